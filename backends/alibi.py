@@ -1,4 +1,4 @@
-"""ALiBi that an implementation makes itself, in place of the bias that a case brings."""
+"""Implementations that compute the ALiBi bias themselves, instead of taking the case's bias."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from suite.spec.catalogue import AnyCase
 from suite.spec.inputs import Inputs
 
 NO_OPERAND = {"gradient-of-bias": "the bias is no argument of the call"}
-"""What an implementation that makes its bias cannot be asked, whatever the case."""
+"""Refusals of every implementation that computes its bias."""
 
 
 def refusal(case: AnyCase) -> str | None:
-    """Why an implementation that adds slope (k - Lk + 1), or that and a number, is not asked a case;
-    None where it is."""
+    """Why a case is refused by an implementation that adds slope (k - Lk + 1), up to a constant per row;
+    None if the case is supported."""
     numbered = isinstance(case, Case) and case.option("bias") == "alibikeys"
     return None if numbered else "its bias is an ALiBi of numbered keys, and no other"
 
 
 def with_own_bias(prepared: PreparedCall, inputs: Inputs, make: Callable[[], Any]) -> PreparedCall:
-    """The call of an attention whose argument `bias` is what `make` returns, made within the call.
-    Without a bias, as some probes are, it is the call itself."""
+    """The call with `bias=make()`, computed within the call; the unchanged call if the inputs have no
+    bias."""
     if inputs.bias is None:
         return prepared
     attention = prepared.function

@@ -1,4 +1,4 @@
-"""NumPy's own arrays as those of a backend that computes on them, or hands them to a runtime."""
+"""Backends whose arrays are NumPy arrays: NumPy itself, and runtimes that take NumPy arrays."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from suite.spec.dtypes import DType
 
 
 class NumpyMemory(Memory):
-    """NumPy's arrays have strides."""
+    """Memory of NumPy arrays, which have strides."""
 
     has_strides = True
 
@@ -29,7 +29,7 @@ class NumpyMemory(Memory):
 
 
 class NumpyArrays(Backend):
-    """A backend whose arrays are NumPy's own; bfloat16 is that of ml_dtypes."""
+    """A backend whose arrays are NumPy arrays, with bfloat16 of ml_dtypes."""
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)
@@ -41,7 +41,7 @@ class NumpyArrays(Backend):
         self.bfloat16 = np.dtype(ml_dtypes.bfloat16)
 
     def kind(self, long_name: str) -> np.dtype:
-        """NumPy's dtype of a format: "bfloat16"."""
+        """The NumPy dtype with a long name such as "bfloat16"."""
         return self.bfloat16 if long_name == "bfloat16" else np.dtype(long_name)
 
     def array(self, values: np.ndarray, dtype: DType | None) -> np.ndarray:
@@ -61,13 +61,13 @@ class NumpyArrays(Backend):
 
 
 class RuntimeCompilers(Compilers):
-    """No compilers: what is called is a model anyway."""
+    """No compilers: every call is a model that the runtime compiles."""
 
     runs_models = True
 
 
 class RuntimeThreads(Profiler):
-    """Calls run on as many threads as the `thread_count` of their backend says."""
+    """Calls run on `thread_count` threads of their backend."""
 
     backend: RuntimeArrays
     has_threads = True
@@ -80,8 +80,8 @@ class RuntimeThreads(Profiler):
 
 
 class RuntimeArrays(NumpyArrays):
-    """NumPy arrays as a runtime is given them. `thread_count` is how many threads calls have, of
-    runtimes that are told (`RuntimeThreads`)."""
+    """A runtime that takes NumPy arrays. `thread_count` is the number of threads of a call, for runtimes
+    with `RuntimeThreads`."""
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)

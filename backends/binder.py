@@ -1,8 +1,8 @@
-"""The binder: what a person's callable takes, and what is passed to it.
+"""The binder: the parameters of a user's callable, and the arguments passed to the callable.
 
-Every kind of callable (a function with a framework's signature, a merge, the factory of a layer, ...) is
-a table of `Parameter`. A `Binder` is such a table beside one callable whose signature was read. Lacking
-features, misspelt names and the arguments of a call follow from it.
+Every kind of callable (a function with a framework's signature, a merge, the factory of a layer, ...) has
+a table of `Parameter`. A `Binder` compares such a table with one callable's signature. It gives the
+lacking features, misspelt names, and the arguments of a call.
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ from backends.declared import UsageError
 T = TypeVar("T")
 
 BY_PLACE = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
-"""The kinds of parameters that are passed by place."""
+"""The kinds of positional parameters."""
 
 
 def unasked(call: Any) -> None:
-    """The value of a parameter that is known, and that no call asks for."""
+    """The value of a parameter that no call passes."""
 
 
 @dataclass(frozen=True)
 class Parameter(Generic[T]):
-    """One parameter that a person's callable may have. It is passed by name.
+    """One parameter that a user's callable may have, passed by keyword.
 
-    A callable without any parameter that serves one of the `features` lacks the feature. `value(call)`
-    returns what is passed, None if the call does not ask for the parameter. `told`: None is passed, too.
-    The parameter is left out if the callable takes the one called `unless`.
+    - `features`: a callable lacks a feature if it takes no parameter that serves the feature
+    - `value(call)`: the argument; None if the call does not need the parameter
+    - `told`: None is passed, too
+    - `unless`: nothing is passed if the callable takes the parameter of this name
     """
 
     name: str
@@ -44,21 +45,23 @@ class Parameter(Generic[T]):
 
 
 def arguments(table: Iterable[Parameter[T]], call: T) -> dict[str, Any]:
-    """The arguments that a call asks for of what takes the whole table."""
+    """The arguments of a call to a callable that takes the whole table."""
     values = {parameter.name: parameter.value(call) for parameter in table}
     return {name: value for name, value in values.items() if value is not None}
 
 
 class UnreadableSignature(TypeError):
-    """Python cannot tell the parameters of a callable, as of one that is written in C++."""
+    """Python cannot read the signature of a callable, for example of one written in C++."""
 
 
 @dataclass(frozen=True)
 class Binder(Generic[T]):
-    """A table of parameters, and which of them one callable takes.
+    """A table of parameters, and the parameters of one callable.
 
-    `what` is the callable's word in reasons. `knobs` are parameters with defaults that are not in the
-    table: nobody passes them. `names` are those of all parameters, `arrays` of those passed by place.
+    - `taken`: the names in the table that the callable takes
+    - `what`: the word for the callable in messages
+    - `knobs`: parameters that are not in the table; the suite never passes them
+    - `names`: all parameters of the callable; `arrays`: its positional arrays
     """
 
     table: tuple[Parameter[T], ...]
@@ -78,12 +81,12 @@ class Binder(Generic[T]):
         what: str = "function",
         rest: Collection[str] = (),
     ) -> Binder[T]:
-        """Read the signature of a callable whose `arrays` are passed by place; if None, they are all
-        parameters of the callable that are passed by place and have no default.
+        """Read the signature of a callable.
 
-        `rest` are the parameters that any keyword (`**keywords`) stands for. Raises TypeError if the
-        callable takes fewer arrays or requires other parameters, UnreadableSignature if there is no
-        signature.
+        `arrays` are passed by position; None stands for all positional parameters without a default that
+        are not in the table. `rest` are the parameters that `**keywords` stands for. Raises TypeError if
+        the callable takes fewer arrays or requires other parameters, UnreadableSignature if its signature
+        cannot be read.
         """
         try:
             signature = inspect.signature(function)
@@ -130,10 +133,10 @@ class Binder(Generic[T]):
         }
 
     def bind(self, call: T, needs: Iterable[str] = ()) -> dict[str, Any]:
-        """The arguments that the call asks for and the callable takes.
+        """The arguments that the call needs and the callable takes.
 
-        An argument that one of the features `needs` depends on is passed even if the callable lacks it:
-        then Python refuses the call.
+        An argument that serves one of the features `needs` is passed even if the callable does not take
+        it: then Python refuses the call.
         """
         unmet = self.lacking.keys() & {*needs}
         passed = {}
@@ -147,12 +150,12 @@ class Binder(Generic[T]):
         return passed
 
     def with_one_more(self) -> dict[str, Binder[T]]:
-        """The binder as if the callable took one parameter more, by the parameter's name."""
+        """Binders of the callable with one more parameter, by the parameter's name."""
         names = [p.name for p in self.table if p.name not in self.taken]
         return {name: replace(self, taken=self.taken | {name}) for name in names}
 
     def check_names(self, who: str) -> None:
-        """Raise UsageError if a knob is nearly called like a parameter that is not taken."""
+        """Raise UsageError if a knob's name is similar to a parameter that is not taken."""
         free = [p.name for p in self.table if p.name not in self.taken]
         near = {knob: get_close_matches(knob, free, 1) for knob in self.knobs}
         misspelt = [knob for knob, names in near.items() if names]
@@ -160,33 +163,33 @@ class Binder(Generic[T]):
             raise UsageError(
                 f"{self.what} {who} has parameters that are never passed: {', '.join(misspelt)}; did "
                 f"you mean {', '.join(dict.fromkeys(chain(*near.values())))}? Passed are "
-                f"{', '.join(p.name for p in self.table)}, by name. What nobody passes is not judged: "
-                "rename it, or say --allow-unused"
+                f"{', '.join(p.name for p in self.table)}, by name. A parameter that is never passed is "
+                "not judged: rename it, or use --allow-unused"
             )
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What a person should know of the knobs."""
+        """Remarks for the user on the knobs."""
         knobs = ", ".join(self.knobs)
         return (f"never passed, so that the default is judged: {knobs}",) if knobs else ()
 
     @property
     def argument_names(self) -> tuple[str, ...]:
-        """What the arguments of the callable are called, each once."""
+        """The names of the callable's arguments, each once."""
         return tuple(dict.fromkeys([*self.arrays, *self.names, *sorted(self.taken)]))
 
 
 def shown(arrays: Iterable[str], keywords: Sequence[str]) -> str:
-    """Arrays and keywords as a signature shows them."""
+    """Arrays and keywords as the text of a signature."""
     return ", ".join([*arrays, *(["*", *(f"{n}=..." for n in keywords)] if keywords else [])])
 
 
 def ends_in(thing: Callable[..., Any]) -> Callable[..., Any]:
-    """What a call of a function or a module ends in: torch's `forward` or Keras' `call`, whichever says
-    what it takes, if the signature of the thing itself takes anything; else the thing."""
+    """The callable whose signature to read: `thing` itself, or, if `thing` takes any arguments, its
+    `forward` (torch) or `call` (Keras) with a specific signature."""
     if not _takes_anything(thing):
         return thing
-    module = getattr(thing, "_orig_mod", thing)  # what torch.compile has compiled
+    module = getattr(thing, "_orig_mod", thing)  # the module inside torch.compile's wrapper
     inner = (getattr(module, name, None) for name in ("forward", "call"))
     return next((f for f in inner if callable(f) and not _takes_anything(f)), thing)
 

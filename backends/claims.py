@@ -1,4 +1,4 @@
-"""What is claimed of a person's function: by options, by attributes of the function, or by default."""
+"""Claims about a user's function: by options, by attributes of the function, or by default."""
 
 from __future__ import annotations
 
@@ -20,15 +20,14 @@ from suite.spec.elections import QUESTIONS
 from suite.spec.vocabulary import NUMERICS
 
 DEFAULT_NUMERICS = "stepwise"
-"""The class a person's function is held to unless it declares one: the widest in which sums are right.
-Where the framework's own attention declares a wider one, as in float64 what is computed in float32, it is
-that one."""
+"""The default numerics class of a user's function: the widest class with accurate sums. If the
+framework's own attention declares a wider class, that class is the default."""
 
 PLAIN = ("numerics", "deterministic", "drop_in", "allow_unused")
 """Claims that are taken as they are said."""
 
 ORDER = ("f32", "bf16", "f16", "f64")
-"""The dtypes, those that most cases are asked in first."""
+"""The dtypes, by descending number of cases."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +45,9 @@ class Claims:
 
     @classmethod
     def of(cls, function: Any, said: Mapping[str, Any]) -> Claims:
-        """What `said` (by options) and the function itself claim; options go before.
+        """The claims in `said` (options) and of the function itself; options override the function's.
 
-        Elections are joined, and so are manifests. Raises UsageError.
+        Elections and manifests of both are joined. Raises UsageError.
         """
         try:
             own, others = (
@@ -72,8 +71,8 @@ class Claims:
     def declared(
         self, features: Iterable[str] = (), beside: Declared | None = None, **more: Any
     ) -> Declared:
-        """The declaration of an implementation around the function; `beside` is that of the framework's
-        own attention. Raises DeclarationError."""
+        """The declaration of the function's implementation; `beside` is the declaration of the
+        framework's own attention. Raises DeclarationError."""
         numerics = self.numerics
         if not isinstance(numerics, str):
             widest = {name: _default(name, beside) for name in self.dtypes}
@@ -86,10 +85,9 @@ class Claims:
 
 
 def read(name: str, value: Any) -> Any:
-    """The value of a claim in the type of the claim, or such values by short dtype name.
+    """Convert the value of a claim to the claim's type, or values by short dtype name.
 
-    If the claim has several values, a text is split at its commas, and one value becomes a tuple. Raises
-    ValueError.
+    For a tuple, text is split at commas, and a single value becomes a tuple. Raises ValueError.
     """
     claim = CLAIMS[name]
     if claim.by_dtype and isinstance(value, Mapping):
@@ -109,10 +107,10 @@ def read(name: str, value: Any) -> Any:
 
 
 def read_claims(texts: Iterable[str]) -> dict[str, Any]:
-    """The claims of texts such as "head_sizes=64,128", "f16.max_length=512" and "equal_lengths". A claim
-    that can differ by dtype is one value per short dtype name.
+    """Read claims from texts such as "head_sizes=64,128", "f16.max_length=512" and "equal_lengths". A
+    claim that may differ by dtype becomes a dictionary by short dtype name.
 
-    Raises UsageError that lists the valid names.
+    Raises UsageError with the valid names.
     """
     claims: dict[str, Any] = {}
     for text in texts:
@@ -121,8 +119,8 @@ def read_claims(texts: Iterable[str]) -> dict[str, Any]:
         claim = CLAIMS.get(name)
         if claim is None or (place and not claim.by_dtype):
             raise UsageError(
-                f"unknown claim {words!r}; expected NAME=VALUE, or DTYPE.NAME=VALUE where it differs "
-                f"by dtype; valid: {', '.join(CLAIMS)}"
+                f"unknown claim {words!r}; expected NAME=VALUE, or DTYPE.NAME=VALUE if the claim may "
+                f"differ by dtype; valid: {', '.join(CLAIMS)}"
             )
         if name == "elections":
             raise UsageError(f"{text}: elections are promised with --elect QUESTION=ANSWER")
@@ -138,9 +136,9 @@ def read_claims(texts: Iterable[str]) -> dict[str, Any]:
 
 
 def read_elections(texts: Iterable[str]) -> dict[str, Election]:
-    """The elections of texts such as "minus-inf-row=nan" and "minus-inf-row=f16:zeros".
+    """Read elections from texts such as "minus-inf-row=nan" and "minus-inf-row=f16:zeros".
 
-    Raises UsageError that lists the valid questions, or the valid answers.
+    Raises UsageError with the valid questions or answers.
     """
     elections: dict[str, Any] = {}
     for text in texts:
@@ -166,11 +164,11 @@ def read_elections(texts: Iterable[str]) -> dict[str, Election]:
 
 
 def stated(function: Any) -> dict[str, Any]:
-    """The claims that the decorator `claims` set, and the attributes of a function called like claims.
+    """The claims of the decorator `claims`, and of attributes with the names of claims.
 
-    Attributes of a class are no claims. An attribute of a module, or of another callable object, is a
-    claim if its value has the type of the claim. Raises UsageError if an attribute of a function is
-    nearly called like a claim.
+    Of a class only the decorator counts. An attribute of a module or another callable object is a claim
+    only if its value has the claim's type. Raises UsageError if a function has an attribute whose name is
+    similar to a claim.
     """
     claims = dict(getattr(function, MARK, {}))
     if isinstance(function, type):
@@ -188,16 +186,16 @@ def stated(function: Any) -> dict[str, Any]:
 
 
 def _fits(name: str, value: Any) -> bool:
-    """Whether a value has the type of a claim."""
+    """True if a value has the type of a claim."""
     try:
         read(name, value)
     except Exception:
-        return False  # an array, say, that cannot be compared
+        return False  # for example an array, which cannot be compared
     return True
 
 
 def _default(name: str, beside: Declared | None) -> str:
-    """The class where none is declared in the dtype of this short name."""
+    """The default numerics class in the dtype of this short name."""
     if beside is None or name not in beside.dtypes:
         return DEFAULT_NUMERICS
     return max(DEFAULT_NUMERICS, beside.numerics_for(DTYPES[name]), key=NUMERICS.index)

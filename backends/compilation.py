@@ -1,5 +1,5 @@
-"""Implementations through their framework's compilers, the programs that cells share, and what compilers
-of several frameworks have in common."""
+"""Implementations through their framework's compilers, programs that cells share, and helpers for the
+compilers of several frameworks."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from suite.spec.features import ARRAYS, WORDS
 from suite.spec.inputs import Inputs
 
 KEPT = 64
-"""Compiled programs that are kept of one implementation."""
+"""Greatest number of kept programs per implementation."""
 
 PLAIN = (type(None), bool, int, float, str, tuple)
 
 
 def mode_of(name: str) -> str:
-    """The mode of the implementation that is called `name`."""
+    """The mode of the implementation `name`."""
     return Compiled.mode if THROUGH in name else Implementation.mode
 
 
 def signature(backend: Backend, prepared: PreparedCall) -> str | None:
-    """What a compiled program of the call hangs on: shapes, dtypes and strides of its arrays, and the
-    values of all else that it is given or made of. None where that is not known."""
+    """The key of a call's compiled program: shapes, dtypes and strides of arrays, and the values of other
+    arguments and constants. None if the constants are unknown or an argument is not a plain value."""
     arguments = prepared.arguments
     rest = {n: a for n, a in arguments.items() if not backend.is_array(a)}
     if prepared.constants is None or not all(isinstance(a, PLAIN) for a in rest.values()):
@@ -46,10 +46,11 @@ class Program(NamedTuple):
 
 
 class Programs:
-    """The compiled programs of one implementation, by signature; the least used go first.
+    """The compiled programs of one implementation by signature: the `KEPT` most recently used.
 
-    No verdict may hang on another cell's. A program is kept once the cell that made it has passed, and
-    forgotten when one that took it does not; that cell is then judged with programs of its own.
+    A verdict must not depend on another cell. A program is kept only if the cell that made it passed. If
+    a cell that reused a program does not pass, the program is dropped, and the cell is judged again with
+    its own programs.
     """
 
     def __init__(self) -> None:
@@ -58,7 +59,7 @@ class Programs:
         self.taken: set[str] = set()
 
     def find(self, key: str) -> Program | None:
-        """The program of this cell, or of an earlier one."""
+        """The program of this cell or of an earlier cell."""
         if key in self.new:
             return self.new[key]
         if key not in self.kept:
@@ -80,9 +81,9 @@ class Programs:
 
 
 class Compiled(Implementation):
-    """One implementation through one of `Backend.compilers`, called "sdpa@inductor".
+    """One implementation through one of `Compilers.names`, with a name such as "sdpa@inductor".
 
-    It is held to what the implementation itself declares, or to `Compilers.declared`.
+    Its declaration is `Compilers.declared`, by default the declaration of the implementation.
     """
 
     mode = "compiled"
@@ -128,10 +129,9 @@ class Compiled(Implementation):
 
 
 def compiled_forms(backend: Backend, implementations: list[Implementation]) -> list[Compiled]:
-    """Every implementation through every compiler that can take it: of attention itself all, of layers
-    those that the backend names for them.
+    """Every implementation through each of its compilers (`Compilers.of`).
 
-    Where `implementations` are a backend's own, those it has for compilers alone are among them.
+    If `implementations` has any of the backend's own, `Compilers.implementations` are included.
     """
     own = {i.name for i in implementations} & {i.name for i in backend.implementations()}
     return [
@@ -151,9 +151,8 @@ def over_batch(
 ) -> PreparedCall:
     """The call mapped over its samples by `vmap(function, axes)`.
 
-    Operands are mapped over axis 0 but for the key, whose samples lie along its last axis (a rule that
-    takes the batch from an unmoved array fails there); masks and biases that all samples share, and
-    arrays with a number a head, are not mapped.
+    The key is mapped over its last axis, where batching rules that assume axis 0 fail. Other operands are
+    mapped over axis 0. Masks and biases that all samples share, and arrays per head, are not mapped.
     """
     function = prepared.function
     of_features = {prepared.argument(name) for name in ARRAYS}
@@ -186,10 +185,10 @@ def with_constants(
     is_array: Callable[[Any], bool],
     prepared: PreparedCall,
 ) -> PreparedCall:
-    """The call compiled as a function of its arrays alone, a dictionary; flags and numbers are constants
-    of it. The function that `compiler` returns is the handle `compiled`."""
+    """The call compiled as a function of a dictionary of its arrays; flags and numbers are constants. The
+    compiled function is the handle `compiled`."""
     rest: Mapping[str, Any] = {n: a for n, a in prepared.arguments.items() if not is_array(a)}
-    inner = prepared.function  # and not `prepared`, whose arrays would live as long as the program
+    inner = prepared.function  # a reference to `prepared` would keep its arrays alive
     function = compiler(lambda arrays: inner(**arrays, **rest))
 
     def call(**arguments: Any) -> Any:

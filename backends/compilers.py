@@ -1,4 +1,4 @@
-"""The compilers of a framework: which there are, what they make of a call, and what is known of them."""
+"""The compilers of a framework: their names, compiled calls, and declarations."""
 
 from __future__ import annotations
 
@@ -16,16 +16,19 @@ if TYPE_CHECKING:
 class Compilers:
     """The compilers of a backend, by default none.
 
-    `names` are all of them. `timed` are those that people deploy: their speed is measured. `layers` are
-    those that layers go through, too. Raises DeclarationError for a word that is not among `names`.
+    - `names`: all compilers
+    - `timed`: compilers for deployment, whose speed is measured
+    - `layers`: compilers that layers are also judged through
+
+    Raises DeclarationError for a compiler that is not in `names`.
     """
 
     shares_programs = True
-    """Whether compiled programs can be kept side by side, for more calls than they were made for."""
+    """True if compiled programs can be kept and used for later calls."""
     compiles_shapes = False
-    """Whether a call is compiled for every new shape, eager ones, too."""
+    """True if calls, also eager calls, are compiled for every new shape."""
     runs_models = False
-    """Whether a call is a model that a runtime rewrites, textbook code, too."""
+    """True if every call, also of textbook code, is a model that a runtime rewrites."""
 
     def __init__(
         self,
@@ -39,42 +42,41 @@ class Compilers:
         self.backend, self.names, self.timed, self.layers = backend, names, timed, layers
 
     def of(self, implementation: Implementation) -> tuple[str, ...]:
-        """The compilers that an implementation is asked through."""
+        """The compilers that an implementation is judged through."""
         return self.layers if implementation.operator.is_layer else self.names
 
     def implementations(self) -> list[Implementation]:
-        """Implementations that are judged through compilers alone."""
+        """Implementations that are judged only through compilers."""
         return []
 
     def compiled(self, prepared: PreparedCall, compiler: str, batch: int) -> PreparedCall:
-        """The call with its function through one of `names`, all else as it was; compiled when it is
-        first called. `batch` is the number of samples."""
+        """The call with its function compiled by one of `names`, at the first call. `batch` is the number
+        of samples."""
         raise NotImplementedError
 
     def declared(self, implementation: Implementation, compiler: str) -> Declared:
-        """What an implementation says of itself in a compiler: what it says anyway, since a compiler may
-        round less, and may not change what is answered."""
+        """The declaration of an implementation in a compiler, by default unchanged: a compiler may round
+        less, but must not change elections."""
         return implementation.declared
 
     def lacking(self, implementation: Implementation, compiler: str) -> dict[str, str]:
-        """The features that an implementation loses in a compiler, with the reason; a dtype by its long
-        name, and "compiled" if it cannot be compiled at all."""
+        """The features that an implementation loses in a compiler, with the reason. A key may also be a
+        dtype's long name, or "compiled" if the compiler cannot compile the implementation."""
         return {}
 
     def signature(self, array: Any) -> tuple[Any, ...]:
-        """What a compiler may have fixed of an array: shape and dtype, strides if there are any."""
+        """The properties of an array that a compiler may fix: shape, dtype, and strides if any."""
         return (tuple(array.shape), self.backend.dtype_name(array))
 
     def raised_inside(self, error: BaseException) -> BaseException:
-        """The error of a compiled function that its compiler reports as another one; else the error."""
+        """The original error, if a compiler wraps errors of the compiled function; else `error`."""
         return error
 
     def quick(self) -> Backend | None:
-        """A backend like this one that compiles with few optimisations, in less time; None for none. No
-        time is measured of such a backend."""
+        """The same backend with reduced optimisation, which compiles faster; None if there is none. The
+        speed of such a backend is never measured."""
         return None
 
     def together(self, calls: Mapping[str, PreparedCall]) -> Mapping[str, PreparedCall]:
-        """Calls whose answers are all asked for, as cheaply as they come: a compiler may share what they
-        have in common."""
+        """The same calls; a compiler may replace them by calls that share common computations."""
         return calls

@@ -1,4 +1,4 @@
-"""What an implementation says of itself: one frozen `Declared`, whose words are checked."""
+"""The declaration of an implementation: one frozen, validated `Declared`."""
 
 from __future__ import annotations
 
@@ -16,23 +16,22 @@ from suite.spec.operators.layers import PARAMETERS
 from suite.spec.vocabulary import NUMERICS
 
 Election = str | Mapping[str, str]
-"""An answer to a question, or one by short dtype name."""
+"""An answer to an election question, or answers by short dtype name."""
 
 LOWEST_IN_FLOAT32: dict[str, str] = {
     "f64": "uniform", "f32": "uniform", "bf16": "uniform", "f16": "unmasked",
 }  # fmt: skip
-"""What a row gives whose bias is the lowest number throughout where scores are float32, or wider: that of
-float16, -65504, absorbs none of them there."""
+"""Answers for a row whose bias is everywhere the lowest number, with scores in float32 or wider. The
+lowest float16, -65504, does not absorb float32 scores."""
 
 DROPOUT = ("", "elements", "shared")
-"""How dropout falls on weights: there is none, on each weight alone, or one pattern for all samples and
-heads."""
+"""Kinds of dropout: none, independent for each weight, or one pattern for all samples and heads."""
 
 NO_DROPOUT = "has no dropout"
 
 OF_BACKENDS = frozenset({"strides", "strided-operands", "negative-views", "threads"})
-"""Features that all implementations of a backend have or lack (see `Backend.refusals`); one of them may
-refuse them by itself."""
+"""Features that all implementations of a backend have, unless `Backend.refusals` or the implementation
+refuses them."""
 
 ATTENTION_FEATURES = frozenset(
     {
@@ -41,12 +40,11 @@ ATTENTION_FEATURES = frozenset(
         "native-causal", "native-window", "other-shapes", "gradient", "gradient-of-bias",
     }
 )  # fmt: skip
-"""What scaled dot-product attention by itself can do. Whatever comes later (attention sinks were the
-first) is not among them: an implementation names it."""
+"""Features of plain scaled dot-product attention. Extensions, such as attention sinks, are declared by
+name."""
 
 TEXTBOOK_FEATURES = ATTENTION_FEATURES | {feature.word for feature in FEATURES.values()}
-"""What code that writes every step out can do besides, and what a person's function is asked where it
-takes it."""
+"""Features of textbook code, and of a user's function with parameters for all of them."""
 
 LAYER_FEATURES = frozenset(
     {
@@ -58,7 +56,7 @@ LAYER_FEATURES = frozenset(
         "raw-mask", "causal-alone",
     }
 )  # fmt: skip
-"""What a layer around attention can do; dropout is declared for itself."""
+"""Features of attention layers, without dropout (`Declared.dropout`)."""
 
 ENCODER_FEATURES = frozenset(
     {
@@ -66,7 +64,7 @@ ENCODER_FEATURES = frozenset(
         "inner-stride", "gradient", "head-width", "batch", "squeezed", "odd-heads", "pre-norm", "gelu",
     }
 )  # fmt: skip
-"""What a layer of an encoder can do."""
+"""Features of encoder layers."""
 
 ROTARY_FEATURES = frozenset(
     {
@@ -74,7 +72,7 @@ ROTARY_FEATURES = frozenset(
         "rotary-scaling", "empty-batch", "empty-queries", "gradient", "inner-stride", "other-shapes",
     }
 )  # fmt: skip
-"""What a rotation can be asked."""
+"""Features of rotary embeddings."""
 
 PACKED_FEATURES = frozenset(
     {
@@ -82,7 +80,7 @@ PACKED_FEATURES = frozenset(
         "value-size", "inner-stride", "gradient", "other-shapes",
     }
 )  # fmt: skip
-"""What packed attention can be asked."""
+"""Features of packed attention."""
 
 MERGE_FEATURES = frozenset(
     {
@@ -90,36 +88,36 @@ MERGE_FEATURES = frozenset(
         "other-shapes",
     }
 )  # fmt: skip
-"""What merging can be asked."""
+"""Features of merging."""
 
 THROUGH = "@"
-"""Stands between the names of an implementation and of the compiler it goes through."""
+"""Separates the names of an implementation and its compiler."""
 
 
 class UsageError(Exception):
-    """Something that was asked for by name does not exist or does not fit; lists what does."""
+    """A name does not exist or a value does not fit; the message lists what is valid."""
 
 
 class DeclarationError(UsageError):
-    """An adapter uses a word that the suite does not know; lists those it knows."""
+    """An adapter uses an unknown word; the message lists the valid words."""
 
 
 def checked_name(what: str, name: str, more: str = "") -> str:
-    """`name`, where it can be part of ids, files and command lines.
+    """`name`, if valid in ids, file names and command lines.
 
-    Raises DeclarationError for anything but letters of ASCII, digits, "_", ".", "-" and `more`.
+    Raises DeclarationError for characters other than ASCII letters, digits, "_", ".", "-" and `more`.
     """
     letters = rf"[A-Za-z0-9_.{re.escape(more)}-]+"
     if not isinstance(name, str) or not re.fullmatch(letters, name):
         raise DeclarationError(
             f"{name!r} cannot be the name of {what}: a name has one character or more, all of them "
-            f"letters of ASCII, digits, '_', '.' or '-'{f' or {more!r}' if more else ''}"
+            f"ASCII letters, digits, '_', '.' or '-'{f' or {more!r}' if more else ''}"
         )
     return name
 
 
 def checked_words(what: str, words: Iterable[str], valid: Collection[str]) -> None:
-    """Raise DeclarationError, which lists the valid words, if one of `words` is not among them."""
+    """Raise DeclarationError with the valid words if one of `words` is not valid."""
     for word in words:
         if word not in valid:
             shown = ", ".join(sorted(valid) if isinstance(valid, frozenset) else valid) or "none"
@@ -136,16 +134,16 @@ def _nothing() -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class DeclaredRounding:
-    """Where an implementation, or a whole backend, rounds otherwise than its numerics class says, by
-    short dtype name. Raises DeclarationError for an unknown dtype or parameter.
+    """Rounding of an implementation or backend that differs from its numerics class, by short dtype name.
+    Raises DeclarationError for an unknown dtype or parameter.
 
-    - `exp_error`: the relative error of an approximated exponential.
+    - `exp_error`: the relative error of an approximated exponential
     - `gradient_blocks`: the rows and the keys after which running sums of gradients are stored in the
-      dtype.
-    - `narrow_biases`: the canonical parameters whose gradients are sums in the dtype.
-    - `narrow_reductions`: the dtypes in which all gradients over broadcast axes are such sums.
-    - `narrow_statistics`: those in which a norm keeps mean and root for its backward pass.
-    - `truncates_matmul`: those in which matrix products are truncated, not rounded, when they are stored.
+      dtype
+    - `narrow_biases`: the canonical parameters whose gradients are summed in the dtype
+    - `narrow_reductions`: the dtypes in which all gradients are summed over broadcast axes
+    - `narrow_statistics`: the dtypes in which a norm stores mean and root for its backward pass
+    - `truncates_matmul`: the dtypes in which stored matrix products are truncated instead of rounded
     """
 
     exp_error: Mapping[str, float] = field(default_factory=_nothing)
@@ -165,7 +163,7 @@ class DeclaredRounding:
             checked_words("parameter", names, PARAMETERS)
 
     def joined(self, other: DeclaredRounding) -> DeclaredRounding:
-        """What this declares or `other` does; `other` prevails for a dtype to which both give a value."""
+        """The rounding of both; `other` prevails for a dtype that has a value in both."""
         both: dict[str, Any] = {}
         for one in fields(self):
             mine, theirs = getattr(self, one.name), getattr(other, one.name)
@@ -174,29 +172,30 @@ class DeclaredRounding:
 
 
 AS_CLASS = DeclaredRounding()
-"""Nothing rounds otherwise than the numerics class says."""
+"""Rounding exactly as the numerics class says."""
 
 
 @dataclass(frozen=True)
 class Declared:
-    """All that an implementation says of itself. Raises DeclarationError for a word nobody knows.
+    """The declaration of an implementation. Raises DeclarationError for an unknown word.
 
-    `numerics`: the numerics class, or one by short dtype name. `features`: what it can be asked, an
-    allow-list of words of `WORDS`: what is not named is unsupported. `refusals`: reasons by feature,
-    shown to people; what is refused is no feature. `elections`: answers by question, each one answer or
-    one by short dtype name; a question that is left out is observed, and not held. `dtypes`: short names.
-    `deterministic`: two calls on the same inputs give the same bits. `rounding`: where it rounds
-    otherwise than its class says.
-
-    `merges_mask_into_bias`: a mask beside a bias is passed as -inf in the bias, so that rows that it
-    empties follow the election minus-inf-row. `may_be_forward_only`: it need not be differentiable.
-    `dropout`: one of `DROPOUT`; one that is not empty is the feature "dropout". `takes_parameters`: a
-    layer computes with the parameters it is given.
-
-    `limits`: the sizes and scales that it takes, or those by short dtype name. `is_user_code`: a
-    person's own function or layer, which may refuse a call with NotImplementedError, and whose elections,
-    as far as it declares none, are observed and must agree with each other (`suite.test_consistency`).
-    `drop_in`: it stands in for the framework's own attention, and refuses malformed problems.
+    - `numerics`: the numerics class, or classes by short dtype name
+    - `features`: the supported words of `WORDS`; all others are unsupported
+    - `refusals`: reasons by unsupported feature, shown in reports
+    - `elections`: answers by question, or by question and short dtype name; undeclared answers are
+      observed
+    - `dtypes`: supported dtypes, short names
+    - `deterministic`: two calls with equal inputs give equal bits
+    - `rounding`: rounding that differs from the numerics class
+    - `merges_mask_into_bias`: with a bias, the mask is passed as -inf in the bias; fully masked rows then
+      follow the election minus-inf-row
+    - `may_be_forward_only`: the output need not be differentiable
+    - `dropout`: one of `DROPOUT`; any but "" adds the feature "dropout"
+    - `takes_parameters`: a layer computes with the given parameters
+    - `limits`: supported sizes and scales, or limits by short dtype name
+    - `is_user_code`: a user's function or layer. A call may refuse a case with NotImplementedError.
+      Undeclared elections must be consistent (`suite.test_consistency`)
+    - `drop_in`: user code that replaces the framework's attention and must refuse malformed inputs
     """
 
     numerics: str | Mapping[str, str] = "eager"
@@ -235,7 +234,7 @@ class Declared:
         if not self.dropout:
             refusals.setdefault("dropout", NO_DROPOUT)
         elif refusals.get("dropout") == NO_DROPOUT:
-            del refusals["dropout"]  # a variation of what had none
+            del refusals["dropout"]  # changed from a declaration without dropout
         features = {*self.features, *(["dropout"] if self.dropout else [])} - refusals.keys()
         own: dict[str, Any] = {
             "features": frozenset(features), "refusals": _frozen(refusals),
@@ -248,12 +247,12 @@ class Declared:
 
     @property
     def validates(self) -> bool:
-        """Whether malformed problems are asked: of a person's function only where it stands in for the
-        framework's own attention."""
+        """True if malformed inputs must be refused: always for a framework, for user code only with
+        `drop_in`."""
         return self.drop_in or not self.is_user_code
 
     def numerics_for(self, dtype: DType) -> str:
-        """The numerics class in a dtype; "" where none is declared, since the dtype is not supported."""
+        """The numerics class in a dtype; "" for an unsupported dtype without a declared class."""
         return (
             self.numerics if isinstance(self.numerics, str) else self.numerics.get(dtype.name, "")
         )
@@ -263,25 +262,25 @@ class Declared:
         return self.limits if isinstance(self.limits, Limits) else self.limits.get(dtype.name, ANY)
 
     def but(self, **changes: Any) -> Declared:
-        """The same with other values of some fields."""
+        """The declaration with other values of some fields."""
         return replace(self, **changes)
 
     def refusing(self, refusals: Mapping[str, str]) -> Declared:
-        """The same without some features: reasons by feature."""
+        """The declaration without some features: reasons by feature."""
         return replace(self, refusals={**self.refusals, **refusals})
 
     def taking(self, *features: str) -> Declared:
-        """The same with more features, whether they were refused or not named."""
+        """The declaration with more features; their refusals are dropped."""
         refusals = {n: reason for n, reason in self.refusals.items() if n not in features}
         return replace(self, features=self.features | {*features}, refusals=refusals)
 
     def electing(self, elections: Mapping[str, Election]) -> Declared:
-        """The same with other answers to some questions."""
+        """The declaration with other answers to some questions."""
         return replace(self, elections={**self.elections, **elections})
 
     def on(self, device: str) -> Declared:
-        """What holds on a device: answers, and where it rounds, were verified on the CPU alone. What a
-        person claims holds everywhere."""
+        """The declaration on a device. A framework's elections and rounding were verified only on the CPU
+        and are dropped elsewhere; the claims of user code hold on every device."""
         if device == "cpu" or self.is_user_code:
             return self
         return replace(self, elections={}, rounding=AS_CLASS)

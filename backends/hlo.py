@@ -1,4 +1,4 @@
-"""What XLA says of a program, whichever framework it was compiled for."""
+"""Read optimised XLA programs, of any framework."""
 
 from __future__ import annotations
 

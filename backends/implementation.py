@@ -1,4 +1,4 @@
-"""An implementation: one way in which a framework computes an operator, and what it can be asked."""
+"""An implementation: one way in which a framework computes an operator, and its declaration."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ ORDINARY = ("normal", "ties", "integers", "onehot")
 class Implementation(ABC):
     """One way in which a framework computes an operator.
 
-    `operator` is what it computes: only cases of this operator are asked. `mode` is "eager" or
-    "compiled". `declared` is all that it says of itself. A class gives name and declaration as
-    attributes, or hands them to the constructor, which raises DeclarationError for a bad name.
+    `operator` is the computed operator: only its cases are asked. `mode` is "eager" or "compiled". Name
+    and declaration are class attributes or arguments of the constructor, which raises DeclarationError
+    for a bad name.
     """
 
     name: str
@@ -42,18 +42,17 @@ class Implementation(ABC):
     mode = "eager"
     declared = Declared()
     textbook = False
-    """Whether it is code of the suite's own, in the framework's single operations."""
+    """True for the suite's own code in the framework's basic operations."""
     judged: Any = None
-    """Of a person's function or layer: the function, or what makes the layer."""
+    """The user's function, or the factory of the user's layer; None for a framework's code."""
     beside: Implementation | None = None
-    """Of a person's function: the framework's own attention, beside which its elections are shown."""
+    """For a user's function: the framework's own attention, to compare elections with."""
     argument_names: tuple[str, ...] = ()
-    """Of a person's function: what its arguments are called, one of which an error that refuses a case
-    names."""
+    """For a user's function: its argument names, one of which an error that refuses a case must name."""
     optimized: Implementation | None = None
-    """Of a quick backend: the same implementation in the backend that compiles with all optimisations."""
+    """For a quick backend: the same implementation in the backend with all optimisations."""
     remarks: tuple[str, ...] = ()
-    """Of a person's function: what the person should know of how it is asked."""
+    """For a user's function: remarks for the user on how the function is called."""
 
     def __init__(self, backend: Backend, name: str = "", declared: Declared | None = None) -> None:
         self.backend = backend
@@ -63,50 +62,50 @@ class Implementation(ABC):
 
     @property
     def later(self) -> frozenset[str]:
-        """What is asked a level later: short names of dtypes, and "variations" of cases (see
+        """The short dtype names and "variations" that are asked one level later (see
         `suite.spec.levels.POSTPONED`).
 
-        Textbook code is the suite's own, in operations that functions and layers are asked in every
-        dtype and variation, unless a runtime makes kernels of its own of the code.
+        These are for textbook code, whose operations the framework's functions and layers already use in
+        every dtype, unless a runtime rewrites the code into its own kernels.
         """
         own = self.textbook and not self.backend.compilers.runs_models
         return frozenset({*ALL_BUT_FLOAT32, "variations"}) if own else frozenset()
 
     @abstractmethod
     def prepare(self, inputs: Inputs) -> PreparedCall:
-        """Convert the inputs and return the call; a layer is a fresh one with the inputs' parameters.
+        """Convert the inputs and return the call. A layer is new and has the inputs' parameters.
 
-        Only the call may raise the framework's errors.
+        Only the call may raise errors of the framework.
         """
 
     def prepare_fresh(self, inputs: Inputs) -> PreparedCall:
-        """`prepare`, with a program of its own where the call is compiled."""
+        """`prepare`; a compiled call has its own program."""
         return self.prepare(inputs)
 
     def differentiable(self, inputs: Inputs) -> PreparedCall:
-        """The call to differentiate: where it can be, it takes canonical parameters as arguments, too."""
+        """The call to differentiate. It also takes canonical parameters as arguments, if possible."""
         return self.prepare(inputs)
 
     def differentiable_fresh(self, inputs: Inputs) -> PreparedCall:
-        """`differentiable`, as a probe asks for it that nothing before may have a part in."""
+        """`differentiable`, independent of all earlier calls; for probes."""
         return self.differentiable(inputs)
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
-        """The same problem by other flags that must not change the answer, by the flags' names."""
+        """Calls of the same problem with other flags that must not change the answer, by flag name."""
         return {}
 
     def refused(self, inputs: Inputs) -> Mapping[str, Callable[[], Any]]:
-        """Calls beside these inputs' own by arguments that mean nothing, by what is wrong with them: each
-        must raise. What a framework leaves unchecked, and says nothing of, is none of them."""
+        """Calls with invalid arguments, by a description of the error; each must raise. Arguments that
+        the framework leaves unchecked without documenting an error are not included."""
         return {}
 
     def end_of_cell(self, passed: bool) -> bool:
-        """The cell that these calls were prepared for is judged: keep what was compiled for it for other
-        cells where it passed, forget it otherwise. Returns whether anything kept before took part."""
+        """End the cell that calls were prepared for: keep its compiled programs only if it `passed`.
+        Returns True if the cell used programs of earlier cells."""
         return False
 
     def unsupported(self, case: AnyCase) -> str | None:
-        """Why this case is not supported, or None. Reads declarations only; runs nothing."""
+        """The reason why a case is not supported, or None. Reads only declarations."""
         if case.dtype.name not in self.declared.dtypes:
             return f"dtype {case.dtype.long_name} is not supported"
         missing = self.missing(case.needs)
@@ -115,19 +114,19 @@ class Implementation(ABC):
         return self.beyond_limits(case) if isinstance(case, Case) else None
 
     def beyond_limits(self, case: Case) -> str | None:
-        """Why a case lies beyond the declared limits, or None."""
+        """The reason why a case is beyond the declared limits, or None."""
         limits = self.declared.limits_for(case.dtype)
         return limits.refusal(case.sizes, case.option("scale"))
 
     def refuses(self, inputs: Inputs) -> str | None:
-        """Why these inputs, a case's own or a variation of them, are not supported, or None."""
+        """The reason why inputs (of a case or a variation) are not supported, or None."""
         case = inputs.case
         if not inputs.operator.is_layer and inputs.sizes != case.sizes:
             case = replace(case, sizes=inputs.sizes)
         return self.missing(inputs.needs) or self.unsupported(case)
 
     def nearest_supported(self, case: AnyCase) -> Case | None:
-        """The nearest case that is supported; None if this case is supported itself, or if none is near.
+        """The nearest supported case; None if this case is supported, or if there is no near case.
 
         A case beyond the declared limits is asked in the nearest sizes. A user function is also asked in
         another dtype, and without the features that it lacks (see `Case.without`).
@@ -148,7 +147,7 @@ class Implementation(ABC):
         return twin if self.unsupported(twin) is None else None
 
     def missing(self, features: Iterable[str]) -> str | None:
-        """Why the implementation or its backend lacks one of the features; None where they have all."""
+        """The reason why the implementation or its backend lacks one of the features, or None."""
         refusals = {**self.backend.refusals, **self.declared.refusals}
         for feature in features:
             if feature in refusals:
@@ -158,11 +157,11 @@ class Implementation(ABC):
         return None
 
     def numerics_for(self, dtype: DType) -> str:
-        """The numerics class declared for a dtype; "" where none is, since the dtype is not supported."""
+        """The numerics class in a dtype; "" for an unsupported dtype without a declared class."""
         return self.declared.numerics_for(dtype)
 
     def elected(self, question: str, dtype: DType) -> str | None:
-        """The declared answer to a question in a dtype; None where it is left to be observed."""
+        """The declared answer to a question in a dtype; None if the answer is to be observed."""
         if question not in QUESTIONS:
             raise KeyError(question)
         answer = self.declared.elections.get(question)

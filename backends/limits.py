@@ -1,4 +1,4 @@
-"""Limits: the sizes and numbers that an implementation takes, where it does not take all."""
+"""Limits: the sizes and scales that an implementation supports."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ from suite.spec.sizes import Sizes
 
 @dataclass(frozen=True)
 class Limits:
-    """What an implementation takes; an empty tuple, 0, False and None stand for no limit.
+    """Supported sizes and scales; an empty tuple, 0, False and None stand for no limit.
 
-    `head_sizes` are the sizes D of queries and keys, `value_sizes` those of values (by default
-    `head_sizes`), `queries` is the number of queries, `max_length` the largest one of queries and of
-    keys, `equal_lengths` says that there must be as many queries as keys, `equal_heads` that keys have as
-    many heads as queries, `scales` are the smallest and the largest scale. Raises ValueError for sizes
-    below 1 and for scales in the wrong order.
+    - `head_sizes`: supported D
+    - `value_sizes`: supported Dv; default `head_sizes`
+    - `queries`: the only supported Lq
+    - `max_length`: greatest Lq and Lk
+    - `equal_lengths`: Lq must equal Lk
+    - `equal_heads`: Hkv must equal H
+    - `scales`: smallest and largest scale
+
+    Raises ValueError for sizes below 1, and for scales in the wrong order.
     """
 
     head_sizes: tuple[int, ...] = ()
@@ -43,11 +47,11 @@ class Limits:
 
     @property
     def sizes_of_values(self) -> tuple[int, ...]:
-        """The sizes that values can have."""
+        """The supported Dv."""
         return self.value_sizes or self.head_sizes
 
     def refusal(self, sizes: Sizes, scale: float | None = None) -> str | None:
-        """Why sizes, or an explicit scale, lie beyond the limits; None where they do not."""
+        """The reason why sizes or an explicit scale exceed the limits, or None."""
         if self.head_sizes and sizes.D not in self.head_sizes:
             return f"declares head sizes {_listed(self.head_sizes)}, and {sizes.D} is none of them"
         if self.sizes_of_values and sizes.Dv not in self.sizes_of_values:
@@ -69,11 +73,9 @@ class Limits:
         return None
 
     def fitted(self, sizes: Sizes) -> Sizes:
-        """The sizes nearest to these that lie within the limits: the next larger ones where there are
-        any.
+        """The nearest sizes within the limits; the next larger size if there is one.
 
-        Values that have the size of keys keep it where they can; one key stays one, none none, and so do
-        no queries.
+        Dv stays equal to D if the limits allow. Lk of 0 or 1, and Lq of 0, stay unchanged.
         """
         D = _next(sizes.D, self.head_sizes)
         Dv = _next(D if sizes.Dv == sizes.D else sizes.Dv, self.sizes_of_values)

@@ -1,4 +1,4 @@
-"""Masks and biases in the forms that frameworks take: flags, dense arrays, and both in one."""
+"""Convert masks and biases to the arguments of frameworks: flags, dense arrays, and merged biases."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Native:
-    """A symbolic mask divided into what flags express and what must be passed densely.
+    """A symbolic mask divided into flags and parts that must be passed as a dense array.
 
-    `causal`: the flag; `window` and `lengths`: the parts for flags of their own, None where there are
-    none; `rest`: the parts that no flag expresses.
+    - `causal`: the causal flag
+    - `window`, `lengths`: the parts with own parameters, or None
+    - `rest`: the parts that no flag expresses
     """
 
     causal: bool = False
@@ -35,9 +36,9 @@ class Native:
 def split_native(
     inputs: Inputs, causal: bool = False, window: bool = False, lengths: bool = False
 ) -> Native:
-    """Divide the mask; `causal`, `window`, `lengths` say which flags exist (and mean intersection with
-    each other). With the dense form, or a mask given as an array, nothing is native. With the form
-    "flag" the causal part is what the flag means, however it is aligned.
+    """Divide the mask into the existing flags (`causal`, `window`, `lengths`) and the rest. A pair attends
+    only if all flags allow the pair. A dense form or a mask array has no native part. In the form "flag" the causal part is
+    the flag, with any alignment.
     """
     flag, sliding, padding = False, None, None
     rest: list[Mask] = []
@@ -56,17 +57,17 @@ def split_native(
 
 
 def flag_means(part: Causal, form: str) -> bool:
-    """Whether a causal flag stands for this mask: one of the form "flag", or one that is top-left."""
+    """True if a causal flag expresses this part: in the form "flag", or if it is aligned top-left."""
     return form == "flag" or not part.bottom_right
 
 
 def causal_alone(inputs: Inputs) -> bool:
-    """Whether the mask is causal from the first key on, and nothing besides."""
+    """True if the mask is only a top-left causal mask."""
     return isinstance(inputs.mask, Causal) and not inputs.mask.bottom_right
 
 
 def dense_of(inputs: Inputs, rest: tuple[Mask, ...]) -> np.ndarray | None:
-    """The dense form of the masks that no flag expresses, or of the mask given as an array."""
+    """The dense form of the parts `rest`, or the mask that the inputs have as an array."""
     if inputs.mask_array is not None:
         return inputs.mask_array
     if inputs.mask is not None and rest == inputs.mask.parts:
@@ -79,10 +80,10 @@ def dense_of(inputs: Inputs, rest: tuple[Mask, ...]) -> np.ndarray | None:
 
 
 def merged_bias(inputs: Inputs, rest: tuple[Mask, ...] | None = None) -> np.ndarray | None:
-    """Bias with -inf where the mask hides: for interfaces with one additive argument.
+    """The bias with -inf where the mask hides, for interfaces with one additive argument.
 
-    `rest` are the parts of the mask that no flag expresses, by default all. Rank 4, or 2 where both parts
-    are; float64. None where there is neither bias nor mask.
+    `rest` are the mask's parts that no flag expresses, by default all. float64, of the rank to which mask
+    and bias broadcast. None without bias and mask.
     """
     mask = inputs.dense_mask if rest is None else dense_of(inputs, rest)
     if mask is None:
@@ -92,13 +93,13 @@ def merged_bias(inputs: Inputs, rest: tuple[Mask, ...] | None = None) -> np.ndar
 
 
 def rank4(array: np.ndarray) -> np.ndarray:
-    """A mask or bias with leading axes of size 1, for interfaces that insist on rank 4."""
+    """A mask or bias with leading axes of size 1 up to rank 4."""
     return array.reshape((1,) * (4 - array.ndim) + array.shape)
 
 
 def fewer_axes(arguments: Mapping[str, Any], name: str, least: int) -> dict[str, dict[str, Any]]:
-    """The mask or bias that is passed as `name` without leading axes of size 1, but with `least` axes,
-    by what it is called then; nothing where it has no more. Its array has `reshape`."""
+    """The argument `name` (a mask or bias) without leading axes of size 1, but with at least `least`
+    axes, by a description; {} if no axis can be removed."""
     if name not in arguments:
         return {}
     shape = tuple(arguments[name].shape)
@@ -110,7 +111,7 @@ def fewer_axes(arguments: Mapping[str, Any], name: str, least: int) -> dict[str,
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """What a call of attention asks: inputs whose mask is divided into flags and the rest."""
+    """A call of attention: inputs, and their mask divided into flags and the rest."""
 
     backend: Backend
     inputs: Inputs
@@ -139,7 +140,7 @@ FLAGGED: tuple[Parameter[AttentionCall], ...] = (
     Parameter("bias", ("bias", "bias-with-mask"), AttentionCall.bias),
     SCALE,
 )
-"""What keras.ops and jax.nn take by keyword."""
+"""The keyword parameters of keras.ops and jax.nn."""
 
 
 def flagged_arguments(
@@ -148,30 +149,30 @@ def flagged_arguments(
     native: Native,
     table: Iterable[Parameter[AttentionCall]] = FLAGGED,
 ) -> dict[str, Any]:
-    """query, key, value as the framework's arrays, length before heads, and the arguments of a table that
-    are asked for."""
+    """query, key, value as the framework's arrays (B, L, H, D), and the arguments of a table that the
+    call needs."""
     operands = dict(zip(OPERANDS, backend.memory.operands(inputs, "blhd"), strict=True))
     return operands | arguments(table, AttentionCall(backend, inputs, native))
 
 
 def full(array: np.ndarray, inputs: Inputs, heads: bool = True) -> np.ndarray:
-    """A mask or bias written out as (B, H, Lq, Lk), or (B, Lq, Lk) where it knows no heads.
+    """A mask or bias broadcast to (B, H, Lq, Lk), or, without `heads`, to (B, Lq, Lk).
 
-    Raises ValueError where it differs between heads and may not.
+    Raises ValueError if heads differ and `heads` is False.
     """
     s = inputs.sizes
     array = rank4(array)
     if heads:
         return np.broadcast_to(array, (s.B, s.H, s.Lq, s.Lk))
     if array.shape[1] != 1:
-        raise ValueError("a mask that differs between heads where heads have one mask")
+        raise ValueError("the mask differs between heads, expected one mask for all heads")
     return np.broadcast_to(array[:, 0], (s.B, s.Lq, s.Lk))
 
 
 @dataclass(frozen=True)
 class LayerMasks:
-    """A mask divided into what layers take: a causal flag, valid keys (B, Lk), the rest as a boolean
-    array that broadcasts to (B, H, Lq, Lk). True attends; None where there is nothing."""
+    """A mask divided into the arguments of layers: a causal flag, valid keys (B, Lk), and the rest as a
+    boolean array that broadcasts to (B, H, Lq, Lk). True attends; None is no mask."""
 
     causal: bool
     valid: np.ndarray | None
@@ -179,11 +180,11 @@ class LayerMasks:
 
     @classmethod
     def of(cls, inputs: Inputs, causal: bool = True, lengths: bool = True) -> LayerMasks:
-        """`causal` and `lengths` say which the layer takes apart from the rest."""
+        """Divide the mask; `causal` and `lengths` are True if the layer has such a parameter."""
         native = split_native(inputs, causal=causal, lengths=lengths)
         if native.lengths is None:
             return cls(native.causal, None, dense_of(inputs, native.rest))
-        # Several paddings are one: the keys that are valid in all of them.
+        # Join several paddings: a key is valid if it is valid in all of them.
         more = [part for part in native.rest if isinstance(part, Padding) and not part.left]
         rest = tuple(part for part in native.rest if part not in more)
         counts = [part.lengths(inputs.sizes, inputs.seed) for part in (native.lengths, *more)]
@@ -192,10 +193,8 @@ class LayerMasks:
 
 
 def dense_arguments(backend: Backend, inputs: Inputs) -> dict[str, Any]:
-    """query, key, value, mask and bias as the framework's arrays, heads before length, no flags; and
-    the arrays of features where there are any.
-
-    `mask` and `bias` are None where there is none.
+    """query, key, value (B, H, L, D), the dense mask, the bias and the arrays of features, as the
+    framework's arrays. A missing `mask` or `bias` is None.
     """
     query, key, value = backend.memory.operands(inputs, "bhld")
     mask = dense_of(inputs, split_native(inputs).rest)
@@ -210,12 +209,12 @@ def dense_arguments(backend: Backend, inputs: Inputs) -> dict[str, Any]:
 
 
 def feature_arrays(backend: Backend, inputs: Inputs) -> dict[str, Any]:
-    """The features that are arrays, as the framework's arrays, where there are any."""
+    """The arrays of the inputs' features, as the framework's arrays."""
     arrays = {name: feature_array(backend, inputs, name) for name in ARRAYS}
     return {name: array for name, array in arrays.items() if array is not None}
 
 
 def feature_array(backend: Backend, inputs: Inputs, name: str) -> Any:
-    """The feature of this name as the framework's array; None if the inputs have none."""
+    """The array of the feature `name`, as the framework's array; None if the inputs lack it."""
     values = inputs.arrays.get(name)
     return None if values is None else backend.array(values, dtype_of(name, inputs.case))

@@ -1,5 +1,5 @@
-"""How values lie in memory: the strides and arrangements of an array, axis orders, and the operands of
-layers and of packed attention."""
+"""Memory layout: strides and arrangements of arrays, axis orders, and the operands of layers and packed
+attention."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ EXPANDED = {
     "expanded-rows": (-2,),
     "scalar": (0, 1, 2, 3),
 }
-"""The arrangements in which all slices along some axes lie in one place, with the axes."""
+"""Arrangements with stride 0, and their axes of stride 0."""
 
 INNER = ("reversed", "transposed", "inner-stride")
-"""The arrangements in which components do not lie side by side."""
+"""Arrangements whose last axis is not contiguous."""
 
 Shape = tuple[int, ...]
 Window = tuple[Shape, Callable[[np.ndarray], np.ndarray]]
@@ -34,7 +34,7 @@ Window = tuple[Shape, Callable[[np.ndarray], np.ndarray]]
 
 
 def _shared(shape: Shape, axes: tuple[int, ...]) -> Window:
-    """The window whose slices along `axes`, as far as there are these axes, lie in one place."""
+    """The window with stride 0 along `axes`, as far as the shape has these axes."""
     shared = {axis % len(shape) for axis in axes if axis < len(shape)}
 
     def window(x: np.ndarray) -> np.ndarray:
@@ -51,7 +51,7 @@ def _odd(x: np.ndarray) -> np.ndarray:
 
 
 def _grown(shape: Shape, axis: int, by: int) -> Shape:
-    """The shape with an axis longer by `by`."""
+    """The shape with `axis` increased by `by`."""
     return (*shape[:axis], shape[axis] + by, *shape[len(shape) + axis + 1 :])
 
 
@@ -79,10 +79,10 @@ WINDOWS: Mapping[str, Callable[[Shape], Window]] = {
     "odd-strides": lambda s: (s, _odd),
     **{how: partial(_shared, axes=axes) for how, axes in EXPANDED.items()},
 }
-"""Where the values of each arrangement lie: a function of their shape."""
+"""For each arrangement a function from the shape of the values to their window."""
 
 AXES = {"bhld": (0, 1, 2, 3), "blhd": (0, 2, 1, 3), "bhdl": (0, 1, 3, 2)}
-"""The axes of (B, H, L, D) in each of `suite.spec.vocabulary.AXIS_ORDERS`."""
+"""The permutation of (B, H, L, D) for each of `suite.spec.vocabulary.AXIS_ORDERS`."""
 
 
 def view(flat: np.ndarray, shape: Shape, strides: Shape, offset: int) -> np.ndarray:
@@ -92,7 +92,7 @@ def view(flat: np.ndarray, shape: Shape, strides: Shape, offset: int) -> np.ndar
 
 
 class Memory:
-    """How the arrays of a backend lie in memory; by default a caller can choose no strides."""
+    """Memory layout of a backend's arrays; by default without strides."""
 
     has_strides = False
 
@@ -100,24 +100,22 @@ class Memory:
         self.backend = backend
 
     def overwrite(self, array: Any, values: Any) -> bool:
-        """Write the values of one of the framework's arrays into another one; False if arrays never
-        change."""
+        """Copy `values` into `array`, both the framework's arrays; False if arrays are immutable."""
         return False
 
     def transpose(self, array: Any, *axes: int) -> Any:
-        """The array with its axes in another order: a view if the framework has views."""
+        """The array with permuted axes: a view if the framework has views."""
         return array.transpose(*axes)
 
     def view(self, flat: Any, shape: Shape, strides: Shape, offset: int) -> Any:
-        """The elements of an array (n,) from `offset` on, as an array of `shape` with `strides`, which
-        count elements."""
+        """A view of an array (n,), with `shape`, `strides` and `offset` in elements."""
         raise NotImplementedError
 
     def arranged(self, values: np.ndarray, dtype: DType | None, how: str) -> Any:
-        """The framework's array with these values, in memory as `ARRANGEMENTS` says.
+        """The framework's array with these values, in the arrangement `how` of `ARRANGEMENTS`.
 
         Contiguous if the framework has no strides. Raises KeyError for an unknown arrangement, and
-        ValueError if slices differ that are to be one (those of `EXPANDED`).
+        ValueError if values differ along an axis of stride 0 (`EXPANDED`).
         """
         if how not in ARRANGEMENTS:
             raise KeyError(f"unknown arrangement {how!r}; valid: {', '.join(ARRANGEMENTS)}")
@@ -138,8 +136,8 @@ class Memory:
     def operands(self, inputs: Inputs, axis_order: str) -> tuple[Any, Any, Any]:
         """query, key and value as the framework's arrays, (B, H, L, D) or (B, L, H, D).
 
-        Memory follows the case's own axis order: if the two differ, the arrays are transposed views in
-        frameworks that have views.
+        Memory has the case's axis order. If this differs from `axis_order`, the arrays are transposed
+        (views, if the framework has views).
         """
         query, key, value = (
             self.operand(x, inputs, axis_order) for x in (inputs.query, inputs.key, inputs.value)
@@ -147,9 +145,9 @@ class Memory:
         return query, key, value
 
     def operand(self, values: np.ndarray, inputs: Inputs, axis_order: str) -> Any:
-        """One (B, H, L, D) operand in an axis order, in memory as the case says.
+        """One operand (B, H, L, D) in an axis order, with the memory of the case's axis order.
 
-        An array of another rank is handed on as it is.
+        The axes of an array of another rank are not permuted.
         """
         if values.ndim != 4:
             return self.backend.array(values, inputs.dtype)
@@ -159,13 +157,13 @@ class Memory:
         return array if back == (0, 1, 2, 3) else self.transpose(array, *back)
 
     def placed(self, layer: Any, dtype: DType, training: bool = False) -> Any:
-        """A person's layer in the dtype, on the device, switched to evaluation or to training, as far as
-        the framework's layers have these notions."""
+        """A user's layer converted to the dtype, device and mode (training or evaluation), as far as the
+        framework's layers can be converted."""
         return layer
 
 
 class ShapesAlone(Memory):
-    """Memory of a framework that decides by itself how arrays lie: an axis order is a shape."""
+    """Memory of a framework without strides: an axis order is the order of the shape."""
 
     def operand(self, values: np.ndarray, inputs: Inputs, axis_order: str) -> Any:
         if values.ndim == 4 and axis_order == "blhd":
@@ -174,8 +172,8 @@ class ShapesAlone(Memory):
 
 
 def sequences(backend: Backend, inputs: Inputs) -> dict[str, Any]:
-    """query, key and value of a layer, or of packed attention, as the framework's arrays; one array
-    thrice where they are one tensor. The axis that the option `squeezed` leaves out is left out."""
+    """query, key and value of a layer or of packed attention, as the framework's arrays. In
+    self-attention all three are one array. The axis that the option `squeezed` removes is removed."""
     arrays: dict[str, Any] = {}
     for name in OPERANDS:
         if inputs.self_attention and arrays:
@@ -194,8 +192,8 @@ def segmented(
     names: tuple[str, str] = ("query_offsets", "key_offsets"),
     integers: type[np.signedinteger[Any]] = np.int64,
 ) -> dict[str, Any]:
-    """query, key and value of packed attention, and by `names` the lengths of its segments summed up from
-    0 on, (B + 1,) of `integers`, for queries and for keys."""
+    """query, key and value of packed attention, and by `names` the cumulative segment lengths of queries
+    and keys, (B + 1,) of `integers`, starting at 0."""
     arrays = sequences(backend, inputs)
     for name, lengths in zip(names, ("query_lengths", "key_lengths"), strict=True):
         arrays[name] = backend.array(summed(inputs.arrays[lengths]).astype(integers), None)

@@ -1,4 +1,4 @@
-"""A call made ready for the suite: what `Implementation.prepare` returns."""
+"""The prepared call that `Implementation.prepare` returns."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from suite.spec import features
 from suite.spec.inputs import Inputs
 
 ARRAYS = ("query", "key", "value", "bias", *features.ARRAYS, "mask")
-"""What a call may be given as arrays besides a layer's parameters."""
+"""The arrays that a call may have as arguments, besides a layer's parameters."""
 
 LAYER_OUTPUTS = ("output", "weights")
-"""What a layer's call returns; the weights are None where they were not asked for."""
+"""The outputs of a layer's call; weights are None if the case does not ask for them."""
 
 
 WITH_LSE = ("output", "lse")
-"""What plain attention returns where its log-sum-exp is asked for, too."""
+"""The outputs of plain attention if the case asks for the log-sum-exp."""
 
 
 class ForwardOnly(Exception):
-    """What was computed cannot be differentiated; the message says why.
+    """The call's output cannot be differentiated; the message says why.
 
-    `declared`: because the backend has no differentiation at all, and not because of the call.
+    `declared` is True if the backend has no differentiation at all.
     """
 
     def __init__(self, message: str, declared: bool = False) -> None:
@@ -34,33 +34,33 @@ class ForwardOnly(Exception):
 
 
 class TimeOver(BaseException):
-    """The cell ran longer than allowed. No `Exception`, so that who catches these lets it pass."""
+    """The cell exceeded its time limit. A BaseException, because code under test may catch Exception."""
 
 
 ENDS = (KeyboardInterrupt, TimeOver)
-"""What ends a cell from outside. Whatever else comes out of a call is the implementation's: `SystemExit`,
-and what tells a test runner that a test is skipped or expected to fail."""
+"""The exceptions that end a cell from outside. All other exceptions of a call are the implementation's,
+also SystemExit and pytest's skip and xfail."""
 
 
 @dataclass
 class PreparedCall:
-    """A call made ready: `function(**arguments)` gives the framework's own output.
+    """A prepared call: `function(**arguments)` returns the framework's output.
 
-    Of one output the call returns the array, of several a tuple in the order of `outputs`.
-    `axis_order` is that of the output and of the operands, "bhld" (B, H, L, D) or "blhd" (B, L, H, D);
-    layers have none. `operands` says as which argument each array is passed, where it is passed.
-    `vjp` is the call's own derivative, for frameworks that have none: it takes the arguments and, by
-    name, `cotangent` and `wrt`, names of arguments, and returns gradients by argument; `jvp` takes the
-    arguments and `tangents` by argument and returns the output's. `within` makes the context the function
-    is called in, which a compiler is not given: a choice of kernel, a thread count. `source` is the call
-    as text: lines, imports and all, that compute `output` from variables called like the arguments;
-    `through` is how the text goes through a compiler (see `Dialect.compiled`).
-    `constants` are the plain values that the function hangs on besides its arguments: where two calls of
-    an implementation have equal ones, their functions are the same; None where that is not known.
-    `compiled` is the compiled program that the function ends in, in the framework's own type; None where
-    nothing is compiled, or where the framework has no handle. `ahead`, where there is one, computes what
-    a compiler should not find in the call. `problem` is the problem that the call answers, of a path
-    (`Implementation.paths`) only if it is another one than the path was made of.
+    - `outputs`: names of the outputs; a call with several returns a tuple in this order
+    - `axis_order`: order of operands and output, "bhld" (B, H, L, D) or "blhd" (B, L, H, D); layers
+      ignore it
+    - `operands`: the argument of each array that is passed
+    - `vjp`: the call's derivative, for frameworks without differentiation: takes the arguments,
+      `cotangent` and `wrt` (argument names), returns gradients by argument
+    - `jvp`: takes the arguments and `tangents` by argument, returns the output's tangent
+    - `within`: makes the context of the call, which is not compiled (choice of kernel, thread count)
+    - `source`: script lines that compute `output` from variables named like the arguments
+    - `through`: the template that compiles the call in `source` (see `Dialect.compiled`)
+    - `constants`: the plain values that the function depends on, besides its arguments; None if unknown.
+      Calls of an implementation with equal constants have equal functions
+    - `compiled`: the framework's compiled program, or None
+    - `ahead`: computes values that must not be part of a compiled call, or None
+    - `problem`: the problem that a path (`Implementation.paths`) answers, if it differs from the case's
     """
 
     function: Callable[..., Any]
@@ -82,18 +82,18 @@ class PreparedCall:
         return self.call(self.arguments)
 
     def call(self, arguments: Mapping[str, Any]) -> Any:
-        """The framework's own outputs for these arguments."""
+        """The framework's outputs for these arguments."""
         with self.within():
             return self.function(**arguments)
 
     def output(self, arguments: Mapping[str, Any]) -> Any:
-        """The output alone, without the weights that may come with it."""
+        """The output without weights or log-sum-exp."""
         answer = self.call(arguments)
         several = len(self.outputs) > 1 and isinstance(answer, tuple)
         return answer[self.outputs.index("output")] if several else answer
 
     def of_operands(self, names: Sequence[str]) -> tuple[Callable[..., Any], list[Any]]:
-        """The output as a function of some of the operands and parameters, and these."""
+        """The output as a function of the operands and parameters `names`, and their arrays."""
 
         def output(*operands: Any) -> Any:
             return self.output(self.with_operands(dict(zip(names, operands, strict=True))))
@@ -101,18 +101,17 @@ class PreparedCall:
         return output, [self.arguments[self.argument(name)] for name in names]
 
     def written_out(self, ways: Mapping[str, Mapping[str, Any]]) -> dict[str, PreparedCall]:
-        """The call with more arguments, by the names of the ways."""
+        """Calls with additional arguments, by the names in `ways`."""
         return {n: replace(self, arguments=self.arguments | {**way}) for n, way in ways.items()}
 
     def argument(self, name: str) -> str:
-        """The argument as which the array `name`, an operand or a parameter, is passed."""
+        """The argument that passes the operand or parameter `name`."""
         return self.operands.get(name, name)
 
     def with_operands(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments with other arrays for some of the operands and parameters, by their names.
+        """The arguments with other arrays for some operands and parameters, by name.
 
-        What is one array, as the query, key and value of self-attention can be, stays one, but for those
-        that are named.
+        Arguments that share one array (self-attention) are all replaced, unless `arrays` names them.
         """
         new = {self.argument(name): array for name, array in arrays.items()}
         old: dict[int, Any] = {}
@@ -126,9 +125,9 @@ class PreparedCall:
 def attention_call(
     function: Callable[..., Any], arguments: dict[str, Any], lse: bool = False, **more: Any
 ) -> PreparedCall:
-    """A call of plain attention, which returns the pair of output and log-sum-exp where `lse` is asked.
+    """A call of plain attention; with `lse` it returns output and log-sum-exp.
 
-    A script that shows a call has its output alone: a pair has no source.
+    A call with `lse` has no source, because scripts have only an output.
     """
     if lse:
         more |= {"outputs": WITH_LSE, "source": ""}
@@ -139,7 +138,7 @@ def attention_call(
 
 @contextmanager
 def set_to(value: Any, read: Callable[[], Any], write: Callable[[Any], Any]) -> Iterator[None]:
-    """A context in which a framework's setting has another value."""
+    """A context in which a setting has another value."""
     before = read()
     write(value)
     try:
@@ -151,5 +150,5 @@ def set_to(value: Any, read: Callable[[], Any], write: Callable[[Any], Any]) -> 
 def variations(
     function: Callable[..., Any], own: Mapping[str, Any], changes: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Callable[[], Any]]:
-    """Calls of a function with some of its `own` arguments changed, by what the changes are called."""
+    """Calls of a function with its arguments `own`, changed by each of `changes`, by name."""
     return {name: partial(function, **{**own, **change}) for name, change in changes.items()}

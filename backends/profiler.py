@@ -1,4 +1,4 @@
-"""What is measured of calls: threads, kernels, time and memory, as far as a framework tells them."""
+"""Threads, kernels, time and memory of calls, as far as a framework tells them."""
 
 from __future__ import annotations
 
@@ -15,53 +15,52 @@ if TYPE_CHECKING:
     from backends.protocol import Backend
 
 Step = Callable[[Mapping[str, Any], Any], Callable[[], Any]]
-"""What `Profiler.step` returns."""
+"""The type that `Profiler.step` returns."""
 
 
 class Profiler:
-    """How the calls of a backend run, by default of a framework that computes before it returns and tells
-    nothing."""
+    """Controls and measures the calls of a backend. By default calls are synchronous, and the framework
+    tells nothing."""
 
     has_threads = False
-    """Whether the number of threads of a call can be chosen."""
+    """True if the number of threads of a call can be chosen."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
 
     def threads(self, count: int) -> AbstractContextManager[None]:
-        """A context in which calls run on `count` threads, of a backend that `has_threads`."""
+        """A context in which calls run on `count` threads; only if `has_threads`."""
         raise NotImplementedError
 
     def kernels(self, prepared: PreparedCall) -> str:
-        """Which kernels the call runs, in the framework's own words; empty if it does not say."""
+        """The framework's names of the call's kernels; empty if the framework does not tell."""
         return ""
 
     def sync(self, outputs: Any) -> None:
-        """Wait until all these outputs (arrays, and pairs and dictionaries of them) are computed."""
+        """Wait until these outputs (arrays, or tuples and dictionaries of arrays) are computed."""
         return
 
     def step(self, prepared: PreparedCall, direction: str, wrt: Sequence[str]) -> Step:
-        """What is timed: a function of the call's arguments and a cotangent that makes ready whatever is
-        not part of the direction, and returns the rest as a function without arguments.
+        """A function of the call's arguments and a cotangent. This function does the untimed preparation
+        and returns the timed function, which has no arguments.
 
-        `direction` is one of `DIRECTIONS`. What is timed returns the output ("forward"), or the pair of
-        the output and the gradients by the operands `wrt`, without the output for "backward" alone.
-        Raises ForwardOnly if the backend has no differentiation.
+        `direction` is one of `DIRECTIONS`. The timed function returns the output ("forward"), or the pair
+        of output and gradients by `wrt`; the output is None for "backward". Raises ForwardOnly if the
+        backend has no differentiation.
         """
         if direction == "forward":
             return lambda arguments, cotangent: lambda: prepared.call(arguments)
         raise ForwardOnly(f"{self.backend.name} has no automatic differentiation", declared=True)
 
     def compilations(self, prepared: PreparedCall) -> int | None:
-        """A number that grows whenever the process, or the call's own function, traces or compiles.
-
-        None if the framework does not say.
+        """A number that increases with every trace or compilation in the process or of the call's
+        function; None if the framework does not tell.
         """
         return None
 
     def limit(self, what: str, size: int, dtype: DType) -> tuple[Callable[[], Any], int]:
-        """What the machine can do at best: a function that multiplies two square matrices of `size` rows
-        ("gemm"), or copies an array of `size` elements ("copy"), and its operations or bytes."""
+        """A function that shows the machine's limit, and its operations or bytes. "gemm" multiplies two
+        square matrices of `size` rows, "copy" copies an array of `size` elements."""
         shape = (size, size) if what == "gemm" else (size,)
         values = np.linspace(-1.0, 1.0, int(np.prod(shape))).reshape(shape)
         array = self.backend.array(round_to(values, dtype), dtype)
@@ -74,18 +73,18 @@ class Profiler:
         return lambda: array @ array
 
     def copied(self, array: Any) -> Callable[[], Any]:
-        """A function that reads an array once and writes as much."""
+        """A function that reads an array once and writes a copy."""
         return lambda: array.copy()
 
     def peak_bytes(self, call: Callable[[], Any], prepared: PreparedCall) -> int | None:
-        """The most memory that one `call` holds at a time beyond what was there, as the framework's
-        allocator counts it, or as the compiler of `prepared` planned it; None if neither says."""
+        """The additional peak memory of one `call`, counted by the framework's allocator or planned by
+        the compiler of `prepared`; None if unknown."""
         return None
 
     def device_seconds(self, call: Callable[[], Any]) -> float | None:
-        """Seconds of one call by the device's own clock; None if it has none."""
+        """Seconds of one call by the device's clock; None if the device has no clock."""
         return None
 
     def empty_caches(self) -> None:
-        """Empty the device's caches of what lies in them, if that can be done."""
+        """Empty the device's caches, if possible."""
         return

@@ -1,16 +1,16 @@
-"""What an adapter provides: a backend, its implementations, and calls prepared for the suite.
+"""The interface of adapters: a backend, its implementations, and prepared calls.
 
 A third-party adapter subclasses `Backend` and `Implementation` and hands the backend object to
 `pytest suite --backend=package.module:object`. The suite asks of an adapter:
 
 - Values arrive as NumPy arrays that hold only numbers of the case's dtype; bfloat16 arrives as
   float32. `Backend.array` must give the framework's own array with exactly these values.
-- `Implementation.prepare` does every conversion; the call it returns does nothing but call the
-  framework, so that what it raises is the framework's and what it takes is the framework's time.
-- Forcing an implementation means that one or an error, never another one silently.
-- What an implementation can be asked is declared, feature by feature (`Declared`); what cannot be
-  computed is refused there or by `unsupported`; nothing is approximated.
-- All that is known of a call is in its `PreparedCall`; nothing hangs on attributes of functions.
+- `Implementation.prepare` does every conversion. The returned call only calls the framework, so that
+  its errors and its time are the framework's.
+- An implementation calls the kernel that its name says, or raises; it never falls back silently.
+- An implementation declares its features (`Declared`). Cases that it cannot compute exactly are refused
+  by the declaration or by `unsupported`.
+- `PreparedCall` has all facts about a call; attributes of functions are not read.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ from suite.spec.dtypes import DType
 
 
 class Setting(NamedTuple):
-    """How a setting of a framework, or of the process, is read and written. What is read can be compared,
-    shown to people, and written back."""
+    """Functions that read and write a setting of a framework or of the process. Values that were read can
+    be compared, printed, and written back."""
 
     read: Callable[[], Any]
     write: Callable[[Any], Any]
@@ -75,7 +75,7 @@ class BackendUnavailable(Exception):
 
 
 class BrokenFramework(BackendUnavailable):
-    """The framework is installed, and failed to import."""
+    """The framework is installed, but its import failed."""
 
 
 class Backend(ABC):
@@ -94,14 +94,14 @@ class Backend(ABC):
     compilers: Compilers
     profiler: Profiler
     native = ""
-    """The implementation that is the framework's own attention, whose signature a person's function has;
-    "" if there is none."""
+    """The name of the framework's own attention, whose signature a user's function must have; "" if there
+    is none."""
     rounding: DeclaredRounding = AS_CLASS
-    """Where all implementations round otherwise than their numerics classes say, on every device."""
+    """Rounding of all implementations, on every device, that differs from their numerics classes."""
     validation_errors: tuple[type[Exception], ...] = (ValueError, TypeError)
-    """The errors by which functions of the framework refuse their arguments."""
+    """The errors that functions of the framework raise for invalid arguments."""
     dialect: Dialect | None = None
-    """How calls are written as text; None if no script can show them."""
+    """Templates for scripts; None if scripts are not supported."""
 
     def __init__(self, device: str = "cpu") -> None:
         checked_name("a backend", self.name)
@@ -141,9 +141,9 @@ class Backend(ABC):
         """All implementations that exist on this device."""
 
     def function(self, function: Callable[..., Any], name: str, claims: Claims) -> Implementation:
-        """An implementation around a person's function with the framework's native signature.
+        """The implementation of a user's function with the framework's native signature.
 
-        Raises TypeError, saying what was expected, where the signature does not fit.
+        Raises TypeError with the expected signature if the function's signature does not fit.
         """
         raise TypeError(f"backend {self.name} has no native signature to judge a function by")
 
@@ -162,7 +162,7 @@ class Backend(ABC):
 
     @abstractmethod
     def is_array(self, value: Any) -> bool:
-        """Whether `value` is an array of this framework."""
+        """True if `value` is an array of this framework."""
 
     @abstractmethod
     def dtype_name(self, array: Any) -> str:
@@ -170,7 +170,7 @@ class Backend(ABC):
 
     @abstractmethod
     def device_name(self, array: Any) -> str:
-        """The device the array is on, as --device names it."""
+        """The array's device, as an argument of --device."""
 
     # Derivatives.
 
@@ -179,10 +179,9 @@ class Backend(ABC):
     ) -> tuple[Any, dict[str, Any]]:
         """The call's output and its gradients by operand, for a cotangent like the output.
 
-        `wrt` names the operands and parameters that ask for a gradient; the others ask for none. One
-        without influence has the gradient None. Where query, key and value are one array, that of the
-        query is what it receives as all three. Raises ForwardOnly where the output cannot be
-        differentiated.
+        `wrt` names the operands and parameters to differentiate by. An array that does not influence the
+        output has the gradient None. If query, key and value are one array, its whole gradient is that of
+        the query. Raises ForwardOnly if the output cannot be differentiated.
         """
         raise ForwardOnly(f"{self.name} has no automatic differentiation", declared=True)
 
@@ -198,25 +197,25 @@ class Backend(ABC):
         return output, lambda cotangent: self.vjp(prepared, wrt, cotangent)[1]
 
     def jvp(self, prepared: PreparedCall, tangents: Mapping[str, Any]) -> Any:
-        """How the call's output moves as its operands move along `tangents`, by operand.
+        """JVP of the call's output for `tangents` by operand.
 
-        Raises ForwardOnly if nothing is differentiated in this direction.
+        Raises ForwardOnly if the backend has no forward-mode differentiation.
         """
         raise ForwardOnly(f"{self.name} is asked no directional derivatives", declared=True)
 
-    # What calls must leave as it is.
+    # State that calls must not change.
 
     @property
     def settings(self) -> Mapping[str, Setting]:
-        """The framework's settings that change what other calls compute, by name, for people."""
+        """The framework's settings that affect other calls, by a printable name."""
         return {}
 
     def begin_cell(self) -> None:
-        """What is to be as it was in the beginning whenever a cell begins, besides seeds and settings."""
+        """Reset state of the framework before a cell, besides seeds and settings."""
         return
 
     def reseed(self, seed: int = 0) -> None:
-        """Seed the framework's random generators, by default as every cell begins."""
+        """Seed the framework's random generators. Every cell begins with the default seed."""
         return
 
     def __str__(self) -> str:
@@ -226,11 +225,11 @@ class Backend(ABC):
 PARTS = {
     "memory": Memory, "compilers": Compilers, "profiler": Profiler, "rounding": DeclaredRounding
 }  # fmt: skip
-"""What a backend consists of besides its own names, by attribute."""
+"""The objects of a backend, by attribute."""
 
 
 def _check_places(backend: type[Backend]) -> None:
-    """Raise DeclarationError if a class of backends has an attribute that nobody would read."""
+    """Raise DeclarationError if a backend class has an attribute that belongs to one of `PARTS`."""
     for place, part in PARTS.items():
         if hasattr(backend, place) and not hasattr(Backend, place):
             raise DeclarationError(
@@ -246,5 +245,5 @@ def _check_places(backend: type[Backend]) -> None:
 
 
 def own_attention(backend: Backend) -> Implementation | None:
-    """The implementation called `backend.native`; None if there is none."""
+    """The implementation named `backend.native`, or None."""
     return next((i for i in backend.implementations() if i.name == backend.native), None)

@@ -1,4 +1,4 @@
-"""The registry: backend names, aliases, and how a name becomes a backend object."""
+"""The registry: backend names and aliases, and loading of backends and user functions."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ KERAS_ENGINES = {
     "tf": "tensorflow", "keras-torch": "torch", "keras-jax": "jax", "keras-numpy": "numpy",
     "keras-hub": "tensorflow",
 }  # fmt: skip
-"""Backends that import Keras, with the engine each needs; a process can have one engine."""
+"""Backends that import Keras, with the engine of each; a process can have only one engine."""
 
 DISTRIBUTIONS = {
     "torch": ("torch",),
@@ -69,11 +69,11 @@ DISTRIBUTIONS = {
     "openvino": ("openvino",),
     "mlx": ("mlx",),
 }
-"""Modules whose absence means that a backend is not installed."""
+"""The modules that must be installed for a backend."""
 
 
 def canonical(name: str) -> str:
-    """The registered name of `name`, aliases resolved; a third-party "module:object" unchanged.
+    """The registered name of a name or alias; a third-party "module:object" is unchanged.
 
     Raises UsageError with the valid names.
     """
@@ -85,7 +85,7 @@ def canonical(name: str) -> str:
 
 
 def installed() -> list[str]:
-    """Registered backends whose frameworks can be found, without importing them."""
+    """Registered backends whose modules can be found. Imports no framework."""
     return [
         name
         for name in REGISTRY
@@ -94,13 +94,14 @@ def installed() -> list[str]:
 
 
 def together(names: list[str]) -> list[str]:
-    """Of `names`, those that fit in one process: the first one that uses Keras fixes the engine."""
+    """The `names` that fit in one process: those that do not use Keras, or use the engine of the first
+    backend with Keras."""
     engine = next((KERAS_ENGINES[n] for n in names if n in KERAS_ENGINES), "")
     return [n for n in names if KERAS_ENGINES.get(n, engine) == engine]
 
 
 def check_one_engine(names: list[str]) -> None:
-    """Raise UsageError where the backends need Keras on more than one engine."""
+    """Raise UsageError if the backends need Keras with more than one engine."""
     users = {n: KERAS_ENGINES[n] for n in names if n in KERAS_ENGINES}
     if len(set(users.values())) > 1:
         listed = ", ".join(f"{n} (Keras on {engine})" for n, engine in users.items())
@@ -112,9 +113,8 @@ def check_one_engine(names: list[str]) -> None:
 def load(name: str, device: str = "cpu") -> Backend:
     """The backend called `name` on `device`.
 
-    Raises UsageError for an unknown name or for words that nobody knows in what a backend declares,
-    BackendUnavailable where the framework is not installed or has no such device, and BrokenFramework
-    where it is installed and cannot be imported.
+    Raises UsageError for an unknown name or an invalid declaration, BackendUnavailable if the framework
+    is not installed or lacks the device, BrokenFramework if an installed framework cannot be imported.
     """
     name = canonical(name)
     if name in REGISTRY:
@@ -139,7 +139,7 @@ def load(name: str, device: str = "cpu") -> Backend:
 
 
 def implementations(backend: Backend) -> list[Implementation]:
-    """The implementations of a backend. Raises DeclarationError for a name that is none."""
+    """The implementations of a backend. Raises DeclarationError for an invalid name."""
     entries = list(backend.implementations())
     for implementation in entries:
         more = THROUGH if implementation.mode == "compiled" else ""
@@ -154,7 +154,7 @@ def _registered(name: str, device: str) -> Backend:
     try:
         return getattr(importlib.import_module(module), attribute)(device)
     except BackendUnavailable as error:
-        # A module that was imported stays, one that failed does not. Without a cause nothing was tried.
+        # sys.modules lacks a module whose import failed. Without a cause no import was tried.
         failed = any(module not in sys.modules for module in DISTRIBUTIONS.get(name, ()))
         if error.__cause__ is None or not failed or name not in installed():
             raise
@@ -168,7 +168,7 @@ def _registered(name: str, device: str) -> Backend:
 def load_object(text: str, what: str) -> Any:
     """The object named by "PATH.py:NAME" or "module:NAME".
 
-    Raises UsageError saying what is missing: the file, the module, the name, or an import error.
+    Raises UsageError if the file, module or name does not exist, or if the import fails.
     """
     place, _, name = text.rpartition(":")
     if not place or not name:
@@ -203,18 +203,18 @@ def load_object(text: str, what: str) -> Any:
 OWN: dict[Operator, Callable[[Backend, Callable[..., Any], str, Claims], Implementation]] = {
     kind.operator: kind for kind in (UserMerge, UserPacked, UserRotation)
 }
-"""What makes an implementation of a person's function, by the operator that it is, besides layers."""
+"""The class for a user's function by operator, for operators that are neither attention nor layers."""
 
 
 def function_implementation(
     backend: Backend, text: str, said: Mapping[str, Any], like: str = ""
 ) -> tuple[Implementation, Claims]:
-    """An implementation around the person's function named by `text` (see `load_object`), and what is
-    claimed of it: by options (`said`), and by attributes of the function.
+    """The implementation of the user's function named by `text` (see `load_object`), and its claims by
+    options (`said`) and by attributes of the function.
 
-    `like` names the layer that it makes, or the operator that it is; without it, it has the framework's
-    attention signature. Raises UsageError where it cannot be imported, is not callable, has another
-    signature, or a name that is none, and for a claim that cannot be used.
+    `like` names the layer that the function makes, or the function's operator; "" stands for the
+    framework's attention signature. Raises UsageError if the function cannot be imported or called, has
+    another signature or an invalid name, or if a claim is invalid.
     """
     function = load_object(text, "function")
     return callable_implementation(backend, function, text.rpartition(":")[2], said, like, text)
@@ -228,8 +228,7 @@ def callable_implementation(
     like: str = "",
     text: str = "",
 ) -> tuple[Implementation, Claims]:
-    """`function_implementation` of a function that is at hand, under a name; `text` is what messages
-    call it."""
+    """`function_implementation` of a function object, with a name; messages call the function `text`."""
     text = text or name
     if not callable(function):
         raise UsageError(f"function {text!r} is {type(function).__name__}, not callable")

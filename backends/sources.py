@@ -1,4 +1,4 @@
-"""Calls as text: what a prepared call does, in its framework's own words, for scripts of their own."""
+"""The source text of prepared calls, for scripts."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ from suite.spec.vocabulary import OPERANDS
 
 @dataclass(frozen=True)
 class Dialect:
-    """How a script makes arrays, reads and differentiates in a framework: templates for `str.format`.
+    """Templates for `str.format` of a framework's code in scripts.
 
-    `imports`: lines. `array`: the array of the NumPy float64 `values` in `dtype` (long name; `carrier`
-    is the NumPy type that holds it); `plain`: the same for booleans and integers, or for values that
-    keep their type. `transpose`: `array` with its axes in `order`, a tuple. `values`: those of `array`,
-    float64. `gradients`: lines that run `source` (or `indented`, the same four spaces further in) and
-    set `output` and `gradients`, those by `names` for `cotangent`. `compiled`: by compiler, the
-    expression of `function` compiled, empty where it is called as it is; one that has no words is left
-    out.
+    - `imports`: import lines
+    - `array`: makes an array of the NumPy float64 `values` in `dtype` (long name; `carrier` is the NumPy
+      type that holds it)
+    - `plain`: makes an array of booleans, integers, or other `values` that keep their type
+    - `transpose`: permutes the axes of `array` by the tuple `order`
+    - `values`: reads `array` as float64
+    - `gradients`: lines that run `source` (or `indented`, the same indented by four spaces) and set
+      `output` and `gradients` by `names` for `cotangent`
+    - `compiled`: by compiler, the expression that compiles `function`; "" calls it directly. Compilers
+      that scripts do not support are left out
     """
 
     imports: str
@@ -34,25 +37,25 @@ class Dialect:
 
 
 def call_source(function: str, arguments: Iterable[str], *more: str) -> str:
-    """`output = function(query, key, value, scale=scale)` for arguments of these names."""
+    """The text `output = function(query, key, value, scale=scale)` for the names of arguments."""
     named = [f"{name}={name}" for name in arguments if name not in OPERANDS]
     return f"output = {function}({', '.join([*OPERANDS, *named, *more])})"
 
 
 def compiled_source(source: str, compiled: str, arrays: Iterable[str]) -> str:
-    """The text of a call (see `PreparedCall`) with the call compiled, as a function of the arguments
-    called `arrays`; `compiled` is one of a `Dialect`, and where it is empty the text is as it was."""
+    """The source of a call, compiled as a function of the arguments `arrays`. `compiled` is a template of
+    `Dialect.compiled`; if it is "", the source is unchanged."""
     if not compiled or not source:
         return source
     names = ", ".join(arrays)
-    # The call stands last: a function that is written out before it may name its own output so.
+    # The last assignment is the call: a function defined before it may also have an `output`.
     *_, call = re.finditer(r"^( *output = )(.*)$", source, flags=re.MULTILINE)
     through = compiled.format(function=f"lambda {names}: {call[2]}")
     return f"{source[: call.start()]}{call[1]}{through}({names}){source[call.end() :]}"
 
 
 def import_source(function: Any, name: str) -> str:
-    """Lines that bind `name` to a user's function, from its file or module; empty where it has none."""
+    """Lines that import a user's function as `name`; "" if the function cannot be imported."""
     home = sys.modules.get(getattr(function, "__module__", ""))
     if home is None or getattr(home, name, None) is not function or not name.isidentifier():
         return ""
@@ -62,6 +65,6 @@ def import_source(function: Any, name: str) -> str:
 
 
 def function_source(function: Any, name: str, arguments: Iterable[str]) -> str:
-    """The call of a user's function; empty where it cannot be imported again."""
+    """The source of a call of a user's function; "" if the function cannot be imported."""
     lines = import_source(function, name)
     return f"{lines}\n{call_source(name, arguments)}" if lines else ""

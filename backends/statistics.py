@@ -1,5 +1,4 @@
-"""What paths of norms have in common: statistics that steps of training leave for evaluation, and other
-epsilons."""
+"""Paths of norms: evaluation after steps of training, and other epsilons."""
 
 from __future__ import annotations
 
@@ -13,12 +12,12 @@ from backends.prepared import PreparedCall
 from suite.spec.inputs import Inputs
 
 STEPS = (1.0, 2.0)
-"""What the query is multiplied by in each step of training."""
+"""The factor of the query in each step of training."""
 
 
 def can_train(inputs: Inputs) -> bool:
-    """Whether statistics that training leaves are told apart in what evaluation answers: 16 bits store
-    them coarsely."""
+    """True if evaluation shows the statistics that training stored: not in 16 bits, which are too
+    coarse."""
     held = inputs.operator.array_kinds.statistics
     return bool(held) and not inputs.training and not inputs.dtype.is_half
 
@@ -30,14 +29,15 @@ def with_epsilon(norm: Implementation, inputs: Inputs, epsilon: float) -> Prepar
 
 
 def after_training(call: Callable[..., PreparedCall], inputs: Inputs) -> PreparedCall:
-    """Evaluation after `STEPS` of training, of which each batch is a hundredth of the statistics; `call`
-    makes the norm's call of inputs, after so many `steps`."""
+    """The evaluation after training on `STEPS`, where each batch has the share 0.01 of the statistics.
+    `call(inputs, steps=...)` makes the norm's call after these steps."""
     return replace(call(inputs, steps=STEPS), problem=trained(inputs, (0.01, 0.01)))
 
 
 def trained(inputs: Inputs, shares: Sequence[float], unbiased: bool = False) -> Inputs:
-    """The evaluation after a step of training on each of `STEPS`. Of the new statistics the batch has
-    one of the `shares`, the old ones the rest; `unbiased`: its variance is divided by n - 1."""
+    """The inputs of an evaluation after a step of training on each of `STEPS`. New statistics are a
+    weighted mean of the batch's (weights `shares`) and the old. `unbiased` divides the batch's variance
+    by n - 1."""
     mean, variance = inputs.parameters["mean"], inputs.parameters["variance"]
     count = inputs.query.shape[0] * inputs.query.shape[1]
     for factor, share in zip(STEPS, shares, strict=True):

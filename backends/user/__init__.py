@@ -1,2 +1,1 @@
-"""People's own functions and layers as implementations, each kind a table of parameters (see
-`backends.binder`) and a few lines."""
+"""Users' functions and layers as implementations; each kind has a table of parameters."""

@@ -1,7 +1,7 @@
-"""A person's own function with the signature of its framework's own attention, as an implementation.
+"""A user's function with the signature of its framework's own attention, as an implementation.
 
-What a function does not take makes the cases that need it unsupported. Beyond the native signature the
-features of `suite.spec.features` are parameters, too, each by its name.
+A case is unsupported if the function lacks a parameter that the case needs. Features of
+`suite.spec.features` are additional parameters with the names of the features.
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ from suite.spec.vocabulary import OPERANDS
 
 
 def given(feature: Feature, call: AttentionCall) -> Any:
-    """What a call passes for a feature; None if the call does not ask for it.
+    """The argument of a call for a feature; None if the call does not need the feature.
 
-    A window is (left, right), the log-sum-exp True, for the pair of the output and the log-sum-exp,
-    (B, H, Lq) or (B, Lq, H) as the output is; arrays and numbers are passed as they are.
+    - a window: (left, right)
+    - the log-sum-exp: True; the function then returns the pair of output and log-sum-exp, (B, H, Lq) or
+      (B, Lq, H) in the output's order
+    - others: the array or number
     """
     if feature.name == "window":
         window = call.native.window
@@ -40,19 +42,19 @@ def given(feature: Feature, call: AttentionCall) -> Any:
 EXTRA: tuple[Parameter[AttentionCall], ...] = tuple(
     Parameter(
         name,
-        # The mask is passed as the argument, and not as an array.
+        # The window part of a mask is passed as this argument instead of an array.
         (feature.word, *(["window"] if name == "window" else [])),
         partial(given, feature),
         unless="local_window_size" if name == "window" else "",
     )
     for name, feature in FEATURES.items()
 )
-"""Parameters beyond the native signature."""
+"""Parameters besides the native signature."""
 
 
 def divided(inputs: Inputs, taken: frozenset[str]) -> Native:
-    """The mask divided into the flags that are taken, by their names in jax.nn and keras.ops, and the
-    rest."""
+    """The mask divided into the flags among the parameters `taken` (names of jax.nn and keras.ops), and
+    the rest."""
     return split_native(
         inputs,
         causal="is_causal" in taken,
@@ -63,12 +65,15 @@ def divided(inputs: Inputs, taken: frozenset[str]) -> Native:
 
 @dataclass(frozen=True)
 class NativeSignature:
-    """The signature of a framework's own attention, called `name`.
+    """The signature of a framework's own attention.
 
-    `parameters` are those that the suite passes besides query, key and value; `neutral` are the others,
-    each with a value that changes no answer. `divide` divides a mask for a function that takes parameters
-    of these names; `passed_as` names the argument as which an array is passed under another name than its
-    own. `axis_order` is that of operands and output. `merges_mask_into_bias`: see `Declared`.
+    - `name`: the name of the attention function
+    - `parameters`: the parameters that the suite passes besides query, key and value
+    - `neutral`: other parameters, each with a value that changes no answer
+    - `divide`: divides a mask for a function that takes these parameters
+    - `passed_as`: the arguments of arrays that are passed with another name
+    - `axis_order`: the order of operands and output
+    - `merges_mask_into_bias`: see `Declared`
     """
 
     name: str
@@ -80,13 +85,13 @@ class NativeSignature:
     merges_mask_into_bias: bool = False
 
     def ways(self, names: Iterable[str], scale: float | None = None) -> dict[str, dict[str, Any]]:
-        """Arguments that change no answer, by what they are called: the neutral values of the parameters
-        `names`, and the default scale where it is given."""
+        """Arguments that change no answer, by a description: the neutral values of the parameters
+        `names`, and the explicit default `scale` unless it is None."""
         ways = {f"{n}={self.neutral[n]!r}": {n: self.neutral[n]} for n in names}
         return ways if scale is None else ways | {"scale written out": {"scale": scale}}
 
     def binder(self, function: Callable[..., Any], name: str) -> Binder[AttentionCall]:
-        """The binder of a function with this signature, or a part of it. Raises TypeError."""
+        """The binder of a function with all or part of this signature. Raises TypeError."""
         own = [parameter.name for parameter in self.parameters]
         table = (*self.parameters, *(Parameter(n) for n in self.neutral), *EXTRA)
         try:
@@ -94,16 +99,16 @@ class NativeSignature:
         except UnreadableSignature:
             if getattr(function, "__name__", "") != self.name.rpartition(".")[2]:
                 raise
-            # The framework's own, written in C++.
+            # The framework's own function, written in C++.
             return Binder(table, frozenset([*own, *self.neutral]), arrays=OPERANDS)
 
 
 class UserCallable(Implementation):
-    """A person's own function, called as it is.
+    """A user's function, called directly.
 
-    A kind of function has `arrays`, passed by place, a `table` of parameters, and the `features` that it
-    can be asked. Raises TypeError if the function does not fit, and UsageError if the function has a
-    parameter that is nearly called like one that would be passed, unless the claims allow it.
+    A kind of function has positional `arrays`, a `table` of parameters, and supported `features`. Raises
+    TypeError if the signature does not fit, and UsageError if a parameter's name is similar to one in the
+    table, unless `Claims.allow_unused`.
     """
 
     arrays: tuple[str, ...]
@@ -125,16 +130,16 @@ class UserCallable(Implementation):
         return Binder.of(function, name, self.table, self.arrays)
 
     def declaration(self, claims: Claims) -> Declared:
-        """What the function can be asked, by its signature and its claims."""
+        """The function's declaration, by its signature and claims."""
         return claims.declared(self.features, refusals=self.binder.lacking)
 
     def observed(self) -> dict[str, str]:
-        """The features that a call shows to be lacking, with the reason."""
+        """The features that the function lacks as a trial call shows, with the reason."""
         return {}
 
 
 class UserFunction(UserCallable):
-    """A person's own function with a native signature."""
+    """A user's function with a framework's native signature."""
 
     def __init__(
         self,
@@ -164,11 +169,11 @@ class UserFunction(UserCallable):
         )
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
-        """The call with each neutral value of a parameter written out."""
+        """The call with each neutral value as an explicit argument."""
         return self.prepare(inputs).written_out(self.ways)
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
-        """The function's call: query, key and value by their places, the rest by name."""
+        """The function's call: query, key and value by position, the rest by keyword."""
         backend, native, function = self.backend, self.native, self.judged
         call = AttentionCall(backend, inputs, native.divide(inputs, self.binder.taken))
         operands = dict(

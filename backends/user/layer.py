@@ -1,4 +1,4 @@
-"""A person's own layer as an implementation, judged like any other; see the documentation of `--like`."""
+"""A user's layer as an implementation; see the documentation of `--like`."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from suite.spec.vocabulary import OPERANDS
 
 
 def option(name: str) -> Callable[[Inputs], Any]:
-    """The value of an option of the case; None where the operator does not have the option."""
+    """A function that returns the value of a case's option; None if the operator lacks the option."""
     return lambda inputs: inputs.case.option(name)
 
 
 def hidden_width(inputs: Inputs) -> int | None:
-    """The width of an encoder's network; None of other layers."""
+    """The hidden width of an encoder's feed-forward network; None for other layers."""
     return None if inputs.case.option("pre") is None else inputs.letters["o"]
 
 
@@ -54,12 +54,12 @@ FACTORY: tuple[Parameter[Inputs], ...] = (
     Parameter("rate", ("dropout",), lambda inputs: inputs.rate),
     Parameter("dtype", (), lambda inputs: inputs.dtype.long_name),
 )
-"""What a factory may be told by keyword."""
+"""The keyword parameters of factories."""
 
 
 @dataclass(frozen=True)
 class LayerCall:
-    """What a call of a layer asks: inputs whose mask is divided into what the layer takes."""
+    """A call of a layer: inputs, and their mask divided into the layer's arguments."""
 
     layer: UserLayer
     inputs: Inputs
@@ -70,7 +70,8 @@ class LayerCall:
         return None if values is None else self.layer.backend.array(values, dtype)
 
     def mask(self) -> Any:
-        """The mask beside `causal` and `valid`, with all axes unless the case asks for it as it is."""
+        """The rest of the mask besides `causal` and `valid`, broadcast to rank 4 except in the form
+        "raw"."""
         mask, inputs = self.masks.rest, self.inputs
         if mask is not None and inputs.form != "raw":
             same = mask.ndim < 4 or mask.shape[1] == 1
@@ -80,7 +81,7 @@ class LayerCall:
         return self.array(mask)
 
     def bias(self) -> Any:
-        """The bias with all axes."""
+        """The bias, broadcast to (B, H, Lq, Lk)."""
         inputs = self.inputs
         bias = None if inputs.bias is None else full(inputs.bias, inputs)
         return self.array(bias, inputs.dtype)
@@ -99,26 +100,32 @@ CALL: tuple[Parameter[LayerCall], ...] = (
     Parameter("training", (), lambda call: call.inputs.training),
     Parameter("seed", (), lambda call: call.inputs.dropout_seed),
 )
-"""What a layer may be called with by keyword."""
+"""The keyword parameters of layers."""
 
 
 class UserLayer(Implementation):
-    """A person's own layer, judged like any other; see the documentation of `--like`.
+    """A user's layer; see the documentation of `--like`.
 
-    `factory(**configuration)` returns a callable layer. It is told those of `FACTORY` whose names
-    it takes, and is called with query (B, Lq, Eq), key (B, Lk, Ek), value (B, Lk, Ev), or with the query
-    alone where it takes one array, and with those of `CALL` that it takes: `mask` boolean (B, H, Lq, Lk)
-    or (B, 1, Lq, Lk), True attends; `valid` boolean (B, Lk), True attends; `causal` True; `bias`
-    (B, H, Lq, Lk); `return_weights` True, for which it returns (output, weights (B, H, Lq, Lk));
-    `training`, whether it trains; `seed`, that of dropout. One with a method `train` is switched by it.
+    `factory(**configuration)` returns a callable layer, and receives the keywords of `FACTORY` that it
+    takes. The layer is called with query (B, Lq, Eq), key (B, Lk, Ek) and value (B, Lk, Ev), or only with
+    the query if it takes one array, and with the keywords of `CALL` that it takes:
 
-    A layer with a method `load_attention(parameters)` is handed the canonical parameters, and judged
-    against the reference; one without keeps its own, and is judged by what needs no reference. Where it
-    does not read all that a case has, or asks for what a case has not, the case is unsupported.
+    - `mask`: boolean (B, H, Lq, Lk) or (B, 1, Lq, Lk), True attends
+    - `valid`: boolean (B, Lk), True attends
+    - `causal`: True
+    - `bias`: (B, H, Lq, Lk)
+    - `return_weights`: True; the layer then returns (output, weights (B, H, Lq, Lk))
+    - `training`: True in training; a layer may have a method `train(mode)` instead
+    - `seed`: the seed of dropout
 
-    Raises TypeError if the factory or the layer does not fit, and UsageError if a parameter of the layer
-    is nearly called like one that would be passed, or parameters are never read, unless the claims allow
-    it.
+    A layer with a method `load_attention(parameters)` receives the canonical parameters and is compared
+    with the reference. Without the method the layer keeps its own parameters, and only checks without a
+    reference apply. A case is unsupported if `load_attention` does not read all parameters of the case,
+    or reads others.
+
+    Raises TypeError if the signature of the factory or layer does not fit. Raises UsageError if a
+    parameter's name is similar to one in `CALL`, or if parameters are never read, unless
+    `Claims.allow_unused`.
     """
 
     def __init__(
@@ -155,11 +162,11 @@ class UserLayer(Implementation):
 
     @property
     def trains(self) -> bool:
-        """Whether the layer can be told that it trains."""
+        """True if the layer has a training mode."""
         return self.switches or "training" in self.called.taken
 
     def declaration(self) -> Declared:
-        """What the layer can be asked, by its keywords and its claims."""
+        """The layer's declaration, by its keywords and claims."""
         return self.claims.declared(
             LAYER_FEATURES | ENCODER_FEATURES | {"qk-norm"},
             refusals=self.refusals(),
@@ -168,7 +175,7 @@ class UserLayer(Implementation):
         )
 
     def with_one_more(self) -> dict[str, UserLayer]:
-        """The layer as if the factory, or the layer itself, took one keyword more, by what that is."""
+        """Copies of the layer whose factory or call takes one more keyword, by a description."""
         layers = {}
         for field, binder in (("factory", self.factory), ("called", self.called)):
             for keyword, more in binder.with_one_more().items():
@@ -178,8 +185,8 @@ class UserLayer(Implementation):
         return layers
 
     def loaded(self, first: Case) -> dict[frozenset[str], str]:
-        """What is wrong with how `load_attention` reads sets of parameters, "" where it reads them
-        whole, by the names of the parameters; tried on one case of each set."""
+        """The errors of `load_attention` by set of parameter names, "" if all parameters are read. One
+        case of each set is tried."""
         operator = self.operator
         pools = (of_operator(operator, pool, "standard") for pool in (gradient_cases, cases))
         sets: dict[frozenset[str], Case] = {parameters_of(first): first}
@@ -188,8 +195,8 @@ class UserLayer(Implementation):
         return {names: self.misread(draw(case)) for names, case in sets.items()}
 
     def misread(self, inputs: Inputs) -> str:
-        """What `load_attention` does not read of the inputs' parameters, or asks for besides, in
-        words."""
+        """The error of `load_attention` for the inputs' parameters: unread or unknown parameters, or an
+        exception; "" if there is none."""
         read = _Read(self.parameters(inputs))
         try:
             self.layer(inputs).load_attention(read)
@@ -201,7 +208,7 @@ class UserLayer(Implementation):
         return f"load_attention never reads {', '.join(left)}" if left else ""
 
     def check_read(self, name: str, case: Case) -> None:
-        """Raise UsageError where parameters are never read; one without biases leaves out all biases."""
+        """Raise UsageError if parameters are never read. A layer may leave out all biases."""
         names = parameters_of(case)
         reason = self.unread.get(names, "")
         biases = [n for n in case.axes if n in _biases(names)]
@@ -222,7 +229,7 @@ class UserLayer(Implementation):
         return super().unsupported(case)
 
     def nearest_supported(self, case: AnyCase) -> Case | None:
-        """As of any implementation; a layer without biases is asked the case without biases, too."""
+        """The nearest supported case; for a layer without biases the case without biases."""
         if isinstance(case, Case) and _biases(parameters_of(case)) and self.unsupported(case):
             bare = _without_biases(case)
             if bare is not None and self.unsupported(bare) is None:
@@ -231,10 +238,10 @@ class UserLayer(Implementation):
         return super().nearest_supported(case)
 
     def refusals(self) -> dict[str, str]:
-        """What the layer lacks, with the reason."""
+        """The features that the layer lacks, with the reason."""
         reasons = self.called.lacking | self.factory.lacking
         if not self.projects:
-            # Without an output projection nothing in a layer need be as wide as its query.
+            # Without an output projection no width depends on the query's width.
             reasons.pop("cross", None)
         if not self.trains:
             reasons.setdefault("dropout", "the layer has no parameter training")
@@ -249,7 +256,7 @@ class UserLayer(Implementation):
         }
 
     def layer(self, inputs: Inputs) -> Any:
-        """The factory's layer for the inputs' sizes, with parameters of its own."""
+        """A layer of the factory for the inputs' sizes, with the layer's own parameters."""
         layer = self.judged(**self.factory.bind(inputs))
         return self.backend.memory.placed(layer, inputs.dtype, inputs.training)
 
@@ -258,7 +265,8 @@ class UserLayer(Implementation):
         return {n: self.backend.array(a, inputs.dtype) for n, a in inputs.parameters.items()}
 
     def build(self, inputs: Inputs) -> Any:
-        """The layer with the inputs' parameters; one that keeps its own is built once for its sizes."""
+        """The layer with the inputs' parameters. A layer with own parameters is built once per
+        configuration."""
         key = (*arguments(FACTORY, inputs).items(), inputs.training)
         if key in self.kept:
             return self.kept[key]
@@ -297,7 +305,7 @@ def parameters_of(case: Case) -> frozenset[str]:
 
 
 class _Read(UserDict[str, Any]):
-    """Parameters that remember which of them were read."""
+    """A dictionary of parameters that records the names that were read."""
 
     def __init__(self, parameters: Mapping[str, Any]) -> None:
         super().__init__(parameters)
@@ -309,12 +317,12 @@ class _Read(UserDict[str, Any]):
 
 
 def _biases(names: Iterable[str]) -> set[str]:
-    """Those of the parameters that are biases of projections."""
+    """The names of projection biases."""
     return {name for name in names if name.endswith("_bias")}
 
 
 def _without_biases(case: Case) -> Case | None:
-    """The case without biases of projections; None where its operator has no such case."""
+    """The case without projection biases; None if its operator lacks the option."""
     if "without_biases" not in {option.name for option in case.operator.options}:
         return None
     return case.with_options(without_biases=True)

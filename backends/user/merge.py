@@ -1,4 +1,4 @@
-"""A person's own merging of partial answers as an implementation; see docs/merge.md."""
+"""A user's merge of partial attention outputs as an implementation; see docs/merge.md."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from suite.spec.operators.merge import MERGE
 
 
 class UserMerge(UserCallable):
-    """A person's `function(partial_output, partial_lse)`: (P, B, H, Lq, Dv) in the case's dtype and
-    (P, B, H, Lq), float32 beside 16-bit outputs; it returns (B, H, Lq, Dv) and (B, H, Lq), in these
-    dtypes.
+    """A user's `function(partial_output, partial_lse)`, which returns output and log-sum-exp.
+
+    Outputs have the case's dtype, log-sum-exps too, but float32 for 16 bits. Shapes: partial
+    (P, B, H, Lq, Dv) and (P, B, H, Lq); returned (B, H, Lq, Dv) and (B, H, Lq).
     """
 
     operator = MERGE

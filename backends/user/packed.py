@@ -1,4 +1,4 @@
-"""A person's own packed attention as an implementation; see docs/packed.md."""
+"""A user's packed attention as an implementation; see docs/packed.md."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from suite.spec.inputs import Inputs, draw
 from suite.spec.operators.packed import PACKED, hidden_pairs
 
 SUMMED = ("cu_seqlens_q", "cu_seqlens_k")
-"""Lengths of segments, of queries and of keys, summed up."""
+"""Cumulative segment lengths of queries and keys."""
 
 
 def longest(inputs: Inputs, lengths: str) -> int:
-    """The longest segment, as a whole number."""
+    """The length of the longest segment."""
     return int(inputs.arrays[lengths].max(initial=0))
 
 
@@ -36,16 +36,16 @@ KEYWORDS: tuple[Parameter[Inputs], ...] = (
     Parameter("scale", ("scale",), lambda inputs: inputs.scale),
     Parameter("softmax_scale", ("scale",), lambda inputs: inputs.scale, unless="scale"),
 )
-"""What a function may be told by keyword; interfaces have two names for the scale."""
+"""The keyword parameters of packed attention. Libraries have two names for the scale."""
 
 
 class UserPacked(UserCallable):
-    """A person's `function(query, key, value, cu_seqlens_q, cu_seqlens_k, ...)`: query (Lq, H, D), key
-    (Lk, Hkv, D), value (Lk, Hkv, Dv), lengths summed up from 0 on, (B + 1,) of int32; it returns
-    (Lq, H, Dv). Of `KEYWORDS` it is passed those that it takes.
+    """A user's `function(query, key, value, cu_seqlens_q, cu_seqlens_k, ...)`, which returns (Lq, H, Dv).
 
-    One that takes `causal` is judged in the alignment that it was seen to follow where a segment has more
-    keys than queries.
+    query is (Lq, H, D), key (Lk, Hkv, D), value (Lk, Hkv, Dv), cumulative lengths (B + 1,) of int32. The
+    function receives the `KEYWORDS` that it takes.
+
+    A function with `causal` is judged in its observed alignment for segments with more keys than queries.
     """
 
     operator = PACKED
@@ -59,13 +59,13 @@ class UserPacked(UserCallable):
         return {"causal-bottom-right": "its causal flag is not aligned at the last query"}
 
     def aligns_last(self) -> bool:
-        """Whether the last query of a causal segment attends all of its keys."""
+        """True if the last query of a causal segment attends all keys of the segment."""
         fmt = DTYPES[self.declared.dtypes[0]]
         inputs = draw(Case.parse(PROBE.format(dt=fmt.name)))
         try:
             got = self.backend.to_numpy(self.prepare(inputs)())
         except Exception:
-            return False  # what it raises is said of the cells
+            return False  # the cells report the error
         want = expected(inputs)
         return got.shape == want.shape and bool(np.abs(got - want).max() < 0.1)
 
@@ -80,11 +80,11 @@ class UserPacked(UserCallable):
 
 
 PROBE = "packed/none/mha/{dt}/b2h2q5k12d8/seg2.3x5.7/causalbr/integers"
-"""What tells alignments apart."""
+"""A case whose answer depends on the alignment."""
 
 
 def expected(inputs: Inputs) -> np.ndarray:
-    """Packed attention in float64, (Lq, H, Dv), of as many key/value heads as query heads."""
+    """Packed attention in float64, (Lq, H, Dv), for H = Hkv."""
     scores = np.einsum("qhd,khd->hqk", inputs.query, inputs.key) * inputs.effective_scale
     scores = np.where(hidden_pairs(inputs.case), -np.inf, scores)
     weights = np.exp(scores - scores.max(-1, keepdims=True))

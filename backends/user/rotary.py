@@ -1,4 +1,4 @@
-"""A person's own rotary position embedding as an implementation; see docs/rotary.md."""
+"""A user's rotary position embedding as an implementation; see docs/rotary.md."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from suite.spec.operators.rotary import ROTARY, Rotation, scaling_parameters, ta
 
 
 def rotation(inputs: Inputs) -> Rotation:
-    """What the case of the inputs asks for."""
+    """The rotation of the inputs' case."""
     return Rotation.of(inputs.case, inputs.sizes.D)
 
 
@@ -34,18 +34,19 @@ KEYWORDS: tuple[Parameter[Inputs], ...] = (
     ),
     Parameter("max_positions", ("position-table",), lambda inputs: table_length(inputs.case)),
 )
-"""What a function may be told by keyword."""
+"""The keyword parameters of rotary embeddings."""
 
 PAIRINGS = {False: "halves", True: "interleaved"}
 
 
 class UserRotation(UserCallable):
-    """A person's `function(query, position, ...)`: query (B, H, L, D), position (L,) or (B, L) of int32;
-    it returns the turned query. Of `KEYWORDS` it is passed those that it takes: `base`, `interleaved`,
-    `rotary_size`, `scaling`, a dictionary as models' configurations have it, or None, and
-    `max_positions`, how many positions its table must have.
+    """A user's `function(query, position, ...)`, which returns the rotated query.
 
-    One that does not take `interleaved` is judged in the pairing that it was seen to follow.
+    query is (B, H, L, D), position (L,) or (B, L) of int32 (float32 if fractional). The function receives
+    the `KEYWORDS` that it takes: `base`, `interleaved`, `rotary_size`, `scaling` (a dictionary as in
+    models' configurations, or None) and `max_positions`, the number of positions in its table.
+
+    A function without `interleaved` is judged in its observed pairing.
     """
 
     operator = ROTARY
@@ -57,19 +58,17 @@ class UserRotation(UserCallable):
         if "interleaved" in self.binder.taken:
             return {}
         other = PAIRINGS[not self.follows_interleaved()]
-        return {
-            other: f"the function has no parameter interleaved, and pairs otherwise than {other}"
-        }
+        return {other: f"the function has no parameter interleaved, and its pairing is not {other}"}
 
     def follows_interleaved(self) -> bool:
-        """Whether the function turns neighbours: where its answer is nearer to theirs than to halves'."""
+        """True if the function's answer is nearer to the interleaved rotation than to that of halves."""
         fmt = DTYPES[self.declared.dtypes[0]]
         case = Case.parse(f"rotary/none/mha/{fmt.name}/b2h3q17k1d16")
         inputs = draw(case)
         try:
             got = self.backend.to_numpy(self.prepare(inputs)())
         except Exception:
-            return False  # what it raises is said of the cells
+            return False  # the cells report the error
         if got.shape != inputs.query.shape:
             return False
         far = [np.abs(got - expected(inputs, pairing)).max() for pairing in (False, True)]
@@ -95,7 +94,7 @@ class UserRotation(UserCallable):
 
 
 def expected(inputs: Inputs, interleaved: bool) -> np.ndarray:
-    """The plain rotation of a query in either pairing, in float64."""
+    """The unscaled rotation of a query in either pairing, in float64."""
     query, size = inputs.query, inputs.sizes.D
     angle = inputs.arrays["position"][:, None] * Rotation.of(inputs.case, size).base ** (
         -np.arange(0, size, 2) / size

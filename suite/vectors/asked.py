@@ -77,8 +77,8 @@ class StoredProblem:
 
     @property
     def flag(self) -> str:
-        """ "causal" if an election asks the meaning of the runtime's causal flag; else "". The file's mask
-        does not contain the flag."""
+        """The word "causal" if an election asks what the runtime's causal flag means; else "". The file's
+        mask does not contain the flag."""
         mask = self.inputs().mask if isinstance(self.case, ElectionCase) else None
         return "causal" if mask is not None and Causal() in mask.parts else ""
 
