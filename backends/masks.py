@@ -36,9 +36,10 @@ class Native:
 def split_native(
     inputs: Inputs, causal: bool = False, window: bool = False, lengths: bool = False
 ) -> Native:
-    """Divide the mask into the existing flags (`causal`, `window`, `lengths`) and the rest. A pair attends
-    only if all flags allow the pair. A dense form or a mask array has no native part. In the form "flag" the causal part is
-    the flag, with any alignment.
+    """Divide the mask into the existing flags (`causal`, `window`, `lengths`) and the rest.
+
+    A pair attends only if all flags allow the pair. A dense form or a mask array has no native part. In
+    the form "flag" the causal part is the flag, with any alignment.
     """
     flag, sliding, padding = False, None, None
     rest: list[Mask] = []
