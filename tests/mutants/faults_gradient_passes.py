@@ -4,6 +4,7 @@ passed as all three."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,15 @@ class SavedInStaticBuffers(Saving):
 
     def backward(self, call, cotangent, wrt):
         return super().backward(self.of_forward(call), cotangent, wrt)
+
+
+@mutant("gradient_passes")
+class ScaleOfLastForwardPass(Saving):
+    """The backward pass takes the scale of the last forward pass in the same shapes."""
+
+    def backward(self, call, cotangent, wrt):
+        scale = self.of_forward(call).scale
+        return super().backward(replace(call, scale=scale), cotangent, wrt)
 
 
 @mutant("gradient_passes")
