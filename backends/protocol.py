@@ -210,12 +210,9 @@ class Backend(ABC):
         """The framework's settings that affect other calls, by a printable name."""
         return {}
 
-    def begin_cell(self) -> None:
-        """Reset state of the framework before a cell, besides seeds and settings."""
-        return
-
     def reseed(self, seed: int = 0) -> None:
-        """Seed the framework's random generators. Every cell begins with the default seed."""
+        """Seed the framework's random generators, and restart its counters. Every cell begins with the
+        default seed."""
         return
 
     def __str__(self) -> str:

@@ -22,13 +22,13 @@ class WithKeras(Backend):
         super().__init__(device)
         self.keras: Any = import_keras(KERAS_ENGINES[self.name])
 
-    def begin_cell(self) -> None:
-        """Restart the numbering of layer names, since TensorFlow makes a kernel for every
-        new variable name.
+    def reseed(self, seed: int = 0) -> None:
+        """Restart the numbering of layer names, too, since TensorFlow makes a kernel for every new
+        variable name.
 
         This uses a private attribute of Keras; in a release without it the numbering continues.
         """
-        super().begin_cell()
+        super().reseed(seed)
         begin_anew = getattr(sys.modules.get("keras.src.utils.naming"), "reset_uids", None)
         if begin_anew is not None:
             begin_anew()

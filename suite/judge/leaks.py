@@ -45,7 +45,6 @@ class Settings:
         self._before = {name: setting.read() for name, setting in self._settings.items()}
         random.seed(0)
         np.random.seed(0)
-        backend.begin_cell()
         backend.reseed()
 
     def restore(self) -> list[str]:

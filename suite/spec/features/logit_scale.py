@@ -13,7 +13,6 @@ import numpy as np
 from suite.spec.features.feature import Feature
 from suite.spec.levels import Ask
 from suite.spec.operator import flag
-from suite.spec.recipes import exponentials
 from suite.spec.sizes import Sizes
 
 if TYPE_CHECKING:
@@ -21,8 +20,8 @@ if TYPE_CHECKING:
 
 
 def draw(sizes: Sizes, rng: np.random.Generator) -> np.ndarray:
-    """Logit scales (H,) around 1."""
-    return exponentials(rng.standard_normal(sizes.H) / 2)
+    """Logit scales (H,) between 0.5 and 2."""
+    return 0.5 + 1.5 * rng.random(sizes.H)
 
 
 def validate(case: Case) -> None:
