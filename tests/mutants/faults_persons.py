@@ -73,6 +73,17 @@ class EmptyRowsDivideByZero(Differentiable, Persons):
         return raised / raised.sum(-1, keepdims=True)
 
 
+@mutant("gradient_of_finite_rows")
+class EmptyRowsShareGradients(Differentiable, Persons):
+    """A row without keys is zeros, and hands its cotangent to all values in equal parts."""
+
+    elections = {}
+
+    def value_gradient(self, weights: np.ndarray, cotangent: np.ndarray, call: Call) -> np.ndarray:
+        empty = (weights == 0).all(-1, keepdims=True)
+        return super().value_gradient(np.where(empty, 1 / call.sizes.Lk, weights), cotangent, call)
+
+
 def rank4_of(call: Call) -> np.ndarray:
     """The bias of a call, (B, H, Lq, Lk)."""
     s = call.sizes
