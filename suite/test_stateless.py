@@ -22,7 +22,7 @@ from suite.judge.comparison import expect_bitwise
 from suite.judge.refusal import inconsistent
 from suite.judge.verdict import Deviation, NotApplicable, Refused
 from suite.spec.catalogue import Ask, asked, with_plain
-from suite.spec.dtypes import DTYPES
+from suite.spec.dtypes import DTYPES, round_to
 from suite.spec.inputs import Inputs
 from suite.spec.masks import parse_mask
 from suite.spec.vocabulary import OPERANDS
@@ -157,7 +157,9 @@ def variations(inputs: Inputs) -> Iterator[tuple[str, Inputs]]:
         yield " and ".join(words), inputs.replace(**change)
     if inputs.operator.is_layer:
         return
-    yield "dtype", inputs.replace(dtype=DTYPES["f64"])
+    narrow = DTYPES["bf16"]
+    rounded = {name: round_to(array, narrow) for name, array in inputs.arrays.items()}
+    yield "dtype", inputs.replace(dtype=narrow, **rounded)
     for letter in "qkdg":
         yield f"axis {letter}", inputs.select(letter, slice(0, inputs.letters[letter] // 2))
 

@@ -4,10 +4,12 @@ calls, old contents of a workspace."""
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from backends._numpy import Rounded
+from suite.spec.dtypes import round_to
 from tests.mutants.honest_state import Workspace
 from tests.mutants.kernel import Call, Kernel
 from tests.mutants.registry import mutant
@@ -128,6 +130,17 @@ class ScaleKeptByArray(Kernel):
         known = self.__dict__.setdefault("known", {})
         entry = known.setdefault((id(call.key), call.fmt.name), (self.factor(call), call.key))
         return super().scores(query, key, replace(call, scale=entry[0]))
+
+
+@mutant("remembered")
+class NarrowestDtypeStays(Kernel):
+    """Answers are rounded to the narrowest dtype that was asked in their shape."""
+
+    def deliver(self, out: np.ndarray, call: Call) -> Any:
+        known = self.__dict__.setdefault("known", {})
+        before = known.get(out.shape, call.fmt)
+        known[out.shape] = fmt = min(before, call.fmt, key=lambda dtype: dtype.precision)
+        return super().deliver(round_to(out, fmt), call)
 
 
 def given(call: Call) -> bool:
