@@ -47,7 +47,7 @@ class TorchEngine(Backend):
         return array.to(device=self.device, dtype=getattr(self.torch, dtype.long_name))
 
     def to_numpy(self, array: Any) -> np.ndarray:
-        array = array.detach().resolve_neg().cpu()
+        array = array.detach().resolve_conj().resolve_neg().cpu()
         return (array.double() if array.is_floating_point() else array).numpy()
 
     def is_array(self, value: Any) -> bool:

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from backends.protocol import Backend, Implementation, PreparedCall
-from suite.judge.verdict import Deviation
+from backends.protocol import ENDS, Backend, Implementation, PreparedCall
+from suite.judge.verdict import Deviation, first_line
 from suite.spec.dtypes import DType
 from suite.spec.inputs import Inputs
 
@@ -101,10 +101,7 @@ def read_array(
 
     `what` names the array in messages. Raises Deviation.
     """
-    if not backend.is_array(native):
-        name = f"{type(native).__module__}.{type(native).__qualname__}"
-        place = f" as {what}" if what else ""
-        raise Deviation("type", f"expected an array of {backend.name}{place}, got {name}")
+    values = values_of(backend, native, f" as {what}" if what else "")
     place = f" of {what}" if what else ""
     for kind, want, got in (
         ("device", backend.device, backend.device_name(native)),
@@ -113,4 +110,25 @@ def read_array(
     ):
         if want != got:
             raise Deviation(kind, f"expected {kind} {want}{place}, got {got}")
-    return backend.to_numpy(native)
+    return values
+
+
+def values_of(backend: Backend, native: Any, place: str = "") -> np.ndarray:
+    """The values of an array of the framework. `place` stands behind the expected array in messages.
+
+    Raises Deviation "type" for anything else, and for an array without dense values: a sparse, nested,
+    meta, fake or traced one.
+    """
+    kind = f"{type(native).__module__}.{type(native).__qualname__}"
+    if not backend.is_array(native):
+        raise Deviation("type", f"expected an array of {backend.name}{place}, got {kind}")
+    try:
+        return backend.to_numpy(native)
+    except ENDS:
+        raise
+    except Exception as error:
+        raise Deviation(
+            "type",
+            f"expected a dense array of {backend.name}{place} that holds values, got {kind}, which "
+            f"cannot be read: {first_line(error)}",
+        ) from error

@@ -12,8 +12,9 @@ import numpy as np
 
 from backends.protocol import ENDS, Implementation, PreparedCall, TimeOver
 from suite.judge import leaks, refusal
+from suite.judge.answer import values_of
 from suite.judge.elections.probe import Probe
-from suite.judge.verdict import first_line
+from suite.judge.verdict import Deviation, first_line
 from suite.spec.case import Case
 from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import Inputs, draw
@@ -36,7 +37,7 @@ def trial(
 
     - every call raises, other than by a refusal
     - a call takes too long
-    - the return value is no array of the framework, or has another shape
+    - the return value is no dense array of the framework, or has another shape
     - the answer is right only if operands have the other axis order
 
     Settings that a call changed are restored: cells report them.
@@ -114,14 +115,19 @@ def _misfit(
     backend = implementation.backend
     several = len(prepared.outputs) > 1 and isinstance(native, tuple) and len(native) > 0
     output = native[0] if several else native
+    called = f"called once, on {inputs.case.id}"
     if not backend.is_array(output):
         kind = f"{type(output).__module__}.{type(output).__qualname__}"
         return (
-            f"called once, on {inputs.case.id}, it returned {kind}, expected an array of "
-            f"{backend.name}: is it a function of another framework?"
+            f"{called}, it returned {kind}, expected an array of {backend.name}: is it a function of "
+            "another framework?"
         )
+    try:
+        values = values_of(backend, output)
+    except Deviation as deviation:
+        return f"{called}: {deviation.message}"
     two_orders = has_two_orders(inputs.case)
-    if two_orders and _right(implementation, output, inputs, prepared.axis_order):
+    if two_orders and _right(implementation, values, inputs, prepared.axis_order):
         return None
     if two_orders and _fits_swapped(implementation, inputs):
         return _wrong_order(prepared.axis_order)
@@ -149,9 +155,8 @@ def _sized(name: str, shape: Iterable[int], prepared: PreparedCall, inputs: Inpu
     return f"({', '.join(names)}) = {tuple(shape)}"
 
 
-def _right(implementation: Implementation, output: Any, inputs: Inputs, order: str) -> bool:
-    """True if an output in this axis order is right for the inputs."""
-    values = implementation.backend.to_numpy(output)
+def _right(implementation: Implementation, values: np.ndarray, inputs: Inputs, order: str) -> bool:
+    """True if the values of an output in this axis order are right for the inputs."""
     if values.ndim != 4:
         return False
     values = values.swapaxes(1, 2) if order == "blhd" else values
@@ -169,13 +174,13 @@ def _fits_swapped(implementation: Implementation, inputs: Inputs) -> bool:
         values = backend.to_numpy(prepared.arguments[name]).swapaxes(1, 2)
         arrays[name] = backend.array(np.ascontiguousarray(values), inputs.dtype)
     try:
-        output = prepared.call(prepared.arguments | arrays)
+        values = values_of(backend, prepared.call(prepared.arguments | arrays))
     except ENDS:
         raise
     except BaseException:
         return False
     other = "blhd" if prepared.axis_order == "bhld" else "bhld"
-    return backend.is_array(output) and _right(implementation, output, inputs, other)
+    return _right(implementation, values, inputs, other)
 
 
 def _wrong_order(order: str) -> str:
