@@ -94,6 +94,9 @@ def test_results_are_never_overwritten(smoke) -> None:  # type: ignore[no-untype
     assert results.read_bytes() == before
 
 
+DIGITS = "1" * 5000
+
+
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
@@ -103,6 +106,11 @@ def test_results_are_never_overwritten(smoke) -> None:  # type: ignore[no-untype
         (["--backend=numpy", "--dtype=f8"], "valid: f64 (float64)"),
         (["--backend=numpy", "--implementation=flash"], "valid: numpy:definition"),
         (["--backend=numpy", "--shard=3/2"], "expected --shard=i/n"),
+        (["--backend=numpy", f"--shard=1/{DIGITS}"], "expected --shard=i/n"),
+        (["--backend=numpy", f"--seed={DIGITS}"], "a whole number of at most 18 digits, got '111"),
+        (["--backend=numpy", f"--threads={DIGITS}"], "a whole number of at most 18 digits, got '1"),
+        (["--backend=numpy", f"--cell-timeout={DIGITS}"], "a number of at most 18 digits, got '1"),
+        (["--backend=numpy", "--start-timeout=nan"], "a number of at most 18 digits, got 'nan'"),
         (["--backend=numpy", "--numerics=exact"], "none is given"),
         (["--backend=numpy", "--backend=torch", "--function=x.py:f"], "exactly one --backend"),
         (["--backend=tf", "--backend=keras-jax"], "KERAS_BACKEND is process-global"),

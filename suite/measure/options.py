@@ -8,7 +8,7 @@ from pathlib import Path
 from backends import registry
 from backends.registry import UsageError
 from suite.measure import protocol
-from suite.run.flags import option
+from suite.run.flags import number, option, whole
 from suite.run.options import Options, shared
 from suite.spec.catalogue.workloads import QUICK, Workload, named
 from suite.spec.dtypes import dtype
@@ -73,13 +73,13 @@ class BenchOptions(Options):
         checked=True,
     )
     samples: int | None = option(
-        f"samples of each call; default {protocol.SAMPLES}", "N", default=None, kind=int
+        f"samples of each call; default {protocol.SAMPLES}", "N", default=None, kind=whole
     )
     quick: bool = option(f"take {QUICK_SAMPLES} samples of each call", switch=True)
     against: str = option(
         "baseline: another implementation, venv:PATH, or commit:REV of a --function's file", "OTHER"
     )
-    seconds: float = option("seconds for the pairs of each case", default=20.0, kind=float)
+    seconds: float = option("seconds for the pairs of each case", default=20.0, kind=number)
 
     @property
     def backends(self) -> list[str]:

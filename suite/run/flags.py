@@ -3,9 +3,34 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from reprlib import repr as brief
 from typing import Any, ClassVar, Self
+
+LARGEST = 10**18
+"""The bound of every number that an option takes. 64-bit fields hold it."""
+
+
+def whole(text: str) -> int:
+    """A whole number of an option. Raises ArgumentTypeError."""
+    return _bounded(int, "a whole number", text)
+
+
+def number(text: str) -> float:
+    """A number of an option. Raises ArgumentTypeError."""
+    return _bounded(float, "a number", text)
+
+
+def _bounded(kind: Callable[[str], Any], what: str, text: str) -> Any:
+    try:
+        value = kind(text)
+    except ValueError:
+        value = math.nan
+    if not abs(value) <= LARGEST:
+        raise argparse.ArgumentTypeError(f"expected {what} of at most 18 digits, got {brief(text)}")
+    return value
 
 
 @dataclass(frozen=True)

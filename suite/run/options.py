@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from reprlib import repr as brief
 from typing import Any
 
 from backends import registry
 from backends.claims import DEFAULT_NUMERICS, read_claims, read_elections
 from backends.registry import UsageError
-from suite.run.flags import CommandOptions, Flag, dashed, flags, option
+from suite.run.flags import CommandOptions, Flag, dashed, flags, number, option, whole
 from suite.spec.claims import CLAIMS
 from suite.spec.dtypes import DTYPES, dtype
 from suite.spec.operators import OPERATORS
@@ -94,7 +95,7 @@ class Options(CommandOptions):
         MODES[0],
         valid=ASKED_MODES,
     )
-    seed: int = option("seed of the values that are drawn", "N", 0, kind=int)
+    seed: int = option("seed of the values that are drawn", "N", 0, kind=whole)
     function: tuple[str, ...] = option(
         "judge a function with the backend's native attention signature; repeatable",
         "PATH.py:NAME",
@@ -167,19 +168,19 @@ class Options(CommandOptions):
         "every CPU, divided among workers",
         "N",
         1,
-        kind=int,
+        kind=whole,
     )
     cell_timeout: float = option(
         "seconds after which a cell has failed, 0 for no limit",
         "SECONDS",
         CELL_SECONDS,
-        kind=float,
+        kind=number,
     )
     start_timeout: float = option(
         "seconds in which frameworks and kernels must be imported, 0 for no limit",
         "SECONDS",
         START_SECONDS,
-        kind=float,
+        kind=number,
         again=False,
     )
     shard: str = option("only part I of N of the cells", "I/N", again=False)
@@ -255,9 +256,9 @@ class Options(CommandOptions):
         """Shard i of n, (1, 1) for a whole run. Raises UsageError."""
         if not self.shard:
             return 1, 1
-        match = re.fullmatch(r"(\d+)/(\d+)", self.shard)
+        match = re.fullmatch(r"(\d{1,18})/(\d{1,18})", self.shard)
         if not match or not 1 <= int(match[1]) <= int(match[2]):
-            raise UsageError(f"expected --shard=i/n with 1 <= i <= n, got {self.shard!r}")
+            raise UsageError(f"expected --shard=i/n with 1 <= i <= n, got {brief(self.shard)}")
         return int(match[1]), int(match[2])
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from backends.registry import UsageError
-from suite.run.flags import option
+from suite.run.flags import number, option, whole
 from suite.run.options import Options, shared
 
 CELL_SECONDS = 60.0
@@ -28,11 +28,11 @@ class SearchOptions(Options):
         "greatest time; default 1, or none with --examples",
         "N",
         default=None,
-        kind=float,
+        kind=number,
         again=False,
     )
     examples: int | None = option(
-        "greatest number of cases", "N", default=None, kind=int, again=False
+        "greatest number of cases", "N", default=None, kind=whole, again=False
     )
     gradients: bool = option(
         "also judge the gradients of implementations that have them (default)",
@@ -45,7 +45,7 @@ class SearchOptions(Options):
         "compiled, else any",
         "N",
         default=None,
-        kind=int,
+        kind=whole,
         again=False,
     )
     script: str = option(

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from backends.registry import UsageError
-from suite.run.flags import CommandOptions, option
+from suite.run.flags import CommandOptions, number, option, whole
 from suite.run.options import shared
 
 
@@ -38,8 +38,8 @@ class SweepOptions(CommandOptions):
         "WHERE",
         "local",
     )
-    cores: int = option("cores for --cluster=local; 0 for all (default)", "N", 0, kind=int)
-    hours: float = option("end after H hours; 0 for no limit (default)", "H", 0.0, kind=float)
+    cores: int = option("cores for --cluster=local; 0 for all (default)", "N", 0, kind=whole)
+    hours: float = option("end after H hours; 0 for no limit (default)", "H", 0.0, kind=number)
 
     def check(self) -> None:
         """Raise UsageError for invalid options, before a cluster is used."""
