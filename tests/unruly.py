@@ -6,10 +6,14 @@ Each does it on cases of 17 keys and answers rightly all the same, where it stil
 
 from __future__ import annotations
 
+import builtins
 import ctypes
 import gc
+import io
+import locale
 import os
 import random
+import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -88,7 +92,6 @@ def dying_thread() -> None:
 
 def leave_garbage() -> None:
     """Leave garbage behind whose destructor raises as soon as it is collected."""
-    gc.disable()
     garbage = Raises()
     garbage.own = garbage
 
@@ -96,6 +99,43 @@ def leave_garbage() -> None:
 def hold_the_lock() -> None:
     """Compute for hours in one call of C that holds the interpreter's lock and asks for no signals."""
     sum(range(10**15))
+
+
+def closes(number: int) -> Callable[[], object]:
+    """A function that closes a descriptor."""
+    return lambda: os.close(number)
+
+
+def traces(*details: object) -> None:
+    """Trace nothing."""
+
+
+LEAKS: dict[str, tuple[Callable[[], object], str]] = {
+    "environment": (lambda: os.environ.update(HOME="/nowhere"), "the variable HOME at /nowhere"),
+    "removed_variable": (lambda: os.environ.pop("HOME"), "the variable HOME at absent"),
+    "builtin": (lambda: setattr(builtins, "sum", traces), "the built-in sum at <function traces>"),
+    "umask": (lambda: os.umask(0o177), "the umask at 127"),
+    "other_locale": (
+        lambda: locale.setlocale(locale.LC_ALL, "C"), "the locale at C, it was LC_CTYPE=C.UTF-8",
+    ),
+    "handler": (
+        lambda: signal.signal(signal.SIGALRM, traces),
+        "the handler of SIGALRM at <function traces>, it was <function limited",
+    ),
+    "closed_output": (closes(1), "descriptor 1 at closed"),
+    "closed_error": (closes(2), "descriptor 2 at closed"),
+    "replaced_output": (lambda: setattr(sys, "stdout", io.StringIO()), "sys.stdout at <_io.StringIO"),
+    "hook": (lambda: setattr(threading, "excepthook", traces), "threading.excepthook at <function"),
+    "trace": (lambda: sys.settrace(traces), "the trace function at <function traces>"),
+    "profile": (lambda: sys.setprofile(traces), "the profile function at <function traces>"),
+    "trace_of_threads": (lambda: threading.settrace(traces), "the trace function of threads at"),
+    "no_collection": (gc.disable, "garbage collection at False"),
+    "recursion": (lambda: sys.setrecursionlimit(500), "the recursion limit at 500"),
+    "import_path": (lambda: sys.path.remove(sys.path[-1]), "the import path"),
+    "numpy_errors": (lambda: np.seterr(divide="call"), "NumPy's answer to divide at call"),
+    "fork": (os.fork, "a process that the call forked returned from the call"),
+}  # fmt: skip
+"""Acts that leave a setting of the process changed, and what is said of each."""
 
 
 def reseed() -> None:
@@ -122,6 +162,7 @@ ACTS: dict[str, Callable[[], object]] = {
     "garbage": leave_garbage,
     "folder": lambda: os.chdir("/"),
     "reseeds": reseed,
+    **{name: act for name, (act, _) in LEAKS.items()},
 }
 
 

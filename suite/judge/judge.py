@@ -5,12 +5,9 @@ from __future__ import annotations
 
 import time
 import traceback
-import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-
-import numpy as np
 
 from backends.protocol import ENDS, TimeOver
 from suite.judge import leaks
@@ -107,13 +104,13 @@ def _asked(cell: Cell, policy: Policy) -> Verdict:
         common = not isinstance(cell.case, Case) or reason in backend.refusals.values()
         if common or not policy.audit:
             return Verdict("unsupported", "", reason)
-    settings = leaks.Settings(backend)
-    try:
-        with policy.limit():
+    with leaks.quiet(), policy.limit():
+        settings = leaks.Settings(backend)
+        try:
             verdict = _checked(cell) if reason is None else _audited(_checked(cell), reason)
-    finally:
-        cell.changed_settings += settings.restore()
-        cell.background_errors += leaks.died()
+        finally:
+            cell.changed_settings += settings.restore()
+            cell.background_errors += leaks.died()
     return leaks.fail_for_leaks(verdict, cell.changed_settings, cell.background_errors)
 
 
@@ -124,11 +121,8 @@ def _checked(cell: Cell) -> Verdict:
         return Verdict(status, kind, message, replace(cell.measured))
 
     try:
-        # Whether a warning is an error is for the caller's tests, and no property of a kernel.
-        with np.errstate(all="ignore"), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            cell.refuse_what_is_elected()
-            cell.check.function(cell)
+        cell.refuse_what_is_elected()
+        cell.check.function(cell)
     except NotApplicable as inapplicable:
         kind = REFUSED if isinstance(inapplicable, Refused) else ""
         return verdict("unsupported", kind, str(inapplicable))

@@ -3,45 +3,47 @@
 - Settings of the process and of the framework are restored after every cell, so that cells do not depend
   on each other. A cell whose call changed a setting fails.
 - Every cell begins with the same seeds. A call may move random generators.
-- Threads that died and destructors that raised fail the cell during which they are noticed.
+- Threads that died, destructors that raised, and forks that returned from a call fail the cell during which they are noticed.
 """
 
 from __future__ import annotations
 
-import os
+import contextlib
 import random
+import re
 import sys
 import threading
+import time
+import warnings
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from backends.protocol import Backend, Setting
+from backends.protocol import Backend
+from suite.judge.process_settings import FORK_SECONDS, FORKS, PROCESS, RETURNED
 from suite.judge.verdict import Verdict, text_of
 
 LEAKED, DIED = "leaked-state", "raised"
 
 
-def folder() -> str:
-    """The current folder; "" if it was deleted."""
-    try:
-        return os.getcwd()
-    except OSError:
-        return ""
-
-
-COMMON = {"the folder": Setting(folder, lambda path: os.chdir(path) if path else None)}
-"""Settings of every process."""
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """A context without warnings: whether a warning is an error is no property of a kernel. Filters of
+    warnings that are changed inside are restored."""
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 class Settings:
     """The settings as a cell begins. The constructor begins the cell: it seeds all generators."""
 
     def __init__(self, backend: Backend) -> None:
-        self._settings = {**COMMON, **backend.settings}
+        FORKS.clear()
+        self._settings = {**PROCESS, **backend.settings}
         self._before = {name: setting.read() for name, setting in self._settings.items()}
         random.seed(0)
         np.random.seed(0)
@@ -52,10 +54,38 @@ class Settings:
         left = []
         for name, setting in self._settings.items():
             before, now = self._before[name], setting.read()
-            if now != before:
+            changes = _changes(name, before, now)
+            if changes:
                 setting.write(before)
-                left.append(f"{name} at {now}, it was {before}")
+                left += changes
+        if FORKS:
+            _await_fork()
         return left
+
+
+def _changes(name: str, before: Any, now: Any) -> list[str]:
+    """The changes of a setting, for people. Of a mapping each entry that was there is compared."""
+    if now == before:
+        return []
+    if not isinstance(before, Mapping):
+        return [f"{name} at {_shown(now)}, it was {_shown(before)}"]
+    return [
+        change
+        for key, value in before.items()
+        for change in _changes(f"{name} {key}", value, now.get(key, "absent"))
+    ]
+
+
+def _shown(value: Any) -> str:
+    """A value for people, without the address of an object."""
+    return re.sub(r" at 0x[0-9a-f]+", "", text_of(value))[:100]
+
+
+def _await_fork() -> None:
+    """Wait for a fork that returns from its call. Other forks do not return, and are not waited for long."""
+    end = time.monotonic() + FORK_SECONDS
+    while not RETURNED[0] and time.monotonic() < end:
+        time.sleep(0.001)
 
 
 _DIED: deque[str] = deque(maxlen=100)
@@ -84,8 +114,11 @@ def watch() -> Callable[[], None]:
 
 
 def died() -> list[str]:
-    """The deaths since the last call, each once, for people; empty without `watch`."""
+    """The deaths since the last call, each once, for people. Without `watch` forks alone are seen."""
     events = [_DIED.popleft() for _ in range(len(_DIED))]
+    if RETURNED[0]:
+        RETURNED[0] = 0
+        events.append("a process that the call forked returned from the call")
     return list(dict.fromkeys(events))
 
 

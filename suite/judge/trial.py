@@ -3,7 +3,6 @@ once."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -42,15 +41,13 @@ def trial(
 
     Settings that a call changed are restored: cells report them.
     """
-    settings = leaks.Settings(implementation.backend)
-    try:
-        # As in a cell: whether a warning is an error is no property of a kernel.
-        with np.errstate(all="ignore"), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+    with leaks.quiet():
+        settings = leaks.Settings(implementation.backend)
+        try:
             return _tried(implementation, calling)
-    finally:
-        settings.restore()
-        leaks.died()
+        finally:
+            settings.restore()
+            leaks.died()
 
 
 def _tried(implementation: Implementation, calling: Calling) -> str | None:

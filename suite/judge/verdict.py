@@ -36,10 +36,10 @@ class Refused(NotApplicable):
     """A user function refuses a case that its signature and its claims allow."""
 
 
-def text_of(error: BaseException) -> str:
-    """The text of an exception, even if its `__str__` raises."""
+def text_of(value: object) -> str:
+    """The text of an exception or of another object, even if its `__str__` raises."""
     try:
-        return str(error)
+        return str(value)
     except ENDS:
         raise
     except BaseException as other:

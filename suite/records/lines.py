@@ -10,6 +10,7 @@ expected and what was found, and what to do.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
@@ -137,7 +138,7 @@ class _Footer(msgspec.Struct):
 class Writer(Generic[H, R]):
     """Writes a run to a new file and flushes every line. `file` is the open file, if it is open.
 
-    Raises FileExistsError if the file exists.
+    Raises FileExistsError if the file exists, and RecordError if a line cannot be written.
     """
 
     def __init__(
@@ -164,8 +165,16 @@ class Writer(Generic[H, R]):
         entry = {"record": name, **_strict(fields)}
         text = json.dumps(entry, ensure_ascii=False, allow_nan=False)
         # A framework's message may contain surrogates, which UTF-8 cannot encode.
-        self._file.write(re.sub("[\ud800-\udfff]", "\ufffd", text) + "\n")
-        self._file.flush()
+        try:
+            self._file.write(re.sub("[\ud800-\udfff]", "\ufffd", text) + "\n")
+            self._file.flush()
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                self._file.close()
+            raise RecordError(
+                f"{self.path} cannot be written to: {error.strerror}; make room or raise the limit of "
+                "file sizes, and run again"
+            ) from error
 
 
 def read(path: str | Path, file_schema: FileSchema[H, R], partial: bool = False) -> Content[H, R]:

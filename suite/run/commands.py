@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from suite.measure.command import add_bench_parser
 from suite.measure.releases import add_releases_parser
+from suite.records.lines import RecordError
 from suite.report.commands import add_diff_parser, add_partial, add_report_parser
 from suite.run.elections import add_elections_parser
 from suite.run.options import add_options
@@ -33,10 +34,15 @@ NOT_PACKED = "mutants made by hand lie in the folder tests of a checkout, and in
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code. Usage errors exit with 2."""
+    """Run one command; returns the exit code. Usage errors, and records that cannot be written, exit
+    with 2."""
     with printed():
         chosen = parsed(arguments)
-        return chosen.run(chosen)
+        try:
+            return chosen.run(chosen)
+        except RecordError as error:
+            print(error, file=sys.stderr)
+            return 2
 
 
 def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -208,7 +214,6 @@ def _expect(arguments: argparse.Namespace) -> int:
     from suite.records.cells import load
     from suite.records.expectations import draft
     from suite.records.files import new_file
-    from suite.records.lines import RecordError
 
     try:
         run = load(arguments.write, arguments.partial)
@@ -247,7 +252,6 @@ def _findings(arguments: argparse.Namespace) -> int:
     from suite.records.cells import load
     from suite.records.expectations import ExpectationError
     from suite.records.findings import manifests, page
-    from suite.records.lines import RecordError
 
     try:
         print(page(manifests(), [load(path) for path in arguments.results]), end="")

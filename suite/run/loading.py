@@ -98,17 +98,19 @@ def load_backend(backend: Backend, options: Options, user: UserCode = NO_CODE) -
     functions: list[Implementation] = []
     notes: list[str] = []
     expect: list[Path] = []
-    settings = leaks.Settings(backend) if options.function else None
     for text in options.function:
-        function, files = _function(backend, text, options, user)
+        with leaks.quiet():
+            settings = leaks.Settings(backend)
+            try:
+                function, files = _function(backend, text, options, user)
+            finally:
+                left = settings.restore()
         functions.append(function)
         notes += [f"{function}: {remark}" for remark in function.remarks]
-        expect += [path for path in files if path not in expect]
-    if settings is not None:
         notes += [
-            f"importing {', '.join(options.function)} left {change}; cells are judged with what was"
-            for change in settings.restore()
+            f"importing {text} left {change}; cells are judged with what was" for change in left
         ]
+        expect += [path for path in files if path not in expect]
     judged = functions + (natives if options.implementation or not options.function else [])
     compiled = [] if options.mode == "eager" else compiled_forms(backend, judged)
     functions += [form for form in compiled if form.inner in functions]

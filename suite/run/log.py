@@ -8,7 +8,8 @@ of a test is part of the verdict. So records and exit code agree.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TextIO
 
@@ -18,7 +19,7 @@ from suite.records import cells as records
 from suite.records.cells import CellRecord
 from suite.records.coverage import shortfalls
 from suite.records.files import new_file, remove_empty
-from suite.records.lines import Writer
+from suite.records.lines import RecordError, Writer
 from suite.run.options import NAMES, Options
 from suite.run.recorded import crashed, header
 from suite.run.supervision import BOARD
@@ -147,18 +148,33 @@ class RunLog:
         self.functions = list(identity.get("functions", []))
         self._owes_answers = identity.get("owes_answers", True)
         if self._file is not None:
-            self.writer = records.writer(self._file.name, self.header, self._file)
+            with self._writing():
+                self.writer = records.writer(self._file.name, self.header, self._file)
 
     def _flush(self) -> None:
         """Write the waiting records, if a file is open."""
         if self.writer:
-            for cell in self.pending:
-                self.writer.write(cell)
+            with self._writing():
+                for cell in self.pending:
+                    self.writer.write(cell)
             self.pending = []
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """A context that ends the run in one sentence if the records cannot be written."""
+        try:
+            yield
+        except RecordError as error:
+            self.writer = self._file = None
+            pytest.exit(f"--results: {error}", returncode=pytest.ExitCode.USAGE_ERROR)
 
     def close(self, finished: bool) -> None:
         """Write the waiting records and, if the run is `finished`, the footer. If records were
         corrected, write the file anew."""
+        with self._writing():
+            self._close(finished)
+
+    def _close(self, finished: bool) -> None:
         if self.header is None and self.pending:
             self.begin({})
         self._flush()

@@ -72,6 +72,11 @@ def pytest_configure(config: pytest.Config) -> None:
         refuse_impostors()
     except ImportError as error:
         raise pytest.UsageError(str(error)) from error
+    if not __debug__:
+        raise pytest.UsageError(
+            "expected a Python that executes assertions, got one with -O or PYTHONOPTIMIZE: functions "
+            "under test may check their arguments by assertions; run without it"
+        )
     config.addinivalue_line("markers", "slow: takes minutes; run with -m slow")
     # A checkout that cannot be written to has no cache, which changes no verdict.
     config.addinivalue_line("filterwarnings", "ignore::pytest.PytestCacheWarning")

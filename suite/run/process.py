@@ -47,8 +47,9 @@ SUITE_BROKE = 3
 GRACE = 3.0
 """Seconds between TimeOver and the watchdog."""
 
-EXIT_SECONDS = 60.0
-"""Seconds in which frameworks may end their threads after the exit code is known."""
+EXIT_SECONDS = 10.0
+"""Seconds in which frameworks may end their threads after the exit code is known. The process is ended
+then, and the exit code stands."""
 
 CHILD = """
 import ctypes, os, runpy, signal, sys
@@ -162,7 +163,8 @@ def supervised(work: Callable[[Board], int], advice: str = "") -> tuple[int, Fie
     If the fork dies before it has an exit code, the code is `DIED`, and standard error says how and at
     which cell the fork died, with an `advice`.
     """
-    board = Board()
+    board, (written, stacks) = Board(), os.pipe()
+    os.set_blocking(written, False)  # processes that the fork started may outlive it
     board.say(parent=os.getpid())
     sys.stdout.flush()
     sys.stderr.flush()
@@ -170,7 +172,7 @@ def supervised(work: Callable[[Board], int], advice: str = "") -> tuple[int, Fie
         warnings.simplefilter("ignore")  # of threads, of which there is one
         child = os.fork()
     if not child:
-        _work_and_leave(work, board)
+        _work_and_leave(work, board, stacks)
     # An interrupt from the keyboard reaches the child, too, which says what becomes of the run; a
     # termination reaches this process alone and is handed on.
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -181,6 +183,15 @@ def supervised(work: Callable[[Board], int], advice: str = "") -> tuple[int, Fie
         signal.signal(signal.SIGINT, before)
         signal.signal(signal.SIGTERM, ended)
     said = board.read()
+    os.close(stacks)
+    try:
+        late = place_in(os.read(written, Board.SIZE).decode(errors="replace"))
+    except BlockingIOError:
+        late = ""
+    os.close(written)
+    if late:
+        what = f"a thread or an exit handler held the process for {EXIT_SECONDS:g} s after the run"
+        print(f"\nWARNING: {what}, and was ended: {late}", file=sys.stderr, flush=True)
     if "code" in said:
         return said["code"], said
     death = _death(os.waitstatus_to_exitcode(status), said, advice)
@@ -193,7 +204,7 @@ def orphaned(board: Board | None) -> bool:
     return board is not None and os.getppid() != board.read().get("parent")
 
 
-def _work_and_leave(work: Callable[[Board], int], board: Board) -> NoReturn:
+def _work_and_leave(work: Callable[[Board], int], board: Board, stacks: int) -> NoReturn:
     code = SUITE_BROKE
     try:
         code = work(board)
@@ -203,7 +214,7 @@ def _work_and_leave(work: Callable[[Board], int], board: Board) -> NoReturn:
         _flush()
         board.say(code=int(code))
         # Threads of frameworks end with their process; how long that takes changes no outcome.
-        faulthandler.dump_traceback_later(EXIT_SECONDS, exit=True, file=sys.__stderr__ or 2)
+        faulthandler.dump_traceback_later(EXIT_SECONDS, exit=True, file=stacks)
         atexit._run_exitfuncs()
         _flush()
         os._exit(int(code))

@@ -1,0 +1,151 @@
+"""Settings of the process that a call may change, and that affect later calls.
+
+What is read is a value, or a mapping of which each entry is a setting. Entries that a call adds to a mapping
+stay: frameworks add variables to the environment, and functions add folders to the import path.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import gc
+import locale
+import mmap
+import os
+import signal
+import sys
+import threading
+from collections.abc import Mapping, MutableMapping
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+
+from backends.protocol import Setting
+
+CLOSED = "closed"
+
+FORK_SECONDS = 0.2
+"""Seconds in which a fork of a call returns from the call, if it ever does."""
+
+RETURNED = mmap.mmap(-1, 1)
+"""1 if a fork of a call returned from the call; memory that forks share."""
+
+RECURSION = sys.getrecursionlimit()
+"""The recursion limit as the process began."""
+
+SIGNALS = tuple((each.name, each.value) for each in signal.Signals)
+
+FORKS: list[bool] = []
+"""An entry for each fork since the list was last cleared."""
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=lambda: FORKS.append(True))
+
+
+def _end_fork(parent: int) -> None:
+    """End this process, which a call forked: otherwise two processes would go on with the run."""
+    RETURNED[0] = 1
+    os._exit(0)
+
+
+def _folder() -> str:
+    """The current folder; "" if it was deleted."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""
+
+
+def _umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def _contents(mapping: MutableMapping[Any, Any]) -> Setting:
+    return Setting(lambda: dict(mapping), mapping.update)
+
+
+def _attribute(owner: Any, name: str) -> Setting:
+    return Setting(lambda: getattr(owner, name), partial(setattr, owner, name))
+
+
+def _handlers() -> dict[str, Any]:
+    """The handlers that Python knows, by the names of signals."""
+    known = ((name, signal.getsignal(number)) for name, number in SIGNALS)
+    return {name: handler for name, handler in known if handler is not None}
+
+
+def _handle(handlers: Mapping[str, Any]) -> None:
+    for name, handler in handlers.items():
+        if signal.getsignal(signal.Signals[name]) != handler:
+            with contextlib.suppress(ValueError):  # outside the main thread
+                signal.signal(signal.Signals[name], handler)
+
+
+def _descriptors() -> dict[int, str]:
+    """Device and inode of standard output and standard error."""
+    return {number: _opened(number) for number in (1, 2)}
+
+
+def _opened(number: int) -> str:
+    try:
+        found = os.fstat(number)
+    except OSError:
+        return CLOSED
+    identity = f"file {found.st_dev}:{found.st_ino}"
+    _copy(number, identity)
+    return identity
+
+
+@lru_cache(maxsize=64)
+def _copy(number: int, identity: str) -> int:
+    """A copy of a descriptor, from which the descriptor can be restored."""
+    return os.dup(number)
+
+
+def _reopen(descriptors: Mapping[int, str]) -> None:
+    for number, identity in descriptors.items():
+        if identity != CLOSED:
+            os.dup2(_copy(number, identity), number)
+        elif _opened(number) != CLOSED:
+            os.close(number)
+
+
+def _recursion() -> int:
+    """The recursion limit. A higher one, as compilers set, is no change."""
+    return min(sys.getrecursionlimit(), RECURSION)
+
+
+def _first(places: Mapping[str, str]) -> None:
+    """Put the places first that were on the import path."""
+    sys.path[:] = [*places, *(place for place in sys.path if place not in places)]
+
+
+PROCESS = {
+    "the process": Setting(os.getpid, _end_fork),  # first: a fork restores nothing else
+    "the folder": Setting(_folder, lambda path: os.chdir(path) if path else None),
+    "the variable": _contents(os.environ),
+    "the built-in": _contents(vars(builtins)),
+    "the umask": Setting(_umask, os.umask),
+    "the locale": Setting(
+        partial(locale.setlocale, locale.LC_ALL), partial(locale.setlocale, locale.LC_ALL)
+    ),
+    "the handler of": Setting(_handlers, _handle),
+    "descriptor": Setting(_descriptors, _reopen),
+    "sys.stdout": _attribute(sys, "stdout"),
+    "sys.stderr": _attribute(sys, "stderr"),
+    "sys.excepthook": _attribute(sys, "excepthook"),
+    "sys.unraisablehook": _attribute(sys, "unraisablehook"),
+    "threading.excepthook": _attribute(threading, "excepthook"),
+    "the trace function": Setting(sys.gettrace, sys.settrace),
+    "the profile function": Setting(sys.getprofile, sys.setprofile),
+    "the trace function of threads": Setting(threading.gettrace, threading.settrace),
+    "the profile function of threads": Setting(threading.getprofile, threading.setprofile),
+    "garbage collection": Setting(gc.isenabled, lambda on: gc.enable() if on else gc.disable()),
+    "the recursion limit": Setting(_recursion, sys.setrecursionlimit),
+    "the import path": Setting(lambda: dict.fromkeys(sys.path, "present"), _first),
+    "NumPy's answer to": Setting(np.geterr, lambda answers: np.seterr(**answers)),
+}
+"""The settings by name. A name is completed by the key of an entry, as "the variable HOME"."""
