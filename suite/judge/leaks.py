@@ -3,7 +3,8 @@
 - Settings of the process and of the framework are restored after every cell, so that cells do not depend
   on each other. A cell whose call changed a setting fails.
 - Every cell begins with the same seeds. A call may move random generators.
-- Threads that died, destructors that raised, and forks that returned from a call fail the cell during which they are noticed.
+- Threads that died, destructors that raised, and forks that returned from a call fail the cell during
+  which they are noticed.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def _shown(value: Any) -> str:
 
 
 def _await_fork() -> None:
-    """Wait for a fork that returns from its call. Other forks do not return, and are not waited for long."""
+    """Wait shortly for a fork that returns from its call. Other forks never return."""
     end = time.monotonic() + FORK_SECONDS
     while not RETURNED[0] and time.monotonic() < end:
         time.sleep(0.001)

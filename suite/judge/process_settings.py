@@ -1,7 +1,7 @@
 """Settings of the process that a call may change, and that affect later calls.
 
-What is read is a value, or a mapping of which each entry is a setting. Entries that a call adds to a mapping
-stay: frameworks add variables to the environment, and functions add folders to the import path.
+What is read is a value, or a mapping of which each entry is a setting. Entries that a call adds to a
+mapping stay: frameworks add variables to the environment, and functions add folders to the import path.
 """
 
 from __future__ import annotations
