@@ -1,0 +1,96 @@
+"""What a call leaves of the process is restored and said, and what the process lacks is one sentence."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.test_runs import FEW, ISOLATED, ROOT, judged, run, statuses, usage
+from tests.unruly import LEAKS
+
+
+@pytest.mark.parametrize("act", LEAKS)
+def test_a_setting_of_the_process_is_restored_and_held_against_the_call(
+    tmp_path: Path, act: str
+) -> None:
+    out, loaded = judged(act, tmp_path / "r.jsonl")
+    assert out.returncode == 1, out.stdout + out.stderr
+    (kind,) = {c.kind for c in loaded.cells if c.status == "fail"}
+    assert kind == ("raised" if act == "fork" else "leaked-state")
+    assert all(LEAKS[act][1] in c.message for c in loaded.cells if c.status == "fail")
+    assert statuses(loaded) == {("fail", kind)}
+    assert statuses(loaded, "k9") == {("pass", "")}
+    assert loaded.complete
+    assert "Traceback" not in out.stdout + out.stderr
+
+
+def test_what_a_module_leaves_is_said_once(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    path = tmp_path / "leaky.py"
+    path.write_text(
+        "import sys, warnings\n"
+        "import torch\n"
+        "sys.setrecursionlimit(150)\n"
+        "sys.path[:] = []\n"
+        "warnings.simplefilter('error')\n"
+        "attention = torch.nn.functional.scaled_dot_product_attention\n"
+    )
+    out = run(
+        *FEW, "--backend=torch", f"--function={path}:attention", "-k", "q5k9d8", "--no-header"
+    )
+    assert out.returncode == 0, out.stdout + out.stderr
+    said = " ".join(out.stdout.split())
+    assert f"importing {path}:attention left the recursion limit at 150, it was 1000" in said
+    assert "left the import path" in said
+
+
+def test_records_that_cannot_be_written_end_a_run_in_one_sentence(tmp_path: Path) -> None:
+    for number, (size, words) in enumerate([(0, ()), (3000, ()), (3000, ISOLATED)]):
+        path = tmp_path / f"{number}.jsonl"
+        program = (
+            f"import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size})); "
+            "import pytest; sys.exit(pytest.main(sys.argv[1:]))"
+        )
+        out = subprocess.run(
+            [sys.executable, "-B", "-c", program, "-q", "-s", "-p", "no:cacheprovider", *FEW, *words,
+             "--backend=numpy", f"--results={path}"],
+            cwd=ROOT, capture_output=True, text=True, timeout=240,
+        )  # fmt: skip
+        said = out.stdout + out.stderr
+        assert out.returncode == pytest.ExitCode.USAGE_ERROR, said
+        assert f"{path} cannot be written to: File too large; make room" in said
+        assert "Traceback" not in said
+        assert "INTERNALERROR" not in said
+
+
+def test_a_python_without_assertions_is_refused() -> None:
+    out = run(*FEW, "--backend=numpy", env={"PYTHONOPTIMIZE": "1"})
+    assert out.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "expected a Python that executes assertions" in usage(out)
+    assert "Traceback" not in out.stdout + out.stderr
+
+
+def test_what_holds_the_end_of_a_run_is_ended_and_named(tmp_path: Path) -> None:
+    (tmp_path / "holds.py").write_text(
+        "import atexit, threading\n"
+        "from suite.run import process\n"
+        "from tests.unruly import Miniatures, unruly\n"
+        "process.EXIT_SECONDS = 1.0\n"
+        "def hold():\n"
+        "    threading.Event().wait(600)\n"
+        "def act():\n"
+        "    atexit.register(hold)\n"
+        "    threading.Thread(target=hold).start()\n"
+        "def backend(device): return Miniatures(device, unruly(act))\n"
+    )
+    out = run(
+        *FEW, "--backend=holds:backend", "-k", "b3h3q11k17d8/bias",
+        env={"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
+    )  # fmt: skip
+    assert out.returncode == 0, out.stdout + out.stderr
+    assert "held the process for" in out.stderr
+    assert "in hold (holds.py:" in out.stderr or "in wait (threading.py:" in out.stderr
