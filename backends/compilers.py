@@ -30,6 +30,10 @@ class Compilers:
     runs_models = False
     """True if every call, also of textbook code, is a model that a runtime rewrites."""
 
+    ambient: tuple[str, ...] = ()
+    """Those of the names that surround calls in other people's programs: no answer may depend on them, in
+    eager mode, too."""
+
     def __init__(
         self,
         backend: Backend,

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from backends.ambient import Ambient
 from backends.claims import Claims
 from backends.compilers import Compilers
 from backends.declared import (
@@ -64,9 +65,10 @@ class Setting(NamedTuple):
 
 __all__ = [
     "ARRAYS", "AS_CLASS", "ATTENTION_FEATURES", "ENDS", "LAYER_FEATURES", "LAYER_OUTPUTS", "OF_BACKENDS",
-    "THROUGH", "Backend", "BackendUnavailable", "BrokenFramework", "Compilers", "DeclarationError",
-    "Declared", "DeclaredRounding", "Election", "ForwardOnly", "Implementation", "Limits", "Memory",
-    "PreparedCall", "Profiler", "Setting", "Step", "TimeOver", "UsageError", "checked_name",
+    "THROUGH", "Ambient", "Backend", "BackendUnavailable", "BrokenFramework", "Compilers",
+    "DeclarationError", "Declared", "DeclaredRounding", "Election", "ForwardOnly", "Implementation",
+    "Limits", "Memory", "PreparedCall", "Profiler", "Setting", "Step", "TimeOver", "UsageError",
+    "checked_name",
 ]  # fmt: skip
 
 
@@ -204,6 +206,12 @@ class Backend(ABC):
         raise ForwardOnly(f"{self.name} is asked no directional derivatives", declared=True)
 
     # State that calls must not change.
+
+    @property
+    def ambient(self) -> Mapping[str, Ambient]:
+        """The framework's modes that may surround a call, by name, for people: none of them may change an
+        answer."""
+        return {}
 
     @property
     def settings(self) -> Mapping[str, Setting]:

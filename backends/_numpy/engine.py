@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from backends.memory import Shape, view
 from backends.prepared import ForwardOnly, PreparedCall
-from backends.protocol import Backend, Memory, Profiler
+from backends.protocol import Ambient, Backend, Memory, Profiler
 from suite.spec.dtypes import DType
 
 
@@ -64,6 +65,8 @@ class NumpyEngine(Backend):
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)
         self.memory, self.profiler = RoundedMemory(self), RoundedProfiler(self)
+
+    ambient = {"np.errstate(all='warn')": Ambient(partial(np.errstate, all="warn"))}
 
     @property
     def versions(self) -> dict[str, str]:

@@ -13,6 +13,8 @@ from backends.protocol import Compilers
 class TensorflowCompilers(Compilers):
     """`tf.function`, alone ("function") and through XLA ("xla")."""
 
+    ambient = ("function",)
+
     def compiled(self, prepared: PreparedCall, compiler: str, batch: int) -> PreparedCall:
         import tensorflow as tf
 

@@ -11,6 +11,7 @@ from typing import Any
 from backends.protocol import Backend
 from tests.mutants import (  # noqa: F401  (imported so that they register their mutants)
     faults_alibi,
+    faults_ambient,
     faults_contract,
     faults_dropout,
     faults_encoder,
