@@ -165,6 +165,11 @@ def grouped(call: AttentionCall) -> Any:
     return call.inputs.query.shape[1] != call.inputs.key.shape[1] or None
 
 
+def rate(call: AttentionCall) -> Any:
+    """The rate of dropout in training, None if nothing is dropped."""
+    return call.inputs.rate or None if call.inputs.training else None
+
+
 SIGNATURE = NativeSignature(
     NATIVE,
     (
@@ -176,6 +181,7 @@ SIGNATURE = NativeSignature(
         ),
         SCALE,
         Parameter("enable_gqa", ("grouped-heads",), grouped),
+        Parameter("dropout_p", ("dropout",), rate),
     ),
     neutral={"dropout_p": 0.0},
     divide=lambda inputs, taken: flags(inputs, "is_causal" in taken, "window" in taken),
@@ -234,8 +240,6 @@ class Sdpa(Implementation):
     def prepare(self, inputs: Inputs) -> PreparedCall:
         arguments = native_arguments(self.backend, inputs)
         function = self.backend.torch.nn.functional.scaled_dot_product_attention
-        if inputs.training and inputs.rate:
-            arguments["dropout_p"] = inputs.rate
         return PreparedCall(
             self.backend.seeded(function, inputs),
             arguments,

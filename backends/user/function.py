@@ -69,7 +69,7 @@ class NativeSignature:
 
     - `name`: the name of the attention function
     - `parameters`: the parameters that the suite passes besides query, key and value
-    - `neutral`: other parameters, each with a value that changes no answer
+    - `neutral`: values of parameters that change no answer
     - `divide`: divides a mask for a function that takes these parameters
     - `passed_as`: the arguments of arrays that are passed with another name
     - `axis_order`: the order of operands and output
@@ -93,14 +93,15 @@ class NativeSignature:
     def binder(self, function: Callable[..., Any], name: str) -> Binder[AttentionCall]:
         """The binder of a function with all or part of this signature. Raises TypeError."""
         own = [parameter.name for parameter in self.parameters]
-        table = (*self.parameters, *(Parameter(n) for n in self.neutral), *EXTRA)
+        neutral = [name for name in self.neutral if name not in own]
+        table = (*self.parameters, *map(Parameter, neutral), *EXTRA)
         try:
             return Binder.of(function, name, table, OPERANDS, rest=own)
         except UnreadableSignature:
             if getattr(function, "__name__", "") != self.name.rpartition(".")[2]:
                 raise
             # The framework's own function, written in C++.
-            return Binder(table, frozenset([*own, *self.neutral]), arrays=OPERANDS)
+            return Binder(table, frozenset([*own, *neutral]), arrays=OPERANDS)
 
 
 class UserCallable(Implementation):
@@ -152,25 +153,35 @@ class UserFunction(UserCallable):
         self.native, self.beside = native, own_attention(backend)
         super().__init__(backend, function, name, claims)
         self.ways = native.ways(n for n in native.neutral if n in self.binder.taken)
-        if self.ways:
-            passed = f"{', '.join(self.ways)} is all that is passed of these parameters"
+        asked = {parameter.name for parameter in native.parameters}
+        only = [name for name, way in self.ways.items() if not way.keys() & asked]
+        if only:
+            passed = f"{', '.join(only)} is all that is passed of these parameters"
             self.remarks = (passed, *self.remarks)
 
     def bound(self, function: Callable[..., Any], name: str) -> Binder[Any]:
         return self.native.binder(function, name)
 
     def declaration(self, claims: Claims) -> Declared:
+        drops = any(
+            "dropout" in parameter.features and parameter.name in self.binder.taken
+            for parameter in self.native.parameters
+        )
         return claims.declared(
             TEXTBOOK_FEATURES,
             None if self.beside is None else self.beside.declared,
             refusals=self.binder.lacking,
             may_be_forward_only=True,
             merges_mask_into_bias=self.native.merges_mask_into_bias,
+            dropout="elements" if drops else "",
+            whole_dropout=False,
         )
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
-        """The call with each neutral value as an explicit argument."""
-        return self.prepare(inputs).written_out(self.ways)
+        """The call with each neutral value of a parameter that it does not pass as an explicit argument."""
+        plain = self.prepare(inputs)
+        ways = {n: way for n, way in self.ways.items() if not way.keys() & plain.arguments.keys()}
+        return plain.written_out(ways)
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         """The function's call: query, key and value by position, the rest by keyword."""
@@ -181,7 +192,11 @@ class UserFunction(UserCallable):
         )
         arguments = operands | self.binder.bind(call, inputs.needs)
 
+        drops = bool(inputs.training and inputs.rate)
+
         def called(query: Any, key: Any, value: Any, **rest: Any) -> Any:
+            if drops:
+                backend.reseed(inputs.dropout_seed)
             return function(query, key, value, **rest)
 
         plain = not arguments.keys() & FEATURES.keys()

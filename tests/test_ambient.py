@@ -1,0 +1,53 @@
+"""A person's function is asked in every mode that may surround a call; dropout is asked as of torch."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.test_claims import judged, plan, wrong
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [
+        ("in_inference_mode", "torch.inference_mode:"),
+        ("without_gradients", "torch.inference_mode, torch.no_grad:"),
+        ("in_autocast", "torch.autocast to bfloat16, torch.autocast to float16:"),
+        ("in_coarse_autocast", "torch.autocast to bfloat16, torch.autocast to float16:"),
+        ("mapped", "vmap:"),
+        ("by_default_dtype", "default dtype float64:"),
+        ("on_default_device", "default device meta:"),
+        ("in_deterministic_algorithms", "deterministic algorithms:"),
+        ("in_one_thread", "a second thread, two threads at once:"),
+        ("in_one_buffer", "two threads at once:"),
+    ],
+)
+def test_a_function_that_is_wrong_in_a_mode_is_told_which(name: str, mode: str) -> None:
+    failures = wrong(judged(plan(name, "ambient.py", dtype=("f32",)), "ambient"))
+    assert any(f"wrong in {mode}" in text for text in failures), failures
+
+
+def test_each_answer_under_autocast_is_right() -> None:
+    names = "cast_by_hand,outside_autocast,refuses_autocast"
+    verdicts = judged(plan(names, "ambient.py", dtype=("f32",)), "ambient")
+    assert not wrong(verdicts)
+    assert {verdict.status for _, verdict in verdicts} == {"pass"}
+
+
+DROPOUT = ("dropout", "dropout_off", "dropout_gradients", "dropout_mean")
+
+
+@pytest.mark.parametrize("name", ["not_rescaled", "never_drops", "drops_outputs"])
+def test_a_function_that_drops_wrongly_fails(name: str) -> None:
+    assert wrong(judged(plan(name, "dropping.py", dtype=("f32",)), "dropout"))
+
+
+def test_dropout_of_a_function_is_asked_where_it_takes_a_rate() -> None:
+    verdicts = judged(plan("dropping", "dropping.py", dtype=("f32",)), *DROPOUT)
+    assert not wrong(verdicts)
+    assert {cell.check.name for cell, v in verdicts if v.status == "pass"} == {*DROPOUT}
+    refused = judged(plan("refuses_dropout", "dropping.py", dtype=("f32",)), *DROPOUT)
+    assert {verdict.kind for _, verdict in refused if verdict.kind} == {"refused"}
+    without = judged(plan("textbook", dtype=("f32",)), *DROPOUT)
+    reasons = {verdict.message for cell, verdict in without}
+    assert reasons == {"the function has no parameter dropout_p"}
