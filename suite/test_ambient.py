@@ -93,9 +93,9 @@ def modes(cell: Cell, inputs: Inputs, prepared: PreparedCall) -> dict[str, Calla
         if not mode.dtype or mode.dtype in implementation.declared.dtypes
     }
     mappable = inputs.operator.packing is None and len(prepared.outputs) == 1
-    for name in compilers.ambient if mappable else ():
-        lacks = compilers.lacking(implementation, name)
-        if name in compilers.of(implementation) and not {"compiled", cell.dtype.long_name} & {*lacks}:
+    possible = {*compilers.ambient} & {*compilers.of(implementation)} if mappable else ()
+    for name in sorted(possible):
+        if not {"compiled", cell.dtype.long_name} & compilers.lacking(implementation, name).keys():
             through = partial(compilers.compiled, prepared, name, inputs.sizes.B)
             asked_modes[name] = partial(expect_through, cell, inputs, through)
     asked_modes["a second thread"] = partial(expect_in_threads, cell, [(inputs, prepared)], 1)

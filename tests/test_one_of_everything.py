@@ -171,7 +171,7 @@ def test_checks_ask_it_and_a_right_implementation_passes_them() -> None:
         "gradient_passes",
         "gradient_layouts", "inner_gradient_layouts", "layouts", "inner_layouts", "negative_layouts",
         "stateless", "invariant_rerun", "invariant_batch", "invariant_rows",
-        "batch_independence",
+        "batch_independence", "ambient",
     )  # fmt: skip
     assert by_check == {name: {"pass"} for name in passed} | {"tangents": {"unsupported"}}
 

@@ -34,7 +34,7 @@ def ambient(torch: Any, device: str) -> Mapping[str, Ambient]:
         "torch.no_grad": Ambient(torch.no_grad),
         "torch.autocast to bfloat16": autocast("bf16"),
         "torch.autocast to float16": autocast("f16"),
-        "default dtype float64": Ambient(float64),
+        "default dtype float64": Ambient(float64, may_raise=True),
         "default device meta": Ambient(partial(torch.device, "meta"), may_raise=True),
         "deterministic algorithms": Ambient(deterministic),
     }

@@ -4,6 +4,7 @@ of fast paths."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from threading import RLock
 from typing import Any
 
 import numpy as np
@@ -81,21 +82,25 @@ def forced(plain: PreparedCall, native: str) -> PreparedCall:
 
 MULTI_HEAD_PATH = "_native_multi_head_attention"
 
+_WITNESS = RLock()
+"""Held while a function of torch is replaced by its witness, which all threads see."""
+
 
 def witnessed(function: Callable[[], Any], native: str = MULTI_HEAD_PATH) -> tuple[Any, bool]:
     """The answer of a call, and whether the call took the fast path, that is, called `native`."""
     import torch
 
     taken = []
-    original = getattr(torch, native)
 
     def counting(*arguments: Any, **named: Any) -> Any:
         taken.append(True)
         return original(*arguments, **named)
 
-    setattr(torch, native, counting)
-    try:
-        answer = function()
-    finally:
-        setattr(torch, native, original)
+    with _WITNESS:
+        original = getattr(torch, native)
+        setattr(torch, native, counting)
+        try:
+            answer = function()
+        finally:
+            setattr(torch, native, original)
     return answer, bool(taken)
