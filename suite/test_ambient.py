@@ -23,7 +23,7 @@ from backends.protocol import PreparedCall
 from suite.judge.cell import Cell
 from suite.judge.check import check
 from suite.judge.verdict import Deviation, NotApplicable
-from suite.spec.catalogue import Ask, with_plain
+from suite.spec.catalogue import Ask, asked, plain_beside
 from suite.spec.dtypes import DTYPES, round_to
 from suite.spec.inputs import Inputs, dtype_of
 from suite.test_stateless import changed
@@ -52,7 +52,12 @@ LAYERS = (
     "rotary/none/mha/{dt}/b2h3q17k1d16",
 )
 
-CASES = with_plain(Ask(*MASKS, *LAYERS, dtypes="growing"))
+CASES = asked(
+    Ask(*MASKS, *LAYERS, dtypes="growing"),
+    Ask(
+        partial(plain_beside, (*MASKS, *LAYERS), lambda case: True), dtypes="half", since="standard"
+    ),
+)
 
 
 @check(CASES)

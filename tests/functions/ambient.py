@@ -1,4 +1,4 @@
-"""A person's own functions in PyTorch that are wrong in a mode that surrounds the call, and right ones."""
+"""A person's own functions in PyTorch that are wrong in a mode around the call, and right ones."""
 
 from __future__ import annotations
 

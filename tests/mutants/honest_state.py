@@ -27,8 +27,8 @@ class AnswersKeptByValues(Kernel):
 
 
 class Workspace(Kernel):
-    """Values are read from a workspace of the thread that grows and is used again; what is beyond them has
-    weights of zero."""
+    """Values are read from a workspace of the thread that grows and is used again. What is beyond them
+    has weights of zero."""
 
     def attend(self, scores: np.ndarray, value: np.ndarray, call: Call) -> np.ndarray:
         kept = self.__dict__.setdefault("kept", local()).__dict__
