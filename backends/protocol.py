@@ -18,12 +18,12 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from backends.ambient import Ambient
 from backends.claims import Claims
 from backends.compilers import Compilers
 from backends.declared import (
@@ -55,12 +55,27 @@ from backends.sources import Dialect
 from suite.spec.dtypes import DType
 
 
+class Ambient(NamedTuple):
+    """A mode of a framework or of the process in which people make calls.
+
+    - `within` makes the context of the mode.
+    - `dtype`: the short name of the dtype in which calls may compute; "" for the dtype of the operands.
+    - `may_raise`: True if an error is an answer, too.
+    """
+
+    within: Callable[[], AbstractContextManager[Any]]
+    dtype: str = ""
+    may_raise: bool = False
+
+
 class Setting(NamedTuple):
     """Functions that read and write a setting of a framework or of the process. Values that were read can
-    be compared, printed, and written back."""
+    be compared, printed, and written back. `modes` are other values of the setting under which calls must
+    give the same answers, by name."""
 
     read: Callable[[], Any]
     write: Callable[[Any], Any]
+    modes: Mapping[str, Ambient] = {}
 
 
 __all__ = [
@@ -206,12 +221,6 @@ class Backend(ABC):
         raise ForwardOnly(f"{self.name} is asked no directional derivatives", declared=True)
 
     # State that calls must not change.
-
-    @property
-    def ambient(self) -> Mapping[str, Ambient]:
-        """The framework's modes that may surround a call, by name, for people: none of them may change an
-        answer."""
-        return {}
 
     @property
     def settings(self) -> Mapping[str, Setting]:

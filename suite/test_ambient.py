@@ -1,6 +1,6 @@
 """Promise: an output does not depend on the modes that are switched on around a call, nor on threads.
 
-Modes are those of the framework (`Backend.ambient`), its transformations of functions
+Modes are those of the framework (`Setting.modes`), its transformations of functions
 (`Compilers.ambient`), a second thread, and two threads at once. Every output is compared with the
 reference. Autocast may give the output in the dtype of the operands or in its own dtype, or raise; the
 bound is that of the dtype in which the output was computed.
@@ -17,9 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from backends.ambient import Ambient
 from backends.prepared import set_to
-from backends.protocol import PreparedCall
+from backends.protocol import Ambient, PreparedCall
 from suite.judge.cell import Cell
 from suite.judge.check import check
 from suite.judge.verdict import Deviation, NotApplicable
@@ -94,7 +93,8 @@ def modes(cell: Cell, inputs: Inputs, prepared: PreparedCall) -> dict[str, Calla
     backend, compilers = implementation.backend, implementation.backend.compilers
     asked_modes: dict[str, Callable[[], None]] = {
         name: partial(expect_in, cell, inputs, prepared, mode)
-        for name, mode in backend.ambient.items()
+        for setting in backend.settings.values()
+        for name, mode in setting.modes.items()
         if not mode.dtype or mode.dtype in implementation.declared.dtypes
     }
     mappable = inputs.operator.packing is None and len(prepared.outputs) == 1

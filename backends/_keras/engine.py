@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 from backends._keras.ops import SIGNATURE, import_keras
 from backends._keras.settings import settings
 from backends.claims import Claims
-from backends.prepared import set_to
-from backends.protocol import Ambient, Backend, Implementation, Setting
+from backends.protocol import Backend, Implementation, Setting
 from backends.registry import KERAS_ENGINES
 from backends.user.function import UserFunction
 
@@ -33,18 +32,6 @@ class WithKeras(Backend):
         begin_anew = getattr(sys.modules.get("keras.src.utils.naming"), "reset_uids", None)
         if begin_anew is not None:
             begin_anew()
-
-    @cached_property
-    def ambient(self) -> Mapping[str, Ambient]:
-        """The modes of the engine, and Keras' policies of mixed precision, which may hold for a call."""
-        config = self.keras.config
-        policy = partial(set_to, read=config.dtype_policy, write=config.set_dtype_policy)
-        mixed = {"mixed_bfloat16": "bf16", "mixed_float16": "f16"}
-        policies = {
-            f"Keras' policy {name}": Ambient(partial(policy, name), dtype, may_raise=True)
-            for name, dtype in mixed.items()
-        }
-        return {**super().ambient, **policies}
 
     @cached_property
     def settings(self) -> Mapping[str, Setting]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-from backends.protocol import Setting
+from backends.prepared import set_to
+from backends.protocol import Ambient, Setting
 
 
 def settings(keras: Any) -> Mapping[str, Setting]:
@@ -16,9 +18,20 @@ def settings(keras: Any) -> Mapping[str, Setting]:
         # Without a setting Keras chooses; it has no function to remove the setting.
         (config.enable_flash_attention if on else config.disable_flash_attention)()
 
+    def policy() -> str:
+        name: str = config.dtype_policy().name
+        return name
+
+    mixed = {
+        f"Keras' policy {name}": Ambient(
+            partial(set_to, name, policy, config.set_dtype_policy), dtype, may_raise=True
+        )
+        for name, dtype in (("mixed_bfloat16", "bf16"), ("mixed_float16", "f16"))
+    }
+
     return {
         "Keras' floatx": Setting(config.floatx, config.set_floatx),
-        "Keras' dtype policy": Setting(lambda: config.dtype_policy().name, config.set_dtype_policy),
+        "Keras' dtype policy": Setting(policy, config.set_dtype_policy, mixed),
         "Keras' choice of flash attention": Setting(
             config.is_flash_attention_enabled, choose_flash
         ),

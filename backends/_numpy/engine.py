@@ -14,7 +14,7 @@ import numpy as np
 
 from backends.memory import Shape, view
 from backends.prepared import ForwardOnly, PreparedCall
-from backends.protocol import Ambient, Backend, Memory, Profiler
+from backends.protocol import Ambient, Backend, Memory, Profiler, Setting
 from suite.spec.dtypes import DType
 
 
@@ -66,7 +66,10 @@ class NumpyEngine(Backend):
         super().__init__(device)
         self.memory, self.profiler = RoundedMemory(self), RoundedProfiler(self)
 
-    ambient = {"np.errstate(all='warn')": Ambient(partial(np.errstate, all="warn"))}
+    @property
+    def settings(self) -> Mapping[str, Setting]:
+        warn = {"np.errstate(all='warn')": Ambient(partial(np.errstate, all="warn"))}
+        return {"NumPy's errors": Setting(np.geterr, lambda how: np.seterr(**how), warn)}
 
     @property
     def versions(self) -> dict[str, str]:

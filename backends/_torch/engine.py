@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 
 from backends._torch import settings
-from backends._torch.ambient import ambient
 from backends._torch.autograd import Gradients, Pullback, by_autograd, pullback
 from backends._torch.compilers import TorchCompilers
 from backends._torch.memory import TorchMemory
 from backends._torch.profiler import TorchProfiler
 from backends.prepared import PreparedCall
-from backends.protocol import Ambient, Backend, BackendUnavailable, Setting
+from backends.protocol import Backend, BackendUnavailable, Setting
 from suite.spec.dtypes import DType
 from suite.spec.inputs import Inputs
 
@@ -68,12 +67,8 @@ class TorchEngine(Backend):
         return pullback(prepared, wrt, leaves=False)
 
     @cached_property
-    def ambient(self) -> Mapping[str, Ambient]:
-        return ambient(self.torch, self.device)
-
-    @cached_property
     def settings(self) -> Mapping[str, Setting]:
-        return settings.settings(self.torch)
+        return settings.settings(self.torch, self.device)
 
     def reseed(self, seed: int = 0) -> None:
         self.torch.default_generator.manual_seed(seed)

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from backends.protocol import Setting
+from backends.prepared import set_to
+from backends.protocol import Ambient, Setting
 
 _SUBNORMAL = np.float32(1e-45)
 
 
-def settings(torch: Any) -> Mapping[str, Setting]:
-    """The settings by name. The default device is read as its type."""
+def settings(torch: Any, of: str) -> Mapping[str, Setting]:
+    """The settings by name, with the modes of the device `of`. The default device is read as its type.
+
+    `torch.vmap` is a compiler (see `TorchCompilers`). In deterministic mode other algorithms warn: which
+    algorithms are deterministic depends on the machine.
+    """
     kernels = torch.backends.cuda
 
     def place(device: str) -> None:
@@ -24,22 +30,46 @@ def settings(torch: Any) -> Mapping[str, Setting]:
         return bool(_SUBNORMAL * np.float32(1) == 0)
 
     def autocast(device: str) -> Setting:
+        to = {"bfloat16": "bf16", "float16": "f16"} if device == of else {}
         return Setting(
             lambda: torch.is_autocast_enabled(device),
             lambda on: torch.set_autocast_enabled(device, on),
+            {
+                f"torch.autocast to {name}": Ambient(
+                    partial(torch.autocast, device, dtype=getattr(torch, name)),
+                    short,
+                    may_raise=True,
+                )
+                for name, short in to.items()
+            },
         )
 
+    deterministic = torch.are_deterministic_algorithms_enabled
+    only_warn = partial(torch.use_deterministic_algorithms, warn_only=True)
+    default = torch.get_default_dtype, torch.set_default_dtype
+    no_gradients = {
+        "torch.inference_mode": Ambient(torch.inference_mode),
+        "torch.no_grad": Ambient(torch.no_grad),
+    }
+    float64 = Ambient(partial(set_to, torch.float64, *default), may_raise=True)
+    meta = Ambient(partial(torch.device, "meta"), may_raise=True)
+    certain = Ambient(partial(set_to, True, deterministic, only_warn))
+
     return {
-        "gradient mode": Setting(torch.is_grad_enabled, torch.set_grad_enabled),
-        "the default dtype": Setting(torch.get_default_dtype, torch.set_default_dtype),
-        "the default device": Setting(lambda: torch.get_default_device().type, place),
+        "gradient mode": Setting(torch.is_grad_enabled, torch.set_grad_enabled, no_gradients),
+        "the default dtype": Setting(*default, {"default dtype float64": float64}),
+        "the default device": Setting(
+            lambda: torch.get_default_device().type, place, {"default device meta": meta}
+        ),
         "the number of threads": Setting(torch.get_num_threads, torch.set_num_threads),
         "the flushing of subnormals": Setting(flushes, torch.set_flush_denormal),
         "the precision of float32 products": Setting(
             torch.get_float32_matmul_precision, torch.set_float32_matmul_precision
         ),
         "the choice of deterministic algorithms": Setting(
-            torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms
+            deterministic,
+            torch.use_deterministic_algorithms,
+            {"deterministic algorithms": certain},
         ),
         "autocast on cpu": autocast("cpu"),
         "autocast on cuda": autocast("cuda"),

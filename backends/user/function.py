@@ -174,11 +174,10 @@ class UserFunction(UserCallable):
             may_be_forward_only=True,
             merges_mask_into_bias=self.native.merges_mask_into_bias,
             dropout="elements" if drops else "",
-            whole_dropout=False,
         )
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
-        """The call with each neutral value of a parameter that it does not pass as an explicit argument."""
+        """The call with each neutral value as an explicit argument, if it has no other value."""
         plain = self.prepare(inputs)
         ways = {n: way for n, way in self.ways.items() if not way.keys() & plain.arguments.keys()}
         return plain.written_out(ways)
