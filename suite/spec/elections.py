@@ -74,8 +74,9 @@ QUESTIONS: dict[str, Question] = {
         Question(
             "lowest-row",
             "A row whose additive bias is the dtype's lowest finite number for every key gives",
-            # exp(scores - log-sum-exp) is 1 for every key if the log-sum-exp absorbs log(Lk): sum.
-            ("uniform", "unmasked", "sum", "zeros", "nan", "raises"),
+            # exp(scores - log-sum-exp) is 1 for every key, or for every part of the keys, if the
+            # log-sum-exp absorbs the logarithm of their number: weighted.
+            ("uniform", "unmasked", "weighted", "zeros", "nan", "raises"),
             needs=("bias",),
             by_dtype=True,
             accidental=True,
