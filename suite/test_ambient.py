@@ -27,7 +27,7 @@ from suite.spec.dtypes import DTYPES, round_to
 from suite.spec.inputs import Inputs, dtype_of
 from suite.test_stateless import changed
 
-ROUNDS, MOST_ROUNDS = 16, 400
+ROUNDS, MOST_ROUNDS = 8, 400
 """The least and the greatest number of calls of a thread that calls beside another one."""
 
 EAGER_SWITCHES = 1e-6
@@ -51,15 +51,21 @@ LAYERS = (
     "rotary/none/mha/{dt}/b2h3q17k1d16",
 )
 
-CASES = asked(
-    Ask(*MASKS, *LAYERS, dtypes="growing"),
-    Ask(
-        partial(plain_beside, (*MASKS, *LAYERS), lambda case: True), dtypes="half", since="standard"
-    ),
+PLAIN = partial(plain_beside, (*MASKS, *LAYERS), lambda case: True)
+"""The plain cases of the other operators."""
+
+CASES = asked(Ask(*MASKS, *LAYERS, dtypes="growing"), Ask(PLAIN, dtypes="half", since="standard"))
+
+FEW = (MASKS[1], "sdpa/bool.bhqk/mha/{dt}/b2h3q17k23d8/dense", LAYERS[2], LAYERS[3])
+
+OF_FRAMEWORKS = asked(
+    Ask(*FEW, dtypes="float32"),
+    Ask(*MASKS, *LAYERS, PLAIN, dtypes="float32", since="standard"),
 )
+"""Frameworks' own implementations are asked fewer cases: their users call in these modes every day."""
 
 
-@check(CASES)
+@check(CASES, builtin_cases=OF_FRAMEWORKS)
 def test_ambient(cell: Cell) -> None:
     """The message names the wrong modes."""
     inputs = in_16_bits(cell.inputs)

@@ -44,8 +44,8 @@ def settings(torch: Any, of: str) -> Mapping[str, Setting]:
             },
         )
 
-    deterministic = torch.are_deterministic_algorithms_enabled
-    only_warn = partial(torch.use_deterministic_algorithms, warn_only=True)
+    # `use_deterministic_algorithms` imports the compiler, which takes a second.
+    debug_mode = torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode
     default = torch.get_default_dtype, torch.set_default_dtype
     no_gradients = {
         "torch.inference_mode": Ambient(torch.inference_mode),
@@ -53,7 +53,7 @@ def settings(torch: Any, of: str) -> Mapping[str, Setting]:
     }
     float64 = Ambient(partial(set_to, torch.float64, *default), may_raise=True)
     meta = Ambient(partial(torch.device, "meta"), may_raise=True)
-    certain = Ambient(partial(set_to, True, deterministic, only_warn))
+    certain = Ambient(partial(set_to, "warn", *debug_mode))
 
     return {
         "gradient mode": Setting(torch.is_grad_enabled, torch.set_grad_enabled, no_gradients),
@@ -67,7 +67,7 @@ def settings(torch: Any, of: str) -> Mapping[str, Setting]:
             torch.get_float32_matmul_precision, torch.set_float32_matmul_precision
         ),
         "the choice of deterministic algorithms": Setting(
-            deterministic,
+            torch.are_deterministic_algorithms_enabled,
             torch.use_deterministic_algorithms,
             {"deterministic algorithms": certain},
         ),
