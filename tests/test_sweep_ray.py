@@ -70,7 +70,7 @@ def eventually(look: Callable[[], list[int]], seconds: float = 90.0) -> list[int
 
 def children_of_tasks(of: int) -> list[int]:
     """The processes below one that judge."""
-    return [pid for pid in descendants(of) if "-m pytest -q -n 1" in command(pid)]
+    return [pid for pid in descendants(of) if " pytest -q -n 1" in command(pid)]
 
 
 def test_a_sweep_on_ray_leaves_what_one_without_it_leaves(cluster: Cluster, tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ class Queued(Twin):
 class Compiling(NumpyBackend):
     """A backend that counts what its calls compile."""
 
-    compiled = 0
+    programs = 0
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)
@@ -108,7 +108,7 @@ class Counting(Profiler):
     backend: Compiling
 
     def compilations(self, prepared: PreparedCall) -> int:
-        return self.backend.compiled
+        return self.backend.programs
 
 
 class CompilesInside(Twin):
@@ -116,7 +116,7 @@ class CompilesInside(Twin):
 
     def changed(self, plain: PreparedCall, inputs: Any) -> Any:
         def call(**arguments: Any) -> Any:
-            self.backend.compiled += 1  # type: ignore[attr-defined]
+            self.backend.programs += 1  # type: ignore[attr-defined]
             return plain.function(**arguments)
 
         return call
@@ -131,7 +131,7 @@ class CompilesFresh(Twin):
         def call(**arguments: Any) -> Any:
             if id(arguments["query"]) not in seen:
                 seen.add(id(arguments["query"]))
-                self.backend.compiled += 1  # type: ignore[attr-defined]
+                self.backend.programs += 1  # type: ignore[attr-defined]
             return plain.function(**arguments)
 
         return call
