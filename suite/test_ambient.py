@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from backends.prepared import set_to
-from backends.protocol import Ambient, PreparedCall
+from backends.protocol import Ambient, PreparedCall, set_to
 from suite.judge.cell import Cell
 from suite.judge.check import check
 from suite.judge.verdict import Deviation, NotApplicable
