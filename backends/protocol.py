@@ -49,6 +49,7 @@ from backends.prepared import (
     ForwardOnly,
     PreparedCall,
     TimeOver,
+    set_to,
 )
 from backends.profiler import Profiler, Step
 from backends.sources import Dialect
@@ -83,7 +84,7 @@ __all__ = [
     "THROUGH", "Ambient", "Backend", "BackendUnavailable", "BrokenFramework", "Compilers",
     "DeclarationError", "Declared", "DeclaredRounding", "Election", "ForwardOnly", "Implementation",
     "Limits", "Memory", "PreparedCall", "Profiler", "Setting", "Step", "TimeOver", "UsageError",
-    "checked_name",
+    "checked_name", "set_to",
 ]  # fmt: skip
 
 
