@@ -62,7 +62,7 @@ PACKED: Axes = {
 """Packed attention, whose alignment is a feature and no election."""
 
 NOBODY = {
-    "lowest-row=sum": "`log_sum_exp` of tests/functions/of_torch.py gives it",
+    "lowest-row=weighted": "`log_sum_exp` of tests/functions/of_torch.py gives it",
     "mask-polarity=raises": "a layer that refuses boolean masks has no parameter for them",
 }
 """Answers that this kernel does not give, with the reason."""

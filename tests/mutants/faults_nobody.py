@@ -60,6 +60,16 @@ class EmptyIsTheSumOfValues(EmptyRows):
 
 
 @mutant("election")
+class LowestRowIsTheFirstValue(Persons):
+    """A row whose scores are all the lowest number is the value of the first key."""
+
+    def weights(self, scores: np.ndarray, call: Call) -> np.ndarray:
+        lowest = ((scores <= -call.fmt.max / 2) & np.isfinite(scores)).all(-1, keepdims=True)
+        first = np.arange(scores.shape[-1]) == 0
+        return np.where(lowest, first.astype(scores.dtype), super().weights(scores, call))
+
+
+@mutant("election")
 class PaddedSampleIsOne(MultiHeadKernel):
     """A sample of a layer whose keys are all padding is 1 in every component."""
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from references.rounding import Bounded
 from suite.judge.elections import numbers
 from suite.judge.elections.probe import (
     Probe,
@@ -95,26 +96,20 @@ def _lowest(p: Probe) -> str:
     try:
         return p.rows(got, empty)
     except Deviation:
-        if got is None or p.operator.is_layer or not _weighted(got, empty):
+        if got is None or p.operator.is_layer or not _adds_means(got, empty):
             raise
         return "weighted"
 
 
-def _weighted(got: np.ndarray, inputs: Inputs) -> bool:
-    """True if the fully masked rows are values with weights from 0 to 1 whose sum is 1 at least.
-
-    Needs as many components of a value as keys, so that the weights are found.
-    """
+def _adds_means(got: np.ndarray, inputs: Inputs) -> bool:
+    """True if the fully masked rows are sums of means over parts of the keys: the weight of every key is
+    at least 1 / Lk and at most 1. Values have no fewer components than there are keys, which tells the
+    weights."""
     s = inputs.sizes
     values = np.repeat(inputs.value, s.group, axis=1)
-    rows = np.broadcast_to(inputs.fully_masked_rows, (s.B, s.H, s.Lq))
-    for b, h, q in np.argwhere(rows):
-        weights = np.linalg.lstsq(values[b, h].T, got[b, h, q], rcond=None)[0]
-        off = np.abs(values[b, h].T @ weights - got[b, h, q]).max()
-        inside = -0.05 <= weights.min() and weights.max() <= 1.05 and weights.sum() >= 0.95
-        if not inside or off > 0.05 * np.abs(values[b, h]).max():
-            return False
-    return True
+    weights = got @ np.linalg.pinv(values)  # (B, H, Lq, Lk)
+    want = np.clip(weights, 1 / s.Lk, 1) @ values
+    return nearly(got, Bounded(want, np.zeros(want.shape)), inputs.fully_masked_rows[..., None])
 
 
 def _gradient_of_minus_inf(p: Probe) -> str:
