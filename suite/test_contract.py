@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from suite.judge.answer import parts
+from backends.protocol import PreparedCall
+from suite.judge.answer import Answer, parts
 from suite.judge.cell import Cell
 from suite.judge.check import check
 from suite.judge.comparison import expect_bitwise
@@ -62,9 +63,16 @@ def test_contract(cell: Cell) -> None:
         )
     later = cell.prepare(other_values(inputs))
     held = cell.call(later)
-    again = cell.read(first.native, inputs, prepared)
-    expect_bitwise(again.values, kept["output"], "overwritten", "an answer after a later call")
+    expect_kept(cell, prepared, first, kept["output"], "a later call")
     del held
+
+
+def expect_kept(
+    cell: Cell, prepared: PreparedCall, answer: Answer, kept: np.ndarray, what: str
+) -> None:
+    """An answer of the call, read again after `what`, still has the values `kept`."""
+    again = cell.read(answer.native, cell.inputs, prepared)
+    expect_bitwise(again.values, kept, "overwritten", f"an answer after {what}")
 
 
 @check(cases.share("kept_answers"))
@@ -78,9 +86,7 @@ def test_kept_answers(cell: Cell) -> None:
     kept = first.values.copy()
     later = cell.prepare(other_values(inputs))
     held = [cell.call(later) for _ in range(LATER)]
-    again = cell.read(first.native, inputs, prepared)
-    what = f"an answer after {len(held)} later calls"
-    expect_bitwise(again.values, kept, "overwritten", what)
+    expect_kept(cell, prepared, first, kept, f"{len(held)} later calls")
 
 
 MANY, SOME = 128, 24
@@ -115,25 +121,20 @@ def test_own_memory(cell: Cell) -> None:
     kept = first.values.copy()
     count = MANY if inputs.sizes.Lq == 1 else SOME
     held = [cell.call(later) for _ in range(count)]
-
-    def expect_kept(what: str) -> None:
-        again = cell.read(first.native, inputs, prepared)
-        expect_bitwise(again.values, kept, "overwritten", f"an answer after {what}")
-
-    expect_kept(f"{count} later calls")
+    expect_kept(cell, prepared, first, kept, f"{count} later calls")
     arrays = {n: array for n, array in prepared.arguments.items() if backend.is_array(array)}
     before = {name: backend.to_numpy(array).copy() for name, array in arrays.items()}
     with suppress(Exception):  # arrays of inference mode, for example, cannot be written to
         backend.memory.overwrite(
             parts(written, prepared)["output"], parts(held[0], later)["output"]
         )
-    expect_kept("a write into another answer")
+    expect_kept(cell, prepared, first, kept, "a write into another answer")
     for name, array in arrays.items():
         if not np.array_equal(backend.to_numpy(array), before[name], equal_nan=True):
             raise Deviation("overwritten", f"a write into an answer changed the argument {name}")
     for name, array in arrays.items():
         backend.memory.overwrite(array, later.arguments[name])
-    expect_kept("writes into the arguments")
+    expect_kept(cell, prepared, first, kept, "writes into the arguments")
 
 
 def other_values(inputs: Inputs) -> Inputs:

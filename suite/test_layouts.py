@@ -2,9 +2,8 @@
 
 Each operand alone has every non-contiguous arrangement; the other operands are contiguous. A gap lies
 along one axis at a time, so that a stride that is worked out from the shape, or from another stride, is
-wrong in one of the arrangements. Lengths are
-tails around blocks of 32 (31, 33, 65), where kernels may read out of bounds, and 1, where strides have
-no meaning.
+wrong in one of the arrangements. Lengths are tails around blocks of 32 (31, 33, 65), where kernels may
+read out of bounds, and 1, where strides have no meaning.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ masks or sizes), or on old contents of reused buffers.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -74,12 +74,19 @@ def changed(inputs: Inputs) -> Inputs:
     return other
 
 
-def expect_right(cell: Cell, answer: Answer, inputs: Inputs, what: str) -> None:
-    """Judge an output that was right in a first call. Raises Deviation "stale"."""
+@contextmanager
+def stale(what: str) -> Iterator[None]:
+    """A context for what was right before: a deviation is "stale", and its message begins with `what`."""
     try:
-        cell.judge(answer, inputs)
+        yield
     except Deviation as error:
         raise Deviation("stale", f"{what}: {error.message}", error.measured) from error
+
+
+def expect_right(cell: Cell, answer: Answer, inputs: Inputs, what: str) -> None:
+    """Judge an output that was right in a first call. Raises Deviation "stale"."""
+    with stale(what):
+        cell.judge(answer, inputs)
 
 
 def overwritten(cell: Cell, call: PreparedCall, other: PreparedCall) -> bool:

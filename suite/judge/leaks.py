@@ -123,13 +123,15 @@ def died() -> list[str]:
     return list(dict.fromkeys(events))
 
 
-def fail_for_leaks(verdict: Verdict, left: list[str], dead: list[str]) -> Verdict:
+def fail_for_leaks(
+    verdict: Verdict, changed_settings: list[str], background_errors: list[str]
+) -> Verdict:
     """The verdict with the leaks of its cell. A pass or an unsupported cell becomes a failure; any other
     verdict stays, and its message names the leaks."""
-    if not left and not dead:
+    if not changed_settings and not background_errors:
         return verdict
-    changed = [f"the call left {'; '.join(left)}"] if left else []
-    message = "; ".join([*changed, *dead])
+    left = [f"the call left {'; '.join(changed_settings)}"] if changed_settings else []
+    message = "; ".join([*left, *background_errors])
     if verdict.status in ("pass", "unsupported"):
         return replace(verdict, status="fail", kind=LEAKED if left else DIED, message=message)
     return replace(verdict, message=f"{verdict.message} ({message})")

@@ -56,6 +56,25 @@ def of_more_heads(values: np.ndarray) -> bool:
     return packed_rows(values) and heads == head and batch > values.shape[1] * head
 
 
+def with_heads_of_rows(values: np.ndarray) -> np.ndarray:
+    """What lies where heads would be if nothing lay between the rows of two heads."""
+    return strided(values, heads=values.shape[2] * values.shape[3]) if of_cache(values) else values
+
+
+def with_samples_of_heads(values: np.ndarray) -> np.ndarray:
+    """What lies where samples would be if nothing lay between the heads of two samples."""
+    if not of_more_heads(values):
+        return values
+    return strided(values, batch=values.shape[1] * elements(values)[1])
+
+
+def with_rows_side_by_side(values: np.ndarray) -> np.ndarray:
+    """What lies where rows would be if nothing lay between two rows."""
+    _, heads, rows, components = elements(values)
+    gap = components == 1 and heads == values.shape[2] * rows and rows > values.shape[3]
+    return strided(values, rows=values.shape[3]) if gap else values
+
+
 def with_rows_of_heads(values: np.ndarray) -> np.ndarray:
     """What lies where rows would be if nothing lay between the heads of two rows."""
     _, heads, _, components = elements(values)
@@ -135,9 +154,7 @@ class HeadsOfCacheFromShape(Misread):
     operand = "key"
 
     def misread(self, values: np.ndarray, call: Call) -> np.ndarray:
-        if not of_cache(values):
-            return values
-        return strided(values, heads=values.shape[2] * values.shape[3])
+        return with_heads_of_rows(values)
 
 
 @mutant("layouts")
@@ -145,9 +162,7 @@ class SamplesFromShape(Misread):
     """The stride of the samples of values is worked out from the number of heads."""
 
     def misread(self, values: np.ndarray, call: Call) -> np.ndarray:
-        if not of_more_heads(values):
-            return values
-        return strided(values, batch=values.shape[1] * elements(values)[1])
+        return with_samples_of_heads(values)
 
 
 @mutant("layouts")
@@ -177,9 +192,7 @@ class RowsFromShape(Misread):
     """The stride of the rows of values is the size of a row, though a gap lies behind every row."""
 
     def misread(self, values: np.ndarray, call: Call) -> np.ndarray:
-        _, heads, rows, components = elements(values)
-        gap = components == 1 and heads == values.shape[2] * rows and rows > values.shape[3]
-        return strided(values, rows=values.shape[3]) if gap else values
+        return with_rows_side_by_side(values)
 
 
 @mutant("layouts")
@@ -279,7 +292,7 @@ class MaskOfCacheFromShape(Kernel):
     """The stride of the heads of a mask is worked out from its number of rows."""
 
     def masked(self, mask: np.ndarray, call: Call) -> np.ndarray:
-        return strided(mask, heads=mask.shape[2] * mask.shape[3]) if of_cache(mask) else mask
+        return with_heads_of_rows(mask)
 
 
 @mutant("mask_layouts")
@@ -287,9 +300,7 @@ class MaskSamplesFromShape(Kernel):
     """The stride of the samples of a mask is worked out from the number of heads."""
 
     def masked(self, mask: np.ndarray, call: Call) -> np.ndarray:
-        if not of_more_heads(mask):
-            return mask
-        return strided(mask, batch=mask.shape[1] * elements(mask)[1])
+        return with_samples_of_heads(mask)
 
 
 @mutant("mask_layouts")
@@ -299,9 +310,7 @@ class BiasRowsFromShape(Misread):
     operand = "bias"
 
     def misread(self, values: np.ndarray, call: Call) -> np.ndarray:
-        _, heads, rows, _ = elements(values)
-        gap = heads == values.shape[2] * rows and rows > values.shape[3]
-        return strided(values, rows=values.shape[3]) if gap else values
+        return with_rows_side_by_side(values)
 
 
 @mutant("mask_layouts")

@@ -24,6 +24,12 @@ class LongRows(Kernel):
         return int(call.sizes.Lk * 0.618)
 
 
+class RowsOf2049(LongRows):
+    """A kernel whose fault needs exactly 2049 keys, in bfloat16."""
+
+    longer, longest, only = 2048, 2049, "bf16"
+
+
 class Dropped(LongRows):
     """One key is not seen."""
 
@@ -68,17 +74,13 @@ class VeryLongRowsDropAKeyBfloat16(Dropped, Fused):
 
 
 @mutant("long_rows")
-class RowsOf2049DropAKey(Dropped, Fused):
+class RowsOf2049DropAKey(RowsOf2049, Dropped, Fused):
     """One key of 2049 is not seen, in bfloat16."""
-
-    longer, longest, only = 2048, 2049, "bf16"
 
 
 @mutant("long_rows")
-class RowsOf2049DropAKeyOfStoredScores(Dropped, Eager):
+class RowsOf2049DropAKeyOfStoredScores(RowsOf2049, Dropped, Eager):
     """One key of 2049 is not seen, in bfloat16, where scores are stored."""
-
-    longer, longest, only = 2048, 2049, "bf16"
 
 
 class Doubled(LongRows):
@@ -104,17 +106,13 @@ class LongRowsCountAKeyTwiceBfloat16(Doubled, Fused):
 
 
 @mutant("long_rows")
-class RowsOf2049CountAKeyTwice(Doubled, Fused):
+class RowsOf2049CountAKeyTwice(RowsOf2049, Doubled, Fused):
     """One key of 2049 counts twice, in bfloat16."""
-
-    longer, longest, only = 2048, 2049, "bf16"
 
 
 @mutant("long_rows")
-class RowsOf2049CountAKeyTwiceOfStoredScores(Doubled, Eager):
+class RowsOf2049CountAKeyTwiceOfStoredScores(RowsOf2049, Doubled, Eager):
     """One key of 2049 counts twice, in bfloat16, where scores are stored."""
-
-    longer, longest, only = 2048, 2049, "bf16"
 
 
 class Exchanged(LongRows):
@@ -148,14 +146,10 @@ class VeryLongRowsExchangeKeys(Exchanged):
 
 
 @mutant("long_rows")
-class RowsOf2049ExchangeKeys(Exchanged, Fused):
+class RowsOf2049ExchangeKeys(RowsOf2049, Exchanged, Fused):
     """Two keys of 2049 are exchanged, in bfloat16."""
-
-    longer, longest, only = 2048, 2049, "bf16"
 
 
 @mutant("long_rows")
-class RowsOf2049ExchangeKeysOfStoredScores(Exchanged, Eager):
+class RowsOf2049ExchangeKeysOfStoredScores(RowsOf2049, Exchanged, Eager):
     """Two keys of 2049 are exchanged, in bfloat16, where scores are stored."""
-
-    longer, longest, only = 2048, 2049, "bf16"
