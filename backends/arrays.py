@@ -10,7 +10,7 @@ import numpy as np
 
 from backends.memory import Shape, view
 from backends.prepared import set_to
-from backends.protocol import Backend, BackendUnavailable, Compilers, Memory, Profiler
+from backends.protocol import Backend, Compilers, Memory, Profiler, needed
 from backends.threads import threads_asked
 from suite.spec.dtypes import DType
 
@@ -34,10 +34,8 @@ class NumpyArrays(Backend):
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)
         self.memory = NumpyMemory(self)
-        try:
+        with needed():
             import ml_dtypes
-        except Exception as error:
-            raise BackendUnavailable(f"{type(error).__name__}: {error}") from error
         self.bfloat16 = np.dtype(ml_dtypes.bfloat16)
 
     def kind(self, long_name: str) -> np.dtype:

@@ -24,6 +24,27 @@ LOWEST_IN_FLOAT32: dict[str, str] = {
 """Answers for a row whose bias is everywhere the lowest number, with scores in float32 or wider. The
 lowest float16, -65504, does not absorb float32 scores."""
 
+LOWEST_FILL: dict[str, Election] = {
+    "fully-masked-row": "uniform",
+    "fully-masked-row-gradient": "values",
+    "minus-inf-row": "nan",
+    "lowest-row": "uniform",
+    "no-keys": "zeros",
+    "nan-in-masked-key": "blocked",
+    "nan-in-masked-key-gradient": "leaks",
+    "nan-in-masked-value": "leaks",
+    "nan-in-masked-value-gradient": "leaks",
+    "nan-in-attended-value": "reaches-them",
+    "nan-in-query": "nan",
+    "value-size": "accepted",
+    "integer-mask": "raises",
+    "score-overflow": "nan",
+}
+"""Elections of matmul, softmax, matmul, with masked scores set to the lowest number of their dtype."""
+
+INTERSECTED: dict[str, Election] = {"causal-alignment": "top-left", "causal-with-mask": "intersect"}
+"""Elections of a causal flag that counts from the first query and applies beside a mask."""
+
 DROPOUT = ("", "elements", "shared")
 """Kinds of dropout: none, independent for each weight, or one pattern for all samples and heads."""
 

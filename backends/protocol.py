@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -84,7 +84,7 @@ __all__ = [
     "THROUGH", "Ambient", "Backend", "BackendUnavailable", "BrokenFramework", "Compilers",
     "DeclarationError", "Declared", "DeclaredRounding", "Election", "ForwardOnly", "Implementation",
     "Limits", "Memory", "PreparedCall", "Profiler", "Setting", "Step", "TimeOver", "UsageError",
-    "checked_name", "set_to",
+    "checked_name", "needed", "set_to",
 ]  # fmt: skip
 
 
@@ -94,6 +94,15 @@ class BackendUnavailable(Exception):
 
 class BrokenFramework(BackendUnavailable):
     """The framework is installed, but its import failed."""
+
+
+@contextmanager
+def needed() -> Iterator[None]:
+    """Around the import of a framework: its errors are raised as BackendUnavailable."""
+    try:
+        yield
+    except Exception as error:
+        raise BackendUnavailable(f"{type(error).__name__}: {error}") from error
 
 
 class Backend(ABC):

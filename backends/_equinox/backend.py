@@ -7,7 +7,7 @@ from importlib.metadata import version
 from backends._equinox.layers import EquinoxLayerNorm, EquinoxMultiHead
 from backends._equinox.rotary import EquinoxRotary, EquinoxRotaryJit, EquinoxRotarySingle
 from backends._jax.engine import JaxEngine
-from backends.protocol import BackendUnavailable, Implementation
+from backends.protocol import Implementation, needed
 
 
 class EquinoxBackend(JaxEngine):
@@ -17,10 +17,8 @@ class EquinoxBackend(JaxEngine):
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)
-        try:
+        with needed():
             import equinox  # noqa: F401
-        except Exception as error:
-            raise BackendUnavailable(f"{type(error).__name__}: {error}") from error
 
     @property
     def versions(self) -> dict[str, str]:

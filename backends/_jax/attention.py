@@ -12,7 +12,13 @@ import numpy as np
 from backends._jax.engine import FLUSHED, JaxEngine
 from backends._jax.operations import operations
 from backends.binder import Parameter
-from backends.declared import ATTENTION_FEATURES, LOWEST_IN_FLOAT32, TEXTBOOK_FEATURES, Declared
+from backends.declared import (
+    ATTENTION_FEATURES,
+    INTERSECTED,
+    LOWEST_FILL,
+    LOWEST_IN_FLOAT32,
+    Declared,
+)
 from backends.masks import FLAGGED, AttentionCall, flagged_arguments, split_native
 from backends.prepared import PreparedCall, attention_call, variations
 from backends.protocol import Implementation
@@ -64,32 +70,8 @@ class Eager(TextbookAttention):
 
     spelled = staticmethod(operations)
     imports = "import jax\nimport jax.numpy as jnp"
-    declared = Declared(
-        numerics="stepwise",
-        features=TEXTBOOK_FEATURES | {"no-heads"},
-        refusals={
-            "native-causal": "textbook code has no causal flag",
-            "native-window": "textbook code has no window",
-        },
-        elections={
-            "fully-masked-row": "uniform",
-            "fully-masked-row-gradient": "values",
-            "minus-inf-row": "nan",
-            "lowest-row": "uniform",
-            "no-keys": "zeros",
-            "lse-of-empty-row": "lowest",
-            "lse-gradient": "flows",
-            "nan-in-masked-key": "blocked",
-            "nan-in-masked-key-gradient": "leaks",
-            "nan-in-masked-value-gradient": "leaks",
-            "nan-in-masked-value": "leaks",
-            "nan-in-attended-value": "reaches-them",
-            "nan-in-query": "nan",
-            "value-size": "accepted",
-            "integer-mask": "cast-to-bool",
-            "subnormal-output": FLUSHED,
-            "score-overflow": "nan",
-        },
+    declared = TextbookAttention.declared.but(numerics="stepwise").electing(
+        {"integer-mask": "cast-to-bool", "subnormal-output": FLUSHED}
     )
 
     @property
@@ -116,12 +98,10 @@ class JaxNn(Implementation):
             "sinks": "jax.nn.dot_product_attention has no sinks",
             "no-heads": NO_HEADS,
         },
-        elections={
-            "fully-masked-row": "uniform",
-            "fully-masked-row-gradient": "values",
-            "minus-inf-row": "nan",
+        elections=LOWEST_FILL
+        | INTERSECTED
+        | {
             "lowest-row": LOWEST_IN_FLOAT32 | {"f64": "nan"},
-            "no-keys": "zeros",
             # The log-sum-exp has the dtype of the keys.
             "lse-of-empty-row": {
                 "f64": "lowest",
@@ -131,16 +111,7 @@ class JaxNn(Implementation):
             },
             # The finding lse-without-gradient.
             "lse-gradient": "nothing",
-            "causal-alignment": "top-left",
-            "causal-with-mask": "intersect",
-            "nan-in-masked-key": "blocked",
-            "nan-in-masked-key-gradient": "leaks",
-            "nan-in-masked-value-gradient": "leaks",
-            "nan-in-masked-value": "leaks",
-            "nan-in-attended-value": "reaches-them",
-            "nan-in-query": "nan",
             "value-size": "raises",
-            "integer-mask": "raises",
             "subnormal-output": FLUSHED,
             "score-overflow": "finite",
         },

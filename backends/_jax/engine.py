@@ -20,6 +20,7 @@ from backends.protocol import (
     DeclaredRounding,
     Implementation,
     Setting,
+    needed,
 )
 from suite.spec.dtypes import DTYPES, DType
 
@@ -42,10 +43,8 @@ class JaxEngine(Backend):
         super().__init__(device)
         self.memory, self.profiler = ShapesAlone(self), JaxProfiler(self)
         self.compilers = JaxCompilers(self)
-        try:
+        with needed():
             import jax
-        except Exception as error:
-            raise BackendUnavailable(f"{type(error).__name__}: {error}") from error
         # Without this float64 silently becomes float32.
         jax.config.update("jax_enable_x64", True)
         # The default lets a GPU or TPU multiply float32 in TF32 or bfloat16.

@@ -11,7 +11,7 @@ import numpy as np
 
 from backends._jax.engine import FLUSHED, JaxEngine
 from backends._jax.flax_layers import SEED
-from backends.declared import ATTENTION_FEATURES, Declared
+from backends.declared import ATTENTION_FEATURES, INTERSECTED, LOWEST_FILL, Declared
 from backends.implementation import ALL_BUT_FLOAT32, Implementation
 from backends.masks import dense_of, flagged_arguments, full, split_native
 from backends.prepared import PreparedCall, variations
@@ -32,19 +32,8 @@ class FlaxFunction(Implementation):
             "softcap": "Flax's functions have no softcap",
             "native-window": "Flax's functions have no window",
         },
-        elections={
-            "fully-masked-row": "uniform",
-            "fully-masked-row-gradient": "values",
-            "minus-inf-row": "nan",
-            "lowest-row": "uniform",
-            "no-keys": "zeros",
-            "nan-in-masked-key": "blocked",
-            "nan-in-masked-key-gradient": "leaks",
-            "nan-in-masked-value-gradient": "leaks",
-            "nan-in-masked-value": "leaks",
-            "nan-in-attended-value": "reaches-them",
-            "nan-in-query": "nan",
-            "value-size": "accepted",
+        elections=LOWEST_FILL
+        | {
             "integer-mask": "cast-to-bool",
             "subnormal-output": FLUSHED,
             "score-overflow": "finite",  # queries are divided before the product
@@ -140,9 +129,7 @@ class NnxFunction(FlaxFunction):
     """
 
     name = "flax-nnx-function"
-    declared = FlaxFunction.declared.electing(
-        {"causal-alignment": "top-left", "causal-with-mask": "intersect"}
-    )
+    declared = FlaxFunction.declared.electing(INTERSECTED)
     causal_flag = True
     drops = {"broadcast_dropout": False}
 

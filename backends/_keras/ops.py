@@ -17,7 +17,7 @@ from backends._keras import models
 from backends.declared import ATTENTION_FEATURES, Declared
 from backends.masks import FLAGGED, flagged_arguments, split_native
 from backends.prepared import PreparedCall
-from backends.protocol import BackendUnavailable, Implementation
+from backends.protocol import BackendUnavailable, Implementation, needed
 from backends.sources import call_source
 from backends.user.function import NativeSignature
 from suite.spec.dtypes import DTYPES
@@ -37,10 +37,8 @@ def import_keras(engine: str) -> Any:
     Keras reads KERAS_BACKEND at its first import, so a process has one engine.
     """
     os.environ.setdefault("KERAS_BACKEND", engine)
-    try:
+    with needed():
         import keras
-    except Exception as error:
-        raise BackendUnavailable(f"{type(error).__name__}: {error}") from error
     if keras.backend.backend() != engine:
         raise BackendUnavailable(
             f"Keras runs on {keras.backend.backend()} in this process, {engine} was asked for; "

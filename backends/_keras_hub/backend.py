@@ -10,7 +10,7 @@ from backends._keras_hub.multi_head import MultiHeadPlain, MultiHeadStatic, Mult
 from backends._keras_hub.rotary import HubRotary, HubRotaryByStart
 from backends._tensorflow.compilers import TensorflowCompilers
 from backends._tensorflow.engine import TensorflowEngine
-from backends.protocol import BackendUnavailable, Implementation
+from backends.protocol import Implementation, needed
 
 
 class KerasHubBackend(WithKeras, TensorflowEngine):
@@ -21,10 +21,8 @@ class KerasHubBackend(WithKeras, TensorflowEngine):
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)
         self.compilers = TensorflowCompilers(self)
-        try:
+        with needed():
             import keras_hub  # noqa: F401
-        except Exception as error:
-            raise BackendUnavailable(f"{type(error).__name__}: {error}") from error
 
     @property
     def versions(self) -> dict[str, str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from backends.declared import ATTENTION_FEATURES, Declared
+from backends.declared import ATTENTION_FEATURES, LOWEST_FILL, Declared
 from backends.masks import dense_of, feature_arrays, merged_bias
 from backends.prepared import PreparedCall
 from backends.protocol import Implementation
@@ -43,20 +43,9 @@ class Fast(Implementation):
             "native-window": "the function has no window",
             "native-causal": "the causal mask is bottom-right and excludes other masks",
         },
-        elections={
-            "fully-masked-row": "uniform",
-            "fully-masked-row-gradient": "values",
-            "minus-inf-row": "nan",
-            "lowest-row": "uniform",
+        elections=LOWEST_FILL
+        | {
             "minus-inf-row-gradient": "nan",
-            "no-keys": "zeros",
-            "nan-in-masked-key": "blocked",
-            "nan-in-masked-key-gradient": "leaks",
-            "nan-in-masked-value": "leaks",
-            "nan-in-masked-value-gradient": "leaks",
-            "nan-in-attended-value": "reaches-them",
-            "nan-in-query": "nan",
-            "value-size": "accepted",
             "integer-mask": "added",
             "subnormal-output": "kept",
             "score-overflow": "finite",

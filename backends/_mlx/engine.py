@@ -11,7 +11,7 @@ import numpy as np
 from backends._mlx.attention import Fast
 from backends._mlx.rotary import FastRope
 from backends.prepared import PreparedCall
-from backends.protocol import Backend, BackendUnavailable, Implementation, Profiler
+from backends.protocol import Backend, Implementation, Profiler, needed
 from suite.spec.dtypes import DType
 
 
@@ -32,10 +32,8 @@ class MlxBackend(Backend):
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)
         self.profiler = MlxProfiler(self)
-        try:
+        with needed():
             import mlx.core
-        except Exception as error:
-            raise BackendUnavailable(f"{type(error).__name__}: {error}") from error
         self.mlx: Any = mlx.core
         self.mlx.set_default_device(self.mlx.cpu)
 

@@ -12,7 +12,7 @@ import numpy as np
 from backends._onnx.graph import OPSET, Recorded
 from backends.arrays import RuntimeArrays
 from backends.prepared import PreparedCall
-from backends.protocol import BackendUnavailable, Declared, Implementation
+from backends.protocol import Declared, Implementation, needed
 
 KEPT = 128
 """The number of loaded models that are kept."""
@@ -23,10 +23,8 @@ class OnnxEngine(RuntimeArrays):
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)
-        try:
+        with needed():
             import onnx
-        except Exception as error:
-            raise BackendUnavailable(f"{type(error).__name__}: {error}") from error
         self.onnx: Any = onnx
 
     @abstractmethod

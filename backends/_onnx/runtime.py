@@ -16,7 +16,7 @@ from backends._onnx.norms import OnnxBatchNorm, OnnxLayerNorm
 from backends._onnx.rotary import OnnxRotary, OnnxRotaryByIds
 from backends._onnx.textbook import Eager, layers
 from backends.arrays import RuntimeThreads
-from backends.protocol import BackendUnavailable, Declared, Implementation, Limits
+from backends.protocol import Declared, Implementation, Limits, needed
 from backends.textbook.rotary import TextbookRotary
 from suite.spec.cache import Cache
 
@@ -74,10 +74,8 @@ class OnnxRuntimeBackend(OnnxEngine):
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)
         self.profiler = RuntimeThreads(self)
-        try:
+        with needed():
             import onnxruntime
-        except Exception as error:
-            raise BackendUnavailable(f"{type(error).__name__}: {error}") from error
         self.onnxruntime: Any = onnxruntime
         self._sessions: Cache[Any] = Cache(KEPT)
 

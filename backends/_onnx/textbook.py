@@ -8,7 +8,7 @@ import numpy as np
 
 from backends._onnx.engine import OnnxEngine
 from backends._onnx.graph import concatenated
-from backends.declared import ATTENTION_FEATURES, Declared
+from backends.declared import ATTENTION_FEATURES
 from backends.prepared import PreparedCall
 from backends.protocol import Implementation
 from backends.textbook import Numerics, Operations, textbooks
@@ -22,12 +22,8 @@ class Eager(TextbookAttention):
     backend: OnnxEngine
 
     textbook = False
-    declared = Declared(
+    declared = TextbookAttention.declared.but(
         features=ATTENTION_FEATURES | {"sinks", "lse"},
-        refusals={
-            "native-causal": "textbook code has no causal flag",
-            "native-window": "textbook code has no window",
-        },
         elections={
             "fully-masked-row": "nan",
             "minus-inf-row": "nan",

@@ -10,7 +10,7 @@ import numpy as np
 
 from backends._openvino.attention import Sdpa, SdpaFixed
 from backends.arrays import RuntimeArrays, RuntimeThreads
-from backends.protocol import BackendUnavailable, Implementation
+from backends.protocol import Implementation, needed
 from suite.spec.cache import Cache
 
 KEPT = 128
@@ -25,11 +25,9 @@ class OpenvinoBackend(RuntimeArrays):
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)
         self.profiler = RuntimeThreads(self)
-        try:
+        with needed():
             import openvino
             from openvino.utils.node_factory import NodeFactory
-        except Exception as error:
-            raise BackendUnavailable(f"{type(error).__name__}: {error}") from error
         self.openvino: Any = openvino
         self.nodes: Any = NodeFactory("opset13")
         self.core: Any = openvino.Core()

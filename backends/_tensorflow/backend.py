@@ -8,7 +8,7 @@ from backends._keras.ops import KerasOps
 from backends._tensorflow.attention import Eager
 from backends._tensorflow.engine import FLUSHED, NUMERICS, TensorflowEngine
 from backends._tensorflow.layers import layers
-from backends.declared import LOWEST_IN_FLOAT32
+from backends.declared import INTERSECTED, LOWEST_FILL, LOWEST_IN_FLOAT32
 from backends.protocol import Implementation
 from backends.sources import Dialect
 from suite.spec.vocabulary import DEVICES
@@ -53,23 +53,7 @@ class TensorflowKerasOps(KerasOps):
     declared = KerasOps.declared.but(
         # The scale, given or default, passes through float32.
         numerics=NUMERICS | {"f64": "single"},
-        elections={
-            "fully-masked-row": "uniform",
-            "fully-masked-row-gradient": "values",
-            "minus-inf-row": "nan",
-            "lowest-row": LOWEST_IN_FLOAT32,
-            "no-keys": "zeros",
-            "causal-alignment": "top-left",
-            "causal-with-mask": "intersect",
-            "nan-in-masked-key": "blocked",
-            "nan-in-masked-key-gradient": "leaks",
-            "nan-in-masked-value-gradient": "leaks",
-            "nan-in-masked-value": "leaks",
-            "nan-in-attended-value": "reaches-them",
-            "nan-in-query": "nan",
-            "value-size": "accepted",
-            "integer-mask": "raises",
-            "subnormal-output": FLUSHED,
-            "score-overflow": "nan",
-        },
+        elections=LOWEST_FILL
+        | INTERSECTED
+        | {"lowest-row": LOWEST_IN_FLOAT32, "subnormal-output": FLUSHED},
     )

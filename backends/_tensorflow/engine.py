@@ -15,7 +15,7 @@ from backends._tensorflow.profiler import TensorflowProfiler
 from backends._tensorflow.tape import Gradients, Pullback, by_tape, pullback
 from backends.memory import ShapesAlone
 from backends.prepared import PreparedCall
-from backends.protocol import Backend, BackendUnavailable, DeclaredRounding, Setting
+from backends.protocol import Backend, BackendUnavailable, DeclaredRounding, Setting, needed
 from suite.spec.dtypes import DTYPES, DType
 
 FLUSHED = {"f64": "flushed", "f32": "flushed", "bf16": "flushed", "f16": "kept"}
@@ -39,10 +39,8 @@ class TensorflowEngine(Backend):
         both = ("function", "xla")
         self.compilers = TensorflowCompilers(self, both, timed=both, layers=("function",))
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-        try:
+        with needed():
             import tensorflow
-        except Exception as error:
-            raise BackendUnavailable(f"{type(error).__name__}: {error}") from error
         self.tf: Any = tensorflow
         self.validation_errors = (
             *Backend.validation_errors,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,6 @@ from backends.binder import Parameter, arguments
 from backends.declared import (
     ATTENTION_FEATURES,
     LOWEST_IN_FLOAT32,
-    TEXTBOOK_FEATURES,
     Declared,
     DeclaredRounding,
 )
@@ -62,33 +62,14 @@ class Eager(TextbookAttention):
 
     spelled = staticmethod(operations)
     imports = "import torch"
-    declared = Declared(
-        numerics="eager",
-        features=TEXTBOOK_FEATURES | {"no-heads"},
-        refusals={
-            "native-causal": "textbook code has no causal flag",
-            "native-window": "textbook code has no window",
-        },
-        elections={
+    declared = TextbookAttention.declared.electing(
+        {
             "fully-masked-row": "nan",
             "fully-masked-row-gradient": "nan",
             "minus-inf-row-gradient": "nan",
-            "minus-inf-row": "nan",
-            "lowest-row": "uniform",
-            "no-keys": "zeros",
             "lse-of-empty-row": "minus-inf",
-            "lse-gradient": "flows",
-            "nan-in-masked-key": "blocked",
-            "nan-in-masked-key-gradient": "leaks",
-            "nan-in-masked-value-gradient": "leaks",
-            "nan-in-masked-value": "leaks",
-            "nan-in-attended-value": "reaches-them",
-            "nan-in-query": "nan",
-            "value-size": "accepted",
-            "integer-mask": "raises",
             "subnormal-output": SUBNORMAL,
-            "score-overflow": "nan",
-        },
+        }
     )
 
     @property
@@ -115,26 +96,16 @@ class EagerPermuted(Eager):
         }
     )
 
+    imports = ""
+
+    def __init__(self, backend: TorchEngine) -> None:
+        super().__init__(backend)
+        self.ops = replace(self.ops, transpose=lambda key, axes: key.permute(2, 1, 3, 0))
+
     def prepare(self, inputs: Inputs) -> PreparedCall:
         plain = super().prepare(inputs)
-        torch, scale, softcap = (
-            self.backend.torch,
-            inputs.effective_scale,
-            inputs.feature("softcap"),
-        )
         key = plain.arguments["key"].permute(2, 1, 0, 3).contiguous()
-
-        def attention(query, key, value, mask, bias):
-            scores = query @ key.permute(2, 1, 3, 0) * scale
-            if softcap is not None:
-                scores = softcap * torch.tanh(scores / softcap)
-            if bias is not None:
-                scores = scores + bias
-            if mask is not None:
-                scores = scores.masked_fill(~mask, -torch.inf)
-            return torch.softmax(scores, dim=-1) @ value
-
-        return PreparedCall(attention, plain.arguments | {"key": key}, constants=plain.constants)
+        return replace(plain, arguments=plain.arguments | {"key": key})
 
 
 def flags(inputs: Inputs, causal: bool = True, window: bool = False) -> Native:

@@ -14,7 +14,7 @@ from backends._torch.compilers import TorchCompilers
 from backends._torch.memory import TorchMemory
 from backends._torch.profiler import TorchProfiler
 from backends.prepared import PreparedCall
-from backends.protocol import Backend, BackendUnavailable, Setting
+from backends.protocol import Backend, BackendUnavailable, Setting, needed
 from suite.spec.dtypes import DType
 from suite.spec.inputs import Inputs
 
@@ -26,10 +26,8 @@ class TorchEngine(Backend):
         super().__init__(device)
         self.memory, self.profiler = TorchMemory(self), TorchProfiler(self)
         self.compilers = TorchCompilers(self)
-        try:
+        with needed():
             import torch
-        except Exception as error:
-            raise BackendUnavailable(f"{type(error).__name__}: {error}") from error
         self.torch: Any = torch
         if device == "cuda" and not torch.cuda.is_available():
             raise BackendUnavailable("torch sees no CUDA device")

@@ -10,7 +10,7 @@ from backends._transformers.alibi import BloomAlibi, FalconAlibi, MptAlibi
 from backends._transformers.attention import Gemma2Eager, GptOssEager, LlamaEager, SdpaForward
 from backends._transformers.packed import PackedByPositions, PackedEager
 from backends._transformers.rotary import CohereRotary, GlmRotary, LlamaRotary, LlamaRotaryCast
-from backends.protocol import BackendUnavailable, Implementation
+from backends.protocol import Implementation, needed
 
 
 class TransformersBackend(TorchEngine):
@@ -22,10 +22,8 @@ class TransformersBackend(TorchEngine):
         super().__init__(device)
         # transformers must download nothing, kernels included.
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
-        try:
+        with needed():
             import transformers  # noqa: F401
-        except Exception as error:
-            raise BackendUnavailable(f"{type(error).__name__}: {error}") from error
 
     @property
     def versions(self) -> dict[str, str]:

@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from backends.declared import Declared
+from backends.declared import LOWEST_FILL, TEXTBOOK_FEATURES, Declared
 from backends.masks import dense_arguments
 from backends.prepared import PreparedCall, attention_call
 from backends.protocol import Backend, Implementation
@@ -62,6 +62,14 @@ class TextbookAttention(Implementation):
 
     name = "eager"
     textbook = True
+    declared = Declared(
+        features=TEXTBOOK_FEATURES | {"no-heads"},
+        refusals={
+            "native-causal": "textbook code has no causal flag",
+            "native-window": "textbook code has no window",
+        },
+        elections=LOWEST_FILL | {"lse-of-empty-row": "lowest", "lse-gradient": "flows"},
+    )
     spelled: Callable[..., Operations]
     imports = ""
 
