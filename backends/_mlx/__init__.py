@@ -2,6 +2,16 @@
 
 from __future__ import annotations
 
-from backends._mlx.engine import MlxBackend
+from backends._mlx.attention import Fast
+from backends._mlx.engine import MlxEngine
+from backends._mlx.rotary import FastRope
+from backends.protocol import Implementation
 
 __all__ = ["MlxBackend"]
+
+
+class MlxBackend(MlxEngine):
+    """MLX on the CPU."""
+
+    def implementations(self) -> list[Implementation]:
+        return [Fast(self), FastRope(self)]

@@ -6,17 +6,15 @@ or the word "causal", which is aligned bottom-right; a scale; a sink in every he
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from backends._mlx.engine import MlxEngine
 from backends.declared import ATTENTION_FEATURES, LOWEST_FILL, Declared
 from backends.masks import dense_of, feature_arrays, merged_bias
 from backends.prepared import PreparedCall
 from backends.protocol import Implementation
 from suite.spec.inputs import Inputs
 from suite.spec.masks import Causal
-
-if TYPE_CHECKING:
-    from backends._mlx.engine import MlxBackend
 
 
 def says_causal(inputs: Inputs) -> bool:
@@ -31,7 +29,7 @@ def says_causal(inputs: Inputs) -> bool:
 class Fast(Implementation):
     """The fused function, which on the CPU consists of other MLX operations."""
 
-    backend: MlxBackend
+    backend: MlxEngine
 
     name = "fast-attention"
     declared = Declared(

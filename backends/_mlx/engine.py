@@ -8,10 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from backends._mlx.attention import Fast
-from backends._mlx.rotary import FastRope
 from backends.prepared import PreparedCall
-from backends.protocol import Backend, Implementation, Profiler, needed
+from backends.protocol import Backend, Profiler, needed
 from suite.spec.dtypes import DType
 
 
@@ -24,8 +22,9 @@ class MlxProfiler(Profiler):
         mlx.core.eval(outputs)
 
 
-class MlxBackend(Backend):
-    """MLX with the CPU as its default device. MLX computes arrays when they are read."""
+class MlxEngine(Backend):
+    """MLX with the CPU as its default device. MLX computes arrays when they are read. Subclasses list the
+    implementations."""
 
     name = "mlx"
 
@@ -40,9 +39,6 @@ class MlxBackend(Backend):
     @property
     def versions(self) -> dict[str, str]:
         return {"mlx": version("mlx")}
-
-    def implementations(self) -> list[Implementation]:
-        return [Fast(self), FastRope(self)]
 
     def array(self, values: np.ndarray, dtype: DType | None) -> Any:
         if dtype is None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from backends._mlx.engine import MlxEngine
 from backends.declared import ROTARY_FEATURES, Declared
 from backends.prepared import PreparedCall
 from backends.protocol import Implementation
@@ -14,15 +15,12 @@ from suite.spec.catalogue import AnyCase
 from suite.spec.inputs import Inputs
 from suite.spec.operators.rotary import FACTOR, ROTARY, Rotation
 
-if TYPE_CHECKING:
-    from backends._mlx.engine import MlxBackend
-
 
 class FastRope(Implementation):
     """The fused function, with linear scaling of positions. On the CPU it consists
     of other operations."""
 
-    backend: MlxBackend
+    backend: MlxEngine
 
     name = "fast-rope"
     operator = ROTARY

@@ -7,10 +7,11 @@ scores; a causal flag, beside which the mask is ignored; a scale; a sink in ever
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from backends._openvino.engine import OpenvinoEngine
 from backends.declared import ATTENTION_FEATURES, Declared
 from backends.masks import dense_of, feature_arrays, merged_bias, split_native
 from backends.prepared import PreparedCall
@@ -22,9 +23,6 @@ from suite.spec.inputs import Inputs
 from suite.spec.malformed import MalformedCase
 from suite.spec.vocabulary import OPERANDS
 
-if TYPE_CHECKING:
-    from backends._openvino.engine import OpenvinoBackend
-
 OF_EMPTY_ROWS = {"f64": "uniform", "f32": "nan", "bf16": "nan", "f16": "nan"}
 """Values of fully masked rows. In float64 infinity becomes the largest float32 number."""
 
@@ -33,7 +31,7 @@ class Sdpa(Implementation):
     """The operator with dynamic batch and lengths, and fixed heads and head sizes, as in
     a served model."""
 
-    backend: OpenvinoBackend
+    backend: OpenvinoEngine
 
     name = "sdpa"
     declared = Declared(

@@ -8,17 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from backends._openvino.attention import Sdpa, SdpaFixed
 from backends.arrays import RuntimeArrays, RuntimeThreads
-from backends.protocol import Implementation, needed
+from backends.protocol import needed
 from suite.spec.cache import Cache
 
 KEPT = 128
 """The number of compiled models that are kept."""
 
 
-class OpenvinoBackend(RuntimeArrays):
-    """OpenVINO's CPU plugin, set to compute float32 in float32."""
+class OpenvinoEngine(RuntimeArrays):
+    """OpenVINO's CPU plugin, set to compute float32 in float32. Subclasses list the implementations."""
 
     name = "openvino"
 
@@ -36,9 +35,6 @@ class OpenvinoBackend(RuntimeArrays):
     @property
     def versions(self) -> dict[str, str]:
         return {"openvino": version("openvino")}
-
-    def implementations(self) -> list[Implementation]:
-        return [Sdpa(self), SdpaFixed(self)]
 
     def type_of(self, dtype: np.dtype) -> Any:
         """OpenVINO's type of a dtype, also for bfloat16."""

@@ -22,7 +22,6 @@ from suite.records.files import new_file, remove_empty
 from suite.records.lines import RecordError, Writer
 from suite.run.options import NAMES, Options
 from suite.run.recorded import crashed, header
-from suite.run.supervision import BOARD
 from suite.run.terminal import Terminal
 from suite.spec.text import printable
 from suite.spec.vocabulary import BROKEN
@@ -71,10 +70,11 @@ class RunLog:
         """The ids of tests that are cells and have no verdict."""
         return [node for node in self._owed if node not in self._keys]
 
-    def reserve(self) -> None:
-        """Open the file of --results, if given. Raises pytest.UsageError."""
+    def reserve(self) -> str:
+        """Open the file of --results, and return its path; "" without the option. Raises
+        pytest.UsageError."""
         if not self.results:
-            return
+            return ""
         path = self.config.invocation_params.dir / self.results
         try:
             self._file = new_file(path)
@@ -86,9 +86,8 @@ class RunLog:
             raise pytest.UsageError(
                 f"--results={self.results} cannot be opened: {error}"
             ) from error
-        if BOARD in self.config.stash:
-            self.config.stash[BOARD].say(results=str(path))
         self.config.add_cleanup(self._release)
+        return str(path)
 
     def _release(self) -> None:
         """Close the file, and remove it if no cell was judged."""

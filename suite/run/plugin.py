@@ -97,7 +97,8 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     config.stash[RUN] = log = RunLog(config, options)
     config.pluginmanager.register(log.terminal)
-    log.reserve()
+    if (results := log.reserve()) and BOARD in config.stash:
+        config.stash[BOARD].say(results=results)
     if options.backend and getattr(config.option, "maxworkerrestart", "") is None:
         # A crash is a verdict here: xdist's own limit, four a worker, would end the run.
         config.option.maxworkerrestart = "10000"

@@ -13,17 +13,15 @@ import shutil
 import tempfile
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from suite.judge.cell import Cell
 from suite.records.files import remove_empty
+from suite.run.log import RunLog
 from suite.run.options import NAMES
 from suite.run.process import Board, can_fork, place_in, supervised
-
-if TYPE_CHECKING:
-    from suite.run.log import RunLog
 
 BOARD = pytest.StashKey[Board]()
 USAGE, IDENTITY, STACKS = "attention-usage", "attention-identity", "attention-stacks"

@@ -26,7 +26,6 @@ from suite.spec.dtypes import DType, dtype
 from suite.spec.ids import PLACES
 from suite.spec.masks import Mask, parse_mask, part_features
 from suite.spec.operator import LETTERS, Axes, Operator, Option, choice
-from suite.spec.operators import OPERATORS
 from suite.spec.recipes import RECIPES
 from suite.spec.sizes import Sizes
 from suite.spec.vocabulary import AXIS_ORDERS, FORMS, VARIED_FORMS
@@ -241,6 +240,8 @@ class Case:
     @classmethod
     def parse(cls, text: str) -> Case:
         """The case with the id `text`. Raises ValueError that names the wrong part."""
+        from suite.spec.operators import OPERATORS  # operators import this module
+
         name, *parts = text.split("/")
         operator = OPERATORS.get(name)
         if operator is None:

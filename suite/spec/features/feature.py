@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from suite.spec.case import Case
 from suite.spec.levels import Ask
 from suite.spec.operator import Option, nothing
 from suite.spec.sizes import Sizes
-
-if TYPE_CHECKING:
-    from suite.spec.case import Case
 
 
 @dataclass(frozen=True, eq=False)

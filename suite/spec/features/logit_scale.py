@@ -6,17 +6,13 @@ section 3.3).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from suite.spec.case import Case
 from suite.spec.features.feature import Feature
 from suite.spec.levels import Ask
 from suite.spec.operator import flag
 from suite.spec.sizes import Sizes
-
-if TYPE_CHECKING:
-    from suite.spec.case import Case
 
 
 def draw(sizes: Sizes, rng: np.random.Generator) -> np.ndarray:

@@ -6,18 +6,14 @@ i is the row and j the key; the last row is at the last key (Press, Smith, Lewis
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from suite.spec.case import Case
 from suite.spec.features.feature import Feature
 from suite.spec.levels import Ask
 from suite.spec.operator import flag
 from suite.spec.recipes import alibi_slopes
 from suite.spec.sizes import Sizes
-
-if TYPE_CHECKING:
-    from suite.spec.case import Case
 
 
 def draw(sizes: Sizes, rng: np.random.Generator) -> np.ndarray:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from suite.spec.case import Case
 from suite.spec.features.feature import Feature
 from suite.spec.operator import number
-
-if TYPE_CHECKING:
-    from suite.spec.case import Case
 
 
 def validate(case: Case) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from suite.spec.case import Case
+from suite.spec.inputs import Inputs
 from suite.spec.levels import Ask, filled
 from suite.spec.operator import Asks, Axes, Operator, Questions, Work, flag
 from suite.spec.operators import layers
@@ -18,10 +20,6 @@ from suite.spec.operators.layers import (
     options,
 )
 from suite.spec.sizes import Sizes
-
-if TYPE_CHECKING:
-    from suite.spec.case import Case
-    from suite.spec.inputs import Inputs
 
 COMMON_SIZES = ("b2h1q5k9d16v14",)
 

@@ -7,19 +7,16 @@ Training computes these statistics; evaluation uses learned ones.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from suite.spec.case import Case
 from suite.spec.dtypes import DTYPES
 from suite.spec.levels import Ask, filled
 from suite.spec.operator import ArrayKinds, Asks, Axes, Operator, number
 from suite.spec.operators import layer_norm, layers
 from suite.spec.operators.layers import options
 from suite.spec.recipes import exponentials
-
-if TYPE_CHECKING:
-    from suite.spec.case import Case
 
 STATISTICS = ("mean", "variance")
 """Parameters that are running averages: they have no gradient."""

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from suite.spec.case import Case
 from suite.spec.levels import Ask, filled
 from suite.spec.operator import Asks, Axes, Operator, Questions
 from suite.spec.operators import layers
 from suite.spec.operators.layers import draw_sequences, one_head_outputs, options
-
-if TYPE_CHECKING:
-    from suite.spec.case import Case
 
 COMMON_SIZES = ("b2h1q5k9d8v6",)
 

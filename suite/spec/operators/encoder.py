@@ -13,10 +13,11 @@ There the check `spread` judges outputs and gradients by random rounding.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from suite.spec.case import Case
 from suite.spec.levels import Ask, filled
 from suite.spec.operator import Asks, Axes, Operator, Questions, choice, flag
 from suite.spec.operators import layers
@@ -24,9 +25,6 @@ from suite.spec.operators.layer_norm import ADDED
 from suite.spec.operators.layers import draw_sequences, kernel
 from suite.spec.operators.multi_head import draw_projections
 from suite.spec.sizes import Sizes
-
-if TYPE_CHECKING:
-    from suite.spec.case import Case
 
 ACTIVATIONS = ("relu", "gelu")
 """max(x, 0), and x Phi(x) with the normal distribution Phi (Hendrycks, Gimpel 2016)."""

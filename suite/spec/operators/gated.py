@@ -7,18 +7,16 @@ Attention for Large Language Models, 2025).
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from suite.spec.case import Case
 from suite.spec.levels import Ask, filled
 from suite.spec.operator import Asks, Axes, Operator, flag
 from suite.spec.operators import multi_head
 from suite.spec.operators.layers import kernel
 from suite.spec.sizes import Sizes
-
-if TYPE_CHECKING:
-    from suite.spec.case import Case
 
 COMMON_SIZES = ("b2h4q7k7d3",)
 

@@ -6,19 +6,16 @@ Mean and variance of each token are over its features. There is no attention.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from suite.spec.case import Case
 from suite.spec.dtypes import DTYPES
 from suite.spec.levels import Ask, filled
 from suite.spec.operator import NUMBER, Asks, Axes, Operator, Option
 from suite.spec.operators import layers
 from suite.spec.operators.layers import draw_sequences, options
 from suite.spec.recipes import exponentials
-
-if TYPE_CHECKING:
-    from suite.spec.case import Case
 
 EPSILON = 2.0**-10
 """The number that norms add to the variance. It is exact in every dtype, and large enough that leaving

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from suite.spec.case import Case
+from suite.spec.inputs import Inputs
 from suite.spec.operator import Axes, Option, Work, choice, flag
 from suite.spec.sizes import Sizes
 from suite.spec.vocabulary import BIASES, RETURNED
-
-if TYPE_CHECKING:
-    from suite.spec.case import Case
-    from suite.spec.inputs import Inputs
 
 PARAMETERS = {
     "query_kernel": "(Eq, H, D); additive: (Eq, U)",

@@ -14,16 +14,14 @@ Source: Dao et al., FlashAttention, 2022; Ye et al., FlashInfer, 2025.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from suite.spec.case import Case
 from suite.spec.levels import Ask, filled
 from suite.spec.operator import ArrayKinds, Asks, Axes, Operator, choice, flag
 from suite.spec.sizes import Sizes
-
-if TYPE_CHECKING:
-    from suite.spec.case import Case
 
 HEIGHTS = {"level": 0.0, "high": 200.0, "low": -200.0, "deep": -1e5}
 """Mean of the log-sum-exps of a case. Means far from 0 overflow or underflow unless the maximum is

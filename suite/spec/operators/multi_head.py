@@ -9,10 +9,11 @@ et al. 2023, section 2).
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 
+from suite.spec.case import Case
 from suite.spec.covering import Row
 from suite.spec.dtypes import DTYPES
 from suite.spec.levels import Ask, Covering, filled
@@ -21,9 +22,6 @@ from suite.spec.operators import layers
 from suite.spec.operators.layer_norm import ADDED
 from suite.spec.operators.layers import draw_sequences, kernel, options, projections_work
 from suite.spec.sizes import Sizes
-
-if TYPE_CHECKING:
-    from suite.spec.case import Case
 
 # B, Lq, Lk, H, Hkv, D, Dv and the widths of query, key, value, output; whether query, key and value are
 # one tensor. Few, and alike where they can be, since JAX compiles a program for every shape.

@@ -15,11 +15,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from suite.spec.case import Case
 from suite.spec.dtypes import DTYPES
+from suite.spec.inputs import Inputs
 from suite.spec.levels import Ask, filled
 from suite.spec.operator import (
     ArrayKinds,
@@ -35,10 +37,6 @@ from suite.spec.operator import (
 from suite.spec.recipes import DRAWS
 from suite.spec.sizes import Sizes
 from suite.spec.vocabulary import OPERANDS
-
-if TYPE_CHECKING:
-    from suite.spec.case import Case
-    from suite.spec.inputs import Inputs
 
 LENGTHS = r"seg(\d+(?:\.\d+)*(?:x\d+(?:\.\d+)*)?)"
 """Lengths of segments in an id: "seg5.7.12" for queries and keys, "seg2.0.3x9.4.7" for queries x keys.

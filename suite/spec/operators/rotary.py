@@ -10,10 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from suite.spec.case import Case
 from suite.spec.dtypes import DTYPES
 from suite.spec.levels import Ask, filled
 from suite.spec.operator import (
@@ -28,9 +29,6 @@ from suite.spec.operator import (
     number,
 )
 from suite.spec.sizes import Sizes
-
-if TYPE_CHECKING:
-    from suite.spec.case import Case
 
 BASE = 10000.0
 """The base of frequencies if a case names none."""

@@ -16,11 +16,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from suite.spec.case import Case
 from suite.spec.features import FEATURES, Feature
+from suite.spec.inputs import Inputs
 from suite.spec.operator import ArrayKinds, Asks, Axes, Operator, Questions, Work, choice, number
 from suite.spec.operators.layers import RATE, UNSEARCHED_TRAINING
 from suite.spec.operators.sdpa_cases import CASES
@@ -28,10 +30,6 @@ from suite.spec.operators.sdpa_derived import COMPILED, COMPILED_GRADIENTS, GRAD
 from suite.spec.recipes import DRAWS, RECIPES
 from suite.spec.sizes import Sizes
 from suite.spec.vocabulary import AXIS_ORDERS, BIASES, OPERANDS
-
-if TYPE_CHECKING:
-    from suite.spec.case import Case
-    from suite.spec.inputs import Inputs
 
 BLOCK = 256
 """Query rows per block of the mask."""

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from suite.spec.case import Case
 from suite.spec.dtypes import DTYPES
 from suite.spec.levels import Ask, filled
 from suite.spec.operator import Asks, Axes, Operator
 from suite.spec.operators import layers
 from suite.spec.operators.layers import one_head_outputs, options, projections_work
 from suite.spec.operators.multi_head import draw
-
-if TYPE_CHECKING:
-    from suite.spec.case import Case
 
 COMMON_SIZES = ("b2h1q7k7d5v6",)
 
