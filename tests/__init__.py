@@ -1,1 +1,1 @@
-"""Tests of the suite itself: mutants, honest variants, miniatures, adapters."""
+"""Tests of the suite itself: honest variants, miniatures, adapters."""

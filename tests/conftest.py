@@ -37,10 +37,10 @@ def vectors_f16(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def right_answers(vectors_f16: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Right answers to `vectors_f16`, with gradients."""
+    from suite.faults.kernels.gradient import Differentiable
     from tests.answering import answer
-    from tests.mutants.gradient_kernel import Differentiable
 
-    kernel = Differentiable(load("tests.mutants:honest"))
+    kernel = Differentiable(load("tests.honest:honest"))
     folder = tmp_path_factory.mktemp("answers") / "right"
     return answer(vectors_f16, folder, [kernel], numerics="exact")
 

@@ -132,7 +132,7 @@ def test_what_a_backend_lacks_none_of_its_implementations_has(backend: Backend) 
             assert (implementation.missing((feature,)) is not None) == refused
 
 
-@pytest.mark.parametrize("name", ["torch", "tests.mutants:honest"])
+@pytest.mark.parametrize("name", ["torch", "tests.honest:honest"])
 def test_threads_are_set_and_set_back(name: str) -> None:
     if name == "torch":
         pytest.importorskip("torch")

@@ -14,13 +14,13 @@ from backends.prepared import PreparedCall
 from backends.protocol import Compilers, DeclarationError, Implementation
 from backends.registry import load
 from suite.checks import all_checks
+from suite.faults.kernels.attention import Kernel
 from suite.judge.cell import Cell
 from suite.judge.judge import judge
 from suite.judge.verdict import Verdict
 from suite.spec.case import Case
 from suite.spec.features import FEATURES
 from suite.spec.inputs import Inputs, draw
-from tests.mutants.kernel import Kernel
 
 CHECKS = {check.name: check for check in all_checks()}
 CASE = "sdpa/none/mha/f32/b2h3q11k9d6"

@@ -14,6 +14,7 @@ from backends.claims import read_elections
 from backends.declared import LOWEST_IN_FLOAT32
 from backends.protocol import Implementation
 from suite.checks import all_checks
+from suite.faults.backend import KernelBackend
 from suite.judge.judge import judge
 from suite.spec.elections import QUESTIONS, ElectionCase
 from suite.spec.operators import OPERATORS
@@ -28,7 +29,6 @@ from tests.electing.table import (
     contradicted,
     rows_of,
 )
-from tests.mutants.backend import KernelBackend
 
 CHECKS = {check.name: check for check in all_checks()}
 

@@ -19,7 +19,7 @@ CHECKS = {check.name: check for check in all_checks()}
 
 def failures(level: str, seed: int, checks: Iterable[Check]) -> list[str]:
     """What fails. Cases are outermost, so that each needs its oracle once for all variants."""
-    variants = load("tests.mutants:honest").implementations()
+    variants = load("tests.honest:honest").implementations()
     messages = []
     for check in checks:
         for cell in check.cells(level, variants, seed):

@@ -27,6 +27,7 @@ FRAMEWORKS = {
         "suite.report, suite.report.commands, suite.report.frames, suite.report.render",
         "suite.records.cells, suite.records.speed, suite.records.findings, suite.records.machine",
         "suite.judge.oracle, suite.checks, suite.run.plan, suite.run.commands, suite.plugin",
+        "suite.faults; suite.faults.all_faults()",
         "backends, backends.protocol, backends.registry, backends.textbook",
         "suite.measure.run, suite.measure.gate, suite.measure.command, suite.measure.benchmark",
         "suite.search.command, suite.search.script, suite.vectors.export, suite.vectors.judge",

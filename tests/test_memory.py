@@ -14,7 +14,7 @@ from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import draw
 from suite.spec.vocabulary import ARRANGEMENTS
 
-STRIDED = ["numpy", "torch", "tests.mutants:honest"]
+STRIDED = ["numpy", "torch", "tests.honest:honest"]
 
 
 def strided_backend(name: str) -> Any:

@@ -206,7 +206,7 @@ def test_the_same_seed_draws_the_same_cases() -> None:
 
 
 def test_the_control_and_the_honest_variants_pass() -> None:
-    for backend, examples in (("numpy", 60), ("tests.mutants:honest", 12)):
+    for backend, examples in (("numpy", 60), ("tests.honest:honest", 12)):
         summary = search(backend, seed=5, examples=examples, gradients=False)
         assert not summary.failures, [(f.case.id, f.verdict) for f in summary.failures]
         assert summary.examples == examples
@@ -230,7 +230,7 @@ FAULTS: Iterable[Any] = (
 def test_a_planted_fault_is_found_and_shrunk(name: str, check: str, limits: dict[str, int]) -> None:
     hits: list[Failure] = []
     search(
-        "tests.mutants:mutants", hits, implementation=(name,), seed=1, examples=250, dtype=("f32",),
+        "suite.faults:mutants", hits, implementation=(name,), seed=1, examples=250, dtype=("f32",),
         gradients=check == "gradients",
     )  # fmt: skip
     first = next(f for f in hits if f.check.name == check)
@@ -246,8 +246,8 @@ def test_a_planted_fault_is_found_and_shrunk(name: str, check: str, limits: dict
 
 def test_a_tail_beyond_a_block_is_found() -> None:
     """The fault shows only where the keys do not fill the last block of 128."""
-    from tests.mutants.backend import KernelBackend
-    from tests.mutants.kernel import Kernel
+    from suite.faults.backend import KernelBackend
+    from suite.faults.kernels.attention import Kernel
 
     class LastTileShort(Kernel):
         """Beyond a block of 128 keys the last key is dropped where the block is not full."""
@@ -276,7 +276,7 @@ def test_what_is_known_is_not_found_again() -> None:
         ("mask-ignored",), ("values",), ("sdpa/bool.qk/mha/f32/b2h3q5k7d8/dense",), "value",
         "beyond their bound", "masks have no effect", "none found", (), source="by hand, entry 1",
     )  # fmt: skip
-    options = Options(("tests.mutants:mutants",), implementation=("mask-ignored",), dtype=("f32",))
+    options = Options(("suite.faults:mutants",), implementation=("mask-ignored",), dtype=("f32",))
     plan = Plan.make(options)
     assert Search(plan, 1, examples=80, gradients=False).run().failures
     plan = replace(plan, loaded=[replace(plan.loaded[0], manifest=Manifest([entry], {}, "cpu"))])
@@ -305,7 +305,7 @@ def test_other_dtypes_and_operators_than_an_entry_names_are_not_alike(pattern: s
     entry = Expectation(
         ("left-padding-as-right",), ("*",), (pattern,), "value", ".", "c", "none found", ()
     )
-    plan = Plan.make(Options(("tests.mutants:mutants",), implementation=entry.implementation))
+    plan = Plan.make(Options(("suite.faults:mutants",), implementation=entry.implementation))
     cell = Cell(
         CHECKS["values"],
         Case.parse("sdpa/padleft/mha/f32/b2h3q5k7d8/dense"),
@@ -320,7 +320,7 @@ def test_other_dtypes_and_operators_than_an_entry_names_are_not_alike(pattern: s
         (["--backend=numpy", "--examples=20"], 0, "nothing found"),
         (["--backend=numpy", "--case=sdpa/none/mha/f32/b1h2q3k4d5"], 0, "1 pass"),
         (
-            ["--backend=tests.mutants:mutants", "--implementation=mask-inverted", "--examples=60"],
+            ["--backend=suite.faults:mutants", "--implementation=mask-inverted", "--examples=60"],
             1,
             "found ",
         ),

@@ -53,7 +53,7 @@ def alone(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 def test_backends_without_words_give_the_case_alone() -> None:
     cell = value_cell(
-        "tests.mutants:mutants", "mask-inverted", "sdpa/bool.qk/mha/f32/b2h3q5k7d8/dense"
+        "suite.faults:mutants", "mask-inverted", "sdpa/bool.qk/mha/f32/b2h3q5k7d8/dense"
     )
     with pytest.raises(script.NoScript, match="no dialect"):
         script.script(cell, judge(cell))

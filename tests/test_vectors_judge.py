@@ -16,6 +16,8 @@ import tomli_w
 
 from backends.registry import load
 from suite.__main__ import main
+from suite.faults.kernels.attention import Kernel
+from suite.faults.kernels.gradient import Differentiable
 from suite.judge.cell import Cell
 from suite.judge.judge import judge
 from suite.judge.verdict import Verdict
@@ -23,9 +25,7 @@ from suite.records import cells as records
 from suite.records.cells import CellRecord, Run
 from suite.spec.inputs import Inputs
 from suite.spec.masks import Causal
-from tests.mutants.gradient_kernel import Differentiable
-from tests.mutants.honest_attention import NanRows, UniformRows
-from tests.mutants.kernel import Kernel
+from tests.honest.attention import NanRows, UniformRows
 
 pytest.importorskip("safetensors")
 
@@ -35,7 +35,7 @@ from suite.vectors.options import JudgeOptions
 from suite.vectors.tensors import decoded, encoded
 from tests.answering import answer, declare, file_of, plain_vectors
 
-HONEST = load("tests.mutants:honest")
+HONEST = load("tests.honest:honest")
 BROKEN = {"fail", "error", "crash"}
 PLAIN = "sdpa/none/mha/f16/b1h2q33k33d600/scale-0.2/onehot"
 GRADIENTS = "sdpa/padempty/mha/f16/b2h3q5k13d8v10/bias.qk/scale-0.2/integers/dense"

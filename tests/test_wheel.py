@@ -54,7 +54,7 @@ def test_the_wheel_holds_what_git_tracks(wheel: Path) -> None:
     assert packed == set(tracked(*PACKAGES))
     for part in (
         "suite/benchmarks/releases/jax-", "suite/report/page.html.jinja", "backends/_torch/torch.toml",
-        "suite/py.typed",
+        "suite/faults/kernels/attention.py", "suite/py.typed",
     ):  # fmt: skip
         assert any(name.startswith(part) for name in packed), part
 
@@ -63,20 +63,6 @@ def test_locks_of_releases_come_with_the_wheel(environment: Environment, tmp_pat
     out = environment.run("attention-conformance", "releases", "axis", where=tmp_path)
     assert out.returncode == 0, out.stderr
     assert out.stdout.endswith("bench_jax\n")
-
-
-@pytest.mark.parametrize("theirs", [False, True])
-def test_mutants_made_by_hand_stay_in_the_checkout(
-    environment: Environment, tmp_path: Path, theirs: bool
-) -> None:
-    if theirs:
-        own(tmp_path, "tests", package=True)
-    out = environment.run("python -m suite", "mutants", where=tmp_path)
-    assert out.returncode == 2
-    assert "lie in the folder tests of a checkout, and in no wheel" in out.stderr
-    assert "--backend" in out.stderr
-    named = environment.run("python -m suite", "mutants", "--backend=mine:x", where=tmp_path)
-    assert "in no wheel" not in named.stderr
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from suite.faults.fault import FAULTS, Fault
 from suite.judge.check import Check
 from suite.judge.judge import judge
 
@@ -23,18 +24,13 @@ if TYPE_CHECKING:
 class Kill:
     """The outcome of one mutant.
 
-    - `killed_by`: the check that the mutant names; `like`: the published bug that it is an instance of,
-      if any
     - `killed`: `case`, `kind` and `message` of the first failing cell; for a survivor the message counts
       its statuses
     - `cells`: the number of cells that were judged until then
     - `others`: the other checks that kill the mutant; empty if they were not asked
     """
 
-    mutant: str
-    fault: str
-    killed_by: str
-    like: str
+    fault: Fault
     killed: bool
     case: str
     kind: str
@@ -68,9 +64,10 @@ def kill(
 ) -> Kill:
     """Judge one mutant (see `kill_table`)."""
     by_name = {check.name: check for check in checks}
-    name, fault = getattr(mutant, "killed_by", ""), getattr(mutant, "fault", "")
-    if not fault:
-        raise ValueError(f"{mutant} is no mutant: it has no attribute `fault`")
+    fault = FAULTS.get(type(mutant))
+    if fault is None:
+        raise ValueError(f"{mutant} is no mutant: its class is not marked with `@fault`")
+    name = fault.killed_by
     if name not in by_name:
         raise ValueError(
             f"{mutant} must be killed by {name!r}, which is no check; checks: {', '.join(by_name)}"
@@ -83,10 +80,7 @@ def kill(
         for other in by_name.values()
         if others and other.name != name and first_failure(mutant, other, level, seed)[0]
     ]
-    like = getattr(mutant, "like", "")
-    return Kill(
-        mutant.name, fault, name, like, killed, case, kind, message, cells, seconds, tuple(also)
-    )
+    return Kill(fault, killed, case, kind, message, cells, seconds, tuple(also))
 
 
 def first_failure(
@@ -113,16 +107,25 @@ def format_table(kills: Sequence[Kill]) -> str:
     """The kill table in plain text: one line per mutant, survivors last, then the count of each check."""
     if not kills:
         return "no mutants"
-    rows = [(k.mutant, k.killed_by, k.like, k.kind, k.case, k.fault) for k in kills if k.killed]
+    rows = [
+        (k.fault.name, k.fault.killed_by, k.fault.like, k.kind, k.case, k.fault.sentence)
+        for k in kills
+        if k.killed
+    ]
     header = ("mutant", "killed by", "like", "kind", "first failing case", "fault")
     lines = _columns([header, *rows]) if rows else []
     survivors = [k for k in kills if not k.killed]
     if survivors:
         lines += ["", "survivors"]
-        lines += _columns([(k.mutant, k.killed_by, k.like, k.fault, k.message) for k in survivors])
+        lines += _columns(
+            [
+                (k.fault.name, k.fault.killed_by, k.fault.like, k.fault.sentence, k.message)
+                for k in survivors
+            ]
+        )
     lines += ["", "checks"]
-    named = Counter(k.killed_by for k in kills)
-    dead = Counter(k.killed_by for k in kills if k.killed)
+    named = Counter(k.fault.killed_by for k in kills)
+    dead = Counter(k.fault.killed_by for k in kills if k.killed)
     also = Counter(name for k in kills for name in k.others)
     for name in sorted(named | also, key=lambda name: (-named[name], name)):
         besides = f", and {also[name]} others" if also[name] else ""

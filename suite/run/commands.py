@@ -29,8 +29,7 @@ from suite.spec.vocabulary import KINDS, LEVELS, NUMERICS, STATUSES
 from suite.sweep.command import add_sweep_parser
 from suite.vectors.command import add_vectors_parser
 
-HAND_MADE = "tests.mutants:mutants"
-NOT_PACKED = "mutants made by hand lie in the folder tests of a checkout, and in no wheel"
+CATALOGUE = "suite.faults:mutants"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -271,9 +270,9 @@ def _add_mutants(commands: argparse._SubParsersAction) -> None:
         ("level", "seed", "backend"),
         {
             "level": {"checked": True},
-            "backend": {"many": False, "default": HAND_MADE, "metavar": "MODULE:OBJECT"},
+            "backend": {"many": False, "default": CATALOGUE, "metavar": "MODULE:OBJECT"},
         },
-        backend=f"the backend of mutants (default {HAND_MADE}; {NOT_PACKED})",
+        backend=f"the backend of mutants (default {CATALOGUE})",
     )
     parser.set_defaults(run=_mutants)
 
@@ -286,8 +285,7 @@ def _mutants(arguments: argparse.Namespace) -> int:
     try:
         backend = load(arguments.backend)
     except UsageError as error:
-        advice = f"; {NOT_PACKED}: run this there, or name a backend of your own with --backend"
-        print(f"{error}{advice if arguments.backend == HAND_MADE else ''}", file=sys.stderr)
+        print(error, file=sys.stderr)
         return 2
     kills = kill_table(backend, all_checks(), arguments.level, arguments.seed)
     print(format_table(kills))

@@ -12,9 +12,9 @@ import torch
 
 from backends._numpy import Rounded
 from backends.declared import ATTENTION_FEATURES
+from suite.faults.kernels.attention import Call, Kernel
 from tests.electing.arrays import Arrays, OfJax, OfKeras, OfTorch
 from tests.electing.kernel import Answers, Electing, Problem
-from tests.mutants.kernel import Call, Kernel
 
 
 def of_torch(answers: Answers) -> Callable[..., Any]:

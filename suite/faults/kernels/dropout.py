@@ -1,0 +1,90 @@
+"""An honest dropout of the weights of plain attention, forward and backward, one method a step.
+
+Patterns are drawn from a seed; the backward pass draws that of the forward pass again, as fused kernels
+do (Dao et al., FlashAttention, 2022, algorithm 4).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from backends.prepared import PreparedCall
+from suite.faults.kernels.attention import Call
+from suite.faults.kernels.dropping import Drops
+from suite.faults.kernels.gradient import Differentiable, DifferentiableFused
+from suite.spec.inputs import Inputs
+
+
+class Dropping(Drops, Differentiable):
+    """Weights are dropped behind the softmax."""
+
+    dropout = "elements"
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        prepared = super().prepare(inputs)
+        rate = self.asked_rate(inputs)
+        if not rate:
+            return prepared
+        own = {"rate": rate, "seed": inputs.dropout_seed}
+        return replace(prepared, arguments=prepared.arguments | own)
+
+    def asked_rate(self, inputs: Inputs) -> float:
+        return inputs.rate if inputs.training else 0.0
+
+    def validate(self, call: Call) -> None:
+        super().validate(call)
+        self.validate_rate(call.rate)
+
+    def factor_of(self, shape: tuple[int, ...], call: Call) -> np.ndarray:
+        """What weights are multiplied by: 0, or 1 / (1 - rate)."""
+        if not call.rate:
+            return np.ones(shape, call.work)
+        kept = np.broadcast_to(self.pattern(shape, call.rate, call), shape)
+        return np.where(kept, call.work(self.rescale(call.rate)), call.work(0))
+
+    def backward_factor(self, shape: tuple[int, ...], call: Call) -> np.ndarray:
+        return self.factor_of(shape, call)
+
+    def dropped(self, weights: np.ndarray, call: Call) -> np.ndarray:
+        return weights * self.factor_of(weights.shape, call)
+
+    def attend(self, scores: np.ndarray, value: np.ndarray, call: Call) -> np.ndarray:
+        return self.dropped(self.weights(scores, call), call) @ self.visible(value, scores)
+
+    def weight_gradient(self, cotangent: np.ndarray, value: np.ndarray, call: Call) -> np.ndarray:
+        gradient = super().weight_gradient(cotangent, value, call)
+        return gradient * self.backward_factor(gradient.shape, call)
+
+    def value_gradient(self, weights: np.ndarray, cotangent: np.ndarray, call: Call) -> np.ndarray:
+        factor = self.backward_factor(weights.shape, call)
+        return super().value_gradient(weights * factor, cotangent, call)
+
+
+class DroppingFused(Dropping, DifferentiableFused):
+    """Weights are stored in the case's dtype, and dropped as they are stored."""
+
+    mean = Differentiable.mean  # the fused one is of weights before dropout
+
+
+class DroppingShared(Dropping):
+    """One pattern for all samples and heads, as it is declared."""
+
+    dropout = "shared"
+
+    def pattern(self, shape: tuple[int, ...], rate: float, call: Call) -> np.ndarray:
+        return super().pattern(shape[2:], rate, call)
+
+
+class DroppingByBlocks(Dropping):
+    """The pattern of every sample and head from a stream of its own, in blocks of two keys."""
+
+    def pattern(self, shape: tuple[int, ...], rate: float, call: Call) -> np.ndarray:
+        kept = np.empty(shape, bool)
+        for b, h in np.ndindex(*shape[:2]):
+            for start in range(0, shape[3], 2):
+                numbers = np.random.default_rng((call.seed, b, h, start))
+                block = kept[b, h, :, start : start + 2]
+                block[...] = numbers.random(block.shape) >= rate
+        return kept

@@ -1,0 +1,142 @@
+"""Honest merging of partial answers in NumPy, one method a step (see `attention`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from backends._numpy import Rounded
+from backends.declared import MERGE_FEATURES
+from backends.prepared import WITH_LSE, PreparedCall
+from suite.faults.kernels.attention import Stated
+from suite.spec.dtypes import DType, round_to
+from suite.spec.inputs import Inputs
+from suite.spec.operators.merge import MERGE
+
+
+class MergeKernel(Stated):
+    """All parts at once in float32, rounded once."""
+
+    operator = MERGE
+    features = MERGE_FEATURES
+    elections = {}
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        backend, fmt = self.backend, inputs.dtype
+        arguments = {
+            "partial_output": backend.array(inputs.arrays["partial_output"], fmt),
+            "partial_lse": backend.array(inputs.arrays["partial_lse"], fmt.widened),
+        }
+
+        def call(partial_output: Rounded, partial_lse: Rounded) -> tuple[Rounded, Rounded]:
+            with np.errstate(all="ignore"):
+                output, lse = self.merged(
+                    partial_output.values.astype(self.work(fmt)),
+                    partial_lse.values.astype(self.work(fmt)),
+                    fmt,
+                )
+            return (
+                Rounded(round_to(output, fmt), fmt),
+                Rounded(round_to(lse, fmt.widened), fmt.widened),
+            )
+
+        def vjp(
+            partial_output: Rounded, partial_lse: Rounded, cotangent: Rounded, wrt: Sequence[str]
+        ) -> dict[str, Any]:
+            outputs, lse = (x.values.astype(self.work(fmt)) for x in (partial_output, partial_lse))
+            gradients = self.gradients(outputs, lse, cotangent.values.astype(self.work(fmt)))
+            fmts = {"partial_output": fmt, "partial_lse": fmt.widened}
+            return {n: Rounded(round_to(gradients[n], fmts[n]), fmts[n]) for n in wrt}
+
+        return PreparedCall(call, arguments, WITH_LSE, vjp=vjp, constants=(fmt.name,))
+
+    def work(self, fmt: DType) -> type[np.floating[Any]]:
+        return np.float64 if fmt.name == "f64" else np.float32
+
+    def merged(
+        self, outputs: np.ndarray, lse: np.ndarray, fmt: DType
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Output (B, H, Lq, Dv) and log-sum-exp (B, H, Lq) of parts (P, B, H, Lq, Dv), (P, B, H, Lq)."""
+        weights, total = self.weights(lse)
+        return (weights[..., None] * outputs).sum(0), total
+
+    def weights(self, lse: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The weights of parts, and the log-sum-exp of all."""
+        largest = self.largest(lse)
+        sizes = np.exp(lse - largest)
+        total = sizes.sum(0)
+        return sizes / np.where(total == 0, 1, total), np.log(total) + largest
+
+    def largest(self, lse: np.ndarray) -> np.ndarray:
+        """What is taken off log-sum-exps before the exponential."""
+        maximum: np.ndarray = lse.max(0)
+        return np.where(np.isneginf(maximum), lse.dtype.type(0), maximum)
+
+    def gradients(
+        self, outputs: np.ndarray, lse: np.ndarray, cotangent: np.ndarray
+    ) -> dict[str, np.ndarray]:
+        """Gradients of the partial outputs and log-sum-exps."""
+        weights, _ = self.weights(lse)
+        products = (outputs * cotangent).sum(-1)
+        mean = (weights * products).sum(0)
+        return {
+            "partial_output": weights[..., None] * cotangent,
+            "partial_lse": weights * (products - mean),
+        }
+
+
+class MergeInTurn(MergeKernel):
+    """Part after part: each is merged with what was merged before, and normalised."""
+
+    def merged(
+        self, outputs: np.ndarray, lse: np.ndarray, fmt: DType
+    ) -> tuple[np.ndarray, np.ndarray]:
+        output, total = super().merged(outputs[:1], lse[:1], fmt)
+        for o, one in zip(outputs[1:], lse[1:], strict=True):
+            output, total = super().merged(np.stack([output, o]), np.stack([total, one]), fmt)
+        return output, total
+
+
+class MergeRunningSum(MergeKernel):
+    """Sums that are rescaled as a larger log-sum-exp comes, and divided at the end."""
+
+    def merged(
+        self, outputs: np.ndarray, lse: np.ndarray, fmt: DType
+    ) -> tuple[np.ndarray, np.ndarray]:
+        largest = np.full(lse.shape[1:], -np.inf, lse.dtype)
+        output, total = np.zeros(outputs.shape[1:], lse.dtype), np.zeros(lse.shape[1:], lse.dtype)
+        for o, one in zip(outputs, lse, strict=True):
+            new = np.maximum(largest, one)
+            base = np.where(np.isneginf(new), lse.dtype.type(0), new)
+            old, weight = np.exp(largest - base), np.exp(one - base)
+            output = output * old[..., None] + weight[..., None] * o
+            total = total * old + weight
+            largest = new
+        base = np.where(np.isneginf(largest), lse.dtype.type(0), largest)
+        divisor = np.where(total == 0, lse.dtype.type(1), total)
+        return output / divisor[..., None], np.log(total) + base
+
+
+class MergeByLogistic(MergeKernel):
+    """Two parts by a logistic function of the difference of their log-sum-exps, in turn."""
+
+    def merged(
+        self, outputs: np.ndarray, lse: np.ndarray, fmt: DType
+    ) -> tuple[np.ndarray, np.ndarray]:
+        output, total = outputs[0], lse[0]
+        for o, one in zip(outputs[1:], lse[1:], strict=True):
+            neither = np.isneginf(total) & np.isneginf(one)
+            difference = np.where(neither, lse.dtype.type(0), one - total)
+            weight = 1 / (1 + np.exp(-difference))
+            output = output + weight[..., None] * (o - output)
+            total = np.where(neither, total, np.logaddexp(total, one))
+        return output, total
+
+
+class MergeOfFloat64(MergeKernel):
+    """Everything in float64."""
+
+    def work(self, fmt: DType) -> type[np.floating[Any]]:
+        return np.float64

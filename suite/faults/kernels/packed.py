@@ -1,0 +1,180 @@
+"""Honest packed attention in NumPy, one method a step (see `attention`), both ways."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from backends._numpy import Rounded
+from backends.declared import PACKED_FEATURES
+from backends.prepared import PreparedCall
+from suite.faults.kernels.attention import Stated
+from suite.spec.dtypes import DType, round_to
+from suite.spec.inputs import Inputs
+from suite.spec.operators.packed import PACKED, allowed_pairs, summed
+
+Pair = tuple[slice, slice]
+
+
+@dataclass(frozen=True)
+class Pack:
+    """One call: query (Lq, H, D), key (Lk, Hkv, D), value (Lk, Hkv, Dv), where segments begin and where
+    the last one ends, (B + 1,) each."""
+
+    query: np.ndarray
+    key: np.ndarray
+    value: np.ndarray
+    queries: np.ndarray
+    keys: np.ndarray
+    alignment: str
+    scale: float
+    fmt: DType
+
+    @property
+    def work(self) -> type[np.floating[Any]]:
+        return np.float64 if self.fmt.name == "f64" else np.float32
+
+
+class PackedKernel(Stated):
+    """Segment after segment in float32, rounded once."""
+
+    operator = PACKED
+    features = PACKED_FEATURES
+    elections = {"nan-in-other-segment": "nobody"}
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        backend, fmt, names = self.backend, inputs.dtype, ("query", "key", "value")
+        arguments = {name: backend.array(inputs.arrays[name], fmt) for name in names}
+        for name in ("query_lengths", "key_lengths"):
+            arguments[name] = backend.array(summed(inputs.arrays[name]), None)
+        alignment, scale = inputs.case.option("alignment"), self.scale(inputs)
+
+        def packed(arrays: dict[str, Rounded]) -> Pack:
+            bounds = ("query_lengths", "key_lengths")
+            q, k, v, queries, keys = (arrays[name].values for name in (*names, *bounds))
+            return Pack(q, k, v, queries, keys, alignment, scale, fmt)
+
+        def call(**arrays: Rounded) -> Rounded:
+            with np.errstate(all="ignore"):
+                return Rounded(round_to(self.output(packed(arrays)), fmt), fmt)
+
+        def vjp(cotangent: Rounded, wrt: Sequence[str], **arrays: Rounded) -> dict[str, Any]:
+            gradients = self.gradients(packed(arrays), cotangent.values)
+            return {name: Rounded(round_to(gradients[name], fmt), fmt) for name in wrt}
+
+        return PreparedCall(call, arguments, vjp=vjp, constants=(alignment, scale, fmt.name))
+
+    def scale(self, inputs: Inputs) -> float:
+        return inputs.effective_scale
+
+    def output(self, pack: Pack) -> np.ndarray:
+        """The output (Lq, H, Dv), not yet rounded."""
+        out = np.zeros((*pack.query.shape[:2], pack.value.shape[-1]))
+        for rows, keys in self.segments(pack):
+            weights, value = self.weights(pack, rows, keys)
+            if weights.size:
+                out[rows] = (weights @ value).transpose(1, 0, 2)
+        return out
+
+    def segments(self, pack: Pack) -> list[Pair]:
+        """Which queries and which keys each segment has."""
+        edges = zip(pack.queries[:-1], pack.queries[1:], pack.keys[:-1], pack.keys[1:], strict=True)
+        return [(slice(int(a), int(b)), slice(int(c), int(d))) for a, b, c, d in edges]
+
+    def heads(self, pack: Pack) -> np.ndarray:
+        """The key/value head of every query head."""
+        H, Hkv = pack.query.shape[1], pack.key.shape[1]
+        return np.arange(H) // (H // Hkv)
+
+    def weights(self, pack: Pack, rows: slice, keys: slice) -> tuple[np.ndarray, np.ndarray]:
+        """The weights (H, rows, keys) of a segment, and its values (H, keys, Dv)."""
+        scores, v = self.scores(pack, rows, keys)
+        allowed = self.allowed(pack, rows, keys)
+        return self.softmax(np.where(allowed, scores, -np.inf), pack), v
+
+    def scores(self, pack: Pack, rows: slice, keys: slice) -> tuple[np.ndarray, np.ndarray]:
+        """The scores (H, rows, keys) of queries and keys, and the values (H, keys, Dv)."""
+        heads = self.heads(pack)
+        q = pack.query[rows].astype(pack.work).transpose(1, 0, 2)
+        k, v = (
+            x[keys][:, heads].astype(pack.work).transpose(1, 0, 2) for x in (pack.key, pack.value)
+        )
+        return (q @ k.transpose(0, 2, 1)) * pack.work(pack.scale), v
+
+    def allowed(self, pack: Pack, rows: slice, keys: slice) -> np.ndarray:
+        return allowed_pairs(rows.stop - rows.start, keys.stop - keys.start, pack.alignment)
+
+    def softmax(self, scores: np.ndarray, pack: Pack) -> np.ndarray:
+        if not scores.size:
+            return scores
+        exponentials = np.exp(scores - self.largest(scores, pack))
+        return exponentials / exponentials.sum(-1, keepdims=True)
+
+    def largest(self, scores: np.ndarray, pack: Pack) -> np.ndarray:
+        maximum: np.ndarray = scores.max(-1, keepdims=True)
+        return maximum
+
+    def gradients(self, pack: Pack, cotangent: np.ndarray) -> dict[str, np.ndarray]:
+        """Gradients of query, key and value."""
+        gradients = {n: np.zeros(getattr(pack, n).shape) for n in ("query", "key", "value")}
+        heads, scale = self.heads(pack), pack.work(pack.scale)
+        for rows, keys in self.segments(pack):
+            p, v = self.weights(pack, rows, keys)
+            if not p.size:
+                continue
+            dO = cotangent[rows].astype(pack.work).transpose(1, 0, 2)
+            q, k = pack.query[rows].transpose(1, 0, 2), pack.key[keys][:, heads].transpose(1, 0, 2)
+            dP = dO @ v.transpose(0, 2, 1)
+            dS = p * (dP - (dP * p).sum(-1, keepdims=True)) * scale
+            gradients["query"][rows] = (dS @ k.astype(pack.work)).transpose(1, 0, 2)
+            for name, parts in (
+                ("key", dS.transpose(0, 2, 1) @ q.astype(pack.work)),
+                ("value", p.transpose(0, 2, 1) @ dO),
+            ):
+                for head, part in zip(heads, parts, strict=True):
+                    gradients[name][keys, head] += part
+        return gradients
+
+
+class PackedAllPairs(PackedKernel):
+    """All pairs at once; those that do not attend are set to -inf before the softmax."""
+
+    elections = {"nan-in-other-segment": "others"}
+
+    def output(self, pack: Pack) -> np.ndarray:
+        hidden = np.ones((len(pack.query), len(pack.key)), bool)
+        for rows, keys in self.segments(pack):
+            hidden[rows, keys] = ~self.allowed(pack, rows, keys)
+        everything = slice(0, len(pack.query)), slice(0, len(pack.key))
+        scores, v = self.scores(pack, *everything)
+        weights = self.softmax(np.where(hidden, -np.inf, scores), pack)
+        out: np.ndarray = (weights @ v).transpose(1, 0, 2)
+        return out
+
+
+class PackedPadded(PackedKernel):
+    """Every segment is padded to the longest one; keys that are padding are hidden."""
+
+    def weights(self, pack: Pack, rows: slice, keys: slice) -> tuple[np.ndarray, np.ndarray]:
+        weights, value = super().weights(pack, rows, keys)
+        if not weights.size:
+            return weights, value
+        more = int(np.diff(pack.keys).max()) - weights.shape[-1]
+        wide = np.pad(weights, ((0, 0), (0, 0), (0, more)))
+        return wide, np.pad(value, ((0, 0), (0, more), (0, 0)))
+
+    def gradients(self, pack: Pack, cotangent: np.ndarray) -> dict[str, np.ndarray]:
+        return PackedKernel(self.backend).gradients(pack, cotangent)
+
+
+class PackedEager(PackedKernel):
+    """Scores and weights are stored in the dtype of the case."""
+
+    numerics = "eager"
+
+    def softmax(self, scores: np.ndarray, pack: Pack) -> np.ndarray:
+        weights = super().softmax(round_to(scores, pack.fmt).astype(pack.work), pack)
+        return round_to(weights, pack.fmt).astype(pack.work)

@@ -1,0 +1,189 @@
+"""Honest rotations in NumPy, one method a step (see `attention`), forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from backends._numpy import Rounded
+from backends.declared import ROTARY_FEATURES
+from backends.prepared import PreparedCall
+from references.rotary import frequencies
+from suite.faults.kernels.attention import Stated
+from suite.spec.dtypes import DType, round_to
+from suite.spec.inputs import Inputs
+from suite.spec.operators.rotary import ROTARY, Rotation, table_length
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One call: what is turned, (B, H, L, D), where its tokens stand, (L,) or (B, L), and how. `work` is
+    the precision in which angles are made, `entries` the number of positions that a table has."""
+
+    x: np.ndarray
+    position: np.ndarray
+    rotation: Rotation
+    fmt: DType
+    entries: int
+    back: bool = False
+
+    @property
+    def work(self) -> type[np.floating[Any]]:
+        return np.float64 if self.fmt.name == "f64" else np.float32
+
+    @property
+    def length(self) -> int:
+        """The length of the sequence: the largest position and one."""
+        return int(self.position.max(initial=0)) + 1
+
+
+class RotaryKernel(Stated):
+    """Angles in float32, sine and cosine in float32, products in float32, one rounding at the end."""
+
+    operator = ROTARY
+    features = ROTARY_FEATURES
+    elections = {}
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        rotation, fmt = Rotation.of(inputs.case, inputs.sizes.D), inputs.dtype
+        entries = table_length(inputs.case)
+        arguments = {
+            "query": self.backend.memory.operand(inputs.query, inputs, "bhld"),
+            "position": self.backend.array(inputs.arrays["position"], None),
+        }
+
+        def turned(x: Rounded, position: Rounded, back: bool = False) -> Rounded:
+            turn = Turn(x.values, position.values, rotation, fmt, entries, back)
+            return self.deliver(self.turned(turn), fmt)
+
+        def call(query: Rounded, position: Rounded) -> Rounded:
+            return turned(query, position)
+
+        def vjp(
+            query: Rounded, position: Rounded, cotangent: Rounded, wrt: Sequence[str]
+        ) -> dict[str, Any]:
+            return {"query": turned(cotangent, position, back=True)}
+
+        def jvp(query: Rounded, position: Rounded, tangents: dict[str, Rounded]) -> Rounded:
+            return turned(tangents["query"], position)
+
+        return PreparedCall(
+            call, arguments, vjp=vjp, jvp=jvp, constants=(rotation, fmt.name, entries)
+        )
+
+    def turned(self, turn: Turn) -> np.ndarray:
+        """The turned (B, H, L, D), not yet rounded."""
+        one, two = self.pairs(turn)
+        cosine, sine = self.table(turn)
+        x = turn.x.astype(turn.work)
+        out = x.copy()
+        sine = -sine if turn.back else sine
+        first, second = self.rotated(x[..., one], x[..., two], cosine, sine, turn)
+        out[..., one], out[..., two] = first, second
+        return out
+
+    def pairs(self, turn: Turn) -> tuple[slice, slice]:
+        """Where the first and the second components of all pairs are."""
+        size = turn.rotation.size
+        if turn.rotation.interleaved:
+            return slice(0, size, 2), slice(1, size, 2)
+        return slice(0, size // 2), slice(size // 2, size)
+
+    def rotated(
+        self, one: np.ndarray, two: np.ndarray, cosine: np.ndarray, sine: np.ndarray, turn: Turn
+    ) -> tuple[np.ndarray, np.ndarray]:
+        return one * cosine - two * sine, two * cosine + one * sine
+
+    def table(self, turn: Turn) -> tuple[np.ndarray, np.ndarray]:
+        """Cosine and sine, broadcastable to (B, H, L, r / 2)."""
+        theta, factor = self.frequencies(turn)
+        angle = self.angle(self.position(turn), theta, turn)
+        angle = angle if angle.ndim == 2 else angle[:, None]
+        return np.cos(angle) * factor, np.sin(angle) * factor
+
+    def frequencies(self, turn: Turn) -> tuple[np.ndarray, Any]:
+        """Frequencies (r / 2,) and the factor on sine and cosine."""
+        reference = frequencies(turn.rotation, turn.position)
+        return reference.theta.astype(turn.work), turn.work(reference.attention)
+
+    def position(self, turn: Turn) -> np.ndarray:
+        """Where tokens stand."""
+        return turn.position.astype(turn.work)
+
+    def angle(self, position: np.ndarray, theta: np.ndarray, turn: Turn) -> np.ndarray:
+        return position[..., None] * theta
+
+    def deliver(self, out: np.ndarray, fmt: DType) -> Any:
+        return Rounded(round_to(out, fmt), fmt)
+
+
+class RotaryOfFloat64(RotaryKernel):
+    """Everything in float64."""
+
+    def table(self, turn: Turn) -> tuple[np.ndarray, np.ndarray]:
+        reference = frequencies(turn.rotation, turn.position)
+        angle = turn.position[..., None] * reference.theta
+        angle = angle if angle.ndim == 2 else angle[:, None]
+        return np.cos(angle) * reference.attention, np.sin(angle) * reference.attention
+
+
+class RotaryByExponential(RotaryKernel):
+    """Frequencies as exp(-e ln base), each step in float32."""
+
+    def frequencies(self, turn: Turn) -> tuple[np.ndarray, Any]:
+        if turn.rotation.scaling != "none":
+            return super().frequencies(turn)
+        size = turn.rotation.size
+        exponent = np.arange(0, size, 2).astype(turn.work) / turn.work(size)
+        return np.exp(-exponent * np.log(turn.work(turn.rotation.base))), turn.work(1)
+
+
+class RotaryTableCast(RotaryKernel):
+    """Sine and cosine stored in the query's dtype."""
+
+    numerics = "fused"
+
+    def table(self, turn: Turn) -> tuple[np.ndarray, np.ndarray]:
+        cosine, sine = super().table(turn)
+        return tuple(round_to(x, turn.fmt).astype(turn.work) for x in (cosine, sine))  # type: ignore[return-value]
+
+
+class RotaryByTable(RotaryKernel):
+    """Positions are rows of a table, and what is not in it is refused."""
+
+    features = ROTARY_FEATURES | {"position-table"}
+
+    def position(self, turn: Turn) -> np.ndarray:
+        rows = self.rows(turn)
+        missing = (rows < 0) | (rows >= turn.entries) | (rows % 1 != 0)
+        if missing.any():
+            raise ValueError(f"a table of {turn.entries} positions has no {rows[missing][0]:g}")
+        return rows.astype(turn.work)
+
+    def rows(self, turn: Turn) -> np.ndarray:
+        """Which rows the positions are."""
+        return turn.position
+
+
+class RotaryEager(RotaryTableCast):
+    """Sine and cosine, products and sums stored in the query's dtype; half a turn by concatenation."""
+
+    numerics = "eager"
+
+    def turned(self, turn: Turn) -> np.ndarray:
+        size, (one, two) = turn.rotation.size, self.pairs(turn)
+        cosine, sine = self.table(turn)
+        x = turn.x.astype(turn.work)
+        swapped = x[..., :size].copy()
+        swapped[..., one], swapped[..., two] = -x[..., two], x[..., one]
+        both = [np.zeros((*x.shape[:-1], size), turn.work) for _ in range(2)]
+        for full, part in zip(both, (cosine, -sine if turn.back else sine), strict=True):
+            full[..., one] = full[..., two] = part
+        products = [
+            round_to(a * b, turn.fmt).astype(turn.work)
+            for a, b in zip((x[..., :size], swapped), both, strict=True)
+        ]
+        return np.concatenate([products[0] + products[1], x[..., size:]], -1)

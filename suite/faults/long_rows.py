@@ -1,0 +1,155 @@
+"""Mutants that are at fault in long rows alone, in one dtype: at one key somewhere among many."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from suite.faults.fault import fault
+from suite.faults.kernels.attention import Call, Eager, Fused, Kernel
+
+
+class LongRows(Kernel):
+    """A kernel whose fault needs more than `longer` keys, at most `longest`, and the dtype `only`."""
+
+    longer = 512
+    longest = 2**20
+    only = "f32"
+
+    def at_fault(self, call: Call) -> bool:
+        """Whether the call meets the fault."""
+        return self.longer < call.sizes.Lk <= self.longest and call.fmt.name == self.only
+
+    def place(self, call: Call) -> int:
+        """The key that the fault is about: neither at an end nor at a multiple of a tile."""
+        return int(call.sizes.Lk * 0.618)
+
+
+class RowsOf2049(LongRows):
+    """A kernel whose fault needs exactly 2049 keys, in bfloat16."""
+
+    longer, longest, only = 2048, 2049, "bf16"
+
+
+class Dropped(LongRows):
+    """One key is not seen."""
+
+    def scores(self, query: np.ndarray, key: np.ndarray, call: Call) -> np.ndarray:
+        scores = super().scores(query, key, call)
+        if self.at_fault(call):
+            scores[..., self.place(call)] = -np.inf
+        return scores
+
+
+@fault("long_rows")
+class LongRowsDropAKey(Dropped):
+    """One key of more than 512 is not seen, in float32."""
+
+
+@fault("long_rows")
+class LongRowsDropAKeyBfloat16(Dropped, Fused):
+    """One key of more than 512 is not seen, in bfloat16."""
+
+    only = "bf16"
+
+
+@fault("long_rows")
+class LongRowsDropAKeyFloat16(Dropped, Fused):
+    """One key of more than 512 is not seen, in float16."""
+
+    only = "f16"
+
+
+@fault("long_rows")
+class VeryLongRowsDropAKey(Dropped):
+    """One key of more than 4096 is not seen, in float32."""
+
+    longer = 4096
+
+
+@fault("long_rows")
+class VeryLongRowsDropAKeyBfloat16(Dropped, Fused):
+    """One key of more than 4096 is not seen, in bfloat16."""
+
+    longer, only = 4096, "bf16"
+
+
+@fault("long_rows")
+class RowsOf2049DropAKey(RowsOf2049, Dropped, Fused):
+    """One key of 2049 is not seen, in bfloat16."""
+
+
+@fault("long_rows")
+class RowsOf2049DropAKeyOfStoredScores(RowsOf2049, Dropped, Eager):
+    """One key of 2049 is not seen, in bfloat16, where scores are stored."""
+
+
+class Doubled(LongRows):
+    """One key counts twice."""
+
+    def hide(self, scores: np.ndarray, allowed: np.ndarray | None, call: Call) -> np.ndarray:
+        scores = super().hide(scores, allowed, call)
+        if self.at_fault(call):
+            scores[..., self.place(call)] += call.work(np.log(2))
+        return scores
+
+
+@fault("long_rows")
+class LongRowsCountAKeyTwice(Doubled):
+    """One key of more than 512 counts twice, in float32."""
+
+
+@fault("long_rows")
+class LongRowsCountAKeyTwiceBfloat16(Doubled, Fused):
+    """One key of more than 512 counts twice, in bfloat16."""
+
+    only = "bf16"
+
+
+@fault("long_rows")
+class RowsOf2049CountAKeyTwice(RowsOf2049, Doubled, Fused):
+    """One key of 2049 counts twice, in bfloat16."""
+
+
+@fault("long_rows")
+class RowsOf2049CountAKeyTwiceOfStoredScores(RowsOf2049, Doubled, Eager):
+    """One key of 2049 counts twice, in bfloat16, where scores are stored."""
+
+
+class Exchanged(LongRows):
+    """Two keys are exchanged, their values are not."""
+
+    def scores(self, query: np.ndarray, key: np.ndarray, call: Call) -> np.ndarray:
+        scores = super().scores(query, key, call)
+        if self.at_fault(call):
+            one = self.place(call)
+            scores[..., [one, one + 7]] = scores[..., [one + 7, one]]
+        return scores
+
+
+@fault("long_rows")
+class LongRowsExchangeKeys(Exchanged):
+    """Two keys of more than 512 are exchanged, in float32."""
+
+
+@fault("long_rows")
+class LongRowsExchangeKeysBfloat16(Exchanged, Fused):
+    """Two keys of more than 512 are exchanged, in bfloat16."""
+
+    only = "bf16"
+
+
+@fault("long_rows")
+class VeryLongRowsExchangeKeys(Exchanged):
+    """Two keys of more than 4096 are exchanged, in float32."""
+
+    longer = 4096
+
+
+@fault("long_rows")
+class RowsOf2049ExchangeKeys(RowsOf2049, Exchanged, Fused):
+    """Two keys of 2049 are exchanged, in bfloat16."""
+
+
+@fault("long_rows")
+class RowsOf2049ExchangeKeysOfStoredScores(RowsOf2049, Exchanged, Eager):
+    """Two keys of 2049 are exchanged, in bfloat16, where scores are stored."""

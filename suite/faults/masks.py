@@ -1,0 +1,152 @@
+"""Mutants at fault in masks given as arrays, and in what is hidden by them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from suite.faults.fault import fault
+from suite.faults.kernels.attention import Call, Kernel
+
+
+@fault("values", like="C3")
+class MaskIgnored(Kernel):
+    """A mask given as an array has no effect."""
+
+    def masked(self, mask: np.ndarray, call: Call) -> np.ndarray:
+        return np.ones_like(mask)
+
+
+@fault("values", like="B25")
+class MaskInverted(Kernel):
+    """True hides."""
+
+    def masked(self, mask: np.ndarray, call: Call) -> np.ndarray:
+        return ~mask
+
+
+@fault("mask_ranks", like="C13")
+class BatchMaskAsHeadMask(Kernel):
+    """With B == H a mask per sample is taken for a mask per head."""
+
+    def masked(self, mask: np.ndarray, call: Call) -> np.ndarray:
+        alike = call.sizes.B == call.sizes.H and mask.shape[1] == 1
+        return mask.swapaxes(0, 1) if alike else mask
+
+
+@fault("values", like="C10")
+class BatchMaskAsQueryMask(Kernel):
+    """With B == Lq a key mask per sample (B, 1, 1, Lk) is taken for (Lq, Lk)."""
+
+    def masked(self, mask: np.ndarray, call: Call) -> np.ndarray:
+        s = call.sizes
+        alike = s.B == s.Lq and mask.shape == (s.B, 1, 1, s.Lk)
+        return mask.swapaxes(0, 2) if alike else mask
+
+
+@fault("values", like="A22")
+class SquareMaskTransposed(Kernel):
+    """With Lq == Lk rows and columns of the mask are exchanged."""
+
+    def masked(self, mask: np.ndarray, call: Call) -> np.ndarray:
+        return mask.swapaxes(-1, -2) if mask.shape[-1] == mask.shape[-2] else mask
+
+
+@fault("values", like="C20")
+class SampleMaskTiled(Kernel):
+    """A mask per sample is tiled, not repeated, over the heads: (B H) rows get the wrong sample's."""
+
+    def masked(self, mask: np.ndarray, call: Call) -> np.ndarray:
+        s = call.sizes
+        if mask.shape[0] != s.B or mask.shape[1] != 1 or s.B * s.H == 0:
+            return mask
+        tiled = np.tile(mask[:, 0], (s.H, 1, 1))
+        return tiled.reshape(s.B, s.H, *mask.shape[2:])
+
+
+@fault("values")
+class FullMaskOfGroupLeader(Kernel):
+    """With grouped heads a mask per head is read at the group's number, not at the head's."""
+
+    def masked(self, mask: np.ndarray, call: Call) -> np.ndarray:
+        s = call.sizes
+        if mask.shape[1] == 1 or s.H == s.Hkv:
+            return mask
+        return mask[:, np.arange(s.H) // s.group]
+
+
+@fault("mask_ranks")
+class EqualRowsAsLengths(Kernel):
+    """A full mask in which all rows are equal is converted to key lengths, wherever its holes are."""
+
+    def masked(self, mask: np.ndarray, call: Call) -> np.ndarray:
+        s = call.sizes
+        full = mask.shape == (s.B, s.H, s.Lq, s.Lk) and s.Lq > 1
+        if not full or not (mask == mask[:, :1, :1]).all():
+            return mask
+        return np.arange(s.Lk) < mask[:, :1, :1].sum(-1, keepdims=True)
+
+
+@fault("values", like="M17")
+class LeftPaddingAsRight(Kernel):
+    """A key mask per sample is converted to lengths: padding on the left is taken for the right."""
+
+    def masked(self, mask: np.ndarray, call: Call) -> np.ndarray:
+        if mask.shape[1:3] != (1, 1) or (np.diff(mask.astype(int), axis=-1) != 0).sum(-1).max() > 1:
+            return mask
+        return np.arange(call.sizes.Lk) < mask.sum(-1, keepdims=True)
+
+
+@fault("values", like="C8")
+class RowMaskOnFirstKey(Kernel):
+    """A mask whose last dimension is 1 is read for the first key alone."""
+
+    def masked(self, mask: np.ndarray, call: Call) -> np.ndarray:
+        if mask.shape[-1] != 1 or call.sizes.Lk <= 1:
+            return mask
+        rest = np.ones((*mask.shape[:-1], call.sizes.Lk - 1), bool)
+        return np.concatenate([mask, rest], axis=-1)
+
+
+@fault("values", like="B27")
+class MaskIgnoredPast512(Kernel):
+    """Keys from number 512 on are not masked."""
+
+    def masked(self, mask: np.ndarray, call: Call) -> np.ndarray:
+        return mask | (np.arange(call.sizes.Lk) >= 512)
+
+
+@fault("key_permutation")
+class MaskKeptByShape(Kernel):
+    """The first mask of a shape is kept and serves all later calls of that shape."""
+
+    def compute(self, call: Call) -> np.ndarray:
+        if not hasattr(self, "known"):
+            self.known: dict[tuple, np.ndarray] = {}
+        return super().compute(call)
+
+    def masked(self, mask: np.ndarray, call: Call) -> np.ndarray:
+        return self.known.setdefault((mask.shape, call.query.shape), mask.copy())
+
+
+@fault("head_independence")
+class MaskOfFirstHead(Kernel):
+    """Every head gets the mask of the first."""
+
+    def masked(self, mask: np.ndarray, call: Call) -> np.ndarray:
+        return mask[:, :1]
+
+
+@fault("batch_independence")
+class MaskOfFirstSample(Kernel):
+    """Every sample gets the mask of the first."""
+
+    def masked(self, mask: np.ndarray, call: Call) -> np.ndarray:
+        return mask[:1]
+
+
+@fault("values")
+class MaskOfFirstRows(Kernel):
+    """Rows are computed in blocks of 64: every block gets the mask of the first."""
+
+    def masked(self, mask: np.ndarray, call: Call) -> np.ndarray:
+        return mask[..., np.arange(mask.shape[-2]) % 64, :]

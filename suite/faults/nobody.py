@@ -1,0 +1,193 @@
+"""Mutants with answers that nobody elects: handed over by a person, who promises nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from suite.faults.fault import fault
+from suite.faults.kernels.attention import Call
+from suite.faults.kernels.gradient import Differentiable
+from suite.faults.kernels.layer import LayerCall, MultiHeadKernel
+from suite.faults.persons import Persons
+
+
+class EmptyRows(Persons):
+    """Rows without keys are changed."""
+
+    def compute(self, call: Call) -> np.ndarray:
+        out, allowed = super().compute(call), self.allowed(call)
+        if allowed is None or call.sinks is not None:
+            return out
+        return np.where(allowed.any(-1, keepdims=True), out, self.empty(call))
+
+    def empty(self, call: Call) -> Any:
+        """What rows without keys give; broadcasts to the output."""
+        raise NotImplementedError
+
+
+@fault("election")
+class EmptyIs42(EmptyRows):
+    """A row without keys is 42."""
+
+    def empty(self, call: Call) -> float:
+        return 42.0
+
+
+@fault("election")
+class EmptyIsInfinite(EmptyRows):
+    """A row without keys is inf: it is divided by its sum of weights, which is zero."""
+
+    def empty(self, call: Call) -> float:
+        return np.inf
+
+
+@fault("election")
+class EmptyIsTheFirstValue(EmptyRows):
+    """A row without keys is the value of the first key, where an argmax of nothing begins."""
+
+    def empty(self, call: Call) -> np.ndarray:
+        return self.expand(self.load(call.value, call), call)[:, :, :1]
+
+
+@fault("election")
+class EmptyIsTheSumOfValues(EmptyRows):
+    """A row without keys is the sum of all values: weights of 1 are never divided."""
+
+    def empty(self, call: Call) -> np.ndarray:
+        return self.expand(self.load(call.value, call), call).sum(2, keepdims=True)
+
+
+@fault("election")
+class LowestRowIsTheFirstValue(Persons):
+    """A row whose scores are all the lowest number is the value of the first key."""
+
+    def weights(self, scores: np.ndarray, call: Call) -> np.ndarray:
+        lowest = ((scores <= -call.fmt.max / 2) & np.isfinite(scores)).all(-1, keepdims=True)
+        first = np.arange(scores.shape[-1]) == 0
+        return np.where(lowest, first.astype(scores.dtype), super().weights(scores, call))
+
+
+@fault("election")
+class PaddedSampleIsOne(MultiHeadKernel):
+    """A sample of a layer whose keys are all padding is 1 in every component."""
+
+    is_user_code = True
+    elections = {}
+
+    def compute(self, call: LayerCall) -> tuple[np.ndarray, np.ndarray]:
+        output, weights = super().compute(call)
+        if call.valid is not None:
+            empty = ~np.asarray(call.valid.values.any(-1))[:, None, None]
+            output = np.where(empty, call.work(1), output)
+        return output, weights
+
+
+@fault("election")
+class NanInKeysIsSilenced(Persons):
+    """A score that is NaN counts as 0, so that a NaN in an attended key is never seen."""
+
+    def scores(self, query: np.ndarray, key: np.ndarray, call: Call) -> np.ndarray:
+        return np.nan_to_num(super().scores(query, key, call), posinf=np.inf, neginf=-np.inf)
+
+
+@fault("election")
+class NanInValuesIsSilenced(Persons):
+    """A NaN in an attended value counts as 0."""
+
+    def visible(self, value: np.ndarray, scores: np.ndarray) -> np.ndarray:
+        shown = super().visible(value, scores)
+        return np.nan_to_num(shown, posinf=np.inf, neginf=-np.inf)
+
+
+@fault("election")
+class NanInQueryIsANumber(Persons):
+    """A row whose scores are NaN is the value of the first key."""
+
+    def attend(self, scores: np.ndarray, value: np.ndarray, call: Call) -> np.ndarray:
+        out, lost = super().attend(scores, value, call), np.isnan(scores).all(-1, keepdims=True)
+        return np.where(lost, value[:, :, :1], out) if value.shape[2] else out
+
+
+class Integers(Persons):
+    """Takes masks of integers."""
+
+    def validate_mask(self, call: Call) -> None:
+        if call.mask is not None:
+            self.validate_broadcast("mask", call.mask, call)
+
+
+@fault("election")
+class IntegerMaskAttendsOnesAlone(Integers):
+    """A mask of integers attends where it is 1: other numbers hide."""
+
+    def masked(self, mask: np.ndarray, call: Call) -> np.ndarray:
+        return mask == 1
+
+
+@fault("election")
+class IntegerMaskIsComplemented(Integers):
+    """A mask of integers is complemented bit by bit, and so attends everywhere."""
+
+    def masked(self, mask: np.ndarray, call: Call) -> np.ndarray:
+        return mask if mask.dtype == bool else (~mask).astype(bool)
+
+
+@fault("election")
+class IntegerMaskOfBytesHides(Integers):
+    """A mask of uint8 hides where it is 1, and other integers attend."""
+
+    def masked(self, mask: np.ndarray, call: Call) -> np.ndarray:
+        return mask == 0 if mask.dtype == np.uint8 else mask.astype(bool)
+
+
+class EmptyLse(Persons):
+    """The log-sum-exp of a row without keys, which is zeros, is `number`."""
+
+    number = 0.0
+
+    def log_sum_exp(self, scores: np.ndarray, call: Call) -> np.ndarray:
+        lse = super().log_sum_exp(scores, call)
+        return np.where(np.isneginf(lse), call.work(self.number), lse)
+
+
+@fault("lse_of_empty_rows")
+class LseOfEmptyIsZero(EmptyLse):
+    """A row without keys is zeros with the log-sum-exp 0: merged, it weighs as a key of score 0 does."""
+
+
+@fault("lse_of_empty_rows")
+class LseOfEmptyIsInfinite(EmptyLse):
+    """A row without keys is zeros with the log-sum-exp inf: merged, it hides all other keys."""
+
+    number = np.inf
+
+
+@fault("election")
+class LseOfEmptyIsOne(EmptyLse):
+    """The log-sum-exp of a row without keys is 1."""
+
+    number = 1.0
+
+
+@fault("election")
+class EmptyRowsAreCountedBackward(Differentiable, Persons):
+    """The backward pass raises the hidden scores of a row without keys to 1, as exp(lowest - lowest)."""
+
+    elections = {}
+
+    def backward_weights(self, scores: np.ndarray, call: Call) -> np.ndarray:
+        empty = np.isneginf(scores).all(-1, keepdims=True)
+        return np.where(empty, call.work(1), super().backward_weights(scores, call))
+
+
+@fault("election")
+class LargeScoresAreClamped(Persons):
+    """Products of queries and keys beyond 65504 are clamped in float16, before the scale."""
+
+    def scores(self, query: np.ndarray, key: np.ndarray, call: Call) -> np.ndarray:
+        product = query @ key.swapaxes(-1, -2)
+        if call.fmt.name == "f16":
+            product = np.clip(product, -65504, 65504)
+        return product * call.work(self.factor(call))

@@ -1,0 +1,90 @@
+"""Mutants of multi-head attention whose queries and keys are normalised."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from suite.faults.fault import fault
+from suite.faults.kernels.layer import LayerCall, MultiHeadKernel
+from suite.faults.kernels.layer_gradient import LayerDifferentiable
+
+
+@fault("values")
+class QueriesAloneNormalised(MultiHeadKernel):
+    """The keys are not normalised."""
+
+    def normed(self, x: np.ndarray, name: str, call: LayerCall) -> np.ndarray:
+        return super().normed(x, name, call) if name == "query" else x
+
+
+@fault("values")
+class NormOfAllHeads(MultiHeadKernel):
+    """Mean and variance are taken over the features of all heads."""
+
+    normed_axes = (1, 3)
+
+
+@fault("values")
+class NormWithoutMean(MultiHeadKernel):
+    """The mean is not subtracted: a norm by the root of the mean square."""
+
+    def level(self, x: np.ndarray) -> np.ndarray:
+        return np.zeros_like(x)
+
+
+@fault("values")
+class GainOfTheKeysForgotten(MultiHeadKernel):
+    """Keys are normalised, and not multiplied by their gain."""
+
+    def gain(self, name: str, call: LayerCall) -> np.ndarray | None:
+        gain = super().gain(name, call)
+        return np.ones_like(gain) if name == "key" and gain is not None else gain
+
+
+@fault("values")
+class QueriesScaledBeforeTheirNorm(MultiHeadKernel):
+    """Queries are scaled before they are normalised, which takes the scale away again."""
+
+    def normed(self, x: np.ndarray, name: str, call: LayerCall) -> np.ndarray:
+        if name == "query" and self.gain(name, call) is not None:
+            return super().normed(x, name, call) * call.work(np.sqrt(call.sizes.D))
+        return super().normed(x, name, call)
+
+
+@fault("values")
+class NormBeforeTheBias(MultiHeadKernel):
+    """Biases of the projections are added behind the norm."""
+
+    def projected(self, x: np.ndarray, name: str, call: LayerCall) -> np.ndarray:
+        normalises = self.gain(name, call) is not None
+        return super().projected(x, name, _without_biases(call) if normalises else call)
+
+    def normed(self, x: np.ndarray, name: str, call: LayerCall) -> np.ndarray:
+        y, bias = super().normed(x, name, call), self.bias(name, call)
+        if bias is None or self.gain(name, call) is None:
+            return y
+        return y + bias.reshape(-1, 1, y.shape[-1])
+
+
+@fault("values")
+class NothingAddedToTheVariance(MultiHeadKernel):
+    """Epsilon is left out."""
+
+    def reciprocal(self, variance: np.ndarray, call: LayerCall) -> np.ndarray:
+        return 1 / np.sqrt(variance)
+
+
+@fault("gradients")
+class GainsTakenForConstants(LayerDifferentiable):
+    """The gains receive no gradient."""
+
+    def gradients(self, arrays, cotangent, inputs):
+        gradients = super().gradients(arrays, cotangent, inputs)
+        return gradients | {n: 0 * x for n, x in gradients.items() if n.endswith("gain")}
+
+
+def _without_biases(call: LayerCall) -> LayerCall:
+    kept = {n: a for n, a in call.parameters.items() if not n.endswith("_bias")}
+    return replace(call, parameters=kept)

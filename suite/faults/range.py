@@ -1,0 +1,76 @@
+"""Mutants at fault in the range and the order of scores: rows far from 0, maxima that rise and fall."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from suite.faults.fault import fault
+from suite.faults.kernels.attention import Call, Kernel, Online
+from suite.faults.kernels.gradient import Differentiable
+from suite.faults.kernels.merge import MergeKernel
+
+
+@fault("values")
+class MaximumFromMinus50000(Online):
+    """The running maximum begins at -50000: rows wholly below it underflow."""
+
+    def anchor(self, largest: np.ndarray) -> np.ndarray:
+        return np.maximum(largest, largest.dtype.type(-5e4))
+
+
+@fault("values")
+class MaximumOfFirstTile(Online):
+    """What is subtracted is the maximum of the first sixteen keys: later ones overflow."""
+
+    def attend(self, scores: np.ndarray, value: np.ndarray, call: Call) -> np.ndarray:
+        self.first = scores[..., :16].max(-1, keepdims=True, initial=-np.inf)
+        return super().attend(scores, value, call)
+
+    def anchor(self, largest: np.ndarray) -> np.ndarray:
+        return super().anchor(self.first)
+
+
+@fault("values")
+class MaximumForgets(Kernel):
+    """Each tile of sixteen keys is summed by its own maximum: a fall by 100 overflows."""
+
+    def attend(self, scores: np.ndarray, value: np.ndarray, call: Call) -> np.ndarray:
+        value = self.visible(value, scores)
+        total, out, before = np.zeros((*scores.shape[:-1], 1)), 0.0, None
+        for start in range(0, scores.shape[-1], 16):
+            s = scores[..., start : start + 16]
+            largest = s.max(-1, keepdims=True)
+            largest = np.where(np.isneginf(largest), 0 if before is None else before, largest)
+            moved = 1.0 if before is None else np.exp(before - largest)
+            raised = np.exp(s - largest)
+            total = (total * moved).astype(call.work) + raised.sum(-1, keepdims=True)
+            out = out * moved + raised @ value[..., start : start + 16, :]
+            before = largest
+        return out / np.where(total == 0, 1, total)
+
+
+@fault("values")
+class BiasClampedAtMinus10000(Kernel):
+    """A bias below -10000 counts as -10000, in rows of nothing else, too."""
+
+    def biased(self, scores: np.ndarray, call: Call) -> np.ndarray:
+        if call.bias is None:
+            return super().biased(scores, call)
+        return scores + np.maximum(super().biased(np.zeros_like(scores), call), call.work(-1e4))
+
+
+@fault("gradients")
+class StatisticsFromMinus50000(Differentiable):
+    """The backward pass takes no log-sum-exp below -50000."""
+
+    def backward_weights(self, scores: np.ndarray, call: Call) -> np.ndarray:
+        lse = self.log_sum_exp(scores, call)[..., None]
+        return np.exp(scores - np.maximum(lse, call.work(-5e4)))
+
+
+@fault("values")
+class MergeBelowMinus1000IsEmpty(MergeKernel):
+    """A part whose log-sum-exp lies below -1000 counts as one without keys."""
+
+    def weights(self, lse: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return super().weights(np.where(lse < -1000, -np.inf, lse))

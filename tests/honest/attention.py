@@ -1,0 +1,220 @@
+"""Honest variants of plain attention: they round, order or store otherwise."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from backends._numpy import Rounded
+from suite.faults.kernels.attention import Call, Eager, Fused, Kernel, Online
+from suite.spec.dtypes import round_to
+
+
+class OnlineTiles16(Online):
+    """Online softmax, sixteen keys at a time."""
+
+
+class OnlineTiles1(Online):
+    """Online softmax, key by key: as many rescalings as there can be."""
+
+    tile = 1
+
+
+class OnlineTiles64(Online):
+    """Online softmax, 64 keys at a time."""
+
+    tile = 64
+
+
+class ReversedKeys(Online):
+    """Online softmax from the last key to the first."""
+
+    tile = 5
+
+    def tiles(self, length: int) -> list[slice]:
+        return super().tiles(length)[::-1]
+
+
+class FusedNormalised(Fused):
+    """Normalised weights stored in the case's dtype."""
+
+
+class ExpBaseTwo(Online):
+    """exp2 of scores that were scaled by scale log2(e) at once, as GPU kernels do."""
+
+    tile = 32
+
+    def factor(self, call: Call) -> float:
+        return super().factor(call) * (math.log2(math.e) if self.at_once(call) else 1.0)
+
+    def at_once(self, call: Call) -> bool:
+        arrays = (call.softcap, call.bias, call.sinks, call.alibi_slopes)
+        return all(array is None for array in arrays)
+
+    def attend(self, scores: np.ndarray, value: np.ndarray, call: Call) -> np.ndarray:
+        if not self.at_once(call):
+            scores = scores * scores.dtype.type(math.log2(math.e))
+        return super().attend(scores, value, call)
+
+    def raised(self, shifted: np.ndarray) -> np.ndarray:
+        return np.exp2(shifted)
+
+    def log_sum_exp(self, scores: np.ndarray, call: Call) -> np.ndarray:
+        if not self.at_once(call):
+            return super().log_sum_exp(scores, call)
+        maximum = self.anchor(scores.max(-1, keepdims=True, initial=-np.inf))
+        total = np.exp2(scores - maximum).sum(-1)
+        return (maximum[..., 0] + np.log2(total)) * call.work(math.log(2))
+
+
+class AlibiStored(Eager):
+    """The bias of slopes is an array in the case's dtype, as scores are."""
+
+    def alibi(self, slopes: np.ndarray, call: Call) -> np.ndarray:
+        return self.keep(super().alibi(slopes, call), "scores", call)
+
+
+class AlibiBeforeTheScale(Kernel):
+    """Slopes are divided by the scale and added before the scores are scaled, as in flash-attention."""
+
+    def scores(self, query: np.ndarray, key: np.ndarray, call: Call) -> np.ndarray:
+        if not self.at_once(call):
+            return super().scores(query, key, call)
+        scale = call.work(self.factor(call))
+        bias = super().alibi(self.slopes(call) / scale, call)
+        return (query @ key.swapaxes(-1, -2) + bias) * scale
+
+    def at_once(self, call: Call) -> bool:
+        return call.alibi_slopes is not None and call.softcap is None and self.factor(call) != 0
+
+    def alibi(self, slopes: np.ndarray, call: Call) -> np.ndarray:
+        bias = super().alibi(slopes, call)
+        return np.zeros_like(bias) if self.at_once(call) else bias
+
+
+class AlibiBaseTwo(ExpBaseTwo):
+    """Slopes are multiplied by log2(e), like the scores."""
+
+    def at_once(self, call: Call) -> bool:
+        return super().at_once(replace(call, alibi_slopes=None))
+
+    def slopes(self, call: Call) -> np.ndarray:
+        slopes = super().slopes(call)
+        return slopes * call.work(math.log2(math.e)) if self.at_once(call) else slopes
+
+
+class WeightsByLogSumExp(Kernel):
+    """weights = exp(scores - logsumexp): no division."""
+
+    def weights(self, scores: np.ndarray, call: Call) -> np.ndarray:
+        shifted = self.shifted(scores)
+        maximum = scores.max(-1, keepdims=True, initial=-np.inf)
+        lse = maximum + np.log(np.exp(shifted).sum(-1, keepdims=True))
+        return np.exp(scores - np.where(np.isneginf(lse), 0, lse))
+
+
+class Float64Inside(Kernel):
+    """Float64 inside (extended precision for float64), rounded once."""
+
+    def load(self, array: Rounded, call: Call) -> np.ndarray:
+        return array.values.astype(np.longdouble if call.fmt.name == "f64" else np.float64)
+
+
+class SequentialSums(Kernel):
+    """Every sum strictly from left to right: what a scalar loop does."""
+
+    def scores(self, query: np.ndarray, key: np.ndarray, call: Call) -> np.ndarray:
+        product = np.zeros((*query.shape[:-1], key.shape[-2]), query.dtype)
+        for d in range(query.shape[-1]):
+            product += query[..., d, None] * key[..., None, :, d]
+        return product * call.work(self.factor(call))
+
+    def attend(self, scores: np.ndarray, value: np.ndarray, call: Call) -> np.ndarray:
+        value = self.visible(value, scores)
+        raised = self.raised(self.shifted(scores))
+        total = np.zeros((*scores.shape[:-1], 1), scores.dtype)
+        out = np.zeros((*scores.shape[:-1], value.shape[-1]), scores.dtype)
+        for j in range(scores.shape[-1]):
+            total += raised[..., j, None]
+            out += raised[..., j, None] * value[..., None, j, :]
+        return out / np.where(total == 0, 1, total)
+
+
+class ScaleOnBothSides(Kernel):
+    """Queries and keys each multiplied by the root of the scale (torch's math path)."""
+
+    def scores(self, query: np.ndarray, key: np.ndarray, call: Call) -> np.ndarray:
+        factor = self.factor(call)
+        root = call.work(math.sqrt(abs(factor)))
+        return (query * root * call.work(math.copysign(1.0, factor))) @ (key * root).swapaxes(
+            -1, -2
+        )
+
+
+class NanRows(Kernel):
+    """Rows without keys are 0 / 0; a NaN behind the mask of a value spreads."""
+
+    elections = Kernel.elections | {
+        "fully-masked-row": "nan",
+        "minus-inf-row": "nan",
+        "lse-of-empty-row": "nan",
+        "nan-in-masked-value": "leaks",
+    }
+
+    def visible(self, value: np.ndarray, scores: np.ndarray) -> np.ndarray:
+        return value
+
+    def shifted(self, scores: np.ndarray) -> np.ndarray:
+        return scores - scores.max(-1, keepdims=True, initial=-np.inf)
+
+
+class UniformRows(Eager):
+    """Hidden scores are the dtype's lowest number: rows without keys average all values."""
+
+    elections = Eager.elections | {
+        "fully-masked-row": "uniform",
+        "minus-inf-row": "nan",
+        "lse-of-empty-row": "lowest",
+        "nan-in-masked-value": "leaks",
+    }
+
+    def hide(self, scores: np.ndarray, allowed: np.ndarray | None, call: Call) -> np.ndarray:
+        return scores if allowed is None else np.where(allowed, scores, call.work(-call.fmt.max))
+
+    visible = NanRows.visible
+    shifted = NanRows.shifted
+
+
+class Flushed(Kernel):
+    """Subnormal numbers are zero, as inputs, as weights and as answers.
+
+    float16 numbers are normal in float32, in which the sums are made: only its answers are flushed.
+    """
+
+    elections = Kernel.elections | {"subnormal-output": "flushed"}
+
+    def load(self, array: Rounded, call: Call) -> np.ndarray:
+        return self.flush(super().load(array, call), float(np.finfo(call.work).tiny))
+
+    def weights(self, scores: np.ndarray, call: Call) -> np.ndarray:
+        return self.flush(super().weights(scores, call), float(np.finfo(call.work).tiny))
+
+    def deliver(self, out: np.ndarray, call: Call) -> Any:
+        rounded = round_to(out, call.fmt)
+        return Rounded(self.flush(rounded, call.fmt.smallest_normal), call.fmt)
+
+    def flush(self, x: np.ndarray, smallest: float) -> np.ndarray:
+        return np.where(np.abs(x) < smallest, x.dtype.type(0), x)
+
+
+class HeadsInside(Kernel):
+    """Works on (B, L, H, D), with the transposed strides that come with it."""
+
+    axis_order = "blhd"
+
+    def scores(self, query: np.ndarray, key: np.ndarray, call: Call) -> np.ndarray:
+        product = np.einsum("bhid,bhjd->bhij", query, key)
+        return product * call.work(self.factor(call))

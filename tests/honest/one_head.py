@@ -1,0 +1,199 @@
+"""Honest variants of layers of one head, and of norms."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from suite.faults.kernels.layer import LayerCall, LayerEager, SelfAttentionKernel
+from suite.faults.kernels.single import (
+    AdditiveKernel,
+    BatchNormKernel,
+    ConcatKernel,
+    DotKernel,
+    LayerNormKernel,
+    MaskedKernel,
+    NormKernel,
+)
+from suite.spec.operators.layer_norm import EPSILON
+from tests.honest.layers import LayerStepwise, LayerUniformRows
+
+
+class SelfAttentionEager(SelfAttentionKernel):
+    """One head with projections, every operation stored."""
+
+    numerics = "eager"
+    stores = LayerEager.stores
+
+
+class SelfAttentionExact(SelfAttentionKernel):
+    """One head with projections, rounded once."""
+
+
+class AdditiveExact(AdditiveKernel):
+    """Additive attention, rounded once."""
+
+
+class AdditiveEager(AdditiveKernel):
+    """Additive attention, every operation stored."""
+
+    numerics = "eager"
+    stores = LayerEager.stores
+
+
+class AdditiveLoops(AdditiveEager):
+    """Additive attention with a loop over units: sums, tanh and products one by one."""
+
+    def scores(self, query: np.ndarray, key: np.ndarray, call: LayerCall) -> np.ndarray:
+        vector = self.vector(call)
+        total = np.zeros((*query.shape[:-1], key.shape[-2]), query.dtype)
+        for u in range(query.shape[-1]):
+            pairs = self.keep(query[..., u, None] + key[..., None, :, u], "features", call)
+            active = self.keep(np.tanh(pairs), "scores", call)
+            total += active if vector is None else self.keep(active * vector[u], "scores", call)
+        return self.keep(total, "scores", call)
+
+
+class AdditiveStepwise(AdditiveEager):
+    """Additive attention, the steps of the softmax stored, too."""
+
+    numerics = "stepwise"
+    stores = LayerStepwise.stores
+
+
+class ConcatExact(ConcatKernel):
+    """Concat attention, rounded once."""
+
+
+class ConcatEager(ConcatKernel):
+    """Concat attention, every operation stored."""
+
+    numerics = "eager"
+    stores = LayerEager.stores
+
+
+class DotExact(DotKernel):
+    """Dot-product attention, rounded once."""
+
+
+class DotEager(DotKernel):
+    """Dot-product attention, every operation stored."""
+
+    numerics = "eager"
+    stores = LayerEager.stores
+
+
+class DotScaledQuery(DotEager):
+    """Dot-product attention whose scale is multiplied onto the query."""
+
+    def scores(self, query: np.ndarray, key: np.ndarray, call: LayerCall) -> np.ndarray:
+        scaled = self.keep(query * self.scale(call), "features", call)
+        return self.keep(scaled @ key.swapaxes(-1, -2), "scores", call)
+
+
+class MaskedExact(MaskedKernel):
+    """Scaled dot-product attention with two masks, rounded once."""
+
+
+class MaskedEager(MaskedKernel):
+    """Scaled dot-product attention with two masks, every operation stored."""
+
+    numerics = "eager"
+    stores = LayerEager.stores
+
+
+class MaskedUniform(MaskedEager):
+    """Two masks that set hidden scores to the dtype's lowest number."""
+
+    elections = MaskedEager.elections | {
+        "fully-masked-row": "uniform",
+        "padded-sample": "uniform",
+    }
+    hide = LayerUniformRows.hide
+
+
+class OnePassNorm(NormKernel):
+    """The variance is the mean of the squares less the square of the mean."""
+
+    def moments(self, x: np.ndarray, call: LayerCall) -> tuple[np.ndarray, np.ndarray]:
+        mean = x.mean(self.axes, keepdims=True)
+        return mean, np.square(x).mean(self.axes, keepdims=True) - np.square(mean)
+
+
+class FoldedNorm(NormKernel):
+    """x factor + shift, with factor and shift made before x is looked at."""
+
+    def compute(self, call: LayerCall) -> tuple[np.ndarray, np.ndarray]:
+        x = self.load(call.query, call)
+        mean, variance = self.moments(x, call)
+        factor = self.reciprocal(variance, call)
+        if "gain" in call.parameters:
+            factor = factor * self.load(call.parameters["gain"], call)
+            return x * factor + (self.load(call.parameters["offset"], call) - mean * factor), mean
+        return x * factor - mean * factor, mean
+
+
+class NormInSteps(NormKernel):
+    """Every step is stored in the case's dtype; the sums of a mean are not."""
+
+    numerics = "stepwise"
+    stores = ("steps",)
+
+    def compute(self, call: LayerCall) -> tuple[np.ndarray, np.ndarray]:
+        x = self.load(call.query, call)
+        mean, variance = self.moments(x, call)
+        epsilon = call.work(EPSILON)
+        root = self.keep(np.sqrt(self.keep(variance + epsilon, "steps", call)), "steps", call)
+        y = self.keep(self.keep(x - mean, "steps", call) / root, "steps", call)
+        return self.mapped(y, call), mean
+
+    def mean_of(self, x: np.ndarray, call: LayerCall) -> np.ndarray:
+        return self.keep(x.mean(self.axes, keepdims=True), "steps", call)
+
+    def moments(self, x: np.ndarray, call: LayerCall) -> tuple[np.ndarray, np.ndarray]:
+        if "mean" in call.parameters and not call.training:
+            return super().moments(x, call)
+        mean = self.mean_of(x, call)
+        squares = self.keep(np.square(self.keep(x - mean, "steps", call)), "steps", call)
+        return mean, self.mean_of(squares, call)
+
+    def mapped(self, y: np.ndarray, call: LayerCall) -> np.ndarray:
+        if "gain" not in call.parameters:
+            return y
+        scaled = self.keep(y * self.load(call.parameters["gain"], call), "steps", call)
+        return scaled + self.load(call.parameters["offset"], call)
+
+
+class LayerNormTwoPasses(LayerNormKernel):
+    """Layer norm in two passes."""
+
+
+class LayerNormOnePass(OnePassNorm, LayerNormKernel):
+    """Layer norm in one pass."""
+
+
+class LayerNormFolded(FoldedNorm, LayerNormKernel):
+    """Layer norm as x factor + shift."""
+
+
+class LayerNormStepwise(NormInSteps, LayerNormKernel):
+    """Layer norm, every step stored."""
+
+
+class BatchNormTwoPasses(BatchNormKernel):
+    """Batch norm in two passes."""
+
+
+class BatchNormFolded(FoldedNorm, BatchNormKernel):
+    """Batch norm as x factor + shift."""
+
+
+class BatchNormOnePass(OnePassNorm, BatchNormKernel):
+    """Batch norm in one pass."""
+
+    def moments(self, x: np.ndarray, call: LayerCall) -> tuple[np.ndarray, np.ndarray]:
+        kind = super() if call.training else super(OnePassNorm, self)
+        return kind.moments(x, call)
+
+
+class BatchNormStepwise(NormInSteps, BatchNormKernel):
+    """Batch norm, every step stored."""

@@ -1,0 +1,80 @@
+"""Promise: every fault is killed by the check that it names, and every check kills one."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from backends.registry import load
+from suite.checks import all_checks
+from suite.faults import all_faults
+from suite.faults.backend import KernelBackend
+from suite.faults.fault import FAULTS, Fault
+from suite.faults.kernels.attention import Kernel
+from suite.faults.precision import SingleInside, SumsInDtype
+from suite.judge.judge import judge
+from suite.judge.kill_table import format_table, kill, kill_table
+
+NAMES = [fault.name for fault in all_faults()]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_killed_by_the_check_named_for_it(name: str) -> None:
+    (mutant,) = (m for m in load("suite.faults:mutants").implementations() if m.name == name)
+    outcome = kill(mutant, all_checks())
+    assert outcome.killed, f"{outcome.fault}: {outcome.message}"
+
+
+def test_every_check_kills_a_mutant() -> None:
+    assert {check.name for check in all_checks()} == {fault.killed_by for fault in all_faults()}
+
+
+def test_smoke_kills_963_of_1000_and_the_table_lists_all() -> None:
+    kills = kill_table(load("suite.faults:mutants"), all_checks(), "smoke")
+    killed = {kill.fault.name for kill in kills if kill.killed}
+    assert len(killed) >= 0.963 * len(NAMES), sorted(set(NAMES) - killed)
+    text = format_table(kills)
+    assert all(re.search(rf"^  {re.escape(name)} ", text, re.MULTILINE) for name in NAMES)
+    assert f"{len(killed)} of {len(NAMES)} mutants killed" in text
+
+
+@pytest.mark.parametrize("fault", all_faults(), ids=NAMES)
+def test_faults_say_what_is_wrong(fault: Fault) -> None:
+    assert re.fullmatch(r"[^\n]{10,110}\.", fault.sentence), "a fault is one line"
+    assert re.fullmatch(r"([A-M]\d+)?", fault.like)
+
+
+def test_names_are_unique() -> None:
+    assert len(set(NAMES)) == len(NAMES)
+
+
+@pytest.mark.parametrize("mutant", [SumsInDtype, SingleInside])
+def test_declared_low_precision_fails_precision_alone(mutant: type[Kernel]) -> None:
+    backend = KernelBackend("low", (mutant,))
+    statuses: dict[str, set[str]] = {}
+    for check in all_checks():
+        for cell in check.cells("smoke", backend.implementations()):
+            verdict = judge(cell)
+            statuses.setdefault(verdict.status, set()).add(check.name)
+    assert statuses.pop("fail") == {"precision"}
+    assert set(statuses) <= {"pass", "unsupported"}
+
+
+def test_an_honest_implementation_survives(monkeypatch: pytest.MonkeyPatch) -> None:
+    definition = next(iter(load("numpy").implementations()))
+    monkeypatch.setitem(FAULTS, type(definition), Fault(type(definition), "values"))
+    outcome = kill(definition, all_checks(), "smoke", others=True)
+    assert not outcome.killed
+    assert outcome.others == ()
+    assert outcome.message == f"{outcome.cells} pass"
+    assert "survivors" in format_table([outcome])
+
+
+def test_an_implementation_without_a_fault_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    definition = next(iter(load("numpy").implementations()))
+    with pytest.raises(ValueError, match="is no mutant"):
+        kill(definition, all_checks())
+    monkeypatch.setitem(FAULTS, type(definition), Fault(type(definition), "nothing"))
+    with pytest.raises(ValueError, match="which is no check"):
+        kill(definition, all_checks())
