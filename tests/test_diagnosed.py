@@ -1,0 +1,77 @@
+"""The corpus of faulty kernels: every kernel has an expectation, and verdicts are what they should be."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from tests.diagnosed.expected import NEXT_KEY, NO_SCALE, Fault, Kernel
+from tests.diagnosed.kernels import FAULTY, HEALTHY, KERNELS, PAIRS
+from tests.diagnosed.running import HERE, verdict
+
+OF_KERNELS = sorted({kernel.name.split(":")[0] for kernel in KERNELS})
+HELPERS = {
+    "added", "allowed", "angles", "default_scale", "grouped", "hidden_in", "masked", "repeated",
+    "rotate_half", "scale_of", "weights_of",
+}  # fmt: skip
+"""Functions that kernels call."""
+
+NEXT = Fault(("mask",), (NEXT_KEY,))
+SCALE = Fault(("scale",), (NO_SCALE,))
+
+
+def said(sentence: str, family: str, hint: str = "") -> dict[str, Any]:
+    return {"sentence": sentence, "family": family, "hint": hint}
+
+
+IS_NEXT = said("A causal query sees the next key.", "mask")
+IS_UNSCALED = said("Scores are not scaled.", "scale")
+IS_LAYOUT = said("Strides are ignored.", "layout")
+IS_MASK = said("The mask is inverted.", "mask")
+
+
+@pytest.mark.parametrize("file", OF_KERNELS)
+def test_every_kernel_has_an_expectation(file: str) -> None:
+    tree = ast.parse((HERE / file).read_text(encoding="utf-8"))
+    like_layers = file == "layers.py"
+    kind = ast.ClassDef if like_layers else ast.FunctionDef
+    written = {node.name for node in tree.body if isinstance(node, kind)} - HELPERS - {"Base"}
+    expected = Counter(k.name.split(":")[1] for k in KERNELS if k.name.split(":")[0] == file)
+    assert set(expected) == written
+    assert set(expected.values()) == {1}
+
+
+def test_the_corpus_is_as_large_as_its_totals_need() -> None:
+    assert len(FAULTY) >= 48
+    assert len(PAIRS) == 20
+    assert len(HEALTHY) >= 12
+    assert all(len(kernel.faults) == 1 for kernel in FAULTY)
+    assert all(len(kernel.faults) == 2 for kernel in PAIRS)
+    backends = Counter(kernel.backend for kernel in FAULTY)
+    assert min(backends["jax"], backends["tf"]) >= 6
+
+
+@pytest.mark.parametrize(
+    ("faults", "diagnoses", "is_called"),
+    [
+        ((NEXT,), [IS_NEXT], "right"),
+        ((NEXT,), [IS_NEXT, IS_LAYOUT], "right"),
+        ((NEXT,), [IS_LAYOUT, IS_NEXT], "later"),
+        ((NEXT,), [IS_MASK], "near"),
+        ((NEXT,), [said("The mask is wrong.", "mask", "`tril(diagonal=1)`")], "right"),
+        ((NEXT,), [IS_LAYOUT], "wrong"),
+        ((NEXT,), [], "silent"),
+        ((NEXT, SCALE), [IS_UNSCALED, IS_NEXT], "right"),
+        ((NEXT, SCALE), [said("Sees the next key; scores are not scaled.", "mask")], "right"),
+        ((NEXT, SCALE), [IS_UNSCALED], "one"),
+        ((NEXT, SCALE), [IS_LAYOUT, IS_NEXT], "later"),
+        ((NEXT, SCALE), [IS_LAYOUT], "wrong"),
+        ((), [], "quiet"),
+        ((), [IS_NEXT], "wrong"),
+    ],
+)
+def test_verdicts(faults: tuple[Fault, ...], diagnoses: list[Any], is_called: str) -> None:
+    assert verdict(Kernel("masks.py:any", faults), diagnoses) == is_called
