@@ -1,0 +1,95 @@
+"""Identification: what an implementation computes instead, measured by probes.
+
+    identify(backend, implementation, cases) -> diagnoses, the best first
+
+A right implementation is told nothing: what is said is beyond the bounds of rounding.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from backends.protocol import Backend, Implementation
+from suite.judge.diagnosis import heads, scale, weights
+from suite.judge.diagnosis.finding import Diagnosis
+from suite.judge.diagnosis.instrument import Found, Instrument, plain
+from suite.spec.case import Case
+from suite.spec.dtypes import DTYPES
+
+PROBLEMS = 6
+"""Different small problems that are asked, at most."""
+
+
+def identify(
+    backend: Backend, implementation: Implementation, cases: Sequence[Case], seconds: float = 5.0
+) -> list[Diagnosis]:
+    """What is wrong with an implementation that fails `cases`, best first: what explains most of them.
+
+    `backend` is the implementation's own. `seconds`: after so much time nothing more is asked. Nothing is
+    raised: a call that fails says nothing.
+    """
+    tool = Instrument(implementation, seconds)
+    told: dict[str, tuple[Found, list[Case]]] = {}
+    groups: dict[str, list[Case]] = {}
+    with tool.at_work():
+        for case in sorted(cases, key=lambda case: (_work(case), case.id)):
+            small = tool.small(case)
+            groups.setdefault(case.id if small is None else small.id, []).append(case)
+        for group in list(groups.values())[:PROBLEMS]:
+            for found in problems(tool, group[0]):
+                key = re.sub(r"[-+]?[\d.]+", "#", found.sentence)
+                _, explained = told.setdefault(key, (found, []))
+                explained += group
+    diagnoses = []
+    for found, explained in sorted(told.values(), key=lambda item: -len(item[1])):
+        evidence = len(explained), len(cases), 0, explained[0].id
+        said = found.sentence, found.hint, found.family, "measured"
+        diagnoses.append(Diagnosis(*said, *evidence, picture=found.picture))
+    return diagnoses
+
+
+def problems(tool: Instrument, case: Case) -> list[Found]:
+    """What is found in the smallest problem like a case; if that is nothing, in the case itself."""
+    small = tool.small(case)
+    told: list[Found] = []
+    if small is not None:
+        told = list(of_heads(tool, plain(small))) or list(of_weights(tool, small))
+    if not told and case.operator.takes_masks and not case.operator.is_layer:
+        own = replace(case, dtype=DTYPES["f32"], recipe="normal")
+        if own != small and tool.implementation.unsupported(own) is None:
+            told = list(of_weights(tool, own))
+    return told
+
+
+def of_heads(tool: Instrument, case: Case) -> Iterator[Found]:
+    """What is wrong with heads and samples, if the implementation supports the plain case."""
+    if tool.implementation.unsupported(case) is None:
+        yield from heads.ask(tool, tool.drawn(case))
+
+
+def of_weights(tool: Instrument, case: Case) -> Iterator[Found]:
+    """What is wrong with the weights of a case."""
+    reading = tool.weights(tool.drawn(case))
+    if reading is None or not reading.wrong.any():
+        return
+    told = 0
+    questions: tuple[Callable, ...] = (
+        weights.ask,
+        scale.ask,
+        weights.ask_places,
+        weights.ask_where,
+    )
+    for place, question in enumerate(questions):
+        if told and place > 1:
+            return
+        for found in question(tool, reading):
+            told += 1
+            yield found
+
+
+def _work(case: Case) -> int:
+    """Pairs of query and key of a case."""
+    s = case.sizes
+    return s.B * s.H * s.Lq * s.Lk

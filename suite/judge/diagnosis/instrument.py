@@ -1,0 +1,299 @@
+"""The instrument: calls an implementation on values of its own choice, and reads what it computes.
+
+An exception, a refusal, or an answer of another shape is no reading: the question says nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from backends.protocol import ENDS, Implementation, PreparedCall
+from suite.judge import answer, elections, leaks
+from suite.judge.elections.probe import Probe
+from suite.judge.oracle import Oracle, Rounding
+from suite.judge.verdict import HarnessError, NotApplicable
+from suite.spec.case import Case
+from suite.spec.dtypes import DTYPES
+from suite.spec.features import FEATURES
+from suite.spec.inputs import Inputs, draw
+from suite.spec.recipes import alibi_bias
+from suite.spec.sizes import Sizes
+
+HEAD_SIZES = (8, 64)
+"""Sizes of heads that questions ask for, in turn: some kernels take no small ones."""
+
+MOST_CALLS = 24
+"""Calls that one reading of weights may take."""
+
+MOST_PAIRS = 500_000
+"""Pairs of query and key in one reading of weights, over samples and heads."""
+
+SEEN = 1e-9
+"""A weight below this part of the largest weight of its row counts as hidden. Probes have scores below 4
+in size, so that attended keys weigh e^-8 of the largest at least."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a question found wrong: a sentence, its family, a hint, and a picture; see `Diagnosis`."""
+
+    sentence: str
+    family: str
+    hint: str = ""
+    picture: str = ""
+
+
+class Instrument:
+    """One implementation, and the time that is left to read it.
+
+    `unit` is the unit roundoff of what the implementation rounds inside, where a question has found that
+    this is wider than the dtype's; 0 if nothing was found.
+    """
+
+    def __init__(self, implementation: Implementation, seconds: float = 5.0) -> None:
+        self.implementation = implementation
+        self.end = time.monotonic() + seconds
+        self.unit = 0.0
+        self._right: dict[str, Case | None] = {}
+
+    @property
+    def late(self) -> bool:
+        """True if the time is over: what is asked later reads nothing."""
+        return time.monotonic() > self.end
+
+    def rounding(self, inputs: Inputs) -> Rounding:
+        """Roundings that no right implementation exceeds (see `Probe`)."""
+        return Probe(self.implementation, inputs.dtype).rounding
+
+    def small(self, case: Case) -> Case | None:
+        """The case with the fewest queries, keys and heads that keep its relations, in float32 if the
+        implementation takes it; None if the implementation supports nothing of this kind."""
+        if case.id not in self._right:
+            self._right[case.id] = next(
+                (c for D in HEAD_SIZES if (c := self._supported(_small(case, D))) is not None), None
+            )
+        return self._right[case.id]
+
+    def _supported(self, case: Case | None) -> Case | None:
+        if case is None:
+            return None
+        near = self.implementation.nearest_supported(case)
+        case = case if near is None else near
+        if self.implementation.unsupported(case) is not None:
+            return None
+        return case if self.ask(self.drawn(case)) is not None else None
+
+    def drawn(self, case: Case, factor: float = 0.5) -> Inputs:
+        """The inputs of a case as the implementation's causal flag means them, with queries and keys
+        times `factor`: scores stay small whatever the scale."""
+        inputs = draw(case)
+        if factor != 1 and "query" in inputs.arrays and not case.operator.is_layer:
+            inputs = inputs.replace(query=inputs.query * factor, key=inputs.key * factor)
+        try:
+            return elections.aligned(inputs, self.implementation)
+        except ENDS:
+            raise
+        except Exception:
+            return inputs
+
+    def prepared(self, inputs: Inputs, differentiable: bool = False) -> PreparedCall | None:
+        """The implementation's call, or None if it refuses the inputs by declaration."""
+        implementation = self.implementation
+        refused = implementation.refuses(inputs) or elections.raising(inputs, implementation)
+        if refused or self.late:
+            return None
+        return (implementation.differentiable if differentiable else implementation.prepare)(inputs)
+
+    def ask(self, inputs: Inputs) -> dict[str, np.ndarray] | None:
+        """The outputs for the inputs by name, in float64; None if there is no reading."""
+        return self.trying(lambda: self._asked(inputs))
+
+    def _asked(self, inputs: Inputs) -> dict[str, np.ndarray] | None:
+        prepared = self.prepared(inputs)
+        if prepared is None:
+            return None
+        backend = self.implementation.backend
+        return dict(answer.read(backend, prepared(), inputs, prepared).arrays)
+
+    def output(self, inputs: Inputs) -> np.ndarray | None:
+        """The array `output` for the inputs, or None."""
+        arrays = self.ask(inputs)
+        return None if arrays is None else arrays["output"]
+
+    def trying(self, ask: Callable[[], Any]) -> Any:
+        """The return value of a call, or None if the call raises."""
+        try:
+            return ask()
+        except ENDS:
+            raise
+        except BaseException:
+            return None
+
+    def oracle(self, inputs: Inputs) -> Oracle | None:
+        """The right outputs for the inputs with their bounds, or None if nobody knows these."""
+        try:
+            return Oracle.forward(inputs, self.rounding(inputs))
+        except (HarnessError, NotApplicable):
+            return None
+
+    def weights(self, inputs: Inputs) -> Reading | None:
+        """The weights of all keys, read by one-hot values; None if that takes too many calls."""
+        s = inputs.sizes
+        width = s.Dv
+        if not width or not s.Lk or -(-s.Lk // width) > MOST_CALLS or not s.B * s.H * s.Lq:
+            return None
+        if s.B * s.H * s.Lq * s.Lk > MOST_PAIRS:
+            return None
+        got, want, bound = (np.zeros((s.B, s.H, s.Lq, s.Lk)) for _ in range(3))
+        for start in range(0, s.Lk, width):
+            keys = range(start, min(start + width, s.Lk))
+            value = np.zeros((s.B, s.Hkv, s.Lk, width))
+            value[..., keys, range(len(keys))] = 1.0
+            one_hot = inputs.replace(value=value)
+            read, oracle = self.output(one_hot), self.oracle(one_hot)
+            if read is None or oracle is None:
+                return None
+            right = oracle.expected["output"]
+            for into, of in ((got, read), (want, right.value), (bound, right.error)):
+                into[..., start : keys.stop] = of[..., : len(keys)]
+        return Reading(inputs, got, want, bound, self.unit)
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """A context without warnings, after which settings that calls changed are as before."""
+        settings = leaks.Settings(self.implementation.backend)
+        try:
+            with leaks.quiet():
+                yield
+        finally:
+            settings.restore()
+            leaks.died()
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """Weights (B, H, Lq, Lk) as an implementation uses them, and the right ones with their bounds.
+
+    - `raw`: the weights as read
+    - `unit`: see `Instrument`
+    """
+
+    inputs: Inputs
+    raw: np.ndarray
+    want: np.ndarray
+    bound: np.ndarray
+    unit: float = 0.0
+
+    @cached_property
+    def rows(self) -> np.ndarray:
+        """The rows that attend some key, (B, H, Lq): others follow elections."""
+        return ~self.inputs.fully_masked_rows
+
+    def part(self, axis: int, index: int) -> Reading:
+        """The weights of one sample (axis 0) or head (axis 1)."""
+        got, want, bound = (np.take(x, [index], axis) for x in (self.raw, self.want, self.bound))
+        part = Reading(self.inputs, got, want, bound, self.unit)
+        part.__dict__["rows"] = np.take(self.rows, [index], axis)
+        return part
+
+    @cached_property
+    def broken(self) -> np.ndarray:
+        """The rows that are NaN or infinite though they attend keys, (B, H, Lq)."""
+        return ~np.isfinite(self.raw).all(-1) & self.rows
+
+    @cached_property
+    def got(self) -> np.ndarray:
+        """The weights as read; a row that is not finite weighs nothing."""
+        return np.where(np.isfinite(self.raw).all(-1, keepdims=True), self.raw, 0.0)
+
+    @cached_property
+    def wrong(self) -> np.ndarray:
+        """True for the weights that rounding does not explain."""
+        error = np.abs(self.got - self.want)
+        return ~(error <= self.bound + 16 * self.unit * np.abs(self.want)) & self.rows[..., None]
+
+    @cached_property
+    def seen(self) -> np.ndarray:
+        """True for the weights that are not hidden."""
+        size = np.abs(self.got)
+        return size > SEEN * size.max(-1, keepdims=True)
+
+    @cached_property
+    def slack(self) -> float:
+        """The relative error of weights that rounding explains for any formula: eight times the largest
+        of the right formula, whose scores are an eighth of others' at least."""
+        large = self.want > 1e-3
+        relative = float((self.bound[large] / self.want[large]).max(initial=0.0))
+        return 8 * relative + 16 * self.unit
+
+    def fits(self, weights: np.ndarray) -> bool:
+        """True if the implementation's weights are these."""
+        error = np.abs(self.got - weights)
+        right = error <= self.slack * np.abs(weights) + self.bound
+        return bool((right | ~self.rows[..., None]).all())
+
+    @cached_property
+    def products(self) -> np.ndarray:
+        """q.k for all pairs, (B, H, Lq, Lk), times the logit scale of the head."""
+        inputs = self.inputs
+        key = np.repeat(inputs.key, inputs.sizes.group, axis=1)
+        raw = inputs.query @ key.swapaxes(-1, -2)
+        factors = inputs.feature("logit_scale")
+        return raw if factors is None else raw * factors[:, None, None]
+
+    @cached_property
+    def bias(self) -> np.ndarray | None:
+        """What is added to the scores, (B, H, Lq, Lk) or broadcast, without -inf; None if nothing is."""
+        inputs, slopes = self.inputs, self.inputs.feature("alibi_slopes")
+        if slopes is not None:
+            return alibi_bias(slopes, inputs.sizes.Lq, inputs.sizes.Lk)
+        return None if inputs.bias is None else np.maximum(inputs.bias, -1e4)
+
+    @cached_property
+    def scores(self) -> np.ndarray:
+        """The right scores before the mask, (B, H, Lq, Lk)."""
+        scores = self.products * self.inputs.effective_scale
+        cap = self.inputs.feature("softcap")
+        scores = scores if cap is None else cap * np.tanh(scores / cap)
+        return scores if self.bias is None else scores + self.bias
+
+
+def softmax(scores: np.ndarray, shown: np.ndarray, axis: int | tuple[int, ...] = -1) -> np.ndarray:
+    """The softmax of scores over an axis; hidden pairs weigh nothing."""
+    hidden = np.where(shown, scores, -np.inf)
+    top = hidden.max(axis, keepdims=True)
+    raised = np.exp(hidden - np.where(np.isfinite(top), top, 0))
+    total = raised.sum(axis, keepdims=True)
+    return raised / np.where(total == 0, 1, total)
+
+
+def _small(case: Case, D: int) -> Case | None:
+    """The case with few queries, keys and heads of size `D`; None if the operator does not have such
+    sizes."""
+    s = case.sizes
+    if not case.operator.takes_masks or case.operator.is_layer or not s.Lk or not s.H:
+        return None
+    Hkv = 1 if s.Hkv == 1 else 3
+    H = Hkv if s.H == s.Hkv else (3 if Hkv == 1 else 6)
+    Lq, Lk = (1, 7) if s.Lq == 1 else (7, 7) if s.Lq == s.Lk else (5, 7) if s.Lq < s.Lk else (7, 5)
+    plain = {"rate": 0.0, "training": False}
+    known = {name: value for name, value in plain.items() if case.operator.option(name)}
+    sizes = Sizes(min(s.B, 2) or 1, H, Hkv, Lq, Lk, D, D)
+    return replace(
+        case, sizes=sizes, dtype=DTYPES["f32"], recipe="normal", axis_order="bhld"
+    ).with_options(**known)
+
+
+def plain(case: Case) -> Case:
+    """The case without mask, bias and other features."""
+    bare = replace(case, mask=None, form="native")
+    names = ["bias", "scale", *(n for n, f in FEATURES.items() if f.option)]
+    defaults = {o.name: o.default for o in case.operator.options if o.name in names}
+    return bare.with_options(**defaults)

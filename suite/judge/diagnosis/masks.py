@@ -1,0 +1,147 @@
+"""What people take a mask for: other sets of pairs that attend, with a sentence and a hint each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from suite.spec.inputs import Inputs
+from suite.spec.masks import Causal, Mask, Padding, Prefix, Segments, Window
+from suite.spec.sizes import Sizes
+
+Meaning = tuple[np.ndarray, str, str]
+"""Pairs that attend, which broadcast to (B, H, Lq, Lk), a sentence, and a hint."""
+
+INDEX = "an index or a stride, `repeat` for `repeat_interleave`"
+OFFSET = "an offset of the positions, or tiles that are compared as a whole"
+
+
+def meanings(inputs: Inputs) -> Iterator[Meaning]:
+    """Known other meanings of the inputs' mask, the likely ones first."""
+    s, attends = inputs.sizes, inputs.attends
+    every = np.ones(attends.shape, bool)
+    biased = every if inputs.bias is None else ~np.isneginf(inputs.bias)
+    token = "" if inputs.mask is None else f" {inputs.case.mask_token}"
+    ignored = f"The mask{token} is ignored: every query attends every key."
+    yield every, ignored, "the argument is not used"
+    parts = inputs.mask.parts if inputs.mask is not None and inputs.mask_array is None else ()
+    dense = [part.dense(s, inputs.seed) for part in parts]
+    for place, part in enumerate(parts):
+        rest = np.logical_and.reduce([biased, every, *dense[:place], *dense[place + 1 :]])
+        for meant, sentence, hint in _of_part(part, s, inputs.seed):
+            yield rest & meant, sentence, hint
+        if len(parts) > 1:
+            yield (
+                rest,
+                f"Of the mask{token} the part {part.token} is ignored.",
+                "one mask replaces another",
+            )
+    if len(parts) > 1:
+        either = np.logical_or.reduce([~every, *dense])
+        yield (
+            either & biased,
+            "The parts of the mask are joined by or, expected by and.",
+            "`|` for `&`",
+        )
+    inverted = "The mask is inverted: hidden keys are seen, attended keys are hidden."
+    yield ~attends, inverted, "`masked_fill(mask, -inf)` where True means attend"
+    if s.Lq == s.Lk:
+        yield (
+            attends.swapaxes(-1, -2),
+            "The mask is transposed: rows are taken for keys.",
+            "`mask.mT`",
+        )
+    for axis, name in ((0, "sample"), (1, "head")):
+        one = np.broadcast_to(np.take(attends, [0], axis), attends.shape)
+        yield one, f"The mask of {name} 0 is used for every {name}.", INDEX
+        yield np.roll(attends, 1, axis), f"Every {name} has the mask of another {name}.", INDEX
+    for axis, name in ((-1, "key"), (-2, "query")):
+        for step, way in ((1, "previous"), (-1, "next")):
+            text = f"The mask is off by one: each {name} has the mask of the {way} {name}."
+            yield np.roll(attends, step, axis), text, OFFSET
+
+
+def _of_part(part: Mask, s: Sizes, seed: int) -> Iterable[Meaning]:
+    """Other meanings of one part of a mask."""
+    if isinstance(part, Causal):
+        return _of_causal(part, s)
+    if isinstance(part, Window):
+        return _of_window(part, s)
+    if isinstance(part, Padding):
+        return _of_padding(part, s, seed)
+    if isinstance(part, Prefix | Segments):
+        size = part.length if isinstance(part, Prefix) else part.count
+        others = [type(part)(size + n) for n in (1, -1) if size + n > 0]
+        return [(o.dense(s), f"The mask is {o.token}, expected {part.token}.", "") for o in others]
+    return []
+
+
+def _of_causal(part: Causal, s: Sizes) -> list[Meaning]:
+    """Causal masks with another offset, alignment or direction."""
+    q, k, away = np.arange(s.Lq)[:, None], np.arange(s.Lk), s.Lk - s.Lq
+    offset, other = (away, 0) if part.bottom_right else (0, away)
+    want, got = ("bottom-right", "top-left") if part.bottom_right else ("top-left", "bottom-right")
+
+    def up_to(n: int) -> str:
+        at = "i" if not n else f"i {'+' if n > 0 else '-'} {abs(n)}"
+        return f"query i attends keys up to {at}"
+
+    to = up_to(offset).replace("query i attends ", "")
+    return [
+        (k <= q + offset + 1, f"A causal query sees the next key: {up_to(offset + 1)}, expected {to}.",
+         "`tril(diagonal=1)`, `triu(diagonal=2)`, `j <= i + 1`"),
+        (k < q + offset, "A causal query does not see the key at its own position: "
+         f"{up_to(offset - 1)}, expected {to}.", "`tril(diagonal=-1)`, `triu(diagonal=0)`, `j < i`"),
+        (k <= q + other, f"The causal mask is aligned {got}, expected {want}: query 0 of {s.Lq} attends "
+         f"{max(0, other + 1)} of {s.Lk} keys, expected {max(0, offset + 1)}.",
+         "`tril(ones(Lq, Lk))` is top-left, `diagonal=Lk - Lq` is bottom-right"),
+        (k >= q + offset, "The causal mask is mirrored: a query attends the keys behind it, "
+                          "expected those "
+         "before it.", "`triu` for `tril`, `j >= i`"),
+        *[(k <= q + offset + n, f"The causal mask is off by {n:+d}: {up_to(offset + n)}, expected {to}.",
+           OFFSET) for n in (*range(2, s.Lk), *range(-s.Lk, -1))],
+    ]  # fmt: skip
+
+
+def _of_window(part: Window, s: Sizes) -> Iterator[Meaning]:
+    """Windows with other widths or another place."""
+    sides = {"left": part.left, "right": part.right}
+    for name, width in sides.items():
+        if width is None:
+            continue
+        for n in (1, -1):
+            if width + n >= 0:
+                text = f"The window reaches {width + n} keys to the {name}, expected {width}."
+                other = Window(**{**sides, name: width + n})
+                yield other.dense(s), text, "`i - j < window` for `i - j <= window`, `window // 2`"
+        text = f"The window has no bound to the {name}, expected {width} keys."
+        yield Window(**{**sides, name: None}).dense(s), text, f"the {name} side is not used"
+    exchanged = Window(part.right, part.left).dense(s)
+    yield exchanged, "The sides of the window are exchanged.", "`(right, left)` for `(left, right)`"
+    q, k, reach = np.arange(s.Lq)[:, None], np.arange(s.Lk), s.Lq + s.Lk
+    for n in (*range(1, s.Lk), *range(1 - s.Lk, 0)):
+        right = reach if part.right is None else part.right
+        inside = (k <= q + n + right) & (k >= q + n - (reach if part.left is None else part.left))
+        yield inside, f"The window is moved by {n:+d} keys.", OFFSET
+
+
+def _of_padding(part: Padding, s: Sizes, seed: int) -> list[Meaning]:
+    """Other lengths of samples, and padding at the other end."""
+    lengths, k = part.lengths(s, seed), np.arange(s.Lk)
+
+    def within(count: np.ndarray, left: bool = part.left) -> np.ndarray:
+        count = count[:, None, None, None]
+        return k >= s.Lk - count if left else k < count
+
+    every = np.ones_like(lengths)
+    return [
+        (within(lengths + 1), "Every sample attends one key more than its length.", "`j <= length`"),
+        (within(lengths - 1), "Every sample attends one key less than its length.", "`j < length - 1`"),
+        (within(lengths, not part.left), "Padding is taken to stand at the other end of the keys.", ""),
+        (within(np.roll(lengths, 1)), "Every sample has the length of another sample.", INDEX),
+        (within(every * lengths[0]), "Every sample has the length of sample 0.", "`lengths[0]`"),
+        (within(every * lengths.max()), "Every sample has the longest length.", "`lengths.max()`"),
+        (~within(lengths), "The padding is inverted: the keys beyond the length are seen.",
+         "`j >= length`"),
+    ]  # fmt: skip

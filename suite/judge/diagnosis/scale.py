@@ -1,0 +1,297 @@
+"""What the scores are made of: scale, softcap, bias and slopes as used, by regression of log weights.
+
+The logarithms of the weights of a row, less their mean over the seen keys, are linear in what is added to
+the scores. The coefficient of q.k is the scale. An error of a weight by the relative slack moves a
+logarithm by as much, and a coefficient by the slack times the row sums of the pseudo-inverse.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from suite.judge.diagnosis.instrument import Found, Instrument, Reading, softmax
+from suite.spec.recipes import alibi_bias
+from suite.spec.sizes import Sizes
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Coefficients of a regression with bounds of their errors."""
+
+    values: np.ndarray
+    errors: np.ndarray
+
+    def says(self, place: int, value: float) -> bool:
+        """True if a coefficient may be this number."""
+        return bool(abs(self.values[place] - value) <= self.errors[place])
+
+
+def ask(tool: Instrument, reading: Reading) -> Iterator[Found]:
+    """What is wrong with the scores behind the weights."""
+    if (reading.got < 0).any():
+        return
+    shares = reading.got / np.maximum(reading.got.sum(-1, keepdims=True), 1e-300)
+    within = Reading(reading.inputs, shares, reading.want, reading.bound, reading.unit)
+    if within.fits(softmax(reading.scores, reading.seen)):
+        return
+    for question in (_scaled, _capped, _biased, _per_head, _bilinear):
+        found = question(within)
+        if found is not None:
+            yield found
+            return
+
+
+def fitted(reading: Reading, *columns: np.ndarray) -> Fit | None:
+    """The regression of log weights on columns (B, H, Lq, Lk); None if the columns do not explain them,
+    or if too few weights are seen."""
+    shown = reading.seen & reading.rows[..., None] & np.isfinite(reading.got)
+    if shown.sum() - shown.any(-1).sum() < len(columns) + 2:
+        return None
+
+    def centred(x: np.ndarray) -> np.ndarray:
+        x = np.broadcast_to(x, shown.shape)
+        mean = np.where(shown, x, 0).sum(-1) / np.maximum(shown.sum(-1), 1)
+        return (x - mean[..., None])[shown]
+
+    with np.errstate(all="ignore"):
+        target = centred(np.log(reading.got))
+    design = np.stack([centred(column) for column in columns], -1)
+    inverse = np.linalg.pinv(design, rcond=1e-9)
+    values = inverse @ target
+    errors = np.abs(inverse).sum(-1) * 2 * reading.slack
+    left = np.abs(target - design @ values)
+    if not (left <= 4 * reading.slack + np.abs(design) @ errors).all():
+        return None
+    return Fit(values, errors)
+
+
+def formula(value: float, error: float, s: Sizes, given: float | None) -> str:
+    """A scale as a number with the formula that gives it, as "0.125 = 1/D"."""
+    D, log2e = max(s.D, 1), math.log2(math.e)
+    right = given if given is not None else D**-0.5
+    names = {
+        "1/sqrt(D)": D**-0.5, "1": 1.0, "1/D": 1 / D, "sqrt(D)": D**0.5, "D": D,
+        "1/sqrt(H D)": (s.H * D) ** -0.5, "1/sqrt(Hkv D)": (s.Hkv * D) ** -0.5, "1/sqrt(Lk)": s.Lk**-0.5,
+        "1/sqrt(Lq)": s.Lq**-0.5, "1/sqrt(H)": s.H**-0.5,
+            "1/Lk": 1 / s.Lk, "D^(-1/4)": D**-0.25, "D^(-3/4)": D**-0.75,
+        "1/sqrt(2 D)": (2 * D) ** -0.5, "1/sqrt(D/2)": (D / 2) ** -0.5, "0": 0.0,
+    } if given is None else {
+        "the given scale": given, "1/sqrt(D), the default": D**-0.5,
+            "1": 1.0, "the given scale squared": given**2,
+        "the given scale / sqrt(D)": given * D**-0.5,
+            "1 / the given scale": 1 / given if given else math.inf,
+        "the given scale sqrt(D)": given * D**0.5, "the given scale's root": abs(given) ** 0.5,
+        "the given scale without its sign": abs(given), "the given scale + 1/sqrt(D)": given + D**-0.5,
+    }  # fmt: skip
+    names |= {
+        "the right scale times log2(e)": right * log2e, "the right scale times ln(2)": right / log2e,
+        "the right scale with the other sign": -right,
+    }  # fmt: skip
+    name = next((n for n, x in names.items() if abs(value - x) <= error + 1e-9), "")
+    return f"{value:.3g}" + (f" = {name}" if name else "")
+
+
+HINTS = {
+    "1": "the scores are not scaled", "1/D": "`/ D` for `/ sqrt(D)`",
+        "sqrt(D)": "`* sqrt(D)` for `/ sqrt(D)`",
+    "1/sqrt(H D)": "the width of all heads, `embed_dim ** -0.5`",
+        "1/sqrt(D), the default": "the argument `scale` is not used",
+    "the given scale / sqrt(D)": "the given scale is multiplied by the default one",
+    "the right scale times log2(e)": "`exp` of scores that are meant for `exp2`",
+        "the right scale times ln(2)": "`exp2` of scores that are meant for `exp`",
+    "D^(-1/4)": "the root of the scale is applied to one of query and key",
+        "the given scale squared": "the scale is applied twice, to query and to key",
+    "1/sqrt(Lk)": "the number of keys for the size of a head", "1/sqrt(2 D)": "",
+}  # fmt: skip
+
+
+def _scaled(reading: Reading) -> Found | None:
+    """Another scale, beside the right bias; or a bias by a factor."""
+    inputs, cap = reading.inputs, reading.inputs.feature("softcap")
+    columns = [reading.products] + ([] if reading.bias is None else [reading.bias])
+    fit = fitted(reading, *columns)
+    if fit is None:
+        return None
+    scale, right = float(fit.values[0]), inputs.effective_scale
+    if cap is not None and fit.says(0, right):
+        return Found(
+            f"The softcap {cap:g} is ignored: scores are not capped.",
+            "scores",
+            "the argument is not used",
+        )
+    if not fit.says(0, right):
+        text = formula(scale, float(fit.errors[0]), inputs.sizes, inputs.scale)
+        want = formula(right, 1e-12, inputs.sizes, inputs.scale)
+        hint = HINTS.get(text.partition(" = ")[2], "")
+        more = ""
+        if reading.bias is not None and not fit.says(1, 1.0):
+            more = f" The bias counts {_times(float(fit.values[1]))}."
+        return Found(f"The scale is {text}, expected {want}.{more}", "scale", hint)
+    if reading.bias is None:
+        return None
+    factor, name = float(fit.values[1]), "bias"
+    if inputs.feature("alibi_slopes") is not None:
+        name = "ALiBi bias"
+    if fit.says(1, 1.0):
+        return None
+    if fit.says(1, 0.0):
+        return Found(f"The {name} is ignored.", "scores", "the argument is not used")
+    of = {right: "is scaled like the scores", 1 / right if right else math.inf:
+        "is divided by the scale",
+          -1.0: "has the other sign", math.log2(math.e): "is multiplied by log2(e)",
+          math.log(2): "is multiplied by ln(2)"}  # fmt: skip
+    named = next((text for x, text in of.items() if fit.says(1, x)), "")
+    said = (
+        f"{named}: it counts {_times(factor)}"
+        if named
+        else f"counts {_times(factor)}, expected once"
+    )
+    return Found(
+        f"The {name} {said}.",
+        "scores",
+        "`scale * (q @ k + bias)` for `scale * q @ k + bias`" if "like" in named else "",
+    )
+
+
+def _times(factor: float) -> str:
+    return f"{factor:.3g} times"
+
+
+def _capped(reading: Reading) -> Found | None:
+    """Another order or formula of the softcap."""
+    cap, scale = reading.inputs.feature("softcap"), reading.inputs.effective_scale
+    if cap is None:
+        return None
+    plain, bias = reading.products * scale, 0.0 if reading.bias is None else reading.bias
+    for scores, text in (
+        (np.tanh(plain / cap) + bias, "Scores are tanh(s / c), not multiplied by the softcap c."),
+        (cap * np.tanh(reading.products / cap) * scale + bias,
+         "Scores are capped before they are scaled."),
+        (cap * np.tanh((plain + bias) / cap),
+         "The softcap is applied behind the bias, expected before it."),
+        (np.clip(plain, -cap, cap) + bias, "Scores are clipped at the softcap, expected tanh."),
+        (cap * np.tanh(plain) + bias, "Scores are c tanh(s), not divided by the softcap c."),
+        (cap * np.tanh(plain * cap) + bias, "Scores are multiplied by the softcap inside the tanh."),
+    ):  # fmt: skip
+        if reading.fits(softmax(scores, reading.seen)):
+            return Found(
+                text, "scores", "`cap * tanh(scores / cap)` behind the scale, before bias and mask"
+            )
+    # tanh(s / c) c is s - s^3 / 3 c^2 + ... : a ratio of caps that fits is the one used.
+    for other in cap * 2.0 ** (np.arange(-32, 33) / 8):
+        if reading.fits(softmax(other * np.tanh(plain / other) + bias, reading.seen)):
+            return Found(f"The softcap is {other:.3g}, expected {cap:g}.", "scores", "")
+    return None
+
+
+def _biased(reading: Reading) -> Found | None:
+    """Another arrangement of the bias, or a bias that nobody asked for."""
+    inputs, s = reading.inputs, reading.inputs.sizes
+    plain = reading.products * inputs.effective_scale
+    q, k = np.arange(s.Lq)[:, None], np.arange(s.Lk)
+    slopes = inputs.feature("alibi_slopes")
+    others: list[tuple[np.ndarray, str]] = []
+    if slopes is not None:
+        m, away = slopes[:, None, None], s.Lk - s.Lq
+        others = [
+            (-m * np.abs(q - k), f"ALiBi aligns query 0 with key 0, expected with key {away}."),
+            (m * (k - q - away), "ALiBi is signed, expected the distance of query and key."),
+            (-m * (k - q - away), "ALiBi is signed, expected the distance of query and key."),
+            (alibi_bias(slopes[::-1], s.Lq, s.Lk), "Heads have ALiBi slopes in reverse order."),
+            (alibi_bias(np.full_like(slopes, slopes[0]), s.Lq, s.Lk),
+             "All heads have the ALiBi slope of head 0."),
+            (-m * np.abs(q + away - k) * 1.0 / max(s.Lk, 1),
+             "ALiBi distances are divided by the number of keys."),
+        ]  # fmt: skip
+    elif reading.bias is not None:
+        full = np.broadcast_to(reading.bias, plain.shape)
+        others = [
+            (full.swapaxes(-1, -2), "The bias is transposed."),
+            *[(np.broadcast_to(np.take(full, [0], a), full.shape),
+                f"The bias of {n} 0 is used for every {n}.")
+              for a, n in ((0, "sample"), (1, "head"), (2, "query"))],
+            *[(np.roll(full, step, a), f"Every {n} has the bias of another {n}.")
+              for a, n in ((0, "sample"), (1, "head"), (2, "query"), (3, "key")) for step in (1, -1)],
+            (full[..., ::-1], "The bias is reversed along the keys."),
+        ]  # fmt: skip
+    for bias, text in others:
+        if bias.shape[-2:] == (s.Lq, s.Lk) and reading.fits(softmax(plain + bias, reading.seen)):
+            return Found(text, "scores", "")
+    own = () if reading.bias is None else (reading.bias,)
+    for column, text in (
+        (k + 0.0 * q, "Scores change by {:.3g} from key to key, expected by q.k alone."),
+        (
+            np.abs(q - k),
+            "Scores change by {:.3g} with the distance of query and key, expected by q.k alone.",
+        ),
+    ):
+        fit = fitted(reading, reading.products, column, *own)
+        if fit is not None and not fit.says(1, 0.0) and fit.says(0, inputs.effective_scale):
+            return Found(
+                text.format(fit.values[1]),
+                "scores",
+                "a bias of positions (ALiBi) that is always on",
+            )
+    return None
+
+
+def _per_head(reading: Reading) -> Found | None:
+    """A scale that differs between heads or samples."""
+    s, right = reading.inputs.sizes, reading.inputs.effective_scale
+    if reading.bias is not None or reading.inputs.feature("softcap") is not None:
+        return None
+    for axis, name, size in ((1, "head", s.H), (0, "sample", s.B)):
+        fits = [
+            fitted(reading.part(axis, i), np.take(reading.products, [i], axis)) for i in range(size)
+        ]
+        if size < 2 or any(fit is None for fit in fits):
+            continue
+        scales = [float(fit.values[0]) for fit in fits if fit is not None]
+        odd = [i for i, fit in enumerate(fits) if fit is not None and not fit.says(0, right)]
+        if not odd:
+            return None
+        listed = ", ".join(f"{x:.3g}" for x in scales)
+        return Found(f"The scale differs between {name}s: {listed}, expected {right:.3g} in all.",
+            "scale",
+                     f"{name} {odd[0]} takes another path" if len(odd) == 1 else "")  # fmt: skip
+    return None
+
+
+def _bilinear(reading: Reading) -> Found | None:
+    """Scores that are another bilinear form of query and key: components left out or exchanged."""
+    inputs, s = reading.inputs, reading.inputs.sizes
+    if s.D > 16 or reading.bias is not None or inputs.feature("softcap") is not None:
+        return None
+    key = np.repeat(inputs.key, s.group, axis=1)
+    columns = [
+        inputs.query[..., :, None, i] * key[..., None, :, j] for i in range(s.D) for j in range(s.D)
+    ]
+    fit = fitted(reading, *columns)
+    if fit is None or fit.errors.max() > 0.1 * inputs.effective_scale:
+        return None
+    form, errors = fit.values.reshape(s.D, s.D), fit.errors.reshape(s.D, s.D)
+    right, used = inputs.effective_scale, np.abs(fit.values.reshape(s.D, s.D)) > errors
+    diagonal = np.diag(form)
+    if not used[~np.eye(s.D, dtype=bool)].any():
+        odd = np.flatnonzero(np.abs(diagonal - right) > np.diag(errors))
+        missing = np.flatnonzero(~np.diag(used))
+        listed = ", ".join(map(str, missing[:6]))
+        if len(missing) and len(missing) < s.D and len(odd) == len(missing):
+            text = f"Of the {s.D} components of query and key {listed} are left out of the scores."
+            return Found(
+                text, "scores", "a loop over blocks of the head size that leaves out the rest"
+            )
+        low, high = diagonal.min(), diagonal.max()
+        text = f"Components of query and key count {low:.3g} to {high:.3g} times, expected {right:.3g}."
+        return Found(text, "scores")
+    if (used.sum(-1) == 1).all() and (used.sum(0) == 1).all():
+        order = used.argmax(-1)
+        first = int(np.flatnonzero(order != np.arange(s.D))[0])
+        return Found(f"Component {first} of the query is multiplied by component {order[first]} "
+                     "of the key.",
+                     "layout", "query or key is read in another order")  # fmt: skip
+    return None

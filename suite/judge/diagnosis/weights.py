@@ -1,0 +1,287 @@
+"""Which keys a query attends, and how weights are normalised: read by one-hot values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from suite.judge.diagnosis.instrument import Found, Instrument, Reading, softmax
+from suite.judge.diagnosis.masks import meanings
+from suite.spec.inputs import Inputs
+
+SIDE = 12
+"""Rows and columns of a picture."""
+
+
+def ask(tool: Instrument, reading: Reading) -> Iterator[Found]:
+    """What is wrong with the pattern of weights and with their sums."""
+    differs = (reading.seen != reading.inputs.attends) & reading.rows[..., None]
+    penalty = _penalty(reading)
+    known = _meant(reading, differs) if differs.any() else None
+    broken = reading.broken
+    if penalty is not None:
+        yield penalty
+    elif known is None and broken.any():
+        number = "NaN" if np.isnan(reading.raw[broken]).any() else "Infinity"
+        yield Found(
+            f"{number} comes back in {_part(broken)}, which attend keys with scores below "
+            f"{np.abs(reading.scores).max():.2g}.",
+            "softmax", "a row or a tile whose keys are all hidden: `-inf - -inf`, `0 / 0`",
+        )  # fmt: skip
+    else:
+        if differs.any():
+            yield known or _by_place(reading, differs)
+        yield from _sums(tool, reading)
+
+
+def _penalty(reading: Reading) -> Found | None:
+    """The finding if hidden keys have a finite score, or lose a finite one."""
+    attends, got = reading.inputs.attends, reading.got
+    hidden = ~attends & (got > 0) & reading.rows[..., None]
+    if not hidden.any() or not (reading.wrong & hidden).any() or (got < 0).any():
+        return None
+    with np.errstate(all="ignore"):
+        apart = np.log(got) - reading.scores
+    shown = attends & reading.seen
+    level = np.where(shown, apart, 0).sum(-1, keepdims=True) / np.maximum(
+        shown.sum(-1, keepdims=True), 1
+    )
+    if np.abs(np.where(shown, apart - level, 0)).max() > 2 * reading.slack:
+        return None
+    lost, score = (apart - level)[hidden], (apart - level + reading.scores)[hidden]
+    allowed = 4 * reading.slack * (1 + np.abs(lost).max())
+    hint = "hide by -inf; `scores + mask`, `scores * mask` and small penalties leave weight"
+    if np.ptp(lost) <= allowed and abs(lost.mean()) > allowed:
+        return Found(
+            f"Hidden keys lose {-lost.mean():.3g} of their score, expected infinity.", "mask", hint
+        )
+    if np.ptp(score) <= allowed:
+        return Found(
+            f"The score of hidden keys is {score.mean():.3g}, expected -inf.", "mask", hint
+        )
+    return None
+
+
+def _meant(reading: Reading, differs: np.ndarray) -> Found | None:
+    """The finding if the pairs that are seen are a known other meaning of the mask."""
+    rows = reading.rows[..., None]
+    for meant, sentence, hint in meanings(reading.inputs):
+        if not ((np.broadcast_to(meant, differs.shape) != reading.seen) & rows).any():
+            return Found(sentence, "mask", hint, drawn(reading, differs))
+    return None
+
+
+def _by_place(reading: Reading, differs: np.ndarray) -> Found:
+    """The finding for keys that no known meaning of the mask explains."""
+    picture = drawn(reading, differs)
+    wanted, every = reading.inputs.attends, f"{int(differs.sum())} of {differs.size} pairs"
+    lost = (differs & wanted).any((0, 1, 2))
+    keys, Lk = np.flatnonzero(lost), reading.inputs.sizes.Lk
+    if not (differs & ~wanted).any():
+        whole = not (reading.seen & wanted)[..., keys].any()
+        count = len(keys)
+        named = f"{_counted(count, 'Key')} {_numbers(keys)} of {Lk}"
+        if keys[0] == Lk - count and Lk > count:
+            named = f"The last {count} of {Lk} keys" if count > 1 else f"The last key of {Lk}"
+        often = "never" if whole else f"not always ({every} are lost)"
+        hint = "a loop over tiles that leaves out the rest, `Lk // block`"
+        sentence = f"{named} {'is' if count == 1 else 'are'} {often} seen."
+        return Found(
+            sentence.replace(") seen", ")").replace("not always", "not always seen"),
+            "mask",
+            hint,
+            picture,
+        )
+    some = "keys that the mask hides are seen"
+    if (differs & wanted).any():
+        some = "keys that the mask shows are hidden, and hidden ones seen"
+    return Found(f"In {_part(np.asarray(differs.any(-1)))} {some}: {every}.", "mask", "", picture)
+
+
+def _sums(tool: Instrument, reading: Reading) -> Iterator[Found]:
+    """What is wrong with the sums of the weights of rows."""
+    rows, got = reading.rows & reading.seen.any(-1), reading.got
+    sums, want = got.sum(-1), reading.want.sum(-1)
+    off = (np.abs(sums - want) > reading.slack * want + reading.bound.sum(-1)) & rows
+    if not off.any():
+        return
+    shown = reading.seen
+    scores, low, high = reading.scores, float(sums[off].min()), float(sums[off].max())
+    span = f"{low:.3g}" if high - low <= reading.slack * high else f"{low:.3g} to {high:.3g}"
+    raised = np.where(shown, np.exp(scores), 0)
+    peak = np.where(shown, scores, -np.inf).max(-1, keepdims=True)
+    total = raised.sum(-1, keepdims=True)
+    for weights, sentence, hint in (
+        (softmax(scores, shown, -2), "The softmax runs over the queries, expected over the keys.",
+         "`softmax(dim=-2)`"),
+        (softmax(scores, shown, 1), "The softmax runs over the heads, expected over the keys.",
+         "`softmax(dim=1)`"),
+        (softmax(scores, shown, 0), "The softmax runs over the samples, expected over the keys.",
+         "`softmax(dim=0)`"),
+        (softmax(scores, shown, (-1, -2)), "The softmax runs over queries and keys together.",
+         "`softmax` of flattened scores"),
+        (
+            np.where(shown, softmax(scores, np.ones(shown.shape, bool)), 0),
+            f"Keys are hidden behind the softmax: their weights are zero, and rows sum to {span}.",
+            "`softmax(scores) * mask`; hide scores before the softmax",
+        ),
+        (raised / (1 + total), "The denominator of the softmax has one summand too many: rows "
+                               f"sum to {span}.", "`exp(s) / (1 + sum)`"),
+        (np.where(shown, raised / np.exp(peak) / (1 + total / np.exp(peak)), 0),
+         f"The denominator of the softmax has one summand too many: rows sum to {span}.",
+             "`sum(exp(s - max)) + 1`"),
+        (raised, f"Weights are not divided by their sum: rows sum to {span}.",
+         "`exp(s) @ value` without the division"),
+        (np.where(shown, np.exp(scores - peak), 0),
+         f"Weights are not divided by their sum: rows sum to {span}.",
+             "`exp(s - max) @ value` without the division"),
+        (np.where(shown, 1 / (1 + np.exp(-scores)), 0),
+         f"Weights are a sigmoid of the scores, expected a softmax: rows sum to {span}.", "`sigmoid`"),
+        (np.where(shown, np.maximum(scores, 0), 0),
+         f"Weights are a ReLU of the scores, expected a softmax: rows sum to {span}.", "`relu`"),
+    ):  # fmt: skip
+        if reading.fits(weights):
+            yield Found(sentence, "softmax", hint)
+            return
+    factor = float(np.median(sums[rows] / want[rows]))
+    if _answers(tool, reading.inputs, factor):
+        yield Found(
+            f"All outputs are {factor:.4g} times the right ones: rows of weights sum to {span}.",
+            "softmax",
+            "a factor behind the softmax, such as 1 / (1 - dropout)",
+        )
+        return
+    attended = reading.inputs.attends & rows[..., None]
+    lost = (got == 0) & attended
+    kept = (got / np.where(attended, reading.want, 1))[attended & ~lost]
+    rate = lost.sum() / attended.sum()
+    chance = 5 * np.sqrt(rate * (1 - rate) / attended.sum())
+    steady = kept.size and np.ptp(kept) <= reading.slack * kept.max()
+    if (
+        steady
+        and lost.any()
+        and (abs(kept[0] * (1 - rate) - 1) <= chance * kept[0] or kept[0] == 1)
+    ):
+        yield Found(
+            f"Dropout is on: {rate:.0%} of the weights are zero, the others {kept.mean():.3g} times the "
+            "right ones.",
+            "dropout",
+            "`dropout` without `training`, or `p` in place of 0",
+        )
+        return
+    yield Found(
+        f"In {_part(off)} the weights sum to {span}, expected {_span(want[off])}.", "softmax",
+        "a running sum that is not rescaled, or keys that count in one of two sums alone",
+    )  # fmt: skip
+
+
+def _answers(tool: Instrument, inputs: Inputs, factor: float) -> bool:
+    """True if outputs for other values, too, are the right ones times a factor."""
+    got, oracle = tool.output(inputs), tool.oracle(inputs)
+    if got is None or oracle is None:
+        return False
+    right = oracle.expected["output"]
+    bound = 2 * max(abs(factor), 1) * right.error.max()
+    return bool((np.abs(got - factor * right.value) <= bound).all())
+
+
+def ask_places(tool: Instrument, reading: Reading) -> Iterator[Found]:
+    """Keys whose weights go to other values, count twice, or are off by a factor."""
+    s, rows = reading.inputs.sizes, reading.rows[..., None]
+    columns = np.abs(
+        np.where(rows, reading.got, 0)[..., :, None] - np.where(rows, reading.want, 0)[..., None, :]
+    ).max((0, 1, 2))
+    source = columns.argmin(-1)
+    moved = np.flatnonzero(source != np.arange(s.Lk))
+    if len(moved) and len({*source}) == s.Lk and reading.fits(reading.want[..., source]):
+        yield Found(
+            f"The weight of key {source[moved[0]]} goes to the value of key {moved[0]} ({len(moved)} of "
+            f"{s.Lk} keys are exchanged).",
+            "layout", "values and keys are in different orders, or an index of a page or a cache",
+        )  # fmt: skip
+        return
+    with np.errstate(all="ignore"):
+        ratio = np.where(reading.seen & rows, reading.got / reading.want, np.nan)
+        ratio = ratio / np.nanmedian(ratio, -1, keepdims=True)
+        by_key = np.nanmedian(ratio, (0, 1, 2))
+    steady = np.nanmax(np.abs(ratio - by_key), initial=0.0) <= reading.slack * np.nanmax(by_key)
+    odd = np.flatnonzero(np.abs(by_key - 1) > reading.slack)
+    if steady and len(odd) and len(odd) < s.Lk / 2:
+        factor = float(by_key[odd[0]])
+        many = "twice" if abs(factor - 2) <= 2 * reading.slack else f"{factor:.3g} times"
+        yield Found(
+            f"{_counted(len(odd), 'Key')} {_numbers(odd)} of {s.Lk} "
+            f"count{'s' if len(odd) == 1 else ''} {many}.",
+            "mask", "tiles that overlap, or padding of a tile that is not hidden",
+        )  # fmt: skip
+
+
+def ask_where(tool: Instrument, reading: Reading) -> Iterator[Found]:
+    """Where weights are wrong, if nothing says how."""
+    wrong = reading.wrong
+    axes = {"sample": 0, "query head": 1, "row": 2, "key": 3}
+    parts = []
+    for name, axis in axes.items():
+        which = wrong.any(tuple(a for a in range(4) if a != axis))
+        if which.size > 1 and not which.all():
+            many = _counted(int(which.sum()), name)
+            parts.append(f"{many} {_numbers(np.flatnonzero(which))} of {which.size}")
+    if parts:
+        yield Found(f"Only the weights of {', '.join(parts)} are wrong.", "scores")
+
+
+def drawn(reading: Reading, differs: np.ndarray) -> str:
+    """A picture of the expected mask beside the one used, of the first sample and head that differ."""
+    b, h = (int(x[0]) for x in np.nonzero(differs.any((-1, -2))))
+    here = differs[b, h]
+    starts = []
+    for axis in (1, 0):
+        first = int(np.flatnonzero(here.any(axis))[0])
+        starts.append(max(0, min(first - 2, here.shape[1 - axis] - SIDE)))
+    rows, keys = (slice(start, start + SIDE) for start in starts)
+    want, got = (x[b, h, rows, keys] for x in (reading.inputs.attends, reading.seen))
+    width = max(2 * want.shape[1], len("expected"))
+    lines = [
+        f"sample {b}, head {h}, queries from {starts[0]}, keys from {starts[1]} (# attends, . hidden, "
+        "X seen wrongly, o hidden wrongly)",
+        f"{'expected':{width}}  got",
+    ]
+    for right, read in zip(want, got, strict=True):
+        left = " ".join(".#"[int(x)] for x in right)
+        marks = " ".join(
+            "X" if y and not x else "o" if x and not y else ".#"[int(x)]
+            for x, y in zip(right, read, strict=True)
+        )
+        lines.append(f"{left:{width}}  {marks}")
+    return "\n".join(lines)
+
+
+def _numbers(indices: np.ndarray) -> str:
+    """Indices as text: a range, or the first five."""
+    found = [int(i) for i in indices]
+    if len(found) > 2 and found == [*range(found[0], found[-1] + 1)]:
+        return f"{found[0]} to {found[-1]}"
+    return ", ".join(map(str, found[:5])) + (" ..." if len(found) > 5 else "")
+
+
+def _counted(count: int, name: str) -> str:
+    """The name, in the plural if there are several."""
+    return name if count == 1 else f"{name}s"
+
+
+def _span(values: np.ndarray) -> str:
+    low, high = float(values.min()), float(values.max())
+    return f"{low:.3g}" if high - low < 1e-3 * high else f"{low:.3g} to {high:.3g}"
+
+
+def _part(rows: np.ndarray) -> str:
+    """Some of the rows (B, H, Lq) in words."""
+    if rows.all():
+        return "all rows"
+    for axis, name in ((2, "row"), (1, "head"), (0, "sample")):
+        which = rows.any(tuple(a for a in range(3) if a != axis))
+        if which.sum() < which.size and rows.sum() == which.sum() * rows.size / which.size:
+            many = _counted(int(which.sum()), name)
+            return f"{many} {_numbers(np.flatnonzero(which))} of {which.size}"
+    return f"{int(rows.sum())} of {rows.size} rows"

@@ -1,0 +1,193 @@
+"""Identification: wrong functions are told what they compute instead, right ones are told nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from backends import registry
+from backends.protocol import Implementation
+from suite.judge.diagnosis.finding import Diagnosis
+from suite.judge.diagnosis.identify import identify
+from suite.spec.case import Case
+
+torch = pytest.importorskip("torch")
+
+from tests.functions import misread, of_torch  # noqa: E402
+
+PLAIN = "sdpa/none/mha/f32/b2h3q17k23d8"
+CAUSAL = "sdpa/causal/mha/f32/b2h3q17k17d8"
+CASES = (
+    PLAIN, CAUSAL, "sdpa/causal/mha/f32/b2h3q17k23d8", "sdpa/none/gqa2/f32/b2h6q17k23d8",
+    "sdpa/pad/mha/f32/b2h3q17k23d8", "sdpa/win4.0/mha/f32/b2h3q17k17d8",
+    "sdpa/bool.bhqk/mha/f32/b2h3q17k23d8/dense", "sdpa/none/mha/f32/b2h3q17k23d8/bias.bhqk",
+    "sdpa/none/mha/f32/b2h3q17k23d8/scale0.3", "sdpa/causal/mha/bf16/b2h3q1k23d64",
+)  # fmt: skip
+
+
+def of(function: Callable[..., Any]) -> Implementation:
+    backend = registry.load("torch")
+    return registry.callable_implementation(backend, function, "function", {})[0]
+
+
+def told(function: Callable[..., Any], *ids: str) -> list[Diagnosis]:
+    """What a function is told that fails the cases of these ids."""
+    implementation = of(function)
+    cases = [Case.parse(text) for text in ids or CASES]
+    return identify(implementation.backend, implementation, cases, seconds=60)
+
+
+def first(function: Callable[..., Any], *ids: str) -> tuple[str, str]:
+    """The sentence that a function is told first, and its family."""
+    found = told(function, *ids)
+    assert found, "nothing was found"
+    assert found[0].source == "measured"
+    assert 1 <= found[0].explains <= found[0].tried == len(ids or CASES)
+    return found[0].sentence, found[0].family
+
+
+def scale_ignored(query, key, value, scale=None):
+    return of_torch.textbook(query, key, value)
+
+
+def with_bias(change):
+    """Attention whose bias is changed first."""
+
+    def function(query, key, value, attn_mask=None):
+        return of_torch.textbook(query, key, value, change(attn_mask))
+
+    return function
+
+
+def without_last_component(query, key, value):
+    scale = query.shape[-1] ** -0.5
+    return of_torch.textbook(query[..., :-1], key[..., :-1], value, scale=scale)
+
+
+def without_last_key(query, key, value):
+    return of_torch.textbook(query, key[:, :, :-1], value[:, :, :-1])
+
+
+def penalised(scores):
+    return torch.where(scores == -torch.inf, scores.new_tensor(-30.0), scores).softmax(-1)
+
+
+@pytest.mark.parametrize(
+    ("function", "case", "sentence", "family"),
+    [
+        (misread.named(diagonal=1), CAUSAL, "sees the next key: query i attends keys up to i + 1",
+         "mask"),
+        (misread.named(diagonal=-1), CAUSAL, "does not see the key at its own position", "mask"),
+        (misread.named(diagonal=3), CASES[2], "off by +3", "mask"),
+        (misread.named(hides=False), CASES[6], "The mask is inverted", "mask"),
+        (misread.named(weigh=penalised), CASES[6], "The score of hidden keys is -30", "mask"),
+        (misread.named(axis=-2), PLAIN, "The softmax runs over the queries", "softmax"),
+        (misread.named(axis=1), PLAIN, "The softmax runs over the heads", "softmax"),
+        (misread.named(weigh=torch.sigmoid), PLAIN, "Weights are a sigmoid", "softmax"),
+        (misread.named(weigh=torch.exp), PLAIN, "not divided by their sum", "softmax"),
+        (misread.named(weigh=lambda s: s.softmax(-1) / 2), PLAIN, "0.5 times the right ones", "softmax"),
+        (without_last_key, PLAIN, "last key of 7 is never seen", "mask"),
+    ],
+)  # fmt: skip
+def test_the_pattern_of_weights_is_named(
+    function: Callable[..., Any], case: str, sentence: str, family: str
+) -> None:
+    said, of_family = first(function, case)
+    assert sentence in said
+    assert of_family == family
+
+
+def test_a_mask_that_is_wrong_is_drawn() -> None:
+    picture = told(misread.named(diagonal=1), CAUSAL)[0].picture.splitlines()
+    assert len(picture) <= 14
+    assert picture[2].split() == [*"#......", *"#X....."]
+    assert picture[8].split() == [*"#######", *"#######"]
+
+
+@pytest.mark.parametrize(
+    ("function", "case", "sentence", "hint"),
+    [
+        (misread.named(factor=8**-0.5), PLAIN,
+         "The scale is 0.125 = 1/D, expected 0.354 = 1/sqrt(D).", "/ D"),
+        (misread.named(factor=8**0.5), PLAIN, "The scale is 1 = 1, expected 0.354", "not scaled"),
+        (misread.named(factor=math.log2(math.e)), PLAIN, "times log2(e)", "exp2"),
+        (misread.named(factor=-1), PLAIN, "with the other sign", ""),
+        (scale_ignored, CASES[8],
+         "1/sqrt(D), the default, expected 0.3 = the given scale", "`scale` is not used"),
+        (with_bias(lambda bias: bias * 8**-0.5), CASES[7],
+         "The bias is scaled like the scores", "q @ k + bias"),
+        (with_bias(torch.zeros_like), CASES[7],
+         "The bias is ignored", "not used"),
+        (with_bias(lambda bias: bias.flip(-1)), CASES[7],
+         "The bias is reversed along the keys", ""),
+        (without_last_component, PLAIN,
+         "components of query and key 7 are left out", "leaves out the rest"),
+    ],
+)  # fmt: skip
+def test_the_scores_are_measured(
+    function: Callable[..., Any], case: str, sentence: str, hint: str
+) -> None:
+    found = told(function, case)
+    assert sentence in found[0].sentence
+    assert hint in found[0].hint
+    assert len(found) == 1
+
+
+def swapped(x):
+    return x.transpose(1, 2).reshape(x.shape)
+
+
+@pytest.mark.parametrize(
+    ("function", "sentence"),
+    [
+        (misread.grouped(lambda x, H: x.repeat(1, H // x.shape[1], 1, 1)),
+         "Query head 1 reads value head 1, expected 0: key/value heads are tiled"),
+        (misread.grouped(lambda x, H: x[:, :1].expand(-1, H, -1, -1)), "every head reads head 0"),
+        (misread.grouped(lambda x, H: x.flip(1).repeat_interleave(H // x.shape[1], 1)),
+         "heads are in reverse order"),
+        (misread.grouped(lambda x, H: x.roll(1, 0).repeat_interleave(H // x.shape[1], 1)),
+         "Sample 0 reads the value of sample 1"),
+    ],
+)  # fmt: skip
+def test_heads_and_samples_are_named(function: Callable[..., Any], sentence: str) -> None:
+    said, family = first(function, CASES[3])
+    assert sentence in said
+    assert family == "heads"
+
+
+def test_the_order_of_axes_is_named() -> None:
+    def merged(query, key, value):
+        return swapped(of_torch.textbook(query, key, value))
+
+    def misread_key(query, key, value):
+        return of_torch.textbook(query, swapped(key), value)
+
+    assert "Heads and rows of the output are interleaved" in first(merged, PLAIN)[0]
+    assert "Heads and rows of key are interleaved" in first(misread_key, PLAIN)[0]
+
+
+@pytest.mark.parametrize(
+    "name", ["textbook", "online", "reversed_keys", "base_two", "nan_rows", "wide"]
+)
+def test_right_functions_are_told_nothing(name: str) -> None:
+    function = getattr(of_torch, name, None)
+    if function is None:
+        pytest.skip(f"there is no {name}")
+    assert not told(function)
+
+
+def test_own_attention_is_told_nothing() -> None:
+    backend = registry.load("torch")
+    for implementation in backend.implementations():
+        cases = [Case.parse(text) for text in CASES]
+        assert not identify(backend, implementation, cases, seconds=60), implementation
+
+
+def test_a_function_that_raises_says_nothing() -> None:
+    def broken(query, key, value):
+        raise RuntimeError("no")
+
+    assert not told(broken, PLAIN)
