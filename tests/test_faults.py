@@ -10,7 +10,7 @@ from backends.registry import load
 from suite.checks import all_checks
 from suite.faults import all_faults
 from suite.faults.backend import KernelBackend
-from suite.faults.fault import FAULTS, Fault
+from suite.faults.fault import FAMILIES, FAMILY_OF, FAULTS, Fault
 from suite.faults.kernels.attention import Kernel
 from suite.faults.precision import SingleInside, SumsInDtype
 from suite.judge.judge import judge
@@ -43,6 +43,12 @@ def test_smoke_kills_963_of_1000_and_the_table_lists_all() -> None:
 def test_faults_say_what_is_wrong(fault: Fault) -> None:
     assert re.fullmatch(r"[^\n]{10,110}\.", fault.sentence), "a fault is one line"
     assert re.fullmatch(r"([A-M]\d+)?", fault.like)
+    assert fault.family in FAMILIES
+
+
+def test_every_family_has_a_fault_and_every_module_a_family() -> None:
+    assert {fault.family for fault in all_faults()} == set(FAMILIES)
+    assert {fault.kernel.__module__.rpartition(".")[2] for fault in all_faults()} == set(FAMILY_OF)
 
 
 def test_names_are_unique() -> None:

@@ -1,4 +1,4 @@
-"""Mutants at fault in ALiBi that a call makes of slopes."""
+"""Faults of ALiBi that a call makes of slopes."""
 
 from __future__ import annotations
 

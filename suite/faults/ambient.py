@@ -1,4 +1,4 @@
-"""Mutants at fault in a mode that is switched on around a call, in another thread, or beside one."""
+"""Faults in a mode that is switched on around a call, in another thread, or beside one."""
 
 from __future__ import annotations
 

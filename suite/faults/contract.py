@@ -1,4 +1,4 @@
-"""Mutants that break the contract of a call: types, state, inputs; and those that answer bad problems."""
+"""Faults that break the contract of a call: types, state, inputs; and those that answer bad problems."""
 
 from __future__ import annotations
 

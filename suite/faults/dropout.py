@@ -1,4 +1,4 @@
-"""Mutants at fault in dropout of the weights of plain attention, forward and backward."""
+"""Faults of dropout of the weights of plain attention, forward and backward."""
 
 from __future__ import annotations
 

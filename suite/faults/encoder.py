@@ -1,4 +1,4 @@
-"""Mutants of a layer of an encoder."""
+"""Faults of a layer of an encoder."""
 
 from __future__ import annotations
 

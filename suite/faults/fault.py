@@ -8,6 +8,76 @@ from typing import TypeVar
 
 from backends.protocol import Implementation
 
+FAMILIES = {
+    "contract": "types, devices and refusals of a call",
+    "dropout": "which weights dropout drops, and when",
+    "gradient": "the backward pass",
+    "heads": "which head or sample is read for a head or sample",
+    "layer": "projections, norms and options of layers",
+    "layout": "the order of axes, strides and memory",
+    "lse": "the log-sum-exp of a row",
+    "mask": "which keys a query sees",
+    "merge": "answers of parts of the keys that are merged",
+    "numerics": "where numbers are rounded or overflow",
+    "packed": "segments of packed batches",
+    "rotary": "rotations by position",
+    "scale": "the factor of the scores",
+    "scores": "softcap, bias and other terms of the scores",
+    "shapes": "sizes of 0 or 1, and sizes that differ",
+    "sinks": "logits that take weight and have no value",
+    "softmax": "maximum, exponential and sum of a row",
+    "state": "what a call remembers, or takes from around it",
+    "tiles": "blocks of rows, keys and components, and their tails",
+}
+"""Each family of faults, and what goes wrong in it."""
+
+FAMILY_OF = {
+    "alibi": "scores",
+    "ambient": "state",
+    "contract": "contract",
+    "dropout": "dropout",
+    "encoder": "layer",
+    "flags": "mask",
+    "gated": "layer",
+    "gradient_calls": "gradient",
+    "gradient_layouts": "gradient",
+    "gradient_passes": "gradient",
+    "gradients": "gradient",
+    "heads": "heads",
+    "hidden": "mask",
+    "invariance": "numerics",
+    "layer_calls": "layer",
+    "layer_gradients": "gradient",
+    "layer_masks": "mask",
+    "layer_options": "layer",
+    "layer_paths": "layer",
+    "layer_scores": "layer",
+    "layers": "layer",
+    "layouts": "layout",
+    "logit_scale": "scores",
+    "long_rows": "numerics",
+    "lse": "lse",
+    "masks": "mask",
+    "merge": "merge",
+    "modes": "state",
+    "nobody": "mask",
+    "packed": "packed",
+    "paths": "gradient",
+    "persons": "contract",
+    "precision": "numerics",
+    "qk_norm": "layer",
+    "range": "numerics",
+    "rotary": "rotary",
+    "scale": "scale",
+    "scores": "scores",
+    "shapes": "shapes",
+    "sinks": "sinks",
+    "softmax": "softmax",
+    "spread": "dropout",
+    "state": "state",
+}
+"""The family of a module's faults that name no other."""
+
 FAULTS: dict[type[Implementation], Fault] = {}
 """The faults of modules imported so far; `suite.faults.all_faults` imports all modules."""
 
@@ -20,13 +90,17 @@ class Fault:
 
     - `kernel`: an implementation with this one fault; its docstring is the sentence
     - `killed_by`: the name of the check that must end in `fail` on one of its cases
+    - `hint`: what people probably wrote, in terms of their code, and what is right
     - `like`: the published bug that the fault is an instance of, as numbered in the list of published
       bugs ("E1"), or ""
+    - `family`: one of `FAMILIES`
     """
 
     kernel: type[Implementation]
     killed_by: str
+    hint: str = ""
     like: str = ""
+    family: str = ""
 
     @property
     def name(self) -> str:
@@ -38,11 +112,13 @@ class Fault:
         return (self.kernel.__doc__ or "").strip()
 
 
-def fault(killed_by: str, like: str = "") -> Callable[[K], K]:
-    """Add a kernel or a layer to the catalogue (see `Fault`)."""
+def fault(killed_by: str, hint: str = "", *, like: str = "", family: str = "") -> Callable[[K], K]:
+    """Add a kernel or a layer to the catalogue (see `Fault`). The default family is that of its module
+    in `FAMILY_OF`."""
 
     def mark(kernel: K) -> K:
-        FAULTS[kernel] = Fault(kernel, killed_by, like)
+        of = family or FAMILY_OF.get(kernel.__module__.rpartition(".")[2], "")
+        FAULTS[kernel] = Fault(kernel, killed_by, hint, like, of)
         return kernel
 
     return mark

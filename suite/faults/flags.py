@@ -1,4 +1,4 @@
-"""Mutants at fault in the flags: causal, window, key lengths."""
+"""Faults of the flags: causal, window, key lengths."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from suite.faults.fault import fault
 from suite.faults.kernels.attention import Call, Kernel
 
 
-@fault("election", like="B4")
+@fault(
+    "election",
+    "`tril(diagonal=Lk - Lq)`, `j <= i + Lk - Lq`; top-left is `tril()`, `j <= i`",
+    like="B4",
+)
 class CausalBottomRight(Kernel):
     """The causal flag is aligned bottom-right, though top-left is declared."""
 
@@ -17,7 +21,9 @@ class CausalBottomRight(Kernel):
         return key <= row + call.sizes.Lk - call.sizes.Lq
 
 
-@fault("values", like="B3")
+@fault(
+    "values", "`j <= i + min(0, Lk - Lq)`; top-left is `j <= i`, whatever Lq and Lk are", like="B3"
+)
 class CausalSwitchesAlignment(Kernel):
     """With more queries than keys the causal flag is aligned bottom-right."""
 
@@ -26,25 +32,32 @@ class CausalSwitchesAlignment(Kernel):
         return key <= row + min(0, call.sizes.Lk - call.sizes.Lq)
 
 
-@fault("future")
+@fault("future", "`tril(diagonal=1)` or `j <= i + 1`; a causal mask is `j <= i`")
 class CausalSeesNext(Kernel):
-    """The causal flag shows one key too many."""
+    """A causal query sees the next key."""
 
     def causal(self, call: Call) -> np.ndarray:
         row, key = call.rows_and_keys
         return key <= row + 1
 
 
-@fault("first_row")
+@fault(
+    "first_row",
+    "`j < i`, `tril(diagonal=-1)`, or `triu()` filled with -inf; hide `triu(diagonal=1)` alone",
+)
 class CausalExcludesSelf(Kernel):
-    """The causal flag hides the query's own position."""
+    """A causal query does not see the key at its own position."""
 
     def causal(self, call: Call) -> np.ndarray:
         row, key = call.rows_and_keys
         return key < row
 
 
-@fault("future", like="B18")
+@fault(
+    "future",
+    "`is_causal` is accepted and not used; `scores.masked_fill(j > i, -inf)` is missing",
+    like="B18",
+)
 class CausalNoEffect(Kernel):
     """The causal flag has no effect."""
 
@@ -52,61 +65,77 @@ class CausalNoEffect(Kernel):
         return np.ones((call.sizes.Lq, call.sizes.Lk), bool)
 
 
-@fault("future")
+@fault("future", "tiles above the diagonal are skipped; inside the tile on it, `j <= i` is missing")
 class CausalByTiles(Kernel):
-    """The causal flag is applied to tiles of sixteen rows, not within the tile on the diagonal."""
+    """Causal masking goes by tiles of 16: inside the tile on the diagonal later keys are seen."""
 
     def causal(self, call: Call) -> np.ndarray:
         row, key = call.rows_and_keys
         return key // 16 <= row // 16
 
 
-@fault("election", like="B13")
+@fault(
+    "election",
+    "`if mask is not None: ... elif is_causal: ...`; both apply: `mask & (j <= i)`",
+    like="B13",
+)
 class CausalIgnoredWithMask(Kernel):
-    """The causal flag has no effect where there is a mask."""
+    """Beside a mask the causal flag has no effect."""
 
     def causal(self, call: Call) -> np.ndarray:
         kept = super().causal(call)
         return kept if call.mask is None else np.ones_like(kept)
 
 
-@fault("election", like="B10")
+@fault("election", "`if is_causal: mask = tril(...)`; both apply: `mask & tril(...)`", like="B10")
 class CausalReplacesMask(Kernel):
-    """Where the causal flag is set, the mask is ignored."""
+    """With the causal flag the mask has no effect."""
 
     def masked(self, mask: np.ndarray, call: Call) -> np.ndarray:
         return np.ones_like(mask) if call.causal else mask
 
 
-@fault("values", like="B1")
+@fault("values", "`is_causal and Lq > 1`; top-left, one query sees key 0 alone", like="B1")
 class CausalIgnoredInDecoding(Kernel):
-    """The causal flag has no effect where there is one query."""
+    """With one query the causal flag has no effect."""
 
     def causal(self, call: Call) -> np.ndarray:
         kept = super().causal(call)
         return np.ones_like(kept) if call.sizes.Lq == 1 else kept
 
 
-@fault("values", like="E14")
+@fault(
+    "values",
+    "`j <= row // group`, for rows that hold a group's heads; these do not: `j <= i`",
+    like="E14",
+)
 class CausalLimitOfPackedRows(Kernel):
-    """With grouped heads the causal limit is that of rows packed by group, which they are not."""
+    """With grouped heads query i sees keys up to i // group instead of i."""
 
     def causal(self, call: Call) -> np.ndarray:
         row, key = call.rows_and_keys
         return key <= row // call.sizes.group
 
 
-@fault("values", like="C18")
+@fault(
+    "values",
+    "`scores + tril(ones)`; an additive mask adds 0 where a key is seen, -inf elsewhere",
+    like="C18",
+)
 class CausalAddsOne(Kernel):
-    """The causal flag adds 1 to the scores it keeps, before the softcap."""
+    """The causal flag adds 1 to the scores, before the softcap."""
 
     def capped(self, scores: np.ndarray, call: Call) -> np.ndarray:
         return super().capped(scores + call.work(1) if call.causal else scores, call)
 
 
-@fault("flag_equals_dense", like="B2")
+@fault(
+    "flag_equals_dense",
+    "`mask.equal(tril)` replaced by a causal flag that means `j <= i + Lk - Lq`",
+    like="B2",
+)
 class TrianglesAreCausal(Kernel):
-    """A lower-triangular mask is taken for a causal flag aligned bottom-right."""
+    """A lower-triangular mask is replaced by a causal flag, which is aligned bottom-right."""
 
     def masked(self, mask: np.ndarray, call: Call) -> np.ndarray:
         row, key = call.rows_and_keys
@@ -115,59 +144,76 @@ class TrianglesAreCausal(Kernel):
         return (key <= row + call.sizes.Lk - call.sizes.Lq)[None, None]
 
 
-@fault("values", like="M1")
+@fault(
+    "values",
+    "`i - j < left`; the key `left` places before is seen, too: `i - j <= left`",
+    like="M1",
+)
 class WindowOneShort(Kernel):
-    """A window of w to the left shows w keys, not w + 1."""
+    """A window hides the last key on its left that it should show."""
 
     def windowed(self, call: Call, left: int | None, right: int | None) -> np.ndarray:
         return super().windowed(call, None if left is None else left - 1, right)
 
 
-@fault("future", like="M2")
+@fault("future", "`j <= i + right + 1`; the last key seen is `j = i + right`", like="M2")
 class WindowOneLate(Kernel):
-    """A window's right edge is one key too far to the right."""
+    """A window shows one key too many on its right."""
 
     def windowed(self, call: Call, left: int | None, right: int | None) -> np.ndarray:
         return super().windowed(call, left, None if right is None else right + 1)
 
 
-@fault("flag_equals_dense", like="B16")
+@fault(
+    "flag_equals_dense",
+    "the window is applied inside `if mask is not None` or `if is_causal` alone",
+    like="B16",
+)
 class WindowIgnoredWithoutMask(Kernel):
-    """The window has no effect where there is no mask."""
+    """Without a mask, causal flag or lengths beside it, a window has no effect."""
 
     def windowed(self, call: Call, left: int | None, right: int | None) -> np.ndarray:
         alone = call.mask is None and not call.causal and call.lengths is None
         return super().windowed(call, None, None) if alone else super().windowed(call, left, right)
 
 
-@fault("values")
+@fault("values", "`if right == 0: causal`, and no limit otherwise; it is `j <= i + right`")
 class WindowRightIgnored(Kernel):
-    """The right side of a window is unbounded where it is not 0."""
+    """The right side of a window is unbounded unless it is 0."""
 
     def windowed(self, call: Call, left: int | None, right: int | None) -> np.ndarray:
         return super().windowed(call, left, right if right == 0 else None)
 
 
-@fault("wide_window", like="M4")
+@fault("wide_window", "`if left >= Lk: window = None`; the right side still limits", like="M4")
 class WideWindowUnbounded(Kernel):
-    """A window at least as wide as the keys is no window: its right edge is lost."""
+    """A window that reaches left beyond all keys loses its right edge."""
 
     def windowed(self, call: Call, left: int | None, right: int | None) -> np.ndarray:
         wide = left is not None and left >= call.sizes.Lk
         return super().windowed(call, left, None if wide else right)
 
 
-@fault("wide_window", like="M16")
+@fault(
+    "wide_window",
+    "`left % Lk`, as in a ring buffer; a side wider than Lk shows all keys on it",
+    like="M16",
+)
 class WindowModuloKeys(Kernel):
-    """The window is taken modulo the number of keys (a ring buffer's arithmetic)."""
+    """The left side of a window is taken modulo the number of keys."""
 
     def windowed(self, call: Call, left: int | None, right: int | None) -> np.ndarray:
         return super().windowed(call, None if left is None else left % call.sizes.Lk, right)
 
 
-@fault("bad_problem", like="M5")
+@fault(
+    "bad_problem",
+    "-1 means unbounded inside, and is not refused outside; raise ValueError if `window < 0`",
+    like="M5",
+    family="contract",
+)
 class NegativeWindowUnbounded(Kernel):
-    """A negative window means an unbounded one."""
+    """A negative window is taken for an unbounded one."""
 
     def validate_window(self, call: Call) -> None:
         pass
@@ -177,15 +223,18 @@ class NegativeWindowUnbounded(Kernel):
         return super().windowed(call, *sides)
 
 
-@fault("flag_equals_dense")
+@fault("flag_equals_dense", "`j < length - 1`; a length counts the keys: `j < length`")
 class LengthsOneShort(Kernel):
-    """Of every sample's keys the last is hidden."""
+    """The last valid key of every sample is hidden."""
 
     def within(self, lengths: np.ndarray, call: Call) -> np.ndarray:
         return super().within(np.maximum(lengths - 1, 0), call)
 
 
-@fault("batch_independence")
+@fault(
+    "batch_independence",
+    "`j < lengths[0]`; sample b has `lengths[b]`: `j < lengths[:, None, None, None]`",
+)
 class LengthsOfFirstSample(Kernel):
     """Every sample gets the key length of the first."""
 
@@ -193,26 +242,34 @@ class LengthsOfFirstSample(Kernel):
         return super().within(np.broadcast_to(lengths[:1], lengths.shape), call)
 
 
-@fault("values", like="K7")
+@fault("values", "`length or Lk`, `if length:`; a sample of length 0 has no key", like="K7")
 class LengthZeroMeansAll(Kernel):
-    """A key length of 0 is taken for no length."""
+    """A key length of 0 is taken for no limit."""
 
     def within(self, lengths: np.ndarray, call: Call) -> np.ndarray:
         return super().within(np.where(lengths == 0, call.sizes.Lk, lengths), call)
 
 
-@fault("values", like="A11")
+@fault(
+    "values",
+    "`(i < length) & (j < length)`; key lengths limit keys alone: `j < length`",
+    like="A11",
+)
 class LengthsHideQueries(Kernel):
-    """Key lengths hide the queries beyond them, too."""
+    """Key lengths hide the queries beyond them, too, whose answers become zero."""
 
     def within(self, lengths: np.ndarray, call: Call) -> np.ndarray:
         row, _ = call.rows_and_keys
         return super().within(lengths, call) & (row < lengths[:, None, None, None])
 
 
-@fault("values")
+@fault(
+    "values",
+    "`out[order]` to undo `x[order]`; the inverse is `out[order.argsort()]`",
+    family="heads",
+)
 class SamplesSortedAndNotRestored(Kernel):
-    """Samples are sorted by key length, and put back by the sorting order instead of its inverse."""
+    """Samples are sorted by key length, and come back in a wrong order."""
 
     def compute(self, call: Call) -> np.ndarray:
         out = super().compute(call)
@@ -222,18 +279,24 @@ class SamplesSortedAndNotRestored(Kernel):
         return out[order][order]
 
 
-@fault("values")
+@fault(
+    "values",
+    "`i = arange(64)` in every row block; the row is `64 * block + arange(64)`",
+    family="tiles",
+)
 class CausalRestartsEveryBlock(Kernel):
-    """Rows are computed in blocks of 64: every block counts its rows from 0."""
+    """Rows are computed in blocks of 64, and the causal flag counts the rows of every block from 0."""
 
     def causal(self, call: Call) -> np.ndarray:
         row, key = call.rows_and_keys
         return key <= row % 64
 
 
-@fault("values", like="C20")
+@fault(
+    "values", "`lengths.repeat(H)` for B * H rows; use `lengths.repeat_interleave(H)`", like="C20"
+)
 class LengthsTiled(Kernel):
-    """Key lengths are tiled, not repeated, over the heads: (B H) rows get the wrong sample's."""
+    """Key lengths are tiled over the heads, not repeated: heads get the length of another sample."""
 
     def within(self, lengths: np.ndarray, call: Call) -> np.ndarray:
         s = call.sizes

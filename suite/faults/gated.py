@@ -1,4 +1,4 @@
-"""Mutants of gated self-attention."""
+"""Faults of gated self-attention."""
 
 from __future__ import annotations
 

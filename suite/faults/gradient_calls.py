@@ -1,4 +1,4 @@
-"""Mutants of derivatives at fault in how they are asked: cotangents, what asks for a gradient, hidden
+"""Faults of derivatives by how they are asked: cotangents, what asks for a gradient, hidden
 slots, and the direction forward."""
 
 from __future__ import annotations

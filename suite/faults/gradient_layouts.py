@@ -1,4 +1,4 @@
-"""Mutants whose gradients hang on where operands lie in memory."""
+"""Faults whose gradients hang on where operands lie in memory."""
 
 from __future__ import annotations
 

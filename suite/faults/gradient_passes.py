@@ -1,4 +1,4 @@
-"""Mutants whose gradients depend on other passes, on which operands ask for one, or on one array being
+"""Faults whose gradients depend on other passes, on which operands ask for one, or on one array being
 passed as all three."""
 
 from __future__ import annotations

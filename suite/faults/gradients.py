@@ -1,4 +1,4 @@
-"""Mutants of the backward pass at fault in its formulas."""
+"""Faults of the formulas of the backward pass."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from suite.faults.kernels.gradient import (
 )
 
 
-@fault("gradients")
+@fault("gradients", "`dk = ds.mT @ q`; the scale is missing: `dk = scale * ds.mT @ q`")
 class KeyGradientUnscaled(Differentiable):
     """The scale is missing in the gradient of the keys."""
 
@@ -21,7 +21,7 @@ class KeyGradientUnscaled(Differentiable):
         return dt.swapaxes(-1, -2) @ query
 
 
-@fault("gradients")
+@fault("gradients", "`dq = ds @ k`; the scale is missing: `dq = scale * ds @ k`")
 class QueryGradientUnscaled(Differentiable):
     """The scale is missing in the gradient of the queries."""
 
@@ -29,7 +29,7 @@ class QueryGradientUnscaled(Differentiable):
         return dt @ key
 
 
-@fault("gradients")
+@fault("gradients", "`ds = ds * scale`, then `dq = scale * ds @ k`; the scale stands once")
 class QueryGradientScaledTwice(Differentiable):
     """The scale stands twice in the gradient of the queries."""
 
@@ -37,7 +37,11 @@ class QueryGradientScaledTwice(Differentiable):
         return factor * factor * (dt @ key)
 
 
-@fault("gradients", like="I10")
+@fault(
+    "gradients",
+    "`dk[:, ::group]`; sum over the group: `dk.view(B, Hkv, group, Lk, D).sum(2)`",
+    like="I10",
+)
 class GroupNotSummed(Differentiable):
     """The gradients of keys and values are those of the first query head of a group."""
 
@@ -45,7 +49,9 @@ class GroupNotSummed(Differentiable):
         return self.by_group(x, call)[:, :, 0]
 
 
-@fault("gradients", like="I10")
+@fault(
+    "gradients", "`.mean(2)` over a group; sum: `dk.view(B, Hkv, group, Lk, D).sum(2)`", like="I10"
+)
 class GroupAveraged(Differentiable):
     """The gradients of keys and values are averaged over the query heads of a group."""
 
@@ -53,16 +59,24 @@ class GroupAveraged(Differentiable):
         return self.by_group(x, call).mean(2)
 
 
-@fault("gradients", like="E1")
+@fault(
+    "gradients",
+    "`dk.view(B, group, Hkv, Lk, D).sum(1)`; it is `.view(B, Hkv, group, Lk, D).sum(2)`",
+    like="E1",
+)
 class GroupTiledBackward(Differentiable):
-    """The backward pass sums heads 0, 2 and 1, 3 where the forward pass repeated 0, 0, 1, 1."""
+    """The gradients of keys and values sum heads h, h + Hkv ... and not the heads of a group."""
 
     def by_group(self, x: np.ndarray, call: Call) -> np.ndarray:
         s = call.sizes
         return x.reshape(s.B, s.group, s.Hkv, *x.shape[2:]).swapaxes(1, 2)
 
 
-@fault("gradient_of_bias", like="I8")
+@fault(
+    "gradient_of_bias",
+    "`zeros_like(bias)` in backward; `dbias = p * (dp - (p * dp).sum(-1, keepdim=True))`",
+    like="I8",
+)
 class BiasGradientZero(Differentiable):
     """The gradient of the bias is zero."""
 
@@ -70,7 +84,7 @@ class BiasGradientZero(Differentiable):
         return np.zeros(shape)
 
 
-@fault("gradient_of_bias")
+@fault("gradient_of_bias", "`ds[:1]` for a bias that samples share; `ds.sum(0, keepdim=True)`")
 class BiasGradientOfFirstSample(Differentiable):
     """The gradient of a bias shared by all samples is that of the first one."""
 
@@ -78,24 +92,34 @@ class BiasGradientOfFirstSample(Differentiable):
         return super().bias_gradient(ds[:1], shape) if len(shape) < 4 or shape[0] == 1 else ds
 
 
-@fault("gradient_of_bias")
+@fault(
+    "gradient_of_bias",
+    "`ds.mean(dims)` over broadcast axes; the gradient of a broadcast is a sum, `ds.sum(dims)`",
+)
 class BiasGradientAveraged(Differentiable):
-    """The gradient of a bias is averaged over the axes it lacks."""
+    """The gradient of a bias is averaged, not summed, over the axes on which the bias is broadcast."""
 
     def bias_gradient(self, ds: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
         return super().bias_gradient(ds, shape) * (np.prod(shape) / ds.size)
 
 
-@fault("gradient_of_bias", like="I1")
+@fault(
+    "gradient_of_bias",
+    "backward runs `if ctx.needs_input_grad[0]` alone; ask for the bias's flag, too",
+    like="I1",
+)
 class BiasAloneForgotten(Differentiable):
-    """Where the bias alone asks for a gradient, it gets none."""
+    """If only the bias asks for a gradient, it gets none."""
 
     def backward(self, call, cotangent, wrt):
         gradients = super().backward(call, cotangent, wrt)
         return gradients | {"bias": None} if wrt == ("bias",) else gradients
 
 
-@fault("gradient_of_bias")
+@fault(
+    "gradient_of_bias",
+    "`dbias = ds * (1 - tanh(s / softcap) ** 2)`; the bias comes after the cap: `dbias = ds`",
+)
 class BiasGradientAfterCap(Differentiable):
     """The gradient of the bias has the softcap's slope, as if the bias were added before the cap."""
 
@@ -110,50 +134,58 @@ class BiasGradientAfterCap(Differentiable):
         return gradients
 
 
-@fault("gradients", like="I11")
+@fault("gradients", "`ds = p * dp`; `ds = p * (dp - (p * dp).sum(-1, keepdim=True))`", like="I11")
 class MeanForgotten(Differentiable):
-    """D is left out: the gradient of the softmax is p dp."""
+    """The gradient of the softmax is p dp: the row's sum of p dp is not subtracted."""
 
     def mean(self, weights, dp, cotangent, value):
         return np.zeros_like(dp[..., :1])
 
 
-@fault("gradients")
+@fault(
+    "gradients", "`dp - dp.mean(-1)`; subtract `(p * dp).sum(-1)`, which is `(dout * out).sum(-1)`"
+)
 class MeanOfWeightGradients(Differentiable):
-    """D is the plain mean of dp, not the mean under the weights."""
+    """The gradient of the softmax subtracts the plain mean of dp, not the mean weighted by p."""
 
     def mean(self, weights, dp, cotangent, value):
         return dp.mean(-1, keepdims=True)
 
 
-@fault("gradients")
+@fault(
+    "gradients", "`(dout * out).sum(-1).mean(-1)`; every row has its own, `(dout * out).sum(-1)`"
+)
 class MeanOverAllRows(Differentiable):
-    """D is that of the head, not of the row."""
+    """The sum of p dp that the softmax's gradient subtracts is averaged over all rows of a head."""
 
     def mean(self, weights, dp, cotangent, value):
         means = super().mean(weights, dp, cotangent, value)
         return np.broadcast_to(means.mean(-2, keepdims=True), means.shape)
 
 
-@fault("gradients")
+@fault("gradients", "`ds` goes on unchanged behind a softcap; `ds * (1 - tanh(s / softcap) ** 2)`")
 class CapSlopeForgotten(Differentiable):
-    """The slope of the softcap is missing."""
+    """The derivative of the softcap is missing in the backward pass."""
 
     def uncapped(self, ds, query, key, call):
         return ds
 
 
-@fault("gradients")
+@fault("gradients", "`1 - t.abs()` for `t = tanh(s / softcap)`; the derivative is `1 - t * t`")
 class CapSlopeNotSquared(Differentiable):
-    """The slope of the softcap is 1 - |tanh|."""
+    """The derivative of the softcap is 1 - |tanh|, not 1 - tanh²."""
 
     def slope(self, bend: np.ndarray) -> np.ndarray:
         return 1 - np.abs(bend)
 
 
-@fault("gradients", like="I7")
+@fault(
+    "gradients",
+    "`ds @ k.mT`, which has a fitting shape if Lk == D; `dq = scale * ds @ k`",
+    like="I7",
+)
 class KeyTransposedTwice(Differentiable):
-    """Where keys are as long as they are wide, the backward pass takes them transposed."""
+    """With Lk == D the gradient of the queries takes the keys transposed."""
 
     def query_gradient(self, dt, key, factor):
         if key.shape[-1] == key.shape[-2]:
@@ -161,7 +193,11 @@ class KeyTransposedTwice(Differentiable):
         return factor * (dt @ key)
 
 
-@fault("gradients", like="I13")
+@fault(
+    "gradients",
+    "backward recomputes `p` without the mask; save it (`ctx.save_for_backward`) and apply it",
+    like="I13",
+)
 class MaskForgottenBackward(Differentiable):
     """The backward pass recomputes the weights without the boolean mask."""
 
@@ -169,7 +205,10 @@ class MaskForgottenBackward(Differentiable):
         return self.allowed(Call(**{**vars(call), "mask": None}))
 
 
-@fault("gradients")
+@fault(
+    "gradients",
+    "backward recomputes `p` without `is_causal`; keep it (`ctx.is_causal`) and apply it",
+)
 class CausalForgottenBackward(Differentiable):
     """The backward pass recomputes the weights without the causal flag."""
 
@@ -177,7 +216,11 @@ class CausalForgottenBackward(Differentiable):
         return self.allowed(Call(**{**vars(call), "causal": False}))
 
 
-@fault("gradients", like="I14")
+@fault(
+    "gradients",
+    "backward recomputes `p` without the key lengths; save them and apply them",
+    like="I14",
+)
 class PaddingForgottenBackward(Differentiable):
     """The backward pass recomputes the weights as if no key were padding."""
 
@@ -185,9 +228,9 @@ class PaddingForgottenBackward(Differentiable):
         return self.allowed(Call(**{**vars(call), "lengths": None}))
 
 
-@fault("gradients")
+@fault("gradients", "`j <= i + 1` in the backward pass; a causal mask is `j <= i` in both passes")
 class CausalOffByOneBackward(Differentiable):
-    """The backward pass lets every row see one key more."""
+    """In the backward pass a causal query sees the next key."""
 
     def backward_allowed(self, call: Call) -> np.ndarray | None:
         if not call.causal:
@@ -198,7 +241,10 @@ class CausalOffByOneBackward(Differentiable):
         return wider if others is None else others & wider
 
 
-@fault("gradients")
+@fault(
+    "gradients",
+    "backward recomputes `p` without the bias; save it (`ctx.save_for_backward`) and add it",
+)
 class BiasForgottenBackward(Differentiable):
     """The backward pass recomputes the weights without the bias."""
 
@@ -206,18 +252,26 @@ class BiasForgottenBackward(Differentiable):
         return scores
 
 
-@fault("gradients", like="I15")
+@fault(
+    "gradients",
+    "`exp(s - lse)` where lse is -inf gives NaN; set p to 0 in fully masked rows",
+    like="I15",
+)
 class EmptyRowNanBackward(Differentiable):
-    """The gradient of a row without keys is NaN, though its answer is zero."""
+    """The gradient of a fully masked query is NaN, though its answer is zero."""
 
     def query_gradient(self, dt, key, factor):
         gradient = super().query_gradient(dt, key, factor)
         return np.where((dt == 0).all(-1, keepdims=True), np.nan, gradient) if dt.size else gradient
 
 
-@fault("gradients", like="I15")
+@fault(
+    "gradients",
+    "backward's softmax gives fully masked rows weights of 1 / Lk; these rows add nothing to dv",
+    like="I15",
+)
 class EmptyRowPoisonsValues(Differentiable):
-    """A row without keys shares its cotangent out among the values."""
+    """A fully masked row hands its gradient to all values, though its answer is zero."""
 
     def value_gradient(self, weights, cotangent, call):
         empty = ~weights.any(-1, keepdims=True)
@@ -225,19 +279,27 @@ class EmptyRowPoisonsValues(Differentiable):
         return shared.swapaxes(-1, -2) @ cotangent
 
 
-@fault("gradients")
+@fault(
+    "gradients",
+    "`exp(s - lse)` with s near -1e38: `lse = m + log(l)` rounds to m; keep m and l apart",
+)
 class EmptyRowUnnormalised(DifferentiableLowest, DifferentiableRecomputed):
-    """A row that averages the values has weights of 1 in the backward pass: lse lost log Lk."""
+    """In the backward pass a row that averages the values has weights of 1, not 1 / Lk."""
 
 
-@fault("election")
+@fault(
+    "election",
+    "backward's softmax gives fully masked rows weights of 1 / Lk; these rows add nothing to dv",
+)
 class EmptyRowElectsOtherwise(EmptyRowPoisonsValues):
-    """A row without keys shares its cotangent out, though it is declared to keep it."""
+    """A fully masked row hands its gradient to all values, though it is declared to hand on none."""
 
 
-@fault("gradients")
+@fault(
+    "gradients", "`0 * log(0)` or `-inf - -inf` in the backward pass; use `where(p == 0, 0, ds)`"
+)
 class InfBiasNan(Differentiable):
-    """Where the bias is -inf its gradient, and all that hangs on it, is NaN."""
+    """A bias of -inf makes the gradients of the bias, the queries and the keys NaN."""
 
     def score_gradient(self, weights, dp, mean):
         gradient = super().score_gradient(weights, dp, mean)

@@ -1,4 +1,4 @@
-"""Mutants at fault in how pairs are hidden, in rows without keys, and in what NaN reaches."""
+"""Faults of how pairs are hidden, in rows without keys, and in what NaN reaches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mutants for which it matters what is computed beside a row, and on how many threads."""
+"""Faults for which it matters what is computed beside a row, and on how many threads."""
 
 from __future__ import annotations
 

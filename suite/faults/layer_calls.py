@@ -1,4 +1,4 @@
-"""Mutants of layers at fault in returned weights and dropout, in state, and in what they refuse."""
+"""Faults of layers: returned weights and dropout, state, and what they refuse."""
 
 from __future__ import annotations
 

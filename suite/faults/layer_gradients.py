@@ -1,4 +1,4 @@
-"""Mutants of the backward passes of layers."""
+"""Faults of the backward passes of layers."""
 
 from __future__ import annotations
 

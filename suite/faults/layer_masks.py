@@ -1,4 +1,4 @@
-"""Mutants of layers at fault in masks."""
+"""Faults of layers: masks."""
 
 from __future__ import annotations
 

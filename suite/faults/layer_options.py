@@ -1,4 +1,4 @@
-"""Mutants of layers that break where options meet: dropout with masks, widths, groups, single inputs."""
+"""Faults of layers that break where options meet: dropout with masks, widths, groups, single inputs."""
 
 from __future__ import annotations
 

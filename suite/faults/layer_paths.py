@@ -1,4 +1,4 @@
-"""Mutants of layers at fault where masks meet options, or on one path alone."""
+"""Faults of layers where masks meet options, or on one path alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mutants at fault in the scores of layers of one head, and in norms."""
+"""Faults of the scores of layers of one head, and in norms."""
 
 from __future__ import annotations
 

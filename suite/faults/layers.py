@@ -1,4 +1,4 @@
-"""Mutants of layers at fault in projections, heads, scale and softmax."""
+"""Faults of layers: projections, heads, scale and softmax."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mutants for which it matters where operands lie in memory."""
+"""Faults for which it matters where operands lie in memory."""
 
 from __future__ import annotations
 

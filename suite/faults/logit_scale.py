@@ -1,4 +1,4 @@
-"""Mutants at fault in logit scales: a factor of the scores for every query head."""
+"""Faults of logit scales: a factor of the scores for every query head."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mutants that are at fault in long rows alone, in one dtype: at one key somewhere among many."""
+"""Faults of long rows, in one dtype: at one key somewhere among many."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mutants of the log-sum-exp: the output is right, what partial answers are merged by is not."""
+"""Faults of the log-sum-exp: the output is right, what partial answers are merged by is not."""
 
 from __future__ import annotations
 
@@ -13,57 +13,60 @@ from suite.faults.kernels.gradient import Differentiable
 from suite.spec.dtypes import DTYPES, round_to
 
 
-@fault("values")
+@fault(
+    "values",
+    "`exp(s).sum(-1).log()`; use `torch.logsumexp(s, -1)`, or `m + exp(s - m).sum(-1).log()`",
+)
 class LseWithoutMaximum(Kernel):
-    """The maximum is not subtracted before the exponentials: they overflow."""
+    """The log-sum-exp is taken without subtracting the maximum, so that exponentials overflow."""
 
     def log_sum_exp(self, scores: np.ndarray, call: Call) -> np.ndarray:
         return np.log(np.exp(scores).sum(-1))
 
 
-@fault("values")
+@fault("values", "`return log(l)`; the log-sum-exp is `m + log(l)`")
 class LseForgetsTheMaximum(Kernel):
-    """The maximum is subtracted, and not added again."""
+    """The maximum is subtracted for the log-sum-exp, and not added again."""
 
     def log_sum_exp(self, scores: np.ndarray, call: Call) -> np.ndarray:
         return np.log(np.exp(self.shifted(scores)).sum(-1))
 
 
-@fault("values")
+@fault("values", "`return m`; the log-sum-exp is `m + log(l)`")
 class LseIsTheMaximum(Kernel):
-    """The largest score stands for the log-sum-exp."""
+    """The largest score of a row comes back in place of the log-sum-exp."""
 
     def log_sum_exp(self, scores: np.ndarray, call: Call) -> np.ndarray:
         return scores.max(-1, initial=-np.inf)
 
 
-@fault("values")
+@fault("values", "`m + log2(l)` of scores times log2(e); multiply by ln 2 at the end")
 class LseInBaseTwo(Kernel):
-    """The logarithm is that to the base 2, in which kernels compute."""
+    """The log-sum-exp is a logarithm to the base 2, not the natural one."""
 
     def log_sum_exp(self, scores: np.ndarray, call: Call) -> np.ndarray:
         return super().log_sum_exp(scores, call) * call.work(np.log2(np.e))
 
 
-@fault("values")
+@fault("values", "`lse.to(q.dtype).float()`, or 16-bit m and l; keep both in float32")
 class LseRoundedTo16Bits(Kernel):
-    """The values are those of the 16-bit dtype, in float32."""
+    """The log-sum-exp of 16-bit operands is a float32 array of values rounded to 16 bits."""
 
     def deliver_lse(self, lse: np.ndarray, call: Call) -> Any:
         return super().deliver_lse(round_to(lse, call.fmt), call)
 
 
-@fault("values")
+@fault("values", "`lse.to(q.dtype)`; return float32, since merges of partial answers need it")
 class LseIn16Bits(Kernel):
-    """It comes in the dtype of the operands."""
+    """The log-sum-exp of 16-bit operands comes in 16 bits, not in float32."""
 
     def deliver_lse(self, lse: np.ndarray, call: Call) -> Any:
         return Rounded(round_to(lse, call.fmt), call.fmt)
 
 
-@fault("values")
+@fault("values", "`logsumexp(scores)` before `masked_fill`; take it of the masked scores")
 class LseIgnoresTheMask(Kernel):
-    """All keys are counted, hidden ones too."""
+    """The log-sum-exp counts all keys, those that a mask hides, too."""
 
     def log_sum_exp(self, scores: np.ndarray, call: Call) -> np.ndarray:
         query, key = self.load(call.query, call), self.expand(self.load(call.key, call), call)
@@ -71,9 +74,11 @@ class LseIgnoresTheMask(Kernel):
         return super().log_sum_exp(seen, call)
 
 
-@fault("values")
+@fault(
+    "values", "`logsumexp(scores)` before `+ bias`; take it of the scores that the softmax takes"
+)
 class LseBeforeTheBias(Kernel):
-    """It is taken of the scores before the bias is added."""
+    """The log-sum-exp is taken before the bias is added."""
 
     def log_sum_exp(self, scores: np.ndarray, call: Call) -> np.ndarray:
         if call.bias is not None:
@@ -81,9 +86,9 @@ class LseBeforeTheBias(Kernel):
         return super().log_sum_exp(scores, call)
 
 
-@fault("values")
+@fault("values", "`logsumexp(q @ k.mT / sqrt(D))`; take it of the scores that the softmax takes")
 class LseWithoutScale(Kernel):
-    """It is taken of scores that a given scale is left out of."""
+    """The log-sum-exp has the default scale, also if another one is given."""
 
     def log_sum_exp(self, scores: np.ndarray, call: Call) -> np.ndarray:
         if call.scale:
@@ -91,35 +96,41 @@ class LseWithoutScale(Kernel):
         return super().log_sum_exp(scores, call)
 
 
-@fault("values")
+@fault(
+    "values",
+    "`lse[:, h // group * group]`, or one lse a key head; it is one a query head, (B, H, Lq)",
+)
 class LseOfTheFirstHead(Kernel):
-    """Every head is given that of its group's first."""
+    """With grouped heads every head gets the log-sum-exp of its group's first."""
 
     def log_sum_exp(self, scores: np.ndarray, call: Call) -> np.ndarray:
         group = call.sizes.group
         return np.repeat(super().log_sum_exp(scores, call)[:, ::group], group, axis=1)
 
 
-@fault("values")
+@fault("values", "`lse.transpose(1, 2)`; return (B, H, Lq)")
 class LseWithRowsBeforeHeads(Kernel):
-    """It comes as (B, Lq, H)."""
+    """The log-sum-exp comes as (B, Lq, H), not (B, H, Lq)."""
 
     def deliver_lse(self, lse: np.ndarray, call: Call) -> Any:
         return super().deliver_lse(lse.swapaxes(1, 2), call)
 
 
-@fault("election")
+@fault("election", "`where(l == 0, 0, m + log(l))`; -inf tells a merge that the row has no keys")
 class LseOfAnEmptyRowIsZero(Kernel):
-    """A row without keys has the log-sum-exp 0: merged, it weighs as much as a key with the score 0."""
+    """A fully masked row has the log-sum-exp 0, not -inf: merged, it weighs like a key with score 0."""
 
     def log_sum_exp(self, scores: np.ndarray, call: Call) -> np.ndarray:
         lse = super().log_sum_exp(scores, call)
         return np.where(np.isneginf(lse), call.work(0), lse)
 
 
-@fault("poison")
+@fault(
+    "poison",
+    "hidden scores multiplied by a small number; `where(mask, s, -inf)` before the log-sum-exp",
+)
 class LseCountsHiddenKeys(Kernel):
-    """What padding hides is counted with the lowest score of its row, tiny as that is."""
+    """The log-sum-exp depends slightly on the scores of hidden keys."""
 
     def log_sum_exp(self, scores: np.ndarray, call: Call) -> np.ndarray:
         query, key = self.load(call.query, call), self.expand(self.load(call.key, call), call)
@@ -141,25 +152,28 @@ class WrongLseGradient(Differentiable):
         raise NotImplementedError
 
 
-@fault("gradient_of_lse")
+@fault(
+    "gradient_of_lse",
+    "`ds = p * (dp - D - dlse)`; it is `p * (dp - D + dlse)`, with `D = (p * dp).sum(-1)`",
+)
 class LseGradientNegated(WrongLseGradient):
-    """It is subtracted, as D is."""
+    """The gradient of the log-sum-exp has the wrong sign."""
 
     def changed(self, weights: np.ndarray, ds: np.ndarray) -> np.ndarray:
         return -ds
 
 
-@fault("election")
+@fault("election", "`lse.detach()`, or dlse unused in backward; add `p * dlse` to ds")
 class LseGradientCutOff(WrongLseGradient):
-    """The log-sum-exp is a constant to derivatives, and said to have gradients."""
+    """The log-sum-exp hands on no gradient, though it is declared to."""
 
     def changed(self, weights: np.ndarray, ds: np.ndarray) -> np.ndarray:
         return np.zeros_like(ds)
 
 
-@fault("gradient_of_lse")
+@fault("gradient_of_lse", "`dlse[:, h - 1]`; head h has `dlse[:, h]`")
 class LseGradientOfNextHead(WrongLseGradient):
-    """Every head has the cotangent of the head after it."""
+    """Every head gets the log-sum-exp's gradient of the head before it."""
 
     def lse_score_gradient(
         self, weights: np.ndarray, cotangent: np.ndarray, scores: np.ndarray
@@ -167,34 +181,39 @@ class LseGradientOfNextHead(WrongLseGradient):
         return weights * np.roll(cotangent, 1, axis=1)
 
 
-@fault("gradient_of_lse")
+@fault("gradient_of_lse", "dlse goes to `argmax` alone, as for `m`; every key gets `p * dlse`")
 class LseGradientOfLargest(WrongLseGradient):
-    """It goes to the largest score of a row alone, as that of a maximum."""
+    """The gradient of the log-sum-exp goes to the largest score of a row alone."""
 
     def changed(self, weights: np.ndarray, ds: np.ndarray) -> np.ndarray:
         largest = weights == weights.max(-1, keepdims=True, initial=0)
         return np.where(largest, ds.sum(-1, keepdims=True), 0)
 
 
-@fault("gradient_of_lse")
+@fault(
+    "gradient_of_lse", "hidden keys get `dlse / Lk`; their p is 0, so `p * dlse` leaves them out"
+)
 class LseGradientOfAllKeys(WrongLseGradient):
-    """Hidden keys have a share of it."""
+    """Hidden keys get a share of the gradient of the log-sum-exp."""
 
     def changed(self, weights: np.ndarray, ds: np.ndarray) -> np.ndarray:
         return np.where(weights > 0, ds, ds.mean(-1, keepdims=True))
 
 
-@fault("gradient_of_lse")
+@fault(
+    "gradient_of_lse",
+    "`p * dlse / ln(2)`, the gradient of log2; the log-sum-exp is natural: `p * dlse`",
+)
 class LseGradientInBase2(WrongLseGradient):
-    """The logarithm that is differentiated is that of base 2."""
+    """The gradient of the log-sum-exp is that of a logarithm to the base 2."""
 
     def changed(self, weights: np.ndarray, ds: np.ndarray) -> np.ndarray:
         return ds / np.log(ds.dtype.type(2))
 
 
-@fault("gradient_of_lse")
+@fault("gradient_of_lse", "`p.bfloat16() * dlse`; keep p in float32", family="numerics")
 class LseGradientWithHalfWeights(WrongLseGradient):
-    """Weights are taken in bfloat16, whatever the dtype."""
+    """The gradient of the log-sum-exp takes weights rounded to bfloat16, whatever the dtype."""
 
     def lse_score_gradient(
         self, weights: np.ndarray, cotangent: np.ndarray, scores: np.ndarray
@@ -202,9 +221,12 @@ class LseGradientWithHalfWeights(WrongLseGradient):
         return round_to(weights, DTYPES["bf16"]).astype(weights.dtype) * cotangent
 
 
-@fault("gradient_of_lse")
+@fault(
+    "gradient_of_lse",
+    "`p * (dlse - (p * dlse).sum(-1))`, which is 0; add `p * dlse` to ds as it is",
+)
 class LseGradientCentred(WrongLseGradient):
-    """The mean over the row is taken from it, as D is from dP."""
+    """The row's mean is subtracted from the gradient of the log-sum-exp, which leaves nothing of it."""
 
     def changed(self, weights: np.ndarray, ds: np.ndarray) -> np.ndarray:
         return ds - weights * ds.sum(-1, keepdims=True)

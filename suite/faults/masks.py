@@ -1,4 +1,4 @@
-"""Mutants at fault in masks given as arrays, and in what is hidden by them."""
+"""Faults of masks given as arrays, and in what is hidden by them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from suite.faults.fault import fault
 from suite.faults.kernels.attention import Call, Kernel
 
 
-@fault("values", like="C3")
+@fault(
+    "values",
+    "`attn_mask` is accepted and not used; `scores.masked_fill(~attn_mask, -inf)` is missing",
+    like="C3",
+)
 class MaskIgnored(Kernel):
     """A mask given as an array has no effect."""
 
@@ -16,15 +20,17 @@ class MaskIgnored(Kernel):
         return np.ones_like(mask)
 
 
-@fault("values", like="B25")
+@fault(
+    "values", "`masked_fill(mask, -inf)`; True attends, so `masked_fill(~mask, -inf)`", like="B25"
+)
 class MaskInverted(Kernel):
-    """True hides."""
+    """A boolean mask is read the other way round: True hides a key."""
 
     def masked(self, mask: np.ndarray, call: Call) -> np.ndarray:
         return ~mask
 
 
-@fault("mask_ranks", like="C13")
+@fault("mask_ranks", "`mask.squeeze(1)` broadcasts as (H, Lq, Lk); keep (B, 1, Lq, Lk)", like="C13")
 class BatchMaskAsHeadMask(Kernel):
     """With B == H a mask per sample is taken for a mask per head."""
 
@@ -33,7 +39,7 @@ class BatchMaskAsHeadMask(Kernel):
         return mask.swapaxes(0, 1) if alike else mask
 
 
-@fault("values", like="C10")
+@fault("values", "`mask.squeeze()` broadcasts as (Lq, Lk); keep (B, 1, 1, Lk)", like="C10")
 class BatchMaskAsQueryMask(Kernel):
     """With B == Lq a key mask per sample (B, 1, 1, Lk) is taken for (Lq, Lk)."""
 
@@ -43,7 +49,11 @@ class BatchMaskAsQueryMask(Kernel):
         return mask.swapaxes(0, 2) if alike else mask
 
 
-@fault("values", like="A22")
+@fault(
+    "values",
+    "`mask.mT`, or `mask[key, query]`; the axes of a mask are (..., query, key)",
+    like="A22",
+)
 class SquareMaskTransposed(Kernel):
     """With Lq == Lk rows and columns of the mask are exchanged."""
 
@@ -51,9 +61,13 @@ class SquareMaskTransposed(Kernel):
         return mask.swapaxes(-1, -2) if mask.shape[-1] == mask.shape[-2] else mask
 
 
-@fault("values", like="C20")
+@fault(
+    "values",
+    "`mask.repeat(H, 1, 1)` for (B * H, Lq, Lk); use `mask.repeat_interleave(H, dim=0)`",
+    like="C20",
+)
 class SampleMaskTiled(Kernel):
-    """A mask per sample is tiled, not repeated, over the heads: (B H) rows get the wrong sample's."""
+    """A mask per sample is tiled over the heads, not repeated: heads get the mask of another sample."""
 
     def masked(self, mask: np.ndarray, call: Call) -> np.ndarray:
         s = call.sizes
@@ -63,9 +77,13 @@ class SampleMaskTiled(Kernel):
         return tiled.reshape(s.B, s.H, *mask.shape[2:])
 
 
-@fault("values")
+@fault(
+    "values",
+    "`mask[:, h // group]`; a mask per head is indexed by the query head, `mask[:, h]`",
+    family="heads",
+)
 class FullMaskOfGroupLeader(Kernel):
-    """With grouped heads a mask per head is read at the group's number, not at the head's."""
+    """With grouped heads the mask is read at the number of the key head, not of the query head."""
 
     def masked(self, mask: np.ndarray, call: Call) -> np.ndarray:
         s = call.sizes
@@ -74,7 +92,10 @@ class FullMaskOfGroupLeader(Kernel):
         return mask[:, np.arange(s.H) // s.group]
 
 
-@fault("mask_ranks")
+@fault(
+    "mask_ranks",
+    "`lengths = mask[:, 0, 0].sum(-1)`; `j < length` is the mask only if all True come first",
+)
 class EqualRowsAsLengths(Kernel):
     """A full mask in which all rows are equal is converted to key lengths, wherever its holes are."""
 
@@ -86,7 +107,11 @@ class EqualRowsAsLengths(Kernel):
         return np.arange(s.Lk) < mask[:, :1, :1].sum(-1, keepdims=True)
 
 
-@fault("values", like="M17")
+@fault(
+    "values",
+    "`lengths = mask.sum(-1)`; `j < length` is the mask only if padding is on the right",
+    like="M17",
+)
 class LeftPaddingAsRight(Kernel):
     """A key mask per sample is converted to lengths: padding on the left is taken for the right."""
 
@@ -96,7 +121,11 @@ class LeftPaddingAsRight(Kernel):
         return np.arange(call.sizes.Lk) < mask.sum(-1, keepdims=True)
 
 
-@fault("values", like="C8")
+@fault(
+    "values",
+    "`mask[..., j]` with True for every j beyond its size; a size of 1 broadcasts over all keys",
+    like="C8",
+)
 class RowMaskOnFirstKey(Kernel):
     """A mask whose last dimension is 1 is read for the first key alone."""
 
@@ -107,7 +136,12 @@ class RowMaskOnFirstKey(Kernel):
         return np.concatenate([mask, rest], axis=-1)
 
 
-@fault("values", like="B27")
+@fault(
+    "values",
+    "mask copied to a buffer of 512 keys, or a block of keys computed without its mask",
+    like="B27",
+    family="tiles",
+)
 class MaskIgnoredPast512(Kernel):
     """Keys from number 512 on are not masked."""
 
@@ -115,7 +149,11 @@ class MaskIgnoredPast512(Kernel):
         return mask | (np.arange(call.sizes.Lk) >= 512)
 
 
-@fault("key_permutation")
+@fault(
+    "key_permutation",
+    "mask kept in a dict or `lru_cache` under its shape; two masks of one shape may differ",
+    family="state",
+)
 class MaskKeptByShape(Kernel):
     """The first mask of a shape is kept and serves all later calls of that shape."""
 
@@ -128,7 +166,11 @@ class MaskKeptByShape(Kernel):
         return self.known.setdefault((mask.shape, call.query.shape), mask.copy())
 
 
-@fault("head_independence")
+@fault(
+    "head_independence",
+    "`mask[:, 0]` or `mask[:, :1]` for all heads; head h has `mask[:, h]`",
+    family="heads",
+)
 class MaskOfFirstHead(Kernel):
     """Every head gets the mask of the first."""
 
@@ -136,7 +178,11 @@ class MaskOfFirstHead(Kernel):
         return mask[:, :1]
 
 
-@fault("batch_independence")
+@fault(
+    "batch_independence",
+    "`mask[0]` or `mask[:1]` for all samples; sample b has `mask[b]`",
+    family="heads",
+)
 class MaskOfFirstSample(Kernel):
     """Every sample gets the mask of the first."""
 
@@ -144,7 +190,11 @@ class MaskOfFirstSample(Kernel):
         return mask[:1]
 
 
-@fault("values")
+@fault(
+    "values",
+    "every block loads `mask[..., :64, :]`; the rows of block n begin at `64 * n`",
+    family="tiles",
+)
 class MaskOfFirstRows(Kernel):
     """Rows are computed in blocks of 64: every block gets the mask of the first."""
 

@@ -1,4 +1,4 @@
-"""Mutants at fault in merging partial answers."""
+"""Faults of merging partial answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mutants of compiled calls: kernels that pass for compiled ones, with the faults compilers have."""
+"""Faults of compiled calls: kernels that pass for compiled ones, with the faults compilers have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mutants with answers that nobody elects: handed over by a person, who promises nothing."""
+"""Faults with answers that nobody elects: handed over by a person, who promises nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mutants at fault in packed attention."""
+"""Faults of packed attention."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mutants at fault on one path only: the one that a kernel takes for some sizes, masks or directions."""
+"""Faults of one path only, which a kernel takes for some sizes, masks or directions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mutants whose answers nobody elects together: handed over by a person, who promises nothing. Those with
+"""Faults whose answers nobody elects together: handed over by a person, who promises nothing. Those with
 single answers that nobody elects are in `suite.faults.nobody`."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Mutants at fault in the precision inside, in what is stored, and in the last rounding."""
+"""Faults of the precision inside, in what is stored, and in the last rounding."""
 
 from __future__ import annotations
 

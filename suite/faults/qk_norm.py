@@ -1,4 +1,4 @@
-"""Mutants of multi-head attention whose queries and keys are normalised."""
+"""Faults of multi-head attention whose queries and keys are normalised."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mutants at fault in the range and the order of scores: rows far from 0, maxima that rise and fall."""
+"""Faults of the range and the order of scores: rows far from 0, maxima that rise and fall."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mutants at fault in rotary position embedding."""
+"""Faults of rotary position embedding."""
 
 from __future__ import annotations
 

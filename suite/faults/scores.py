@@ -1,100 +1,18 @@
-"""Mutants at fault in the scores: scale, softcap, bias."""
+"""Faults of the scores: softcap, bias."""
 
 from __future__ import annotations
-
-import math
 
 import numpy as np
 
 from backends._numpy import Rounded
 from suite.faults.fault import fault
-from suite.faults.kernels.attention import Call, Eager, Fused, Kernel, rank4
-from suite.spec.dtypes import round_to
+from suite.faults.kernels.attention import Call, Kernel, rank4
 
 
-@fault("values", like="D3")
-class ScaleIgnored(Kernel):
-    """An explicit scale has no effect."""
-
-    def factor(self, call: Call) -> float:
-        return 1.0 / math.sqrt(call.sizes.D)
-
-
-@fault("default_scale", like="D2")
-class DefaultScaleIsOne(Kernel):
-    """Without an explicit scale nothing is scaled."""
-
-    def factor(self, call: Call) -> float:
-        return 1.0 if call.scale is None else call.scale
-
-
-@fault("values")
-class ScaleZeroIsDefault(Kernel):
-    """`scale or default`: a scale of 0 is taken for none."""
-
-    def factor(self, call: Call) -> float:
-        return call.scale or 1.0 / math.sqrt(call.sizes.D)
-
-
-@fault("score_variance", like="D3")
-class ScaleOneIsDefault(Kernel):
-    """A scale of 1 is taken for none."""
-
-    def factor(self, call: Call) -> float:
-        return 1.0 / math.sqrt(call.sizes.D) if call.scale in (None, 1.0) else call.scale
-
-
-@fault("values", like="D1")
-class ScaleSignLost(Kernel):
-    """The root of |scale| on queries and keys: a negative scale becomes positive."""
-
-    def factor(self, call: Call) -> float:
-        return abs(super().factor(call))
-
-
-@fault("default_scale", like="D7")
-class ScaleOfPaddedSize(Kernel):
-    """The default scale is that of D rounded up to a multiple of 8."""
-
-    def factor(self, call: Call) -> float:
-        padded = -(-call.sizes.D // 8) * 8
-        return 1.0 / math.sqrt(padded) if call.scale is None else call.scale
-
-
-@fault("default_scale", like="D5")
-class ScaleOfAllHeads(Kernel):
-    """The default scale is that of all heads together, 1 / sqrt(H D)."""
-
-    def factor(self, call: Call) -> float:
-        s = call.sizes
-        return 1.0 / math.sqrt(max(s.H, 1) * s.D) if call.scale is None else call.scale
-
-
-@fault("values")
-class ScaleTwice(Kernel):
-    """An explicit scale is multiplied onto the default one."""
-
-    def factor(self, call: Call) -> float:
-        return (1.0 if call.scale is None else call.scale) / math.sqrt(call.sizes.D)
-
-
-@fault("values")
-class ScaleRounded(Fused):
-    """The scale is rounded to the case's dtype."""
-
-    def factor(self, call: Call) -> float:
-        return float(round_to(super().factor(call), call.fmt))
-
-
-@fault("precision")
-class ScaleThroughFloat32(Kernel):
-    """The scale goes through float32 on its way to a float64 call."""
-
-    def factor(self, call: Call) -> float:
-        return float(np.float32(super().factor(call)))
-
-
-@fault("values")
+@fault(
+    "values",
+    "`scale * cap * tanh(q @ k.mT / cap)`; scale first: `cap * tanh(scale * q @ k.mT / cap)`",
+)
 class ScaleAfterCap(Kernel):
     """The softcap is applied before the scale."""
 
@@ -109,23 +27,27 @@ class ScaleAfterCap(Kernel):
         return super().capped(scores, call) * call.work(self.after)
 
 
-@fault("values", like="M8")
+@fault(
+    "values",
+    "`softcap` is accepted and not used; `softcap * tanh(scores / softcap)` is missing",
+    like="M8",
+)
 class CapIgnored(Kernel):
-    """softcap has no effect."""
+    """The softcap has no effect."""
 
     def capped(self, scores: np.ndarray, call: Call) -> np.ndarray:
         return scores
 
 
-@fault("values", like="M8")
+@fault("values", "a path for `Lq == 1` without `softcap * tanh(scores / softcap)`", like="M8")
 class CapIgnoredInDecoding(Kernel):
-    """softcap has no effect where there is one query."""
+    """With one query the softcap has no effect."""
 
     def capped(self, scores: np.ndarray, call: Call) -> np.ndarray:
         return scores if call.sizes.Lq == 1 else super().capped(scores, call)
 
 
-@fault("values")
+@fault("values", "`tanh(scores / softcap)`; multiply again: `softcap * tanh(scores / softcap)`")
 class CapNotMultiplied(Kernel):
     """tanh(scores / softcap) is not multiplied by softcap."""
 
@@ -133,7 +55,7 @@ class CapNotMultiplied(Kernel):
         return scores if call.softcap is None else np.tanh(scores / call.work(call.softcap))
 
 
-@fault("values")
+@fault("values", "`softcap * tanh((scores + bias) / softcap)`; cap first, then `+ bias`")
 class CapAfterBias(Kernel):
     """The bias is added before the softcap."""
 
@@ -148,7 +70,7 @@ class CapAfterBias(Kernel):
         return self.late(super().biased(scores, call), call)
 
 
-@fault("values", like="C16")
+@fault("values", "`bias` is accepted and not used; `scores = scores + bias` is missing", like="C16")
 class BiasIgnored(Kernel):
     """The bias has no effect."""
 
@@ -156,16 +78,16 @@ class BiasIgnored(Kernel):
         return scores
 
 
-@fault("values", like="M12")
+@fault("values", "`scores - bias`; a bias is added", like="M12")
 class BiasSubtracted(Kernel):
-    """The finite part of the bias enters with the wrong sign."""
+    """The bias is subtracted, not added."""
 
     def load(self, array: Rounded, call: Call) -> np.ndarray:
         loaded = super().load(array, call)
         return np.where(np.isneginf(loaded), loaded, -loaded) if array is call.bias else loaded
 
 
-@fault("values")
+@fault("values", "`(q @ k.mT + bias) * scale`; scale first: `q @ k.mT * scale + bias`")
 class BiasScaled(Kernel):
     """The bias is added before the scores are scaled."""
 
@@ -177,15 +99,21 @@ class BiasScaled(Kernel):
         return np.where(np.isneginf(loaded), loaded, loaded * factor)
 
 
-@fault("values", like="B10")
+@fault(
+    "values",
+    "`mask if mask is not None else bias`; both apply: `where(mask, scores + bias, -inf)`",
+    like="B10",
+)
 class BiasDroppedWithMask(Kernel):
-    """Where there is a mask, the bias is dropped."""
+    """Beside a mask or a causal flag the bias has no effect."""
 
     def biased(self, scores: np.ndarray, call: Call) -> np.ndarray:
         return super().biased(scores, call) if self.allowed(call) is None else scores
 
 
-@fault("values")
+@fault(
+    "values", "`bias[:, 0]` or `bias[:, :1]` for all heads; head h has `bias[:, h]`", family="heads"
+)
 class BiasOfFirstHead(Kernel):
     """Every head gets the bias of the first."""
 
@@ -194,7 +122,7 @@ class BiasOfFirstHead(Kernel):
         return rank4(loaded)[:, :1] if array is call.bias else loaded
 
 
-@fault("values")
+@fault("values", "`bias[0]` or `bias[:1]` for all samples; sample b has `bias[b]`", family="heads")
 class BiasOfFirstSample(Kernel):
     """Every sample gets the bias of the first."""
 
@@ -203,9 +131,13 @@ class BiasOfFirstSample(Kernel):
         return rank4(loaded)[:1] if array is call.bias else loaded
 
 
-@fault("values")
+@fault(
+    "values",
+    "`bias[:, h // group * group]`; a bias is indexed by the query head, `bias[:, h]`",
+    family="heads",
+)
 class BiasOfGroupLeader(Kernel):
-    """With grouped heads the bias of a group's first head serves the group."""
+    """With grouped heads the bias of a group's first head serves the whole group."""
 
     def load(self, array: Rounded, call: Call) -> np.ndarray:
         loaded = super().load(array, call)
@@ -215,9 +147,14 @@ class BiasOfGroupLeader(Kernel):
         return np.repeat(rank4(loaded)[:, ::group], group, axis=1)
 
 
-@fault("boolean_equals_additive", like="C2")
+@fault(
+    "boolean_equals_additive",
+    "`bias.bool()` as a mask; an additive mask attends where it is 0: `bias == 0`",
+    like="C2",
+    family="mask",
+)
 class BinaryBiasInverted(Kernel):
-    """A bias of nothing but 0 and -inf is cast to a boolean mask, non-zero attends."""
+    """A bias of 0 and -inf is cast to a boolean mask, in which -inf attends and 0 hides."""
 
     def biased(self, scores: np.ndarray, call: Call) -> np.ndarray:
         bias = None if call.bias is None else rank4(call.bias.values)
@@ -226,39 +163,24 @@ class BinaryBiasInverted(Kernel):
         return np.where(bias != 0, scores, call.work(-np.inf))
 
 
-@fault("election")
+@fault(
+    "election",
+    "`bias.clamp(min=-1e4)`, or -1e4 for -inf; keep -inf, and treat fully masked rows apart",
+    family="mask",
+)
 class MinusInfMadeFinite(Kernel):
-    """-inf in a bias becomes -1e4: a row of nothing else averages its values."""
+    """-inf in a bias becomes -1e4, so that a row of nothing else averages its values."""
 
     def load(self, array: Rounded, call: Call) -> np.ndarray:
         loaded = super().load(array, call)
         return np.maximum(loaded, call.work(-1e4)) if array is call.bias else loaded
 
 
-@fault("election", like="G6")
-class UnscaledScoresOverflow(Kernel):
-    """The product of queries and keys is held in float16 before it is scaled."""
-
-    def scores(self, query: np.ndarray, key: np.ndarray, call: Call) -> np.ndarray:
-        product = query @ key.swapaxes(-1, -2)
-        if call.fmt.name == "f16":
-            product = np.where(
-                np.abs(product) > call.fmt.max, np.copysign(np.inf, product), product
-            )
-        return product * call.work(self.factor(call))
-
-
-@fault("values")
-class QueryScaledInDtype(Eager):
-    """The query is multiplied by the scale and rounded to the case's dtype before the product."""
-
-    def scores(self, query: np.ndarray, key: np.ndarray, call: Call) -> np.ndarray:
-        factor = call.work(self.factor(call))
-        scaled: np.ndarray = round_to(query * factor, call.fmt).astype(call.work)
-        return self.keep(scaled @ key.swapaxes(-1, -2), "scores", call)
-
-
-@fault("boolean_equals_additive", like="C10")
+@fault(
+    "boolean_equals_additive",
+    "`bias.squeeze()` broadcasts as (Lq, Lk); keep (B, 1, 1, Lk)",
+    like="C10",
+)
 class BatchBiasAsQueryBias(Kernel):
     """With B == Lq a key bias per sample (B, 1, 1, Lk) is taken for (Lq, Lk)."""
 
@@ -268,7 +190,7 @@ class BatchBiasAsQueryBias(Kernel):
         return loaded.swapaxes(0, 2) if alike else loaded
 
 
-@fault("values", like="C13")
+@fault("values", "`bias.squeeze(1)` broadcasts as (H, Lq, Lk); keep (B, 1, Lq, Lk)", like="C13")
 class BatchBiasAsHeadBias(Kernel):
     """With B == H a bias per sample is taken for a bias per head."""
 
@@ -279,7 +201,7 @@ class BatchBiasAsHeadBias(Kernel):
         return loaded.swapaxes(0, 1)
 
 
-@fault("values")
+@fault("values", "`bias.mT`, or `bias[key, query]`; the axes of a bias are (..., query, key)")
 class SquareBiasTransposed(Kernel):
     """With Lq == Lk rows and columns of the bias are exchanged."""
 
@@ -289,7 +211,11 @@ class SquareBiasTransposed(Kernel):
         return loaded.swapaxes(-1, -2) if square else loaded
 
 
-@fault("values")
+@fault(
+    "values",
+    "every block loads `bias[..., :64, :]`; the rows of block n begin at `64 * n`",
+    family="tiles",
+)
 class BiasOfFirstRows(Kernel):
     """Rows are computed in blocks of 64: every block gets the bias of the first."""
 
@@ -298,17 +224,13 @@ class BiasOfFirstRows(Kernel):
         return loaded[..., np.arange(loaded.shape[-2]) % 64, :] if array is call.bias else loaded
 
 
-@fault("values")
-class ScaleOnePercentOff(Eager):
-    """In bfloat16 the scale is one percent too large."""
-
-    def factor(self, call: Call) -> float:
-        return super().factor(call) * (1.01 if call.fmt.name == "bf16" else 1.0)
-
-
-@fault("values")
+@fault(
+    "values",
+    "`hidden = scores == -inf`; a mask may hide with -1e9 or `finfo.min`, too",
+    family="mask",
+)
 class HiddenByInfinityAlone(Kernel):
-    """Scores far below the largest of their row are raised, but for those of minus infinity."""
+    """Only a score of -inf hides a key; one of -3e4 or `finfo.min` keeps some weight."""
 
     def shifted(self, scores: np.ndarray) -> np.ndarray:
         shifted = super().shifted(scores)

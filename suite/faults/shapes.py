@@ -1,4 +1,4 @@
-"""Mutants at fault in heads, batches, memory layout, and at certain sizes only."""
+"""Faults of sizes, axis orders and strides, and at certain sizes only."""
 
 from __future__ import annotations
 
@@ -11,83 +11,14 @@ from suite.faults.fault import fault
 from suite.faults.kernels.attention import Call, Kernel
 
 
-@fault("groups_equal_repeated_heads", like="E1")
-class HeadsTiled(Kernel):
-    """Key/value heads are tiled (0, 1, 0, 1), not repeated (0, 0, 1, 1)."""
-
-    def expand(self, x: np.ndarray, call: Call) -> np.ndarray:
-        return np.tile(x, (1, call.sizes.group, 1, 1))
-
-
-@fault("groups_equal_repeated_heads")
-class ValueHeadsTiled(Kernel):
-    """Value heads are tiled, key heads repeated."""
-
-    def compute(self, call: Call) -> np.ndarray:
-        self.seen = 0
-        return super().compute(call)
-
-    def expand(self, x: np.ndarray, call: Call) -> np.ndarray:
-        self.seen += 1
-        if self.seen == 1:
-            return super().expand(x, call)
-        return np.tile(x, (1, call.sizes.group, 1, 1))
-
-
-@fault("groups_equal_repeated_heads")
-class FirstKeyHeadOnly(Kernel):
-    """With grouped heads every query head uses the first key/value head."""
-
-    def expand(self, x: np.ndarray, call: Call) -> np.ndarray:
-        s = call.sizes
-        return x if s.H == s.Hkv else np.repeat(x[:, :1], s.H, axis=1)
-
-
-@fault("values", like="E4")
-class WideGroupsCrossTiles(Kernel):
-    """Groups of more than sixteen heads: sixteen heads in a row share the key head of the first."""
-
-    def expand(self, x: np.ndarray, call: Call) -> np.ndarray:
-        group = call.sizes.group
-        if group <= 16:
-            return super().expand(x, call)
-        return x[:, np.arange(call.sizes.H) // 16 * 16 // group]
-
-
-@fault("values", like="E6")
-class HeadsRoundedDown(Kernel):
-    """Heads beyond the largest power of two are not computed."""
-
-    def compute(self, call: Call) -> np.ndarray:
-        out = super().compute(call)
-        out[:, 2 ** int(np.log2(max(call.sizes.H, 1))) :] = 0
-        return out
-
-
-@fault("head_independence")
-class OddHeadPaired(Kernel):
-    """Heads are computed in pairs: the last of an odd number repeats the one before it."""
-
-    def compute(self, call: Call) -> np.ndarray:
-        out = super().compute(call)
-        H = call.sizes.H
-        if H > 1 and H % 2:
-            out[:, -1] = out[:, -2]
-        return out
-
-
-@fault("batch_independence")
-class KeysOfFirstSample(Kernel):
-    """Every sample attends the keys of the first."""
-
-    def expand(self, x: np.ndarray, call: Call) -> np.ndarray:
-        own = super().expand(x, call)
-        return np.broadcast_to(own[:1], own.shape) if len(own) else own
-
-
-@fault("values", like="E17")
+@fault(
+    "values",
+    "`out.reshape(B, Lq, H, Dv)` of (B, H, Lq, Dv); use `out.transpose(1, 2)`",
+    like="E17",
+    family="layout",
+)
 class HeadsMergedWithoutPermute(Kernel):
-    """The answer's memory is read as (B, Lq, H, Dv)."""
+    """The answer (B, H, Lq, Dv) is reshaped to (B, Lq, H, Dv), not transposed."""
 
     def compute(self, call: Call) -> np.ndarray:
         out = np.ascontiguousarray(super().compute(call))
@@ -95,7 +26,12 @@ class HeadsMergedWithoutPermute(Kernel):
         return out.reshape(s.B, s.Lq, s.H, s.Dv).swapaxes(1, 2)
 
 
-@fault("values", like="I7")
+@fault(
+    "values",
+    "axis order guessed from equal sizes; it is (B, H, L, D), whatever the sizes",
+    like="I7",
+    family="layout",
+)
 class AxesExchangedWhenEqual(Kernel):
     """With H == Lq == Lk the operands are taken for (B, L, H, D)."""
 
@@ -105,7 +41,12 @@ class AxesExchangedWhenEqual(Kernel):
         return loaded.swapaxes(1, 2) if operand and s.H == s.Hkv == s.Lq == s.Lk else loaded
 
 
-@fault("values", like="J9")
+@fault(
+    "values",
+    "axis order guessed from `q.shape[1] == Lq`; a query is (B, H, Lq, D), whatever the sizes",
+    like="J9",
+    family="layout",
+)
 class QueryAxesExchangedWhenEqual(Kernel):
     """With H == Lq the query is taken for (B, Lq, H, D)."""
 
@@ -115,7 +56,11 @@ class QueryAxesExchangedWhenEqual(Kernel):
         return loaded.swapaxes(1, 2) if square else loaded
 
 
-@fault("values")
+@fault(
+    "values",
+    "axis order guessed from `q.shape[0] == H`; a query is (B, H, Lq, D), whatever the sizes",
+    family="layout",
+)
 class BatchAndHeadsExchangedWhenEqual(Kernel):
     """With B == H the query is taken for (H, B, Lq, D)."""
 
@@ -130,7 +75,12 @@ def in_memory_order(array: Rounded) -> np.ndarray:
     return array.values.ravel(order="K").reshape(array.shape)
 
 
-@fault("values", like="J3")
+@fault(
+    "values",
+    "`x.data_ptr()` read as if contiguous; pass `x.stride()`, or call `.contiguous()`",
+    like="J3",
+    family="layout",
+)
 class StridesIgnored(Kernel):
     """Queries, keys and values are read in memory order, whatever their strides."""
 
@@ -138,7 +88,12 @@ class StridesIgnored(Kernel):
         return in_memory_order(array).astype(call.work)
 
 
-@fault("values", like="J5")
+@fault(
+    "values",
+    "v read with the strides of k, or as if contiguous; pass `v.stride()`",
+    like="J5",
+    family="layout",
+)
 class ValueStridesIgnored(Kernel):
     """Values are read in memory order, whatever their strides."""
 
@@ -147,9 +102,14 @@ class ValueStridesIgnored(Kernel):
         return in_memory_order(array).astype(call.work) if array is call.value else plain
 
 
-@fault("values", like="J2")
+@fault(
+    "values",
+    "the masked path reads k as if contiguous; pass `k.stride()`, or call `.contiguous()`",
+    like="J2",
+    family="layout",
+)
 class StridesIgnoredWithMask(Kernel):
-    """Keys are read in memory order where there is a mask."""
+    """Beside a mask the keys are read in memory order, whatever their strides."""
 
     def load(self, array: Rounded, call: Call) -> np.ndarray:
         plain = super().load(array, call)
@@ -157,7 +117,11 @@ class StridesIgnoredWithMask(Kernel):
         return in_memory_order(array).astype(call.work) if blind else plain
 
 
-@fault("values", like="E10")
+@fault(
+    "values",
+    "`torch.empty_like(q)` for the output; its last axis is `Dv = v.shape[-1]`",
+    like="E10",
+)
 class ValueSizeAssumed(Kernel):
     """The answer has the size of a key, whatever the size of a value."""
 
@@ -167,16 +131,16 @@ class ValueSizeAssumed(Kernel):
         return np.pad(out, ((0, 0),) * 3 + ((0, missing),))[..., : call.sizes.D]
 
 
-@fault("values")
+@fault("values", "`D // 2` loads of two components; an odd D leaves one more", family="tiles")
 class OddSizeTruncated(Kernel):
-    """The last component of queries and keys of an odd size above 1 is not read."""
+    """With an odd D above 1 the last component of queries and keys is not read."""
 
     def scores(self, query: np.ndarray, key: np.ndarray, call: Call) -> np.ndarray:
         even = max(1, call.sizes.D // 2 * 2)
         return super().scores(query[..., :even], key[..., :even], call)
 
 
-@fault("values")
+@fault("values", "one tile of 64 components without a loop over D", family="tiles")
 class SizeAbove64Truncated(Kernel):
     """Components of queries and keys beyond the 64th are not read."""
 
@@ -184,7 +148,12 @@ class SizeAbove64Truncated(Kernel):
         return super().scores(query[..., :64], key[..., :64], call)
 
 
-@fault("values", like="I6")
+@fault(
+    "values",
+    "a grid of `Lq // 64` row blocks; use `cdiv(Lq, 64)`, and mask rows beyond Lq",
+    like="I6",
+    family="tiles",
+)
 class LastRowBlockNotWritten(Kernel):
     """With more than 64 queries those beyond a multiple of 64 stay zero."""
 
@@ -195,9 +164,13 @@ class LastRowBlockNotWritten(Kernel):
         return out
 
 
-@fault("values")
+@fault(
+    "values",
+    "a path for one tile of 32 keys with two lanes exchanged, in q @ k.mT alone",
+    family="tiles",
+)
 class WrongAt32Keys(Kernel):
-    """With exactly 32 keys the last two are exchanged in the scores alone."""
+    """With exactly 32 keys the scores of the last two are exchanged."""
 
     def scores(self, query: np.ndarray, key: np.ndarray, call: Call) -> np.ndarray:
         scores = super().scores(query, key, call)
@@ -206,51 +179,52 @@ class WrongAt32Keys(Kernel):
         return scores
 
 
-@fault("single_key")
-class SingleKeyOfFirstHead(Kernel):
-    """With one key the answer is the value of the first key/value head."""
-
-    def compute(self, call: Call) -> np.ndarray:
-        out = super().compute(call)
-        return np.broadcast_to(out[:, :1], out.shape) if call.sizes.Lk == 1 else out
-
-
-@fault("dyadic_mean")
+@fault(
+    "dyadic_mean",
+    "`out[(q == 0).all(-1)] = 0`; padding is told by a mask, not by zeros",
+    family="mask",
+)
 class ZeroQueryIsPadding(Kernel):
-    """A query of nothing but zeros is taken for padding: its answer is zero."""
+    """A query of zeros is taken for padding, and its answer is zero."""
 
     def compute(self, call: Call) -> np.ndarray:
         padding = (call.query.values == 0).all(-1, keepdims=True)
         return np.where(padding, 0, super().compute(call))
 
 
-@fault("empty", like="K4")
+@fault(
+    "empty",
+    "`torch.cat([f(q[b]) for b in range(B)])` has nothing to join; return an empty array",
+    like="K4",
+)
 class EmptyBatchRaises(Kernel):
-    """Samples are answered one by one and joined: no samples, no answer."""
+    """With no samples (B = 0) the call raises."""
 
     def compute(self, call: Call) -> np.ndarray:
         out = super().compute(call)
         return np.concatenate([out[b : b + 1] for b in range(call.sizes.B)])
 
 
-@fault("empty", like="K1")
+@fault("empty", "`max(Lq, 1)` rows, for a grid that is not empty; return (B, H, 0, Dv)", like="K1")
 class EmptyQueriesOneRow(Kernel):
-    """The number of rows is rounded up to 1."""
+    """With no queries (Lq = 0) one row comes back."""
 
     def compute(self, call: Call) -> np.ndarray:
         out, s = super().compute(call), call.sizes
         return out if s.Lq else np.zeros((s.B, s.H, 1, s.Dv), out.dtype)
 
 
-@fault("election", like="K3")
+@fault("election", "a softmax over no keys is 0 / 0; return zeros if `Lk == 0`", like="K3")
 class NoKeysNan(Kernel):
-    """Without any key the answer is NaN, though zeros are declared."""
+    """With no keys (Lk = 0) the answer is NaN, though zeros are declared."""
 
     def deliver(self, out: np.ndarray, call: Call) -> Any:
         return super().deliver(out if call.sizes.Lk else np.full_like(out, np.nan), call)
 
 
-@fault("election", like="E10")
+@fault(
+    "election", "`assert v.shape[-1] == q.shape[-1]`; values may have another size Dv", like="E10"
+)
 class ValueSizeRefused(Kernel):
     """Values of another size than keys are refused, though they are declared to be accepted."""
 
@@ -260,9 +234,9 @@ class ValueSizeRefused(Kernel):
             raise ValueError(f"values must have the size of keys, got {call.sizes}")
 
 
-@fault("values")
+@fault("values", "output written for `i in range(Lk)`; it has Lq rows", family="tiles")
 class RowsBeyondKeysZero(Kernel):
-    """With more queries than keys the last rows stay zero."""
+    """With more queries than keys the rows beyond the number of keys stay zero."""
 
     def compute(self, call: Call) -> np.ndarray:
         out = super().compute(call)
@@ -270,7 +244,12 @@ class RowsBeyondKeysZero(Kernel):
         return out
 
 
-@fault("values", like="J1")
+@fault(
+    "values",
+    "`x.stride(-1)` taken for 1; pass it to the kernel, or call `.contiguous()`",
+    like="J1",
+    family="layout",
+)
 class InnerStrideAssumed(Kernel):
     """The components of a query, key or value are taken to lie side by side in memory."""
 
@@ -289,18 +268,18 @@ class InnerStrideAssumed(Kernel):
         return flat[(offsets // x.itemsize) % flat.size].astype(call.work)
 
 
-@fault("values")
+@fault("values", "one tile of 128 components without a loop over D", family="tiles")
 class WideHeadsCut(Kernel):
-    """Scores know the first 128 components of a query and a key alone."""
+    """Components of queries and keys beyond the 128th are not read."""
 
     def load(self, array: Rounded, call: Call) -> np.ndarray:
         x = super().load(array, call)
         return x if array is call.value else x[..., :128]
 
 
-@fault("values")
+@fault("values", "a path for `Lq == 2` loads `mask[0]`; sample b has `mask[b]`", family="mask")
 class TwoRowsOneMask(Kernel):
-    """Two queries are decoded at a time, under the mask of the first sample."""
+    """With two queries every sample gets the mask of the first."""
 
     def masked(self, mask: np.ndarray, call: Call) -> np.ndarray:
         return mask[:1] if call.sizes.Lq == 2 else mask

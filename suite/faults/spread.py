@@ -1,4 +1,4 @@
-"""Mutants that are off by so little, in one dtype or in long rows alone, that every element lies within
+"""Faults that are off by so little, in one dtype or in long rows alone, that every element lies within
 its bound."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Mutants that remember: answers by array or address, what they made of an operand, options of earlier
+"""Faults that remember: answers by array or address, what they made of an operand, options of earlier
 calls, old contents of a workspace."""
 
 from __future__ import annotations

@@ -1,0 +1,118 @@
+"""Faults of heads, groups of heads and samples."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from suite.faults.fault import fault
+from suite.faults.kernels.attention import Call, Kernel
+
+
+@fault(
+    "groups_equal_repeated_heads",
+    "`k.repeat(1, group, 1, 1)`, `h % Hkv`; use `repeat_interleave(group, dim=1)`, `h // group`",
+    like="E1",
+)
+class HeadsTiled(Kernel):
+    """Key/value heads are tiled (0, 1, 0, 1), not repeated (0, 0, 1, 1)."""
+
+    def expand(self, x: np.ndarray, call: Call) -> np.ndarray:
+        return np.tile(x, (1, call.sizes.group, 1, 1))
+
+
+@fault(
+    "groups_equal_repeated_heads",
+    "`v.repeat(1, group, 1, 1)`; k and v both need `repeat_interleave(group, dim=1)`",
+)
+class ValueHeadsTiled(Kernel):
+    """Value heads are tiled, key heads repeated."""
+
+    def compute(self, call: Call) -> np.ndarray:
+        self.seen = 0
+        return super().compute(call)
+
+    def expand(self, x: np.ndarray, call: Call) -> np.ndarray:
+        self.seen += 1
+        if self.seen == 1:
+            return super().expand(x, call)
+        return np.tile(x, (1, call.sizes.group, 1, 1))
+
+
+@fault(
+    "groups_equal_repeated_heads",
+    "`k[:, :1].expand(-1, H, -1, -1)`; query head h reads `k[:, h // group]`",
+)
+class FirstKeyHeadOnly(Kernel):
+    """With grouped heads every query head uses the first key/value head."""
+
+    def expand(self, x: np.ndarray, call: Call) -> np.ndarray:
+        s = call.sizes
+        return x if s.H == s.Hkv else np.repeat(x[:, :1], s.H, axis=1)
+
+
+@fault(
+    "values",
+    "tiles of 16 query heads with one key head each; take `h // group` for every head",
+    like="E4",
+)
+class WideGroupsCrossTiles(Kernel):
+    """With groups of more than 16 query heads, 16 heads in a row share the key head of the first."""
+
+    def expand(self, x: np.ndarray, call: Call) -> np.ndarray:
+        group = call.sizes.group
+        if group <= 16:
+            return super().expand(x, call)
+        return x[:, np.arange(call.sizes.H) // 16 * 16 // group]
+
+
+@fault(
+    "values",
+    "a grid of `2 ** int(log2(H))` heads; launch H, or round up and mask",
+    like="E6",
+)
+class HeadsRoundedDown(Kernel):
+    """Heads beyond the largest power of two are not computed."""
+
+    def compute(self, call: Call) -> np.ndarray:
+        out = super().compute(call)
+        out[:, 2 ** int(np.log2(max(call.sizes.H, 1))) :] = 0
+        return out
+
+
+@fault(
+    "head_independence",
+    "heads written in pairs, `range(0, H - 1, 2)`; the last of an odd number needs its own turn",
+)
+class OddHeadPaired(Kernel):
+    """With an odd number of heads the last answers like the one before it."""
+
+    def compute(self, call: Call) -> np.ndarray:
+        out = super().compute(call)
+        H = call.sizes.H
+        if H > 1 and H % 2:
+            out[:, -1] = out[:, -2]
+        return out
+
+
+@fault(
+    "batch_independence",
+    "`k[0]`, `v[0]`, or a batch stride of 0; sample b reads `k[b]` and `v[b]`",
+)
+class KeysOfFirstSample(Kernel):
+    """Every sample attends the keys and values of the first."""
+
+    def expand(self, x: np.ndarray, call: Call) -> np.ndarray:
+        own = super().expand(x, call)
+        return np.broadcast_to(own[:1], own.shape) if len(own) else own
+
+
+@fault(
+    "single_key",
+    "`if Lk == 1: return v[:, :1]`; every query head answers the value of its own head",
+)
+class SingleKeyOfFirstHead(Kernel):
+    """With one key every head answers the value of the first key/value head."""
+
+    def compute(self, call: Call) -> np.ndarray:
+        out = super().compute(call)
+        return np.broadcast_to(out[:, :1], out.shape) if call.sizes.Lk == 1 else out
