@@ -169,13 +169,129 @@ def test_the_order_of_axes_is_named() -> None:
     assert "Heads and rows of key are interleaved" in first(misread_key, PLAIN)[0]
 
 
+def narrow(dtype, *names):
+    """Attention that rounds some of its operands, its weights or its output to another dtype."""
+
+    def to(name, x):
+        return x.to(dtype).to(x.dtype) if name in names else x
+
+    def function(query, key, value):
+        query, key, value = to("query", query), to("key", key), to("value", value)
+        weights = (query @ key.mT * query.shape[-1] ** -0.5).softmax(-1)
+        return to("output", to("weights", weights) @ value)
+
+    return function
+
+
+def summed_in_bfloat16(query, key, value):
+    weights = (query @ key.mT * query.shape[-1] ** -0.5).softmax(-1)
+    total = torch.zeros_like(weights[..., :1] * value[..., :1, :], dtype=torch.bfloat16)
+    for j in range(key.shape[2]):
+        total = total + (weights[..., j : j + 1] * value[..., j : j + 1, :]).to(torch.bfloat16)
+    return total.to(query.dtype)
+
+
+def anchored_at_the_head(scores):
+    raised = (scores - scores.amax((-1, -2), keepdim=True)).exp()
+    return raised / raised.sum(-1, keepdim=True)
+
+
+def weighed(weigh):
+    """Attention whose weights are `weigh(scores)`."""
+    return misread.named(weigh=weigh)
+
+
 @pytest.mark.parametrize(
-    "name", ["textbook", "online", "reversed_keys", "base_two", "nan_rows", "wide"]
-)
-def test_right_functions_are_told_nothing(name: str) -> None:
-    function = getattr(of_torch, name, None)
-    if function is None:
-        pytest.skip(f"there is no {name}")
+    ("function", "case", "sentence"),
+    [
+        (narrow(torch.bfloat16, "query", "key"), PLAIN, "Query and key are rounded to bfloat16 inside"),
+        (narrow(torch.float16, "value"), PLAIN, "Value is rounded to TF32 or float16 inside"),
+        (narrow(torch.float32, "query", "key"),
+         "sdpa/none/mha/f64/b2h3q17k23d8", "Query and key are rounded to float32"),
+        (narrow(torch.bfloat16, "weights"), PLAIN, "Weights are rounded to bfloat16 before the product"),
+        (narrow(torch.float16, "output"), PLAIN, "Results are rounded to TF32 or float16"),
+        (summed_in_bfloat16, PLAIN, "Sums over keys run in bfloat16: 512 equal weights"),
+        (weighed(lambda s: s.exp() / s.exp().sum(-1, keepdim=True)), PLAIN,
+         "The maximum is not subtracted"),
+        (weighed(anchored_at_the_head), PLAIN, "is not that of the row"),
+    ],
+)  # fmt: skip
+def test_what_is_rounded_inside_is_named(
+    function: Callable[..., Any], case: str, sentence: str
+) -> None:
+    found = told(function, case)
+    assert sentence in found[0].sentence
+    assert found[0].family in ("numerics", "softmax")
+
+
+def scaled_in_place(query, key, value):
+    return (query.mul_(query.shape[-1] ** -0.5) @ key.mT).softmax(-1) @ value
+
+
+def dropping(query, key, value):
+    scores = query @ key.mT * query.shape[-1] ** -0.5
+    return torch.nn.functional.dropout(scores.softmax(-1), 0.2) @ value
+
+
+def always_the_same_dropout(query, key, value):
+    torch.manual_seed(3)
+    return dropping(query, key, value)
+
+
+class Buffered:
+    """Keeps its output, and adds to or overwrites what it returned before."""
+
+    def __init__(self, adds: bool) -> None:
+        self.out, self.adds = None, adds
+
+    def __call__(self, query, key, value):
+        out = of_torch.textbook(query, key, value)
+        if self.out is None or (self.out.shape, self.out.dtype) != (out.shape, out.dtype):
+            self.out = torch.zeros_like(out)
+        self.out.copy_(self.out + out if self.adds else out)
+        return self.out.clone() if self.adds else self.out
+
+
+class KeptByQuery:
+    """Keeps the keys that came with a query."""
+
+    def __init__(self) -> None:
+        self.kept: dict[float, Any] = {}
+
+    def __call__(self, query, key, value):
+        key, value = self.kept.setdefault(float(query.sum()), (key, value))
+        return of_torch.textbook(query, key, value)
+
+
+def in_float32(query, key, value):
+    return of_torch.textbook(query.float(), key.float(), value.float())
+
+
+@pytest.mark.parametrize(
+    ("function", "sentence", "family"),
+    [
+        (scaled_in_place, "The call writes into query.", "state"),
+        (Buffered(adds=True), "A second call with the same inputs gives another answer", "state"),
+        (Buffered(adds=False), "The output of a call changes when another call runs", "state"),
+        (KeptByQuery(), "same query and other keys and values gives the answer of the call before",
+         "state"),
+        (in_float32, "Of bfloat16 inputs the expected dtype bfloat16, got float32.", "contract"),
+        (dropping, "Dropout is on", "dropout"),
+        (always_the_same_dropout, "Dropout is on", "dropout"),
+    ],
+)  # fmt: skip
+def test_side_effects_are_named(function: Callable[..., Any], sentence: str, family: str) -> None:
+    said, of_family = first(function, PLAIN)
+    assert sentence in said
+    assert of_family == family
+
+
+@pytest.mark.parametrize(
+    "function",
+    [of_torch.textbook, of_torch.online, of_torch.reversed_keys, of_torch.float64_inside, of_torch.exp2,
+     of_torch.log_sum_exp, of_torch.bottom_right, of_torch.one_size, of_torch.finite_hiding],
+)  # fmt: skip
+def test_right_functions_are_told_nothing(function: Callable[..., Any]) -> None:
     assert not told(function)
 
 

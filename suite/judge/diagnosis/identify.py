@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from backends.protocol import Backend, Implementation
-from suite.judge.diagnosis import heads, scale, weights
+from suite.judge.diagnosis import behaviour, heads, precision, scale, weights
 from suite.judge.diagnosis.finding import Diagnosis
 from suite.judge.diagnosis.instrument import Found, Instrument, plain
 from suite.spec.case import Case
@@ -52,15 +52,32 @@ def identify(
 
 def problems(tool: Instrument, case: Case) -> list[Found]:
     """What is found in the smallest problem like a case; if that is nothing, in the case itself."""
+    if case.operator.is_layer or not case.operator.takes_masks:
+        return []
     small = tool.small(case)
     told: list[Found] = []
     if small is not None:
-        told = list(of_heads(tool, plain(small))) or list(of_weights(tool, small))
-    if not told and case.operator.takes_masks and not case.operator.is_layer:
+        told = list(behaviour.ask(tool, small))
+        if any(behaviour.VARIES in found.sentence for found in told):
+            return [f for f in of_weights(tool, small) if f.family == "dropout"] or told
+        inside = list(
+            of_precision(tool, case.dtype.name, plain(small))
+        )  # sets the unit of the others
+        told += list(of_heads(tool, plain(small))) or list(of_weights(tool, small))
+        told += inside
+    if not told:
         own = replace(case, dtype=DTYPES["f32"], recipe="normal")
         if own != small and tool.implementation.unsupported(own) is None:
             told = list(of_weights(tool, own))
     return told
+
+
+def of_precision(tool: Instrument, dtype: str, case: Case) -> Iterator[Found]:
+    """What is rounded inside in a dtype and in float32."""
+    for name in dict.fromkeys(("f32", dtype)):
+        typed = replace(case, dtype=DTYPES[name])
+        if tool.implementation.unsupported(typed) is None:
+            yield from precision.ask(tool, typed)
 
 
 def of_heads(tool: Instrument, case: Case) -> Iterator[Found]:

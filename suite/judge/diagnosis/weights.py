@@ -17,7 +17,7 @@ SIDE = 12
 def ask(tool: Instrument, reading: Reading) -> Iterator[Found]:
     """What is wrong with the pattern of weights and with their sums."""
     differs = (reading.seen != reading.inputs.attends) & reading.rows[..., None]
-    penalty = _penalty(reading)
+    penalty = _penalty(reading) or _dropped(reading)
     known = _meant(reading, differs) if differs.any() else None
     broken = reading.broken
     if penalty is not None:
@@ -61,6 +61,22 @@ def _penalty(reading: Reading) -> Found | None:
             f"The score of hidden keys is {score.mean():.3g}, expected -inf.", "mask", hint
         )
     return None
+
+
+def _dropped(reading: Reading) -> Found | None:
+    """The finding if some weights are zero, and all others the right ones times one factor."""
+    attended = reading.inputs.attends & reading.rows[..., None]
+    lost = (reading.got == 0) & attended
+    kept = (reading.got / np.where(attended, reading.want, 1))[attended & ~lost]
+    rate, count = lost.sum() / max(attended.sum(), 1), max(attended.sum(), 1)
+    if not lost.any() or not kept.size or np.ptp(kept) > reading.slack * kept.max():
+        return None
+    chance = 5 * np.sqrt(rate * (1 - rate) / count)  # five standard deviations of the rate
+    if abs(1 - rate - 1 / kept[0]) > chance or kept[0] <= 1 + reading.slack:
+        return None
+    others = f"the others {kept[0]:.3g} times the right ones"
+    text = f"Dropout is on: {rate:.0%} of the weights are zero, {others}."
+    return Found(text, "dropout", "`dropout` without `training`, or `dropout_p` in place of 0")
 
 
 def _meant(reading: Reading, differs: np.ndarray) -> Found | None:
@@ -150,24 +166,6 @@ def _sums(tool: Instrument, reading: Reading) -> Iterator[Found]:
             f"All outputs are {factor:.4g} times the right ones: rows of weights sum to {span}.",
             "softmax",
             "a factor behind the softmax, such as 1 / (1 - dropout)",
-        )
-        return
-    attended = reading.inputs.attends & rows[..., None]
-    lost = (got == 0) & attended
-    kept = (got / np.where(attended, reading.want, 1))[attended & ~lost]
-    rate = lost.sum() / attended.sum()
-    chance = 5 * np.sqrt(rate * (1 - rate) / attended.sum())
-    steady = kept.size and np.ptp(kept) <= reading.slack * kept.max()
-    if (
-        steady
-        and lost.any()
-        and (abs(kept[0] * (1 - rate) - 1) <= chance * kept[0] or kept[0] == 1)
-    ):
-        yield Found(
-            f"Dropout is on: {rate:.0%} of the weights are zero, the others {kept.mean():.3g} times the "
-            "right ones.",
-            "dropout",
-            "`dropout` without `training`, or `p` in place of 0",
         )
         return
     yield Found(

@@ -1,0 +1,117 @@
+"""What a call does beside its answer: to its inputs, to later calls, and to the type of its output."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from suite.judge import answer
+from suite.judge.diagnosis.instrument import Found, Instrument
+from suite.judge.verdict import Deviation
+from suite.spec.case import Case
+from suite.spec.dtypes import DTYPES
+from suite.spec.inputs import Inputs
+
+VARIES = "another answer"
+"""What a sentence says of a function whose answer to the same inputs changes."""
+
+
+def ask(tool: Instrument, case: Case) -> Iterator[Found]:
+    """Side effects of calls for a case."""
+    for name in ("f32", "bf16", "f16"):
+        typed = replace(case, dtype=DTYPES[name])
+        if tool.implementation.unsupported(typed) is None:
+            found = tool.trying(partial(_typed, tool, tool.drawn(typed)))
+            if found is not None:
+                yield found
+                return
+    found = tool.trying(lambda: list(_effects(tool, tool.drawn(case))))
+    yield from found or ()
+
+
+def _typed(tool: Instrument, inputs: Inputs) -> Found | None:
+    """The finding if the output has another type, dtype, device or shape."""
+    prepared = tool.prepared(inputs)
+    if prepared is None:
+        return None
+    native = prepared()
+    try:
+        answer.read(tool.implementation.backend, native, inputs, prepared)
+    except Deviation as deviation:
+        text = deviation.message.replace("expected", "the expected", 1)
+        text = (
+            f"Of {inputs.dtype.long_name} inputs {text}."
+            if deviation.kind != "type"
+            else f"{deviation.message}."
+        )
+        return Found(
+            text[0].upper() + text[1:], "contract", f"the {deviation.kind} of what is returned"
+        )
+    return None
+
+
+def _effects(tool: Instrument, inputs: Inputs) -> Iterator[Found]:
+    backend = tool.implementation.backend
+    prepared = tool.prepared(inputs)
+    if prepared is None:
+        return
+
+    def values(native: object) -> np.ndarray:
+        return np.array(answer.read(backend, native, inputs, prepared).arrays["output"])
+
+    arrays = {n: a for n, a in prepared.arguments.items() if backend.is_array(a)}
+    before = {n: np.array(backend.to_numpy(a)) for n, a in arrays.items()}
+    native = prepared()
+    first = values(native)
+    written = [
+        n
+        for n, a in arrays.items()
+        if not np.array_equal(backend.to_numpy(a), before[n], equal_nan=True)
+    ]
+    if written:
+        yield Found(
+            f"The call writes into {', '.join(written)}.",
+            "state",
+            "`mul_`, `+=`, `out=` on an argument",
+        )
+    fresh = tool.prepared(inputs)
+    if fresh is None:
+        return
+    again = values(fresh())
+    apart = np.abs(first - again)
+    if tool.implementation.declared.deterministic and not np.array_equal(
+        first, again, equal_nan=True
+    ):
+        yield Found(
+            f"A second call with the same inputs gives {VARIES}: {int((apart > 0).sum())} of "
+            f"{apart.size} "
+            f"elements differ, by up to {np.nanmax(apart):.2g}.",
+            "state", "a buffer that is not cleared, dropout, sums in an order that varies",
+        )  # fmt: skip
+        return
+    other = inputs.replace(key=inputs.key[:, :, ::-1], value=inputs.value[..., ::-1] + 1)
+    between = tool.prepared(other)
+    if between is None:
+        return
+    changed = values(between())
+    if not np.array_equal(values(native), first, equal_nan=True):
+        yield Found("The output of a call changes when another call runs: both share memory.", "state",
+                    "an output buffer that is kept between calls")  # fmt: skip
+        return
+    oracle = tool.oracle(other)
+    if (
+        oracle is not None
+        and np.array_equal(changed, first)
+        and not (inputs.value == other.value).all()
+    ):
+        yield Found("A call with the same query and other keys and values gives the answer of the "
+                    "call before.",
+                    "state", "a cache whose key leaves arguments out")  # fmt: skip
+        return
+    last = tool.prepared(inputs)
+    if last is not None and not np.array_equal(values(last()), first, equal_nan=True):
+        yield Found(f"A call gives {VARIES} once a call with other keys has come between.", "state",
+                    "something that is kept between calls")  # fmt: skip

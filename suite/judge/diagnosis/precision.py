@@ -1,0 +1,165 @@
+"""What an implementation rounds inside, and whether its softmax and its sums hold out.
+
+A change of an operand below half an ulp of a narrower format changes no bit of the answer if the operand
+is rounded to that format. Weights and outputs that are rounded hold no other numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from suite.judge.diagnosis.instrument import Found, Instrument
+from suite.spec.case import Case
+from suite.spec.dtypes import DTYPES, DType, round_to
+from suite.spec.inputs import Inputs
+from suite.spec.vocabulary import OPERANDS
+
+NARROW: Mapping[str, tuple[tuple[str, int], ...]] = {
+    "f64": (("bfloat16", 8), ("TF32 or float16", 11), ("float32", 24)),
+    "f32": (("bfloat16", 8), ("TF32 or float16", 11)),
+}
+"""Narrower formats by dtype: names and significand bits."""
+
+ADDED = {"bf16": 512, "f16": 4096}
+"""Numbers of equal weights whose running sum stops growing in a 16-bit format: its ulp is twice the
+weight at the half of the sum."""
+
+OFFSET = 512.0
+"""The size of scores whose exponential overflows and underflows in float32."""
+
+
+def ask(tool: Instrument, case: Case) -> Iterator[Found]:
+    """What is rounded inside that the dtype of the plain `case` promises to keep. Sets `tool.unit`."""
+    declared = tool.implementation.numerics_for(case.dtype)
+    rounded = {} if declared in ("working", "single") else read(tool, case)
+    if "ignored" in rounded:
+        yield Found(
+            f"The {rounded['ignored']} has no influence on the output.",
+            "scores",
+            "an argument that is not used",
+        )
+    kept = case.dtype.long_name
+    inside = {name: form for name, form in rounded.items() if name != "ignored"}
+    summed = list(_summed(tool, case)) if declared != "working" else []
+    yield from summed
+    operands = [name for name in OPERANDS if name in inside]
+    if operands:
+        form = inside[operands[0]]
+        yield Found(
+            f"{_joined(operands)} {'is' if len(operands) == 1 else 'are'} rounded to {form} "
+            "inside, in a call "
+            f"of {kept}.", "numerics", "`.to(bfloat16)`, `allow_tf32`, a matrix product of low "
+                                       "precision",
+        )  # fmt: skip
+    for name, place in (
+        ("output", "before the output is returned"),
+        ("weights", "before the product with the values"),
+    ):
+        if name in inside and not summed and not (name == "weights" and "output" in inside):
+            form = inside[name]
+            yield Found(f"{'Results' if name == 'output' else 'Weights'} are rounded to {form} "
+                        f"{place}, in a "
+                        f"call of {kept}.", "numerics", f"a cast of the {name}")  # fmt: skip
+    if inside:
+        bits = min(dict(NARROW[case.dtype.name])[form] for form in inside.values())
+        tool.unit = max(tool.unit, 2.0**-bits)
+    if case.dtype.name == "f32":
+        yield from _shifted(tool, case)
+
+
+def read(tool: Instrument, case: Case) -> dict[str, str]:
+    """The narrower formats to which operands, weights and outputs of a plain case are rounded, by name;
+    "ignored" is an operand without influence."""
+    formats = NARROW.get(case.dtype.name, ())
+    if not formats or tool.implementation.unsupported(case) is not None:
+        return {}
+    base = tool.drawn(case)
+    coarse = base.replace(**{n: _cut(base.arrays[n], 8) for n in OPERANDS})
+    before, found = tool.output(coarse), {}
+    if before is None or not np.isfinite(before).all():
+        return {}
+    for name in OPERANDS:
+        if _same(tool, coarse, name, 2, before):
+            return {"ignored": name}
+        found[name] = next(
+            (f for f, bits in formats if _same(tool, coarse, name, bits + 2, before)), ""
+        )
+    full, reading = tool.output(base), tool.weights(base)
+    for name, values in (("output", full), ("weights", None if reading is None else reading.got)):
+        if values is not None:
+            found[name] = next(
+                (f for f, bits in formats if np.array_equal(_cut(values, bits), values)), ""
+            )
+    return {name: form for name, form in found.items() if form}
+
+
+def _same(tool: Instrument, inputs: Inputs, name: str, bits: int, before: np.ndarray) -> bool:
+    """True if a relative change of an operand by 2^-bits, up and down in turn, changes no bit."""
+    values = inputs.arrays[name]
+    turns = np.where(np.indices(values.shape).sum(0) % 3, 1, -1)
+    after = tool.output(inputs.replace(**{name: values * (1 + turns * 2.0**-bits)}))
+    return after is not None and np.array_equal(after, before)
+
+
+def _cut(values: np.ndarray, bits: int) -> np.ndarray:
+    """Values rounded to so many significand bits, in the range of float64."""
+    form = DType("", "", bits, -1022, 1023, "float64")
+    return round_to(np.asarray(values, np.float64), form)
+
+
+def _summed(tool: Instrument, case: Case) -> Iterator[Found]:
+    """The finding if sums over keys run in 16 bits."""
+    for name, keys in ADDED.items():
+        if case.dtype.is_half and case.dtype.name != name:
+            continue
+        wide = replace(case, sizes=replace(case.sizes, B=1, Lq=1, Lk=keys))
+        if tool.implementation.unsupported(wide) is not None:
+            continue
+        inputs = tool.drawn(wide)
+        ones = inputs.replace(query=np.zeros_like(inputs.query), value=np.ones_like(inputs.value))
+        few = tool.output(ones.select("k", slice(0, 8)))
+        if few is None or not (np.abs(few - 1) < 0.25).all():
+            continue  # the sums of a few weights are wrong, too
+        got = tool.output(ones)
+        if got is not None and np.isfinite(got).all() and np.abs(got - 1).max() > 0.25:
+            tool.unit = max(tool.unit, DTYPES[name].unit_roundoff)
+            yield Found(
+                f"Sums over keys run in {DTYPES[name].long_name}: {keys} equal weights of the "
+                "value 1 add up to "
+                f"{got.flat[0]:.3g}.", "numerics",
+                    "accumulate in float32: `acc = zeros(..., dtype=float32)`",
+            )  # fmt: skip
+            return
+
+
+def _shifted(tool: Instrument, case: Case) -> Iterator[Found]:
+    """The finding if large scores overflow because the maximum of their row is not subtracted."""
+    if tool.implementation.unsupported(case) is not None:
+        return
+    inputs = tool.drawn(case)
+    for turns, sentence in (
+        (1.0, f"The maximum is not subtracted before the exponential: scores of {OFFSET:g} overflow."),
+        ((-1.0) ** np.arange(inputs.sizes.Lq),
+         "The maximum that is subtracted is not that of the row: rows with "
+         f"scores of {OFFSET:g} and -{OFFSET:g} disturb each other."),
+    ):  # fmt: skip
+        query, key = inputs.query.copy(), inputs.key.copy()
+        query[..., 0], key[..., 0] = (
+            16.0 * turns,
+            2 * OFFSET / 32 * round(1 / inputs.effective_scale),
+        )
+        got = tool.output(inputs.replace(query=query, key=key))
+        if got is not None and not np.isfinite(got).all():
+            yield Found(
+                sentence, "softmax", "`exp(s - s.max(-1))`; a running maximum in loops over tiles"
+            )
+            return
+
+
+def _joined(names: list[str]) -> str:
+    """Names as the beginning of a sentence."""
+    text = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+    return text[0].upper() + text[1:]
