@@ -15,7 +15,7 @@ from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import Inputs
 
 
-@fault("contract")
+@fault("contract", "`return out` in float32; `return out.to(q.dtype)`")
 class AnswersInFloat32(Kernel):
     """16-bit inputs give a float32 answer."""
 
@@ -24,7 +24,7 @@ class AnswersInFloat32(Kernel):
         return Rounded(answer.values, DTYPES["f32"]) if call.fmt.is_half else answer
 
 
-@fault("contract")
+@fault("contract", "`return out.numpy()`; return an array of the framework that called")
 class AnswersPlainArray(Kernel):
     """The answer is an array of another framework."""
 
@@ -32,23 +32,23 @@ class AnswersPlainArray(Kernel):
         return super().deliver(out, call).values
 
 
-@fault("contract")
+@fault("contract", "`out.squeeze()` or `out[0]`; return (1, H, Lq, Dv)")
 class AnswersWithoutBatch(Kernel):
-    """With one sample the axis of the batch is dropped."""
+    """With one sample the answer has no batch axis."""
 
     def deliver(self, out: np.ndarray, call: Call) -> Any:
         return super().deliver(out[0] if call.sizes.B == 1 else out, call)
 
 
-@fault("contract", like="E12")
+@fault("contract", "`out.transpose(1, 2)`; return (B, H, Lq, Dv)", like="E12", family="layout")
 class AnswersHeadsInside(Kernel):
-    """The answer is (B, Lq, H, Dv)."""
+    """The answer comes as (B, Lq, H, Dv), not (B, H, Lq, Dv)."""
 
     def deliver(self, out: np.ndarray, call: Call) -> Any:
         return super().deliver(out.swapaxes(1, 2), call)
 
 
-@fault("contract")
+@fault("contract", "`out.cpu()`, or `torch.empty(...)` without `device=q.device`")
 class AnswersElsewhere(Kernel):
     """The answer is on another device than the inputs."""
 
@@ -57,7 +57,7 @@ class AnswersElsewhere(Kernel):
         return Elsewhere(answer.values, answer.fmt)
 
 
-@fault("contract")
+@fault("contract", "`q *= scale`, `q.mul_(scale)`; `q = q * scale`")
 class QueryScaledInPlace(Kernel):
     """The query is scaled in place."""
 
@@ -67,9 +67,9 @@ class QueryScaledInPlace(Kernel):
         return scores
 
 
-@fault("contract")
+@fault("contract", "`mask &= tril`; `mask = mask & tril`")
 class CausalMergedInPlace(Kernel):
-    """The causal flag is merged into the mask in place."""
+    """The causal flag is written into the caller's mask."""
 
     def masked(self, mask: np.ndarray, call: Call) -> np.ndarray:
         if call.causal and mask.shape[-2] == call.sizes.Lq:
@@ -77,9 +77,9 @@ class CausalMergedInPlace(Kernel):
         return mask
 
 
-@fault("contract")
+@fault("contract", "the bias is used as a buffer, as by `masked_fill_`; work on a copy")
 class BiasClearedInPlace(Kernel):
-    """Finite entries of the bias are overwritten with zeros."""
+    """Finite entries of the caller's bias are overwritten with zeros."""
 
     def biased(self, scores: np.ndarray, call: Call) -> np.ndarray:
         biased_scores = super().biased(scores, call)
@@ -88,9 +88,9 @@ class BiasClearedInPlace(Kernel):
         return biased_scores
 
 
-@fault("contract")
+@fault("contract", "`out = q`, `out=q`; write into `torch.empty_like(q)`")
 class AnswerWrittenOverQuery(Kernel):
-    """The answer is written into the query's memory where it fits."""
+    """The answer is written into the memory of the query, if it fits."""
 
     def deliver(self, out: np.ndarray, call: Call) -> Any:
         answer = super().deliver(out, call)
@@ -100,9 +100,13 @@ class AnswerWrittenOverQuery(Kernel):
         return call.query
 
 
-@fault("contract")
+@fault(
+    "contract",
+    "`atomicAdd`, or tiles in the order in which they end; sum in a fixed order",
+    family="state",
+)
 class OrderVaries(Online):
-    """Tiles of keys are summed in another order at every other call."""
+    """Keys are summed in another order at every other call, so that equal calls differ."""
 
     calls = 0
 
@@ -111,9 +115,13 @@ class OrderVaries(Online):
         return super().tiles(length)[:: -1 if self.calls % 2 else 1]
 
 
-@fault("contract")
+@fault(
+    "contract",
+    "`acc += ...` in a kept buffer; set it to zero at the start of a call",
+    family="state",
+)
 class BufferNotCleared(Kernel):
-    """A kept buffer is added to, not overwritten, when the same query comes again."""
+    """If the same query comes again, the answer is added to the one before."""
 
     def compute(self, call: Call) -> np.ndarray:
         out, known = super().compute(call), getattr(self, "known", None)
@@ -121,9 +129,14 @@ class BufferNotCleared(Kernel):
         return out + known[1] if known and known[0] is call.query else out
 
 
-@fault("future", like="B28")
+@fault(
+    "future",
+    "a cache whose key is the query alone; keys and values belong to it",
+    like="B28",
+    family="state",
+)
 class KeysKeptByQuery(Kernel):
-    """Keys and values are kept from the first call with a query and serve all later ones."""
+    """Keys and values of the first call with a query serve all later calls with it."""
 
     def compute(self, call: Call) -> np.ndarray:
         known = self.__dict__.setdefault("known", {})
@@ -133,7 +146,7 @@ class KeysKeptByQuery(Kernel):
         return super().compute(changed)
 
 
-@fault("election")
+@fault("election", "`mask.bool()`; raise TypeError unless `mask.dtype == torch.bool`")
 class IntegerMaskCast(Kernel):
     """A mask of integers is cast to boolean, though it is declared to be refused."""
 
@@ -152,15 +165,17 @@ class Unchecked(Kernel):
         pass
 
 
-@fault("bad_problem")
+@fault("bad_problem", "`k[:, h * Hkv // H]`; raise ValueError if `H % Hkv`")
 class HeadsNeedNotDivide(Unchecked):
-    """Head h uses key head h Hkv // H: head counts that do not divide are answered."""
+    """Head counts that do not divide are answered: head h uses key head h Hkv // H."""
 
     def expand(self, x: np.ndarray, call: Call) -> np.ndarray:
         return x[:, np.arange(call.sizes.H) * call.sizes.Hkv // max(call.sizes.H, 1)]
 
 
-@fault("bad_problem")
+@fault(
+    "bad_problem", "`min(q.shape[-1], k.shape[-1])` components; raise ValueError if the two differ"
+)
 class KeySizeCut(Unchecked):
     """Queries and keys of different sizes are cut to the smaller one."""
 
@@ -169,33 +184,38 @@ class KeySizeCut(Unchecked):
         return super().scores(query[..., :size], key[..., :size], call)
 
 
-@fault("bad_problem")
+@fault(
+    "bad_problem",
+    "`H // v.shape[1]` for v by itself; raise ValueError if `k.shape[1] != v.shape[1]`",
+)
 class ValueHeadsBroadcast(Unchecked):
-    """Key and value heads are repeated each by their own count."""
+    """Key and value heads of different numbers are accepted, each repeated by its own count."""
 
     def expand(self, x: np.ndarray, call: Call) -> np.ndarray:
         return np.repeat(x, call.sizes.H // x.shape[1], axis=1)
 
 
-@fault("bad_problem")
+@fault(
+    "bad_problem", "`p[..., : v.shape[-2]] @ v`; raise ValueError if `k.shape[-2] != v.shape[-2]`"
+)
 class ExcessKeysCut(Unchecked):
-    """Keys without values are not attended."""
+    """More keys than values are accepted, and those without a value ignored."""
 
     def attend(self, scores: np.ndarray, value: np.ndarray, call: Call) -> np.ndarray:
         return super().attend(scores[..., : value.shape[-2]], value, call)
 
 
-@fault("bad_problem")
+@fault("bad_problem", "`k[:B]`, `v[:B]`; raise ValueError if `k.shape[0] != q.shape[0]`")
 class ExcessSamplesCut(Unchecked):
-    """Samples of keys and values beyond the queries' batch are ignored."""
+    """More samples of keys than of queries are accepted, and the last ones ignored."""
 
     def expand(self, x: np.ndarray, call: Call) -> np.ndarray:
         return super().expand(x[: call.sizes.B], call)
 
 
-@fault("bad_problem")
+@fault("bad_problem", "`k.unsqueeze(0)` or broadcasting; raise ValueError if `k.ndim != 4`")
 class MissingAxesAdded(Kernel):
-    """An operand of rank 3 is broadcast over the batch."""
+    """Keys of rank 3 are accepted, and broadcast over the batch."""
 
     def attention(self, query: Rounded, key: Rounded, value: Rounded, **rest: Any) -> Any:
         if key.values.ndim == 3:
@@ -203,9 +223,9 @@ class MissingAxesAdded(Kernel):
         return super().attention(query, key, value, **rest)
 
 
-@fault("bad_argument")
+@fault("bad_argument", "`kernels.get(name, default)`; raise ValueError if there is no such name")
 class UnknownKernelTaken(Kernel):
-    """The name of a kernel that there is none of is taken for the default."""
+    """An unknown name of a kernel is taken for the default."""
 
     def refused(self, inputs: Inputs) -> Mapping[str, Callable[[], Any]]:
         return {"kernel=none": self.prepare(inputs)}
@@ -218,18 +238,26 @@ class FitsMasks(Kernel):
         pass
 
 
-@fault("bad_problem", like="C23")
+@fault(
+    "bad_problem",
+    "`mask[:, :, :Lq, :Lk]`; raise ValueError if the mask does not broadcast",
+    like="C23",
+)
 class MaskCutToFit(FitsMasks):
-    """A mask that is too large is cut to the problem's size."""
+    """A mask that is too large is cut, not refused."""
 
     def masked(self, mask: np.ndarray, call: Call) -> np.ndarray:
         s = call.sizes
         return mask[: s.B, : s.H, : s.Lq, : s.Lk]
 
 
-@fault("bad_problem", like="C23")
+@fault(
+    "bad_problem",
+    "`F.pad(mask, (0, missing), value=True)`; raise ValueError if the mask is too short",
+    like="C23",
+)
 class MaskPaddedToFit(FitsMasks):
-    """Keys beyond the end of a mask are attended."""
+    """A mask of too few keys is accepted, and keys beyond its end are seen."""
 
     def masked(self, mask: np.ndarray, call: Call) -> np.ndarray:
         missing = call.sizes.Lk - mask.shape[-1]
@@ -238,9 +266,9 @@ class MaskPaddedToFit(FitsMasks):
         return np.pad(mask, ((0, 0),) * 3 + ((0, missing),), constant_values=True)
 
 
-@fault("bad_problem")
+@fault("bad_problem", "`F.pad(bias, (0, missing))`; raise ValueError if the bias is too short")
 class BiasPaddedToFit(FitsMasks):
-    """Keys beyond the end of a bias have a bias of 0."""
+    """A bias of too few keys is accepted, and keys beyond its end have a bias of 0."""
 
     def load(self, array: Rounded, call: Call) -> np.ndarray:
         loaded = super().load(array, call)
@@ -250,9 +278,11 @@ class BiasPaddedToFit(FitsMasks):
         return np.pad(rank4(loaded), ((0, 0),) * 3 + ((0, missing),))
 
 
-@fault("bad_problem")
+@fault(
+    "bad_problem", "`mask[0]`, `mask.reshape(mask.shape[-4:])`; raise ValueError if `mask.ndim > 4`"
+)
 class MaskRankFlattened(Kernel):
-    """Leading axes of a mask of rank 5 are dropped."""
+    """A mask of rank 5 is accepted, and its leading axis dropped."""
 
     def attention(self, query: Rounded, key: Rounded, value: Rounded, **rest: Any) -> Any:
         mask = rest.get("mask")
@@ -261,9 +291,11 @@ class MaskRankFlattened(Kernel):
         return super().attention(query, key, value, **rest)
 
 
-@fault("contract")
+@fault(
+    "contract", "`self.out` is returned at every call; return a new array or a copy", family="state"
+)
 class AnswersInOneBuffer(Kernel):
-    """Answers of one shape share a buffer: a later call overwrites an earlier answer."""
+    """Answers of one shape share a buffer, so that a later call overwrites an earlier answer."""
 
     def deliver(self, out: np.ndarray, call: Call) -> Any:
         answer = super().deliver(out, call)
@@ -273,9 +305,13 @@ class AnswersInOneBuffer(Kernel):
         return kept
 
 
-@fault("kept_answers")
+@fault(
+    "kept_answers",
+    "a pool of four output buffers; callers may keep answers, so return a new array",
+    family="state",
+)
 class AnswersInBuffersInTurn(Kernel):
-    """Answers of one shape take turns in four buffers."""
+    """Answers of one shape take turns in four buffers: the fifth overwrites the first."""
 
     def deliver(self, out: np.ndarray, call: Call) -> Any:
         answer = super().deliver(out, call)
@@ -285,9 +321,13 @@ class AnswersInBuffersInTurn(Kernel):
         return ring[-1]
 
 
-@fault("own_memory")
+@fault(
+    "own_memory",
+    "a pool of sixteen output buffers; callers may keep answers, so return a new array",
+    family="state",
+)
 class AnswersInSixteenBuffers(Kernel):
-    """Answers of one shape take turns in sixteen buffers."""
+    """Answers of one shape take turns in sixteen buffers: the 17th overwrites the first."""
 
     count = 16
 
@@ -299,16 +339,22 @@ class AnswersInSixteenBuffers(Kernel):
         return ring[-1]
 
 
-@fault("own_memory")
+@fault(
+    "own_memory",
+    "a pool of a hundred output buffers; callers may keep answers, so return a new array",
+    family="state",
+)
 class AnswersInHundredBuffers(AnswersInSixteenBuffers):
-    """Answers of one shape take turns in a hundred buffers."""
+    """Answers of one shape take turns in a hundred buffers: the 101st overwrites the first."""
 
     count = 100
 
 
-@fault("own_memory")
+@fault(
+    "own_memory", "`if Lk == 1: return v.expand(...)`; return a copy: `.clone()`", family="state"
+)
 class ValueOfSingleKey(Kernel):
-    """Where there is one key, the answer is the value itself, expanded along the rows."""
+    """With one key the answer is a view of the values, not an array of its own."""
 
     def deliver(self, out: np.ndarray, call: Call) -> Any:
         if call.sizes.Lk == 1 and call.sizes.group == 1:
@@ -316,9 +362,9 @@ class ValueOfSingleKey(Kernel):
         return super().deliver(out, call)
 
 
-@fault("own_memory")
+@fault("own_memory", "`cache.setdefault(values, out)` is returned; return a copy", family="state")
 class AnswerHandedOutTwice(Kernel):
-    """An answer is kept by the values it is of, and handed out again without a copy."""
+    """Two equal calls get one and the same array, not a copy each."""
 
     def deliver(self, out: np.ndarray, call: Call) -> Any:
         answer = super().deliver(out, call)

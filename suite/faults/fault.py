@@ -45,7 +45,7 @@ FAMILY_OF = {
     "gradients": "gradient",
     "heads": "heads",
     "hidden": "mask",
-    "invariance": "numerics",
+    "invariance": "tiles",
     "layer_calls": "layer",
     "layer_gradients": "gradient",
     "layer_masks": "mask",
@@ -55,8 +55,9 @@ FAMILY_OF = {
     "layers": "layer",
     "layouts": "layout",
     "logit_scale": "scores",
-    "long_rows": "numerics",
+    "long_rows": "tiles",
     "lse": "lse",
+    "mask_layouts": "layout",
     "masks": "mask",
     "merge": "merge",
     "modes": "state",
@@ -73,7 +74,7 @@ FAMILY_OF = {
     "shapes": "shapes",
     "sinks": "sinks",
     "softmax": "softmax",
-    "spread": "dropout",
+    "spread": "numerics",
     "state": "state",
 }
 """The family of a module's faults that name no other."""

@@ -10,25 +10,29 @@ from suite.faults.kernels.attention import Call, Kernel, Online
 from suite.faults.kernels.variants import MergedChunks
 
 
-@fault("values", like="C4")
+@fault("values", "`scores + mask` for a boolean mask; use `masked_fill(~mask, -inf)`", like="C4")
 class MaskAdded(Kernel):
-    """The mask is added to the scores as 0 and 1."""
+    """A boolean mask is added to the scores as 0 and 1."""
 
     def hide(self, scores: np.ndarray, allowed: np.ndarray | None, call: Call) -> np.ndarray:
         return scores if allowed is None else scores + allowed.astype(scores.dtype)
 
 
-@fault("poison", like="C17")
+@fault(
+    "poison",
+    "`scores * mask`; a score of 0 has a weight: use `masked_fill(~mask, -inf)`",
+    like="C17",
+)
 class MaskMultiplied(Kernel):
-    """The mask is multiplied onto the scores: hidden ones are 0, not -inf."""
+    """A boolean mask multiplies the scores: hidden ones are 0, not -inf."""
 
     def hide(self, scores: np.ndarray, allowed: np.ndarray | None, call: Call) -> np.ndarray:
         return scores if allowed is None else np.where(allowed, scores, call.work(0))
 
 
-@fault("poison")
+@fault("poison", "`masked_fill(~mask, -30)`; scores may lie below: use -inf")
 class HiddenIsMinus30(Kernel):
-    """Hidden scores are -30."""
+    """Hidden keys have the score -30, not -inf."""
 
     def hide(self, scores: np.ndarray, allowed: np.ndarray | None, call: Call) -> np.ndarray:
         hidden = super().hide(scores, allowed, call)
@@ -36,9 +40,12 @@ class HiddenIsMinus30(Kernel):
         return hidden if allowed is None else np.where(some & ~allowed, call.work(-30), hidden)
 
 
-@fault("poison")
+@fault(
+    "poison",
+    "`scores - 1e4 * ~mask`; a hidden score may be larger: use `where(mask, scores, -inf)`",
+)
 class HiddenLosesTenThousand(Kernel):
-    """1e4 is subtracted from hidden scores."""
+    """1e4 is subtracted from hidden scores, so that very large ones still count."""
 
     def hide(self, scores: np.ndarray, allowed: np.ndarray | None, call: Call) -> np.ndarray:
         hidden = super().hide(scores, allowed, call)
@@ -48,9 +55,12 @@ class HiddenLosesTenThousand(Kernel):
         return np.where(some & ~allowed, scores - call.work(1e4), hidden)
 
 
-@fault("constant_value")
+@fault(
+    "constant_value",
+    "`softmax(scores) * mask`; mask before: `softmax(scores.masked_fill(~mask, -inf))`",
+)
 class HiddenAfterSoftmax(Kernel):
-    """Weights are hidden after the softmax and not normalised again."""
+    """Weights are hidden after the softmax, so that those of a row do not add to 1."""
 
     def compute(self, call: Call) -> np.ndarray:
         self.pairs = self.allowed(call)
@@ -65,9 +75,11 @@ class HiddenAfterSoftmax(Kernel):
         return super().hide(scores, allowed, call)
 
 
-@fault("future", like="G13")
+@fault(
+    "future", "`m = scores.amax(-1)` before `masked_fill`; take it of the masked scores", like="G13"
+)
 class MaximumBeforeMask(Kernel):
-    """The maximum that is subtracted is taken over hidden keys, too."""
+    """The row's maximum counts hidden keys: far below a large hidden score the row underflows."""
 
     def hide(self, scores: np.ndarray, allowed: np.ndarray | None, call: Call) -> np.ndarray:
         self.largest = scores.max(-1, keepdims=True, initial=-np.inf)
@@ -77,26 +89,37 @@ class MaximumBeforeMask(Kernel):
         return scores - np.where(np.isfinite(self.largest), self.largest, 0)
 
 
-@fault("election")
+@fault(
+    "election", "`masked_fill(~mask, finfo.min)`, where a fully masked row is uniform; set it to 0"
+)
 class EmptyRowsUniform(Kernel):
-    """Rows without keys average all values, though zeros are declared."""
+    """Fully masked rows average all values, though zeros are declared."""
 
     def hide(self, scores: np.ndarray, allowed: np.ndarray | None, call: Call) -> np.ndarray:
         hidden = super().hide(scores, allowed, call)
         return np.where(np.isneginf(hidden).all(-1, keepdims=True), call.work(0), hidden)
 
 
-@fault("election", like="A1")
+@fault(
+    "election",
+    "`softmax` of a row of -inf is NaN; set fully masked rows to 0: `where(mask.any(-1), out, 0)`",
+    like="A1",
+)
 class EmptyRowsNan(Kernel):
-    """Rows without keys are NaN, though zeros are declared."""
+    """Fully masked rows are NaN, though zeros are declared."""
 
     def shifted(self, scores: np.ndarray) -> np.ndarray:
         return scores - scores.max(-1, keepdims=True, initial=-np.inf)
 
 
-@fault("values", like="A17")
+@fault(
+    "values",
+    "`if (m == -inf).any()` skips a tile of rows; treat every row by itself",
+    like="A17",
+    family="tiles",
+)
 class EmptyRowSilencesTile(Kernel):
-    """A row without keys makes the sixteen rows of its tile zero."""
+    """A fully masked row makes all sixteen rows of its tile zero."""
 
     def attend(self, scores: np.ndarray, value: np.ndarray, call: Call) -> np.ndarray:
         out = super().attend(scores, value, call)
@@ -107,52 +130,70 @@ class EmptyRowSilencesTile(Kernel):
         return out
 
 
-@fault("padding_invariance", like="A25")
+@fault(
+    "padding_invariance",
+    "`exp(s - m)` is NaN if m is -inf in a part of the keys; take 0 for such an m",
+    like="A25",
+)
 class HiddenChunkNan(MergedChunks):
-    """A chunk of keys in which a row attends none makes the row NaN."""
+    """A row that sees no key in one part of the keys is NaN."""
 
     def lse_of(self, scores: np.ndarray) -> np.ndarray:
         maximum = scores.max(-1, keepdims=True, initial=-np.inf)
         return maximum + np.log(np.exp(scores - maximum).sum(-1, keepdims=True))
 
 
-@fault("values", like="A15")
+@fault(
+    "values", "`exp(m_old - m_new)` is NaN if both are -inf; take 0 for such an m_new", like="A15"
+)
 class HiddenFirstTileNan(Online):
-    """A row that attends no key of the first tile is NaN."""
+    """A row that sees no key of the first tile is NaN."""
 
     def anchor(self, largest: np.ndarray) -> np.ndarray:
         return largest
 
 
-@fault("election", like="H1")
+@fault(
+    "election",
+    "`scores + where(mask, 0, -inf)`; NaN stays NaN: replace it by `where(mask, scores, -inf)`",
+    like="H1",
+)
 class NanKeyLeaks(Kernel):
-    """A mask is added as 0 and -inf: a NaN in a hidden key stays NaN."""
+    """A NaN in a hidden key reaches the answer, since the mask is added as 0 and -inf."""
 
     def hide(self, scores: np.ndarray, allowed: np.ndarray | None, call: Call) -> np.ndarray:
         hidden = super().hide(scores, allowed, call)
         return np.where(np.isnan(scores), scores, hidden)
 
 
-@fault("election", like="H4")
+@fault(
+    "election",
+    "`p @ v` where `0 * nan` is NaN; zero the values that no row sees: `where(seen, v, 0)`",
+    like="H4",
+)
 class NanValueLeaks(Kernel):
-    """Hidden values are multiplied by their zero weights: NaN stays NaN."""
+    """A NaN in a hidden value reaches the answer, times a weight of zero."""
 
     def visible(self, value: np.ndarray, scores: np.ndarray) -> np.ndarray:
         return value
 
 
-@fault("nan", like="H6")
+@fault(
+    "nan",
+    "`mask.any((0, 1, 2))` says which values are zeroed; say so for every sample and head",
+    like="H6",
+)
 class NanValueLeaksPerHead(Kernel):
-    """Hidden values are emptied only where they are hidden in every sample and head."""
+    """Hidden values are zeroed only where they are hidden in every sample and head: NaN leaks."""
 
     def visible(self, value: np.ndarray, scores: np.ndarray) -> np.ndarray:
         hidden = np.asarray(np.isneginf(scores).all((0, 1, 2)))
         return np.where(hidden[:, None], value.dtype.type(0), value)
 
 
-@fault("nan", like="H4")
+@fault("nan", "values are zeroed where the mask hides them; a window hides some, too", like="H4")
 class NanPastWindowLeaks(Kernel):
-    """Values that only a window hides are not emptied."""
+    """Values that only a window hides are not zeroed: NaN in them reaches the answer."""
 
     def attention(self, query: Rounded, key: Rounded, value: Rounded, **rest: object) -> object:
         self.window = rest.get("window")
@@ -162,7 +203,11 @@ class NanPastWindowLeaks(Kernel):
         return value if self.window else super().visible(value, scores)
 
 
-@fault("election", like="G11")
+@fault(
+    "election",
+    "`softmax(scores).nan_to_num()` for fully masked rows; find these by the mask",
+    like="G11",
+)
 class NanQueryZeros(Kernel):
     """A row of NaN scores gives zeros, though NaN is declared."""
 
@@ -170,7 +215,7 @@ class NanQueryZeros(Kernel):
         return np.nan_to_num(super().weights(scores, call))
 
 
-@fault("values")
+@fault("values", "`softcap * tanh(masked / softcap)` lifts -inf to -softcap; cap first, then mask")
 class MaskBeforeCap(Kernel):
     """Scores are hidden before the softcap, which lifts -inf to -softcap."""
 
@@ -181,7 +226,7 @@ class MaskBeforeCap(Kernel):
         return scores if call.softcap is not None else super().hide(scores, allowed, call)
 
 
-@fault("values")
+@fault("values", "`q @ k.mT` is masked, then `* scale`, where -inf * -1 is inf; scale first")
 class MaskBeforeScale(Kernel):
     """Scores are hidden before they are scaled: a scale that is not positive brings them back."""
 
@@ -190,25 +235,33 @@ class MaskBeforeScale(Kernel):
         return scores if allowed is None else np.where(allowed, scores, hidden)
 
 
-@fault("nan", like="H1")
+@fault(
+    "nan",
+    "`where(v.isnan(), 0, v)`; infinity times 0 is NaN: zero all values that no row sees",
+    like="H1",
+)
 class InfiniteValueLeaks(Kernel):
-    """Of hidden values only NaN is emptied: infinity times a zero weight is NaN."""
+    """An infinite hidden value reaches the answer; of hidden values only NaN is zeroed."""
 
     def visible(self, value: np.ndarray, scores: np.ndarray) -> np.ndarray:
         return np.where(np.isnan(value), super().visible(value, scores), value)
 
 
-@fault("election", like="G11")
+@fault("election", "`v.nan_to_num()`; zero only the values that no row sees", like="G11")
 class VisibleNanEmptied(Kernel):
-    """NaN in values is emptied whether or not it is hidden."""
+    """A NaN in an attended value is replaced by 0."""
 
     def visible(self, value: np.ndarray, scores: np.ndarray) -> np.ndarray:
         return np.where(np.isnan(value), value.dtype.type(0), super().visible(value, scores))
 
 
-@fault("election")
+@fault(
+    "election",
+    "a maximum or sum over all rows of a head; each row has its own, `dim=-1`",
+    family="softmax",
+)
 class NanQuerySpreads(Kernel):
-    """A NaN in a query makes all rows of its head NaN."""
+    """A NaN in one query makes all rows of its head NaN."""
 
     def weights(self, scores: np.ndarray, call: Call) -> np.ndarray:
         weights = super().weights(scores, call)

@@ -23,7 +23,11 @@ class LastKeyLost(Kernel):
         raise NotImplementedError
 
 
-@fault("invariant_batch")
+@fault(
+    "invariant_batch",
+    "the index of the sample enters the arithmetic, as in `scale * (1 + b / 100)`",
+    family="heads",
+)
 class ScaleByPlace(Kernel):
     """Scores grow by a hundredth with every place in the batch."""
 
@@ -32,34 +36,50 @@ class ScaleByPlace(Kernel):
         return super().scores(query, key, call) * place.astype(call.work)
 
 
-@fault("invariant_batch", like="L10")
+@fault(
+    "invariant_batch",
+    "a path for `B == 1`, as split keys, whose last part ends one key early",
+    like="L10",
+)
 class AloneOtherwise(LastKeyLost):
-    """The kernel for one sample alone does not see the last key."""
+    """With one sample the last key is not seen."""
 
     def loses(self, call: Call) -> bool:
         return call.sizes.B == 1
 
 
-@fault("invariant_batch")
+@fault(
+    "invariant_batch",
+    "an accumulator that still holds the sample before; clear it for every sample",
+    family="heads",
+)
 class FirstSamplesMean(Kernel):
-    """Values of the first sample are added to those of the others with a weight of 2^-6."""
+    """A 64th of the values of the sample before is added to those of every sample."""
 
     def visible(self, value: np.ndarray, scores: np.ndarray) -> np.ndarray:
         values = super().visible(value, scores)
         return values + np.roll(values, 1, 0) / 64 if len(values) > 1 else values
 
 
-@fault("invariant_rows", like="L9")
+@fault(
+    "invariant_rows",
+    "another kernel from nine rows on, whose loop ends at `Lk - 1`",
+    like="L9",
+)
 class KernelSwitchAtNineRows(LastKeyLost):
-    """From nine rows on another kernel runs, which does not see the last key."""
+    """With nine queries or more the last key is not seen."""
 
     def loses(self, call: Call) -> bool:
         return call.sizes.Lq >= 9
 
 
-@fault("invariant_rows")
+@fault(
+    "invariant_rows",
+    "row sums exchanged between neighbouring rows, as by a shuffle of lanes; each has its own",
+    family="softmax",
+)
 class TotalOfTwoRows(Kernel):
-    """Two neighbouring rows are divided by the mean of their sums."""
+    """A row is divided by the mean of its own sum and that of the row before."""
 
     def weights(self, scores: np.ndarray, call: Call) -> np.ndarray:
         raised = self.raised(self.shifted(scores))
@@ -69,7 +89,11 @@ class TotalOfTwoRows(Kernel):
         return raised / np.where(total == 0, 1, total)
 
 
-@fault("invariant_rows", like="L9")
+@fault(
+    "invariant_rows",
+    "the path for a short last tile of rows has a loop that ends at `Lk - 1`",
+    like="L9",
+)
 class LastTileShort(LastKeyLost):
     """Rows after the last whole tile of 16 do not see the last key."""
 
@@ -88,9 +112,9 @@ class Threaded(Kernel):
     backend: KernelBackend
 
 
-@fault("invariant_threads")
+@fault("invariant_threads", "`Lk // threads` keys each; the last thread takes the rest")
 class SharedOutKeysLost(Threaded):
-    """Keys are shared out evenly among the threads, and what is left over is nobody's."""
+    """Keys are shared out evenly among the threads, and those left over are lost."""
 
     def hide(self, scores: np.ndarray, allowed: np.ndarray | None, call: Call) -> np.ndarray:
         hidden_scores = super().hide(scores, allowed, call)
@@ -102,7 +126,11 @@ class SharedOutKeysLost(Threaded):
         )
 
 
-@fault("invariant_threads")
+@fault(
+    "invariant_threads",
+    "the sum is read before all threads have added to it; a barrier is missing",
+    family="state",
+)
 class TotalsRace(Threaded):
     """On more than one thread the sum of a row misses what the last thread added."""
 
@@ -114,9 +142,13 @@ class TotalsRace(Threaded):
         return raised / np.where(total == 0, 1, total)
 
 
-@fault("invariant_rerun")
+@fault(
+    "invariant_rerun",
+    "a buffer filled by the call before is read before this call has filled it",
+    family="state",
+)
 class ValuesOfTheCallBefore(Kernel):
-    """Values of the call before are used once more where they have the same shape."""
+    """Values of the call before are used, if they have the same shape."""
 
     before: np.ndarray | None = None
 
@@ -126,9 +158,13 @@ class ValuesOfTheCallBefore(Kernel):
         return values if before is None or before.shape != values.shape else before
 
 
-@fault("invariant_rerun")
+@fault(
+    "invariant_rerun",
+    "autotuning changes the kernel between calls; choose it before the first answer",
+    family="state",
+)
 class TunedOnThirdCall(Kernel):
-    """From the third call for a shape on a tuned kernel runs, which sums in another order."""
+    """From the third equal call on another kernel runs, which rounds otherwise."""
 
     def __init__(self, backend: KernelBackend) -> None:
         super().__init__(backend)
@@ -144,7 +180,11 @@ class TunedOnThirdCall(Kernel):
         return weights + round_to(weights, call.fmt).astype(call.work) * call.fmt.unit_roundoff
 
 
-@fault("invariant_decode")
+@fault(
+    "invariant_decode",
+    "`j < cache_length` before the new key was counted; the query sees its own key",
+    family="mask",
+)
 class NewestKeyUnseen(LastKeyLost):
     """With one query the key that was appended last is not seen."""
 
@@ -152,9 +192,14 @@ class NewestKeyUnseen(LastKeyLost):
         return call.sizes.Lq == 1
 
 
-@fault("invariant_decode", like="M16")
+@fault(
+    "invariant_decode",
+    "`j % 32` in a ring buffer, or a window of 32; without a window all keys are seen",
+    like="M16",
+    family="mask",
+)
 class CacheRollsOver(Kernel):
-    """With one query a cache of 32 keys rolls over: keys before the last 32 are not seen."""
+    """With one query keys before the last 32 are not seen."""
 
     def hide(self, scores: np.ndarray, allowed: np.ndarray | None, call: Call) -> np.ndarray:
         hidden_scores = super().hide(scores, allowed, call)
@@ -163,15 +208,24 @@ class CacheRollsOver(Kernel):
         return hidden_scores
 
 
-@fault("invariant_decode")
+@fault(
+    "invariant_decode",
+    "the mask is skipped for few rows, as for one; the rows of a chunk need it",
+    family="mask",
+)
 class ChunkSeesTheFuture(Kernel):
-    """A mask over 2 to 8 rows is taken for one over a whole prefill, and hides nothing."""
+    """A mask over 2 to 8 rows hides nothing."""
 
     def masked(self, mask: np.ndarray, call: Call) -> np.ndarray:
         return np.ones_like(mask) if 1 < mask.shape[-2] <= 8 else mask
 
 
-@fault("invariant_split", like="M10")
+@fault(
+    "invariant_split",
+    "`out_i * n_i / Lk`; the weight of a part is `exp(lse_i - logsumexp(lse))`",
+    like="M10",
+    family="merge",
+)
 class SplitByCount(Kernel):
     """Blocks of 32 keys are merged by how many keys they hold, not by their log-sum-exps."""
 
@@ -186,9 +240,13 @@ class SplitByCount(Kernel):
         return out
 
 
-@fault("invariant_split")
+@fault(
+    "invariant_split",
+    "`exp(s - m_block)` summed over blocks; multiply by `exp(m_block - m)` first",
+    family="softmax",
+)
 class LaterBlocksAnchored(Kernel):
-    """Sums of the blocks of 32 keys are not moved to one maximum before they are added."""
+    """Sums of blocks of 32 keys are added without being moved to one maximum."""
 
     def weights(self, scores: np.ndarray, call: Call) -> np.ndarray:
         parts = [scores[..., n : n + 32] for n in range(0, scores.shape[-1], 32)]

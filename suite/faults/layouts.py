@@ -107,17 +107,25 @@ class Misread(Kernel):
         raise NotImplementedError
 
 
-@fault("inner_layouts", like="J5")
+@fault(
+    "inner_layouts",
+    "`v.data_ptr()` read as if contiguous; pass `v.stride()`, or call `.contiguous()`",
+    like="J5",
+)
 class ValueReadInOrder(Misread):
-    """The values' memory is read in order, whatever their strides."""
+    """Values are read in memory order, whatever their strides."""
 
     def misread(self, values: np.ndarray, call: Call) -> np.ndarray:
         return in_order(values)
 
 
-@fault("inner_layouts", like="J1")
+@fault(
+    "inner_layouts",
+    "`q.stride(-1)` taken for 1; pass it to the kernel, or call `.contiguous()`",
+    like="J1",
+)
 class InnerStrideIgnored(Misread):
-    """Components of a query that lie apart are read from side by side."""
+    """The components of a query are read side by side, though their stride is 2."""
 
     operand = "query"
 
@@ -128,9 +136,13 @@ class InnerStrideIgnored(Misread):
         return np.lib.stride_tricks.as_strided(values, values.shape, strides)
 
 
-@fault("inner_layouts", like="J2")
+@fault(
+    "inner_layouts",
+    "a view like `kt.mT` read as if contiguous; pass `k.stride()`, or call `.contiguous()`",
+    like="J2",
+)
 class TransposedKeyTakenTwice(Misread):
-    """Keys whose last two axes are exchanged in memory are exchanged once more."""
+    """Keys that are a transposed view are read in memory order."""
 
     operand = "key"
 
@@ -139,17 +151,17 @@ class TransposedKeyTakenTwice(Misread):
         return in_order(values) if transposed else values
 
 
-@fault("layouts")
+@fault("layouts", "`v.untyped_storage().data_ptr()`; use `v.data_ptr()`, which begins at the slice")
 class OffsetIgnored(Misread):
-    """Values out of a larger array are read from its start."""
+    """Values that are a slice of a larger array are read from the start of that array."""
 
     def misread(self, values: np.ndarray, call: Call) -> np.ndarray:
         return from_start(values)
 
 
-@fault("layouts")
+@fault("layouts", "`h * Lk * D`; a slice of a cache has rows between its heads: `h * k.stride(1)`")
 class HeadsOfCacheFromShape(Misread):
-    """The stride of the heads of keys is worked out from their length, though rows lie between them."""
+    """The stride of key heads is computed as Lk * D, also for a slice of a longer cache."""
 
     operand = "key"
 
@@ -157,17 +169,20 @@ class HeadsOfCacheFromShape(Misread):
         return with_heads_of_rows(values)
 
 
-@fault("layouts")
+@fault(
+    "layouts",
+    "`b * Hkv * v.stride(1)`; a slice of heads has others between its samples: `b * v.stride(0)`",
+)
 class SamplesFromShape(Misread):
-    """The stride of the samples of values is worked out from the number of heads."""
+    """The stride of the samples of values is computed from Hkv, also for a slice of more heads."""
 
     def misread(self, values: np.ndarray, call: Call) -> np.ndarray:
         return with_samples_of_heads(values)
 
 
-@fault("layouts")
+@fault("layouts", "`i * H * D`; a slice of a fused projection has wider rows: `i * q.stride(2)`")
 class RowsOfFusedFromShape(Misread):
-    """The stride of the rows of queries is worked out from the number of heads side by side."""
+    """The stride of query rows is computed as H * D, also for a slice of a fused projection."""
 
     operand = "query"
 
@@ -175,9 +190,9 @@ class RowsOfFusedFromShape(Misread):
         return with_rows_of_heads(values)
 
 
-@fault("layouts")
+@fault("layouts", "`h * D`; in a fused projection more lies between heads: `h * k.stride(1)`")
 class HeadsOfFusedFromShape(Misread):
-    """The heads of keys are looked for side by side where the rows of all heads are."""
+    """The stride of key heads is computed as D, though more lies between the heads of a row."""
 
     operand = "key"
 
@@ -187,15 +202,17 @@ class HeadsOfFusedFromShape(Misread):
         return strided(values, heads=values.shape[3]) if apart and values.shape[2] > 1 else values
 
 
-@fault("layouts")
+@fault(
+    "layouts", "`j * Dv`; a slice `x[..., :Dv]` leaves a gap behind every row: `j * v.stride(2)`"
+)
 class RowsFromShape(Misread):
-    """The stride of the rows of values is the size of a row, though a gap lies behind every row."""
+    """The stride of value rows is computed as Dv, though a gap lies behind every row."""
 
     def misread(self, values: np.ndarray, call: Call) -> np.ndarray:
         return with_rows_side_by_side(values)
 
 
-@fault("layouts")
+@fault("layouts", "loads of 16 bytes; if `k.data_ptr() % 16` is not 0, load element by element")
 class KeysReadFromAlignedAddress(Misread):
     """Keys are read from the multiple of 16 bytes before their first element."""
 
@@ -212,21 +229,21 @@ class RowsForwards(Misread):
         return values[..., ::-1, :] if values.strides[-2] < 0 else values
 
 
-@fault("negative_layouts")
+@fault("negative_layouts", "unsigned strides, or `abs(stride)`; a flipped view has a negative one")
 class ValuesReadForwards(RowsForwards):
-    """Values with a negative stride of rows are read forwards."""
+    """Values whose rows have a negative stride are read forwards."""
 
 
-@fault("negative_layouts")
+@fault("negative_layouts", "unsigned strides, or `abs(stride)`; a flipped view has a negative one")
 class KeysReadForwards(RowsForwards):
-    """Keys with a negative stride of rows are read forwards."""
+    """Keys whose rows have a negative stride are read forwards."""
 
     operand = "key"
 
 
-@fault("negative_layouts")
+@fault("negative_layouts", "`max(stride, 0)`; a flipped view has a negative stride")
 class NegativeStrideIsZero(Misread):
-    """A negative stride of the rows of queries counts as 0."""
+    """A negative stride of query rows counts as 0."""
 
     operand = "query"
 
@@ -234,9 +251,13 @@ class NegativeStrideIsZero(Misread):
         return strided(values, rows=0) if values.strides[-2] < 0 else values
 
 
-@fault("layouts", like="J4")
+@fault(
+    "layouts",
+    "stride 0, as after `k.expand(B, -1, -1, -1)`, taken for the end; use the stride as it is",
+    like="J4",
+)
 class SharedSampleReadOnce(Misread):
-    """Of keys with stride 0 along the batch only the first sample's are read, the others are zero."""
+    """Of keys expanded along the batch only the first sample's are read; others are zero."""
 
     operand = "key"
 
@@ -246,9 +267,14 @@ class SharedSampleReadOnce(Misread):
         return np.where(np.arange(len(values))[:, None, None, None] == 0, values, 0.0)
 
 
-@fault("layouts", like="J4")
+@fault(
+    "layouts",
+    "a path for stride 0 (`v.expand`) with `Lk // 32` blocks; use `cdiv(Lk, 32)`",
+    like="J4",
+    family="tiles",
+)
 class SharedHeadTailLost(Kernel):
-    """Where values have stride 0 along the heads, the key after the last block of 32 is not seen."""
+    """If values are expanded along the heads, a single key after the last block of 32 is lost."""
 
     def hide(self, scores: np.ndarray, allowed: np.ndarray | None, call: Call) -> np.ndarray:
         hidden_scores = super().hide(scores, allowed, call)
@@ -257,9 +283,13 @@ class SharedHeadTailLost(Kernel):
         return hidden_scores
 
 
-@fault("layouts", like="J10")
+@fault(
+    "layouts",
+    "the stride of an axis of size 1 may be anything; leave it out of addresses and tests",
+    like="J10",
+)
 class OddStridesUsed(Misread):
-    """The stride of an axis of size 1 is where the next key is looked for."""
+    """The stride of an axis of size 1 is used, so that keys are read one row off."""
 
     operand = "key"
 
@@ -267,104 +297,3 @@ class OddStridesUsed(Misread):
         ones = [s for n, s in zip(values.shape, values.strides, strict=True) if n == 1]
         odd = 7 * values.itemsize in ones and values.shape[-2] > 1
         return np.roll(values, 1, -2) if odd else values
-
-
-@fault("mask_layouts")
-class SharedMaskReadOnce(Kernel):
-    """A mask with stride 0 along the batch hides nothing from samples after the first."""
-
-    def masked(self, mask: np.ndarray, call: Call) -> np.ndarray:
-        if not shared(mask, 0):
-            return mask
-        return np.where(np.arange(len(mask))[:, None, None, None] == 0, mask, True)
-
-
-@fault("mask_layouts")
-class SharedRowReadOnce(Kernel):
-    """A mask with stride 0 along the rows hides nothing from rows after the first."""
-
-    def masked(self, mask: np.ndarray, call: Call) -> np.ndarray:
-        return mask | (np.arange(mask.shape[-2]) > 0)[:, None] if shared(mask, 2) else mask
-
-
-@fault("mask_layouts")
-class MaskOfCacheFromShape(Kernel):
-    """The stride of the heads of a mask is worked out from its number of rows."""
-
-    def masked(self, mask: np.ndarray, call: Call) -> np.ndarray:
-        return with_heads_of_rows(mask)
-
-
-@fault("mask_layouts")
-class MaskSamplesFromShape(Kernel):
-    """The stride of the samples of a mask is worked out from the number of heads."""
-
-    def masked(self, mask: np.ndarray, call: Call) -> np.ndarray:
-        return with_samples_of_heads(mask)
-
-
-@fault("mask_layouts")
-class BiasRowsFromShape(Misread):
-    """The stride of the rows of a bias is the number of keys, though a gap lies behind every row."""
-
-    operand = "bias"
-
-    def misread(self, values: np.ndarray, call: Call) -> np.ndarray:
-        return with_rows_side_by_side(values)
-
-
-@fault("mask_layouts")
-class BiasReadFromAlignedAddress(Misread):
-    """A bias is read from the multiple of 16 bytes before its first element."""
-
-    operand = "bias"
-
-    def misread(self, values: np.ndarray, call: Call) -> np.ndarray:
-        return np.roll(values, 1, -1) if unaligned(values) else values
-
-
-@fault("mask_layouts")
-class MaskReadForwards(Kernel):
-    """A mask with a negative stride of rows is read forwards."""
-
-    def masked(self, mask: np.ndarray, call: Call) -> np.ndarray:
-        return mask[..., ::-1, :] if mask.strides[-2] < 0 else mask
-
-
-@fault("mask_layouts")
-class MaskOffsetIgnored(Kernel):
-    """A mask out of a larger array is read from its start."""
-
-    def masked(self, mask: np.ndarray, call: Call) -> np.ndarray:
-        return from_start(mask)
-
-
-@fault("mask_layouts")
-class BiasHeadsNotShared(Misread):
-    """Of a bias with stride 0 along the heads only the first head takes any."""
-
-    operand = "bias"
-
-    def misread(self, values: np.ndarray, call: Call) -> np.ndarray:
-        if values.ndim < 4 or not shared(values, 1):
-            return values
-        return np.where(np.arange(values.shape[1])[:, None, None] == 0, values, 0.0)
-
-
-@fault("inner_mask_layouts")
-class MaskReadInOrder(Kernel):
-    """The mask's memory is read in order, whatever its strides."""
-
-    def masked(self, mask: np.ndarray, call: Call) -> np.ndarray:
-        return in_order(mask)
-
-
-@fault("inner_mask_layouts")
-class TransposedBiasReadInOrder(Misread):
-    """A bias whose last two axes are exchanged in memory is read in order."""
-
-    operand = "bias"
-
-    def misread(self, values: np.ndarray, call: Call) -> np.ndarray:
-        transposed = values.strides[-2] == values.itemsize < values.strides[-1]
-        return in_order(values) if transposed else values

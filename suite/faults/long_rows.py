@@ -40,47 +40,68 @@ class Dropped(LongRows):
         return scores
 
 
-@fault("long_rows")
+@fault(
+    "long_rows",
+    "between two tiles or splits of a long row one key is skipped: see `start` and `stop` of each",
+)
 class LongRowsDropAKey(Dropped):
-    """One key of more than 512 is not seen, in float32."""
+    """In float32 one key of a row of more than 512 is not seen."""
 
 
-@fault("long_rows")
+@fault(
+    "long_rows",
+    "between two tiles or splits of a long row one key is skipped: see `start` and `stop` of each",
+)
 class LongRowsDropAKeyBfloat16(Dropped, Fused):
-    """One key of more than 512 is not seen, in bfloat16."""
+    """In bfloat16 one key of a row of more than 512 is not seen."""
 
     only = "bf16"
 
 
-@fault("long_rows")
+@fault(
+    "long_rows",
+    "between two tiles or splits of a long row one key is skipped: see `start` and `stop` of each",
+)
 class LongRowsDropAKeyFloat16(Dropped, Fused):
-    """One key of more than 512 is not seen, in float16."""
+    """In float16 one key of a row of more than 512 is not seen."""
 
     only = "f16"
 
 
-@fault("long_rows")
+@fault(
+    "long_rows",
+    "between two tiles or splits of a long row one key is skipped: see `start` and `stop` of each",
+)
 class VeryLongRowsDropAKey(Dropped):
-    """One key of more than 4096 is not seen, in float32."""
+    """In float32 one key of a row of more than 4096 is not seen."""
 
     longer = 4096
 
 
-@fault("long_rows")
+@fault(
+    "long_rows",
+    "between two tiles or splits of a long row one key is skipped: see `start` and `stop` of each",
+)
 class VeryLongRowsDropAKeyBfloat16(Dropped, Fused):
-    """One key of more than 4096 is not seen, in bfloat16."""
+    """In bfloat16 one key of a row of more than 4096 is not seen."""
 
     longer, only = 4096, "bf16"
 
 
-@fault("long_rows")
+@fault(
+    "long_rows",
+    "between two tiles or splits of a long row one key is skipped: see `start` and `stop` of each",
+)
 class RowsOf2049DropAKey(RowsOf2049, Dropped, Fused):
-    """One key of 2049 is not seen, in bfloat16."""
+    """In bfloat16 one key of 2049 is not seen."""
 
 
-@fault("long_rows")
+@fault(
+    "long_rows",
+    "between two tiles or splits of a long row one key is skipped: see `start` and `stop` of each",
+)
 class RowsOf2049DropAKeyOfStoredScores(RowsOf2049, Dropped, Eager):
-    """One key of 2049 is not seen, in bfloat16, where scores are stored."""
+    """In bfloat16 one key of 2049 is not seen, in a kernel that stores its scores."""
 
 
 class Doubled(LongRows):
@@ -93,26 +114,38 @@ class Doubled(LongRows):
         return scores
 
 
-@fault("long_rows")
+@fault(
+    "long_rows",
+    "two tiles or splits of a long row overlap by one key: see `start` and `stop` of each",
+)
 class LongRowsCountAKeyTwice(Doubled):
-    """One key of more than 512 counts twice, in float32."""
+    """In float32 one key of a row of more than 512 counts twice."""
 
 
-@fault("long_rows")
+@fault(
+    "long_rows",
+    "two tiles or splits of a long row overlap by one key: see `start` and `stop` of each",
+)
 class LongRowsCountAKeyTwiceBfloat16(Doubled, Fused):
-    """One key of more than 512 counts twice, in bfloat16."""
+    """In bfloat16 one key of a row of more than 512 counts twice."""
 
     only = "bf16"
 
 
-@fault("long_rows")
+@fault(
+    "long_rows",
+    "two tiles or splits of a long row overlap by one key: see `start` and `stop` of each",
+)
 class RowsOf2049CountAKeyTwice(RowsOf2049, Doubled, Fused):
-    """One key of 2049 counts twice, in bfloat16."""
+    """In bfloat16 one key of 2049 counts twice."""
 
 
-@fault("long_rows")
+@fault(
+    "long_rows",
+    "two tiles or splits of a long row overlap by one key: see `start` and `stop` of each",
+)
 class RowsOf2049CountAKeyTwiceOfStoredScores(RowsOf2049, Doubled, Eager):
-    """One key of 2049 counts twice, in bfloat16, where scores are stored."""
+    """In bfloat16 one key of 2049 counts twice, in a kernel that stores its scores."""
 
 
 class Exchanged(LongRows):
@@ -126,30 +159,30 @@ class Exchanged(LongRows):
         return scores
 
 
-@fault("long_rows")
+@fault("long_rows", "k is read in another order (pages, swizzled lanes) than v; index both alike")
 class LongRowsExchangeKeys(Exchanged):
-    """Two keys of more than 512 are exchanged, in float32."""
+    """In float32 two keys of a row of more than 512 are exchanged, and their values are not."""
 
 
-@fault("long_rows")
+@fault("long_rows", "k is read in another order (pages, swizzled lanes) than v; index both alike")
 class LongRowsExchangeKeysBfloat16(Exchanged, Fused):
-    """Two keys of more than 512 are exchanged, in bfloat16."""
+    """In bfloat16 two keys of a row of more than 512 are exchanged, and their values are not."""
 
     only = "bf16"
 
 
-@fault("long_rows")
+@fault("long_rows", "k is read in another order (pages, swizzled lanes) than v; index both alike")
 class VeryLongRowsExchangeKeys(Exchanged):
-    """Two keys of more than 4096 are exchanged, in float32."""
+    """In float32 two keys of a row of more than 4096 are exchanged, and their values are not."""
 
     longer = 4096
 
 
-@fault("long_rows")
+@fault("long_rows", "k is read in another order (pages, swizzled lanes) than v; index both alike")
 class RowsOf2049ExchangeKeys(RowsOf2049, Exchanged, Fused):
-    """Two keys of 2049 are exchanged, in bfloat16."""
+    """In bfloat16 two keys of 2049 are exchanged, and their values are not."""
 
 
-@fault("long_rows")
+@fault("long_rows", "k is read in another order (pages, swizzled lanes) than v; index both alike")
 class RowsOf2049ExchangeKeysOfStoredScores(RowsOf2049, Exchanged, Eager):
-    """Two keys of 2049 are exchanged, in bfloat16, where scores are stored."""
+    """In bfloat16 two keys of 2049 are exchanged, and their values are not; scores are stored."""

@@ -23,7 +23,10 @@ def toward_zero(rounded: np.ndarray, exact: np.ndarray, call: Call) -> np.ndarra
     return np.where(np.abs(rounded) > np.abs(exact), cut, rounded)
 
 
-@fault("precision")
+@fault(
+    "precision",
+    "`.float()` on the operands, or accumulators of type `float`; compute float64 in float64",
+)
 class Float64InFloat32(Kernel):
     """A float64 call computes in float32."""
 
@@ -31,24 +34,24 @@ class Float64InFloat32(Kernel):
         return array.values.astype(np.float32)
 
 
-@fault("precision")
+@fault("precision", "`exp(s.float())`, `expf(s)`; float64 needs the exponential of doubles")
 class ExponentInFloat32(Kernel):
-    """exp runs in float32 whatever the dtype."""
+    """The exponential of a float64 call is taken in float32."""
 
     def raised(self, shifted: np.ndarray) -> np.ndarray:
         return np.exp(shifted.astype(np.float32)).astype(shifted.dtype)
 
 
-@fault("precision")
+@fault("precision", "`exp(s.float())`, `expf(s)`; float64 needs the exponential of doubles")
 class SingleInside(ExponentInFloat32):
-    """exp of a float64 call runs in float32, and it says so."""
+    """The exponential of a float64 call is taken in float32, as the kernel declares."""
 
     numerics = {"f64": "single", "f32": "exact", "bf16": "exact", "f16": "exact"}
 
 
-@fault("precision")
+@fault("precision", '`allow_tf32 = True`, or `tl.dot` as it is; ask for `input_precision="ieee"`')
 class TensorFloat32(Kernel):
-    """float32 products of queries and keys keep eleven bits of each factor."""
+    """float32 products of queries and keys keep eleven bits of each factor (TF32)."""
 
     def scores(self, query: np.ndarray, key: np.ndarray, call: Call) -> np.ndarray:
         if call.fmt.name == "f32":
@@ -59,57 +62,64 @@ class TensorFloat32(Kernel):
         return (x.astype(np.float32).view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
 
 
-@fault("precision")
+@fault("precision", "`p.bfloat16() @ v`; round weights at most to the dtype of v")
 class WeightsInBfloat16(Kernel):
-    """Weights are stored in bfloat16 whatever the dtype."""
+    """Weights are rounded to bfloat16, whatever the dtype."""
 
     def keep(self, x: np.ndarray, what: str, call: Call) -> np.ndarray:
         return round_to(x, DTYPES["bf16"]).astype(x.dtype) if what == "weights" else x
 
 
-@fault("values")
+@fault(
+    "values", "a scale typed in with three digits; compute `1 / sqrt(D)` in float32", family="scale"
+)
 class StepwiseScaleOff(StepByStep):
-    """The scale is off by 0.3 % in float16, in a kernel that stores the steps of the softmax."""
+    """In float16 the scale is 0.3 % too large, in a kernel that rounds every step."""
 
     def factor(self, call: Call) -> float:
         return super().factor(call) * (1.003 if call.fmt.name == "f16" else 1.0)
 
 
-@fault("values")
+@fault(
+    "values",
+    "`softmax(q @ k.mT) @ v` in 16 bits; compute in float32, or declare `--numerics=eager`",
+)
 class EagerDeclaredExact(Kernel):
-    """Scores and weights are stored in the case's dtype, though nothing is declared to be."""
+    """Scores and weights are rounded to 16 bits, though no rounding inside is declared."""
 
     stores = Eager.stores
 
 
-@fault("values")
+@fault("values", "`p.to(v.dtype) @ v`; keep p in float32, or declare `--numerics=fused`")
 class FusedDeclaredExact(Kernel):
-    """Weights are stored in the case's dtype, though nothing is declared to be."""
+    """Weights are rounded to 16 bits, though no rounding inside is declared."""
 
     stores = Fused.stores
 
 
-@fault("values")
+@fault(
+    "values", "`q @ k.mT` gives 16-bit scores; keep them in float32, or declare `--numerics=eager`"
+)
 class ScoresStoredInFused(FlashFused):
-    """Scores, too, are stored in the case's dtype, though weights alone are declared to be."""
+    """Scores are rounded to 16 bits, though only weights are declared to be."""
 
     def keep(self, x: np.ndarray, what: str, call: Call) -> np.ndarray:
         return round_to(x, call.fmt).astype(call.work)
 
 
-@fault("precision")
+@fault("precision", "`acc` of dtype float16 or bfloat16; accumulate in float32")
 class SumsInDtype(WorkingPrecision):
-    """Sums run in the case's 16-bit dtype, and it says so."""
+    """Sums run in 16 bits, as the kernel declares."""
 
 
-@fault("precision")
+@fault("precision", "`acc` of dtype float16 or bfloat16; accumulate in float32")
 class SumsInDtypeDeclaredEager(WorkingPrecision):
-    """Sums run in the case's 16-bit dtype, though storing alone is declared to."""
+    """Sums run in 16 bits, though only the stored arrays are declared to have them."""
 
     numerics = "eager"
 
 
-@fault("values")
+@fault("values", "`bits >> 16` or a conversion with `_rz`; round to nearest even")
 class OutputTruncated(Kernel):
     """The answer is cut off, not rounded, to 16 bits."""
 
@@ -117,7 +127,7 @@ class OutputTruncated(Kernel):
         return Rounded(toward_zero(round_to(out, call.fmt), out, call), call.fmt)
 
 
-@fault("values")
+@fault("values", "`.half()` before `.bfloat16()`; convert float32 to bfloat16 at once")
 class OutputThroughFloat16(Kernel):
     """A bfloat16 answer passes through float16."""
 
@@ -126,7 +136,10 @@ class OutputThroughFloat16(Kernel):
         return super().deliver(half, call)
 
 
-@fault("election")
+@fault(
+    "election",
+    "`-ffast-math`, `set_flush_denormal(True)`; keep subnormals, or declare them flushed",
+)
 class SubnormalsFlushed(Kernel):
     """Answers below the smallest normal number are zero, though they are declared to be kept."""
 
@@ -136,18 +149,18 @@ class SubnormalsFlushed(Kernel):
         return Rounded(np.where(tiny, 0.0, answer.values), call.fmt)
 
 
-@fault("values")
+@fault("values", "`bits >> 16` or a conversion with `_rz`; round to nearest even")
 class WeightsTruncated(Fused):
-    """Weights are cut off, not rounded, to the case's dtype."""
+    """Weights are cut off, not rounded, to 16 bits."""
 
     def keep(self, x: np.ndarray, what: str, call: Call) -> np.ndarray:
         kept = super().keep(x, what, call)
         return toward_zero(kept, x, call) if what == "weights" else kept
 
 
-@fault("values")
+@fault("values", "`l` of dtype float16 or bfloat16; sum exponentials in float32")
 class TotalInDtype(Fused):
-    """The sum of the weights runs in the case's 16-bit dtype."""
+    """The sum of the exponentials runs in 16 bits."""
 
     def weights(self, scores: np.ndarray, call: Call) -> np.ndarray:
         raised = self.raised(self.shifted(scores))
@@ -157,9 +170,9 @@ class TotalInDtype(Fused):
         return self.keep(raised / np.where(total == 0, 1, total), "weights", call)
 
 
-@fault("values")
+@fault("values", "`acc = acc.to(q.dtype)` in the loop over tiles; keep acc in float32")
 class AccumulatorInDtype(FlashFused):
-    """The running output is stored in the case's dtype between tiles."""
+    """The running output is rounded to 16 bits between tiles."""
 
     def rescaled(
         self, total: np.ndarray, out: np.ndarray, rescale: np.ndarray
@@ -171,7 +184,7 @@ class AccumulatorInDtype(FlashFused):
         return super().compute(call)
 
 
-@fault("values")
+@fault("values", "`bits >> 16` or a conversion with `_rz`; round to nearest even")
 class ScoresTruncated(Eager):
     """Scores are cut off, not rounded, to 16 bits."""
 
@@ -180,9 +193,9 @@ class ScoresTruncated(Eager):
         return toward_zero(kept, x, call) if what == "scores" else kept
 
 
-@fault("nearest")
+@fault("nearest", "`bits >> 16` or a conversion with `_rz`; round to nearest even")
 class OutputTruncatedInEager(Eager):
-    """The answer is cut off, not rounded, to 16 bits, where scores and weights are stored in them."""
+    """The answer is cut off, not rounded, to 16 bits, as are scores and weights rounded before."""
 
     def deliver(self, out: np.ndarray, call: Call) -> Any:
         return Rounded(toward_zero(round_to(out, call.fmt), out, call), call.fmt)

@@ -10,17 +10,25 @@ from suite.faults.kernels.gradient import Differentiable
 from suite.faults.kernels.merge import MergeKernel
 
 
-@fault("values")
+@fault(
+    "values",
+    "`m = full(..., -50000.0)` at the start of the online softmax; begin with -inf",
+    family="softmax",
+)
 class MaximumFromMinus50000(Online):
-    """The running maximum begins at -50000: rows wholly below it underflow."""
+    """The running maximum begins at -50000, so that rows wholly below it underflow."""
 
     def anchor(self, largest: np.ndarray) -> np.ndarray:
         return np.maximum(largest, largest.dtype.type(-5e4))
 
 
-@fault("values")
+@fault(
+    "values",
+    "m of the first tile is kept; update it in every tile: `m = maximum(m, s.amax(-1))`",
+    family="softmax",
+)
 class MaximumOfFirstTile(Online):
-    """What is subtracted is the maximum of the first sixteen keys: later ones overflow."""
+    """The maximum of the first 16 keys is subtracted from all, so that larger scores overflow."""
 
     def attend(self, scores: np.ndarray, value: np.ndarray, call: Call) -> np.ndarray:
         self.first = scores[..., :16].max(-1, keepdims=True, initial=-np.inf)
@@ -30,9 +38,13 @@ class MaximumOfFirstTile(Online):
         return super().anchor(self.first)
 
 
-@fault("values")
+@fault(
+    "values",
+    "`m = s.amax(-1)` in every tile; a running maximum never falls: `maximum(m, s.amax(-1))`",
+    family="softmax",
+)
 class MaximumForgets(Kernel):
-    """Each tile of sixteen keys is summed by its own maximum: a fall by 100 overflows."""
+    """Each tile of 16 keys takes its own maximum: where it falls by 100, rescaling overflows."""
 
     def attend(self, scores: np.ndarray, value: np.ndarray, call: Call) -> np.ndarray:
         value = self.visible(value, scores)
@@ -49,9 +61,9 @@ class MaximumForgets(Kernel):
         return out / np.where(total == 0, 1, total)
 
 
-@fault("values")
+@fault("values", "`bias.clamp(min=-1e4)`; add the bias as it is", family="scores")
 class BiasClampedAtMinus10000(Kernel):
-    """A bias below -10000 counts as -10000, in rows of nothing else, too."""
+    """A bias below -10000 counts as -10000."""
 
     def biased(self, scores: np.ndarray, call: Call) -> np.ndarray:
         if call.bias is None:
@@ -59,7 +71,7 @@ class BiasClampedAtMinus10000(Kernel):
         return scores + np.maximum(super().biased(np.zeros_like(scores), call), call.work(-1e4))
 
 
-@fault("gradients")
+@fault("gradients", "`lse.clamp(min=-5e4)`; a log-sum-exp may be any number", family="gradient")
 class StatisticsFromMinus50000(Differentiable):
     """The backward pass takes no log-sum-exp below -50000."""
 
@@ -68,9 +80,13 @@ class StatisticsFromMinus50000(Differentiable):
         return np.exp(scores - np.maximum(lse, call.work(-5e4)))
 
 
-@fault("values")
+@fault(
+    "values",
+    "`lse < -1000` as a test for parts without keys; only these have `lse == -inf`",
+    family="merge",
+)
 class MergeBelowMinus1000IsEmpty(MergeKernel):
-    """A part whose log-sum-exp lies below -1000 counts as one without keys."""
+    """A part whose log-sum-exp is below -1000 counts as one without keys."""
 
     def weights(self, lse: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return super().weights(np.where(lse < -1000, -np.inf, lse))

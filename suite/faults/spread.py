@@ -20,33 +20,47 @@ def off(x: np.ndarray, dtype: str, only: str = "bf16", by: float = 1.01) -> np.n
     return x * x.dtype.type(by) if dtype == only else x
 
 
-@fault("spread")
+@fault(
+    "spread",
+    "a factor on the bfloat16 path alone, as a gain rounded to two digits; compute it in float32",
+)
 class LayerOutputOff(LayerEager):
-    """What a layer attends to is off by 1 % in bfloat16, before its last projection."""
+    """In bfloat16 a layer's heads are 1 % too large before the output projection."""
 
     def merge(self, heads: np.ndarray, call: LayerCall) -> np.ndarray:
         return off(super().merge(heads, call), call.fmt.name)
 
 
-@fault("spread")
+@fault(
+    "spread",
+    "a scale with two digits on the bfloat16 path alone; compute `1 / sqrt(D)` in float32",
+    family="scale",
+)
 class LayerScoresOff(LayerEager):
-    """The scores of a layer are off by 1 % in bfloat16."""
+    """In bfloat16 the scores of a layer are 1 % too large."""
 
     def scores(self, query: np.ndarray, key: np.ndarray, call: LayerCall) -> np.ndarray:
         return off(super().scores(query, key, call), call.fmt.name)
 
 
-@fault("spread")
+@fault(
+    "spread",
+    "a scale with three digits on the float16 path alone; compute `1 / sqrt(D)` in float32",
+    family="scale",
+)
 class ScaleOffByAThousandth(Fused):
-    """The scale is off by 0.1 % in float16, in a kernel that stores its weights."""
+    """In float16 the scale is 0.1 % too large, in a kernel that stores its weights in float16."""
 
     def factor(self, call: Call) -> float:
         return super().factor(call) * (1.001 if call.fmt.name == "f16" else 1.0)
 
 
-@fault("spread")
+@fault(
+    "spread",
+    "one block adds a term or rounds more than the others; treat all blocks of keys alike",
+)
 class BlockOfLongRowsOff(Kernel):
-    """In rows of more than 512 keys the scores of one block are off by 0.002, in float32."""
+    """In float32 rows of more than 512 keys the scores of one block are 0.002 too large."""
 
     def scores(self, query: np.ndarray, key: np.ndarray, call: Call) -> np.ndarray:
         scores = super().scores(query, key, call)
@@ -55,9 +69,13 @@ class BlockOfLongRowsOff(Kernel):
         return scores
 
 
-@fault("gradient_spread")
+@fault(
+    "gradient_spread",
+    "a scale with two digits on the bfloat16 path alone; `dq = scale * ds @ k`",
+    family="gradient",
+)
 class QueryGradientOff(DifferentiableEager):
-    """The gradient of the queries is off by 1 % in bfloat16."""
+    """In bfloat16 the gradient of the queries is 1 % too large."""
 
     def backward(
         self, call: Call, cotangent: np.ndarray, wrt: tuple[str, ...]
@@ -78,13 +96,21 @@ class OneGradientOff(LayerDifferentiable):
         return gradients | {self.of: off(gradients[self.of], inputs.dtype.name)}
 
 
-@fault("gradient_spread")
+@fault(
+    "gradient_spread",
+    "a factor on the bfloat16 path alone, as a scale with two digits; compute it in float32",
+    family="gradient",
+)
 class KernelGradientOff(OneGradientOff):
-    """The gradient of the kernel of queries is off by 1 % in bfloat16."""
+    """In bfloat16 the gradient of the query projection's kernel is 1 % too large."""
 
 
-@fault("gradient_spread")
+@fault(
+    "gradient_spread",
+    "a factor on the bfloat16 path alone, as a scale with two digits; compute it in float32",
+    family="gradient",
+)
 class KeyGradientOff(OneGradientOff):
-    """The gradient that a layer hands on to its keys is off by 1 % in bfloat16."""
+    """In bfloat16 the gradient that a layer hands on to its keys is 1 % too large."""
 
     of = "key"

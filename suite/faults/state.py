@@ -20,9 +20,12 @@ def address(array: Rounded) -> tuple[int, tuple[int, ...]]:
     return array.values.__array_interface__["data"][0], array.shape
 
 
-@fault("stateless")
+@fault(
+    "stateless",
+    "`cache[id(q), id(k), id(v)]`, or `lru_cache` on tensors; contents may change in place",
+)
 class AnswersKeptByArrays(Kernel):
-    """Answers are kept by the arrays they are of."""
+    """Answers are cached by the identity of the arrays: new contents get the old answer."""
 
     def compute(self, call: Call) -> np.ndarray:
         kept = self.__dict__.setdefault("kept", {})
@@ -34,9 +37,12 @@ class AnswersKeptByArrays(Kernel):
         return kept[key][0]
 
 
-@fault("stateless")
+@fault(
+    "stateless",
+    "`cache[q.data_ptr(), k.data_ptr()]`; other contents, or other arrays, may lie there later",
+)
 class AnswersKeptByAddress(Kernel):
-    """Answers are kept by where the query and the key lie in memory."""
+    """Answers are cached by the addresses of query and key: new contents get the old answer."""
 
     def compute(self, call: Call) -> np.ndarray:
         kept = self.__dict__.setdefault("kept", {})
@@ -44,9 +50,12 @@ class AnswersKeptByAddress(Kernel):
         return kept.setdefault(key, super().compute(call)).copy()
 
 
-@fault("stateless")
+@fault(
+    "stateless",
+    "a converted copy of k in `cache[id(k)]`; convert at every call, since contents may change",
+)
 class KeysKeptByArray(Kernel):
-    """What was made of a key is kept by the array it was made of."""
+    """Keys are read once for every array: what is written into the array later is not seen."""
 
     def scores(self, query: np.ndarray, key: np.ndarray, call: Call) -> np.ndarray:
         kept = self.__dict__.setdefault("kept", {})
@@ -54,9 +63,9 @@ class KeysKeptByArray(Kernel):
         return super().scores(query, copy, call)
 
 
-@fault("stateless")
+@fault("stateless", "a converted copy of the mask in `cache[id(mask)]`; convert it at every call")
 class MaskKeptByArray(Kernel):
-    """A mask is read once, and kept by its array."""
+    """A mask is read once for every array: what is written into the array later is not seen."""
 
     def masked(self, mask: np.ndarray, call: Call) -> np.ndarray:
         kept = self.__dict__.setdefault("kept", {})
@@ -64,21 +73,27 @@ class MaskKeptByArray(Kernel):
         return entry[0]
 
 
-@fault("stateless")
+@fault(
+    "stateless",
+    "a reused buffer is padded by weights of 0, and `0 * nan` is NaN; zero the part beyond Lk",
+)
 class WorkspaceNotCleared(Workspace):
-    """What an earlier call left in a workspace meets weights of zero."""
+    """NaN that an earlier call left in a workspace meets weights of zero, and spreads."""
 
 
-@fault("remembered")
+@fault(
+    "remembered",
+    "a kernel cached by shape with `scale` as a constant; the scale belongs to the key",
+)
 class ScaleOfFirstCall(Kernel):
-    """The scale is that of the first call of a shape."""
+    """The scale is that of the first call of its shape."""
 
     def factor(self, call: Call) -> float:
         known = self.__dict__.setdefault("known", {})
         return known.setdefault((call.query.shape, call.key.shape), super().factor(call))
 
 
-@fault("remembered")
+@fault("remembered", "`self.softcap = softcap or self.softcap`; None sets it back")
 class SoftcapStays(Kernel):
     """A call without a softcap has the softcap of the call before."""
 
@@ -89,7 +104,7 @@ class SoftcapStays(Kernel):
         return super().capped(scores, replace(call, softcap=self.kept_cap))
 
 
-@fault("remembered")
+@fault("remembered", "`if mask is not None: self.mask = mask`; None sets it back")
 class MaskStays(Kernel):
     """A call without a mask has the mask of the last call of its shape."""
 
@@ -100,9 +115,12 @@ class MaskStays(Kernel):
         return allowed
 
 
-@fault("remembered")
+@fault(
+    "remembered",
+    "`cache[Lq, Lk]` for the mask of a window; its left and right side belong to the key",
+)
 class VisiblePairsKeptBySize(Kernel):
-    """Which pairs a causal flag or a window allows is kept by Lq and Lk alone."""
+    """The mask of a window is cached by Lq and Lk: another window gets the mask of the first."""
 
     def windowed(self, call: Call, left: int | None, right: int | None) -> np.ndarray:
         known = self.__dict__.setdefault("known", {})
@@ -110,9 +128,9 @@ class VisiblePairsKeptBySize(Kernel):
         return known.setdefault(key, super().windowed(call, left, right))
 
 
-@fault("remembered")
+@fault("remembered", "`cache[Lq, Lk]` for `1 / sqrt(D)`; D belongs to the key")
 class ScaleKeptByLengths(Kernel):
-    """The default scale is kept by the lengths, which leaves the head size out."""
+    """The default scale is cached by Lq and Lk: another D gets the scale of the first."""
 
     def factor(self, call: Call) -> float:
         if call.scale is not None:
@@ -122,7 +140,7 @@ class ScaleKeptByLengths(Kernel):
         return known.setdefault(key, super().factor(call))
 
 
-@fault("remembered")
+@fault("remembered", "`k * scale` in `cache[id(k)]`; the next call may have another scale")
 class ScaleKeptByArray(Kernel):
     """The scale is kept by the array of keys that it was first used with."""
 
@@ -132,9 +150,9 @@ class ScaleKeptByArray(Kernel):
         return super().scores(query, key, replace(call, scale=entry[0]))
 
 
-@fault("remembered")
+@fault("remembered", "a buffer kept by its shape, or its dtype kept; the dtype belongs to the key")
 class NarrowestDtypeStays(Kernel):
-    """Answers are rounded to the narrowest dtype that was asked in their shape."""
+    """Answers are rounded to the narrowest dtype that was asked before in their shape."""
 
     def deliver(self, out: np.ndarray, call: Call) -> Any:
         known = self.__dict__.setdefault("known", {})
