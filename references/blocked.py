@@ -7,7 +7,7 @@ implementation. Memory grows with block x Lk, not Lq x Lk.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +16,9 @@ import numpy as np
 
 from references.outputs import EMPTY_ROWS, check_empty_rows
 from references.primitives.softmax import Softmax
+from references.steps import steps
 from references.terms import Block, Collector, Terms
+from suite.spec.features import FEATURES
 
 MaskRows = Callable[[slice], np.ndarray]
 
@@ -38,7 +40,7 @@ class BlockedPass:
     """Result of a pass.
 
     output          (B, H, Lq, Dv)
-    lse, largest    (B, H, Lq): log-sum-exp and largest score of a row; -inf without keys and sink
+    lse, largest    (B, H, Lq): log-sum-exp and largest score of a row; -inf without any key
     weights, terms  (B, H, Lq, Lk) and `Terms`, if requested
     """
 
@@ -56,10 +58,8 @@ def attention(
     *,
     mask: np.ndarray | MaskRows | None = None,
     bias: np.ndarray | None = None,
-    own_bias: bool = False,
     scale: float | None = None,
-    softcap: float | None = None,
-    sinks: np.ndarray | None = None,
+    features: Mapping[str, Any] | None = None,
     empty_rows: str = "zeros",
     precision: type[np.floating[Any]] = np.float64,
     terms: bool = False,
@@ -69,21 +69,21 @@ def attention(
     """Scaled dot-product attention: softmax(scores) value.
 
       query (B, H, Lq, D), key (B, Hkv, Lk, D), value (B, Hkv, Lk, Dv)
-      scores = scale query key^T, then softcap tanh(scores / softcap), then + bias, then the mask
+      scores = scale query key^T, then the steps of the features, then + bias, then the mask
 
     - Query head h uses key/value head h // (H / Hkv).
     - `mask`: True attends. An array that broadcasts to (B, H, Lq, Lk), or a function from a slice of
       rows to such an array. A bias of -inf hides a pair, too.
-    - `own_bias`: the call itself makes the bias; the terms include that rounding.
-    - `sinks` (H,): one more logit per head, with value 0. A sink of -inf changes nothing.
+    - `features`: values of features (`suite.spec.features`) by name: numbers, and arrays (H,).
     - `empty_rows`: output of a fully masked row, "zeros", "nan" or "uniform" (the mean of all Lk
-      values). With a finite sink the output is 0, because the sink has all the weight.
+      values). With a finite score of a key of value 0 the output is 0: that key has all the weight.
     - Keys and values that no row attends may hold anything, NaN included.
     - `precision`: np.float64 or np.longdouble. The terms are always float64.
 
     Raises ValueError for an unknown `empty_rows`, and for shapes that do not fit together.
     """
-    _check_shapes(query, key, value, mask, bias, sinks)
+    features = features or {}
+    _check_shapes(query, key, value, mask, bias, features)
     check_empty_rows(empty_rows, EMPTY_ROWS)
     B, H, Lq, D = query.shape
     Hkv, Lk, Dv = value.shape[1:]
@@ -98,7 +98,8 @@ def attention(
     q: np.ndarray = query.astype(precision)
     k: np.ndarray = np.repeat(key, group, axis=1).astype(precision)
     v: np.ndarray = np.repeat(value, group, axis=1).astype(precision)
-    sink = None if sinks is None else sinks.astype(precision).reshape(1, H, 1, 1)
+    made = steps(features, Lq, Lk, precision)
+    zero_key = next((step for step in made if step.to == "key"), None)
     hidden_everywhere = ~np.isfinite(v).all(-1) | ~np.isfinite(k).all(-1)
     if hidden_everywhere.any():
         # 0 * NaN is NaN in a matrix product, so slots that every row hides become 0. A non-finite
@@ -113,23 +114,25 @@ def attention(
     lse: np.ndarray = np.full((B, H, Lq), -np.inf, precision)
     largest = lse.copy()
     all_weights: np.ndarray | None = np.zeros((B, H, Lq, Lk), precision) if weights else None
-    collector = Collector(q, k, v, scale, softcap, sinks, variance) if terms else None
+    collector = Collector(q, k, v, scale, zero_key, variance) if terms else None
 
     def block(rows: slice) -> None:
         qb = q[:, :, rows]
         scaled = (qb @ kt) * scale  # (B, H, rows, Lk)
-        s = scaled
-        if softcap is not None:
-            s = softcap * np.tanh(scaled / softcap)
+        s, stepped = scaled, []
+        for step in made:
+            if step is not zero_key:
+                s, slope, size = step.on(s, rows)
+                stepped.append((step, slope, size))
         if bias_rows is not None:
             s = s + bias_rows(rows)
         hide = _hidden(mask_rows, bias_rows, rows)
         if hide is not None:
             s = np.where(hide, -np.inf, s)
-        if sink is None:
+        if zero_key is None:
             softmax = Softmax.of(s)
         else:
-            column = np.broadcast_to(sink, (*s.shape[:-1], 1))
+            column = np.broadcast_to(zero_key.operand, (*s.shape[:-1], 1))
             softmax = Softmax.of(np.concatenate([s, column], -1))
         p, empty = softmax.weights[..., :Lk], softmax.empty
         o = p @ v
@@ -144,8 +147,7 @@ def attention(
             all_weights[:, :, rows] = p
         if collector is not None:
             averaged = empty & (empty_rows == "uniform")
-            own = bias_rows(rows) if own_bias and bias_rows is not None else None
-            collector.add(Block(rows, scaled, s, p, o, softmax, hide, empty, averaged, own))
+            collector.add(Block(rows, scaled, stepped, s, p, o, softmax, hide, empty, averaged))
 
     def ignoring_errors(rows: slice) -> None:
         # Fully masked rows take log(0), and hidden slots may hold anything. NumPy's error state is
@@ -169,7 +171,7 @@ def _check_shapes(
     value: np.ndarray,
     mask: np.ndarray | MaskRows | None,
     bias: np.ndarray | None,
-    sinks: np.ndarray | None,
+    features: Mapping[str, Any],
 ) -> None:
     for name, array in (("query", query), ("key", key), ("value", value)):
         if array.ndim != 4:
@@ -193,8 +195,9 @@ def _check_shapes(
                 )
     if isinstance(mask, np.ndarray) and mask.dtype != bool:
         raise ValueError(f"mask must be boolean, got {mask.dtype}")
-    if sinks is not None and sinks.shape != (H,):
-        raise ValueError(f"expected one sink per query head, ({H},), got {sinks.shape}")
+    for name, value in features.items():
+        if FEATURES[name].axes and value.shape != (H,):
+            raise ValueError(f"{name} must have a number per query head, ({H},), got {value.shape}")
 
 
 def _blocks(shape: tuple[int, int, int, int]) -> list[slice]:

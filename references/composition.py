@@ -67,13 +67,13 @@ class Problem:
 
 @dataclass(frozen=True)
 class Composition:
-    """The output of an operator, further outputs by name, and `keys` and `has_sink` of
+    """The output of an operator, further outputs by name, and `keys` and `has_zero_key` of
     `references.outputs.Outputs`."""
 
     output: Node
     beside: Mapping[str, Node] = field(default_factory=dict)
     keys: np.ndarray | None = None
-    has_sink: np.ndarray | None = None
+    has_zero_key: np.ndarray = field(default_factory=lambda: np.zeros((1, 1), bool))
 
 
 class Reference:
@@ -154,10 +154,8 @@ class Reference:
 
 
 def _outputs(inputs: Inputs, composition: Composition, arrays: Mapping[str, Bounded]) -> Outputs:
-    keys, has_sink = composition.keys, composition.has_sink
+    keys = composition.keys
     if keys is None:  # no fully masked row
         keys = np.ones((inputs.sizes.B, 1, inputs.sizes.Lq), int)
     known_arrays = {name: known(array) for name, array in arrays.items()}
-    return Outputs(
-        known_arrays, keys, has_sink=np.zeros((1, 1), bool) if has_sink is None else has_sink
-    )
+    return Outputs(known_arrays, keys, has_zero_key=composition.has_zero_key)

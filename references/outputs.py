@@ -27,8 +27,10 @@ EMPTY_ROW_GRADIENTS = ("zeros", "uniform", "scores")
 class Outputs:
     """Outputs of an operator, or gradients by array name, each with its bound.
 
-    - `keys` (B, H, Lq): number of attended keys per row, without sinks; ones if nothing is attended to.
-    - `has_sink` (H, 1): heads with a finite sink. Their rows without keys give 0 and follow no election.
+    - `keys` (B, H, Lq): number of attended keys per row, without a key of value 0 (a sink); ones if
+      nothing is attended to.
+    - `has_zero_key` (H, 1): heads with a finite score of a key of value 0. Their rows without keys give 0
+      and follow no election.
     - `deviation`: standard deviation of the output's error for random rounding; only for sdpa, merge
       and packed in 16 bits.
     """
@@ -36,12 +38,12 @@ class Outputs:
     arrays: dict[str, Bounded]
     keys: np.ndarray
     deviation: np.ndarray | None = None
-    has_sink: np.ndarray = field(default_factory=lambda: np.zeros((1, 1), bool))
+    has_zero_key: np.ndarray = field(default_factory=lambda: np.zeros((1, 1), bool))
 
     @property
     def empty(self) -> np.ndarray:
         """Fully masked rows (B, H, Lq) that follow the implementation's election."""
-        return (self.keys == 0) & ~self.has_sink
+        return (self.keys == 0) & ~self.has_zero_key
 
 
 def wide(inputs: Inputs, arrays: Mapping[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:

@@ -1,7 +1,7 @@
 """Scaled dot-product attention in float64, its derivatives and their rounding bounds.
 
-    scores  s = softcap(scale q k^T) + bias, then the mask
-    weights p = softmax(s) over the keys and the sink, if there is one
+    scores  s = scale q k^T, then the steps of the features (`references.steps`), then + bias, the mask
+    weights p = softmax(s) over the keys
     output  o = p v
 
 Bound of the output, elementwise: that of `references.primitives.softmax` with the score error
@@ -9,8 +9,8 @@ Bound of the output, elementwise: that of `references.primitives.softmax` with t
     |ds_j| <= gamma_{D+2}(u_acc) |scale| sum_i |q_i k_ji| + u_s (2 |s_j| + |bias_j + s_j|)
 
 for D + 2 roundings in the accumulator (products, sum, scaling) and three stores (product, scaled score,
-score with bias), plus the store of the output, u_o |o| + e_o. Cap, bias and sink add the bounds of
-their primitives. Fully masked rows are exact.
+score with bias), plus the store of the output, u_o |o| + e_o. Features add the roundings of their steps.
+Fully masked rows are exact.
 
 One pass over blocks of rows gives the output and the bound terms of every class (`references.blocked`).
 The composition gives derivatives and outputs with random rounding.
@@ -30,45 +30,54 @@ from references.composition import Composition, Problem, Reference
 from references.outputs import Outputs
 from references.primitives.arranged import Reshaped
 from references.primitives.attend import Attend, LogSumExp
-from references.primitives.bias import Biased, Sink
+from references.primitives.bias import Biased, ZeroKey
 from references.primitives.cap import Cap
 from references.primitives.pairs import Pairs
 from references.primitives.scores import Scores
 from references.primitives.times import Times
 from references.rounding import Bounded, Roundoffs, drawing, narrowed, precision_for
+from references.steps import Step, steps
 from references.tape import Leaf, Node
 from suite.spec.cache import Cache
+from suite.spec.features import FEATURES
 from suite.spec.inputs import Inputs
-from suite.spec.operators.sdpa import asked_features
-from suite.spec.recipes import alibi_bias
 
 _PASSES: Cache[BlockedPass] = Cache(64)
 
-IN_BLOCKS = {"softcap", "sinks", "lse", "alibi_slopes"}
-"""Features of the blocked pass. With any other feature the composition gives the output, without a
-standard deviation."""
-
 
 def compose(problem: Problem) -> Composition:
-    """The output (B, H, Lq, Dv), and without sinks the log-sum-exp (B, H, Lq), for VJPs only."""
-    u, inputs, value = problem.u, problem.inputs, problem.leaf("value")
-    pairs, made = Pairs.of(problem), inputs.feature("alibi_slopes") is not None
+    """The output (B, H, Lq, Dv), and without a key of value 0 the log-sum-exp (B, H, Lq), for VJPs
+    only."""
+    u, inputs, s = problem.u, problem.inputs, problem.sizes
+    made = steps(inputs.features, s.Lq, s.Lk, precision_for(inputs.dtype))
+    zero_key = next((step for step in made if step.to == "key"), None)
+    pairs = Pairs.of(problem, None if zero_key is None else zero_key.operand)
     scores: Node = Scores(u, problem.leaf("query"), problem.leaf("key"), problem.scale, pairs)
-    factors = problem.exact("logit_scale")
-    if factors is not None:
-        scores = Times(u, scores, Reshaped(factors, (1, inputs.sizes.H, 1, 1)), scores=True)
-    if inputs.feature("softcap") is not None:
-        scores = Cap(u, scores, inputs.feature("softcap"))
-    added = _bias(inputs)
-    if added is not None:
-        bias = Leaf(u, narrowed(added, u)) if made else problem.leaf("bias")
-        scores = Biased(u, scores, bias, own=made)
-    sinks = problem.exact("sinks")
-    if sinks is None:
+    for step in made:
+        if step is not zero_key:
+            scores = _stepped(problem, step, scores)
+    if inputs.bias is not None:
+        scores = Biased(u, scores, problem.leaf("bias"))
+    value = problem.leaf("value")
+    if zero_key is None:
         attend = Attend(u, scores, value, pairs)
         return Composition(attend, {"lse": LogSumExp(attend)}, pairs.keys)
-    attend = Attend(u, scores, value, pairs, Sink(u, sinks, scores, pairs))
-    return Composition(attend, keys=pairs.keys, has_sink=pairs.has_sink)
+    column = problem.exact(zero_key.name)
+    assert column is not None
+    attend = Attend(u, scores, value, pairs, ZeroKey(u, column, scores, pairs, zero_key.unit(u)))
+    return Composition(attend, keys=pairs.keys, has_zero_key=pairs.has_zero_key)
+
+
+def _stepped(problem: Problem, step: Step, scores: Node) -> Node:
+    """The scores after a step. An array with gradients is a leaf, others are constants."""
+    u, unit = problem.u, step.unit(problem.u)
+    if step.to == "cap":
+        return Cap(u, scores, step.operand, unit)
+    array: Node = Leaf(u, narrowed(step.operand, u))
+    given = None if FEATURES[step.name].constant else problem.exact(step.name)
+    if given is not None:
+        array = Reshaped(given, step.operand.shape)
+    return (Times if step.to == "factor" else Biased)(u, scores, array, unit)
 
 
 class _Plain(Reference):
@@ -80,12 +89,8 @@ class _Plain(Reference):
         """
         if drawing():
             return self.recomputed(inputs, rounding)
-        if {feature.name for feature in asked_features(inputs.case)} - IN_BLOCKS:
-            return super().forward(inputs, rounding, empty_rows)
-        key = (inputs.digest, empty_rows)
-        return bounded(
-            key, lambda: _pass(inputs, empty_rows), inputs, rounding, inputs.feature("lse")
-        )
+        key, returned = (inputs.digest, empty_rows), inputs.operator.outputs(inputs.case)
+        return bounded(key, lambda: _pass(inputs, empty_rows), inputs, rounding, "lse" in returned)
 
 
 reference = _Plain(compose)
@@ -103,26 +108,16 @@ def bounded(
     arrays = {"output": Bounded(output, terms.bound(output, u))}
     if lse:
         arrays["lse"] = Bounded(found.lse, terms.lse_bound(found.lse, found.largest, u))
-    return Outputs(arrays, terms.keys, deviation, terms.has_sink > 0)
+    return Outputs(arrays, terms.keys, deviation, terms.has_zero_key)
 
 
 def _pass(inputs: Inputs, empty_rows: str) -> BlockedPass:
     return attention(
         inputs.query, inputs.key, inputs.value,
-        mask=inputs.allowed, bias=_bias(inputs), own_bias=inputs.feature("alibi_slopes") is not None,
-        scale=inputs.scale, softcap=inputs.feature("softcap"),
-        sinks=inputs.feature("sinks"), empty_rows=empty_rows, precision=precision_for(inputs.dtype),
-        terms=True, variance=inputs.dtype.is_half,
+        mask=inputs.allowed, bias=inputs.bias, scale=inputs.scale, features=inputs.features,
+        empty_rows=empty_rows, precision=precision_for(inputs.dtype), terms=True,
+        variance=inputs.dtype.is_half,
     )  # fmt: skip
-
-
-def _bias(inputs: Inputs) -> np.ndarray | None:
-    """The bias added to the scores, in the reference's precision: the given bias, or ALiBi made from
-    slopes."""
-    precision, slopes = precision_for(inputs.dtype), inputs.feature("alibi_slopes")
-    if slopes is not None:
-        return alibi_bias(slopes.astype(precision), inputs.sizes.Lq, inputs.sizes.Lk)
-    return None if inputs.bias is None else inputs.bias.astype(precision, copy=False)
 
 
 __all__ = ["BlockedPass", "attention", "bounded", "compose", "reference"]

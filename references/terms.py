@@ -6,19 +6,22 @@ the error for random rounding. Derivation: `references.primitives.softmax`, `ref
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 
+from references.primitives.pairs import finite_heads
 from references.primitives.softmax import (
     NEGLIGIBLE_WEIGHT,
     Softmax,
     average_error,
     growth,
-    sink_error,
+    zero_key_size,
 )
 from references.rounding import Roundoffs, gamma
+from references.steps import Step
 
 
 @dataclass(frozen=True)
@@ -26,11 +29,11 @@ class Terms:
     """Sums over the keys of each row, from which bounds are made. p weights, o output.
 
     Shapes (B, H, Lq, Dv):
-      accumulate  sum_j p_j a_j (|v_j| + |o|), a_j = (D + 2) |scale| sum_i |q_i k_ji| + |s_j - m| + 4
-                  (with softcap: + 4 |s_j|): times the roundoff of sums, exp and scaling
+      accumulate  sum_j p_j a_j (|v_j| + |o|), a_j = (D + 2) |scale| sum_i |q_i k_ji| + |s_j - m| + 4:
+                  times the roundoff of sums, exp and scaling
       score       sum_j p_j c_j (|v_j| + |o|), c_j = 2 |scaled score| + |score with bias|: times the
-                  roundoff of stored scores. A bias that the call makes adds 4 |bias_j| to a_j, and
-                  |bias_j| to c_j
+                  roundoff of stored scores. Every step multiplies the parts of a_j and c_j before it by
+                  its slope, and adds its own roundings (`references.steps`)
       shift       sum_j p_j |s_j - m| (|v_j| + |o|): times the roundoff of stored shifted scores
       value       sum_j p_j |v_j|: times the roundoff of stored weights and of products with values
       underflow   sum_j |v_j| over the attended keys: times the absolute error of weights that underflow
@@ -45,8 +48,8 @@ class Terms:
       peak_shift        max |s_j - m| likewise
     Others:
       summands          D + 2, the number of roundings in a scaled product
-      has_sink              (H, 1), heads with a finite sink: one more key of value 0 with
-                        a_j = 2 (|sink| + |m'| + log n') + |s_j - m| + 4 and c_j = 0
+      has_zero_key      (H, 1), heads with a finite score x of a key of value 0, with
+                        a_j = r (|x| + |m'| + log n') + |x - m| + 4 and c_j = 0, and r own roundings
     """
 
     accumulate: np.ndarray
@@ -63,7 +66,7 @@ class Terms:
     peak_score: np.ndarray
     peak_shift: np.ndarray
     summands: int
-    has_sink: np.ndarray
+    has_zero_key: np.ndarray
 
     def bound(self, output: np.ndarray, u: Roundoffs) -> np.ndarray:
         """Largest rounding error of the reference's `output`, float64 (B, H, Lq, Dv); 0 where the
@@ -75,7 +78,7 @@ class Terms:
         )
         size = np.abs(output).astype(np.float64)
         average = average_error(
-            u, (self.summed + self.has_sink)[..., None], growth(peak[..., None]),
+            u, (self.summed + self.has_zero_key)[..., None], growth(peak[..., None]),
             moved=self._per_summand(u) * self.accumulate + u.score * self.score + u.step * self.shift,
             mass=self.value,
             size=size,
@@ -126,7 +129,7 @@ _PER_VALUE = (
     "accumulate", "score", "shift", "value", "underflow", "score_var", "value_var",
     "step_var",
 )  # fmt: skip
-_ARRAYS = tuple(f.name for f in fields(Terms) if f.name not in ("summands", "has_sink"))
+_ARRAYS = tuple(f.name for f in fields(Terms) if f.name not in ("summands", "has_zero_key"))
 
 
 @dataclass(frozen=True)
@@ -134,18 +137,19 @@ class Block:
     """One block of rows in a pass.
 
     scaled      (B, H, rows, Lk): scores after scaling
-    final       (B, H, rows, Lk): scores after softcap, bias and mask
+    steps       the steps on scores, with the slope and the size of each
+    final       (B, H, rows, Lk): scores after steps, bias and mask
     weights     (B, H, rows, Lk)
     output      (B, H, rows, Dv)
-    softmax     over the keys and the sink, if there are sinks
+    softmax     over the keys, and the key of value 0, if there is one
     hidden      hidden pairs, broadcastable, or None
-    empty       (B, H, rows, 1): rows without keys and sink
+    empty       (B, H, rows, 1): rows without any key
     averaged    (B, H, rows, 1): those of `empty` that average all values
-    own_bias    the bias that the call makes, broadcastable, or None
     """
 
     rows: slice
     scaled: np.ndarray
+    steps: Sequence[tuple[Step, np.ndarray, np.ndarray]]
     final: np.ndarray
     weights: np.ndarray
     output: np.ndarray
@@ -153,7 +157,6 @@ class Block:
     hidden: np.ndarray | None
     empty: np.ndarray
     averaged: np.ndarray
-    own_bias: np.ndarray | None = None
 
 
 class Collector:
@@ -167,10 +170,10 @@ class Collector:
 
     def __init__(
         self, q: np.ndarray, k: np.ndarray, v: np.ndarray,
-        scale: float, softcap: float | None, sinks: np.ndarray | None, variance: bool,
+        scale: float, zero_key: Step | None, variance: bool,
     ) -> None:  # fmt: skip
         B, H, Lq, D = q.shape
-        self.softcap, self.sinks, self.variance = softcap, sinks, variance
+        self.zero_key, self.variance = zero_key, variance
         self.dtype: Any = np.float64 if q.dtype == np.longdouble else np.float32
         self.abs_q = np.abs(q).astype(self.dtype) * self.dtype((D + 2) * abs(float(scale)))
         self.abs_k = np.ascontiguousarray(np.swapaxes(np.abs(k), -1, -2).astype(self.dtype))
@@ -181,8 +184,8 @@ class Collector:
         self.square_v = np.square(self.v)
         shape = (B, H, Lq, v.shape[-1])
         arrays = {name: np.zeros(shape if name in _PER_VALUE else shape[:3]) for name in _ARRAYS}
-        finite = np.zeros(H, int) if sinks is None else np.isfinite(sinks).astype(int)
-        self.terms = Terms(**arrays, summands=D + 2, has_sink=finite[:, None])
+        finite = finite_heads(None if zero_key is None else zero_key.operand)
+        self.terms = Terms(**arrays, summands=D + 2, has_zero_key=finite)
 
     def add(self, block: Block) -> None:
         """The sums of one block."""
@@ -205,20 +208,15 @@ class Collector:
         a = self.abs_q[:, :, rows] @ self.abs_k
         c = magnitude * 2.0
         square = 2.0 * np.square(magnitude) if self.variance else None
-        if self.softcap is not None:
-            capped = np.tanh(magnitude / self.softcap)
-            slope = 1.0 - np.square(capped)
-            capped *= self.softcap
-            a = a * slope + 4.0 * capped
-            c = c * slope + capped
+        for step, *stepped in block.steps:
+            slope, own = (
+                x.astype(self.dtype) if hide is None else np.where(hide, 0, x).astype(self.dtype)
+                for x in stepped
+            )
+            a = a * slope + step.accumulate * own
+            c = c * slope + step.score * own
             if square is not None:
-                square = square * np.square(slope) + np.square(capped)
-        if block.own_bias is not None:
-            size = np.abs(block.own_bias).astype(self.dtype)
-            a = a + 4.0 * size
-            c = c + size
-            if square is not None:
-                square = square + np.square(size)
+                square = square * np.square(slope) + np.square(step.score * own)
         c += final
         np.negative(distance, out=distance)  # |s - m|: s never exceeds m
         a += distance
@@ -234,7 +232,7 @@ class Collector:
             t.peak_accumulate[:, :, rows] = (a * relevant).max(-1)
             t.peak_score[:, :, rows] = (c * relevant).max(-1)
             t.peak_shift[:, :, rows] = (distance * relevant).max(-1)
-        step = np.square(distance) + 1.0 if self.variance else None
+        moved = np.square(distance) + 1.0 if self.variance else None
         a *= weight
         c *= weight
         distance *= weight
@@ -252,17 +250,17 @@ class Collector:
             if attended is not keys:
                 t.summed[:, :, rows] = attended.sum(-1)
             t.underflow[:, :, rows] = unit * (attended.astype(self.dtype) @ self.abs_v)
-        if square is not None and step is not None:
+        if square is not None and moved is not None:
             square += np.square(final)
             # In float64: the square of a small weight beside a sink underflows in float32.
             squared = np.square(p.astype(np.float64))
             t.value_var[:, :, rows] = unit * unit * (squared @ self.square_v)
             if live is not None:
                 squared *= live
-            for array, factor in ((t.score_var, square), (t.step_var, step)):
+            for array, factor in ((t.score_var, square), (t.step_var, moved)):
                 array[:, :, rows] = unit * unit * self._spread(factor * squared, o)
-        if self.sinks is not None:
-            self._add_sink(block, unit * abs_o)
+        if self.zero_key is not None:
+            self._add_zero_key(self.zero_key, block, unit * abs_o)
 
     def _spread(self, factor: np.ndarray, o: np.ndarray) -> np.ndarray:
         """sum_j factor_j (v_j - o)^2."""
@@ -270,17 +268,16 @@ class Collector:
         spread += factor.sum(-1, keepdims=True) * np.square(o)
         return np.maximum(spread, 0.0)
 
-    def _add_sink(self, block: Block, size: np.ndarray) -> None:
-        """Adds the sinks, whose value is 0; `size` is |o|, 0 in fully masked rows."""
-        assert self.sinks is not None
+    def _add_zero_key(self, key: Step, block: Block, size: np.ndarray) -> None:
+        """Adds a key of value 0; `size` is |o|, 0 in fully masked rows."""
         t, rows = self.terms, block.rows
         p = block.softmax.weights[..., -1].astype(np.float64)
         distance = block.softmax.distance[..., -1]
-        sinks = self.sinks[:, None]  # (H, 1)
         largest = block.final.max(-1, initial=-np.inf)
         keys = t.keys[:, :, rows]
-        finite = np.isfinite(sinks) & (keys > 0)
-        a = np.where(finite, sink_error(sinks, largest, keys) + distance + 4.0, 0.0)
+        finite = t.has_zero_key & (keys > 0)
+        own = key.accumulate * zero_key_size(key.operand[..., 0], largest, keys)
+        a = np.where(finite, own + distance + 4.0, 0.0)
         for array, factor in ((t.accumulate, a), (t.shift, distance)):
             array[:, :, rows] += (p * factor)[..., None] * size
         if self.variance:

@@ -7,6 +7,7 @@ import resource
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import mpmath
 import numpy as np
@@ -25,6 +26,7 @@ from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import Inputs, draw, draw_cotangent
 from suite.spec.operators import OPERATORS
 from suite.spec.recipes import alibi_bias
+from suite.spec.vocabulary import OPERANDS
 from tests import loops, online, plain
 
 TINY = (
@@ -56,9 +58,16 @@ def operands(inputs: Inputs) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return inputs.query, inputs.key, inputs.value
 
 
+def defined_by(inputs: Inputs, **options: Any) -> blocked.BlockedPass:
+    """The blocked pass of inputs. A change of an option is given by name."""
+    given = {"mask": inputs.dense_mask, "bias": inputs.bias, "scale": inputs.scale}
+    query, key, value = (options.pop(name, inputs.arrays[name]) for name in OPERANDS)
+    return sdpa.attention(query, key, value, features=inputs.features, **given, **options)
+
+
 def exact_limit(inputs: Inputs) -> np.ndarray:
     """The bound of a float64 evaluation of the formula, whatever the case's dtype."""
-    reference = sdpa.attention(*operands(inputs), **arguments(inputs), terms=True)
+    reference = defined_by(inputs, terms=True)
     assert reference.terms is not None
     return reference.terms.bound(reference.output, roundoffs("exact", DTYPES["f64"]))
 
@@ -83,13 +92,11 @@ def test_all_references_agree_with_fifty_digits(text: str, seed: int) -> None:
     limit = exact_limit(inputs)
     scalar = np.array(loops.attention(*operands(inputs), **arguments(inputs))[0])
     streamed, _ = online.attention(*operands(inputs), **arguments(inputs), tile=2)
-    defined = sdpa.attention(*operands(inputs), **arguments(inputs)).output
-    extended = sdpa.attention(
-        *operands(inputs), **arguments(inputs), precision=np.longdouble
-    ).output
+    definition = defined_by(inputs).output
+    extended = defined_by(inputs, precision=np.longdouble).output
     pasted = plain.attention(*operands(inputs), **arguments(inputs))
     for name, got in (
-        ("loops", scalar), ("online", streamed), ("definition", defined), ("plain", pasted),
+        ("loops", scalar), ("online", streamed), ("definition", definition), ("plain", pasted),
     ):  # fmt: skip
         assert (np.abs(got - truth) <= limit).all(), name
     # Extended precision carries 11 bits more.
@@ -113,7 +120,7 @@ def test_definition_agrees_with_loops_and_online(
     added = f"/bias.{bias}" if bias != "none" else ""
     case = Case.parse(f"sdpa/{mask}/mha/f32/b{B}h{H}q{Lq}k{Lk}d{D}{value}{added}{more}{dense}")
     inputs = draw(case, seed)
-    answer = sdpa.attention(*operands(inputs), **arguments(inputs), weights=True)
+    answer = defined_by(inputs, weights=True)
     scalar, scalar_weights = loops.attention(*operands(inputs), **arguments(inputs))
     streamed, lse = online.attention(*operands(inputs), **arguments(inputs), tile=3)
     limit = 2 * exact_limit(inputs)
@@ -128,7 +135,7 @@ def test_definition_agrees_with_loops_and_online(
 
 def test_weights_and_lse_are_what_they_are_called() -> None:
     inputs = draw(Case.parse("sdpa/causal/gqa2/f32/b2h4q5k7d8"))
-    answer = sdpa.attention(*operands(inputs), **arguments(inputs), weights=True)
+    answer = defined_by(inputs, weights=True)
     assert answer.weights is not None
     assert np.abs(answer.weights.sum(-1) - 1).max() < 1e-14
     value = np.repeat(inputs.value, 2, axis=1)
@@ -142,35 +149,27 @@ def test_weights_and_lse_are_what_they_are_called() -> None:
 @pytest.mark.parametrize("text", ["sdpa/causal/gqa2/f16/b2h6q33k47d8", TINY[3], TINY[4]])
 def test_blocks_do_not_matter(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = draw(Case.parse(text))
-    options = {**arguments(inputs), "terms": True, "variance": True}
-    whole = sdpa.attention(*operands(inputs), **options)
+    whole = defined_by(inputs, terms=True, variance=True)
     monkeypatch.setattr(blocked, "BLOCK_ELEMENTS", 1)
     monkeypatch.setattr(blocked, "LONG_BLOCK_ELEMENTS", 1)
-    rows = sdpa.attention(*operands(inputs), **options)
+    rows = defined_by(inputs, terms=True, variance=True)
     # Matrix products may sum in another order for other shapes: equal within a few ulps.
     assert np.abs(whole.output - rows.output).max() < 1e-15 * 8
     assert whole.terms is not None
     assert rows.terms is not None
     for name in (
-        "accumulate",
-        "score",
-        "shift",
-        "value",
-        "underflow",
-        "score_var",
-        "value_var",
-        "keys",
-    ):
+        "accumulate", "score", "shift", "value", "underflow", "score_var", "value_var", "keys",
+    ):  # fmt: skip
         one, other = getattr(whole.terms, name), getattr(rows.terms, name)
         assert np.abs(one - other).max() <= 1e-5 * np.abs(one).max(), name
 
 
 def test_what_no_row_attends_may_be_nan() -> None:
     inputs = draw(Case.parse("sdpa/pad/gqa2/f32/b3h4q5k9d8"))
-    clean = sdpa.attention(*operands(inputs), **arguments(inputs), terms=True)
+    clean = defined_by(inputs, terms=True)
     hidden = ~inputs.attends.any((1, 2))[:, None, :, None]
-    poisoned = [np.where(hidden, np.nan, x) for x in (inputs.key, inputs.value)]
-    dirty = sdpa.attention(inputs.query, *poisoned, **arguments(inputs), terms=True)
+    poisoned = {n: np.where(hidden, np.nan, inputs.arrays[n]) for n in ("key", "value")}
+    dirty = defined_by(inputs, **poisoned, terms=True)
     assert np.array_equal(clean.output, dirty.output)
     assert clean.terms is not None
     assert dirty.terms is not None
@@ -194,7 +193,7 @@ def test_rows_without_keys_as_elected() -> None:
         ("nan", np.full(4, np.nan)),
         ("uniform", inputs.value.mean(2)[:, :, None]),
     ):
-        answer = sdpa.attention(*operands(inputs), **arguments(inputs), empty_rows=election)
+        answer = defined_by(inputs, empty_rows=election)
         wanted = np.broadcast_to(want, answer.output.shape)
         assert np.allclose(answer.output[empty], wanted[empty], equal_nan=True)
         assert np.isfinite(answer.output[~empty]).all()
@@ -213,7 +212,7 @@ def test_rows_without_keys_as_elected() -> None:
         ({"mask": np.ones((2, 1, 4, 5, 7), bool)}, "does not broadcast"),
         ({"bias": np.ones((3, 1, 5, 7))}, "does not broadcast"),
         ({"mask": np.ones((5, 7), int)}, "must be boolean"),
-        ({"sinks": np.ones((1, 4))}, "one sink per query head"),
+        ({"features": {"sinks": np.ones((1, 4))}}, "sinks must have a number per query head"),
     ],
 )
 def test_shapes_that_do_not_fit_are_refused(change: dict, hint: str) -> None:

@@ -19,6 +19,7 @@ from suite.judge.verdict import Deviation, HarnessError
 from suite.spec.case import Case
 from suite.spec.dtypes import DTYPES, round_to
 from suite.spec.inputs import Inputs, draw
+from suite.spec.recipes import alibi_bias
 from suite.spec.vocabulary import NUMERICS
 
 
@@ -35,7 +36,12 @@ def by_the_formula(inputs: Inputs, numerics: str) -> np.ndarray:
     u = tolerance.roundoffs(numerics, inputs.dtype)
     s = inputs.sizes
     scale, softcap = inputs.effective_scale, inputs.feature("softcap")
-    bias = np.broadcast_to(0.0 if inputs.bias is None else inputs.bias, (s.B, s.H, s.Lq, s.Lk))
+    factors = inputs.feature("logit_scale")
+    slopes, bias = inputs.feature("alibi_slopes"), inputs.bias
+    if slopes is not None:
+        bias = alibi_bias(slopes, s.Lq, s.Lk)
+    made = 0 if slopes is None else 1  # the call makes the bias
+    bias = np.broadcast_to(0.0 if bias is None else bias, (s.B, s.H, s.Lq, s.Lk))
     attends = inputs.attends
     out = np.zeros((s.B, s.H, s.Lq, s.Dv))
     for b, h, i in np.ndindex(s.B, s.H, s.Lq):
@@ -44,13 +50,17 @@ def by_the_formula(inputs: Inputs, numerics: str) -> np.ndarray:
         if not keys:
             continue
         n = len(keys)
-        scores, sizes, slopes, caps = [], [], [], []
+        scores, sizes, derivatives, products, caps = [], [], [], [], []
         for j in keys:
             q, k = inputs.query[b, h, i], inputs.key[b, kv, j]
+            factor = 1.0 if factors is None else float(factors[h])
             raw = scale * float(q @ k)
-            capped = raw if softcap is None else softcap * math.tanh(raw / softcap)
-            slopes.append(1.0 if softcap is None else 1 - (capped / softcap) ** 2)
-            caps.append(0.0 if softcap is None else abs(capped))
+            multiplied = raw * factor
+            capped = multiplied if softcap is None else softcap * math.tanh(multiplied / softcap)
+            slope = 1.0 if softcap is None else 1 - (capped / softcap) ** 2
+            derivatives.append(slope * abs(factor))
+            products.append(0.0 if factors is None else abs(multiplied) * slope)
+            caps.append((0.0 if softcap is None else abs(capped)) + made * abs(bias[b, h, i, j]))
             sizes.append((abs(scale) * float(np.abs(q) @ np.abs(k)), abs(raw)))
             scores.append(capped + bias[b, h, i, j])
         v = inputs.value[b, kv, keys]
@@ -67,12 +77,16 @@ def by_the_formula(inputs: Inputs, numerics: str) -> np.ndarray:
         d = s.D + 2
         # a_j and c_j of `references.terms.Terms`
         a = [
-            d * dot * slope + abs(score - m) + 4 + 4 * cap
-            for (dot, _), slope, score, cap in zip(sizes, slopes, scores, caps, strict=False)
+            d * dot * slope + product + abs(score - m) + 4 + 4 * cap
+            for (dot, _), slope, product, score, cap in zip(
+                sizes, derivatives, products, scores, caps, strict=False
+            )
         ]
         c = [
-            2 * raw * slope + cap + abs(score)
-            for (_, raw), slope, score, cap in zip(sizes, slopes, scores, caps, strict=False)
+            2 * raw * slope + product + cap + abs(score)
+            for (_, raw), slope, product, score, cap in zip(
+                sizes, derivatives, products, scores, caps, strict=False
+            )
         ]
         if shared:
             a.append(conversions + abs(sink - m) + 4)
@@ -109,6 +123,8 @@ def by_the_formula(inputs: Inputs, numerics: str) -> np.ndarray:
         "sdpa/none/mha/{}/b1h2q4k9d8/large",
         "sdpa/none/mha/{}/b1h2q4k9d8/tiny",
         "sdpa/causalbr/mha/{}/b2h3q6k4d4/sinks",
+        "sdpa/causal/mha/{}/b1h2q5k5d4/cap2.0/logitscale",
+        "sdpa/none/mha/{}/b1h2q3k7d4/slopes",
     ],
 )
 @pytest.mark.parametrize("name", ["f32", "bf16", "f16"])

@@ -15,7 +15,6 @@ from backends.protocol import Backend, Implementation
 from references.blocked import attention
 from suite.spec.dtypes import DTYPES, DType, round_to
 from suite.spec.inputs import Inputs
-from suite.spec.recipes import alibi_bias
 
 
 class Definition(Implementation):
@@ -73,14 +72,14 @@ def rounded_call(backend: Backend, inputs: Inputs, function: Callable[..., Any])
 
 def definition(
     query: np.ndarray, key: np.ndarray, value: np.ndarray, *, fmt: DType, lse: bool = False,
-    alibi_slopes: np.ndarray | None = None, logit_scale: np.ndarray | None = None, **rest: Any,
+    mask: np.ndarray | None = None, bias: np.ndarray | None = None, scale: float | None = None,
+    **features: Any,
 ) -> Any:  # fmt: skip
     """The reference in float64 (extended precision for float64), rounded once to `fmt`."""
     precision = np.longdouble if fmt is DTYPES["f64"] else np.float64
-    if alibi_slopes is not None:
-        rest["bias"] = alibi_bias(alibi_slopes.astype(precision), query.shape[2], key.shape[2])
-    if logit_scale is not None:
-        query = np.multiply(query, logit_scale[:, None, None], dtype=precision)
-    reference = attention(query, key, value, precision=precision, **rest)
+    used = {name: x for name, x in features.items() if x is not None}
+    reference = attention(
+        query, key, value, mask=mask, bias=bias, scale=scale, features=used, precision=precision
+    )
     output = round_to(reference.output, fmt)
     return (output, round_to(reference.lse, fmt.widened)) if lse else output

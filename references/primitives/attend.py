@@ -10,7 +10,7 @@ NeurIPS 2022, section 3.1 and appendix B.2; the tangent by the chain rule):
     O'_i  = sum_j P_ij (S'_ij - sum_l P_il S'_il) V_j + sum_j P_ij V'_j
 
 A cotangent g of the log-sum-exp L_i = log sum_j e^S_ij gives dS_ij = P_ij g_i. An extra `column` of
-scores (a sink) is one more key with V = 0, so its dP is 0.
+scores is one more key with V = 0 (a sink), so its dP is 0.
 
 Bounds by running error analysis in the notation of `references.rounding`; |.| is elementwise, and delta
 bounds an error. The output: `references.primitives.softmax`. The derivatives:
@@ -67,7 +67,8 @@ from references.tape import Gradients, Node
 class Attend(Node):
     """softmax(scores) value, (B, H, Lq, Dv).
 
-    scores (B, H, Lq, Lk), value (B, Hkv, Lk, Dv), column (B, H, Lq, 1): extra scores (a sink), or None
+    scores (B, H, Lq, Lk), value (B, Hkv, Lk, Dv), column (B, H, Lq, 1): scores of a key of value 0, or
+    None
     """
 
     def __init__(
@@ -273,7 +274,7 @@ class LogSumExp(Node):
     """The log-sum-exp of the attended scores, (B, H, Lq), without a column. It has a VJP only."""
 
     def __init__(self, attend: Attend) -> None:
-        assert attend.column is None, "frameworks disagree on sinks in the log-sum-exp"
+        assert attend.column is None, "frameworks disagree on keys of value 0 in the log-sum-exp"
         super().__init__(attend.u, attend.scores)
         self.attend = attend
 

@@ -1,7 +1,7 @@
-"""Score bias, S = T + b, and sinks, which are a column beside the scores.
+"""Score bias, S = T + b, and the scores x of one more key of value 0 (a sink), a column beside S.
 
     dT = dS,   db = dS summed over the axes that b lacks
-    dsink = sum of the column's cotangent over samples and rows
+    dx = sum of the column's cotangent over samples and rows
 
 Bounds, in the notation of `references.rounding`:
 
@@ -9,16 +9,13 @@ Bounds, in the notation of `references.rounding`:
     db       A sum over broadcast axes in the accumulator, stored once. A framework that sums in the
              case's dtype has gamma_n(u_o) for gamma_n(u_acc).
     S'       The sum of both parts, stored like a score.
-    slopes   A bias that the call makes from slopes (ALiBi) has the error (4 u_acc + u_s) |b|. A slope is
-             multiplied by its distance, and the bias may be stored like a score. Kernels divide the slope
-             by the scale, or multiply it by log2 e, and scale the sum with the scores: four roundings.
-    sink     Its score has no product. But implementations with powers of 2 multiply it by log2 e; others
-             multiply the output of a softmax without sink by sigmoid(lse - sink), with lse stored in the
-             accumulator. With m' the maximum and n' the number of keys, |lse| <= |m'| + log n', so the
-             error is at most 2 u_acc (|sink| + |m'| + log n').
+    own bias A bias that the call makes has roundings relative to |b| (`suite.spec.features.slopes`).
+    column   Its score has no product, but conversions round it (`suite.spec.features.sinks`). With m' the
+             maximum and n' the number of keys, |lse| <= |m'| + log n', so the error is relative to
+             |x| + |m'| + log n'.
 
 Sources: Press, Smith, Lewis, ICLR 2022 (ALiBi); Xiao et al., Efficient streaming language models with
-attention sinks, ICLR 2024 (sinks).
+attention sinks, ICLR 2024.
 """
 
 from __future__ import annotations
@@ -28,20 +25,21 @@ from functools import cached_property
 import numpy as np
 
 from references.primitives.pairs import Pairs
-from references.primitives.softmax import sink_error
+from references.primitives.softmax import zero_key_size
 from references.rounding import Bounded, Roundoffs, magnitude, stored, summed, together
 from references.tape import Gradients, Node
 
 
 class Biased(Node):
-    """Scores (B, H, Lq, Lk) plus a bias that broadcasts to them. `own`: the call itself makes the bias.
+    """Scores (B, H, Lq, Lk) plus a bias that broadcasts to them. `unit`: the relative size of the
+    roundings of a bias that the call itself makes.
 
     A bias of -inf hides a pair (`Pairs`), and adds nothing here.
     """
 
-    def __init__(self, u: Roundoffs, scores: Node, bias: Node, own: bool = False) -> None:
+    def __init__(self, u: Roundoffs, scores: Node, bias: Node, unit: float = 0.0) -> None:
         super().__init__(u, scores, bias)
-        self.scores, self.bias, self.own = scores, bias, own
+        self.scores, self.bias, self.unit = scores, bias, unit
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -50,8 +48,7 @@ class Biased(Node):
     def _added(self, bias: Bounded) -> Bounded:
         """The bias with its own roundings, 0 where it is -inf."""
         finite = bias.where(~np.isneginf(bias.value))
-        made = 4 * self.u.accumulate + self.u.score if self.own else 0.0
-        return Bounded(finite.value, finite.error + made * magnitude(finite.value))
+        return Bounded(finite.value, finite.error + self.unit * magnitude(finite.value))
 
     @cached_property
     def output(self) -> Bounded:
@@ -77,12 +74,13 @@ class Biased(Node):
         return together([scores, bias], self.u.score, self.u.score_floor)
 
 
-class Sink(Node):
-    """The column (B, H, Lq, 1) of sinks (H,), beside scores (B, H, Lq, Lk)."""
+class ZeroKey(Node):
+    """The column (B, H, Lq, 1) of scores (H,) of a key of value 0, beside scores (B, H, Lq, Lk). `unit`:
+    the relative size of its roundings."""
 
-    def __init__(self, u: Roundoffs, sinks: Node, scores: Node, pairs: Pairs) -> None:
-        super().__init__(u, sinks, scores)
-        self.sinks, self.scores, self.pairs = sinks, scores, pairs
+    def __init__(self, u: Roundoffs, column: Node, scores: Node, pairs: Pairs, unit: float) -> None:
+        super().__init__(u, column, scores)
+        self.column, self.scores, self.pairs, self.unit = column, scores, pairs, unit
 
     @cached_property
     def output(self) -> Bounded:
@@ -97,18 +95,17 @@ class Sink(Node):
         hidden = np.where(allowed, scores.value, -np.inf)
         largest = hidden.max(-1, keepdims=True, initial=-np.inf)
         keys = allowed.sum(-1, keepdims=True)
-        sink = self.sinks.output.value[:, None, None]
-        error = self.u.accumulate * sink_error(sink, largest, keys)
-        return Bounded(np.broadcast_to(sink, error.shape), error)
+        column = self.column.output.value[:, None, None]
+        error = self.unit * zero_key_size(column, largest, keys)
+        return Bounded(np.broadcast_to(column, error.shape), error)
 
     def gradients(self, received: Bounded) -> Gradients:
-        """The gradient of the sinks. The scores receive nothing: they only set the bound."""
+        """The gradient of the scores (H,). The other scores receive nothing: they only set the bound."""
         total = summed(received[..., -1], (0, 2), self.u)
         return stored(total, self.u.output, self.u.floor).reshape(-1), None
 
     def tangent(self, *moved: Bounded | None) -> Bounded | None:
-        sinks, _ = moved
-        if sinks is None:
+        column, _ = moved
+        if column is None:
             return None
-        column = (*self.scores.shape[:-1], 1)
-        return sinks[:, None, None].broadcast_to(column)
+        return column[:, None, None].broadcast_to((*self.scores.shape[:-1], 1))

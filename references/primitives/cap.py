@@ -4,7 +4,8 @@
 
 Bounds, in the notation of `references.rounding`; delta bounds an error:
 
-    S        delta T times the slope of the cap (at most 1), plus 4 u_acc + u_s of |S|.
+    S        delta T times the slope of the cap (at most 1), plus the roundings of the step, relative to
+             |S| (`suite.spec.features.softcap`).
     dT, S'   The slope 1 - h^2 comes from the stored tanh h. If h has the error e, the slope has the error
              (2 |h| + e) e, and rounds. Frameworks multiply and divide by the cap, or compute
              (x + x h) (1 - h), with each step stored like a score.
@@ -21,11 +22,11 @@ from references.tape import Gradients, Node
 
 
 class Cap(Node):
-    """cap tanh(T / cap), elementwise."""
+    """cap tanh(T / cap), elementwise. `unit`: the relative size of its roundings."""
 
-    def __init__(self, u: Roundoffs, scores: Node, cap: float) -> None:
+    def __init__(self, u: Roundoffs, scores: Node, cap: float, unit: float) -> None:
         super().__init__(u, scores)
-        self.scores, self.cap = scores, cap
+        self.scores, self.cap, self.unit = scores, cap, unit
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -45,8 +46,7 @@ class Cap(Node):
         # Within the error the slope of tanh grows by at most 2 error / cap, and never above 1.
         slope = np.minimum(slope + 2 * x.error / self.cap, 1.0)
         out = h * self.cap
-        error = x.error * slope + (4 * self.u.accumulate + self.u.score) * magnitude(out)
-        return Bounded(out, error)
+        return Bounded(out, x.error * slope + self.unit * magnitude(out))
 
     def gradients(self, received: Bounded) -> Gradients:
         return (self._times_derivative(received),)

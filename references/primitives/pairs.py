@@ -15,30 +15,28 @@ class Pairs:
     -inf hides.
 
     Mask and bias are broadcastable or None. `rows` and `gradient_rows` as in
-    `references.composition.Problem`. With a finite sink in `sinks` (H,), rows follow no election.
+    `references.composition.Problem`. `zero_key` (1, H, 1, 1): scores of a key of value 0. If finite, rows
+    follow no election.
     """
 
     def __init__(
         self, shape: tuple[int, int, int, int], mask: np.ndarray | None, bias: np.ndarray | None = None,
-        rows: str = "zeros", gradient_rows: str = "zeros", sinks: np.ndarray | None = None,
+        rows: str = "zeros", gradient_rows: str = "zeros", zero_key: np.ndarray | None = None,
     ) -> None:  # fmt: skip
         self.shape, self.mask, self.rows = shape, mask, rows
         self.averages = gradient_rows == "uniform"
         self.bias_allows = (
             None if bias is None or not np.isneginf(bias).any() else ~np.isneginf(bias)
         )
-        self.has_sink = np.zeros((1, 1), bool) if sinks is None else np.isfinite(sinks)[:, None]
+        self.has_zero_key = finite_heads(zero_key)
         self.equal_scores = gradient_rows == "scores"
 
     @classmethod
-    def of(cls, problem: Problem, bias: np.ndarray | None = None) -> Pairs:
-        """The pairs of a problem, with the problem's bias by default."""
-        s, arrays = problem.sizes, problem.arrays
-        bias = arrays.get("bias") if bias is None else bias
+    def of(cls, problem: Problem, zero_key: np.ndarray | None = None) -> Pairs:
+        s, bias = problem.sizes, problem.arrays.get("bias")
         shape = (s.B, s.H, s.Lq, s.Lk)
         return cls(
-            shape, problem.inputs.dense_mask, bias, problem.rows, problem.gradient_rows,
-            arrays.get("sinks"),
+            shape, problem.inputs.dense_mask, bias, problem.rows, problem.gradient_rows, zero_key
         )  # fmt: skip
 
     @cached_property
@@ -60,7 +58,7 @@ class Pairs:
         if not self.equal_scores or self.mask is None:
             return np.zeros((*self.shape[:3], 1), bool)
         fully_masked_rows = ~np.broadcast_to(self.mask, self.shape).any(-1, keepdims=True)
-        return np.asarray(fully_masked_rows & ~self.has_sink[:, :, None])
+        return np.asarray(fully_masked_rows & ~self.has_zero_key[:, :, None])
 
     @cached_property
     def allowed(self) -> np.ndarray:
@@ -87,3 +85,8 @@ class Pairs:
     def attended(self, x: Bounded) -> Bounded:
         """x (B, H, Lq, Lk) with zeros for pairs that do not attend."""
         return x.where(self.allowed)
+
+
+def finite_heads(zero_key: np.ndarray | None) -> np.ndarray:
+    """Heads with a finite score (1, H, 1, 1) of a key of value 0, boolean (H, 1)."""
+    return np.zeros((1, 1), bool) if zero_key is None else np.isfinite(zero_key).reshape(-1, 1)

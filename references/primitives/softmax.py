@@ -46,8 +46,7 @@ which adds u_acc |lse| and x to d_j. Then, without a first-order approximation,
 
 and the roundings of sum, quotient and store.
 
-Sinks. A sink is one more key: its score is the sink, its value is 0, and n counts it. See
-`references.primitives.bias` for its error, |ds| <= 2 u_acc (|sink| + |m'| + log n').
+Sinks. A sink is one more key of value 0, and n counts it. Its error: `references.primitives.bias`.
 
 Sources: Blanchard, Higham, Higham, Accurately computing the log-sum-exp and softmax functions, IMA J.
 Numer. Anal. 41(4), 2021; Higham (2002), section 3.3; Xiao et al., Efficient streaming language models
@@ -141,13 +140,14 @@ def average_error(
     )
 
 
-def sink_error(sinks: np.ndarray, largest: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """2 (|sink| + |m'| + log n'), to be multiplied by u_acc; `largest` is m', `keys` n', all broadcast.
+def zero_key_size(x: np.ndarray, largest: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """|x| + |m'| + log n', relative to which the score x of a key of value 0 is rounded; `largest` is m',
+    `keys` n', all broadcast.
 
-    Rows without keys have no m' term. Sinks of -inf have no |sink| term.
+    Rows without keys have no m' term. Scores of -inf have no |x| term.
     """
-    sink, size = (magnitude(np.where(np.isfinite(x), x, 0)) for x in (sinks, largest))
-    return 2 * (sink + size + np.log(np.maximum(keys, 1)))
+    score, size = (magnitude(np.where(np.isfinite(y), y, 0)) for y in (x, largest))
+    return score + size + np.log(np.maximum(keys, 1))
 
 
 def score_error(error: np.ndarray, distance: np.ndarray, u: Roundoffs) -> np.ndarray:
@@ -208,8 +208,8 @@ def attend(
 ) -> Attended:
     """softmax(scores) value over the pairs that `allowed` (broadcastable, True attends) allows.
 
-    scores (..., Lq, Lk), value (..., Lk, Dv). The last `columns` scores belong to sinks. `empty_rows`
-    is the output of fully masked rows (`references.outputs.EMPTY_ROWS`).
+    scores (..., Lq, Lk), value (..., Lk, Dv). The last `columns` scores belong to keys of value 0.
+    `empty_rows` is the output of fully masked rows (`references.outputs.EMPTY_ROWS`).
     """
     s, error = perturbed(scores).parts
     Lk = s.shape[-1] - columns

@@ -15,13 +15,14 @@ from references.tape import Gradients, Node
 
 
 class Times(Node):
-    """x f for x and f of equal rank. `scores`: products are stored like scores."""
+    """x f for x and f of equal rank. `unit`: the relative size of the roundings of a product of scores;
+    by default products are stored in the case's dtype."""
 
-    def __init__(self, u: Roundoffs, x: Node, factor: Node, scores: bool = False) -> None:
+    def __init__(self, u: Roundoffs, x: Node, factor: Node, unit: float | None = None) -> None:
         super().__init__(u, x, factor)
         self.x, self.factor = x, factor
-        self.unit = u.accumulate + (u.score if scores else u.output)
-        self.floor = u.score_floor if scores else u.floor
+        self.unit = u.accumulate + u.output if unit is None else unit
+        self.floor = u.floor if unit is None else u.score_floor
 
     @cached_property
     def output(self) -> Bounded:

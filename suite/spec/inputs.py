@@ -115,6 +115,12 @@ class Inputs:
         return FEATURES[name].value(self.case, self.arrays)
 
     @property
+    def features(self) -> dict[str, Any]:
+        """The features of `suite.spec.features` that are used, by name, with their values."""
+        values = {name: self.feature(name) for name in FEATURES}
+        return {n: value for n, value in values.items() if value is not None and value is not False}
+
+    @property
     def operands(self) -> tuple[str, ...]:
         """The names of query, key and value, as far as they exist; if none exists, of all arrays."""
         return tuple(name for name in OPERANDS if name in self.arrays) or tuple(self.arrays)
@@ -238,14 +244,15 @@ class Inputs:
 
     @cached_property
     def fully_masked_rows(self) -> np.ndarray:
-        """Boolean (B, H, Lq): rows without any key, except in heads with a finite sink.
+        """Boolean (B, H, Lq): rows without any key, except in heads with a finite score of a key of value
+        0 (a sink).
 
-        With a finite sink the output of such a row is exactly 0, so it follows no election.
+        With such a key the output of the row is exactly 0, so it follows no election.
         """
         rows: np.ndarray = ~np.asarray(self.attends.any(-1))
-        for name, feature in FEATURES.items():
-            if feature.fills is not None and name in self.arrays:
-                rows = rows & ~feature.fills(self.arrays[name])[:, None]
+        for name, value in self.features.items():
+            if FEATURES[name].reduction.to == "key":
+                rows = rows & ~np.isfinite(value)[:, None]
         return rows if self.operator.takes_masks else np.zeros_like(rows)
 
     @property

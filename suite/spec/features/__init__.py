@@ -6,7 +6,7 @@ arguments and of parameters of user functions are the features' names.
 
 from __future__ import annotations
 
-from suite.spec.features.feature import Feature
+from suite.spec.features.feature import Feature, Reduction
 from suite.spec.features.logit_scale import LOGIT_SCALE
 from suite.spec.features.lse import LSE
 from suite.spec.features.sinks import SINKS
@@ -26,4 +26,4 @@ ARRAYS = tuple(name for name, feature in FEATURES.items() if feature.axes)
 WORDS = WORDS_OF_OTHERS | {feature.word: feature.text for feature in FEATURES.values()}
 """Every word for a required feature, with its meaning."""
 
-__all__ = ["ARRAYS", "FEATURES", "WORDS", "Feature"]
+__all__ = ["ARRAYS", "FEATURES", "WORDS", "Feature", "Reduction"]

@@ -13,6 +13,39 @@ from suite.spec.levels import Ask
 from suite.spec.operator import Option, nothing
 from suite.spec.sizes import Sizes
 
+STEPS = {
+    "factor": "scores times an array",
+    "cap": "c tanh(scores / c)",
+    "bias": "scores plus an array",
+    "key": "one more key, with these scores and the value 0",
+    "mask": "pairs that do not attend",
+    "output": "a further output",
+}
+"""What features reduce to, in the order of the computation."""
+
+
+def per_head(x: np.ndarray, rows: int, keys: int) -> np.ndarray:
+    """An array (H,) as one that broadcasts to (B, H, Lq, Lk)."""
+    return x.reshape(1, -1, 1, 1)
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """The step of plain attention that a feature is, and the roundings that the step adds.
+
+    - `to`: the step, one of `STEPS`.
+    - `accumulate`, `score`: roundings in the accumulator and stores of scores. They are relative to the
+      new scores, to the added bias, or to |x| + |m| + log n for a key of score x beside n keys with the
+      maximum m.
+    - `operand(value, Lq, Lk)`: what the step takes, made from the feature's value: a number, or an array
+      that broadcasts to (B, H, Lq, Lk).
+    """
+
+    to: str
+    accumulate: int = 0
+    score: int = 0
+    operand: Callable[[Any, int, int], Any] = per_head
+
 
 @dataclass(frozen=True, eq=False)
 class Feature:
@@ -20,12 +53,12 @@ class Feature:
 
     - `name`: option of a case, array of its inputs, and parameter of a user function.
     - `word`, `text`: what an implementation declares to support the feature, and its meaning.
+    - `reduction`: how the feature reduces to plain attention.
     - `option`: the token in ids; None if another part of the id expresses the feature.
     - `axes`, `draw(sizes, rng)`: axis letters and values, if the feature is an array.
     - `outputs`: further outputs.
     - `wide`: True if arrays and outputs are float32 beside 16-bit operands.
     - `constant`: True if the array has no gradient.
-    - `fills`: for an array (H,), the heads whose fully masked rows still attend something (a sink).
     - `cases`, `gradients`: cases for values and for derivatives.
     - `group`: the row of the conformance table.
     - `validate`: raises ValueError for an invalid case.
@@ -34,13 +67,13 @@ class Feature:
     name: str
     word: str
     text: str
+    reduction: Reduction
     option: Option | None = None
     axes: str = ""
     draw: Callable[[Sizes, np.random.Generator], np.ndarray] | None = None
     outputs: Mapping[str, str] = field(default_factory=dict)
     wide: bool = False
     constant: bool = False
-    fills: Callable[[np.ndarray], np.ndarray] | None = None
     cases: tuple[Ask, ...] = ()
     gradients: tuple[Ask, ...] = ()
     group: str = ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from suite.spec.case import Case
-from suite.spec.features.feature import Feature
+from suite.spec.features.feature import Feature, Reduction
 from suite.spec.levels import Ask
 from suite.spec.operator import flag
 from suite.spec.sizes import Sizes
@@ -31,6 +31,7 @@ LOGIT_SCALE = Feature(
     name="logit_scale",
     word="logit-scale",
     text="a factor of the scores for every query head",
+    reduction=Reduction("factor", accumulate=1, score=1),
     option=flag("logit_scale", "logitscale", rare=True),
     axes="h",
     draw=draw,

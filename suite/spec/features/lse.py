@@ -5,7 +5,7 @@ Partial outputs are merged by it (Dao et al., FlashAttention, 2022). float32 for
 
 from __future__ import annotations
 
-from suite.spec.features.feature import Feature
+from suite.spec.features.feature import Feature, Reduction
 from suite.spec.levels import Ask
 from suite.spec.operator import flag
 
@@ -13,6 +13,7 @@ LSE = Feature(
     name="lse",
     word="lse",
     text="the log-sum-exp of every row beside the output",
+    reduction=Reduction("output"),
     option=flag("lse", "lse", rare=True),
     outputs={"lse": "bhq"},
     wide=True,

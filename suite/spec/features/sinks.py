@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from suite.spec.case import Case
-from suite.spec.features.feature import Feature
+from suite.spec.features.feature import Feature, Reduction
 from suite.spec.levels import Ask
 from suite.spec.operator import flag
 from suite.spec.sizes import Sizes
@@ -28,10 +28,11 @@ SINKS = Feature(
     name="sinks",
     word="sinks",
     text="a sink in every head: one more logit in the softmax, with the value 0",
+    # Powers of 2 are logits times log2 e. A softmax without sink is multiplied by sigmoid(lse - sink).
+    reduction=Reduction("key", accumulate=2),
     option=flag("sinks", "sinks", rare=True),
     axes="h",
     draw=draw,
-    fills=np.isfinite,
     group="sinks",
     validate=validate,
     cases=(

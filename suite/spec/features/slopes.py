@@ -9,10 +9,10 @@ from __future__ import annotations
 import numpy as np
 
 from suite.spec.case import Case
-from suite.spec.features.feature import Feature
+from suite.spec.features.feature import Feature, Reduction
 from suite.spec.levels import Ask
 from suite.spec.operator import flag
-from suite.spec.recipes import alibi_slopes
+from suite.spec.recipes import alibi_bias, alibi_slopes
 from suite.spec.sizes import Sizes
 
 
@@ -30,6 +30,9 @@ SLOPES = Feature(
     name="alibi_slopes",
     word="alibi-slopes",
     text="ALiBi that the call makes of a slope for every head",
+    # A slope is multiplied by its distance. Kernels divide the slope by the scale, or multiply it by
+    # log2 e, and scale the sum with the scores. The bias may be stored like a score.
+    reduction=Reduction("bias", accumulate=4, score=1, operand=alibi_bias),
     option=flag("alibi_slopes", "slopes", rare=True),
     axes="h",
     draw=draw,

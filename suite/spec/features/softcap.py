@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from suite.spec.case import Case
-from suite.spec.features.feature import Feature
+from suite.spec.features.feature import Feature, Reduction
 from suite.spec.operator import number
 
 
@@ -17,6 +17,7 @@ SOFTCAP = Feature(
     name="softcap",
     word="softcap",
     text="softcap",
+    reduction=Reduction("cap", accumulate=4, score=1, operand=lambda cap, rows, keys: cap),
     option=number("softcap", "cap", 2.0, 0.5, 5.0, 30.0),
     group="softcap",
     validate=validate,

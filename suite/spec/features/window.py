@@ -6,8 +6,11 @@ The mask of the case gives the window. Without this argument the window is passe
 
 from __future__ import annotations
 
-from suite.spec.features.feature import Feature
+from suite.spec.features.feature import Feature, Reduction
 
 WINDOW = Feature(
-    name="window", word="native-window", text="a sliding window as an argument of the call"
+    name="window",
+    word="native-window",
+    text="a sliding window as an argument of the call",
+    reduction=Reduction("mask"),
 )
