@@ -16,7 +16,7 @@ from suite.records.coverage import ENOUGH, NOT_JUDGED_ENOUGH, scored, shortfalls
 from suite.report import frames
 from suite.report.conformance import OF_STATUSES
 from suite.report.render import as_html, as_markdown, as_text
-from suite.report.summary import lines
+from suite.report.summary import facts, statuses, tables, verdict
 from suite.spec.vocabulary import REFUSED
 from tests.functions import partly
 from tests.records_by_hand import cell
@@ -150,17 +150,19 @@ def test_a_whole_backend_is_judged_by_values() -> None:
 
 
 def test_a_run_says_what_share_was_refused() -> None:
-    text = lines(made(*cells(1, 3, lacking=9)), {})
+    text = facts(made(*cells(1, 3, lacking=9)), {})
     assert "torch:f: judged on 25.00% of what it could be asked: it refused 3 of 4 cells" in text
-    assert not any("refused" in line for line in lines(made(*cells(4, 0, lacking=9)), {}))
+    assert not any("refused" in line for line in facts(made(*cells(4, 0, lacking=9)), {}))
 
 
 def test_scores_stand_beside_their_coverage() -> None:
     few = made(*cells(3, 5, lacking=2))
-    tables = {"statuses": OF_STATUSES.of(frames.cells(few))}
-    for text in ("\n".join(lines(few, {})), as_text(tables, ""), as_markdown(tables, "")):
+    assert verdict(few).endswith("100.00% of the 3 of 10 cells that were judged (7 unsupported)")
+    assert statuses(few) == []
+    shown = {"statuses": OF_STATUSES.of(frames.cells(few))}
+    for text in ("\n".join(tables(few)), as_text(shown, ""), as_markdown(shown, "")):
         assert "100.00% of 3 of 10" in text
-    page = as_html(tables, "")
+    page = as_html(shown, "")
     assert "100.00% of 3 of 10" in page
     assert "100.00% of the 3 of 10 cells that were judged" in page
     assert scored(0, 0, 4) == "none of the 4 cells was judged"

@@ -55,31 +55,50 @@ def test_the_facts_of_a_case() -> None:
 
 
 def test_a_threshold_of_a_size() -> None:
-    said = separated(of_keys(33, 47, 65, 129), of_keys(1, 7, 31))
-    assert said == "all 4 failures have Lk >= 33, none of 3 passes has"
-    said = separated(of_keys(1, 3, 7), of_keys(15, 33))
-    assert said == "all 3 failures have Lk <= 7, none of 2 passes has"
+    said = separated(of_keys(33, 47, 65, 129), of_keys(1, 5, 7, 31))
+    assert said == "all 4 failures have Lk >= 33, none of 4 passes has"
+    said = separated(of_keys(1, 3, 5, 7), of_keys(15, 33, 47, 65))
+    assert said == "all 4 failures have Lk <= 7, none of 4 passes has"
+
+
+@pytest.mark.parametrize(
+    ("fails", "passes"), [((33, 47, 65), (1, 5, 7, 31)), ((33, 47, 65, 129), (1, 5, 7))]
+)
+def test_sizes_of_few_cells_say_nothing(fails: tuple[int, ...], passes: tuple[int, ...]) -> None:
+    assert separated(of_keys(*fails), of_keys(*passes)) == ""
+
+
+def test_words_come_before_sizes() -> None:
+    said = separated(of_keys(33, 47, 65, 129, mask="causal"), of_keys(1, 5, 7, 31))
+    assert said == "all 4 failures have mask causal, none of 4 passes has"
+
+
+def test_passes_without_elements_separate_nothing() -> None:
+    empty = [f"sdpa/none/mha/f32/b2h3q{q}k{k}d8" for q, k in ((0, 5), (0, 7), (0, 9), (0, 33))]
+    fails = of_keys(33, 47, 65, 129)
+    assert separated(fails, empty) == "no cell of the check that has elements passes"
 
 
 def test_a_size_within_others_is_named() -> None:
-    said = separated(of_keys(33, 33, dtype="f16") + of_keys(33), of_keys(17, 47, 65, 5))
-    assert said == "all 3 failures have Lk = 33, none of 4 passes has"
+    fails = [x for dtype in ("f16", "bf16", "f32", "f64") for x in of_keys(33, dtype=dtype)]
+    passes = [x for dtype in ("f16", "bf16", "f32", "f64") for x in of_keys(17, 47, dtype=dtype)]
+    assert separated(fails, passes) == "all 4 failures have Lk = 33, none of 8 passes has"
 
 
 @pytest.mark.parametrize(
     ("fails", "passes", "has"),
     [
-        (of_keys(7, 31, mask="causal"), of_keys(7, 31, 65), "feature causal"),
+        (of_keys(7, 31, mask="causal"), of_keys(7, 31, 65), "mask causal"),
         (of_keys(7, 31, dtype="bf16"), of_keys(7, 31, 65), "dtype bf16"),
         (
             of_keys(7, dtype="bf16") + of_keys(31, dtype="f16"),
             of_keys(7, 31) + of_keys(7, 31, dtype="f64"),
             "dtype bf16 or dtype f16",
         ),
-        (of_keys(9, 31, 33), of_keys(16, 32, 64), "Lk no multiple of 16"),
+        (of_keys(9, 31, 33, 47), of_keys(16, 32, 48, 64), "Lk no multiple of 16"),
         (
-            [f"sdpa/none/mha/f32/b1h1q{q}k{k}d8" for q, k in ((9, 5), (7, 3), (65, 33))],
-            [f"sdpa/none/mha/f32/b1h1q{q}k{k}d8" for q, k in ((5, 9), (33, 33), (3, 65))],
+            [f"sdpa/none/mha/f32/b1h1q{q}k{k}d8" for q, k in ((9, 5), (7, 3), (65, 33), (4, 2))],
+            [f"sdpa/none/mha/f32/b1h1q{q}k{k}d8" for q, k in ((5, 9), (33, 33), (3, 65), (4, 5))],
             "Lq > Lk",
         ),
         (
@@ -102,49 +121,51 @@ def test_words_and_comparisons(fails: list[str], passes: list[str], has: str) ->
 
 
 def test_two_conditions_together() -> None:
-    fails = of_keys(33, 65, 129, mask="causal")
-    said = separated(fails, of_keys(33, 65, 129) + of_keys(1, 7, mask="causal"))
-    assert said == "all 3 failures have Lk >= 33 and feature causal, none of 5 passes has both"
+    fails = of_keys(33, 65, 129, 257, mask="causal")
+    said = separated(fails, of_keys(33, 65, 129, 257) + of_keys(1, 3, 5, 7, mask="causal"))
+    assert said == "all 4 failures have mask causal and Lk >= 33, none of 8 passes has both"
 
 
 def test_two_failures_are_separated_by_one_condition_alone() -> None:
     fails = of_keys(33, 65, mask="causal")
     said = separated(fails, of_keys(33, 65, 129) + of_keys(1, 7, mask="causal"))
-    assert said == "both failures have feature causal, as have 2 of 5 passes"
+    assert said == "both failures have mask causal, as have 2 of 5 passes"
 
 
 def test_what_some_passes_share_is_said() -> None:
-    fails = of_keys(33, 47) + of_keys(65, dtype="bf16")
+    fails = of_keys(33, 47, 129) + of_keys(65, dtype="bf16")
     said = separated(fails, of_keys(1, 2, 3, 4, 5) + of_keys(47, dtype="bf16"))
-    assert said == "all 3 failures have Lk >= 33, as has 1 of 6 passes"
+    assert said == "all 4 failures have Lk >= 33, as has 1 of 6 passes"
 
 
 def test_nothing_is_made_up() -> None:
-    said = separated(of_keys(7, 33), of_keys(1, 9, 31, 65, dtype="f32"))
-    assert said == "no axis separates the 2 failures from 4 passes"
+    assert separated(of_keys(7, 33), of_keys(1, 9, 31, 65, dtype="f32")) == ""
     assert separated(of_keys(7, 9), []) == "no cell of the check passes"
 
 
 def test_sizes_that_separate_alike_are_both_named() -> None:
-    cases = [f"sdpa/none/mha/f32/b2h3q{n}k{n}d8" for n in (5, 7, 9, 33, 47, 65)]
-    said = separated(cases[3:], cases[:3])
-    assert said == "all 3 failures have Lq >= 33, none of 3 passes has; so with Lk >= 33"
+    cases = [f"sdpa/none/mha/f32/b2h3q{n}k{n}d8" for n in (4, 5, 7, 9, 33, 47, 65, 129)]
+    said = separated(cases[4:], cases[:4])
+    assert said == "all 4 failures have Lq >= 33, none of 4 passes has; so with Lk >= 33"
 
 
 def test_cells_of_other_checks_and_implementations_are_left_out() -> None:
-    fails, passes = of_keys(33, 65, 129), of_keys(1, 7)
+    fails, passes = of_keys(33, 65, 129, 257), of_keys(1, 5, 7, 9)
     cells = [judged(case, "fail") for case in fails] + [judged(case) for case in passes]
     others = [judged(case, implementation="jax:jax-nn") for case in fails]
     others += [judged(case, check="contract") for case in fails]
     others += [judged(case, "unsupported") for case in of_keys(257)]
     (group,) = explanation.groups(frames.cells(run(*cells, *others)))
-    assert group.separation == "all 3 failures have Lk >= 33, none of 2 passes has"
+    assert group.separation == "all 4 failures have Lk >= 33, none of 4 passes has"
     assert (group.check, group.kind, group.implementation) == ("values", "value", "torch:sdpa")
 
 
-def test_values_come_before_gradients_before_the_rest_and_many_before_few() -> None:
+def test_kinds_that_need_no_numbers_come_first_then_values_then_gradients_and_many_before_few() -> (
+    None
+):
     cases = of_keys(1, 2, 3)
     cells = [
+        judged(cases[2], "fail", check="contract", kind="dtype"),
         *(judged(case, "fail", check="layouts") for case in cases),
         judged(cases[0], "crash", check="contract", kind="crash"),
         *(judged(case, "error", check="gradients", kind="harness") for case in cases),
@@ -154,8 +175,8 @@ def test_values_come_before_gradients_before_the_rest_and_many_before_few() -> N
     ]
     groups = explanation.groups(frames.cells(run(*cells)))
     assert [(group.check, group.kind, len(group.cells)) for group in groups] == [
-        ("values", "non-finite", 2), ("values", "value", 1), ("gradients", "harness", 3),
-        ("layouts", "value", 3), ("contract", "crash", 1),
+        ("contract", "dtype", 1), ("values", "non-finite", 2), ("values", "value", 1),
+        ("gradients", "harness", 3), ("layouts", "value", 3), ("contract", "crash", 1),
     ]  # fmt: skip
 
 
@@ -178,24 +199,6 @@ def test_records_without_facts_are_explained_by_what_they_have() -> None:
     cells += [cell(case) for case in of_keys(7, 9)]
     (group,) = explanation.groups(frames.cells(run(*cells)))
     assert group.separation == "both failures have dtype bf16, none of 2 passes has"
-
-
-def test_of_every_group_one_is_listed_in_full_before_any_second_one() -> None:
-    values = [judged(case, "fail") for case in of_keys(9, 8, 7)]
-    others = [judged(case, "fail", check="layouts") for case in of_keys(5, 6)]
-    frame = frames.cells(run(*others, *values))
-    groups = explanation.groups(frame)
-
-    def listed(most: int) -> list[str]:
-        rows = frame.loc[explanation.in_full(groups, most)]
-        return [
-            f"{check} {facts['Lk']}"
-            for check, facts in zip(rows["check"], rows["facts"], strict=True)
-        ]
-
-    assert listed(1) == ["values 7"]
-    assert listed(3) == ["values 7", "values 8", "layouts 5"]
-    assert listed(99) == ["values 7", "values 8", "values 9", "layouts 5", "layouts 6"]
 
 
 def test_nothing_fails_nothing_is_explained() -> None:

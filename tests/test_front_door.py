@@ -73,16 +73,19 @@ def test_a_record_says_which_kernels_ran_and_how_far_each_gradient_is_off(tmp_pa
         assert cell.observed == ""
 
 
-def test_the_summary_shows_statuses_accuracy_and_elections(smoke) -> None:  # type: ignore[no-untyped-def]
+def test_the_summary_says_verdict_precision_and_records(smoke) -> None:  # type: ignore[no-untyped-def]
     out, results = smoke
-    for text in (
-        "numpy:definition",
-        "unsupported",
-        "error ratio",
-        "fully-masked-row",
-        str(results),
-    ):
+    for text in ("RIGHT: ", "numpy:definition", "unsupported)", f"records: {results}"):
         assert text in out.stdout
+    assert "Elections" not in out.stdout
+
+
+def test_verbose_shows_accuracy_and_elections() -> None:
+    out = run(
+        "suite/test_elections.py", "suite/test_values.py", "--backend=numpy", "--level=smoke", "-vv"
+    ).stdout
+    for text in ("Accuracy", "fully-masked-row", "numpy:definition", "RIGHT: "):
+        assert text in out
 
 
 def test_results_are_never_overwritten(smoke) -> None:  # type: ignore[no-untyped-def]
@@ -136,13 +139,15 @@ def test_broken_implementations_fail_with_the_command_to_run_again(tmp_path: Pat
         "--dtype=f32", f"--results={results}",
     )  # fmt: skip
     assert out.returncode == 1
-    assert "fail: value" in out.stdout
-    assert "again: pytest 'suite/test_values.py::test_values[mini:alwayswrong/sdpa/" in out.stdout
+    assert "values of mini:alwayswrong: " in out.stdout
+    assert (
+        "again     pytest 'suite/test_values.py::test_values[mini:alwayswrong/sdpa/" in out.stdout
+    )
     loaded = records.load(results)
     assert loaded.header.partial
     assert loaded.totals["fail"] > 5
     # The command that is printed runs just that cell.
-    line = next(x for x in out.stdout.splitlines() if x.strip().startswith("again: pytest '"))
+    line = next(x for x in out.stdout.splitlines() if x.strip().startswith("again     pytest '"))
     node = line.split("'")[1]
     again = run(node, "--backend=tests.miniatures:always_wrong", "--level=smoke")
     assert "1 failed" in again.stdout

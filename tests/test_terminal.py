@@ -15,7 +15,7 @@ import pytest
 from suite.records import cells as records
 from suite.run.options import Options
 from suite.run.progress import Progress, Steps
-from suite.run.terminal import MOST, Listing, search_command
+from suite.run.terminal import IN_FULL, MOST, Listing, search_command
 from suite.search.command import add_search_parser
 from tests.records_by_hand import cell
 from tests.records_by_hand import run as records_of
@@ -72,34 +72,49 @@ def failed(text: str) -> int:
     return int(match[1])
 
 
-def test_failures_are_explained_before_they_are_listed(wrong: str) -> None:
-    order = ("Statuses", "Why cells fail", "= FAILURES =", "more failures", "short test summary")
+def test_the_verdict_comes_first_and_a_failure_is_shown_once(wrong: str) -> None:
+    count = failed(wrong)
+    order = (
+        f"WRONG: {count} of ",
+        "Failures by group",
+        "-v, or",
+    )
     places = [wrong.index(text) for text in order]
     assert places == sorted(places)
     explained = wrong[places[1] : places[2]]
-    assert f" 1. values of mini:alwayswrong: {failed(wrong)} failures, value" in explained
+    assert f" 1. values of mini:alwayswrong: {count} failures, value" in explained
     again = re.search(
         r"^    again     pytest '(.*)' --backend=(\S+) --level=smoke$", explained, re.M
     )
     assert again
     assert again[2] == "tests.miniatures:always_wrong"
+    assert wrong.count(again[1]) == 1, "no section of pytest repeats the failure"
+    assert "= FAILURES =" not in wrong
+    assert "short test summary" not in wrong
     once = run(again[1], f"--backend={again[2]}", "--level=smoke")
     assert failed(once.stdout) == 1
 
 
-def test_ten_failures_are_shown_in_full_and_a_line_is_left_for_each(wrong: str) -> None:
-    count = failed(wrong)
-    assert count > MOST
-    assert wrong.count("\n  again: pytest") == MOST
-    assert f"... and {count - MOST} more failures, a line each below" in wrong
-    assert len(re.findall("^FAILED suite/test_values", wrong, re.M)) == count
+def test_a_line_for_each_failure_is_asked_for(wrong: str) -> None:
+    out = run(*WRONG, "-rf").stdout
+    assert len(re.findall("^FAILED suite/test_values", out, re.M)) == failed(out) == failed(wrong)
 
 
-def test_verbose_shows_every_failure_in_full(wrong: str) -> None:
-    out = run(*WRONG, "-v")
-    assert failed(out.stdout) == failed(wrong)
-    assert out.stdout.count("\n  again: pytest") == failed(wrong)
-    assert "more failures" not in out.stdout
+def test_verbose_shows_tables_and_every_failure_in_full(wrong: str) -> None:
+    out = run(*WRONG, "-v").stdout
+    assert failed(out) == failed(wrong)
+    assert out.count("\n  again: pytest") == failed(wrong)
+    order = (
+        "Statuses\n--",
+        "Accuracy\n--",
+        "Unsupported\n--",
+        "WRONG: ",
+        "Failures by",
+        "= FAILURES",
+    )
+    places = [out.index(text) for text in order]
+    assert places == sorted(places)
+    assert not any(text in wrong for text in order[:3])
 
 
 def test_other_tests_stay_in_full(tmp_path: Path) -> None:
@@ -108,7 +123,8 @@ def test_other_tests_stay_in_full(tmp_path: Path) -> None:
         path.write_text(f"def test_it() -> None:\n    assert {number} < 0, 'not negative'\n")
     out = run("-c", str(ROOT / "pyproject.toml"), "-p", "suite.plugin", str(tmp_path), *WRONG)
     assert out.stdout.count("AssertionError: not negative") >= 12
-    assert out.stdout.count("\n  again: pytest") == MOST
+    assert len(re.findall("^FAILED .*test_it", out.stdout, re.M)) == 12
+    assert "\n  again: pytest" not in out.stdout
 
 
 def test_the_command_to_go_on_finds_a_smaller_case_and_saves_its_script(tmp_path: Path) -> None:
@@ -166,11 +182,12 @@ def test_groups_beyond_the_first_have_a_line_each() -> None:
     ]
     nodes = {c.key: f"suite/test_x.py::test_{c.check}[x]" for c in cells}
     told = list(Listing(records_of(*cells), nodes, Options(("torch",))).explanation())
-    assert sum(line.startswith("    again     pytest") for line in told) == MOST
-    assert told.count("              far off") == MOST
-    assert told[-3] == "and 2 more, with their cases and commands under -v:"
-    assert told[-1] == "    check11 of torch:sdpa: 1 failure, value; no cell of the check passes"
-    whole = list(Listing(records_of(*cells), nodes, Options(("torch",)), 99).explanation())
+    assert sum(line.startswith("    again     pytest") for line in told) == IN_FULL
+    assert told.count("              far off") == IN_FULL
+    assert told[-2] == "10. check9 of torch:sdpa: 1 failure, value"
+    assert told[-1] == "and 2 groups more, in full under -v: check10 1, check11 1"
+    assert len([line for line in told if re.match(r" ?\d+\. ", line)]) == MOST
+    whole = list(Listing(records_of(*cells), nodes, Options(("torch",)), 99, True).explanation())
     assert sum(line.startswith("    again     pytest") for line in whole) == 12
     assert list(Listing(records_of(cell()), {}, Options(("torch",))).explanation()) == []
 

@@ -124,7 +124,8 @@ def test_a_wrong_runtime_dies(
     folder = answer(vectors, tmp_path / "wrong", [kernel(HONEST, "wrong")], numerics="exact")
     assert main(["vectors", "judge", str(folder), f"--vectors={vectors}"]) == 1
     told = capsys.readouterr().out
-    assert "Why cells fail" in told
+    assert "Failures by group" in told
+    assert "\nWRONG: " in f"\n{told}"
     assert "values of other:sdpa" in told
     again = shlex.split(told.split("again     python -m suite ")[1].splitlines()[0])
     assert main(again) == 1

@@ -12,7 +12,7 @@ import pandas as pd
 
 from suite.report.frames import expanded
 from suite.report.separation import axes, separation
-from suite.spec.vocabulary import BROKEN, GRADIENTS, VALUES
+from suite.spec.vocabulary import BROKEN, GRADIENTS, OF_ANSWERS, VALUES
 
 _FIRST = (VALUES, *GRADIENTS)
 """Checks that are listed first, since their failures explain those of other checks."""
@@ -25,7 +25,7 @@ _EXTENT = ("B", "H", "Lq", "Lk", "D", "Dv")
 class Group:
     """Cells of one check and implementation that fail in the same way.
 
-    `cells` are the labels of their rows, the smallest case first; `separation` is a sentence.
+    `cells` are the labels of their rows, the smallest case first; `separation` is a sentence, or "".
     """
 
     check: str
@@ -37,7 +37,8 @@ class Group:
 
 
 def groups(cells: pd.DataFrame) -> list[Group]:
-    """The groups of failing cells: values first, then gradients, then the rest; the largest first."""
+    """The groups of failing cells, by how much they explain: first the kinds `OF_ANSWERS`, then values,
+    gradients and the rest; the largest first."""
     broken = cells[cells["status"].isin(BROKEN)]
     if broken.empty:
         return []
@@ -48,11 +49,12 @@ def groups(cells: pd.DataFrame) -> list[Group]:
         text = separation(known.loc[block["case"]], known.loc[passing])
         rows = tuple(map(int, _by_size(block).index))
         entries.append(Group(str(check), str(kind), str(label), rows, len(passing), text))
-    return sorted(entries, key=lambda group: (_place(group.check), -len(group.cells)))
+    return sorted(entries, key=_place)
 
 
-def _place(check: str) -> int:
-    return _FIRST.index(check) if check in _FIRST else len(_FIRST)
+def _place(group: Group) -> tuple[bool, int, int]:
+    check = _FIRST.index(group.check) if group.check in _FIRST else len(_FIRST)
+    return group.kind not in OF_ANSWERS, check, -len(group.cells)
 
 
 def _by_size(cells: pd.DataFrame) -> pd.DataFrame:
@@ -78,11 +80,3 @@ def explained(cells: pd.DataFrame) -> pd.DataFrame:
     smallest = cells.loc[[rows[0] for rows in table["cells"]], ["case", "error_ratio", "message"]]
     table["cells"] = [len(rows) for rows in table["cells"]]
     return table.rename(columns={"cells": "failures"}).join(smallest.reset_index(drop=True))
-
-
-def in_full(groups: list[Group], most: int) -> list[int]:
-    """The rows of at most `most` cells, in the order of groups: the smallest cell of every group, then
-    the second smallest, and so on."""
-    ranked = [(n, g, row) for g, group in enumerate(groups) for n, row in enumerate(group.cells)]
-    chosen = sorted(ranked, key=lambda entry: entry[:2])[:most]
-    return [row for _, _, row in sorted(chosen, key=lambda entry: (entry[1], entry[0]))]

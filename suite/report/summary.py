@@ -1,46 +1,129 @@
-"""The terminal summary of a run: its most important tables."""
+"""The terminal summary of a run: one line of verdict, a few lines of facts, and with -v tables."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
 from suite.records.cells import Run
-from suite.records.coverage import percent
+from suite.records.coverage import percent, scored
+from suite.records.expectations import Expectation
+from suite.records.findings import manifests, title_of
 from suite.report import frames
 from suite.report.conformance import ACCURACY, OF_STATUSES, OF_UNSUPPORTED, UNSUPPORTED
 from suite.report.render import as_text
-from suite.report.semantics import BY_QUESTION, PROBES
-from suite.spec.vocabulary import REFUSED
+from suite.report.semantics import BY_QUESTION, DIFFERS, PROBES
+from suite.spec.vocabulary import BROKEN, REFUSED
 
 REASONS = 20
 """The number of reasons for unsupported cells that are shown."""
 
+KERAS = "keras"
+"""The manifest of Keras on every engine."""
 
-def lines(run: Run, unavailable: Mapping[str, str]) -> list[str]:
-    """Status counts, accuracy with the worst case, elections, and reasons for unsupported cells, as text.
+FINDINGS = 12
+"""The number of findings of known failures that are shown."""
 
-    `unavailable` maps backends that could not be used to reasons.
-    """
+HIDDEN = "accuracy, elections and unsupported cells: -v, or `python -m suite report` of --results"
+"""The line that stands for the tables that are left out."""
+
+
+def verdict(run: Run, shortfalls: Sequence[str] = ()) -> str:
+    """One line: WRONG if a cell fails, BROKEN if only the suite or an adapter broke, NOT JUDGED ENOUGH
+    if there are `shortfalls`, or no cell passed, else RIGHT; with the counts of cells, and the name of
+    the implementation if there is one."""
+    totals, cells = run.totals, len(run.cells)
+    names = {f"{cell.backend}:{cell.implementation}" for cell in run.cells}
+    of = f" of {names.pop()}" if len(names) == 1 else ""
+    judged, broken = cells - totals[UNSUPPORTED], sum(totals[status] for status in BROKEN)
+    score = scored(totals["pass"], judged, cells)
+    counts = [f"{totals[status]} {status}" for status in ("known", UNSUPPORTED) if totals[status]]
+    rest = f" ({', '.join(counts)})" if counts else ""
+    if broken:
+        word = "WRONG" if totals["fail"] or totals["crash"] else "BROKEN"
+        verb = "fails" if broken == 1 else "fail"
+        return f"{word}: {broken} of {judged} judged cells{of} {verb}; score {score}{rest}"
+    word = "RIGHT" if totals["pass"] and not shortfalls else "NOT JUDGED ENOUGH"
+    return f"{word}: {totals['pass']} of {judged} judged cells{of} pass; score {score}{rest}"
+
+
+def facts(run: Run, unavailable: Mapping[str, str]) -> list[str]:
+    """What a person should know besides: the precision that is reached, elections that differ from the
+    framework's own attention, refusals, known failures by finding. `unavailable` maps backends that could
+    not be used to reasons."""
+    cells = frames.cells(run)
+    return [
+        *reached(cells),
+        *differing(cells),
+        *refused(cells),
+        *inherited(cells),
+        *known(cells),
+        *(f"not judged: {name}: {reason}" for name, reason in unavailable.items()),
+    ]
+
+
+def statuses(run: Run) -> list[str]:
+    """Status counts as text, if there are several implementations."""
+    counts = OF_STATUSES.of(frames.cells(run))
+    return _as_lines({"statuses": counts}) if len(counts) > 1 else []
+
+
+def _as_lines(tables: Mapping[str, pd.DataFrame]) -> list[str]:
+    return as_text(tables, "attention conformance").splitlines()
+
+
+def tables(run: Run) -> list[str]:
+    """Statuses, accuracy with the worst case, elections, and reasons for unsupported cells, as text."""
     cells = frames.cells(run)
     accuracy = ACCURACY.of(cells)[["numerics", "grade", "median", "max", "rms", "case"]]
     accuracy = accuracy.sort_index(level="implementation", sort_remaining=False, kind="stable")
     tables = {"statuses": OF_STATUSES.of(cells), "accuracy": accuracy}
-    probes = cells.query(PROBES)
-    answered = probes[probes["observed"].groupby(probes["operator"]).transform("any")]
-    of_operators = dict(list(answered.groupby("operator", sort=False)))
+    of_operators = _elections(cells)
     for operator, answers in of_operators.items():
-        name = "elections" if len(of_operators) == 1 else f"elections: {operator!s}"
+        name = "elections" if len(of_operators) == 1 else f"elections: {operator}"
         tables[name] = BY_QUESTION.of(answers)
     reasons = OF_UNSUPPORTED.of(cells).drop(columns=["check", "case"])
     tables["unsupported"] = reasons[:REASONS]
-    text = as_text(tables, "attention conformance").splitlines()
+    text = _as_lines(tables)
     if len(reasons) > REASONS:
         left = reasons["cells"][REASONS:]
         text.append(f"... and {len(left)} more reasons, of {left.sum()} cells")
-    text += [f"not judged: {name}: {reason}" for name, reason in unavailable.items()]
-    return text + refused(cells) + inherited(cells)
+    return text
+
+
+def _elections(cells: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """The cells of election questions that were answered, by operator."""
+    probes = cells.query(PROBES)
+    answered = probes[probes["observed"].groupby(probes["operator"]).transform("any")]
+    return {str(name): of for name, of in answered.groupby("operator", sort=False)}
+
+
+def reached(cells: pd.DataFrame) -> list[str]:
+    """The numerics class that an implementation reaches by dtype, one line; [] if there are several
+    implementations."""
+    accuracy = ACCURACY.of(cells)
+    if accuracy.empty or cells["label"].nunique() > 1:
+        return []
+    dtypes = accuracy.index.get_level_values("dtype")
+    grades = ", ".join(map(" ".join, zip(dtypes, accuracy["grade"], strict=True)))
+    worst = accuracy["max"].max()
+    of = f", errors at most {worst:.3g} of their bounds" if worst <= 1 else ""
+    return [f"{cells['label'].iloc[0]} reaches the numerics classes {grades}{of}"]
+
+
+def differing(cells: pd.DataFrame) -> list[str]:
+    """The elections in which a user function differs from the framework's own attention, a line for each
+    operator that has any."""
+    lines = []
+    for answers in _elections(cells).values():
+        table = BY_QUESTION.of(answers)
+        for label in dict.fromkeys(answers["label"]):
+            marked = table[label][table[label].str.endswith(DIFFERS)].str.removesuffix(DIFFERS)
+            said = ", ".join(f"{question} {answer}" for question, answer in marked.items())
+            if said:
+                lines.append(f"{label} elects otherwise than the framework's own attention: {said}")
+    return lines
 
 
 def refused(cells: pd.DataFrame) -> list[str]:
@@ -69,3 +152,41 @@ def inherited(cells: pd.DataFrame) -> list[str]:
             "--inherit-known=no they fail"
         )
     return lines
+
+
+def known(cells: pd.DataFrame) -> list[str]:
+    """The known failures of backends by finding, the most frequent first; [] if there are none."""
+    rows = cells[(cells["status"] == "known") & (cells["inherited"] == "")]
+    if rows.empty:
+        return []
+    contents = manifests()
+    titles = {f.name: f.title for findings, _ in contents.values() for f in findings}
+    entries = {
+        name: [entry for entry in listed if entry.finding and not entry.drawn]
+        for name, (_, listed) in contents.items()
+    }
+    rows = rows.assign(of=[_finding(entries, row) for _, row in rows.iterrows()])
+    named = ((str(name), block) for name, block in rows.groupby("of", sort=False))
+    blocks = sorted(named, key=lambda block: -len(block[1]))
+    lines = [f"known failures: {len(rows)} cells, by finding (FINDINGS.md):"]
+    for name, block in blocks[:FINDINGS]:
+        labels = [*dict.fromkeys(block["label"])]
+        who = labels[0] if len(labels) == 1 else f"{labels[0]} and {len(labels) - 1} more"
+        said = f"{title_of(name)}: {titles[name]}" if name in titles else name
+        lines.append(f"  {len(block):4}  {said} ({who})")
+    if left := blocks[FINDINGS:]:
+        count = sum(len(block) for _, block in left)
+        lines.append(
+            f"  {count:4}  of {len(left)} more findings: `python -m suite findings RESULTS`"
+        )
+    return lines
+
+
+def _finding(entries: Mapping[str, Sequence[Expectation]], row: pd.Series) -> str:
+    """The name of the finding that an entry cites for a known cell, or the cause that its message ends
+    with. `entries` are those of each manifest."""
+    for entry in (*entries.get(row["backend"], ()), *entries.get(KERAS, ())):
+        named = entry.matches(row["implementation"], row["check"], row["case"])
+        if named and entry.kind == row["kind"]:
+            return entry.finding
+    return row["message"].rpartition(" [")[2].rpartition("; ")[0] or "expected by a manifest"

@@ -22,7 +22,7 @@ from suite.records.files import new_file, remove_empty
 from suite.records.lines import RecordError, Writer
 from suite.run.options import NAMES, Options
 from suite.run.recorded import crashed, header
-from suite.run.terminal import Terminal
+from suite.run.terminal import FAILED, Terminal
 from suite.spec.text import printable
 from suite.spec.vocabulary import BROKEN
 
@@ -209,7 +209,7 @@ class RunLog:
         """The reasons why a run fails although no test does."""
         reasons = [f"{name} is {self.unavailable[name]}" for name in self.failed_imports]
         if any(cell.status in BROKEN for cell in self._cells.values()):
-            reasons.append("a cell failed")
+            reasons.append(FAILED)
         if self._owes_answers and not self._answers:
             reasons.append("no cell passed")
         if self.missing:

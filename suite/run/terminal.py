@@ -1,13 +1,15 @@
 """The terminal: the output of a run for the person who started it.
 
-While cells are judged, a line sometimes says how much is left. After the run come tables, then the
-reasons of failures, then a few failures in full. pytest's short summary has one line for every failure.
-With `-v` every group and every failure is shown in full.
+While cells are judged, a line sometimes says how much is left. After the run come one line of verdict,
+a few facts, and the failures by group. A failing cell is shown once: pytest's own sections list only
+tests that are no cells. With `-v` tables come first, every group and every failure is shown in full;
+with `-rf` pytest lists every failing cell in a line.
 """
 
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -25,7 +27,16 @@ if TYPE_CHECKING:
     from suite.run.log import RunLog
 
 MOST = 10
-"""The number of groups of failures, and of failures, that are shown in full."""
+"""The number of groups of failures that have a line of their own."""
+
+IN_FULL = 3
+"""The number of groups that are shown in full."""
+
+FAILED = "a cell failed"
+"""The reason to fail a run that the line of verdict says already."""
+
+REPORTED = "fE"
+"""pytest's own choice of what the short summary lists."""
 
 
 class Terminal:
@@ -34,7 +45,7 @@ class Terminal:
     def __init__(self, config: pytest.Config, log: RunLog) -> None:
         self._config, self._log = config, log
         self._progress: Progress | None = None
-        self._failed: list[Any] | None = None
+        self._failed: list[Any] = []
 
     @property
     def _is_silent(self) -> bool:
@@ -58,77 +69,88 @@ class Terminal:
 
     @pytest.hookimpl(specname="pytest_terminal_summary", wrapper=True, tryfirst=True)
     def pytest_terminal_summary_begins(self, terminalreporter: Any) -> Generator[None, None, None]:
-        """Write tables and reasons of failures before pytest lists the failures, of which it then has
-        few."""
-        log = self._log
-        if log.cells and not self._is_silent:
-            from suite.report.summary import lines
+        """Write verdict, facts and failures by group before pytest's own sections, which leave out
+        failing cells."""
+        log, reporter = self._log, terminalreporter
+        if not log.cells or self._is_silent:
+            return (yield)
+        assert log.header is not None
+        run, verbosity = Run(log.header, tuple(log.cells)), self._config.getoption("verbose")
+        for text in self._lines(run, verbosity > 0):
+            reporter.write_line(printable(text))
+        if verbosity < 2:
+            # On CI machines pytest would give the whole message of each, once more, for its line.
+            self._config.option.force_short_summary = True
+        self._failed = reporter.stats.get("failed", [])
+        if verbosity <= 0:
+            reporter.stats["failed"] = self._others()
+        try:
+            return (yield)
+        finally:
+            reporter.stats["failed"] = self._failed
 
-            assert log.header is not None
-            run = Run(log.header, tuple(log.cells))
-            for text in ("", *lines(run, log.unavailable)):
-                terminalreporter.write_line(printable(text))
-            verbose = self._config.getoption("verbose") > 0
-            listing = Listing(run, log.nodes, log.options, len(run.cells) if verbose else MOST)
-            for text in listing.explanation():
-                terminalreporter.write_line(printable(text))
-            if self._config.getoption("verbose") < 2:
-                # On CI machines pytest would give the whole message of each, once more, for its line.
-                self._config.option.force_short_summary = True
-            self._failed = terminalreporter.stats.get("failed", [])
-            terminalreporter.stats["failed"] = listing.chosen(self._failed)
-        return (yield)
+    def _lines(self, run: Run, verbose: bool) -> Iterator[str]:
+        from suite.report import summary
+
+        log = self._log
+        yield from ("", *(summary.tables(run) if verbose else summary.statuses(run)), "")
+        yield summary.verdict(run, [*log.shortfalls(), *log.failures()])
+        most = len(run.cells) if verbose else MOST
+        yield from Listing(run, log.nodes, log.options, most, verbose).explanation()
+        yield from (
+            "",
+            *summary.facts(run, log.unavailable),
+            *([] if verbose else [summary.HIDDEN]),
+        )
+
+    def _others(self) -> list[Any]:
+        """The reports of failed tests that are no cells."""
+        cells = set(self._log.nodes.values())
+        return [report for report in self._failed if report.nodeid not in cells]
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """Write notes, shortfalls and the path of the records after the failures."""
+        """Write notes, shortfalls and the path of the records; let the short summary list failing cells
+        only if `-r` asks so."""
         log = self._log
-        if self._failed is not None:
-            left_out = len(self._failed) - len(terminalreporter.stats["failed"])
-            terminalreporter.stats["failed"] = self._failed
-            if left_out:
-                terminalreporter.write_line(
-                    f"... and {left_out} more failures, a line each below; -v shows all of them in full"
-                )
-        elif log.header is None or self._is_silent or self._config.option.collectonly:
+        if log.header is None or self._is_silent or self._config.option.collectonly:
             return
+        if log.cells:
+            listed = self._config.option.reportchars != REPORTED
+            terminalreporter.stats["failed"] = self._failed if listed else self._others()
         for text in filter(None, (*log.notes, log.silence)):
             terminalreporter.write_line(printable(text), yellow=True)
         for text in log.shortfalls():
             terminalreporter.write_line(printable(f"not judged enough: {text}"), red=True)
-        for text in log.failures():
+        for text in (reason for reason in log.failures() if reason != FAILED):
             terminalreporter.write_line(f"{printable(text)}: the run fails", red=True)
         if log.writer:
             terminalreporter.write_line(printable(f"records: {log.results}"))
 
 
 class Listing:
-    """The reasons of a run's failures, and the choice of pytest's reports to show in full.
+    """The failures of a run by group.
 
-    `nodes` are the ids of the tests by the keys of their cells. `most` groups and failures are shown in
-    full.
+    `nodes` are the ids of the tests by the keys of their cells. `most` groups have lines of their own,
+    the first ones in full, with `verbose` all.
     """
 
     def __init__(
-        self, run: Run, nodes: Mapping[tuple, str], options: Options, most: int = MOST
+        self,
+        run: Run,
+        nodes: Mapping[tuple, str],
+        options: Options,
+        most: int = MOST,
+        verbose: bool = False,
     ) -> None:
         from suite.report import explanation, frames
 
         self._run, self._nodes, self._options, self._most = run, nodes, options, most
+        self._full = most if verbose else IN_FULL
         self._groups = explanation.groups(frames.cells(run))
-        rows = explanation.in_full(self._groups, most)
-        self._in_full = [nodes[run.cells[row].key] for row in rows]
 
     def explanation(self) -> Iterator[str]:
-        """The reasons of failures as lines of text; none if no cell fails."""
-        return why(self._run, self._groups, self._most, self._commands)
-
-    def chosen(self, reports: list[Any]) -> list[Any]:
-        """The reports to show in full: `most` of cells, the smallest of every group first, and all of
-        other tests."""
-        by_node = {report.nodeid: report for report in reports}
-        cells = set(self._nodes.values())
-        first = [by_node[node] for node in self._in_full if node in by_node]
-        return first + [report for report in reports if report.nodeid not in cells]
+        """The failures by group as lines of text; none if no cell fails."""
+        return why(self._run, self._groups, self._most, self._commands, self._full)
 
     def _commands(self, cell: CellRecord) -> dict[str, str]:
         commands = {"again": rerun_command(self._nodes[cell.key], self._options)}
@@ -141,21 +163,28 @@ Commands = Callable[[CellRecord], Mapping[str, str]]
 """The commands that repeat or reduce a failing cell, by their purpose."""
 
 
-def why(run: Run, groups: Sequence[Group], most: int, commands: Commands) -> Iterator[str]:
-    """The reasons of failures as lines of text, none if no cell fails; `most` groups are in full."""
+def why(
+    run: Run, groups: Sequence[Group], most: int, commands: Commands, full: int = IN_FULL
+) -> Iterator[str]:
+    """Failures by group as lines of text, none if no cell fails. The first `full` groups are in full,
+    `most` groups have a line, the rest one line together."""
     if groups:
-        yield from ("", "Why cells fail", "--------------")
+        yield from ("", "Failures by group", "-----------------")
     for number, group in enumerate(groups[:most], 1):
         smallest = run.cells[group.cells[0]]
         yield f"{number:2}. {_head(group)}"
-        yield f"    {group.separation}"
+        if number > full:
+            continue
+        if group.separation:
+            yield f"    {group.separation}"
         yield f"    smallest  {smallest.case}"
         yield f"              {' '.join(smallest.message.split())}"
         yield from (f"    {name:9} {text}" for name, text in commands(smallest).items())
-    rest = groups[most:]
-    if rest:
-        yield f"and {len(rest)} more, with their cases and commands under -v:"
-    yield from (f"    {_head(group)}; {group.separation}" for group in rest)
+    if rest := groups[most:]:
+        counts = Counter(group.check for group in rest for _ in group.cells)
+        said = ", ".join(f"{check} {count}" for check, count in counts.items())
+        noun = "group" if len(rest) == 1 else "groups"
+        yield f"and {len(rest)} {noun} more, in full under -v: {said}"
 
 
 def _head(group: Group) -> str:

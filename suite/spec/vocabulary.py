@@ -61,6 +61,9 @@ KINDS = {
 }
 """Kinds of faults in a cell that did not pass."""
 
+OF_ANSWERS = ("type", "shape", "dtype", "device", "mutated-input", "not-deterministic")
+"""Kinds that are found without a look at the numbers. What else fails may follow from them."""
+
 OF_CALLS = ("mutated-input", "not-deterministic", "overwritten", "stale", "leaked-state")
 """Kinds that depend on the order of calls, and not on the compiler."""
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -109,7 +109,7 @@ def judge_answers(arguments: argparse.Namespace) -> int:
         writer.close()
     missing = shortfalls(run.cells, (), filtered=plan.filtered)
     said = [
-        *lines(run, plan, arguments.answers, options),
+        *lines(run, plan, arguments.answers, options, missing),
         *(f"not judged enough: {t}" for t in missing),
     ]
     print("\n".join(said))
@@ -136,17 +136,23 @@ def exit_code(run: Run) -> int:
     return int(not run.totals["pass"] or any(run.totals[status] for status in BROKEN))
 
 
-def lines(run: Run, plan: StoredPlan, answers: Path, options: JudgeOptions) -> Iterator[str]:
-    """The printed lines of a run over stored answers: tables, explained failures, counts."""
+def lines(
+    run: Run, plan: StoredPlan, answers: Path, options: JudgeOptions, missing: Sequence[str]
+) -> Iterator[str]:
+    """The printed lines of a run over stored answers: verdict, failures by group, facts, counts.
+    `missing` are the reasons if too little was judged."""
     from suite.report import explanation, frames, summary
-    from suite.run.terminal import MOST, why
+    from suite.run.terminal import IN_FULL, MOST, why
 
     def commands(cell: CellRecord) -> Mapping[str, str]:
         return {"again": rerun_command(answers, replace(options, case=(cell.case,)))}
 
-    yield from summary.lines(run, {})
     groups = explanation.groups(frames.cells(run))
-    yield from why(run, groups, len(groups) if options.verbose else MOST, commands)
+    most, full = (len(groups),) * 2 if options.verbose else (MOST, IN_FULL)
+    yield from summary.tables(run) if options.verbose else summary.statuses(run)
+    yield summary.verdict(run, missing)
+    yield from why(run, groups, most, commands, full)
+    yield from ("", *summary.facts(run, {}), *([] if options.verbose else [summary.HIDDEN]))
     counts = ", ".join(f"{run.totals[name]} {name}" for name in STATUSES if run.totals[name])
     yield f"\n{plan.title}: {counts or 'no cell'}"
     if not run.totals["pass"]:
