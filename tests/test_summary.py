@@ -1,0 +1,60 @@
+"""A run ends with a verdict and facts that the records say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from suite.records.findings import manifests, title_of
+from suite.report.summary import facts, verdict
+from tests.records_by_hand import cell, elect, run
+
+CASES = [f"sdpa/none/mha/f32/b1h1q1k{n}d8" for n in range(1, 4)]
+
+
+@pytest.mark.parametrize(
+    ("statuses", "shortfalls", "said"),
+    [
+        (["fail", "pass", "unsupported"], [], "WRONG: 1 of 2 judged cells of torch:sdpa fails; score 50"),
+        (["crash", "error"], [], "WRONG: 2 of 2 judged cells of torch:sdpa fail; score 0.00%"),
+        (["error", "pass"], [], "BROKEN: 1 of 2 judged cells of torch:sdpa fails; score 50.00%"),
+        (["pass", "known"], [], "RIGHT: 1 of 2 judged cells of torch:sdpa pass; score 50.00%"),
+        (["pass", "known"], ["too little"], "NOT JUDGED ENOUGH: 1 of 2 judged cells of torch:sdpa pass"),
+        (["unsupported"], [], "NOT JUDGED ENOUGH: 0 of 0 judged cells of torch:sdpa pass"),
+    ],
+)  # fmt: skip
+def test_the_verdict_is_one_line(statuses: list[str], shortfalls: list[str], said: str) -> None:
+    cells = [cell(CASES[n], status=status) for n, status in enumerate(statuses)]
+    assert verdict(run(*cells), shortfalls).startswith(said)
+
+
+def test_what_a_function_elects_otherwise_is_said_in_a_line() -> None:
+    native = {"no-keys": "zeros", "value-size": "accepted"}
+    cells = [
+        replace(c, native=native[c.question])
+        for question, answer in (("no-keys", "nan"), ("value-size", "accepted"))
+        for c in elect(question, {"f32": answer}, "torch:mine")
+    ]
+    assert facts(run(*cells), {}) == [
+        "torch:mine elects otherwise than the framework's own attention: no-keys nan"
+    ]
+    assert facts(run(*(replace(c, native="") for c in cells)), {}) == []
+
+
+def test_known_failures_are_summed_up_by_finding() -> None:
+    (name, entry), *_ = [
+        (name, entry)
+        for name, (_, entries) in manifests().items()
+        for entry in entries
+        if entry.finding and "*" not in entry.implementation[0] + entry.check[0]
+    ]
+    case = entry.case[0].replace("*", "x").replace("?", "x")
+    who, cited = f"{name}:{entry.implementation[0]}", {"check": entry.check[0], "kind": entry.kind}
+    known = [cell(case, who, "known", **cited), cell(case, who, "known", seed=1, **cited)]
+    other = cell(case, "mine:sdpa", "known", message="far [my own cause; none found]")
+    head, first, second, _ = [*facts(run(*known, other), {}), ""]
+    assert head == "known failures: 3 cells, by finding (FINDINGS.md):"
+    assert first.startswith(f"     2  {title_of(entry.finding)}: ")
+    assert first.endswith(f" ({who})")
+    assert second == "     1  my own cause (mine:sdpa)"
