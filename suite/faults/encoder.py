@@ -14,7 +14,7 @@ from suite.faults.spread import off
 from suite.spec.inputs import Inputs
 
 
-@fault("values")
+@fault("values", "`self.norm1` twice; the second norm is `self.norm2`")
 class SecondNormIsTheFirst(EncoderKernel):
     """The second norm has gain and offset of the first."""
 
@@ -22,25 +22,25 @@ class SecondNormIsTheFirst(EncoderKernel):
         return super().norm(x, "norm1", call)
 
 
-@fault("values")
+@fault("values", "`norm_first` is accepted and not used; then it is `x + attend(norm(x))`")
 class NormsAlwaysBehind(EncoderKernel):
-    """Norms stand behind the residuals, also where they are asked for before."""
+    """Norms come after the residuals, also if they are asked for first."""
 
     def compute(self, call: LayerCall) -> tuple[np.ndarray, np.ndarray]:
         call.__dict__["pre"] = False
         return super().compute(call)
 
 
-@fault("values")
+@fault("values", "`x = norm(x)`, then `x + attend(x)`; it is `x + attend(norm(x))`")
 class ResidualOfWhatIsNormed(EncoderKernel):
-    """With norms first the first residual is that of the normed tokens."""
+    """With norms first, the residual adds the normed tokens, not the tokens."""
 
     def attended(self, x: np.ndarray, call: LayerCall) -> np.ndarray:
         attended = super().attended(x, call)
         return attended + x - self.load(call.query, call) if call.pre else attended
 
 
-@fault("values")
+@fault("values", "`y = network(y)`; it is `y + network(y)`")
 class SecondResidualLeftOut(EncoderKernel):
     """The feed-forward network has no residual."""
 
@@ -48,7 +48,7 @@ class SecondResidualLeftOut(EncoderKernel):
         return super().network(y, call) - y
 
 
-@fault("values")
+@fault("values", '`F.gelu(h, approximate="tanh")`; the exact one has `erf`', family="numerics")
 class GeluByTanh(EncoderKernel):
     """gelu is approximated by a hyperbolic tangent."""
 
@@ -56,7 +56,7 @@ class GeluByTanh(EncoderKernel):
         return h * (1 + np.tanh(np.sqrt(2 / np.pi) * (h + 0.044715 * h**3))) / 2
 
 
-@fault("values")
+@fault("values", "`F.relu(h)` whatever `activation` says")
 class ReluForGelu(EncoderKernel):
     """The activation is relu, whatever is asked for."""
 
@@ -64,17 +64,21 @@ class ReluForGelu(EncoderKernel):
         return np.maximum(h, 0)
 
 
-@fault("values")
+@fault("values", "`(x - mean) / (sqrt(var) + eps)`; it is `(x - mean) / sqrt(var + eps)`")
 class EpsilonBehindTheRoot(EncoderKernel):
-    """Epsilon is added to the root of the variance."""
+    """A norm adds epsilon to the root of the variance, not to the variance."""
 
     def reciprocal(self, variance: np.ndarray, call: LayerCall) -> np.ndarray:
         return 1 / (np.sqrt(variance) + call.work(call.epsilon))
 
 
-@fault("values")
+@fault(
+    "values",
+    "`src_key_padding_mask` replaces `src_mask`; both apply: `mask & valid`",
+    family="mask",
+)
 class MaskOnceForBoth(EncoderKernel):
-    """A mask of pairs is ignored beside padding."""
+    """Beside padding a mask of queries and keys has no effect."""
 
     def allowed(self, call: LayerCall) -> np.ndarray | None:
         if call.valid is not None:
@@ -82,9 +86,11 @@ class MaskOnceForBoth(EncoderKernel):
         return super().allowed(call)
 
 
-@fault("values")
+@fault(
+    "values", "`out.masked_fill(padding, 0)`; padded tokens are answered like others", family="mask"
+)
 class PaddedRowsAreZeros(EncoderKernel):
-    """Tokens that are padding get zeros."""
+    """Tokens that are padding get zeros, not an answer."""
 
     def deliver(self, out: np.ndarray, call: LayerCall) -> Any:
         if call.valid is not None:
@@ -92,15 +98,23 @@ class PaddedRowsAreZeros(EncoderKernel):
         return super().deliver(out, call)
 
 
-@fault("spread")
+@fault(
+    "spread",
+    "a factor on the bfloat16 path alone, as a constant with two digits",
+    family="numerics",
+)
 class HiddenLayerOff(EncoderEager):
-    """What the feed-forward network activates is off by 1 % in bfloat16."""
+    """In bfloat16 the hidden layer of the network is 1 % too large."""
 
     def activated(self, h: np.ndarray, call: LayerCall) -> np.ndarray:
         return off(super().activated(h, call), call.fmt.name)
 
 
-@fault("gradients")
+@fault(
+    "gradients",
+    "the gradients of two norms are returned in a wrong order: `norm1.bias` has its own",
+    family="gradient",
+)
 class GradientOfTheOtherOffset(EncoderDifferentiable):
     """The offset of the first norm gets the gradient of the second."""
 
@@ -109,9 +123,13 @@ class GradientOfTheOtherOffset(EncoderDifferentiable):
         return gradients | {"norm1_offset": gradients["norm2_offset"]}
 
 
-@fault("gradient_spread")
+@fault(
+    "gradient_spread",
+    "a factor on the bfloat16 path alone, as a constant with two digits",
+    family="gradient",
+)
 class InnerGradientOff(EncoderDifferentiable):
-    """The gradient of the first kernel of the feed-forward network is off by 1 % in bfloat16."""
+    """In bfloat16 the gradient of the network's first kernel is 1 % too large."""
 
     numerics: Any = "eager"
 

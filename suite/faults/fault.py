@@ -47,6 +47,7 @@ FAMILY_OF = {
     "hidden": "mask",
     "invariance": "tiles",
     "layer_calls": "layer",
+    "layer_dropout": "dropout",
     "layer_gradients": "gradient",
     "layer_masks": "mask",
     "layer_options": "layer",

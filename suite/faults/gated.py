@@ -33,31 +33,31 @@ class GatedKernel(MultiHeadKernel):
         return self.keep(super().merge(attended, call) * self.gate(call), "features", call)
 
 
-@fault("values")
+@fault("values", "`w_o(heads)`; it is `w_o(heads * sigmoid(w_g(x)))`")
 class GateLeftOut(GatedKernel):
-    """The heads are mixed as they are."""
+    """The heads are not gated."""
 
     def gate(self, call: LayerCall) -> np.ndarray:
         return np.ones_like(super().gate(call))
 
 
-@fault("values")
+@fault("values", "`heads * w_g(x)`; it is `heads * sigmoid(w_g(x))`")
 class GateNotSquashed(GatedKernel):
-    """The gate is the projection itself, without a sigmoid."""
+    """The gate has no sigmoid."""
 
     def squashed(self, y: np.ndarray) -> np.ndarray:
         return y
 
 
-@fault("values")
+@fault("values", "`gate[:, h - 1]`; head h has `gate[:, h]`", family="heads")
 class GateOfTheNextHead(GatedKernel):
-    """Every head has the gate of the next one."""
+    """Every head has the gate of the head before it."""
 
     def gate(self, call: LayerCall) -> np.ndarray:
         return np.roll(super().gate(call), call.sizes.Dv, axis=-1)
 
 
-@fault("values")
+@fault("values", "`gate[:, :1]` for all rows; every token has its own gate")
 class GateOfTheFirstRow(GatedKernel):
     """All rows of a sample have the gate of its first row."""
 
@@ -66,7 +66,7 @@ class GateOfTheFirstRow(GatedKernel):
         return np.broadcast_to(gate[:, :1], gate.shape)
 
 
-@fault("values")
+@fault("values", "`F.linear(x, w_g)` without `b_g`; `x @ w_g + b_g`")
 class GateWithoutItsBias(GatedKernel):
     """The bias of the gate is left out."""
 
@@ -74,9 +74,9 @@ class GateWithoutItsBias(GatedKernel):
         return y if name == "gate" else super().with_bias(y, name, call)
 
 
-@fault("values")
+@fault("values", "`w_o(heads) * gate`; it is `w_o(heads * gate)`")
 class GateBehindTheMixing(GatedKernel):
-    """The output is gated, by the gates of the first heads, instead of the heads."""
+    """The output is gated, not the heads before the output projection."""
 
     def merge(self, attended: np.ndarray, call: LayerCall) -> np.ndarray:
         return MultiHeadKernel.merge(self, attended, call)

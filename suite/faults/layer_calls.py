@@ -1,4 +1,4 @@
-"""Faults of layers: returned weights and dropout, state, and what they refuse."""
+"""Faults of layers: returned weights, state, and what they refuse."""
 
 from __future__ import annotations
 
@@ -8,44 +8,37 @@ import numpy as np
 
 from backends._numpy import Rounded
 from suite.faults.fault import fault
-from suite.faults.kernels.dropping import (
-    SharedByHeads,
-    SharedByQueries,
-    SharedBySamples,
-    Unscaled,
-    Unseeded,
-)
 from suite.faults.kernels.layer import Heads, LayerCall, MultiHeadKernel, SelfAttentionKernel
 from suite.faults.kernels.single import AdditiveKernel, DotKernel
 from suite.spec.dtypes import DTYPES
 
 
-@fault("values")
+@fault("values", "`weights.sum(1)`; the average over the heads is `weights.mean(1)`")
 class WeightsSummed(MultiHeadKernel):
-    """Average weights are the sum over the heads."""
+    """Returned average weights are the sum over the heads, not the mean."""
 
     def shown(self, weights: np.ndarray, call: LayerCall) -> np.ndarray:
         return weights.sum(1) if call.returned == "average" else weights
 
 
-@fault("values")
+@fault("values", "`weights[:, 0]`; the average over the heads is `weights.mean(1)`")
 class WeightsOfFirstHead(MultiHeadKernel):
-    """Average weights are those of the first head."""
+    """Returned average weights are those of the first head."""
 
     def shown(self, weights: np.ndarray, call: LayerCall) -> np.ndarray:
         return weights[:, 0] if call.returned == "average" else weights
 
 
-@fault("values")
+@fault("values", "`weights[:, ::group].mean(1)`; every query head counts: `weights.mean(1)`")
 class WeightsOfGroupLeaders(MultiHeadKernel):
-    """With grouped heads weights are averaged over the first head of each group."""
+    """With grouped heads returned average weights count only the first head of each group."""
 
     def shown(self, weights: np.ndarray, call: LayerCall) -> np.ndarray:
         leaders = weights[:, :: call.sizes.group]
         return leaders.mean(1) if call.returned == "average" else weights
 
 
-@fault("values")
+@fault("values", "`weights[:, :1].expand(-1, H, -1, -1)`; return every head's own")
 class FirstHeadForAll(MultiHeadKernel):
     """The weights returned for every head are those of the first."""
 
@@ -54,9 +47,9 @@ class FirstHeadForAll(MultiHeadKernel):
         return shown if call.returned == "average" else np.repeat(shown[:, :1], shown.shape[1], 1)
 
 
-@fault("values")
+@fault("values", "`return out, scores`; return `softmax(scores)`")
 class WeightsAreScores(SelfAttentionKernel):
-    """The weights returned are the scores."""
+    """Scores come back in place of the weights."""
 
     def weights(self, scores: np.ndarray, call: LayerCall) -> np.ndarray:
         self.seen = scores
@@ -66,7 +59,7 @@ class WeightsAreScores(SelfAttentionKernel):
         return np.where(np.isneginf(self.seen), 0, self.seen)[:, 0]
 
 
-@fault("values")
+@fault("values", "`weights.mT`; the axes of weights are (..., query, key)")
 class WeightsTransposed(MultiHeadKernel):
     """With Lq == Lk the weights returned are transposed."""
 
@@ -75,9 +68,9 @@ class WeightsTransposed(MultiHeadKernel):
         return shown.swapaxes(-1, -2) if call.sizes.Lq == call.sizes.Lk else shown
 
 
-@fault("values")
+@fault("values", "`weights = weights.mean(1)` before `weights @ v`; average only what is returned")
 class AverageAttends(MultiHeadKernel):
-    """Where average weights are returned, all heads attend with them."""
+    """If average weights are asked for, all heads attend with them."""
 
     def attend(self, weights: np.ndarray, value: np.ndarray, call: LayerCall) -> np.ndarray:
         if call.returned == "average":
@@ -85,7 +78,7 @@ class AverageAttends(MultiHeadKernel):
         return super().attend(weights, value, call)
 
 
-@fault("values")
+@fault("values", "`softmax(scores.float())` is returned; `.to(q.dtype)`", family="contract")
 class WeightsInFloat32(MultiHeadKernel):
     """Weights come back in float32 whatever the dtype."""
 
@@ -94,15 +87,20 @@ class WeightsInFloat32(MultiHeadKernel):
         return output, weights and Rounded(weights.values, DTYPES["f32"])
 
 
-@fault("values")
+@fault("values", "`weights.mean(1)` although `average_attn_weights=False`")
 class WeightsAlwaysAveraged(MultiHeadKernel):
-    """Weights are averaged over the heads though those of every head are asked for."""
+    """Weights are averaged over the heads, though those of every head are asked for."""
 
     def shown(self, weights: np.ndarray, call: LayerCall) -> np.ndarray:
         return weights.mean(1)
 
 
-@fault("election", like="F5")
+@fault(
+    "election",
+    "`weights = dropout(weights)` is returned; keep those before it",
+    like="F5",
+    family="dropout",
+)
 class WeightsAfterDropout(MultiHeadKernel):
     """The weights returned are those after dropout, though those before it are declared."""
 
@@ -113,9 +111,9 @@ class WeightsAfterDropout(MultiHeadKernel):
         return weights
 
 
-@fault("values")
+@fault("values", "`softmax(scores)` before the mask is returned; return the weights that attend")
 class HiddenWeightsReturned(DotKernel):
-    """The weights returned are those without the mask."""
+    """Returned weights are those without the mask."""
 
     def biased(self, scores: np.ndarray, call: LayerCall) -> np.ndarray:
         self.bare = super().weights(scores, call)
@@ -125,134 +123,9 @@ class HiddenWeightsReturned(DotKernel):
         return self.bare[:, 0]
 
 
-@fault("dropout_off", like="F2")
-class DropoutInEvaluation(MultiHeadKernel):
-    """Weights are dropped in evaluation, too."""
-
-    def rate(self, call: LayerCall) -> float:
-        return call.rate
-
-
-@fault("dropout", like="F6")
-class DropoutNeverApplied(MultiHeadKernel):
-    """Weights are dropped neither in training nor in evaluation."""
-
-    def rate(self, call: LayerCall) -> float:
-        return 0.0
-
-
-@fault("dropout")
-class DropoutNotRescaled(Unscaled, MultiHeadKernel):
-    """Weights that are kept are not divided by 1 - rate."""
-
-
-@fault("dropout")
-class DropoutRescaledByRate(DotKernel):
-    """Weights that are kept are divided by the rate."""
-
-    def rescale(self, rate: float) -> float:
-        return 1.0 / rate
-
-
-@fault("dropout")
-class DropoutKeepsRate(DotKernel):
-    """Weights are kept with the probability that is to drop them."""
-
-    def pattern(self, shape: tuple[int, ...], rate: float, call: LayerCall) -> np.ndarray:
-        return ~super().pattern(shape, rate, call)
-
-
-@fault("dropout")
-class DropoutOfAnotherRate(AdditiveKernel):
-    """Weights are dropped at two thirds of the rate and scaled by the whole of it."""
-
-    def pattern(self, shape: tuple[int, ...], rate: float, call: LayerCall) -> np.ndarray:
-        return super().pattern(shape, rate * 2 / 3, call)
-
-
-@fault("dropout", like="F8")
-class DropoutSharedByHeads(SharedByHeads, MultiHeadKernel):
-    """All heads share one pattern, though one for every element is declared."""
-
-
-@fault("dropout", like="F8")
-class DropoutSharedBySamples(SharedBySamples, DotKernel):
-    """All samples share one pattern, though one for every element is declared."""
-
-
-@fault("dropout")
-class DropoutOfWholeKeys(SharedByQueries, MultiHeadKernel):
-    """A key is dropped for all queries at once."""
-
-
-@fault("dropout")
-class DropoutOfWholeQueries(AdditiveKernel):
-    """All keys of a query are dropped at once."""
-
-    def pattern(self, shape: tuple[int, ...], rate: float, call: LayerCall) -> np.ndarray:
-        return super().pattern((*shape[:3], 1), rate, call)
-
-
-@fault("dropout")
-class DropoutBeforeSoftmax(MultiHeadKernel):
-    """Scores are dropped, so that the weights that are kept sum to 1 again."""
-
-    def weights(self, scores: np.ndarray, call: LayerCall) -> np.ndarray:
-        rate = self.rate(call)
-        if rate == 0:
-            return super().weights(scores, call)
-        kept = self.pattern(scores.shape, rate, call)
-        return super().weights(np.where(kept, scores, call.work(-np.inf)), call)
-
-    def dropped(self, weights: np.ndarray, call: LayerCall) -> np.ndarray:
-        return weights
-
-
-@fault("dropout")
-class DropoutUnseeded(MultiHeadKernel):
-    """Patterns depend on how many were drawn before, not on the seed alone."""
-
-    drawn = 0
-
-    def random(self, call: LayerCall) -> np.random.Generator:
-        self.drawn += 1
-        return np.random.default_rng((call.seed, self.drawn))
-
-
-@fault("dropout")
-class DropoutSeedIgnored(Unseeded, MultiHeadKernel):
-    """The pattern does not depend on the seed."""
-
-
-@fault("dropout_off")
-class DropoutByDefault(MultiHeadKernel):
-    """In training a rate of 0 is taken for the default of 0.1."""
-
-    def rate(self, call: LayerCall) -> float:
-        return super().rate(call) or 0.1 * call.training
-
-
-@fault("dropout_off")
-class WholeDropoutNan(MultiHeadKernel):
-    """At rate 1 dropped weights are 0 / 0."""
-
-    def dropped(self, weights: np.ndarray, call: LayerCall) -> np.ndarray:
-        dropped_weights = super().dropped(weights, call)
-        return dropped_weights / call.work(0) if self.rate(call) == 1 else dropped_weights
-
-
-@fault("dropout_off")
-class DropoutRescaledInEvaluation(MultiHeadKernel):
-    """In evaluation the output of the heads is multiplied by 1 - rate, besides what training scales."""
-
-    def attend(self, weights: np.ndarray, value: np.ndarray, call: LayerCall) -> np.ndarray:
-        features = super().attend(weights, value, call)
-        return features if call.training else features * call.work(1 - call.rate)
-
-
-@fault("contract")
+@fault("contract", "`query += b_q`; `q = query + b_q`", family="contract")
 class QueryBiasAddedInPlace(MultiHeadKernel):
-    """Where it fits, the query's bias is added to the query itself."""
+    """The query's bias is added to the caller's own array."""
 
     def attention(self, query: Rounded, key: Rounded, value: Rounded, **rest: Any) -> Any:
         answer, bias = super().attention(query, key, value, **rest), rest.get("query_bias")
@@ -261,9 +134,9 @@ class QueryBiasAddedInPlace(MultiHeadKernel):
         return answer
 
 
-@fault("contract")
+@fault("contract", "`self.w_q *= scale` in `forward`; `w_q * scale`", family="contract")
 class KernelScaledInPlace(MultiHeadKernel):
-    """Every call leaves the scale multiplied onto the query's kernel."""
+    """Every call multiplies the query's kernel by the scale, in place."""
 
     def factor(self, call: LayerCall) -> float:
         factor = super().factor(call)
@@ -271,9 +144,9 @@ class KernelScaledInPlace(MultiHeadKernel):
         return factor
 
 
-@fault("contract")
+@fault("contract", "`valid[:, 1:] |= ...` on the caller's mask; work on a copy", family="contract")
 class PaddingShiftedInPlace(MultiHeadKernel):
-    """Every call leaves one key more valid in the caller's own array."""
+    """Every call makes one key more valid in the caller's padding mask."""
 
     def padded(self, valid: np.ndarray, call: LayerCall) -> np.ndarray:
         mask = super().padded(valid.copy(), call)
@@ -281,9 +154,11 @@ class PaddingShiftedInPlace(MultiHeadKernel):
         return mask
 
 
-@fault("contract")
+@fault(
+    "contract", "`self.out` is returned at every call; return a new array or a copy", family="state"
+)
 class LayerAnswersInOneBuffer(MultiHeadKernel):
-    """Answers of one shape share a buffer: a later call overwrites an earlier answer."""
+    """Answers of one shape share a buffer, so that a later call overwrites an earlier answer."""
 
     def deliver(self, out: np.ndarray, call: LayerCall) -> Any:
         answer = super().deliver(out, call)
@@ -293,9 +168,13 @@ class LayerAnswersInOneBuffer(MultiHeadKernel):
         return buffer
 
 
-@fault("contract")
+@fault(
+    "contract",
+    "a buffer that still holds the answer before; clear it at every call",
+    family="state",
+)
 class StateKeptBetweenCalls(AdditiveKernel):
-    """Every call adds a little of the answer before it where the shapes fit."""
+    """Every call adds an eighth of the answer before it, if shapes fit."""
 
     def deliver(self, out: np.ndarray, call: LayerCall) -> Any:
         before = getattr(self, "before", out * 0)
@@ -303,7 +182,11 @@ class StateKeptBetweenCalls(AdditiveKernel):
         return super().deliver(out + before / 8 if before.shape == out.shape else out, call)
 
 
-@fault("key_permutation")
+@fault(
+    "key_permutation",
+    "mask kept in a dict under its shape; two masks of one shape may differ",
+    family="state",
+)
 class LayerMaskKeptByShape(MultiHeadKernel):
     """The first boolean mask of a shape serves all later calls of that shape."""
 
@@ -312,9 +195,13 @@ class LayerMaskKeptByShape(MultiHeadKernel):
         return kept.setdefault((mask.shape, call.query.shape, call.fmt.name), mask.copy())
 
 
-@fault("values")
+@fault(
+    "values",
+    "`self.causal` made at the first call; make it for Lq and Lk of every call",
+    family="state",
+)
 class CausalMaskKept(SelfAttentionKernel):
-    """The causal mask of the first call is cut to serve shorter ones, and repeated for longer ones."""
+    """The causal mask of the first call is cut for shorter calls and repeated for longer ones."""
 
     def causal(self, call: LayerCall) -> np.ndarray:
         kept = self.__dict__.setdefault("kept", super().causal(call)[:4, :4])
@@ -322,7 +209,11 @@ class CausalMaskKept(SelfAttentionKernel):
         return np.tile(kept, (repeats, repeats))[: call.sizes.Lq, : call.sizes.Lk]
 
 
-@fault("values")
+@fault(
+    "values",
+    "weights kept in a cache under their shape; the layer belongs to the key",
+    family="state",
+)
 class ParametersShared(MultiHeadKernel):
     """Layers whose kernels have the same shapes share the parameters of the first."""
 
@@ -332,9 +223,14 @@ class ParametersShared(MultiHeadKernel):
         return kept.setdefault((name, kernel.shape, call.fmt.name), kernel)
 
 
-@fault("bad_problem", like="C23")
+@fault(
+    "bad_problem",
+    "`mask[:, :, :Lq, :Lk]`; raise ValueError if the mask does not broadcast",
+    like="C23",
+    family="contract",
+)
 class LayerMaskCutToFit(MultiHeadKernel):
-    """A mask that is too large is cut to the problem's size."""
+    """A mask that is too large is cut, not refused."""
 
     def validate_mask(self, mask: Rounded, call: LayerCall) -> None:
         pass
@@ -344,9 +240,13 @@ class LayerMaskCutToFit(MultiHeadKernel):
         return mask[: s.B, : s.H, : s.Lq, : s.Lk] if mask.ndim == 4 else mask
 
 
-@fault("bad_problem")
+@fault(
+    "bad_problem",
+    "`k[:B]`, `v[:B]`; raise ValueError if `k.shape[0] != q.shape[0]`",
+    family="contract",
+)
 class ExcessSamplesIgnored(DotKernel):
-    """Samples of keys and values beyond the queries' batch are ignored."""
+    """More samples of keys than of queries are accepted, and the last ones ignored."""
 
     def validate_lengths(self, call: LayerCall) -> None:
         pass
@@ -356,9 +256,13 @@ class ExcessSamplesIgnored(DotKernel):
         return q, k[: len(q)], v[: len(q)]
 
 
-@fault("bad_problem")
+@fault(
+    "bad_problem",
+    "`k[:, : v.shape[1]]`; raise ValueError if `k.shape[1] != v.shape[1]`",
+    family="contract",
+)
 class ExcessKeysIgnored(AdditiveKernel):
-    """Keys without values are not attended."""
+    """More keys than values are accepted, and those without a value ignored."""
 
     def validate_lengths(self, call: LayerCall) -> None:
         pass
@@ -368,9 +272,13 @@ class ExcessKeysIgnored(AdditiveKernel):
         return q, k[:, :, : v.shape[2]], v
 
 
-@fault("bad_problem")
+@fault(
+    "bad_problem",
+    "`x @ w_q[: x.shape[-1]]`; raise ValueError if the widths differ",
+    family="contract",
+)
 class QueryWidthCut(MultiHeadKernel):
-    """A query that is too narrow is projected with the kernel's first rows."""
+    """A query that is too narrow is projected with the first rows of the kernel."""
 
     def validate_widths(self, call: LayerCall) -> None:
         pass

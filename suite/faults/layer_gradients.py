@@ -28,9 +28,9 @@ from suite.spec.inputs import Inputs
 from suite.spec.masks import parse_mask
 
 
-@fault("gradients")
+@fault("gradients", "`x[0].mT @ dy[0]`; sum over the samples: `(x.mT @ dy).sum(0)`")
 class KernelGradientOfFirstSample(LayerDifferentiable):
-    """The gradients of the kernels are those of the first sample."""
+    """The gradients of the kernels are those of the first sample alone."""
 
     def gradients(self, arrays, cotangent, inputs):
         kept = np.zeros_like(cotangent)
@@ -40,9 +40,9 @@ class KernelGradientOfFirstSample(LayerDifferentiable):
         return gradients | {n: x for n, x in first.items() if n.endswith("kernel")}
 
 
-@fault("gradients")
+@fault("gradients", "`dw_o.view(Dv, H, E)`; heads come first: `dw_o.view(H, Dv, E)`")
 class OutputKernelGradientUnmerged(LayerDifferentiable):
-    """The gradient of the output kernel merges heads and their features in the other order."""
+    """The gradient of the output kernel has heads and their features in the wrong order."""
 
     def gradients(self, arrays, cotangent, inputs):
         gradients = super().gradients(arrays, cotangent, inputs)
@@ -52,9 +52,9 @@ class OutputKernelGradientUnmerged(LayerDifferentiable):
         return gradients
 
 
-@fault("gradients")
+@fault("gradients", "zeros or None for `b_q`; `db_q = dq.sum((0, 1))`")
 class ProjectionBiasWithoutGradient(LayerDifferentiable):
-    """The biases of the projections of queries have no gradient."""
+    """The bias of the query projection gets no gradient."""
 
     def gradients(self, arrays, cotangent, inputs):
         gradients = super().gradients(arrays, cotangent, inputs)
@@ -63,9 +63,9 @@ class ProjectionBiasWithoutGradient(LayerDifferentiable):
         return gradients
 
 
-@fault("gradients")
+@fault("gradients", "`dv @ w_k.mT`; it is `dv @ w_v.mT`")
 class ValueInputTakesKeyKernel(LayerDifferentiable):
-    """The gradient of the values goes back through the kernel of the keys where it fits."""
+    """The gradient of the value input goes back through the kernel of keys, if it fits."""
 
     def gradients(self, arrays, cotangent, inputs):
         gradients = super().gradients(arrays, cotangent, inputs)
@@ -75,9 +75,9 @@ class ValueInputTakesKeyKernel(LayerDifferentiable):
         return gradients
 
 
-@fault("gradients")
+@fault("gradients", "`db = db + dy[row]` in 16 bits; sum in float32, and round once")
 class OutputBiasSummedNarrowly(LayerDifferentiable):
-    """The gradient of the output bias is a sum in the case's dtype, which is not declared."""
+    """The gradient of the output bias is summed in 16 bits, which is not declared."""
 
     def gradients(self, arrays, cotangent, inputs):
         gradients = super().gradients(arrays, cotangent, inputs)
@@ -86,9 +86,13 @@ class OutputBiasSummedNarrowly(LayerDifferentiable):
         return gradients
 
 
-@fault("gradients", like="I15")
+@fault(
+    "gradients",
+    "`exp(s - lse)` where lse is -inf gives NaN; set p to 0 in fully masked rows",
+    like="I15",
+)
 class LayerEmptyRowNan(LayerDifferentiable):
-    """The gradients of inputs are NaN in rows without keys, though these answer."""
+    """The gradient of a fully masked query is NaN, though it has an answer."""
 
     def gradients(self, arrays, cotangent, inputs):
         gradients = super().gradients(arrays, cotangent, inputs)
@@ -96,81 +100,85 @@ class LayerEmptyRowNan(LayerDifferentiable):
         return gradients | {"query": np.where(empty, np.nan, gradients["query"])}
 
 
-@fault("gradients", like="I15")
+@fault(
+    "gradients",
+    "backward's softmax gives fully masked rows weights of 1 / Lk; these rows add nothing to dv",
+    like="I15",
+)
 class LayerEmptyRowPoisonsValues(LayerDifferentiable):
-    """A row without keys shares its cotangent out among the values, and so with their kernel."""
+    """A fully masked row hands its gradient to all values, though its answer is zero."""
 
     empty_rows = "uniform"
 
 
-@fault("gradients")
+@fault("gradients", "the gradient goes on unchanged behind tanh; multiply by `1 - tanh ** 2`")
 class TanhSlopeForgotten(AdditiveDifferentiable):
-    """The slope of the tanh is missing."""
+    """The derivative of the tanh is missing."""
 
     def slope(self, h: np.ndarray) -> np.ndarray:
         return np.ones_like(h)
 
 
-@fault("gradients")
+@fault("gradients", "`[:, 0]` for the gradient of w; sum over all queries: `.sum((0, 1, 2))`")
 class ScoreVectorOfFirstQuery(AdditiveDifferentiable):
-    """The gradient of the score vector is that of the first query."""
+    """The gradient of the score vector is that of the first query alone."""
 
     def vector_gradient(self, dr: np.ndarray, h: np.ndarray) -> np.ndarray:
         return super().vector_gradient(dr[:, :1], h[:, :1])
 
 
-@fault("gradients")
+@fault("gradients", "`ds` goes on unchanged; scores are `weight * ...`, so `ds * weight`")
 class ConcatWeightForgotten(ConcatDifferentiable):
-    """The gradients through the scores lack the weight these are multiplied with."""
+    """The gradients through the scores of concat attention lack the learned weight."""
 
     def weighted(self, ds: np.ndarray, weight: float) -> np.ndarray:
         return ds
 
 
-@fault("gradients")
+@fault("gradients", "`(ds * scale * (q @ k.mT)).sum()`; it is `(ds * (q @ k.mT)).sum()`")
 class ScaleGradientOfScaledScores(DotDifferentiable):
-    """The gradient of the scale sums the scores after it, not those before."""
+    """The gradient of the learned scale sums the scores after the scale, not before."""
 
     def scale_gradient(self, ds, product, arrays):
         return super().scale_gradient(ds, product, arrays) * self.number(arrays)
 
 
-@fault("gradients")
+@fault("gradients", "`scale.detach()`, or zeros in backward; `dscale = (ds * (q @ k.mT)).sum()`")
 class ScaleWithoutGradient(DotDifferentiable):
-    """The scale has no gradient."""
+    """The learned scale gets no gradient."""
 
     def scale_gradient(self, ds, product, arrays):
         return np.zeros(())
 
 
-@fault("gradients")
+@fault("gradients", "`dx = dq @ w_q.mT`; add `dk @ w_k.mT` and `dv @ w_v.mT`")
 class InputTakesQueryPathAlone(SelfAttentionDifferentiable):
-    """The gradient of the one input is what it receives as query."""
+    """In self-attention the input's gradient is that of the query alone."""
 
     def together(self, parts: Arrays, inputs: Inputs) -> np.ndarray:
         return parts["query"]
 
 
-@fault("gradients")
+@fault("gradients", "`dk = ds.mT @ q`; the scale is missing: `dk = scale * ds.mT @ q`")
 class KeysTakeUnscaledQueries(SelfAttentionDifferentiable):
-    """The gradient of the keys takes queries that are not scaled."""
+    """The scale is missing in the gradient of the keys."""
 
     def key_gradient(self, ds: np.ndarray, query: np.ndarray, factor: float) -> np.ndarray:
         return super().key_gradient(ds, query, 1.0)
 
 
-@fault("gradients")
+@fault("gradients", "`dq = ds @ k`, `dk = ds.mT @ q`; both are times the scale")
 class MaskedScaleForgotten(MaskedDifferentiable):
-    """The gradients of queries and keys lack the scale of the scores."""
+    """The scale is missing in the gradients of queries and keys."""
 
     def backward(self, arrays: Arrays, ds: np.ndarray) -> Arrays:
         gradients = super().backward(arrays, ds)
         return {name: x / self.number(arrays) for name, x in gradients.items()}
 
 
-@fault("gradients")
+@fault("gradients", "backward recomputes `p` without the causal mask; keep it and apply it")
 class MaskedRecomputedWithoutCausal(MaskedDifferentiable):
-    """The backward pass computes the weights again with the padding mask alone."""
+    """The backward pass recomputes the weights with the padding alone, without the causal mask."""
 
     def gradients(self, arrays: Arrays, cotangent: np.ndarray, inputs: Inputs) -> Arrays:
         token = inputs.case.mask_token
@@ -179,66 +187,66 @@ class MaskedRecomputedWithoutCausal(MaskedDifferentiable):
         return super().gradients(arrays, cotangent, inputs)
 
 
-@fault("gradients")
+@fault("gradients", "`dx = r * (dy - dy.mean(-1))`; subtract `xhat * (dy * xhat).mean(-1)`, too")
 class LayerNormVarianceConstant(LayerNormDifferentiable):
-    """The gradient through the variance, the mean of dy times the normal, is missing."""
+    """Layer norm's backward pass takes the variance for a constant."""
 
     def share(self, moved: np.ndarray, standard: Standard) -> Any:
         return 0.0
 
 
-@fault("gradients")
+@fault("gradients", "`dx = r * (dy - xhat * (dy * xhat).mean(-1))`; subtract `dy.mean(-1)`, too")
 class LayerNormMeanConstant(LayerNormDifferentiable):
-    """The gradient through the mean is missing."""
+    """Layer norm's backward pass takes the mean for a constant."""
 
     def level(self, moved: np.ndarray) -> Any:
         return 0.0
 
 
-@fault("gradients")
+@fault("gradients", "`gain * (dy - dy.mean(-1) - ...)`; `dy = dy * gain` comes first")
 class LayerNormGainAfterMeans(LayerNormDifferentiable):
-    """The gain is multiplied on after the means over the features are taken, as if it were one number."""
+    """Layer norm's backward pass multiplies by the gain after taking means, not before."""
 
     def input_gradient(self, dy, gain, standard, inputs):
         gradient = super().input_gradient(dy, None, standard, inputs)
         return gradient if gain is None else gradient * gain
 
 
-@fault("gradients")
+@fault("gradients", "mean and `rstd` saved in 16 bits; save them in float32")
 class LayerNormStatisticsNarrow(LayerNormDifferentiable):
-    """Mean and root reach the backward pass in the case's dtype, which is not declared."""
+    """Layer norm's mean and root reach the backward pass in 16 bits, which is not declared."""
 
     def standard(self, arrays: Arrays, inputs: Inputs) -> Standard:
         return rounded(super().standard(arrays, inputs), inputs)
 
 
-@fault("gradients")
+@fault("gradients", "`db = db + dy[row]` in 16 bits; sum in float32, and round once")
 class LayerNormOffsetSummedNarrowly(LayerNormDifferentiable):
-    """The gradient of the offset is a sum in the case's dtype, which is not declared."""
+    """The gradient of layer norm's offset is summed in 16 bits, which is not declared."""
 
     def offset_gradient(self, dy: np.ndarray, inputs: Inputs) -> np.ndarray:
         return summed_by_rows(dy, inputs)
 
 
-@fault("gradients")
+@fault("gradients", "`dx = gain * r * dy` in training, too; there mean and variance depend on x")
 class BatchNormStatisticsConstant(BatchNormDifferentiable):
-    """In training mean and variance of the batch are taken for constants."""
+    """Batch norm's backward pass takes mean and variance of the batch for constants."""
 
     def standard(self, arrays: Arrays, inputs: Inputs) -> Standard:
         return replace(super().standard(arrays, inputs), learned=True)
 
 
-@fault("gradients")
+@fault("gradients", "in evaluation `dx = gain * r * dy`: running mean and variance are constants")
 class BatchNormEvaluatedLikeTrained(BatchNormDifferentiable):
-    """In evaluation the gradient goes through the learned mean and variance as if these were x's."""
+    """In evaluation batch norm's backward pass differentiates running mean and variance."""
 
     def standard(self, arrays: Arrays, inputs: Inputs) -> Standard:
         return replace(super().standard(arrays, inputs), learned=False)
 
 
-@fault("gradients")
+@fault("gradients", "`(dy * xhat).mean(0)`; sum over the samples: `(dy * xhat).sum((0, 1))`")
 class BatchNormGainAveraged(BatchNormDifferentiable):
-    """The gradient of the gain is a mean over the samples, not a sum."""
+    """The gradient of batch norm's gain is a mean over the samples, not a sum."""
 
     def gain_gradient(self, dy: np.ndarray, standard: Standard, inputs: Inputs) -> np.ndarray:
         return super().gain_gradient(dy, standard, inputs) / len(dy)

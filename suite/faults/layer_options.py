@@ -10,9 +10,9 @@ from suite.faults.kernels.layer import MultiHeadKernel, SelfAttentionKernel
 from suite.faults.kernels.single import AdditiveKernel, BatchNormKernel, ConcatKernel
 
 
-@fault("dropout")
+@fault("dropout", "`dropout(weights @ v)`; it is `dropout(weights) @ v`", family="dropout")
 class DropoutOnOutput(MultiHeadKernel):
-    """Features of the heads' output are dropped, not weights."""
+    """Dropout drops features of the heads' output, not weights."""
 
     def dropped(self, weights, call):
         return weights
@@ -21,9 +21,9 @@ class DropoutOnOutput(MultiHeadKernel):
         return super().dropped(super().attend(weights, value, call), call)
 
 
-@fault("values")
+@fault("values", "`w_k(query) + w_q(key)`; it is `w_q(query) + w_k(key)`")
 class AdditiveKernelsSwapped(AdditiveKernel):
-    """Where they fit, the kernels of query and key are exchanged."""
+    """The kernels of query and key are exchanged, if shapes fit."""
 
     def projected(self, x, name, call):
         p = call.parameters
@@ -32,9 +32,11 @@ class AdditiveKernelsSwapped(AdditiveKernel):
         return super().projected(x, name, call)
 
 
-@fault("values")
+@fault(
+    "values", "an output of size D a head; it has Dv features, as the values have", family="shapes"
+)
 class WideValuesCut(MultiHeadKernel):
-    """Features of values beyond the keys' size are zero."""
+    """Features of values beyond the size of the keys are zero."""
 
     def attend(self, weights, value, call):
         features = super().attend(weights, value, call)
@@ -42,9 +44,9 @@ class WideValuesCut(MultiHeadKernel):
         return features
 
 
-@fault("values")
+@fault("values", "`weights.mean(1)` without `squeeze(0)` for inputs (L, E)", family="shapes")
 class SingleAverageKeepsBatch(MultiHeadKernel):
-    """Average weights of an input without a batch axis have one."""
+    """Average weights of an input without a batch axis come back with one."""
 
     def attention(self, query, key, value, **rest):
         out, w = super().attention(query, key, value, **rest)
@@ -53,88 +55,106 @@ class SingleAverageKeepsBatch(MultiHeadKernel):
         return out, w
 
 
-@fault("dropout_off", like="B13")
+@fault(
+    "dropout_off",
+    "a path for layers with dropout that leaves out the causal mask",
+    like="B13",
+    family="mask",
+)
 class CausalLostWithARate(MultiHeadKernel):
-    """The causal flag is lost in a layer that has dropout, in evaluation, too."""
+    """In a layer with dropout the causal flag has no effect, not in evaluation either."""
 
     def causal(self, call):
         return super().causal(call) | (call.rate > 0)
 
 
-@fault("dropout", like="B13")
+@fault(
+    "dropout",
+    "a path for training with dropout that leaves out the causal mask",
+    like="B13",
+    family="mask",
+)
 class CausalLostWithDropout(MultiHeadKernel):
-    """The causal flag is lost while weights are dropped."""
+    """The causal flag has no effect while weights are dropped."""
 
     def causal(self, call):
         return super().causal(call) | (self.rate(call) > 0)
 
 
-@fault("dropout")
+@fault("dropout", "a path for training with dropout that leaves out the padding", family="mask")
 class PaddingLostWithDropout(MultiHeadKernel):
-    """Padding is lost while weights are dropped."""
+    """Padding has no effect while weights are dropped."""
 
     def padded(self, valid, call):
         return super().padded(valid | (self.rate(call) > 0), call)
 
 
-@fault("values")
+@fault("values", "padding is used `if query is key` alone; it belongs to the keys", family="mask")
 class PaddingLostAcross(MultiHeadKernel):
-    """Padding is lost where the keys are another tensor."""
+    """In cross-attention padding has no effect."""
 
     def padded(self, valid, call):
         return super().padded(valid | (not call.own), call)
 
 
-@fault("values")
+@fault("values", "a path for inputs (L, E) that leaves out the padding", family="mask")
 class PaddingLostWithoutBatch(MultiHeadKernel):
-    """Padding is lost without a batch axis."""
+    """Without a batch axis padding has no effect."""
 
     def padded(self, valid, call):
         return super().padded(valid | call.single, call)
 
 
-@fault("values")
+@fault(
+    "values", "a path for returned average weights that leaves out the causal mask", family="mask"
+)
 class CausalLostWithAverageWeights(MultiHeadKernel):
-    """The causal flag is lost for average weights."""
+    """The causal flag has no effect if average weights are returned."""
 
     def causal(self, call):
         return super().causal(call) | (call.returned == "average")
 
 
-@fault("future")
+@fault(
+    "future", '`use_causal_mask` is accepted and not used with `score_mode="concat"`', family="mask"
+)
 class ConcatCausalIgnored(ConcatKernel):
-    """The causal flag has no effect."""
+    """In concat attention the causal flag has no effect."""
 
     def causal(self, call):
         return np.ones_like(super().causal(call))
 
 
-@fault("values")
+@fault("values", "a default of 0.5 for the scale; without `use_scale` it is 1", family="scale")
 class ConcatDefaultScale(ConcatKernel):
-    """Without a learned scale it is a half."""
+    """Concat attention without a learned scale multiplies by 1/2."""
 
     def number(self, name, call):
         n = super().number(name, call)
         return n / 2 if name == "scale" and "scale" not in call.parameters else n
 
 
-@fault("values")
+@fault("values", "a path for projected queries that leaves out the causal mask", family="mask")
 class AdditiveCausalLostWithProjection(AdditiveKernel):
-    """The causal flag is lost where queries are projected."""
+    """In additive attention with projected queries the causal flag has no effect."""
 
     def causal(self, call):
         return super().causal(call) | ("query_kernel" in call.parameters)
 
 
-@fault("values")
+@fault(
+    "values",
+    "`valid[:, None, :, None]`; padding is of keys: `valid[:, None, None, :]`",
+    family="mask",
+)
 class SelfAttentionPaddingOverQueries(SelfAttentionKernel):
-    """Padding hides queries."""
+    """Padding hides queries, not keys."""
 
     def padded(self, valid, call):
         return super().padded(valid, call).swapaxes(-1, -2)
 
 
-@fault("values", like="E22")
+@fault("values", "`self.b_q.reshape(-1)` where `b_q` is None; ask `if b_q is not None`", like="E22")
 class SelfAttentionNeedsBiases(SelfAttentionKernel):
     """Without biases the call fails."""
 
@@ -142,57 +162,67 @@ class SelfAttentionNeedsBiases(SelfAttentionKernel):
         return self.load(call.parameters[f"{name}_bias"], call).reshape(-1)
 
 
-@fault("values")
+@fault(
+    "values",
+    "`D = width // Hkv` for the width of all query heads; it is `D = width // H`",
+    family="scale",
+)
 class ScaleOfGroups(MultiHeadKernel):
-    """With grouped heads the scale is that of the key/value heads' width."""
+    """With grouped heads the scale is smaller by the root of Hkv / H."""
 
     def factor(self, call):
         return super().factor(call) * (call.sizes.Hkv / call.sizes.H) ** 0.5
 
 
-@fault("values")
+@fault("values", "`weights[:, ::group].mean(1)`; every query head counts: `weights.mean(1)`")
 class AverageOfGroups(MultiHeadKernel):
-    """With grouped heads weights are averaged over the first head of each group."""
+    """With grouped heads returned average weights count only the first head of each group."""
 
     def shown(self, weights, call):
         return weights[:, :: call.sizes.group].mean(1) if call.returned == "average" else weights
 
 
-@fault("values")
+@fault("values", "`mask if mask is not None else valid`; both apply: `mask & valid`", family="mask")
 class MaskPlusPaddingLost(MultiHeadKernel):
-    """Padding is lost where a boolean mask is given."""
+    """Beside a boolean mask padding has no effect."""
 
     def padded(self, valid, call):
         return super().padded(valid | (call.mask is not None), call)
 
 
-@fault("values")
+@fault(
+    "values", "`valid if valid is not None else mask`; both apply: `mask & valid`", family="mask"
+)
 class MaskLostWithPadding(MultiHeadKernel):
-    """A boolean mask is lost where keys are padded."""
+    """Beside padding a boolean mask has no effect."""
 
     def masked(self, mask, call):
         return mask | (call.valid is not None)
 
 
-@fault("values")
+@fault(
+    "values",
+    "a float mask replaces the boolean one; both apply: `where(mask, scores + bias, -inf)`",
+    family="mask",
+)
 class MaskLostWithBias(MultiHeadKernel):
-    """A boolean mask is lost where there is a float bias."""
+    """Beside a float mask a boolean mask has no effect."""
 
     def masked(self, mask, call):
         return mask | (call.bias is not None)
 
 
-@fault("values")
+@fault("values", "`rsqrt(running_var)`; it is `rsqrt(running_var + eps)`")
 class BatchNormEpsilonInEvaluation(BatchNormKernel):
-    """In evaluation epsilon is left out."""
+    """Batch norm leaves out epsilon in evaluation."""
 
     def reciprocal(self, variance, call):
         return super().reciprocal(variance - (not call.training) * call.work(call.epsilon), call)
 
 
-@fault("values")
+@fault("values", "`x.var((0, 1))`, which torch divides by n - 1; use `unbiased=False`")
 class BatchNormUnbiased(BatchNormKernel):
-    """The variance of the batch is divided by one less than the number of tokens."""
+    """Batch norm divides the variance of the batch by one less than the number of tokens."""
 
     def moments(self, x, call):
         mean, variance = super().moments(x, call)
@@ -200,9 +230,11 @@ class BatchNormUnbiased(BatchNormKernel):
         return mean, variance * call.work(n / (n - 1)) if call.training else variance
 
 
-@fault("precision")
+@fault(
+    "precision", "`softmax(scores.float())`; float64 layers need it in float64", family="numerics"
+)
 class SoftmaxInSingle(MultiHeadKernel):
-    """The softmax of a float64 layer runs in float32, and it says so."""
+    """The softmax of a float64 layer runs in float32, as the layer declares."""
 
     numerics = {"f64": "single", "f32": "exact", "bf16": "exact", "f16": "exact"}
 

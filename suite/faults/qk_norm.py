@@ -11,39 +11,44 @@ from suite.faults.kernels.layer import LayerCall, MultiHeadKernel
 from suite.faults.kernels.layer_gradient import LayerDifferentiable
 
 
-@fault("values")
+@fault("values", "`q = norm_q(q)` without `k = norm_k(k)`")
 class QueriesAloneNormalised(MultiHeadKernel):
-    """The keys are not normalised."""
+    """Queries are normalised, keys are not."""
 
     def normed(self, x: np.ndarray, name: str, call: LayerCall) -> np.ndarray:
         return super().normed(x, name, call) if name == "query" else x
 
 
-@fault("values")
+@fault(
+    "values",
+    "norm of (H, D) together, or before the split into heads; each head by itself, `dim=-1`",
+)
 class NormOfAllHeads(MultiHeadKernel):
-    """Mean and variance are taken over the features of all heads."""
+    """The norm of queries and keys takes mean and variance over the features of all heads."""
 
     normed_axes = (1, 3)
 
 
-@fault("values")
+@fault("values", "`RMSNorm` in place of `LayerNorm`; subtract the mean")
 class NormWithoutMean(MultiHeadKernel):
-    """The mean is not subtracted: a norm by the root of the mean square."""
+    """The norm of queries and keys does not subtract the mean."""
 
     def level(self, x: np.ndarray) -> np.ndarray:
         return np.zeros_like(x)
 
 
-@fault("values")
+@fault("values", "`norm(k)` without `* gain_k`")
 class GainOfTheKeysForgotten(MultiHeadKernel):
-    """Keys are normalised, and not multiplied by their gain."""
+    """Keys are normalised, but not multiplied by their gain."""
 
     def gain(self, name: str, call: LayerCall) -> np.ndarray | None:
         gain = super().gain(name, call)
         return np.ones_like(gain) if name == "key" and gain is not None else gain
 
 
-@fault("values")
+@fault(
+    "values", "`norm(q * scale)`, which loses the scale; it is `norm(q) * scale`", family="scale"
+)
 class QueriesScaledBeforeTheirNorm(MultiHeadKernel):
     """Queries are scaled before they are normalised, which takes the scale away again."""
 
@@ -53,9 +58,9 @@ class QueriesScaledBeforeTheirNorm(MultiHeadKernel):
         return super().normed(x, name, call)
 
 
-@fault("values")
+@fault("values", "`norm(x @ w) + b`; it is `norm(x @ w + b)`")
 class NormBeforeTheBias(MultiHeadKernel):
-    """Biases of the projections are added behind the norm."""
+    """Biases of the projections are added after the norm of queries and keys, not before."""
 
     def projected(self, x: np.ndarray, name: str, call: LayerCall) -> np.ndarray:
         normalises = self.gain(name, call) is not None
@@ -68,17 +73,21 @@ class NormBeforeTheBias(MultiHeadKernel):
         return y + bias.reshape(-1, 1, y.shape[-1])
 
 
-@fault("values")
+@fault("values", "`rsqrt(var)`; it is `rsqrt(var + eps)`")
 class NothingAddedToTheVariance(MultiHeadKernel):
-    """Epsilon is left out."""
+    """The norm of queries and keys leaves out epsilon."""
 
     def reciprocal(self, variance: np.ndarray, call: LayerCall) -> np.ndarray:
         return 1 / np.sqrt(variance)
 
 
-@fault("gradients")
+@fault(
+    "gradients",
+    "`gain.detach()`, or no gradient for it in backward; `dgain = (dy * normed).sum(...)`",
+    family="gradient",
+)
 class GainsTakenForConstants(LayerDifferentiable):
-    """The gains receive no gradient."""
+    """The gains of the norms of queries and keys get no gradient."""
 
     def gradients(self, arrays, cotangent, inputs):
         gradients = super().gradients(arrays, cotangent, inputs)
