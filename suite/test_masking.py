@@ -14,7 +14,7 @@ from suite.judge.check import check
 from suite.judge.comparison import expect_bitwise, expect_close
 from suite.judge.verdict import Deviation, NotApplicable
 from suite.spec.case import Case
-from suite.spec.catalogue import Ask, asked, cases, filled
+from suite.spec.catalogue import Ask, asked, cases
 from suite.spec.dtypes import round_to
 from suite.spec.inputs import Inputs
 from suite.spec.operators import packed
@@ -212,8 +212,7 @@ LAYERS = (
 
 @check(
     asked(
-        Ask(*filled(ATTENTION, ("f32",))),
-        Ask(*filled(ATTENTION, ("bf16", "f16", "f64")), since="standard"),
+        Ask(*ATTENTION, dtypes="float32 first"),
         *LAYERS,
     )
 )

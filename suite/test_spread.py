@@ -15,7 +15,7 @@ from suite.judge.derivative import vjp
 from suite.judge.monte_carlo import DRAWS, Spread, directions, forward_drawn, gradients_drawn
 from suite.judge.tolerance import RMS_CLASSES
 from suite.judge.verdict import NotApplicable
-from suite.spec.catalogue import Ask, asked, filled
+from suite.spec.catalogue import Ask, asked
 from suite.spec.inputs import Inputs, draw, draw_cotangent
 
 MOST_SCORES = 1 << 17
@@ -50,39 +50,39 @@ KINKED = (
 )
 
 WIDE_LAYERS = (
-    "multi-head/none/mha/{dt}/b8h3q17k23d8/e24.24.24.24",
+    "multi-head/none/mha/bf16/b8h3q17k23d8/e24.24.24.24",
     # Bounds of norms over so few numbers are wide in 16 bits.
-    "multi-head/none/mha/{dt}/b8h3q17k23d8/e24.24.24.24/qknorm/eps1e-06",
-    "self-attention/none/mha/{dt}/b8h1q17k17d8v12/e24.24.24.12/self",
-    "additive/none/mha/{dt}/b8h1q17k23d16v14/e12.10.14.14",
-    "dot/none/mha/{dt}/b8h1q17k23d8v6/e8.8.6.6",
-    "concat/none/mha/{dt}/b8h1q17k23d8v6/e8.8.6.6",
-    "masked/none/mha/{dt}/b8h1q17k23d8v6/e8.8.6.6",
+    "multi-head/none/mha/bf16/b8h3q17k23d8/e24.24.24.24/qknorm/eps1e-06",
+    "self-attention/none/mha/bf16/b8h1q17k17d8v12/e24.24.24.12/self",
+    "additive/none/mha/bf16/b8h1q17k23d16v14/e12.10.14.14",
+    "dot/none/mha/bf16/b8h1q17k23d8v6/e8.8.6.6",
+    "concat/none/mha/bf16/b8h1q17k23d8v6/e8.8.6.6",
+    "masked/none/mha/bf16/b8h1q17k23d8v6/e8.8.6.6",
 )
 CAPPED = "sdpa/none/mha/{dt}/b2h3q17k23d8/cap2.0"
 
 # The same layers in float16, in sizes of other checks.
 SMALL_LAYERS = (
-    "self-attention/none/mha/{dt}/b2h1q7k7d5v6/e12.12.12.6/self/head",
-    "additive/none/mha/{dt}/b2h1q5k9d16v14/e12.10.14.14",
-    "dot/none/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
-    "concat/none/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
-    "masked/none/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
+    "self-attention/none/mha/f16/b2h1q7k7d5v6/e12.12.12.6/self/head",
+    "additive/none/mha/f16/b2h1q5k9d16v14/e12.10.14.14",
+    "dot/none/mha/f16/b2h1q5k9d8v6/e8.8.6.6",
+    "concat/none/mha/f16/b2h1q5k9d8v6/e8.8.6.6",
+    "masked/none/mha/f16/b2h1q5k9d8v6/e8.8.6.6",
 )
 
-LONG = "sdpa/none/mha/{dt}/b1h2q3k2049d16"
+LONG = [f"sdpa/none/mha/{dt}/b1h2q3k2049d16" for dt in ("f32", "bf16", "f16")]
 """In long rows the worst-case bound of a sum is wider than one key, or ten keys."""
 
 
 SHORT_AND_WIDE = (
     Ask(*SHORT, dtypes="sixteen"),
     Ask(*WIDE, CAPPED, dtypes="sixteen", since="standard"),
-    Ask(*filled(WIDE_LAYERS, ("bf16",)), since="standard"),
-    Ask(*filled(SMALL_LAYERS, ("f16",)), since="standard"),
+    Ask(*WIDE_LAYERS, since="standard"),
+    Ask(*SMALL_LAYERS, since="standard"),
 )
 LONG_AND_KINKED = (
     Ask(*KINKED, dtypes="sixteen", since="standard"),
-    Ask(*filled((LONG,), ("f32", "bf16", "f16")), since="standard"),
+    Ask(*LONG, since="standard"),
 )
 
 

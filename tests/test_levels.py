@@ -6,7 +6,7 @@ import pytest
 
 from suite.__main__ import main
 from suite.checks import all_checks
-from suite.spec.catalogue import Ask, Selection, asked, cases, one_in
+from suite.spec.catalogue import Ask, Selection, asked, cases, find, one_in
 from suite.spec.levels import ALL, DTYPES_AT, HALF, SHARES, postponed
 from suite.spec.operators import OPERATORS
 from suite.spec.vocabulary import LEVELS
@@ -76,11 +76,22 @@ def test_why_names_checks_levels_and_reasons(capsys: pytest.CaptureFixture[str])
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "sdpa/causal/gqa2/f32/b2h6q17k23d8"
     future = next(line for line in lines if line.split()[0] == "future")
-    assert future.split() == ["future", "since", "smoke", "a", "case", "by", "itself"]
+    assert future.split()[:3] == ["future", "since", "smoke"]
+    assert DTYPES_AT["float32 first"].why in future
     flag = next(line for line in lines if line.split()[0] == "flag_equals_dense")
     assert DTYPES_AT["promise"].why in flag
+    assert main(["list", "--why", "sdpa/none/mha/bf16/b2h3q17k16d8"]) == 0
+    assert "nearest" + 22 * " " + "since smoke     a case by itself" in capsys.readouterr().out
 
 
-def test_no_case_has_no_reason(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("case_id", ["elect/no-keys/f32", "bad/heads-do-not-divide/f32"])
+def test_probes_have_a_reason_too(case_id: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "--why", case_id]) == 0
+    checks = [line for line in capsys.readouterr().out.splitlines() if " since " in line]
+    assert checks
+    assert all(line.endswith(find(case_id).why) for line in checks)
+
+
+def test_the_reason_of_a_case_that_does_not_exist(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "--why", "sdpa/nothing"]) == 2
     assert "not a case id: 'sdpa/nothing'; expected sdpa/MASK/" in capsys.readouterr().err

@@ -18,7 +18,7 @@ from suite.judge.cell import Cell
 from suite.judge.judge import judge
 from suite.judge.oracle import Oracle, Rounding
 from suite.spec.case import Case
-from suite.spec.catalogue import filled, parsed
+from suite.spec.catalogue import parsed
 from suite.spec.dtypes import DTYPES, round_to
 from suite.spec.inputs import draw
 from suite.spec.levels import HALF
@@ -162,7 +162,7 @@ def statuses(name: str) -> dict[tuple[str, str], set[str]]:
     torch = load("torch")
     judged, _ = function_implementation(torch, f"{FUNCTIONS}:{name}", {}, "rotary")
     outcomes: dict[tuple[str, str], set[str]] = {}
-    for case in parsed(filled(ROTARY_SMOKE[:3], HALF)):
+    for case in parsed(x.replace("{dt}", dt) for x in ROTARY_SMOKE[:3] for dt in HALF):
         pairing = "interleaved" if case.option("interleaved") else "halves"
         status = judge(Cell(CHECKS["values"], case, judged)).status
         outcomes.setdefault((case.dtype.name, pairing), set()).add(status)

@@ -125,9 +125,10 @@ def _why(case_id: str) -> str:
         for name, cases in ((check.name, check.cases), (f"{check.name}, compiled", check.compiled)):
             levels = [at for at in LEVELS if cases and any(c.id == case_id for c in cases(at))]
             if cases and levels:
-                selected = cases.why(levels[0]) if isinstance(cases, Selection) else {}
-                why = next((why for case, why in selected.items() if case.id == case_id), "")
-                lines.append(f"  {name:28} since {levels[0]:9} {why}".rstrip())
+                case = next(case for case in cases(levels[0]) if case.id == case_id)
+                reasons = cases.why(levels[0]) if isinstance(cases, Selection) else {}
+                why = reasons[case] if isinstance(case, Case) else case.why
+                lines.append(f"  {name:28} since {levels[0]:9} {why}")
     lines += [] if len(lines) > 1 else ["  no check asks it: --case of search and bench does"]
     lines += ["Implementations that say so are asked later:"]
     return "\n".join([*lines, *(f"  {what:28} {why}" for what, why in POSTPONED.items())])

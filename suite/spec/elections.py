@@ -238,6 +238,9 @@ class ElectionCase:
 
     group = "elections"
 
+    why = "implementations differ in the answer, and the answer may depend on the dtype"
+    """The reason for `list --why`."""
+
     @property
     def id(self) -> str:
         return f"elect/{self.operator.qualified(self.question.name)}/{self.dtype.name}"

@@ -65,6 +65,16 @@ DTYPES_AT: Mapping[str, DtypesAt] = {
         ALL,
         "dropout needs many draws, and scales weights in each dtype",
     ),
+    "two": DtypesAt(HALF, HALF, HALF, "a wide and a narrow dtype; plain cases are asked in all"),
+    "last digits": DtypesAt(
+        ("f32", "f64"),
+        ("f32", "f64"),
+        ("f32", "f64"),
+        "float64 shows a derivative that is wrong in its last digits",
+    ),
+    "rest": DtypesAt(
+        (), (), ("f64", "f16"), "derivatives in the dtypes that standard does not ask"
+    ),
     "sixteen": DtypesAt(
         ("bf16",),
         ("bf16", "f16"),
@@ -185,16 +195,9 @@ class Ask:
                 turns[operator] += 1
             elif level == "standard" and row.whole and whole(row.whole, pattern):
                 own = ALL
-            ids |= dict.fromkeys(
-                filled([pattern], own), why if "{dt}" in pattern else self.why or "a case by itself"
-            )
+            reason = why if "{dt}" in pattern else self.why or "a case by itself"
+            ids |= dict.fromkeys((pattern.replace("{dt}", dt) for dt in own), reason)
         return ids
-
-
-def filled(patterns: Iterable[str], dtypes: Iterable[str]) -> list[str]:
-    """The ids of `patterns` with {dt} replaced by each of `dtypes`."""
-    names = list(dtypes)
-    return [pattern.replace("{dt}", dt) for pattern in patterns for dt in names]
 
 
 def levels_up_to(level: str) -> tuple[str, ...]:

@@ -37,6 +37,9 @@ class MalformedCase:
 
     group = "bad problems"
 
+    why = "a silent answer to a malformed problem is a fault"
+    """The reason for `list --why`."""
+
     @property
     def id(self) -> str:
         return f"bad/{self.operator.qualified(self.name)}/{self.dtype.name}"

@@ -14,7 +14,7 @@ from zlib import crc32
 from suite.spec.case import Case
 from suite.spec.elections import ELECTION_CASES, ElectionCase
 from suite.spec.ids import part
-from suite.spec.levels import SHARES, Ask, filled, levels_up_to
+from suite.spec.levels import SHARES, Ask, levels_up_to
 from suite.spec.malformed import MALFORMED_CASES, MalformedCase
 from suite.spec.operator import Operator
 from suite.spec.operators import OPERATORS
@@ -189,6 +189,6 @@ def find(case_id: str) -> AnyCase:
 
 __all__ = [
     "AnyCase", "Ask", "Selection", "asked", "cases", "compiled_cases", "compiled_gradient_cases",
-    "everything", "filled", "find", "gradient_cases", "of_operator", "one_in", "parsed", "plain_beside",
+    "everything", "find", "gradient_cases", "of_operator", "one_in", "parsed", "plain_beside",
     "with_plain",
 ]  # fmt: skip

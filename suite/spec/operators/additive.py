@@ -9,7 +9,7 @@ import numpy as np
 
 from suite.spec.case import Case
 from suite.spec.inputs import Inputs
-from suite.spec.levels import Ask, filled
+from suite.spec.levels import Ask
 from suite.spec.operator import Asks, Axes, Operator, Questions, Work, flag
 from suite.spec.operators import layers
 from suite.spec.operators.layers import (
@@ -105,17 +105,11 @@ ADDITIVE = Operator(
                 since="standard",
             ),
             Ask(
-                *filled(
-                    [
-                        f"additive/{mask}/mha/{{dt}}/{rest}"
-                        for mask in ("none", "padempty")
-                        for rest in (
-                            "b2h1q5k9d16v14/e12.10.14.14",
-                            "b2h1q5k9d16v14/e16.16.14.14/identity",
-                        )
-                    ],
-                    ("f64", "f16"),
-                ),
+                "additive/none/mha/{dt}/b2h1q5k9d16v14/e12.10.14.14",
+                "additive/none/mha/{dt}/b2h1q5k9d16v14/e16.16.14.14/identity",
+                "additive/padempty/mha/{dt}/b2h1q5k9d16v14/e12.10.14.14",
+                "additive/padempty/mha/{dt}/b2h1q5k9d16v14/e16.16.14.14/identity",
+                dtypes="rest",
                 since="full",
             ),
         ),

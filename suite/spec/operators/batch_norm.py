@@ -11,8 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from suite.spec.case import Case
-from suite.spec.dtypes import DTYPES
-from suite.spec.levels import Ask, filled
+from suite.spec.levels import Ask
 from suite.spec.operator import ArrayKinds, Asks, Axes, Operator, number
 from suite.spec.operators import layer_norm, layers
 from suite.spec.operators.layers import options
@@ -67,20 +66,11 @@ BATCH_NORM = Operator(
         ),
         gradients=(
             Ask(
-                "batch-norm/none/mha/f32/b32h1q3k3d64/e64.64.64.64/self/train",
-                "batch-norm/none/mha/f32/b32h1q3k3d64/e64.64.64.64/self",
+                "batch-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self/train",
+                "batch-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self",
+                dtypes="float32 first",
             ),
-            Ask(
-                "batch-norm/none/mha/f32/b4h1q4k4d4/e4.4.4.4/plain/self/train",
-                *filled(
-                    [
-                        f"batch-norm/none/mha/{{dt}}/b32h1q3k3d64/e64.64.64.64/self{training}"
-                        for training in ("/train", "")
-                    ],
-                    DTYPES,
-                ),
-                since="standard",
-            ),
+            Ask("batch-norm/none/mha/f32/b4h1q4k4d4/e4.4.4.4/plain/self/train", since="standard"),
         ),
         common_sizes=layer_norm.COMMON_SIZES,
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from suite.spec.case import Case
-from suite.spec.levels import Ask, filled
+from suite.spec.levels import Ask
 from suite.spec.operator import Asks, Axes, Operator, Questions
 from suite.spec.operators import layers
 from suite.spec.operators.layers import draw_sequences, one_head_outputs, options
@@ -49,14 +49,11 @@ CONCAT = Operator(
                 since="standard",
             ),
             Ask(
-                *filled(
-                    [
-                        f"concat/{mask}/mha/{{dt}}/b2h1q5k9d8v6/e8.8.6.6{scaled}"
-                        for mask in ("none", "padempty")
-                        for scaled in ("/unscaled", "")
-                    ],
-                    ("f64", "f16"),
-                ),
+                "concat/none/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6/unscaled",
+                "concat/none/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
+                "concat/padempty/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6/unscaled",
+                "concat/padempty/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
+                dtypes="rest",
                 since="full",
             ),
         ),

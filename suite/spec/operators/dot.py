@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from suite.spec.case import Case
-from suite.spec.levels import Ask, filled
+from suite.spec.levels import Ask
 from suite.spec.operator import Asks, Axes, Operator, Questions
 from suite.spec.operators import layers
 from suite.spec.operators.layers import draw_sequences, one_head_outputs, options
@@ -55,14 +55,11 @@ DOT = Operator(
                 since="standard",
             ),
             Ask(
-                *filled(
-                    [
-                        f"dot/{mask}/mha/{{dt}}/b2h1q5k9d8v6/e8.8.6.6{scaled}"
-                        for mask in ("none", "padempty")
-                        for scaled in ("/unscaled", "")
-                    ],
-                    ("f64", "f16"),
-                ),
+                "dot/none/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6/unscaled",
+                "dot/none/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
+                "dot/padempty/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6/unscaled",
+                "dot/padempty/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
+                dtypes="rest",
                 since="full",
             ),
         ),

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from suite.spec.case import Case
-from suite.spec.levels import Ask, filled
+from suite.spec.levels import Ask
 from suite.spec.operator import Asks, Axes, Operator, flag
 from suite.spec.operators import multi_head
 from suite.spec.operators.layers import kernel
@@ -75,9 +75,9 @@ GATED = Operator(
         gradients=(
             Ask("gated/causal/mha/f32/b2h4q7k7d3/e12.12.12.12/self"),
             Ask(
-                *filled(
-                    ["gated/pad/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self"], ("f32", "bf16", "f64")
-                ),
+                "gated/pad/mha/f32/b2h4q7k7d3/e12.12.12.12/self",
+                "gated/pad/mha/bf16/b2h4q7k7d3/e12.12.12.12/self",
+                "gated/pad/mha/f64/b2h4q7k7d3/e12.12.12.12/self",
                 since="standard",
             ),
         ),

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from suite.spec.case import Case
-from suite.spec.dtypes import DTYPES
-from suite.spec.levels import Ask, filled
+from suite.spec.levels import Ask
 from suite.spec.operator import NUMBER, Asks, Axes, Operator, Option
 from suite.spec.operators import layers
 from suite.spec.operators.layers import draw_sequences, options
@@ -75,16 +74,8 @@ LAYER_NORM = Operator(
             ),
         ),
         gradients=(
-            Ask(
-                *filled(
-                    ["layer-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self"], ("f32", "bf16")
-                )
-            ),
-            Ask(
-                "layer-norm/none/mha/f32/b4h1q4k4d4/e4.4.4.4/plain/self",
-                *filled(["layer-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self"], DTYPES),
-                since="standard",
-            ),
+            Ask("layer-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self", dtypes="halves first"),
+            Ask("layer-norm/none/mha/f32/b4h1q4k4d4/e4.4.4.4/plain/self", since="standard"),
         ),
         common_sizes=COMMON_SIZES,
     ),

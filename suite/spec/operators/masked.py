@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from suite.spec.case import Case
-from suite.spec.dtypes import DTYPES
-from suite.spec.levels import Ask, filled
+from suite.spec.levels import Ask
 from suite.spec.operator import Asks, Operator, Questions
 from suite.spec.operators import layers
 from suite.spec.operators.layers import draw_sequences, one_head_outputs, options
@@ -42,12 +41,8 @@ MASKED = Operator(
             ),
         ),
         gradients=(
-            Ask("masked/causal+pad/mha/f32/b2h1q5k9d8v6/e8.8.6.6"),
-            Ask(
-                *filled(["masked/causal+pad/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6"], DTYPES),
-                "masked/padempty/mha/f32/b2h1q5k9d8v6/e8.8.6.6",
-                since="standard",
-            ),
+            Ask("masked/causal+pad/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6", dtypes="float32 first"),
+            Ask("masked/padempty/mha/f32/b2h1q5k9d8v6/e8.8.6.6", since="standard"),
         ),
         common_sizes=COMMON_SIZES,
     ),

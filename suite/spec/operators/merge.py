@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from suite.spec.case import Case
-from suite.spec.levels import Ask, filled
+from suite.spec.levels import Ask
 from suite.spec.operator import ArrayKinds, Asks, Axes, Operator, choice, flag
 from suite.spec.sizes import Sizes
 
@@ -102,10 +102,9 @@ MERGE = Operator(
         gradients=(
             Ask("merge/none/mha/f32/b2h3q5k2d8"),
             Ask(
-                *filled(
-                    ["merge/none/mha/{dt}/b2h3q5k2d8", "merge/none/mha/{dt}/b2h3q5k4d8"],
-                    ("f32", "f64"),
-                ),
+                "merge/none/mha/{dt}/b2h3q5k2d8",
+                "merge/none/mha/{dt}/b2h3q5k4d8",
+                dtypes="last digits",
                 since="standard",
             ),
         ),

@@ -16,7 +16,7 @@ import numpy as np
 from suite.spec.case import Case
 from suite.spec.covering import Row
 from suite.spec.dtypes import DTYPES
-from suite.spec.levels import Ask, Covering, filled
+from suite.spec.levels import Ask, Covering
 from suite.spec.operator import Asks, Axes, Operator, Questions, flag
 from suite.spec.operators import layers
 from suite.spec.operators.layer_norm import ADDED
@@ -121,7 +121,8 @@ COMMON_SIZES = tuple(sizes_of(shape).token for shape in SHAPES)
 # other paths in some libraries.
 GRADIENTS = (
     Ask(
-        *filled(["multi-head/none/mha/{dt}/b2h3q5k9d4/e12.12.12.12"], ("f32", "bf16")),
+        "multi-head/none/mha/f32/b2h3q5k9d4/e12.12.12.12",
+        "multi-head/none/mha/bf16/b2h3q5k9d4/e12.12.12.12",
         "multi-head/pad/mha/bf16/b2h3q5k9d4/e12.12.12.12",
         "multi-head/bool.qk.empty/mha/f32/b2h3q5k9d4/e12.12.12.12/dense",
     ),
@@ -130,10 +131,9 @@ GRADIENTS = (
         "multi-head/bool.bhqk/gqa3/f32/b2h6q5k9d4/e12.10.10.12/dense",
         "multi-head/bool.qk.empty/mha/bf16/b2h3q5k9d4/e12.12.12.12/dense",
         "multi-head/causal/mha/f32/b2h4q7k7d3/e12.12.12.12/self",
-        *filled(
-            ["multi-head/pad/mha/{dt}/b2h3q5k9d4/e12.12.12.12/qknorm/eps1e-06"], ("f32", "f64")
-        ),
+        "multi-head/pad/mha/{dt}/b2h3q5k9d4/e12.12.12.12/qknorm/eps1e-06",
         "multi-head/causal/gqa3/f32/b2h6q5k5d4/e12.12.12.12/qknorm/eps1e-06/self",
+        dtypes="last digits",
         since="standard",
     ),
     Ask(

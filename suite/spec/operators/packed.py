@@ -20,9 +20,8 @@ from typing import Any
 import numpy as np
 
 from suite.spec.case import Case
-from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import Inputs
-from suite.spec.levels import Ask, filled
+from suite.spec.levels import Ask
 from suite.spec.operator import (
     ArrayKinds,
     Asks,
@@ -224,15 +223,13 @@ PACKED = Operator(
         plain="packed/none/mha/{dt}/b3h4q24k24d8/seg5.7.12",
         cases=(Ask(*SMOKE), Ask(*STANDARD, *PATHS, since="standard")),
         gradients=(
+            Ask("packed/none/mha/{dt}/b3h4q24k24d8/seg5.7.12", dtypes="float32 first"),
+            Ask("packed/none/gqa2/f32/b3h4q24k24d8/seg5.7.12/causal"),
             Ask(
-                "packed/none/mha/f32/b3h4q24k24d8/seg5.7.12",
-                "packed/none/gqa2/f32/b3h4q24k24d8/seg5.7.12/causal",
-            ),
-            Ask(
-                *filled(["packed/none/mha/{dt}/b3h4q24k24d8/seg5.7.12"], DTYPES),
-                *filled(["packed/none/gqa2/{dt}/b3h4q24k24d8/seg5.7.12/causal"], ("f32", "bf16")),
-                *filled(["packed/none/mha/{dt}/b4h4q24k24d8/seg0.7.17.0"], ("f32", "bf16")),
+                "packed/none/gqa2/{dt}/b3h4q24k24d8/seg5.7.12/causal",
+                "packed/none/mha/{dt}/b4h4q24k24d8/seg0.7.17.0",
                 "packed/none/mqa/f32/b3h4q10k24d8v6/seg3.1.6x5.12.7",
+                dtypes="two",
                 since="standard",
             ),
             Ask(*PATHS, dtypes="float32", since="standard"),

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from suite.spec.case import Case
-from suite.spec.dtypes import DTYPES
-from suite.spec.levels import Ask, filled
+from suite.spec.levels import Ask
 from suite.spec.operator import (
     ArrayKinds,
     Asks,
@@ -250,17 +249,12 @@ ROTARY = Operator(
         plain="rotary/none/mha/{dt}/b2h3q17k1d16",
         cases=(Ask(*SMOKE), Ask(*STANDARD, since="standard")),
         gradients=(
-            Ask("rotary/none/mha/f32/b2h3q17k1d16"),
+            Ask("rotary/none/mha/{dt}/b2h3q17k1d16", dtypes="float32 first"),
             Ask(
-                *filled(["rotary/none/mha/{dt}/b2h3q17k1d16"], DTYPES),
-                *filled(
-                    [
-                        "rotary/none/mha/{dt}/b2h3q17k1d16/interleaved/at4097",
-                        "rotary/none/mha/{dt}/b2h3q17k1d16/rot8/at100003",
-                    ],
-                    ("f32", "bf16"),
-                ),
+                "rotary/none/mha/{dt}/b2h3q17k1d16/interleaved/at4097",
+                "rotary/none/mha/{dt}/b2h3q17k1d16/rot8/at100003",
                 "rotary/none/mha/f32/b2h3q17k1d16/yarn/at4097",
+                dtypes="two",
                 since="standard",
             ),
         ),

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from suite.spec.case import Case
-from suite.spec.dtypes import DTYPES
-from suite.spec.levels import Ask, filled
+from suite.spec.levels import Ask
 from suite.spec.operator import Asks, Axes, Operator
 from suite.spec.operators import layers
 from suite.spec.operators.layers import one_head_outputs, options, projections_work
@@ -44,8 +43,9 @@ SELF_ATTENTION = Operator(
         gradients=(
             Ask("self-attention/causal/mha/f32/b2h1q7k7d5v6/e12.12.12.6/self"),
             Ask(
-                *filled(["self-attention/pad/mha/{dt}/b2h1q7k7d5v6/e12.12.12.6/self"], DTYPES),
+                "self-attention/pad/mha/{dt}/b2h1q7k7d5v6/e12.12.12.6/self",
                 "self-attention/none/mha/f32/b2h1q7k7d5v6/e12.12.12.6/nobias/self",
+                dtypes="every",
                 since="standard",
             ),
         ),
