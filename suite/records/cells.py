@@ -12,14 +12,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
-from typing import TextIO
 
-from suite.records import lines
-from suite.records.lines import DuplicateCell, Fact, FileSchema, NonNegativeInt, RecordError, Writer
+from suite.records.lines import DuplicateCell, Fact, FileSchema, NonNegativeInt, RecordError
 from suite.records.machine import Origin
 from suite.spec.vocabulary import STATUSES
-
-SCHEMA = 2
 
 KEY = ("check", "case", "backend", "implementation", "mode", "device", "seed")
 """The fields that identify a cell in a run, and across runs."""
@@ -96,7 +92,7 @@ class Header(Origin):
     cells: NonNegativeInt
     partial: bool = False
     shard: str = ""
-    schema: int = SCHEMA
+    schema: int = 2
 
 
 FILE_SCHEMA = FileSchema(
@@ -104,8 +100,6 @@ FILE_SCHEMA = FileSchema(
     header=Header,
     record=CellRecord,
     statuses=STATUSES,
-    schema=SCHEMA,
-    prefix="",
     origin="`pytest suite --results=FILE`",
 )
 
@@ -124,16 +118,13 @@ class Run:
         return Counter(cell.status for cell in self.cells)
 
 
-def writer(
-    path: str | Path, header: Header, file: TextIO | None = None
-) -> Writer[Header, CellRecord]:
-    """A writer of a new file of cells. `file` is the open file, if it is open. Raises FileExistsError."""
-    return Writer(path, FILE_SCHEMA, header, file)
+writer = FILE_SCHEMA.writer
 
 
 def load(path: str | Path, partial: bool = False) -> Run:
-    """Read a result file; with `partial` also the file of an unfinished run. Raises as `lines.read`."""
-    content = lines.read(path, FILE_SCHEMA, partial)
+    """Read a result file; with `partial` also the file of an unfinished run. Raises as
+    `FileSchema.load`."""
+    content = FILE_SCHEMA.load(path, partial)
     header = content.header
     if not header.shard and len(content.records) < header.cells:
         # -k, --maxfail or the name of one test file left cells out.

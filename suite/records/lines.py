@@ -97,16 +97,14 @@ class FileSchema(Generic[H, R]):
     """A kind of result file.
 
     `name` marks the lines of records. `header` and `record` are dataclasses, `statuses` the valid
-    statuses of a record. The header states `prefix` and the number `schema`. `origin` is the command that
-    writes such files.
+    statuses of a record. The default of the header's field `schema` is a prefix and a number. `origin` is
+    the command that writes such files.
     """
 
     name: str
     header: type[H]
     record: type[R]
     statuses: tuple[str, ...]
-    schema: int
-    prefix: str
     origin: str
 
     @cached_property
@@ -115,10 +113,114 @@ class FileSchema(Generic[H, R]):
         hints = get_type_hints(self.record)
         return tuple(name for name, hint in hints.items() if _holds_floats(hint))
 
-    def number(self, schema: Any) -> int | None:
-        """The number in the schema of a header; None if the header is of another kind of file."""
-        match = re.fullmatch(self.prefix + r"(\d{1,9})", str(schema))
-        return int(match[1]) if match else None
+    @property
+    def schema(self) -> str:
+        """The schema that a header states."""
+        return str(self.header.__dataclass_fields__["schema"].default)
+
+    def is_kind(self, schema: Any) -> bool:
+        """True for the schema of a header of this kind of file, with any number."""
+        prefix = self.schema.rstrip("0123456789")
+        return re.fullmatch(prefix + r"\d{1,9}", str(schema)) is not None
+
+    def writer(self, path: str | Path, header: H, file: TextIO | None = None) -> Writer[H, R]:
+        """A writer of a new file; `file` is the open file, if it is open. Raises FileExistsError."""
+        return Writer(path, self, header, file)
+
+    def load(self, path: str | Path, partial: bool = False) -> Content[H, R]:
+        """Read a result file; with `partial` also a file without footer.
+
+        Raises NotARecordFile, OtherSchema, BrokenLine, DuplicateCell and TruncatedRun.
+        """
+        path = Path(path)
+        lines = _lines(path)
+        header = self._header(path, lines[0])
+        records: list[R] = []
+        seen: set[tuple[Hashable, ...]] = set()
+        complete = False
+        for place, line in enumerate(lines[1:], 2):
+            where, last = f"{path}: line {place}", place == len(lines)
+            try:
+                entry, kind = _entry(line)
+            except (ValueError, RecursionError) as error:
+                if last and partial:
+                    break
+                if last:
+                    raise TruncatedRun(
+                        f"{path}: the last line is cut off or damaged; the run was killed. Run it again, "
+                        "or pass --partial to read what is there"
+                    ) from error
+                raise BrokenLine(
+                    f"{where} is not a record: expected a JSON object, got {error}; {CHANGED}"
+                ) from error
+            if kind == self.name:
+                record = self._record(where, entry)
+                if record.key in seen:
+                    raise DuplicateCell(
+                        f"{where}: {' '.join(map(str, record.key))} occurs twice; {CHANGED}"
+                    )
+                seen.add(record.key)
+                records.append(record)
+            elif kind == "footer" and last:
+                _check_totals(where, entry, records)
+                complete = True
+            else:
+                raise BrokenLine(
+                    f"{where}: expected a {self.name}, or one footer at the end, got {brief(kind)}; "
+                    "was a file appended to another?"
+                )
+        if not complete and not partial:
+            raise TruncatedRun(
+                f"{path}: no footer: the run did not finish, {len(records)} records are there. Run it "
+                "again, or pass --partial to read them"
+            )
+        return Content(header, tuple(records), str(path), complete)
+
+    def read_header(self, path: str | Path) -> H:
+        """Read only the header of a result file. Raises NotARecordFile and OtherSchema."""
+        path = Path(path)
+        return self._header(path, _lines(path, first=True)[0])
+
+    def accepts(self, path: str | Path) -> bool:
+        """Whether a file begins with a header of this schema, in any version."""
+        try:
+            entry, kind = _entry(_lines(Path(path), first=True)[0])
+        except (NotARecordFile, ValueError, RecursionError):
+            return False
+        return kind == "header" and self.is_kind(entry.get("schema"))
+
+    def _header(self, path: Path, line: str) -> H:
+        try:
+            entry, kind = _entry(line)
+        except (ValueError, RecursionError) as error:
+            raise NotARecordFile(
+                f"{path}: expected a result file written by {self.origin}; line 1 is no header"
+            ) from error
+        schema = entry.get("schema")
+        if kind != "header" or not self.is_kind(schema):
+            raise NotARecordFile(
+                f"{path}: expected a result file written by {self.origin}, whose line 1 is a header "
+                f"of schema {self.schema}; got {brief(kind)} of schema "
+                f"{brief(schema)}"
+            )
+        if str(schema) != self.schema:
+            raise OtherSchema(
+                f"{path}: expected schema {self.schema}, got {schema}: another "
+                "version of the suite wrote the file; run again, or read the file with that version"
+            )
+        return _typed(f"{path}: line 1", entry, self.header)
+
+    def _record(self, where: str, entry: dict[str, Any]) -> R:
+        for name in self.figures:
+            if name in entry:
+                entry[name] = _figures(entry[name])
+        record = _typed(where, entry, self.record)
+        if record.status not in self.statuses:
+            raise BrokenLine(
+                f"{where}: unknown status {brief(record.status)}; valid: {', '.join(self.statuses)}; "
+                f"{CHANGED}"
+            )
+        return record
 
 
 @dataclass(frozen=True)
@@ -177,62 +279,6 @@ class Writer(Generic[H, R]):
             ) from error
 
 
-def read(path: str | Path, file_schema: FileSchema[H, R], partial: bool = False) -> Content[H, R]:
-    """Read a result file; with `partial` also a file without footer.
-
-    Raises NotARecordFile, OtherSchema, BrokenLine, DuplicateCell and TruncatedRun.
-    """
-    path = Path(path)
-    lines = _lines(path)
-    header = _header(path, lines[0], file_schema)
-    records: list[R] = []
-    seen: set[tuple[Hashable, ...]] = set()
-    complete = False
-    for place, line in enumerate(lines[1:], 2):
-        where, last = f"{path}: line {place}", place == len(lines)
-        try:
-            entry, kind = _entry(line)
-        except (ValueError, RecursionError) as error:
-            if last and partial:
-                break
-            if last:
-                raise TruncatedRun(
-                    f"{path}: the last line is cut off or damaged; the run was killed. Run it again, "
-                    "or pass --partial to read what is there"
-                ) from error
-            raise BrokenLine(
-                f"{where} is not a record: expected a JSON object, got {error}; {CHANGED}"
-            ) from error
-        if kind == file_schema.name:
-            record = _record(where, entry, file_schema)
-            if record.key in seen:
-                raise DuplicateCell(
-                    f"{where}: {' '.join(map(str, record.key))} occurs twice; {CHANGED}"
-                )
-            seen.add(record.key)
-            records.append(record)
-        elif kind == "footer" and last:
-            _check_totals(where, entry, records)
-            complete = True
-        else:
-            raise BrokenLine(
-                f"{where}: expected a {file_schema.name}, or one footer at the end, got {brief(kind)}; "
-                "was a file appended to another?"
-            )
-    if not complete and not partial:
-        raise TruncatedRun(
-            f"{path}: no footer: the run did not finish, {len(records)} records are there. Run it "
-            "again, or pass --partial to read them"
-        )
-    return Content(header, tuple(records), str(path), complete)
-
-
-def header(path: str | Path, file_schema: FileSchema[H, R]) -> H:
-    """Read only the header of a result file. Raises NotARecordFile and OtherSchema."""
-    path = Path(path)
-    return _header(path, _lines(path, first=True)[0], file_schema)
-
-
 def totals(path: str | Path) -> dict[str, int] | None:
     """The number of records by status in the footer of a result file; None without a footer."""
     try:
@@ -240,16 +286,6 @@ def totals(path: str | Path) -> dict[str, int] | None:
         return msgspec.convert(entry, _Footer).totals if kind == "footer" else None
     except (ValueError, RecursionError, NotARecordFile):
         return None
-
-
-def is_of(path: str | Path, file_schema: FileSchema[Any, Any]) -> bool:
-    """Whether a file begins with a header of this file schema, in any version."""
-    try:
-        with Path(path).open(encoding="utf-8", errors="replace") as file:
-            entry, kind = _entry(file.readline())
-    except (OSError, ValueError, RecursionError):
-        return False
-    return kind == "header" and file_schema.number(entry.get("schema")) is not None
 
 
 def _lines(path: Path, first: bool = False) -> list[str]:
@@ -272,42 +308,6 @@ def _entry(line: str) -> tuple[dict[str, Any], Any]:
     if "record" not in entry:
         raise ValueError("an object without the field 'record'")
     return entry, entry.pop("record")
-
-
-def _header(path: Path, line: str, file_schema: FileSchema[H, R]) -> H:
-    try:
-        entry, kind = _entry(line)
-    except (ValueError, RecursionError) as error:
-        raise NotARecordFile(
-            f"{path}: expected a result file written by {file_schema.origin}; line 1 is no header"
-        ) from error
-    schema = entry.get("schema")
-    number = file_schema.number(schema)
-    if kind != "header" or number is None:
-        raise NotARecordFile(
-            f"{path}: expected a result file written by {file_schema.origin}, whose line 1 is a header "
-            f"of schema {file_schema.prefix}{file_schema.schema}; got {brief(kind)} of schema "
-            f"{brief(schema)}"
-        )
-    if number != file_schema.schema:
-        raise OtherSchema(
-            f"{path}: expected schema {file_schema.prefix}{file_schema.schema}, got {schema}: another "
-            "version of the suite wrote the file; run again, or read the file with that version"
-        )
-    return _typed(f"{path}: line 1", entry, file_schema.header)
-
-
-def _record(where: str, entry: dict[str, Any], file_schema: FileSchema[H, R]) -> R:
-    for name in file_schema.figures:
-        if name in entry:
-            entry[name] = _figures(entry[name])
-    record = _typed(where, entry, file_schema.record)
-    if record.status not in file_schema.statuses:
-        raise BrokenLine(
-            f"{where}: unknown status {brief(record.status)}; valid: {', '.join(file_schema.statuses)}; "
-            f"{CHANGED}"
-        )
-    return record
 
 
 T = TypeVar("T")

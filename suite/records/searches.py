@@ -7,15 +7,10 @@ failure.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from suite.records import lines
-from suite.records.lines import Content, FileSchema, NonNegativeInt, Writer
+from suite.records.lines import Content, FileSchema, NonNegativeInt
 from suite.records.machine import Origin
 from suite.spec.vocabulary import BROKEN
-
-SCHEMA = 1
-PREFIX = "search-"
 
 Cause = tuple[str, str, str, str, str]
 """Failures with equal causes are one record: implementation, check, kind, dtype, and the message without
@@ -34,7 +29,7 @@ class SearchHeader(Origin):
     statuses: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
     digest: str = ""
-    schema: str = f"{PREFIX}{SCHEMA}"
+    schema: str = "search-1"
 
 
 @dataclass(frozen=True)
@@ -81,17 +76,7 @@ FILE_SCHEMA = FileSchema(
     header=SearchHeader,
     record=FoundRecord,
     statuses=BROKEN,
-    schema=SCHEMA,
-    prefix=PREFIX,
     origin="`python -m suite search --results=FILE`",
 )
 
-
-def writer(path: str | Path, header: SearchHeader) -> Writer[SearchHeader, FoundRecord]:
-    """A writer of a new file. Raises FileExistsError."""
-    return Writer(path, FILE_SCHEMA, header)
-
-
-def load(path: str | Path) -> SearchRun:
-    """Read the file of a search. Raises as `lines.read`."""
-    return lines.read(path, FILE_SCHEMA)
+writer, load = FILE_SCHEMA.writer, FILE_SCHEMA.load

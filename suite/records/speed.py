@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated
 
 import msgspec
 
-from suite.records import lines
-from suite.records.lines import Content, FileSchema, NonNegativeInt, Writer
+from suite.records.lines import Content, FileSchema, NonNegativeInt
 from suite.records.machine import Origin
-
-SCHEMA = 2
-PREFIX = "speed-"
 
 STATUSES = ("timed", "unsettled", "refused", "unsupported", "error")
 """Statuses of a measurement. "timed" and "unsettled" have times; after an "unsettled" warm-up times were
@@ -109,7 +104,7 @@ class SpeedHeader(Origin):
 
     protocol: NonNegativeInt
     imports: dict[str, float] = field(default_factory=dict)
-    schema: str = f"{PREFIX}{SCHEMA}"
+    schema: str = "speed-2"
 
 
 SpeedRun = Content[SpeedHeader, SpeedRecord]
@@ -121,17 +116,7 @@ FILE_SCHEMA = FileSchema(
     header=SpeedHeader,
     record=SpeedRecord,
     statuses=STATUSES,
-    schema=SCHEMA,
-    prefix=PREFIX,
     origin="`python -m suite bench --results=FILE`",
 )
 
-
-def writer(path: str | Path, header: SpeedHeader) -> Writer[SpeedHeader, SpeedRecord]:
-    """A writer of a new file of measurements. Raises FileExistsError."""
-    return Writer(path, FILE_SCHEMA, header)
-
-
-def load(path: str | Path, partial: bool = False) -> SpeedRun:
-    """Read a file of speed records. Raises as `lines.read`."""
-    return lines.read(path, FILE_SCHEMA, partial)
+writer, load = FILE_SCHEMA.writer, FILE_SCHEMA.load

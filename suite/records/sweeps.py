@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from suite.records import cells, lines, searches
+from suite.records import cells, searches
 from suite.records.cells import Header, IncompleteShards, Run, load, merge
 from suite.records.machine import Origin
 from suite.records.searches import SearchRun
@@ -66,8 +66,8 @@ def runs(folder: Path) -> list[SweptRun]:
     """The runs below a folder; only their headers are read. Raises RecordError."""
     shards: dict[object, list[tuple[Header, Path]]] = {}
     for path in files(folder):
-        if lines.is_of(path, cells.FILE_SCHEMA):
-            header = lines.header(path, cells.FILE_SCHEMA)
+        if cells.FILE_SCHEMA.accepts(path):
+            header = cells.FILE_SCHEMA.read_header(path)
             one = SweptRun(header, (path,)).key if header.shard else path
             shards.setdefault(one, []).append((header, path))
     return [SweptRun(of[0][0], tuple(path for _, path in of)) for of in shards.values()]
@@ -75,9 +75,7 @@ def runs(folder: Path) -> list[SweptRun]:
 
 def searched(folder: Path) -> list[SearchRun]:
     """The searches below a folder. Raises RecordError."""
-    return [
-        searches.load(path) for path in files(folder) if lines.is_of(path, searches.FILE_SCHEMA)
-    ]
+    return [searches.load(path) for path in files(folder) if searches.FILE_SCHEMA.accepts(path)]
 
 
 def title_of(header: Header) -> str:

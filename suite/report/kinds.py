@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from suite.records import cells
 from suite.records import speed as times
 from suite.records.cells import IncompleteShards, Run, load, merge
-from suite.records.lines import is_of
 from suite.records.sweeps import is_sweep
 from suite.report import conformance, semantics, speed, sweeps
 from suite.report.table import Table
@@ -96,7 +94,7 @@ def _conformance(paths: list[Path], request: Request) -> Frames:
 CONFORMANCE = Kind(
     name="records of conformance",
     title="Attention conformance",
-    accepts=partial(is_of, file_schema=cells.FILE_SCHEMA),
+    accepts=cells.FILE_SCHEMA.accepts,
     read=_conformance,
     tables=_named(
         conformance.RUNS, conformance.OF_STATUSES, conformance.OF_UNSUPPORTED, conformance.CONFORMANCE,
@@ -118,7 +116,7 @@ def _speed(paths: list[Path], request: Request) -> Frames:
 SPEED = Kind(
     name="records of speed",
     title="Attention speed",
-    accepts=partial(is_of, file_schema=times.FILE_SCHEMA),
+    accepts=times.FILE_SCHEMA.accepts,
     read=_speed,
     tables=_named(
         speed.SPEED, speed.SPEEDUP, speed.EXACTNESS, speed.COST_LAW, speed.REFUSED, speed.SAMPLES

@@ -12,6 +12,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
+from typing import ClassVar
 
 import numpy as np
 
@@ -53,49 +55,41 @@ class Mask:
 
 
 @dataclass(frozen=True)
-class And(Mask):
-    """Every part must allow the pair."""
+class Joined(Mask):
+    """Several masks, joined by a word in the token and by a function of two boolean arrays."""
 
     masks: tuple[Mask, ...]
+    word: ClassVar[str]
+    join: ClassVar[Callable[..., np.ndarray]]
 
     @property
     def token(self) -> str:
-        return "+".join(m.token for m in self.masks)
+        return self.word.join(m.token for m in self.masks)
+
+    @property
+    def rank(self) -> int:
+        return max(m.rank for m in self.masks)
+
+    def allowed(self, ix: PairIndex) -> np.ndarray:
+        return reduce(type(self).join, (m.allowed(ix) for m in self.masks))
+
+
+class And(Joined):
+    """Every part must allow the pair."""
+
+    word = "+"
+    join = np.logical_and
 
     @property
     def parts(self) -> tuple[Mask, ...]:
         return self.masks
 
-    @property
-    def rank(self) -> int:
-        return max(m.rank for m in self.masks)
 
-    def allowed(self, ix: PairIndex) -> np.ndarray:
-        out = self.masks[0].allowed(ix)
-        for mask in self.masks[1:]:
-            out = out & mask.allowed(ix)
-        return out
-
-
-@dataclass(frozen=True)
-class Or(Mask):
+class Or(Joined):
     """One of the masks must allow the pair."""
 
-    masks: tuple[Mask, ...]
-
-    @property
-    def token(self) -> str:
-        return "or".join(m.token for m in self.masks)
-
-    @property
-    def rank(self) -> int:
-        return max(m.rank for m in self.masks)
-
-    def allowed(self, ix: PairIndex) -> np.ndarray:
-        out = self.masks[0].allowed(ix)
-        for mask in self.masks[1:]:
-            out = out | mask.allowed(ix)
-        return out
+    word = "or"
+    join = np.logical_or
 
 
 def _alternatives(mask: Mask) -> tuple[Mask, ...]:
@@ -111,14 +105,11 @@ class Causal(Mask):
     """
 
     bottom_right: bool = False
+    rank = 2
 
     @property
     def token(self) -> str:
         return "causalbr" if self.bottom_right else "causal"
-
-    @property
-    def rank(self) -> int:
-        return 2
 
     def allowed(self, ix: PairIndex) -> np.ndarray:
         offset = ix.sizes.Lk - ix.sizes.Lq if self.bottom_right else 0
@@ -135,6 +126,7 @@ class Window(Mask):
 
     left: int | None
     right: int | None
+    rank = 2
 
     @property
     def token(self) -> str:
@@ -142,10 +134,6 @@ class Window(Mask):
             return "x" if n is None else str(n)
 
         return f"win{side(self.left)}.{side(self.right)}"
-
-    @property
-    def rank(self) -> int:
-        return 2
 
     def allowed(self, ix: PairIndex) -> np.ndarray:
         out = np.ones(np.broadcast_shapes(ix.q.shape, ix.k.shape), bool)
@@ -161,14 +149,11 @@ class Prefix(Mask):
     """Every query attends the first `length` keys. With causal: a prefix LM."""
 
     length: int
+    rank = 2
 
     @property
     def token(self) -> str:
         return f"prefix{self.length}"
-
-    @property
-    def rank(self) -> int:
-        return 2
 
     def allowed(self, ix: PairIndex) -> np.ndarray:
         return (ix.k < self.length) & (ix.q >= 0)
@@ -216,14 +201,11 @@ class Segments(Mask):
     """
 
     count: int
+    rank = 2
 
     @property
     def token(self) -> str:
         return f"seg{self.count}"
-
-    @property
-    def rank(self) -> int:
-        return 2
 
     def ids(self, length: int) -> np.ndarray:
         """Segment id of every position, int64 (length,)."""

@@ -132,9 +132,9 @@ class Sweep:
     def _learn_versions(self, task: Task, path: Path) -> None:
         """Note the versions of a task. Raises NotRecorded if another task of the release differs."""
         form: Any = (
-            searches.FILE_SCHEMA if lines.is_of(path, searches.FILE_SCHEMA) else cells.FILE_SCHEMA
+            searches.FILE_SCHEMA if searches.FILE_SCHEMA.accepts(path) else cells.FILE_SCHEMA
         )
-        for name, version in lines.header(path, form).versions.items():
+        for name, version in form.read_header(path).versions.items():
             before = self._versions.setdefault((task.release, name), version)
             if version != before:
                 raise NotRecorded(

@@ -8,12 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from suite.records import lines
-from suite.records.lines import Content, FileSchema, NonNegativeInt, RecordError, Writer
+from suite.records.lines import Content, FileSchema, NonNegativeInt, RecordError
 from suite.records.machine import Origin
-
-SCHEMA = 1
-PREFIX = "mutants-"
 
 STATUSES = ("killed", "survived", "timed-out", "not-imported", "error")
 """What becomes of a mutant: a run that ends red, green, or not in time; a framework that cannot be
@@ -125,7 +121,7 @@ def verdict_of(record: FaultRecord, read: Iterable[Survivor]) -> tuple[str, str]
 class FaultHeader(Origin):
     """Which mutants were made, and where."""
 
-    schema: str = f"{PREFIX}{SCHEMA}"
+    schema: str = "mutants-1"
 
 
 FaultRun = Content[FaultHeader, FaultRecord]
@@ -137,17 +133,7 @@ FILE_SCHEMA = FileSchema(
     header=FaultHeader,
     record=FaultRecord,
     statuses=STATUSES,
-    schema=SCHEMA,
-    prefix=PREFIX,
     origin="`python -m tests.mutation --framework=NAME --results=FILE`",
 )
 
-
-def writer(path: str | Path, header: FaultHeader) -> Writer[FaultHeader, FaultRecord]:
-    """A writer of a new file. Raises FileExistsError."""
-    return Writer(path, FILE_SCHEMA, header)
-
-
-def load(path: str | Path, partial: bool = False) -> FaultRun:
-    """Read a file of mutants. Raises what `lines.read` raises."""
-    return lines.read(path, FILE_SCHEMA, partial)
+writer, load = FILE_SCHEMA.writer, FILE_SCHEMA.load
