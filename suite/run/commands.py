@@ -1,5 +1,5 @@
-"""Command line: `python -m suite COMMAND`: list, describe, search, sweep, bench, releases, report,
-diff, expect, findings, elections, mutants, and vectors."""
+"""Command line: `python -m suite COMMAND`: list, describe, explain, search, sweep, bench, releases,
+report, diff, expect, findings, elections, mutants, and vectors."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from suite.measure.releases import add_releases_parser
 from suite.records.lines import RecordError
 from suite.report.commands import add_diff_parser, add_partial, add_report_parser
 from suite.run.elections import add_elections_parser
+from suite.run.explain import add_explain_parser
 from suite.run.options import add_options
 from suite.search.command import add_search_parser
 from suite.spec.case import Case
@@ -57,6 +58,7 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     _add_expect(commands)
     _add_findings(commands)
     add_elections_parser(commands)
+    add_explain_parser(commands)
     _add_mutants(commands)
     add_search_parser(commands)
     add_vectors_parser(commands)

@@ -43,8 +43,8 @@ def ask(tool: Instrument, case: Case) -> Iterator[Found]:
         )
     kept = case.dtype.long_name
     inside = {name: form for name, form in rounded.items() if name != "ignored"}
-    summed = list(_summed(tool, case)) if declared != "working" else []
-    yield from summed
+    added = list(summed(tool, case)) if declared != "working" else []
+    yield from added
     operands = [name for name in OPERANDS if name in inside]
     if operands:
         form = inside[operands[0]]
@@ -58,7 +58,7 @@ def ask(tool: Instrument, case: Case) -> Iterator[Found]:
         ("output", "before the output is returned"),
         ("weights", "before the product with the values"),
     ):
-        if name in inside and not summed and not (name == "weights" and "output" in inside):
+        if name in inside and not added and not (name == "weights" and "output" in inside):
             form = inside[name]
             yield Found(f"{'Results' if name == 'output' else 'Weights'} are rounded to {form} "
                         f"{place}, in a "
@@ -67,7 +67,7 @@ def ask(tool: Instrument, case: Case) -> Iterator[Found]:
         bits = min(dict(NARROW[case.dtype.name])[form] for form in inside.values())
         tool.unit = max(tool.unit, 2.0**-bits)
     if case.dtype.name == "f32":
-        yield from _shifted(tool, case)
+        yield from shifted(tool, case)
 
 
 def read(tool: Instrument, case: Case) -> dict[str, str]:
@@ -110,7 +110,7 @@ def _cut(values: np.ndarray, bits: int) -> np.ndarray:
     return round_to(np.asarray(values, np.float64), form)
 
 
-def _summed(tool: Instrument, case: Case) -> Iterator[Found]:
+def summed(tool: Instrument, case: Case) -> Iterator[Found]:
     """The finding if sums over keys run in 16 bits."""
     for name, keys in ADDED.items():
         if case.dtype.is_half and case.dtype.name != name:
@@ -135,7 +135,7 @@ def _summed(tool: Instrument, case: Case) -> Iterator[Found]:
             return
 
 
-def _shifted(tool: Instrument, case: Case) -> Iterator[Found]:
+def shifted(tool: Instrument, case: Case) -> Iterator[Found]:
     """The finding if large scores overflow because the maximum of their row is not subtracted."""
     if tool.implementation.unsupported(case) is not None:
         return

@@ -1,0 +1,226 @@
+"""Facts: what an implementation of plain attention computes, measured without a verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from backends.protocol import Implementation
+from suite.judge import elections
+from suite.judge.diagnosis import behaviour, heads, order, precision, scale, weights
+from suite.judge.diagnosis.instrument import Found, Instrument, Reading, softmax
+from suite.judge.oracle import Oracle
+from suite.judge.tolerance import grade
+from suite.judge.verdict import Deviation, NotApplicable
+from suite.spec.case import Case
+from suite.spec.dtypes import DTYPES
+from suite.spec.masks import Causal
+
+ID = "sdpa/{mask}/{heads}/f32/b2h{h}q{q}k7d8{more}"
+"""The problems that are asked."""
+
+NOT_TAKEN = "not taken"
+
+
+def read(implementation: Implementation, seconds: float = 8.0) -> dict[str, str]:
+    """What is measured of an implementation, by the name of the fact, in the order of a table.
+
+    "not taken": a case needs what the implementation lacks or refuses. Other operators than plain
+    attention have only elections. After so many `seconds` nothing more is measured.
+    """
+    tool = Instrument(implementation, seconds)
+    facts: dict[str, str] = {}
+    with tool.at_work():
+        if implementation.operator.is_default:
+            if (plain := _case(tool)) is not None:
+                list(precision.ask(tool, plain))  # sets the unit roundoff of what is rounded inside
+            for name, fact in FACTS.items():
+                facts[name] = "not measured in time" if tool.late else fact(tool)
+        for question in implementation.operator.questions.elections:
+            facts[question] = _elected(tool, question)
+    return facts
+
+
+def _case(
+    tool: Instrument, mask: str = "none", group: int = 1, q: int = 5, more: str = ""
+) -> Case | None:
+    """A case that the implementation answers, or None."""
+    named = "mha" if group == 1 else f"gqa{group}"
+    case = Case.parse(ID.format(mask=mask, heads=named, h=3 * group, q=q, more=more))
+    return tool.small(case) if tool.implementation.missing(case.needs) is None else None
+
+
+def _reading(tool: Instrument, **changes: object) -> Reading | None:
+    """The weights of a case, or None."""
+    case = _case(tool, **changes)  # type: ignore[arg-type]
+    return None if case is None else tool.weights(tool.drawn(case))
+
+
+def _scale(tool: Instrument) -> str:
+    reading = _reading(tool)
+    fit = None if reading is None else scale.fitted(reading, reading.products)
+    if reading is None or fit is None:
+        return "scores are not q.k times a number"
+    return scale.formula(float(fit.values[0]), float(fit.errors[0]), reading.inputs.sizes, None)
+
+
+def _scale_argument(tool: Instrument) -> str:
+    reading = _reading(tool, more="/scale0.3")
+    fit = None if reading is None else scale.fitted(reading, reading.products)
+    if reading is None or fit is None:
+        return NOT_TAKEN
+    if fit.says(0, 0.3):
+        return "is the scale"
+    value, error = float(fit.values[0]), float(fit.errors[0])
+    return f"0.3 gives {scale.formula(value, error, reading.inputs.sizes, 0.3)}"
+
+
+def _softmax(tool: Instrument) -> str:
+    reading = _reading(tool)
+    if reading is None:
+        return "not read"
+    found = [f for f in weights.ask(tool, reading) if f.family in ("softmax", "dropout")]
+    return found[0].sentence if found else "over the keys, rows sum to 1"
+
+
+def _causal(tool: Instrument) -> str:
+    case = _case(tool, "causal") or _case(tool, "causal", q=7)
+    if case is None or tool.implementation.missing(["native-causal"]) is not None:
+        return NOT_TAKEN
+    reading = tool.weights(tool.drawn(case).replace(mask=Causal(), form="flag"))
+    if reading is None:
+        return "refused"
+    s = case.sizes
+    q, k = np.arange(s.Lq)[:, None], np.arange(s.Lk)
+    names = {0: "top-left", s.Lk - s.Lq: "bottom-right"} if s.Lk != s.Lq else {}
+    for n in range(-s.Lq, s.Lk):
+        if (reading.seen == (k <= q + n)).all():
+            sees = f"query i sees keys up to i {'+' if n >= 0 else '-'} {abs(n)}".removesuffix(
+                " + 0"
+            )
+            return f"{names[n]}: {sees}" if n in names else sees
+    return "no causal mask" if reading.seen.all() else "another pattern"
+
+
+def _mask(tool: Instrument) -> str:
+    case = _case(tool, "bool.bhqk", more="/dense")
+    reading = None if case is None else tool.weights(tool.drawn(case))
+    if reading is None:
+        return NOT_TAKEN
+    found = [f for f in weights.ask(tool, reading) if f.family == "mask"]
+    return found[0].sentence if found else "True attends"
+
+
+def _bias(tool: Instrument) -> str:
+    reading = _reading(tool, more="/bias.bhqk")
+    if reading is None or reading.bias is None:
+        return NOT_TAKEN
+    fit = scale.fitted(reading, reading.products, reading.bias)
+    if fit is None:
+        return "not added to the scores"
+    return "added to the scores" if fit.says(1, 1.0) else f"counts {fit.values[1]:.3g} times"
+
+
+def _softcap(tool: Instrument) -> str:
+    reading = _reading(tool, more="/cap2.0")
+    if reading is None:
+        return NOT_TAKEN
+    if reading.fits(softmax(reading.scores, reading.seen)):
+        return "c tanh(s / c)"
+    return " ".join(f.sentence for f in scale.ask(tool, reading)) or "another formula"
+
+
+def _groups(tool: Instrument) -> str:
+    case = _case(tool, group=2)
+    if case is None:
+        return NOT_TAKEN
+    found = [f for f in heads.ask(tool, tool.drawn(case)) if f.family in ("heads", "layout")]
+    return found[0].sentence if found else "query head h reads key and value head h // group"
+
+
+def _inside(name: str, tool: Instrument) -> str:
+    """What is rounded inside a call of a dtype."""
+    case = _case(tool)
+    typed = None if case is None else replace(case, dtype=DTYPES[name])
+    if typed is None or tool.implementation.unsupported(typed) is not None:
+        return NOT_TAKEN
+    if not typed.dtype.is_half:
+        found = precision.read(tool, typed)
+        listed = [f"{n} {f}" for n, f in found.items() if n != "ignored"]
+        return "rounds " + ", ".join(listed) if listed else "nothing narrower"
+    inputs = tool.drawn(typed, 1.0)
+    got, wide = tool.output(inputs), tool.output(inputs.replace(dtype=DTYPES["f32"]))
+    if got is None:
+        return "refused"
+    oracle = Oracle.forward(inputs, tool.rounding(inputs))
+    if wide is not None and not _near(wide, oracle):
+        return "not graded: in float32, too, the answer is not that of attention"
+    right = np.asarray(oracle.expected["output"].value, float)
+    reached = grade(got - right, lambda n: oracle.in_class(n).expected["output"].error)
+    sums = [f.sentence for f in precision.summed(tool, typed)]
+    return " ".join(
+        [f"as precise as {reached}" if reached != "none" else "less precise than any class", *sums]
+    )
+
+
+def _near(got: np.ndarray, oracle: Oracle) -> bool:
+    """True if an output is right within the bound of the oracle."""
+    right = oracle.expected["output"]
+    return bool((np.abs(got - right.value) <= right.error).all())
+
+
+def _large(tool: Instrument) -> str:
+    case = _case(tool)
+    found = [] if case is None else list(precision.shifted(tool, case))
+    return found[0].sentence if found else f"stay finite up to {precision.OFFSET:g}"
+
+
+def _order(tool: Instrument) -> str:
+    case = _case(tool)
+    return (order.read(tool, case) if case is not None else "") or "not revealed"
+
+
+def _effects(tool: Instrument) -> str:
+    case = _case(tool)
+    found: list[Found] = [] if case is None else list(behaviour.ask(tool, case))
+    return (
+        " ".join(f.sentence for f in found)
+        or "none: repeats its bits, leaves its inputs, keeps nothing"
+    )
+
+
+def _elected(tool: Instrument, question: str) -> str:
+    """The answer to an election question in float32, or in the first dtype that is taken."""
+    implementation = tool.implementation
+    names = implementation.declared.dtypes
+    dtype = DTYPES["f32" if "f32" in names else names[0]]
+    if tool.late:
+        return implementation.elected(question, dtype) or "not measured in time"
+    try:
+        return elections.observe(question, implementation, dtype)
+    except NotApplicable:
+        return NOT_TAKEN
+    except Deviation as deviation:
+        return deviation.message if deviation.kind == "election" else "raises"
+    except Exception as error:
+        return f"raises {type(error).__name__}"
+
+
+FACTS: dict[str, Callable[[Instrument], str]] = {
+    "scale": _scale,
+    "argument scale": _scale_argument,
+    "softmax": _softmax,
+    "causal flag": _causal,
+    "boolean mask": _mask,
+    "bias": _bias,
+    "softcap": _softcap,
+    "grouped heads": _groups,
+    **{f"inside {DTYPES[n].long_name}": partial(_inside, n) for n in ("f32", "f64", "bf16", "f16")},
+    "large scores": _large,
+    "sums over keys": _order,
+    "side effects": _effects,
+}
+"""The facts of plain attention, in the order of the table."""

@@ -1,0 +1,123 @@
+"""The command `explain` of `python -m suite`: what functions compute, measured without a verdict.
+
+    python -m suite explain my_kernels.py:flash --backend=torch
+    python -m suite explain my_kernels.py:flash old.py:attention --backend=torch
+
+Exit codes: 0; 2 if the arguments cannot be used, or if reading a function takes too long.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from textwrap import wrap
+from typing import Any
+
+from backends import registry
+from backends.protocol import BackendUnavailable, Implementation, TimeOver, UsageError
+from backends.threads import limit_threads
+from suite.judge.diagnosis import facts
+from suite.run.loading import load_backend
+from suite.run.options import Options, add_options
+from suite.run.process import limited
+from suite.spec.elections import QUESTIONS
+
+SECONDS = 8.0
+"""Time to read one function; what is not measured then is said to be so."""
+
+WIDTH = 112
+"""Columns of a line."""
+
+DIFFERS = "!"
+"""Stands before a row in which columns differ."""
+
+FLAGS = (
+    "backend", "implementation", "device", "like", "numerics", "claim", "allow-unused", "threads",
+    "cell-timeout",
+)  # fmt: skip
+"""The flags of a run that the command has, too."""
+
+
+def add_explain_parser(commands: Any) -> None:
+    """Add `explain` to the subparsers of `argparse`; sets `run`."""
+    parser = commands.add_parser(
+        "explain",
+        help="what a function computes: scale, masks, heads, precision, order of sums, elections",
+        description="Reads functions by probes, and prints what they compute as a table, without a "
+        "verdict. Several stand side by side; rows in which they differ are marked.",
+    )
+    parser.add_argument("function", nargs="*", metavar="PATH.py:NAME", help="a function to read")
+    add_options(
+        parser.add_argument, FLAGS,
+        implementation="read this implementation of the framework, too (sdpa-flash); repeatable",
+    )  # fmt: skip
+    parser.set_defaults(run=_explain)
+
+
+def _explain(arguments: argparse.Namespace) -> int:
+    options = Options.of_arguments(arguments)
+    try:
+        options.check()
+        limit_threads(options.threads)
+        columns = {}
+        for name, implementation in _named(options):
+            with limited(options.cell_timeout, f"reading {name}"):
+                columns[name] = facts.read(implementation, SECONDS)
+    except (UsageError, BackendUnavailable, TimeOver) as error:
+        print(error, file=sys.stderr)
+        return 2
+    print("\n".join(table(columns)))
+    return 0
+
+
+def _named(options: Options) -> Iterator[tuple[str, Implementation]]:
+    """What is read, by the names that the command line gives. Raises UsageError."""
+    if len(options.backends) != 1:
+        raise UsageError(f"explain needs exactly one --backend, got {', '.join(options.backends)}")
+    backend = registry.load(options.backends[0], options.device)
+    if not options.function and not options.implementation:
+        names = ", ".join(i.name for i in registry.implementations(backend))
+        raise UsageError(f"name a function, PATH.py:NAME, or --implementation; valid: {names}")
+    for text in options.function:
+        # One by one: functions of different files may have one name.
+        (function,) = load_backend(
+            backend, replace(options, function=(text,), implementation=())
+        ).functions
+        yield text if len(options.function) > 1 else function.name, function
+    if options.implementation:
+        plain = replace(options, function=(), like="", numerics="", claim=(), allow_unused=False)
+        natives = {i.name: i for i in load_backend(backend, plain).implementations}
+        for name in options.implementation:
+            short = name.removeprefix(f"{backend.name}:")
+            if short not in natives:
+                raise UsageError(f"unknown implementation {name}; valid: {', '.join(natives)}")
+            yield short, natives[short]
+
+
+def table(columns: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """The lines of a table: a row for each fact, a column for each function, from facts by name. A row is
+    marked if its columns differ."""
+    rows = list(dict.fromkeys(name for facts_of in columns.values() for name in facts_of))
+    first = max(map(len, rows), default=0)
+    width = max((WIDTH - first - 2) // max(len(columns), 1) - 2, 24)
+    lines = _row(" ", "", list(columns), first, width)
+    questions = [name for name in rows if name in QUESTIONS]
+    for name in rows:
+        if name in questions[:1]:
+            lines += ["", "  elections"]
+        cells = [facts_of.get(name, facts.NOT_TAKEN) for facts_of in columns.values()]
+        lines += _row(DIFFERS if len(set(cells)) > 1 else " ", name, cells, first, width)
+    return lines
+
+
+def _row(mark: str, name: str, cells: Sequence[str], first: int, width: int) -> list[str]:
+    """A row as lines, with long cells broken."""
+    broken = [wrap(cell, width) or [""] for cell in cells]
+    lines = []
+    for place in range(max(map(len, broken), default=0)):
+        parts = [cell[place] if place < len(cell) else "" for cell in broken]
+        start = f"{mark} {name:{first}}" if place == 0 else " " * (first + 2)
+        lines.append("  ".join([start, *(f"{part:{width}}" for part in parts)]).rstrip())
+    return lines

@@ -1,0 +1,210 @@
+"""`python -m suite explain`: what a function computes as a table, and two functions side by side."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from backends import registry
+from suite.__main__ import main
+from suite.judge.diagnosis import facts, order
+from suite.run.explain import table
+
+KERNELS = """
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+def odd(query, key, value, attn_mask=None, is_causal=False, enable_gqa=False):
+    key, value = (x.repeat(1, query.shape[1] // x.shape[1], 1, 1) for x in (key, value))
+    scores = query.bfloat16().to(query.dtype) @ key.mT / query.shape[-1]
+    if is_causal:
+        scores = scores.masked_fill(~torch.ones(scores.shape[-2:], dtype=torch.bool).tril(1), -torch.inf)
+    if attn_mask is not None:
+        if attn_mask.dtype == torch.bool:
+            scores = scores.masked_fill(attn_mask, -torch.inf)
+        else:
+            scores = scores + 2 * attn_mask
+    raised = scores.exp()
+    return raised / raised.sum(-1, keepdim=True) @ value
+
+def in_turn(query, key, value):
+    weights = (query @ key.mT * query.shape[-1] ** -0.5).softmax(-1)
+    out = torch.zeros_like(query)
+    for j in range(key.shape[2]):
+        out = out + weights[..., j, None] * value[..., j : j + 1, :]
+    return out
+
+def sleeps(query, key, value):
+    import time
+    time.sleep(0.2)
+    return value[..., :1, :] + query * 0
+"""
+
+
+@pytest.fixture
+def kernels(tmp_path: Path) -> Path:
+    pytest.importorskip("torch")
+    path = tmp_path / "kernels.py"
+    path.write_text(KERNELS)
+    return path
+
+
+def rows(text: str) -> dict[str, str]:
+    """The cells of a printed table with one column, by the names of rows."""
+    pairs = (re.match(r"[! ] (\S+(?: \S+)*?)  +(\S.*)", line) for line in text.splitlines())
+    return {pair[1]: pair[2] for pair in pairs if pair is not None}
+
+
+def test_a_wrong_function_is_read(kernels: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    start = time.process_time()
+    assert main(["explain", f"{kernels}:odd", "--backend=torch"]) == 0
+    assert time.process_time() - start < 20
+    said = rows(capsys.readouterr().out)
+    assert said["causal flag"] == "query i sees keys up to i + 1"
+    assert said["grouped heads"].startswith("Query head 1 reads value head 1, expected 0")
+    assert said["boolean mask"].startswith("The mask is inverted")
+    assert said["argument scale"] == said["softcap"] == "not taken"
+    assert said["inside float32"] == "rounds query bfloat16"
+    assert said["large scores"].startswith("The maximum is not subtracted")
+    assert said["side effects"].startswith("none")
+    assert said["no-keys"] == "zeros"
+
+
+def test_the_scale_and_the_bias_are_numbers(kernels: Path) -> None:
+    torch = registry.load("torch")
+    odd, _ = registry.function_implementation(torch, f"{kernels}:odd", {})
+    found = facts.read(odd, 60)
+    assert found["scale"].endswith("= 1/D")
+    assert found["bias"] == "counts 2 times"
+
+
+def test_two_functions_stand_side_by_side(
+    kernels: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        main(["explain", f"{kernels}:in_turn", "--backend=torch", "--implementation=sdpa-math"])
+        == 0
+    )
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["in_turn", "sdpa-math"]
+    (scale,) = (line for line in lines if line.startswith("  scale"))
+    assert scale.count("0.354 = 1/sqrt(D)") == 2
+    (flag,) = (line for line in lines if "causal flag" in line)
+    assert flag.startswith("! causal flag")
+    assert flag.split("flag")[1].split() == [
+        "not", "taken", "top-left:", "query", "i", "sees", "keys", "up", "to", "i"
+    ]  # fmt: skip
+    assert max(map(len, lines)) <= 112
+
+
+def test_functions_of_one_name_have_their_whole_names(
+    kernels: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other.py"
+    other.write_text(KERNELS.replace("/ query.shape[-1]", "* query.shape[-1] ** -0.5"))
+    assert main(["explain", f"{kernels}:odd", f"{other}:odd", "--backend=torch"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("! scale") for line in lines)
+    assert any(line.startswith("  causal flag") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--backend=torch"], "name a function, PATH.py:NAME, or --implementation; valid: "),
+        (["--backend=torch", "--implementation=none"], "unknown implementation none; valid: "),
+        (["kernels.py:none", "--backend=torch"], "there is no file kernels.py"),
+        ([], "choose what to judge with --backend=NAME"),
+    ],
+)
+def test_wrong_arguments_are_said(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch")
+    assert main(["explain", *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_slow_function_ends_in_time(kernels: Path) -> None:
+    torch = registry.load("torch")
+    slow, _ = registry.function_implementation(torch, f"{kernels}:sleeps", {})
+    start = time.monotonic()
+    found = facts.read(slow, 1)
+    assert time.monotonic() - start < 5
+    assert "not measured in time" in found.values()
+
+
+def test_rows_that_differ_are_marked() -> None:
+    lines = table({"a": {"scale": "1", "bias": "x " * 60}, "b": {"scale": "2", "bias": "x " * 60}})
+    assert [line[:1] for line in lines if line[2:7].strip()] == ["!", " "]
+    assert lines[1].split() == ["!", "scale", "1", "2"]
+    assert len(lines) > 3
+    assert all(line == line.rstrip() for line in lines)
+
+
+def tree(n: int, how: str) -> list:
+    """A sum of n numbers as nested pairs."""
+    parts: list = list(range(n))
+    if how == "pairwise":
+        while len(parts) > 1:
+            parts = [[*parts[i : i + 2]] for i in range(0, len(parts), 2)]
+        return parts[0]
+    if how.startswith("lanes"):
+        size = int(how[5:])
+        return chain([chain(parts[i::size]) for i in range(size)])
+    if how.startswith("blocks"):
+        size = int(how[6:])
+        return chain([chain(parts[i : i + size]) for i in range(0, n, size)])
+    return chain(parts[::-1] if how == "reversed" else parts)
+
+
+def chain(parts: list) -> list:
+    total = parts[0]
+    for part in parts[1:]:
+        total = [total, part]
+    return total
+
+
+def leaves(node: object) -> list[int]:
+    return [x for part in node for x in leaves(part)] if isinstance(node, list) else [node]  # type: ignore[list-item]
+
+
+def meets(node: object, i: int, j: int) -> int:
+    """How many numbers are added up when i and j have met."""
+    while isinstance(node, list):
+        inside = [part for part in node if {i, j} <= {*leaves(part)}]
+        if not inside:
+            return len(leaves(node))
+        node = inside[0]
+    raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("how", "name"),
+    [
+        ("in turn", "one after the other"),
+        ("reversed", "one after the other, from the last"),
+        ("pairwise", "pairwise"),
+        ("lanes4", "in 4 lanes, each one after the other, then the lanes"),
+        ("lanes16", "in 16 lanes, each one after the other, then the lanes"),
+        ("blocks8", "in blocks of 8, each one after the other"),
+        ("blocks4", "in blocks of 4, each one after the other"),
+    ],
+)
+def test_orders_of_sums_have_names(how: str, name: str) -> None:
+    n = order.KEYS
+    sums = tree(n, how)
+    first = np.array([meets(sums, 0, j) for j in range(1, n)])
+    beside = np.array([meets(sums, i, i + 1) for i in range(n - 1)])
+    assert order.named(first, beside) == name
+
+
+def test_a_loop_over_keys_adds_one_after_the_other(kernels: Path) -> None:
+    torch = registry.load("torch")
+    in_turn, _ = registry.function_implementation(torch, f"{kernels}:in_turn", {})
+    said = facts.read(in_turn, 60)["sums over keys"]
+    assert said == "one after the other; the same for one sample and one query"
