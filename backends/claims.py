@@ -12,7 +12,7 @@ from typing import Any, get_origin
 
 import msgspec
 
-from backends.declared import Declared, Election, UsageError
+from backends.declared import AS_CLASS, Declared, DeclaredRounding, Election, UsageError
 from backends.limits import ANY, Limits
 from suite.spec.claims import CLAIMS, MARK
 from suite.spec.dtypes import DTYPES, dtype
@@ -23,7 +23,7 @@ DEFAULT_NUMERICS = "stepwise"
 """The default numerics class of a user's function: the widest class with accurate sums. If the
 framework's own attention declares a wider class, that class is the default."""
 
-PLAIN = ("numerics", "deterministic", "drop_in", "allow_unused")
+PLAIN = ("numerics", "centred_keys", "deterministic", "drop_in", "allow_unused")
 """Claims that are taken as they are said."""
 
 ORDER = ("f32", "bf16", "f16", "f64")
@@ -38,6 +38,7 @@ class Claims:
     dtypes: tuple[str, ...] = tuple(DTYPES)
     limits: Limits | Mapping[str, Limits] = ANY
     elections: Mapping[str, Election] = field(default_factory=lambda: MappingProxyType({}))
+    centred_keys: bool = False
     deterministic: bool = True
     drop_in: bool = False
     allow_unused: bool = False
@@ -77,11 +78,20 @@ class Claims:
         if not isinstance(numerics, str):
             widest = {name: _default(name, beside) for name in self.dtypes}
             numerics = {**widest, **numerics}
+        if self.centred_keys and features and "rounding" not in more:
+            raise UsageError(
+                "centred_keys: only functions with the framework's native signature claim it"
+            )
         return Declared(
             numerics=numerics, features=frozenset(features), elections=self.elections,
             dtypes=self.dtypes, limits=self.limits, deterministic=self.deterministic,
             drop_in=self.drop_in, is_user_code=True, **more,
         )  # fmt: skip
+
+    @property
+    def rounding(self) -> DeclaredRounding:
+        """The rounding that a function with the framework's native signature declares."""
+        return DeclaredRounding(centred_keys=self.dtypes) if self.centred_keys else AS_CLASS
 
 
 def read(name: str, value: Any) -> Any:

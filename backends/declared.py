@@ -158,6 +158,8 @@ class DeclaredRounding:
     """Rounding of an implementation or backend that differs from its numerics class, by short dtype name.
     Raises DeclarationError for an unknown dtype or parameter.
 
+    - `centred_keys`: the dtypes in which a constant, such as their mean, is subtracted from the keys of
+      scaled dot-product attention
     - `exp_error`: the relative error of an approximated exponential
     - `gradient_blocks`: the rows and the keys after which running sums of gradients are stored in the
       dtype
@@ -173,6 +175,7 @@ class DeclaredRounding:
     narrow_reductions: tuple[str, ...] = ()
     narrow_statistics: tuple[str, ...] = ()
     truncates_matmul: tuple[str, ...] = ()
+    centred_keys: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for one in fields(self):

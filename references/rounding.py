@@ -66,6 +66,7 @@ class Roundoffs:
       gradient_blocks     rows and keys after which a backward pass stores its running sums; None: never
       narrow_biases       biases whose gradients are summed in the case's dtype
       narrow_statistics   derivatives of a norm take its mean and root in the case's dtype
+      centred_keys        a constant is subtracted from the keys (`references.primitives.centred`)
     """
 
     accumulate: float
@@ -83,6 +84,7 @@ class Roundoffs:
     gradient_blocks: tuple[int, int] | None = None
     narrow_biases: frozenset[str] = frozenset()
     narrow_statistics: bool = False
+    centred_keys: bool = False
 
     @property
     def input(self) -> float:

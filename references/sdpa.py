@@ -32,6 +32,7 @@ from references.primitives.arranged import Reshaped
 from references.primitives.attend import Attend, LogSumExp
 from references.primitives.bias import Biased, ZeroKey
 from references.primitives.cap import Cap
+from references.primitives.centred import Centred, CentredScores
 from references.primitives.pairs import Pairs
 from references.primitives.scores import Scores
 from references.primitives.times import Times
@@ -46,13 +47,16 @@ _PASSES: Cache[BlockedPass] = Cache(64)
 
 
 def compose(problem: Problem) -> Composition:
-    """The output (B, H, Lq, Dv), and without a key of value 0 the log-sum-exp (B, H, Lq), for VJPs
-    only."""
+    """The output (B, H, Lq, Dv), and without a key of value 0 the log-sum-exp (B, H, Lq), without a
+    JVP."""
     u, inputs, s = problem.u, problem.inputs, problem.sizes
     made = steps(inputs.features, s.Lq, s.Lk, precision_for(inputs.dtype))
     zero_key = next((step for step in made if step.to == "key"), None)
     pairs = Pairs.of(problem, None if zero_key is None else zero_key.operand)
-    scores: Node = Scores(u, problem.leaf("query"), problem.leaf("key"), problem.scale, pairs)
+    query, key, scale = problem.leaf("query"), problem.leaf("key"), problem.scale
+    scores: Node = Scores(u, query, key, scale, pairs)
+    if u.centred_keys:
+        scores = CentredScores(u, query, Centred(u, key, pairs), scale, pairs)
     for step in made:
         if step is not zero_key:
             scores = _stepped(problem, step, scores)
@@ -85,10 +89,13 @@ class _Plain(Reference):
         """The output (B, H, Lq, Dv), with its standard deviation in 16-bit dtypes, and if requested the
         log-sum-exp (B, H, Lq), -inf for rows without keys. See `Reference.forward`.
 
-        One pass serves every roundoff, so the last passes are cached.
+        One pass serves every roundoff, so the last passes are cached. Only centred keys are composed, and
+        have no standard deviation.
         """
         if drawing():
             return self.recomputed(inputs, rounding)
+        if rounding.centred_keys:
+            return super().forward(inputs, rounding, empty_rows)
         key, returned = (inputs.digest, empty_rows), inputs.operator.outputs(inputs.case)
         return bounded(key, lambda: _pass(inputs, empty_rows), inputs, rounding, "lse" in returned)
 

@@ -18,6 +18,7 @@ from references.primitives.softmax import (
     Softmax,
     average_error,
     growth,
+    lse_error,
     zero_key_size,
 )
 from references.rounding import Roundoffs, gamma
@@ -89,21 +90,13 @@ class Terms:
 
     def lse_bound(self, lse: np.ndarray, largest: np.ndarray, u: Roundoffs) -> np.ndarray:
         """Largest rounding error of the log-sum-exp of rows with keys, float64 (B, H, Lq); `largest` is
-        m.
-
-        Scores with errors d_j move the log-sum-exp by at most max_j |d_j|. Sum, logarithm and the
-        addition of m add gamma_{n+4}(u_acc) + u_acc (|lse - m| + |lse|). Implementations with powers of
-        2 multiply by log2 e before and by its reciprocal after: 2 u_acc |m| + 2 u_acc |lse|. The result
-        is stored in the accumulator. Every exponential may underflow, beside a sum of at least 1.
-        """
-        size, top = (np.abs(x).astype(np.float64) for x in (lse, largest))
+        m."""
         peak = (
             self._per_summand(u) * self.peak_accumulate
             + u.score * self.peak_score
             + u.step * self.peak_shift
         )
-        sums = gamma(self.keys + 4, u.accumulate) + u.accumulate * (3 * top + 5 * size)
-        return peak + sums + u.exp_error + u.product_underflow * (self.keys + 1)
+        return lse_error(peak, self.keys, largest, lse, u)
 
     def _per_summand(self, u: Roundoffs) -> float:
         """gamma_{D+2}(u_acc) / (D + 2)."""

@@ -11,8 +11,10 @@ from backends import registry
 from backends.claims import ORDER, Claims, read_claims
 from backends.limits import Limits
 from backends.registry import UsageError
+from suite.run.options import Options
+from suite.run.plan import Plan
 from suite.spec.claims import claims
-from tests.test_claims import plan
+from tests.test_claims import CLAIMED, plan
 
 
 @pytest.mark.parametrize(
@@ -25,6 +27,7 @@ from tests.test_claims import plan
         ({"claim": ("f16.dtypes=f16",)}, "unknown claim 'f16.dtypes'"),
         ({"claim": ("equal_heads=perhaps",)}, "equal_heads: Expected `bool`, got `str`"),
         ({"claim": ("scales=1",)}, "scales: Expected `array` of length 2, got 1"),
+        ({"claim": ("f16.centred_keys",)}, "unknown claim 'f16.centred_keys'"),
         ({"claim": ("elections=zeros",)}, "elections are promised with --elect QUESTION=ANSWER"),
         ({"elect": ("minus-inf=nan",)}, "unknown question 'minus-inf'; valid: fully-masked-row"),
         ({"elect": ("minus-inf-row=one",)}, "unknown answer 'one' to minus-inf-row; valid: zeros"),
@@ -34,6 +37,15 @@ from tests.test_claims import plan
 def test_claims_that_say_nothing_list_what_does(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         plan("textbook", **options)
+
+
+def test_functions_of_other_operators_do_not_claim_centred_keys() -> None:
+    pytest.importorskip("torch")
+    with pytest.raises(UsageError, match="only functions with the framework's native signature"):
+        Plan.make(Options(
+            ("torch",), function=(f"{CLAIMED / 'merging.py'}:right",), like="merge", level="smoke",
+            claim=("centred_keys",),
+        ))  # fmt: skip
 
 
 def test_an_attribute_that_is_nearly_a_claim_is_no_silent_one(tmp_path: Path) -> None:

@@ -3,11 +3,13 @@ and packed attention are second opinions of the pass by blocks, and of its bound
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 import references
-from references.composition import Problem
+from references.composition import Problem, Reference
 from references.primitives.arranged import OneTensor, Residual
 from references.primitives.segments import Packed, Segment
 from references.rounding import NO_ROUNDING, Bounded, Roundoffs
@@ -15,7 +17,7 @@ from references.tape import Leaf, Node, along, backward, order
 from suite.judge.tolerance import roundoffs
 from suite.spec.case import Case
 from suite.spec.dtypes import DTYPES
-from suite.spec.inputs import draw
+from suite.spec.inputs import draw, draw_cotangent
 
 U = roundoffs("exact", DTYPES["bf16"])
 CASES = (
@@ -59,6 +61,46 @@ def test_a_composition_is_a_second_opinion_of_the_pass_by_blocks(
     assert (composed.error[judged] <= 1.15 * blocked.error[judged]).all()
     assert composition.keys is not None
     assert np.array_equal(composition.keys, answer.keys)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["sdpa/bool.bhqk.empty/mha/{dt}/b2h3q4k5d3/lse/dense", *(f"{CASES[n]}/lse" for n in (0, 2, 3))],
+)
+def test_the_log_sum_exp_of_a_composition_is_a_second_opinion(text: str) -> None:
+    inputs = draw(Case.parse(text.format(dt="f32")))
+    u, reference = roundoffs("eager", inputs.dtype), references.of(inputs.operator)
+    blocked = reference.forward(inputs, u).arrays["lse"]
+    with np.errstate(all="ignore"):
+        composed = Reference.forward(reference, inputs, u).arrays["lse"]
+    rows = inputs.attends.any(-1)
+    assert rows.any()
+    assert np.array_equal(np.isneginf(composed.value), ~rows)
+    assert np.abs(composed.value[rows] - blocked.value[rows]).max() < 1e-14
+    assert np.abs(composed.error[rows] / blocked.error[rows] - 1).max() < 0.15
+
+
+def test_a_constant_in_the_keys_widens_bounds_and_moves_no_value() -> None:
+    """A gradient that is exactly zero, because a component of the only key is, is a rounding then; a
+    log-sum-exp may come back from shifted scores."""
+    inputs = draw(Case.parse("sdpa/causal/gqa2/f32/b2h4q6k7d4/lse"))
+    first = (np.arange(7) == 0)[:, None] & (np.arange(4) == 0)
+    inputs = inputs.replace(key=np.where(first, 0.0, inputs.key))
+    cotangent, u = draw_cotangent(inputs.case), roundoffs("exact", inputs.dtype)
+    reference, centred = references.of(inputs.operator), replace(u, centred_keys=True)
+    for plain, wide in (
+        (reference.forward(inputs, u), reference.forward(inputs, centred)),
+        (reference.vjp(inputs, cotangent, u), reference.vjp(inputs, cotangent, centred)),
+    ):
+        for name, array in plain.arrays.items():
+            assert np.abs(wide.arrays[name].value - array.value).max() < 1e-13
+            assert (wide.arrays[name].error >= array.error * (1 - 1e-6)).all(), name
+    zeros = (found.arrays["query"].error[:, :, 0, 0] for found in (plain, wide))
+    tiny = float(np.finfo(np.float32).tiny)
+    assert [(error > tiny).all() for error in zeros] == [False, True]
+    hidden = [found.arrays["key"][:, :, -1] for found in (plain, wide)]
+    assert not any(key.value.any() for key in hidden)
+    assert [(key.error > tiny).all() for key in hidden] == [False, True]
 
 
 def test_nodes_stand_behind_their_operands_each_once() -> None:

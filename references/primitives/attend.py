@@ -49,7 +49,15 @@ import numpy as np
 
 from references.primitives.pairs import Pairs
 from references.primitives.scores import by_keys
-from references.primitives.softmax import Attended, attend, recomputed_weights
+from references.primitives.softmax import (
+    NEGLIGIBLE_WEIGHT,
+    Attended,
+    Softmax,
+    attend,
+    lse_error,
+    recomputed_weights,
+    score_error,
+)
 from references.rounding import (
     Bounded,
     Roundoffs,
@@ -85,7 +93,7 @@ class Attend(Node):
     def answer(self) -> Attended:
         """The output and weights of the forward pass, including the weights of the column."""
         pairs, scores, shown = self.pairs, self.scores.output, self.pairs.shown
-        value = pairs.by_head(self.value.output)
+        value = pairs.shown_slots(self.value.output)
         if self.column is not None:
             scores, value = scores.beside(self.column.output, -1), _with_zeros(value)
             full = np.broadcast_to(True if shown is None else shown, pairs.shape)
@@ -271,12 +279,24 @@ class Weights(Node):
 
 
 class LogSumExp(Node):
-    """The log-sum-exp of the attended scores, (B, H, Lq), without a column. It has a VJP only."""
+    """The log-sum-exp of attended scores, (B, H, Lq), without a column; -inf for fully masked rows. It
+    has no JVP."""
 
     def __init__(self, attend: Attend) -> None:
         assert attend.column is None, "frameworks disagree on keys of value 0 in the log-sum-exp"
         super().__init__(attend.u, attend.scores)
         self.attend = attend
+
+    @cached_property
+    def output(self) -> Bounded:
+        u, pairs, scores = self.u, self.attend.pairs, self.attend.scores.output
+        shown = np.broadcast_to(True if pairs.shown is None else pairs.shown, pairs.shape)
+        softmax = Softmax.of(np.where(shown, scores.value, -np.inf))
+        d = score_error(scores.error, softmax.distance, u)
+        peak = np.where(softmax.weights > NEGLIGIBLE_WEIGHT, d, 0.0).max(-1, initial=0.0)
+        largest = np.where(softmax.empty, 0, softmax.largest)[..., 0]
+        error = lse_error(peak, pairs.keys, largest, np.where(pairs.keys, softmax.lse, 0), u)
+        return Bounded(softmax.lse, error)
 
     def gradients(self, received: Bounded) -> Gradients:
         """dS = P g, stored, for g (B, H, Lq)."""

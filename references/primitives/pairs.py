@@ -78,6 +78,15 @@ class Pairs:
         """Keys or values (B, Hkv, Lk, .) repeated for the query heads of a group."""
         return x.repeated(self.shape[1] // max(x.shape[1], 1), 1)
 
+    def shown_slots(self, x: Bounded) -> Bounded:
+        """Like `by_head`, with zeros for keys or values that are not finite and that no row attends."""
+        x = self.by_head(x)
+        finite = np.isfinite(x.value).all(-1)
+        if self.shown is None or finite.all():
+            return x
+        shown = np.broadcast_to(self.shown, self.shape).any(-2)
+        return x.where((finite | shown)[..., None])
+
     def seen(self, x: Bounded) -> Bounded:
         """Like `by_head`, with zeros for keys or values that no row attends, because these may be NaN."""
         return self.by_head(x).where(np.asarray(self.allowed.any(-2))[..., None])

@@ -65,7 +65,7 @@ class Scores(Node):
     @cached_property
     def output(self) -> Bounded:
         u, query = self.u, stored(self.query.output, self.u.output)
-        key = self.pairs.by_head(self.key.output)
+        key = self.pairs.shown_slots(self.key.output)
         exact, depth = query @ key.swapped, query.shape[-1]
         products = self.factor * (query.size @ key.swapped.size)
         error = self.factor * exact.error + gamma(depth + 2, u.accumulate) * products
@@ -92,7 +92,7 @@ class Scores(Node):
     def gradients(self, received: Bounded) -> Gradients:
         """dQ (B, H, Lq, D), dK (B, Hkv, Lk, D) and dscale, ()."""
         u, query, dT = self.u, self.query.output, self._scaled(received)
-        dQ = product(dT, self.seen, self.pairs.allowed.sum(-1)[..., None], u)
+        dQ = self.of_queries(dT)
         if u.gradient_blocks is not None:
             stores = -(-dT.shape[-1] // u.gradient_blocks[1])
             running = stores * (u.output * (dT.size @ self.seen.size) + u.floor)
@@ -103,6 +103,10 @@ class Scores(Node):
             query = stored(query, u.output, u.floor)
         dK = by_keys(dT, query, self.pairs.rows_of_keys, self.key.shape[1], u)
         return dQ, dK, None if self.learned is None else inner(received, self.products, 0, u)
+
+    def of_queries(self, dT: Bounded) -> Bounded:
+        """dT K, before the store."""
+        return product(dT, self.seen, self.pairs.allowed.sum(-1)[..., None], self.u)
 
     def _scaled(self, dT: Bounded) -> Bounded:
         """dT times the scale, as operand of the products with queries and keys."""

@@ -150,6 +150,21 @@ def zero_key_size(x: np.ndarray, largest: np.ndarray, keys: np.ndarray) -> np.nd
     return score + size + np.log(np.maximum(keys, 1))
 
 
+def lse_error(
+    peak: np.ndarray, n: np.ndarray, largest: np.ndarray, lse: np.ndarray, u: Roundoffs
+) -> np.ndarray:
+    """The bound of the log-sum-exp of n scores (...), float64; `peak` is the largest relevant d_j,
+    `largest` is m.
+
+    Scores with errors d_j move the log-sum-exp by at most max_j |d_j|. Sum, logarithm and the addition of
+    m add gamma_{n+4}(u_acc) + u_acc (|lse - m| + |lse|). Implementations with powers of 2 multiply by
+    log2 e before and by its reciprocal after: 2 u_acc |m| + 2 u_acc |lse|. The result is stored in the
+    accumulator. Every exponential may underflow, beside a sum of at least 1.
+    """
+    sums = gamma(n + 4, u.accumulate) + u.accumulate * (3 * magnitude(largest) + 5 * magnitude(lse))
+    return peak + sums + u.exp_error + u.product_underflow * (n + 1)
+
+
 def score_error(error: np.ndarray, distance: np.ndarray, u: Roundoffs) -> np.ndarray:
     """d_j from the error of a score and its distance m - s_j from the maximum."""
     return error + (u.accumulate + u.step) * distance + 4 * u.accumulate

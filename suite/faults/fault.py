@@ -34,6 +34,7 @@ FAMILIES = {
 FAMILY_OF = {
     "alibi": "scores",
     "ambient": "state",
+    "centred": "scores",
     "contract": "contract",
     "dropout": "dropout",
     "encoder": "layer",

@@ -113,6 +113,7 @@ def declared_roundoffs(
         gradient_blocks=declared.gradient_blocks.get(fmt.name),
         narrow_biases=frozenset(declared.narrow_biases.get(fmt.name, ())),
         narrow_statistics=fmt.name in declared.narrow_statistics,
+        centred_keys=fmt.name in declared.centred_keys,
     )
 
 

@@ -41,6 +41,11 @@ CLAIMS = {
         "the numerics class; default: `stepwise`, or the wider class of the framework's own attention",
         str,
     ),
+    "centred_keys": Claim(
+        "True if a constant, such as their mean, is subtracted from the keys before the product (K "
+        "smoothing)",
+        bool,
+    ),
     "dtypes": Claim("supported dtypes: f16, bf16, f32, f64", tuple[str, ...]),
     "head_sizes": per_dtype("supported sizes D of queries and keys", tuple[int, ...]),
     "value_sizes": per_dtype(

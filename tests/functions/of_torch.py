@@ -125,6 +125,17 @@ def one_size(query, key, value, is_causal=False):
     return scores_of(query, key, None, is_causal, None).softmax(-1).to(value.dtype) @ value
 
 
+def smoothed(query, key, value, attn_mask=None, is_causal=False, scale=None):
+    """The keys lose their mean before the product, hidden ones included (K smoothing)."""
+    centred = key - key.mean(-2, keepdim=True) if key.shape[-2] else key
+    return (
+        scores_of(query, centred, attn_mask, is_causal, scale).softmax(-1).to(value.dtype) @ value
+    )
+
+
+smoothed.centred_keys = True  # type: ignore[attr-defined]
+
+
 def finite_hiding(query, key, value, attn_mask=None, is_causal=False, scale=None):
     """Hides by the dtype's lowest number and adds a float mask as it is: a row that a boolean mask
     empties averages all values, one that a bias of -inf empties is NaN. As JAX does."""

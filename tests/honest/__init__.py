@@ -6,6 +6,13 @@ import numpy as np
 
 from backends.protocol import Backend, DeclaredRounding, Implementation
 from suite.faults.backend import KernelBackend
+from suite.faults.kernels.centred import (
+    CentredAttended,
+    CentredByConstant,
+    CentredEager,
+    CentredKeys,
+    CentredRestored,
+)
 from suite.faults.kernels.dropout import (
     Dropping,
     DroppingByBlocks,
@@ -240,6 +247,11 @@ HONEST: tuple[type[Implementation], ...] = (
     DifferentiableBlocks,
     DifferentiableRecomputed,
     DifferentiableLowest,
+    CentredKeys,
+    CentredEager,
+    CentredAttended,
+    CentredByConstant,
+    CentredRestored,
     LayerDifferentiable,
     LayerNarrowBias,
     AdditiveDifferentiable,

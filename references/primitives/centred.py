@@ -1,0 +1,121 @@
+"""Scores of keys from which a constant c is subtracted, such as their mean (K smoothing).
+
+    S_ij = scale Q_i (K_j - c)
+
+All scores of a row lose the same number, scale Q_i c, so softmax, output and gradients stay the same. A
+log-sum-exp, a softcap and a sink need the number back. Errors differ, because the multiplied keys are
+larger where K_j is near 0. Components that are exactly 0 without the constant are 0 up to rounding.
+
+The implementation chooses c: the mean of all keys, of the keys that rows attend, or any constant with
+
+    |c| <= C = sum_j |K_j| / n      elementwise; n of the keys are attended by some row
+
+The mean over any set of keys with all attended ones is such a constant. Roundings of the mean itself have
+no influence. Bounds, in the notation of `references.rounding`; delta bounds an error:
+
+    K'       K - c, stored: u_o (|K| + C). Products of Q and K' round relative to |Q| (|K| + C), and so do
+             the stored scores: an error of K by (gamma_{D+2}(u_acc) + 3 u_s) C. Counted twice, because
+             the number may be added again.
+    dQ       sum_j dS_ij K'_j, and sum_j dS_ij is 0 only up to rounding: delta dS C, and the rounding of
+             the product, relative to C.
+    dK       If c is differentiated, too, dK_j loses the mean of all dK', whose exact value is 0. Its
+             error is at most sum_j delta dK'_j / n, with the roundings of the sum. Hidden keys then have
+             a gradient, too.
+    K dot    Like K', for tangents of keys. S' - sum P S' (`references.primitives.attend`) adds
+             gamma_Lk(u_acc) C.
+
+Inside `references.rounding.drawn` sums that are 0 up to rounding have their random values, except with
+sinks.
+
+Source: Zhang et al., SageAttention, arXiv 2410.02367 (2024), section 4.2 ("smooth K").
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+
+from references.primitives.pairs import Pairs
+from references.primitives.scores import Scores
+from references.rounding import (
+    Bounded,
+    Roundoffs,
+    drawing,
+    gamma,
+    perturbed,
+    product,
+    stored,
+)
+from references.tape import Gradients, Node
+
+
+class Centred(Node):
+    """Keys (B, Hkv, Lk, D), whose error is that of scores of the keys without a constant. The value is
+    that of the keys."""
+
+    def __init__(self, u: Roundoffs, key: Node, pairs: Pairs) -> None:
+        super().__init__(u, key)
+        self.key, self.pairs = key, pairs
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.key.shape
+
+    @cached_property
+    def attended(self) -> np.ndarray:
+        """n: number of keys that some row attends, at least 1, (B, Hkv, 1, 1)."""
+        B, Hkv, Lk, _ = self.shape
+        group = self.pairs.shape[1] // max(Hkv, 1)
+        seen = (self.pairs.rows_of_keys > 0).reshape(B, Hkv, group, Lk).any(2)
+        return np.maximum(seen.sum(-1), 1)[..., None, None]
+
+    def largest(self, x: Bounded) -> np.ndarray:
+        """C of keys or of their tangents, (B, Hkv, 1, D). Slots that are not finite count as zero."""
+        size = np.where(np.isfinite(x.size), x.size, 0.0)
+        return np.asarray(size.sum(-2, keepdims=True) / self.attended)
+
+    def _less_constant(self, x: Bounded, roundings: int) -> Bounded:
+        u, largest = self.u, self.largest(x)
+        relative = 2 * (gamma(roundings, u.accumulate) + 3 * u.score) + u.output
+        error = x.error + u.output * x.size + relative * largest + u.floor
+        return perturbed(Bounded(x.value, error))
+
+    @cached_property
+    def output(self) -> Bounded:
+        return self._less_constant(self.key.output, self.shape[-1] + 2)
+
+    def gradients(self, received: Bounded) -> Gradients:
+        u, Lk = self.u, self.shape[-2]
+        error = received.error.sum(-2, keepdims=True)
+        error = error + gamma(Lk, u.sum) * received.size.sum(-2, keepdims=True)
+        total = stored(Bounded(_sum(received, self.pairs), error), u.output, u.floor)
+        mean = stored(total * (1 / self.attended), u.output, u.floor)
+        difference = Bounded(received.value - mean.value, received.error + mean.error)
+        return (stored(difference, u.output, u.floor),)
+
+    def tangent(self, *moved: Bounded | None) -> Bounded | None:
+        (key,) = moved
+        D, Lk = self.shape[-1], self.shape[-2]
+        return None if key is None else self._less_constant(key, D + 2 + Lk)
+
+
+class CentredScores(Scores):
+    """Scores of centred keys: `key` is a `Centred`. Their value is that of scores of the keys."""
+
+    key: Centred
+
+    def of_queries(self, dT: Bounded) -> Bounded:
+        dQ, largest = super().of_queries(dT), self.key.largest(self.key.key.output)
+        constant = self.pairs.by_head(Bounded.exact(largest))  # (B, H, 1, D)
+        every = constant.broadcast_to(self.seen.shape)
+        error = product(dT, every, self.pairs.allowed.sum(-1)[..., None], self.u).error
+        moved = _sum(dT.swapped, self.pairs).swapaxes(-1, -2) * constant.value
+        return Bounded(dQ.value + moved, dQ.error + error)
+
+
+def _sum(x: Bounded, pairs: Pairs) -> np.ndarray:
+    """The sum of x (..., Lk, .) over the keys, which is 0 up to rounding: 0, or inside `drawn` its random
+    value."""
+    total = x.value.sum(-2, keepdims=True)
+    return total if drawing() and not pairs.has_zero_key.any() else np.zeros_like(total)
