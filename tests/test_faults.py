@@ -42,6 +42,12 @@ def test_smoke_kills_963_of_1000_and_the_table_lists_all() -> None:
 @pytest.mark.parametrize("fault", all_faults(), ids=NAMES)
 def test_faults_say_what_is_wrong(fault: Fault) -> None:
     assert re.fullmatch(r"[^\n]{10,110}\.", fault.sentence), "a fault is one line"
+    assert re.fullmatch(r"[^\n]{10,98}(?<!\.)", fault.hint), "a hint is one line, and no sentence"
+    assert fault.hint.count("`") % 2 == 0
+    private = re.search(
+        r"poison|sunk|twin|elect|cotangent|mutant|case", fault.sentence + fault.hint
+    )
+    assert not private, "people know no words of this suite"
     assert re.fullmatch(r"([A-M]\d+)?", fault.like)
     assert fault.family in FAMILIES
 
@@ -69,7 +75,7 @@ def test_declared_low_precision_fails_precision_alone(mutant: type[Kernel]) -> N
 
 def test_an_honest_implementation_survives(monkeypatch: pytest.MonkeyPatch) -> None:
     definition = next(iter(load("numpy").implementations()))
-    monkeypatch.setitem(FAULTS, type(definition), Fault(type(definition), "values"))
+    monkeypatch.setitem(FAULTS, type(definition), Fault(type(definition), "values", ""))
     outcome = kill(definition, all_checks(), "smoke", others=True)
     assert not outcome.killed
     assert outcome.others == ()
@@ -81,6 +87,6 @@ def test_an_implementation_without_a_fault_is_refused(monkeypatch: pytest.Monkey
     definition = next(iter(load("numpy").implementations()))
     with pytest.raises(ValueError, match="is no mutant"):
         kill(definition, all_checks())
-    monkeypatch.setitem(FAULTS, type(definition), Fault(type(definition), "nothing"))
+    monkeypatch.setitem(FAULTS, type(definition), Fault(type(definition), "nothing", ""))
     with pytest.raises(ValueError, match="which is no check"):
         kill(definition, all_checks())

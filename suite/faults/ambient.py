@@ -14,9 +14,11 @@ from suite.faults.kernels.attention import Call, Kernel
 from suite.faults.kernels.rotary import RotaryKernel, Turn
 
 
-@fault("ambient")
+@fault(
+    "ambient", "a global setting (`np.seterr`) chooses the path; the answer must not depend on it"
+)
 class UnscaledWhereErrorsWarn(Kernel):
-    """Scores are not scaled where floating-point errors warn."""
+    """If NumPy is set to warn of overflow, scores are not scaled."""
 
     def attention(self, query: Rounded, key: Rounded, value: Rounded, **rest: Any) -> Any:
         if np.geterr()["over"] == "warn":
@@ -24,9 +26,9 @@ class UnscaledWhereErrorsWarn(Kernel):
         return super().attention(query, key, value, **rest)
 
 
-@fault("ambient")
+@fault("ambient", "`threading.local()` filled in `__init__`; other threads find it empty")
 class MaskOfOneThread(Kernel):
-    """The thread that made the kernel uses masks, and no other thread does."""
+    """Masks have an effect only in the thread that made the kernel."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
@@ -37,9 +39,9 @@ class MaskOfOneThread(Kernel):
         return super().allowed(call) if getattr(self.state, "masks", False) else None
 
 
-@fault("ambient")
+@fault("ambient", "`self.buffer[...] = v` in every call; calls at once need a buffer each")
 class OneBufferForAllThreads(Kernel):
-    """Values stand in a buffer that calls in several threads share."""
+    """Calls in several threads write their values into one buffer."""
 
     def compute(self, call: Call) -> np.ndarray:
         values = self.expand(self.load(call.value, call), call)
@@ -50,9 +52,12 @@ class OneBufferForAllThreads(Kernel):
         return self.attend(self.final(call), self.with_sink(buffer, call), call)
 
 
-@fault("ambient")
+@fault(
+    "ambient",
+    "`self.q = q` and later `self.q`; another thread's call replaces it: use local variables",
+)
 class OperandsInTheKernel(Kernel):
-    """A call leaves its operands in the kernel, and reads those of the latest call."""
+    """A call keeps its operands in the kernel, where a call of another thread replaces them."""
 
     def compute(self, call: Call) -> np.ndarray:
         self.latest = call
@@ -66,9 +71,11 @@ class OperandsInTheKernel(Kernel):
         return self.attend(scores, value, call)
 
 
-@fault("ambient")
+@fault(
+    "ambient", "the table is made if `current_thread() is main_thread()`; make it for every call"
+)
 class RotaryBaseOfTheFirstThread(RotaryKernel):
-    """Other threads use the table that the main thread has made last."""
+    """Other threads use the table that the main thread made last."""
 
     def table(self, turn: Turn) -> tuple[np.ndarray, np.ndarray]:
         if current_thread() is main_thread():

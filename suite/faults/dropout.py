@@ -19,15 +19,15 @@ from suite.faults.kernels.dropping import (
 from suite.spec.inputs import Inputs
 
 
-@fault("dropout")
+@fault("dropout", "`dropout_p` is accepted and not used; `F.dropout(p, dropout_p)` is missing")
 class RateIgnored(Dropping):
-    """A rate is taken and nothing is dropped."""
+    """A dropout rate has no effect."""
 
     def asked_rate(self, inputs: Inputs) -> float:
         return 0.0
 
 
-@fault("dropout_off")
+@fault("dropout_off", "`F.dropout(p, rate)` without `training=self.training`")
 class AlwaysDrops(Dropping):
     """Weights are dropped in evaluation, too."""
 
@@ -35,52 +35,52 @@ class AlwaysDrops(Dropping):
         return inputs.rate
 
 
-@fault("dropout")
+@fault("dropout", "`p * keep`; it is `p * keep / (1 - rate)`")
 class KeptAsTheyAre(Unscaled, Dropping):
     """Weights that are kept are not divided by 1 - rate."""
 
 
-@fault("dropout")
+@fault("dropout", "`softmax(scores.masked_fill(dropped, -inf))`; drop after the softmax")
 class DroppedBeforeNormalisation(Dropping):
-    """Scores are dropped, and the softmax makes the weights that are kept sum to 1."""
+    """Dropout drops scores, so that the weights that are kept sum to 1 again."""
 
     def attend(self, scores: np.ndarray, value: np.ndarray, call: Call) -> np.ndarray:
         hidden = np.where(self.factor_of(scores.shape, call) == 0, call.work(-np.inf), scores)
         return self.weights(hidden, call) @ self.visible(value, scores)
 
 
-@fault("dropout")
+@fault("dropout", "`F.dropout(p @ v, rate)`; it is `F.dropout(p, rate) @ v`")
 class OutputDropped(Dropping):
-    """Elements of the output are dropped instead of weights."""
+    """Dropout drops elements of the output, not weights."""
 
     def attend(self, scores: np.ndarray, value: np.ndarray, call: Call) -> np.ndarray:
         output = self.weights(scores, call) @ self.visible(value, scores)
         return output * self.factor_of(output.shape, call)
 
 
-@fault("dropout", like="F8")
+@fault("dropout", "a pattern (B, 1, Lq, Lk); every weight has its own: (B, H, Lq, Lk)", like="F8")
 class PatternOfFirstHead(SharedByHeads, Dropping):
-    """One pattern for all heads, though one for every element is declared."""
+    """All heads share one dropout pattern, though one for every element is declared."""
 
 
-@fault("dropout", like="F8")
+@fault("dropout", "a pattern (1, H, Lq, Lk); every weight has its own: (B, H, Lq, Lk)", like="F8")
 class PatternOfFirstSample(SharedBySamples, Dropping):
-    """One pattern for all samples, though one for every element is declared."""
+    """All samples share one dropout pattern, though one for every element is declared."""
 
 
-@fault("dropout")
+@fault("dropout", "a pattern (B, H, 1, Lk); every weight has its own: (B, H, Lq, Lk)")
 class WholeKeysDropped(SharedByQueries, Dropping):
-    """A key is dropped for all queries at once."""
+    """Dropout drops a key for all queries at once."""
 
 
-@fault("dropout")
+@fault("dropout", "`manual_seed(0)` at every call; use the seed of the call")
 class SeedIgnored(Unseeded, Dropping):
-    """The pattern does not depend on the seed."""
+    """Dropout patterns do not depend on the seed."""
 
 
-@fault("dropout_mean")
+@fault("dropout_mean", "`keep | (p >= 0.5)`; every weight is dropped with the same probability")
 class LargeWeightsSpared(Dropping):
-    """Weights of a half and more are never dropped, and scaled nevertheless."""
+    """Dropout never drops weights of a half and more, but scales them up."""
 
     def dropped(self, weights: np.ndarray, call: Call) -> np.ndarray:
         if not call.rate:
@@ -89,33 +89,41 @@ class LargeWeightsSpared(Dropping):
         return np.where(weights >= 0.5, spared, super().dropped(weights, call))
 
 
-@fault("dropout_gradients")
+@fault(
+    "dropout_gradients",
+    "a new pattern drawn in backward; save the seed or the pattern of the forward pass",
+)
 class BackwardOfNextSeed(Dropping):
-    """The backward pass draws a pattern of its own."""
+    """The backward pass draws another dropout pattern than the forward pass."""
 
     def backward_factor(self, shape: tuple[int, ...], call: Call) -> np.ndarray:
         return self.factor_of(shape, replace(call, seed=call.seed + 1))
 
 
-@fault("dropout_gradients")
+@fault(
+    "dropout_gradients", "backward without the pattern; `dp = keep / (1 - rate) * (dout @ v.mT)`"
+)
 class BackwardDropsNothing(Dropping):
-    """The backward pass is that of a call without dropout."""
+    """The backward pass drops nothing, though the forward pass does."""
 
     def backward_factor(self, shape: tuple[int, ...], call: Call) -> np.ndarray:
         return np.ones(shape, call.work)
 
 
-@fault("dropout_gradients")
+@fault("dropout_gradients", "`dp = keep * (dout @ v.mT)`; divide by `1 - rate`, too")
 class BackwardUnscaled(Dropping):
-    """The backward pass has the pattern, without the division by 1 - rate."""
+    """The backward pass has the dropout pattern, but does not divide by 1 - rate."""
 
     def backward_factor(self, shape: tuple[int, ...], call: Call) -> np.ndarray:
         return (super().backward_factor(shape, call) != 0).astype(call.work)
 
 
-@fault("dropout_gradients")
+@fault(
+    "dropout_gradients",
+    "`(p * (dout @ v.mT)).sum(-1)`; dropped weights do not count: `(dout * out).sum(-1)`",
+)
 class MeanOfAllWeights(Dropping):
-    """What the softmax takes off the gradients of weights is the mean of those before dropout."""
+    """The sum that the softmax's gradient subtracts counts dropped weights, too."""
 
     def mean(
         self, weights: np.ndarray, dp: np.ndarray, cotangent: np.ndarray, value: np.ndarray
@@ -123,9 +131,13 @@ class MeanOfAllWeights(Dropping):
         return super().mean(weights, cotangent @ value.swapaxes(-1, -2), cotangent, value)
 
 
-@fault("bad_problem")
+@fault(
+    "bad_problem",
+    "no check of the rate; raise ValueError unless `0 <= rate <= 1`",
+    family="contract",
+)
 class AnyRate(Dropping):
-    """A rate beyond 1, or below 0, is taken."""
+    """A dropout rate above 1, or below 0, is accepted."""
 
     def validate(self, call: Call) -> None:
         super().validate(replace(call, rate=0.0))

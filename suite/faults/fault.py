@@ -66,11 +66,12 @@ FAMILY_OF = {
     "nobody": "mask",
     "packed": "packed",
     "paths": "gradient",
-    "persons": "contract",
+    "persons": "mask",
     "precision": "numerics",
     "qk_norm": "layer",
     "range": "numerics",
     "rotary": "rotary",
+    "rotary_scaling": "rotary",
     "scale": "scale",
     "scores": "scores",
     "shapes": "shapes",
@@ -101,7 +102,7 @@ class Fault:
 
     kernel: type[Implementation]
     killed_by: str
-    hint: str = ""
+    hint: str
     like: str = ""
     family: str = ""
 

@@ -14,18 +14,25 @@ from suite.faults.kernels.gradient import Differentiable, DifferentiableFused, D
 from suite.spec.dtypes import round_to
 
 
-@fault("gradients")
+@fault(
+    "gradients",
+    "`dout.data_ptr()` read as if contiguous; pass `dout.stride()`, or call `.contiguous()`",
+)
 class CotangentReadAsContiguous(Differentiable):
-    """The cotangent's memory is read in order, whatever its strides."""
+    """The gradient of the output (dout) is read in memory order, whatever its strides."""
 
     def received(self, cotangent: Rounded, call: Call) -> np.ndarray:
         flat = cotangent.values.ravel(order="K")
         return flat.reshape(cotangent.shape).astype(call.work)
 
 
-@fault("gradient_arrangements", like="J4")
+@fault(
+    "gradient_arrangements",
+    "stride 0, as after `dout.expand(B, ...)`, taken for the end; use the stride as it is",
+    like="J4",
+)
 class StrideZeroCotangent(Differentiable):
-    """Where the cotangent has stride 0 along the batch, the other samples get none."""
+    """If dout is expanded along the batch, samples after the first get no gradient."""
 
     def received(self, cotangent: Rounded, call: Call) -> np.ndarray:
         array = super().received(cotangent, call)
@@ -34,9 +41,13 @@ class StrideZeroCotangent(Differentiable):
         return array
 
 
-@fault("gradient_arrangements", like="J4")
+@fault(
+    "gradient_arrangements",
+    "after `out.sum()` dout is one number with stride 0 everywhere; use strides as they are",
+    like="J4",
+)
 class ScalarCotangent(Differentiable):
-    """Where the cotangent is one number with stride 0 along every axis, its first row alone is read."""
+    """If dout is one number expanded to all elements, only the first row is read."""
 
     def received(self, cotangent: Rounded, call: Call) -> np.ndarray:
         array = super().received(cotangent, call)
@@ -45,9 +56,12 @@ class ScalarCotangent(Differentiable):
         return array
 
 
-@fault("gradient_arrangements")
+@fault(
+    "gradient_arrangements",
+    "`dout.stride(-1)` taken for 1; pass it to the kernel, or call `.contiguous()`",
+)
 class WideCotangentStride(Differentiable):
-    """Where the cotangent's components lie apart, every second one is taken for the next."""
+    """If the components of dout have a stride of 2, they are read one off."""
 
     def received(self, cotangent: Rounded, call: Call) -> np.ndarray:
         values = cotangent.values
@@ -56,15 +70,19 @@ class WideCotangentStride(Differentiable):
         return np.roll(array, 1, -1) if wide else array
 
 
-@fault("gradients")
+@fault("gradients", "`ones_like(out)` for dout; autograd passes dout to backward")
 class CotangentOfOnes(Differentiable):
-    """The gradient is that of the sum of the output, whatever the cotangent."""
+    """The gradient is that of the sum of the output, whatever dout is."""
 
     def received(self, cotangent: Rounded, call: Call) -> np.ndarray:
         return np.ones(cotangent.shape, call.work)
 
 
-@fault("gradient_alone")
+@fault(
+    "gradient_alone",
+    "`dq += ...` in a kept buffer; set it to zero at the start of backward",
+    family="state",
+)
 class GradientsAccumulate(Differentiable):
     """The gradient of the queries is added to that of the call before."""
 
@@ -79,9 +97,12 @@ class GradientsAccumulate(Differentiable):
         )
 
 
-@fault("gradient_alone")
+@fault(
+    "gradient_alone",
+    "backward runs `if ctx.needs_input_grad[0]` alone; ask for the flag of the values, too",
+)
 class ValueAloneForgotten(Differentiable):
-    """Where the values alone ask for a gradient, it is zero."""
+    """If only the values ask for a gradient, it is zero."""
 
     def backward(self, call, cotangent, wrt):
         gradients = super().backward(call, cotangent, wrt)
@@ -90,7 +111,7 @@ class ValueAloneForgotten(Differentiable):
         return gradients
 
 
-@fault("gradient_alone")
+@fault("gradient_alone", "`atomicAdd` into dq; sum in a fixed order", family="state")
 class GradientsRedrawn(Differentiable):
     """The last bit of the gradient of the queries changes from call to call."""
 
@@ -106,9 +127,13 @@ class GradientsRedrawn(Differentiable):
         return Rounded(round_to(out, call.fmt), call.fmt)
 
 
-@fault("gradients", like="E5")
+@fault(
+    "gradients",
+    "`Lq // 8` blocks of queries; use `cdiv(Lq, 8)`, and mask rows beyond Lq",
+    like="E5",
+)
 class TailOfRowsDropped(Differentiable):
-    """Gradients of keys and values leave out the rows after the last whole block of 8."""
+    """The gradient of the values leaves out queries after the last whole block of 8."""
 
     def value_gradient(self, weights, cotangent, call):
         rows = weights.shape[-2]
@@ -116,7 +141,7 @@ class TailOfRowsDropped(Differentiable):
         return weights[..., :end, :].swapaxes(-1, -2) @ cotangent[..., :end, :]
 
 
-@fault("gradients")
+@fault("gradients", "`exp(s - m).mT @ dout`; divide by the sum: `exp(s - lse).mT @ dout`")
 class UnnormalisedWeights(Differentiable):
     """The gradient of the values takes exp(s - m) without dividing by its sum."""
 
@@ -125,17 +150,22 @@ class UnnormalisedWeights(Differentiable):
         return (weights / np.where(top == 0, 1, top)).swapaxes(-1, -2) @ cotangent
 
 
-@fault("gradients")
+@fault("gradients", "`exp2(s - lse)` of natural scores; multiply them by log2(e), or use `exp`")
 class BaseTwoBackward(Differentiable):
-    """The backward pass recomputes weights as powers of 2 of the natural scores."""
+    """The backward pass recomputes weights as powers of 2, not of e."""
 
     def backward_weights(self, scores: np.ndarray, call: Call) -> np.ndarray:
         return self.weights(scores * call.work(np.log(2.0)), call)
 
 
-@fault("gradients", like="G13")
+@fault(
+    "gradients",
+    "`ctx.save_for_backward(..., lse.to(q.dtype))`; save it in float32",
+    like="G13",
+    family="numerics",
+)
 class LseInHalf(DifferentiableFused):
-    """The backward pass recomputes weights with a log-sum-exp stored in the case's dtype."""
+    """The backward pass recomputes weights with a log-sum-exp rounded to 16 bits."""
 
     def backward_weights(self, scores: np.ndarray, call: Call) -> np.ndarray:
         m = scores.max(-1, keepdims=True, initial=-np.inf)
@@ -145,9 +175,9 @@ class LseInHalf(DifferentiableFused):
         return np.exp(scores - lse.astype(call.work))
 
 
-@fault("gradient_contract")
+@fault("gradient_contract", "`dout *= ...`; work on a copy", family="contract")
 class CotangentOverwritten(Differentiable):
-    """The backward pass scales the cotangent in place."""
+    """The backward pass overwrites dout."""
 
     def received(self, cotangent: Rounded, call: Call) -> np.ndarray:
         array = super().received(cotangent, call).copy()
@@ -155,9 +185,9 @@ class CotangentOverwritten(Differentiable):
         return array
 
 
-@fault("gradient_contract")
+@fault("gradient_contract", "`k *= ...` in backward; work on a copy", family="contract")
 class KeyOverwrittenBackward(Differentiable):
-    """The backward pass leaves the scaled keys in the caller's array."""
+    """The backward pass overwrites the caller's keys."""
 
     def key_gradient(self, dt, query, factor):
         return super().key_gradient(dt, query, factor)
@@ -168,9 +198,13 @@ class KeyOverwrittenBackward(Differentiable):
         return gradients
 
 
-@fault("gradient_hidden", like="I13")
+@fault(
+    "gradient_hidden",
+    "p of hidden keys is small, not 0; `where(mask, p, 0)` before `(p * dp).sum(-1)`",
+    like="I13",
+)
 class HiddenSlotsTakePart(Differentiable):
-    """Pairs that the mask hides take part in D with a weight of 2^-20."""
+    """In the backward pass hidden keys have a tiny weight in the sum of p dp."""
 
     def mean(self, weights, dp, cotangent, value):
         hidden = np.where(weights == 0, weights.dtype.type(2.0**-20), 0)
@@ -180,18 +214,26 @@ class HiddenSlotsTakePart(Differentiable):
         return np.ones((*scores.shape[:2], scores.shape[-1], 1), bool)
 
 
-@fault("gradient_hidden", like="I13")
+@fault(
+    "gradient_hidden",
+    "`p * dp` where p is 0 and dp NaN; use `where(p == 0, 0, p * dp)`, or zero hidden values",
+    like="I13",
+)
 class NanInHiddenValueLeaks(Differentiable):
-    """The backward pass multiplies the gradients of hidden weights, NaN where a value is, with zero."""
+    """A NaN in a hidden value reaches the gradients, times a weight of zero."""
 
     def weight_gradient(self, cotangent: np.ndarray, value: np.ndarray, call: Call) -> np.ndarray:
         value = self.expand(self.load(call.value, call), call)
         return super().weight_gradient(cotangent, value, call)
 
 
-@fault("gradient_hidden", like="I13")
+@fault(
+    "gradient_hidden",
+    "`ds @ k` where ds is 0 and k NaN; zero the keys that no row sees: `where(seen, k, 0)`",
+    like="I13",
+)
 class NanInHiddenKeyLeaks(Differentiable):
-    """The backward pass multiplies hidden keys with the gradients of their scores, which are zero."""
+    """A NaN in a hidden key reaches the gradient of the queries, times zero."""
 
     def backward(self, call, cotangent, wrt):
         gradients = super().backward(call, cotangent, wrt)
@@ -200,18 +242,18 @@ class NanInHiddenKeyLeaks(Differentiable):
         return gradients
 
 
-@fault("gradient_hidden")
+@fault("gradient_hidden", "p of hidden keys is small, not 0; `where(mask, p, 0).mT @ dout`")
 class HiddenValuesGetGradients(Differentiable):
-    """Hidden values get the gradient of the smallest weight."""
+    """Hidden values get a tiny gradient."""
 
     def value_gradient(self, weights, cotangent, call):
         weights = np.where(weights == 0, weights.dtype.type(2.0**-30), weights)
         return weights.swapaxes(-1, -2) @ cotangent
 
 
-@fault("gradient_contract")
+@fault("gradient_contract", "a path for `torch.no_grad()` without the scale", family="scale")
 class WrongWithoutGradient(Differentiable):
-    """The answer is right while gradients are recorded, and lacks the scale while they are not."""
+    """If no gradient is recorded, scores are not scaled."""
 
     recording = False
 
@@ -229,42 +271,48 @@ class WrongWithoutGradient(Differentiable):
             self.recording = False
 
 
-@fault("tangents")
+@fault(
+    "tangents", "`p * dS`; the JVP of the softmax is `p * (dS - (p * dS).sum(-1, keepdim=True))`"
+)
 class TangentMeanForgotten(Differentiable):
-    """The tangent of the softmax is p s', without the mean."""
+    """The JVP of the softmax is p dS: the row's mean is not subtracted."""
 
     def moved_mean(self, weights: np.ndarray, moved: np.ndarray) -> np.ndarray:
         return np.zeros_like(moved[..., :1])
 
 
-@fault("tangents")
+@fault("tangents", "`dP @ v`; the JVP of the product is `dP @ v + p @ dv`")
 class TangentOfValuesForgotten(Differentiable):
-    """The values' own movement takes no part in the output's."""
+    """The JVP ignores the tangent of the values."""
 
     def moved_values(self, weights: np.ndarray, dv: np.ndarray) -> np.ndarray:
         return np.zeros_like(weights @ dv)
 
 
-@fault("tangents")
+@fault("tangents", "`dq @ k.mT`; the JVP of the product is `dq @ k.mT + q @ dk.mT`")
 class TangentOfKeysForgotten(Differentiable):
-    """The scores move with the queries alone."""
+    """The JVP ignores the tangent of the keys."""
 
     def moved(self, q, k, dq, dk, call):
         return super().moved(q, k, dq, np.zeros_like(dk), call)
 
 
-@fault("tangents", like="I15")
+@fault(
+    "tangents",
+    "`(p * dS).sum(-1) / p.sum(-1)` is 0 / 0 in a fully masked row; p needs no division",
+    like="I15",
+)
 class TangentOfEmptyRowNan(Differentiable):
-    """The tangent of a row without keys is NaN, though its answer is zero."""
+    """The JVP of a fully masked row is NaN, though its answer is zero."""
 
     def moved_mean(self, weights: np.ndarray, moved: np.ndarray) -> np.ndarray:
         total = weights.sum(-1, keepdims=True)
         return super().moved_mean(weights, moved) / np.where(total == 0, 0, 1)
 
 
-@fault("tangents")
+@fault("tangents", "`where(mask.any(-1), dout, 0)`; a row that averages the values moves with them")
 class TangentOfEmptyRowStays(DifferentiableLowest):
-    """A row that averages the values does not move with them."""
+    """The JVP of a fully masked row is 0, though the row averages the values."""
 
     def forward(self, call, tangents):
         moved = super().forward(call, tangents)
@@ -272,9 +320,9 @@ class TangentOfEmptyRowStays(DifferentiableLowest):
         return moved if allowed is None else np.where(allowed.any(-1, keepdims=True), moved, 0)
 
 
-@fault("gradient_cotangents")
+@fault("gradient_cotangents", "components with dout = 0 are skipped, and the index is not advanced")
 class ZeroCotangentsSkipped(Differentiable):
-    """Where a component of the cotangent is zero in every row, the one before it stands for it."""
+    """If a component of dout is zero in every row, the one before it stands for it."""
 
     def received(self, cotangent: Rounded, call: Call) -> np.ndarray:
         array = super().received(cotangent, call).copy()

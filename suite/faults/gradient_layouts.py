@@ -9,9 +9,9 @@ from suite.faults.kernels.gradient import Differentiable
 from suite.faults.layouts import elements, of_cache, of_more_heads, shared, unaligned
 
 
-@fault("gradient_layouts")
+@fault("gradient_layouts", "`dk.sum(0)` for a stride of 0; after `expand` autograd sums by itself")
 class SharedKeyGradientSummed(Differentiable):
-    """Keys with stride 0 along the batch get the gradient of all samples, as one key would."""
+    """Keys expanded along the batch get the gradient of all samples at each sample."""
 
     def backward(self, call, cotangent, wrt):
         gradients = super().backward(call, cotangent, wrt)
@@ -37,17 +37,22 @@ class GradientLost(Differentiable):
         raise NotImplementedError
 
 
-@fault("gradient_layouts")
+@fault(
+    "gradient_layouts",
+    "dk written by `k.stride()` of a longer cache; dk is an array of its own: `dk.stride()`",
+)
 class KeyGradientOfCacheLost(GradientLost):
-    """Keys out of a longer cache get no gradient in the heads after the first."""
+    """Keys that are a slice of a longer cache get no gradient in heads after the first."""
 
     def lose(self, gradient: np.ndarray, values: np.ndarray) -> None:
         gradient[:, 1:] *= not of_cache(values)
 
 
-@fault("gradient_layouts")
+@fault(
+    "gradient_layouts", "dv written by `v.stride()` of an array with more heads; use `dv.stride()`"
+)
 class ValueGradientOfMoreHeadsLost(GradientLost):
-    """Values out of an array with more heads get no gradient in the samples after the first."""
+    """Values that are a slice of more heads get no gradient in samples after the first."""
 
     operand = "value"
 
@@ -55,9 +60,9 @@ class ValueGradientOfMoreHeadsLost(GradientLost):
         gradient[1:] *= not of_more_heads(values)
 
 
-@fault("gradient_layouts")
+@fault("gradient_layouts", "dq written by H * D for rows of a fused projection; use `dq.stride(2)`")
 class QueryGradientOfFusedMisplaced(GradientLost):
-    """The gradient of queries out of a fused projection is written as if they had been alone."""
+    """The gradient of queries that are a slice of a fused projection is written one row off."""
 
     operand = "query"
 
@@ -67,7 +72,10 @@ class QueryGradientOfFusedMisplaced(GradientLost):
             gradient[:, :, 1:] = gradient[:, :, :-1].copy()
 
 
-@fault("gradient_layouts")
+@fault(
+    "gradient_layouts",
+    "stores of 16 bytes; if `data_ptr() % 16` is not 0, store element by element",
+)
 class KeyGradientOfUnalignedLost(GradientLost):
     """Keys that begin at no multiple of 16 bytes get no gradient in the first component."""
 
@@ -75,9 +83,12 @@ class KeyGradientOfUnalignedLost(GradientLost):
         gradient[..., 0] *= not unaligned(values)
 
 
-@fault("inner_gradient_layouts")
+@fault(
+    "inner_gradient_layouts",
+    "`empty_like(v)` has the strides of v, and is read as contiguous; use `dv.stride()`",
+)
 class ValueGradientInOrder(Differentiable):
-    """The gradient of values is written in the order of their memory, and read as contiguous."""
+    """The gradient of values that are a transposed view comes back transposed in memory."""
 
     def backward(self, call, cotangent, wrt):
         gradients = super().backward(call, cotangent, wrt)

@@ -28,26 +28,26 @@ class Saving(Differentiable):
         return self.__dict__.get("saved", {}).get((call.query.shape, call.key.shape), call)
 
 
-@fault("gradient_passes")
+@fault("gradient_passes", "`self.q = q` in forward; use `ctx.save_for_backward(q, k, v)`")
 class SavedInStaticBuffers(Saving):
-    """The backward pass reads the operands of the last forward pass in the same shapes."""
+    """The backward pass reads the operands of the last forward pass of the same shapes."""
 
     def backward(self, call, cotangent, wrt):
         return super().backward(self.of_forward(call), cotangent, wrt)
 
 
-@fault("gradient_passes")
+@fault("gradient_passes", "`self.scale = scale` in forward; use `ctx.scale = scale`")
 class ScaleOfLastForwardPass(Saving):
-    """The backward pass takes the scale of the last forward pass in the same shapes."""
+    """The backward pass takes the scale of the last forward pass of the same shapes."""
 
     def backward(self, call, cotangent, wrt):
         scale = self.of_forward(call).scale
         return super().backward(replace(call, scale=scale), cotangent, wrt)
 
 
-@fault("gradient_passes")
+@fault("gradient_passes", "`self.weights = p` in forward; use `ctx.save_for_backward(p)`")
 class WeightsOfLastForwardPass(Saving):
-    """The gradient of the values takes the weights of the last forward pass in the same shapes."""
+    """The gradient of the values takes the weights of the last forward pass of the same shapes."""
 
     def backward(self, call, cotangent, wrt):
         gradients = super().backward(call, cotangent, wrt)
@@ -55,9 +55,12 @@ class WeightsOfLastForwardPass(Saving):
         return gradients
 
 
-@fault("gradient_passes")
+@fault(
+    "gradient_passes",
+    "backward frees or overwrites what it reads; with `retain_graph=True` it runs again",
+)
 class SavedOnce(Saving):
-    """A second backward pass of one forward pass finds what it saved overwritten by the first one."""
+    """A second backward pass of one forward pass gives keys no gradient."""
 
     def backward(self, call, cotangent, wrt):
         gradients = super().backward(call, cotangent, wrt)
@@ -68,9 +71,9 @@ class SavedOnce(Saving):
         return gradients
 
 
-@fault("gradient_passes")
+@fault("gradient_passes", "dout cached by the forward pass; take the one that backward is given")
 class FirstCotangentKept(Differentiable):
-    """A second backward pass of one forward pass takes the cotangent of the first one."""
+    """A second backward pass of one forward pass takes the dout of the first."""
 
     last: tuple[Any, np.ndarray] | None = None
 
@@ -90,30 +93,38 @@ class OneGradient(Differentiable):
         return sum(gradients[name] for name in self.parts)
 
 
-@fault("gradient_of_one_array")
+@fault(
+    "gradient_of_one_array", "`if q is k is v: return dq`; return `dq + dk + dv`, or each by itself"
+)
 class OneArrayAsQuery(OneGradient):
-    """One array as query, key and value gets the gradient of the query alone."""
+    """One array that is query, key and value gets the gradient of the query alone."""
 
     parts = ("query",)
 
 
-@fault("gradient_of_one_array")
+@fault(
+    "gradient_of_one_array",
+    "`if q is k is v: return dq + dk`; return `dq + dk + dv`, or each by itself",
+)
 class OneArrayAsMemory(OneGradient):
-    """One array as query, key and value gets the gradients of query and key alone."""
+    """One array that is query, key and value gets the gradients of query and key alone."""
 
     parts = ("query", "key")
 
 
-@fault("gradient_of_one_array")
+@fault("gradient_of_one_array", "`dq + dk + dk`; it is `dq + dk + dv`")
 class OneArrayTwiceAsKey(OneGradient):
-    """One array as query, key and value gets the gradient of the key in place of that of the value."""
+    """One array that is query, key and value gets the key's gradient in place of the value's."""
 
     parts = ("query", "key", "key")
 
 
-@fault("gradient_alone")
+@fault(
+    "gradient_alone",
+    "dk is computed only if the values ask, too; ask for `ctx.needs_input_grad[1]` alone",
+)
 class KeyBesideQueryForgotten(Differentiable):
-    """Where query and key ask for a gradient and the value does not, that of the key is zero."""
+    """If query and key ask for a gradient and the value does not, that of the key is zero."""
 
     def backward(self, call, cotangent, wrt):
         gradients = super().backward(call, cotangent, wrt)
@@ -122,9 +133,9 @@ class KeyBesideQueryForgotten(Differentiable):
         return gradients
 
 
-@fault("gradient_alone")
+@fault("gradient_alone", "two branches both add dq; ask for each `ctx.needs_input_grad[i]` once")
 class QueryBesideValueDoubled(Differentiable):
-    """Where query and value ask for a gradient and the key does not, that of the query is doubled."""
+    """If query and value ask for a gradient and the key does not, the query's is doubled."""
 
     def backward(self, call, cotangent, wrt):
         gradients = super().backward(call, cotangent, wrt)
@@ -133,9 +144,12 @@ class QueryBesideValueDoubled(Differentiable):
         return gradients
 
 
-@fault("gradient_alone")
+@fault(
+    "gradient_alone",
+    "gradients that are asked for are returned without None for others; keep the order q, k, v",
+)
 class OneOfTwoGetsTheOther(Differentiable):
-    """Where key and value ask for a gradient and the query does not, the two are swapped."""
+    """If key and value ask for a gradient and the query does not, the two are swapped."""
 
     def differentiate(
         self, query: Rounded, key: Rounded, value: Rounded, *rest: Any, **more: Any

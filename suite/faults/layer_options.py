@@ -174,22 +174,6 @@ class ScaleOfGroups(MultiHeadKernel):
         return super().factor(call) * (call.sizes.Hkv / call.sizes.H) ** 0.5
 
 
-@fault("values", "`weights[:, ::group].mean(1)`; every query head counts: `weights.mean(1)`")
-class AverageOfGroups(MultiHeadKernel):
-    """With grouped heads returned average weights count only the first head of each group."""
-
-    def shown(self, weights, call):
-        return weights[:, :: call.sizes.group].mean(1) if call.returned == "average" else weights
-
-
-@fault("values", "`mask if mask is not None else valid`; both apply: `mask & valid`", family="mask")
-class MaskPlusPaddingLost(MultiHeadKernel):
-    """Beside a boolean mask padding has no effect."""
-
-    def padded(self, valid, call):
-        return super().padded(valid | (call.mask is not None), call)
-
-
 @fault(
     "values", "`valid if valid is not None else mask`; both apply: `mask & valid`", family="mask"
 )
@@ -218,16 +202,6 @@ class BatchNormEpsilonInEvaluation(BatchNormKernel):
 
     def reciprocal(self, variance, call):
         return super().reciprocal(variance - (not call.training) * call.work(call.epsilon), call)
-
-
-@fault("values", "`x.var((0, 1))`, which torch divides by n - 1; use `unbiased=False`")
-class BatchNormUnbiased(BatchNormKernel):
-    """Batch norm divides the variance of the batch by one less than the number of tokens."""
-
-    def moments(self, x, call):
-        mean, variance = super().moments(x, call)
-        n = x.shape[0] * x.shape[1]
-        return mean, variance * call.work(n / (n - 1)) if call.training else variance
 
 
 @fault(

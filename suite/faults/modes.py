@@ -23,7 +23,11 @@ def signature(call: Call) -> tuple[Any, ...]:
     return (call.query.shape, call.key.shape, call.value.shape, call.fmt.name)
 
 
-@fault("compiled_again", like="L5")
+@fault(
+    "compiled_again",
+    "the mask is captured while tracing, and a constant then; pass it as an argument",
+    like="L5",
+)
 class StaleMask(CompiledKernel):
     """The mask of the first call is a constant of the compiled program."""
 
@@ -35,7 +39,10 @@ class StaleMask(CompiledKernel):
         return self.masks.setdefault(signature(call), mask)
 
 
-@fault("compiled_again")
+@fault(
+    "compiled_again",
+    "the bias is captured while tracing, and a constant then; pass it as an argument",
+)
 class StaleBias(CompiledKernel):
     """The bias of the first call is a constant of the compiled program."""
 
@@ -50,9 +57,9 @@ class StaleBias(CompiledKernel):
         return super().biased(scores, Call(**{**vars(call), "bias": bias}))
 
 
-@fault("compiled_again")
+@fault("compiled_again", "v is captured while tracing, and a constant then; pass it as an argument")
 class StaleValues(CompiledKernel):
-    """The second call is answered with the values of the first one."""
+    """The values of the first call are a constant of the compiled program."""
 
     def __init__(self, backend: Any) -> None:
         super().__init__(backend)
@@ -62,9 +69,12 @@ class StaleValues(CompiledKernel):
         return super().attend(scores, self.values.setdefault(signature(call), value), call)
 
 
-@fault("values")
+@fault(
+    "values",
+    "a compile cache by shapes and dtype; the scale belongs to the key (`static_argnames`)",
+)
 class StaleScale(CompiledKernel):
-    """Compiled programs are kept by shapes and dtype alone: the scale is that of the first call."""
+    """Compiled programs are cached by shapes and dtype: the scale is that of the first call."""
 
     def __init__(self, backend: Any) -> None:
         super().__init__(backend)
@@ -74,9 +84,12 @@ class StaleScale(CompiledKernel):
         return self.scales.setdefault(signature(call), super().factor(call))
 
 
-@fault("values")
+@fault(
+    "values",
+    "a compile cache by shapes and dtype; `is_causal` belongs to the key (`static_argnames`)",
+)
 class StaleFlag(CompiledKernel):
-    """Compiled programs are kept by shapes and dtype alone: the causal flag is that of the first call."""
+    """Compiled programs are cached by shapes and dtype: the first call's causal flag stays."""
 
     def __init__(self, backend: Any) -> None:
         super().__init__(backend)
@@ -87,9 +100,12 @@ class StaleFlag(CompiledKernel):
         return super().allowed(Call(**{**vars(call), "causal": causal}))
 
 
-@fault("compiled_lengths")
+@fault(
+    "compiled_lengths",
+    "Lk is a number of the first trace; read `k.shape[-2]` at run time, or compile for every Lk",
+)
 class StaleLength(CompiledKernel):
-    """The mean over the keys divides by the number of keys that it was compiled for."""
+    """A compiled program divides by the number of keys that it was compiled for."""
 
     keys = 0
 
@@ -98,9 +114,14 @@ class StaleLength(CompiledKernel):
         return super().weights(scores, call) * call.work(scores.shape[-1] / self.keys)
 
 
-@fault("values", like="L1")
+@fault(
+    "values",
+    "a pattern that matches by sizes alone takes `k.transpose(1, 2)` for another transpose",
+    like="L1",
+    family="layout",
+)
 class FusedByShape(CompiledKernel):
-    """Where all sizes coincide the rewrite takes the keys of all heads transposed."""
+    """If all sizes are equal, the compiler's rewrite takes keys with heads and rows exchanged."""
 
     def scores(self, query: np.ndarray, key: np.ndarray, call: Call) -> np.ndarray:
         s = call.sizes
@@ -109,9 +130,14 @@ class FusedByShape(CompiledKernel):
         return super().scores(query, key, call)
 
 
-@fault("values", like="K3")
+@fault(
+    "values",
+    "a kernel launched over an empty grid; return an empty array if `B == 0`",
+    like="K3",
+    family="shapes",
+)
 class EmptyBatchGuardLost(CompiledKernel):
-    """The compiled program has lost the guard for an empty batch, and raises."""
+    """With no samples (B = 0) the compiled program raises."""
 
     def validate_operands(self, call: Call) -> None:
         super().validate_operands(call)
@@ -119,15 +145,22 @@ class EmptyBatchGuardLost(CompiledKernel):
             raise RuntimeError("cannot launch a kernel over an empty grid")
 
 
-@fault("values")
+@fault(
+    "values", "`np.float16(scale)` while compiling; keep constants in float32", family="numerics"
+)
 class ScaleInHalf(CompiledKernel):
-    """The scale has become a constant in the case's dtype."""
+    """The compiled program has the scale as a float16 constant."""
 
     def factor(self, call: Call) -> float:
         return float(np.float32(super().factor(call)).astype(np.float16))
 
 
-@fault("values", like="L1")
+@fault(
+    "values",
+    "`j // 4 <= i // 4`; inside the tile on the diagonal it is `j <= i`",
+    like="L1",
+    family="mask",
+)
 class CausalTiles(CompiledKernel):
     """The compiled causal mask is that of tiles of 4 rows."""
 
@@ -136,17 +169,25 @@ class CausalTiles(CompiledKernel):
         return key <= row // 4 * 4 + 3
 
 
-@fault("values")
+@fault(
+    "values",
+    "the compiler stores float32 intermediates in 16 bits; ask it to keep them",
+    family="numerics",
+)
 class StoresLess(CompiledKernel, Eager):
-    """The compiled program stores in the case's dtype what it was asked to keep in float32."""
+    """The compiled program rounds scores and weights to 16 bits, which is not declared."""
 
     numerics = "exact"
     elections = Kernel.elections
 
 
-@fault("election")
+@fault(
+    "election",
+    "the guard for fully masked rows is folded away (fast-math); use `where(mask.any(-1), ...)`",
+    family="mask",
+)
 class CompiledEmptyRow(CompiledKernel):
-    """A row without keys gives the mean of all values once it is compiled."""
+    """A fully masked row is the mean of the values as soon as it is compiled."""
 
     def weights(self, scores: np.ndarray, call: Call) -> np.ndarray:
         weights = super().weights(scores, call)
@@ -154,9 +195,13 @@ class CompiledEmptyRow(CompiledKernel):
         return np.where(empty, call.work(1 / max(scores.shape[-1], 1)), weights)
 
 
-@fault("values")
+@fault(
+    "values",
+    "a rewrite takes one mask for the whole condition; both apply: `valid & causal`",
+    family="mask",
+)
 class CompiledLayerKeepsOneMask(MultiHeadKernel):
-    """Of padding and a causal flag the compiled layer keeps the padding alone."""
+    """Of padding and a causal flag the compiled layer keeps only one."""
 
     mode = "compiled"
 
@@ -164,17 +209,26 @@ class CompiledLayerKeepsOneMask(MultiHeadKernel):
         return parts[0]
 
 
-@fault("gradients", like="I3")
+@fault(
+    "gradients",
+    "the compiled backward pass recomputes `p` without the key lengths",
+    like="I3",
+    family="gradient",
+)
 class CompiledGradientOfMask(CompiledKernel):
-    """The compiled backward pass leaves the padding out."""
+    """The compiled backward pass leaves the key lengths out."""
 
     def backward_allowed(self, call: Call) -> np.ndarray | None:
         return self.allowed(Call(**{**vars(call), "lengths": None}))
 
 
-@fault("gradients")
+@fault(
+    "gradients",
+    "the compiled backward pass returns None for the bias; `dbias = ds`",
+    family="gradient",
+)
 class CompiledBiasWithoutGradient(CompiledKernel):
-    """The compiled backward pass has no gradient of the bias."""
+    """The compiled backward pass gives the bias no gradient."""
 
     def backward(self, call, cotangent, wrt):
         return super().backward(call, cotangent, wrt) | {"bias": None}

@@ -27,41 +27,43 @@ class EmptyRows(Persons):
         raise NotImplementedError
 
 
-@fault("election")
+@fault("election", "`torch.empty` never written for such rows, or a sentinel; write zeros")
 class EmptyIs42(EmptyRows):
-    """A row without keys is 42."""
+    """A fully masked row is 42 in every component."""
 
     def empty(self, call: Call) -> float:
         return 42.0
 
 
-@fault("election")
+@fault("election", "`acc / l` where l is 0; use `where(l == 0, 0, acc / l)`")
 class EmptyIsInfinite(EmptyRows):
-    """A row without keys is inf: it is divided by its sum of weights, which is zero."""
+    """A fully masked row is infinite."""
 
     def empty(self, call: Call) -> float:
         return np.inf
 
 
-@fault("election")
+@fault("election", "`argmax` of a row of -inf is 0; write zeros")
 class EmptyIsTheFirstValue(EmptyRows):
-    """A row without keys is the value of the first key, where an argmax of nothing begins."""
+    """A fully masked row is the value of the first key."""
 
     def empty(self, call: Call) -> np.ndarray:
         return self.expand(self.load(call.value, call), call)[:, :, :1]
 
 
-@fault("election")
+@fault(
+    "election", "`exp(s - m)` is 1 if all scores are `finfo.min`, and nothing divides; write zeros"
+)
 class EmptyIsTheSumOfValues(EmptyRows):
-    """A row without keys is the sum of all values: weights of 1 are never divided."""
+    """A fully masked row is the sum of all values."""
 
     def empty(self, call: Call) -> np.ndarray:
         return self.expand(self.load(call.value, call), call).sum(2, keepdims=True)
 
 
-@fault("election")
+@fault("election", "`m = finfo.min` at the start and `s > m` as a test; begin with -inf")
 class LowestRowIsTheFirstValue(Persons):
-    """A row whose scores are all the lowest number is the value of the first key."""
+    """A row whose scores are all `finfo.min` is the value of the first key."""
 
     def weights(self, scores: np.ndarray, call: Call) -> np.ndarray:
         lowest = ((scores <= -call.fmt.max / 2) & np.isfinite(scores)).all(-1, keepdims=True)
@@ -69,7 +71,7 @@ class LowestRowIsTheFirstValue(Persons):
         return np.where(lowest, first.astype(scores.dtype), super().weights(scores, call))
 
 
-@fault("election")
+@fault("election", "`0 / 0` replaced by 1 in rows without keys; write zeros")
 class PaddedSampleIsOne(MultiHeadKernel):
     """A sample of a layer whose keys are all padding is 1 in every component."""
 
@@ -84,7 +86,7 @@ class PaddedSampleIsOne(MultiHeadKernel):
         return output, weights
 
 
-@fault("election")
+@fault("election", "`scores.nan_to_num()`; let NaN through, or replace hidden scores alone")
 class NanInKeysIsSilenced(Persons):
     """A score that is NaN counts as 0, so that a NaN in an attended key is never seen."""
 
@@ -92,7 +94,7 @@ class NanInKeysIsSilenced(Persons):
         return np.nan_to_num(super().scores(query, key, call), posinf=np.inf, neginf=-np.inf)
 
 
-@fault("election")
+@fault("election", "`v.nan_to_num()`; let NaN through, or zero hidden values alone")
 class NanInValuesIsSilenced(Persons):
     """A NaN in an attended value counts as 0."""
 
@@ -101,7 +103,10 @@ class NanInValuesIsSilenced(Persons):
         return np.nan_to_num(shown, posinf=np.inf, neginf=-np.inf)
 
 
-@fault("election")
+@fault(
+    "election",
+    "comparisons with NaN are false, so that a maximum never moves from key 0; let NaN through",
+)
 class NanInQueryIsANumber(Persons):
     """A row whose scores are NaN is the value of the first key."""
 
@@ -118,23 +123,23 @@ class Integers(Persons):
             self.validate_broadcast("mask", call.mask, call)
 
 
-@fault("election")
+@fault("election", "`mask == 1`; use `mask != 0`, or raise TypeError")
 class IntegerMaskAttendsOnesAlone(Integers):
-    """A mask of integers attends where it is 1: other numbers hide."""
+    """An integer mask attends where it is 1: other numbers hide."""
 
     def masked(self, mask: np.ndarray, call: Call) -> np.ndarray:
         return mask == 1
 
 
-@fault("election")
+@fault("election", "`~mask` of integers is bitwise, and never 0 for 0 and 1; use `mask == 0`")
 class IntegerMaskIsComplemented(Integers):
-    """A mask of integers is complemented bit by bit, and so attends everywhere."""
+    """An integer mask is complemented bit by bit, and so attends everywhere."""
 
     def masked(self, mask: np.ndarray, call: Call) -> np.ndarray:
         return mask if mask.dtype == bool else (~mask).astype(bool)
 
 
-@fault("election")
+@fault("election", "uint8 read as the old mask type, where 1 hides; treat all integers alike")
 class IntegerMaskOfBytesHides(Integers):
     """A mask of uint8 hides where it is 1, and other integers attend."""
 
@@ -152,28 +157,44 @@ class EmptyLse(Persons):
         return np.where(np.isneginf(lse), call.work(self.number), lse)
 
 
-@fault("lse_of_empty_rows")
+@fault(
+    "lse_of_empty_rows",
+    "`where(l == 0, 0, m + log(l))`; -inf tells a merge that the row has no keys",
+    family="lse",
+)
 class LseOfEmptyIsZero(EmptyLse):
-    """A row without keys is zeros with the log-sum-exp 0: merged, it weighs as a key of score 0 does."""
+    """A fully masked row of zeros has the log-sum-exp 0: merged, it weighs like a score of 0."""
 
 
-@fault("lse_of_empty_rows")
+@fault(
+    "lse_of_empty_rows",
+    "`-log(0)` or +inf as a mark; -inf tells a merge that the row has no keys",
+    family="lse",
+)
 class LseOfEmptyIsInfinite(EmptyLse):
-    """A row without keys is zeros with the log-sum-exp inf: merged, it hides all other keys."""
+    """A fully masked row of zeros has the log-sum-exp inf: merged, it hides all other keys."""
 
     number = np.inf
 
 
-@fault("election")
+@fault(
+    "election",
+    "`m + log(l)` with replacements for m and l; -inf says that the row has no keys",
+    family="lse",
+)
 class LseOfEmptyIsOne(EmptyLse):
-    """The log-sum-exp of a row without keys is 1."""
+    """The log-sum-exp of a fully masked row is 1."""
 
     number = 1.0
 
 
-@fault("election")
+@fault(
+    "election",
+    "`exp(s - lse)` is 1 if both are `finfo.min`; set p to 0 in fully masked rows",
+    family="gradient",
+)
 class EmptyRowsAreCountedBackward(Differentiable, Persons):
-    """The backward pass raises the hidden scores of a row without keys to 1, as exp(lowest - lowest)."""
+    """In the backward pass a fully masked row has weights of 1."""
 
     elections = {}
 
@@ -182,9 +203,13 @@ class EmptyRowsAreCountedBackward(Differentiable, Persons):
         return np.where(empty, call.work(1), super().backward_weights(scores, call))
 
 
-@fault("election")
+@fault(
+    "election",
+    "`(q @ k.mT).clamp(-65504, 65504) * scale`; scale q first, or keep scores in float32",
+    family="numerics",
+)
 class LargeScoresAreClamped(Persons):
-    """Products of queries and keys beyond 65504 are clamped in float16, before the scale."""
+    """In float16 products of queries and keys are clamped at 65504 before the scale."""
 
     def scores(self, query: np.ndarray, key: np.ndarray, call: Call) -> np.ndarray:
         product = query @ key.swapaxes(-1, -2)

@@ -11,17 +11,17 @@ from suite.faults.kernels.packed import Pack, PackedKernel, Pair
 from suite.spec.inputs import Inputs
 
 
-@fault("values")
+@fault("values", "`cu_seqlens` is accepted and not used; a query sees the keys of its own segment")
 class PackedAsOne(PackedKernel):
-    """Segments are ignored: every query attends the keys of all."""
+    """Segments are ignored: every query sees the keys of all."""
 
     def segments(self, pack: Pack) -> list[Pair]:
         return [(slice(0, len(pack.query)), slice(0, len(pack.key)))]
 
 
-@fault("values")
+@fault("values", "`j <= cu_seqlens_k[s + 1]`; it is `j < cu_seqlens_k[s + 1]`")
 class PackedKeysEndLater(PackedKernel):
-    """A segment has the first key of the next one, too."""
+    """A segment sees the first key of the next one, too."""
 
     def segments(self, pack: Pack) -> list[Pair]:
         last = len(pack.key)
@@ -36,9 +36,9 @@ class PackedKeysEndLater(PackedKernel):
         ]
 
 
-@fault("values")
+@fault("values", "`j < cu_seqlens_k[s + 1] - 1`; it is `j < cu_seqlens_k[s + 1]`")
 class PackedKeysEndEarlier(PackedKernel):
-    """A segment of more than one key lacks its last one."""
+    """A segment does not see its own last key."""
 
     def segments(self, pack: Pack) -> list[Pair]:
         return [
@@ -47,27 +47,27 @@ class PackedKeysEndEarlier(PackedKernel):
         ]
 
 
-@fault("values")
+@fault("values", "`i > cu_seqlens_q[s]`; it is `i >= cu_seqlens_q[s]`")
 class PackedRowsBeginLater(PackedKernel):
-    """The first query of a segment belongs to the one before, but in the first one."""
+    """The first query of a segment is counted to the segment before."""
 
     def segments(self, pack: Pack) -> list[Pair]:
         edges = np.minimum(pack.queries + (pack.queries > 0), len(pack.query))
         return super().segments(replace(pack, queries=edges))
 
 
-@fault("values")
+@fault("values", "`range(len(cu_seqlens) - 2)`; there are `len(cu_seqlens) - 1` segments")
 class PackedLastSegmentMissing(PackedKernel):
-    """The last of more than two segments is not computed."""
+    """Of more than two segments the last is not computed."""
 
     def segments(self, pack: Pack) -> list[Pair]:
         segments = super().segments(pack)
         return segments[:-1] if len(segments) > 2 else segments
 
 
-@fault("values")
+@fault("values", "`cu_seqlens_q.unique()`, or empty segments skipped in q alone; keep them in both")
 class PackedEmptySegmentsLeftOut(PackedKernel):
-    """Segments without queries are left out of the count of queries, and not of that of keys."""
+    """Segments without queries are left out of the queries' list, but not of the keys'."""
 
     def segments(self, pack: Pack) -> list[Pair]:
         segments = super().segments(pack)
@@ -75,26 +75,28 @@ class PackedEmptySegmentsLeftOut(PackedKernel):
         return list(zip(rows, [keys for _, keys in segments][: len(rows)], strict=True))
 
 
-@fault("values")
+@fault("values", "`causal` is accepted and not used; hide the keys after each query of a segment")
 class PackedCausalIgnored(PackedKernel):
-    """The causal flag is ignored."""
+    """The causal flag has no effect."""
 
     def allowed(self, pack: Pack, rows: slice, keys: slice) -> np.ndarray:
         return super().allowed(replace(pack, alignment="all"), rows, keys)
 
 
-@fault("values")
+@fault(
+    "values", "`j <= i` within a segment; bottom-right is `j <= i + keys - queries` of the segment"
+)
 class PackedAlignedFirst(PackedKernel):
-    """A causal flag that is aligned at the last query is aligned at the first one."""
+    """A causal flag that is aligned at the last query of a segment is aligned at the first."""
 
     def allowed(self, pack: Pack, rows: slice, keys: slice) -> np.ndarray:
         aligned = "causal" if pack.alignment == "causalbr" else pack.alignment
         return super().allowed(replace(pack, alignment=aligned), rows, keys)
 
 
-@fault("values")
+@fault("values", "`j <= i` of places in the pack; subtract where the segment begins from both")
 class PackedCausalByPlaceInThePack(PackedKernel):
-    """A causal flag compares the places in the arrays, not those in the segments."""
+    """The causal flag compares places in the pack, not places in the segments."""
 
     def allowed(self, pack: Pack, rows: slice, keys: slice) -> np.ndarray:
         if pack.alignment == "all":
@@ -103,25 +105,29 @@ class PackedCausalByPlaceInThePack(PackedKernel):
         return (j <= i[:, None]) | (j == keys.start)
 
 
-@fault("values")
+@fault(
+    "values",
+    "`scale = 1 / sqrt(D)` always; `scale if scale is not None else 1 / sqrt(D)`",
+    family="scale",
+)
 class PackedScaleIgnored(PackedKernel):
-    """The scale that is given is ignored."""
+    """A given scale has no effect."""
 
     def scale(self, inputs: Inputs) -> float:
         return float(1 / np.sqrt(inputs.sizes.D))
 
 
-@fault("values")
+@fault("values", "`k[:, h % Hkv]`; it is `k[:, h // (H // Hkv)]`", family="heads")
 class PackedHeadsByTurns(PackedKernel):
-    """Query heads take the key/value heads in turn, and not group by group."""
+    """Query heads take the key/value heads in turn (0, 1, 0, 1), not by groups (0, 0, 1, 1)."""
 
     def heads(self, pack: Pack) -> np.ndarray:
         return np.arange(pack.query.shape[1]) % pack.key.shape[1]
 
 
-@fault("segments_apart")
+@fault("segments_apart", "one maximum for the whole pack; every row subtracts its own")
 class PackedMaximumOfThePack(PackedKernel):
-    """The number that is taken off scores hangs on the largest query of the whole pack."""
+    """The number subtracted from the scores depends on the largest query of the whole pack."""
 
     def largest(self, scores: np.ndarray, pack: Pack) -> np.ndarray:
         own = super().largest(scores, pack)
@@ -129,9 +135,12 @@ class PackedMaximumOfThePack(PackedKernel):
         return np.where(longest > 50, own - own.dtype.type(0.3), own)
 
 
-@fault("segments_apart")
+@fault(
+    "segments_apart",
+    "`0 * v` of other segments is added, and `0 * nan` is NaN; leave other segments out",
+)
 class PackedHiddenByFactor(PackedKernel):
-    """What other segments hold is multiplied by 0 and added: NaN comes through."""
+    """Values of other segments are added times 0, so that NaN comes through."""
 
     def output(self, pack: Pack) -> np.ndarray:
         nothing = 0.0 * pack.value.sum(0)[self.heads(pack)]
@@ -139,9 +148,13 @@ class PackedHiddenByFactor(PackedKernel):
         return out
 
 
-@fault("stateless")
+@fault(
+    "stateless",
+    "segments cached by the shapes of q and k; `cu_seqlens` belongs to the key",
+    family="state",
+)
 class PackedLengthsKept(PackedKernel):
-    """Where segments begin is remembered by the shapes of the arrays."""
+    """The segments of the first call of a shape serve all later ones."""
 
     def segments(self, pack: Pack) -> list[Pair]:
         kept = self.__dict__.setdefault("kept", {})
@@ -151,9 +164,11 @@ class PackedLengthsKept(PackedKernel):
         )
 
 
-@fault("invariant_segments")
+@fault(
+    "invariant_segments", "a path for one short segment that leaves out the scale", family="scale"
+)
 class PackedAloneUnscaled(PackedKernel):
-    """One segment alone, of less than 20 tokens, takes a path that forgets the scale."""
+    """One segment alone, of less than 20 tokens, is not scaled."""
 
     def output(self, pack: Pack) -> np.ndarray:
         if len(pack.queries) == 2 and len(pack.query) < 20:
@@ -161,9 +176,13 @@ class PackedAloneUnscaled(PackedKernel):
         return super().output(pack)
 
 
-@fault("gradients")
+@fault(
+    "gradients",
+    "backward ends after the first segment; loop over all of `cu_seqlens`",
+    family="gradient",
+)
 class PackedKeyGradientsOfTheFirst(PackedKernel):
-    """Keys of the first segment alone have a gradient."""
+    """Only the keys of the first segment get a gradient."""
 
     def gradients(self, pack: Pack, cotangent: np.ndarray) -> dict[str, np.ndarray]:
         gradients = super().gradients(pack, cotangent)
@@ -171,9 +190,11 @@ class PackedKeyGradientsOfTheFirst(PackedKernel):
         return gradients
 
 
-@fault("gradients")
+@fault(
+    "gradients", "`dv[j, h // group] = part`; add up over the group: `+= part`", family="gradient"
+)
 class PackedGradientsOfOneHead(PackedKernel):
-    """A key/value head that several query heads share has the gradient of the last one alone."""
+    """With grouped heads the gradient of the values is that of a group's last query head."""
 
     def gradients(self, pack: Pack, cotangent: np.ndarray) -> dict[str, np.ndarray]:
         gradients = super().gradients(pack, cotangent)

@@ -14,18 +14,18 @@ from suite.faults.kernels.packed import Pack, PackedKernel, Pair
 from suite.faults.kernels.rotary import RotaryKernel, Turn
 
 
-@fault("gradients")
+@fault("gradients", "a vector path for `Lk % 8 == 0` adds its part twice")
 class KeyGradientDoubledInWholeVectors(Differentiable):
-    """The gradient of the keys is doubled if 8 divides the number of keys."""
+    """The gradient of the keys is doubled if Lk is a multiple of 8."""
 
     def key_gradient(self, dt: np.ndarray, query: np.ndarray, factor: Any) -> np.ndarray:
         out = super().key_gradient(dt, query, factor)
         return 2 * out if out.shape[-2] % 8 == 0 else out
 
 
-@fault("gradients")
+@fault("gradients", "`Lq // 16` tiles of rows; use `cdiv(Lq, 16)`, and mask rows beyond Lq")
 class QueryGradientOfWholeTilesAlone(Differentiable):
-    """Beyond 32 rows the rows behind the last whole tile of 16 have no gradient of the query."""
+    """With more than 32 queries those after the last whole tile of 16 get no gradient."""
 
     def query_gradient(self, dt: np.ndarray, key: np.ndarray, factor: Any) -> np.ndarray:
         out = super().query_gradient(dt, key, factor)
@@ -35,9 +35,9 @@ class QueryGradientOfWholeTilesAlone(Differentiable):
         return out
 
 
-@fault("gradients")
+@fault("gradients", "a grid of 16 samples at most, as `min(B, 16)`; loop over all of B")
 class ValueGradientOfSixteenSamples(Differentiable):
-    """Samples behind the sixteenth have no gradient of the value."""
+    """Samples after the sixteenth get no gradient of the values."""
 
     def value_gradient(self, weights: np.ndarray, cotangent: np.ndarray, call: Call) -> np.ndarray:
         out = super().value_gradient(weights, cotangent, call)
@@ -45,9 +45,11 @@ class ValueGradientOfSixteenSamples(Differentiable):
         return out
 
 
-@fault("gradients")
+@fault(
+    "gradients", "`i - j <= left + 1` in backward, for tiles; it is `i - j <= left` in both passes"
+)
 class WindowOneKeyWiderBackward(Differentiable):
-    """The backward pass sees one key more than a window of whole tiles shows."""
+    """If a window is a whole number of tiles, the backward pass sees one key more."""
 
     def backward_allowed(self, call: Call) -> np.ndarray | None:
         left, right = call.window or (None, None)
@@ -56,9 +58,9 @@ class WindowOneKeyWiderBackward(Differentiable):
         return super().backward_allowed(replace(call, window=(left + 1, right)))
 
 
-@fault("gradients")
+@fault("gradients", "backward's tiles below the first take `j <= i` for the whole mask; both apply")
 class MaskIgnoredBesideFlagBackward(Differentiable):
-    """Beside a causal flag the backward pass ignores the mask, in tiles behind the first one."""
+    """Beside a causal flag the backward pass ignores the mask, in rows after the 16th."""
 
     def backward_allowed(self, call: Call) -> np.ndarray | None:
         allowed = super().backward_allowed(call)
@@ -68,17 +70,17 @@ class MaskIgnoredBesideFlagBackward(Differentiable):
         return np.concatenate([allowed[..., :16, :], flag[..., 16:, :]], -2)
 
 
-@fault("values")
+@fault("values", "`mask[b % 8]`; sample b has `mask[b]`", family="heads")
 class MasksOfEightSamples(Kernel):
-    """Masks of eight samples at most are kept: the ninth sample has the mask of the first one."""
+    """The ninth sample has the mask of the first: masks are read modulo 8."""
 
     def masked(self, mask: np.ndarray, call: Call) -> np.ndarray:
         return mask[np.arange(len(mask)) % 8] if len(mask) > 8 else mask
 
 
-@fault("values")
+@fault("values", "room for 16 lengths; samples after them need theirs, too", family="mask")
 class LengthsOfSixteenSamples(Kernel):
-    """The lengths of keys count for sixteen samples; the samples behind attend every key."""
+    """Key lengths have no effect on samples after the sixteenth."""
 
     def within(self, lengths: np.ndarray, call: Call) -> np.ndarray:
         inside = super().within(lengths, call)
@@ -86,9 +88,13 @@ class LengthsOfSixteenSamples(Kernel):
         return inside
 
 
-@fault("values")
+@fault(
+    "values",
+    "a path for whole tiles of keys has `i - j < left`; it is `i - j <= left`",
+    family="mask",
+)
 class NarrowWindowLosesKeyInWholeTiles(Kernel):
-    """If 16 divides the number of keys, a window of fewer keys than a tile loses its oldest key."""
+    """If 16 divides Lk, a window of less than 16 keys loses its oldest key."""
 
     def windowed(self, call: Call, left: int | None, right: int | None) -> np.ndarray:
         whole = call.sizes.Lk and call.sizes.Lk % 16 == 0
@@ -97,33 +103,37 @@ class NarrowWindowLosesKeyInWholeTiles(Kernel):
         return super().windowed(call, left, right)
 
 
-@fault("values")
+@fault("values", "`right or 0`; None is unbounded, and 0 is the query's own key", family="mask")
 class OpenWindowEndsAtTheRow(Kernel):
-    """A window that is open at its right end is read as one that ends at the row itself."""
+    """A window without a right edge ends at the query's own key."""
 
     def windowed(self, call: Call, left: int | None, right: int | None) -> np.ndarray:
         return super().windowed(call, left, 0 if right is None else right)
 
 
-@fault("values")
+@fault("values", "one tile of 256 components without a loop over D", family="tiles")
 class ComponentsBehind256Ignored(Kernel):
-    """Scores are sums over the first 256 components."""
+    """Components of queries and keys beyond the 256th are not read."""
 
     def scores(self, query: np.ndarray, key: np.ndarray, call: Call) -> np.ndarray:
         return super().scores(query[..., :256], key[..., :256], call)
 
 
-@fault("values")
+@fault("values", "`h % 32`; head h has its own keys and values", family="heads")
 class HeadsBehind32Wrap(Kernel):
-    """The heads behind the 32nd attend the keys of the first ones."""
+    """Query heads after the 32nd use the keys and values of the first ones."""
 
     def expand(self, x: np.ndarray, call: Call) -> np.ndarray:
         return super().expand(x, call)[:, np.arange(call.sizes.H) % 32]
 
 
-@fault("values")
+@fault(
+    "values",
+    "beside a mask the causal flag is applied in the first tile of rows alone",
+    family="mask",
+)
 class CausalFlagOfOneTile(Kernel):
-    """Beside a mask the causal flag counts for the first 16 rows."""
+    """Beside a mask the causal flag has no effect after the first 16 rows."""
 
     def causal(self, call: Call) -> np.ndarray:
         seen = super().causal(call)
@@ -131,9 +141,13 @@ class CausalFlagOfOneTile(Kernel):
         return seen | (row >= 16) if call.mask is not None else seen
 
 
-@fault("values")
+@fault(
+    "values",
+    "a vector path for `Lk % 8 == 0` with a causal flag leaves out `+ bias`",
+    family="scores",
+)
 class BiasDroppedBesideFlag(Kernel):
-    """Beside a causal flag a bias counts only if the number of keys is no multiple of 8."""
+    """Beside a causal flag the bias has no effect if Lk is a multiple of 8."""
 
     def biased(self, scores: np.ndarray, call: Call) -> np.ndarray:
         if call.causal and call.bias is not None and call.sizes.Lk % 8 == 0:
@@ -141,9 +155,13 @@ class BiasDroppedBesideFlag(Kernel):
         return super().biased(scores, call)
 
 
-@fault("values")
+@fault(
+    "values",
+    "a path for one query reads one vector of 8 keys; loop over all keys of the segment",
+    family="packed",
+)
 class PackedDecodingSeesOneVector(PackedKernel):
-    """A segment of one query attends its first eight keys."""
+    """A segment of one query sees its first eight keys alone."""
 
     def segments(self, pack: Pack) -> list[Pair]:
         return [
@@ -154,9 +172,13 @@ class PackedDecodingSeesOneVector(PackedKernel):
         ]
 
 
-@fault("values")
+@fault(
+    "values",
+    "chunks of 64 rows lose what was summed before; a segment may cross chunks",
+    family="packed",
+)
 class PackedSegmentsCutAtChunks(PackedKernel):
-    """A row attends no key that lies in an earlier chunk of 64 rows of the pack."""
+    """A query does not see keys in an earlier chunk of 64 rows of the pack."""
 
     def allowed(self, pack: Pack, rows: slice, keys: slice) -> np.ndarray:
         i, j = np.arange(rows.start, rows.stop), np.arange(keys.start, keys.stop)
@@ -165,9 +187,13 @@ class PackedSegmentsCutAtChunks(PackedKernel):
         return allowed & same if len(pack.query) == len(pack.key) else allowed
 
 
-@fault("values")
+@fault(
+    "values",
+    "the second half begins at `2 ** int(log2(r / 2))`; it begins at `r // 2`",
+    family="rotary",
+)
 class RotaryPairsAtPowersOfTwo(RotaryKernel):
-    """Halves are as long as the largest power of two that fits into half of the components."""
+    """Halves are as far apart as the largest power of two in half of the components."""
 
     def pairs(self, turn: Turn) -> tuple[slice, slice]:
         if turn.rotation.interleaved:
@@ -177,9 +203,13 @@ class RotaryPairsAtPowersOfTwo(RotaryKernel):
         return slice(0, half), slice(start, start + half)
 
 
-@fault("values")
+@fault(
+    "values",
+    "a path for partial rotations with `x.chunk(2, -1)`; interleaved pairs stay neighbours",
+    family="rotary",
+)
 class RotaryPartOfNeighboursAsHalves(RotaryKernel):
-    """If a part of the components is turned, neighbours are taken for halves."""
+    """In a partial rotation halves are rotated, also where neighbours are asked for."""
 
     def pairs(self, turn: Turn) -> tuple[slice, slice]:
         half = turn.rotation.size // 2

@@ -19,17 +19,24 @@ class Persons(Kernel):
     argument_names = ("query", "key", "value", "mask", "bias")
 
 
-@fault("mask_beside_flag", like="B13")
+@fault(
+    "mask_beside_flag",
+    "`if is_causal: mask = tril(...)`; both apply: `mask & tril(...)`",
+    like="B13",
+)
 class MaskIgnoredByFlag(Persons):
-    """The mask has no effect where there is a causal flag."""
+    """With the causal flag the mask has no effect."""
 
     def masked(self, mask: np.ndarray, call: Call) -> np.ndarray:
         return np.ones_like(mask) if call.causal else mask
 
 
-@fault("mask_beside_flag")
+@fault(
+    "mask_beside_flag",
+    "`if mask is not None: mask = mask & causal`; alone, too, the flag hides",
+)
 class FlagIgnoredWithoutMask(MultiHeadKernel):
-    """The causal flag of a layer has no effect where there is no mask."""
+    """The causal flag of a layer has an effect only beside a mask."""
 
     is_user_code = True
     elections = {}
@@ -39,9 +46,12 @@ class FlagIgnoredWithoutMask(MultiHeadKernel):
         return np.ones_like(hidden) if call.mask is None else hidden
 
 
-@fault("forms_of_empty_rows")
+@fault(
+    "forms_of_empty_rows",
+    "a guard for fully masked rows reads the mask alone; a bias of -inf hides, too",
+)
 class EmptyByMaskAlone(Persons):
-    """A row without keys is zeros where a mask empties it, and NaN where a bias of -inf does."""
+    """A row is zeros if a mask hides all its keys, and NaN if a bias of -inf does."""
 
     def compute(self, call: Call) -> np.ndarray:
         out = super().compute(call)
@@ -51,9 +61,12 @@ class EmptyByMaskAlone(Persons):
         return np.where(empty, np.nan, out)
 
 
-@fault("one_answer_in_all_dtypes")
+@fault(
+    "one_answer_in_all_dtypes",
+    "a path for bfloat16 without the guard for fully masked rows",
+)
 class EmptyByDtype(Persons):
-    """A row without keys is NaN in bfloat16, and zeros in the other dtypes."""
+    """A fully masked row is NaN in bfloat16, and zeros in other dtypes."""
 
     def compute(self, call: Call) -> np.ndarray:
         out, allowed = super().compute(call), self.allowed(call)
@@ -62,9 +75,13 @@ class EmptyByDtype(Persons):
         return np.where(allowed.any(-1, keepdims=True), out, np.nan)
 
 
-@fault("gradient_of_finite_rows")
+@fault(
+    "gradient_of_finite_rows",
+    "`exp(s - m) / l` in backward where l is 0; use `where(l == 0, 0, ...)`, as in forward",
+    family="gradient",
+)
 class EmptyRowsDivideByZero(Differentiable, Persons):
-    """The backward pass divides the weights of a row without keys, which is zeros, by their sum."""
+    """The backward pass divides the weights of a fully masked row by their sum, which is zero."""
 
     elections = {}
 
@@ -73,9 +90,13 @@ class EmptyRowsDivideByZero(Differentiable, Persons):
         return raised / raised.sum(-1, keepdims=True)
 
 
-@fault("gradient_of_finite_rows")
+@fault(
+    "gradient_of_finite_rows",
+    "backward's softmax gives fully masked rows weights of 1 / Lk; these rows add nothing to dv",
+    family="gradient",
+)
 class EmptyRowsShareGradients(Differentiable, Persons):
-    """A row without keys is zeros, and hands its cotangent to all values in equal parts."""
+    """A fully masked row is zeros, but hands its gradient to all values in equal parts."""
 
     elections = {}
 

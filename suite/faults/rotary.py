@@ -7,16 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from references.rotary import frequencies
 from suite.faults.fault import fault
 from suite.faults.kernels.rotary import RotaryByTable, RotaryKernel, RotaryTableCast, Turn
 from suite.spec.dtypes import DTYPES, round_to
-from suite.spec.operators.rotary import FAR, ORIGINAL_LENGTH
+from suite.spec.operators.rotary import FAR
 
 
-@fault("values")
+@fault(
+    "values",
+    "`x[..., ::2], x[..., 1::2]` where pairs are halves, `x.chunk(2, -1)`, and the reverse",
+)
 class RotaryPairsOtherwise(RotaryKernel):
-    """Neighbours are turned where halves are asked for, and the reverse."""
+    """Neighbours are rotated where halves are asked for, and halves where neighbours are."""
 
     def pairs(self, turn: Turn) -> tuple[slice, slice]:
         size = turn.rotation.size
@@ -25,15 +27,15 @@ class RotaryPairsOtherwise(RotaryKernel):
         return slice(0, size // 2), slice(size // 2, size)
 
 
-@fault("values")
+@fault("values", "`x.chunk(2, -1)` always; interleaved pairs are `x[..., ::2], x[..., 1::2]`")
 class RotaryAlwaysHalves(RotaryKernel):
-    """Interleaved pairs are ignored."""
+    """Halves are rotated, also where neighbours (interleaved pairs) are asked for."""
 
     def pairs(self, turn: Turn) -> tuple[slice, slice]:
         return slice(0, turn.rotation.size // 2), slice(turn.rotation.size // 2, turn.rotation.size)
 
 
-@fault("values")
+@fault("values", "`arange(1, L + 1)`; positions begin at 0: `arange(L)`")
 class RotaryOffByOne(RotaryKernel):
     """Positions begin at 1."""
 
@@ -41,73 +43,94 @@ class RotaryOffByOne(RotaryKernel):
         return super().position(turn) + turn.work(1)
 
 
-@fault("values")
+@fault("values", "`arange(L)` for every chunk; add where it begins: `arange(start, start + L)`")
 class RotaryOffsetIgnored(RotaryKernel):
-    """A first position beyond 0 is ignored, as by a cache that counts from its last chunk."""
+    """The first position is taken for 0, whatever it is."""
 
     def position(self, turn: Turn) -> np.ndarray:
         return super().position(turn) - turn.work(turn.position.min())
 
 
-@fault("values")
+@fault(
+    "values",
+    "`position_ids[0]` or `position_ids[:1]` for all samples; sample b has `position_ids[b]`",
+)
 class RotaryPositionsOfTheFirstSample(RotaryKernel):
-    """All samples stand where the first one stands."""
+    """All samples have the positions of the first."""
 
     def position(self, turn: Turn) -> np.ndarray:
         position = super().position(turn)
         return position if position.ndim == 1 else np.broadcast_to(position[:1], position.shape)
 
 
-@fault("values")
+@fault(
+    "values", "`arange` from the first position, or `.sort()`; take `cos[position_ids]` as they are"
+)
 class RotaryPositionsSorted(RotaryKernel):
-    """Gathered positions are taken for ascending ones."""
+    """Positions are sorted before they are used."""
 
     def position(self, turn: Turn) -> np.ndarray:
         return np.sort(super().position(turn), -1)
 
 
-@fault("values")
+@fault(
+    "values",
+    "`positions.bfloat16()`, which has no odd number above 256; keep positions in float32",
+    family="numerics",
+)
 class RotaryPositionsInBfloat16(RotaryKernel):
-    """Positions are stored in bfloat16, whatever the dtype."""
+    """Positions are rounded to bfloat16, whatever the dtype."""
 
     def position(self, turn: Turn) -> np.ndarray:
         return round_to(turn.position, DTYPES["bf16"]).astype(turn.work)
 
 
-@fault("values")
+@fault(
+    "values",
+    "`positions.to(q.dtype)`; 16 bits hold no large integers: keep positions in float32",
+    family="numerics",
+)
 class RotaryPositionsInDtype(RotaryTableCast):
-    """Positions are stored in the query's dtype, as after `.bfloat16()`."""
+    """Positions are rounded to the 16-bit dtype of the query."""
 
     def position(self, turn: Turn) -> np.ndarray:
         return round_to(turn.position, turn.fmt).astype(turn.work)
 
 
-@fault("values")
+@fault(
+    "values",
+    "`inv_freq` is a buffer, which `model.bfloat16()` casts; keep it in float32",
+    family="numerics",
+)
 class RotaryFrequenciesInDtype(RotaryTableCast):
-    """Frequencies are a buffer in the query's dtype, as after `.bfloat16()`."""
+    """Frequencies are rounded to the 16-bit dtype of the query."""
 
     def frequencies(self, turn: Turn) -> tuple[np.ndarray, Any]:
         theta, factor = super().frequencies(turn)
         return round_to(theta, turn.fmt).astype(turn.work), factor
 
 
-@fault("values")
+@fault(
+    "values",
+    "`(positions * inv_freq).to(q.dtype).cos()`; cast after `cos` and `sin`",
+    family="numerics",
+)
 class RotaryAnglesInDtype(RotaryTableCast):
-    """Angles are stored in the query's dtype before sine and cosine are taken."""
+    """Angles are rounded to the 16-bit dtype of the query before sine and cosine are taken."""
 
     def angle(self, position: np.ndarray, theta: np.ndarray, turn: Turn) -> np.ndarray:
         return round_to(super().angle(position, theta, turn), turn.fmt).astype(turn.work)
 
 
-@fault("values")
+@fault("values", "`angle.float()`; a float64 query needs angles in float64", family="numerics")
 class RotaryAnglesOfFloat32(RotaryKernel):
-    """A float64 query is turned by angles in float32."""
+    """A float64 query is rotated by angles in float32."""
 
     def angle(self, position: np.ndarray, theta: np.ndarray, turn: Turn) -> np.ndarray:
         return super().angle(position, theta, turn).astype(np.float32)
 
 
-@fault("values")
+@fault("values", "`10000 ** -exponent`; take the base that was given (`rope_theta`)")
 class RotaryBaseIgnored(RotaryKernel):
     """The base is always 10000."""
 
@@ -118,9 +141,9 @@ class RotaryBaseIgnored(RotaryKernel):
         return (10000.0**-exponent).astype(turn.work), turn.work(1)
 
 
-@fault("values")
+@fault("values", "`arange(0, r, 2) / D`; divide by r, the number of rotated components")
 class RotaryFrequenciesOfHeadSize(RotaryKernel):
-    """Exponents count the whole head size where a part of it is turned."""
+    """In a partial rotation exponents are divided by D, not by the number of rotated components."""
 
     def frequencies(self, turn: Turn) -> tuple[np.ndarray, Any]:
         if turn.rotation.scaling != "none":
@@ -129,9 +152,9 @@ class RotaryFrequenciesOfHeadSize(RotaryKernel):
         return (turn.rotation.base**-exponent).astype(turn.work), turn.work(1)
 
 
-@fault("values")
+@fault("values", "`x[..., -r:]`; a partial rotation takes `x[..., :r]`")
 class RotaryTurnsTheLastComponents(RotaryKernel):
-    """A partial rotation turns the last components, not the first."""
+    """A partial rotation rotates the last components, not the first."""
 
     def pairs(self, turn: Turn) -> tuple[slice, slice]:
         first = turn.x.shape[-1] - turn.rotation.size
@@ -139,9 +162,9 @@ class RotaryTurnsTheLastComponents(RotaryKernel):
         return tuple(slice(s.start + first, s.stop + first, s.step) for s in (one, two))  # type: ignore[return-value]
 
 
-@fault("values")
+@fault("values", "`zeros_like(x)` with `x[..., :r]` filled in; copy `x[..., r:]`, too")
 class RotaryRestIsZero(RotaryKernel):
-    """Components beyond the rotated ones are lost."""
+    """Components beyond the rotated ones are zero."""
 
     def turned(self, turn: Turn) -> np.ndarray:
         out = super().turned(turn)
@@ -149,9 +172,9 @@ class RotaryRestIsZero(RotaryKernel):
         return out
 
 
-@fault("values")
+@fault("values", "`x1 * cos + x2 * sin`; it is `x1 * cos - x2 * sin` and `x2 * cos + x1 * sin`")
 class RotaryBackwards(RotaryKernel):
-    """Pairs are turned the other way round."""
+    """Pairs are rotated the other way round."""
 
     def rotated(
         self, one: np.ndarray, two: np.ndarray, cosine: np.ndarray, sine: np.ndarray, turn: Turn
@@ -159,25 +182,33 @@ class RotaryBackwards(RotaryKernel):
         return super().rotated(one, two, cosine, -sine, turn)
 
 
-@fault("gradients")
+@fault(
+    "gradients",
+    "backward calls forward; the gradient is rotated back, with `-sin`",
+    family="gradient",
+)
 class RotaryGradientTurnedOn(RotaryKernel):
-    """The gradient is turned on, not back."""
+    """The gradient is rotated on, not back."""
 
     def turned(self, turn: Turn) -> np.ndarray:
         return super().turned(replace(turn, back=False))
 
 
-@fault("values")
+@fault("values", "`cos[position % 4096]`; make the table as long as the largest position")
 class RotaryBeyondTheTable(RotaryKernel):
-    """A table of 4096 positions begins anew behind its end."""
+    """Positions count modulo 4096, the length of a table."""
 
     def position(self, turn: Turn) -> np.ndarray:
         return super().position(turn) % turn.work(4096)
 
 
-@fault("values")
+@fault(
+    "values",
+    "`angle % 6.2832`, which adds an error at every turn; give the angle to `cos` as it is",
+    family="numerics",
+)
 class RotaryFarAnglesWrapped(RotaryKernel):
-    """Sine and cosine of large angles are those of the angle less whole turns of a rounded pi."""
+    """Large angles are reduced modulo 6.2832, a rounded 2 pi."""
 
     def angle(self, position: np.ndarray, theta: np.ndarray, turn: Turn) -> np.ndarray:
         angle = super().angle(position, theta, turn)
@@ -185,105 +216,13 @@ class RotaryFarAnglesWrapped(RotaryKernel):
         return np.where(angle > FAR / 2, angle % whole, angle)
 
 
-class Scaled(RotaryKernel):
-    """A rotation whose scaled variant `variant` is not what it should be."""
-
-    variant = ""
-
-    def frequencies(self, turn: Turn) -> tuple[np.ndarray, Any]:
-        if turn.rotation.scaling != self.variant:
-            return super().frequencies(turn)
-        pair = self.otherwise(turn)
-        return pair[0].astype(turn.work), turn.work(pair[1])
-
-    def otherwise(self, turn: Turn) -> tuple[np.ndarray, float]:
-        """The frequencies and the factor instead."""
-        raise NotImplementedError
-
-    def plain(self, turn: Turn, base: float = 0.0) -> np.ndarray:
-        """Frequencies without scaling."""
-        exponent = np.arange(0, turn.rotation.size, 2) / turn.rotation.size
-        return (base or turn.rotation.base) ** -exponent
-
-
-@fault("values")
-class RotaryLinearIgnored(Scaled):
-    """Linear scaling has no effect."""
-
-    variant = "linear"
-
-    def otherwise(self, turn: Turn) -> tuple[np.ndarray, float]:
-        return self.plain(turn), 1.0
-
-
-@fault("values")
-class RotaryGrowsFromTheFirst(Scaled):
-    """Dynamic NTK: the base grows within the original length, too."""
-
-    variant = "ntk"
-
-    def otherwise(self, turn: Turn) -> tuple[np.ndarray, float]:
-        size, growth = turn.rotation.size, max(4.0 * turn.length / ORIGINAL_LENGTH - 3, 0.1)
-        return self.plain(turn, turn.rotation.base * growth ** (size / (size - 2))), 1.0
-
-
-@fault("values")
-class RotaryNeverGrows(Scaled):
-    """Dynamic NTK: the base does not grow."""
-
-    variant = "ntk"
-
-    def otherwise(self, turn: Turn) -> tuple[np.ndarray, float]:
-        return self.plain(turn), 1.0
-
-
-@fault("values")
-class RotaryMixedInSteps(Scaled):
-    """llama3: frequencies between both ends are kept, not mixed."""
-
-    variant = "llama3"
-
-    def otherwise(self, turn: Turn) -> tuple[np.ndarray, float]:
-        theta = self.plain(turn)
-        turns = ORIGINAL_LENGTH * theta / (2 * np.pi)
-        return np.where(turns < 1.0, theta / 4.0, theta), 1.0
-
-
-@fault("values")
-class RotaryYarnWithoutFactor(Scaled):
-    """yarn: sine and cosine are not multiplied by their factor."""
-
-    variant = "yarn"
-
-    def otherwise(self, turn: Turn) -> tuple[np.ndarray, float]:
-        return frequencies(turn.rotation, turn.position).theta, 1.0
-
-
-@fault("values")
-class RotaryYarnRampReversed(Scaled):
-    """yarn: fast dimensions are divided, slow ones kept."""
-
-    variant = "yarn"
-
-    def otherwise(self, turn: Turn) -> tuple[np.ndarray, float]:
-        reference, theta = frequencies(turn.rotation, turn.position), self.plain(turn)
-        return theta / 4.0 + theta - reference.theta, reference.attention
-
-
-@fault("values")
-class RotaryAlwaysShort(Scaled):
-    """longrope: long sequences take the factors of short ones."""
-
-    variant = "longrope"
-
-    def otherwise(self, turn: Turn) -> tuple[np.ndarray, float]:
-        reference = frequencies(turn.rotation, turn.position)
-        return self.plain(turn) / turn.rotation.short_factors(), reference.attention
-
-
-@fault("stateless")
+@fault(
+    "stateless",
+    "`lru_cache` of cos and sin by length and size; the base belongs to the key",
+    family="state",
+)
 class RotaryTableOfTheFirstInstance(RotaryKernel):
-    """The table is kept by its shape alone: a second instance with another base is handed the first's."""
+    """The table is cached by its shape: a second base gets the table of the first."""
 
     def table(self, turn: Turn) -> tuple[np.ndarray, np.ndarray]:
         kept: dict[Any, Any] = self.__dict__.setdefault("kept", {})
@@ -293,75 +232,50 @@ class RotaryTableOfTheFirstInstance(RotaryKernel):
         return kept[key]
 
 
-@fault("bad_problem")
+@fault(
+    "bad_problem",
+    "`cos[position]`, where -1 is the last row; raise ValueError if `position < 0`",
+    family="contract",
+)
 class RotaryNegativeFromTheEnd(RotaryByTable):
-    """Negative positions count from the end of the table."""
+    """Negative positions count from the end of the table, and are not refused."""
 
     def rows(self, turn: Turn) -> np.ndarray:
         rows = super().rows(turn)
         return np.where(rows < 0, rows + turn.entries, rows)
 
 
-@fault("bad_problem")
+@fault(
+    "bad_problem",
+    "`position.clamp(max=len(cos) - 1)`; raise ValueError beyond the table",
+    family="contract",
+)
 class RotaryEndsAtTheTable(RotaryByTable):
-    """Positions beyond the table are taken for its last."""
+    """Positions beyond the table are taken for its last, and not refused."""
 
     def rows(self, turn: Turn) -> np.ndarray:
         return np.minimum(super().rows(turn), turn.entries - 1)
 
 
-@fault("bad_problem")
+@fault(
+    "bad_problem",
+    "`cos[position.long()]`; a table has no fractions: raise ValueError",
+    family="contract",
+)
 class RotaryFractionsCutOff(RotaryByTable):
-    """Fractions of positions are cut off."""
+    """Fractions of positions are cut off, and not refused."""
 
     def rows(self, turn: Turn) -> np.ndarray:
         return np.floor(super().rows(turn))
 
 
-@fault("norm_kept")
-class RotaryGrowsLikeYarn(RotaryKernel):
-    """Sine and cosine are multiplied by yarn's factor in every variant."""
-
-    def table(self, turn: Turn) -> tuple[np.ndarray, np.ndarray]:
-        cosine, sine = super().table(turn)
-        factor = turn.work(0.1 * np.log(4.0) + 1)
-        return cosine * factor, sine * factor
-
-
-@fault("relative_positions")
+@fault(
+    "relative_positions",
+    "positions beyond 512 are interpolated (`/ 2`) without `rope_scaling`; keep them",
+)
 class RotaryFarPositionsHalved(RotaryKernel):
-    """Positions beyond 512 lie half as far apart: they are interpolated, unasked."""
+    """Positions beyond 512 lie half as far apart, though no scaling is asked for."""
 
     def position(self, turn: Turn) -> np.ndarray:
         position = super().position(turn)
         return np.where(position > 512, 512 + (position - 512) / 2, position).astype(turn.work)
-
-
-@fault("values")
-class RotaryGivenFactorIgnored(RotaryKernel):
-    """A factor on sine and cosine that is given is ignored: the variant's own is taken."""
-
-    def frequencies(self, turn: Turn) -> tuple[np.ndarray, Any]:
-        own = replace(turn.rotation, scaling=turn.rotation.variant)
-        return super().frequencies(replace(turn, rotation=own))
-
-
-@fault("values")
-class RotaryGivenFactorMultiplied(RotaryKernel):
-    """A factor on sine and cosine that is given is multiplied by the variant's own."""
-
-    def frequencies(self, turn: Turn) -> tuple[np.ndarray, Any]:
-        theta, factor = super().frequencies(turn)
-        own = replace(turn.rotation, scaling=turn.rotation.variant)
-        if turn.rotation.scaling.endswith("-factor"):
-            factor = factor * super().frequencies(replace(turn, rotation=own))[1]
-        return theta, factor
-
-
-@fault("values")
-class RotaryMscaleReversed(RotaryKernel):
-    """yarn: `mscale` and `mscale_all_dim` are exchanged."""
-
-    def frequencies(self, turn: Turn) -> tuple[np.ndarray, Any]:
-        theta, factor = super().frequencies(turn)
-        return theta, 1 / factor if turn.rotation.scaling == "yarn-mscale" else factor
