@@ -13,16 +13,10 @@ from suite.faults.kernels.centred import (
     CentredKeys,
     CentredRestored,
 )
-from suite.faults.kernels.dropout import (
-    Dropping,
-    DroppingByBlocks,
-    DroppingFused,
-    DroppingShared,
-)
-from suite.faults.kernels.encoder import EncoderDifferentiable, EncoderEager, EncoderExact
+from suite.faults.kernels.dropout import Dropping
+from suite.faults.kernels.encoder import EncoderDifferentiable, EncoderEager
 from suite.faults.kernels.gradient import (
     Differentiable,
-    DifferentiableBlocks,
     DifferentiableEager,
     DifferentiableFused,
     DifferentiableLowest,
@@ -38,38 +32,16 @@ from suite.faults.kernels.layer_gradient import (
     MaskedDifferentiable,
     SelfAttentionDifferentiable,
 )
-from suite.faults.kernels.merge import (
-    MergeByLogistic,
-    MergeInTurn,
-    MergeKernel,
-    MergeOfFloat64,
-    MergeRunningSum,
-)
+from suite.faults.kernels.merge import MergeInTurn, MergeKernel
 from suite.faults.kernels.norm_gradient import (
-    BatchNormChain,
     BatchNormDifferentiable,
-    BatchNormUncentred,
-    LayerNormChain,
     LayerNormDifferentiable,
-    LayerNormUncentred,
     Standard,
     rounded,
     summed_by_rows,
 )
-from suite.faults.kernels.packed import (
-    PackedAllPairs,
-    PackedEager,
-    PackedKernel,
-    PackedPadded,
-)
-from suite.faults.kernels.rotary import (
-    RotaryByExponential,
-    RotaryByTable,
-    RotaryEager,
-    RotaryKernel,
-    RotaryOfFloat64,
-    RotaryTableCast,
-)
+from suite.faults.kernels.packed import PackedKernel
+from suite.faults.kernels.rotary import RotaryByTable, RotaryKernel, RotaryTableCast
 from suite.faults.kernels.variants import EagerStored, FlashFused, MergedChunks, StepByStep
 from suite.spec.dtypes import round_to
 from suite.spec.inputs import Inputs
@@ -134,6 +106,26 @@ from tests.honest.one_head import (
     MaskedUniform,
     SelfAttentionEager,
     SelfAttentionExact,
+)
+from tests.honest.operators import (
+    BatchNormChain,
+    BatchNormUncentred,
+    DifferentiableBlocks,
+    DroppingByBlocks,
+    DroppingFused,
+    DroppingShared,
+    EncoderExact,
+    LayerNormChain,
+    LayerNormUncentred,
+    MergeByLogistic,
+    MergeOfFloat64,
+    MergeRunningSum,
+    PackedAllPairs,
+    PackedEager,
+    PackedPadded,
+    RotaryByExponential,
+    RotaryEager,
+    RotaryOfFloat64,
 )
 from tests.honest.state import AnswersKeptByValues, VisiblePairsKept, WorkspaceCleared
 

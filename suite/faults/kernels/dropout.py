@@ -13,7 +13,7 @@ import numpy as np
 from backends.prepared import PreparedCall
 from suite.faults.kernels.attention import Call
 from suite.faults.kernels.dropping import Drops
-from suite.faults.kernels.gradient import Differentiable, DifferentiableFused
+from suite.faults.kernels.gradient import Differentiable
 from suite.spec.inputs import Inputs
 
 
@@ -60,31 +60,3 @@ class Dropping(Drops, Differentiable):
     def value_gradient(self, weights: np.ndarray, cotangent: np.ndarray, call: Call) -> np.ndarray:
         factor = self.backward_factor(weights.shape, call)
         return super().value_gradient(weights * factor, cotangent, call)
-
-
-class DroppingFused(Dropping, DifferentiableFused):
-    """Weights are stored in the case's dtype, and dropped as they are stored."""
-
-    mean = Differentiable.mean  # the fused one is of weights before dropout
-
-
-class DroppingShared(Dropping):
-    """One pattern for all samples and heads, as it is declared."""
-
-    dropout = "shared"
-
-    def pattern(self, shape: tuple[int, ...], rate: float, call: Call) -> np.ndarray:
-        return super().pattern(shape[2:], rate, call)
-
-
-class DroppingByBlocks(Dropping):
-    """The pattern of every sample and head from a stream of its own, in blocks of two keys."""
-
-    def pattern(self, shape: tuple[int, ...], rate: float, call: Call) -> np.ndarray:
-        kept = np.empty(shape, bool)
-        for b, h in np.ndindex(*shape[:2]):
-            for start in range(0, shape[3], 2):
-                numbers = np.random.default_rng((call.seed, b, h, start))
-                block = kept[b, h, :, start : start + 2]
-                block[...] = numbers.random(block.shape) >= rate
-        return kept

@@ -82,10 +82,6 @@ class EncoderKernel(MultiHeadKernel):
         return self.load(call.parameters[name], call)
 
 
-class EncoderExact(EncoderKernel):
-    """Rounded once."""
-
-
 class EncoderEager(EncoderKernel):
     """Scores, weights and whatever is handed on are stored in the case's dtype."""
 

@@ -14,9 +14,7 @@ import numpy as np
 
 from backends._numpy import Rounded
 from backends.prepared import PreparedCall
-from backends.protocol import DeclaredRounding
 from suite.faults.kernels.attention import Call, Eager, Fused, Kernel, rank4
-from suite.spec.dtypes import round_to
 from suite.spec.inputs import Inputs
 
 
@@ -255,19 +253,3 @@ class DifferentiableLowest(Differentiable):
     def hide(self, scores: np.ndarray, allowed: np.ndarray | None, call: Call) -> np.ndarray:
         lowest = call.work(-0.7) * np.finfo(call.work).max
         return scores if allowed is None else np.where(allowed, scores, scores + lowest)
-
-
-class DifferentiableBlocks(DifferentiableFused):
-    """Running sums of gradients stored in the case's dtype after every 4 rows or keys."""
-
-    rounding = DeclaredRounding(gradient_blocks={"bf16": (4, 4), "f16": (4, 4)})
-
-    def summed(self, a: np.ndarray, b: np.ndarray, call: Call) -> np.ndarray:
-        total = np.zeros((*a.shape[:-1], b.shape[-1]), a.dtype)
-        for start in range(0, a.shape[-1], 4):
-            part = total + a[..., start : start + 4] @ b[..., start : start + 4, :]
-            total = round_to(part, call.fmt).astype(call.work)
-        return total
-
-    def value_gradient(self, weights: np.ndarray, cotangent: np.ndarray, call: Call) -> np.ndarray:
-        return self.summed(weights.swapaxes(-1, -2), cotangent, call)

@@ -74,79 +74,12 @@ class NormDifferentiable(Differentiated, NormKernel):
         return (moved * standard.normal).mean(self.axes, keepdims=True)
 
 
-class NormUncentred(NormDifferentiable):
-    """a D + b x + c in working precision, where b and c hang on sum D x and sum D."""
-
-    def input_gradient(
-        self, dy: np.ndarray, gain: np.ndarray | None, standard: Standard, inputs: Inputs
-    ) -> np.ndarray:
-        work: Any = np.float64 if inputs.dtype.name == "f64" else np.float32
-        moved = (dy if gain is None else dy * gain).astype(work)
-        x, mean, root = (np.asarray(a, work) for a in (standard.x, standard.mean, standard.root))
-        if standard.learned:
-            return (root * moved).astype(np.float64)
-        n = work(np.prod([x.shape[axis] for axis in self.axes]))
-        with_x, alone = ((moved * y).sum(self.axes, keepdims=True) for y in (x, work(1)))
-        slope = (alone * mean - with_x) * root * root * root / n
-        shift = -slope * mean - alone * root / n
-        return (root * moved + slope * x + shift).astype(np.float64)
-
-
-class NormChain(NormDifferentiable):
-    """The chain through mean, variance, root and quotient, every step stored."""
-
-    numerics = "stepwise"
-
-    def step(self, x: np.ndarray, inputs: Inputs) -> np.ndarray:
-        return round_to(x, inputs.dtype)
-
-    def gain_gradient(self, dy: np.ndarray, standard: Standard, inputs: Inputs) -> np.ndarray:
-        normal = self.step(self.step(standard.x - standard.mean, inputs) * standard.root, inputs)
-        return self.step(dy * normal, inputs).sum((0, 1))
-
-    def input_gradient(
-        self, dy: np.ndarray, gain: np.ndarray | None, standard: Standard, inputs: Inputs
-    ) -> np.ndarray:
-        def kept(x: np.ndarray) -> np.ndarray:
-            return self.step(x, inputs)
-
-        moved = dy if gain is None else kept(dy * gain)
-        shifted, deviation = kept(standard.x - kept(standard.mean)), kept(1 / standard.root)
-        direct = kept(moved / deviation)
-        if standard.learned:
-            return direct
-        n = np.prod([standard.x.shape[axis] for axis in self.axes])
-        against = kept(moved * -kept(kept(shifted / deviation) / deviation))
-        by_root = kept(against.sum(self.axes, keepdims=True))
-        by_variance = kept(kept(by_root / (2 * deviation)) / n)
-        by_square = kept(shifted * by_variance)
-        through = kept(kept(direct + by_square) + by_square)
-        by_mean = kept(-kept(through.sum(self.axes, keepdims=True)) / n)
-        return through + by_mean
-
-
 class LayerNormDifferentiable(NormDifferentiable, LayerNormKernel):
     """Layer norm with a backward pass."""
 
 
-class LayerNormUncentred(NormUncentred, LayerNormKernel):
-    """Layer norm with a backward pass by sums that are not centred."""
-
-
-class LayerNormChain(NormChain, LayerNormKernel):
-    """Layer norm with the backward pass of single steps."""
-
-
 class BatchNormDifferentiable(NormDifferentiable, BatchNormKernel):
     """Batch norm with a backward pass."""
-
-
-class BatchNormUncentred(NormUncentred, BatchNormKernel):
-    """Batch norm with a backward pass by sums that are not centred."""
-
-
-class BatchNormChain(NormChain, BatchNormKernel):
-    """Batch norm with the backward pass of single steps."""
 
 
 def rounded(standard: Standard, inputs: Inputs) -> Standard:

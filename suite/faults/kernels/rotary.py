@@ -120,27 +120,6 @@ class RotaryKernel(Stated):
         return Rounded(round_to(out, fmt), fmt)
 
 
-class RotaryOfFloat64(RotaryKernel):
-    """Everything in float64."""
-
-    def table(self, turn: Turn) -> tuple[np.ndarray, np.ndarray]:
-        reference = frequencies(turn.rotation, turn.position)
-        angle = turn.position[..., None] * reference.theta
-        angle = angle if angle.ndim == 2 else angle[:, None]
-        return np.cos(angle) * reference.attention, np.sin(angle) * reference.attention
-
-
-class RotaryByExponential(RotaryKernel):
-    """Frequencies as exp(-e ln base), each step in float32."""
-
-    def frequencies(self, turn: Turn) -> tuple[np.ndarray, Any]:
-        if turn.rotation.scaling != "none":
-            return super().frequencies(turn)
-        size = turn.rotation.size
-        exponent = np.arange(0, size, 2).astype(turn.work) / turn.work(size)
-        return np.exp(-exponent * np.log(turn.work(turn.rotation.base))), turn.work(1)
-
-
 class RotaryTableCast(RotaryKernel):
     """Sine and cosine stored in the query's dtype."""
 
@@ -166,24 +145,3 @@ class RotaryByTable(RotaryKernel):
     def rows(self, turn: Turn) -> np.ndarray:
         """Which rows the positions are."""
         return turn.position
-
-
-class RotaryEager(RotaryTableCast):
-    """Sine and cosine, products and sums stored in the query's dtype; half a turn by concatenation."""
-
-    numerics = "eager"
-
-    def turned(self, turn: Turn) -> np.ndarray:
-        size, (one, two) = turn.rotation.size, self.pairs(turn)
-        cosine, sine = self.table(turn)
-        x = turn.x.astype(turn.work)
-        swapped = x[..., :size].copy()
-        swapped[..., one], swapped[..., two] = -x[..., two], x[..., one]
-        both = [np.zeros((*x.shape[:-1], size), turn.work) for _ in range(2)]
-        for full, part in zip(both, (cosine, -sine if turn.back else sine), strict=True):
-            full[..., one] = full[..., two] = part
-        products = [
-            round_to(a * b, turn.fmt).astype(turn.work)
-            for a, b in zip((x[..., :size], swapped), both, strict=True)
-        ]
-        return np.concatenate([products[0] + products[1], x[..., size:]], -1)
