@@ -160,8 +160,6 @@ class _Problem:
         sizes = _sizes(**arrays)
         if bias is not None:
             arrays["bias"] = _broadcast("bias", as_numpy(bias, "bias"), sizes)
-        if bias is not None and features["alibi_slopes"] is not None:
-            raise ValueError("expected bias or alibi_slopes, got both: give one of the two")
         options: dict[str, Any] = {"scale": None if scale is None else float(scale)}
         for name, given in features.items():
             if name not in FEATURES or FEATURES[name].option is None:
@@ -173,6 +171,8 @@ class _Problem:
                 options[name] = True
             elif given is not None:
                 options[name] = float(given)
+            if not (bias is None or given is None) and FEATURES[name].reduction.to == "bias":
+                raise ValueError(f"expected bias or {name}, got both: give one of the two")
         case = Case.of(SDPA, sizes, self.dtype, form="dense", **options)
         self.inputs = Inputs(case, arrays, sizes, mask_array=_mask(mask, causal, sizes))
 

@@ -132,6 +132,10 @@ class Binder(Generic[T]):
             if not self.taken & {*names}
         }
 
+    def serves(self, feature: str) -> bool:
+        """True if the callable takes a parameter that serves the feature."""
+        return any(feature in p.features and p.name in self.taken for p in self.table)
+
     def bind(self, call: T, needs: Iterable[str] = ()) -> dict[str, Any]:
         """The arguments that the call needs and the callable takes.
 

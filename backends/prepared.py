@@ -18,10 +18,6 @@ LAYER_OUTPUTS = ("output", "weights")
 """The outputs of a layer's call; weights are None if the case does not ask for them."""
 
 
-WITH_LSE = ("output", "lse")
-"""The outputs of plain attention if the case asks for the log-sum-exp."""
-
-
 class ForwardOnly(Exception):
     """The call's output cannot be differentiated; the message says why.
 
@@ -123,17 +119,18 @@ class PreparedCall:
 
 
 def attention_call(
-    function: Callable[..., Any], arguments: dict[str, Any], lse: bool = False, **more: Any
+    function: Callable[..., Any], arguments: dict[str, Any], inputs: Inputs, **more: Any
 ) -> PreparedCall:
-    """A call of plain attention; with `lse` it returns output and log-sum-exp.
+    """A call of plain attention with all outputs of the inputs.
 
-    A call with `lse` has no source, because scripts have only an output.
+    A call with several outputs has no source, because scripts have only an output.
     """
-    if lse:
-        more |= {"outputs": WITH_LSE, "source": ""}
+    outputs = inputs.outputs
+    if len(outputs) > 1:
+        more["source"] = ""
     if more.get("constants") is not None:
-        more["constants"] = (*more["constants"], lse)
-    return PreparedCall(function, arguments, **more)
+        more["constants"] = (*more["constants"], outputs)
+    return PreparedCall(function, arguments, outputs, **more)
 
 
 @contextmanager

@@ -59,6 +59,12 @@ SIGNATURE = NativeSignature(
         Parameter("local_window_size", ("window", "native-window"), local_window_size),
     ),
     neutral={"implementation": "xla", "return_residual": False},
+    divide=lambda inputs, binder: split_native(
+        inputs,
+        causal=binder.serves("native-causal"),
+        window=binder.serves("native-window"),
+        lengths="key_value_seq_lengths" in binder.taken,
+    ),
 )
 
 
@@ -220,14 +226,15 @@ class JaxNn(Implementation):
         native = split_native(inputs, causal=True, window=True, lengths=True)
         arguments = flagged_arguments(self.backend, inputs, native, SIGNATURE.parameters)
         function, kernel = self.backend.jax.nn.dot_product_attention, self.kernel
-        lse = inputs.feature("lse")
-        more = {"return_residual": True} if lse else {}
+        more = {"return_residual": True} if inputs.feature("lse") else {}
 
         def call(**arguments: Any) -> Any:
             return function(**arguments, implementation=kernel, **more)
 
         source = f"import jax\n{call_source(NATIVE, arguments, f'implementation={kernel!r}')}"
-        return attention_call(call, arguments, lse, axis_order="blhd", source=source, constants=())
+        return attention_call(
+            call, arguments, inputs, axis_order="blhd", source=source, constants=()
+        )
 
 
 class JaxNnCudnn(JaxNn):

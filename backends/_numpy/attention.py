@@ -14,6 +14,7 @@ from backends.prepared import PreparedCall, attention_call
 from backends.protocol import Backend, Implementation
 from references.blocked import attention
 from suite.spec.dtypes import DTYPES, DType, round_to
+from suite.spec.features import FEATURES
 from suite.spec.inputs import Inputs
 
 
@@ -50,24 +51,24 @@ class Definition(Implementation):
 
 
 def rounded_call(backend: Backend, inputs: Inputs, function: Callable[..., Any]) -> PreparedCall:
-    """A call of a NumPy `function(query, key, value, mask, bias, scale, softcap, fmt)`.
+    """A call of a NumPy `function(query, key, value, mask, bias, scale, fmt)`.
 
-    The function also gets the arrays of features and `lse`, if used. It gets float64 arrays, and must
-    return numbers of `fmt`, (B, H, Lq, Dv), and with `lse` the log-sum-exp (B, H, Lq).
+    The function also gets the values of the features that are used, by name. It gets float64 arrays, and
+    must return numbers of `fmt`, (B, H, Lq, Dv), and with `lse` the log-sum-exp (B, H, Lq).
     """
-    lse = inputs.feature("lse")
-    settings = {"scale": inputs.scale, "softcap": inputs.feature("softcap"), "fmt": inputs.dtype}
-    settings |= {"lse": True} if lse else {}
+    numbers = {name: x for name, x in inputs.features.items() if not FEATURES[name].axes}
+    settings = {"scale": inputs.scale, "fmt": inputs.dtype, **numbers}
 
     def call(**arrays: Rounded | None) -> Any:
         plain = {name: None if a is None else a.values for name, a in arrays.items()}
         with np.errstate(all="ignore"):
             out = function(**plain, **settings)
-        if not lse:
+        if len(inputs.outputs) == 1:
             return Rounded(out, inputs.dtype)
-        return Rounded(out[0], inputs.dtype), Rounded(out[1], inputs.dtype.widened)
+        fmts = map(inputs.output_dtype, inputs.outputs)
+        return tuple(Rounded(x, fmt) for x, fmt in zip(out, fmts, strict=True))
 
-    return attention_call(call, dense_arguments(backend, inputs), lse)
+    return attention_call(call, dense_arguments(backend, inputs), inputs)
 
 
 def definition(

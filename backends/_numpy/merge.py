@@ -6,7 +6,7 @@ import numpy as np
 
 from backends._numpy.engine import Rounded
 from backends.declared import MERGE_FEATURES, Declared
-from backends.prepared import WITH_LSE, PreparedCall
+from backends.prepared import PreparedCall
 from backends.protocol import Implementation
 from suite.spec.dtypes import round_to
 from suite.spec.inputs import Inputs
@@ -48,4 +48,4 @@ class WeightedSum(Implementation):
                 Rounded(round_to(total, fmt.widened), fmt.widened),
             )
 
-        return PreparedCall(call, arguments, WITH_LSE)
+        return PreparedCall(call, arguments, inputs.outputs)

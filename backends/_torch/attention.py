@@ -155,7 +155,9 @@ SIGNATURE = NativeSignature(
         Parameter("dropout_p", ("dropout",), rate),
     ),
     neutral={"dropout_p": 0.0},
-    divide=lambda inputs, taken: flags(inputs, "is_causal" in taken, "window" in taken),
+    divide=lambda inputs, binder: flags(
+        inputs, binder.serves("native-causal"), binder.serves("native-window")
+    ),
     passed_as=passed_as,
     axis_order="bhld",
     merges_mask_into_bias=True,

@@ -243,7 +243,7 @@ class Flex(Implementation):
         return attention_call(
             call,
             arguments,
-            lse,
+            inputs,
             source=_source(inputs, arguments),
             constants=(softcap, hidden),
             ahead=ahead,

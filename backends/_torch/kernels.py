@@ -78,7 +78,7 @@ class SdpaFlash(Forced):
                 key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
             return operator(query, key, value, **rest)
 
-        return attention_call(call, arguments, lse=True, operands=passed_as(inputs), constants=())
+        return attention_call(call, arguments, inputs, operands=passed_as(inputs), constants=())
 
 
 class SdpaEfficient(Forced):

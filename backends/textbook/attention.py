@@ -93,7 +93,7 @@ class TextbookAttention(Implementation):
 
         arguments = dense_arguments(self.backend, inputs)
         return attention_call(
-            call, arguments, bool(inputs.feature("lse")),
+            call, arguments, inputs,
             source=self.text(arguments, settings), constants=tuple(sorted(settings.items())),
         )  # fmt: skip
 

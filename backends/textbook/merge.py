@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from backends.declared import MERGE_FEATURES, Declared
-from backends.prepared import WITH_LSE, PreparedCall
+from backends.prepared import PreparedCall
 from backends.protocol import Backend, Implementation
 from backends.textbook.layer import Operations
 from suite.spec.inputs import Inputs
@@ -42,7 +42,7 @@ class TextbookMerge(Implementation):
             return ops.cast(merged, inputs.dtype.long_name), total
 
         constants = (inputs.sizes, inputs.dtype.name)
-        return ops.called(self, PreparedCall(call, arguments, WITH_LSE, constants=constants))
+        return ops.called(self, PreparedCall(call, arguments, inputs.outputs, constants=constants))
 
     @abstractmethod
     def merged(self, output: Any, lse: Any, nothing: Any) -> tuple[Any, Any]:

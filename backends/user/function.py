@@ -26,41 +26,34 @@ from suite.spec.vocabulary import OPERANDS
 def given(feature: Feature, call: AttentionCall) -> Any:
     """The argument of a call for a feature; None if the call does not need the feature.
 
-    - a window: (left, right)
+    - a mask: what the reduction of the feature makes of the part of the mask
     - the log-sum-exp: True; the function then returns the pair of output and log-sum-exp, (B, H, Lq) or
       (B, Lq, H) in the output's order
     - others: the array or number
     """
-    if feature.name == "window":
-        window = call.native.window
-        return None if window is None else (window.left, window.right)
+    if feature.reduction.to == "mask":
+        part, sizes = getattr(call.native, feature.name), call.inputs.sizes
+        return None if part is None else feature.reduction.operand(part, sizes.Lq, sizes.Lk)
     if feature.axes:
         return feature_array(call.backend, call.inputs, feature.name)
     return call.inputs.feature(feature.name) if feature.asked_by(call.inputs.case) else None
 
 
-EXTRA: tuple[Parameter[AttentionCall], ...] = tuple(
-    Parameter(
-        name,
-        # The window part of a mask is passed as this argument instead of an array.
-        (feature.word, *(["window"] if name == "window" else [])),
-        partial(given, feature),
-        unless="local_window_size" if name == "window" else "",
-    )
-    for name, feature in FEATURES.items()
-)
-"""Parameters besides the native signature."""
+def extra(feature: Feature, own: Iterable[Parameter[AttentionCall]]) -> Parameter[AttentionCall]:
+    """The parameter of a feature besides the parameters `own` of the native signature.
+
+    A part of the mask is passed as this argument instead of an array. Nothing is passed if the function
+    takes an own parameter for the feature.
+    """
+    words = (feature.word, feature.name) if feature.reduction.to == "mask" else (feature.word,)
+    unless = next((parameter.name for parameter in own if feature.word in parameter.features), "")
+    return Parameter(feature.name, words, partial(given, feature), unless=unless)
 
 
-def divided(inputs: Inputs, taken: frozenset[str]) -> Native:
-    """The mask divided into the flags among the parameters `taken` (names of jax.nn and keras.ops), and
-    the rest."""
-    return split_native(
-        inputs,
-        causal="is_causal" in taken,
-        window=bool(taken & {"window", "local_window_size"}),
-        lengths="key_value_seq_lengths" in taken,
-    )
+def divided(inputs: Inputs, binder: Binder[AttentionCall]) -> Native:
+    """The mask divided into the flags that a function takes, and the rest."""
+    serves = binder.serves
+    return split_native(inputs, causal=serves("native-causal"), window=serves("native-window"))
 
 
 @dataclass(frozen=True)
@@ -70,7 +63,7 @@ class NativeSignature:
     - `name`: the name of the attention function
     - `parameters`: the parameters that the suite passes besides query, key and value
     - `neutral`: values of parameters that change no answer
-    - `divide`: divides a mask for a function that takes these parameters
+    - `divide`: divides a mask for a function, given its binder
     - `passed_as`: the arguments of arrays that are passed with another name
     - `axis_order`: the order of operands and output
     - `merges_mask_into_bias`: see `Declared`
@@ -79,7 +72,7 @@ class NativeSignature:
     name: str
     parameters: tuple[Parameter[AttentionCall], ...]
     neutral: Mapping[str, Any] = field(default_factory=dict)
-    divide: Callable[[Inputs, frozenset[str]], Native] = divided
+    divide: Callable[[Inputs, Binder[AttentionCall]], Native] = divided
     passed_as: Callable[[Inputs], Mapping[str, str]] = lambda inputs: {}
     axis_order: str = "blhd"
     merges_mask_into_bias: bool = False
@@ -94,7 +87,8 @@ class NativeSignature:
         """The binder of a function with all or part of this signature. Raises TypeError."""
         own = [parameter.name for parameter in self.parameters]
         neutral = [name for name in self.neutral if name not in own]
-        table = (*self.parameters, *map(Parameter, neutral), *EXTRA)
+        more = (extra(feature, self.parameters) for feature in FEATURES.values())
+        table = (*self.parameters, *map(Parameter, neutral), *more)
         try:
             return Binder.of(function, name, table, OPERANDS, rest=own)
         except UnreadableSignature:
@@ -186,7 +180,7 @@ class UserFunction(UserCallable):
     def prepare(self, inputs: Inputs) -> PreparedCall:
         """The function's call: query, key and value by position, the rest by keyword."""
         backend, native, function = self.backend, self.native, self.judged
-        call = AttentionCall(backend, inputs, native.divide(inputs, self.binder.taken))
+        call = AttentionCall(backend, inputs, native.divide(inputs, self.binder))
         operands = dict(
             zip(OPERANDS, backend.memory.operands(inputs, native.axis_order), strict=True)
         )
@@ -203,7 +197,7 @@ class UserFunction(UserCallable):
         return attention_call(
             called,
             arguments,
-            "lse" in arguments,
+            inputs,
             axis_order=native.axis_order,
             operands=native.passed_as(inputs),
             source=function_source(function, self.name, arguments) if plain else "",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from backends.declared import MERGE_FEATURES
-from backends.prepared import WITH_LSE, PreparedCall
+from backends.prepared import PreparedCall
 from backends.user.function import UserCallable
 from suite.spec.inputs import Inputs
 from suite.spec.operators.merge import MERGE
@@ -32,4 +32,4 @@ class UserMerge(UserCallable):
         def call(partial_output: Any, partial_lse: Any) -> Any:
             return self.judged(partial_output, partial_lse)
 
-        return PreparedCall(call, arguments, WITH_LSE, constants=())
+        return PreparedCall(call, arguments, inputs.outputs, constants=())

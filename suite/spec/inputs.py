@@ -193,6 +193,11 @@ class Inputs:
             return "bhqk"[4 - self.arrays[name].ndim :]
         return self.case.axes[name]
 
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The names of the returned outputs."""
+        return tuple(self.operator.outputs(self.case))
+
     def output_shape(self, name: str) -> tuple[int, ...]:
         """The shape of a returned output, without the axis that the option `squeezed` leaves out."""
         axes, left_out = self.operator.outputs(self.case)[name], self.operator.squeezed_axis

@@ -139,9 +139,8 @@ class Kernel(Stated):
         if native.causal:
             arguments["causal"] = True
         arguments |= {"scale": inputs.scale, "softcap": inputs.feature("softcap")}
-        lse = inputs.feature("lse")
-        arguments |= {"lse": True} if lse else {}
-        return attention_call(self.attention, arguments, lse, axis_order=self.axis_order)
+        arguments |= {"lse": True} if inputs.feature("lse") else {}
+        return attention_call(self.attention, arguments, inputs, axis_order=self.axis_order)
 
     def attention(self, query: Rounded, key: Rounded, value: Rounded, **rest: Any) -> Any:
         """The function under test; shapes in the order of `axis_order`. Raises ValueError."""

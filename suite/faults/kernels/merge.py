@@ -9,7 +9,7 @@ import numpy as np
 
 from backends._numpy import Rounded
 from backends.declared import MERGE_FEATURES
-from backends.prepared import WITH_LSE, PreparedCall
+from backends.prepared import PreparedCall
 from suite.faults.kernels.attention import Stated
 from suite.spec.dtypes import DType, round_to
 from suite.spec.inputs import Inputs
@@ -50,7 +50,7 @@ class MergeKernel(Stated):
             fmts = {"partial_output": fmt, "partial_lse": fmt.widened}
             return {n: Rounded(round_to(gradients[n], fmts[n]), fmts[n]) for n in wrt}
 
-        return PreparedCall(call, arguments, WITH_LSE, vjp=vjp, constants=(fmt.name,))
+        return PreparedCall(call, arguments, inputs.outputs, vjp=vjp, constants=(fmt.name,))
 
     def work(self, fmt: DType) -> type[np.floating[Any]]:
         return np.float64 if fmt.name == "f64" else np.float32

@@ -38,7 +38,7 @@ class Reduction:
       new scores, to the added bias, or to |x| + |m| + log n for a key of score x beside n keys with the
       maximum m.
     - `operand(value, Lq, Lk)`: what the step takes, made from the feature's value: a number, or an array
-      that broadcasts to (B, H, Lq, Lk).
+      that broadcasts to (B, H, Lq, Lk). Of a part of the mask: the argument of a call.
     """
 
     to: str

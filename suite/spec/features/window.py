@@ -12,5 +12,5 @@ WINDOW = Feature(
     name="window",
     word="native-window",
     text="a sliding window as an argument of the call",
-    reduction=Reduction("mask"),
+    reduction=Reduction("mask", operand=lambda window, rows, keys: (window.left, window.right)),
 )
