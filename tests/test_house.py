@@ -43,6 +43,15 @@ def test_importing_loads_no_framework(modules: str) -> None:
     assert not {name.split(".")[0] for name in out.split()} & FRAMEWORKS
 
 
+def test_a_run_without_failures_imports_no_fault() -> None:
+    options = ["--backend=numpy", "--level=smoke", "-k", "causal", "-p", "no:cacheprovider"]
+    program = (
+        f"import sys, pytest; code = pytest.main(['suite/test_values.py', *{options}]); "
+        "sys.exit(int(code) or 'suite.faults.kernels' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, check=True)
+
+
 def test_adapters_are_not_named_like_frameworks() -> None:
     assert not {path.stem for path in (ROOT / "backends").glob("*")} & FRAMEWORKS
 

@@ -28,7 +28,7 @@ class CotangentReadAsContiguous(Differentiable):
 
 @fault(
     "gradient_arrangements",
-    "stride 0, as after `dout.expand(B, ...)`, taken for the end; use the stride as it is",
+    "stride 0, as after `dout.expand(B, ...)`, read as size 1; use the stride as it is",
     like="J4",
 )
 class StrideZeroCotangent(Differentiable):

@@ -253,7 +253,7 @@ class NegativeStrideIsZero(Misread):
 
 @fault(
     "layouts",
-    "stride 0, as after `k.expand(B, -1, -1, -1)`, taken for the end; use the stride as it is",
+    "stride 0, as after `k.expand(B, -1, -1, -1)`, read as size 1; use the stride as it is",
     like="J4",
 )
 class SharedSampleReadOnce(Misread):

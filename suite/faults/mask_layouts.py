@@ -20,7 +20,7 @@ from suite.faults.layouts import (
 
 @fault(
     "mask_layouts",
-    "stride 0, as after `mask.expand(B, ...)`, taken for the end; use the stride as it is",
+    "stride 0, as after `mask.expand(B, ...)`, read as size 1; use the stride as it is",
 )
 class SharedMaskReadOnce(Kernel):
     """A mask expanded along the batch hides nothing from samples after the first."""
@@ -33,7 +33,7 @@ class SharedMaskReadOnce(Kernel):
 
 @fault(
     "mask_layouts",
-    "stride 0, as after `mask.expand(..., Lq, Lk)`, taken for the end; use the stride as it is",
+    "stride 0, as after `mask.expand(..., Lq, Lk)`, read as size 1; use the stride as it is",
 )
 class SharedRowReadOnce(Kernel):
     """A mask expanded along the rows hides nothing from rows after the first."""
@@ -110,7 +110,7 @@ class MaskOffsetIgnored(Kernel):
 
 @fault(
     "mask_layouts",
-    "stride 0, as after `bias.expand(-1, H, -1, -1)`, taken for the end; use it as it is",
+    "stride 0, as after `bias.expand(-1, H, -1, -1)`, read as size 1; use it as it is",
 )
 class BiasHeadsNotShared(Misread):
     """Of a bias expanded along the heads only the first head gets any."""

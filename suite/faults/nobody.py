@@ -35,7 +35,9 @@ class EmptyIs42(EmptyRows):
         return 42.0
 
 
-@fault("election", "`acc / l` where l is 0; use `where(l == 0, 0, acc / l)`")
+@fault(
+    "election", "a division by the sum of weights, which is 0 here; use `where(l == 0, 0, acc / l)`"
+)
 class EmptyIsInfinite(EmptyRows):
     """A fully masked row is infinite."""
 
