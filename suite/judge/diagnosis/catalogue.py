@@ -1,0 +1,434 @@
+"""Diagnosis by the catalogue: the faults of `suite.faults` that an implementation behaves like.
+
+A fault explains a failing cell if its answer to the same inputs equals the implementation's within both
+bounds of rounding, and differs from the right answer. A passing cell contradicts a fault that answers
+otherwise there.
+
+The bounds are derived for the right function. A fault combines the same operands in another way: keys,
+heads or rows change places, factors and terms are lost. So the largest bound of the array is taken for
+every element, in proportion to the size of the answer. A fault whose rounding errors are larger than that
+is not recognised; two functions that differ do not agree in all elements.
+
+Where plain answers are right, and only a check fails (a leak, a later call, a layout), a fault explains
+the cell if it fails the same check with the same kind and message, apart from numbers.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from itertools import combinations
+
+import numpy as np
+
+from backends.protocol import ENDS, Implementation
+from suite.faults import all_faults
+from suite.faults.backend import KernelBackend
+from suite.faults.fault import Fault
+from suite.judge.cell import Cell
+from suite.judge.derivative import vjp
+from suite.judge.diagnosis.finding import Diagnosis
+from suite.judge.judge import judge
+from suite.judge.oracle import Oracle
+from suite.judge.verdict import Deviation, HarnessError, NotApplicable
+from suite.spec.cache import Cache
+from suite.spec.case import Case
+from suite.spec.inputs import Inputs
+
+TRIED = 6
+"""The number of failing cells that every fault answers."""
+
+BESIDE = 12
+"""The number of passing cells, and of further failing cells, that decide between the faults left."""
+
+FLAGS = "causal|window|length"
+"""What the names of arguments contain that give a mask by flags."""
+
+PAIRED = 64
+"""The number of different answers of faults that are paired."""
+
+Arrays = Mapping[str, np.ndarray]
+
+_ANSWERS: Cache["Arrays | None"] = Cache(8192)
+"""Answers of faults, by fault and inputs."""
+
+
+def explained(
+    failing: Sequence[Cell], passing: Sequence[Cell], late: Callable[[], bool], without: str = ""
+) -> list[Diagnosis]:
+    """The faults that failing cells of one implementation behave like, and no passing cell contradicts:
+    first the fault that explains most, then the fault that explains most of the rest.
+
+    The cells stand in the order in which they are tried. `late` says that the time is over. `without` is
+    the name of a fault that is left out.
+    """
+    if not failing:
+        return []
+    faults = [f for f in faults_of(failing[0].implementation) if f.name != without]
+    looks = [look for cell in failing if (look := Look.of(cell)) is not None]
+    wrong = [look for look in looks if look.is_wrong]
+    if wrong:
+        found = _Matching(wrong, [look for c in passing if (look := Look.of(c)) is not None], late)
+        return found.of(faults)
+    return _Behaving(failing, passing, late).of(faults)
+
+
+def faults_of(implementation: Implementation) -> list[Kernelled]:
+    """The faults of the implementation's operator."""
+    return [one for one in _kernelled() if one.kernel.operator is implementation.operator]
+
+
+@dataclass(frozen=True, eq=False)
+class Kernelled:
+    """A fault with its implementation."""
+
+    fault: Fault
+    kernel: Implementation
+    called: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.called or self.fault.name
+
+
+@lru_cache(maxsize=1)
+def _kernelled() -> tuple[Kernelled, ...]:
+    faults = all_faults()
+    kernels = KernelBackend("catalogue", tuple(fault.kernel for fault in faults)).implementations()
+    return tuple(map(Kernelled, faults, kernels))
+
+
+@dataclass(eq=False)
+class Look:
+    """What an implementation answers in a cell, and what would be right.
+
+    `got` are outputs by name. If the check differentiates and the outputs are right, gradients by operand
+    are there, too (`differentiates`).
+    """
+
+    cell: Cell
+    inputs: Inputs
+    got: Arrays
+    differentiates: bool = False
+
+    @classmethod
+    def of(cls, cell: Cell) -> Look | None:
+        """The look at a cell; None if the case has no values, or the call gives no answer."""
+        if not isinstance(cell.case, Case):
+            return None
+        try:
+            inputs = cell.inputs
+        except (Deviation, HarnessError, NotApplicable):
+            return None
+        got = observed(cell, False)
+        if got is None:
+            return None
+        look = cls(cell, inputs, got)
+        if "gradient" in cell.check.needs and look.expected and not look.is_wrong:
+            both = observed(cell, True)
+            look = look if both is None else cls(cell, inputs, both, True)
+        return look if look.expected else None
+
+    @property
+    def size(self) -> int:
+        return sum(array.size for array in self.inputs.arrays.values())
+
+    @cached_property
+    def expected(self) -> Mapping[str, tuple[np.ndarray, float]]:
+        """The right arrays, each with its largest bound; {} if nobody knows them."""
+        return right(self.cell, self.inputs, self.differentiates)
+
+    @cached_property
+    def presented(self) -> Inputs:
+        """The inputs for faults."""
+        return presented(self.cell)
+
+    @cached_property
+    def is_wrong(self) -> bool:
+        """True if the answer to the plain inputs is wrong."""
+        return any(
+            not _close(self, name, self.got[name], want, limit).all()
+            for name, (want, limit) in self.expected.items()
+            if name in self.got
+        )
+
+
+def presented(cell: Cell) -> Inputs:
+    """The inputs of a cell, with the mask in the form in which the implementation is given it: by flags,
+    as an array, or as -inf in the bias."""
+    inputs, implementation = cell.inputs, cell.implementation
+    if (inputs.mask is None and inputs.mask_array is None) or inputs.operator.is_layer:
+        return inputs
+    arguments, backend = implementation.prepare(inputs).arguments, implementation.backend
+    flags = [value for name, value in arguments.items() if re.search(FLAGS, name)]
+    if any(value is not None and value is not False for value in flags):
+        return inputs
+    arrays = [value for value in arguments.values() if backend.is_array(value)]
+    if any("bool" in backend.dtype_name(array) for array in arrays):
+        return inputs.replace(form="dense")
+    mask = inputs.dense_mask
+    if inputs.bias is None or mask is None:
+        return inputs
+    bias = np.where(mask, inputs.bias, -np.inf)
+    return inputs.replace(mask=None, mask_array=None, form="native", bias=bias)
+
+
+def observed(cell: Cell, gradients: bool) -> Arrays | None:
+    """The answer of a cell's implementation to the plain inputs of its case; None if the call fails."""
+    try:
+        if not gradients:
+            return dict(cell.run(cell.inputs).arrays)
+        answer, of = vjp(cell)
+        return {**answer.arrays, **{f"gradient of {name}": array for name, array in of.items()}}
+    except ENDS:
+        raise
+    except BaseException:
+        return None
+
+
+def right(cell: Cell, inputs: Inputs, gradients: bool) -> dict[str, tuple[np.ndarray, float]]:
+    """The right arrays of a cell by name, each with the largest bound of an element; {} if nobody knows
+    them."""
+    try:
+        rounding = cell.rounding
+        expected = dict(Oracle.forward(inputs, rounding, "unmasked").expected)
+        if gradients:
+            if inputs.has_empty_rows:
+                return {}
+            of = Oracle.vjp(inputs, cell.cotangent, rounding).expected
+            expected |= {f"gradient of {name}": want for name, want in of.items()}
+    except (Deviation, HarnessError, NotApplicable):
+        return {}
+    return {
+        name: (want.value, float(np.max(want.error, initial=0.0, where=np.isfinite(want.error))))
+        for name, want in expected.items()
+    }
+
+
+def _close(look: Look, name: str, got: np.ndarray, want: np.ndarray, limit: float) -> np.ndarray:
+    """A flag for every element: equal within the limit, or in a fully masked row."""
+    with np.errstate(invalid="ignore"):
+        close = (np.abs(got - want) <= limit) | (got == want) | (np.isnan(got) & np.isnan(want))
+    axes = look.inputs.operator.outputs(look.inputs.case).get(name)
+    if axes is not None and look.inputs.has_empty_rows:
+        empty = look.inputs.rows_along(look.inputs.fully_masked_rows, axes)
+        close |= np.broadcast_to(empty, close.shape)
+    return close
+
+
+def _unkeyed(look: Look, got: np.ndarray, answer: np.ndarray, limit: float) -> np.ndarray:
+    """A flag for every element of rows that the fault leaves without keys, and where the implementation
+    has one of the values that are elected for such rows: zeros, NaN, or the mean of all values."""
+    left = ((answer == 0) | np.isnan(answer)).all(-1)
+    blank = np.isnan(got).all(-1) | (got == 0).all(-1)
+    value = look.inputs.arrays.get("value")
+    if left.any() and value is not None and value.ndim == 4 and value.shape[2]:
+        mean = np.repeat(value.mean(2), got.shape[1] // value.shape[1], 1)[:, :, None]
+        blank |= (np.abs(got - mean) <= limit).all(-1)
+    return (left & blank)[..., None]
+
+
+@dataclass(eq=False)
+class Matched:
+    """How one fault compares with the implementation: numbers of the looks that it explains, and that
+    contradict it."""
+
+    one: Kernelled
+    explains: set[int] = field(default_factory=set)
+    contradicts: int = 0
+
+
+class _Matching:
+    """The comparison of answers, cell by cell."""
+
+    def __init__(
+        self, failing: Sequence[Look], passing: Sequence[Look], late: Callable[[], bool]
+    ) -> None:
+        self.failing, self.passing, self.late = failing, passing, late
+
+    def of(self, faults: Sequence[Kernelled]) -> list[Diagnosis]:
+        """The diagnoses, best first."""
+        first = self.failing[:TRIED]
+        entries = [Matched(one) for one in faults]
+        for number, look in enumerate(first):
+            self._ask(entries, look, number)
+        left = [entry for entry in entries if entry.explains]
+        if not left:
+            left = [Matched(pair, {0}) for pair in self._pairs(faults, first[0])]
+            for number, look in enumerate(first[1:], 1):
+                self._ask(left, look, number)
+        for look in self.passing[:BESIDE]:
+            for entry in left:
+                entry.contradicts += self._agree(entry.one, look)[0] is False
+        left = [entry for entry in left if not entry.contradicts]
+        if len(left) > 1:
+            for number, look in enumerate(self.failing[TRIED : TRIED + BESIDE], len(first)):
+                self._ask(left, look, number)
+        return self._told(left)
+
+    def _ask(self, entries: Iterable[Matched], look: Look, number: int) -> None:
+        for entry in entries:
+            if self.late():
+                return
+            same, differs = self._agree(entry.one, look)
+            if same and differs:
+                entry.explains.add(number)
+
+    def _agree(self, one: Kernelled, look: Look) -> tuple[bool | None, bool]:
+        """True if the fault answers as the implementation does, None if it gives no answer; and True if
+        it answers wrongly."""
+        answer, limits = answered(one.kernel, look)
+        if answer is None:
+            return None, False
+        same, differs = True, False
+        for name, got in look.got.items():
+            want, limit = look.expected.get(name, (None, 0.0))
+            if want is None or name not in answer or want.shape != got.shape:
+                continue
+            if answer[name].shape != got.shape:
+                return False, True
+            finite = np.isfinite(answer[name])
+            reach = np.abs(answer[name]).max(initial=0.0, where=finite)
+            top = np.abs(want).max(initial=0.0, where=np.isfinite(want))
+            limit = (limit + limits.get(name, 0.0)) * max(1.0, reach / top if top else 1.0)
+            close = _close(look, name, got, answer[name], limit)
+            if name == "output" and got.ndim == 4 and not close.all():
+                close |= _unkeyed(look, got, answer[name], limit)
+            same = same and bool(close.all())
+            differs = differs or not _close(look, name, answer[name], want, limit).all()
+        return same, differs
+
+    def _pairs(self, faults: Sequence[Kernelled], look: Look) -> list[Kernelled]:
+        """Pairs of faults that together explain a cell that no fault explains alone."""
+        distinct: dict[bytes, Kernelled] = {}
+        for one in faults:
+            answer, _ = answered(one.kernel, look)
+            if self.late() or answer is None:
+                continue
+            if self._agree(one, look)[1]:
+                key = b"".join(np.ascontiguousarray(a).tobytes() for a in answer.values())
+                distinct.setdefault(key, one)
+        found = []
+        for first, second in combinations(list(distinct.values())[:PAIRED], 2):
+            if self.late():
+                break
+            pair = paired(first, second)
+            if pair is not None and all(self._agree(pair, look)):
+                found.append(pair)
+        return found
+
+    def _told(self, left: list[Matched]) -> list[Diagnosis]:
+        """The diagnoses of the faults that are left: each explains most of what the ones before leave."""
+        told: list[Diagnosis] = []
+        rest = set().union(*(entry.explains for entry in left))
+        tried = max(min(TRIED, len(self.failing)), len(rest))
+        while rest:
+            best = max(left, key=lambda entry: len(entry.explains & rest))
+            if not best.explains & rest:
+                break
+            look = min(
+                (self.failing[number] for number in best.explains),
+                key=lambda look: (look.size, look.cell.case.id),
+            )
+            told.append(
+                _diagnosis(best.one, len(best.explains), tried, 0, str(look.cell.case.id))
+            )
+            rest -= best.explains
+        return told
+
+
+def answered(kernel: Implementation, look: Look) -> tuple[Arrays | None, Mapping[str, float]]:
+    """The answer of a fault to the inputs of a look, and the largest bounds of its arrays; None if the
+    fault lacks what the case needs, or gives no answer."""
+    if kernel.unsupported(look.cell.case) is not None:
+        return None, {}
+    cell = Cell(look.cell.check, look.cell.case, kernel, look.cell.seed)
+    cell.inputs = look.presented
+    gradients = look.differentiates and kernel.missing(cell.check.needs) is None
+    if gradients:
+        cell.cotangent = look.cell.cotangent
+    key = (kernel.name, cell.inputs.digest, cell.inputs.form, gradients)
+    answer = _ANSWERS.get(key, lambda: observed(cell, gradients))
+    limits = right(cell, look.inputs, gradients)
+    return answer, {name: limit for name, (_, limit) in limits.items()}
+
+
+def paired(first: Kernelled, second: Kernelled) -> Kernelled | None:
+    """A kernel with two faults; None if both change the same step."""
+    one, other = type(first.kernel), type(second.kernel)
+    steps = [{name for name in vars(of) if not name.startswith("__")} for of in (one, other)]
+    if (steps[0] & steps[1]) - {"name", "declared", "killed_by"}:
+        return None
+    try:
+        kind = type(f"{one.__name__}And{other.__name__}", (one, other), {})
+    except TypeError:
+        return None
+    sentence = f"{first.fault.sentence} {second.fault.sentence}"
+    hint = "; ".join(filter(None, (first.fault.hint, second.fault.hint)))
+    kind.__doc__ = sentence
+    fault = Fault(kind, first.fault.killed_by, hint, "", first.fault.family)
+    return Kernelled(fault, kind(first.kernel.backend), f"{first.name} + {second.name}")
+
+
+def _diagnosis(one: Kernelled, explains: int, tried: int, contradicts: int, case: str) -> Diagnosis:
+    fault = one.fault
+    return Diagnosis(
+        sentence=fault.sentence, hint=fault.hint, family=fault.family, source="catalogue",
+        explains=explains, tried=tried, contradicts=contradicts, case=case, fault=one.name,
+    )  # fmt: skip
+
+
+class _Behaving:
+    """The comparison of verdicts, for implementations whose plain answers are right."""
+
+    def __init__(
+        self, failing: Sequence[Cell], passing: Sequence[Cell], late: Callable[[], bool]
+    ) -> None:
+        self.failing, self.passing, self.late = failing[:TRIED], passing[:BESIDE], late
+        self.said = [said(cell) for cell in self.failing]
+
+    def of(self, faults: Sequence[Kernelled]) -> list[Diagnosis]:
+        """The fault that fails the same cells in the same way; [] if several families do."""
+        checks = {cell.check.name for cell in self.failing}
+        left = [Matched(one) for one in faults if one.fault.killed_by in checks]
+        for number, cell in enumerate(self.failing):
+            for entry in left:
+                if self.late():
+                    return []
+                if self.said[number] and said(_twin(cell, entry.one)) == self.said[number]:
+                    entry.explains.add(number)
+        most = max((len(entry.explains) for entry in left), default=0)
+        left = [entry for entry in left if entry.explains and len(entry.explains) == most]
+        for cell in self.passing:
+            for entry in left:
+                if self.late():
+                    return []
+                entry.contradicts += bool(said(_twin(cell, entry.one)))
+        left = [entry for entry in left if not entry.contradicts]
+        if not left or len({entry.one.fault.family for entry in left}) > 1:
+            return []
+        best = left[0]
+        case = str(self.failing[min(best.explains)].case.id)
+        return [_diagnosis(best.one, most, len(self.failing), 0, case)]
+
+
+def _twin(cell: Cell, one: Kernelled) -> Cell:
+    return Cell(cell.check, cell.case, one.kernel, cell.seed)
+
+
+def said(cell: Cell) -> str:
+    """The kind of a cell's failure with its message, without numbers; "" if the cell does not fail."""
+    verdict = judge(cell)
+    if verdict.status != "fail":
+        return ""
+    text = re.sub(r"[-+]?\d[\d.]*(e[-+]?\d+)?|\bnan\b|[-+]?\binf\b", "#", verdict.message)
+    return f"{verdict.kind}: {text}"
+
+
+def clock(seconds: float) -> Callable[[], bool]:
+    """A function that is True after this process has used `seconds` of processor time."""
+    end = time.process_time() + seconds
+    return lambda: time.process_time() > end

@@ -1,0 +1,93 @@
+"""Say what is wrong with an implementation that fails: by the catalogue of faults, and by probes.
+
+    diagnose(backend, implementation, failing, passing) -> at most three diagnoses, the best first
+
+The catalogue names a fault whose answers are the implementation's. Probes measure what no catalogue has.
+A right implementation is told nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from backends.protocol import Backend, Implementation
+from suite.judge import leaks
+from suite.judge.cell import Cell
+from suite.judge.diagnosis.catalogue import BESIDE, TRIED, clock, explained
+from suite.judge.diagnosis.finding import Diagnosis
+from suite.judge.diagnosis.identify import identify
+from suite.spec.case import Case
+from suite.spec.vocabulary import GRADIENTS, VALUES
+
+MOST = 3
+"""The largest number of diagnoses."""
+
+OF_CATALOGUE = 0.6
+"""The part of the time that the catalogue may take."""
+
+
+def diagnose(
+    backend: Backend,
+    implementation: Implementation,
+    failing: Sequence[Cell],
+    passing: Sequence[Cell],
+    seconds: float = 5.0,
+) -> list[Diagnosis]:
+    """What is wrong with an implementation of `backend`, in at most three sentences, the best first.
+
+    `failing` and `passing` are cells of the implementation; `seconds` is the processor time after which
+    nothing more is asked. Settings that calls change are restored.
+    """
+    failing, passing = chosen(failing, TRIED + BESIDE), chosen(passing, BESIDE)
+    settings = leaks.Settings(backend)
+    try:
+        with leaks.quiet():
+            found = explained(failing, passing, clock(OF_CATALOGUE * seconds))
+    finally:
+        settings.restore()
+        leaks.died()
+    cases = [cell.case for cell in failing[:TRIED] if isinstance(cell.case, Case)]
+    measured = identify(backend, implementation, cases, (1 - OF_CATALOGUE) * seconds)
+    return joined(found, measured)[:MOST]
+
+
+def joined(found: Iterable[Diagnosis], measured: Iterable[Diagnosis]) -> list[Diagnosis]:
+    """The diagnoses of both sources, what explains most first, one of each family. What the catalogue
+    explains gets the picture that was measured of its family."""
+    pictures = {one.family: one.picture for one in measured if one.picture}
+    named = [replace(one, picture=pictures.get(one.family, "")) for one in found]
+    every = sorted([*named, *measured], key=lambda one: -one.explains / max(one.tried, 1))
+    return list({one.family: one for one in reversed(every)}.values())[::-1]
+
+
+def chosen(cells: Sequence[Cell], most: int) -> list[Cell]:
+    """At most `most` cells to try: small ones of different checks, masks, features and dtypes, the
+    smallest of the check `values` first."""
+    left = sorted((c for c in cells if isinstance(c.case, Case)), key=_place)
+    taken: list[Cell] = []
+    seen: set[str] = set()
+    while left and len(taken) < most:
+        best = max(left, key=lambda cell: len(_marks(cell) - seen) if taken else 0)
+        taken.append(best)
+        left.remove(best)
+        seen |= _marks(best)
+    return taken
+
+
+def _place(cell: Cell) -> tuple[int, bool, int, str]:
+    first = (VALUES, *GRADIENTS)
+    check = first.index(cell.check.name) if cell.check.name in first else len(first)
+    return check, cell.dtype.name != "f32", _size(cell), cell.case.id
+
+
+def _size(cell: Cell) -> int:
+    s = cell.case.sizes if isinstance(cell.case, Case) else None
+    return 0 if s is None else s.B * s.H * s.Lq * s.Lk * max(s.D, s.Dv)
+
+
+def _marks(cell: Cell) -> set[str]:
+    """What a cell is about: its check, dtype, mask, heads and features."""
+    case = cell.case
+    assert isinstance(case, Case)
+    return {cell.check.name, case.dtype.name, case.mask_token, case.sizes.heads, *case.needs}
