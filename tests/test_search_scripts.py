@@ -17,9 +17,9 @@ from backends.prepared import PreparedCall
 from suite.judge.cell import Cell
 from suite.judge.judge import judge
 from suite.judge.verdict import Verdict
+from suite.run import definition, literals, script
 from suite.run.options import Options
 from suite.run.plan import Plan
-from suite.search import definition, literals, script
 from suite.spec.case import Case
 from suite.spec.dtypes import DTYPES, round_to
 from suite.spec.inputs import draw

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from suite.__main__ import main
-from suite.search.smaller import shrunk, smaller
+from suite.run.smaller import shrunk, smaller
 from suite.spec.case import Case
 from suite.spec.catalogue import cases
 

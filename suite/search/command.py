@@ -154,7 +154,7 @@ def tell(search: Search, failure: Failure, script: str) -> None:
 def script_of(search: Search, failure: Failure) -> tuple[str, str]:
     """The script of a failure and "", or "" and the reason why there is no script."""
     from suite.judge.cell import Cell
-    from suite.search.script import NoScript, script
+    from suite.run.script import NoScript, script
 
     cell = Cell(failure.check, failure.case, failure.implementation, search.plan.options.seed)
     try:

@@ -23,6 +23,7 @@ from suite.judge.judge import judge
 from suite.judge.verdict import Verdict
 from suite.run import jax_caches
 from suite.run.plan import Plan
+from suite.run.smaller import shrunk
 from suite.search import strategies
 from suite.search.failures import (
     Failure,
@@ -33,7 +34,6 @@ from suite.search.failures import (
     failure_key,
     values_of,
 )
-from suite.search.smaller import shrunk
 from suite.search.strategies import Shape
 from suite.spec.case import Case
 from suite.spec.dtypes import dtype

@@ -14,6 +14,7 @@ from typing import Any
 import hypothesis
 from hypothesis import strategies as st
 
+from suite.run.smaller import tied, well_posed
 from suite.spec.case import Case, Widths
 from suite.spec.dtypes import DTYPES, DType
 from suite.spec.masks import (
@@ -108,19 +109,6 @@ def binding(operator: Operator) -> list[Option]:
         )
         if operator.has_keys or option.name not in WITH_KEYS_ALONE
     ]
-
-
-def tied(letters: Mapping[str, int], ties: Iterable[str]) -> dict[str, int]:
-    """The sizes of axes, with tied axes made equal: to 1, or to the first tied axis."""
-    groups: list[set[str]] = []
-    for tie in ties:
-        group = set(tie).union(*(g for g in groups if g & set(tie)))
-        groups = [g for g in groups if not g & group] + [group]
-    sizes = dict(letters)
-    for group in groups:
-        first = next(letter for letter in letters if letter in group)
-        sizes |= dict.fromkeys(group - {"1"}, 1 if "1" in group else letters[first])
-    return sizes
 
 
 def limited(letters: Mapping[str, int], ties: Iterable[str], pairs: int) -> dict[str, int]:
@@ -264,19 +252,6 @@ def cases_of(
         hypothesis.reject()  # options that exclude each other
     hypothesis.assume(well_posed(case))
     return case
-
-
-def well_posed(case: Case, differentiated: bool = False) -> bool:
-    """True if the operator's elections decide the output of the case's fully masked rows (if
-    `differentiated` also their gradients), or if there are no such rows."""
-    if case.mask is None or bool(case.mask.dense(case.sizes).any(-1).all()):
-        return True
-    by_lengths = case.operator.is_layer and case.form == "native"
-    question = "padded-sample" if by_lengths else "fully-masked-row"
-    questions = {question, *([f"{question}-gradient"] if differentiated else [])}
-    if case.option("bias") not in (None, "none"):
-        questions.add("minus-inf-row")  # for implementations that merge the mask into the bias
-    return questions <= set(case.operator.questions.elections)
 
 
 def cases(

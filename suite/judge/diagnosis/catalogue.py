@@ -52,7 +52,7 @@ PAIRED = 64
 
 Arrays = Mapping[str, np.ndarray]
 
-_ANSWERS: Cache["Arrays | None"] = Cache(8192)
+_ANSWERS: Cache[Arrays | None] = Cache(8192)
 """Answers of faults, by fault and inputs."""
 
 
@@ -333,9 +333,7 @@ class _Matching:
                 (self.failing[number] for number in best.explains),
                 key=lambda look: (look.size, look.cell.case.id),
             )
-            told.append(
-                _diagnosis(best.one, len(best.explains), tried, 0, str(look.cell.case.id))
-            )
+            told.append(_diagnosis(best.one, len(best.explains), tried, 0, str(look.cell.case.id)))
             rest -= best.explains
         return told
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from suite.search.strategies import tied, well_posed
 from suite.spec.case import Case, Widths
 from suite.spec.sizes import Sizes
 
@@ -78,3 +77,29 @@ def _smaller_sizes(case: Case) -> Iterator[dict[str, Any]]:
                 "widths": Widths(*(letters[x] for x in "xyzo")) if widths else None,
             }
             left //= 2
+
+
+def tied(letters: Mapping[str, int], ties: Iterable[str]) -> dict[str, int]:
+    """The sizes of axes, with tied axes made equal: to 1, or to the first tied axis."""
+    groups: list[set[str]] = []
+    for tie in ties:
+        group = set(tie).union(*(g for g in groups if g & set(tie)))
+        groups = [g for g in groups if not g & group] + [group]
+    sizes = dict(letters)
+    for group in groups:
+        first = next(letter for letter in letters if letter in group)
+        sizes |= dict.fromkeys(group - {"1"}, 1 if "1" in group else letters[first])
+    return sizes
+
+
+def well_posed(case: Case, differentiated: bool = False) -> bool:
+    """True if the operator's elections decide the output of the case's fully masked rows (if
+    `differentiated` also their gradients), or if there are no such rows."""
+    if case.mask is None or bool(case.mask.dense(case.sizes).any(-1).all()):
+        return True
+    by_lengths = case.operator.is_layer and case.form == "native"
+    question = "padded-sample" if by_lengths else "fully-masked-row"
+    questions = {question, *([f"{question}-gradient"] if differentiated else [])}
+    if case.option("bias") not in (None, "none"):
+        questions.add("minus-inf-row")  # for implementations that merge the mask into the bias
+    return questions <= set(case.operator.questions.elections)

@@ -28,8 +28,8 @@ from suite.judge.derivative import (
 from suite.judge.oracle import Oracle
 from suite.judge.tolerance import ratios
 from suite.judge.verdict import Verdict
-from suite.search.definition import arrays_text, definition
-from suite.search.literals import IMPORTS, literal
+from suite.run.definition import arrays_text, definition
+from suite.run.literals import IMPORTS, literal
 from suite.spec.dtypes import DType
 from suite.spec.features import ARRAYS
 from suite.spec.vocabulary import OPERANDS

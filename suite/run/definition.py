@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from backends.textbook.attention import attention
-from suite.search.literals import IMPORTS, LITERALS, literal
+from suite.run.literals import IMPORTS, LITERALS, literal
 from suite.spec.case import Case
 from suite.spec.features import ARRAYS, FEATURES
 from suite.spec.inputs import Inputs
