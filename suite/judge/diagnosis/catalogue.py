@@ -19,24 +19,20 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import combinations
 
 import numpy as np
 
-from backends.protocol import ENDS, Implementation
+from backends.protocol import Implementation
 from suite.faults import all_faults
 from suite.faults.backend import KernelBackend
 from suite.faults.fault import Fault
 from suite.judge.cell import Cell
-from suite.judge.derivative import vjp
 from suite.judge.diagnosis.finding import Diagnosis
+from suite.judge.diagnosis.look import Arrays, Look, close, observed, right, unkeyed
 from suite.judge.judge import judge
-from suite.judge.oracle import Oracle
-from suite.judge.verdict import Deviation, HarnessError, NotApplicable
 from suite.spec.cache import Cache
-from suite.spec.case import Case
-from suite.spec.inputs import Inputs
 
 TRIED = 6
 """The number of failing cells that every fault answers."""
@@ -44,13 +40,8 @@ TRIED = 6
 BESIDE = 12
 """The number of passing cells, and of further failing cells, that decide between the faults left."""
 
-FLAGS = "causal|window|length"
-"""What the names of arguments contain that give a mask by flags."""
-
 PAIRED = 64
 """The number of different answers of faults that are paired."""
-
-Arrays = Mapping[str, np.ndarray]
 
 _ANSWERS: Cache[Arrays | None] = Cache(8192)
 """Answers of faults, by fault and inputs."""
@@ -99,136 +90,6 @@ def _kernelled() -> tuple[Kernelled, ...]:
     faults = all_faults()
     kernels = KernelBackend("catalogue", tuple(fault.kernel for fault in faults)).implementations()
     return tuple(map(Kernelled, faults, kernels))
-
-
-@dataclass(eq=False)
-class Look:
-    """What an implementation answers in a cell, and what would be right.
-
-    `got` are outputs by name. If the check differentiates and the outputs are right, gradients by operand
-    are there, too (`differentiates`).
-    """
-
-    cell: Cell
-    inputs: Inputs
-    got: Arrays
-    differentiates: bool = False
-
-    @classmethod
-    def of(cls, cell: Cell) -> Look | None:
-        """The look at a cell; None if the case has no values, or the call gives no answer."""
-        if not isinstance(cell.case, Case):
-            return None
-        try:
-            inputs = cell.inputs
-        except (Deviation, HarnessError, NotApplicable):
-            return None
-        got = observed(cell, False)
-        if got is None:
-            return None
-        look = cls(cell, inputs, got)
-        if "gradient" in cell.check.needs and look.expected and not look.is_wrong:
-            both = observed(cell, True)
-            look = look if both is None else cls(cell, inputs, both, True)
-        return look if look.expected else None
-
-    @property
-    def size(self) -> int:
-        return sum(array.size for array in self.inputs.arrays.values())
-
-    @cached_property
-    def expected(self) -> Mapping[str, tuple[np.ndarray, float]]:
-        """The right arrays, each with its largest bound; {} if nobody knows them."""
-        return right(self.cell, self.inputs, self.differentiates)
-
-    @cached_property
-    def presented(self) -> Inputs:
-        """The inputs for faults."""
-        return presented(self.cell)
-
-    @cached_property
-    def is_wrong(self) -> bool:
-        """True if the answer to the plain inputs is wrong."""
-        return any(
-            not _close(self, name, self.got[name], want, limit).all()
-            for name, (want, limit) in self.expected.items()
-            if name in self.got
-        )
-
-
-def presented(cell: Cell) -> Inputs:
-    """The inputs of a cell, with the mask in the form in which the implementation is given it: by flags,
-    as an array, or as -inf in the bias."""
-    inputs, implementation = cell.inputs, cell.implementation
-    if (inputs.mask is None and inputs.mask_array is None) or inputs.operator.is_layer:
-        return inputs
-    arguments, backend = implementation.prepare(inputs).arguments, implementation.backend
-    flags = [value for name, value in arguments.items() if re.search(FLAGS, name)]
-    if any(value is not None and value is not False for value in flags):
-        return inputs
-    arrays = [value for value in arguments.values() if backend.is_array(value)]
-    if any("bool" in backend.dtype_name(array) for array in arrays):
-        return inputs.replace(form="dense")
-    mask = inputs.dense_mask
-    if inputs.bias is None or mask is None:
-        return inputs
-    bias = np.where(mask, inputs.bias, -np.inf)
-    return inputs.replace(mask=None, mask_array=None, form="native", bias=bias)
-
-
-def observed(cell: Cell, gradients: bool) -> Arrays | None:
-    """The answer of a cell's implementation to the plain inputs of its case; None if the call fails."""
-    try:
-        if not gradients:
-            return dict(cell.run(cell.inputs).arrays)
-        answer, of = vjp(cell)
-        return {**answer.arrays, **{f"gradient of {name}": array for name, array in of.items()}}
-    except ENDS:
-        raise
-    except BaseException:
-        return None
-
-
-def right(cell: Cell, inputs: Inputs, gradients: bool) -> dict[str, tuple[np.ndarray, float]]:
-    """The right arrays of a cell by name, each with the largest bound of an element; {} if nobody knows
-    them."""
-    try:
-        rounding = cell.rounding
-        expected = dict(Oracle.forward(inputs, rounding, "unmasked").expected)
-        if gradients:
-            if inputs.has_empty_rows:
-                return {}
-            of = Oracle.vjp(inputs, cell.cotangent, rounding).expected
-            expected |= {f"gradient of {name}": want for name, want in of.items()}
-    except (Deviation, HarnessError, NotApplicable):
-        return {}
-    return {
-        name: (want.value, float(np.max(want.error, initial=0.0, where=np.isfinite(want.error))))
-        for name, want in expected.items()
-    }
-
-
-def _close(look: Look, name: str, got: np.ndarray, want: np.ndarray, limit: float) -> np.ndarray:
-    """A flag for every element: equal within the limit, or in a fully masked row."""
-    with np.errstate(invalid="ignore"):
-        close = (np.abs(got - want) <= limit) | (got == want) | (np.isnan(got) & np.isnan(want))
-    axes = look.inputs.operator.outputs(look.inputs.case).get(name)
-    if axes is not None and look.inputs.has_empty_rows:
-        empty = look.inputs.rows_along(look.inputs.fully_masked_rows, axes)
-        close |= np.broadcast_to(empty, close.shape)
-    return close
-
-
-def _unkeyed(look: Look, got: np.ndarray, answer: np.ndarray, limit: float) -> np.ndarray:
-    """A flag for every element of rows that the fault leaves without keys, and where the implementation
-    has one of the values that are elected for such rows: zeros, NaN, or the mean of all values."""
-    left = ((answer == 0) | np.isnan(answer)).all(-1)
-    blank = np.isnan(got).all(-1) | (got == 0).all(-1)
-    value = look.inputs.arrays.get("value")
-    if left.any() and value is not None and value.ndim == 4 and value.shape[2]:
-        mean = np.repeat(value.mean(2), got.shape[1] // value.shape[1], 1)[:, :, None]
-        blank |= (np.abs(got - mean) <= limit).all(-1)
-    return (left & blank)[..., None]
 
 
 @dataclass(eq=False)
@@ -294,11 +155,11 @@ class _Matching:
             reach = np.abs(answer[name]).max(initial=0.0, where=finite)
             top = np.abs(want).max(initial=0.0, where=np.isfinite(want))
             limit = (limit + limits.get(name, 0.0)) * max(1.0, reach / top if top else 1.0)
-            close = _close(look, name, got, answer[name], limit)
-            if name == "output" and got.ndim == 4 and not close.all():
-                close |= _unkeyed(look, got, answer[name], limit)
-            same = same and bool(close.all())
-            differs = differs or not _close(look, name, answer[name], want, limit).all()
+            near = close(look, name, got, answer[name], limit)
+            if name == "output" and got.ndim == 4 and not near.all():
+                near |= unkeyed(look, got, answer[name], limit)
+            same = same and bool(near.all())
+            differs = differs or not close(look, name, answer[name], want, limit).all()
         return same, differs
 
     def _pairs(self, faults: Sequence[Kernelled], look: Look) -> list[Kernelled]:

@@ -1,0 +1,153 @@
+"""Looks: what an implementation answers to the plain inputs of a cell, beside what would be right."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from backends.protocol import ENDS
+from suite.judge.cell import Cell
+from suite.judge.derivative import vjp
+from suite.judge.oracle import Oracle
+from suite.judge.verdict import Deviation, HarnessError, NotApplicable
+from suite.spec.case import Case
+from suite.spec.inputs import Inputs
+
+FLAGS = "causal|window|length"
+"""What the names of arguments contain that give a mask by flags."""
+
+Arrays = Mapping[str, np.ndarray]
+
+
+@dataclass(eq=False)
+class Look:
+    """What an implementation answers in a cell, and what would be right.
+
+    `got` are outputs by name. If the check differentiates and the outputs are right, gradients by operand
+    are there, too (`differentiates`).
+    """
+
+    cell: Cell
+    inputs: Inputs
+    got: Arrays
+    differentiates: bool = False
+
+    @classmethod
+    def of(cls, cell: Cell) -> Look | None:
+        """The look at a cell; None if the case has no values, or the call gives no answer."""
+        if not isinstance(cell.case, Case):
+            return None
+        try:
+            inputs = cell.inputs
+        except (Deviation, HarnessError, NotApplicable):
+            return None
+        got = observed(cell, False)
+        if got is None:
+            return None
+        look = cls(cell, inputs, got)
+        if "gradient" in cell.check.needs and look.expected and not look.is_wrong:
+            both = observed(cell, True)
+            look = look if both is None else cls(cell, inputs, both, True)
+        return look if look.expected else None
+
+    @property
+    def size(self) -> int:
+        return sum(array.size for array in self.inputs.arrays.values())
+
+    @cached_property
+    def expected(self) -> Mapping[str, tuple[np.ndarray, float]]:
+        """The right arrays, each with its largest bound; {} if nobody knows them."""
+        return right(self.cell, self.inputs, self.differentiates)
+
+    @cached_property
+    def presented(self) -> Inputs:
+        """The inputs for faults."""
+        return presented(self.cell)
+
+    @cached_property
+    def is_wrong(self) -> bool:
+        """True if the answer to the plain inputs is wrong."""
+        return any(
+            not close(self, name, self.got[name], want, limit).all()
+            for name, (want, limit) in self.expected.items()
+            if name in self.got
+        )
+
+
+def presented(cell: Cell) -> Inputs:
+    """The inputs of a cell, with the mask in the form in which the implementation is given it: by flags,
+    as an array, or as -inf in the bias."""
+    inputs, implementation = cell.inputs, cell.implementation
+    if (inputs.mask is None and inputs.mask_array is None) or inputs.operator.is_layer:
+        return inputs
+    arguments, backend = implementation.prepare(inputs).arguments, implementation.backend
+    flags = [value for name, value in arguments.items() if re.search(FLAGS, name)]
+    if any(value is not None and value is not False for value in flags):
+        return inputs
+    arrays = [value for value in arguments.values() if backend.is_array(value)]
+    if any("bool" in backend.dtype_name(array) for array in arrays):
+        return inputs.replace(form="dense")
+    mask = inputs.dense_mask
+    if inputs.bias is None or mask is None:
+        return inputs
+    bias = np.where(mask, inputs.bias, -np.inf)
+    return inputs.replace(mask=None, mask_array=None, form="native", bias=bias)
+
+
+def observed(cell: Cell, gradients: bool) -> Arrays | None:
+    """The answer of a cell's implementation to the plain inputs of its case; None if the call fails."""
+    try:
+        if not gradients:
+            return dict(cell.run(cell.inputs).arrays)
+        answer, of = vjp(cell)
+        return {**answer.arrays, **{f"gradient of {name}": array for name, array in of.items()}}
+    except ENDS:
+        raise
+    except BaseException:
+        return None
+
+
+def right(cell: Cell, inputs: Inputs, gradients: bool) -> dict[str, tuple[np.ndarray, float]]:
+    """The right arrays of a cell by name, each with the largest bound of an element; {} if nobody knows
+    them."""
+    try:
+        rounding = cell.rounding
+        expected = dict(Oracle.forward(inputs, rounding, "unmasked").expected)
+        if gradients:
+            if inputs.has_empty_rows:
+                return {}
+            of = Oracle.vjp(inputs, cell.cotangent, rounding).expected
+            expected |= {f"gradient of {name}": want for name, want in of.items()}
+    except (Deviation, HarnessError, NotApplicable):
+        return {}
+    return {
+        name: (want.value, float(np.max(want.error, initial=0.0, where=np.isfinite(want.error))))
+        for name, want in expected.items()
+    }
+
+
+def close(look: Look, name: str, got: np.ndarray, want: np.ndarray, limit: float) -> np.ndarray:
+    """A flag for every element: equal within the limit, or in a fully masked row."""
+    with np.errstate(invalid="ignore"):
+        near = (np.abs(got - want) <= limit) | (got == want) | (np.isnan(got) & np.isnan(want))
+    axes = look.inputs.operator.outputs(look.inputs.case).get(name)
+    if axes is not None and look.inputs.has_empty_rows:
+        empty = look.inputs.rows_along(look.inputs.fully_masked_rows, axes)
+        near |= np.broadcast_to(empty, near.shape)
+    return near
+
+
+def unkeyed(look: Look, got: np.ndarray, answer: np.ndarray, limit: float) -> np.ndarray:
+    """A flag for every element of rows that the fault leaves without keys, and where the implementation
+    has one of the values that are elected for such rows: zeros, NaN, or the mean of all values."""
+    left = ((answer == 0) | np.isnan(answer)).all(-1)
+    blank = np.isnan(got).all(-1) | (got == 0).all(-1)
+    value = look.inputs.arrays.get("value")
+    if left.any() and value is not None and value.ndim == 4 and value.shape[2]:
+        mean = np.repeat(value.mean(2), got.shape[1] // value.shape[1], 1)[:, :, None]
+        blank |= (np.abs(got - mean) <= limit).all(-1)
+    return (left & blank)[..., None]
