@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from backends.protocol import Backend, Implementation
-from suite.judge.diagnosis import behaviour, heads, precision, scale, weights
+from suite.judge.diagnosis import behaviour, gradients, heads, precision, scale, weights
 from suite.judge.diagnosis.finding import Diagnosis
 from suite.judge.diagnosis.instrument import Found, Instrument, plain
 from suite.spec.case import Case
@@ -41,7 +41,7 @@ def identify(
             for found in problems(tool, group[0]):
                 key = re.sub(r"[-+]?[\d.]+", "#", found.sentence)
                 _, explained = told.setdefault(key, (found, []))
-                explained += group
+                explained += [case for case in group if case not in explained]
     diagnoses = []
     for found, explained in sorted(told.values(), key=lambda item: -len(item[1])):
         evidence = len(explained), len(cases), 0, explained[0].id
@@ -65,11 +65,20 @@ def problems(tool: Instrument, case: Case) -> list[Found]:
         )  # sets the unit of the others
         told += list(of_heads(tool, plain(small))) or list(of_weights(tool, small))
         told += inside
+        if not told:
+            asked = dict.fromkeys((plain(small), small))
+            told = [found for c in asked for found in of_gradients(tool, c)]
     if not told:
         own = replace(case, dtype=DTYPES["f32"], recipe="normal")
         if own != small and tool.implementation.unsupported(own) is None:
             told = list(of_weights(tool, own))
     return told
+
+
+def of_gradients(tool: Instrument, case: Case) -> Iterator[Found]:
+    """What is wrong with the gradients of a case."""
+    if tool.implementation.unsupported(case) is None:
+        yield from gradients.ask(tool, case)
 
 
 def of_precision(tool: Instrument, dtype: str, case: Case) -> Iterator[Found]:
