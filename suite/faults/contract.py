@@ -15,7 +15,7 @@ from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import Inputs
 
 
-@fault("contract", "`return out` in float32; `return out.to(q.dtype)`")
+@fault("contract", "`return out` in float32; use `return out.to(q.dtype)`")
 class AnswersInFloat32(Kernel):
     """16-bit inputs give a float32 answer."""
 
@@ -57,7 +57,7 @@ class AnswersElsewhere(Kernel):
         return Elsewhere(answer.values, answer.fmt)
 
 
-@fault("contract", "`q *= scale`, `q.mul_(scale)`; `q = q * scale`")
+@fault("contract", "`q *= scale`, `q.mul_(scale)`; use `q = q * scale`")
 class QueryScaledInPlace(Kernel):
     """The query is scaled in place."""
 
@@ -67,7 +67,7 @@ class QueryScaledInPlace(Kernel):
         return scores
 
 
-@fault("contract", "`mask &= tril`; `mask = mask & tril`")
+@fault("contract", "`mask &= tril`; use `mask = mask & tril`")
 class CausalMergedInPlace(Kernel):
     """The causal flag is written into the caller's mask."""
 

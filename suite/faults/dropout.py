@@ -101,7 +101,8 @@ class BackwardOfNextSeed(Dropping):
 
 
 @fault(
-    "dropout_gradients", "backward without the pattern; `dp = keep / (1 - rate) * (dout @ v.mT)`"
+    "dropout_gradients",
+    "backward without the pattern; use `dp = keep / (1 - rate) * (dout @ v.mT)`",
 )
 class BackwardDropsNothing(Dropping):
     """The backward pass drops nothing, though the forward pass does."""

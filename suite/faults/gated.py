@@ -66,7 +66,7 @@ class GateOfTheFirstRow(GatedKernel):
         return np.broadcast_to(gate[:, :1], gate.shape)
 
 
-@fault("values", "`F.linear(x, w_g)` without `b_g`; `x @ w_g + b_g`")
+@fault("values", "`F.linear(x, w_g)` without `b_g`; use `x @ w_g + b_g`")
 class GateWithoutItsBias(GatedKernel):
     """The bias of the gate is left out."""
 

@@ -74,7 +74,7 @@ class GroupTiledBackward(Differentiable):
 
 @fault(
     "gradient_of_bias",
-    "`zeros_like(bias)` in backward; `dbias = p * (dp - (p * dp).sum(-1, keepdim=True))`",
+    "`zeros_like(bias)` in backward; use `dbias = p * (dp - (p * dp).sum(-1, keepdim=True))`",
     like="I8",
 )
 class BiasGradientZero(Differentiable):
@@ -84,7 +84,7 @@ class BiasGradientZero(Differentiable):
         return np.zeros(shape)
 
 
-@fault("gradient_of_bias", "`ds[:1]` for a bias that samples share; `ds.sum(0, keepdim=True)`")
+@fault("gradient_of_bias", "`ds[:1]` for a bias that samples share; use `ds.sum(0, keepdim=True)`")
 class BiasGradientOfFirstSample(Differentiable):
     """The gradient of a bias shared by all samples is that of the first one."""
 
@@ -134,7 +134,9 @@ class BiasGradientAfterCap(Differentiable):
         return gradients
 
 
-@fault("gradients", "`ds = p * dp`; `ds = p * (dp - (p * dp).sum(-1, keepdim=True))`", like="I11")
+@fault(
+    "gradients", "`ds = p * dp`; use `ds = p * (dp - (p * dp).sum(-1, keepdim=True))`", like="I11"
+)
 class MeanForgotten(Differentiable):
     """The gradient of the softmax is p dp: the row's sum of p dp is not subtracted."""
 
@@ -163,7 +165,9 @@ class MeanOverAllRows(Differentiable):
         return np.broadcast_to(means.mean(-2, keepdims=True), means.shape)
 
 
-@fault("gradients", "`ds` goes on unchanged behind a softcap; `ds * (1 - tanh(s / softcap) ** 2)`")
+@fault(
+    "gradients", "`ds` goes on unchanged behind a softcap; use `ds * (1 - tanh(s / softcap) ** 2)`"
+)
 class CapSlopeForgotten(Differentiable):
     """The derivative of the softcap is missing in the backward pass."""
 
@@ -181,7 +185,7 @@ class CapSlopeNotSquared(Differentiable):
 
 @fault(
     "gradients",
-    "`ds @ k.mT`, which has a fitting shape if Lk == D; `dq = scale * ds @ k`",
+    "`ds @ k.mT`, which has a fitting shape if Lk == D; use `dq = scale * ds @ k`",
     like="I7",
 )
 class KeyTransposedTwice(Differentiable):

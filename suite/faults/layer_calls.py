@@ -78,7 +78,7 @@ class AverageAttends(MultiHeadKernel):
         return super().attend(weights, value, call)
 
 
-@fault("values", "`softmax(scores.float())` is returned; `.to(q.dtype)`", family="contract")
+@fault("values", "`softmax(scores.float())` is returned; use `.to(q.dtype)`", family="contract")
 class WeightsInFloat32(MultiHeadKernel):
     """Weights come back in float32 whatever the dtype."""
 
@@ -123,7 +123,7 @@ class HiddenWeightsReturned(DotKernel):
         return self.bare[:, 0]
 
 
-@fault("contract", "`query += b_q`; `q = query + b_q`", family="contract")
+@fault("contract", "`query += b_q`; use `q = query + b_q`", family="contract")
 class QueryBiasAddedInPlace(MultiHeadKernel):
     """The query's bias is added to the caller's own array."""
 
@@ -134,7 +134,7 @@ class QueryBiasAddedInPlace(MultiHeadKernel):
         return answer
 
 
-@fault("contract", "`self.w_q *= scale` in `forward`; `w_q * scale`", family="contract")
+@fault("contract", "`self.w_q *= scale` in `forward`; use `w_q * scale`", family="contract")
 class KernelScaledInPlace(MultiHeadKernel):
     """Every call multiplies the query's kernel by the scale, in place."""
 

@@ -52,7 +52,7 @@ class OutputKernelGradientUnmerged(LayerDifferentiable):
         return gradients
 
 
-@fault("gradients", "zeros or None for `b_q`; `db_q = dq.sum((0, 1))`")
+@fault("gradients", "zeros or None for `b_q`; use `db_q = dq.sum((0, 1))`")
 class ProjectionBiasWithoutGradient(LayerDifferentiable):
     """The bias of the query projection gets no gradient."""
 
@@ -143,7 +143,9 @@ class ScaleGradientOfScaledScores(DotDifferentiable):
         return super().scale_gradient(ds, product, arrays) * self.number(arrays)
 
 
-@fault("gradients", "`scale.detach()`, or zeros in backward; `dscale = (ds * (q @ k.mT)).sum()`")
+@fault(
+    "gradients", "`scale.detach()`, or zeros in backward; use `dscale = (ds * (q @ k.mT)).sum()`"
+)
 class ScaleWithoutGradient(DotDifferentiable):
     """The learned scale gets no gradient."""
 

@@ -137,7 +137,7 @@ class EpsilonOutsideRoot(LayerNormKernel):
         return 1 / (np.sqrt(variance) + call.work(2.0**-10))
 
 
-@fault("values", "`x.var(-1)`, which torch divides by n - 1; `x.var(-1, unbiased=False)`")
+@fault("values", "`x.var(-1)`, which torch divides by n - 1; use `x.var(-1, unbiased=False)`")
 class VarianceUnbiased(LayerNormKernel):
     """Layer norm divides the variance by one less than the number of features."""
 

@@ -170,21 +170,21 @@ class WithoutBias(MultiHeadKernel):
         return None if name == self.left_out else super().bias(name, call)
 
 
-@fault("values", "`F.linear(x, w_q)` without `b_q`; `x @ w_q + b_q`")
+@fault("values", "`F.linear(x, w_q)` without `b_q`; use `x @ w_q + b_q`")
 class QueryBiasDropped(WithoutBias):
     """Queries are projected without their bias."""
 
     left_out = "query"
 
 
-@fault("values", "`F.linear(x, w_v)` without `b_v`; `x @ w_v + b_v`")
+@fault("values", "`F.linear(x, w_v)` without `b_v`; use `x @ w_v + b_v`")
 class ValueBiasDropped(WithoutBias):
     """Values are projected without their bias."""
 
     left_out = "value"
 
 
-@fault("values", "`F.linear(heads, w_o)` without `b_o`; `heads @ w_o + b_o`")
+@fault("values", "`F.linear(heads, w_o)` without `b_o`; use `heads @ w_o + b_o`")
 class OutputBiasDropped(WithoutBias):
     """The output is projected without its bias."""
 

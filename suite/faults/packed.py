@@ -107,7 +107,7 @@ class PackedCausalByPlaceInThePack(PackedKernel):
 
 @fault(
     "values",
-    "`scale = 1 / sqrt(D)` always; `scale if scale is not None else 1 / sqrt(D)`",
+    "`scale = 1 / sqrt(D)` always; use `scale if scale is not None else 1 / sqrt(D)`",
     family="scale",
 )
 class PackedScaleIgnored(PackedKernel):

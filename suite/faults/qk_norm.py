@@ -83,7 +83,7 @@ class NothingAddedToTheVariance(MultiHeadKernel):
 
 @fault(
     "gradients",
-    "`gain.detach()`, or no gradient for it in backward; `dgain = (dy * normed).sum(...)`",
+    "`gain.detach()`, or no gradient for it in backward; use `dgain = (dy * normed).sum(...)`",
     family="gradient",
 )
 class GainsTakenForConstants(LayerDifferentiable):

@@ -13,7 +13,7 @@ from suite.spec.dtypes import round_to
 
 @fault(
     "values",
-    "`scale = 1 / sqrt(D)` always; `scale if scale is not None else 1 / sqrt(D)`",
+    "`scale = 1 / sqrt(D)` always; use `scale if scale is not None else 1 / sqrt(D)`",
     like="D3",
 )
 class ScaleIgnored(Kernel):

@@ -131,7 +131,7 @@ class EmptyRowBesideSink(Kernel):
 
 @fault(
     "gradients",
-    "`sinks.detach()`, or None in backward; `dsink = -(p_sink * (p * dp).sum(-1)).sum((0, 2))`",
+    "`sinks.detach()`, or None in backward; use `dsink = -(p_sink * (p * dp).sum(-1)).sum((0, 2))`",
 )
 class SinkWithoutGradient(Differentiable):
     """Sinks get no gradient."""
@@ -184,7 +184,7 @@ class SinkForgottenBackward(Differentiable):
 
 @fault(
     "high_sink",
-    "`exp(sink) * exp(-m)` for m of the keys alone; `m = maximum(scores.amax(-1), sink)`",
+    "`exp(sink) * exp(-m)` for m of the keys alone; use `m = maximum(scores.amax(-1), sink)`",
 )
 class SinkApartFromTheMaximum(Kernel):
     """The row's maximum leaves the sink out: a sink far above the scores overflows."""
