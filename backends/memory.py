@@ -111,16 +111,26 @@ class Memory:
         """A view of an array (n,), with `shape`, `strides` and `offset` in elements."""
         raise NotImplementedError
 
+    def alias(self, array: Any) -> Any:
+        """Another array of the same memory, which does not hold the array itself; the array, if the
+        framework has no views."""
+        return array
+
     def arranged(self, values: np.ndarray, dtype: DType | None, how: str) -> Any:
         """The framework's array with these values, in the arrangement `how` of `ARRANGEMENTS`.
 
         Contiguous if the framework has no strides. Raises KeyError for an unknown arrangement, and
         ValueError if values differ along an axis of stride 0 (`EXPANDED`).
         """
+        return self.within(values, dtype, how)[0]
+
+    def within(self, values: np.ndarray, dtype: DType | None, how: str) -> tuple[Any, Any]:
+        """The array of `arranged`, and the array that it is a view of (itself, if it is no view)."""
         if how not in ARRANGEMENTS:
             raise KeyError(f"unknown arrangement {how!r}; valid: {', '.join(ARRANGEMENTS)}")
         if how == "contiguous" or not self.has_strides:
-            return self.backend.array(np.ascontiguousarray(values), dtype)
+            array = self.backend.array(np.ascontiguousarray(values), dtype)
+            return array, array
         shape, window_of = WINDOWS[how](values.shape)
         gap = ~values if values.dtype == bool else np.full((1,), np.nan)
         larger = np.resize(gap, shape)
@@ -128,10 +138,16 @@ class Memory:
         window[...] = values
         if not (window == values).all():
             raise ValueError("slices that lie in one place must be equal")
+        whole = self.backend.array(larger.ravel(), dtype)
+        return self.window(whole, larger, window), whole
+
+    def window(self, whole: Any, larger: np.ndarray, window: np.ndarray) -> Any:
+        """The view of the framework's array `whole` (n,) that lies in it as `window` lies in the
+        contiguous array `larger`."""
         offset, rest = divmod(window.ctypes.data - larger.ctypes.data, larger.itemsize)
         assert not rest
         strides = tuple(step // larger.itemsize for step in window.strides)
-        return self.view(self.backend.array(larger.ravel(), dtype), window.shape, strides, offset)
+        return self.view(whole, window.shape, strides, offset)
 
     def operands(self, inputs: Inputs, axis_order: str) -> tuple[Any, Any, Any]:
         """query, key and value as the framework's arrays, (B, H, L, D) or (B, L, H, D).

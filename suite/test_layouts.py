@@ -2,8 +2,8 @@
 
 Each operand alone has every non-contiguous arrangement; the other operands are contiguous. A gap lies
 along one axis at a time, so that a stride that is worked out from the shape, or from another stride, is
-wrong in one of the arrangements. Lengths are tails around blocks of 32 (31, 33, 65), where kernels may
-read out of bounds, and 1, where strides have no meaning.
+wrong in one of the arrangements. The memory in the gaps stays as it was. Lengths are tails around
+blocks of 32 (31, 33, 65), where kernels may read out of bounds, and 1, where strides have no meaning.
 """
 
 from __future__ import annotations
@@ -11,17 +11,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from backends.memory import EXPANDED, INNER
 from backends.protocol import PreparedCall
 from suite.judge.answer import swap_heads_and_length
+from suite.judge.arguments import unchanged
 from suite.judge.cell import Cell
 from suite.judge.check import check
 from suite.judge.derivative import asked_of, judge_gradients, vjp
 from suite.judge.verdict import Deviation, NotApplicable
-from suite.spec.catalogue import asked, with_plain
+from suite.spec.catalogue import Ask, asked, with_plain
 from suite.spec.inputs import Inputs, dtype_of
 from suite.spec.vocabulary import ARRANGEMENTS, OPERANDS
 
@@ -73,8 +75,9 @@ def laid_out_operands(inputs: Inputs) -> tuple[str, ...]:
     return inputs.operands[:1] if inputs.self_attention else inputs.operands
 
 
-def laid_out(cell: Cell, inputs: Inputs, operand: str, how: str) -> PreparedCall:
-    """The call for `inputs` with one operand in the memory layout `how`.
+def laid_out(cell: Cell, inputs: Inputs, operand: str, how: str) -> tuple[PreparedCall, Any]:
+    """The call for `inputs` with one operand in the memory layout `how`, and the array that holds the
+    operand.
 
     Raises NotApplicable if the call does not take the operand as an array.
     """
@@ -86,30 +89,41 @@ def laid_out(cell: Cell, inputs: Inputs, operand: str, how: str) -> PreparedCall
     values = backend.to_numpy(prepared.arguments[argument])
     dtype = None if operand == "mask" else dtype_of(operand, inputs.case)
     heads = prepared.axis_order == "blhd" and operand in OPERANDS
-    array = backend.memory.arranged(
+    array, whole = backend.memory.within(
         swap_heads_and_length(values, prepared) if heads else values, dtype, how
     )
     array = backend.memory.transpose(array, 0, 2, 1, 3) if heads else array
-    return replace(prepared, arguments=prepared.with_operands({operand: array}))
+    return replace(prepared, arguments=prepared.with_operands({operand: array})), whole
+
+
+class Arranged(NamedTuple):
+    """The call for inputs with one operand in an arrangement, and the array that holds the operand."""
+
+    operand: str
+    how: str
+    inputs: Inputs
+    prepared: PreparedCall
+    whole: Any
 
 
 def arrangements(
     cell: Cell, operands: tuple[str, ...], kinds: tuple[str, ...]
-) -> Iterator[tuple[str, str, Inputs, PreparedCall]]:
-    """Operand, arrangement, inputs and call, for each operand in each arrangement."""
+) -> Iterator[Arranged]:
+    """Each operand in each arrangement."""
     for operand in operands:
         for how in kinds:
             if how in HEADED and cell.inputs.operator.is_layer:
                 continue
             inputs = collapsed(cell.inputs, operand, how)
-            yield operand, how, inputs, laid_out(cell, inputs, operand, how)
+            yield Arranged(operand, how, inputs, *laid_out(cell, inputs, operand, how))
 
 
 @contextmanager
-def naming(operand: str, how: str) -> Iterator[None]:
-    """A context that adds operand and layout to deviations."""
+def naming(cell: Cell, operand: str, how: str, whole: Any) -> Iterator[None]:
+    """A context that adds operand and layout to deviations. The array `whole` must not change."""
     try:
-        yield
+        with unchanged(cell.implementation.backend, {"the memory around it": whole}, "the call"):
+            yield
     except Deviation as deviation:
         message = f"{operand} laid out {how}: {deviation.message}"
         raise Deviation(deviation.kind, message) from deviation
@@ -118,8 +132,8 @@ def naming(operand: str, how: str) -> Iterator[None]:
 def expect_in_every_layout(cell: Cell, operands: tuple[str, ...], kinds: tuple[str, ...]) -> None:
     """Judge the output of every arrangement. An output with the bits of a right one is right."""
     right: Mapping[str, np.ndarray] = {}
-    for operand, how, inputs, prepared in arrangements(cell, operands, kinds):
-        with naming(operand, how):
+    for operand, how, inputs, prepared, whole in arrangements(cell, operands, kinds):
+        with naming(cell, operand, how, whole):
             answer = cell.read(cell.call(prepared), inputs, prepared)
             if inputs is cell.inputs and same_bits(answer.arrays, right):
                 continue
@@ -178,8 +192,8 @@ def expect_gradients_in_every_layout(cell: Cell, kinds: tuple[str, ...]) -> None
     """Judge the gradients of all operands, for every arrangement of each operand."""
     _, names = asked_of(cell)
     operands = tuple(n for n in (*laid_out_operands(cell.inputs), "bias") if n in names)
-    for operand, how, inputs, prepared in arrangements(cell, operands, kinds):
-        with naming(operand, how):
+    for operand, how, inputs, prepared, whole in arrangements(cell, operands, kinds):
+        with naming(cell, operand, how, whole):
             _, gradients = vjp(cell, inputs, operands, prepared=prepared)
             judge_gradients(cell, gradients, inputs)
 
@@ -194,3 +208,85 @@ def test_gradient_layouts(cell: Cell) -> None:
 def test_inner_gradient_layouts(cell: Cell) -> None:
     """Gradients for operands with components that are not adjacent."""
     expect_gradients_in_every_layout(cell, INNER)
+
+
+ONE_PROJECTION = (
+    "sdpa/causal/mha/{dt}/b2h3q16k16d16",
+    "sdpa/none/gqa2/{dt}/b2h4q7k7d8",
+    "multi-head/none/mha/{dt}/b2h4q7k7d3/e12.12.12.12",
+    "packed/none/mha/{dt}/b3h4q24k24d8/seg5.7.12",
+)
+"""Cases with as many keys as queries."""
+
+
+def parts_of_one(inputs: Inputs) -> Iterator[tuple[str, np.ndarray, list[np.ndarray]]]:
+    """Layouts of query, key and value in one array: name, array, and the three views (B, L, H, D)."""
+
+    def headed(array: np.ndarray) -> np.ndarray:
+        if inputs.operator.packing is not None:
+            return array[None]
+        return array[:, :, None] if array.ndim == 3 else array.swapaxes(1, 2)
+
+    arrays = [headed(inputs.arrays[name]) for name in OPERANDS]
+    B, L = arrays[0].shape[:2]
+    ends = np.cumsum([0, *(array[0, 0].size for array in arrays)])
+    rows = np.concatenate([array.reshape(B, L, -1) for array in arrays], -1)
+    yield (
+        "(B, L, 3 H D)",
+        rows,
+        [
+            rows[:, :, start:stop].reshape(array.shape)
+            for start, stop, array in zip(ends[:-1], ends[1:], arrays, strict=True)
+        ],
+    )
+    if len({array.shape[2] for array in arrays}) == 1 < arrays[0].shape[2]:
+        heads = np.ascontiguousarray(np.concatenate(arrays, -1))
+        edges = np.cumsum([array.shape[-1] for array in arrays])[:-1]
+        yield "(B, L, H, 3 D)", heads, np.split(heads, edges, -1)
+    flat = np.concatenate([array.ravel() for array in arrays])
+    thirds = np.split(flat, np.cumsum([array.size for array in arrays])[:-1])
+    shaped = (part.reshape(array.shape) for part, array in zip(thirds, arrays, strict=True))
+    yield "(3, B, L, H D)", flat, list(shaped)
+
+
+def in_one_array(
+    cell: Cell, prepared: PreparedCall, array: np.ndarray, views: list[np.ndarray]
+) -> tuple[PreparedCall, Any]:
+    """The call with views of one array as query, key and value, and the array."""
+    inputs, memory = cell.inputs, cell.implementation.backend.memory
+    whole = cell.implementation.backend.array(array.ravel(), inputs.dtype)
+    windows = []
+    for name, headed in zip(OPERANDS, views, strict=True):
+        packed, ndim = inputs.operator.packing is not None, inputs.arrays[name].ndim
+        turned = headed if prepared.axis_order == "blhd" else headed.swapaxes(1, 2)
+        window = headed[0] if packed else headed[:, :, 0] if ndim == 3 else turned
+        windows.append(memory.window(whole, array, window))
+    operands = prepared.with_operands(dict(zip(OPERANDS, windows, strict=True)))
+    return replace(prepared, arguments=operands), whole
+
+
+OF_ONE_ARRAY = asked(
+    Ask(ONE_PROJECTION[0], dtypes="growing"),
+    Ask(*ONE_PROJECTION[1:], dtypes="growing", since="standard"),
+)
+
+
+@check(OF_ONE_ARRAY, needs=("strides", "strided-operands"))
+def test_fused_operands(cell: Cell) -> None:
+    """Query, key and value as views of one array, as a fused projection gives them."""
+    plain = cell.prepare(cell.inputs)
+    for how, array, views in parts_of_one(cell.inputs):
+        prepared, whole = in_one_array(cell, plain, array, views)
+        with naming(cell, "query, key and value", f"in one array {how}", whole):
+            cell.judge(cell.read(cell.call(prepared), cell.inputs, prepared))
+
+
+@check(OF_ONE_ARRAY, ("gradient", "strides", "strided-operands"))
+def test_fused_gradients(cell: Cell) -> None:
+    """Gradients of query, key and value that are views of one array."""
+    plain, _ = asked_of(cell)
+    for how, array, views in parts_of_one(cell.inputs):
+        prepared, whole = in_one_array(cell, plain, array, views)
+        with naming(cell, "query, key and value", f"in one array {how}", whole):
+            _, gradients = vjp(cell, wrt=OPERANDS, prepared=prepared)
+            judge_gradients(cell, gradients)

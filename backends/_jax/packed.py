@@ -32,7 +32,7 @@ class JaxNnPacked(Implementation):
             "causal-bottom-right": "is_causal is aligned at the first query",
             "value-size": JaxNn.declared.refusals["value-size"],
         },
-        elections={"nan-in-other-segment": "nobody"},
+        elections={"nan-in-other-segment": "nobody", "segment-without-keys": "zeros"},
     )
 
     @cached_property

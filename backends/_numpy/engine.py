@@ -45,6 +45,9 @@ class RoundedMemory(Memory):
     def transpose(self, array: Rounded, *axes: int) -> Rounded:
         return Rounded(array.values.transpose(*axes), array.fmt)
 
+    def alias(self, array: Rounded) -> Rounded:
+        return Rounded(array.values, array.fmt)
+
     def view(self, flat: Rounded, shape: Shape, strides: Shape, offset: int) -> Rounded:
         return Rounded(view(flat.values, shape, strides, offset), flat.fmt)
 

@@ -23,7 +23,7 @@ class SegmentBySegment(Implementation):
         numerics="exact",
         features=PACKED_FEATURES,
         refusals={"gradient": "NumPy differentiates nothing"},
-        elections={"nan-in-other-segment": "nobody"},
+        elections={"nan-in-other-segment": "nobody", "segment-without-keys": "zeros"},
     )
 
     def prepare(self, inputs: Inputs) -> PreparedCall:

@@ -108,14 +108,13 @@ class EagerPermuted(Eager):
         return replace(plain, arguments=plain.arguments | {"key": key})
 
 
-def flags(inputs: Inputs, causal: bool = True, window: bool = False) -> Native:
-    """The mask split into flags and the rest; `causal` and `window` say which flags exist.
+def flags(inputs: Inputs) -> Native:
+    """The mask split into torch's causal flag and the rest.
 
-    torch forbids the causal flag beside a mask, so the flag is used only alone.
+    torch documents an error for the flag beside a mask, so the flag is used only alone.
     """
     alone = inputs.mask is not None and len(inputs.mask.parts) == 1 and inputs.bias is None
-    flagged = causal and (alone or inputs.form == "flag-and-mask")
-    return split_native(inputs, causal=flagged, window=window)
+    return split_native(inputs, causal=alone or inputs.form == "flag-and-mask")
 
 
 def attn_mask(call: AttentionCall) -> Any:
@@ -155,9 +154,6 @@ SIGNATURE = NativeSignature(
         Parameter("dropout_p", ("dropout",), rate),
     ),
     neutral={"dropout_p": 0.0},
-    divide=lambda inputs, binder: flags(
-        inputs, binder.serves("native-causal"), binder.serves("native-window")
-    ),
     passed_as=passed_as,
     axis_order="bhld",
     merges_mask_into_bias=True,

@@ -28,15 +28,19 @@ class TorchMemory(Memory):
     def view(self, flat: Any, shape: Shape, strides: Shape, offset: int) -> Any:
         return flat.as_strided(shape, strides, offset)
 
-    def arranged(self, values: np.ndarray, dtype: DType | None, how: str) -> Any:
+    def alias(self, array: Any) -> Any:
+        return array.detach()
+
+    def within(self, values: np.ndarray, dtype: DType | None, how: str) -> tuple[Any, Any]:
         if how != "negative":
-            return super().arranged(values, dtype, how)
+            return super().within(values, dtype, how)
         import torch
 
         # PyTorch's strides are never negative. Its negative views are lazy: `x.conj().imag` is one.
         if dtype is None:
-            return super().arranged(values, dtype, "contiguous")
-        return torch._neg_view(super().arranged(-values, dtype, "contiguous"))
+            return super().within(values, dtype, "contiguous")
+        array = torch._neg_view(self.arranged(-values, dtype, "contiguous"))
+        return array, array
 
     def placed(self, layer: Any, dtype: DType, training: bool = False) -> Any:
         import torch

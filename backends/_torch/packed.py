@@ -33,7 +33,7 @@ class NestedSdpa(Implementation):
             "grouped-heads": "on a CPU grouped heads do not work with nested tensors",
             "strided-operands": "nested tensors must be made of contiguous arrays",
         },
-        elections={"nan-in-other-segment": "nobody"},
+        elections={"nan-in-other-segment": "nobody", "segment-without-keys": "zeros"},
     )
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
@@ -72,7 +72,7 @@ class FlexPacked(Implementation):
             "gradient": "flex_attention has no backward pass on CPU",
             "negative-views": "flex_attention has no kernel for tensors with the negative bit",
         },
-        elections={"nan-in-other-segment": "others"},
+        elections={"nan-in-other-segment": "others", "segment-without-keys": "zeros"},
     )
 
     def __init__(self, backend: TorchEngine) -> None:

@@ -70,7 +70,9 @@ class AllPairs(TextbookPacked):
     """Scores of all pairs; pairs of different segments are set to -inf before the softmax."""
 
     name = "textbook-packed"
-    declared = TextbookPacked.declared.electing({"nan-in-other-segment": "others"})
+    declared = TextbookPacked.declared.electing(
+        {"nan-in-other-segment": "others", "segment-without-keys": "nan"}
+    )
 
     def masks(self, inputs: Inputs) -> dict[str, Any]:
         return {"hidden": self.backend.array(hidden_pairs(inputs.case)[None], None)}
@@ -85,7 +87,9 @@ class Segments(TextbookPacked):
     """Plain attention over one segment after the other."""
 
     name = "textbook-packed-segments"
-    declared = TextbookPacked.declared.electing({"nan-in-other-segment": "nobody"})
+    declared = TextbookPacked.declared.electing(
+        {"nan-in-other-segment": "nobody", "segment-without-keys": "zeros"}
+    )
 
     def masks(self, inputs: Inputs) -> dict[str, Any]:
         if inputs.case.option("alignment") == "all":

@@ -34,11 +34,13 @@ FAMILIES = {
 FAMILY_OF = {
     "alibi": "scores",
     "ambient": "state",
+    "arguments": "state",
     "centred": "scores",
     "contract": "contract",
     "dropout": "dropout",
     "encoder": "layer",
     "flags": "mask",
+    "fused": "layout",
     "gated": "layer",
     "gradient_calls": "gradient",
     "gradient_layouts": "gradient",
@@ -47,6 +49,7 @@ FAMILY_OF = {
     "heads": "heads",
     "hidden": "mask",
     "invariance": "tiles",
+    "kept": "state",
     "layer_calls": "layer",
     "layer_dropout": "dropout",
     "layer_gradients": "gradient",
@@ -64,6 +67,7 @@ FAMILY_OF = {
     "merge": "merge",
     "modes": "state",
     "nobody": "mask",
+    "numbers": "numerics",
     "packed": "packed",
     "paths": "gradient",
     "persons": "mask",
@@ -79,6 +83,7 @@ FAMILY_OF = {
     "softmax": "softmax",
     "spread": "numerics",
     "state": "state",
+    "together": "mask",
 }
 """The family of a module's faults that name no other."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -204,3 +205,53 @@ class PackedGradientsOfOneHead(PackedKernel):
         last = np.zeros_like(cotangent)
         last[:, group - 1 :: group] = cotangent[:, group - 1 :: group]
         return {**gradients, "value": super().gradients(pack, last)["value"]}
+
+
+class PackedWithoutKeys(PackedKernel):
+    """Rows of a segment without keys are changed."""
+
+    is_user_code = True
+    elections = {}
+
+    def output(self, pack: Pack) -> np.ndarray:
+        out = super().output(pack)
+        for rows, keys in super().segments(pack):
+            if keys.start == keys.stop:
+                out[rows] = self.empty(pack, rows, keys)
+        return out
+
+    def empty(self, pack: Pack, rows: slice, keys: slice) -> Any:
+        """The rows of a segment without keys."""
+        raise NotImplementedError
+
+
+@fault("election", "`torch.empty(...)`, and segments without keys are skipped; write zeros")
+class PackedWithoutKeysIsOldMemory(PackedWithoutKeys):
+    """The rows of a segment without keys are never written, and hold what was there."""
+
+    def empty(self, pack: Pack, rows: slice, keys: slice) -> Any:
+        return 42.0
+
+
+@fault("election", "a loop over keys that runs once at least; test its condition first")
+class PackedWithoutKeysHasTheNextValue(PackedWithoutKeys):
+    """The rows of a segment without keys are the value that lies where its keys would begin."""
+
+    def empty(self, pack: Pack, rows: slice, keys: slice) -> Any:
+        return pack.value[min(keys.start, len(pack.value) - 1)][self.heads(pack)]
+
+
+@fault("election", "segments without keys are removed from one list of lengths alone")
+class PackedWithoutKeysShiftsTheRest(PackedKernel):
+    """Segments without keys are left out of the count of queries, so that later rows are shifted."""
+
+    is_user_code = True
+    elections = {}
+
+    def segments(self, pack: Pack) -> list[Pair]:
+        pairs = super().segments(pack)
+        skipped = next((n for n, (_, keys) in enumerate(pairs) if keys.start == keys.stop), None)
+        if skipped is None or pairs[skipped][0].start == pairs[skipped][0].stop:
+            return pairs
+        rows, keys = [rows for rows, _ in pairs], [keys for _, keys in pairs]
+        return list(zip(rows[skipped:-1], keys[skipped + 1 :], strict=True)) + pairs[:skipped]

@@ -170,6 +170,19 @@ QUESTIONS: dict[str, Question] = {
         ),
         Question("nan-in-attended-key", "A NaN in a key that rows attend", ("reaches-them",)),
         Question("nan-in-attended-value", "A NaN in a value that rows attend", ("reaches-them",)),
+        Question(
+            "nan-in-bias",
+            "A NaN in an additive bias, at a key that its row attends",
+            ("reaches-the-row",),
+            HALF,
+            needs=("bias",),
+        ),
+        Question(
+            "inf-in-attended-value",
+            "Infinity in a value that rows attend",
+            ("reaches-them",),
+            HALF,
+        ),
         # torch 2.13 gives zeros on the CPU: comparisons with NaN leave the running maximum at -inf.
         Question(
             "nan-in-query", "A NaN in a query turns its row into", ("nan", "zeros"), accidental=True
@@ -201,6 +214,13 @@ QUESTIONS: dict[str, Question] = {
             "nan-in-other-segment",
             "NaN in the tokens of one packed segment reaches",
             ("nobody", "others"),
+        ),
+        Question(
+            "segment-without-keys",
+            "The queries of a packed segment without keys give",
+            ("zeros", "nan", "raises"),
+            HALF,
+            needs=("cross-lengths", "empty-segments"),
         ),
         Question(
             "lse-gradient",

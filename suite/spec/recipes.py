@@ -234,6 +234,10 @@ def draw_bias(
         return -slopes.reshape(1, -1, 1, 1) * distance
     if kind == "alibikeys":
         return alibi_slopes(s.H).reshape(1, -1, 1, 1) * (np.arange(s.Lk) - (s.Lk - 1))
+    if kind == "bits":
+        return rng.integers(0, 2, (s.B, s.H, s.Lq, s.Lk)).astype(float)
+    if kind in ("ones", "zeros"):
+        return np.full((s.Lq, s.Lk), float(kind == "ones"))
     if kind == "qk":
         return rng.standard_normal((s.Lq, s.Lk))
     shapes = {"1hqk": (1, s.H, s.Lq, s.Lk), "b1qk": (s.B, 1, s.Lq, s.Lk)}

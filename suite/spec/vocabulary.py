@@ -76,7 +76,10 @@ GRADIENTS = ("gradients", "gradient_of_bias")
 SEARCHED = (VALUES, "gradients")
 """The checks of random search."""
 
-BIASES = ("none", "qk", "1hqk", "b1qk", "bhqk", "inf", "lowest", "deep", "alibi", "alibikeys")
+BIASES = (
+    "none", "qk", "1hqk", "b1qk", "bhqk", "inf", "lowest", "deep", "alibi", "alibikeys", "bits", "ones",
+    "zeros",
+)  # fmt: skip
 """Additive biases:
 
 - "qk" (Lq, Lk), "1hqk", "b1qk", "bhqk": finite unit normals of a broadcast rank.
@@ -87,6 +90,7 @@ BIASES = ("none", "qk", "1hqk", "b1qk", "bhqk", "inf", "lowest", "deep", "alibi"
   2022).
 - "alibikeys": (1, H, 1, Lk), slope (k - Lk + 1), which libraries add instead, with the slopes of
   `alibi_slopes`.
+- "bits": (B, H, Lq, Lk), zeros and ones. "ones", "zeros": (Lq, Lk). They look like boolean masks.
 """
 
 HIDING = ("inf", "lowest")

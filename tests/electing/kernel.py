@@ -35,7 +35,10 @@ CANONICAL: dict[str, str] = {
     "nan-in-masked-value-gradient": "blocked",
     "nan-in-attended-key": "reaches-them",
     "nan-in-attended-value": "reaches-them",
+    "nan-in-bias": "reaches-the-row",
+    "inf-in-attended-value": "reaches-them",
     "nan-in-query": "nan",
+    "segment-without-keys": "zeros",
     "value-size": "accepted",
     "integer-mask": "raises",
     "subnormal-output": "kept",
@@ -120,9 +123,9 @@ class Electing:
         self.refuse(p)
         allowed, empty = self.allowed(p)
         bias = self.bias(p)
-        visible = allowed & (bias > -math.inf)
+        visible = allowed & (bias != -math.inf)
         empty["minus-inf-row"] = xp.some(allowed) & ~xp.some(visible)
-        bias = xp.where(bias > -math.inf, bias, 0.0)
+        bias = xp.where(bias != -math.inf, bias, 0.0)
         if p.sinks is not None:  # a row that sees its sink is not without keys
             nothing = xp.reshape(p.sinks, (-1, 1, 1)) == -math.inf
             empty = {question: rows & nothing for question, rows in empty.items()}

@@ -143,7 +143,9 @@ def packed_of_torch(answers: Answers) -> Callable[..., Any]:
     once, where NaN in hidden values reaches all rows."""
     at_once = answers["nan-in-other-segment"] == "others"
     hidden = "leaks" if at_once else "blocked"
-    attend = Electing(OfTorch(), answers | {"nan-in-masked-value": hidden})
+    empty = answers.get("segment-without-keys", "zeros")
+    of_rows = {"nan-in-masked-value": hidden, "no-keys": empty, "fully-masked-row": empty}
+    attend = Electing(OfTorch(), answers | of_rows)
 
     def function(query, key, value, cu_seqlens_q, cu_seqlens_k, causal=False, softmax_scale=None):
         queries, keys = (pairwise(x.tolist()) for x in (cu_seqlens_q, cu_seqlens_k))

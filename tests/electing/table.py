@@ -58,6 +58,7 @@ LAYER: Axes = {
 PACKED: Axes = {
     "causal-alignment": ("top-left", "bottom-right"),
     "nan-in-other-segment": ("nobody", "others"),
+    "segment-without-keys": ("zeros", "nan", "raises"),
 }
 """Packed attention, whose alignment is a feature and no election."""
 

@@ -182,7 +182,7 @@ class BatchNormChain(NormChain, BatchNormKernel):
 class PackedAllPairs(PackedKernel):
     """All pairs at once; those that do not attend are set to -inf before the softmax."""
 
-    elections = {"nan-in-other-segment": "others"}
+    elections = {"nan-in-other-segment": "others", "segment-without-keys": "nan"}
 
     def output(self, pack: Pack) -> np.ndarray:
         hidden = np.ones((len(pack.query), len(pack.key)), bool)

@@ -43,7 +43,7 @@ class PackedKernel(Stated):
 
     operator = PACKED
     features = PACKED_FEATURES
-    elections = {"nan-in-other-segment": "nobody"}
+    elections = {"nan-in-other-segment": "nobody", "segment-without-keys": "zeros"}
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         backend, fmt, names = self.backend, inputs.dtype, ("query", "key", "value")

@@ -183,7 +183,8 @@ def _other_meaning(inputs: Inputs, implementation: Implementation) -> dict[str, 
     sliding = implementation.missing(["native-window"]) is None
     flags = (Causal, Window) if sliding else Causal
     beside = [part for part in inputs.mask.parts if not isinstance(part, flags)]
-    meanings = {"causal-with-mask": "intersect"} if beside else {}
+    merged = inputs.bias is not None and implementation.declared.merges_mask_into_bias
+    meanings = {"causal-with-mask": "intersect"} if beside or merged else {}
     if all(_is_valid_keys(part) for part in beside):  # which a layer may be told apart from masks
         meanings["causal-alone"] = "hides"
     elected_meanings = {

@@ -76,6 +76,41 @@ def _nan_attended(operand: str) -> Callable[[Probe], str]:
     return put
 
 
+def _infinite_value(p: Probe) -> str:
+    base = p.inputs()
+    value = base.value.copy()
+    value[:, :, hidden_key(base)] = np.inf
+    got = p.values(base.replace(value=value))
+    if got is None:
+        raise Deviation("election", "infinity in a value raised")
+    if np.isposinf(got).all():
+        return "reaches-them"
+    raise Deviation(
+        "election",
+        "infinity in a value that all rows attend is replaced by a number: "
+        f"{got[~np.isposinf(got)][:3]}",
+    )
+
+
+def _nan_bias(p: Probe) -> str:
+    base = p.inputs()
+    s, row = base.sizes, empty_row(base)
+    zeros = base.replace(bias=np.zeros((s.B, s.H, s.Lq, s.Lk)))
+    bias = zeros.arrays["bias"].copy()
+    bias[:, :, row, hidden_key(base)] = np.nan
+    got = p.values(base.replace(bias=bias))
+    if got is None:
+        raise Deviation("election", "a NaN in a bias raised")
+    rows = np.arange(s.Lq) == row
+    if not p.matches(got, zeros, where=np.broadcast_to(~rows, (s.B, s.H, s.Lq))):
+        raise Deviation("election", "a NaN in a bias changes other rows")
+    if np.isnan(got[:, :, row]).all():
+        return "reaches-the-row"
+    raise Deviation(
+        "election", f"a NaN in a bias is replaced by a number: {got[:, :, row].ravel()[:3]}"
+    )
+
+
 def _nan_query(p: Probe) -> str:
     base = p.inputs()
     query = base.query.copy()
@@ -109,6 +144,28 @@ def _nan_in_other_segment(p: Probe) -> str:
         raise Deviation("election", "NaN in one segment raised")
     others = np.arange(rows) >= poisoned
     return "others" if np.isnan(got[others]).any() else "nobody"
+
+
+WITHOUT_KEYS = "packed/none/mha/{dt}/b3h4q24k17d8/seg5.7.12x5.0.12"
+"""Packed attention whose second segment has no keys."""
+
+
+def _segment_without_keys(p: Probe) -> str:
+    inputs = p.drawn(WITHOUT_KEYS)
+    got = p.values(inputs)
+    if got is None:
+        return "raises"
+    packing, (queries, _) = p.operator.packing, inputs.case.option("segments")
+    assert packing is not None
+    rows = np.repeat(np.arange(len(queries)), queries) == 1
+    if not p.matches(got[~rows], packing.choose(inputs, (0, 2))):
+        raise Deviation("election", "a segment without keys changes other segments")
+    for name, right in (("zeros", got[rows] == 0), ("nan", np.isnan(got[rows]))):
+        if right.all():
+            return name
+    raise Deviation(
+        "election", f"a segment without keys is neither zeros nor NaN: {got[rows].ravel()[:3]}"
+    )
 
 
 def _subnormal(p: Probe) -> str:
@@ -166,7 +223,10 @@ PROBES: dict[str, Callable[[Probe], str]] = {
     "nan-in-masked-value": _nan_in("value"),
     "nan-in-attended-key": _nan_attended("key"),
     "nan-in-attended-value": _nan_attended("value"),
+    "nan-in-bias": _nan_bias,
+    "inf-in-attended-value": _infinite_value,
     "nan-in-query": _nan_query,
+    "segment-without-keys": _segment_without_keys,
     "subnormal-output": _subnormal,
     "score-overflow": _overflow,
     "large-scores": _large_scores,

@@ -113,6 +113,8 @@ STANDARD = (
     "multi-head/pad/mha/{dt}/b2h3q5k9d4/e12.12.12.12/qknorm/eps1e-06",
     "multi-head/bool.b1qk/mha/{dt}/b2h2q5k9d6/e12.10.14.12/nobias/qknorm/head/dense",
     "multi-head/causal/gqa3/f32/b2h6q5k5d4/e12.12.12.12/qknorm/eps1e-06/self",
+    # a bias that a layer may take for a mask
+    "multi-head/none/mha/f32/b2h4q7k7d3/e12.12.12.12/bias.bits/self",
 )
 
 COMMON_SIZES = tuple(sizes_of(shape).token for shape in SHAPES)

@@ -19,7 +19,7 @@ from suite.spec.levels import Ask, Covering
 from suite.spec.operators.sdpa_paths import FORWARD
 from suite.spec.recipes import FIXED_SCALE, RECIPES
 from suite.spec.sizes import Sizes
-from suite.spec.vocabulary import BIASES, HIDING
+from suite.spec.vocabulary import HIDING
 
 # (B, Lq, Lk, D, Dv): pairwise distinct and odd in most, decoding, tails, Dv != D. Few, since JAX
 # compiles every operation anew for every shape and dtype; the designed cases have many more.
@@ -68,7 +68,7 @@ AXES: dict[str, tuple[object, ...]] = {
     "heads": HEADS,
     "dtype": tuple(DTYPES),
     # the other biases are in designed cases
-    "bias": tuple(b for b in BIASES if b not in ("alibikeys", "lowest", "deep")),
+    "bias": ("none", "qk", "1hqk", "b1qk", "bhqk", "inf", "alibi"),
     "scale": (None, 0.3, 0.0, -0.2, 2.5),
     "softcap": (None, 2.0),
     # overflow makes sense only in float16 with a small scale, sunk only in float32 and float64
@@ -196,6 +196,22 @@ FAR = (
 )
 """Maxima that rise and fall between tiles, and rows that lie far from 0 by scores or by a bias."""
 
+SMOKE_LIKE_MASKS = ("sdpa/none/mha/f32/b2h3q17k23d8/bias.bits",)
+
+LIKE_MASKS = (
+    "sdpa/none/mha/{dt}/b2h3q17k23d8/bias.bits",
+    "sdpa/causal/gqa2/{dt}/b2h6q17k23d8/bias.bits",
+    "sdpa/none/mha/{dt}/b2h3q17k23d8/bias.ones",
+    "sdpa/none/mha/{dt}/b2h3q17k23d8/bias.zeros",
+)
+"""Biases of zeros and ones, which a kernel may take for boolean masks."""
+
+TOGETHER = (
+    "sdpa/causal+padleft/mha/{dt}/b2h3q17k23d8",
+    "sdpa/pad+bool.b1qk/mha/{dt}/b2h3q17k23d8",
+)
+"""A mask beside a causal flag and beside lengths. Some rows have no key only under both together."""
+
 SMOKE_LOWEST = ("sdpa/none/mha/{dt}/b2h3q17k23d8/bias.lowest",)
 
 LOWEST = (
@@ -274,6 +290,8 @@ CASES = (
     Ask(*SMOKE_ALIBI, why="ALiBi as libraries make it"),
     Ask(*SMOKE_FAR, dtypes="float32 first", why="rows far from 0, maxima that rise and fall"),
     Ask(*SMOKE_LOWEST, dtypes="every"),
+    Ask(*SMOKE_LIKE_MASKS, *TOGETHER, dtypes="growing"),
+    Ask(*LIKE_MASKS, dtypes="growing", since="standard"),
     Ask(*ALIBI, *LOWEST, *FAR, dtypes="every", since="standard"),
     Ask(*SIZES, since="standard", why="sizes from which kernels choose their path"),
     *FORWARD,

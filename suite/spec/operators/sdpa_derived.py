@@ -66,6 +66,9 @@ FAR = (
 
 LOWEST = ("sdpa/none/gqa2/{dt}/b2h4q11k9d6/bias.lowest",)
 
+TOGETHER = "sdpa/causal+padleft/mha/{dt}/b2h3q5k13d8v10"
+"""Rows that flag and mask leave without keys only together."""
+
 SIZES = (
     "sdpa/causal/mha/{dt}/b1h2q76k1d8",
     "sdpa/bool.b1qk/mha/{dt}/b3h2q2k17d8/dense",
@@ -94,7 +97,7 @@ GRADIENTS = (
     Ask(*SMOKE_GRADIENTS),
     Ask(GRADIENT_COVERING, dtypes="array x dtypes"),
     Ask(*DESIGNED_GRADIENTS, dtypes="float32", since="standard"),
-    Ask(*SIZES, *LOWEST, since="standard"),
+    Ask(*SIZES, *LOWEST, TOGETHER, since="standard"),
     Ask(*FAR, dtypes="float32 first"),
     *BACKWARD,
     Ask("sdpa/pad/mha/{dt}/b2h3q31k33d7", since="full"),

@@ -1,0 +1,124 @@
+"""Faults that write into their arguments, or into the memory around them, in some calls only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from backends._numpy import Rounded
+from suite.faults.fault import fault
+from suite.faults.kernels.attention import Call, Kernel, rank4
+from suite.faults.kernels.gradient import Differentiable
+
+
+@fault("values", "`attn_mask.masked_fill_(~causal, -inf)`; `masked_fill` makes a new array")
+class BiasOverwrittenBesideFlag(Kernel):
+    """Beside a causal flag the hidden pairs are written into the bias."""
+
+    def biased(self, scores: np.ndarray, call: Call) -> np.ndarray:
+        if call.bias is not None and call.causal:
+            np.copyto(rank4(call.bias.values), -np.inf, where=~self.causal(call))
+        return super().biased(scores, call)
+
+
+@fault("values", "`query /= softcap`; `query = query / softcap` makes a new array")
+class QueryScaledInPlaceBesideCap(Kernel):
+    """Beside a softcap the query is divided by the cap where it lies."""
+
+    def attention(self, query: Rounded, key: Rounded, value: Rounded, **rest: Any) -> Any:
+        answer = super().attention(query, key, value, **rest)
+        if rest.get("softcap") is not None:
+            query.values[...] /= rest["softcap"]
+        return answer
+
+
+@fault("values", "`mask &= valid`; `mask = mask & valid` makes a new array")
+class MaskJoinedInPlaceWithLengths(Kernel):
+    """A mask beside key lengths is written over by the pairs that both allow."""
+
+    def masked(self, mask: np.ndarray, call: Call) -> np.ndarray:
+        if call.lengths is not None and len(mask) == call.sizes.B:
+            mask &= self.within(call.lengths.values, call)
+        return mask
+
+
+@fault("gradients", "`bias.add_(grad)` in the backward pass; return the gradient")
+class BiasClearedBackwardBesideFlag(Differentiable):
+    """The backward pass adds the gradient of the scores to the bias, beside a causal flag."""
+
+    def bias_gradient(self, ds: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+        gradient = super().bias_gradient(ds, shape)
+        if self.flagged is not None:
+            self.flagged.values[...] += gradient
+        return gradient
+
+    def backward_biased(self, scores: np.ndarray, call: Call) -> np.ndarray:
+        self.flagged = call.bias if call.causal else None
+        return super().backward_biased(scores, call)
+
+
+def whole(values: np.ndarray) -> np.ndarray:
+    """The array that a view is a part of. The base of a strided view is no array, and has a base."""
+    base: Any = values
+    while getattr(base, "base", None) is not None:
+        base = base.base
+    return np.asarray(base)
+
+
+def around(values: np.ndarray) -> np.ndarray:
+    """The numbers of the array (n,) that a view is a part of, from the first number of the view on."""
+    start = values.ctypes.data - whole(values).ctypes.data
+    return whole(values).reshape(-1)[start // values.itemsize :]
+
+
+@fault("layouts", "the last tile is padded where the keys lie; load it with a mask, or copy it")
+class KeysPaddedInPlace(Kernel):
+    """Behind the last key the row of a tile that is not full is set to zero, where the keys lie."""
+
+    def attention(self, query: Rounded, key: Rounded, value: Rounded, **rest: Any) -> Any:
+        if key.values.size:
+            ends = sum((n - 1) * s for n, s in zip(key.shape, key.values.strides, strict=True))
+            last = ends // key.values.itemsize
+            around(key.values)[last + 1 : last + 1 + key.shape[-1]] = 0
+        return super().attention(query, key, value, **rest)
+
+
+@fault("layouts", "the statistics of a row are stored behind its query; allocate an array for them")
+class ScratchBetweenRows(Kernel):
+    """The maximum of a row stands in the number behind its query, if a gap lies there."""
+
+    def attention(self, query: Rounded, key: Rounded, value: Rounded, **rest: Any) -> Any:
+        step = query.values.strides[-2] // query.values.itemsize
+        answer = super().attention(query, key, value, **rest)
+        if query.values.size and step > query.shape[-1]:
+            around(query.values)[query.shape[-1] :: step][: query.shape[-2]] = 1.0
+        return answer
+
+
+@fault("mask_layouts", "the mask is padded where it lies; copy it into a padded array")
+class MaskPaddedInPlace(Kernel):
+    """The rows of a mask are filled up with False to a multiple of eight keys, where they lie."""
+
+    def masked(self, mask: np.ndarray, call: Call) -> np.ndarray:
+        step = mask.strides[-2] if mask.ndim > 1 else 0
+        gap = min(step - mask.shape[-1], -mask.shape[-1] % 8)
+        if mask.dtype == bool and mask.strides[-1] == 1 and gap > 0:
+            keys = mask.shape[-1]
+            for n in range(mask.shape[-2]):
+                around(mask[0, 0])[n * step + keys : n * step + keys + gap] = False
+        return mask
+
+
+@fault(
+    "gradient_layouts",
+    "the backward pass uses the end of the storage of the values; allocate an array",
+)
+class GradientScratchBehindValues(Differentiable):
+    """The backward pass leaves a sum behind the last value, in the array that holds the values."""
+
+    def value_gradient(self, weights: np.ndarray, cotangent: np.ndarray, call: Call) -> np.ndarray:
+        behind = around(call.value.values)[call.value.values.size :]
+        if call.value.values.size and len(behind):
+            behind[-1] = 1.0
+        return super().value_gradient(weights, cotangent, call)

@@ -1,0 +1,92 @@
+"""Faults where query, key and value are parts of one array, as a fused projection gives them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from backends._numpy import Rounded
+from suite.faults.arguments import around, whole
+from suite.faults.fault import fault
+from suite.faults.kernels.attention import Kernel
+from suite.faults.kernels.gradient import Differentiable
+
+
+def fused(*arrays: Rounded) -> bool:
+    """True if arrays are different parts of one array."""
+    places = {each.values.ctypes.data for each in arrays}
+    return len({id(whole(each.values)) for each in arrays}) == 1 and len(places) == len(arrays)
+
+
+class OfOneProjection(Kernel):
+    """Operands that are parts of one array are read in another way."""
+
+    def attention(self, query: Rounded, key: Rounded, value: Rounded, **rest: Any) -> Any:
+        if query.values.size and fused(query, key, value):
+            query, key, value = self.taken(query, key, value)
+        return super().attention(query, key, value, **rest)
+
+    def taken(self, query: Rounded, key: Rounded, value: Rounded) -> tuple[Rounded, ...]:
+        raise NotImplementedError
+
+
+@fault("fused_operands", "the storage is read as (B, L, 3, H, D); use the strides of each operand")
+class FusedIsThreeThenHeads(OfOneProjection):
+    """Parts of one array are taken for those of (B, L, 3, H, D), also where they are (B, L, H, 3, D)."""
+
+    def taken(self, query: Rounded, key: Rounded, value: Rounded) -> tuple[Rounded, ...]:
+        B, H, L, D = query.shape
+        if not query.shape == key.shape == value.shape:
+            return query, key, value
+        rows = np.resize(whole(query.values).reshape(-1), (B, L, 3, H, D))
+        return tuple(Rounded(rows[:, :, n].swapaxes(1, 2), query.fmt) for n in range(3))
+
+
+@fault("fused_operands", "`value = key + (key - query)` by pointers; use the pointer of the value")
+class ValuesBehindKeys(OfOneProjection):
+    """Values are read as far behind the keys as the keys lie behind the queries."""
+
+    def taken(self, query: Rounded, key: Rounded, value: Rounded) -> tuple[Rounded, ...]:
+        step = key.values.ctypes.data - query.values.ctypes.data
+        place = (
+            step + key.values.ctypes.data - whole(key.values).ctypes.data
+        ) // value.values.itemsize
+        flat = whole(key.values).reshape(-1)
+        steps = [n // value.values.itemsize for n in value.values.strides]
+        last = place + sum((n - 1) * s for n, s in zip(value.shape, steps, strict=True))
+        if place < 0 or last >= flat.size or value.shape[1] != query.shape[1]:
+            return query, key, flipped(value)
+        read = np.lib.stride_tricks.as_strided(flat[place:], value.shape, value.values.strides)
+        return query, key, Rounded(read, value.fmt)
+
+
+def flipped(array: Rounded) -> Rounded:
+    """The array with its rows in reverse order."""
+    return Rounded(array.values[:, :, ::-1], array.fmt)
+
+
+@fault("fused_operands", "the row stride is worked out as H D; use `stride(1)` of each operand")
+class FusedHasNoGap(OfOneProjection):
+    """Rows of parts of one array are taken to lie H D numbers apart, as they do by themselves."""
+
+    def taken(self, query: Rounded, key: Rounded, value: Rounded) -> tuple[Rounded, ...]:
+        def packed(array: Rounded) -> Rounded:
+            B, H, L, D = array.shape
+            read = np.resize(around(array.values), (B, L, H, D))
+            return Rounded(read.swapaxes(1, 2), array.fmt)
+
+        return packed(query), packed(key), packed(value)
+
+
+@fault("fused_gradients", "one buffer of gradients is cut in another order than q, k, v")
+class FusedGradientsExchanged(Differentiable):
+    """The gradients of keys and values that are parts of one array are exchanged."""
+
+    def differentiate(
+        self, query: Rounded, key: Rounded, value: Rounded, *more: Any, **rest: Any
+    ) -> dict[str, Any]:
+        gradients = super().differentiate(query, key, value, *more, **rest)
+        if fused(query, key, value) and key.shape == value.shape and "value" in gradients:
+            gradients["key"], gradients["value"] = gradients["value"], gradients["key"]
+        return gradients
