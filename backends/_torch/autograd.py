@@ -54,9 +54,23 @@ def pullback(
             out, [*arrays.values()], cotangent, retain_graph=again or nested,
             create_graph=nested, allow_unused=True,
         )  # fmt: skip
+        if any(gradient is None for gradient in gradients) and _delays_error(out.grad_fn):
+            raise RuntimeError("differentiated twice, and marked with @once_differentiable")
         return dict(zip(arrays, gradients, strict=True))
 
     return out.detach(), pull
+
+
+def _delays_error(end: Any) -> bool:
+    """True if a graph holds the error of `once_differentiable`. No input lies behind this error, so that
+    `torch.autograd.grad` leaves the error out."""
+    seen, nodes = set(), [end]
+    while nodes:
+        node = nodes.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            nodes += [before for before, _ in node.next_functions]
+    return any(node.name() == "torch::autograd::Error" for node in seen)
 
 
 def step_by_autograd(prepared: PreparedCall, direction: str, wrt: Sequence[str]) -> Step:

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 LOG2E = math.log2(math.e)
 
@@ -150,3 +152,45 @@ def finite_hiding(query, key, value, attn_mask=None, is_causal=False, scale=None
     if visible is not None:
         scores = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
     return scores.softmax(-1) @ value
+
+
+def in_place(query, key, value, attn_mask=None, is_causal=False, scale=None):
+    """Scores, differences and powers share one buffer. Rows without keys are zeros."""
+    scores = scores_of(query, key, attn_mask, is_causal, scale)
+    if key.shape[2]:
+        largest = scores.detach().amax(-1, keepdim=True)
+        scores = scores.sub_(torch.where(largest == -torch.inf, 0.0, largest))
+    raised = scores.exp_()
+    total = raised.sum(-1, keepdim=True)
+    out = (raised @ value.to(raised.dtype)).div_(torch.where(total == 0, 1.0, total))
+    return out.to(query.dtype)
+
+
+@torch.inference_mode()
+def in_inference_mode(query, key, value, attn_mask=None, is_causal=False, scale=None):
+    """An online softmax in inference mode: its answers have no derivative."""
+    return online(query, key, value, attn_mask, is_causal, scale)
+
+
+class _Saved(torch.autograd.Function):
+    """Weights whose backward pass recomputes them from scores and log-sum-exp."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor) -> Tensor:
+        lse = scores.logsumexp(-1, keepdim=True)
+        lse = torch.where(lse == -torch.inf, 0.0, lse)
+        ctx.save_for_backward(scores, lse)
+        return (scores - lse).exp()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, cotangent: Tensor) -> Tensor:
+        scores, lse = ctx.saved_tensors
+        weights = (scores - lse).exp()
+        return weights * (cotangent - (weights * cotangent).sum(-1, keepdim=True))
+
+
+def saved_lse(query, key, value, attn_mask=None, is_causal=False, scale=None):
+    """The backward pass has the log-sum-exp of the forward pass. Rows without keys are zeros."""
+    weights: Any = _Saved.apply(scores_of(query, key, attn_mask, is_causal, scale))
+    return (weights @ value.to(weights.dtype)).to(query.dtype)

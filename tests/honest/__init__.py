@@ -128,6 +128,14 @@ from tests.honest.operators import (
     RotaryOfFloat64,
 )
 from tests.honest.state import AnswersKeptByValues, VisiblePairsKept, WorkspaceCleared
+from tests.honest.tiled import (
+    CubicExp,
+    GroupedRows,
+    InPlace,
+    LazilyRescaled,
+    OnlineTiles8,
+    OnlineTiles128,
+)
 
 
 class LayerNarrowBias(LayerDifferentiable):
@@ -215,6 +223,12 @@ HONEST: tuple[type[Implementation], ...] = (
     OnlineTiles16,
     OnlineTiles1,
     OnlineTiles64,
+    OnlineTiles8,
+    OnlineTiles128,
+    LazilyRescaled,
+    CubicExp,
+    GroupedRows,
+    InPlace,
     ReversedKeys,
     FlashFused,
     FusedNormalised,
