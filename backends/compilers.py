@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from backends.declared import Declared, checked_words
@@ -80,7 +79,3 @@ class Compilers:
         """The same backend with reduced optimisation, which compiles faster; None if there is none. The
         speed of such a backend is never measured."""
         return None
-
-    def together(self, calls: Mapping[str, PreparedCall]) -> Mapping[str, PreparedCall]:
-        """The same calls; a compiler may replace them by calls that share common computations."""
-        return calls

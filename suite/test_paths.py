@@ -67,7 +67,7 @@ MORE = (
 def test_paths(cell: Cell) -> None:
     """Every path is compared with the reference. The message names the wrong paths."""
     cell.judge(cell.run())
-    paths = cell.implementation.backend.compilers.together(cell.implementation.paths(cell.inputs))
+    paths = cell.implementation.paths(cell.inputs)
     if not paths:
         raise NotApplicable("has one path")
     wrong: dict[str, Deviation] = {}

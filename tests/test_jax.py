@@ -152,53 +152,6 @@ def test_dtypes_come_a_level_later_where_others_ask_them(backend: Backend) -> No
     assert of["standard"]["f32"] == all_of["standard"]["f32"] > of["smoke"]["f32"]
 
 
-def test_calls_together_are_one_program_that_has_all_answers(
-    backend: Any, counted: Counted
-) -> None:
-    inputs = inputs_of("sdpa/none/mha/f32/b2h3q5k6d8")
-    query = backend.array(inputs.query, inputs.dtype)
-
-    def call(function: Any, **more: Any) -> PreparedCall:
-        plain = PreparedCall(function, {"query": query, **more}, constants=(function.__name__,))
-        return backend.jitted(implementation(backend, "eager"), plain)
-
-    def raises(query: Any) -> Any:
-        raise RuntimeError("not this one")
-
-    calls = backend.compilers.together(
-        {"half": call(half), "double": call(double, flag=True), "raises": call(raises)}
-    )
-    with counted:
-        answers = {name: np.asarray(calls[name]()) for name in ("double", "half")}
-    assert counted.programs == 1
-    assert np.array_equal(answers["double"], np.asarray(query) * 2)
-    assert np.array_equal(answers["half"], np.asarray(query) / 2)
-    with pytest.raises(RuntimeError, match="not this one"):
-        calls["raises"]()
-    mixed = backend.compilers.together(
-        {"half": call(half), "double": call(double, flag=True), "odd": call(odd)}
-    )
-    assert np.array_equal(np.asarray(mixed["half"]()), answers["half"])
-    with pytest.raises(Exception, match="is not supported"):
-        mixed["odd"]()
-    # Other arguments than its own: a gradient asks so.
-    other = calls["half"].call({"query": query + 1})
-    assert np.array_equal(np.asarray(other), (np.asarray(query) + 1) / 2)
-    alone = backend.compilers.together({"half": call(half)})["half"]
-    assert np.array_equal(np.asarray(alone()), answers["half"])
-
-
-def odd(query: Any) -> Any:
-    """What JAX traces, and XLA does not compile for the CPU."""
-    import jax
-
-    return jax.lax.dot(query[0, 0], query[0, 0].T, precision="BF16_BF16_F32_X9")
-
-
-def half(query: Any) -> Any:
-    return query / 2.0
-
-
 def double(query: Any, flag: Any) -> Any:
     return query * 2.0 if flag is True else query
 

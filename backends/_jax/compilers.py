@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from backends._jax.programs import JitPrograms, Jitted, by_operation, together
+from backends._jax.programs import JitPrograms, Jitted, by_operation
 from backends._jax.quickly import known_options
 from backends.compilation import over_batch, with_constants
 from backends.prepared import PreparedCall
@@ -92,6 +92,3 @@ class JaxCompilers(Compilers):
         backend: Any = type(self.backend)(self.backend.device)
         backend.compilers.programs.options = options
         return backend
-
-    def together(self, calls: Mapping[str, PreparedCall]) -> Mapping[str, PreparedCall]:
-        return together(calls)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
 from typing import Any
 
 from backends._jax.quickly import JitProgram
@@ -137,63 +136,6 @@ def _place(prepared: PreparedCall) -> int | None:
     return names.index("output") if len(names) > 1 else None
 
 
-class FusedCalls:
-    """Several calls as one program through `jax.jit`. XLA computes common parts once.
-
-    The first use of an answer compiles the program.
-    """
-
-    def __init__(self, calls: Mapping[str, PreparedCall], functions: Mapping[str, Jitted]) -> None:
-        self.calls, self.functions = calls, functions
-
-    def call(self, name: str) -> PreparedCall:
-        """One of the calls. With other arguments than its own it runs as a separate program."""
-        own = self.calls[name]
-
-        def function(**arguments: Any) -> Any:
-            others = arguments.keys() != own.arguments.keys()
-            others = others or any(arguments[n] is not a for n, a in own.arguments.items())
-            if others or name not in self.answers:
-                return own.function(**arguments)
-            return self.answers[name]
-
-        return replace(own, function=function)
-
-    @cached_property
-    def answers(self) -> dict[str, Any]:
-        """Answers by name, for all calls that JAX can trace; empty if the program cannot be compiled.
-
-        Calls without an answer here run as separate programs, and raise there.
-        """
-        import jax
-
-        parts = {}
-        for name, function in self.functions.items():
-            arrays, static = divided(self.calls[name].arguments)
-            part = partial(function.forward, static=static)
-            try:
-                jax.eval_shape(part, arrays)
-            except Exception:
-                continue
-            parts[name] = (part, arrays)
-        # A shared array must be one argument; else XLA sees no common parts.
-        unique = {id(a): a for _, arrays in parts.values() for a in arrays.values()}
-        places = {key: place for place, key in enumerate(unique)}
-
-        def all_of_them(values: list[Any]) -> dict[str, Any]:
-            return {
-                name: part({n: values[places[id(a)]] for n, a in arrays.items()})
-                for name, (part, arrays) in parts.items()
-            }
-
-        options = next(iter(self.functions.values())).options
-        try:
-            return dict(JitProgram(all_of_them, options)(list(unique.values())))
-        except Exception:
-            # One call that cannot be compiled must not fail the others.
-            return {}
-
-
 class JitPrograms:
     """The jitted functions of a backend: one for each implementation and static configuration.
 
@@ -215,15 +157,6 @@ class JitPrograms:
         key = (owner, repr(prepared.constants))
         function = self.kept.setdefault(key, Jitted(prepared.function, self.options))
         return replace(prepared, function=function, compiled=function, through=self.compiled)
-
-
-def together(calls: Mapping[str, PreparedCall]) -> dict[str, PreparedCall]:
-    """The calls, with all calls through `jax.jit` fused to one program."""
-    functions = {n: call.function for n, call in calls.items() if isinstance(call.function, Jitted)}
-    if len(functions) < 2:
-        return dict(calls)
-    one = FusedCalls(calls, functions)
-    return {name: one.call(name) if name in functions else call for name, call in calls.items()}
 
 
 def by_operation(prepared: PreparedCall) -> PreparedCall:
