@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import gc
 import os
-import sys
 from collections import Counter
 from importlib import metadata
 from pathlib import Path
@@ -269,7 +268,6 @@ def pytest_collection(session: pytest.Session) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    _spare_hypothesis(session.config)
     log = session.config.stash.get(RUN, None)
     if log is None:
         plan = _STATE.get("plan")
@@ -284,15 +282,6 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         elif log.shortfalls():
             session.exitstatus = NOT_JUDGED_ENOUGH
-
-
-def _spare_hypothesis(config: pytest.Config) -> None:
-    """Unregister Hypothesis' plugin if no test of this process has imported Hypothesis: its summary
-    would import it, which takes 0.4 s."""
-    plugin = config.pluginmanager.get_plugin("hypothesispytest")
-    own = bool(config.stash[OPTIONS].backend) and not _has_workers(config)
-    if own and plugin is not None and "hypothesis" not in sys.modules:
-        config.pluginmanager.unregister(plugin)
 
 
 def _announce(item: pytest.Item) -> None:
