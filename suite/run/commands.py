@@ -283,14 +283,15 @@ def _add_mutants(commands: argparse._SubParsersAction) -> None:
 def _mutants(arguments: argparse.Namespace) -> int:
     from backends.registry import UsageError, load
     from suite.checks import all_checks
-    from suite.judge.kill_table import format_table, kill_table
+    from suite.run.kill_table import format_table, kill
 
     try:
         backend = load(arguments.backend)
     except UsageError as error:
         print(error, file=sys.stderr)
         return 2
-    kills = kill_table(backend, all_checks(), arguments.level, arguments.seed)
+    checks, mutants = all_checks(), backend.implementations()
+    kills = [kill(mutant, checks, arguments.level, arguments.seed) for mutant in mutants]
     print(format_table(kills))
     return 0 if all(kill.killed for kill in kills) else 1
 

@@ -1,0 +1,80 @@
+"""The kill table: which check kills which mutant.
+
+A mutant is an implementation with exactly one fault. The fault names the check that must kill it: the
+check must end in `fail` on one of its cases. Errors, crashes and unsupported cells kill nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from backends.protocol import Implementation
+from suite.faults.fault import FAULTS, Fault
+from suite.judge.check import Check
+from suite.judge.judge import judge
+from suite.report.render import aligned
+
+
+@dataclass(frozen=True)
+class Kill:
+    """The outcome of one mutant: `case`, `kind` and `message` of the first failing cell. A survivor has
+    no case, and its message counts its statuses."""
+
+    fault: Fault
+    case: str
+    kind: str
+    message: str
+
+    @property
+    def killed(self) -> bool:
+        return bool(self.case)
+
+
+def kill(mutant: Implementation, checks: Iterable[Check], level: str, seed: int = 0) -> Kill:
+    """Judge a mutant with the check that its fault names, until the first failing case.
+
+    Raises ValueError if the implementation is no mutant, or if its fault names an unknown check.
+    """
+    by_name = {check.name: check for check in checks}
+    fault = FAULTS.get(type(mutant))
+    if fault is None:
+        raise ValueError(f"{mutant} is no mutant: its class is not marked with `@fault`")
+    if fault.killed_by not in by_name:
+        raise ValueError(
+            f"{mutant} must be killed by {fault.killed_by!r}, which is no check; checks: "
+            f"{', '.join(by_name)}"
+        )
+    statuses: Counter[str] = Counter()
+    error = ""
+    for cell in by_name[fault.killed_by].cells(level, [mutant], seed):
+        verdict = judge(cell)
+        if verdict.status == "fail":
+            return Kill(fault, cell.case.id, verdict.kind, verdict.message)
+        statuses[verdict.status] += 1
+        if verdict.status in ("error", "crash"):
+            error = f"; {verdict.message}"
+    counted = ", ".join(f"{number} {status}" for status, number in statuses.items())
+    return Kill(fault, "", "", (counted or "no cases") + error)
+
+
+def format_table(kills: Sequence[Kill]) -> str:
+    """The kill table in plain text: one line per mutant, survivors last, then the count of each check."""
+    named = Counter(k.fault.killed_by for k in kills)
+    dead = Counter(k.fault.killed_by for k in kills if k.killed)
+    lines: list[str] = []
+    for heads, of in (
+        (["mutant", "killed by", "like", "kind", "first failing case", "fault"], True),
+        (["survivor", "must be killed by", "like", "", "statuses", "fault"], False),
+    ):
+        rows = [
+            [k.fault.name, k.fault.killed_by, k.fault.like, k.kind, k.case or k.message,
+             k.fault.sentence]
+            for k in kills if k.killed == of
+        ]  # fmt: skip
+        lines += [*aligned([heads, *rows], [False] * len(heads)), ""] if rows else []
+    counts = [[name, f"{dead[name]} of {number}"] for name, number in named.most_common()]
+    lines += aligned([["check", "killed"], *counts], [False, True])
+    share = f" ({dead.total() / len(kills):.1%})" if kills else ""
+    return "\n".join([*lines, "", f"{dead.total()} of {len(kills)} mutants killed{share}"])
