@@ -1,4 +1,4 @@
-"""Command line: `python -m suite COMMAND`; see `suite.run.commands`."""
+"""Command line: `python -m suite COMMAND`; see `suite.commands`."""
 
 import os
 import sys
@@ -6,7 +6,7 @@ import sys
 # Before NumPy is imported, as in `suite.plugin`.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from suite.run.commands import main
+from suite.commands import main
 
 if __name__ == "__main__":
     sys.exit(main())

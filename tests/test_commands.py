@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from suite.__main__ import main
-from suite.run.flags import Flag, flags
-from suite.run.options import OUTSIDE, Options, add_options
+from suite.run.flags import CommandOptions, Flag, flags
+from suite.run.options import OUTSIDE, Options, shared
 from tests.records_by_hand import cell, run, write
 
 NASTY = "\x1b[31mred\x00 \u202e \x9b2J"
@@ -75,16 +76,23 @@ def test_what_is_said_again_is_all_but_what_chooses_cells() -> None:
         values[name.replace("-", "_")] = (
             True if option.switch else (other,) if option.many else other
         )
-    names = {word.removeprefix("--").partition("=")[0] for word in Options.of(values.get).words()}
+    names = {
+        word.removeprefix("--").partition("=")[0] for word in Options.of(values.get).command_line()
+    }
     chosen_by = {"implementation", "dtype", "shard"}
     assert names == flags(Options).keys() - chosen_by - {"allow-refusals", "start-timeout"}
-    assert Options(("torch",)).words() == ["--backend=torch"]
+    assert Options(("torch",)).command_line() == ["--backend=torch"]
 
 
 def test_options_say_their_defaults_once(capsys: pytest.CaptureFixture[str]) -> None:
+    @dataclass(frozen=True)
+    class Few(CommandOptions):
+        level: str = shared("level", default="smoke", checked=True)
+        backend: str = shared("backend", many=False)
+        case: tuple[str, ...] = shared("case", help="this one")
+
     parser = argparse.ArgumentParser(prog="x")
-    changed = {"level": {"default": "smoke", "checked": True}, "backend": {"many": False}}
-    add_options(parser.add_argument, ("level", "backend", "case"), changed, case="this one")
+    Few.declare(parser.add_argument)
     read = parser.parse_args(["--backend=numpy", "--case=a", "--case=b"])
     assert vars(read) == {"level": "smoke", "backend": "numpy", "case": ["a", "b"]}
     assert "(default smoke)" in parser.format_help()

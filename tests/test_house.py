@@ -26,7 +26,7 @@ FRAMEWORKS = {
         "suite, suite.spec.catalogue, references.sdpa, references.encoder, references.tape",
         "suite.report, suite.report.commands, suite.report.frames, suite.report.render",
         "suite.records.cells, suite.records.speed, suite.records.findings, suite.records.machine",
-        "suite.judge.oracle, suite.checks, suite.run.plan, suite.run.commands, suite.plugin",
+        "suite.judge.oracle, suite.checks, suite.run.plan, suite.commands, suite.plugin",
         "suite.faults; suite.faults.all_faults()",
         "backends, backends.protocol, backends.registry, backends.textbook",
         "suite.measure.run, suite.measure.gate, suite.measure.command, suite.measure.benchmark",

@@ -19,10 +19,10 @@ from packaging.requirements import Requirement
 
 from backends import registry
 from backends.registry import UsageError
+from suite.commands import parsed
 from suite.measure import command, worker
 from suite.measure.pool import NothingToMeasure, Offer, Pool
 from suite.report.kinds import TABLES
-from suite.run.commands import parsed
 from suite.run.options import NAMES, Options
 from suite.run.plan import Plan
 from suite.spec.catalogue import find

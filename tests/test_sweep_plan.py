@@ -50,7 +50,7 @@ def test_words_make_the_same_options_again() -> None:
         ("torch", "tf"), implementation=("sdpa",), dtype=("f32",), seed=3, shard="1/2", audit=True
     )
     words: dict[str, Any] = {}
-    for word in options.words(every=True):
+    for word in options.command_line(every=True):
         name, _, value = word.removeprefix("--").partition("=")
         field = name.replace("-", "_")
         many = isinstance(getattr(options, field), tuple)

@@ -22,6 +22,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import Version
 
 from suite.records.files import new_folder
+from suite.run.flags import CommandOptions, option
 
 SUITE = Path(__file__).resolve().parents[1]
 LOCKS = SUITE / "benchmarks" / "releases"
@@ -143,6 +144,17 @@ def _git(repo: Path, *words: str, when: str = "") -> None:
     )
 
 
+@dataclass(frozen=True)
+class ReleasesOptions(CommandOptions):
+    """The options of `releases`."""
+
+    framework: str = option("default: jax", default="jax", valid=tuple(MODULES), checked=True)
+    lock: tuple[Path, ...] = option(
+        "a lock file, repeatable; default: the project's own lock files of the framework",
+        "NAME-VERSION.txt", many=True, kind=Path,
+    )  # fmt: skip
+
+
 def add_releases_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Add `releases FOLDER` to the subparsers of `argparse`; sets `run`."""
     parser = subparsers.add_parser(
@@ -152,11 +164,7 @@ def add_releases_parser(subparsers: Any) -> argparse.ArgumentParser:
         "tag per release, and an asv.conf.json that measures each with this project's benchmarks.",
     )
     parser.add_argument("folder", type=Path, metavar="FOLDER")
-    parser.add_argument("--framework", choices=MODULES, default="jax", help="default: jax")
-    parser.add_argument(
-        "--lock", type=Path, action="append", metavar="NAME-VERSION.txt",
-        help="a lock file, repeatable; default: the project's own lock files of the framework",
-    )  # fmt: skip
+    ReleasesOptions.declare(parser.add_argument)
     parser.set_defaults(run=run)
     return parser
 

@@ -13,12 +13,14 @@ import argparse
 import json
 import sys
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from backends import registry
 from backends.protocol import BackendUnavailable, BrokenFramework, UsageError
-from suite.run.options import add_options
+from suite.run.flags import CommandOptions
+from suite.run.options import shared
 from suite.run.process import run_module
 from suite.spec.elections import ELECTION_CASES, QUESTIONS, Question
 
@@ -91,17 +93,19 @@ def _voters(question: str, option: str, elected: Elected) -> dict[str, list[str]
     return voters
 
 
+@dataclass(frozen=True)
+class ElectionsOptions(CommandOptions):
+    """The options of `elections`."""
+
+    backend: str = shared("backend", help="one backend's answers, as JSON", many=False)
+
+
 def add_elections_parser(commands: Any) -> None:
     """Add `elections` to the subparsers of `argparse`; sets `run`."""
     parser = commands.add_parser(
         "elections", help="the page of questions without a single right answer, and who elects what"
     )
-    add_options(
-        parser.add_argument,
-        ("backend",),
-        {"backend": {"many": False}},
-        backend="one backend's answers, as JSON",
-    )
+    ElectionsOptions.declare(parser.add_argument)
     parser.set_defaults(run=_elections)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from textwrap import wrap
 from typing import Any
 
@@ -20,7 +20,7 @@ from backends.protocol import BackendUnavailable, Implementation, TimeOver, Usag
 from backends.threads import limit_threads
 from suite.judge.diagnosis import facts
 from suite.run.loading import load_backend
-from suite.run.options import Options, add_options
+from suite.run.options import Options, shared
 from suite.run.process import limited
 from suite.spec.elections import QUESTIONS
 
@@ -33,11 +33,23 @@ WIDTH = 112
 DIFFERS = "!"
 """Stands before a row in which columns differ."""
 
-FLAGS = (
-    "backend", "implementation", "device", "like", "numerics", "claim", "allow-unused", "threads",
-    "cell-timeout",
+TAKEN = (
+    "backend", "implementation", "device", "like", "numerics", "claim", "allow_unused", "threads",
+    "cell_timeout",
 )  # fmt: skip
-"""The flags of a run that the command has, too."""
+"""The options of a run that the command has, too."""
+
+
+@dataclass(frozen=True)
+class ExplainOptions(Options):
+    """The options of `explain`; `function` are its arguments."""
+
+    fixed = tuple(field.name for field in fields(Options) if field.name not in TAKEN)
+
+    implementation: tuple[str, ...] = shared(
+        "implementation",
+        help="read this implementation of the framework, too (sdpa-flash); repeatable",
+    )
 
 
 def add_explain_parser(commands: Any) -> None:
@@ -49,15 +61,12 @@ def add_explain_parser(commands: Any) -> None:
         "verdict. Several stand side by side; rows in which they differ are marked.",
     )
     parser.add_argument("function", nargs="*", metavar="PATH.py:NAME", help="a function to read")
-    add_options(
-        parser.add_argument, FLAGS,
-        implementation="read this implementation of the framework, too (sdpa-flash); repeatable",
-    )  # fmt: skip
+    ExplainOptions.declare(parser.add_argument)
     parser.set_defaults(run=_explain)
 
 
 def _explain(arguments: argparse.Namespace) -> int:
-    options = Options.of_arguments(arguments)
+    options = ExplainOptions.of_arguments(arguments)
     try:
         options.check()
         limit_threads(options.threads)

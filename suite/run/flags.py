@@ -40,7 +40,7 @@ class Flag:
     - `many`: the option may be repeated; `kind` converts its text
     - `valid`: all valid texts, if they can be listed. `Options.check` checks them; if `checked`, the
       parser does.
-    - `again`: a command that judges one cell of the run again needs the option
+    - `for_rerun`: a command that judges one cell of the run again needs the option
     - `of_function`: the option is about a --function
     - `switch`: the option has no value; if its default is True, its name is --no-NAME
     - `short`: another name, as -v
@@ -55,7 +55,7 @@ class Flag:
     valid: tuple[str, ...] = ()
     checked: bool = False
     required: bool = False
-    again: bool = True
+    for_rerun: bool = True
     of_function: bool = False
     short: str = ""
 
@@ -127,13 +127,13 @@ class CommandOptions:
         for name, flag in flags(cls).items():
             add(*filter(None, [flag.short]), f"--{name}", **flag.arguments)
 
-    def words(self, every: bool = False) -> list[str]:
+    def command_line(self, every: bool = False) -> list[str]:
         """The command line that makes the run, if `every`; else the part of it that judges one cell
         again."""
         many, switches, values = [], [], []
         for name, flag in flags(type(self)).items():
             value = self._value(name)
-            if not (flag.again or every) or value == flag.initial:
+            if not (flag.for_rerun or every) or value == flag.initial:
                 continue
             if flag.many:
                 many += [f"--{name}={each}" for each in value]

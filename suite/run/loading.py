@@ -137,7 +137,7 @@ def _function(
 ) -> tuple[Implementation, Sequence[Path]]:
     """The user function that the options call `text`, and the manifests that it names. Raises
     UsageError."""
-    said = {**options.said, **user.claimed}
+    said = {**options.claims, **user.claimed}
     if text in user.callables:
         function, claims = registry.callable_implementation(
             backend, user.callables[text], text, said, options.like

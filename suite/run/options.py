@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from reprlib import repr as brief
 from typing import Any
@@ -43,7 +43,7 @@ class Names:
         """The attribute in which pytest keeps an option, by the option's or the field's name."""
         return f"attention_{name.removeprefix('--').replace('-', '_')}"
 
-    def said(self, words: Iterable[str]) -> list[str]:
+    def in_pytest(self, words: Iterable[str]) -> list[str]:
         """Words of a pytest command line, with the names that exist in this process."""
         return [*words] if self.short else [self.prefixed(word) for word in words]
 
@@ -77,7 +77,7 @@ class Options(CommandOptions):
         "only this implementation (sdpa-flash, or torch:sdpa-flash); repeatable",
         "NAME",
         many=True,
-        again=False,
+        for_rerun=False,
     )
     device: str = option(" or ".join(DEVICES), "NAME", DEVICES[0], valid=DEVICES)
     dtype: tuple[str, ...] = option(
@@ -85,7 +85,7 @@ class Options(CommandOptions):
         "NAME",
         many=True,
         valid=tuple(DTYPES),
-        again=False,
+        for_rerun=False,
     )
     level: str = option(f"how many cases: {', '.join(LEVELS)}", "NAME", "standard", valid=LEVELS)
     mode: str = option(
@@ -143,7 +143,7 @@ class Options(CommandOptions):
         "let --function refuse more than half of what its signature and its claims allow",
         switch=True,
         of_function=True,
-        again=False,
+        for_rerun=False,
     )
     expect: tuple[str, ...] = option(
         "a manifest of expected failures of --function, or of a third-party backend; repeatable",
@@ -181,21 +181,21 @@ class Options(CommandOptions):
         "SECONDS",
         START_SECONDS,
         kind=number,
-        again=False,
+        for_rerun=False,
     )
-    shard: str = option("only part I of N of the cells", "I/N", again=False)
+    shard: str = option("only part I of N of the cells", "I/N", for_rerun=False)
     audit: bool = option("run declared-unsupported cells too: stale claims fail", switch=True)
 
     @property
-    def said(self) -> dict[str, Any]:
+    def claims(self) -> dict[str, Any]:
         """The claims about a function that the options make (see `suite.spec.claims`). Raises
         UsageError."""
-        said = read_claims(self.claim)
         claims = {
             "numerics": self.numerics, "elections": read_elections(self.elect),
             "drop_in": self.drop_in, "allow_unused": self.allow_unused, "expect": self.expect,
         }  # fmt: skip
-        return said | {name: value for name, value in claims.items() if value}
+        given = {name: value for name, value in claims.items() if value}
+        return read_claims(self.claim) | given
 
     @property
     def backends(self) -> list[str]:
@@ -213,7 +213,7 @@ class Options(CommandOptions):
         if not self.backend:
             installed = ", ".join(registry.installed())
             raise UsageError(
-                f"choose what to judge with {NAMES.said(['--backend=NAME'])[0]}; installed here: "
+                f"choose what to judge with {NAMES.in_pytest(['--backend=NAME'])[0]}; installed here: "
                 f"{installed}, all"
             )
         names = self.backends
@@ -239,7 +239,7 @@ class Options(CommandOptions):
                 "--expect is the manifest of a --function or of a third-party backend; that of "
                 f"{', '.join(names)} is part of this project"
             )
-        _ = self.said
+        _ = self.claims
         for name in ("threads", "cell_timeout", "start_timeout"):
             value = getattr(self, name)
             if not 0 <= value < float("inf"):
@@ -266,23 +266,3 @@ def shared(name: str, **changed: Any) -> Any:
     """A field of a class of options with the flag of this name from `Options` or `OUTSIDE`; `changed`
     are fields of `Flag` that differ."""
     return option(**vars(replace((flags(Options) | OUTSIDE)[name], **changed)))
-
-
-def add_options(
-    add: Callable[..., Any],
-    names: Iterable[str] | None = None,
-    changed: Mapping[str, Mapping[str, Any]] | None = None,
-    /,
-    **helps: str,
-) -> None:
-    """Declare flags of `Options` with `add`, the `add_argument` of a parser or the `addoption` of
-    pytest's group.
-
-    `names` are the flags, by default all that describe a run. `helps` are other help texts by name.
-    `changed` are other fields of a `Flag` by name.
-    """
-    table = flags(Options)
-    for name in names if names is not None else [*table, "results"]:
-        own = dict((changed or {}).get(name, {}))
-        own |= {"help": helps[name]} if name in helps else {}
-        add(f"--{name}", **replace((table | OUTSIDE)[name], **own).arguments)

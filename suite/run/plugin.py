@@ -32,8 +32,9 @@ from suite.judge.verdict import first_line
 from suite.records import cells as records
 from suite.records.coverage import NOT_JUDGED_ENOUGH
 from suite.run import jax_caches
+from suite.run.flags import flags
 from suite.run.log import RunLog, cell_of
-from suite.run.options import NAMES, Options, add_options
+from suite.run.options import NAMES, OUTSIDE, Options
 from suite.run.plan import Plan
 from suite.run.process import orphaned, write_stacks
 from suite.run.recorded import cell_name, crashed, record
@@ -58,12 +59,9 @@ LAST = pytest.StashKey[bool]()
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("attention", "attention conformance")
 
-    def declare(name: str, **arguments: Any) -> None:
-        prefixed = NAMES.prefixed(name)
-        names = [prefixed, name] if NAMES.short else [prefixed]
-        group.addoption(*names, dest=NAMES.destination(name), **arguments)
-
-    add_options(declare)
+    for name, flag in (flags(Options) | {"results": OUTSIDE["results"]}).items():
+        names = [NAMES.prefixed(name), *([f"--{name}"] if NAMES.short else [])]
+        group.addoption(*names, dest=NAMES.destination(name), **flag.arguments)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -87,7 +85,7 @@ def pytest_configure(config: pytest.Config) -> None:
         _share_compile_cache(config)
     elif config.getoption(NAMES.destination("results")) or options.function:
         raise pytest.UsageError(
-            "{} and {} need a {}".format(*NAMES.said(["--results", "--function", "--backend"]))
+            "{} and {} need a {}".format(*NAMES.in_pytest(["--results", "--function", "--backend"]))
         )
     worker = getattr(config, "workerinput", None)
     write_stacks((worker or {}).get(STACKS, ""))

@@ -195,7 +195,7 @@ def _head(group: Group) -> str:
 
 def rerun_command(node: str, options: Options) -> str:
     """The one-line command that judges just the cell of this test."""
-    return shlex.join(["pytest", node, *NAMES.said(options.words())])
+    return shlex.join(["pytest", node, *NAMES.in_pytest(options.command_line())])
 
 
 def search_command(cell: CellRecord, options: Options) -> str:
@@ -207,7 +207,7 @@ def search_command(cell: CellRecord, options: Options) -> str:
     search_options = replace(
         options, backend=one or options.backend, mode=cell.mode, level=Options.level, audit=False
     )
-    words = search_options.words()
+    words = search_options.command_line()
     if not options.function:
         words.append(f"--implementation={cell.implementation}")
     script = f"{cell.check}-{cell.implementation.replace('@', '-')}.py"

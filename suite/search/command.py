@@ -200,7 +200,7 @@ def write(
 def found_text(search: Search, failure: Failure) -> str:
     """The text of a failure: the minimal case, and the commands that judge it again."""
     case, check, implementation = failure.case, failure.check, failure.implementation
-    words = replace(search.plan.options, mode=implementation.mode).words()
+    words = replace(search.plan.options, mode=implementation.mode).command_line()
     if implementation not in search.plan.functions:
         words.append(f"--implementation={implementation.name}")
     who = " ".join(map(shlex.quote, words))

@@ -29,16 +29,16 @@ class SearchOptions(Options):
         "N",
         default=None,
         kind=number,
-        again=False,
+        for_rerun=False,
     )
     examples: int | None = option(
-        "greatest number of cases", "N", default=None, kind=whole, again=False
+        "greatest number of cases", "N", default=None, kind=whole, for_rerun=False
     )
     gradients: bool = option(
         "also judge the gradients of implementations that have them (default)",
         default=True,
         switch=True,
-        again=False,
+        for_rerun=False,
     )
     shapes: int | None = option(
         "draw only N sizes of each operator; 0: any sizes; default: few sizes if every new shape is "
@@ -46,20 +46,20 @@ class SearchOptions(Options):
         "N",
         default=None,
         kind=whole,
-        again=False,
+        for_rerun=False,
     )
     script: str = option(
         "save the script of the first failure in this new file, of later failures in FILE-2.py, ...",
         "FILE.py",
-        again=False,
+        for_rerun=False,
     )
-    list: bool = option("print the id of every case drawn", switch=True, again=False)
+    list: bool = option("print the id of every case drawn", switch=True, for_rerun=False)
     case: tuple[str, ...] = shared(
         "case",
         help="judge this case instead of drawing, and shrink it if it fails; repeatable",
-        again=False,
+        for_rerun=False,
     )
-    results: str = shared("results", help="write the failures to this new file", again=False)
+    results: str = shared("results", help="write the failures to this new file", for_rerun=False)
 
     def check(self) -> None:
         """Raise UsageError for invalid options. Imports no framework."""

@@ -148,7 +148,7 @@ def _runs(plan: SweepPlan, table: Judging) -> Iterator[Task]:
     for release, seed in _times(table):
         for shard in range(1, table.shards + 1):
             part = f"{shard}/{table.shards}" if table.shards > 1 else ""
-            words = replace(options, seed=seed, shard=part).words(every=True)
+            words = replace(options, seed=seed, shard=part).command_line(every=True)
             title = " ".join(
                 [*options.backend, options.level, *_modes(table), *filter(None, [release]),
                  f"seed {seed}", *([f"part {part}"] if part else [])]
@@ -162,7 +162,7 @@ def _searches(plan: SweepPlan, table: Searching) -> Iterator[Task]:
     options.check()
     more = [f"--examples={table.examples}", *([] if table.gradients else ["--no-gradients"])]
     for release, seed in _times(table):
-        words = replace(options, seed=seed).words(every=True)
+        words = replace(options, seed=seed).command_line(every=True)
         title = " ".join(
             ["search", *options.backend, *_modes(table), *filter(None, [release]), f"seed {seed}"]
         )

@@ -163,7 +163,9 @@ def lines(
 
 def rerun_command(answers: Path, options: JudgeOptions) -> str:
     """The command that judges answers again."""
-    return shlex.join(["python", "-m", "suite", "vectors", "judge", str(answers), *options.words()])
+    return shlex.join(
+        ["python", "-m", "suite", "vectors", "judge", str(answers), *options.command_line()]
+    )
 
 
 def _installed() -> bool:

@@ -56,5 +56,7 @@ class JudgeOptions(CommandOptions):
     expect: tuple[str, ...] = shared(
         "expect", help="a manifest of expected failures of the runtime; repeatable"
     )
-    results: str = shared("results", again=False)
-    verbose: bool = option("explain every failure in full", switch=True, again=False, short="-v")
+    results: str = shared("results", for_rerun=False)
+    verbose: bool = option(
+        "explain every failure in full", switch=True, for_rerun=False, short="-v"
+    )

@@ -12,15 +12,16 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any
 
 from suite.records import machine
 from suite.records.lines import RecordError
 from suite.report.render import render
+from suite.run.flags import CommandOptions, option, whole
 from suite.run.jax_caches import compilations_in
-from suite.run.options import add_options
+from suite.run.options import shared
 from suite.spec.text import printable, printed
 from suite.spec.vocabulary import LEVELS
 from tests.mutation import records
@@ -28,6 +29,23 @@ from tests.mutation.records import SEEN, STATUSES, FaultHeader, FaultRecord
 from tests.mutation.run import Judge, NotGreen, mutants
 from tests.mutation.tables import tables
 from tests.mutation.targets import FRAMEWORKS, targets
+
+
+@dataclass(frozen=True)
+class MutationOptions(CommandOptions):
+    """Which mutants are made, and how they are judged."""
+
+    level: str = shared("level", checked=True)
+    seed: int = shared("seed", help="the seed that draws the mutants")
+    results: str = shared("results", help="write records to this new file")
+    module: str = option("change this module of the framework alone")
+    count: int = option("how many mutants", default=24, kind=whole)
+    jobs: int = option("how many runs at a time", default=1, kind=whole, short="-j")
+    after: str = option(
+        "records of a level below: only mutants that survived there are judged, since a level holds "
+        "those before it",
+        "FILE.jsonl",
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -40,24 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     what.add_argument(
         "--table", nargs="+", metavar="FILE.jsonl", help="print the tables of these records"
     )
-    add_options(
-        parser.add_argument,
-        ("level", "seed", "results"),
-        {"level": {"checked": True}},
-        seed="the seed that draws the mutants",
-        results="write records to this new file",
-    )
-    parser.add_argument("--module", default="", help="change this module of the framework alone")
-    parser.add_argument(
-        "--count", type=int, default=24, help="how many mutants (default %(default)s)"
-    )
-    parser.add_argument("-j", "--jobs", type=int, default=1, help="how many runs at a time")
-    parser.add_argument(
-        "--after",
-        metavar="FILE.jsonl",
-        help="records of a level below: only mutants that survived there are judged, since a level holds "
-        "those before it",
-    )
+    MutationOptions.declare(parser.add_argument)
     with printed():
         chosen = parser.parse_args(arguments)
         if chosen.table:

@@ -8,6 +8,7 @@ import contextlib
 import importlib
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from suite.measure.command import add_bench_parser
 from suite.measure.releases import add_releases_parser
@@ -15,7 +16,8 @@ from suite.records.lines import RecordError
 from suite.report.commands import add_diff_parser, add_partial, add_report_parser
 from suite.run.elections import add_elections_parser
 from suite.run.explain import add_explain_parser
-from suite.run.options import add_options
+from suite.run.flags import CommandOptions, option
+from suite.run.options import shared
 from suite.search.command import add_search_parser
 from suite.spec.case import Case
 from suite.spec.catalogue import AnyCase, Selection, everything, find
@@ -77,19 +79,22 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return chosen
 
 
+@dataclass(frozen=True)
+class ListOptions(CommandOptions):
+    """The options of `list`."""
+
+    level: str = shared("level", checked=True)
+    checks: bool = option("list the checks and what they promise", switch=True)
+    words: bool = option(
+        "list the words of declarations: features, questions with their answers, classes",
+        switch=True,
+    )
+    why: str = option("say which checks ask a case, since which level, and why", "ID")
+
+
 def _add_list(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser("list", help="the ids of the cases of a level")
-    add_options(parser.add_argument, ("level",), {"level": {"checked": True}})
-    parser.add_argument(
-        "--checks", action="store_true", help="list the checks and what they promise"
-    )
-    parser.add_argument(
-        "--words", action="store_true",
-        help="list the words of declarations: features, questions with their answers, classes",
-    )  # fmt: skip
-    parser.add_argument(
-        "--why", metavar="ID", help="say which checks ask a case, since which level, and why"
-    )
+    ListOptions.declare(parser.add_argument)
     parser.set_defaults(run=_list)
 
 
@@ -263,20 +268,24 @@ def _findings(arguments: argparse.Namespace) -> int:
     return 0
 
 
+@dataclass(frozen=True)
+class MutantsOptions(CommandOptions):
+    """The options of `mutants`."""
+
+    level: str = shared("level", checked=True)
+    seed: int = shared("seed")
+    backend: str = shared(
+        "backend", help="the backend of mutants", metavar="MODULE:OBJECT", default=CATALOGUE,
+        many=False,
+    )  # fmt: skip
+
+
 def _add_mutants(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser(
         "mutants",
         help="the kill table: which check kills which deliberate fault",
     )
-    add_options(
-        parser.add_argument,
-        ("level", "seed", "backend"),
-        {
-            "level": {"checked": True},
-            "backend": {"many": False, "default": CATALOGUE, "metavar": "MODULE:OBJECT"},
-        },
-        backend=f"the backend of mutants (default {CATALOGUE})",
-    )
+    MutantsOptions.declare(parser.add_argument)
     parser.set_defaults(run=_mutants)
 
 
