@@ -86,14 +86,15 @@ class OfOneOfAGroup(torch.autograd.Function):
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float, is_causal: bool
     ) -> Tensor:
         group = query.shape[1] // key.shape[1]
-        k, v = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
-        ctx.save_for_backward(query, k, v)
+        ctx.save_for_backward(query, key, value)
         ctx.group, ctx.scale, ctx.is_causal = group, scale, is_causal
+        k, v = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
         return weights_of(query, k, scale, is_causal) @ v
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v = ctx.saved_tensors
+        k, v = k.repeat_interleave(ctx.group, 1), v.repeat_interleave(ctx.group, 1)
         p = weights_of(q, k, ctx.scale, ctx.is_causal)
         dp = dout @ v.mT
         ds = p * (dp - (dp * p).sum(-1, keepdim=True)) * ctx.scale

@@ -45,7 +45,8 @@ class Outcome:
 def judge(kernel: Kernel, level: str = "", *options: str) -> Outcome:
     """Run the suite on one kernel, in a child process of its own.
 
-    Raises RuntimeError if the run leaves no records.
+    If the trial call refuses the kernel, the message is its only diagnosis, of the family "trial". Raises
+    RuntimeError if the run leaves neither records nor such a message.
     """
     with tempfile.TemporaryDirectory() as folder:
         records = Path(folder) / "run.jsonl"
@@ -63,6 +64,12 @@ def judge(kernel: Kernel, level: str = "", *options: str) -> Outcome:
             command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
         )
         after = os.times()
+        refused = re.search(
+            r"^ERROR: function '\S+': (.+)", done.stdout + done.stderr, re.MULTILINE
+        )
+        if refused and not records.exists():
+            trial = {"record": "diagnosis", "sentence": refused[1], "hint": "", "family": "trial"}
+            records.write_text(json.dumps(trial), encoding="utf-8")
         if not records.exists():
             raise RuntimeError(f"{kernel.name} left no records:\n{done.stdout}{done.stderr}")
         found = [json.loads(line) for line in records.read_text(encoding="utf-8").splitlines()]
