@@ -7,10 +7,12 @@ import math
 import torch
 import torch.nn.functional as F
 
+from attention_conformance import claims
 
-def allowed(attn_mask, is_causal, shape):
+
+def allowed(attn_mask, is_causal, query, key):
     """Where a boolean mask and a causal flag let queries look: boolean, of a shape that broadcasts."""
-    visible = torch.ones(shape[-2:], dtype=torch.bool)
+    visible = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device)
     if is_causal:
         visible = visible.tril()
     if attn_mask is not None and attn_mask.dtype == torch.bool:
@@ -29,22 +31,22 @@ def by_hand(query, key, value, attn_mask=None, is_causal=False, scale=None):
     """Scores, -inf where hidden, softmax, product."""
     scale = 1 / math.sqrt(query.size(-1)) if scale is None else scale
     scores = added(query @ key.transpose(-2, -1) * scale, attn_mask)
-    scores = scores.masked_fill(~allowed(attn_mask, is_causal, scores.shape), -torch.inf)
+    scores = scores.masked_fill(~allowed(attn_mask, is_causal, query, key), -torch.inf)
     return torch.softmax(scores, dim=-1) @ value
 
 
 def by_einsum(query, key, value, attn_mask=None, is_causal=False, scale=None, enable_gqa=False):
     """Grouped heads by an axis of groups, nothing repeated."""
     B, H, L, D = query.shape
-    K = key.shape[1]
+    K, S, V = *key.shape[1:3], value.shape[3]
     scale = D**-0.5 if scale is None else scale
     grouped = query.reshape(B, K, H // K, L, D)
-    scores = torch.einsum("bkgld,bksd->bkgls", grouped, key).reshape(B, H, L, -1) * scale
+    scores = torch.einsum("bkgld,bksd->bkgls", grouped, key).reshape(B, H, L, S) * scale
     scores = added(scores, attn_mask)
-    visible = allowed(attn_mask, is_causal, scores.shape)
+    visible = allowed(attn_mask, is_causal, query, key)
     weights = torch.where(visible, scores, -torch.inf).softmax(-1)
-    weights = weights.reshape(B, K, H // K, L, -1)
-    return torch.einsum("bkgls,bksv->bkglv", weights, value).reshape(B, H, L, -1)
+    weights = weights.reshape(B, K, H // K, L, S)
+    return torch.einsum("bkgls,bksv->bkglv", weights, value).reshape(B, H, L, V)
 
 
 def online(query, key, value, attn_mask=None, is_causal=False, scale=None):
@@ -53,7 +55,7 @@ def online(query, key, value, attn_mask=None, is_causal=False, scale=None):
     wide = torch.promote_types(query.dtype, torch.float32)
     q, k, v = query.to(wide) * scale, key.to(wide), value.to(wide)
     shape = (*query.shape[:-1], key.shape[2])
-    visible = allowed(attn_mask, is_causal, shape).expand(shape)
+    visible = allowed(attn_mask, is_causal, query, key).expand(shape)
     bias = None if attn_mask is None else attn_mask.expand(shape)
     m = q.new_full((*shape[:-1], 1), -math.inf)
     norm, acc = torch.zeros_like(m), q.new_zeros((*shape[:-1], v.shape[-1]))
@@ -73,7 +75,7 @@ def blocks_of_queries(query, key, value, attn_mask=None, is_causal=False, scale=
     """Eight queries at a time, each block with the whole of its keys."""
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     shape = (*query.shape[:-1], key.shape[2])
-    visible = allowed(attn_mask, is_causal, shape).expand(shape)
+    visible = allowed(attn_mask, is_causal, query, key).expand(shape)
     bias = None if attn_mask is None else attn_mask.expand(shape)
     outs = [query.new_zeros(*query.shape[:2], 0, value.shape[-1])]
     for i in range(0, query.shape[2], 8):
@@ -88,7 +90,7 @@ def in_base_2(query, key, value, attn_mask=None, is_causal=False, scale=None):
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     wide = torch.promote_types(query.dtype, torch.float32)
     scores = added(query.to(wide) @ key.to(wide).mT * scale, attn_mask) * math.log2(math.e)
-    scores = scores.masked_fill(~allowed(attn_mask, is_causal, scores.shape), -torch.inf)
+    scores = scores.masked_fill(~allowed(attn_mask, is_causal, query, key), -torch.inf)
     top = scores.amax(-1, keepdim=True).detach() if key.shape[2] else scores.new_zeros(1)
     powers = torch.exp2(scores - top.masked_fill(top == -torch.inf, 0.0))
     total = powers.sum(-1, keepdim=True)
@@ -97,30 +99,25 @@ def in_base_2(query, key, value, attn_mask=None, is_causal=False, scale=None):
 
 
 def split_keys(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """Two halves of the keys, merged by their log-sum-exps."""
+    """Two halves of the keys, each with its maximum, sum and output, merged at the end."""
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     wide = torch.promote_types(query.dtype, torch.float32)
     scores = added(query.to(wide) @ key.to(wide).mT * scale, attn_mask)
-    scores = scores.masked_fill(~allowed(attn_mask, is_causal, scores.shape), -torch.inf)
-    half = key.shape[2] // 2
-    values = value.to(wide)
+    scores = scores.masked_fill(~allowed(attn_mask, is_causal, query, key), -torch.inf)
+    half, values = key.shape[2] // 2, value.to(wide)
     if not half:
         return (scores.softmax(-1) @ values).to(query.dtype)
-    lse, outs = [], []
+    tops, sums, outs = [], [], []
     for part in (slice(None, half), slice(half, None)):
         s = scores[..., part]
-        one = s.amax(-1, keepdim=True).detach()
-        one = one.masked_fill(one == -torch.inf, 0.0)
-        p = (s - one).exp()
-        total = p.sum(-1, keepdim=True)
-        outs.append(p @ values[:, :, part] / total.masked_fill(total == 0, 1.0))
-        lse.append(
-            (one + total.masked_fill(total == 0, 1.0).log()).masked_fill(total == 0, -torch.inf)
-        )
-    both = torch.maximum(lse[0], lse[1]).detach()
-    anchor = both.masked_fill(both == -torch.inf, 0.0)
-    first, second = ((part - anchor).exp() for part in lse)
-    total = first + second
+        tops.append(s.amax(-1, keepdim=True).detach())
+        p = (s - tops[-1].masked_fill(tops[-1] == -torch.inf, 0.0)).exp()
+        sums.append(p.sum(-1, keepdim=True))
+        outs.append(p @ values[:, :, part])
+    top = torch.maximum(*tops)
+    top = top.masked_fill(top == -torch.inf, 0.0)
+    first, second = ((one - top).exp() for one in tops)
+    total = first * sums[0] + second * sums[1]
     out = (first * outs[0] + second * outs[1]) / total.masked_fill(total == 0, 1.0)
     return out.to(query.dtype)
 
@@ -130,7 +127,7 @@ def head_by_head(query, key, value, attn_mask=None, is_causal=False, scale=None,
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     group = max(query.shape[1] // max(key.shape[1], 1), 1)
     shape = (*query.shape[:-1], key.shape[2])
-    visible = allowed(attn_mask, is_causal, shape).expand(shape)
+    visible = allowed(attn_mask, is_causal, query, key).expand(shape)
     bias = None if attn_mask is None else attn_mask.expand(shape)
     outs = []
     for h in range(query.shape[1]):
@@ -147,25 +144,22 @@ def writes_into_its_own(query, key, value, attn_mask=None, is_causal=False, scal
     scores *= scale
     if attn_mask is not None and attn_mask.dtype != torch.bool:
         scores = scores + attn_mask
-    visible = allowed(attn_mask, is_causal, scores.shape)
+    visible = allowed(attn_mask, is_causal, query, key)
     scores = scores.masked_fill_(~visible, -torch.inf)
     empty = (scores == -torch.inf).all(-1, keepdim=True)
     scores = scores.masked_fill(empty, 0.0)
     return scores.softmax(-1).masked_fill(empty, 0.0) @ value
 
 
+@claims(centred_keys=True)
 def centred_keys(query, key, value, attn_mask=None, is_causal=False, scale=None):
     """Keys without their mean have the same weights: a common number leaves every row of scores."""
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     wide = torch.promote_types(query.dtype, torch.float32)
     key = key.to(wide)
-    finite = torch.isfinite(key).all(-1, keepdim=True)
-    small = finite & (key.abs().amax(-1, keepdim=True) < 10) if key.numel() else finite
-    count = small.sum(2, keepdim=True).clamp_min(1)
-    centre = torch.where(small, key, 0.0).sum(2, keepdim=True) / count
-    scores = added(query.to(wide) @ (key - centre.detach()).mT * scale, None)
-    scores = added(scores, attn_mask)
-    scores = scores.masked_fill(~allowed(attn_mask, is_causal, scores.shape), -torch.inf)
+    centred = key - key.mean(2, keepdim=True) if key.shape[2] else key
+    scores = added(query.to(wide) @ centred.mT * scale, attn_mask)
+    scores = scores.masked_fill(~allowed(attn_mask, is_causal, query, key), -torch.inf)
     return (scores.softmax(-1) @ value.to(wide)).to(query.dtype)
 
 
@@ -173,7 +167,7 @@ def masked_by_where(query, key, value, attn_mask=None, is_causal=False, scale=No
     """`torch.where` and the dtype's infinity."""
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     scores = added((query * scale) @ key.mT, attn_mask)
-    visible = allowed(attn_mask, is_causal, scores.shape)
+    visible = allowed(attn_mask, is_causal, query, key)
     scores = torch.where(visible, scores, torch.tensor(-torch.inf, dtype=scores.dtype))
     return F.softmax(scores, dim=-1).matmul(value)
 
@@ -182,7 +176,7 @@ def float64_inside(query, key, value, attn_mask=None, is_causal=False, scale=Non
     """Everything in float64, rounded once."""
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     scores = added(query.double() @ key.double().mT * scale, attn_mask)
-    scores = scores.masked_fill(~allowed(attn_mask, is_causal, scores.shape), -torch.inf)
+    scores = scores.masked_fill(~allowed(attn_mask, is_causal, query, key), -torch.inf)
     return (scores.softmax(-1) @ value.double()).to(query.dtype)
 
 
@@ -213,7 +207,7 @@ def with_features(
     if alibi_slopes is not None:
         distance = (torch.arange(L)[:, None] + S - L - torch.arange(S)).abs().to(wide)
         scores = scores - alibi_slopes.to(wide)[:, None, None] * distance
-    visible = allowed(attn_mask, is_causal, scores.shape)
+    visible = allowed(attn_mask, is_causal, query, key)
     if window is not None:
         back = torch.arange(L)[:, None] - torch.arange(S)
         left, right = window
@@ -228,6 +222,6 @@ def two_passes(query, key, value, attn_mask=None, is_causal=False, scale=None):
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     wide = torch.promote_types(query.dtype, torch.float32)
     scores = added(query.to(wide) @ key.to(wide).mT * scale, attn_mask)
-    scores = scores.masked_fill(~allowed(attn_mask, is_causal, scores.shape), -torch.inf)
+    scores = scores.masked_fill(~allowed(attn_mask, is_causal, query, key), -torch.inf)
     weights = torch.exp(scores - scores.logsumexp(-1, keepdim=True))
     return (weights @ value.to(wide)).to(query.dtype)
