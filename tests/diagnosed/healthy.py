@@ -183,7 +183,7 @@ def float64_inside(query, key, value, attn_mask=None, is_causal=False, scale=Non
 def library_with_dense_mask(query, key, value, attn_mask=None, is_causal=False, scale=None):
     """The library's own, with the causal flag written out as a mask."""
     if is_causal:
-        past = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool).tril()
+        past = allowed(None, True, query, key)
         if attn_mask is None:
             attn_mask = past
         elif attn_mask.dtype == torch.bool:
