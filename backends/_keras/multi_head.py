@@ -273,11 +273,9 @@ class MultiHead(KerasLayer):
         }
 
 
-class MultiHeadScores(MultiHead):
-    """`MultiHead` with return_attention_scores=True: einsum, softmax, einsum."""
+class WithScores(MultiHead):
+    """return_attention_scores=True: einsum, softmax, einsum."""
 
-    name = "keras-mha-scores"
-    declared = MHA.electing(SCORES)
     numerics = SCORES_NUMERICS
     elections = SCORES_ELECTIONS
 
@@ -286,6 +284,13 @@ class MultiHeadScores(MultiHead):
 
     def ways(self, inputs: Inputs) -> dict[str, dict[str, Any]]:
         return super().ways(inputs) | without_dropout(inputs)
+
+
+class MultiHeadScores(WithScores):
+    """`MultiHead` with scores."""
+
+    name = "keras-mha-scores"
+    declared = MHA.electing(SCORES)
 
 
 class GroupQuery(MultiHead):
@@ -326,19 +331,11 @@ def refused_settings(layer: Callable[..., Any]) -> dict[str, Callable[[], Any]]:
     }
 
 
-class GroupQueryScores(GroupQuery):
-    """`GroupQuery` with return_attention_scores=True: einsum, softmax, einsum."""
+class GroupQueryScores(WithScores, GroupQuery):
+    """`GroupQuery` with scores."""
 
     name = "keras-gqa-scores"
     declared = GQA.electing(SCORES)
-    numerics = SCORES_NUMERICS
-    elections = SCORES_ELECTIONS
-
-    def asks_scores(self, inputs: Inputs) -> bool:
-        return True
-
-    def ways(self, inputs: Inputs) -> dict[str, dict[str, Any]]:
-        return super().ways(inputs) | without_dropout(inputs)
 
 
 def _sides(inputs: Inputs) -> int | None:

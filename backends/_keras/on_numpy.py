@@ -8,7 +8,7 @@ from backends._keras.engine import KerasBackend
 from backends._keras.layers import keras_layers
 from backends._keras.ops import KerasOps
 from backends.arrays import NumpyArrays
-from backends.declared import LOWEST_IN_FLOAT32
+from backends.declared import INTERSECTED, LOWEST_FILL, LOWEST_IN_FLOAT32
 from backends.protocol import Implementation
 from backends.sources import Dialect
 
@@ -48,21 +48,13 @@ class KerasNumpyOps(KerasOps):
     declared = KerasOps.declared.but(
         # The softmax is float32 in every dtype; einsum sums in float16.
         numerics={"f64": "single", "f32": "fused", "bf16": "fused", "f16": "working"},
-        elections={
-            "fully-masked-row": "uniform",
-            "minus-inf-row": "nan",
+        elections=LOWEST_FILL
+        | INTERSECTED
+        | {
             "lowest-row": LOWEST_IN_FLOAT32 | {"f64": "nan"},
             "no-keys": "raises",
-            "causal-alignment": "top-left",
-            "causal-with-mask": "intersect",
-            "nan-in-masked-key": "blocked",
-            "nan-in-masked-value": "leaks",
-            "nan-in-attended-value": "reaches-them",
-            "nan-in-query": "nan",
-            "value-size": "accepted",
             "integer-mask": "cast-to-bool",
             # In float64 the cast to float32 makes 2^-1024 zero.
             "subnormal-output": {"f64": "flushed", "f32": "kept", "bf16": "kept", "f16": "kept"},
-            "score-overflow": "nan",
         },
     )

@@ -127,36 +127,15 @@ _ATTENTION = (
         ),
         SDPA,
     ),
-    MalformedCase(
-        "mask-too-few-keys",
-        "a mask (5, 6) for 7 keys",
-        _mask(5, 6),
-        SDPA,
-        needs=("mask", "mask-array"),
-    ),
-    MalformedCase(
-        "mask-too-many-queries",
-        "a mask (6, 7) for 5 queries",
-        _mask(6, 7),
-        SDPA,
-        needs=("mask", "mask-array"),
-    ),
-    MalformedCase(
-        "mask-wrong-batch",
-        "a mask (3, 1, 5, 7) for a batch of 2",
-        _mask(3, 1, 5, 7),
-        SDPA,
-        needs=("mask", "mask-array"),
-    ),
-    MalformedCase(
-        "mask-wrong-heads",
-        "a mask (2, 3, 5, 7) for 4 heads",
-        _mask(2, 3, 5, 7),
-        SDPA,
-        needs=("mask", "mask-array"),
-    ),
-    MalformedCase(
-        "mask-rank-5", "a mask of rank 5", _mask(2, 2, 4, 5, 7), SDPA, needs=("mask", "mask-array")
+    *(
+        MalformedCase(name, text, _mask(*shape), SDPA, needs=("mask", "mask-array"))
+        for name, text, shape in (
+            ("mask-too-few-keys", "a mask (5, 6) for 7 keys", (5, 6)),
+            ("mask-too-many-queries", "a mask (6, 7) for 5 queries", (6, 7)),
+            ("mask-wrong-batch", "a mask (3, 1, 5, 7) for a batch of 2", (3, 1, 5, 7)),
+            ("mask-wrong-heads", "a mask (2, 3, 5, 7) for 4 heads", (2, 3, 5, 7)),
+            ("mask-rank-5", "a mask of rank 5", (2, 2, 4, 5, 7)),
+        )
     ),
     MalformedCase(
         "bias-too-few-keys",
@@ -190,6 +169,17 @@ def _one_sample_less(x: Inputs) -> Inputs:
     return x.replace(key=x.key[:1].repeat(3, 0), value=x.value[:1].repeat(3, 0))
 
 
+_OF_EVERY_LAYER: tuple[tuple[str, str, Callable[[Inputs], Inputs]], ...] = (
+    ("key-value-lengths-differ", "9 keys with 8 values", lambda x: x.replace(value=x.value[:, :8])),
+    ("batch-differs", "2 samples of queries with 3 of keys and values", _one_sample_less),
+    (
+        "query-width-differs",
+        "queries two features narrower than the layer's",
+        lambda x: x.replace(query=x.query[..., :-2]),
+    ),
+)
+"""Name, text and change of the malformed problems of every layer."""
+
 _LAYERS = (
     MalformedCase(
         "width-does-not-divide",
@@ -198,67 +188,33 @@ _LAYERS = (
         MULTI_HEAD,
         needs=("batch", "cross", "splits-width"),
     ),
-    MalformedCase(
-        "mask-too-few-keys",
-        "a mask (5, 8) for 9 keys",
-        _raw(5, 8),
-        MULTI_HEAD,
-        needs=("batch", "cross", "mask", "raw-mask"),
-    ),
-    MalformedCase(
-        "mask-too-many-queries",
-        "a mask (6, 9) for 5 queries",
-        _raw(6, 9),
-        MULTI_HEAD,
-        needs=("batch", "cross", "mask", "raw-mask"),
-    ),
-    MalformedCase(
-        "mask-wrong-batch",
-        "a mask (3, 5, 9) for 2 samples and 4 heads",
-        _raw(3, 5, 9),
-        MULTI_HEAD,
-        needs=("batch", "cross", "mask", "raw-mask"),
-    ),
-    MalformedCase(
-        "mask-rank-5",
-        "a mask of rank 5",
-        _raw(1, 2, 4, 5, 9),
-        MULTI_HEAD,
-        needs=("batch", "cross", "mask", "raw-mask"),
+    *(
+        MalformedCase(
+            name, text, _raw(*shape), MULTI_HEAD, needs=("batch", "cross", "mask", "raw-mask")
+        )
+        for name, text, shape in (
+            ("mask-too-few-keys", "a mask (5, 8) for 9 keys", (5, 8)),
+            ("mask-too-many-queries", "a mask (6, 9) for 5 queries", (6, 9)),
+            ("mask-wrong-batch", "a mask (3, 5, 9) for 2 samples and 4 heads", (3, 5, 9)),
+            ("mask-rank-5", "a mask of rank 5", (1, 2, 4, 5, 9)),
+        )
     ),
     *(
         MalformedCase(name, text, spoil, MULTI_HEAD, needs=("batch", "cross", "dropout"))
         for name, text, spoil in _RATES
     ),
     *(
-        case
+        MalformedCase(name, text, spoil, operator, needs=("batch", "cross"))
         for operator in OPERATORS.values()
         if operator.is_layer and operator.questions.well_formed
-        for case in (
-            MalformedCase(
-                "key-value-lengths-differ",
-                "9 keys with 8 values",
-                lambda x: x.replace(value=x.value[:, :8]),
-                operator,
-                needs=("batch", "cross"),
-            ),
-            MalformedCase(
-                "batch-differs",
-                "2 samples of queries with 3 of keys and values",
-                _one_sample_less,
-                operator,
-                needs=("batch", "cross"),
-            ),
-            MalformedCase(
-                "query-width-differs",
-                "queries two features narrower than the layer's",
-                lambda x: x.replace(query=x.query[..., :-2]),
-                operator,
-                needs=("batch", "cross"),
-            ),
-        )
+        for name, text, spoil in _OF_EVERY_LAYER
     ),
 )
+
+
+def _positions(by: float, plus: int) -> Callable[[Inputs], Inputs]:
+    return lambda x: x.replace(position=x.arrays["position"] * by + plus)
+
 
 _ROTARY = (
     MalformedCase(
@@ -281,26 +237,20 @@ _ROTARY = (
         ROTARY,
         needs=("positions", "gathered-positions"),
     ),
-    MalformedCase(
-        "position-negative",
-        "a position of -1",
-        lambda x: x.replace(position=x.arrays["position"] - 1),
-        ROTARY,
-        needs=("positions", "position-table"),
-    ),
-    MalformedCase(
-        "position-beyond-table",
-        "a position of 17 for a table of 17 positions",
-        lambda x: x.replace(position=x.arrays["position"] + 1),
-        ROTARY,
-        needs=("positions", "position-table"),
-    ),
-    MalformedCase(
-        "position-fractional",
-        "positions of 0, 0.5, 1 and so on for a table of whole numbers",
-        lambda x: x.replace(position=x.arrays["position"] / 2),
-        ROTARY,
-        needs=("positions", "position-table"),
+    *(
+        MalformedCase(
+            name, text, _positions(by, plus), ROTARY, needs=("positions", "position-table")
+        )
+        for name, text, by, plus in (
+            ("position-negative", "a position of -1", 1, -1),
+            ("position-beyond-table", "a position of 17 for a table of 17 positions", 1, 1),
+            (
+                "position-fractional",
+                "positions of 0, 0.5, 1 and so on for a table of whole numbers",
+                0.5,
+                0,
+            ),
+        )
     ),
 )
 
@@ -313,26 +263,25 @@ _PACKED = (
     MalformedCase(
         "values-missing", "24 keys with 23 values", lambda x: x.replace(value=x.value[:-1]), PACKED
     ),
-    MalformedCase(
-        "lengths-beyond-keys",
-        "lengths of segments that add up to 27 for 24 keys",
-        _lengths(0, 0, 3),
-        PACKED,
-        needs=("length-arrays",),
-    ),
-    MalformedCase(
-        "lengths-short-of-keys",
-        "lengths of segments that add up to 21 for 24 keys",
-        _lengths(0, 0, -3),
-        PACKED,
-        needs=("length-arrays",),
-    ),
-    MalformedCase(
-        "length-negative",
-        "a segment of -2 keys among those that add up to 24",
-        _lengths(-7, 7, 0),
-        PACKED,
-        needs=("length-arrays",),
+    *(
+        MalformedCase(name, text, _lengths(*added), PACKED, needs=("length-arrays",))
+        for name, text, added in (
+            (
+                "lengths-beyond-keys",
+                "lengths of segments that add up to 27 for 24 keys",
+                (0, 0, 3),
+            ),
+            (
+                "lengths-short-of-keys",
+                "lengths of segments that add up to 21 for 24 keys",
+                (0, 0, -3),
+            ),
+            (
+                "length-negative",
+                "a segment of -2 keys among those that add up to 24",
+                (-7, 7, 0),
+            ),
+        )
     ),
 )
 
