@@ -132,41 +132,31 @@ KINDS: dict[str, type[msgspec.Struct]] = {
 
 def tasks(plan: SweepPlan) -> list[Task]:
     """The tasks of a plan: runs, then searches, each in the order of the plan. Raises UsageError."""
-    every = [task for judging in plan.judge for task in _runs(plan, judging)]
-    return every + [task for searching in plan.search for task in _searches(plan, searching)]
+    tables: list[Judging | Searching] = [*plan.judge, *plan.search]
+    return [task for table in tables for task in _tasks(plan, table)]
 
 
-def _runs(plan: SweepPlan, table: Judging) -> Iterator[Task]:
-    _positive("shards", table.shards)
-    options = replace(
-        _options(plan, table), level=table.level, audit=table.audit, optimized=table.optimized
-    )
-    options.check()
-    # -n 1: if a cell ends its process, the run continues in a new one.
-    command = ("pytest", "-q", "-n", "1", "-p", "suite.plugin", "-p", "no:cacheprovider", "--pyargs",
-               "suite")  # fmt: skip
-    for release, seed in _times(table):
-        for shard in range(1, table.shards + 1):
-            part = f"{shard}/{table.shards}" if table.shards > 1 else ""
-            words = replace(options, seed=seed, shard=part).command_line(every=True)
-            title = " ".join(
-                [*options.backend, options.level, *_modes(table), *filter(None, [release]),
-                 f"seed {seed}", *([f"part {part}"] if part else [])]
-            )  # fmt: skip
-            yield Task(title, release, (*command, *words))
-
-
-def _searches(plan: SweepPlan, table: Searching) -> Iterator[Task]:
-    _positive("examples", table.examples)
+def _tasks(plan: SweepPlan, table: Judging | Searching) -> Iterator[Task]:
     options = _options(plan, table)
+    if isinstance(table, Judging):
+        options = replace(options, level=table.level, audit=table.audit, optimized=table.optimized)
+        kind, count, more = [*options.backend, table.level], table.shards, []
+        # -n 1: if a cell ends its process, the run continues in a new one.
+        command = ["pytest", "-q", "-n", "1", "-p", "suite.plugin", "-p", "no:cacheprovider",
+                   "--pyargs", "suite"]  # fmt: skip
+        _check_positive("shards", count)
+    else:
+        kind, count, command = ["search", *options.backend], 1, ["suite", "search"]
+        more = [f"--examples={table.examples}", *([] if table.gradients else ["--no-gradients"])]
+        _check_positive("examples", table.examples)
     options.check()
-    more = [f"--examples={table.examples}", *([] if table.gradients else ["--no-gradients"])]
+    mode = table.mode if table.mode != Options.mode else ""
     for release, seed in _times(table):
-        words = replace(options, seed=seed).command_line(every=True)
-        title = " ".join(
-            ["search", *options.backend, *_modes(table), *filter(None, [release]), f"seed {seed}"]
-        )
-        yield Task(title, release, ("suite", "search", *words, *more))
+        for shard in range(1, count + 1):
+            part = f"{shard}/{count}" if count > 1 else ""
+            words = replace(options, seed=seed, shard=part).command_line(every=True)
+            named = (*kind, mode, release, f"seed {seed}", part and f"part {part}")
+            yield Task(" ".join(filter(None, named)), release, (*command, *words, *more))
 
 
 def _times(table: Table) -> Iterator[tuple[str, int]]:
@@ -178,10 +168,6 @@ def _times(table: Table) -> Iterator[tuple[str, int]]:
             lock(release)
         for seed in seeds_of(table.seeds):
             yield "" if release == INSTALLED else release, seed
-
-
-def _modes(table: Table) -> list[str]:
-    return [table.mode] if table.mode != Options.mode else []
 
 
 def _options(plan: SweepPlan, table: Table) -> Options:
@@ -226,7 +212,7 @@ def lock(release: str) -> Release:
         raise UsageError(str(error)) from error
 
 
-def _positive(name: str, number: int) -> None:
+def _check_positive(name: str, number: int) -> None:
     if number < 1:
         raise UsageError(f"{name} must be positive, got {number}")
 
