@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
 
+from suite.records import diagnoses
+from suite.records.diagnoses import DiagnosisRecord
 from suite.records.lines import DuplicateCell, Fact, FileSchema, NonNegativeInt, RecordError
 from suite.records.machine import Origin
 from suite.spec.vocabulary import STATUSES
@@ -101,6 +103,7 @@ FILE_SCHEMA = FileSchema(
     record=CellRecord,
     statuses=STATUSES,
     origin="`pytest suite --results=FILE`",
+    remarks={diagnoses.LINE: DiagnosisRecord},
 )
 
 
@@ -112,6 +115,7 @@ class Run:
     cells: tuple[CellRecord, ...]
     source: str = ""
     complete: bool = True
+    diagnoses: tuple[DiagnosisRecord, ...] = ()
 
     @property
     def totals(self) -> Counter[str]:
@@ -129,7 +133,7 @@ def load(path: str | Path, partial: bool = False) -> Run:
     if not header.shard and len(content.records) < header.cells:
         # -k, --maxfail or the name of one test file left cells out.
         header = replace(header, partial=True)
-    return Run(header, content.records, content.source, content.complete)
+    return Run(header, content.records, content.source, content.complete, content.remarks)
 
 
 def digest(keys: Iterable[tuple]) -> str:
@@ -163,4 +167,5 @@ def merge(runs: list[Run]) -> Run:
             f"(shards given: {', '.join(run.header.shard or 'whole' for run in runs)})"
         )
     header = replace(first, cells=len(cells), shard="")
-    return Run(header, tuple(cells), "+".join(run.source for run in runs))
+    told = tuple(one for run in runs for one in run.diagnoses)
+    return Run(header, tuple(cells), "+".join(run.source for run in runs), diagnoses=told)

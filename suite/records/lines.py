@@ -15,8 +15,8 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Hashable
-from dataclasses import asdict, dataclass
+from collections.abc import Hashable, Mapping
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from reprlib import repr as brief
@@ -98,7 +98,8 @@ class FileSchema(Generic[H, R]):
 
     `name` marks the lines of records. `header` and `record` are dataclasses, `statuses` the valid
     statuses of a record. The default of the header's field `schema` is a prefix and a number. `origin` is
-    the command that writes such files.
+    the command that writes such files. `remarks` are dataclasses of lines that count in no total, by the
+    name that marks them.
     """
 
     name: str
@@ -106,6 +107,7 @@ class FileSchema(Generic[H, R]):
     record: type[R]
     statuses: tuple[str, ...]
     origin: str
+    remarks: Mapping[str, type[Dataclass]] = field(default_factory=dict)
 
     @cached_property
     def figures(self) -> tuple[str, ...]:
@@ -136,6 +138,7 @@ class FileSchema(Generic[H, R]):
         lines = _lines(path)
         header = self._header(path, lines[0])
         records: list[R] = []
+        remarks: list[Any] = []
         seen: set[tuple[Hashable, ...]] = set()
         complete = False
         for place, line in enumerate(lines[1:], 2):
@@ -161,6 +164,8 @@ class FileSchema(Generic[H, R]):
                     )
                 seen.add(record.key)
                 records.append(record)
+            elif kind in self.remarks:
+                remarks.append(_typed(where, entry, self.remarks[kind]))
             elif kind == "footer" and last:
                 _check_totals(where, entry, records)
                 complete = True
@@ -174,7 +179,7 @@ class FileSchema(Generic[H, R]):
                 f"{path}: no footer: the run did not finish, {len(records)} records are there. Run it "
                 "again, or pass --partial to read them"
             )
-        return Content(header, tuple(records), str(path), complete)
+        return Content(header, tuple(records), str(path), complete, tuple(remarks))
 
     def read_header(self, path: str | Path) -> H:
         """Read only the header of a result file. Raises NotARecordFile and OtherSchema."""
@@ -231,6 +236,7 @@ class Content(Generic[H, R]):
     records: tuple[R, ...]
     source: str = ""
     complete: bool = True
+    remarks: tuple[Any, ...] = ()
 
 
 class _Footer(msgspec.Struct):
@@ -256,6 +262,10 @@ class Writer(Generic[H, R]):
         """Write one record."""
         self.totals[record.status] += 1
         self._line(self._file_schema.name, vars(record))
+
+    def remark(self, name: str, remark: Dataclass) -> None:
+        """Write a line that counts in no total (see `FileSchema.remarks`)."""
+        self._line(name, vars(remark))
 
     def close(self, finished: bool = True) -> None:
         """Close the file; write the footer first if the run is finished."""

@@ -202,6 +202,28 @@ EXPLAINED = Table(
 )
 
 
+DIAGNOSES = Table(
+    "diagnoses",
+    "What is wrong with implementations that fail. Of the failing cells tried, `explains` behave so; of "
+    "the passing cells tried, `contradicts` do not.",
+    over="diagnoses",
+    columns={
+        **BY_IMPLEMENTATION,
+        **same(
+            "sentence",
+            "explains",
+            "tried",
+            "contradicts",
+            "hint",
+            "family",
+            "origin",
+            "check",
+            "case",
+        ),
+    },
+)
+
+
 def _failing(cells: pd.DataFrame) -> pd.DataFrame:
     """The failing cells, the gravest status first."""
     failing = cells[cells["status"].isin(FAILING)]

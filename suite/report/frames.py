@@ -33,6 +33,7 @@ import numpy as np
 import pandas as pd
 
 from suite.records.cells import CellRecord, Run
+from suite.records.diagnoses import DiagnosisRecord
 from suite.records.lines import RecordError
 from suite.records.speed import TIMED, SpeedRecord, SpeedRun
 
@@ -133,6 +134,14 @@ def _described(run: Run) -> dict[str, str]:
         **{str(name): str(value) for name, value in {**h.versions, **h.machine}.items()},
         "options": " ".join(f"{k}={v}" for k, v in h.options.items() if v or v == 0),
     }
+
+
+def diagnoses(loaded: Run | Sequence[Run]) -> pd.DataFrame:
+    """A row for every diagnosis: the fields of `suite.records.diagnoses.DiagnosisRecord`, source and
+    label ("backend:name")."""
+    rows = [vars(one) | {"source": run.source} for run in _listed(loaded) for one in run.diagnoses]
+    frame = pd.DataFrame(rows, columns=[*(f.name for f in fields(DiagnosisRecord)), "source"])
+    return frame.assign(label=frame["backend"] + ":" + frame["implementation"])
 
 
 def measurements(runs: Iterable[SpeedRun], baseline: str = "") -> pd.DataFrame:

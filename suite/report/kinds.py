@@ -84,7 +84,11 @@ def frames_of(runs: Run | list[Run]) -> Frames:
     """The frames for tables of judged cells."""
     from suite.report import frames
 
-    return {"cells": frames.cells(runs), "runs": frames.runs(runs)}
+    return {
+        "cells": frames.cells(runs),
+        "runs": frames.runs(runs),
+        "diagnoses": frames.diagnoses(runs),
+    }
 
 
 def _conformance(paths: list[Path], request: Request) -> Frames:
@@ -97,7 +101,8 @@ CONFORMANCE = Kind(
     accepts=cells.FILE_SCHEMA.accepts,
     read=_conformance,
     tables=_named(
-        conformance.RUNS, conformance.OF_STATUSES, conformance.OF_UNSUPPORTED, conformance.CONFORMANCE,
+        conformance.RUNS, conformance.DIAGNOSES, conformance.OF_STATUSES,
+        conformance.OF_UNSUPPORTED, conformance.CONFORMANCE,
         conformance.ACCURACY, conformance.OF_GRADIENTS, conformance.KERNELS,
         semantics.ELECTIONS, semantics.INVARIANCE, semantics.LAYERS,
         conformance.EXPLAINED, conformance.ONLY_HERE, conformance.EVERYWHERE, conformance.FAILURES,

@@ -101,15 +101,15 @@ def _elections(cells: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 def reached(cells: pd.DataFrame) -> list[str]:
     """The numerics class that an implementation reaches by dtype, one line; [] if there are several
-    implementations."""
+    implementations, or if an answer is beyond every class."""
     accuracy = ACCURACY.of(cells)
-    if accuracy.empty or cells["label"].nunique() > 1:
+    several = cells["label"].nunique() > 1
+    if accuracy.empty or several or not accuracy["max"].max() <= 1:
         return []
     dtypes = accuracy.index.get_level_values("dtype")
     grades = ", ".join(map(" ".join, zip(dtypes, accuracy["grade"], strict=True)))
-    worst = accuracy["max"].max()
-    of = f", errors at most {worst:.3g} of their bounds" if worst <= 1 else ""
-    return [f"{cells['label'].iloc[0]} reaches the numerics classes {grades}{of}"]
+    worst = f"errors at most {accuracy['max'].max():.3g} of their bounds"
+    return [f"{cells['label'].iloc[0]} reaches the numerics classes {grades}, {worst}"]
 
 
 def differing(cells: pd.DataFrame) -> list[str]:

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import pytest
 
 from suite.records import cells as records
 from suite.records.cells import CellRecord
 from suite.records.coverage import shortfalls
+from suite.records.diagnoses import LINE, NOTHING
 from suite.records.files import new_file, remove_empty
 from suite.records.lines import RecordError, Writer
 from suite.run.options import NAMES, Options
@@ -25,6 +26,9 @@ from suite.run.recorded import crashed, header
 from suite.run.terminal import FAILED, Terminal
 from suite.spec.text import printable
 from suite.spec.vocabulary import BROKEN
+
+if TYPE_CHECKING:
+    from suite.run.plan import Plan
 
 FILTERS = ("-k", "-m", "--deselect", "--lf", "--ff", "--last-failed", "--ignore", "--sw")
 """Options of pytest that leave out tests."""
@@ -52,6 +56,7 @@ class RunLog:
         self.failed_imports: list[str] = []
         self.notes: list[str] = []
         self.functions: list[str] = []
+        self.told = NOTHING
         self.terminal = Terminal(config, self)
         self._keys: dict[str, tuple] = {}
         self._cells: dict[tuple, CellRecord] = {}
@@ -167,6 +172,26 @@ class RunLog:
             self.writer = self._file = None
             pytest.exit(f"--results: {error}", returncode=pytest.ExitCode.USAGE_ERROR)
 
+    def diagnose(self, plan: Plan | None) -> None:
+        """Say what is wrong with implementations that fail, except in silent runs, and write it. With
+        workers, which have the backends, there is no `plan` here, and a child is asked."""
+        if self.config.getoption("verbose") < -1 or not self.options.backend:
+            return
+        from suite.run.diagnosing import tell, tell_in_child
+
+        cache, folder = getattr(self.config, "cache", None), None
+        if cache is not None:
+            with suppress(OSError):  # a checkout that cannot be written to
+                folder = cache.mkdir("attention-failures")
+        if plan is None:
+            self.told = tell_in_child(self.options, self.cells, folder)
+        else:
+            self.told = tell(plan, self.cells, folder)
+        if self.writer:
+            with self._writing():
+                for one in self.told.diagnoses:
+                    self.writer.remark(LINE, one)
+
     def close(self, finished: bool) -> None:
         """Write the waiting records and, if the run is `finished`, the footer. If records were
         corrected, write the file anew."""
@@ -186,6 +211,8 @@ class RunLog:
             again = records.writer(path.with_name(f"{path.name}.{os.getpid()}"), self.header)
             for cell in self.cells:
                 again.write(cell)
+            for one in self.told.diagnoses:
+                again.remark(LINE, one)
             again.close(finished)
             again.path.replace(path)
 

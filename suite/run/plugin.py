@@ -272,6 +272,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         if isinstance(plan, Plan) and "owed" in _STATE:
             session.config.workeroutput[IDENTITY] = _identity(plan)  # type: ignore[attr-defined]
         return
+    if exitstatus == pytest.ExitCode.TESTS_FAILED:
+        log.diagnose(None if _has_workers(session.config) else _STATE.get("plan"))
     cut_short = bool(session.shouldstop or session.shouldfail or log.missing)
     log.close(finished=exitstatus in (0, 1) and not cut_short)
     judging = log.options.backend and not session.config.option.collectonly

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from suite.records.cells import CellRecord, Run
+from suite.records.diagnoses import NOTHING, DiagnosisRecord, Told
 from suite.run.options import NAMES, Options
 from suite.run.progress import EVERY, Progress
 from suite.spec.text import printable
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
     from suite.report.explanation import Group
     from suite.run.log import RunLog
 
-MOST = 10
-"""The number of groups of failures that have a line of their own."""
+MOST, MOST_EXPLAINED = 10, 4
+"""The number of groups of failures that have a line of their own; if a diagnosis explains failures."""
 
 IN_FULL = 3
 """The number of groups that are shown in full."""
@@ -90,18 +91,28 @@ class Terminal:
             reporter.stats["failed"] = self._failed
 
     def _lines(self, run: Run, verbose: bool) -> Iterator[str]:
-        from suite.report import summary
+        from suite.report import diagnoses, summary
 
         log = self._log
-        yield from ("", *(summary.tables(run) if verbose else summary.statuses(run)), "")
+        above = summary.tables(run) if verbose else summary.statuses(run)
+        yield from ("", *above, *([""] if above else []))
         yield summary.verdict(run, [*log.shortfalls(), *log.failures()])
-        most = len(run.cells) if verbose else MOST
-        yield from Listing(run, log.nodes, log.options, most, verbose).explanation()
+        yield from diagnoses.lines(log.told.diagnoses, self._again)
+        few = MOST_EXPLAINED if log.told.diagnoses else MOST
+        most = len(run.cells) if verbose else few
+        yield from Listing(run, log.nodes, log.options, most, verbose, log.told).explanation()
         yield from (
             "",
             *summary.facts(run, log.unavailable),
             *([] if verbose else [summary.HIDDEN]),
         )
+
+    def _again(self, one: DiagnosisRecord) -> str:
+        """The command that judges the smallest cell of a diagnosis."""
+        log, identity = self._log, (one.check, one.case, one.backend, one.implementation)
+        nodes = (node for key, node in log.nodes.items() if key[: len(identity)] == identity)
+        node = next(nodes, "")
+        return rerun_command(node, log.options) if node else ""
 
     def _others(self) -> list[Any]:
         """The reports of failed tests that are no cells."""
@@ -117,7 +128,7 @@ class Terminal:
         if log.cells:
             listed = self._config.option.reportchars != REPORTED
             terminalreporter.stats["failed"] = self._failed if listed else self._others()
-        for text in filter(None, (*log.notes, log.silence)):
+        for text in filter(None, (*log.notes, *log.told.notes, log.silence)):
             terminalreporter.write_line(printable(text), yellow=True)
         for text in log.shortfalls():
             terminalreporter.write_line(printable(f"not judged enough: {text}"), red=True)
@@ -131,7 +142,8 @@ class Listing:
     """The failures of a run by group.
 
     `nodes` are the ids of the tests by the keys of their cells. `most` groups have lines of their own,
-    the first ones in full, with `verbose` all.
+    the first ones in full, with `verbose` all; only the first one, if `told` has a diagnosis. The smaller
+    case that `told` has stands in its group.
     """
 
     def __init__(
@@ -141,11 +153,13 @@ class Listing:
         options: Options,
         most: int = MOST,
         verbose: bool = False,
+        told: Told = NOTHING,
     ) -> None:
         from suite.report import explanation, frames
 
         self._run, self._nodes, self._options, self._most = run, nodes, options, most
-        self._full = most if verbose else IN_FULL
+        self._full = most if verbose else 1 if told.diagnoses else IN_FULL
+        self._told = told
         self._groups = explanation.groups(frames.cells(run))
 
     def explanation(self) -> Iterator[str]:
@@ -154,6 +168,10 @@ class Listing:
 
     def _commands(self, cell: CellRecord) -> dict[str, str]:
         commands = {"again": rerun_command(self._nodes[cell.key], self._options)}
+        told = self._told
+        if told.smaller and told.of == (cell.check, cell.implementation):
+            script = f"python {shlex.quote(told.script)}" if told.script else ""
+            return commands | {"smaller": told.smaller} | ({"script": script} if script else {})
         if command := search_command(cell, self._options):
             commands["go on"] = command
         return commands

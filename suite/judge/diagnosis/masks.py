@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import reduce
 
 import numpy as np
 
@@ -28,7 +29,7 @@ def meanings(inputs: Inputs) -> Iterator[Meaning]:
     parts = inputs.mask.parts if inputs.mask is not None and inputs.mask_array is None else ()
     dense = [part.dense(s, inputs.seed) for part in parts]
     for place, part in enumerate(parts):
-        rest = np.logical_and.reduce([biased, every, *dense[:place], *dense[place + 1 :]])
+        rest = reduce(np.logical_and, [biased, every, *dense[:place], *dense[place + 1 :]])
         for meant, sentence, hint in _of_part(part, s, inputs.seed):
             yield rest & meant, sentence, hint
         if len(parts) > 1:
@@ -38,7 +39,7 @@ def meanings(inputs: Inputs) -> Iterator[Meaning]:
                 "one mask replaces another",
             )
     if len(parts) > 1:
-        either = np.logical_or.reduce([~every, *dense])
+        either = reduce(np.logical_or, [~every, *dense])
         yield (
             either & biased,
             "The parts of the mask are joined by or, expected by and.",

@@ -1,0 +1,57 @@
+"""Records of diagnoses: what a run says is wrong with an implementation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from suite.records.lines import NonNegativeInt
+
+LINE = "diagnosis"
+"""The name of such lines in result files."""
+
+
+@dataclass(frozen=True)
+class DiagnosisRecord:
+    """One sentence about an implementation, with its evidence.
+
+    - `hint`: what people write in code that does this; "" if unknown
+    - `family`: the kind of the fault: mask, scale, heads ...
+    - `origin`: "catalogue" (a known fault answers so) or "measured" (by probes)
+    - `explains`, `tried`: the failing cells that behave so, and those that were tried
+    - `contradicts`: the passing cells tried that the fault would fail
+    - `check`, `case`: the smallest failing cell that is explained
+    - `fault`: the name of the catalogue's fault, or ""
+    - `picture`: lines of text, expected beside got, or ""
+    """
+
+    backend: str
+    implementation: str
+    sentence: str
+    hint: str
+    family: str
+    origin: str
+    explains: NonNegativeInt
+    tried: NonNegativeInt
+    contradicts: NonNegativeInt
+    check: str
+    case: str
+    fault: str = ""
+    picture: str = ""
+
+
+@dataclass(frozen=True)
+class Told:
+    """What is said of a run.
+
+    `smaller` is a failing case that was made smaller from one of the cell `of` (check and
+    implementation), `script` the path of a script that shows it, "" without one.
+    """
+
+    diagnoses: tuple[DiagnosisRecord, ...] = ()
+    notes: tuple[str, ...] = ()
+    of: tuple[str, str] = ("", "")
+    smaller: str = ""
+    script: str = ""
+
+
+NOTHING = Told()

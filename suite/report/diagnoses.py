@@ -1,0 +1,37 @@
+"""Diagnoses as lines of text, for terminals and messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from suite.records.diagnoses import DiagnosisRecord
+
+Again = Callable[[DiagnosisRecord], str]
+"""The command that judges the smallest cell of a diagnosis; "" without one."""
+
+
+def lines(diagnoses: Sequence[DiagnosisRecord], again: Again = lambda one: "") -> Iterator[str]:
+    """Diagnoses with their evidence, hint, smallest case and command, then the first picture; nothing if
+    there is none."""
+    names = dict.fromkeys((one.backend, one.implementation) for one in diagnoses)
+    if diagnoses:
+        yield from ("", "Diagnosis", "---------")
+    for number, one in enumerate(diagnoses, 1):
+        of = f" ({one.backend}:{one.implementation})" if len(names) > 1 else ""
+        yield f"{number:2}. {one.sentence}{of}"
+        yield f"    {evidence(one)}; {one.case}"
+        if one.hint:
+            yield f"    in code   {one.hint}"
+        if command := again(one):
+            yield f"    again     {command}"
+    if picture := next((one.picture for one in diagnoses if one.picture), ""):
+        yield ""
+        yield from (f"    {line}" for line in picture.splitlines())
+
+
+def evidence(one: DiagnosisRecord) -> str:
+    """How much a diagnosis explains: "explains 13 of 13 failures, contradicts none"."""
+    noun = "failure" if one.tried == 1 else "failures"
+    against = f"{one.contradicts} passes" if one.contradicts else "none"
+    source = "as a known fault" if one.origin == "catalogue" else "measured"
+    return f"{source}: explains {one.explains} of {one.tried} {noun} tried, contradicts {against}"

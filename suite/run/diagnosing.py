@@ -1,0 +1,198 @@
+"""Diagnoses of a run: what is wrong with implementations that fail, and the smallest case that shows it.
+
+Failing cells of user functions are diagnosed; without user functions, new failures of a framework. The
+verdicts stand before, and nothing here changes one: an exception is a note. A run with workers has no
+backend in the process that writes records, so a child loads the plan again.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from backends.protocol import ENDS, Implementation, TimeOver
+from suite.checks import all_checks
+from suite.judge.cell import Cell
+from suite.judge.diagnosis.catalogue import clock
+from suite.judge.diagnosis.diagnose import chosen, diagnose
+from suite.judge.judge import Policy, judge
+from suite.judge.verdict import Verdict, first_line
+from suite.records.cells import CellRecord
+from suite.records.diagnoses import NOTHING, DiagnosisRecord, Told
+from suite.run.options import Options
+from suite.run.plan import Plan
+from suite.run.process import ProcessEnded, RpcProcess, limited, serve
+from suite.run.script import NoScript, script
+from suite.run.smaller import shrunk
+from suite.spec.case import Case
+from suite.spec.catalogue import find
+from suite.spec.vocabulary import SEARCHED, VALUES
+
+SECONDS = 5.0
+"""Processor seconds for the diagnoses of a run and its smaller case."""
+
+SHRINKING = 1.5
+"""Processor seconds of these for the smaller case."""
+
+HANGING = 60.0
+"""Seconds after which a diagnosis is broken off, whatever it waits for."""
+
+LOADING = 300.0
+"""Seconds in which a child must have imported the framework and answered."""
+
+IMPLEMENTATIONS = 2
+"""The number of implementations that are diagnosed, those with the most failures."""
+
+PASSES = 300
+"""The number of passing cells from which those to try are chosen."""
+
+DECLARED = ("stale-claim", "unexpected-pass", "no-raise")
+"""Kinds of failures that are no wrong answers."""
+
+
+def tell(plan: Plan, cells: Sequence[CellRecord], folder: Path | None) -> Told:
+    """The diagnoses of the failures among `cells`, records of the plan, and the smaller case, whose
+    script is written into `folder`. Raises nothing but what ends the process."""
+    try:
+        with limited(HANGING, "the diagnosis"):
+            return _told(plan, cells, folder)
+    except (Exception, TimeOver) as error:
+        return Told(notes=(f"no diagnosis: {first_line(error)}",))
+
+
+def tell_in_child(options: Options, cells: Sequence[CellRecord], folder: Path | None) -> Told:
+    """What `tell` says, in a child that loads the plan of these options."""
+    if not any(map(_is_asked, cells)):
+        return NOTHING
+    child = RpcProcess(__name__, {})
+    request = {
+        "options": asdict(options), "path": sys.path, "folder": str(folder or ""),
+        "cells": [vars(cell) for cell in _few(cells)],
+    }  # fmt: skip
+    try:
+        answer = child.ask(request, LOADING)
+        diagnoses = tuple(DiagnosisRecord(**one) for one in answer.pop("diagnoses"))
+        notes, of = tuple(answer.pop("notes")), tuple(answer.pop("of"))
+        return Told(diagnoses, notes, of, **answer)
+    except (ProcessEnded, OSError, ValueError, TypeError) as error:
+        return Told(notes=(f"no diagnosis: {first_line(error)}",))
+    finally:
+        child.end()
+
+
+def _answer(request: dict[str, Any]) -> dict[str, Any]:
+    sys.path[:] = request["path"]
+    options = Options.of(request["options"].get)
+    cells = [CellRecord(**one | {"features": tuple(one["features"])}) for one in request["cells"]]
+    folder = Path(request["folder"]) if request["folder"] else None
+    return asdict(tell(Plan.make(options), cells, folder))
+
+
+def _is_asked(cell: CellRecord) -> bool:
+    return cell.status == "fail" and cell.kind not in DECLARED
+
+
+def _few(cells: Sequence[CellRecord]) -> list[CellRecord]:
+    """The failing cells, and passing cells of `VALUES` and of the checks that fail."""
+    failing = [cell for cell in cells if _is_asked(cell)]
+    checks = {VALUES, *(cell.check for cell in failing)}
+    names = {cell.implementation for cell in failing}
+    passing = [
+        c for c in cells if c.status == "pass" and c.check in checks and c.implementation in names
+    ]
+    passing.sort(key=lambda cell: cell.check != VALUES)
+    return [*failing, *passing]
+
+
+def _told(plan: Plan, cells: Sequence[CellRecord], folder: Path | None) -> Told:
+    judged = plan.functions or plan.implementations
+    of = {(one.backend.name, one.name): one for one in judged}
+    few = [cell for cell in _few(cells) if (cell.backend, cell.implementation) in of]
+    counts = Counter((c.backend, c.implementation) for c in few if _is_asked(c))
+    first = [of[name] for name, _ in counts.most_common(IMPLEMENTATIONS)]
+    if not first:
+        return NOTHING
+    late = clock(SECONDS)
+    told, notes = [], []
+    for implementation in first:
+        try:
+            told += _of_one(implementation, few, (SECONDS - SHRINKING) / len(first))
+        except ENDS:
+            raise
+        except Exception as error:
+            notes.append(f"no diagnosis of {implementation}: {first_line(error)}")
+    reduced = _reduced(plan, first[0], few, folder, late)
+    return replace(reduced, diagnoses=tuple(told), notes=(*notes, *reduced.notes))
+
+
+def _cells(implementation: Implementation, records: Iterable[CellRecord]) -> list[Cell]:
+    checks = {check.name: check for check in all_checks()}
+    return [
+        Cell(checks[record.check], find(record.case), implementation, record.seed)
+        for record in records
+        if (record.backend, record.implementation)
+        == (implementation.backend.name, implementation.name)
+    ]
+
+
+def _of_one(
+    implementation: Implementation, records: Sequence[CellRecord], seconds: float
+) -> list[DiagnosisRecord]:
+    """The diagnoses of one implementation."""
+    failing = _cells(implementation, filter(_is_asked, records))
+    passing = _cells(implementation, [r for r in records if r.status == "pass"][:PASSES])
+    check_of = {str(cell.case.id): cell.check.name for cell in reversed(failing)}
+    told = []
+    for one in diagnose(implementation.backend, implementation, failing, passing, seconds):
+        shared = {f.name: getattr(one, f.name) for f in fields(one) if f.name != "source"}
+        told.append(
+            DiagnosisRecord(
+                implementation.backend.name, implementation.name, origin=one.source,
+                check=check_of.get(one.case, VALUES), **shared,
+            )
+        )  # fmt: skip
+    return told
+
+
+def _reduced(
+    plan: Plan, implementation: Implementation, records: Sequence[CellRecord], folder: Path | None,
+    late: Any,
+) -> Told:  # fmt: skip
+    """The smallest failing case that was reached, with its script."""
+    searched = [r for r in records if _is_asked(r) and r.check in SEARCHED]
+    first = chosen(_cells(implementation, searched), 1)
+    if not first or not isinstance(first[0].case, Case):
+        return NOTHING
+    cell = first[0]
+    (kind,) = {r.kind for r in searched if (r.check, r.case) == (cell.check.name, cell.case.id)}
+    policy = Policy(limit=partial(limited, plan.options.cell_timeout, "the cell"))
+    verdicts: dict[str, Verdict] = {}
+
+    def fails(case: Case) -> bool:
+        if late():
+            return False
+        smaller = Cell(cell.check, case, implementation, cell.seed)
+        verdicts[case.id] = judge(smaller, policy)
+        return verdicts[case.id].status == "fail" and verdicts[case.id].kind == kind
+
+    case = shrunk(first[0].case, fails)
+    told = Told(of=(cell.check.name, implementation.name), smaller=case.id)
+    verdict = verdicts.get(case.id)
+    if folder is None or verdict is None:
+        return told
+    path = folder / f"{cell.check.name}-{implementation.name.replace('@', '-')}.py"
+    try:
+        text = script(Cell(cell.check, case, implementation, cell.seed), verdict)
+        path.write_text(text, encoding="utf-8")
+    except (NoScript, OSError):
+        return told
+    return replace(told, script=str(path))
+
+
+if __name__ == "__main__":
+    serve(_answer)
