@@ -20,10 +20,13 @@ from suite.spec.inputs import Inputs
 from suite.spec.masks import Causal
 from suite.spec.operators.sdpa import SDPA
 from suite.spec.sizes import Sizes
-from suite.spec.vocabulary import NUMERICS, OPERANDS
+from suite.spec.vocabulary import NUMERICS, OPERANDS, VALUES
 
 ALIGNMENTS = {False: None, True: Causal(), "top-left": Causal(), "bottom-right": Causal(True)}
 """The values of `causal`, with their masks."""
+
+SECONDS = 5.0
+"""Processor seconds for what is said of a wrong answer."""
 
 EMPTY_ROWS = (None, "zeros", "uniform", "nan")
 """The values of `empty_rows`."""
@@ -108,8 +111,8 @@ def assert_attention_close(
     - `grads`: gradients by array name (query, key, value, bias, sinks), judged if given;
       `cotangent` is the gradient of the loss with respect to the output
 
-    Returns the largest |error| / bound. Raises AssertionError with the worst element, and ValueError or
-    TypeError for invalid arguments.
+    Returns the largest |error| / bound. Raises AssertionError with the worst element, and with the known
+    fault that the outputs behave like, if there is one; ValueError or TypeError for invalid arguments.
     """
     __tracebackhide__ = True
     features |= {"sinks": sinks, "alibi_slopes": alibi_slopes, "softcap": softcap}
@@ -129,7 +132,7 @@ def assert_attention_close(
         if grads:
             ratio = max(ratio, problem.judge_gradients(grads, cotangent, empty_rows))
     except Deviation as deviation:
-        raise AssertionError(deviation.message) from None
+        raise AssertionError(deviation.message + problem.diagnosis(answer, oracle)) from None
     except HarnessError as error:
         raise ValueError(f"these arrays have no answer to judge by: {error}") from error
     return ratio
@@ -175,6 +178,7 @@ class _Problem:
                 raise ValueError(f"expected bias or {name}, got both: give one of the two")
         case = Case.of(SDPA, sizes, self.dtype, form="dense", **options)
         self.inputs = Inputs(case, arrays, sizes, mask_array=_mask(mask, causal, sizes))
+        self.flag = None if mask is not None else ALIGNMENTS[causal]
 
     def read(self, array: Any, what: str) -> np.ndarray:
         """An operand or an output as (B, H, L, D), float64."""
@@ -192,6 +196,24 @@ class _Problem:
         """The expected outputs; `rows` are the expected fully masked rows, None to skip them."""
         inputs = self.inputs.replace(lse=True) if lse else self.inputs
         return Oracle.forward(inputs, self.rounding, rows or "unmasked")
+
+    def diagnosis(self, answer: Mapping[str, np.ndarray], oracle: Oracle) -> str:
+        """What is wrong with the outputs, as lines for a message; "" if that is unknown."""
+        from suite.checks import all_checks
+        from suite.judge.diagnosis.catalogue import clock, explained_call
+
+        forms = [self.inputs]
+        if self.flag is not None:
+            forms.append(self.inputs.replace(mask_array=None, mask=self.flag, form="flag"))
+        (check,) = (check for check in all_checks() if check.name == VALUES)
+        try:
+            told = explained_call(check, forms, answer, oracle, clock(SECONDS))
+        except Exception:
+            return ""
+        lines = [
+            f"\n{one.sentence}" + (f"\n  in code: {one.hint}" if one.hint else "") for one in told
+        ]
+        return "".join(lines)
 
     def judge_gradients(self, grads: Mapping[str, Any], cotangent: Any, rows: str | None) -> float:
         """The largest |error| / bound of the gradients. Raises Deviation and ValueError."""

@@ -17,6 +17,7 @@ from suite.judge.cell import Cell
 from suite.judge.judge import judge
 from suite.records.cells import Run
 from suite.records.coverage import shortfalls
+from suite.run.diagnosing import tell
 from suite.run.loading import UserCode
 from suite.run.options import Options
 from suite.run.plan import Plan
@@ -62,7 +63,8 @@ def check_attention(
       GIL.
     - `claims`: other claims, as `head_sizes=(64, 128)` (`suite.spec.claims.CLAIMS`)
 
-    Returns the report. Unless `raises` is False, raises AttentionFailure if a cell fails, no cell passes,
+    Returns the report, which says what is wrong if a cell fails (a few seconds more). Unless `raises` is
+    False, raises AttentionFailure if a cell fails, no cell passes,
     or too little is judged: no cell of the check `values`, or less than half of the cells that signature
     and claims allow. `allow_refusals` switches the second rule off. Raises UsageError for invalid
     arguments.
@@ -82,7 +84,9 @@ def check_attention(
     missing = shortfalls(
         judged, [i.name for i in plan.functions], allow_refusals=plan.options.allow_refusals
     )
-    report = Report(Run(head, judged), tuple(plan.notes), tuple(missing))
+    told = tell(plan, judged, None)
+    run = Run(head, judged, diagnoses=told.diagnoses)
+    report = Report(run, (*plan.notes, *told.notes), tuple(missing))
     if raises and not report.passed:
         raise AttentionFailure(report)
     return report

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from suite.records import cells as records
 from suite.records.cells import Run
 from suite.records.coverage import scored
+from suite.records.diagnoses import LINE
+from suite.report import diagnoses
 from suite.spec.text import printable
 from suite.spec.vocabulary import BROKEN, STATUSES
 
@@ -60,6 +62,14 @@ class Report:
         return explanation.explained(self.table)
 
     @cached_property
+    def diagnoses(self) -> pd.DataFrame:
+        """A row per diagnosis, the best first: a sentence on what is wrong, with its evidence (the fields
+        of `suite.records.diagnoses.DiagnosisRecord`)."""
+        from suite.report import frames
+
+        return frames.diagnoses(self.run)
+
+    @cached_property
     def elections(self) -> pd.DataFrame:
         """A row per election question: the function's answer beside that of the framework's own
         attention. Different answers are marked."""
@@ -75,6 +85,8 @@ class Report:
         file = records.writer(path, self.run.header)
         for cell in self.run.cells:
             file.write(cell)
+        for one in self.run.diagnoses:
+            file.remark(LINE, one)
         file.close()
         return file.path
 
@@ -93,12 +105,14 @@ class Report:
         lines = [
             f"{names or 'no cell'} on {backend}, level {options['level']}: {score} ({counts or 'none'})"
         ]
+        lines += diagnoses.lines(self.run.diagnoses)
+        lines += ["", "Failures by group"] if self.run.diagnoses else []
         for number, row in enumerate(self.failures.head(MOST).to_dict("records"), 1):
             cells = row["failures"] + row["passes"]
             lines += [
                 f"{number:2}. {row['check']} of {row['implementation']}: fails in {row['failures']} of "
                 f"{cells} cells, {row['kind']}",
-                f"    {row['separation']}",
+                *([f"    {row['separation']}"] if row["separation"] else []),
                 f"    smallest  {row['case']}",
                 f"              {' '.join(row['message'].split())}",
             ]

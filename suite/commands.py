@@ -234,7 +234,8 @@ def _expect(arguments: argparse.Namespace) -> int:
         names = DISTRIBUTIONS.get(backend, ()) or tuple(run.header.versions)
         versions = {n: v for n, v in run.header.versions.items() if n in names}
         mine = [c for c in failing if c.backend == backend]
-        text += f"# {backend}.toml\n\n{draft(mine, versions)}\n"
+        told = [one for one in run.diagnoses if one.backend == backend]
+        text += f"# {backend}.toml\n\n{draft(mine, versions, told)}\n"
     if arguments.output:
         try:
             with new_file(arguments.output) as file:

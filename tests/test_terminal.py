@@ -176,6 +176,68 @@ def test_the_search_takes_all_that_is_claimed() -> None:
     assert (read.claim, read.optimized, read.inherit_known) == (("dtypes=f32",), True, "no")
 
 
+WIDE = """
+import torch
+
+
+def wide(query, key, value, attn_mask=None, is_causal=False, scale=None):
+    seen = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril(1)
+    mask = seen if is_causal else attn_mask
+    return torch.nn.functional.scaled_dot_product_attention(query, key, value, mask, scale=scale)
+"""
+"""A kernel whose causal queries see the next key."""
+
+LINES = 40
+"""The number of lines after the dots, at most, for one fault."""
+
+
+def wide(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """A run that judges `WIDE` and has a cache."""
+    (folder / "wide.py").write_text(WIDE)
+    files = [
+        str(ROOT / "suite" / f"test_{name}.py") for name in ("values", "masking", "equalities")
+    ]
+    config = ("-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT), "-p", "suite.plugin")
+    cache = ("-o", f"cache_dir={folder / 'cache'}")
+    function = ("--backend=torch", "--function=wide.py:wide", "--level=smoke")
+    return run(*config, *cache, *files, *function, *words, cwd=folder, start=("-m", "pytest"))
+
+
+def test_one_fault_is_named_in_few_lines_with_a_script_that_shows_it(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    out = wide(tmp_path, "--results=r.jsonl")
+    assert out.returncode == 1
+    end = out.stdout.rpartition("[100%]")[2].splitlines()[1:]
+    assert len(end) <= LINES, out.stdout
+    said = [line for line in end if line]
+    assert said[0].startswith("WRONG: ")
+    assert said[1:4] == ["Diagnosis", "---------", " 1. A causal query sees the next key."]
+    assert re.fullmatch(
+        r"    as a known fault: explains (\d+) of \1 failures tried, contradicts none; sdpa/causal\S*",
+        said[4],
+    )
+    assert any(line.startswith("    # .") and "X" in line for line in end), "the picture"
+    script = next(line.split("python ")[1] for line in end if line.startswith("    script "))
+    assert "AssertionError" in run(script, cwd=tmp_path, start=()).stderr
+    (one, *_) = records.load(tmp_path / "r.jsonl").diagnoses
+    assert (one.fault, one.contradicts) == ("causal-sees-next", 0)
+
+
+def test_workers_are_diagnosed_in_a_child(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    out = wide(tmp_path, "-n", "2")
+    assert out.returncode == 1
+    assert " 1. A causal query sees the next key." in out.stdout
+    assert "no diagnosis" not in out.stdout
+
+
+def test_silent_runs_are_not_diagnosed(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    out = wide(tmp_path, "-qq", "--results=r.jsonl")
+    assert out.returncode == 1
+    assert records.load(tmp_path / "r.jsonl").diagnoses == ()
+
+
 def test_groups_beyond_the_first_have_a_line_each() -> None:
     cells = [
         cell(status="fail", check=f"check{n}", kind="value", message="far\noff") for n in range(12)

@@ -40,6 +40,16 @@ class HiddenIsMinus30(Kernel):
         return hidden if allowed is None else np.where(some & ~allowed, call.work(-30), hidden)
 
 
+@fault("values", "`masked_fill(~mask, -1e4)`; scores may lie below: use -inf")
+class HiddenIsMinus10000(Kernel):
+    """Hidden keys have the score -10000, not -inf."""
+
+    def hide(self, scores: np.ndarray, allowed: np.ndarray | None, call: Call) -> np.ndarray:
+        hidden = super().hide(scores, allowed, call)
+        some = np.isfinite(hidden).any(-1, keepdims=True)
+        return hidden if allowed is None else np.where(some & ~allowed, call.work(-1e4), hidden)
+
+
 @fault(
     "poison",
     "`scores - 1e4 * ~mask`; a hidden score may be larger: use `where(mask, scores, -inf)`",

@@ -43,6 +43,7 @@ import tomli_w
 from packaging.requirements import InvalidRequirement, Requirement
 
 from suite.records.cells import CellRecord
+from suite.records.diagnoses import DiagnosisRecord
 from suite.records.machine import cpu_is
 from suite.spec.vocabulary import KINDS
 
@@ -283,12 +284,20 @@ _LOST = re.compile("[\ud800-\udfff\ufffd]")
 """Characters that UTF-8 cannot encode, and their replacement character."""
 
 
-def draft(failures: Iterable[CellRecord], versions: Mapping[str, str]) -> str:
+def draft(
+    failures: Iterable[CellRecord],
+    versions: Mapping[str, str],
+    diagnoses: Iterable[DiagnosisRecord] = (),
+) -> str:
     """Draft a manifest in TOML from failing cells.
 
     Failures share an entry if implementation, check and kind are equal and messages differ only in
-    numbers. Each cause is TODO, which `load` refuses until a person has verified the cause.
+    numbers. Each cause is TODO, which `load` refuses until a person has verified the cause; the cause
+    quotes the first of the `diagnoses` of its implementation.
     """
+    told: dict[str, str] = {}
+    for one in diagnoses:
+        told.setdefault(one.implementation, f"; the run says: {one.sentence}")
     groups: dict[tuple[str, str, str, str], list[str]] = {}
     for cell in failures:
         key = (cell.implementation, cell.check, cell.kind, _pattern(cell.message))
@@ -301,7 +310,7 @@ def draft(failures: Iterable[CellRecord], versions: Mapping[str, str]) -> str:
             "case": sorted(set(cases)),
             "kind": kind,
             "message": message,
-            "cause": "TODO: verify, then one line",
+            "cause": f"TODO: verify, then one line{told.get(implementation, '')}",
             "issue": "TODO: a link, or: none found",
             "versions": requirement,
         }

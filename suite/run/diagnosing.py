@@ -57,9 +57,10 @@ DECLARED = ("stale-claim", "unexpected-pass", "no-raise")
 
 def tell(plan: Plan, cells: Sequence[CellRecord], folder: Path | None) -> Told:
     """The diagnoses of the failures among `cells`, records of the plan, and the smaller case, whose
-    script is written into `folder`. Raises nothing but what ends the process."""
+    script is written into `folder`. Nothing is broken off if cells have no time limit. Raises nothing but
+    what ends the process."""
     try:
-        with limited(HANGING, "the diagnosis"):
+        with limited(HANGING if plan.options.cell_timeout else 0.0, "the diagnosis"):
             return _told(plan, cells, folder)
     except (Exception, TimeOver) as error:
         return Told(notes=(f"no diagnosis: {first_line(error)}",))

@@ -170,8 +170,9 @@ class Listing:
         commands = {"again": rerun_command(self._nodes[cell.key], self._options)}
         told = self._told
         if told.smaller and told.of == (cell.check, cell.implementation):
-            script = f"python {shlex.quote(told.script)}" if told.script else ""
-            return commands | {"smaller": told.smaller} | ({"script": script} if script else {})
+            commands["smaller"] = told.smaller
+            if told.script:
+                return commands | {"script": shlex.join(["python", told.script])}
         if command := search_command(cell, self._options):
             commands["go on"] = command
         return commands

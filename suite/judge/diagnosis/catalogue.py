@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import combinations
@@ -29,16 +29,22 @@ from suite.faults import all_faults
 from suite.faults.backend import KernelBackend
 from suite.faults.fault import Fault
 from suite.judge.cell import Cell
+from suite.judge.check import Check
 from suite.judge.diagnosis.finding import Diagnosis
 from suite.judge.diagnosis.look import Arrays, Look, close, observed, right, unkeyed
 from suite.judge.judge import judge
+from suite.judge.oracle import Oracle
 from suite.spec.cache import Cache
+from suite.spec.inputs import Inputs
 
 TRIED = 6
 """The number of failing cells that every fault answers."""
 
 BESIDE = 12
 """The number of passing cells, and of further failing cells, that decide between the faults left."""
+
+MORE = 36
+"""The number of passing cells, after these, that decide between faults that explain the same cells."""
 
 PAIRED = 64
 """The number of different answers of faults that are paired."""
@@ -62,9 +68,22 @@ def explained(
     looks = [look for cell in failing if (look := Look.of(cell)) is not None]
     wrong = [look for look in looks if look.is_wrong]
     if wrong:
-        found = _Matching(wrong, [look for c in passing if (look := Look.of(c)) is not None], late)
-        return found.of(faults)
+        return _Matching(wrong, passing, late).of(faults)
     return _Behaving(failing, passing, late).of(faults)
+
+
+def explained_call(
+    check: Check, forms: Sequence[Inputs], got: Arrays, oracle: Oracle, late: Callable[[], bool]
+) -> list[Diagnosis]:
+    """The fault that one call behaves like, whose outputs a person has; [] if faults of several families
+    do. `forms` are the inputs, in every form in which the call may have been given them."""
+    kernels = [one for one in _kernelled() if one.kernel.operator is forms[0].operator]
+    found: dict[str, Diagnosis] = {}
+    for inputs in forms:
+        look = Look.of_call(check, inputs, kernels[0].kernel, got, oracle)
+        for one in _Matching([look], [], late).of(kernels):
+            found.setdefault(one.family, one)
+    return list(found.values()) if len(found) == 1 else []
 
 
 def faults_of(implementation: Implementation) -> list[Kernelled]:
@@ -106,9 +125,16 @@ class _Matching:
     """The comparison of answers, cell by cell."""
 
     def __init__(
-        self, failing: Sequence[Look], passing: Sequence[Look], late: Callable[[], bool]
+        self, failing: Sequence[Look], passing: Sequence[Cell], late: Callable[[], bool]
     ) -> None:
         self.failing, self.passing, self.late = failing, passing, late
+
+    def _passes(self, start: int, count: int) -> Iterator[Look]:
+        """Looks at passing cells, until the time is over."""
+        for cell in self.passing[start : start + count]:
+            look = None if self.late() else Look.of(cell)
+            if look is not None:
+                yield look
 
     def of(self, faults: Sequence[Kernelled]) -> list[Diagnosis]:
         """The diagnoses, best first."""
@@ -121,14 +147,21 @@ class _Matching:
             left = [Matched(pair, {0}) for pair in self._pairs(faults, first[0])]
             for number, look in enumerate(first[1:], 1):
                 self._ask(left, look, number)
-        for look in self.passing[:BESIDE]:
-            for entry in left:
-                entry.contradicts += self._agree(entry.one, look)[0] is False
-        left = [entry for entry in left if not entry.contradicts]
+        left = self._uncontradicted(left, self._passes(0, BESIDE))
         if len(left) > 1:
             for number, look in enumerate(self.failing[TRIED : TRIED + BESIDE], len(first)):
                 self._ask(left, look, number)
+        if len({frozenset(entry.explains) for entry in left}) < len(left):
+            left = self._uncontradicted(left, self._passes(BESIDE, MORE))
         return self._told(left)
+
+    def _uncontradicted(self, left: list[Matched], passing: Iterable[Look]) -> list[Matched]:
+        """The faults that answer as the implementation does in all these passing cells."""
+        for look in passing:
+            for entry in left:
+                entry.contradicts += self._agree(entry.one, look)[0] is False
+            left = [entry for entry in left if not entry.contradicts]
+        return left
 
     def _ask(self, entries: Iterable[Matched], look: Look, number: int) -> None:
         for entry in entries:

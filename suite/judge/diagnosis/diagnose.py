@@ -14,7 +14,7 @@ from dataclasses import replace
 from backends.protocol import Backend, Implementation
 from suite.judge import leaks
 from suite.judge.cell import Cell
-from suite.judge.diagnosis.catalogue import BESIDE, TRIED, clock, explained
+from suite.judge.diagnosis.catalogue import BESIDE, MORE, TRIED, clock, explained
 from suite.judge.diagnosis.finding import Diagnosis
 from suite.judge.diagnosis.identify import identify
 from suite.spec.case import Case
@@ -39,7 +39,7 @@ def diagnose(
     `failing` and `passing` are cells of the implementation; `seconds` is the processor time after which
     nothing more is asked. Settings that calls change are restored.
     """
-    failing, passing = chosen(failing, TRIED + BESIDE), chosen(passing, BESIDE)
+    failing, passing = chosen(failing, TRIED + BESIDE), chosen(passing, BESIDE + MORE)
     settings = leaks.Settings(backend)
     try:
         with leaks.quiet():
@@ -87,7 +87,14 @@ def _size(cell: Cell) -> int:
 
 
 def _marks(cell: Cell) -> set[str]:
-    """What a cell is about: its check, dtype, mask, heads and features."""
+    """What a cell is about: its check, dtype, mask, heads, recipe and features."""
     case = cell.case
     assert isinstance(case, Case)
-    return {cell.check.name, case.dtype.name, case.mask_token, case.sizes.heads, *case.needs}
+    return {
+        cell.check.name,
+        case.dtype.name,
+        case.mask_token,
+        case.sizes.heads,
+        case.recipe,
+        *case.needs,
+    }

@@ -9,8 +9,10 @@ from functools import cached_property
 
 import numpy as np
 
-from backends.protocol import ENDS
+from backends.protocol import ENDS, Implementation
+from references.rounding import Bounded
 from suite.judge.cell import Cell
+from suite.judge.check import Check
 from suite.judge.derivative import vjp
 from suite.judge.oracle import Oracle
 from suite.judge.verdict import Deviation, HarnessError, NotApplicable
@@ -53,6 +55,19 @@ class Look:
             both = observed(cell, True)
             look = look if both is None else cls(cell, inputs, both, True)
         return look if look.expected else None
+
+    @classmethod
+    def of_call(
+        cls, check: Check, inputs: Inputs, given: Implementation, got: Arrays, oracle: Oracle
+    ) -> Look:
+        """The look at one call whose arrays `got` a person has: the arrays that the oracle knows.
+        `given` is any implementation of the operator."""
+        cell = Cell(check, inputs.case, given)
+        cell.inputs = inputs
+        look = cls(cell, inputs, got)
+        look.presented = inputs
+        look.expected = limits(oracle.expected)
+        return look
 
     @property
     def size(self) -> int:
@@ -124,6 +139,11 @@ def right(cell: Cell, inputs: Inputs, gradients: bool) -> dict[str, tuple[np.nda
             expected |= {f"gradient of {name}": want for name, want in of.items()}
     except (Deviation, HarnessError, NotApplicable):
         return {}
+    return limits(expected)
+
+
+def limits(expected: Mapping[str, Bounded]) -> dict[str, tuple[np.ndarray, float]]:
+    """Arrays by name, each with its largest finite bound."""
     return {
         name: (want.value, float(np.max(want.error, initial=0.0, where=np.isfinite(want.error))))
         for name, want in expected.items()

@@ -1,0 +1,239 @@
+"""Failing implementations are told which known fault they behave like, and right ones nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from backends.protocol import Implementation
+from suite.checks import all_checks
+from suite.faults import all_faults
+from suite.faults.backend import KernelBackend
+from suite.faults.flags import CausalSeesNext
+from suite.faults.heads import HeadsTiled
+from suite.faults.kernels.attention import Kernel, Online
+from suite.faults.masks import MaskInverted
+from suite.judge.cell import Cell
+from suite.judge.diagnosis import catalogue, diagnose
+from suite.judge.diagnosis.finding import Diagnosis
+from suite.judge.judge import judge
+from suite.records import cells as records
+from suite.records import diagnoses as remarks
+from suite.records.diagnoses import DiagnosisRecord
+from suite.records.expectations import draft
+from suite.report import diagnoses as shown
+from suite.report import frames
+from suite.report.kinds import CONFORMANCE, frames_of
+from suite.run import diagnosing
+from suite.spec.case import Case
+from tests.honest import HONEST
+from tests.records_by_hand import cell as recorded
+from tests.records_by_hand import run
+
+VALUES, POISON = (
+    next(check for check in all_checks() if check.name == name) for name in ("values", "poison")
+)
+
+CASES = (
+    "sdpa/causal/mha/f32/b2h3q7k7d8",
+    "sdpa/causal/gqa2/f32/b2h4q5k9d6",
+    "sdpa/bool.bhqk/gqa2/f32/b2h4q6k7d8/dense",
+    "sdpa/bool.b1qk/mha/f32/b3h2q4k5d8/dense",
+    "sdpa/none/gqa3/f32/b2h6q5k7d8",
+    "sdpa/none/mha/f32/b2h3q5k7d8/scale0.3",
+    "sdpa/pad/mha/f32/b2h3q5k9d8",
+    "sdpa/causal/mha/bf16/b2h3q9k9d16",
+)
+
+
+def never() -> bool:
+    return False
+
+
+def made(*kinds: type[Implementation]) -> list[Implementation]:
+    return KernelBackend("mine", kinds).implementations()
+
+
+def split(implementation: Implementation, check: Any = VALUES) -> tuple[list[Cell], list[Cell]]:
+    """The cells of `CASES` that fail and that pass."""
+    cells = [Cell(check, Case.parse(text), implementation) for text in CASES]
+    verdicts = [judge(cell).status for cell in cells]
+    return tuple(
+        [cell for cell, status in zip(cells, verdicts, strict=True) if status == wanted]
+        for wanted in ("fail", "pass")
+    )  # type: ignore[return-value]
+
+
+def told(kind: type[Implementation], without: str = "", check: Any = VALUES) -> list[Diagnosis]:
+    (implementation,) = made(kind)
+    failing, passing = split(implementation, check)
+    assert failing
+    return catalogue.explained(failing, passing, never, without)
+
+
+class TiledOnline(Online):
+    """Rounds otherwise than the catalogue's kernels."""
+
+    tile = 2
+
+
+@pytest.mark.parametrize("fault", [CausalSeesNext, HeadsTiled, MaskInverted])
+def test_a_fault_is_named_though_sums_run_in_another_order(fault: type[Kernel]) -> None:
+    steps = {name: step for name, step in vars(fault).items() if callable(step)}
+    (one,) = told(type("Mine", (TiledOnline,), steps))
+    known = next(f for f in all_faults() if f.kernel is fault)
+    assert (one.fault, one.sentence, one.hint) == (known.name, known.sentence, known.hint)
+    assert (one.family, one.source, one.contradicts) == (known.family, "catalogue", 0)
+    assert one.explains == one.tried >= 2
+    assert one.case in CASES
+
+
+def test_two_faults_of_different_cells_are_both_named() -> None:
+    class Both(TiledOnline):
+        causal = CausalSeesNext.causal
+        expand = HeadsTiled.expand
+
+    names = {one.fault for one in told(Both)}
+    assert {"causal-sees-next", "heads-tiled"} <= names or any(" + " in name for name in names)
+
+
+def test_a_passing_cell_contradicts() -> None:
+    (implementation,) = made(CausalSeesNext)
+    failing, passing = split(implementation)
+    masked = [c for c in failing if "causal" in c.case.id]
+    assert [one.fault for one in catalogue.explained(masked, passing, never)] == [
+        "causal-sees-next"
+    ]
+    (right,) = made(Kernel)
+    beside = [Cell(VALUES, cell.case, right) for cell in masked]
+    assert catalogue.explained(masked[:1], beside[1:], never) == []
+
+
+def test_a_right_answer_is_explained_by_nothing() -> None:
+    for implementation in made(Kernel, TiledOnline, *HONEST[:6]):
+        cells = [
+            Cell(VALUES, case, implementation)
+            for case in map(Case.parse, CASES)
+            if implementation.operator is case.operator and implementation.unsupported(case) is None
+        ]
+        assert catalogue.explained(cells, cells, never) == []
+
+
+def test_a_fault_that_leaves_answers_right_is_known_by_its_verdict() -> None:
+    leaks = next(
+        f for f in all_faults() if f.killed_by == "poison" and issubclass(f.kernel, Kernel)
+    )
+    (implementation,) = made(leaks.kernel)
+    failing, passing = split(implementation, POISON)
+    found = catalogue.explained(failing, passing, never)
+    assert [one.family for one in found] in ([leaks.family], [])
+    assert all(one.explains == len(failing[: catalogue.TRIED]) for one in found)
+
+
+def test_time_over_says_nothing() -> None:
+    (implementation,) = made(MaskInverted)
+    failing, passing = split(implementation)
+    assert catalogue.explained(failing, passing, lambda: True) == []
+
+
+def test_measured_and_known_are_one_of_a_family() -> None:
+    known = Diagnosis("A.", "", "mask", "catalogue", 2, 2, 0, "x", fault="f")
+    measured = replace(known, sentence="B.", source="measured", fault="", picture="#")
+    other = replace(measured, sentence="C.", family="scale", explains=1)
+    assert diagnose.joined([known], [other, measured]) == [replace(known, picture="#"), other]
+
+
+def record_of(cell: Cell, status: str) -> records.CellRecord:
+    case = cell.case
+    return recorded(
+        case.id, str(cell.implementation), status, dtype=case.dtype.name, features=case.needs,
+        kind="value" if status == "fail" else "", facts=case.facts,
+    )  # fmt: skip
+
+
+class PlanByHand:
+    """The part of a plan that is read."""
+
+    def __init__(self, implementation: Implementation) -> None:
+        self.functions = self.implementations = [implementation]
+        self.options = diagnosing.Options(("mine",), cell_timeout=0.0)
+
+
+def told_of(implementation: Implementation, folder: Path | None = None) -> remarks.Told:
+    failing, passing = split(implementation)
+    cells = [record_of(c, "fail") for c in failing] + [record_of(c, "pass") for c in passing]
+    return diagnosing.tell(PlanByHand(implementation), cells, folder)  # type: ignore[arg-type]
+
+
+def test_a_run_is_told_its_diagnoses_and_a_smaller_case() -> None:
+    (implementation,) = made(CausalSeesNext)
+    said = told_of(implementation)
+    assert said.notes == ()
+    assert said.diagnoses[0].fault == "causal-sees-next"
+    assert said.of == ("values", implementation.name)
+    assert Case.parse(said.smaller).sizes.Lq == 1
+
+
+def test_an_exception_is_one_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*arguments: Any) -> Any:
+        raise RuntimeError("broken\ninside")
+
+    (implementation,) = made(CausalSeesNext)
+    monkeypatch.setattr(diagnosing, "diagnose", broken)
+    said = told_of(implementation)
+    assert said.diagnoses == ()
+    assert said.notes == ("no diagnosis of mine:causal-sees-next: RuntimeError: broken",)
+    monkeypatch.setattr(diagnosing, "_told", broken)
+    assert told_of(implementation).notes == ("no diagnosis: RuntimeError: broken",)
+
+
+ONE = DiagnosisRecord(
+    "torch", "sdpa", "It is wrong.", "`x`", "mask", "catalogue", 2, 3, 0, "values", CASES[0],
+    picture="# .\n. #",
+)  # fmt: skip
+
+
+def test_result_files_keep_diagnoses(tmp_path: Path) -> None:
+    loaded = run(recorded(CASES[0], status="fail", kind="value"))
+    writer = records.writer(tmp_path / "r.jsonl", loaded.header)
+    writer.write(loaded.cells[0])
+    writer.remark(remarks.LINE, ONE)
+    writer.close()
+    read = records.load(tmp_path / "r.jsonl")
+    assert read.diagnoses == (ONE,)
+    assert read.cells == loaded.cells
+    table = CONFORMANCE.of(frames_of(read), ["diagnoses"])["diagnoses"]
+    assert table["sentence"].tolist() == ["It is wrong."]
+    assert frames.diagnoses(loaded).empty
+    assert "the run says: It is wrong." in draft(read.cells, {"torch": "2.13"}, read.diagnoses)
+
+
+def test_a_diagnosis_is_shown_with_its_evidence() -> None:
+    lines = [*shown.lines([ONE], lambda one: f"judge {one.case}")]
+    assert lines[1:] == [
+        "Diagnosis", "---------", " 1. It is wrong.",
+        f"    as a known fault: explains 2 of 3 failures tried, contradicts none; {CASES[0]}",
+        "    in code   `x`", f"    again     judge {CASES[0]}", "", "    # .", "    . #",
+    ]  # fmt: skip
+    assert [*shown.lines([])] == []
+
+
+def test_one_call_is_diagnosed() -> None:
+    from attention_conformance import assert_attention_close
+
+    rng = np.random.default_rng(0)
+    query, key, value = (rng.normal(size=(2, 3, 6, 8)).astype(np.float32) for _ in range(3))
+    scores = query @ key.swapaxes(-1, -2) / np.sqrt(8).astype(np.float32)
+    scores = np.where(np.tri(6, k=1, dtype=bool), scores, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    output = weights / weights.sum(-1, keepdims=True) @ value
+    with pytest.raises(
+        AssertionError, match=r"beyond their bound\nA causal query sees the next key\.\n"
+    ):
+        assert_attention_close(output, query, key, value, causal=True)
+    with pytest.raises(AssertionError, match=r"beyond their bound$"):
+        assert_attention_close(output + 1, query, key, value, causal=True)
