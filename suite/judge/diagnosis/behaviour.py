@@ -19,6 +19,10 @@ VARIES = "another answer"
 """What a sentence says of a function whose answer to the same inputs changes."""
 
 
+WRITES = "writes into"
+"""What a sentence says of a function that changes its arguments: its answers can be read nevertheless."""
+
+
 def ask(tool: Instrument, case: Case) -> Iterator[Found]:
     """Side effects of calls for a case."""
     for name in ("f32", "bf16", "f16"):
@@ -73,7 +77,7 @@ def _effects(tool: Instrument, inputs: Inputs) -> Iterator[Found]:
     ]
     if written:
         yield Found(
-            f"The call writes into {', '.join(written)}.",
+            f"The call {WRITES} {', '.join(written)}.",
             "state",
             "`mul_`, `+=`, `out=` on an argument",
         )

@@ -53,7 +53,8 @@ def ask(tool: Instrument, case: Case) -> Iterator[Found]:
         yield Found(f"{_the(wrong)} differs in a second pass.", "gradient", hint)
         return
     limit = {n: 8 * bound[n].max() for n in bound}
-    for variant, sentence, hint in _variants(inputs, cotangent):
+    plain = inputs.operator.is_default
+    for variant, sentence, hint in _variants(inputs, cotangent) if plain else ():
         if all(
             n in variant and np.abs(variant[n] - g).max() <= limit[n] for n, g in values.items()
         ):
@@ -178,7 +179,7 @@ def _variants(
         "The backward pass recomputes the weights without the mask.",
         "the mask is not saved for the backward pass",
     )
-    if inputs.bias is not None:
+    if inputs.bias is not None or inputs.feature("alibi_slopes") is not None:
         yield (
             of(biased=False),
             "The backward pass recomputes the weights without the bias.",

@@ -10,9 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 from backends.protocol import Backend, Implementation
-from suite.judge.diagnosis import behaviour, gradients, heads, precision, scale, weights
+from suite.judge.diagnosis import behaviour, gradients, heads, others, precision, scale, weights
 from suite.judge.diagnosis.finding import Diagnosis
 from suite.judge.diagnosis.instrument import Found, Instrument, plain
 from suite.spec.case import Case
@@ -38,7 +39,7 @@ def identify(
             small = tool.small(case)
             groups.setdefault(case.id if small is None else small.id, []).append(case)
         for group in list(groups.values())[:PROBLEMS]:
-            for found in problems(tool, group[0]):
+            for found in tool.trying(partial(problems, tool, group[0])) or ():
                 key = re.sub(r"[-+]?[\d.]+", "#", found.sentence)
                 _, explained = told.setdefault(key, (found, []))
                 explained += [case for case in group if case not in explained]
@@ -52,14 +53,18 @@ def identify(
 
 def problems(tool: Instrument, case: Case) -> list[Found]:
     """What is found in the smallest problem like a case; if that is nothing, in the case itself."""
-    if case.operator.is_layer or not case.operator.takes_masks:
-        return []
+    if not case.operator.is_default:
+        return list(others.ask(tool, case))
     small = tool.small(case)
-    told: list[Found] = []
+    told = [found for one in tool.shrunk(case)[:1] for found in behaviour.ask(tool, small or one)]
+    if any(behaviour.VARIES in found.sentence for found in told) and small is not None:
+        return [f for f in of_weights(tool, small) if f.family == "dropout"] or told
+    if any(
+        found.family in ("state", "contract") and behaviour.WRITES not in found.sentence
+        for found in told
+    ):
+        return told
     if small is not None:
-        told = list(behaviour.ask(tool, small))
-        if any(behaviour.VARIES in found.sentence for found in told):
-            return [f for f in of_weights(tool, small) if f.family == "dropout"] or told
         inside = list(
             of_precision(tool, case.dtype.name, plain(small))
         )  # sets the unit of the others

@@ -61,7 +61,7 @@ class Instrument:
         self.implementation = implementation
         self.end = time.monotonic() + seconds
         self.unit = 0.0
-        self._right: dict[str, Case | None] = {}
+        self._small: dict[str, Case | None] = {}
 
     @property
     def late(self) -> bool:
@@ -74,21 +74,22 @@ class Instrument:
 
     def small(self, case: Case) -> Case | None:
         """The case with the fewest queries, keys and heads that keep its relations, in float32 if the
-        implementation takes it; None if the implementation supports nothing of this kind."""
-        if case.id not in self._right:
-            self._right[case.id] = next(
-                (c for D in HEAD_SIZES if (c := self._supported(_small(case, D))) is not None), None
-            )
-        return self._right[case.id]
+        implementation takes it; None if the implementation answers nothing of this kind."""
+        if case.id not in self._small:
+            tried = self.shrunk(case)
+            answered = (c for c in tried if self.ask(self.drawn(c)) is not None)
+            self._small[case.id] = next(answered, None)
+        return self._small[case.id]
 
-    def _supported(self, case: Case | None) -> Case | None:
-        if case is None:
-            return None
-        near = self.implementation.nearest_supported(case)
-        case = case if near is None else near
-        if self.implementation.unsupported(case) is not None:
-            return None
-        return case if self.ask(self.drawn(case)) is not None else None
+    def shrunk(self, case: Case) -> list[Case]:
+        """Small cases like a case that the implementation declares to support."""
+        tried = []
+        for D in HEAD_SIZES:
+            small = _small(case, D)
+            near = None if small is None else self.implementation.nearest_supported(small) or small
+            if near is not None and self.implementation.unsupported(near) is None:
+                tried.append(near)
+        return tried
 
     def drawn(self, case: Case, factor: float = 0.5) -> Inputs:
         """The inputs of a case as the implementation's causal flag means them, with queries and keys
@@ -120,7 +121,8 @@ class Instrument:
         if prepared is None:
             return None
         backend = self.implementation.backend
-        return dict(answer.read(backend, prepared(), inputs, prepared).arrays)
+        arrays = answer.read(backend, prepared(), inputs, prepared).arrays
+        return {name: np.array(array) for name, array in arrays.items()}  # memory may be shared
 
     def output(self, inputs: Inputs) -> np.ndarray | None:
         """The array `output` for the inputs, or None."""
