@@ -102,9 +102,7 @@ class SingleDifferentiable(Differentiated):
     """One head without a projection of values: ds and dv from scores that a subclass makes."""
 
     def gradients(self, arrays: Arrays, cotangent: np.ndarray, inputs: Inputs) -> Arrays:
-        scores, mask = self.forward(arrays), inputs.dense_mask
-        if mask is not None:
-            scores = np.where(np.broadcast_to(mask[:, 0], scores.shape), scores, -np.inf)
+        scores = np.where(inputs.attends[:, 0], self.forward(arrays), -np.inf)
         top = scores.max(-1, keepdims=True)
         raised = np.exp(scores - np.where(np.isneginf(top), 0, top))
         total = raised.sum(-1, keepdims=True)

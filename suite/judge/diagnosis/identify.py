@@ -40,7 +40,7 @@ def identify(
             groups.setdefault(case.id if small is None else small.id, []).append(case)
         for group in list(groups.values())[:PROBLEMS]:
             for found in tool.trying(partial(problems, tool, group[0])) or ():
-                key = re.sub(r"[-+]?[\d.]+", "#", found.sentence)
+                key = re.sub(r"[-+]?\d[\d.]*(, \d+)*( \.\.\.)?", "#", found.sentence)
                 _, explained = told.setdefault(key, (found, []))
                 explained += [case for case in group if case not in explained]
     diagnoses = []

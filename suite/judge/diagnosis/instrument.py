@@ -95,7 +95,7 @@ class Instrument:
         """The inputs of a case as the implementation's causal flag means them, with queries and keys
         times `factor`: scores stay small whatever the scale."""
         inputs = draw(case)
-        if factor != 1 and "query" in inputs.arrays and not case.operator.is_layer:
+        if factor != 1 and case.operator.is_default:
             inputs = inputs.replace(query=inputs.query * factor, key=inputs.key * factor)
         try:
             return elections.aligned(inputs, self.implementation)

@@ -25,19 +25,23 @@ def meanings(inputs: Inputs) -> Iterator[Meaning]:
     biased = every if inputs.bias is None else ~np.isneginf(inputs.bias)
     token = "" if inputs.mask is None else f" {inputs.case.mask_token}"
     ignored = f"The mask{token} is ignored: every query attends every key."
+    if s.Lq == 1 and inputs.mask == Causal():
+        ignored = (
+            "The one query attends every key: the causal mask is ignored, or aligned bottom-right."
+        )
     yield every, ignored, "the argument is not used"
     parts = inputs.mask.parts if inputs.mask is not None and inputs.mask_array is None else ()
     dense = [part.dense(s, inputs.seed) for part in parts]
     for place, part in enumerate(parts):
         rest = reduce(np.logical_and, [biased, every, *dense[:place], *dense[place + 1 :]])
-        for meant, sentence, hint in _of_part(part, s, inputs.seed):
-            yield rest & meant, sentence, hint
         if len(parts) > 1:
             yield (
                 rest,
                 f"Of the mask{token} the part {part.token} is ignored.",
                 "one mask replaces another",
             )
+        for meant, sentence, hint in _of_part(part, s, inputs.seed):
+            yield rest & meant, sentence, hint
     if len(parts) > 1:
         either = reduce(np.logical_or, [~every, *dense])
         yield (

@@ -13,16 +13,10 @@ import numpy as np
 
 from suite.judge.diagnosis import gradients
 from suite.judge.diagnosis.instrument import Found, Instrument
-from suite.judge.diagnosis.masks import meanings
+from suite.judge.diagnosis.layers import Another, of_layer
 from suite.spec.case import Case
 from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import Inputs
-from suite.spec.vocabulary import OPERANDS
-
-Another = tuple[Inputs, str, str, str]
-"""Another problem, what an implementation that answers it does, in a sentence, its family, and a hint."""
-
-RESHAPED = "`view` or `reshape` to (L, D, H) for (L, H, D), weights of another library's order"
 
 
 def ask(tool: Instrument, case: Case) -> Iterator[Found]:
@@ -30,43 +24,60 @@ def ask(tool: Instrument, case: Case) -> Iterator[Found]:
     for name in dict.fromkeys(("f32", case.dtype.name)):
         typed = replace(case, dtype=DTYPES[name])
         if tool.implementation.unsupported(typed) is None:
-            found = list(_outputs(tool, tool.drawn(typed)))
-            yield from found or gradients.ask(tool, typed)
+            inputs = tool.drawn(typed)
+            wrong = _wrong(tool, inputs)
+            yield from _outputs(tool, inputs, wrong) if wrong else gradients.ask(tool, typed)
             return
 
 
-def _outputs(tool: Instrument, inputs: Inputs) -> Iterator[Found]:
-    """What is wrong with the outputs for some inputs."""
-    got, oracle = tool.ask(inputs), tool.oracle(inputs)
-    if got is None or oracle is None:
-        return
-    axes = inputs.operator.outputs(inputs.case)
-    rows = ~inputs.fully_masked_rows
-    judged = {n: np.broadcast_to(inputs.rows_along(rows, axes[n]), x.shape) for n, x in got.items()}
+def _right(
+    tool: Instrument, inputs: Inputs, of: Inputs, names: list[str] | None = None
+) -> dict[str, bool]:
+    """Whether the outputs for `inputs` called `names` are the right ones of the problem `of`, without
+    fully masked rows. {} if there is no reading."""
+    got, own, other = tool.ask(inputs), tool.oracle(inputs), tool.oracle(of)
+    if got is None or own is None or other is None:
+        return {}
+    right = {}
+    for name in names or got:
+        x, want = got[name], other.expected[name]
+        if x.shape != want.value.shape or want.error.max() > 8 * own.expected[name].error.max():
+            return {}  # a wider bound lets other answers pass, too
+        near = (np.abs(x - want.value) <= want.error) | (x == want.value)
+        right[name] = bool((near | ~_judged(inputs, name, x.shape)).all())
+    return right
+
+
+def _judged(inputs: Inputs, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """The elements of an output that no election decides."""
     if not inputs.operator.takes_masks:
-        judged = {n: np.ones(x.shape, bool) for n, x in got.items()}
+        return np.ones(shape, bool)
+    axes = inputs.operator.outputs(inputs.case)[name]
+    return np.broadcast_to(~inputs.rows_along(inputs.fully_masked_rows, axes), shape)
 
-    def is_right(names: list[str], of: Inputs) -> bool:
-        other = oracle if of is inputs else tool.oracle(of)
-        if other is None:
-            return False
-        arrays = {n: (x, other.expected[n]) for n, x in got.items() if n in names}
-        return all(
-            x.shape == right.value.shape
-            and bool((((np.abs(x - right.value) <= right.error) | (x == right.value)) | ~judged[n]).all())
-            for n, (x, right) in arrays.items()
-        )  # fmt: skip
 
-    wrong = [name for name in got if not is_right([name], inputs)]
-    if not wrong:
-        return
-    for other, sentence, family, hint in PROBLEMS.get(inputs.operator.name, _of_layer)(inputs):
-        if is_right(wrong, other):
-            yield Found(sentence, family, hint)
+def _wrong(tool: Instrument, inputs: Inputs) -> list[str]:
+    """The outputs that rounding does not explain."""
+    return [name for name, right in _right(tool, inputs, inputs).items() if not right]
+
+
+def _outputs(tool: Instrument, inputs: Inputs, wrong: list[str]) -> Iterator[Found]:
+    """What is wrong with the outputs called `wrong`."""
+    for other, sentence, family, hint in PROBLEMS.get(inputs.operator.name, of_layer)(inputs):
+        right = _right(tool, inputs, other, wrong)
+        if right and all(right.values()):
+            first = (
+                "" if "output" in wrong else f"Of what is returned only the {wrong[0]} is wrong. "
+            )
+            yield Found(first + sentence, family, hint)
             return
-    name = wrong[0]
-    right = np.asarray(oracle.expected[name].value, float)
-    yield from _by_place(inputs, name, got[name], right, judged[name], oracle.expected[name].error)
+    got, oracle, name = tool.ask(inputs), tool.oracle(inputs), wrong[0]
+    if got is not None and oracle is not None:
+        want = oracle.expected[name]
+        judged = _judged(inputs, name, got[name].shape)
+        yield from _by_place(
+            inputs, name, got[name], np.asarray(want.value, float), judged, want.error
+        )
 
 
 def _by_place(
@@ -85,14 +96,18 @@ def _by_place(
         return
     known = judged & np.isfinite(want)
     factor = float((got * want)[known].sum() / max((want * want)[known].sum(), 1e-300))
-    if np.abs(got - factor * want)[known].max(initial=0.0) <= 4 * max(1, abs(factor)) * bound[
-        known
-    ].max(initial=0.0):
+    limit = 8 * max(1, abs(factor)) * bound[known]
+    if not got[known].any() and want[known].any():
         yield Found(
-            f"All of {name} is {factor:.4g} times the right one.",
-            family,
-            "a factor behind everything else",
+            f"The {name} is zero.", family, "an overflow that is caught, or an early return"
         )
+        return
+    clear = abs(factor - 1) * np.abs(want[known]).max(initial=0.0) > 8 * bound[known].max(
+        initial=0.0
+    )
+    if clear and (np.abs(got - factor * want)[known] <= limit).all():
+        text = f"All of {name} is {factor:.4g} times the right one."
+        yield Found(text, family, "a factor behind everything else")
         return
     query = inputs.arrays.get("query")
     same = query is not None and query.shape == got.shape
@@ -106,204 +121,12 @@ def _by_place(
     parts = []
     for axis, letter in enumerate(letters):
         which = moved.any(tuple(a for a in range(moved.ndim) if a != axis))
-        if letter in words and which.any() and not which.all():
+        if letter in words and 0 < which.sum() <= which.size / 2:
             parts.append(
                 f"{words[letter]} {', '.join(map(str, np.flatnonzero(which)[:6]))} of {which.size}"
             )
     if parts:
         yield Found(f"Only {' and '.join(parts)} of {name} are wrong.", family)
-
-
-def _of_layer(inputs: Inputs) -> Iterator[Another]:
-    """Other problems of layers: parameters that are not used, exchanged or read in another order, another
-    scale, other operands, and other meanings of the mask."""
-    params, s = inputs.parameters, inputs.sizes
-    for name, array in params.items():
-        words = name.replace("_", " ")
-        if name.endswith("bias") or name == "offset":
-            yield (
-                inputs.replace(**{name: 0 * array}),
-                f"The {words} is not used.",
-                "layer",
-                "`bias=False`, a bias that is not loaded",
-            )
-            yield inputs.replace(**{name: 2 * array}), f"The {words} is added twice.", "layer", ""
-        if name.endswith("gain"):
-            yield (
-                inputs.replace(**{name: 0 * array + 1}),
-                f"The {words} is not used.",
-                "layer",
-                "a gain that is not loaded",
-            )
-            yield (
-                inputs.replace(**{name: array + 1}),
-                f"The {words} counts as 1 + gain.",
-                "layer",
-                "the convention of Gemma",
-            )
-    for one, two in (("query", "key"), ("key", "value"), ("query", "value")):
-        changed: dict[str, np.ndarray] = {}
-        for part in ("kernel", "bias"):
-            a, b = params.get(f"{one}_{part}"), params.get(f"{two}_{part}")
-            if a is not None and b is not None and a.shape == b.shape:
-                changed |= {f"{one}_{part}": b, f"{two}_{part}": a}
-                yield (
-                    inputs.replace(**{f"{one}_{part}": b, f"{two}_{part}": a}),
-                    f"The {part}es of {one} and {two} are exchanged.".replace(
-                        "kerneles", "kernels"
-                    ),
-                    "layer",
-                    "the order of a packed projection",
-                )
-                yield (
-                    inputs.replace(**{f"{two}_{part}": a}),
-                    f"The {part} of the {one} is used for the {two}, too.",
-                    "layer",
-                    "one parameter in two places",
-                )
-                yield (
-                    inputs.replace(**{f"{one}_{part}": b}),
-                    f"The {part} of the {two} is used for the {one}, too.",
-                    "layer",
-                    "one parameter in two places",
-                )
-        if len(changed) == 4:
-            yield (
-                inputs.replace(**changed),
-                f"The projections of {one} and {two} are exchanged.",
-                "layer",
-                "the order of a packed projection",
-            )
-    yield from _reordered(inputs)
-    D = s.D
-    if "query_kernel" in params and not inputs.case.option("qk_norm"):
-        width, whole = inputs.widths.query**-0.5, (s.H * D) ** -0.5
-        named = {
-            "1": 1.0, "1/D": 1 / D, "1/sqrt(E), of the width of the query": width,
-            "1/sqrt(H D), of all heads": whole, "sqrt(D)": D**0.5, "1/sqrt(H)": s.H**-0.5,
-            "1/sqrt(Dv)": s.Dv**-0.5,
-        }  # fmt: skip
-        for text, scale in named.items():
-            factor = scale * D**0.5
-            query = {n: params[n] * factor for n in ("query_kernel", "query_bias") if n in params}
-            if factor != 1:
-                yield (
-                    inputs.replace(**query),
-                    f"The scale is {scale:.3g} = {text}, expected {D**-0.5:.3g} = 1/sqrt(D).",
-                    "scale",
-                    "the size of a head is the last axis of a projected query",
-                )
-        if "query_bias" in params:
-            yield (
-                inputs.replace(query_bias=params["query_bias"] * D**0.5),
-                "The query bias is added behind the scale.",
-                "scale",
-                "`scale * (x @ W) + b`",
-            )
-    if "scale" in params:
-        for factor, text in (
-            (0 * params["scale"] + 1, "is not used"),
-            (params["scale"] * D**-0.5, "is multiplied by 1/sqrt(D)"),
-            (0 * params["scale"] + D**-0.5, "is 1/sqrt(D)"),
-            (params["scale"] ** 2, "is squared"),
-        ):
-            yield inputs.replace(scale=factor), f"The learned scale {text}.", "scale", ""
-    if not inputs.self_attention:
-        for one, two in (("key", "query"), ("value", "key"), ("key", "value"), ("value", "query")):
-            if inputs.arrays[one].shape == inputs.arrays[two].shape:
-                yield (
-                    inputs.replace(**{one: inputs.arrays[two]}),
-                    f"The {two} is taken for the {one}.",
-                    "layer",
-                    "an argument that is not used: cross-attention computes self-attention",
-                )
-    if inputs.bias is not None:
-        for factor, text in (
-            (0.0, "is ignored"),
-            (-1.0, "has the other sign"),
-            (D**-0.5, "is scaled like the scores"),
-        ):
-            yield (
-                inputs.replace(bias=factor * np.maximum(inputs.bias, -1e4)),
-                f"The bias {text}.",
-                "scores",
-                "",
-            )
-    if inputs.dense_mask is not None:
-        for meant, sentence, hint in meanings(inputs):
-            shape = inputs.attends.shape
-            yield (
-                inputs.replace(mask=None, form="dense", mask_array=np.broadcast_to(meant, shape)),
-                sentence,
-                "mask",
-                hint,
-            )
-    if inputs.case.option("epsilon") is not None:
-        for epsilon in (0.0, 1e-3, 1e-5, 1e-6, 1e-8, 1e-12):
-            if epsilon != inputs.epsilon:
-                yield (
-                    inputs.replace(epsilon=epsilon),
-                    f"Epsilon is {epsilon:g}, expected {inputs.epsilon:g}.",
-                    "layer",
-                    "a default that the argument does not replace",
-                )
-    gain, n = params.get("gain"), inputs.letters["x"]
-    if gain is not None and n > 1:
-        rest = (n - 1) / n
-        yield (
-            inputs.replace(gain=gain * rest**0.5, epsilon=inputs.epsilon * rest),
-            f"The variance is divided by n - 1 = {n - 1}, expected n.",
-            "layer",
-            "`var(unbiased=True)`, `ddof=1`",
-        )
-
-
-def _reordered(inputs: Inputs) -> Iterator[Another]:
-    """Problems with projections whose heads and components lie in another order, and grouped heads that
-    are tiled."""
-    params, s = inputs.parameters, inputs.sizes
-    order: dict[str, Callable[[np.ndarray], np.ndarray]] = {}
-    for name in OPERANDS:
-        order[f"{name}_kernel"] = lambda x: x.reshape(x.shape[0], x.shape[2], x.shape[1]).swapaxes(
-            1, 2
-        )
-        order[f"{name}_bias"] = lambda x: x.reshape(x.shape[1], x.shape[0]).T
-    order["output_kernel"] = lambda x: x.reshape(x.shape[1], x.shape[0], x.shape[2]).swapaxes(0, 1)
-    read = {n: f(params[n]) for n, f in order.items() if n in params and params[n].ndim > 1}
-    groups = [[n for n in read if n.startswith(f"{name}_")] for name in (*OPERANDS, "output")]
-    groups += [[n for n in read if not n.startswith("output")], [*read]]
-    for names in groups:
-        if names and s.H > 1:
-            which = " and ".join(dict.fromkeys(n.partition("_")[0] for n in names))
-            sentence = f"Heads and components of the projected {which} are interleaved."
-            if names == ["output_kernel"]:
-                sentence = "Heads and components are interleaved before the output projection."
-            yield inputs.replace(**{n: read[n] for n in names}), sentence, "layout", RESHAPED
-    for name in (*OPERANDS, "output"):
-        kernel = params.get(f"{name}_kernel")
-        if kernel is not None and kernel.ndim == 3:
-            flat = (
-                kernel.reshape(kernel.shape[0], -1)
-                if name != "output"
-                else kernel.reshape(-1, kernel.shape[2])
-            )
-            if flat.shape[0] == flat.shape[1]:
-                yield (
-                    inputs.replace(**{f"{name}_kernel": flat.T.reshape(kernel.shape)}),
-                    f"The {name} kernel is transposed.",
-                    "layer",
-                    "`x @ W` for `x @ W.T`",
-                )
-    if s.group > 1 and "key_kernel" in params:
-        tiled = {n: np.take(params[n], np.arange(s.H) % s.Hkv, axis=params[n].ndim - 2)
-                 for n in ("key_kernel", "key_bias",
-                     "value_kernel", "value_bias") if n in params}  # fmt: skip
-        yield (
-            inputs.replace(**tiled),
-            "Key/value heads are tiled, expected each repeated for its group.",
-            "heads",
-            "`repeat`, `tile` for `repeat_interleave`",
-        )
 
 
 def _of_rotary(inputs: Inputs) -> Iterator[Another]:
@@ -502,6 +325,8 @@ def _of_merge(inputs: Inputs) -> Iterator[Another]:
          "Only the last part counts.", "an accumulator that is overwritten"),
         (np.where(lse == lse.max(0), lse, least),
          "Only the part with the largest log-sum-exp counts.", "`argmax`"),
+        (0 * lse + lse[:, :, :1], "All heads have the log-sum-exps of head 0.", "an index of heads"),
+        (0 * lse + lse[:, :1], "All samples have the log-sum-exps of sample 0.", "an index of samples"),
         (np.roll(lse, 1, -1), "Rows have the log-sum-exps of other rows.", "an index of rows"),
         (np.roll(lse, 1, -2), "Heads have the log-sum-exps of other heads.", "an index of heads"),
     ):  # fmt: skip

@@ -222,7 +222,7 @@ def ask_where(tool: Instrument, reading: Reading) -> Iterator[Found]:
     parts = []
     for name, axis in axes.items():
         which = wrong.any(tuple(a for a in range(4) if a != axis))
-        if which.size > 1 and not which.all():
+        if 0 < which.sum() <= which.size / 2:
             many = _counted(int(which.sum()), name)
             parts.append(f"{many} {_numbers(np.flatnonzero(which))} of {which.size}")
     if parts:

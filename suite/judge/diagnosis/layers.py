@@ -1,0 +1,209 @@
+"""Other problems of layers: what layers compute that ignore, exchange or rearrange parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from suite.judge.diagnosis.masks import meanings
+from suite.spec.inputs import Inputs
+from suite.spec.vocabulary import OPERANDS
+
+Another = tuple[Inputs, str, str, str]
+"""Another problem, what an implementation that answers it does, in a sentence, its family, and a hint."""
+
+RESHAPED = "`view` or `reshape` to (L, D, H) for (L, H, D), weights of another library's order"
+
+
+def of_layer(inputs: Inputs) -> Iterator[Another]:
+    """Other problems of layers: parameters that are not used, exchanged or read in another order, another
+    scale, other operands, and other meanings of the mask."""
+    params, s = inputs.parameters, inputs.sizes
+    for name, array in params.items():
+        words = name.replace("_", " ")
+        if name.endswith("bias") or name == "offset":
+            yield (
+                inputs.replace(**{name: 0 * array}),
+                f"The {words} is not used.",
+                "layer",
+                "`bias=False`, a bias that is not loaded",
+            )
+            yield inputs.replace(**{name: 2 * array}), f"The {words} is added twice.", "layer", ""
+        if name.endswith("gain"):
+            yield (
+                inputs.replace(**{name: 0 * array + 1}),
+                f"The {words} is not used.",
+                "layer",
+                "a gain that is not loaded",
+            )
+            yield (
+                inputs.replace(**{name: array + 1}),
+                f"The {words} counts as 1 + gain.",
+                "layer",
+                "the convention of Gemma",
+            )
+    for one, two in (("query", "key"), ("key", "value"), ("query", "value")):
+        changed: dict[str, np.ndarray] = {}
+        for part in ("kernel", "bias"):
+            a, b = params.get(f"{one}_{part}"), params.get(f"{two}_{part}")
+            if a is not None and b is not None and a.shape == b.shape:
+                changed |= {f"{one}_{part}": b, f"{two}_{part}": a}
+                yield (
+                    inputs.replace(**{f"{one}_{part}": b, f"{two}_{part}": a}),
+                    f"The {part}es of {one} and {two} are exchanged.".replace(
+                        "kerneles", "kernels"
+                    ),
+                    "layer",
+                    "the order of a packed projection",
+                )
+                yield (
+                    inputs.replace(**{f"{two}_{part}": a}),
+                    f"The {part} of the {one} is used for the {two}, too.",
+                    "layer",
+                    "one parameter in two places",
+                )
+                yield (
+                    inputs.replace(**{f"{one}_{part}": b}),
+                    f"The {part} of the {two} is used for the {one}, too.",
+                    "layer",
+                    "one parameter in two places",
+                )
+        if len(changed) == 4:
+            yield (
+                inputs.replace(**changed),
+                f"The projections of {one} and {two} are exchanged.",
+                "layer",
+                "the order of a packed projection",
+            )
+    yield from _reordered(inputs)
+    D = s.D
+    if "query_kernel" in params and not inputs.case.option("qk_norm"):
+        width, whole = inputs.widths.query**-0.5, (s.H * D) ** -0.5
+        named = {
+            "1": 1.0, "1/D": 1 / D, "1/sqrt(E), of the width of the query": width,
+            "1/sqrt(H D), of all heads": whole, "sqrt(D)": D**0.5, "1/sqrt(H)": s.H**-0.5,
+            "1/sqrt(Dv)": s.Dv**-0.5,
+        }  # fmt: skip
+        for text, scale in named.items():
+            factor = scale * D**0.5
+            query = {n: params[n] * factor for n in ("query_kernel", "query_bias") if n in params}
+            if factor != 1:
+                yield (
+                    inputs.replace(**query),
+                    f"The scale is {scale:.3g} = {text}, expected {D**-0.5:.3g} = 1/sqrt(D).",
+                    "scale",
+                    "the size of a head is the last axis of a projected query",
+                )
+        if "query_bias" in params:
+            yield (
+                inputs.replace(query_bias=params["query_bias"] * D**0.5),
+                "The query bias is added behind the scale.",
+                "scale",
+                "`scale * (x @ W) + b`",
+            )
+    if "scale" in params:
+        for factor, text in (
+            (0 * params["scale"] + 1, "is not used"),
+            (params["scale"] * D**-0.5, "is multiplied by 1/sqrt(D)"),
+            (0 * params["scale"] + D**-0.5, "is 1/sqrt(D)"),
+            (params["scale"] ** 2, "is squared"),
+        ):
+            yield inputs.replace(scale=factor), f"The learned scale {text}.", "scale", ""
+    if not inputs.self_attention:
+        for one, two in (("key", "query"), ("value", "key"), ("key", "value"), ("value", "query")):
+            if inputs.arrays[one].shape == inputs.arrays[two].shape:
+                yield (
+                    inputs.replace(**{one: inputs.arrays[two]}),
+                    f"The {two} is taken for the {one}.",
+                    "layer",
+                    "an argument that is not used: cross-attention computes self-attention",
+                )
+    if inputs.bias is not None:
+        for factor, text in (
+            (0.0, "is ignored"),
+            (-1.0, "has the other sign"),
+            (D**-0.5, "is scaled like the scores"),
+        ):
+            yield (
+                inputs.replace(bias=factor * np.maximum(inputs.bias, -1e4)),
+                f"The bias {text}.",
+                "scores",
+                "",
+            )
+    if inputs.dense_mask is not None:
+        for meant, sentence, hint in meanings(inputs):
+            shape = inputs.attends.shape
+            yield (
+                inputs.replace(mask=None, form="dense", mask_array=np.broadcast_to(meant, shape)),
+                sentence,
+                "mask",
+                hint,
+            )
+    if "gain" in params or inputs.case.option("qk_norm"):
+        for epsilon in (0.0, 1e-3, 1e-5, 1e-6, 1e-8, 1e-12):
+            if epsilon != inputs.epsilon:
+                yield (
+                    inputs.replace(epsilon=epsilon),
+                    f"Epsilon is {epsilon:g}, expected {inputs.epsilon:g}.",
+                    "layer",
+                    "a default that the argument does not replace",
+                )
+    gain, n = params.get("gain"), inputs.letters["x"]
+    if gain is not None and n > 1 and inputs.case.option("epsilon") is not None:
+        rest = (n - 1) / n
+        yield (
+            inputs.replace(gain=gain * rest**0.5, epsilon=inputs.epsilon * rest),
+            f"The variance is divided by n - 1 = {n - 1}, expected n.",
+            "layer",
+            "`var(unbiased=True)`, `ddof=1`",
+        )
+
+
+def _reordered(inputs: Inputs) -> Iterator[Another]:
+    """Problems with projections whose heads and components lie in another order, and grouped heads that
+    are tiled."""
+    params, s = inputs.parameters, inputs.sizes
+    order: dict[str, Callable[[np.ndarray], np.ndarray]] = {}
+    for name in OPERANDS:
+        order[f"{name}_kernel"] = lambda x: x.reshape(x.shape[0], x.shape[2], x.shape[1]).swapaxes(
+            1, 2
+        )
+        order[f"{name}_bias"] = lambda x: x.reshape(x.shape[1], x.shape[0]).T
+    order["output_kernel"] = lambda x: x.reshape(x.shape[1], x.shape[0], x.shape[2]).swapaxes(0, 1)
+    ndim = {n: 2 if n.endswith("bias") else 3 for n in order}
+    read = {n: f(params[n]) for n, f in order.items() if n in params and params[n].ndim == ndim[n]}
+    groups = [[n for n in read if n.startswith(f"{name}_")] for name in (*OPERANDS, "output")]
+    groups += [[n for n in read if not n.startswith("output")], [*read]]
+    for names in groups:
+        if names and s.H > 1:
+            which = " and ".join(dict.fromkeys(n.partition("_")[0] for n in names))
+            sentence = f"Heads and components of the projected {which} are interleaved."
+            if names == ["output_kernel"]:
+                sentence = "Heads and components are interleaved before the output projection."
+            yield inputs.replace(**{n: read[n] for n in names}), sentence, "layout", RESHAPED
+    for name in (*OPERANDS, "output"):
+        kernel = params.get(f"{name}_kernel")
+        if kernel is not None and kernel.ndim == 3:
+            flat = (
+                kernel.reshape(kernel.shape[0], -1)
+                if name != "output"
+                else kernel.reshape(-1, kernel.shape[2])
+            )
+            if flat.shape[0] == flat.shape[1]:
+                yield (
+                    inputs.replace(**{f"{name}_kernel": flat.T.reshape(kernel.shape)}),
+                    f"The {name} kernel is transposed.",
+                    "layer",
+                    "`x @ W` for `x @ W.T`",
+                )
+    if s.group > 1 and "key_kernel" in params:
+        tiled = {n: np.take(params[n], np.arange(s.H) % s.Hkv, axis=params[n].ndim - 2)
+                 for n in ("key_kernel", "key_bias",
+                     "value_kernel", "value_bias") if n in params}  # fmt: skip
+        yield (
+            inputs.replace(**tiled),
+            "Key/value heads are tiled, expected each repeated for its group.",
+            "heads",
+            "`repeat`, `tile` for `repeat_interleave`",
+        )
