@@ -10,15 +10,19 @@ import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from references.outputs import EMPTY_ROWS, check_empty_rows
+from references.outputs import EMPTY_ROWS, Outputs, check_empty_rows
 from references.primitives.softmax import Softmax
+from references.rounding import Bounded, Roundoffs, precision_for
 from references.steps import steps
 from references.terms import Block, Collector, Terms
+from suite.spec.cache import Cache
 from suite.spec.features import FEATURES
+from suite.spec.inputs import Inputs
 
 MaskRows = Callable[[slice], np.ndarray]
 
@@ -28,6 +32,9 @@ BLOCK_ELEMENTS = 1 << 16
 FEW_ROWS, LONG_BLOCK_ELEMENTS = 8, 1 << 17
 """Blocks of fewer rows are enlarged: reading all keys and values for each block costs more than
 temporaries of one MiB."""
+
+_PASSES: Cache[BlockedPass] = Cache(64)
+"""The last passes: one serves every roundoff."""
 
 PARALLEL_BLOCKS = 32
 """From this many blocks on, threads share the blocks. NumPy releases Python's lock."""
@@ -41,13 +48,12 @@ class BlockedPass:
 
     output          (B, H, Lq, Dv)
     lse, largest    (B, H, Lq): log-sum-exp and largest score of a row; -inf without any key
-    weights, terms  (B, H, Lq, Lk) and `Terms`, if requested
+    terms           `Terms`, if requested
     """
 
     output: np.ndarray
     lse: np.ndarray
     largest: np.ndarray
-    weights: np.ndarray | None = None
     terms: Terms | None = None
 
 
@@ -64,7 +70,6 @@ def attention(
     precision: type[np.floating[Any]] = np.float64,
     terms: bool = False,
     variance: bool = False,
-    weights: bool = False,
 ) -> BlockedPass:
     """Scaled dot-product attention: softmax(scores) value.
 
@@ -98,8 +103,7 @@ def attention(
     q: np.ndarray = query.astype(precision)
     k: np.ndarray = np.repeat(key, group, axis=1).astype(precision)
     v: np.ndarray = np.repeat(value, group, axis=1).astype(precision)
-    made = steps(features, Lq, Lk, precision)
-    zero_key = next((step for step in made if step.to == "key"), None)
+    made, zero_key = steps(features, Lq, Lk, precision)
     hidden_everywhere = ~np.isfinite(v).all(-1) | ~np.isfinite(k).all(-1)
     if hidden_everywhere.any():
         # 0 * NaN is NaN in a matrix product, so slots that every row hides become 0. A non-finite
@@ -113,7 +117,6 @@ def attention(
     out: np.ndarray = np.zeros((B, H, Lq, Dv), precision)
     lse: np.ndarray = np.full((B, H, Lq), -np.inf, precision)
     largest = lse.copy()
-    all_weights: np.ndarray | None = np.zeros((B, H, Lq, Lk), precision) if weights else None
     collector = Collector(q, k, v, scale, zero_key, variance) if terms else None
 
     def block(rows: slice) -> None:
@@ -121,9 +124,8 @@ def attention(
         scaled = (qb @ kt) * scale  # (B, H, rows, Lk)
         s, stepped = scaled, []
         for step in made:
-            if step is not zero_key:
-                s, slope, size = step.on(s, rows)
-                stepped.append((step, slope, size))
+            s, slope, size = step.on(s, rows)
+            stepped.append((step, slope, size))
         if bias_rows is not None:
             s = s + bias_rows(rows)
         hide = _hidden(mask_rows, bias_rows, rows)
@@ -143,8 +145,6 @@ def attention(
                 p = np.where(empty, precision(1) / Lk, p)
         out[:, :, rows] = o
         lse[:, :, rows], largest[:, :, rows] = softmax.lse, softmax.largest[..., 0]
-        if all_weights is not None:
-            all_weights[:, :, rows] = p
         if collector is not None:
             averaged = empty & (empty_rows == "uniform")
             collector.add(Block(rows, scaled, stepped, s, p, o, softmax, hide, empty, averaged))
@@ -162,7 +162,28 @@ def attention(
     else:
         with ThreadPoolExecutor(THREADS) as threads:
             list(threads.map(ignoring_errors, blocks))
-    return BlockedPass(out, lse, largest, all_weights, collector.terms if collector else None)
+    return BlockedPass(out, lse, largest, collector.terms if collector else None)
+
+
+@np.errstate(all="ignore")
+def bounded(
+    inputs: Inputs, u: Roundoffs, query: np.ndarray, key: np.ndarray, value: np.ndarray,
+    *, part: int = 0, lse: bool = False, empty_rows: str = "zeros", **options: Any,
+) -> Outputs:  # fmt: skip
+    """The output of `attention` with its bound, and its standard deviation in 16-bit dtypes; with `lse`
+    also the log-sum-exp. `part` numbers the passes of the same inputs."""
+    compute = partial(
+        attention, query, key, value, scale=inputs.scale, empty_rows=empty_rows, terms=True,
+        precision=precision_for(inputs.dtype), variance=inputs.dtype.is_half, **options,
+    )  # fmt: skip
+    found = _PASSES.get((inputs.digest, part, empty_rows), compute)
+    terms, output = found.terms, found.output
+    assert terms is not None
+    deviation = terms.standard_deviation(output, u) if inputs.dtype.is_half else None
+    arrays = {"output": Bounded(output, terms.bound(output, u))}
+    if lse:
+        arrays["lse"] = Bounded(found.lse, terms.lse_bound(found.lse, found.largest, u))
+    return Outputs(arrays, terms.keys, deviation, terms.has_zero_key)
 
 
 def _check_shapes(

@@ -29,15 +29,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from references import sdpa
-from references.blocked import BlockedPass, attention
+from references.blocked import bounded
 from references.composition import Composition, Problem, Reference
 from references.outputs import Outputs
 from references.primitives.arranged import Moved, Reshaped
 from references.primitives.attend import Attend
 from references.primitives.bias import Biased
 from references.primitives.pairs import Pairs
-from references.rounding import Bounded, Roundoffs, precision_for
+from references.rounding import Bounded, Roundoffs
 from references.tape import Leaf
 from suite.spec.inputs import Inputs
 
@@ -67,9 +66,16 @@ class _Merge(Reference):
         Rows without keys in every part give 0 and -inf, for any `empty_rows`. Raises
         NoExtendedPrecision.
         """
-        parts = inputs.sizes.Lk
-        u = self.roundoffs(inputs, rounding)
-        outputs = sdpa.bounded(inputs.digest, lambda: _pass(inputs), inputs, u, lse=True)
+        s, parts = inputs.sizes, inputs.sizes.Lk
+        rows = s.B * s.H * s.Lq
+        value, scores = (
+            np.moveaxis(inputs.arrays[name], 0, 3) for name in ("partial_output", "partial_lse")
+        )
+        outputs = bounded(
+            inputs, self.roundoffs(inputs, rounding),
+            np.zeros((rows, 1, 1, 1)), np.zeros((rows, 1, parts, 1)),
+            value.reshape(rows, 1, parts, s.Dv), bias=scores.reshape(rows, 1, 1, parts), lse=True,
+        )  # fmt: skip
         output, lse = (
             outputs.arrays[name].reshape(*inputs.full_shape(name)) for name in ("output", "lse")
         )
@@ -89,17 +95,3 @@ class _Merge(Reference):
 
 
 reference = _Merge(compose)
-
-
-def _pass(inputs: Inputs) -> BlockedPass:
-    """Attention with one row of P keys for each merged row; the scores are a bias."""
-    s = inputs.sizes
-    rows = s.B * s.H * s.Lq
-    output, lse = (
-        np.moveaxis(inputs.arrays[name], 0, 3) for name in ("partial_output", "partial_lse")
-    )
-    return attention(
-        np.zeros((rows, 1, 1, 1)), np.zeros((rows, 1, s.Lk, 1)), output.reshape(rows, 1, s.Lk, s.Dv),
-        bias=lse.reshape(rows, 1, 1, s.Lk), precision=precision_for(inputs.dtype), terms=True,
-        variance=inputs.dtype.is_half,
-    )  # fmt: skip

@@ -8,12 +8,9 @@ Source: "varlen" interfaces; Dao, FlashAttention-2, arXiv 2307.08691 (2023).
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 
-from references import sdpa
-from references.blocked import BlockedPass, attention
+from references.blocked import bounded
 from references.composition import Composition, Problem, Reference
 from references.outputs import Outputs
 from references.primitives.arranged import Moved, Reshaped
@@ -21,7 +18,7 @@ from references.primitives.attend import Attend
 from references.primitives.pairs import Pairs
 from references.primitives.scores import Scores
 from references.primitives.segments import Concatenated, Packed, Segment, concatenated
-from references.rounding import Roundoffs, drawing, precision_for
+from references.rounding import Roundoffs, drawing
 from references.tape import Node
 from suite.spec.inputs import Inputs
 from suite.spec.operators.packed import allowed_pairs, segments
@@ -52,12 +49,12 @@ class _Packed(Reference):
         """
         if drawing():
             return self.recomputed(inputs, rounding)
-        parts = [
-            sdpa.bounded(
-                (inputs.digest, n), partial(_pass, inputs, *places), inputs, rounding, False
-            )
-            for n, places in enumerate(segments(inputs.case))
-        ]
+        parts = []
+        for n, (rows, keys) in enumerate(segments(inputs.case)):
+            segment = (inputs.query[rows], inputs.key[keys], inputs.value[keys])
+            operands = [x.swapaxes(0, 1)[None] for x in segment]
+            mask = _mask(inputs, rows, keys)
+            parts.append(bounded(inputs, rounding, *operands, part=n, mask=mask))
         output = concatenated([part.arrays["output"][0].moved(0, 1) for part in parts])
         deviations = [
             part.deviation[0].swapaxes(0, 1) for part in parts if part.deviation is not None
@@ -67,17 +64,6 @@ class _Packed(Reference):
 
 
 reference = _Packed(compose)
-
-
-def _pass(inputs: Inputs, rows: slice, keys: slice) -> BlockedPass:
-    """Plain attention over one segment."""
-    query, key, value = (
-        x.swapaxes(0, 1)[None] for x in (inputs.query[rows], inputs.key[keys], inputs.value[keys])
-    )
-    return attention(
-        query, key, value, mask=_mask(inputs, rows, keys), scale=inputs.scale,
-        precision=precision_for(inputs.dtype), terms=True, variance=inputs.dtype.is_half,
-    )  # fmt: skip
 
 
 def _mask(inputs: Inputs, rows: slice, keys: slice) -> np.ndarray:

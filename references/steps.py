@@ -14,7 +14,7 @@ import numpy as np
 
 from references.rounding import Roundoffs
 from suite.spec.features import FEATURES
-from suite.spec.features.feature import STEPS
+from suite.spec.features.feature import STEPS, Reduction
 
 Stepped = tuple[np.ndarray, np.ndarray, np.ndarray]
 """New scores, slope and size, all broadcastable to (B, H, Lq, Lk)."""
@@ -42,13 +42,11 @@ ON_SCORES: Mapping[str, Callable[[np.ndarray, Any], Stepped]] = {
 
 @dataclass(frozen=True)
 class Step:
-    """The step of the feature `name`: `to`, `accumulate` and `score` of its `Reduction`, and the operand,
-    a number or an array that broadcasts to (B, H, Lq, Lk)."""
+    """The step of the feature `name`. Its operand is a number, or an array that broadcasts to (B, H, Lq,
+    Lk)."""
 
     name: str
-    to: str
-    accumulate: int
-    score: int
+    reduction: Reduction
     operand: Any
 
     def on(self, x: np.ndarray, rows: slice) -> Stepped:
@@ -56,23 +54,24 @@ class Step:
         operand = self.operand
         if isinstance(operand, np.ndarray) and operand.shape[2] != 1:
             operand = operand[:, :, rows]
-        return ON_SCORES[self.to](x, operand)
+        return ON_SCORES[self.reduction.to](x, operand)
 
     def unit(self, u: Roundoffs) -> float:
         """The relative size of the step's own roundings."""
-        return self.accumulate * u.accumulate + self.score * u.score
+        return self.reduction.accumulate * u.accumulate + self.reduction.score * u.score
 
 
 def steps(
     features: Mapping[str, Any], rows: int, keys: int, precision: type[np.floating[Any]]
-) -> list[Step]:
-    """The steps of features with their values by name, in the order of the computation. Features that
-    are masks or outputs have none."""
+) -> tuple[list[Step], Step | None]:
+    """The steps on scores of features with their values by name, in the order of the computation, and
+    the step that is a key of value 0, if there is one."""
     made = []
     for name, value in features.items():
         reduction = FEATURES[name].reduction
         if reduction.to in (*ON_SCORES, "key"):
             wide = value.astype(precision) if isinstance(value, np.ndarray) else value
-            operand = reduction.operand(wide, rows, keys)
-            made.append(Step(name, reduction.to, reduction.accumulate, reduction.score, operand))
-    return sorted(made, key=lambda step: list(STEPS).index(step.to))
+            made.append(Step(name, reduction, reduction.operand(wide, rows, keys)))
+    made.sort(key=lambda step: list(STEPS).index(step.reduction.to))
+    zero_key = made.pop() if made and made[-1].reduction.to == "key" else None
+    return made, zero_key

@@ -206,10 +206,10 @@ class Collector:
                 x.astype(self.dtype) if hide is None else np.where(hide, 0, x).astype(self.dtype)
                 for x in stepped
             )
-            a = a * slope + step.accumulate * own
-            c = c * slope + step.score * own
+            a = a * slope + step.reduction.accumulate * own
+            c = c * slope + step.reduction.score * own
             if square is not None:
-                square = square * np.square(slope) + np.square(step.score * own)
+                square = square * np.square(slope) + np.square(step.reduction.score * own)
         c += final
         np.negative(distance, out=distance)  # |s - m|: s never exceeds m
         a += distance
@@ -269,7 +269,7 @@ class Collector:
         largest = block.final.max(-1, initial=-np.inf)
         keys = t.keys[:, :, rows]
         finite = t.has_zero_key & (keys > 0)
-        own = key.accumulate * zero_key_size(key.operand[..., 0], largest, keys)
+        own = key.reduction.accumulate * zero_key_size(key.operand[..., 0], largest, keys)
         a = np.where(finite, own + distance + 4.0, 0.0)
         for array, factor in ((t.accumulate, a), (t.shift, distance)):
             array[:, :, rows] += (p * factor)[..., None] * size

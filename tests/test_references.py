@@ -65,6 +65,12 @@ def defined_by(inputs: Inputs, **options: Any) -> blocked.BlockedPass:
     return sdpa.attention(query, key, value, features=inputs.features, **given, **options)
 
 
+def weights_of(inputs: Inputs) -> np.ndarray:
+    """The weights (B, H, Lq, Lk): unit vectors as values read them."""
+    Lk = inputs.sizes.Lk
+    return defined_by(inputs, value=np.tile(np.eye(Lk), (*inputs.value.shape[:2], 1, 1))).output
+
+
 def exact_limit(inputs: Inputs) -> np.ndarray:
     """The bound of a float64 evaluation of the formula, whatever the case's dtype."""
     reference = defined_by(inputs, terms=True)
@@ -120,14 +126,13 @@ def test_definition_agrees_with_loops_and_online(
     added = f"/bias.{bias}" if bias != "none" else ""
     case = Case.parse(f"sdpa/{mask}/mha/f32/b{B}h{H}q{Lq}k{Lk}d{D}{value}{added}{more}{dense}")
     inputs = draw(case, seed)
-    answer = defined_by(inputs, weights=True)
+    answer, weights = defined_by(inputs), weights_of(inputs)
     scalar, scalar_weights = loops.attention(*operands(inputs), **arguments(inputs))
     streamed, lse = online.attention(*operands(inputs), **arguments(inputs), tile=3)
     limit = 2 * exact_limit(inputs)
     assert (np.abs(answer.output - np.array(scalar)) <= limit).all()
     assert (np.abs(answer.output - streamed) <= limit).all()
-    assert answer.weights is not None
-    assert np.abs(answer.weights - np.array(scalar_weights)).max() < 1e-13
+    assert np.abs(weights - np.array(scalar_weights)).max() < 1e-13
     finite = np.isfinite(lse)
     assert (np.isfinite(answer.lse) == finite).all()
     assert np.abs(answer.lse[finite] - lse[finite]).max(initial=0) < 1e-12
@@ -135,11 +140,10 @@ def test_definition_agrees_with_loops_and_online(
 
 def test_weights_and_lse_are_what_they_are_called() -> None:
     inputs = draw(Case.parse("sdpa/causal/gqa2/f32/b2h4q5k7d8"))
-    answer = defined_by(inputs, weights=True)
-    assert answer.weights is not None
-    assert np.abs(answer.weights.sum(-1) - 1).max() < 1e-14
+    answer, weights = defined_by(inputs), weights_of(inputs)
+    assert np.abs(weights.sum(-1) - 1).max() < 1e-14
     value = np.repeat(inputs.value, 2, axis=1)
-    assert np.abs(answer.weights @ value - answer.output).max() < 1e-14
+    assert np.abs(weights @ value - answer.output).max() < 1e-14
     scores = inputs.query @ np.repeat(inputs.key, 2, axis=1).swapaxes(-1, -2) / np.sqrt(8)
     scores = np.where(inputs.attends, scores, -np.inf)
     assert np.abs(np.log(np.exp(scores).sum(-1)) - answer.lse).max() < 1e-13
@@ -317,15 +321,15 @@ def test_unknown_row_elections_are_refused(name: str) -> None:
 
 def test_one_pass_serves_every_class(monkeypatch: pytest.MonkeyPatch) -> None:
     passes: list[str] = []
-    whole = sdpa._pass
+    whole = blocked.attention
 
-    def counted(inputs: Inputs, empty_rows: str) -> sdpa.BlockedPass:
+    def counted(*operands: np.ndarray, empty_rows: str, **options: Any) -> blocked.BlockedPass:
         passes.append(empty_rows)
-        return whole(inputs, empty_rows)
+        return whole(*operands, empty_rows=empty_rows, **options)
 
-    monkeypatch.setattr(sdpa, "_pass", counted)
+    monkeypatch.setattr(blocked, "attention", counted)
     case = Case.parse("sdpa/padempty/mha/f32/b2h2q3k4d2")
-    sdpa._PASSES.clear()
+    blocked._PASSES.clear()
     for numerics in ("exact", "fused", "eager"):
         for empty_rows in ("zeros", "nan"):
             sdpa.reference.forward(draw(case, 7), roundoffs(numerics, case.dtype), empty_rows)
