@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from backends import registry
-from backends.protocol import Implementation
+from backends.protocol import Implementation, own_attention
 from suite.judge.diagnosis.finding import Diagnosis
 from suite.judge.diagnosis.identify import identify
 from suite.spec.case import Case
@@ -19,6 +19,7 @@ torch = pytest.importorskip("torch")
 from tests.functions import misread, of_torch  # noqa: E402
 
 PLAIN = "sdpa/none/mha/f32/b2h3q17k23d8"
+DOUBLE = "sdpa/none/mha/f64/b2h3q17k23d8"
 CAUSAL = "sdpa/causal/mha/f32/b2h3q17k17d8"
 CASES = (
     PLAIN, CAUSAL, "sdpa/causal/mha/f32/b2h3q17k23d8", "sdpa/none/gqa2/f32/b2h6q17k23d8",
@@ -112,7 +113,7 @@ def test_a_mask_that_is_wrong_is_drawn() -> None:
     [
         (misread.named(factor=8**-0.5), PLAIN,
          "The scale is 0.125 = 1/D, expected 0.354 = 1/sqrt(D).", "/ D"),
-        (misread.named(factor=8**0.5), PLAIN, "The scale is 1 = 1, expected 0.354", "not scaled"),
+        (misread.named(factor=8**0.5), PLAIN, "The scale is 1, expected 0.354", "not scaled"),
         (misread.named(factor=math.log2(math.e)), PLAIN, "times log2(e)", "exp2"),
         (misread.named(factor=-1), PLAIN, "with the other sign", ""),
         (scale_ignored, CASES[8],
@@ -204,10 +205,11 @@ def weighed(weigh):
 @pytest.mark.parametrize(
     ("function", "case", "sentence"),
     [
-        (narrow(torch.bfloat16, "query", "key"), PLAIN, "Query and key are rounded to bfloat16 inside"),
+        (narrow(torch.bfloat16, "query", "key"), PLAIN,
+         "Query and key, or their scores, are rounded to bfloat16"),
         (narrow(torch.float16, "value"), PLAIN, "Value is rounded to TF32 or float16 inside"),
         (narrow(torch.float32, "query", "key"),
-         "sdpa/none/mha/f64/b2h3q17k23d8", "Query and key are rounded to float32"),
+         "sdpa/none/mha/f64/b2h3q17k23d8", "Query and key, or their scores, are rounded to float32"),
         (narrow(torch.bfloat16, "weights"), PLAIN, "Weights are rounded to bfloat16 before the product"),
         (narrow(torch.float16, "output"), PLAIN, "Results are rounded to TF32 or float16"),
         (summed_in_bfloat16, PLAIN, "Sums over keys run in bfloat16: 512 equal weights"),
@@ -295,11 +297,17 @@ def test_right_functions_are_told_nothing(function: Callable[..., Any]) -> None:
     assert not told(function)
 
 
-def test_own_attention_is_told_nothing() -> None:
-    backend = registry.load("torch")
-    for implementation in backend.implementations():
-        cases = [Case.parse(text) for text in CASES]
-        assert not identify(backend, implementation, cases, seconds=60), implementation
+@pytest.mark.parametrize(("name", "count"), [("torch", len(CASES)), ("jax", 2), ("tf", 4)])
+def test_own_attention_is_told_nothing(name: str, count: int) -> None:
+    """Released attention is right on small float32 problems and in its gradients. JAX compiles every
+    operation for every shape, so that it is asked less."""
+    pytest.importorskip({"tf": "keras"}.get(name, name))
+    backend = registry.load(name)
+    plain = [i for i in backend.implementations() if i.operator.is_default and not i.textbook]
+    for implementation in plain if name == "torch" else [own_attention(backend)]:
+        assert implementation is not None
+        mine = [c for c in map(Case.parse, CASES[:count]) if implementation.unsupported(c) is None]
+        assert not identify(backend, implementation, mine, seconds=60), implementation
 
 
 def test_a_function_that_raises_says_nothing() -> None:

@@ -105,12 +105,12 @@ def _effects(tool: Instrument, inputs: Inputs) -> Iterator[Found]:
         yield Found("The output of a call changes when another call runs: both share memory.", "state",
                     "an output buffer that is kept between calls")  # fmt: skip
         return
-    oracle = tool.oracle(other)
-    if (
-        oracle is not None
-        and np.array_equal(changed, first)
-        and not (inputs.value == other.value).all()
-    ):
+    own, theirs = tool.oracle(inputs), tool.oracle(other)
+    told_apart = own is not None and theirs is not None and bool(
+        (np.abs(first - own.expected["output"].value) <= own.expected["output"].error).all()
+        and (np.abs(first - theirs.expected["output"].value) > theirs.expected["output"].error).any()
+    )  # fmt: skip
+    if told_apart and np.array_equal(changed, first):
         yield Found("A call with the same query and other keys and values gives the answer of the "
                     "call before.",
                     "state", "a cache whose key leaves arguments out")  # fmt: skip

@@ -13,7 +13,6 @@ from suite.judge import elections
 from suite.judge.diagnosis import behaviour, heads, order, precision, scale, weights
 from suite.judge.diagnosis.instrument import Found, Instrument, Reading, softmax
 from suite.judge.oracle import Oracle
-from suite.judge.tolerance import grade
 from suite.judge.verdict import Deviation, NotApplicable
 from suite.spec.case import Case
 from suite.spec.dtypes import DTYPES
@@ -152,14 +151,15 @@ def _inside(name: str, tool: Instrument) -> str:
         listed = [f"{n} {f}" for n, f in found.items() if n != "ignored"]
         return "rounds " + ", ".join(listed) if listed else "nothing narrower"
     inputs = tool.drawn(typed, 1.0)
-    got, wide = tool.output(inputs), tool.output(inputs.replace(dtype=DTYPES["f32"]))
-    if got is None:
+    wide, oracle, reached = (
+        tool.output(inputs.replace(dtype=DTYPES["f32"])),
+        tool.oracle(inputs),
+        precision.graded(tool, typed),
+    )
+    if not reached or oracle is None:
         return "refused"
-    oracle = Oracle.forward(inputs, tool.rounding(inputs))
     if wide is not None and not _near(wide, oracle):
         return "not graded: in float32, too, the answer is not that of attention"
-    right = np.asarray(oracle.expected["output"].value, float)
-    reached = grade(got - right, lambda n: oracle.in_class(n).expected["output"].error)
     sums = [f.sentence for f in precision.summed(tool, typed)]
     return " ".join(
         [f"as precise as {reached}" if reached != "none" else "less precise than any class", *sums]

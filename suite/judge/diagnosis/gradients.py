@@ -7,12 +7,14 @@ For weights P, outputs O, a cotangent dO and the scale s (Dao et al., FlashAtten
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 import numpy as np
 
 from suite.judge.answer import names_of, swap_heads_and_length
 from suite.judge.diagnosis.instrument import Found, Instrument, Reading, softmax
+from suite.judge.diagnosis.masks import meanings
 from suite.judge.oracle import Oracle
 from suite.spec.case import Case
 from suite.spec.inputs import Inputs, draw_cotangent
@@ -96,24 +98,22 @@ def read(tool: Instrument, inputs: Inputs, cotangent: np.ndarray) -> Arrays | No
 
 
 def backward(
-    inputs: Inputs, cotangent: np.ndarray, shown: np.ndarray | None = None, mean: float = 1.0,
-    scale: float = 1.0, capped: bool = True, biased: bool = True, normal: bool = True,
-    heads: str = "sum", turned: bool = False,
+    inputs: Inputs, cotangent: np.ndarray, shown: np.ndarray | None = None, mean: float | str = 1.0,
+    scale: float = 1.0, capped: bool = True, biased: bool = True, heads: str = "sum",
+    turned: bool = False, weigh: Callable[[np.ndarray, np.ndarray], np.ndarray] = softmax,
 ) -> dict[str, np.ndarray]:  # fmt: skip
     """The gradients by the formula in float64, with what backward passes get wrong: another mask `shown`,
-    D times `mean`, the scale times `scale`, without the derivative of the softcap, without the bias,
-    without the division by the sum, one head of a group for all, dS transposed."""
+    D times `mean` or as a plain mean, the scale times `scale`, no derivative of the softcap, no bias, one
+    head of a group for all, dS transposed, weights as `weigh(scores, shown)`."""
     zeros = np.zeros((*inputs.attends.shape[:3], inputs.sizes.Lk))
     reading = Reading(inputs, zeros, zeros, zeros)
     s, group = inputs.effective_scale, inputs.sizes.group
     scores = reading.scores if biased or reading.bias is None else reading.scores - reading.bias
-    weights = softmax(scores, inputs.attends if shown is None else shown)
-    if not normal:
-        weights = np.where(inputs.attends, np.exp(scores - scores.max(-1, keepdims=True)), 0)
+    weights = weigh(scores, inputs.attends if shown is None else shown)
     key, value = (np.repeat(x, group, axis=1) for x in (inputs.key, inputs.value))
     dP = cotangent @ value.swapaxes(-1, -2)
     D = (weights * dP).sum(-1, keepdims=True)
-    dS = weights * (dP - mean * D)
+    dS = weights * (dP - (dP.mean(-1, keepdims=True) if isinstance(mean, str) else mean * D))
     cap = inputs.feature("softcap")
     dT = dS if cap is None or not capped else dS * (1 - np.tanh(reading.products * s / cap) ** 2)
     if turned and dT.shape[-1] == dT.shape[-2]:
@@ -121,13 +121,10 @@ def backward(
 
     def by_key(x: np.ndarray) -> np.ndarray:
         split = x.reshape(x.shape[0], -1, group, *x.shape[2:])
-        chosen = {
-            "sum": split.sum(2),
-            "mean": split.mean(2),
-            "first": split[:, :, 0],
-            "last": split[:, :, -1],
-        }
-        return chosen[heads]
+        if heads == "tiled":
+            return x.reshape(x.shape[0], group, -1, *x.shape[2:]).sum(1)
+        one = {"first": split[:, :, 0], "last": split[:, :, -1], "mean": split.mean(2)}
+        return one.get(heads, split.sum(2))
 
     out = {
         "query": scale * s * dT @ key,
@@ -135,13 +132,8 @@ def backward(
         "value": by_key(weights.swapaxes(-1, -2) @ cotangent),
     }
     if inputs.bias is not None:
-        axes = tuple(
-            a
-            for a, (x, y) in enumerate(
-                zip((1,) * (4 - inputs.bias.ndim) + inputs.bias.shape, dS.shape, strict=True)
-            )
-            if x != y
-        )
+        shape = (1,) * (4 - inputs.bias.ndim) + inputs.bias.shape
+        axes = tuple(a for a in range(4) if shape[a] != dS.shape[a])
         out["bias"] = dS.sum(axes, keepdims=True).reshape(inputs.bias.shape)
     return out
 
@@ -150,81 +142,67 @@ def _variants(
     inputs: Inputs, cotangent: np.ndarray
 ) -> Iterator[tuple[dict[str, np.ndarray], str, str]]:
     """Gradients of wrong backward passes, a sentence, a hint."""
-    s, every = inputs.effective_scale, np.ones(inputs.attends.shape, bool)
+    s, attends = inputs.effective_scale, inputs.attends
     plain = backward(inputs, cotangent)
+    of = partial(backward, inputs, cotangent)
 
-    def of(**wrong: object) -> dict[str, np.ndarray]:
-        return backward(inputs, cotangent, **wrong)  # type: ignore[arg-type]
+    def raised(scores: np.ndarray, shown: np.ndarray) -> np.ndarray:
+        top = np.where(shown, scores, -np.inf).max(-1, keepdims=True)
+        return np.where(shown, np.exp(scores - top), 0)
 
+    def by_lse(scores: np.ndarray, shown: np.ndarray) -> np.ndarray:
+        """exp(scores - lse) for the pairs shown, with the right log-sum-exp."""
+        lse = np.log(np.where(attends, np.exp(scores), 0).sum(-1, keepdims=True))
+        return np.where(shown, np.exp(scores - lse), 0)
+
+    passes = "The backward pass "
+    both = "The gradients of query and key "
+    groups = "The gradients of key and value are {} the query heads of a group, expected their sum."
+    kept, order = "what the forward pass saves", "the order of what the backward pass returns"
+    stores = "one program overwrites what another one stored: add, or loop over the group"
+    yield of(mean=0.0), passes + "leaves out D: dS is P dP, expected P (dP - D).", "`dS = P * dP`"
+    yield of(mean=-1.0), passes + "adds D: dS is P (dP + D), expected P (dP - D).", "a sign"
     yield (
-        of(mean=0.0),
-        "The backward pass leaves out D: dS is P dP, expected P (dP - D).",
-        "`dS = P * dP`",
+        of(mean="plain"),
+        passes + "takes the plain mean of dP for D, expected sum P dP.",
+        "`dP.mean(-1)`",
     )
+    yield of(scale=1 / s), both + "leave out the scale.", "`dQ = dS @ K` without `* scale`"
+    yield of(scale=s), both + "have the scale twice.", "a query that is scaled already"
+    unscaled = passes + "takes exp(s - max) for the weights, not divided by their sum."
+    yield of(weigh=raised), unscaled, "`exp(s - m)` for `exp(s - lse)`"
+    yield {**plain, "value": of(weigh=raised)["value"]}, unscaled, "`exp(s - m)` for `exp(s - lse)`"
+    base = of(weigh=lambda scores, shown: softmax(scores * np.log(2), shown))
     yield (
-        of(mean=-1.0),
-        "The backward pass adds D: dS is P (dP + D), expected P (dP - D).",
-        "a sign",
+        base,
+        passes + "recomputes the weights as powers of 2, expected of e.",
+        "`exp2` of natural scores",
     )
-    for factor, text in ((1 / s, "leave out the scale"), (s, "have the scale twice")):
-        yield (
-            of(scale=factor),
-            f"The gradients of query and key {text}.",
-            "`dQ = dS @ K` without `* scale`",
-        )
-    yield (
-        of(normal=False),
-        "The backward pass takes exp(s - max) for the weights, not divided by their sum.",
-        "`exp(s - m)` for `exp(s - lse)`",
-    )
-    yield (
-        of(shown=every),
-        "The backward pass recomputes the weights without the mask.",
-        "the mask is not saved for the backward pass",
-    )
+    if not attends.all():
+        for weigh in (softmax, by_lse):
+            for meant, sentence, _ in meanings(inputs):
+                wrong = np.broadcast_to(meant, attends.shape)
+                yield of(shown=wrong, weigh=weigh), f"In the backward pass: {sentence}", kept
     if inputs.bias is not None or inputs.feature("alibi_slopes") is not None:
-        yield (
-            of(biased=False),
-            "The backward pass recomputes the weights without the bias.",
-            "the bias is not saved for the backward pass",
-        )
+        yield of(biased=False), passes + "recomputes the weights without the bias.", kept
     if inputs.feature("softcap") is not None:
-        yield (
-            of(capped=False),
-            "The gradients of query and key leave out the derivative of the softcap.",
-            "`* (1 - tanh(s / c) ** 2)`",
-        )
+        slope = "leave out the derivative of the softcap."
+        yield of(capped=False), both + slope, "`* (1 - tanh(s / c) ** 2)`"
     if inputs.sizes.group > 1:
-        for how, text in (
-            ("mean", "are averaged over"),
-            ("first", "are those of the first of"),
-            ("last", "are those of the last of"),
-        ):
-            yield (
-                of(heads=how),
-                f"The gradients of key and value {text} the query heads of a group, expected their sum.",
-                "one program overwrites what another one stored: add, or loop over the group",
-            )
+        yield of(heads="mean"), groups.format("averaged over"), stores
+        yield of(heads="first"), groups.format("those of the first of"), stores
+        yield of(heads="last"), groups.format("those of the last of"), stores
+        other = "The gradients of key and value are summed over the heads of other groups."
+        yield of(heads="tiled"), other, "`h % Hkv` for `h // group`"
     if inputs.sizes.Lq == inputs.sizes.Lk:
-        yield of(turned=True), "The backward pass transposes dS.", "`dS.mT @ K`"
+        yield of(turned=True), passes + "transposes dS.", "`dS.mT @ K`"
     ones = backward(inputs, np.ones_like(cotangent))
-    yield (
-        ones,
-        "The gradients are those of the sum of the output, whatever the cotangent.",
-        "`ones_like(output)` for the incoming gradient",
-    )
-    if plain["query"].shape == plain["key"].shape:
-        yield (
-            {**plain, "query": plain["key"], "key": plain["query"]},
-            "The gradients of query and key are exchanged.",
-            "the order of what the backward pass returns",
-        )
-    if plain["value"].shape == plain["key"].shape:
-        yield (
-            {**plain, "value": plain["key"], "key": plain["value"]},
-            "The gradients of key and value are exchanged.",
-            "the order of what the backward pass returns",
-        )
+    text = "The gradients are those of the sum of the output, whatever the cotangent."
+    yield ones, text, "`ones_like(output)` for the incoming gradient"
+    for one, two in (("query", "key"), ("key", "value")):
+        if plain[one].shape == plain[two].shape:
+            exchanged = {**plain, one: plain[two], two: plain[one]}
+            yield exchanged, f"The gradients of {one} and {two} are exchanged.", order
 
 
 def _one_by_one(

@@ -68,6 +68,8 @@ def problems(tool: Instrument, case: Case) -> list[Found]:
         inside = list(
             of_precision(tool, case.dtype.name, plain(small))
         )  # sets the unit of the others
+        if any(precision.IGNORED in found.sentence for found in inside):
+            return inside[:1]
         told += list(of_heads(tool, plain(small))) or list(of_weights(tool, small))
         told += inside
         if not told:

@@ -12,10 +12,11 @@ from dataclasses import replace
 import numpy as np
 
 from suite.judge.diagnosis.instrument import Found, Instrument
+from suite.judge.tolerance import grade
 from suite.spec.case import Case
 from suite.spec.dtypes import DTYPES, DType, round_to
 from suite.spec.inputs import Inputs
-from suite.spec.vocabulary import OPERANDS
+from suite.spec.vocabulary import NUMERICS, OPERANDS
 
 NARROW: Mapping[str, tuple[tuple[str, int], ...]] = {
     "f64": (("bfloat16", 8), ("TF32 or float16", 11), ("float32", 24)),
@@ -31,13 +32,17 @@ OFFSET = 512.0
 """The size of scores whose exponential overflows and underflows in float32."""
 
 
+IGNORED = "has no influence on the output"
+"""What a sentence says of an operand that is not used."""
+
+
 def ask(tool: Instrument, case: Case) -> Iterator[Found]:
     """What is rounded inside that the dtype of the plain `case` promises to keep. Sets `tool.unit`."""
     declared = tool.implementation.numerics_for(case.dtype)
     rounded = {} if declared in ("working", "single") else read(tool, case)
     if "ignored" in rounded:
         yield Found(
-            f"The {rounded['ignored']} has no influence on the output.",
+            f"The {rounded['ignored']} {IGNORED}.",
             "scores",
             "an argument that is not used",
         )
@@ -45,14 +50,14 @@ def ask(tool: Instrument, case: Case) -> Iterator[Found]:
     inside = {name: form for name, form in rounded.items() if name != "ignored"}
     added = list(summed(tool, case)) if declared != "working" else []
     yield from added
-    operands = [name for name in OPERANDS if name in inside]
+    stored = "weights" in inside and "value" not in inside  # hides small changes of query and key
+    operands = [name for name in OPERANDS if name in inside and not stored]
     if operands:
-        form = inside[operands[0]]
+        form, scores = inside[operands[0]], operands == ["query", "key"]
         yield Found(
-            f"{_joined(operands)} {'is' if len(operands) == 1 else 'are'} rounded to {form} "
-            "inside, in a call "
-            f"of {kept}.", "numerics", "`.to(bfloat16)`, `allow_tf32`, a matrix product of low "
-                                       "precision",
+            f"{_joined(operands)}{', or their scores,' if scores else ''} "
+            f"{'is' if len(operands) == 1 else 'are'} rounded to {form} inside, in a call of {kept}.",
+            "numerics", "`.to(bfloat16)`, `allow_tf32`, a matrix product of low precision",
         )  # fmt: skip
     for name, place in (
         ("output", "before the output is returned"),
@@ -68,6 +73,31 @@ def ask(tool: Instrument, case: Case) -> Iterator[Found]:
         tool.unit = max(tool.unit, 2.0**-bits)
     if case.dtype.name == "f32":
         yield from shifted(tool, case)
+    if case.dtype.is_half:
+        yield from _classed(tool, case, declared)
+
+
+def _classed(tool: Instrument, case: Case, declared: str) -> Iterator[Found]:
+    """The finding if a 16-bit answer keeps only the bound of a wider class than the declared one."""
+    reached = graded(tool, case)
+    if reached in NUMERICS and NUMERICS.index(reached) > NUMERICS.index(declared):
+        yield Found(
+            f"In {case.dtype.long_name} the answer is as precise as the numerics class "
+            f"{reached!r}, expected "
+            f"{declared!r}: more is rounded inside than is declared.", "numerics",
+            "scores or weights stored in 16 bits, or `--numerics` that claims too much",
+        )  # fmt: skip
+
+
+def graded(tool: Instrument, case: Case) -> str:
+    """The narrowest numerics class whose bound the output for normal values keeps; "none", or "" if there
+    is no reading."""
+    inputs = tool.drawn(case, 1.0)
+    got, oracle = tool.output(inputs), tool.oracle(inputs)
+    if got is None or oracle is None or inputs.has_empty_rows:
+        return ""
+    right = np.asarray(oracle.expected["output"].value, float)
+    return grade(got - right, lambda name: oracle.in_class(name).expected["output"].error)
 
 
 def read(tool: Instrument, case: Case) -> dict[str, str]:
@@ -97,9 +127,9 @@ def read(tool: Instrument, case: Case) -> dict[str, str]:
 
 
 def _same(tool: Instrument, inputs: Inputs, name: str, bits: int, before: np.ndarray) -> bool:
-    """True if a relative change of an operand by 2^-bits, up and down in turn, changes no bit."""
+    """True if two of three elements of an operand may grow by 2^-bits of themselves and change no bit."""
     values = inputs.arrays[name]
-    turns = np.where(np.indices(values.shape).sum(0) % 3, 1, -1)
+    turns = np.indices(values.shape).sum(0) % 3 > 0  # up alone: a format may also cut off
     after = tool.output(inputs.replace(**{name: values * (1 + turns * 2.0**-bits)}))
     return after is not None and np.array_equal(after, before)
 
@@ -124,7 +154,11 @@ def summed(tool: Instrument, case: Case) -> Iterator[Found]:
         if few is None or not (np.abs(few - 1) < 0.25).all():
             continue  # the sums of a few weights are wrong, too
         got = tool.output(ones)
-        if got is not None and np.isfinite(got).all() and np.abs(got - 1).max() > 0.25:
+        if (
+            got is not None
+            and np.isfinite(got).all()
+            and min(abs(got.flat[0] - x) / x for x in (0.5, 2.0)) < 0.25
+        ):
             tool.unit = max(tool.unit, DTYPES[name].unit_roundoff)
             yield Found(
                 f"Sums over keys run in {DTYPES[name].long_name}: {keys} equal weights of the "

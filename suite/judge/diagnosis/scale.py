@@ -74,16 +74,14 @@ def formula(value: float, error: float, s: Sizes, given: float | None) -> str:
     D, log2e = max(s.D, 1), math.log2(math.e)
     right = given if given is not None else D**-0.5
     names = {
-        "1/sqrt(D)": D**-0.5, "1": 1.0, "1/D": 1 / D, "sqrt(D)": D**0.5, "D": D,
-        "1/sqrt(H D)": (s.H * D) ** -0.5, "1/sqrt(Hkv D)": (s.Hkv * D) ** -0.5, "1/sqrt(Lk)": s.Lk**-0.5,
-        "1/sqrt(Lq)": s.Lq**-0.5, "1/sqrt(H)": s.H**-0.5,
-            "1/Lk": 1 / s.Lk, "D^(-1/4)": D**-0.25, "D^(-3/4)": D**-0.75,
-        "1/sqrt(2 D)": (2 * D) ** -0.5, "1/sqrt(D/2)": (D / 2) ** -0.5, "0": 0.0,
+        "1/sqrt(D)": D**-0.5, "1": 1.0, "1/D": 1 / D, "sqrt(D)": D**0.5, "D": D, "D^(-1/4)": D**-0.25,
+        "1/sqrt(H D)": (s.H * D) ** -0.5, "1/sqrt(Lk)": s.Lk**-0.5, "1/sqrt(Lq)": s.Lq**-0.5,
+        "1/sqrt(H)": s.H**-0.5, "1/Lk": 1 / s.Lk, "1/sqrt(2 D)": (2 * D) ** -0.5, "0": 0.0,
+        "1/sqrt(D/2)": (D / 2) ** -0.5, "1/sqrt(D), D rounded up to 8s": (-(-D // 8) * 8) ** -0.5,
     } if given is None else {
-        "the given scale": given, "1/sqrt(D), the default": D**-0.5,
-            "1": 1.0, "the given scale squared": given**2,
-        "the given scale / sqrt(D)": given * D**-0.5,
-            "1 / the given scale": 1 / given if given else math.inf,
+        "the given scale": given, "1/sqrt(D), the default": D**-0.5, "1": 1.0,
+        "the given scale squared": given**2, "the given scale / sqrt(D)": given * D**-0.5,
+        "1 / the given scale": 1 / given if given else math.inf,
         "the given scale sqrt(D)": given * D**0.5, "the given scale's root": abs(given) ** 0.5,
         "the given scale without its sign": abs(given), "the given scale + 1/sqrt(D)": given + D**-0.5,
     }  # fmt: skip
@@ -91,8 +89,9 @@ def formula(value: float, error: float, s: Sizes, given: float | None) -> str:
         "the right scale times log2(e)": right * log2e, "the right scale times ln(2)": right / log2e,
         "the right scale with the other sign": -right,
     }  # fmt: skip
-    name = next((n for n, x in names.items() if abs(value - x) <= error + 1e-9), "")
-    return f"{value:.3g}" + (f" = {name}" if name else "")
+    name = min(names, key=lambda n: abs(value - names[n]))
+    near = abs(value - names[name]) <= error + 1e-9
+    return f"{value:.3g}" + (f" = {name}" if near and name != f"{value:.3g}" else "")
 
 
 HINTS = {
@@ -126,11 +125,16 @@ def _scaled(reading: Reading) -> Found | None:
     if not fit.says(0, right):
         text = formula(scale, float(fit.errors[0]), inputs.sizes, inputs.scale)
         want = formula(right, 1e-12, inputs.sizes, inputs.scale)
-        hint = HINTS.get(text.partition(" = ")[2], "")
+        hint = HINTS.get(text.partition(" = ")[2] or text, "")
         more = ""
         if reading.bias is not None and not fit.says(1, 1.0):
             more = f" The bias counts {_times(float(fit.values[1]))}."
         return Found(f"The scale is {text}, expected {want}.{more}", "scale", hint)
+    moved = reading.scores + (scale - right) * reading.products
+    if cap is None and reading.fits(softmax(moved, reading.seen)):
+        return Found(
+            f"The scale is {scale:.6g}, expected {right:.6g}.", "scale", "a scale in low precision"
+        )
     if reading.bias is None:
         return None
     factor, name = float(fit.values[1]), "bias"
@@ -271,7 +275,7 @@ def _bilinear(reading: Reading) -> Found | None:
         inputs.query[..., :, None, i] * key[..., None, :, j] for i in range(s.D) for j in range(s.D)
     ]
     fit = fitted(reading, *columns)
-    if fit is None or fit.errors.max() > 0.1 * inputs.effective_scale:
+    if fit is None or fit.errors.max() > 0.1 * abs(inputs.effective_scale):
         return None
     form, errors = fit.values.reshape(s.D, s.D), fit.errors.reshape(s.D, s.D)
     right, used = inputs.effective_scale, np.abs(fit.values.reshape(s.D, s.D)) > errors

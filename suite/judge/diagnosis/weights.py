@@ -82,7 +82,7 @@ def _dropped(reading: Reading) -> Found | None:
 def _meant(reading: Reading, differs: np.ndarray) -> Found | None:
     """The finding if the pairs that are seen are a known other meaning of the mask."""
     rows = reading.rows[..., None]
-    for meant, sentence, hint in meanings(reading.inputs):
+    for meant, sentence, hint in meanings(reading.inputs) if (reading.seen & rows).any() else ():
         if not ((np.broadcast_to(meant, differs.shape) != reading.seen) & rows).any():
             return Found(sentence, "mask", hint, drawn(reading, differs))
     return None
@@ -94,6 +94,10 @@ def _by_place(reading: Reading, differs: np.ndarray) -> Found:
     wanted, every = reading.inputs.attends, f"{int(differs.sum())} of {differs.size} pairs"
     lost = (differs & wanted).any((0, 1, 2))
     keys, Lk = np.flatnonzero(lost), reading.inputs.sizes.Lk
+    gone = reading.rows & ~reading.seen.any(-1)
+    if gone.any() and not (differs & ~gone[..., None]).any():
+        text = f"The output is zero in {_part(gone)}, which attend keys."
+        return Found(text, "softmax", "scores that underflow, or rows that are left out", picture)
     if not (differs & ~wanted).any():
         whole = not (reading.seen & wanted)[..., keys].any()
         count = len(keys)
@@ -101,7 +105,11 @@ def _by_place(reading: Reading, differs: np.ndarray) -> Found:
         if keys[0] == Lk - count and Lk > count:
             named = f"The last {count} of {Lk} keys" if count > 1 else f"The last key of {Lk}"
         often = "never" if whole else f"not always ({every} are lost)"
-        hint = "a loop over tiles that leaves out the rest, `Lk // block`"
+        hint = (
+            "a loop over tiles that leaves out the rest, `Lk // block`"
+            if keys[-1] == Lk - 1
+            else ""
+        )
         sentence = f"{named} {'is' if count == 1 else 'are'} {often} seen."
         return Found(
             sentence.replace(") seen", ")").replace("not always", "not always seen"),
@@ -123,8 +131,7 @@ def _sums(tool: Instrument, reading: Reading) -> Iterator[Found]:
     if not off.any():
         return
     shown = reading.seen
-    scores, low, high = reading.scores, float(sums[off].min()), float(sums[off].max())
-    span = f"{low:.3g}" if high - low <= reading.slack * high else f"{low:.3g} to {high:.3g}"
+    scores, span = reading.scores, _span(sums[off])
     raised = np.where(shown, np.exp(scores), 0)
     peak = np.where(shown, scores, -np.inf).max(-1, keepdims=True)
     total = raised.sum(-1, keepdims=True)
@@ -270,7 +277,9 @@ def _counted(count: int, name: str) -> str:
 
 def _span(values: np.ndarray) -> str:
     low, high = float(values.min()), float(values.max())
-    return f"{low:.3g}" if high - low < 1e-3 * high else f"{low:.3g} to {high:.3g}"
+    digits = 3 if high - low > 0.02 * abs(high) else 6
+    texts = dict.fromkeys(f"{x:.{digits}g}" for x in (low, high))
+    return " to ".join(texts)
 
 
 def _part(rows: np.ndarray) -> str:
