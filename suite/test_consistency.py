@@ -13,6 +13,7 @@ from backends.protocol import Declared
 from suite.judge import elections
 from suite.judge.cell import Cell
 from suite.judge.check import check
+from suite.judge.elections import lse
 from suite.judge.verdict import Deviation, HarnessError, NotApplicable
 from suite.spec.dtypes import DTYPES, DType
 from suite.spec.elections import ELECTION_CASES, QUESTIONS, ElectionCase
@@ -22,15 +23,6 @@ ROWS = ("fully-masked-row", "padded-sample", "minus-inf-row")
 
 FINITE = ("zeros", "uniform", "unmasked")
 """Finite answers for fully masked rows."""
-
-MERGES = ("minus-inf", "lowest", "raises")
-"""Log-sum-exps with which a fully masked row weighs nothing in a merge, or has none to be merged."""
-
-LSE = {
-    "zeros": MERGES, "uniform": MERGES, "nan": (*MERGES, "nan"), "unmasked": (*MERGES, "all-keys"),
-    "raises": ("raises",),
-}  # fmt: skip
-"""The log-sum-exps of a fully masked row that agree with its output."""
 
 
 def of_questions(names: Sequence[str]) -> Callable[[str], list[ElectionCase]]:
@@ -105,7 +97,7 @@ def test_lse_of_empty_rows(cell: Cell) -> None:
     """The log-sum-exp of a fully masked row agrees with its output: a merge with other keys is right."""
     names = ("lse-of-empty-row", "fully-masked-row")
     got = answers(cell, names)
-    right = got[0] in LSE[got[1]]
+    right = got[0] in lse.AGREES[got[1]]
     expect(cell, right, names, got, "the log-sum-exp of fully masked rows corrupts a merge")
 
 

@@ -125,6 +125,46 @@ class LseOfAnEmptyRowIsZero(Kernel):
         return np.where(np.isneginf(lse), call.work(0), lse)
 
 
+class LseOfSomeEmptyRows(Kernel):
+    """Some fully masked rows have another log-sum-exp than -inf."""
+
+    number = 0.0
+
+    def log_sum_exp(self, scores: np.ndarray, call: Call) -> np.ndarray:
+        lse = super().log_sum_exp(scores, call)
+        return np.where(np.isneginf(lse) & self.chosen(call), call.work(self.number), lse)
+
+    def chosen(self, call: Call) -> bool:
+        """True if the number replaces -inf in this call."""
+        raise NotImplementedError
+
+
+@fault("election", "`-inf` tested in the mask alone; test the scores, which a bias makes -inf, too")
+class LseOfBiasedEmptyRow(LseOfSomeEmptyRows):
+    """A row that a bias of -inf hides wholly has the log-sum-exp 0."""
+
+    def chosen(self, call: Call) -> bool:
+        return call.bias is not None and call.mask is None
+
+
+@fault("values", "`mask.any(-1)` decides, without the causal flag; test the scores")
+class LseOfRowHiddenTogether(LseOfSomeEmptyRows):
+    """A row that flag and lengths, or flag and mask, hide together has the log-sum-exp 0."""
+
+    def chosen(self, call: Call) -> bool:
+        return call.causal and not (call.mask is None and call.lengths is None)
+
+
+@fault("values", "`m - log(0)`; of a row without keys the log-sum-exp is -inf")
+class LsePlusInfinity(LseOfSomeEmptyRows):
+    """A row that a flag and a bias of -inf hide together has the log-sum-exp +inf."""
+
+    number = np.inf
+
+    def chosen(self, call: Call) -> bool:
+        return call.causal and call.bias is not None
+
+
 @fault(
     "poison",
     "hidden scores multiplied by a small number; `where(mask, s, -inf)` before the log-sum-exp",

@@ -13,6 +13,8 @@ import numpy as np
 from backends.protocol import ENDS, ForwardOnly, Implementation, PreparedCall
 from suite.judge import answer, elections, refusal
 from suite.judge.answer import Answer
+from suite.judge.comparison import first
+from suite.judge.elections import lse
 from suite.judge.oracle import Oracle, Rounding
 from suite.judge.verdict import (
     Deviation,
@@ -259,6 +261,23 @@ class Cell:
             self.measured.worst_of(deviation.measured)
             raise
         self.measured.worst_of(measured)
+        if "lse" in answer.arrays and oracle.inputs.has_empty_rows:
+            self.judge_lse_of_empty_rows(answer.arrays["lse"], oracle)
+
+    def judge_lse_of_empty_rows(self, got: np.ndarray, oracle: Oracle) -> None:
+        """Raise Deviation "election" unless the log-sum-exp of fully masked rows is as elected for masks,
+        or agrees with the output."""
+        inputs = oracle.inputs
+        answers = {*lse.AGREES[oracle.rows], self.elected("lse-of-empty-row")}
+        right = np.logical_or.reduce([lse.VALUES[n](got) for n in answers & lse.VALUES.keys()])
+        wrong = inputs.fully_masked_rows & ~right
+        if wrong.any() and "all-keys" not in answers:
+            at = first(wrong)
+            raise Deviation(
+                "election",
+                f"element {at} of the log-sum-exp, of a row without keys: got {float(got[at])!r}; right "
+                f"beside {oracle.rows}: {', '.join(sorted(answers))}",
+            )
 
     def refuse_what_is_elected(self) -> None:
         """Raise NotApplicable if the implementation elects to give no answer to the case."""

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from suite.judge.elections.lse import AGREES
 from suite.spec.covering import covering_array, each_value
-from suite.test_consistency import LSE
 from tests.electing.kernel import Answers, completed
 
 Axes = Mapping[str, Sequence[str]]
@@ -107,7 +107,7 @@ def contradicted(answers: Answers) -> set[str]:
     checks = (
         {"mask_beside_flag"} if {*flags} & {"causal-ignored", "mask-ignored", "ignored"} else set()
     )
-    if every["lse-of-empty-row"] not in LSE[every["fully-masked-row"]] + ("minus-inf",):
+    if every["lse-of-empty-row"] not in AGREES[every["fully-masked-row"]] + ("minus-inf",):
         checks.add("lse_of_empty_rows")
     if every["fully-masked-row"] != every["minus-inf-row"]:
         checks.add("forms_of_empty_rows")

@@ -9,6 +9,7 @@ import numpy as np
 
 from references.rounding import Bounded
 from suite.judge.elections import numbers
+from suite.judge.elections.lse import AGREES, named
 from suite.judge.elections.probe import (
     Probe,
     empty_row,
@@ -33,26 +34,38 @@ def _fully_masked(p: Probe) -> str:
     return p.rows(p.values(inputs), inputs)
 
 
-LOWEST = -1e3
-"""A log-sum-exp below it is that of scores which are hidden by a finite penalty, such as the lowest
-number of their dtype: merged, its row weighs nothing."""
-
-
 def _lse_of_empty(p: Probe) -> str:
     inputs = _emptied(p.inputs(lse=True))
     arrays = p.arrays(inputs)
+    answer = _lse_in(p, inputs, arrays)
+    biased = inputs.replace(mask_array=None, form="native", bias=_minus_inf_bias(inputs))
+    if answer == "raises" or p.implementation.refuses(biased) is not None:
+        return answer
+    arrays = p.arrays(biased)
+    other = _lse_in(p, biased, arrays)
+    rows = (
+        "nan" if arrays and np.isnan(arrays["output"][:, :, empty_row(biased)]).all() else "zeros"
+    )
+    if other not in (answer, *AGREES[rows]):
+        raise Deviation(
+            "election",
+            f"the log-sum-exp of rows that a boolean mask hides is {answer}, and of rows that a bias of "
+            f"-inf hides {other}",
+        )
+    return answer
+
+
+def _lse_in(p: Probe, inputs: Inputs, arrays: dict[str, np.ndarray] | None) -> str:
+    """The log-sum-exp of the fully masked rows of an answer to `inputs`."""
     if arrays is None:
         return "raises"
     got = arrays["lse"][:, :, empty_row(inputs)]
-    rows = inputs.fully_masked_rows
+    name = named(got)
+    if name:
+        return name
     every = Oracle.forward(unmasked(inputs), p.rounding).expected["lse"]
-    for name, right in (
-        ("minus-inf", np.isneginf(got)), ("plus-inf", np.isposinf(got)), ("nan", np.isnan(got)),
-        ("lowest", np.isfinite(got) & (got < LOWEST)), ("zero", got == 0),
-        ("all-keys", nearly(arrays["lse"], every, rows)),
-    ):  # fmt: skip
-        if np.all(right):
-            return name
+    if nearly(arrays["lse"], every, inputs.fully_masked_rows):
+        return "all-keys"
     raise Deviation("election", f"the log-sum-exp of rows without keys: {got.ravel()[:3]}")
 
 

@@ -25,6 +25,8 @@ LSE = Feature(
             "sdpa/pad/mha/{dt}/b2h3q17k23d8/lse",
             "sdpa/none/mha/{dt}/b2h3q17k23d8/lse/offset",
             "sdpa/causal/mha/f32/b2h3q17k23d8/bias.bhqk/scale-0.2/lse",
+            # Rows that a causal flag and a mask hide together.
+            "sdpa/causal+padleft/gqa2/f32/b2h6q17k23d8/lse",
             dtypes="every",
         ),
         Ask(
@@ -33,6 +35,9 @@ LSE = Feature(
             "sdpa/win4.0/gqa2/{dt}/b2h6q17k23d8/cap2.0/lse",
             "sdpa/causal/mha/{dt}/b2h3q17k23d8/bias.bhqk/scale-0.2/lse",
             "sdpa/pad/gqa2/{dt}/b2h6q17k23d8/lse/onehot/blhd",
+            # Rows that a flag and a mask, or a flag and a bias, hide together.
+            "sdpa/causal+padleft/gqa2/{dt}/b2h6q17k23d8/lse",
+            "sdpa/causal/mha/{dt}/b2h3q17k23d8/bias.inf/lse",
             "sdpa/none/mha/{dt}/b1h2q513k513d8/lse",
             "sdpa/none/mha/{dt}/b2h3q17k23d8/scale0.0/lse",
             dtypes="every",

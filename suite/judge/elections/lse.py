@@ -1,0 +1,34 @@
+"""The log-sum-exp of fully masked rows: names of its values, and which of them agree with an output."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+LOWEST = -1e3
+"""A log-sum-exp below it is that of scores which are hidden by a finite penalty, such as the lowest
+number of their dtype: merged, its row weighs nothing."""
+
+MERGES = ("minus-inf", "lowest", "raises")
+"""Log-sum-exps with which a fully masked row weighs nothing in a merge, or has none to be merged."""
+
+AGREES = {
+    "zeros": MERGES, "uniform": MERGES, "nan": (*MERGES, "nan"), "unmasked": (*MERGES, "all-keys"),
+    "raises": ("raises",),
+}  # fmt: skip
+"""The log-sum-exps of a fully masked row that agree with its output."""
+
+VALUES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "minus-inf": np.isneginf,
+    "plus-inf": np.isposinf,
+    "nan": np.isnan,
+    "lowest": lambda lse: np.isfinite(lse) & (lse < LOWEST),
+    "zero": lambda lse: lse == 0,
+}
+"""Each value of a log-sum-exp that tells nothing of the keys, and the elements that have the value."""
+
+
+def named(lse: np.ndarray) -> str:
+    """The name in `VALUES` that all elements have, or ""."""
+    return next((name for name, has in VALUES.items() if has(lse).all()), "")
