@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from backends.declared import Declared, checked_words
@@ -29,9 +30,9 @@ class Compilers:
     runs_models = False
     """True if every call, also of textbook code, is a model that a runtime rewrites."""
 
-    ambient: tuple[str, ...] = ()
+    ambient: Mapping[str, str] = {}
     """Those of the names that surround calls in other people's programs: no answer may depend on them, in
-    eager mode, too."""
+    eager mode, too. With the election question whose answer "raises" allows an error."""
 
     def __init__(
         self,

@@ -61,12 +61,14 @@ class Ambient(NamedTuple):
 
     - `within` makes the context of the mode.
     - `dtype`: the short name of the dtype in which calls may compute; "" for the dtype of the operands.
-    - `may_raise`: True if an error is an answer, too.
+    - `question`: the election question whose answer "raises" allows an error; "" if a call must answer.
+    - `forward_only`: True if no gradients are made in the mode.
     """
 
     within: Callable[[], AbstractContextManager[Any]]
     dtype: str = ""
-    may_raise: bool = False
+    question: str = ""
+    forward_only: bool = False
 
 
 class Setting(NamedTuple):

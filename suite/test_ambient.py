@@ -1,29 +1,39 @@
-"""Promise: an output does not depend on the modes that are switched on around a call, nor on threads.
+"""Promise: neither outputs nor gradients depend on the modes that are switched on around a call, nor on
+threads.
 
 Modes are those of the framework (`Setting.modes`), its transformations of functions
-(`Compilers.ambient`), a second thread, and two threads at once. Every output is compared with the
-reference. Autocast may give the output in the dtype of the operands or in its own dtype, or raise; the
-bound is that of the dtype in which the output was computed.
+(`Compilers.ambient`), a second thread, and two threads at once. In every mode two problems are called one
+after the other, and both outputs are compared with the reference. Where a mode may be refused, every
+dtype must be. An election says what automatic mixed precision does: the dtype of the output, and the
+dtype whose bound holds.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
 from functools import partial
+from itertools import cycle
 from threading import Barrier, Thread
 from typing import Any
 
 import numpy as np
 
 from backends.protocol import Ambient, PreparedCall, set_to
+from suite.judge import elections
 from suite.judge.cell import Cell
 from suite.judge.check import check
+from suite.judge.derivative import asked_of, judge_gradients, native_cotangent, read_gradients
+from suite.judge.elections.modes import modes_of, transformed
 from suite.judge.verdict import Deviation, NotApplicable
 from suite.spec.catalogue import Ask, asked, plain_beside
-from suite.spec.dtypes import DTYPES, round_to
+from suite.spec.dtypes import DTYPES, DType, round_to
 from suite.spec.inputs import Inputs, dtype_of
+from suite.spec.levels import HALF
+from suite.spec.vocabulary import OPERANDS
 from suite.test_stateless import changed
 
 ROUNDS, MOST_ROUNDS = 8, 400
@@ -39,7 +49,8 @@ MASKS = (
     "sdpa/win3.5/mha/{dt}/b2h3q17k23d8",
     "sdpa/pad/mha/{dt}/b2h3q17k23d8",
     "sdpa/bool.bhqk/mha/{dt}/b2h3q17k23d8/dense",
-    "sdpa/none/mha/{dt}/b2h3q17k23d8/bias.1hqk/scale0.5",
+    "sdpa/bool.qk.empty/mha/{dt}/b2h3q17k23d8/dense",
+    "sdpa/none/mha/{dt}/b2h3q17k23d8/bias.1hqk/scale0.3",
 )
 """One case of every kind of mask, in sizes of other checks."""
 
@@ -53,7 +64,14 @@ LAYERS = (
 PLAIN = partial(plain_beside, (*MASKS, *LAYERS), lambda case: True)
 """The plain cases of the other operators."""
 
-CASES = asked(Ask(*MASKS, *LAYERS, dtypes="growing"), Ask(PLAIN, dtypes="half", since="standard"))
+WIDE = "sdpa/causal/mha/f64/b2h3q17k23d8"
+"""Automatic mixed precision leaves float64 alone."""
+
+CASES = asked(
+    Ask(*MASKS, *LAYERS, dtypes="growing"),
+    Ask(WIDE),
+    Ask(PLAIN, dtypes="half", since="standard"),
+)
 
 FEW = (MASKS[1], "sdpa/bool.bhqk/mha/{dt}/b2h3q17k23d8/dense", LAYERS[2], LAYERS[3])
 
@@ -64,21 +82,73 @@ OF_FRAMEWORKS = asked(
 """Frameworks' own implementations are asked fewer cases: their users call in these modes every day."""
 
 
+Problem = tuple[Inputs, PreparedCall]
+
+
 @check(CASES, builtin_cases=OF_FRAMEWORKS)
 def test_ambient(cell: Cell) -> None:
     """The message names the wrong modes."""
-    inputs = in_16_bits(cell.inputs)
+    inputs = cell.inputs
     prepared = cell.prepare(inputs)
     cell.judge(cell.read(cell.call(prepared), inputs, prepared), inputs)
+    expect_in_each(modes(cell, inputs, prepared))
+
+
+def expect_in_each(asked_modes: Mapping[str, Callable[[], None]]) -> None:
+    """Call each function. Raises a Deviation that names the wrong modes. A mode may be refused."""
     wrong: dict[str, Deviation] = {}
-    for name, expect in modes(cell, inputs, prepared).items():
+    for name, expect in asked_modes.items():
         try:
-            expect()
+            with suppress(NotApplicable):
+                expect()
         except Deviation as deviation:
             wrong[name] = deviation
     if wrong:
         first = next(iter(wrong.values()))
         raise Deviation(first.kind, f"wrong in {', '.join(wrong)}: {first.message}")
+
+
+DIFFERENTIATED = asked(
+    Ask("sdpa/causal/mha/{dt}/b4h4q4k4d4", dtypes="float32"),
+    Ask("sdpa/bool.bhqk/mha/{dt}/b4h4q4k4d4/dense", dtypes="float32", since="standard"),
+)
+
+
+@check(DIFFERENTIATED, ("gradient",))
+def test_ambient_gradients(cell: Cell) -> None:
+    """Gradients in every mode in which there are any, and in a second thread.
+
+    Under automatic mixed precision they have the dtype of the operands, and the bound of the elected one.
+    """
+    plain = in_16_bits(cell.inputs)
+    cotangent = round_to(round_to(cell.cotangent, DTYPES["bf16"]), DTYPES["f16"])
+    prepared, _ = asked_of(cell, plain)
+    backend = cell.implementation.backend
+    shaped = native_cotangent(cotangent, plain, prepared)
+    native = backend.memory.arranged(shaped, cell.dtype, "contiguous")
+
+    def expect_gradients(mode: Ambient) -> None:
+        inputs = plain
+        with refusing(mode.question, ()), mode.within():
+            _, pull = cell.attempt(lambda: backend.pullback(prepared, OPERANDS))
+            gradients = None if mode.dtype else cell.attempt(lambda: pull(native))
+        if gradients is None:  # outside, as the documentation of torch.autocast recommends
+            gradients = cell.attempt(lambda: pull(native))
+        read = read_gradients(cell, gradients, plain, prepared, OPERANDS)
+        if mode.dtype and elected(cell, DTYPES[mode.dtype]) != "unchanged":
+            inputs = plain.replace(dtype=DTYPES[mode.dtype])
+        of = Cell(cell.check, inputs.case, cell.implementation, cell.seed)
+        judge_gradients(of, read, inputs, cotangent)
+
+    def in_a_thread() -> None:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(expect_gradients, Ambient(nullcontext)).result()
+
+    modes = {n: m for n, m in modes_of(cell.implementation).items() if not m.forward_only}
+    expect_in_each(
+        {name: partial(expect_gradients, mode) for name, mode in modes.items()}
+        | {"a second thread": in_a_thread}
+    )
 
 
 def in_16_bits(inputs: Inputs) -> Inputs:
@@ -95,39 +165,118 @@ def in_16_bits(inputs: Inputs) -> Inputs:
 def modes(cell: Cell, inputs: Inputs, prepared: PreparedCall) -> dict[str, Callable[[], None]]:
     """Functions that call and judge in one mode each, by the names of the modes."""
     implementation = cell.implementation
-    backend, compilers = implementation.backend, implementation.backend.compilers
-    asked_modes: dict[str, Callable[[], None]] = {
-        name: partial(expect_in, cell, inputs, prepared, mode)
-        for setting in backend.settings.values()
-        for name, mode in setting.modes.items()
-        if not mode.dtype or mode.dtype in implementation.declared.dtypes
-    }
-    mappable = inputs.operator.packing is None and len(prepared.outputs) == 1
-    possible = {*compilers.ambient} & {*compilers.of(implementation)} if mappable else ()
-    for name in sorted(possible):
-        if not {"compiled", cell.dtype.long_name} & compilers.lacking(implementation, name).keys():
-            through = partial(compilers.compiled, prepared, name, inputs.sizes.B)
-            asked_modes[name] = partial(expect_through, cell, inputs, through)
-    asked_modes["a second thread"] = partial(expect_in_threads, cell, [(inputs, prepared)], 1)
+    asked_modes: dict[str, Callable[[], None]] = {}
     other = changed(inputs)
-    with_other = [(inputs, prepared), (other, cell.prepare(other))]
-    asked_modes["two threads at once"] = partial(expect_in_threads, cell, with_other, ROUNDS)
+    plain: list[Problem] = [(inputs, prepared), (other, cell.prepare(other))]
+    for name, mode in modes_of(implementation).items():
+        within = partial(expect_cast if mode.dtype else expect_in, cell, plain, mode)
+        asked_modes[name] = within
+    for name in transformed(implementation, inputs, prepared):
+        asked_modes[name] = partial(expect_through, cell, inputs, prepared, name)
+    asked_modes["a second thread"] = partial(expect_in_threads, cell, [plain], 1)
+    at_once = [[problem] for problem in plain]
+    asked_modes["two threads at once"] = partial(expect_in_threads, cell, at_once, ROUNDS)
     return asked_modes
 
 
-def expect_in(cell: Cell, inputs: Inputs, prepared: PreparedCall, mode: Ambient) -> None:
-    """The output in a mode is right, in the dtype of the operands or in that of the mode."""
+def answers(call: Callable[[], Any]) -> bool:
+    """True if a call returns."""
     try:
-        with mode.within():
-            native = cell.call(prepared)
+        call()
     except (Deviation, NotApplicable):
-        if mode.may_raise:
-            return
-        raise
-    if not mode.dtype:
+        return False
+    return True
+
+
+@contextmanager
+def refusing(question: str, others: Iterable[Callable[[], Any]]) -> Iterator[None]:
+    """A context in which a call may raise, if the mode has a question and the `others`, the call in other
+    dtypes, raise, too. Then raises NotApplicable."""
+    try:
+        yield
+    except Deviation as deviation:
+        if not question:
+            raise
+        if any(answers(other) for other in others):
+            text = f"raises, and answers in another dtype: {deviation.message}"
+            raise Deviation("raised", text) from deviation
+        raise NotApplicable("raises in this mode, in every dtype") from deviation
+
+
+def in_other_dtypes(cell: Cell, inputs: Inputs) -> Iterator[Problem]:
+    """The problem in float32 and bfloat16, as far as these are other dtypes and declared."""
+    for name in HALF:
+        if name != cell.dtype.name and name in cell.implementation.declared.dtypes:
+            other = in_16_bits(inputs).replace(dtype=DTYPES[name])
+            yield other, cell.prepare(other)
+
+
+def call_in(cell: Cell, mode: Ambient, calls: Sequence[PreparedCall]) -> list[Any]:
+    """What calls return in a mode."""
+    with mode.within():
+        return [cell.call(prepared) for prepared in calls]
+
+
+def expect_in(cell: Cell, problems: Sequence[Problem], mode: Ambient) -> None:
+    """The outputs of calls in a mode are right after the last one."""
+    others = (
+        partial(call_in, cell, mode, [prepared])
+        for _, prepared in in_other_dtypes(cell, problems[0][0])
+    )
+    with refusing(mode.question, others):
+        natives = call_in(cell, mode, [prepared for _, prepared in problems])
+    for (inputs, prepared), native in zip(problems, natives, strict=True):
+        cell.judge(cell.read(native, inputs, prepared), inputs)
+
+
+def expect_cast(cell: Cell, problems: Sequence[Problem], mode: Ambient) -> None:
+    """The output of a call under automatic mixed precision is right, in the elected dtype.
+
+    Float64 is left alone. If the election is "narrow", a bias of float32 beside narrow operands is asked,
+    too.
+    """
+    inputs, to = problems[0][0], DTYPES[mode.dtype]
+    if cell.dtype.name != "f64":
+        inputs = in_16_bits(inputs)
+    narrow, prepared = inputs.replace(dtype=to), cell.prepare(inputs)
+    siblings = (
+        partial(call_in, cell, other, [prepared])
+        for other in modes_of(cell.implementation).values()
+        if other.question == mode.question and other.dtype != mode.dtype
+    )
+    with refusing(mode.question, siblings):
+        (native,) = call_in(cell, mode, [prepared])
+    has_question = "autocast" in inputs.operator.questions.elections
+    answer = elected(cell, to) if has_question and cell.dtype.name == "f32" else ""
+    if answer == "unchanged" or cell.dtype.name == "f64":
         cell.judge(cell.read(native, inputs, prepared), inputs)
         return
-    narrow = inputs.replace(dtype=DTYPES[mode.dtype])
+    if not answer:
+        judge_either(cell, native, (inputs, narrow), prepared)
+        return
+    read_as = narrow if answer == "narrow" else inputs
+    cell.oracle(narrow).judge(cell.read(native, read_as, prepared).arrays)
+    bias = prepared.argument("bias")
+    if answer == "narrow" and inputs.bias is not None and bias in prepared.arguments:
+        mixed = cell.prepare(narrow)
+        mixed = replace(mixed, arguments={**mixed.arguments, bias: prepared.arguments[bias]})
+        (native,) = call_in(cell, mode, [mixed])
+        cell.oracle(narrow).judge(cell.read(native, narrow, mixed).arrays)
+
+
+def elected(cell: Cell, dtype: DType) -> str:
+    """What automatic mixed precision to a dtype does; "" if the check `election` finds it wrong."""
+    try:
+        return elections.elected("autocast", cell.implementation, dtype)
+    except (Deviation, NotApplicable):
+        return ""
+
+
+def judge_either(
+    cell: Cell, native: Any, kinds: tuple[Inputs, Inputs], prepared: PreparedCall
+) -> None:
+    """An output is right in the dtype of the operands, or in that of the mode; the narrow bound holds."""
+    inputs, narrow = kinds
     try:
         answer = cell.read(native, inputs, prepared)
     except Deviation:
@@ -139,26 +288,30 @@ def expect_in(cell: Cell, inputs: Inputs, prepared: PreparedCall, mode: Ambient)
     cell.oracle(narrow).judge(answer.arrays)
 
 
-def expect_through(cell: Cell, inputs: Inputs, through: Callable[[], PreparedCall]) -> None:
-    """The output of a transformed function is right. A function that cannot be transformed may raise."""
-    try:
-        prepared = through()
-        native = cell.call(prepared)
-    except (Deviation, NotApplicable):
-        return
-    cell.judge(cell.read(native, inputs, prepared), inputs)
+def expect_through(cell: Cell, inputs: Inputs, prepared: PreparedCall, name: str) -> None:
+    """The output of a call that is transformed is right. It may raise, if it does in every dtype."""
+
+    def through(inputs: Inputs, prepared: PreparedCall) -> tuple[PreparedCall, Any]:
+        make = transformed(cell.implementation, inputs, prepared).get(name)
+        if make is None:
+            raise NotApplicable(f"{name} lacks this dtype")
+        call = make()
+        return call, cell.call(call)
+
+    others = (partial(through, *problem) for problem in in_other_dtypes(cell, inputs))
+    with refusing(name, others):
+        call, native = through(inputs, prepared)
+    cell.judge(cell.read(native, inputs, call), inputs)
 
 
-def expect_in_threads(
-    cell: Cell, calls: Sequence[tuple[Inputs, PreparedCall]], rounds: int
-) -> None:
-    """The outputs of calls in one thread each, all at once, are right."""
+def expect_in_threads(cell: Cell, threads: Sequence[Sequence[Problem]], rounds: int) -> None:
+    """The outputs of problems that each thread calls by turns are right. All threads call at once."""
     # What forces a kernel holds for the whole process: it surrounds the threads.
-    with calls[0][1].within():
-        outcomes = at_once([prepared for _, prepared in calls], rounds)
-    for (inputs, prepared), outcome in zip(calls, outcomes, strict=True):
+    with threads[0][0][1].within():
+        outcomes = at_once([[call for _, call in problems] for problems in threads], rounds)
+    for problems, outcome in zip(threads, outcomes, strict=True):
         judged: list[np.ndarray] = []
-        for native in outcome:
+        for (inputs, prepared), native in zip(cycle(problems), outcome, strict=False):
             if isinstance(native, BaseException):
                 cell.attempt(partial(_raise, native))
             answer = cell.read(native, inputs, prepared)
@@ -167,29 +320,31 @@ def expect_in_threads(
                 judged.append(answer.values)
 
 
-def at_once(calls: Sequence[PreparedCall], rounds: int) -> list[list[Any]]:
-    """What the calls return, each in a thread of its own; an error instead of what it ended.
+def at_once(threads_calls: Sequence[Sequence[PreparedCall]], rounds: int) -> list[list[Any]]:
+    """What the calls of each thread return, made by turns; an error instead of what it ended.
 
-    Every thread calls until each thread has called `rounds` times, so that all of them overlap.
+    Every thread calls until each has made all its calls `rounds` times, so that all of them overlap.
     """
-    outcomes: list[list[Any]] = [[] for _ in calls]
-    start = Barrier(len(calls))
+    outcomes: list[list[Any]] = [[] for _ in threads_calls]
+    start = Barrier(len(threads_calls))
+    rounds *= max(map(len, threads_calls))
 
     def waits_for_others() -> bool:
         ended = (n and isinstance(n[-1], BaseException) for n in outcomes)
         return any(len(n) < rounds and not end for n, end in zip(outcomes, ended, strict=True))
 
-    def run(prepared: PreparedCall, outcome: list[Any]) -> None:
+    def run(calls: Sequence[PreparedCall], outcome: list[Any]) -> None:
         start.wait()
         try:
             while waits_for_others() and len(outcome) < MOST_ROUNDS:
+                prepared = calls[len(outcome) % len(calls)]
                 outcome.append(prepared.function(**prepared.arguments))
         except BaseException as error:
             outcome.append(error)
 
     threads = [
-        Thread(target=run, args=(prepared, outcome), daemon=True)
-        for prepared, outcome in zip(calls, outcomes, strict=True)
+        Thread(target=run, args=(calls, outcome), daemon=True)
+        for calls, outcome in zip(threads_calls, outcomes, strict=True)
     ]
     with set_to(EAGER_SWITCHES, sys.getswitchinterval, sys.setswitchinterval):
         for thread in threads:

@@ -20,11 +20,48 @@ from tests.test_claims import judged, plan, wrong
         ("in_deterministic_algorithms", "deterministic algorithms:"),
         ("in_one_thread", "a second thread, two threads at once:"),
         ("in_one_buffer", "two threads at once:"),
+        ("mixed_in_autocast", "torch.autocast to bfloat16, torch.autocast to float16:"),
+        ("empty_in_inference_mode", "torch.inference_mode:"),
+        ("buffer_in_inference_mode", "torch.inference_mode:"),
+        ("mask_of_a_thread", "a second thread:"),
+        ("refuses_autocast_to_float16", "torch.autocast to float16:"),
     ],
 )
 def test_a_function_that_is_wrong_in_a_mode_is_told_which(name: str, mode: str) -> None:
     failures = wrong(judged(plan(name, "ambient.py", dtype=("f32",)), "ambient"))
     assert any(f"wrong in {mode}" in text for text in failures), failures
+
+
+def test_automatic_mixed_precision_leaves_float64_alone() -> None:
+    failures = wrong(judged(plan("narrowed_float64", "ambient.py", dtype=("f64",)), "ambient"))
+    mode = "wrong in torch.autocast to bfloat16, torch.autocast to float16:"
+    assert any(mode in text for text in failures), failures
+
+
+def test_gradients_in_modes_are_judged() -> None:
+    name = "halved_gradient_in_deterministic_algorithms"
+    (failure,) = wrong(judged(plan(name, "ambient.py", dtype=("f32",)), "ambient_gradients"))
+    assert "wrong in deterministic algorithms: gradient of the key" in failure
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        ("textbook", "narrow"),
+        ("cast_by_hand", "narrow-inside"),
+        ("outside_autocast", "unchanged"),
+        ("refuses_autocast", "raises"),
+    ],
+)
+def test_what_automatic_mixed_precision_does_is_an_election(name: str, answer: str) -> None:
+    path = "of_torch.py" if name == "textbook" else "ambient.py"
+    cells = judged(plan(name, path), "election")
+    observed = {
+        cell.dtype.name: verdict.measured.observed
+        for cell, verdict in cells
+        if cell.case.id.startswith("elect/autocast/")
+    }
+    assert observed == {"bf16": answer, "f16": answer}
 
 
 def test_each_answer_under_autocast_is_right() -> None:

@@ -56,7 +56,7 @@ class JaxCompilers(Compilers):
     """Forms of a call. What people hand over is asked through "jit", and all else without it. `programs`
     are the jitted functions of the backend."""
 
-    ambient = ("jit", "vmap")
+    ambient = {"jit": "traced", "vmap": "mapped"}
     compiles_shapes = True
 
     def __init__(self, *args: Any, **more: Any) -> None:

@@ -24,7 +24,7 @@ def settings(keras: Any) -> Mapping[str, Setting]:
 
     mixed = {
         f"Keras' policy {name}": Ambient(
-            partial(set_to, name, policy, config.set_dtype_policy), dtype, may_raise=True
+            partial(set_to, name, policy, config.set_dtype_policy), dtype, "autocast"
         )
         for name, dtype in (("mixed_bfloat16", "bf16"), ("mixed_float16", "f16"))
     }

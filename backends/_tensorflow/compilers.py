@@ -13,7 +13,7 @@ from backends.protocol import Compilers
 class TensorflowCompilers(Compilers):
     """`tf.function`, alone ("function") and through XLA ("xla")."""
 
-    ambient = ("function",)
+    ambient = {"function": "traced"}
 
     def compiled(self, prepared: PreparedCall, compiler: str, batch: int) -> PreparedCall:
         import tensorflow as tf

@@ -19,7 +19,7 @@ _TWINS = count()
 class TorchCompilers(Compilers):
     """torch's compilers: "vmap", "export", and the backends of `torch.compile`."""
 
-    ambient = ("vmap",)
+    ambient = {"vmap": "mapped"}
     one_graph = True
     """Whether `torch.compile` must make one graph of a call."""
 

@@ -38,7 +38,7 @@ def settings(torch: Any, of: str) -> Mapping[str, Setting]:
                 f"torch.autocast to {name}": Ambient(
                     partial(torch.autocast, device, dtype=getattr(torch, name)),
                     short,
-                    may_raise=True,
+                    "autocast",
                 )
                 for name, short in to.items()
             },
@@ -48,11 +48,11 @@ def settings(torch: Any, of: str) -> Mapping[str, Setting]:
     debug_mode = torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode
     default = torch.get_default_dtype, torch.set_default_dtype
     no_gradients = {
-        "torch.inference_mode": Ambient(torch.inference_mode),
-        "torch.no_grad": Ambient(torch.no_grad),
+        "torch.inference_mode": Ambient(torch.inference_mode, forward_only=True),
+        "torch.no_grad": Ambient(torch.no_grad, forward_only=True),
     }
-    float64 = Ambient(partial(set_to, torch.float64, *default), may_raise=True)
-    meta = Ambient(partial(torch.device, "meta"), may_raise=True)
+    float64 = Ambient(partial(set_to, torch.float64, *default), question="wider-default-dtype")
+    meta = Ambient(partial(torch.device, "meta"), question="other-default-device")
     certain = Ambient(partial(set_to, "warn", *debug_mode))
 
     return {

@@ -11,6 +11,7 @@ import numpy as np
 from backends._numpy import Rounded
 from suite.faults.fault import fault
 from suite.faults.kernels.attention import Call, Kernel
+from suite.faults.kernels.gradient import Differentiable
 from suite.faults.kernels.rotary import RotaryKernel, Turn
 
 
@@ -81,3 +82,84 @@ class RotaryBaseOfTheFirstThread(RotaryKernel):
         if current_thread() is main_thread():
             self.kept = super().table(turn)
         return self.kept
+
+
+@fault(
+    "ambient", "a thread keeps its first mask in `threading.local()`; read the mask of every call"
+)
+class MaskKeptByThread(Kernel):
+    """A thread other than the first one keeps its first mask."""
+
+    def masked(self, mask: np.ndarray, call: Call) -> np.ndarray:
+        if current_thread() is main_thread():
+            return mask
+        kept = self.__dict__.setdefault("kept", {})
+        return kept.setdefault((current_thread(), mask.shape), mask)
+
+
+@fault("ambient", "answers stand in one buffer while errors are reported; allocate every answer")
+class OneAnswerWhereErrorsWarn(Kernel):
+    """Where floating-point errors warn, a later answer overwrites the earlier one."""
+
+    def deliver(self, out: np.ndarray, call: Call) -> Any:
+        if self.reported != "warn":
+            return super().deliver(out, call)
+        answers = self.__dict__.setdefault("answers", {})
+        answer = answers.setdefault((out.shape, call.fmt.name), super().deliver(out, call))
+        answer.values[...] = super().deliver(out, call).values
+        return answer
+
+    def attention(self, query: Rounded, key: Rounded, value: Rounded, **rest: Any) -> Any:
+        self.reported = np.geterr()["over"]
+        return super().attention(query, key, value, **rest)
+
+
+@fault("ambient", "empty rows are found by an error that a setting turns off; look at the mask")
+class EmptyRowsByErrors(Kernel):
+    """A row without keys is NaN where floating-point errors warn, and zeros elsewhere."""
+
+    def attention(self, query: Rounded, key: Rounded, value: Rounded, **rest: Any) -> Any:
+        self.reported = np.geterr()["over"]
+        return super().attention(query, key, value, **rest)
+
+    def compute(self, call: Call) -> np.ndarray:
+        out, allowed = super().compute(call), self.allowed(call)
+        if self.reported != "warn" or allowed is None:
+            return out
+        return np.where(allowed.any(-1, keepdims=True), out, np.nan)
+
+
+@fault("ambient_gradients", "the scale is state of the first thread; pass it to the backward pass")
+class UnscaledGradientsInThreads(Differentiable):
+    """In a second thread the gradient of the query lacks the scale."""
+
+    def query_gradient(self, dt: np.ndarray, key: np.ndarray, factor: Any) -> np.ndarray:
+        if current_thread() is not main_thread():
+            factor = dt.dtype.type(1)
+        return super().query_gradient(dt, key, factor)
+
+
+@fault("ambient_gradients", "a debugging switch chooses another backward pass, which nobody tested")
+class NoGradientOfValuesWhereErrorsWarn(Differentiable):
+    """Where floating-point errors warn, the gradient of the values is half of what it should be."""
+
+    def differentiate(self, *operands: Any, **rest: Any) -> dict[str, Any]:
+        self.halved = np.geterr()["over"] == "warn"
+        return super().differentiate(*operands, **rest)
+
+    def value_gradient(self, weights: np.ndarray, cotangent: np.ndarray, call: Call) -> np.ndarray:
+        gradient = super().value_gradient(weights, cotangent, call)
+        return gradient / 2 if self.halved else gradient
+
+
+@fault(
+    "ambient_gradients",
+    "threads share the running sum, and the last one wins; give each call a sum",
+)
+class KeyGradientOfOneGroupInThreads(Differentiable):
+    """In a second thread the gradient of the keys is that of the last query."""
+
+    def key_gradient(self, dt: np.ndarray, query: np.ndarray, factor: Any) -> np.ndarray:
+        if current_thread() is not main_thread():
+            dt, query = dt[..., -1:, :], query[..., -1:, :]
+        return super().key_gradient(dt, query, factor)

@@ -187,6 +187,32 @@ QUESTIONS: dict[str, Question] = {
         Question(
             "nan-in-query", "A NaN in a query turns its row into", ("nan", "zeros"), accidental=True
         ),
+        # In the dtype that operands of float32 may be cast to.
+        Question(
+            "autocast",
+            "Under automatic mixed precision a call with float32 operands",
+            ("narrow", "narrow-inside", "unchanged", "raises"),
+            ("bf16", "f16"),
+        ),
+        Question(
+            "wider-default-dtype",
+            "If float64 is the framework's default dtype, a call with narrower operands",
+            ("answers", "raises"),
+            HALF,
+        ),
+        Question(
+            "other-default-device",
+            "If the framework's default device is another one, a call",
+            ("answers", "raises"),
+            HALF,
+        ),
+        Question("mapped", "Mapped over samples (vmap), a call", ("answers", "raises"), HALF),
+        Question(
+            "traced",
+            "Traced into a program (jax.jit, tf.function), a call",
+            ("answers", "raises"),
+            HALF,
+        ),
         Question(
             "value-size", "Values of another size than keys (Dv != D) are", ("accepted", "raises")
         ),

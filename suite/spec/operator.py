@@ -40,6 +40,9 @@ LETTERS = {
 UNLEARNED = (*OPERANDS, "bias")
 """Arrays in the call of a layer. All other arrays are learned parameters."""
 
+MODES = ("autocast", "wider-default-dtype", "other-default-device", "mapped", "traced")
+"""The election questions about modes that surround a call."""
+
 NUMBER = r"(-?\d+(?:\.\d+)?(?:e-?\d+)?)"
 """A number in an id, as a group of a regular expression."""
 

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 
 from suite.judge.elections.lse import AGREES
 from suite.spec.covering import covering_array, each_value
+from suite.spec.elections import QUESTIONS
+from suite.spec.operator import MODES
 from tests.electing.kernel import Answers, completed
 
 Axes = Mapping[str, Sequence[str]]
@@ -63,6 +65,11 @@ PACKED: Axes = {
 """Packed attention, whose alignment is a feature and no election."""
 
 NOBODY = {
+    **{
+        f"{question}={answer}": "functions of tests/functions/ambient.py, or frameworks, give it"
+        for question in MODES
+        for answer in QUESTIONS[question].options
+    },
     "lowest-row=weighted": "`log_sum_exp` of tests/functions/of_torch.py gives it",
     "mask-polarity=raises": "a layer that refuses boolean masks has no parameter for them",
 }

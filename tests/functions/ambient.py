@@ -109,3 +109,51 @@ def refuses_autocast(query, key, value, attn_mask=None, is_causal=False, scale=N
     if torch.is_autocast_enabled("cpu"):
         raise RuntimeError("switch autocast off")
     return textbook(query, key, value, attn_mask, is_causal, scale)
+
+
+def refuses_autocast_to_float16(query, key, value, attn_mask=None, is_causal=False, scale=None):
+    """Refuses autocast to float16, and takes bfloat16."""
+    if torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.float16:
+        raise RuntimeError("no float16")
+    return textbook(query, key, value, attn_mask, is_causal, scale)
+
+
+def mixed_in_autocast(query, key, value, attn_mask=None, is_causal=False, scale=None):
+    """Under autocast a bias of another dtype than the query is lost."""
+    if torch.is_autocast_enabled("cpu") and attn_mask is not None:
+        attn_mask = attn_mask if attn_mask.dtype in (torch.bool, query.dtype) else None
+    return textbook(query, key, value, attn_mask, is_causal, scale)
+
+
+def narrowed_float64(query, key, value, attn_mask=None, is_causal=False, scale=None):
+    """Under autocast float64 is cast, too."""
+    if torch.is_autocast_enabled("cpu"):
+        query = query.to(torch.get_autocast_dtype("cpu")).to(query.dtype)
+    return textbook(query, key, value, attn_mask, is_causal, scale)
+
+
+def empty_in_inference_mode(query, key, value, attn_mask=None, is_causal=False, scale=None):
+    """A row without keys is NaN, but zeros in inference mode."""
+    out = textbook(query, key, value, attn_mask, is_causal, scale)
+    return out.nan_to_num(0.0) if torch.is_inference_mode_enabled() else out
+
+
+def buffer_in_inference_mode(query, key, value, attn_mask=None, is_causal=False, scale=None):
+    """In inference mode answers stand in one buffer."""
+    out = textbook(query, key, value, attn_mask, is_causal, scale)
+    return buffered(3, out) if torch.is_inference_mode_enabled() else out
+
+
+def mask_of_a_thread(query, key, value, attn_mask=None, is_causal=False, scale=None):
+    """A second thread keeps its first mask."""
+    if attn_mask is not None and not getattr(STATE, "ready", False):
+        masks = STATE.__dict__.setdefault("masks", {})
+        attn_mask = masks.setdefault((attn_mask.shape, attn_mask.dtype), attn_mask)
+    return textbook(query, key, value, attn_mask, is_causal, scale)
+
+
+def halved_gradient_in_deterministic_algorithms(query, key, value, attn_mask=None):
+    """Where algorithms must be deterministic, the gradient of the keys is halved."""
+    if torch.are_deterministic_algorithms_enabled() and key.requires_grad:
+        key = key.detach() / 2 + key / 2
+    return textbook(query, key, value, attn_mask)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from backends.protocol import ForwardOnly, Implementation
+from backends.protocol import ForwardOnly, Implementation, PreparedCall
 from references.rounding import Bounded
 from suite.judge import refusal
 from suite.judge.answer import names_of, parts, swap_heads_and_length, vjp_of_lse
@@ -116,6 +116,10 @@ class Probe:
         except Exception as error:
             self._take_as_answer(error)
             return None
+        return self.read(native, inputs, prepared)
+
+    def read(self, native: Any, inputs: Inputs, prepared: PreparedCall) -> dict[str, np.ndarray]:
+        """The outputs of a call by name in float64. Raises Deviation "shape"."""
         backend = self.implementation.backend
         arrays = {
             name: swap_heads_and_length(backend.to_numpy(array), prepared)

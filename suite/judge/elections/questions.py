@@ -1,5 +1,5 @@
 """Questions: the probe of each election question, and how its answers are distinguished. Those about
-unusual numbers are in `suite.judge.elections.numbers`."""
+unusual numbers and about modes are in `suite.judge.elections.numbers` and `modes`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from references.rounding import Bounded
-from suite.judge.elections import numbers
+from suite.judge.elections import modes, numbers
 from suite.judge.elections.lse import AGREES, named
 from suite.judge.elections.probe import (
     Probe,
@@ -300,6 +300,7 @@ def _returned_weights(p: Probe) -> str:
 
 PROBES: dict[str, Callable[[Probe], str]] = {
     **numbers.PROBES,
+    **modes.PROBES,
     "fully-masked-row": _fully_masked,
     "padded-sample": _padded_sample,
     "minus-inf-row": _minus_inf,

@@ -17,7 +17,7 @@ from suite.spec.case import Case
 from suite.spec.covering import Row
 from suite.spec.dtypes import DTYPES
 from suite.spec.levels import Ask, Covering
-from suite.spec.operator import Asks, Axes, Operator, Questions, flag
+from suite.spec.operator import MODES, Asks, Axes, Operator, Questions, flag
 from suite.spec.operators import layers
 from suite.spec.operators.layer_norm import ADDED
 from suite.spec.operators.layers import draw_sequences, kernel, options, projections_work
@@ -244,6 +244,7 @@ MULTI_HEAD = Operator(
             "fully-masked-row", "padded-sample", "minus-inf-row", "lowest-row",
             "fully-masked-row-gradient", "causal-alignment", "causal-with-mask", "causal-alone",
             "mask-polarity", "returned-weights", "nan-in-masked-key", "nan-in-masked-value",
+            *MODES,
         ),
         probe="multi-head/{mask}/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self",
         well_formed="multi-head/none/mha/f32/b2h4q5k9d3/e12.12.12.12",

@@ -23,7 +23,17 @@ import numpy as np
 from suite.spec.case import Case
 from suite.spec.features import FEATURES, Feature
 from suite.spec.inputs import Inputs
-from suite.spec.operator import ArrayKinds, Asks, Axes, Operator, Questions, Work, choice, number
+from suite.spec.operator import (
+    MODES,
+    ArrayKinds,
+    Asks,
+    Axes,
+    Operator,
+    Questions,
+    Work,
+    choice,
+    number,
+)
 from suite.spec.operators.layers import RATE, UNSEARCHED_TRAINING
 from suite.spec.operators.sdpa_cases import CASES
 from suite.spec.operators.sdpa_derived import COMPILED, COMPILED_GRADIENTS, GRADIENTS
@@ -151,6 +161,7 @@ SDPA = Operator(
             "nan-in-attended-value", "nan-in-bias", "inf-in-attended-value",
             "nan-in-query", "value-size", "integer-mask", "subnormal-output",
             "score-overflow", "lse-of-empty-row", "lse-gradient",
+            *MODES,
         ),
         probe="sdpa/{mask}/mha/{dt}/b2h3q5k7d8",
         well_formed="sdpa/none/gqa2/f32/b2h4q5k7d8",

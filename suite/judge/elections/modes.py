@@ -1,0 +1,117 @@
+"""Questions about modes that surround a call: automatic mixed precision, other defaults of the framework,
+and transformations of functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from backends.protocol import Ambient, Implementation, PreparedCall
+from suite.judge.elections.probe import Probe
+from suite.judge.verdict import Deviation, NotApplicable
+from suite.spec.dtypes import DTYPES
+from suite.spec.inputs import Inputs
+
+
+def modes_of(implementation: Implementation) -> dict[str, Ambient]:
+    """The modes of the framework that an implementation can be called in, by name."""
+    return {
+        name: mode
+        for setting in implementation.backend.settings.values()
+        for name, mode in setting.modes.items()
+        if not mode.dtype or mode.dtype in implementation.declared.dtypes
+    }
+
+
+def transformed(
+    implementation: Implementation, inputs: Inputs, prepared: PreparedCall
+) -> dict[str, Callable[[], PreparedCall]]:
+    """The call through each transformation of functions that may surround it, by the transformation."""
+    compilers = implementation.backend.compilers
+    mappable = inputs.operator.packing is None and len(prepared.outputs) == 1
+    names = {*compilers.ambient} & {*compilers.of(implementation)} if mappable else set()
+    lacking = {"compiled", inputs.dtype.long_name}
+    return {
+        name: partial(compilers.compiled, prepared, name, inputs.sizes.B)
+        for name in sorted(names)
+        if not lacking & compilers.lacking(implementation, name).keys()
+    }
+
+
+def _autocast(p: Probe) -> str:
+    modes = (m for m in modes_of(p.implementation).values() if m.question == "autocast")
+    mode = next((m for m in modes if m.dtype == p.dtype.name), None)
+    if mode is None:
+        raise NotApplicable(f"{p.implementation.backend.name} has no automatic mixed precision")
+    wide, backend = Probe(p.implementation, DTYPES["f32"]), p.implementation.backend
+    narrow = p.inputs()
+    inputs = narrow.replace(dtype=wide.dtype)
+    wide.require(inputs)
+    prepared = p.implementation.prepare_fresh(inputs)
+    try:
+        with mode.within():
+            native = prepared()
+    except Exception:
+        return "raises"
+    got = p.read(native, inputs, prepared)["output"]
+    dtype = backend.dtype_name(native[0] if isinstance(native, tuple | list) else native)
+    if dtype == wide.dtype.long_name and wide.matches(got, inputs):
+        return "unchanged"
+    names = {p.dtype.long_name: "narrow", wide.dtype.long_name: "narrow-inside"}
+    if dtype in names and p.matches(got, narrow):
+        return names[dtype]
+    raise Deviation(
+        "election",
+        f"under automatic mixed precision the answer is {dtype}, and not the right one rounded to "
+        f"{p.dtype.long_name}",
+    )
+
+
+def _default(question: str, p: Probe) -> str:
+    modes = (m for m in modes_of(p.implementation).values() if m.question == question)
+    mode = next(modes, None)
+    if mode is None:
+        raise NotApplicable(f"{p.implementation.backend.name} has no such mode")
+    inputs = p.inputs()
+    p.require(inputs)
+    return _answer(p, inputs, mode, lambda: p.implementation.prepare_fresh(inputs))
+
+
+def _transformed(question: str, p: Probe) -> str:
+    inputs = p.inputs()
+    p.require(inputs)
+    plain = p.implementation.prepare_fresh(inputs)
+    ambient = p.implementation.backend.compilers.ambient
+    calls = transformed(p.implementation, inputs, plain).items()
+    through = next((call for name, call in calls if ambient[name] == question), None)
+    if through is None:
+        raise NotApplicable(f"{p.implementation.backend.name} has no such transformation")
+    return _answer(p, inputs, None, through)
+
+
+def _answer(
+    p: Probe, inputs: Inputs, mode: Ambient | None, prepare: Callable[[], PreparedCall]
+) -> str:
+    """Whether a call answers or raises. Raises Deviation "election" for a wrong answer."""
+    try:
+        prepared = prepare()
+        if mode is None:
+            native = prepared()
+        else:
+            with mode.within():
+                native = prepared()
+    except Exception:
+        return "raises"
+    if p.matches(p.read(native, inputs, prepared)["output"], inputs):
+        return "answers"
+    raise Deviation("election", "the mode around the call makes the answer wrong")
+
+
+PROBES: dict[str, Callable[[Probe], str]] = {
+    "autocast": _autocast,
+    "wider-default-dtype": partial(_default, "wider-default-dtype"),
+    "other-default-device": partial(_default, "other-default-device"),
+    "mapped": partial(_transformed, "mapped"),
+    "traced": partial(_transformed, "traced"),
+}
+"""How each of these questions is put to an implementation."""
