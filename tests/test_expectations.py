@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from suite.records.expectations import (
     load,
 )
 from suite.records.findings import load_findings
-from suite.records.machine import cpu_flags
+from suite.records.machine import KINDS_OF_CPU, ROOT, cpu_flags, facts
 from tests.records_by_hand import cell, run, write
 
 GOOD = """
@@ -128,6 +129,24 @@ def test_the_flags_are_read_where_linux_writes_them(tmp_path: Path) -> None:
     path.write_text("processor : 0\nflags\t\t: fpu amx_bf16\nprocessor : 1\nflags : fpu\n")
     assert cpu_flags(path) == {"fpu", "amx_bf16"}
     assert cpu_flags(tmp_path / "nowhere") == frozenset()
+
+
+def test_runs_record_every_flag_on_which_an_expectation_hangs() -> None:
+    flags = set()
+    for path in (ROOT / "backends").glob("*/*.toml"):
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        for one in [*tables.get("expect", ()), *tables.get("finding", ())]:
+            flags |= {flag.removeprefix("!") for flag in one.get("cpu", ())}
+    assert flags
+    assert flags <= set(KINDS_OF_CPU)
+
+
+def test_a_run_says_which_kind_of_cpu_it_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("suite.records.machine.cpu_flags", lambda: {"amx_bf16", "fma", "avx2"})
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    machine = facts()
+    assert machine["cpu_flags"] == "avx2 amx_bf16"
+    assert machine["onednn_isa"] == "AVX2"
 
 
 def test_an_entry_that_matches_nothing_is_reported(manifest: Manifest) -> None:

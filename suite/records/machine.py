@@ -21,6 +21,14 @@ PACKAGES = ("suite", "backends", "references", "attention_conformance")
 """The import packages of the checkout."""
 
 
+KINDS_OF_CPU = (
+    "avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_fp16",
+    "asimdhp", "sve", "i8mm", "bf16",
+)  # fmt: skip
+"""The CPU flags, by Linux' names, that choose the matrix products of frameworks. The expectations and
+findings of this project depend on no others, and every run records those of its CPU."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Origin:
     """The fields that all headers share: commit, versions, machine, options."""
@@ -36,11 +44,14 @@ class Origin:
 
 
 def facts() -> dict[str, Any]:
-    """Operating system, architecture, CPU model, number of CPUs, and OMP_NUM_THREADS."""
+    """Operating system, architecture, model, flags and number of CPUs, OMP_NUM_THREADS, and
+    ONEDNN_MAX_CPU_ISA, by which oneDNN uses fewer flags."""
     return {
         "system": platform.system(),
         "machine": platform.machine(),
         "cpu": cpu_model(),
+        "cpu_flags": " ".join(flag for flag in KINDS_OF_CPU if flag in cpu_flags()),
+        "onednn_isa": os.environ.get("ONEDNN_MAX_CPU_ISA", ""),
         "cpus": os.cpu_count(),
         "threads": os.environ.get("OMP_NUM_THREADS", ""),
     }
