@@ -125,7 +125,7 @@ def test_a_mask_that_is_wrong_is_drawn() -> None:
         (with_bias(lambda bias: bias.flip(-1)), CASES[7],
          "The bias is reversed along the keys", ""),
         (without_last_component, PLAIN,
-         "components of query and key 7 are left out", "leaves out the rest"),
+         "Of the 8 components of query and key those from 7 on are left out", "leaves out the rest"),
     ],
 )  # fmt: skip
 def test_the_scores_are_measured(

@@ -10,12 +10,13 @@ import numpy as np
 
 from backends.protocol import Implementation
 from suite.judge import elections
-from suite.judge.diagnosis import behaviour, heads, order, precision, scale, weights
+from suite.judge.diagnosis import behaviour, gradients, heads, order, precision, scale, weights
 from suite.judge.diagnosis.instrument import Found, Instrument, Reading, softmax
 from suite.judge.oracle import Oracle
 from suite.judge.verdict import Deviation, NotApplicable
 from suite.spec.case import Case
 from suite.spec.dtypes import DTYPES
+from suite.spec.inputs import draw_cotangent
 from suite.spec.masks import Causal
 
 ID = "sdpa/{mask}/{heads}/f32/b2h{h}q{q}k7d8{more}"
@@ -183,6 +184,19 @@ def _order(tool: Instrument) -> str:
     return (order.read(tool, case) if case is not None else "") or "not revealed"
 
 
+def _gradients(tool: Instrument) -> str:
+    case = _case(tool)
+    if case is None or tool.implementation.missing(["gradient"]) is not None:
+        return NOT_TAKEN
+    inputs = tool.drawn(case, 1.0)
+    got, oracle = tool.output(inputs), tool.oracle(inputs)
+    if got is None or oracle is None or not _near(got, oracle):
+        return "not compared: the answer is not that of attention"
+    if gradients.read(tool, inputs, draw_cotangent(case)) is None:
+        return "none"
+    return " ".join(f.sentence for f in gradients.ask(tool, case)) or "those of attention"
+
+
 def _effects(tool: Instrument) -> str:
     case = _case(tool)
     found: list[Found] = [] if case is None else list(behaviour.ask(tool, case))
@@ -221,6 +235,7 @@ FACTS: dict[str, Callable[[Instrument], str]] = {
     **{f"inside {DTYPES[n].long_name}": partial(_inside, n) for n in ("f32", "f64", "bf16", "f16")},
     "large scores": _large,
     "sums over keys": _order,
+    "gradients": _gradients,
     "side effects": _effects,
 }
 """The facts of plain attention, in the order of the table."""

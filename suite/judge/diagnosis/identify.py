@@ -28,8 +28,8 @@ def identify(
 ) -> list[Diagnosis]:
     """What is wrong with an implementation that fails `cases`, best first: what explains most of them.
 
-    `backend` is the implementation's own. `seconds`: after so much time nothing more is asked. Nothing is
-    raised: a call that fails says nothing.
+    `backend` is the implementation's own. `seconds` is the processor time after which nothing more is
+    asked. Nothing is raised: a call that fails says nothing.
     """
     tool = Instrument(implementation, seconds)
     told: dict[str, tuple[Found, list[Case]]] = {}

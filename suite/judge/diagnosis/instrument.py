@@ -40,6 +40,10 @@ SEEN = 1e-9
 in size, so that attended keys weigh e^-8 of the largest at least."""
 
 
+WAITS = 3
+"""How many times the processor time may pass on the clock, in calls that wait."""
+
+
 @dataclass(frozen=True)
 class Found:
     """What a question found wrong: a sentence, its family, a hint, and a picture; see `Diagnosis`."""
@@ -51,7 +55,7 @@ class Found:
 
 
 class Instrument:
-    """One implementation, and the time that is left to read it.
+    """One implementation, and the processor time in which it is read, `seconds`.
 
     `unit` is the unit roundoff of what the implementation rounds inside, where a question has found that
     this is wider than the dtype's; 0 if nothing was found.
@@ -59,14 +63,14 @@ class Instrument:
 
     def __init__(self, implementation: Implementation, seconds: float = 5.0) -> None:
         self.implementation = implementation
-        self.end = time.monotonic() + seconds
+        self._ends = time.process_time() + seconds, time.monotonic() + WAITS * seconds
         self.unit = 0.0
         self._small: dict[str, Case | None] = {}
 
     @property
     def late(self) -> bool:
         """True if the time is over: what is asked later reads nothing."""
-        return time.monotonic() > self.end
+        return time.process_time() > self._ends[0] or time.monotonic() > self._ends[1]
 
     def rounding(self, inputs: Inputs) -> Rounding:
         """Roundings that no right implementation exceeds (see `Probe`)."""

@@ -61,6 +61,14 @@ def meanings(inputs: Inputs) -> Iterator[Meaning]:
         one = np.broadcast_to(np.take(attends, [0], axis), attends.shape)
         yield one, f"The mask of {name} 0 is used for every {name}.", INDEX
         yield np.roll(attends, 1, axis), f"Every {name} has the mask of another {name}.", INDEX
+    if s.B == s.H:
+        yield attends.swapaxes(0, 1), "The mask of a sample is taken for that of a head.", INDEX
+    if s.B == s.Lq:
+        yield (
+            attends[:, :, 0].swapaxes(0, 1)[None],
+            "The mask of a sample is taken for that of a query.",
+            INDEX,
+        )
     for axis, name in ((-1, "key"), (-2, "query")):
         for step, way in ((1, "previous"), (-1, "next")):
             text = f"The mask is off by one: each {name} has the mask of the {way} {name}."

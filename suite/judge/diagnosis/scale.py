@@ -38,7 +38,7 @@ def ask(tool: Instrument, reading: Reading) -> Iterator[Found]:
     within = Reading(reading.inputs, shares, reading.want, reading.bound, reading.unit)
     if within.fits(softmax(reading.scores, reading.seen)):
         return
-    for question in (_scaled, _capped, _biased, _per_head, _bilinear):
+    for question in (_scaled, _capped, _biased, _per_head, _shortened, _bilinear):
         found = question(within)
         if found is not None:
             yield found
@@ -69,8 +69,8 @@ def fitted(reading: Reading, *columns: np.ndarray) -> Fit | None:
     return Fit(values, errors)
 
 
-def formula(value: float, error: float, s: Sizes, given: float | None) -> str:
-    """A scale as a number with the formula that gives it, as "0.125 = 1/D"."""
+def scales(s: Sizes, given: float | None) -> dict[str, float]:
+    """Scales that people use, by their formulas; `given` is the argument of the call."""
     D, log2e = max(s.D, 1), math.log2(math.e)
     right = given if given is not None else D**-0.5
     names = {
@@ -85,13 +85,31 @@ def formula(value: float, error: float, s: Sizes, given: float | None) -> str:
         "the given scale sqrt(D)": given * D**0.5, "the given scale's root": abs(given) ** 0.5,
         "the given scale without its sign": abs(given), "the given scale + 1/sqrt(D)": given + D**-0.5,
     }  # fmt: skip
-    names |= {
+    return names | {
         "the right scale times log2(e)": right * log2e, "the right scale times ln(2)": right / log2e,
         "the right scale with the other sign": -right,
     }  # fmt: skip
+
+
+def formula(value: float, error: float, s: Sizes, given: float | None) -> str:
+    """A scale as a number with the formula that gives it, as "0.125 = 1/D"."""
+    names = scales(s, given)
     name = min(names, key=lambda n: abs(value - names[n]))
     near = abs(value - names[name]) <= error + 1e-9
     return f"{value:.3g}" + (f" = {name}" if near and name != f"{value:.3g}" else "")
+
+
+def made(
+    reading: Reading, scale: float | None = None, bias: np.ndarray | float | None = None,
+    products: np.ndarray | None = None,
+) -> np.ndarray:  # fmt: skip
+    """The weights of seen keys with another scale, bias or products q.k, behind the softcap."""
+    inputs, cap = reading.inputs, reading.inputs.feature("softcap")
+    scores = reading.products if products is None else products
+    scores = scores * (inputs.effective_scale if scale is None else scale)
+    scores = scores if cap is None else cap * np.tanh(scores / cap)
+    own = 0.0 if reading.bias is None else reading.bias
+    return softmax(scores + (own if bias is None else bias), reading.seen)
 
 
 HINTS = {
@@ -185,6 +203,11 @@ def _capped(reading: Reading) -> Found | None:
             return Found(
                 text, "scores", "`cap * tanh(scores / cap)` behind the scale, before bias and mask"
             )
+    given = reading.inputs.scale
+    for name, other in scales(reading.inputs.sizes, given).items():
+        if other != scale and reading.fits(made(reading, other)):
+            text = f"The scale is {other:.3g} = {name}, expected {scale:.3g}."
+            return Found(text, "scale", HINTS.get(name, ""))
     # tanh(s / c) c is s - s^3 / 3 c^2 + ... : a ratio of caps that fits is the one used.
     for other in cap * 2.0 ** (np.arange(-32, 33) / 8):
         if reading.fits(softmax(other * np.tanh(plain / other) + bias, reading.seen)):
@@ -221,9 +244,13 @@ def _biased(reading: Reading) -> Found | None:
             *[(np.roll(full, step, a), f"Every {n} has the bias of another {n}.")
               for a, n in ((0, "sample"), (1, "head"), (2, "query"), (3, "key")) for step in (1, -1)],
             (full[..., ::-1], "The bias is reversed along the keys."),
+            (full.swapaxes(0, 1), "The bias of a sample is taken for that of a head."),
+            (0.0 * full, "The bias is ignored."),
         ]  # fmt: skip
     for bias, text in others:
-        if bias.shape[-2:] == (s.Lq, s.Lk) and reading.fits(softmax(plain + bias, reading.seen)):
+        if bias.shape[-3:] in ((s.H, s.Lq, s.Lk), (1, s.Lq, s.Lk)) and reading.fits(
+            made(reading, bias=bias)
+        ):
             return Found(text, "scores", "")
     own = () if reading.bias is None else (reading.bias,)
     for column, text in (
@@ -262,6 +289,29 @@ def _per_head(reading: Reading) -> Found | None:
         return Found(f"The scale differs between {name}s: {listed}, expected {right:.3g} in all.",
             "scale",
                      f"{name} {odd[0]} takes another path" if len(odd) == 1 else "")  # fmt: skip
+    return None
+
+
+def _shortened(reading: Reading) -> Found | None:
+    """Components of queries and keys that are not read, from one on."""
+    inputs, D = reading.inputs, reading.inputs.sizes.D
+    key = np.repeat(inputs.key, inputs.sizes.group, axis=1)
+    factors = inputs.feature("logit_scale")
+    for kept in dict.fromkeys(
+        (D - 1, D - 2, D // 2, *(2**n for n in range(2, 10)), *range(16, D, 16))
+    ):
+        if 0 < kept < D:
+            products = inputs.query[..., :kept] @ key[..., :kept].swapaxes(-1, -2)
+            products = products if factors is None else products * factors[:, None, None]
+            for scale in (None, kept**-0.5):
+                if reading.fits(made(reading, scale, products=products)):
+                    left = f"those from {kept} on are left out of the scores"
+                    text = f"Of the {D} components of query and key {left}."
+                    return Found(
+                        text,
+                        "scores",
+                        "a loop over blocks of the head size that leaves out the rest",
+                    )
     return None
 
 

@@ -206,6 +206,8 @@ def ask_places(tool: Instrument, reading: Reading) -> Iterator[Found]:
             "layout", "values and keys are in different orders, or an index of a page or a cache",
         )  # fmt: skip
         return
+    if not reading.seen[reading.rows].any():
+        return
     with np.errstate(all="ignore"):
         ratio = np.where(reading.seen & rows, reading.got / reading.want, np.nan)
         ratio = ratio / np.nanmedian(ratio, -1, keepdims=True)
