@@ -23,7 +23,13 @@ DEFAULT_NUMERICS = "stepwise"
 """The default numerics class of a user's function: the widest class with accurate sums. If the
 framework's own attention declares a wider class, that class is the default."""
 
-PLAIN = ("numerics", "centred_keys", "deterministic", "drop_in", "allow_unused")
+REFUSED = {
+    "contiguous": ("strided-operands", "inner-stride", "negative-views"),
+    "forward_only": ("gradient", "gradient-of-bias"),
+}
+"""The features that a function lacks by a claim."""
+
+PLAIN = ("numerics", "centred_keys", "deterministic", "drop_in", "allow_unused", *REFUSED)
 """Claims that are taken as they are said."""
 
 ORDER = ("f32", "bf16", "f16", "f64")
@@ -42,6 +48,8 @@ class Claims:
     deterministic: bool = True
     drop_in: bool = False
     allow_unused: bool = False
+    contiguous: bool = False
+    forward_only: bool = False
     expect: tuple[Path, ...] = ()
 
     @classmethod
@@ -82,6 +90,13 @@ class Claims:
             raise UsageError(
                 "centred_keys: only functions with the framework's native signature claim it"
             )
+        refusals = {
+            feature: f"claims {name}"
+            for name, lacking in REFUSED.items()
+            for feature in lacking
+            if getattr(self, name)
+        }
+        more["refusals"] = {**more.get("refusals", {}), **refusals}
         return Declared(
             numerics=numerics, features=frozenset(features), elections=self.elections,
             dtypes=self.dtypes, limits=self.limits, deterministic=self.deterministic,

@@ -47,6 +47,9 @@ class Implementation(ABC):
     """The user's function, or the factory of the user's layer; None for a framework's code."""
     beside: Implementation | None = None
     """For a user's function: the framework's own attention, to compare elections with."""
+    axis_order = "bhld"
+    """The order of the axes of the operands. A case in another order has operands that are not
+    contiguous, if the backend has strides."""
     argument_names: tuple[str, ...] = ()
     """For a user's function: its argument names, one of which an error that refuses a case must name."""
     optimized: Implementation | None = None
@@ -109,9 +112,15 @@ class Implementation(ABC):
         if case.dtype.name not in self.declared.dtypes:
             return f"dtype {case.dtype.long_name} is not supported"
         missing = self.missing(case.needs)
-        if missing is not None:
+        if missing is not None or not isinstance(case, Case):
             return missing
-        return self.beyond_limits(case) if isinstance(case, Case) else None
+        return self._refuses_order(case) or self.beyond_limits(case)
+
+    def _refuses_order(self, case: Case) -> str | None:
+        """The reason why operands in the case's axis order are not supported, or None."""
+        if case.axis_order == self.axis_order or not self.backend.memory.has_strides:
+            return None
+        return self.missing(["strided-operands"])
 
     def beyond_limits(self, case: Case) -> str | None:
         """The reason why a case is beyond the declared limits, or None."""
@@ -129,21 +138,31 @@ class Implementation(ABC):
         """The nearest supported case; None if this case is supported, or if there is no near case.
 
         A case beyond the declared limits is asked in the nearest sizes. A user function is also asked in
-        another dtype, and without the features that it lacks (see `Case.without`).
+        another dtype, axis order and scale, and without the features that it lacks (see `Case.without`).
         """
         limited = self.declared.is_user_code or self.declared.limits != ANY
         if not limited or not isinstance(case, Case) or self.unsupported(case) is None:
             return None
         twin = case
-        if case.dtype.name not in self.declared.dtypes:
-            if not self.declared.is_user_code or case.recipe not in ORDINARY:
-                return None
-            twin = replace(twin, dtype=DTYPES[self.declared.dtypes[0]])
-        if self.declared.is_user_code:
-            twin = twin.without([name for name in twin.needs if self.missing([name]) is not None])
-        if not case.operator.is_layer:
+        try:
+            if case.dtype.name not in self.declared.dtypes:
+                if not self.declared.is_user_code or case.recipe not in ORDINARY:
+                    return None
+                twin = replace(twin, dtype=DTYPES[self.declared.dtypes[0]])
             limits = self.declared.limits_for(twin.dtype)
-            twin = replace(twin, sizes=limits.fitted(twin.sizes))
+            if self.declared.is_user_code:
+                twin = twin.without([n for n in twin.needs if self.missing([n]) is not None])
+                if self._refuses_order(twin):
+                    twin = replace(twin, axis_order=self.axis_order)
+                scale = limits.nearest_scale(twin.option("scale"))
+                if scale is not None:
+                    twin = twin.with_options(scale=scale)
+            if not case.operator.is_layer:
+                twin = replace(twin, sizes=limits.fitted(twin.sizes))
+        except ValueError:
+            return (
+                None  # the operator cannot have this case, such as packed segments of other lengths
+            )
         return twin if self.unsupported(twin) is None else None
 
     def missing(self, features: Iterable[str]) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import lcm
 
 from suite.spec.sizes import Sizes
 
@@ -15,23 +16,26 @@ class Limits:
     - `value_sizes`: supported Dv; default `head_sizes`
     - `queries`: the only supported Lq
     - `max_length`: greatest Lq and Lk
+    - `lengths_multiple_of`: Lq and Lk must be multiples of this number, or of these two
     - `equal_lengths`: Lq must equal Lk
     - `equal_heads`: Hkv must equal H
     - `scales`: smallest and largest scale
 
-    Raises ValueError for sizes below 1, and for scales in the wrong order.
+    Raises ValueError for sizes below 1, for scales in the wrong order, and for limits that no lengths
+    meet.
     """
 
     head_sizes: tuple[int, ...] = ()
     value_sizes: tuple[int, ...] = ()
     queries: int = 0
     max_length: int = 0
+    lengths_multiple_of: tuple[int, ...] = ()
     equal_lengths: bool = False
     equal_heads: bool = False
     scales: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("head_sizes", "value_sizes"):
+        for name in ("head_sizes", "value_sizes", "lengths_multiple_of"):
             if any(not isinstance(n, int) or n < 1 for n in getattr(self, name)):
                 raise ValueError(
                     f"{name} are whole numbers from 1 on, got {list(getattr(self, name))}"
@@ -40,6 +44,21 @@ class Limits:
             raise ValueError(f"queries is a number of queries, got {self.queries}")
         if self.max_length < 0:
             raise ValueError(f"max_length is a number of queries and keys, got {self.max_length}")
+        if len(self.lengths_multiple_of) > 2:
+            raise ValueError(
+                "lengths_multiple_of is one number for queries and keys, or one for each, got "
+                f"{list(self.lengths_multiple_of)}"
+            )
+        of_queries, of_keys = self.steps
+        if self.queries % of_queries:
+            raise ValueError(
+                f"calls of {self.queries} queries are no multiple of {of_queries}; lengths_multiple_of="
+                f"1,{of_keys} is about keys alone"
+            )
+        if self.max_length and self.max_length < max(self.steps):
+            raise ValueError(
+                f"no length up to {self.max_length} is a multiple of {max(self.steps)}"
+            )
         if self.scales is not None and not self.scales[0] <= self.scales[1]:
             raise ValueError(
                 f"scales are the smallest and the largest one, got {list(self.scales)}"
@@ -49,6 +68,12 @@ class Limits:
     def sizes_of_values(self) -> tuple[int, ...]:
         """The supported Dv."""
         return self.value_sizes or self.head_sizes
+
+    @property
+    def steps(self) -> tuple[int, int]:
+        """The numbers that Lq and Lk must be multiples of; 1 for any length."""
+        of = self.lengths_multiple_of or (1,)
+        return of[0], of[-1]
 
     def refusal(self, sizes: Sizes, scale: float | None = None) -> str | None:
         """The reason why sizes or an explicit scale exceed the limits, or None."""
@@ -63,6 +88,12 @@ class Limits:
         longest = max(sizes.Lq, sizes.Lk)
         if self.max_length and longest > self.max_length:
             return f"declares lengths up to {self.max_length}, and {longest} is more"
+        of_queries, of_keys = self.steps
+        if sizes.Lq % of_queries or sizes.Lk % of_keys:
+            return (
+                f"declares multiples of {of_queries} queries and {of_keys} keys, and these are "
+                f"{sizes.Lq} and {sizes.Lk}"
+            )
         if self.equal_lengths and sizes.Lq != sizes.Lk:
             return f"declares equal lengths, and these are {sizes.Lq} and {sizes.Lk}"
         if self.equal_heads and sizes.H != sizes.Hkv:
@@ -75,16 +106,38 @@ class Limits:
     def fitted(self, sizes: Sizes) -> Sizes:
         """The nearest sizes within the limits; the next larger size if there is one.
 
-        Dv stays equal to D if the limits allow. Lk of 0 or 1, and Lq of 0, stay unchanged.
+        - Dv stays equal to D, or stays another size, if the limits allow.
+        - The longer of Lq and Lk stays the longer one if the limits allow.
+        - Lk of 0 or 1, and Lq of 0, stay unchanged: with one key every row has its value.
         """
         D = _next(sizes.D, self.head_sizes)
         Dv = _next(D if sizes.Dv == sizes.D else sizes.Dv, self.sizes_of_values)
+        if Dv == D and sizes.Dv != sizes.D:
+            Dv = _next(Dv, tuple(n for n in self.sizes_of_values if n != D))
         Lq, Lk = sizes.Lq and (self.queries or sizes.Lq), sizes.Lk
+        of_queries, of_keys = self.steps
         if self.equal_lengths:
-            Lq = Lk = Lk if Lk < 2 else Lq and (self.queries or max(Lq, Lk))
-        longest = self.max_length or max(Lq, Lk)
+            of_keys = lcm(of_queries, of_keys)
+            Lk = Lk if Lk < 2 else Lq and (self.queries or max(Lq, Lk))
+        Lk = Lk if Lk < 2 else self._multiple(Lk, of_keys)
+        Lq = Lk if self.equal_lengths else self._multiple(Lq, of_queries)
+        if not self.equal_lengths and 1 < sizes.Lk > sizes.Lq:
+            Lk = self._multiple(max(Lk, Lq + 1), of_keys)
+        if not self.equal_lengths and not self.queries and sizes.Lq > sizes.Lk:
+            Lq = self._multiple(max(Lq, Lk + 1), of_queries)
         Hkv = sizes.H if self.equal_heads else sizes.Hkv
-        return replace(sizes, Hkv=Hkv, D=D, Dv=Dv, Lq=min(Lq, longest), Lk=min(Lk, longest))
+        return replace(sizes, Hkv=Hkv, D=D, Dv=Dv, Lq=Lq, Lk=Lk)
+
+    def nearest_scale(self, scale: float | None) -> float | None:
+        """The supported explicit scale nearest to `scale`; None for the default scale."""
+        if scale is None or self.scales is None:
+            return scale
+        return min(max(scale, self.scales[0]), self.scales[1])
+
+    def _multiple(self, length: int, of: int) -> int:
+        """The next multiple of `of`, or the largest one within `max_length`."""
+        multiple = -(-length // of) * of
+        return min(multiple, self.max_length // of * of) if self.max_length else multiple
 
 
 ANY = Limits()

@@ -220,7 +220,8 @@ ONE_PROJECTION = (
 
 
 def parts_of_one(inputs: Inputs) -> Iterator[tuple[str, np.ndarray, list[np.ndarray]]]:
-    """Layouts of query, key and value in one array: name, array, and the three views (B, L, H, D)."""
+    """Layouts of query, key and value in one array: name, array, and the three views (B, L, H, D). Rows
+    are shared only if there are as many queries as keys."""
 
     def headed(array: np.ndarray) -> np.ndarray:
         if inputs.operator.packing is not None:
@@ -229,20 +230,21 @@ def parts_of_one(inputs: Inputs) -> Iterator[tuple[str, np.ndarray, list[np.ndar
 
     arrays = [headed(inputs.arrays[name]) for name in OPERANDS]
     B, L = arrays[0].shape[:2]
-    ends = np.cumsum([0, *(array[0, 0].size for array in arrays)])
-    rows = np.concatenate([array.reshape(B, L, -1) for array in arrays], -1)
-    yield (
-        "(B, L, 3 H D)",
-        rows,
-        [
-            rows[:, :, start:stop].reshape(array.shape)
-            for start, stop, array in zip(ends[:-1], ends[1:], arrays, strict=True)
-        ],
-    )
-    if len({array.shape[2] for array in arrays}) == 1 < arrays[0].shape[2]:
-        heads = np.ascontiguousarray(np.concatenate(arrays, -1))
-        edges = np.cumsum([array.shape[-1] for array in arrays])[:-1]
-        yield "(B, L, H, 3 D)", heads, np.split(heads, edges, -1)
+    if len({array.shape[1] for array in arrays}) == 1:
+        ends = np.cumsum([0, *(array[0, 0].size for array in arrays)])
+        rows = np.concatenate([array.reshape(B, L, -1) for array in arrays], -1)
+        yield (
+            "(B, L, 3 H D)",
+            rows,
+            [
+                rows[:, :, start:stop].reshape(array.shape)
+                for start, stop, array in zip(ends[:-1], ends[1:], arrays, strict=True)
+            ],
+        )
+        if len({array.shape[2] for array in arrays}) == 1 < arrays[0].shape[2]:
+            heads = np.ascontiguousarray(np.concatenate(arrays, -1))
+            edges = np.cumsum([array.shape[-1] for array in arrays])[:-1]
+            yield "(B, L, H, 3 D)", heads, np.split(heads, edges, -1)
     flat = np.concatenate([array.ravel() for array in arrays])
     thirds = np.split(flat, np.cumsum([array.size for array in arrays])[:-1])
     shaped = (part.reshape(array.shape) for part, array in zip(thirds, arrays, strict=True))

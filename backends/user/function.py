@@ -145,6 +145,7 @@ class UserFunction(UserCallable):
         native: NativeSignature,
     ) -> None:
         self.native, self.beside = native, own_attention(backend)
+        self.axis_order = native.axis_order
         super().__init__(backend, function, name, claims)
         self.ways = native.ways(n for n in native.neutral if n in self.binder.taken)
         asked = {parameter.name for parameter in native.parameters}

@@ -53,11 +53,18 @@ CLAIMS = {
     ),
     "queries": per_dtype("the supported number of queries, 1 for a decoding function", int),
     "max_length": per_dtype("the largest number of queries and of keys", int),
+    "lengths_multiple_of": per_dtype(
+        "the number that the numbers of queries and of keys are multiples of; two numbers for queries, "
+        "keys",
+        tuple[int, ...],
+    ),
     "equal_lengths": per_dtype("True if the number of queries must equal the number of keys", bool),
     "equal_heads": per_dtype(
         "True if the number of key heads must equal the number of query heads", bool
     ),
     "scales": per_dtype("the smallest and the largest scale", tuple[float, float]),
+    "contiguous": Claim("True if query, key and value must be contiguous", bool),
+    "forward_only": Claim("True if it cannot be differentiated", bool),
     "deterministic": Claim(
         "False if two calls on the same inputs may give other bits, within the bounds", bool
     ),

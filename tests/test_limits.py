@@ -1,0 +1,151 @@
+"""Claimed limits: cases beyond them are asked within them, so that a limited kernel is asked most
+questions."""
+
+from __future__ import annotations
+
+import pytest
+
+from backends import registry
+from backends.implementation import Implementation
+from backends.limits import Limits
+from backends.registry import UsageError
+from suite.checks import all_checks
+from suite.spec.case import Case, parse_sizes
+from tests.test_claims import CLAIMED, judged, plan, wrong
+
+SIZES = ("head_sizes=64,128", "lengths_multiple_of=16")
+
+
+@pytest.mark.parametrize(
+    ("limits", "sizes", "expected"),
+    [
+        (Limits(lengths_multiple_of=(16,)), "b2h3q5k7d8", "b2h3q16k32d8"),
+        (Limits(lengths_multiple_of=(16,)), "b2h3q33k7d8", "b2h3q48k16d8"),
+        (Limits(lengths_multiple_of=(16,)), "b2h3q9k7d8", "b2h3q32k16d8"),
+        (Limits(lengths_multiple_of=(16,)), "b2h3q7k7d8", "b2h3q16k16d8"),
+        (Limits(lengths_multiple_of=(16,)), "b2h3q16k32d8", "b2h3q16k32d8"),
+        (Limits(lengths_multiple_of=(16,)), "b2h3q0k5d8", "b2h3q0k16d8"),
+        (Limits(lengths_multiple_of=(16,)), "b2h3q5k0d8", "b2h3q16k0d8"),
+        (Limits(lengths_multiple_of=(16, 1)), "b2h3q1k1d8", "b2h3q16k1d8"),
+        (Limits(lengths_multiple_of=(64, 16)), "b2h3q5k7d8", "b2h3q64k80d8"),
+        (Limits(lengths_multiple_of=(1, 16)), "b2h3q5k7d8", "b2h3q5k16d8"),
+        (Limits(lengths_multiple_of=(1, 16), queries=1), "b2h3q9k7d8", "b2h3q1k16d8"),
+        (Limits(lengths_multiple_of=(4, 6), equal_lengths=True), "b2h3q5k7d8", "b2h3q12k12d8"),
+        (Limits(lengths_multiple_of=(16,), max_length=40), "b2h3q5k99d8", "b2h3q16k32d8"),
+        (Limits(head_sizes=(64, 128)), "b2h3q5k7d8", "b2h3q5k7d64"),
+        (Limits(head_sizes=(64, 128)), "b2h3q5k7d64v16", "b2h3q5k7d64v128"),
+        (Limits(head_sizes=(64,)), "b2h3q5k7d8v12", "b2h3q5k7d64"),
+    ],
+)
+def test_the_nearest_sizes_lie_within_the_limits(limits: Limits, sizes: str, expected: str) -> None:
+    fitted = limits.fitted(parse_sizes("mha", sizes, sizes))
+    assert fitted.token == expected
+    assert limits.refusal(fitted) is None
+    assert limits.fitted(fitted) == fitted
+
+
+def test_a_single_key_stays_single() -> None:
+    (function,) = plan("flash", "limited.py", claim=("lengths_multiple_of=16",)).implementations
+    assert function.nearest_supported(Case.parse("sdpa/none/mha/f32/b2h3q5k1d8")) is None
+
+
+@pytest.mark.parametrize(
+    ("claim", "message"),
+    [
+        ("lengths_multiple_of=0", "lengths_multiple_of are whole numbers from 1 on, got"),
+        ("lengths_multiple_of=x", "lengths_multiple_of: Expected `int`, got `str`"),
+        ("lengths_multiple_of=16,16,16", "one number for queries and keys, or one for each"),
+        ("contiguous=perhaps", "contiguous: Expected `bool`, got `str`"),
+        ("f16.forward_only", "unknown claim 'f16.forward_only'"),
+    ],
+)
+def test_values_that_no_kernel_can_claim_are_usage_errors(claim: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        plan("flash", "limited.py", claim=(claim,))
+
+
+@pytest.mark.parametrize(
+    ("claims", "message"),
+    [
+        (("queries=1", "lengths_multiple_of=16"), "lengths_multiple_of=1,16 is about keys alone"),
+        (("max_length=8", "lengths_multiple_of=16"), "no length up to 8 is a multiple of 16"),
+    ],
+)
+def test_claims_that_no_lengths_meet_are_usage_errors(
+    claims: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        plan("flash", "limited.py", claim=claims)
+
+
+def asked(function: Implementation, level: str) -> int:
+    """The number of cells that the function is asked."""
+    cells = (cell for check in all_checks() for cell in check.cells(level, [function]))
+    return sum(cell.check.unsupported(function, cell.case) is None for cell in cells)
+
+
+@pytest.mark.parametrize(
+    ("backend", "function"),
+    [("torch", "limited.py:flash"), ("jax", "of_jax.py:flash")],
+)
+def test_a_limited_kernel_is_asked_most_questions(backend: str, function: str) -> None:
+    pytest.importorskip(backend)
+    path = f"{CLAIMED / function}"
+    within = {"head_sizes": (64, 128), "lengths_multiple_of": 16}
+    loaded = registry.load(backend)
+    free, limited = (
+        registry.function_implementation(loaded, path, claims)[0] for claims in ({}, within)
+    )
+    for level in ("smoke", "standard"):
+        assert asked(limited, level) > 0.95 * asked(free, level)
+
+
+def test_a_limited_kernel_is_right_within_its_limits() -> None:
+    verdicts = judged(
+        plan("flash", "limited.py", claim=SIZES, dtype=("f32",)),
+        "values", "gradients", "election", "contract", "hidden", "long_rows", "layouts",
+    )  # fmt: skip
+    assert not wrong(verdicts)
+    cells = [cell.case for cell, verdict in verdicts if verdict.status == "pass"]
+    sizes = [case.sizes for case in cells if isinstance(case, Case)]
+    assert len(sizes) > 60
+    assert {s.D for s in sizes} == {64, 128}
+    assert not any(s.Lq % 16 or s.Lk % 16 for s in sizes)
+    assert {s.Lq < s.Lk for s in sizes} == {s.Lq > s.Lk for s in sizes} == {True, False}
+
+
+def test_a_fault_within_the_limits_is_found() -> None:
+    verdicts = judged(plan("ends_early", "limited.py", claim=SIZES, dtype=("f32",)), "values")
+    assert len(wrong(verdicts)) > 5
+
+
+@pytest.mark.parametrize(
+    ("name", "claim", "checks"),
+    [
+        ("contiguous", "contiguous", ("values", "layouts", "fused_operands", "inner_layouts")),
+        ("forward", "forward_only", ("gradients", "election", "gradient_passes")),
+    ],
+)
+def test_a_claim_takes_away_what_the_function_lacks(
+    name: str, claim: str, checks: tuple[str, ...]
+) -> None:
+    options = {"dtype": ("f32",)}
+    assert wrong(judged(plan(name, "limited.py", **options), *checks))
+    verdicts = judged(plan(name, "limited.py", claim=(claim,), **options), *checks)
+    assert not wrong(verdicts)
+    reasons = {verdict.message for _, verdict in verdicts if verdict.status == "unsupported"}
+    assert f"claims {claim}" in reasons
+
+
+def test_a_contiguous_function_is_asked_other_orders_in_its_own() -> None:
+    (function,) = plan("contiguous", "limited.py", claim=("contiguous",)).implementations
+    twin = function.nearest_supported(Case.parse("sdpa/causal/mha/f32/b2h3q5k7d8/bhdl"))
+    assert twin == Case.parse("sdpa/causal/mha/f32/b2h3q5k7d8")
+
+
+def test_a_scale_beyond_the_claim_is_asked_within() -> None:
+    (function,) = plan("flash", "limited.py", claim=("scales=0.1,1",)).implementations
+    for scale, nearest in (("2.5", "1.0"), ("-0.2", "0.1")):
+        twin = function.nearest_supported(Case.parse(f"sdpa/none/mha/f32/b2h3q5k7d8/scale{scale}"))
+        assert twin is not None
+        assert twin.option("scale") == float(nearest)
