@@ -208,3 +208,21 @@ def test_a_loop_over_keys_adds_one_after_the_other(kernels: Path) -> None:
     in_turn, _ = registry.function_implementation(torch, f"{kernels}:in_turn", {})
     said = facts.read(in_turn, 60)["sums over keys"]
     assert said == "one after the other; the same for one sample and one query"
+
+
+def test_other_operators_are_compared_case_by_case(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    path = tmp_path / "rotations.py"
+    path.write_text(
+        "from tests.functions.rotations import rotate\n"
+        "def late(query, position, base=10000.0):\n"
+        "    return rotate(query, position + 1, base)\n"
+    )
+    torch = registry.load("torch")
+    late, _ = registry.function_implementation(torch, f"{path}:late", {}, "rotary")
+    found = facts.read(late, 60)
+    assert "Position p is rotated as position p + 1." in found.values()
+    right, _ = registry.function_implementation(
+        torch, "tests.functions.rotations:rotate", {}, "rotary"
+    )
+    assert {*facts.read(right, 60).values()} == {"as defined"}

@@ -10,11 +10,21 @@ import numpy as np
 
 from backends.protocol import Implementation
 from suite.judge import elections
-from suite.judge.diagnosis import behaviour, gradients, heads, order, precision, scale, weights
+from suite.judge.diagnosis import (
+    behaviour,
+    gradients,
+    heads,
+    order,
+    others,
+    precision,
+    scale,
+    weights,
+)
 from suite.judge.diagnosis.instrument import Found, Instrument, Reading, softmax
 from suite.judge.oracle import Oracle
 from suite.judge.verdict import Deviation, NotApplicable
 from suite.spec.case import Case
+from suite.spec.catalogue import cases
 from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import draw_cotangent
 from suite.spec.masks import Causal
@@ -29,7 +39,8 @@ def read(implementation: Implementation, seconds: float = 8.0) -> dict[str, str]
     """What is measured of an implementation, by the name of the fact, in the order of a table.
 
     "not taken": a case needs what the implementation lacks or refuses. Other operators than plain
-    attention have only elections. After so many `seconds` nothing more is measured.
+    attention are compared with the definition in a few cases. After so many `seconds` of processor time
+    nothing more is measured.
     """
     tool = Instrument(implementation, seconds)
     facts: dict[str, str] = {}
@@ -39,9 +50,43 @@ def read(implementation: Implementation, seconds: float = 8.0) -> dict[str, str]
                 list(precision.ask(tool, plain))  # sets the unit roundoff of what is rounded inside
             for name, fact in FACTS.items():
                 facts[name] = "not measured in time" if tool.late else fact(tool)
+        else:
+            for case in _cases_of(tool):
+                facts[case.id.removeprefix(f"{case.operator}/")] = _compared(tool, case)
         for question in implementation.operator.questions.elections:
             facts[question] = _elected(tool, question)
     return facts
+
+
+def _cases_of(tool: Instrument) -> list[Case]:
+    """The smallest cases in float32 of an operator that is not plain attention, one of each need."""
+    implementation = tool.implementation
+    known = [
+        c
+        for c in (*cases("smoke"), *cases("standard"))
+        if c.operator is implementation.operator and c.dtype.name == "f32"
+    ]
+    taken = [c for c in known if implementation.unsupported(c) is None]
+    return list({(c.needs, c.options): c for c in sorted(taken, key=_size, reverse=True)}.values())[
+        ::-1
+    ][:12]
+
+
+def _size(case: Case) -> int:
+    s = case.sizes
+    return s.B * s.H * s.Lq * s.Lk * s.D
+
+
+def _compared(tool: Instrument, case: Case) -> str:
+    """Whether a case is answered, and differentiated, as the operator is defined, and what else."""
+    if tool.late:
+        return "not measured in time"
+    if tool.ask(tool.drawn(case)) is None:
+        return "refused"
+    inputs, found = tool.drawn(case), list(others.ask(tool, case))
+    if found:
+        return " ".join(f.sentence for f in found)
+    return "as defined" if not others.wrong_outputs(tool, inputs) else "another answer than defined"
 
 
 def _case(

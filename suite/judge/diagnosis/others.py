@@ -25,7 +25,7 @@ def ask(tool: Instrument, case: Case) -> Iterator[Found]:
         typed = replace(case, dtype=DTYPES[name])
         if tool.implementation.unsupported(typed) is None:
             inputs = tool.drawn(typed)
-            wrong = _wrong(tool, inputs)
+            wrong = wrong_outputs(tool, inputs)
             yield from _outputs(tool, inputs, wrong) if wrong else gradients.ask(tool, typed)
             return
 
@@ -56,7 +56,7 @@ def _judged(inputs: Inputs, name: str, shape: tuple[int, ...]) -> np.ndarray:
     return np.broadcast_to(~inputs.rows_along(inputs.fully_masked_rows, axes), shape)
 
 
-def _wrong(tool: Instrument, inputs: Inputs) -> list[str]:
+def wrong_outputs(tool: Instrument, inputs: Inputs) -> list[str]:
     """The outputs that rounding does not explain."""
     return [name for name, right in _right(tool, inputs, inputs).items() if not right]
 
