@@ -3,28 +3,22 @@
 from suite.measure import benchmark as _benchmark
 
 
-class Forward(_benchmark.Forward):
+class _Jax(_benchmark.Benchmark):
     backend = "jax"
+    implementations = ["jax-nn"]
+
+
+class Forward(_Jax, _benchmark.Forward):
     cases = _benchmark.ids("gpt2-train", "bert-base-padded", "llama-decode", "vit-base-197")
-    implementations = ["jax-nn"]
 
 
-class Backward(_benchmark.Backward):
-    backend = "jax"
-    cases = _benchmark.ids("gpt2-train")
-    implementations = ["jax-nn"]
+class Backward(_Jax, _benchmark.Backward): ...
 
 
-class Quality(_benchmark.Quality):
-    backend = "jax"
-    cases = _benchmark.ids("gpt2-train")
-    implementations = ["jax-nn"]
+class Quality(_Jax, _benchmark.Quality): ...
 
 
-class Memory(_benchmark.Memory):
-    backend = "jax"
-    cases = _benchmark.ids("gpt2-train")
-    implementations = ["jax-nn"]
+class Memory(_Jax, _benchmark.Memory): ...
 
 
 class Versions(_benchmark.Versions):

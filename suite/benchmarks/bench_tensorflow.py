@@ -3,29 +3,24 @@
 from suite.measure import benchmark as _benchmark
 
 
-class Forward(_benchmark.Forward):
+class _Tensorflow(_benchmark.Benchmark):
     backend = "tf"
+    implementations = ["keras-ops@function"]
+
+
+class Forward(_Tensorflow, _benchmark.Forward):
     cases = _benchmark.ids("gpt2-train", "bert-base-padded", "vit-base-197")
     implementations = ["keras-ops@function", "keras-ops@xla"]
 
 
-class Backward(_benchmark.Backward):
-    backend = "tf"
-    cases = _benchmark.ids("gpt2-train")
-    implementations = ["keras-ops@function"]
+class Backward(_Tensorflow, _benchmark.Backward): ...
 
 
-class Quality(_benchmark.Quality):
-    backend = "tf"
-    cases = _benchmark.ids("gpt2-train")
-    implementations = ["keras-ops@function"]
+class Quality(_Tensorflow, _benchmark.Quality): ...
 
 
 # TensorFlow counts no memory on a CPU: there are no bytes to track.
-class Memory(_benchmark.ProcessMemory):
-    backend = "tf"
-    cases = _benchmark.ids("gpt2-train")
-    implementations = ["keras-ops@function"]
+class Memory(_Tensorflow, _benchmark.ProcessMemory): ...
 
 
 class Versions(_benchmark.Versions):

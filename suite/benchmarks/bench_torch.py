@@ -3,28 +3,23 @@
 from suite.measure import benchmark as _benchmark
 
 
-class Forward(_benchmark.Forward):
+class _Torch(_benchmark.Benchmark):
     backend = "torch"
+    implementations = ["sdpa", "eager"]
+
+
+class Forward(_Torch, _benchmark.Forward):
     cases = _benchmark.ids("gpt2-train", "bert-base-padded", "llama-decode", "vit-base-197")
-    implementations = ["sdpa", "eager"]
 
 
-class Backward(_benchmark.Backward):
-    backend = "torch"
-    cases = _benchmark.ids("gpt2-train")
-    implementations = ["sdpa", "eager"]
+class Backward(_Torch, _benchmark.Backward): ...
 
 
-class Quality(_benchmark.Quality):
-    backend = "torch"
-    cases = _benchmark.ids("gpt2-train")
+class Quality(_Torch, _benchmark.Quality):
     implementations = ["sdpa"]
 
 
-class Memory(_benchmark.Memory):
-    backend = "torch"
-    cases = _benchmark.ids("gpt2-train")
-    implementations = ["sdpa", "eager"]
+class Memory(_Torch, _benchmark.Memory): ...
 
 
 class Versions(_benchmark.Versions):

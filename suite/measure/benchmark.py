@@ -62,7 +62,7 @@ class Benchmark:
 
     backend = ""
     direction = "forward"
-    cases: Sequence[str] = ()
+    cases: Sequence[str] = ids("gpt2-train")
     implementations: Sequence[str] = ()
     params: ClassVar[list[list[str]]]
     version: ClassVar[str]
