@@ -176,13 +176,18 @@ class MultiheadAttention(Masked):
         if inputs.mask is not None or inputs.mask_array is not None:
             flags["float mask"] = {"float_mask": True}
             flags["float mask, no_grad"] = {"float_mask": True, "no_grad": True}
-        if causal_alone(inputs) and inputs.bias is None:
-            flags["is_causal hint"] = {"hint": True}
-            flags["is_causal hint, no_grad"] = {"hint": True, "no_grad": True}
-            if inputs.returned == "none":
-                flags["is_causal hint, need_weights"] = {"hint": True, "need_weights": True}
+        flags |= {f"is_causal hint{more}": options for more, options in self.hints(inputs).items()}
         calls = {name: self.call(inputs, **options) for name, options in flags.items()}
         return calls if inputs.squeezed else calls | self.functions(inputs)
+
+    def hints(self, inputs: Inputs) -> dict[str, dict[str, Any]]:
+        """Options of calls with is_causal beside a causal mask, by what they add to a path's name; empty
+        if the mask is another one."""
+        if not causal_alone(inputs) or inputs.bias is not None:
+            return {}
+        weights = {"need_weights": True} if inputs.returned == "none" else {}
+        ways = {"": {}, ", no_grad": {"no_grad": True}, ", need_weights": weights}
+        return {more: {"hint": True, **way} for more, way in ways.items() if way or not more}
 
     def functions(self, inputs: Inputs) -> dict[str, PreparedCall]:
         """Calls of the function behind the layer, and of layers that append a key."""
@@ -198,6 +203,10 @@ class MultiheadAttention(Masked):
                 name: self.call(inputs, layer=longer),
                 f"{name}, no_grad": self.call(inputs, layer=longer, no_grad=True),
                 f"functional, {name}": functional.separate(plain, longer, backend, problem),
+                **{
+                    f"{name}, is_causal hint{more}": self.call(inputs, layer=longer, **options)
+                    for more, options in self.hints(inputs).items()
+                },
             }
             calls |= {path: replace(call, problem=problem) for path, call in own.items()}
         tagged = {"layer": plain, **{n: c for n, c in calls.items() if n.startswith("functional")}}
