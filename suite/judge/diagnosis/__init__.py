@@ -1,5 +1,9 @@
 """Diagnosis: what is wrong with an implementation, in sentences for people.
 
 - `finding`: a sentence, and how much of the failures it explains
-- `instrument`: measures what an implementation computes, one file a question
+- `diagnose`: the best sentences of `catalogue` and `identify`
+- `identify`: what is measured by probes. `instrument` asks; `weights`, `masks`, `scale`, `heads`,
+  `precision`, `behaviour` and `gradients` are the questions about plain attention; `others`, `layers` and
+  `packed` those about other operators
+- `facts`: what an implementation computes, without a verdict; `order` is that of its sums
 """

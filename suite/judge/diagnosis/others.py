@@ -14,6 +14,7 @@ import numpy as np
 from suite.judge.diagnosis import gradients
 from suite.judge.diagnosis.instrument import Found, Instrument
 from suite.judge.diagnosis.layers import Another, of_layer
+from suite.judge.diagnosis.packed import boundaries, of_packed
 from suite.spec.case import Case
 from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import Inputs
@@ -70,6 +71,11 @@ def _outputs(tool: Instrument, inputs: Inputs, wrong: list[str]) -> Iterator[Fou
                 "" if "output" in wrong else f"Of what is returned only the {wrong[0]} is wrong. "
             )
             yield Found(first + sentence, family, hint)
+            return
+    if inputs.operator.packing is not None:
+        found = boundaries(tool, inputs)
+        if found is not None:
+            yield found
             return
     got, oracle, name = tool.ask(inputs), tool.oracle(inputs), wrong[0]
     if got is not None and oracle is not None:
@@ -217,95 +223,6 @@ def _of_rotary(inputs: Inputs) -> Iterator[Another]:
             )
 
 
-def _of_packed(inputs: Inputs) -> Iterator[Another]:
-    """Other segments, alignments and scales."""
-    case, D = inputs.case, inputs.sizes.D
-    queries, keys = (list(part) for part in case.option("segments"))
-
-    def cut(queries: list[int], keys: list[int], **options: object) -> Inputs | None:
-        """The inputs in other segments; None if no case has them."""
-        sizes, pair = replace(inputs.sizes, B=len(queries)), (tuple(queries), tuple(keys))
-        try:
-            options = {**dict(case.options), "segments": pair, **options}
-            kept = tuple(
-                (o.name, options[o.name])
-                for o in case.operator.options
-                if options.get(o.name, o.default) != o.default
-            )
-            new = replace(case, sizes=sizes, options=kept)
-        except ValueError:
-            return None
-        lengths = {"query_lengths": np.array(queries, float), "key_lengths": np.array(keys, float)}
-        return replace(inputs, case=new, sizes=sizes, arrays={**inputs.arrays, **lengths})
-
-    cause = "`cu_seqlens` that is not used, or shifted"
-    found: list[tuple[Inputs | None, str, str]] = [
-        (
-            cut([sum(queries)], [sum(keys)]),
-            "Boundaries of segments are ignored: queries see the keys of other segments.",
-            cause,
-        )
-    ]
-    for name, own in (("queries", queries), ("keys", keys)):
-        for place in range(len(own) - 1):
-            for n in (1, -1):
-                moved = list(own)
-                moved[place], moved[place + 1] = own[place] + n, own[place + 1] - n
-                if min(moved) >= 0:
-                    end = sum(own[: place + 1])
-                    pair = (moved, keys) if name == "queries" else (queries, moved)
-                    found.append(
-                        (
-                            cut(*pair),
-                            f"Segment {place} of the {name} ends at {end + n}, expected {end}.",
-                            cause,
-                        )
-                    )
-    for n in (1, -1):
-        ends = {
-            name: [max(0, x) for x in np.diff([0, *(np.cumsum(own[:-1]) + n), sum(own)]).tolist()]
-            for name, own in (("q", queries), ("k", keys))
-        }
-        found.append(
-            (cut(ends["q"], ends["k"]), f"All boundaries of segments are off by {n:+d}.", cause)
-        )
-    for alignment, text in (
-        ("all", "The causal flag is ignored."),
-        ("causal", "The causal mask is aligned top-left in every segment."),
-        ("causalbr", "The causal mask is aligned bottom-right in every segment."),
-    ):
-        if alignment != case.option("alignment"):
-            found.append(
-                (cut(queries, keys, alignment=alignment), text, "`tril(diagonal=Lk - Lq)`")
-            )
-    for other, sentence, hint in found:
-        if other is not None:
-            yield other, sentence, "packed", hint
-    right = inputs.effective_scale
-    for scale, text in (
-        (1.0, "1"),
-        (1 / D, "1/D"),
-        (D**-0.5, "1/sqrt(D)"),
-        (right * D**-0.5, "the right one times 1/sqrt(D)"),
-    ):
-        if scale != right:
-            yield (
-                inputs.replace(scale=scale),
-                f"The scale is {scale:.3g} = {text}, expected {right:.3g}.",
-                "scale",
-                "",
-            )
-    s = inputs.sizes
-    if s.group > 1:
-        tiled = np.arange(s.H) % s.Hkv
-        yield (
-            inputs.replace(key=inputs.key[:, tiled], value=inputs.value[:, tiled]),
-            "Key/value heads are tiled, expected each repeated for its group.",
-            "heads",
-            "`repeat` for `repeat_interleave`",
-        )
-
-
 def _of_merge(inputs: Inputs) -> Iterator[Another]:
     """Other weights of the parts."""
     lse = inputs.arrays["partial_lse"]
@@ -334,6 +251,6 @@ def _of_merge(inputs: Inputs) -> Iterator[Another]:
 
 
 PROBLEMS: Mapping[str, Callable[[Inputs], Iterator[Another]]] = {
-    "rotary": _of_rotary, "packed": _of_packed, "merge": _of_merge
+    "rotary": _of_rotary, "packed": of_packed, "merge": _of_merge
 }  # fmt: skip
 """The other problems of operators that are no layers."""

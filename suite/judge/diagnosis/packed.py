@@ -1,0 +1,166 @@
+"""Packed attention: other segments, alignments and scales, and boundaries as one-hot values show them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from suite.judge.diagnosis.instrument import SEEN, Found, Instrument, Reading
+from suite.judge.diagnosis.layers import Another
+from suite.judge.diagnosis.weights import drawn
+from suite.spec.case import Case
+from suite.spec.inputs import Inputs
+from suite.spec.operators.packed import hidden_pairs, segments
+from suite.spec.operators.sdpa import SDPA
+
+CALLS = 8
+"""Calls that one reading of weights may take."""
+
+
+def boundaries(tool: Instrument, inputs: Inputs) -> Found | None:
+    """The finding if queries see other keys than those of their segments, read by one-hot values."""
+    s, width = inputs.sizes, inputs.sizes.Dv
+    if not width or -(-s.Lk // width) > CALLS:
+        return None
+    weights = np.zeros((s.H, s.Lq, s.Lk))
+    for start in range(0, s.Lk, width):
+        keys = range(start, min(start + width, s.Lk))
+        value = np.zeros((s.Lk, s.Hkv, width))
+        value[keys, :, range(len(keys))] = 1.0
+        got = tool.output(inputs.replace(value=value))  # (Lq, H, Dv)
+        if got is None:
+            return None
+        weights[..., start : keys.stop] = got.swapaxes(0, 1)[..., : len(keys)]
+    if not np.isfinite(weights).all():
+        return None
+    seen = np.abs(weights) > SEEN * np.abs(weights).max(-1, keepdims=True)
+    want = ~hidden_pairs(inputs.case)
+    if (seen == want).all():
+        return None
+    picture = _picture(inputs, weights, want)
+    parts = list(segments(inputs.case))
+    if any((seen != seen[:1]).ravel()):
+        return Found("Heads see different keys of a segment.", "packed", "", picture)
+    lost, more = (want & ~seen[0]), (seen[0] & ~want)
+    for number, (rows, own) in enumerate(parts):
+        for what, pairs in (("does not see", lost[rows]), ("sees", more[rows])):
+            columns = np.flatnonzero(pairs.any(0))
+            if len(columns):
+                inside = [int(k) for k in columns if own.start <= k < own.stop]
+                named = (
+                    f"key {inside[0] - own.start} of its own {own.stop - own.start}"
+                    if inside
+                    else (f"key {columns[0]} of the pack, which belongs to another segment")
+                )
+                count = sum(bool((lost | more)[r].any()) for r, _ in parts)
+                some = f" ({count} of {len(parts)} segments are wrong)" if len(parts) > 1 else ""
+                text = f"Segment {number} of {len(parts)} {what} {named}{some}."
+                return Found(
+                    text,
+                    "packed",
+                    "`<=` for `<` at the end of a segment, `cu_seqlens` off by one",
+                    picture,
+                )
+    return None
+
+
+def _picture(inputs: Inputs, weights: np.ndarray, want: np.ndarray) -> str:
+    """The expected and the used pairs, as for plain attention."""
+    s = replace(inputs.sizes, B=1)
+    case = Case(SDPA, s, inputs.dtype)
+    arrays = {"query": np.zeros((1, s.H, s.Lq, s.D)), "key": np.zeros((1, s.Hkv, s.Lk, s.D)),
+              "value": np.zeros((1, s.Hkv, s.Lk, s.Dv))}  # fmt: skip
+    plain = Inputs(case, arrays, s, mask_array=want)
+    reading = Reading(plain, weights[None], want[None, None] * 1.0, np.zeros((1, 1, s.Lq, s.Lk)))
+    return drawn(reading, reading.seen != plain.attends)
+
+
+def of_packed(inputs: Inputs) -> Iterator[Another]:
+    """Other segments, alignments and scales."""
+    case, D = inputs.case, inputs.sizes.D
+    queries, keys = (list(part) for part in case.option("segments"))
+
+    def cut(queries: list[int], keys: list[int], **options: object) -> Inputs | None:
+        """The inputs in other segments; None if no case has them."""
+        sizes, pair = replace(inputs.sizes, B=len(queries)), (tuple(queries), tuple(keys))
+        try:
+            options = {**dict(case.options), "segments": pair, **options}
+            kept = tuple(
+                (o.name, options[o.name])
+                for o in case.operator.options
+                if options.get(o.name, o.default) != o.default
+            )
+            new = replace(case, sizes=sizes, options=kept)
+        except ValueError:
+            return None
+        lengths = {"query_lengths": np.array(queries, float), "key_lengths": np.array(keys, float)}
+        return replace(inputs, case=new, sizes=sizes, arrays={**inputs.arrays, **lengths})
+
+    cause = "`cu_seqlens` that is not used, or shifted"
+    found: list[tuple[Inputs | None, str, str]] = [
+        (
+            cut([sum(queries)], [sum(keys)]),
+            "Boundaries of segments are ignored: queries see the keys of other segments.",
+            cause,
+        )
+    ]
+    for name, own in (("queries", queries), ("keys", keys)):
+        for place in range(len(own) - 1):
+            for n in (1, -1):
+                moved = list(own)
+                moved[place], moved[place + 1] = own[place] + n, own[place + 1] - n
+                if min(moved) >= 0:
+                    end = sum(own[: place + 1])
+                    pair = (moved, keys) if name == "queries" else (queries, moved)
+                    found.append(
+                        (
+                            cut(*pair),
+                            f"Segment {place} of the {name} ends at {end + n}, expected {end}.",
+                            cause,
+                        )
+                    )
+    for n in (1, -1):
+        ends = {
+            name: [max(0, x) for x in np.diff([0, *(np.cumsum(own[:-1]) + n), sum(own)]).tolist()]
+            for name, own in (("q", queries), ("k", keys))
+        }
+        found.append(
+            (cut(ends["q"], ends["k"]), f"All boundaries of segments are off by {n:+d}.", cause)
+        )
+    for alignment, text in (
+        ("all", "The causal flag is ignored."),
+        ("causal", "The causal mask is aligned top-left in every segment."),
+        ("causalbr", "The causal mask is aligned bottom-right in every segment."),
+    ):
+        if alignment != case.option("alignment"):
+            found.append(
+                (cut(queries, keys, alignment=alignment), text, "`tril(diagonal=Lk - Lq)`")
+            )
+    for other, sentence, hint in found:
+        if other is not None:
+            yield other, sentence, "packed", hint
+    right = inputs.effective_scale
+    for scale, text in (
+        (1.0, "1"),
+        (1 / D, "1/D"),
+        (D**-0.5, "1/sqrt(D)"),
+        (right * D**-0.5, "the right one times 1/sqrt(D)"),
+    ):
+        if scale != right:
+            yield (
+                inputs.replace(scale=scale),
+                f"The scale is {scale:.3g} = {text}, expected {right:.3g}.",
+                "scale",
+                "",
+            )
+    s = inputs.sizes
+    if s.group > 1:
+        tiled = np.arange(s.H) % s.Hkv
+        yield (
+            inputs.replace(key=inputs.key[:, tiled], value=inputs.value[:, tiled]),
+            "Key/value heads are tiled, expected each repeated for its group.",
+            "heads",
+            "`repeat` for `repeat_interleave`",
+        )
