@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -27,6 +28,18 @@ class ForwardOnly(Exception):
     def __init__(self, message: str, declared: bool = False) -> None:
         super().__init__(message)
         self.declared = declared
+
+
+@contextmanager
+def underivable(message: str) -> Iterator[None]:
+    """A context in which an error whose message matches the pattern is raised as ForwardOnly: the
+    framework says that an operation has no derivative."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, ForwardOnly) or not re.search(message, str(error)):
+            raise
+        raise ForwardOnly(str(error).partition("\n")[0]) from error
 
 
 class TimeOver(BaseException):

@@ -8,9 +8,13 @@ import pytest
 from backends import registry
 from backends.implementation import Implementation
 from backends.limits import Limits
+from backends.prepared import ForwardOnly, PreparedCall
 from backends.registry import UsageError
 from suite.checks import all_checks
+from suite.judge.cell import Cell
+from suite.judge.judge import judge
 from suite.spec.case import Case, parse_sizes
+from suite.spec.vocabulary import REFUSED
 from tests.test_claims import CLAIMED, judged, plan, wrong
 
 SIZES = ("head_sizes=64,128", "lengths_multiple_of=16")
@@ -149,3 +153,36 @@ def test_a_scale_beyond_the_claim_is_asked_within() -> None:
         twin = function.nearest_supported(Case.parse(f"sdpa/none/mha/f32/b2h3q5k7d8/scale{scale}"))
         assert twin is not None
         assert twin.option("scale") == float(nearest)
+
+
+@pytest.mark.parametrize(
+    ("backend", "function", "status", "message"),
+    [
+        ("torch", "limited.py:operator", "unsupported", "no autograd formula was registered"),
+        ("torch", "limited.py:without_backward", "unsupported", "implement either the backward or"),
+        ("torch", "limited.py:breaks_in_backward", "fail", "illegal memory access"),
+        ("jax", "of_jax.py:whole_in_pallas", "unsupported", "Linearization failed"),
+        ("jax", "of_jax.py:in_a_callback", "unsupported", "Pure callbacks do not support JVP"),
+    ],
+)
+def test_an_operation_without_a_derivative_is_asked_for_answers_alone(
+    backend: str, function: str, status: str, message: str
+) -> None:
+    pytest.importorskip(backend)
+    path = f"{CLAIMED / function}"
+    implementation = registry.function_implementation(registry.load(backend), path, {})[0]
+    case = Case.parse("sdpa/none/mha/f32/b2h3q5k7d8")
+    checks = {check.name: check for check in all_checks()}
+    assert judge(Cell(checks["values"], case, implementation)).status == "pass"
+    for check in ("gradients", "gradient_passes"):
+        verdict = judge(Cell(checks[check], case, implementation))
+        assert verdict.status == status, verdict.message
+        assert message in verdict.message
+        assert verdict.kind != REFUSED
+
+
+def test_tensorflow_says_that_an_operation_has_no_gradient() -> None:
+    tf = pytest.importorskip("tensorflow")
+    call = PreparedCall(lambda query: tf.raw_ops.Lu(input=query).lu, {"query": tf.eye(3)})
+    with pytest.raises(ForwardOnly, match="gradient registry has no entry for: Lu"):
+        registry.load("tf").vjp(call, ["query"], tf.eye(3))

@@ -13,7 +13,7 @@ from backends._jax.compilers import JaxCompilers
 from backends._jax.profiler import JaxProfiler
 from backends._jax.programs import Gradients
 from backends.memory import ShapesAlone
-from backends.prepared import PreparedCall
+from backends.prepared import PreparedCall, underivable
 from backends.protocol import (
     Backend,
     BackendUnavailable,
@@ -103,12 +103,15 @@ class JaxEngine(Backend):
         return prepared if dtype.name in self.stepwise_dtypes else self.jitted(owner, prepared)
 
     def vjp(self, prepared: PreparedCall, wrt: Sequence[str], cotangent: Any) -> Gradients:
-        return transforms.vjp(prepared, wrt, cotangent)
+        with underivable(transforms.UNDERIVABLE):
+            return transforms.vjp(prepared, wrt, cotangent)
 
     def pullback(
         self, prepared: PreparedCall, wrt: Sequence[str]
     ) -> tuple[Any, Callable[[Any], dict[str, Any]]]:
-        return transforms.pullback(prepared, wrt)
+        with underivable(transforms.UNDERIVABLE):
+            return transforms.pullback(prepared, wrt)
 
     def jvp(self, prepared: PreparedCall, tangents: Mapping[str, Any]) -> Any:
-        return transforms.jvp(prepared, tangents)
+        with underivable(transforms.UNDERIVABLE):
+            return transforms.jvp(prepared, tangents)

@@ -14,6 +14,14 @@ from backends._jax.programs import Gradients, Jitted, by_operation, divided
 from backends.prepared import PreparedCall
 from backends.protocol import Step
 
+UNDERIVABLE = (
+    "^(Differentiation rule for '.*' not implemented|Pure callbacks do not support JVP"
+    "|The FFI call to .* cannot be differentiated|Linearization failed to produce known values"
+    "|Reverse-mode differentiation does not work for lax.while_loop)"
+)
+"""The messages of JAX about an operation without a derivative, such as a Pallas kernel without
+`jax.custom_vjp`."""
+
 
 def vjp(prepared: PreparedCall, wrt: Sequence[str], cotangent: Any) -> Gradients:
     """Output and gradients by `jax.vjp`, with respect to the operands `wrt`.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from backends.prepared import PreparedCall
+from backends.prepared import PreparedCall, underivable
 from backends.protocol import Step
 
 Gradients = tuple[Any, dict[str, Any]]
@@ -15,6 +15,9 @@ Gradients = tuple[Any, dict[str, Any]]
 
 Pullback = tuple[Any, Callable[[Any], dict[str, Any]]]
 """The output of a call, and its gradients by operand as a function of the cotangent."""
+
+UNDERIVABLE = "gradient registry has no entry for|No gradient defined for operation"
+"""The messages of TensorFlow about an operation without a gradient."""
 
 
 def by_tape(prepared: PreparedCall, wrt: Sequence[str], cotangent: Any) -> Gradients:
@@ -33,7 +36,8 @@ def pullback(prepared: PreparedCall, wrt: Sequence[str], again: bool = True) -> 
         out = prepared.output(prepared.arguments)
 
     def pull(cotangent: Any) -> dict[str, Any]:
-        gradients = tape.gradient(out, list(sources.values()), output_gradients=cotangent)
+        with underivable(UNDERIVABLE):
+            gradients = tape.gradient(out, list(sources.values()), output_gradients=cotangent)
         return dict(zip(sources, gradients, strict=True))
 
     return out, pull

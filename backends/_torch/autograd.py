@@ -7,7 +7,7 @@ from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
-from backends.prepared import ForwardOnly, PreparedCall
+from backends.prepared import ForwardOnly, PreparedCall, underivable
 from backends.protocol import Step
 
 Gradients = tuple[Any, dict[str, Any]]
@@ -16,6 +16,13 @@ Gradients = tuple[Any, dict[str, Any]]
 
 Pullback = tuple[Any, Callable[[Any], dict[str, Any]]]
 """The output of a call, and its gradients by operand as a function of the cotangent."""
+
+
+UNDERIVABLE = (
+    "no autograd formula was registered|You must implement either the backward or vjp method"
+    "|^derivative for .* is not implemented"
+)
+"""The messages of torch about an operator or `torch.autograd.Function` without a backward pass."""
 
 
 def by_autograd(prepared: PreparedCall, wrt: Sequence[str], cotangent: Any) -> Gradients:
@@ -31,7 +38,7 @@ def pullback(
 
     Leaves have the strides of the call's arguments; a parameter of a layer, or an array that is part of
     a graph, is itself the leaf. Without `leaves` the call takes views of the leaves. Raises ForwardOnly
-    if the output has no gradient function.
+    if the output has no gradient function, or if torch says that an operation has no derivative.
     """
     import torch
 
@@ -50,10 +57,11 @@ def pullback(
     )
 
     def pull(cotangent: Any) -> dict[str, Any]:
-        gradients = torch.autograd.grad(
-            out, [*arrays.values()], cotangent, retain_graph=again or nested,
-            create_graph=nested, allow_unused=True,
-        )  # fmt: skip
+        with underivable(UNDERIVABLE):
+            gradients = torch.autograd.grad(
+                out, [*arrays.values()], cotangent, retain_graph=again or nested,
+                create_graph=nested, allow_unused=True,
+            )  # fmt: skip
         if any(gradient is None for gradient in gradients) and _delays_error(out.grad_fn):
             raise RuntimeError("differentiated twice, and marked with @once_differentiable")
         return dict(zip(arrays, gradients, strict=True))

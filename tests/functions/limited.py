@@ -44,3 +44,35 @@ def forward(query, key, value, attn_mask=None, is_causal=False, scale=None, enab
     """Right, and its output says wrongly that it can be differentiated."""
     right = online(query, key, value, attn_mask, is_causal, scale, enable_gqa).detach()
     return right + 0 * query[..., :1]
+
+
+@torch.library.custom_op("limited::attend", mutates_args=())
+def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    return textbook(query, key, value)
+
+
+def operator(query, key, value):
+    """An operator without an autograd formula."""
+    return attend(query, key, value)
+
+
+class Attend(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, query, key, value):
+        return textbook(query, key, value)
+
+
+def without_backward(query, key, value):
+    """A `torch.autograd.Function` without a backward pass."""
+    return Attend.apply(query, key, value)
+
+
+class Breaks(Attend):
+    @staticmethod
+    def backward(ctx, gradient):
+        raise RuntimeError("illegal memory access")
+
+
+def breaks_in_backward(query, key, value):
+    """A backward pass that raises."""
+    return Breaks.apply(query, key, value)
