@@ -22,6 +22,7 @@ from backends.protocol import (
     UsageError,
     checked_name,
 )
+from backends.sources import JUDGED, home_of
 from backends.user.layer import UserLayer
 from backends.user.merge import UserMerge
 from backends.user.packed import UserPacked
@@ -165,10 +166,32 @@ def _registered(name: str, device: str) -> Backend:
         ) from error
 
 
+FOLDERS: set[str] = set()
+"""The folders of users' files, which stand first on `sys.path`."""
+
+
+def _see_neighbours(folder: Path) -> None:
+    """Let a user's file import the modules in its folder, as Python does for a script.
+
+    Raises UsageError if one of the modules has the name of an imported module of another user's folder.
+    """
+    for neighbour in sorted(folder.iterdir()):
+        file = getattr(sys.modules.get(neighbour.stem), "__file__", None) or neighbour
+        place = Path(file).parent if Path(file).name != "__init__.py" else Path(file).parents[1]
+        if str(place) in FOLDERS - {str(folder)}:
+            raise UsageError(
+                f"{neighbour} has the name of {file}, which is imported: judge the two in two runs"
+            )
+    if str(folder) not in FOLDERS:
+        FOLDERS.add(str(folder))
+        sys.path.insert(0, str(folder))
+
+
 def load_object(text: str, what: str) -> Any:
     """The object named by "PATH.py:NAME" or "module:NAME".
 
-    Raises UsageError if the file, module or name does not exist, or if the import fails.
+    A file may import its neighbours, and belong to a package. Raises UsageError if the file, module or
+    name does not exist, or if the import fails.
     """
     place, _, name = text.rpartition(":")
     if not place or not name:
@@ -178,7 +201,10 @@ def load_object(text: str, what: str) -> Any:
             path = Path(place)
             if not path.is_file():
                 raise UsageError(f"{what} {text!r}: there is no file {place}")
-            spec = importlib.util.spec_from_file_location(f"_judged_{path.stem}", path)
+            folder, package = home_of(path)
+            _see_neighbours(folder)
+            name_of_module = f"{package}.{JUDGED}{path.stem}".lstrip(".")
+            spec = importlib.util.spec_from_file_location(name_of_module, path)
             assert spec is not None, "a file that ends in .py is Python source"
             assert spec.loader is not None
             module = importlib.util.module_from_spec(spec)

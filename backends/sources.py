@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from suite.spec.vocabulary import OPERANDS
@@ -54,13 +55,33 @@ def compiled_source(source: str, compiled: str, arrays: Iterable[str]) -> str:
     return f"{source[: call.start()]}{call[1]}{through}({names}){source[call.end() :]}"
 
 
+JUDGED = "_judged_"
+"""The beginning of the names of modules that are made of users' files."""
+
+
+def home_of(path: Path) -> tuple[Path, str]:
+    """The folder that a Python file's neighbours are imported from, and the name of the package that the
+    file belongs to; "" for none."""
+    folder, names = path.resolve().parent, []
+    while (folder / "__init__.py").is_file():
+        names.append(folder.name)
+        folder = folder.parent
+    return folder, ".".join(reversed(names))
+
+
 def import_source(function: Any, name: str) -> str:
     """Lines that import a user's function as `name`; "" if the function cannot be imported."""
     home = sys.modules.get(getattr(function, "__module__", ""))
     if home is None or getattr(home, name, None) is not function or not name.isidentifier():
         return ""
-    if home.__name__.startswith("_judged_"):
-        return f"import runpy\n{name} = runpy.run_path({str(home.__file__)!r})[{name!r}]"
+    if home.__name__.rpartition(".")[2].startswith(JUDGED):
+        path = Path(str(home.__file__)).resolve()
+        folder, package = home_of(path)
+        run = f"path({str(path)!r})" if not package else f"module({f'{package}.{path.stem}'!r})"
+        return (
+            f"import runpy\nimport sys\nsys.path.insert(0, {str(folder)!r})\n"
+            f"{name} = runpy.run_{run}[{name!r}]"
+        )
     return f"from {home.__name__} import {name}"
 
 

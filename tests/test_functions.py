@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from backends import registry
 from backends.registry import UsageError
+from backends.sources import import_source
 from suite.checks import all_checks
 from suite.judge.cell import Cell
 from suite.judge.judge import judge
@@ -162,3 +165,57 @@ def test_a_backward_pass_that_is_wrong_in_models_alone_fails(name: str, kind: st
     assert judge(Cell(CHECKS["gradients"], case, function)).status == "pass"
     verdict = judge(Cell(CHECKS["gradient_passes"], case, function))
     assert (verdict.status, verdict.kind) == ("fail", kind)
+
+
+NEIGHBOUR = "def scale_of(query):\n    return query.shape[-1] ** -0.5\n"
+KERNEL = """
+import torch
+{line}
+
+def flash(query, key, value):
+    from {late} import scale_of
+    return torch.softmax(query @ key.mT * scale_of(query), -1) @ value
+"""
+
+
+@pytest.mark.parametrize("package", [False, True])
+def test_a_file_imports_its_neighbours(tmp_path: Path, package: bool) -> None:
+    pytest.importorskip("torch")
+    name = f"scales_{package}".lower()
+    folder = tmp_path / f"kernels_of_{name}"
+    folder.mkdir()
+    (folder / f"{name}.py").write_text(NEIGHBOUR)
+    line = f"from .{name} import scale_of" if package else f"import {name}"
+    late = f".{name}" if package else name
+    (folder / "flash.py").write_text(KERNEL.format(line=line, late=late))
+    if package:
+        (folder / "__init__.py").write_text("")
+    path = f"{folder / 'flash.py'}:flash"
+    function = registry.function_implementation(registry.load("torch"), path, {})[0]
+    case = find("sdpa/none/mha/f32/b2h3q17k23d8")
+    assert judge(Cell(CHECKS["values"], case, function)).status == "pass"
+    source = import_source(function.judged, "flash")
+    script = f"{source}\nimport torch\nprint(flash(*torch.ones(3, 1, 1, 2, 4)).sum().item())"
+    out = subprocess.run(
+        [sys.executable, "-P", "-c", script],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert out.stdout.strip() == "8.0", out.stderr
+
+
+def test_neighbours_of_one_name_are_judged_in_two_runs(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    for folder in ("old", "new"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "scales_of_two.py").write_text(NEIGHBOUR)
+        text = KERNEL.format(line="import scales_of_two", late="scales_of_two")
+        (tmp_path / folder / "flash.py").write_text(text)
+    backend = registry.load("torch")
+    old, new = (f"{tmp_path / folder / 'flash.py'}:flash" for folder in ("old", "new"))
+    for _ in range(2):
+        registry.function_implementation(backend, old, {})
+    with pytest.raises(UsageError, match="judge the two in two runs"):
+        registry.function_implementation(backend, new, {})
