@@ -1,5 +1,5 @@
-"""Identification of other operators than plain attention: faults of the catalogue are named, and honest
-variants are told nothing."""
+"""Identification of faults of the catalogue, most of them of other operators than plain attention, and of
+honest variants, which are told nothing."""
 
 from __future__ import annotations
 
@@ -12,6 +12,10 @@ from suite.spec.case import Case
 from suite.spec.catalogue import cases
 
 OTHERS = (
+    ("value-heads-tiled", "Query head 1 reads value head 1, expected 0: key/value heads are tiled",
+     "sdpa/causal/gqa2/f32/b2h6q17k23d8"),
+    ("mask-multiplied", "The score of hidden keys is 0, expected -inf.",
+     "sdpa/bool.bhqk/mha/f32/b2h3q17k23d8/dense"),
     ("query-bias-dropped", "The query bias is not used.",
      "multi-head/pad/mha/f32/b1h4q7k7d3/e12.12.12.12/self/single/average"),
     ("key-and-value-kernels-swapped", "The projections of key and value are exchanged.",

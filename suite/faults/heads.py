@@ -33,7 +33,7 @@ class ValueHeadsTiled(Kernel):
 
     def expand(self, x: np.ndarray, call: Call) -> np.ndarray:
         self.seen += 1
-        if self.seen == 1:
+        if self.seen > 1:  # keys are expanded after the values
             return super().expand(x, call)
         return np.tile(x, (1, call.sizes.group, 1, 1))
 

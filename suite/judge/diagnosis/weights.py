@@ -57,9 +57,8 @@ def _penalty(reading: Reading) -> Found | None:
             f"Hidden keys lose {-lost.mean():.3g} of their score, expected infinity.", "mask", hint
         )
     if np.ptp(score) <= allowed:
-        return Found(
-            f"The score of hidden keys is {score.mean():.3g}, expected -inf.", "mask", hint
-        )
+        kept = score.mean() if abs(score.mean()) > allowed else 0.0
+        return Found(f"The score of hidden keys is {kept:.3g}, expected -inf.", "mask", hint)
     return None
 
 
