@@ -58,6 +58,13 @@ class Compilers:
         of samples."""
         raise NotImplementedError
 
+    def recomputed(
+        self, prepared: PreparedCall, rate: float, compiler: str
+    ) -> dict[str, PreparedCall]:
+        """Calls that drop weights at `rate` and compute the forward pass again in the backward pass, by
+        name. `prepared` drops nothing; `compiler` is "" in eager mode."""
+        return {}
+
     def declared(self, implementation: Implementation, compiler: str) -> Declared:
         """The declaration of an implementation in a compiler, by default unchanged: a compiler may round
         less, but must not change elections."""

@@ -24,7 +24,7 @@ from suite.judge import elections
 from suite.judge.cell import Cell
 from suite.judge.check import check
 from suite.judge.derivative import vjp
-from suite.judge.verdict import Deviation
+from suite.judge.verdict import Deviation, NotApplicable
 from suite.spec.catalogue import Ask, asked
 from suite.spec.dtypes import round_to
 from suite.spec.inputs import Inputs
@@ -241,6 +241,33 @@ def test_dropout_gradients(cell: Cell) -> None:
             magnitudes = [np.abs(x) for x in (dO, seen.value, factor, operand)]
             limit = relative * _gradient(wrt, magnitudes, seen.effective_scale, 1)
             _expect_within(got[wrt], want, limit, f"the gradient of the {wrt}")
+
+
+RECOMPUTED = asked("sdpa/none/mha/f32/b32h2q4k4d8")
+
+
+@check(RECOMPUTED, ("gradient", "dropout"), compiled=RECOMPUTED)
+def test_dropout_recomputed(cell: Cell) -> None:
+    """Forward and backward pass have one pattern if the backward pass computes the forward pass again: in
+    checkpoints, and in compiled programs that keep fewer activations."""
+    plain, compilers = readable(cell.inputs, 0.0), cell.implementation.backend.compilers
+    compiler = getattr(cell.implementation, "compiler", "")
+    eager = getattr(cell.implementation, "inner", cell.implementation)
+    prepared = eager.prepare(plain.replace(training=False))
+    calls = compilers.recomputed(prepared, RATE, compiler)
+    if not calls:
+        raise NotApplicable("no call is computed again in a backward pass")
+    fmt, dO = cell.dtype, round_to(cell.cotangent, cell.dtype).astype(float)
+    relative = gamma(plain.sizes.Lk + plain.sizes.Lq + 16, fmt.unit_roundoff)
+    for name, call in calls.items():
+        answer, got = vjp(cell, plain, ("value",), prepared=call)
+        whole = twice(answer.values, plain)[:, :, :, 0].transpose(0, 2, 1, 3) != 0
+        expect_probable(whole.size, 1 - RATE, int(whole.sum()), f"{name}: weights kept")
+        want, limit = (
+            _gradient("value", [abs_of(dO), plain.value, whole / (1.0 - RATE), plain.key], 1.0, 1)
+            for abs_of in (np.asarray, np.abs)
+        )
+        _expect_within(got["value"], want, relative * limit, f"{name}: the gradient of the value")
 
 
 def _gradient(wrt: str, arrays: list[np.ndarray], scale: float, sign: int) -> np.ndarray:

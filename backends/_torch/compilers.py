@@ -5,6 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from importlib import import_module
 from itertools import count
 from types import FunctionType
 from typing import Any
@@ -37,6 +40,35 @@ class TorchCompilers(Compilers):
         if compiler == "export":
             return by_export(self.backend, prepared)
         return by_torch_compile(self.backend, prepared, compiler, self.one_graph)
+
+    def recomputed(
+        self, prepared: PreparedCall, rate: float, compiler: str
+    ) -> dict[str, PreparedCall]:
+        """As of any backend: checkpoints, and programs that keep no activation."""
+        from torch.utils.checkpoint import checkpoint
+
+        dropping = replace(prepared, arguments={**prepared.arguments, "dropout_p": rate})
+        function = dropping.function
+
+        def checkpointed(**arguments: Any) -> Any:
+            return checkpoint(function, use_reentrant=False, **arguments)
+
+        over = replace(dropping, function=checkpointed)
+        if not compiler:
+            return {"checkpoint": over}
+        if compiler in ("vmap", "export"):
+            return {}
+        functorch: Any = import_module("torch._functorch.config")
+
+        def through(call: PreparedCall) -> PreparedCall:
+            return by_torch_compile(self.backend, call, compiler, self.one_graph)
+
+        least = partial(functorch.patch, activation_memory_budget=0.0)
+        return {
+            "all activations kept": through(dropping),
+            "over checkpoint": through(over),
+            "activation_memory_budget=0": replace(through(dropping), within=least),
+        }
 
     def signature(self, array: Any) -> tuple[Any, ...]:
         return (*super().signature(array), array.stride())

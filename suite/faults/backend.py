@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from backends._numpy import NumpyEngine, Rounded
 from backends.arrays import RuntimeThreads
-from backends.protocol import Implementation
+from backends.protocol import Compilers, Implementation, PreparedCall
 
 
 class Elsewhere(Rounded):
     """An array that `KernelBackend` takes for one on another device."""
+
+
+class Recomputing(Compilers):
+    """The backward pass of a kernel calls the forward pass again, as a checkpoint does."""
+
+    def recomputed(
+        self, prepared: PreparedCall, rate: float, compiler: str
+    ) -> dict[str, PreparedCall]:
+        derivative = prepared.vjp
+        if derivative is None:
+            return {}
+
+        def vjp(cotangent: Any, wrt: Any, **arguments: Any) -> Any:
+            prepared.function(**arguments)
+            return derivative(cotangent=cotangent, wrt=wrt, **arguments)
+
+        arguments = {**prepared.arguments, "rate": rate, "seed": 0}
+        return {"checkpoint": replace(prepared, arguments=arguments, vjp=vjp)}
 
 
 class KernelBackend(NumpyEngine):
@@ -26,7 +45,7 @@ class KernelBackend(NumpyEngine):
     ) -> None:
         self.name = name
         super().__init__(device)
-        self.profiler = RuntimeThreads(self)
+        self.profiler, self.compilers = RuntimeThreads(self), Recomputing(self)
         self.members: list[Implementation] = [kernel(self) for kernel in kernels]
 
     def implementations(self) -> list[Implementation]:

@@ -142,3 +142,56 @@ class AnyRate(Dropping):
 
     def validate(self, call: Call) -> None:
         super().validate(replace(call, rate=0.0))
+
+
+class Counting(Dropping):
+    """Patterns are drawn from the number of forward passes."""
+
+    passes = 0
+
+    def attend(self, scores: np.ndarray, value: np.ndarray, call: Call) -> np.ndarray:
+        self.passes += bool(call.rate)
+        return super().attend(scores, value, call)
+
+    def random(self, call: Call) -> np.random.Generator:
+        return np.random.default_rng(self.passes)
+
+
+@fault(
+    "dropout_recomputed",
+    "the backward pass draws with the latest seed; save the seed of each forward pass",
+)
+class PatternOfTheLatestPass(Counting):
+    """The backward pass drops by the pattern of the latest forward pass, which may be another one."""
+
+
+@fault("dropout_recomputed", "the state of the generator is not restored before a recomputation")
+class PatternMovesOnWhenRecomputed(Dropping):
+    """A second forward pass over the same query draws the next pattern."""
+
+    drawn: tuple[int, int] = (0, 0)
+
+    def random(self, call: Call) -> np.random.Generator:
+        return np.random.default_rng(self.drawn[1])
+
+    def attend(self, scores: np.ndarray, value: np.ndarray, call: Call) -> np.ndarray:
+        if call.rate:
+            last, count = self.drawn
+            self.drawn = id(call.query), count + 1 if last == id(call.query) else 0
+        return super().attend(scores, value, call)
+
+
+@fault("dropout_recomputed", "a recomputation runs without dropout, as in `eval()`; keep the rate")
+class RecomputedWithoutDropout(Dropping):
+    """After a second forward pass over the same query the backward pass drops nothing."""
+
+    passes = 0
+
+    def attend(self, scores: np.ndarray, value: np.ndarray, call: Call) -> np.ndarray:
+        self.passes = self.passes + 1 if getattr(self, "last", None) is call.query else 1
+        self.last = call.query
+        return super().attend(scores, value, call)
+
+    def backward_factor(self, shape: tuple[int, ...], call: Call) -> np.ndarray:
+        factor = super().backward_factor(shape, call)
+        return np.ones_like(factor) if self.passes > 1 else factor
