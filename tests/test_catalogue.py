@@ -143,8 +143,11 @@ def test_time_over_says_nothing() -> None:
 def test_measured_and_known_are_one_of_a_family() -> None:
     known = Diagnosis("A.", "", "mask", "catalogue", 2, 2, 0, "x", fault="f")
     measured = replace(known, sentence="B.", source="measured", fault="", picture="#")
-    other = replace(measured, sentence="C.", family="scale", explains=1)
-    assert diagnose.joined([known], [other, measured]) == [replace(known, picture="#"), other]
+    other = replace(measured, sentence="C.", family="scale", explains=3, tried=4)
+    rare = replace(measured, sentence="D.", family="heads", explains=1)
+    found = diagnose.joined([known], [rare, other, measured])
+    assert found == [replace(known, picture="#"), other]
+    assert diagnose.joined([], [rare]) == [rare]
 
 
 def record_of(cell: Cell, status: str) -> records.CellRecord:

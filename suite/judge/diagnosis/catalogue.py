@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import combinations
+from itertools import combinations, islice
 
 import numpy as np
 
@@ -65,11 +65,19 @@ def explained(
     if not failing:
         return []
     faults = [f for f in faults_of(failing[0].implementation) if f.name != without]
-    looks = [look for cell in failing if (look := Look.of(cell)) is not None]
-    wrong = [look for look in looks if look.is_wrong]
-    if wrong:
-        return _Matching(wrong, passing, late).of(faults)
+    wrong = _wrong(failing)
+    first = list(islice(wrong, TRIED))
+    if first:
+        return _Matching(first, wrong, passing, late).of(faults)
     return _Behaving(failing, passing, late).of(faults)
+
+
+def _wrong(cells: Iterable[Cell]) -> Iterator[Look]:
+    """Looks at the cells whose plain answers are wrong."""
+    for cell in cells:
+        look = Look.of(cell)
+        if look is not None and look.is_wrong:
+            yield look
 
 
 def explained_call(
@@ -81,7 +89,7 @@ def explained_call(
     found: dict[str, Diagnosis] = {}
     for inputs in forms:
         look = Look.of_call(check, inputs, kernels[0].kernel, got, oracle)
-        for one in _Matching([look], [], late).of(kernels):
+        for one in _Matching([look], iter(()), [], late).of(kernels):
             found.setdefault(one.family, one)
     return list(found.values()) if len(found) == 1 else []
 
@@ -125,20 +133,24 @@ class _Matching:
     """The comparison of answers, cell by cell."""
 
     def __init__(
-        self, failing: Sequence[Look], passing: Sequence[Cell], late: Callable[[], bool]
+        self,
+        failing: Sequence[Look],
+        more: Iterator[Look],
+        passing: Sequence[Cell],
+        late: Callable[[], bool],
     ) -> None:
-        self.failing, self.passing, self.late = failing, passing, late
+        self.failing, self.more, self.passing, self.late = [*failing], more, passing, late
 
-    def _passes(self, start: int, count: int) -> Iterator[Look]:
-        """Looks at passing cells, until the time is over."""
-        for cell in self.passing[start : start + count]:
-            look = None if self.late() else Look.of(cell)
+    def _passes(self, cells: Sequence[Cell]) -> Iterator[Look]:
+        """Looks at passing cells."""
+        for cell in cells:
+            look = Look.of(cell)
             if look is not None:
                 yield look
 
     def of(self, faults: Sequence[Kernelled]) -> list[Diagnosis]:
         """The diagnoses, best first."""
-        first = self.failing[:TRIED]
+        first = [*self.failing]
         entries = [Matched(one) for one in faults]
         for number, look in enumerate(first):
             self._ask(entries, look, number)
@@ -147,12 +159,14 @@ class _Matching:
             left = [Matched(pair, {0}) for pair in self._pairs(faults, first[0])]
             for number, look in enumerate(first[1:], 1):
                 self._ask(left, look, number)
-        left = self._uncontradicted(left, self._passes(0, BESIDE))
+        # What is left is little work, and no fault is named that was not held against passing cells.
+        left = self._uncontradicted(left, self._passes(self.passing[:BESIDE]))
         if len(left) > 1:
-            for number, look in enumerate(self.failing[TRIED : TRIED + BESIDE], len(first)):
+            for number, look in enumerate(islice(self.more, BESIDE), len(first)):
+                self.failing.append(look)
                 self._ask(left, look, number)
         if len({frozenset(entry.explains) for entry in left}) < len(left):
-            left = self._uncontradicted(left, self._passes(BESIDE, MORE))
+            left = self._uncontradicted(left, self._passes(self.passing[BESIDE:]))
         return self._told(left)
 
     def _uncontradicted(self, left: list[Matched], passing: Iterable[Look]) -> list[Matched]:
@@ -218,7 +232,7 @@ class _Matching:
         """The diagnoses of the faults that are left: each explains most of what the ones before leave."""
         told: list[Diagnosis] = []
         rest = set().union(*(entry.explains for entry in left))
-        tried = max(min(TRIED, len(self.failing)), len(rest))
+        tried = len(self.failing)
         while rest:
             best = max(left, key=lambda entry: len(entry.explains & rest))
             if not best.explains & rest:
@@ -244,8 +258,11 @@ def answered(kernel: Implementation, look: Look) -> tuple[Arrays | None, Mapping
         cell.cotangent = look.cell.cotangent
     key = (kernel.name, cell.inputs.digest, cell.inputs.form, gradients)
     answer = _ANSWERS.get(key, lambda: observed(cell, gradients))
-    limits = right(cell, look.inputs, gradients)
-    return answer, {name: limit for name, (_, limit) in limits.items()}
+    rounds = (cell.numerics, id(kernel.declared.rounding), gradients)
+    if rounds not in look.limits:
+        known = right(cell, look.inputs, gradients)
+        look.limits[rounds] = {name: limit for name, (_, limit) in known.items()}
+    return answer, look.limits[rounds]
 
 
 def paired(first: Kernelled, second: Kernelled) -> Kernelled | None:

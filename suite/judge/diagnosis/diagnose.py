@@ -23,6 +23,10 @@ from suite.spec.vocabulary import GRADIENTS, VALUES
 MOST = 3
 """The largest number of diagnoses."""
 
+LARGE = 2**16
+"""The largest number of products of a query with a key in cells that are tried, if there are smaller
+ones."""
+
 OF_CATALOGUE = 0.6
 """The part of the time that the catalogue may take."""
 
@@ -33,17 +37,19 @@ def diagnose(
     failing: Sequence[Cell],
     passing: Sequence[Cell],
     seconds: float = 5.0,
+    without: str = "",
 ) -> list[Diagnosis]:
     """What is wrong with an implementation of `backend`, in at most three sentences, the best first.
 
     `failing` and `passing` are cells of the implementation; `seconds` is the processor time after which
-    nothing more is asked. Settings that calls change are restored.
+    nothing more is asked. `without` is the name of a fault that the catalogue lacks. Settings that calls
+    change are restored.
     """
     failing, passing = chosen(failing, TRIED + BESIDE), chosen(passing, BESIDE + MORE)
     settings = leaks.Settings(backend)
     try:
         with leaks.quiet():
-            found = explained(failing, passing, clock(OF_CATALOGUE * seconds))
+            found = explained(failing, passing, clock(OF_CATALOGUE * seconds), without)
     finally:
         settings.restore()
         leaks.died()
@@ -53,18 +59,24 @@ def diagnose(
 
 
 def joined(found: Iterable[Diagnosis], measured: Iterable[Diagnosis]) -> list[Diagnosis]:
-    """The diagnoses of both sources, what explains most first, one of each family. What the catalogue
-    explains gets the picture that was measured of its family."""
+    """The diagnoses of both sources, what explains most first, one of each family; what explains a single
+    cell is left out beside what explains several. What the catalogue explains gets the picture that was
+    measured of its family."""
     pictures = {one.family: one.picture for one in measured if one.picture}
     named = [replace(one, picture=pictures.get(one.family, "")) for one in found]
     every = sorted([*named, *measured], key=lambda one: -one.explains / max(one.tried, 1))
-    return list({one.family: one for one in reversed(every)}.values())[::-1]
+    of_family: dict[str, Diagnosis] = {}
+    for one in every:
+        of_family.setdefault(one.family, one)
+    told = list(of_family.values())
+    return [one for one in told if one.explains > 1 or told[0].explains <= 1]
 
 
 def chosen(cells: Sequence[Cell], most: int) -> list[Cell]:
-    """At most `most` cells to try: small ones of different checks, masks, features and dtypes, the
-    smallest of the check `values` first."""
-    left = sorted((c for c in cells if isinstance(c.case, Case)), key=_place)
+    """At most `most` cells to try: simple and small ones of different checks, masks, features and dtypes,
+    the simplest of the check `values` first."""
+    known = [cell for cell in cells if isinstance(cell.case, Case)]
+    left = sorted([cell for cell in known if _size(cell) <= LARGE] or known, key=_place)
     taken: list[Cell] = []
     seen: set[str] = set()
     while left and len(taken) < most:
@@ -75,10 +87,11 @@ def chosen(cells: Sequence[Cell], most: int) -> list[Cell]:
     return taken
 
 
-def _place(cell: Cell) -> tuple[int, bool, int, str]:
+def _place(cell: Cell) -> tuple[int, bool, int, int, str]:
     first = (VALUES, *GRADIENTS)
     check = first.index(cell.check.name) if cell.check.name in first else len(first)
-    return check, cell.dtype.name != "f32", _size(cell), cell.case.id
+    features = len(cell.case.needs) + (getattr(cell.case, "recipe", "") != Case.recipe)
+    return check, cell.dtype.name != "f32", features, _size(cell), cell.case.id
 
 
 def _size(cell: Cell) -> int:

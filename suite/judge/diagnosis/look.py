@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -30,13 +30,14 @@ class Look:
     """What an implementation answers in a cell, and what would be right.
 
     `got` are outputs by name. If the check differentiates and the outputs are right, gradients by operand
-    are there, too (`differentiates`).
+    are there, too (`differentiates`). `limits` are largest bounds by array, by what rounds.
     """
 
     cell: Cell
     inputs: Inputs
     got: Arrays
     differentiates: bool = False
+    limits: dict[Hashable, Mapping[str, float]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, cell: Cell) -> Look | None:
@@ -66,7 +67,7 @@ class Look:
         cell.inputs = inputs
         look = cls(cell, inputs, got)
         look.presented = inputs
-        look.expected = limits(oracle.expected)
+        look.expected = with_limits(oracle.expected)
         return look
 
     @property
@@ -139,10 +140,10 @@ def right(cell: Cell, inputs: Inputs, gradients: bool) -> dict[str, tuple[np.nda
             expected |= {f"gradient of {name}": want for name, want in of.items()}
     except (Deviation, HarnessError, NotApplicable):
         return {}
-    return limits(expected)
+    return with_limits(expected)
 
 
-def limits(expected: Mapping[str, Bounded]) -> dict[str, tuple[np.ndarray, float]]:
+def with_limits(expected: Mapping[str, Bounded]) -> dict[str, tuple[np.ndarray, float]]:
     """Arrays by name, each with its largest finite bound."""
     return {
         name: (want.value, float(np.max(want.error, initial=0.0, where=np.isfinite(want.error))))
