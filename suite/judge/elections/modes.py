@@ -43,6 +43,8 @@ def _autocast(p: Probe) -> str:
     mode = next((m for m in modes if m.dtype == p.dtype.name), None)
     if mode is None:
         raise NotApplicable(f"{p.implementation.backend.name} has no automatic mixed precision")
+    if "f32" not in p.implementation.declared.dtypes:
+        raise NotApplicable("dtype float32 is not supported")
     wide, backend = Probe(p.implementation, DTYPES["f32"]), p.implementation.backend
     narrow = p.inputs()
     inputs = narrow.replace(dtype=wide.dtype)
