@@ -78,7 +78,7 @@ class Flag:
         common |= {"choices": self.valid} if self.checked else {}
         common |= {"required": True} if self.required else {}
         if self.many:
-            return common | {"action": "append", "default": []}
+            return common | {"action": "append", "default": [], "type": self.kind}
         if self.default not in ("", None) and "default" not in self.help:
             number = isinstance(self.default, float)
             common["help"] += (
