@@ -6,7 +6,11 @@ import sys
 # Before NumPy is imported, as in `suite.plugin`.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from suite.commands import main
+from suite.shadows import refuse_shadows
+
+refuse_shadows(2)  # before anything imports NumPy
+
+from suite.commands import main  # noqa: E402
 
 if __name__ == "__main__":
     sys.exit(main())

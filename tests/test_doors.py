@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -141,3 +142,27 @@ def test_shells_complete_commands_options_and_words(
     )
     completions = answers.read_text(encoding="utf-8").split("\v")
     assert {word.strip() for word in completions} == words
+
+
+@pytest.mark.parametrize("name", ["torch", "numpy", "jax"])
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["suite", "list", "--level=smoke"], 2),
+        (["pytest", "-p", "suite.plugin", "--pyargs", "suite", "--collect-only"], 4),
+    ],
+)
+def test_a_file_named_like_a_package_ends_in_one_sentence(
+    tmp_path: Path, name: str, words: list[str], code: int
+) -> None:
+    if importlib.util.find_spec(name) is None:
+        pytest.skip(f"needs {name}")
+    (tmp_path / f"{name}.py").write_text("")
+    done = subprocess.run(
+        [sys.executable, "-m", *words], cwd=tmp_path, capture_output=True, text=True,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[1])},
+    )  # fmt: skip
+    assert done.returncode == code, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"{tmp_path / name}.py is imported instead of the package {name} (")
+    assert line.endswith("rename it, or start in another folder")
