@@ -52,9 +52,16 @@ class Look:
         if got is None:
             return None
         look = cls(cell, inputs, got)
+        try:
+            look.presented = presented(cell)
+        except NotApplicable:
+            return None
         if "gradient" in cell.check.needs and look.expected and not look.is_wrong:
             both = observed(cell, True)
-            look = look if both is None else cls(cell, inputs, both, True)
+            if both is not None:
+                shown = look.presented
+                look = cls(cell, inputs, both, True)
+                look.presented = shown
         return look if look.expected else None
 
     @classmethod
@@ -96,16 +103,20 @@ class Look:
 
 def presented(cell: Cell) -> Inputs:
     """The inputs of a cell, with the mask in the form in which the implementation is given it: by flags,
-    as an array, or as -inf in the bias."""
+    as an array, or as -inf in the bias. Raises NotApplicable for a flag beside an array."""
     inputs, implementation = cell.inputs, cell.implementation
     if (inputs.mask is None and inputs.mask_array is None) or inputs.operator.is_layer:
         return inputs
     arguments, backend = implementation.prepare(inputs).arguments, implementation.backend
     flags = [value for name, value in arguments.items() if re.search(FLAGS, name)]
-    if any(value is not None and value is not False for value in flags):
-        return inputs
+    flagged = any(value is not None and value is not False for value in flags)
     arrays = [value for value in arguments.values() if backend.is_array(value)]
-    if any("bool" in backend.dtype_name(array) for array in arrays):
+    masked = any("bool" in backend.dtype_name(array) for array in arrays)
+    if flagged and masked:
+        raise NotApplicable("a flag and a mask are given, which faults take in another form")
+    if flagged:
+        return inputs
+    if masked:
         return inputs.replace(form="dense")
     mask = inputs.dense_mask
     if inputs.bias is None or mask is None:
