@@ -22,6 +22,7 @@ from suite.run.loading import UserCode
 from suite.run.options import Options
 from suite.run.plan import Plan
 from suite.run.recorded import header, record
+from suite.run.suggestions import suggestions
 from suite.spec.claims import CLAIMS, MARK
 
 
@@ -81,12 +82,11 @@ def check_attention(
     cells = cells_of(plan, checks)
     judged = tuple(record(cell, judge(cell, plan.policy(cell))) for cell in cells)
     head = header(plan.options, plan.identity(), partial=bool(checks or dtypes))
-    missing = shortfalls(
-        judged, [i.name for i in plan.functions], allow_refusals=plan.options.allow_refusals
-    )
+    names = [i.name for i in plan.functions]
+    missing = shortfalls(judged, names, allow_refusals=plan.options.allow_refusals)
     told = tell(plan, judged, None)
     run = Run(head, judged, diagnoses=told.diagnoses)
-    report = Report(run, (*plan.notes, *told.notes), tuple(missing))
+    report = Report(run, (*plan.notes, *told.notes, *suggestions(judged, names)), tuple(missing))
     if raises and not report.passed:
         raise AttentionFailure(report)
     return report

@@ -3,6 +3,8 @@ questions."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from backends import registry
@@ -13,8 +15,13 @@ from backends.registry import UsageError
 from suite.checks import all_checks
 from suite.judge.cell import Cell
 from suite.judge.judge import judge
+from suite.run.options import Options
+from suite.run.plan import Plan
+from suite.run.recorded import record
+from suite.run.suggestions import suggestion, suggestions
 from suite.spec.case import Case, parse_sizes
 from suite.spec.vocabulary import REFUSED
+from tests.records_by_hand import cell
 from tests.test_claims import CLAIMED, judged, plan, wrong
 
 SIZES = ("head_sizes=64,128", "lengths_multiple_of=16")
@@ -186,3 +193,67 @@ def test_tensorflow_says_that_an_operation_has_no_gradient() -> None:
     call = PreparedCall(lambda query: tf.raw_ops.Lu(input=query).lu, {"query": tf.eye(3)})
     with pytest.raises(ForwardOnly, match="gradient registry has no entry for: Lu"):
         registry.load("tf").vjp(call, ["query"], tf.eye(3))
+
+
+PLAIN = "sdpa/none/mha/f32/b2h4q5k7d8"
+
+
+@pytest.mark.parametrize(
+    ("message", "case", "claim"),
+    [
+        ("lengths must be a multiple of 16, got 5", PLAIN, "lengths_multiple_of=16"),
+        ("kv_seq_len=7 must be divisible by block_k=128", PLAIN, "lengths_multiple_of=128"),
+        ("keys come in multiples of 16", "sdpa/none/mha/f32/b2h4q16k7d8", "lengths_multiple_of=16"),
+        ("head size must be 64 or 128, got 8", PLAIN, "head_sizes=64,128"),
+        ("unsupported head_dim 8: use 64", PLAIN, "head_sizes=64"),
+        ("sequences of at most 4 tokens", PLAIN, "max_length=4"),
+        ("query and key must have the same length", PLAIN, "equal_lengths"),
+        ("heads of query and key must match", "sdpa/none/gqa2/f32/b2h4q5k5d8", "equal_heads"),
+        ("only float16 and bfloat16", PLAIN, "dtypes=bf16,f16"),
+        ("a multiple of 16", "sdpa/none/mha/f32/b2h4q16k32d8", ""),
+        ("head size must be a multiple of 16", PLAIN, ""),
+        ("heads of query and key must match", PLAIN, ""),
+        ("sequences of at most 99 tokens", PLAIN, ""),
+        ("the size of tensor a (7) must be at dimension 3", PLAIN, ""),
+        ("illegal memory access", PLAIN, ""),
+    ],
+)
+def test_an_error_that_names_a_limit_suggests_a_claim(message: str, case: str, claim: str) -> None:
+    said = suggestion(f"ValueError: {message}", Case.parse(case))
+    assert said == (f"; claim {claim}?" if claim else "")
+
+
+def test_the_trial_suggests_a_claim(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    path = tmp_path / "narrow.py"
+    path.write_text(
+        "def narrow(query, key, value):\n"
+        "    raise ValueError(f'head size must be 999, got {query.shape[-1]}')\n"
+    )
+    with pytest.raises(UsageError, match=r"must be 999, got \d+; claim head_sizes=999\?"):
+        Plan.make(Options(("torch",), function=(f"{path}:narrow",), level="smoke"))
+
+
+@pytest.mark.parametrize(
+    ("claims", "expected"),
+    [
+        (("head_sizes=64,128",), ["lengths_multiple_of=16"]),
+        (("lengths_multiple_of=16",), ["head_sizes=64,128"]),
+        (SIZES, []),
+    ],
+)
+def test_a_run_suggests_a_claim_once(claims: tuple[str, ...], expected: list[str]) -> None:
+    verdicts = judged(plan("flash", "limited.py", claim=claims, dtype=("f32",)), "values", "nan")
+    texts = suggestions([record(cell, verdict) for cell, verdict in verdicts], ["flash"])
+    assert len(texts) == len(expected)
+    assert all(f"claim {claim}?" in text for claim, text in zip(expected, texts, strict=True))
+
+
+def test_an_answer_beyond_a_limit_contradicts_its_error() -> None:
+    error = "ValueError: lengths must be a multiple of 16"
+    refused = cell(PLAIN, "torch:f", "fail", kind="raised", message=error, operator="sdpa")
+    assert len(suggestions([refused], ["f"])) == 1
+    assert not suggestions([refused], ["g"])
+    for case, count in (("b2h4q16k16d8", 1), ("b2h4q6k6d8", 0)):
+        answered = cell(f"sdpa/none/mha/f32/{case}", "torch:f", "pass", operator="sdpa")
+        assert len(suggestions([refused, answered], ["f"])) == count

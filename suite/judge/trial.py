@@ -30,7 +30,9 @@ Calling = Callable[[Case], AbstractContextManager[None]]
 
 
 def trial(
-    implementation: Implementation, calling: Calling = lambda case: nullcontext()
+    implementation: Implementation,
+    calling: Calling = lambda case: nullcontext(),
+    suggestion: Callable[[str, Case], str] = lambda error, case: "",
 ) -> str | None:
     """The reason why a user function cannot be judged at all, in one sentence, or None. The reasons:
 
@@ -39,23 +41,26 @@ def trial(
     - the return value is no dense array of the framework, or has another shape
     - the answer is right only if operands have the other axis order
 
-    Settings that a call changed are restored: cells report them.
+    `suggestion` gives the end of the sentence about an error on a case. Settings that a call changed are
+    restored: cells report them.
     """
     with leaks.quiet():
         settings = leaks.Settings(implementation.backend)
         try:
-            return _tried(implementation, calling)
+            return _tried(implementation, calling, suggestion)
         finally:
             settings.restore()
             leaks.died()
 
 
-def _tried(implementation: Implementation, calling: Calling) -> str | None:
+def _tried(
+    implementation: Implementation, calling: Calling, suggestion: Callable[[str, Case], str]
+) -> str | None:
     first: str | None = None
     for case in _cases(implementation):
         try:
             with calling(case):
-                answered, reason = _attempted(implementation, draw(case))
+                answered, reason = _attempted(implementation, draw(case), suggestion)
         except TimeOver as error:
             return f"{error}; --cell-timeout gives it longer"
         if answered:
@@ -64,7 +69,9 @@ def _tried(implementation: Implementation, calling: Calling) -> str | None:
     return first
 
 
-def _attempted(implementation: Implementation, inputs: Inputs) -> tuple[bool, str | None]:
+def _attempted(
+    implementation: Implementation, inputs: Inputs, suggestion: Callable[[str, Case], str]
+) -> tuple[bool, str | None]:
     """True if one call is enough to know, and the reason why the function cannot be judged."""
     prepared = implementation.prepare(inputs)
     try:
@@ -82,7 +89,9 @@ def _attempted(implementation: Implementation, inputs: Inputs) -> tuple[bool, st
             if query is None
             else f", with query {_sized('query', query.shape, prepared, inputs)}"
         )
-        return False, f"called once, on {inputs.case.id}{given}, it raised {first_line(error)}"
+        line = first_line(error)
+        hint = suggestion(line, inputs.case)
+        return False, f"called once, on {inputs.case.id}{given}, it raised {line}{hint}"
     return True, _misfit(implementation, native, inputs, prepared)
 
 

@@ -23,6 +23,7 @@ from suite.judge.trial import trial
 from suite.records.expectations import ExpectationError, Manifest, load, load_named
 from suite.run.options import Options
 from suite.run.process import limited
+from suite.run.suggestions import suggestion
 from suite.spec.case import Case
 
 
@@ -182,7 +183,7 @@ def try_out(
             yield
         told("")
 
-    reason = trial(function, calling)
+    reason = trial(function, calling, suggestion)
     if reason is not None:
         raise UsageError(f"{who}: {reason}")
 

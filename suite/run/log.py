@@ -23,6 +23,7 @@ from suite.records.files import new_file, remove_empty
 from suite.records.lines import RecordError, Writer
 from suite.run.options import NAMES, Options
 from suite.run.recorded import crashed, header
+from suite.run.suggestions import suggestions
 from suite.run.terminal import FAILED, Terminal
 from suite.spec.text import printable
 from suite.spec.vocabulary import BROKEN
@@ -54,7 +55,7 @@ class RunLog:
         self.pending: list[CellRecord] = []
         self.unavailable: dict[str, str] = {}
         self.failed_imports: list[str] = []
-        self.notes: list[str] = []
+        self._notes: list[str] = []
         self.functions: list[str] = []
         self.told = NOTHING
         self.terminal = Terminal(config, self)
@@ -69,6 +70,11 @@ class RunLog:
     def cells(self) -> list[CellRecord]:
         """The records in order of arrival, each cell once."""
         return list(self._cells.values())
+
+    @property
+    def notes(self) -> list[str]:
+        """The notes of the plan, and the claims that errors suggest."""
+        return [*self._notes, *suggestions(self.cells, self.functions)]
 
     @property
     def missing(self) -> list[str]:
@@ -148,7 +154,7 @@ class RunLog:
         self.header = _header(self.config, self.options, identity)
         self.unavailable = identity.get("unavailable", {})
         self.failed_imports = identity.get("failed_imports", [])
-        self.notes = list(identity.get("notes", []))
+        self._notes = list(identity.get("notes", []))
         self.functions = list(identity.get("functions", []))
         self._owes_answers = identity.get("owes_answers", True)
         if self._file is not None:

@@ -1,0 +1,100 @@
+"""Suggested claims: the limits that a user function's errors name, if its answers agree with them."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
+from functools import cache
+
+from backends.claims import Claims, read_claims
+from backends.declared import Declared
+from suite.records.cells import CellRecord
+from suite.spec.case import Case
+from suite.spec.dtypes import DTYPES
+from suite.spec.vocabulary import REFUSED
+
+LENGTHS = re.compile(r"length|seq|quer|key|rows|block|tokens", re.IGNORECASE)
+HEADS = re.compile(r"head|channel|embed", re.IGNORECASE)
+MULTIPLE = re.compile(r"(?:multiples? of|divisible by)\D{0,30}?([1-9]\d*)", re.IGNORECASE)
+MOST = re.compile(r"(?:at most|up to|maximum|exceeds|<=)\D{0,30}?([1-9]\d*)", re.IGNORECASE)
+EQUAL = re.compile(r"as many|equal|same|match", re.IGNORECASE)
+FOUND = re.compile(r"; only NotImplementedError|\b(?:got|found|but|not)\b")
+"""Where the limit ends in a message: what was found, or the suite's own words follow."""
+
+
+def named(message: str, case: Case) -> Iterator[str]:
+    """The claims that an error's message about a case may mean, such as "lengths_multiple_of=16"."""
+    text = FOUND.split(message)[0]
+    heads, lengths = HEADS.search(text), LENGTHS.search(text)
+    multiple, most = MULTIPLE.search(text), MOST.search(text)
+    numbers = {int(number) for number in re.findall(r"\b\d+\b", text)} - {case.sizes.D, 0}
+    if multiple and not heads:
+        yield from (f"lengths_multiple_of={steps}" for steps in steps_of(multiple[1]))
+    elif most and lengths and not heads:
+        yield f"max_length={most[1]}"
+    elif heads and numbers and not (multiple or most):
+        yield "head_sizes=" + ",".join(map(str, sorted(numbers)))
+    if EQUAL.search(text):
+        yield from ["equal_heads"] if heads else ["equal_lengths"] if lengths else []
+    dtypes = [d.name for d in DTYPES.values() if re.search(rf"\b{d.long_name}\b", text)]
+    if others := [name for name in dtypes if name != case.dtype.name]:
+        yield f"dtypes={','.join(others)}"
+
+
+def steps_of(number: str) -> tuple[str, str, str]:
+    """The claims of a number about all lengths, about keys and about queries."""
+    return number, f"1,{number}", f"{number},1"
+
+
+@cache
+def declared(claim: str) -> Declared:
+    """The declaration of a function with this claim."""
+    return Claims.of(None, read_claims([claim])).declared()
+
+
+def beyond(claim: str, case: Case) -> bool:
+    """True if a case is beyond a claim."""
+    of = declared(claim)
+    refused = of.limits_for(case.dtype).refusal(case.sizes) is not None
+    return refused or case.dtype.name not in of.dtypes
+
+
+def suggestion(message: str, case: Case) -> str:
+    """The claim that an error on a case suggests, as the end of a sentence; "" for none."""
+    claims = (claim for claim in named(message, case) if beyond(claim, case))
+    return next((f"; claim {claim}?" for claim in claims), "")
+
+
+def suggestions(cells: Iterable[CellRecord], functions: Collection[str]) -> list[str]:
+    """A sentence for each claim that errors of user functions name.
+
+    A claim is suggested only if all cases with such an error are beyond the claim, and no answered case
+    is.
+    """
+    errors: dict[tuple[str, tuple[str, ...]], list[Case]] = {}
+    answered: dict[str, set[Case]] = {}
+    for cell in cells:
+        if cell.implementation not in functions or not cell.operator or cell.question:
+            continue
+        try:
+            case = Case.parse(cell.case)
+        except ValueError:
+            continue  # not a case: for example a malformed problem
+        name = f"{cell.backend}:{cell.implementation}"
+        if cell.status == "pass":
+            answered.setdefault(name, set()).add(case)
+        elif cell.kind in (REFUSED, "raised") and not case.operator.is_layer:
+            errors.setdefault((name, tuple(named(cell.message, case))), []).append(case)
+    suggested: Counter[tuple[str, str]] = Counter()
+    for (name, claims), cases in errors.items():
+        for claim in claims:
+            outside = any(beyond(claim, case) for case in answered.get(name, ()))
+            if all(beyond(claim, case) for case in cases) and not outside:
+                suggested[name, claim] += len(cases)
+                break
+    return [
+        f"{name}: the errors of {count} cells name a limit: claim {claim}? Then the nearest cases within "
+        "are asked"
+        for (name, claim), count in suggested.items()
+    ]
