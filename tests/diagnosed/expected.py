@@ -62,11 +62,15 @@ TRUE_HIDES = (
 )
 TILED = r"til(e|ing)|repeat|interleav|group|modul|% ?H|h % |reads? (key|value)"
 NO_SCALE = (
-    r"no scal|not (scaled|divided)|unscaled|scale.{0,40}\b1(\.0*)?\b|"
+    r"^(?!.*(gradient|autocast|thread))"
+    r".*(no scal|not (scaled|divided)|unscaled|scale.{0,40}\b1(\.0*)?\b|"
     r"without.{0,20}scal|missing.{0,20}scal|"
-    r"lacks?.{0,20}scal|scale.{0,20}(missing|lost|forgot|never|ignored|dropped)|forg[eo]t.{0,20}(scal|divi)|sqrt"
+    r"lacks?.{0,20}scal|scale.{0,20}(missing|lost|forgot|never|ignored|dropped)|forg[eo]t.{0,20}(scal|divi)|sqrt)"
 )
-BY_D = r"1 ?/ ?(head_)?(D|d|size)\b|divided by (the )?(D|d|size|head)|root|sqrt|\*\* ?-1\b|squared?"
+BY_D = (
+    r"^(?!.*(all heads|width)).*"
+    r"(1 ?/ ?(head_)?(D|size)\b|divided by (the )?(D|size|head)|root|sqrt|\*\* ?-1\b|squared?)"
+)
 OVER_QUERIES = r"quer|column|wrong axis|other axis|another axis|dim ?= ?-2|axis ?= ?-2|dim ?= ?2"
 OVER_HEADS = r"head|wrong axis|other axis|another axis"
 AFTER_SOFTMAX = (

@@ -176,7 +176,13 @@ OTHERS = (
         r"causal|flag|future",
         like="packed",
     ),
-    one("others.py:merged_by_sum", "merge", r"lse|log", r"sum|add|plus|\+", like="merge"),
+    one(
+        "others.py:merged_by_sum",
+        "merge",
+        r"lse|log",
+        r"(?<!log-)\bsum\b|\badd|plus|\+",
+        like="merge",
+    ),
     one(
         "others.py:merged_by_mean", "merge", r"weigh|mean|average|equal|alike|uniform", like="merge"
     ),

@@ -45,15 +45,16 @@ class Outcome:
 def judge(kernel: Kernel, level: str = "", *options: str) -> Outcome:
     """Run the suite on one kernel, in a child process of its own.
 
-    If the trial call refuses the kernel, the message is its only diagnosis, of the family "trial". Raises
-    RuntimeError if the run leaves neither records nor such a message.
+    The run has no limits of time, so that a busy machine breaks off no diagnosis. If the trial call
+    refuses the kernel, the message is its only diagnosis, of the family "trial". Raises RuntimeError if
+    the run leaves neither records nor such a message.
     """
     with tempfile.TemporaryDirectory() as folder:
         records = Path(folder) / "run.jsonl"
         command = [
             sys.executable, "-m", "pytest", "suite", f"--backend={kernel.backend}",
             f"--function={HERE / kernel.name}", f"--level={level or kernel.level}",
-            f"--results={records}", "-p", "no:cacheprovider", "-q", *options,
+            f"--results={records}", "--cell-timeout=0", "-p", "no:cacheprovider", "-q", *options,
         ]  # fmt: skip
         if kernel.like:
             command.append(f"--like={kernel.like}")
