@@ -212,10 +212,12 @@ def test_one_fault_is_named_in_few_lines_with_a_script_that_shows_it(tmp_path: P
     said = [line for line in end if line]
     assert said[0].startswith("WRONG: ")
     assert said[1:4] == ["Diagnosis", "---------", " 1. A causal query sees the next key."]
-    assert re.fullmatch(
-        r"    as a known fault: explains (\d+) of \1 failures tried, contradicts none; sdpa/causal\S*",
+    evidence = re.fullmatch(
+        r"    as a known fault: explains (\d+) of (\d+) failures tried, contradicts none; sdpa/causal\S*",
         said[4],
     )
+    assert evidence
+    assert int(evidence[1]) > int(evidence[2]) / 2
     assert any(line.startswith("    # .") and "X" in line for line in end), "the picture"
     script = next(line.split("python ")[1] for line in end if line.startswith("    script "))
     assert "AssertionError" in run(script, cwd=tmp_path, start=()).stderr
