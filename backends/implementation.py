@@ -158,7 +158,8 @@ class Implementation(ABC):
                 if scale is not None:
                     twin = twin.with_options(scale=scale)
             if not case.operator.is_layer:
-                twin = replace(twin, sizes=limits.fitted(twin.sizes))
+                apart = self.missing(["value-size"]) is None
+                twin = replace(twin, sizes=limits.fitted(twin.sizes, apart))
         except ValueError:
             return (
                 None  # the operator cannot have this case, such as packed segments of other lengths

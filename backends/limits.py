@@ -103,16 +103,16 @@ class Limits:
             return f"declares scales from {low:g} to {high:g}, and {scale:g} is none of them"
         return None
 
-    def fitted(self, sizes: Sizes) -> Sizes:
+    def fitted(self, sizes: Sizes, apart: bool = True) -> Sizes:
         """The nearest sizes within the limits; the next larger size if there is one.
 
-        - Dv stays equal to D, or stays another size, if the limits allow.
+        - Dv stays equal to D if the limits allow, and with `apart` another size.
         - The longer of Lq and Lk stays the longer one if the limits allow.
         - Lk of 0 or 1, and Lq of 0, stay unchanged: with one key every row has its value.
         """
         D = _next(sizes.D, self.head_sizes)
         Dv = _next(D if sizes.Dv == sizes.D else sizes.Dv, self.sizes_of_values)
-        if Dv == D and sizes.Dv != sizes.D:
+        if apart and Dv == D and sizes.Dv != sizes.D:
             Dv = _next(Dv, tuple(n for n in self.sizes_of_values if n != D))
         Lq, Lk = sizes.Lq and (self.queries or sizes.Lq), sizes.Lk
         of_queries, of_keys = self.steps

@@ -55,6 +55,13 @@ def test_the_nearest_sizes_lie_within_the_limits(limits: Limits, sizes: str, exp
     assert limits.fitted(fitted) == fitted
 
 
+def test_values_take_the_size_of_keys_where_no_other_is_supported() -> None:
+    sizes = parse_sizes("mha", "b2h3q5k7d10v12", "")
+    limits = Limits(head_sizes=(8, 16, 24))
+    assert limits.fitted(sizes).token == "b2h3q5k7d16v24"
+    assert limits.fitted(sizes, apart=False).token == "b2h3q5k7d16"
+
+
 def test_a_single_key_stays_single() -> None:
     (function,) = plan("flash", "limited.py", claim=("lengths_multiple_of=16",)).implementations
     assert function.nearest_supported(Case.parse("sdpa/none/mha/f32/b2h3q5k1d8")) is None
