@@ -13,7 +13,7 @@ from typing import Any
 
 from suite.spec.dtypes import DTYPES, DType
 from suite.spec.levels import HALF
-from suite.spec.operator import Operator
+from suite.spec.operator import MODES, Operator
 from suite.spec.operators import OPERATORS
 
 
@@ -320,10 +320,15 @@ ELECTION_CASES: tuple[ElectionCase, ...] = tuple(
 def in_few_dtypes(level: str) -> tuple[ElectionCase, ...]:
     """The probes for frameworks' own implementations at a level.
 
-    At smoke: the dtypes of `HALF`, or all dtypes of a question without one in `HALF`.
+    At smoke: the dtypes of `HALF`, or all dtypes of a question without one in `HALF`. At standard: all
+    dtypes, or one for questions about modes.
     """
-    if level != "smoke":
+    if level == "full":
         return ELECTION_CASES
+    if level == "standard":
+        first = (c for c in ELECTION_CASES if c.dtype.name == c.question.dtypes[0])
+        modes = {case for case in first if case.question.name in MODES}
+        return tuple(c for c in ELECTION_CASES if c.question.name not in MODES or c in modes)
     few = {(c.question.name, c.operator) for c in ELECTION_CASES if c.dtype.name in HALF}
     return tuple(
         case
