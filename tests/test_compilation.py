@@ -1,4 +1,4 @@
-"""Promise: compiled programs are shared between cells, and no verdict hangs on another cell's."""
+"""Promise: compiled programs are shared between cells, and no verdict depends on another cell's."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ Function = Callable[..., Any]
 
 
 class Plain(Kernel):
-    """An honest kernel that says what its function hangs on."""
+    """An honest kernel that says what its function depends on."""
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         return replace(super().prepare(inputs), constants=(inputs.scale, inputs.feature("softcap")))
 
 
 class Unknown(Kernel):
-    """An honest kernel that does not say what its function hangs on."""
+    """An honest kernel that does not say what its function depends on."""
 
 
 class CompilingBackend(NumpyBackend):

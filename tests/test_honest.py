@@ -33,7 +33,7 @@ def failures(level: str, seed: int, checks: Iterable[Check]) -> list[str]:
 
 
 def test_smoke() -> None:
-    """What does not hang on a seed; the rest is asked with other seeds below."""
+    """What does not depend on a seed; the rest is asked with other seeds below."""
     assert not failures("smoke", 0, [CHECKS[name] for name in BITWISE])
 
 

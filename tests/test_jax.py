@@ -1,4 +1,4 @@
-"""JAX's programs: one a call, shared by calls that differ in nothing a program hangs on."""
+"""JAX's programs: one a call, shared by calls that differ in nothing a program depends on."""
 
 from __future__ import annotations
 

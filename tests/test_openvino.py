@@ -1,4 +1,4 @@
-"""OpenVINO: models have the sizes and numbers of a call, and no verdict hangs on an earlier one."""
+"""OpenVINO: models have the sizes and numbers of a call, and no verdict depends on an earlier one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs that are compiled quickly: which cells', that they say the same, and that no verdict hangs on
+"""Programs that are compiled quickly: which cells', that they say the same, and that no verdict depends on
 them."""
 
 from __future__ import annotations

@@ -379,7 +379,7 @@ def test_slopes_are_a_bias_counted_from_the_last_key() -> None:
 
 @pytest.mark.parametrize("dt", ["f32", "bf16"])
 def test_a_bias_that_a_call_makes_has_roundings_of_its_own(dt: str) -> None:
-    """It lies beyond a bias that is given by (4 u_acc + u_s) |bias|, which hangs on distances."""
+    """It lies beyond a bias that is given by (4 u_acc + u_s) |bias|, which depends on distances."""
     inputs = draw(Case.parse(f"sdpa/none/mha/{dt}/b1h2q513k513d8/slopes"))
     assert inputs.feature("alibi_slopes") is not None
     variant = inputs.replace(

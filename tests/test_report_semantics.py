@@ -1,4 +1,4 @@
-"""Reports of semantics: what implementations elect, and whether answers hang on what is beside them."""
+"""Reports of semantics: what implementations elect, and whether answers depend on what is beside them."""
 
 from __future__ import annotations
 

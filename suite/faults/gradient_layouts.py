@@ -1,4 +1,4 @@
-"""Faults whose gradients hang on where operands lie in memory."""
+"""Faults whose gradients depend on where operands lie in memory."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def _worst(rows: pd.DataFrame) -> str:
 
 INVARIANCE = Table(
     "invariance",
-    "Whether answers hang on what is computed beside them: a second call, other samples, other rows, "
+    "Whether answers depend on what is computed beside them: a second call, other samples, other rows, "
     "the number of threads, decoding one token at a time, keys in two parts that are merged. The worst "
     "grade, by dtype where dtypes differ: bitwise the same; within bound, other bits as near as rounding "
     "explains; broken. - where it cannot be asked.",

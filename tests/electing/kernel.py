@@ -46,7 +46,7 @@ CANONICAL: dict[str, str] = {
     "lse-gradient": "flows",
     "score-overflow": "finite",
 }
-"""The answers of a kernel that is told none. Its answer to "lowest-row" hangs on the dtype: float32
+"""The answers of a kernel that is told none. Its answer to "lowest-row" depends on the dtype: float32
 absorbs a score beside its own lowest number, and not beside that of float16."""
 
 GRADIENTS = {

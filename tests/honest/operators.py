@@ -113,7 +113,7 @@ class MergeOfFloat64(MergeKernel):
 
 
 class NormUncentred(NormDifferentiable):
-    """a D + b x + c in working precision, where b and c hang on sum D x and sum D."""
+    """a D + b x + c in working precision, where b and c depend on sum D x and sum D."""
 
     def input_gradient(
         self, dy: np.ndarray, gain: np.ndarray | None, standard: Standard, inputs: Inputs

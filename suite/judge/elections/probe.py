@@ -109,7 +109,7 @@ class Probe:
         answer.
         """
         self.require(inputs, lacking)
-        # What is observed is remembered, and must not hang on programs of cells before this one.
+        # What is observed is remembered, and must not depend on programs of cells before this one.
         prepared = self.implementation.prepare_fresh(inputs)
         try:
             native = prepared()
