@@ -1,5 +1,5 @@
-"""Programs that are compiled quickly: which cells', that they say the same, and that no verdict depends on
-them."""
+"""Programs that are compiled quickly: which cells have them, that they say the same, and that no verdict
+depends on them."""
 
 from __future__ import annotations
 

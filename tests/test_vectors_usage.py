@@ -145,7 +145,7 @@ def test_options_go_before_the_declaration(right_answers: Path, vectors_f16: Pat
 
 
 def without_numbers(text: str) -> str:
-    """A text whose numbers of two digits or more are all alike: they depend on how many cases there are."""
+    """A text whose numbers of two digits or more are all alike: they depend on the number of cases."""
     return re.sub(r"\d*\.\d+(?:e[+-]?\d+)?|\d{2,}", "N", text)
 
 
