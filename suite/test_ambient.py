@@ -144,6 +144,7 @@ def test_ambient_gradients(cell: Cell) -> None:
         with ThreadPoolExecutor(1) as pool:
             pool.submit(expect_gradients, Ambient(nullcontext)).result()
 
+    expect_gradients(Ambient(nullcontext))
     modes = {n: m for n, m in modes_of(cell.implementation).items() if not m.forward_only}
     expect_in_each(
         {name: partial(expect_gradients, mode) for name, mode in modes.items()}

@@ -113,7 +113,7 @@ def test_draws_reach_every_option_of_a_layer(name: str) -> None:
     """Every value that an option names as worth asking, and ordinary widths as well as odd ones."""
     operator = OPERATORS[name]
     seen: list[Case] = []
-    for seed in range(2):
+    for seed in range(4):
         engine.run_batch(strategies.cases_of(operator), seed, seen.append, engine.BATCH)
     for option in operator.options:
         reached = {case.option(option.name) for case in seen}

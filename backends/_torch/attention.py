@@ -108,13 +108,15 @@ class EagerPermuted(Eager):
         return replace(plain, arguments=plain.arguments | {"key": key})
 
 
-def flags(inputs: Inputs) -> Native:
-    """The mask split into torch's causal flag and the rest.
+def flags(inputs: Inputs, causal: bool = True, window: bool = False) -> Native:
+    """The mask split into flags and the rest; `causal` and `window` say which flags exist.
 
-    torch documents an error for the flag beside a mask, so the flag is used only alone.
+    torch documents an error for the flag beside a mask, and its kernels raise for some dtypes alone: the
+    flag is used only alone, or if the case asks for both.
     """
     alone = inputs.mask is not None and len(inputs.mask.parts) == 1 and inputs.bias is None
-    return split_native(inputs, causal=alone or inputs.form == "flag-and-mask")
+    flagged = causal and (alone or inputs.form == "flag-and-mask")
+    return split_native(inputs, causal=flagged, window=window)
 
 
 def attn_mask(call: AttentionCall) -> Any:
@@ -154,6 +156,9 @@ SIGNATURE = NativeSignature(
         Parameter("dropout_p", ("dropout",), rate),
     ),
     neutral={"dropout_p": 0.0},
+    divide=lambda inputs, binder: flags(
+        inputs, binder.serves("native-causal"), binder.serves("native-window")
+    ),
     passed_as=passed_as,
     axis_order="bhld",
     merges_mask_into_bias=True,

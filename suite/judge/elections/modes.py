@@ -54,7 +54,7 @@ def _autocast(p: Probe) -> str:
         with mode.within():
             native = prepared()
     except Exception:
-        return "raises"
+        return _raises(wide, inputs)
     got = p.read(native, inputs, prepared)["output"]
     dtype = backend.dtype_name(native[0] if isinstance(native, tuple | list) else native)
     if dtype == wide.dtype.long_name and wide.matches(got, inputs):
@@ -103,10 +103,18 @@ def _answer(
             with mode.within():
                 native = prepared()
     except Exception:
-        return "raises"
+        return _raises(p, inputs)
     if p.matches(p.read(native, inputs, prepared)["output"], inputs):
         return "answers"
     raise Deviation("election", "the mode around the call makes the answer wrong")
+
+
+def _raises(p: Probe, inputs: Inputs) -> str:
+    """The answer "raises", if the call answers outside the mode. Raises Refused and NotApplicable if the
+    call raises there, too."""
+    if p.arrays(inputs) is None:
+        raise NotApplicable("the call raises outside the mode, too")
+    return "raises"
 
 
 PROBES: dict[str, Callable[[Probe], str]] = {
