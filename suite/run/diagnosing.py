@@ -19,7 +19,7 @@ from backends.protocol import ENDS, Implementation, TimeOver
 from suite.checks import all_checks
 from suite.judge.cell import Cell
 from suite.judge.diagnosis.catalogue import clock
-from suite.judge.diagnosis.diagnose import chosen, diagnose
+from suite.judge.diagnosis.diagnose import chosen, diagnose, place
 from suite.judge.judge import Policy, judge
 from suite.judge.verdict import Verdict, first_line
 from suite.records.cells import CellRecord
@@ -147,7 +147,7 @@ def _of_one(
     """The diagnoses of one implementation."""
     failing = _cells(implementation, filter(_is_asked, records))
     passing = _cells(implementation, [r for r in records if r.status == "pass"][:PASSES])
-    check_of = {str(cell.case.id): cell.check.name for cell in reversed(failing)}
+    check_of = {cell.case.id: cell.check.name for cell in sorted(failing, key=place, reverse=True)}
     told = []
     for one in diagnose(implementation.backend, implementation, failing, passing, seconds):
         shared = {f.name: getattr(one, f.name) for f in fields(one) if f.name != "source"}

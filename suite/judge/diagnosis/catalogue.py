@@ -237,11 +237,8 @@ class _Matching:
             best = max(left, key=lambda entry: len(entry.explains & rest))
             if not best.explains & rest:
                 break
-            look = min(
-                (self.failing[number] for number in best.explains),
-                key=lambda look: (look.size, look.cell.case.id),
-            )
-            told.append(_diagnosis(best.one, len(best.explains), tried, 0, str(look.cell.case.id)))
+            case = str(self.failing[min(best.explains)].cell.case.id)
+            told.append(_diagnosis(best.one, len(best.explains), tried, 0, case))
             rest -= best.explains
         return told
 

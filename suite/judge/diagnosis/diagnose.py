@@ -76,7 +76,7 @@ def chosen(cells: Sequence[Cell], most: int) -> list[Cell]:
     """At most `most` cells to try: simple and small ones of different checks, masks, features and dtypes,
     the simplest of the check `values` first."""
     known = [cell for cell in cells if isinstance(cell.case, Case)]
-    left = sorted([cell for cell in known if _size(cell) <= LARGE] or known, key=_place)
+    left = sorted([cell for cell in known if _size(cell) <= LARGE] or known, key=place)
     taken: list[Cell] = []
     seen: set[str] = set()
     while left and len(taken) < most:
@@ -87,7 +87,8 @@ def chosen(cells: Sequence[Cell], most: int) -> list[Cell]:
     return taken
 
 
-def _place(cell: Cell) -> tuple[int, bool, int, int, str]:
+def place(cell: Cell) -> tuple[int, bool, int, int, str]:
+    """Sorts cells: the check `values` first, then gradients; then float32, few features, small cases."""
     first = (VALUES, *GRADIENTS)
     check = first.index(cell.check.name) if cell.check.name in first else len(first)
     features = len(cell.case.needs) + (getattr(cell.case, "recipe", "") != Case.recipe)
