@@ -108,12 +108,7 @@ def of_weights(tool: Instrument, case: Case) -> Iterator[Found]:
     if reading is None or not reading.wrong.any():
         return
     told = 0
-    questions: tuple[Callable, ...] = (
-        weights.ask,
-        scale.ask,
-        weights.ask_places,
-        weights.ask_where,
-    )
+    questions: tuple[Callable, ...] = (weights.ask, scale.ask, weights.ask_places)
     for place, question in enumerate(questions):
         if told and place > 1:
             return

@@ -223,20 +223,6 @@ def ask_places(tool: Instrument, reading: Reading) -> Iterator[Found]:
         )  # fmt: skip
 
 
-def ask_where(tool: Instrument, reading: Reading) -> Iterator[Found]:
-    """Where weights are wrong, if nothing says how."""
-    wrong = reading.wrong
-    axes = {"sample": 0, "query head": 1, "row": 2, "key": 3}
-    parts = []
-    for name, axis in axes.items():
-        which = wrong.any(tuple(a for a in range(4) if a != axis))
-        if 0 < which.sum() <= which.size / 2:
-            many = _counted(int(which.sum()), name)
-            parts.append(f"{many} {_numbers(np.flatnonzero(which))} of {which.size}")
-    if parts:
-        yield Found(f"Only the weights of {', '.join(parts)} are wrong.", "scores")
-
-
 def drawn(reading: Reading, differs: np.ndarray) -> str:
     """A picture of the expected mask beside the one used, of the first sample and head that differ."""
     b, h = (int(x[0]) for x in np.nonzero(differs.any((-1, -2))))
