@@ -196,7 +196,11 @@ FAR = (
 )
 """Maxima that rise and fall between tiles, and rows that lie far from 0 by scores or by a bias."""
 
-SMOKE_LIKE_MASKS = ("sdpa/none/mha/f32/b2h3q17k23d8/bias.bits",)
+SMOKE_LIKE_MASKS = (
+    "sdpa/none/mha/f32/b2h3q17k23d8/bias.bits",
+    "sdpa/none/mha/f32/b2h3q17k23d8/bias.ones",
+    "sdpa/none/mha/f32/b2h3q17k23d8/bias.zeros",
+)
 
 LIKE_MASKS = (
     "sdpa/none/mha/{dt}/b2h3q17k23d8/bias.bits",
