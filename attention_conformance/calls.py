@@ -200,7 +200,8 @@ class _Problem:
     def diagnosis(self, answer: Mapping[str, np.ndarray], oracle: Oracle) -> str:
         """What is wrong with the outputs, as lines for a message; "" if that is unknown."""
         from suite.checks import all_checks
-        from suite.judge.diagnosis.catalogue import clock, explained_call
+        from suite.judge.diagnosis.catalogue import explained_call
+        from suite.judge.diagnosis.instrument import clock
 
         forms = [self.inputs]
         if self.flag is not None:

@@ -14,8 +14,9 @@ def refuse_shadows(code: int) -> None:
     elsewhere = [entry for entry in sys.path if Path(entry or ".").resolve() != here]
     for name in PACKAGES:
         for file in (here / f"{name}.py", here / name / "__init__.py"):
-            spec = PathFinder.find_spec(name)
-            other = PathFinder.find_spec(name, elsewhere) if file.is_file() else None
+            if not file.is_file():
+                continue
+            spec, other = PathFinder.find_spec(name), PathFinder.find_spec(name, elsewhere)
             if other is None or spec is None or spec.origin is None or other.origin is None:
                 continue
             if Path(spec.origin).resolve() == file.resolve() != Path(other.origin).resolve():

@@ -15,7 +15,7 @@ import numpy as np
 
 from backends.protocol import PreparedCall
 from suite.judge.answer import Answer, parts
-from suite.judge.arguments import keeping_arguments
+from suite.judge.arguments import arrays_of, keeping_arguments, watched
 from suite.judge.cell import Cell
 from suite.judge.check import check
 from suite.judge.comparison import expect_bitwise
@@ -37,7 +37,7 @@ def attached(array: Any) -> Any:
 def test_contract(cell: Cell) -> None:
     backend, inputs, implementation = cell.implementation.backend, cell.inputs, cell.implementation
     prepared = cell.prepare(inputs)
-    arrays = {n: a for n, a in prepared.arguments.items() if backend.is_array(a)}
+    arrays = arrays_of(backend, prepared)
     masks = {name: attached(a) for name, a in arrays.items()}
     with keeping_arguments(backend, prepared, "the call"):
         first = cell.read(cell.call(prepared), inputs, prepared)
@@ -126,16 +126,15 @@ def test_own_memory(cell: Cell) -> None:
     count = MANY if inputs.sizes.Lq == 1 else SOME
     held = [cell.call(later) for _ in range(count)]
     expect_kept(cell, prepared, first, kept, f"{count} later calls")
-    arrays = {n: array for n, array in prepared.arguments.items() if backend.is_array(array)}
-    before = {name: backend.to_numpy(array).copy() for name, array in arrays.items()}
+    arrays = arrays_of(backend, prepared)
+    changed = watched(backend, arrays)
     with suppress(Exception):  # arrays of inference mode, for example, cannot be written to
         backend.memory.overwrite(
             parts(written, prepared)["output"], parts(held[0], later)["output"]
         )
     expect_kept(cell, prepared, first, kept, "a write into another answer")
-    for name, array in arrays.items():
-        if not np.array_equal(backend.to_numpy(array), before[name], equal_nan=True):
-            raise Deviation("overwritten", f"a write into an answer changed the argument {name}")
+    if names := changed():
+        raise Deviation("overwritten", f"a write into an answer changed the argument {names[0]}")
     for name, array in arrays.items():
         backend.memory.overwrite(array, later.arguments[name])
     expect_kept(cell, prepared, first, kept, "writes into the arguments")

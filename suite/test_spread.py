@@ -127,7 +127,7 @@ def refuse_other_models(cell: Cell) -> None:
     if cell.inputs.has_empty_rows:
         raise NotApplicable("fully masked rows are an election")
     s = cell.inputs.sizes
-    if s.B * s.H * s.Lq * s.Lk > MOST_SCORES:
+    if s.pairs > MOST_SCORES:
         raise NotApplicable(f"more than {MOST_SCORES} scores: the reference is too slow to repeat")
 
 

@@ -150,17 +150,19 @@ def test_a_whole_backend_is_judged_by_values() -> None:
 
 
 def test_a_run_says_what_share_was_refused() -> None:
-    text = facts(made(*cells(1, 3, lacking=9)), {})
+    text = facts(frames.cells(made(*cells(1, 3, lacking=9))), {})
     assert "torch:f: judged on 25.00% of what it could be asked: it refused 3 of 4 cells" in text
-    assert not any("refused" in line for line in facts(made(*cells(4, 0, lacking=9)), {}))
+    assert not any(
+        "refused" in line for line in facts(frames.cells(made(*cells(4, 0, lacking=9))), {})
+    )
 
 
 def test_scores_stand_beside_their_coverage() -> None:
     few = made(*cells(3, 5, lacking=2))
     assert verdict(few).endswith("100.00% of the 3 of 10 cells that were judged (7 unsupported)")
-    assert statuses(few) == []
+    assert statuses(frames.cells(few)) == []
     shown = {"statuses": OF_STATUSES.of(frames.cells(few))}
-    for text in ("\n".join(tables(few)), as_text(shown, ""), as_markdown(shown, "")):
+    for text in ("\n".join(tables(frames.cells(few))), as_text(shown, ""), as_markdown(shown, "")):
         assert "100.00% of 3 of 10" in text
     page = as_html(shown, "")
     assert "100.00% of 3 of 10" in page

@@ -82,7 +82,9 @@ def test_an_implementation_that_supports_nothing_has_no_score() -> None:
         assert table.loc[["mute:all", "torch:sdpa"], "coverage"].tolist() == [0, 1]
         assert table["score"].fillna(-1).loc[["mute:all", "torch:sdpa"]].tolist() == [-1, 1]
     assert conformance.CONFORMANCE.of(cells).loc["mute:all", "none"] == "0/0 (6 unsupported)"
-    shown = "\n".join(tables(run(*(cell(c, "mute:all", "unsupported") for c in CASES))))
+    shown = "\n".join(
+        tables(frames.cells(run(*(cell(c, "mute:all", "unsupported") for c in CASES))))
+    )
     (row,) = (line.split() for line in shown.splitlines() if line.startswith("mute:all"))
     assert row[:4] == ["mute:all", "-", "0.00%", "6"]
 
@@ -123,7 +125,7 @@ def test_the_summary_ends_with_the_reasons() -> None:
         for n in range(23)
         for case in CASES[: 2 if n < 20 else 1]
     ]
-    shown = tables(run(*cells, cell()))
+    shown = tables(frames.cells(run(*cells, cell())))
     assert "Unsupported" in shown
     assert sum(line.startswith("reason ") for line in shown) == 1 + 20
     assert shown[-1] == "... and 3 more reasons, of 3 cells"
@@ -287,10 +289,10 @@ def test_cells_as_recorded_have_a_column_for_every_fact() -> None:
 def test_the_summary_names_operators_where_there_are_several() -> None:
     sdpa = elect("no-keys", {"f32": "zeros"})
     layer = [replace(c, operator="multi-head", implementation="nn-mha") for c in sdpa]
-    shown = [tables(run(*cells)) for cells in (sdpa, [*sdpa, *layer])]
+    shown = [tables(frames.cells(run(*cells))) for cells in (sdpa, [*sdpa, *layer])]
     heads = [[line for line in text if line.startswith("Elections")] for text in shown]
     assert heads == [["Elections"], ["Elections: sdpa", "Elections: multi-head"]]
-    assert facts(run(*sdpa), {"jax": "no wheel"}) == ["not judged: jax: no wheel"]
+    assert facts(frames.cells(run(*sdpa)), {"jax": "no wheel"}) == ["not judged: jax: no wheel"]
 
 
 def test_failures_are_listed_gravest_first() -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from suite.records.findings import manifests, title_of
+from suite.report import frames
 from suite.report.summary import facts, verdict
 from tests.records_by_hand import cell, elect, run
 
@@ -36,10 +37,10 @@ def test_what_a_function_elects_otherwise_is_said_in_a_line() -> None:
         for question, answer in (("no-keys", "nan"), ("value-size", "accepted"))
         for c in elect(question, {"f32": answer}, "torch:mine")
     ]
-    assert facts(run(*cells), {}) == [
+    assert facts(frames.cells(run(*cells)), {}) == [
         "torch:mine elects otherwise than the framework's own attention: no-keys nan"
     ]
-    assert facts(run(*(replace(c, native="") for c in cells)), {}) == []
+    assert facts(frames.cells(run(*(replace(c, native="") for c in cells))), {}) == []
 
 
 def test_known_failures_are_summed_up_by_finding() -> None:
@@ -53,7 +54,7 @@ def test_known_failures_are_summed_up_by_finding() -> None:
     who, cited = f"{name}:{entry.implementation[0]}", {"check": entry.check[0], "kind": entry.kind}
     known = [cell(case, who, "known", **cited), cell(case, who, "known", seed=1, **cited)]
     other = cell(case, "mine:sdpa", "known", message="far [my own cause; none found]")
-    head, first, second, _ = [*facts(run(*known, other), {}), ""]
+    head, first, second, _ = [*facts(frames.cells(run(*known, other)), {}), ""]
     assert head == "known failures: 3 cells, by finding (FINDINGS.md):"
     assert first.startswith(f"     2  {title_of(entry.finding)}: ")
     assert first.endswith(f" ({who})")

@@ -9,10 +9,13 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from suite.records import cells as records
+from suite.records.cells import Run
+from suite.report import frames
 from suite.run.options import Options
 from suite.run.progress import Progress, Steps
 from suite.run.terminal import IN_FULL, MOST, Listing, search_command
@@ -240,20 +243,25 @@ def test_silent_runs_are_not_diagnosed(tmp_path: Path) -> None:
     assert records.load(tmp_path / "r.jsonl").diagnoses == ()
 
 
+def listed(run: Run, *more: Any) -> list[str]:
+    """The failures of a run by group, as lines."""
+    return list(Listing(run, frames.cells(run), *more).explanation())
+
+
 def test_groups_beyond_the_first_have_a_line_each() -> None:
     cells = [
         cell(status="fail", check=f"check{n}", kind="value", message="far\noff") for n in range(12)
     ]
     nodes = {c.key: f"suite/test_x.py::test_{c.check}[x]" for c in cells}
-    told = list(Listing(records_of(*cells), nodes, Options(("torch",))).explanation())
+    told = listed(records_of(*cells), nodes, Options(("torch",)))
     assert sum(line.startswith("    again     pytest") for line in told) == IN_FULL
     assert told.count("              far off") == IN_FULL
     assert told[-2] == "10. check9 of torch:sdpa: 1 failure, value"
     assert told[-1] == "and 2 groups more, in full under -v: check10 1, check11 1"
     assert len([line for line in told if re.match(r" ?\d+\. ", line)]) == MOST
-    whole = list(Listing(records_of(*cells), nodes, Options(("torch",)), 99, True).explanation())
+    whole = listed(records_of(*cells), nodes, Options(("torch",)), 99, True)
     assert sum(line.startswith("    again     pytest") for line in whole) == 12
-    assert list(Listing(records_of(cell()), {}, Options(("torch",))).explanation()) == []
+    assert listed(records_of(cell()), {}, Options(("torch",))) == []
 
 
 class Clock:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from backends.protocol import PreparedCall
+from backends.protocol import Implementation, PreparedCall
 from suite.judge import elections
 from suite.judge.answer import Answer, names_of, read_array, swap_heads_and_length
 from suite.judge.comparison import against_oracle
@@ -29,10 +29,15 @@ def asked_of(cell: Cell, inputs: Inputs | None = None) -> tuple[PreparedCall, li
     inputs = cell.inputs if inputs is None else inputs
     cell.require(inputs)
     prepared = cell.implementation.differentiable(inputs)
-    names = names_of(prepared, inputs)
-    if cell.implementation.missing(["gradient-of-bias"]) is not None:
-        names = [name for name in names if name != "bias"]
-    return prepared, names
+    return prepared, differentiated(cell.implementation, prepared, inputs)
+
+
+def differentiated(
+    implementation: Implementation, prepared: PreparedCall, inputs: Inputs
+) -> list[str]:
+    """The names of all arrays by which a call of the implementation can be differentiated."""
+    without = {"bias"} if implementation.missing(["gradient-of-bias"]) is not None else set()
+    return [name for name in names_of(prepared, inputs) if name not in without]
 
 
 def vjp(

@@ -64,6 +64,19 @@ class Settings:
         return left
 
 
+@contextlib.contextmanager
+def undone(backend: Backend) -> Iterator[None]:
+    """A context without warnings, after which the settings are as before, and deaths are forgotten:
+    nothing inside is a cell, and cells report these."""
+    with quiet():
+        settings = Settings(backend)
+        try:
+            yield
+        finally:
+            settings.restore()
+            died()
+
+
 def _changes(name: str, before: Any, now: Any) -> list[str]:
     """The changes of a setting, for people. Of a mapping each entry that was there is compared."""
     if now == before:

@@ -44,13 +44,8 @@ def trial(
     `suggestion` gives the end of the sentence about an error on a case. Settings that a call changed are
     restored: cells report them.
     """
-    with leaks.quiet():
-        settings = leaks.Settings(implementation.backend)
-        try:
-            return _tried(implementation, calling, suggestion)
-        finally:
-            settings.restore()
-            leaks.died()
+    with leaks.undone(implementation.backend):
+        return _tried(implementation, calling, suggestion)
 
 
 def _tried(

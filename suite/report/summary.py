@@ -1,4 +1,7 @@
-"""The terminal summary of a run: one line of verdict, a few lines of facts, and with -v tables."""
+"""The terminal summary of a run: one line of verdict, a few lines of facts, and with -v tables.
+
+`cells` are a row per cell, as `suite.report.frames.cells` makes them.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,6 @@ from suite.records.cells import Run
 from suite.records.coverage import percent, scored
 from suite.records.expectations import Expectation
 from suite.records.findings import manifests, title_of
-from suite.report import frames
 from suite.report.conformance import ACCURACY, OF_STATUSES, OF_UNSUPPORTED, UNSUPPORTED
 from suite.report.render import as_text
 from suite.report.semantics import BY_QUESTION, DIFFERS, PROBES
@@ -48,11 +50,10 @@ def verdict(run: Run, shortfalls: Sequence[str] = ()) -> str:
     return f"{word}: {totals['pass']} of {judged} judged cells{of} pass; score {score}{rest}"
 
 
-def facts(run: Run, unavailable: Mapping[str, str]) -> list[str]:
+def facts(cells: pd.DataFrame, unavailable: Mapping[str, str]) -> list[str]:
     """What a person should know besides: the precision that is reached, elections that differ from the
     framework's own attention, refusals, known failures by finding. `unavailable` maps backends that could
     not be used to reasons."""
-    cells = frames.cells(run)
     return [
         *reached(cells),
         *differing(cells),
@@ -63,9 +64,9 @@ def facts(run: Run, unavailable: Mapping[str, str]) -> list[str]:
     ]
 
 
-def statuses(run: Run) -> list[str]:
+def statuses(cells: pd.DataFrame) -> list[str]:
     """Status counts as text, if there are several implementations."""
-    counts = OF_STATUSES.of(frames.cells(run))
+    counts = OF_STATUSES.of(cells)
     return _as_lines({"statuses": counts}) if len(counts) > 1 else []
 
 
@@ -73,9 +74,8 @@ def _as_lines(tables: Mapping[str, pd.DataFrame]) -> list[str]:
     return as_text(tables, "attention conformance").splitlines()
 
 
-def tables(run: Run) -> list[str]:
+def tables(cells: pd.DataFrame) -> list[str]:
     """Statuses, accuracy with the worst case, elections, and reasons for unsupported cells, as text."""
-    cells = frames.cells(run)
     accuracy = ACCURACY.of(cells)[["numerics", "grade", "median", "max", "rms", "case"]]
     accuracy = accuracy.sort_index(level="implementation", sort_remaining=False, kind="stable")
     tables = {"statuses": OF_STATUSES.of(cells), "accuracy": accuracy}

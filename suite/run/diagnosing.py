@@ -18,8 +18,8 @@ from typing import Any
 from backends.protocol import ENDS, Implementation, TimeOver
 from suite.checks import all_checks
 from suite.judge.cell import Cell
-from suite.judge.diagnosis.catalogue import clock
 from suite.judge.diagnosis.diagnose import chosen, diagnose, place
+from suite.judge.diagnosis.instrument import clock
 from suite.judge.judge import Policy, judge
 from suite.judge.verdict import Verdict, first_line
 from suite.records.cells import CellRecord

@@ -24,6 +24,8 @@ from suite.spec.text import printable
 from suite.spec.vocabulary import SEARCHED
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from suite.report.explanation import Group
     from suite.run.log import RunLog
 
@@ -91,19 +93,21 @@ class Terminal:
             reporter.stats["failed"] = self._failed
 
     def _lines(self, run: Run, verbose: bool) -> Iterator[str]:
-        from suite.report import diagnoses, summary
+        from suite.report import diagnoses, frames, summary
 
-        log = self._log
-        above = summary.tables(run) if verbose else summary.statuses(run)
+        log, cells = self._log, frames.cells(run)
+        above = summary.tables(cells) if verbose else summary.statuses(cells)
         yield from ("", *above, *([""] if above else []))
         yield summary.verdict(run, [*log.shortfalls(), *log.failures()])
         yield from diagnoses.lines(log.told.diagnoses, self._again)
         few = MOST_EXPLAINED if log.told.diagnoses else MOST
         most = len(run.cells) if verbose else few
-        yield from Listing(run, log.nodes, log.options, most, verbose, log.told).explanation()
+        yield from Listing(
+            run, cells, log.nodes, log.options, most, verbose, log.told
+        ).explanation()
         yield from (
             "",
-            *summary.facts(run, log.unavailable),
+            *summary.facts(cells, log.unavailable),
             *([] if verbose else [summary.HIDDEN]),
         )
 
@@ -141,7 +145,8 @@ class Terminal:
 class Listing:
     """The failures of a run by group.
 
-    `nodes` are the ids of the tests by the keys of their cells. `most` groups have lines of their own,
+    `cells` are the run's cells, a row each (`suite.report.frames.cells`), `nodes` the ids of the tests by
+    the keys of their cells. `most` groups have lines of their own,
     the first ones in full, with `verbose` all; only the first one, if `told` has a diagnosis. The smaller
     case that `told` has stands in its group.
     """
@@ -149,18 +154,19 @@ class Listing:
     def __init__(
         self,
         run: Run,
+        cells: pd.DataFrame,
         nodes: Mapping[tuple, str],
         options: Options,
         most: int = MOST,
         verbose: bool = False,
         told: Told = NOTHING,
     ) -> None:
-        from suite.report import explanation, frames
+        from suite.report import explanation
 
         self._run, self._nodes, self._options, self._most = run, nodes, options, most
         self._full = most if verbose else 1 if told.diagnoses else IN_FULL
         self._told = told
-        self._groups = explanation.groups(frames.cells(run))
+        self._groups = explanation.groups(cells)
 
     def explanation(self) -> Iterator[str]:
         """The failures by group as lines of text; none if no cell fails."""

@@ -42,6 +42,11 @@ class Sizes:
         return dict(zip("bhgqkdv", astuple(self), strict=True))
 
     @property
+    def pairs(self) -> int:
+        """Pairs of query and key, over samples and heads."""
+        return self.B * self.H * self.Lq * self.Lk
+
+    @property
     def group(self) -> int:
         """Query heads per key/value head; 1 without heads."""
         return self.H // self.Hkv if self.Hkv else 1

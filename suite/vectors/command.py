@@ -147,12 +147,13 @@ def lines(
     def commands(cell: CellRecord) -> Mapping[str, str]:
         return {"again": rerun_command(answers, replace(options, case=(cell.case,)))}
 
-    groups = explanation.groups(frames.cells(run))
+    cells = frames.cells(run)
+    groups = explanation.groups(cells)
     most, full = (len(groups),) * 2 if options.verbose else (MOST, IN_FULL)
-    yield from summary.tables(run) if options.verbose else summary.statuses(run)
+    yield from summary.tables(cells) if options.verbose else summary.statuses(cells)
     yield summary.verdict(run, missing)
     yield from why(run, groups, most, commands, full)
-    yield from ("", *summary.facts(run, {}), *([] if options.verbose else [summary.HIDDEN]))
+    yield from ("", *summary.facts(cells, {}), *([] if options.verbose else [summary.HIDDEN]))
     counts = ", ".join(f"{run.totals[name]} {name}" for name in STATUSES if run.totals[name])
     yield f"\n{plan.title}: {counts or 'no cell'}"
     if not run.totals["pass"]:

@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 
 from suite.judge import answer
+from suite.judge.arguments import arrays_of, watched
 from suite.judge.diagnosis.instrument import Found, Instrument
 from suite.judge.verdict import Deviation
 from suite.spec.case import Case
@@ -66,16 +67,10 @@ def _effects(tool: Instrument, inputs: Inputs) -> Iterator[Found]:
     def values(native: object) -> np.ndarray:
         return np.array(answer.read(backend, native, inputs, prepared).arrays["output"])
 
-    arrays = {n: a for n, a in prepared.arguments.items() if backend.is_array(a)}
-    before = {n: np.array(backend.to_numpy(a)) for n, a in arrays.items()}
+    changed_since = watched(backend, arrays_of(backend, prepared))
     native = prepared()
     first = values(native)
-    written = [
-        n
-        for n, a in arrays.items()
-        if not np.array_equal(backend.to_numpy(a), before[n], equal_nan=True)
-    ]
-    if written:
+    if written := changed_since():
         yield Found(
             f"The call {WRITES} {', '.join(written)}.",
             "state",

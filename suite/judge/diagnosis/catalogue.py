@@ -16,7 +16,6 @@ the cell if it fails the same check with the same kind and message, apart from n
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -123,12 +122,10 @@ def _kernelled() -> tuple[Kernelled, ...]:
 
 @dataclass(eq=False)
 class Matched:
-    """How one fault compares with the implementation: numbers of the looks that it explains, and that
-    contradict it."""
+    """How one fault compares with the implementation: numbers of the looks that it explains."""
 
     one: Kernelled
     explains: set[int] = field(default_factory=set)
-    contradicts: int = 0
 
 
 class _Matching:
@@ -174,9 +171,7 @@ class _Matching:
     def _uncontradicted(self, left: list[Matched], passing: Iterable[Look]) -> list[Matched]:
         """The faults that answer as the implementation does in all these passing cells."""
         for look in passing:
-            for entry in left:
-                entry.contradicts += self._agree(entry.one, look)[0] is False
-            left = [entry for entry in left if not entry.contradicts]
+            left = [entry for entry in left if self._agree(entry.one, look)[0] is not False]
         return left
 
     def _ask(self, entries: Iterable[Matched], look: Look, number: int) -> None:
@@ -240,7 +235,7 @@ class _Matching:
             if not best.explains & rest:
                 break
             case = str(self.failing[min(best.explains)].cell.case.id)
-            told.append(_diagnosis(best.one, len(best.explains), tried, 0, case))
+            told.append(_diagnosis(best.one, len(best.explains), tried, case))
             rest -= best.explains
         return told
 
@@ -281,11 +276,12 @@ def paired(first: Kernelled, second: Kernelled) -> Kernelled | None:
     return Kernelled(fault, kind(first.kernel.backend), f"{first.name} + {second.name}")
 
 
-def _diagnosis(one: Kernelled, explains: int, tried: int, contradicts: int, case: str) -> Diagnosis:
+def _diagnosis(one: Kernelled, explains: int, tried: int, case: str) -> Diagnosis:
+    """The diagnosis of a fault that no passing cell contradicts: others are named to nobody."""
     fault = one.fault
     return Diagnosis(
         sentence=fault.sentence, hint=fault.hint, family=fault.family, source="catalogue",
-        explains=explains, tried=tried, contradicts=contradicts, case=case, fault=one.name,
+        explains=explains, tried=tried, contradicts=0, case=case, fault=one.name,
     )  # fmt: skip
 
 
@@ -311,16 +307,16 @@ class _Behaving:
         most = max((len(entry.explains) for entry in left), default=0)
         left = [entry for entry in left if entry.explains and len(entry.explains) == most]
         for cell in self.passing:
-            for entry in left:
+            for entry in [*left]:
                 if self.late():
                     return []
-                entry.contradicts += bool(said(_twin(cell, entry.one)))
-        left = [entry for entry in left if not entry.contradicts]
+                if said(_twin(cell, entry.one)):
+                    left.remove(entry)
         if not left or len({entry.one.fault.family for entry in left}) > 1:
             return []
         best = left[0]
         case = str(self.failing[min(best.explains)].case.id)
-        return [_diagnosis(best.one, most, len(self.failing), 0, case)]
+        return [_diagnosis(best.one, most, len(self.failing), case)]
 
 
 def _twin(cell: Cell, one: Kernelled) -> Cell:
@@ -334,9 +330,3 @@ def said(cell: Cell) -> str:
         return ""
     text = re.sub(r"[-+]?\d[\d.]*(e[-+]?\d+)?|\bnan\b|[-+]?\binf\b", "#", verdict.message)
     return f"{verdict.kind}: {text}"
-
-
-def clock(seconds: float) -> Callable[[], bool]:
-    """A function that is True after this process has used `seconds` of processor time."""
-    end = time.process_time() + seconds
-    return lambda: time.process_time() > end

@@ -14,9 +14,10 @@ from dataclasses import replace
 from backends.protocol import Backend, Implementation
 from suite.judge import leaks
 from suite.judge.cell import Cell
-from suite.judge.diagnosis.catalogue import BESIDE, MORE, TRIED, clock, explained
+from suite.judge.diagnosis.catalogue import BESIDE, MORE, TRIED, explained
 from suite.judge.diagnosis.finding import Diagnosis
 from suite.judge.diagnosis.identify import identify
+from suite.judge.diagnosis.instrument import clock
 from suite.spec.case import Case
 from suite.spec.vocabulary import GRADIENTS, VALUES
 
@@ -46,13 +47,8 @@ def diagnose(
     change are restored.
     """
     failing, passing = chosen(failing, TRIED + BESIDE), chosen(passing, BESIDE + MORE)
-    settings = leaks.Settings(backend)
-    try:
-        with leaks.quiet():
-            found = explained(failing, passing, clock(OF_CATALOGUE * seconds), without)
-    finally:
-        settings.restore()
-        leaks.died()
+    with leaks.undone(backend):
+        found = explained(failing, passing, clock(OF_CATALOGUE * seconds), without)
     cases = [cell.case for cell in failing[:TRIED] if isinstance(cell.case, Case)]
     measured = identify(backend, implementation, cases, (1 - OF_CATALOGUE) * seconds)
     return joined(found, measured)[:MOST]
@@ -97,7 +93,7 @@ def place(cell: Cell) -> tuple[int, bool, int, int, str]:
 
 def _size(cell: Cell) -> int:
     s = cell.case.sizes if isinstance(cell.case, Case) else None
-    return 0 if s is None else s.B * s.H * s.Lq * s.Lk * max(s.D, s.Dv)
+    return 0 if s is None else s.pairs * max(s.D, s.Dv)
 
 
 def _marks(cell: Cell) -> set[str]:

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from backends.protocol import Implementation
-from suite.judge import elections
+from suite.judge import elections, leaks
 from suite.judge.diagnosis import (
     behaviour,
     gradients,
@@ -44,7 +44,7 @@ def read(implementation: Implementation, seconds: float = 8.0) -> dict[str, str]
     """
     tool = Instrument(implementation, seconds)
     facts: dict[str, str] = {}
-    with tool.at_work():
+    with leaks.undone(implementation.backend):
         if implementation.operator.is_default:
             if (plain := _case(tool)) is not None:
                 list(precision.ask(tool, plain))  # sets the unit roundoff of what is rounded inside
@@ -73,8 +73,7 @@ def _cases_of(tool: Instrument) -> list[Case]:
 
 
 def _size(case: Case) -> int:
-    s = case.sizes
-    return s.B * s.H * s.Lq * s.Lk * s.D
+    return case.sizes.pairs * case.sizes.D
 
 
 def _compared(tool: Instrument, case: Case) -> str:

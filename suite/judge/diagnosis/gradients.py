@@ -12,8 +12,9 @@ from functools import partial
 
 import numpy as np
 
-from suite.judge.answer import names_of, swap_heads_and_length
-from suite.judge.diagnosis.instrument import Found, Instrument, Reading, softmax
+from suite.judge.answer import swap_heads_and_length
+from suite.judge.derivative import differentiated, native_cotangent
+from suite.judge.diagnosis.instrument import Found, Instrument, Reading, few, softmax
 from suite.judge.diagnosis.masks import meanings
 from suite.judge.oracle import Oracle
 from suite.spec.case import Case
@@ -76,10 +77,9 @@ def read(tool: Instrument, inputs: Inputs, cotangent: np.ndarray) -> Arrays | No
         prepared = tool.prepared(inputs, differentiable=True)
         if prepared is None:
             return None
-        backend, names = tool.implementation.backend, names_of(prepared, inputs)
-        if tool.implementation.missing(["gradient-of-bias"]) is not None:
-            names = [name for name in names if name != "bias"]
-        values = np.ascontiguousarray(swap_heads_and_length(cotangent, prepared))
+        backend = tool.implementation.backend
+        names = differentiated(tool.implementation, prepared, inputs)
+        values = np.ascontiguousarray(native_cotangent(cotangent, inputs, prepared))
         _, native = backend.vjp(prepared, names, backend.array(values, inputs.dtype))
         arrays: dict[str, np.ndarray | None] = {}
         for name in names:
@@ -243,12 +243,8 @@ def _one_by_one(
             yield Found(f"{_the([name])} is {factor:.4g} times the right one.", "gradient", hint)
             continue
         wrong = np.abs(values - right) > limit[name]
-        parts = []
-        for axis, letter in enumerate(inputs.axes(name)[-wrong.ndim :] if wrong.ndim else ""):
-            which = np.flatnonzero(wrong.any(tuple(a for a in range(wrong.ndim) if a != axis)))
-            if 0 < len(which) <= wrong.shape[axis] / 2:
-                listed = ", ".join(map(str, which[:6]))
-                parts.append(f"{PLACES.get(letter, 'component')} {listed} of {wrong.shape[axis]}")
+        letters = inputs.axes(name)[-wrong.ndim :] if wrong.ndim else ""
+        parts = [f"{PLACES.get(letters[axis], 'component')} {at}" for axis, at in few(wrong)]
         where = f" in {', '.join(parts)} alone" if parts else ""
         size = np.abs(values - right).max() / np.abs(right).max()
         yield Found(

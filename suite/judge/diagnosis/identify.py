@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 
 from backends.protocol import Backend, Implementation
+from suite.judge import leaks
 from suite.judge.diagnosis import behaviour, gradients, heads, others, precision, scale, weights
 from suite.judge.diagnosis.finding import Diagnosis
 from suite.judge.diagnosis.instrument import Found, Instrument, plain
@@ -34,8 +35,8 @@ def identify(
     tool = Instrument(implementation, seconds)
     told: dict[str, tuple[Found, list[Case]]] = {}
     groups: dict[str, list[Case]] = {}
-    with tool.at_work():
-        for case in sorted(cases, key=lambda case: (_work(case), case.id)):
+    with leaks.undone(implementation.backend):
+        for case in sorted(cases, key=lambda case: (case.sizes.pairs, case.id)):
             small = tool.small(case)
             groups.setdefault(case.id if small is None else small.id, []).append(case)
         for group in list(groups.values())[:PROBLEMS]:
@@ -115,9 +116,3 @@ def of_weights(tool: Instrument, case: Case) -> Iterator[Found]:
         for found in question(tool, reading):
             told += 1
             yield found
-
-
-def _work(case: Case) -> int:
-    """Pairs of query and key of a case."""
-    s = case.sizes
-    return s.B * s.H * s.Lq * s.Lk

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from backends.protocol import ENDS, Implementation, PreparedCall
-from suite.judge import answer, elections, leaks
+from suite.judge import answer, elections
 from suite.judge.elections.probe import Probe
 from suite.judge.oracle import Oracle, Rounding
 from suite.judge.verdict import HarnessError, NotApplicable
@@ -63,14 +62,14 @@ class Instrument:
 
     def __init__(self, implementation: Implementation, seconds: float = 5.0) -> None:
         self.implementation = implementation
-        self._ends = time.process_time() + seconds, time.monotonic() + WAITS * seconds
+        self._over, self._end = clock(seconds), time.monotonic() + WAITS * seconds
         self.unit = 0.0
         self._small: dict[str, Case | None] = {}
 
     @property
     def late(self) -> bool:
         """True if the time is over: what is asked later reads nothing."""
-        return time.process_time() > self._ends[0] or time.monotonic() > self._ends[1]
+        return self._over() or time.monotonic() > self._end
 
     def rounding(self, inputs: Inputs) -> Rounding:
         """Roundings that no right implementation exceeds (see `Probe`)."""
@@ -152,35 +151,40 @@ class Instrument:
     def weights(self, inputs: Inputs) -> Reading | None:
         """The weights of all keys, read by one-hot values; None if that takes too many calls."""
         s = inputs.sizes
-        width = s.Dv
-        if not width or not s.Lk or -(-s.Lk // width) > MOST_CALLS or not s.B * s.H * s.Lq:
-            return None
-        if s.B * s.H * s.Lq * s.Lk > MOST_PAIRS:
+        calls = one_hot(inputs, MOST_CALLS)
+        if not calls or not 0 < s.pairs <= MOST_PAIRS:
             return None
         got, want, bound = (np.zeros((s.B, s.H, s.Lq, s.Lk)) for _ in range(3))
-        for start in range(0, s.Lk, width):
-            keys = range(start, min(start + width, s.Lk))
-            value = np.zeros((s.B, s.Hkv, s.Lk, width))
-            value[..., keys, range(len(keys))] = 1.0
-            one_hot = inputs.replace(value=value)
-            read, oracle = self.output(one_hot), self.oracle(one_hot)
+        for keys, shown in calls:
+            read, oracle = self.output(shown), self.oracle(shown)
             if read is None or oracle is None:
                 return None
             right = oracle.expected["output"]
             for into, of in ((got, read), (want, right.value), (bound, right.error)):
-                into[..., start : keys.stop] = of[..., : len(keys)]
+                into[..., keys] = of[..., : keys.stop - keys.start]
         return Reading(inputs, got, want, bound, self.unit)
 
-    @contextmanager
-    def at_work(self) -> Iterator[None]:
-        """A context without warnings, after which settings that calls changed are as before."""
-        settings = leaks.Settings(self.implementation.backend)
-        try:
-            with leaks.quiet():
-                yield
-        finally:
-            settings.restore()
-            leaks.died()
+
+def clock(seconds: float) -> Callable[[], bool]:
+    """A function that is True after this process has used `seconds` of processor time."""
+    end = time.process_time() + seconds
+    return lambda: time.process_time() > end
+
+
+def one_hot(inputs: Inputs, most: int) -> list[tuple[slice, Inputs]]:
+    """Slices of the keys, and for each the inputs whose value of its key i is the unit vector i: the
+    output then reads the weights of these keys. [] without values, or for more than `most` calls."""
+    s, axis = inputs.sizes, inputs.axes("value").index("k")
+    if not s.Dv or -(-s.Lk // s.Dv) > most:
+        return []
+    calls = []
+    for start in range(0, s.Lk, s.Dv):
+        keys = slice(start, min(start + s.Dv, s.Lk))
+        value = np.zeros(inputs.value.shape)
+        for column, key in enumerate(range(keys.start, keys.stop)):
+            value[(slice(None),) * axis + (key,)][..., column] = 1.0
+        calls.append((keys, inputs.replace(value=value)))
+    return calls
 
 
 @dataclass(frozen=True, eq=False)
@@ -278,6 +282,15 @@ def softmax(scores: np.ndarray, shown: np.ndarray, axis: int | tuple[int, ...] =
     raised = np.exp(hidden - np.where(np.isfinite(top), top, 0))
     total = raised.sum(axis, keepdims=True)
     return raised / np.where(total == 0, 1, total)
+
+
+def few(wrong: np.ndarray) -> Iterator[tuple[int, str]]:
+    """The axes along which at most half of the places hold a flag of `wrong`, each with the first of
+    these places: "0, 2 of 7"."""
+    for axis, size in enumerate(wrong.shape):
+        which = np.flatnonzero(wrong.any(tuple(a for a in range(wrong.ndim) if a != axis)))
+        if 0 < len(which) <= size / 2:
+            yield axis, f"{', '.join(map(str, which[:6]))} of {size}"
 
 
 def _small(case: Case, D: int) -> Case | None:

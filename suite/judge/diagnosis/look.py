@@ -77,10 +77,6 @@ class Look:
         look.expected = with_limits(oracle.expected)
         return look
 
-    @property
-    def size(self) -> int:
-        return sum(array.size for array in self.inputs.arrays.values())
-
     @cached_property
     def expected(self) -> Mapping[str, tuple[np.ndarray, float]]:
         """The right arrays, each with its largest bound; {} if nobody knows them."""

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from suite.judge.diagnosis import gradients
-from suite.judge.diagnosis.instrument import Found, Instrument
+from suite.judge.diagnosis.instrument import Found, Instrument, few
 from suite.judge.diagnosis.layers import Another, of_layer
 from suite.judge.diagnosis.packed import boundaries, of_packed
 from suite.spec.case import Case
@@ -124,13 +124,7 @@ def _by_place(
     moved = known & ~(np.abs(got - want) <= bound)
     letters = inputs.operator.outputs(inputs.case)[name]
     words = {"b": "samples", "h": "heads", "q": "rows", "k": "keys"}
-    parts = []
-    for axis, letter in enumerate(letters):
-        which = moved.any(tuple(a for a in range(moved.ndim) if a != axis))
-        if letter in words and 0 < which.sum() <= which.size / 2:
-            parts.append(
-                f"{words[letter]} {', '.join(map(str, np.flatnonzero(which)[:6]))} of {which.size}"
-            )
+    parts = [f"{words[letters[a]]} {at}" for a, at in few(moved) if letters[a] in words]
     if parts:
         yield Found(f"Only {' and '.join(parts)} of {name} are wrong.", family)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from suite.judge.diagnosis.instrument import SEEN, Found, Instrument, Reading
+from suite.judge.diagnosis.instrument import Found, Instrument, Reading, one_hot
 from suite.judge.diagnosis.layers import Another
 from suite.judge.diagnosis.weights import drawn
 from suite.spec.case import Case
@@ -21,25 +21,23 @@ CALLS = 8
 
 def boundaries(tool: Instrument, inputs: Inputs) -> Found | None:
     """The finding if queries see other keys than those of their segments, read by one-hot values."""
-    s, width = inputs.sizes, inputs.sizes.Dv
-    if not width or -(-s.Lk // width) > CALLS:
+    s, calls = inputs.sizes, one_hot(inputs, CALLS)
+    if not calls:
         return None
     weights = np.zeros((s.H, s.Lq, s.Lk))
-    for start in range(0, s.Lk, width):
-        keys = range(start, min(start + width, s.Lk))
-        value = np.zeros((s.Lk, s.Hkv, width))
-        value[keys, :, range(len(keys))] = 1.0
-        got = tool.output(inputs.replace(value=value))  # (Lq, H, Dv)
+    for keys, shown in calls:
+        got = tool.output(shown)  # (Lq, H, Dv)
         if got is None:
             return None
-        weights[..., start : keys.stop] = got.swapaxes(0, 1)[..., : len(keys)]
+        weights[..., keys] = got.swapaxes(0, 1)[..., : keys.stop - keys.start]
     if not np.isfinite(weights).all():
         return None
-    seen = np.abs(weights) > SEEN * np.abs(weights).max(-1, keepdims=True)
     want = ~hidden_pairs(inputs.case)
-    if (seen == want).all():
+    reading = _reading(inputs, weights, want)
+    seen, differs = reading.seen[0], reading.seen != want
+    if not differs.any():
         return None
-    picture = _picture(inputs, weights, want)
+    picture = drawn(reading, differs)
     parts = list(segments(inputs.case))
     if any((seen != seen[:1]).ravel()):
         return Found("Heads see different keys of a segment.", "packed", "", picture)
@@ -66,15 +64,14 @@ def boundaries(tool: Instrument, inputs: Inputs) -> Found | None:
     return None
 
 
-def _picture(inputs: Inputs, weights: np.ndarray, want: np.ndarray) -> str:
-    """The expected and the used pairs, as for plain attention."""
+def _reading(inputs: Inputs, weights: np.ndarray, want: np.ndarray) -> Reading:
+    """The weights (H, Lq, Lk) as those of plain attention whose mask is `want` (Lq, Lk)."""
     s = replace(inputs.sizes, B=1)
     case = Case(SDPA, s, inputs.dtype)
     arrays = {"query": np.zeros((1, s.H, s.Lq, s.D)), "key": np.zeros((1, s.Hkv, s.Lk, s.D)),
               "value": np.zeros((1, s.Hkv, s.Lk, s.Dv))}  # fmt: skip
     plain = Inputs(case, arrays, s, mask_array=want)
-    reading = Reading(plain, weights[None], want[None, None] * 1.0, np.zeros((1, 1, s.Lq, s.Lk)))
-    return drawn(reading, reading.seen != plain.attends)
+    return Reading(plain, weights[None], want[None, None] * 1.0, np.zeros((1, 1, s.Lq, s.Lk)))
 
 
 def of_packed(inputs: Inputs) -> Iterator[Another]:

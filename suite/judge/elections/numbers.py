@@ -57,39 +57,26 @@ def _nan_gradient_in(operand: str) -> Callable[[Probe], str]:
     return put
 
 
-def _nan_attended(operand: str) -> Callable[[Probe], str]:
+def _attended(operand: str, number: float = np.nan) -> Callable[[Probe], str]:
+    """NaN or infinity in one key or value that all rows attend."""
+    word, reaches = ("a NaN", np.isnan) if np.isnan(number) else ("infinity", np.isposinf)
+
     def put(p: Probe) -> str:
         base = p.inputs()
         array = getattr(base, operand).copy()
-        array[:, :, hidden_key(base)] = np.nan
+        array[:, :, hidden_key(base)] = number
         got = p.values(base.replace(**{operand: array}))
         if got is None:
-            raise Deviation("election", f"a NaN in a {operand} raised")
-        if np.isnan(got).all():
+            raise Deviation("election", f"{word} in a {operand} raised")
+        if reaches(got).all():
             return "reaches-them"
         raise Deviation(
             "election",
-            f"a NaN in a {operand} that all rows attend is replaced by a number: "
-            f"{got[~np.isnan(got)][:3]}",
+            f"{word} in a {operand} that all rows attend is replaced by a number: "
+            f"{got[~reaches(got)][:3]}",
         )
 
     return put
-
-
-def _infinite_value(p: Probe) -> str:
-    base = p.inputs()
-    value = base.value.copy()
-    value[:, :, hidden_key(base)] = np.inf
-    got = p.values(base.replace(value=value))
-    if got is None:
-        raise Deviation("election", "infinity in a value raised")
-    if np.isposinf(got).all():
-        return "reaches-them"
-    raise Deviation(
-        "election",
-        "infinity in a value that all rows attend is replaced by a number: "
-        f"{got[~np.isposinf(got)][:3]}",
-    )
 
 
 def _nan_bias(p: Probe) -> str:
@@ -221,10 +208,10 @@ PROBES: dict[str, Callable[[Probe], str]] = {
     "nan-in-other-segment": _nan_in_other_segment,
     "nan-in-masked-key": _nan_in("key"),
     "nan-in-masked-value": _nan_in("value"),
-    "nan-in-attended-key": _nan_attended("key"),
-    "nan-in-attended-value": _nan_attended("value"),
+    "nan-in-attended-key": _attended("key"),
+    "nan-in-attended-value": _attended("value"),
     "nan-in-bias": _nan_bias,
-    "inf-in-attended-value": _infinite_value,
+    "inf-in-attended-value": _attended("value", np.inf),
     "nan-in-query": _nan_query,
     "segment-without-keys": _segment_without_keys,
     "subnormal-output": _subnormal,

@@ -102,7 +102,7 @@ def pairs(inputs: Inputs) -> int:
         return int(inputs.attends.sum())
     allowed = inputs.allowed
     if allowed is None:
-        return s.B * s.H * s.Lq * s.Lk
+        return s.pairs
     blocks = (slice(start, min(start + BLOCK, s.Lq)) for start in range(0, s.Lq, BLOCK))
     return sum(
         int(np.broadcast_to(allowed(rows), (s.B, s.H, rows.stop - rows.start, s.Lk)).sum())
