@@ -13,7 +13,7 @@ from backends.protocol import Declared
 from suite.judge import elections
 from suite.judge.cell import Cell
 from suite.judge.check import check
-from suite.judge.elections import lse
+from suite.judge.elections import NOBODY, lse
 from suite.judge.verdict import Deviation, HarnessError, NotApplicable
 from suite.spec.dtypes import DTYPES, DType
 from suite.spec.elections import ELECTION_CASES, QUESTIONS, ElectionCase
@@ -64,7 +64,7 @@ def expect(cell: Cell, right: bool, names: Sequence[str], got: Sequence[str], wh
     if right or like_native(cell, [(name, cell.dtype) for name in names], got):
         return
     observed = ", ".join(f"{n} is {answer}" for n, answer in zip(names, got, strict=True))
-    raise Deviation("election", f"{what}: {observed}; nobody elects that unless it is promised with "
+    raise Deviation("election", f"{what}: {observed}; {NOBODY} "
                     f"--elect {names[0]}={got[0]}")  # fmt: skip
 
 
@@ -77,10 +77,12 @@ def test_mask_beside_flag(cell: Cell) -> None:
     """The causal flag and a boolean mask both count, or the call raises."""
     names = (question_of(cell),)
     (got,) = answers(cell, names)
-    alone = got == "ignored"
-    ignored = alone or got in ("causal-ignored", "mask-ignored")
-    what = "the causal flag" if alone else "one of two masks"
-    expect(cell, not ignored, names, (got,), f"{what} is silently ignored")
+    what = {
+        "ignored": "the causal flag is silently ignored",
+        "causal-ignored": "beside a boolean mask the causal flag is silently ignored",
+        "mask-ignored": "beside the causal flag the boolean mask is silently ignored",
+    }.get(got, "")
+    expect(cell, not what, names, (got,), what)
 
 
 @check(of_questions(["minus-inf-row"]), applies_to=user_functions, single_answer=True)
@@ -144,8 +146,8 @@ def test_one_answer_in_all_dtypes(cell: Cell) -> None:
         if got != other and not like_native(cell, questions, (got, other)):
             raise Deviation(
                 "election",
-                f"{question} is {got} in {cell.dtype.name} and {other} in {name}; nobody elects that "
-                f"unless it is promised with --elect {question}={cell.dtype.name}:{got} and "
+                f"{question} is {got} in {cell.dtype.name} and {other} in {name}; {NOBODY} "
+                f"--elect {question}={cell.dtype.name}:{got} and "
                 f"--elect {question}={name}:{other}",
             )
 

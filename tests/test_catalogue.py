@@ -134,6 +134,66 @@ def test_a_fault_that_leaves_answers_right_is_known_by_its_verdict() -> None:
     assert all(one.explains == len(failing[: catalogue.TRIED]) for one in found)
 
 
+def blank(masked: bool) -> type[Kernel]:
+    """Attention without a scale that is NaN in all elements: of masked calls, or of all."""
+
+    class Blank(Kernel):
+        def factor(self, call: Any) -> float:
+            return 1.0
+
+        def compute(self, call: Any) -> Any:
+            got = super().compute(call)
+            without = call.mask is None and not call.causal and call.lengths is None
+            return got if masked and without else got * np.nan
+
+    return Blank
+
+
+def test_nan_beside_nan_explains_nothing() -> None:
+    assert told(blank(masked=False)) == []
+    assert {one.family for one in told(blank(masked=True))} == {"scale"}
+
+
+@pytest.mark.parametrize(("nearness", "explains"), [(0.5, False), (0.9, True)])
+def test_a_fault_must_be_nearer_than_the_right_answer(
+    nearness: float, explains: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (one,) = made(Kernel)
+    look = catalogue.Look.of(Cell(VALUES, Case.parse(CASES[-1]), one))
+    assert look is not None
+    want, limit = look.expected["output"]
+    wrong = want + 2.5 * limit
+    look.got = {"output": want + nearness * (wrong - want)}
+    known = {"output": limit}
+    monkeypatch.setattr(catalogue, "answered", lambda kernel, look: ({"output": wrong}, known))
+    fault = catalogue.faults_of(one)[:1]
+    assert bool(catalogue._Matching([look], iter(()), [], never).of(fault)) == explains
+
+
+def test_what_nobody_elects_is_said_if_no_output_is_wrong() -> None:
+    from suite.spec.elections import ELECTION_CASES
+
+    torch = pytest.importorskip("torch")
+    from backends import registry
+    from tests.functions import of_torch
+
+    def flag_lost(query, key, value, attn_mask=None, is_causal=False):  # type: ignore[no-untyped-def]
+        return of_torch.textbook(query, key, value, attn_mask, is_causal and attn_mask is None)
+
+    assert torch is not None
+    backend = registry.load("torch")
+    function = registry.callable_implementation(backend, flag_lost, "function", {})[0]
+    beside = next(check for check in all_checks() if check.name == "mask_beside_flag")
+    election = next(c for c in ELECTION_CASES if c.id == "elect/causal-with-mask/f32")
+    failing = Cell(beside, election, function)
+    assert judge(failing).status == "fail"
+    (one,) = diagnose.diagnose(backend, function, [failing], [])
+    assert one.sentence.startswith("Beside a boolean mask the causal flag is silently ignored")
+    assert (one.family, one.case) == ("election", election.id)
+    wrong = Cell(VALUES, Case.parse(CASES[0]), function)
+    assert diagnose.diagnose(backend, function, [failing, wrong], []) == []
+
+
 def test_time_over_says_nothing() -> None:
     (implementation,) = made(MaskInverted)
     failing, passing = split(implementation)

@@ -11,8 +11,8 @@ from tests.test_claims import judged, plan, wrong
 @pytest.mark.parametrize(
     ("name", "check", "message"),
     [
-        ("flag_ignored", "mask_beside_flag", "one of two masks is silently ignored"),
-        ("mask_ignored", "mask_beside_flag", "one of two masks is silently ignored"),
+        ("flag_ignored", "mask_beside_flag", "the causal flag is silently ignored"),
+        ("mask_ignored", "mask_beside_flag", "the boolean mask is silently ignored"),
         ("rows_of_two_kinds", "forms_of_empty_rows", "fully-masked-row is zeros, minus-inf-row is"),
         ("nan_gradients", "gradient_of_finite_rows", "a finite fully masked row has NaN gradients"),
         ("other_dtype", "one_answer_in_all_dtypes", "is zeros in bf16 and nan in"),

@@ -10,8 +10,10 @@ import pytest
 
 from backends import registry
 from backends.protocol import Implementation, own_attention
+from suite.judge.diagnosis import gradients
 from suite.judge.diagnosis.finding import Diagnosis
 from suite.judge.diagnosis.identify import identify
+from suite.judge.diagnosis.instrument import Instrument
 from suite.spec.case import Case
 
 torch = pytest.importorskip("torch")
@@ -386,3 +388,11 @@ def test_gradients_are_named(change: Callable[..., Any], sentence: str) -> None:
 
 def test_right_gradients_are_told_nothing() -> None:
     assert not told(backward(terms), PLAIN, CASES[1])
+
+
+def test_gradients_of_wrong_outputs_are_not_read() -> None:
+    def function(query, key, value, scale=None):
+        return of_torch.textbook(query, key, value) * 1.5
+
+    implementation = of(function)
+    assert list(gradients.ask(Instrument(implementation, 60), Case.parse(PLAIN))) == []

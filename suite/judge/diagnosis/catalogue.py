@@ -4,6 +4,11 @@ A fault explains a failing cell if its answer to the same inputs equals the impl
 bounds of rounding, and differs from the right answer. A passing cell contradicts a fault that answers
 otherwise there.
 
+The implementation's answer must be four times nearer to the fault's than to the right one: in 16 bits
+bounds are wide, and faults of rounding lie within them. NaN and infinity are no numbers to compare. Cells
+that differ by such elements alone explain a fault only if there are no others, and if several cells have
+them in the same places, not everywhere.
+
 The bounds are derived for the right function. A fault combines the same operands in another way: keys,
 heads or rows change places, factors and terms are lost. So the largest bound of the array is taken for
 every element, in proportion to the size of the answer. A fault whose rounding errors are larger than that
@@ -44,6 +49,9 @@ BESIDE = 12
 
 MORE = 36
 """The number of passing cells, after these, that decide between faults that explain the same cells."""
+
+NEARER = 4.0
+"""How many times nearer than the right answer the answer of a fault must be."""
 
 PAIRED = 64
 """The number of different answers of faults that are paired."""
@@ -153,11 +161,12 @@ class _Matching:
         entries = [Matched(one) for one in faults]
         for number, look in enumerate(first):
             self._ask(entries, look, number)
-        left = [entry for entry in entries if entry.explains]
+        left = self._told_apart(entries)
         if not left:
             left = [Matched(pair, {0}) for pair in self._pairs(faults, first[0])]
             for number, look in enumerate(first[1:], 1):
                 self._ask(left, look, number)
+            left = self._told_apart(left)
         # What is left is little work, and no fault is named that was not held against passing cells.
         left = self._uncontradicted(left, self._passes(self.passing[:BESIDE]))
         if len(left) > 1:
@@ -167,6 +176,17 @@ class _Matching:
         if len({frozenset(entry.explains) for entry in left}) < len(left):
             left = self._uncontradicted(left, self._passes(self.passing[BESIDE:]))
         return self._told(left)
+
+    def _told_apart(self, entries: Iterable[Matched]) -> list[Matched]:
+        """The entries that explain finite wrong elements; if no cell has such, those that explain NaN in
+        some places of several cells."""
+        finite = {n for n, look in enumerate(self.failing) if look.differs_in_numbers}
+        partly = {n for n, look in enumerate(self.failing) if look.has_numbers}
+        return [
+            entry
+            for entry in entries
+            if (entry.explains & finite if finite else len(entry.explains & partly) > 1)
+        ]
 
     def _uncontradicted(self, left: list[Matched], passing: Iterable[Look]) -> list[Matched]:
         """The faults that answer as the implementation does in all these passing cells."""
@@ -189,6 +209,7 @@ class _Matching:
         if answer is None:
             return None, False
         same, differs = True, False
+        apart = beside = 0.0
         for name, got in look.got.items():
             want, limit = look.expected.get(name, (None, 0.0))
             if want is None or name not in answer or want.shape != got.shape:
@@ -199,12 +220,16 @@ class _Matching:
             reach = np.abs(answer[name]).max(initial=0.0, where=finite)
             top = np.abs(want).max(initial=0.0, where=np.isfinite(want))
             limit = (limit + limits.get(name, 0.0)) * max(1.0, reach / top if top else 1.0)
-            near = close(look, name, got, answer[name], limit)
+            near = surely = close(look, name, got, answer[name], limit)
             if name == "output" and got.ndim == 4 and not near.all():
-                near |= unkeyed(look, got, answer[name], limit)
+                near = near | unkeyed(look, got, answer[name], limit)
             same = same and bool(near.all())
             differs = differs or not close(look, name, answer[name], want, limit).all()
-        return same, differs
+            told = look.wrong[name] & surely & np.isfinite(got) & np.isfinite(want)
+            unit = max(limit, np.finfo(float).tiny)
+            apart += float((((got - answer[name])[told] / unit) ** 2).sum())
+            beside += float((((got - want)[told] / unit) ** 2).sum())
+        return same and NEARER**2 * apart <= beside, differs
 
     def _pairs(self, faults: Sequence[Kernelled], look: Look) -> list[Kernelled]:
         """Pairs of faults that together explain a cell that no fault explains alone."""

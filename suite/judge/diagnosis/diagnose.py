@@ -8,7 +8,7 @@ A right implementation is told nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from backends.protocol import Backend, Implementation
@@ -18,7 +18,10 @@ from suite.judge.diagnosis.catalogue import BESIDE, MORE, TRIED, explained
 from suite.judge.diagnosis.finding import Diagnosis
 from suite.judge.diagnosis.identify import identify
 from suite.judge.diagnosis.instrument import clock
+from suite.judge.elections import NOBODY
+from suite.judge.judge import judge
 from suite.spec.case import Case
+from suite.spec.elections import ElectionCase
 from suite.spec.vocabulary import GRADIENTS, VALUES
 
 MOST = 3
@@ -30,6 +33,10 @@ ones."""
 
 OF_CATALOGUE = 0.6
 """The part of the time that the catalogue may take."""
+
+
+ELECTION = "election"
+"""The family of answers that nobody elects."""
 
 
 def diagnose(
@@ -46,12 +53,29 @@ def diagnose(
     nothing more is asked. `without` is the name of a fault that the catalogue lacks. Settings that calls
     change are restored.
     """
+    with leaks.undone(backend):
+        elected = list(never_elected(failing))
     failing, passing = chosen(failing, TRIED + BESIDE), chosen(passing, BESIDE + MORE)
     with leaks.undone(backend):
         found = explained(failing, passing, clock(OF_CATALOGUE * seconds), without)
     cases = [cell.case for cell in failing[:TRIED] if isinstance(cell.case, Case)]
     measured = identify(backend, implementation, cases, (1 - OF_CATALOGUE) * seconds)
-    return joined(found, measured)[:MOST]
+    # If outputs are wrong, gradients and elections may be consequences: these explain nothing alone.
+    aside = {"gradient"} if any(cell.check.name == VALUES for cell in failing) else set()
+    aside |= {ELECTION} if failing else set()
+    told = sorted([*joined(found, measured), *elected], key=lambda one: one.family in aside)
+    return told[:MOST] if told and told[0].family not in aside else []
+
+
+def never_elected(failing: Iterable[Cell]) -> Iterator[Diagnosis]:
+    """The sentences of election cells whose answers are never right, one of each check."""
+    cells = {c.check.name: c for c in reversed([*failing]) if isinstance(c.case, ElectionCase)}
+    for cell in cells.values():
+        what, is_never, promise = judge(cell).message.partition(f"; {NOBODY} ")
+        if is_never:
+            sentence = f"{what[0].upper()}{what[1:]}."
+            hint = f"promise `{promise}` if that is meant"
+            yield Diagnosis(sentence, hint, ELECTION, "measured", 1, 1, 0, cell.case.id)
 
 
 def joined(found: Iterable[Diagnosis], measured: Iterable[Diagnosis]) -> list[Diagnosis]:

@@ -21,7 +21,6 @@ from suite.judge.diagnosis import (
     weights,
 )
 from suite.judge.diagnosis.instrument import Found, Instrument, Reading, softmax
-from suite.judge.oracle import Oracle
 from suite.judge.verdict import Deviation, NotApplicable
 from suite.spec.case import Case
 from suite.spec.catalogue import cases
@@ -203,18 +202,12 @@ def _inside(name: str, tool: Instrument) -> str:
     )
     if not reached or oracle is None:
         return "refused"
-    if wide is not None and not _near(wide, oracle):
+    if wide is not None and not gradients.near(wide, oracle):
         return "not graded: in float32, too, the answer is not that of attention"
     sums = [f.sentence for f in precision.summed(tool, typed)]
     return " ".join(
         [f"as precise as {reached}" if reached != "none" else "less precise than any class", *sums]
     )
-
-
-def _near(got: np.ndarray, oracle: Oracle) -> bool:
-    """True if an output is right within the bound of the oracle."""
-    right = oracle.expected["output"]
-    return bool((np.abs(got - right.value) <= right.error).all())
 
 
 def _large(tool: Instrument) -> str:
@@ -233,8 +226,7 @@ def _gradients(tool: Instrument) -> str:
     if case is None or tool.implementation.missing(["gradient"]) is not None:
         return NOT_TAKEN
     inputs = tool.drawn(case, 1.0)
-    got, oracle = tool.output(inputs), tool.oracle(inputs)
-    if got is None or oracle is None or not _near(got, oracle):
+    if not gradients.near(tool.output(inputs), tool.oracle(inputs)):
         return "not compared: the answer is not that of attention"
     if gradients.read(tool, inputs, draw_cotangent(case)) is None:
         return "none"

@@ -90,11 +90,26 @@ class Look:
     @cached_property
     def is_wrong(self) -> bool:
         """True if the answer to the plain inputs is wrong."""
-        return any(
-            not close(self, name, self.got[name], want, limit).all()
+        return any(wrong.any() for wrong in self.wrong.values())
+
+    @cached_property
+    def wrong(self) -> Arrays:
+        """A flag for every element that is wrong, by array."""
+        return {
+            name: ~close(self, name, self.got[name], want, limit)
             for name, (want, limit) in self.expected.items()
             if name in self.got
-        )
+        }
+
+    @property
+    def differs_in_numbers(self) -> bool:
+        """True if a wrong element is finite."""
+        return any(np.isfinite(self.got[name][of]).any() for name, of in self.wrong.items())
+
+    @property
+    def has_numbers(self) -> bool:
+        """True if an element is finite."""
+        return any(np.isfinite(self.got[name]).any() for name in self.wrong)
 
 
 def presented(cell: Cell) -> Inputs:
