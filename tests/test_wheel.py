@@ -53,8 +53,9 @@ def test_the_wheel_holds_what_git_tracks(wheel: Path) -> None:
         packed = {name for name in archive.namelist() if ".dist-info/" not in name}
     assert packed == set(tracked(*PACKAGES))
     for part in (
-        "suite/benchmarks/releases/jax-", "suite/report/page.html.jinja", "backends/_torch/torch.toml",
-        "suite/faults/kernels/attention.py", "suite/py.typed",
+        "suite/benchmarks/releases/jax-", "suite/report/page.html.jinja",
+        "suite/report/page.js", "backends/_torch/torch.toml", "suite/faults/kernels/attention.py",
+        "suite/py.typed",
     ):  # fmt: skip
         assert any(name.startswith(part) for name in packed), part
 

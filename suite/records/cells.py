@@ -87,13 +87,15 @@ class Header(Origin):
     """The header of a run.
 
     `digest` identifies the list of cells of the whole run, before it is sharded. `partial` is true if a
-    filter left cells out. `shard` is "i/n" or "".
+    filter left cells out. `shard` is "i/n" or "". `controls` are textbook implementations
+    ("torch:eager"), which say more of the suite than of a framework.
     """
 
     digest: str
     cells: NonNegativeInt
     partial: bool = False
     shard: str = ""
+    controls: tuple[str, ...] = ()
     schema: int = 2
 
 

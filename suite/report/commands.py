@@ -119,14 +119,21 @@ def report(args: argparse.Namespace) -> int:
     # Data formats include the rare tables.
     chosen = args.table or (TABLES if args.format in DATA_FORMATS else None)
     tables: dict[str, Any] = {}
+    all_frames: dict[str, Any] = {}
     for kind, paths in paths_of.items():
         frames = kind.read(paths, Request(args.partial, args.baseline))
+        all_frames |= frames
         tables |= kind.of(frames, chosen)
         if kind is SPEED and args.plots:
             from suite.report.plots import draw
 
             draw(frames["measurements"], args.plots)
-    render(tables, args.format, args.output, next(iter(paths_of)).title)
+    first = {}
+    if args.format == "html" and not args.table:
+        from suite.report.overview import overview
+
+        first = overview(all_frames)
+    render(tables, args.format, args.output, next(iter(paths_of)).title, first)
     return 0
 
 

@@ -81,13 +81,14 @@ def load_runs(paths: list[Path], partial: bool = False) -> list[Run]:
 
 
 def frames_of(runs: Run | list[Run]) -> Frames:
-    """The frames for tables of judged cells."""
+    """The frames for tables of judged cells, and the headers of the runs by source."""
     from suite.report import frames
 
     return {
         "cells": frames.cells(runs),
         "runs": frames.runs(runs),
         "diagnoses": frames.diagnoses(runs),
+        "headers": {run.source: run.header for run in ([runs] if isinstance(runs, Run) else runs)},
     }
 
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pandas as pd
@@ -30,8 +32,9 @@ def render(
     fmt: str,
     out: str | Path | None = None,
     title: str = "Attention conformance",
+    overview: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write tables to `out` in one of `FORMATS`.
+    """Write tables to `out` in one of `FORMATS`, html below the first screen `overview`.
 
     text, markdown and html go to a file, or to stdout if `out` is None; csv and parquet to one file per
     table in the folder `out`.
@@ -46,7 +49,8 @@ def render(
             raise ValueError(f"{fmt} is one file per table: pass a folder with --output")
         _write_folder(tables, fmt, Path(out))
         return
-    texts = {"text": as_text, "markdown": as_markdown, "html": as_html}
+    html = partial(as_html, overview=overview or {})
+    texts: dict[str, Callable[..., str]] = {"text": as_text, "markdown": as_markdown, "html": html}
     text = printable(texts[fmt](tables, title))
     if out is None:
         sys.stdout.write(text)
@@ -167,16 +171,24 @@ def _escaped(text: str) -> str:
     return re.sub(r"([\\`*_<>|\[\]~#&])", r"\\\1", text)
 
 
-def as_html(tables: Mapping[str, pd.DataFrame], title: str) -> str:
-    """One self-contained page with coloured statuses and counts."""
+def as_html(
+    tables: Mapping[str, pd.DataFrame],
+    title: str,
+    overview: Mapping[str, Any] = MappingProxyType({}),
+) -> str:
+    """One self-contained page: the first screen (`suite.report.overview`), and all tables, with coloured
+    statuses and counts."""
     from jinja2 import Environment, StrictUndefined
+    from markupsafe import Markup
 
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.globals |= {"statuses": STATUSES, "styled": _styled, "bars": _bars}
     page = environment.from_string(Path(__file__).with_name("page.html.jinja").read_text("utf-8"))
-    return page.render(title=title, sections=list(sections(tables))) + "\n"
+    script = Markup(Path(__file__).with_name("page.js").read_text("utf-8"))
+    shown = list(sections(tables))
+    return page.render(title=title, sections=shown, overview=overview, script=script) + "\n"
 
 
 _CHANGES = {"new failure": "fail", "fixed": "pass", "gone": "known"}

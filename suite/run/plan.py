@@ -171,6 +171,7 @@ class Plan:
                 n for n, error in self.unavailable.items() if isinstance(error, BrokenFramework)
             ],
             "notes": self.notes, "functions": [i.name for i in self.functions],
+            "controls": [str(i) for i in self.implementations if i.textbook],
             "owes_answers": self.answerable() or not self.answerable(whole=True),
         }  # fmt: skip
 

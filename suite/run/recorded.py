@@ -31,6 +31,7 @@ def header(
         options=asdict(options) | more,
         partial=partial or bool(options.implementation or options.dtype),
         shard=options.shard,
+        controls=tuple(identity.get("controls", ())),
         **origin,
     )
 

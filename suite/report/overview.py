@@ -1,0 +1,318 @@
+"""The first screen of a page: implementations beside what people ask for, and what each entry opens.
+
+`overview` makes plain data of the frames (`suite.report.kinds.Frames`), and `page.js` draws them. Counts
+stand for passing cells; failing cells, the reasons of refusals and findings stand there one by one.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import pandas as pd
+
+from suite.records.cells import KEY, Header
+from suite.records.expectations import Expectation, ExpectationError
+from suite.records.findings import Finding, manifests
+from suite.records.speed import TIMED
+from suite.report.conformance import ACCURACY, BY_DTYPE, FAILING, UNSUPPORTED
+from suite.report.semantics import ELECTIONS
+from suite.spec.dtypes import DTYPES
+from suite.spec.operators import OPERATORS
+from suite.spec.vocabulary import BROKEN
+
+REASONS = 5
+"""The number of reasons for unsupported cells in one entry."""
+
+SENTENCES = 3
+"""The number of wrong implementations that the page names at its top."""
+
+DEFAULTS = {"level": "standard", "seed": 0}
+"""Options that a command needs only if they differ from these values."""
+
+REPEATED = ("level", "seed", "function", "like", "numerics", "claim", "elect")
+"""The options of a run that the command for one cell repeats."""
+
+
+@dataclass(frozen=True)
+class Topic:
+    """What people ask of an implementation, as a column of the matrix.
+
+    A cell belongs to the topic if its case needs one of `features`, is in one of `groups` of the default
+    operator, is of one of `operators` or of `mode`, or if its check matches one of `checks`.
+    """
+
+    name: str
+    text: str
+    features: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+    operators: tuple[str, ...] = ()
+    checks: tuple[str, ...] = ()
+    mode: str = ""
+
+    def of(self, cells: pd.DataFrame) -> pd.Series:
+        """Whether each cell belongs to the topic, boolean."""
+        default = cells["operator"].isin(_DEFAULT)
+        wanted = frozenset(self.features)
+        checks = [c for c in cells["check"].unique() if any(fnmatchcase(c, p) for p in self.checks)]
+        return (
+            (default & cells["group"].isin(self.groups))
+            | cells["operator"].isin(self.operators)
+            | cells["features"].map(lambda needed: not wanted.isdisjoint(needed)).astype(bool)
+            | cells["check"].isin(checks)
+            | (cells["mode"] == (self.mode or None))
+        )
+
+
+_DEFAULT = tuple(name for name, operator in OPERATORS.items() if operator.is_default)
+_OF_THEIR_OWN = ("packed", "rotary", "merge")
+
+TOPICS = (
+    Topic("plain", "no mask, bias or other feature", groups=("none",)),
+    Topic("masks", "boolean masks and padding", features=("padding", "mask-array", "raw-mask"),
+          groups=("bool", "prefix", "seg")),
+    Topic("causal", "causal masks of every alignment", features=("causal", "native-causal")),
+    Topic("window", "sliding windows", features=("window",)),
+    Topic("grouped", "fewer key heads than query heads", features=("grouped-heads",)),
+    Topic("bias", "an additive bias", features=("bias",)),
+    Topic("softcap", "tanh-capped scores", features=("softcap",)),
+    Topic("sinks", "a learned sink per head", features=("sinks",)),
+    Topic("lse", "the log-sum-exp as second output", features=("lse",)),
+    Topic("ALiBi", "slopes by distance", features=("alibi-slopes",)),
+    Topic("dropout", "dropout of the weights", features=("dropout",), checks=("dropout*",)),
+    Topic("gradients", "derivatives of every kind", checks=("*gradient*", "tangents")),
+    Topic("hidden", "no influence of hidden or future keys, NaN included",
+          checks=("hidden", "future", "poison", "nan", "segments_apart")),
+    Topic("long rows", "a thousand keys and more", checks=("long_rows",)),
+    Topic("layouts", "strides, gaps and views", checks=("*layouts", "*arrangements")),
+    Topic("calls", "purity, state between calls, ambient modes",
+          checks=("contract", "stateless", "remembered", "kept_answers", "*_memory", "ambient*")),
+    Topic("batch", "the same answer in every batch", checks=("invariant_*", "*_independence")),
+    Topic("refusals", "malformed problems are refused", checks=("bad_*",)),
+    Topic("compiled", "through the framework's compilers", mode="compiled"),
+    Topic("packed", "segments without padding", operators=("packed",)),
+    Topic("rotary", "rotary positions", operators=("rotary",)),
+    Topic("merge", "partial answers merged", operators=("merge",)),
+    Topic("layers", "attention layers and norms",
+          operators=tuple(n for n in OPERATORS if n not in (*_DEFAULT, *_OF_THEIR_OWN))),
+)  # fmt: skip
+"""The columns of the matrix, in order."""
+
+
+def overview(frames: Mapping[str, Any]) -> dict[str, Any]:
+    """What the page draws, as plain data for JSON; {} if there are no judged cells.
+
+    - topics       name and text of the topics that some cell belongs to, "all" first
+    - rows         an implementation each: label, backend, whether it is a control, grade by dtype, median
+                   time by workload, answers to election questions
+    - counts       [row, topic, dtype, pass, fail, known, unsupported, largest ratio, its case]
+    - failures     a failing cell each, with its row, topics, command and cause
+    - reasons      {"row topic": [[reason, cells], ...]}, the most frequent reasons of refusals
+    - findings     {name: title, text, issue, reproduction} of the findings that failures cite
+    - sentences    what is right, what is wrong, and what changed
+    """
+    cells = frames.get("cells")
+    if cells is None or cells.empty:
+        return {}
+    labels = list(dict.fromkeys(cells["label"]))
+    topics = {"all": pd.Series(True, cells.index)} | {t.name: t.of(cells) for t in TOPICS}
+    topics = {name: rows for name, rows in topics.items() if rows.any()}
+    texts = {t.name: t.text for t in TOPICS} | {"all": "every question"}
+    failures, findings = _failures(cells, labels, topics, frames.get("headers", {}))
+    return {
+        "topics": [{"name": name, "text": texts[name]} for name in topics],
+        "dtypes": [name for name in DTYPES if (cells["dtype"] == name).any()],
+        "rows": _rows(cells, labels, frames),
+        "counts": _counts(cells, labels, topics),
+        "failures": failures,
+        "reasons": _reasons(cells, labels, topics),
+        "findings": findings,
+        "sentences": _sentences(cells, frames),
+    }
+
+
+def _rows(cells: pd.DataFrame, labels: Sequence[str], frames: Mapping[str, Any]) -> list[Any]:
+    first = cells.drop_duplicates("label").set_index("label")
+    controls = {name for h in frames.get("headers", {}).values() for name in h.controls}
+    grades: dict[str, dict[str, str]] = {}
+    precise = ACCURACY.of(cells).reset_index()
+    for label, dtype, grade in zip(*(precise[n] for n in (*BY_DTYPE, "grade")), strict=True):
+        grades.setdefault(label, {})[dtype] = grade
+    answers = ELECTIONS.of(cells).to_dict("index")
+    times = _times(frames.get("measurements"))
+    return [
+        {
+            "label": label,
+            "backend": first["backend"][label],
+            "operator": ", ".join(dict.fromkeys(cells["operator"][cells["label"] == label])),
+            "control": f"{first['backend'][label]}:{first['implementation'][label]}" in controls,
+            "grades": grades.get(label, {}),
+            "times": times.get(label, {}),
+            "elections": {q: a for q, a in answers.get(label, {}).items() if a not in ("", "-")},
+        }
+        for label in labels
+    ]
+
+
+def _times(measurements: pd.DataFrame | None) -> dict[str, dict[str, list[float]]]:
+    """Quartiles of the time of a call in ms, [low, median, high], by label and workload."""
+    times: dict[str, dict[str, list[float]]] = {}
+    if measurements is not None:
+        rows = measurements[
+            measurements["status"].isin(TIMED) & ~measurements["swept"].astype(bool)
+        ]
+        what = rows["workload"] + " " + rows["direction"] + " " + rows["dtype"]
+        quartiles = (1e3 * rows[["low", "seconds", "high"]]).round(4).to_numpy().tolist()
+        for label, named, its in zip(rows["label"], what, quartiles, strict=True):
+            times.setdefault(label, {})[named] = its
+    return times
+
+
+def _counts(
+    cells: pd.DataFrame, labels: Sequence[str], topics: Mapping[str, pd.Series]
+) -> list[list[Any]]:
+    counted = cells.assign(
+        status=cells["status"].replace(dict.fromkeys(BROKEN, "fail")),
+        ratio=cells["error_ratio"].where(cells["status"] == "pass"),
+    )
+    found = []
+    for number, member in enumerate(topics.values()):
+        for (label, dtype), rows in counted[member].groupby(["label", "dtype"], sort=False):
+            tally = rows["status"].value_counts()
+            numbers = [int(tally.get(s, 0)) for s in ("pass", "fail", "known", UNSUPPORTED)]
+            largest = rows[rows["ratio"].notna()].nlargest(1, "ratio")
+            worst = [
+                (_figure(r), c) for r, c in zip(largest["ratio"], largest["case"], strict=True)
+            ]
+            found.append(
+                [labels.index(label), number, dtype, *numbers, *(worst or [(None, "")])[0]]
+            )
+    return found
+
+
+def _figure(number: float | None) -> float | str | None:
+    """A number for JSON, which knows neither NaN nor infinity."""
+    if number is None or math.isnan(number):
+        return None
+    return "inf" if math.isinf(number) else float(f"{number:.3g}")
+
+
+def _failures(
+    cells: pd.DataFrame, labels: Sequence[str], topics: Mapping[str, pd.Series],
+    headers: Mapping[str, Header],
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:  # fmt: skip
+    """Failing cells, the gravest first, and the findings that they cite by name."""
+    failing = cells[cells["status"].isin(FAILING)]
+    failing = failing.sort_values("status", key=lambda s: s.map(FAILING.index), kind="stable")
+    entries, findings = _manifest_entries()
+    members = pd.DataFrame(dict(enumerate(topics.values())))
+    found, cited = [], {}
+    for (_, cell), mine in zip(
+        failing.iterrows(), members.loc[failing.index].to_numpy(), strict=True
+    ):
+        entry = _entry(cell, entries) if cell["status"] == "known" else None
+        name = cell["inherited"] or (entry.finding if entry else "")
+        if name in findings:
+            cited[name] = {
+                field: getattr(findings[name], field)
+                for field in ("title", "text", "issue", "reproduction")
+            }
+        found.append(
+            {
+                "row": labels.index(cell["label"]),
+                "topics": [n for n, member in enumerate(mine) if member],
+                **{k: cell[k] for k in ("status", "kind", "check", "case", "dtype", "message")},
+                "ratio": _figure(cell["error_ratio"]),
+                "again": _again(cell, headers),
+                "cause": entry.cause if entry else "",
+                "issue": entry.issue if entry else "",
+                "finding": name if name in cited else "",
+            }
+        )
+    return found, cited
+
+
+def _manifest_entries() -> tuple[list[Expectation], dict[str, Finding]]:
+    """The expectations and the findings of all manifests; none where the manifests are not readable."""
+    try:
+        contents = manifests().values()
+    except (ExpectationError, OSError):
+        return [], {}
+    entries = [entry for _, known in contents for entry in known]
+    return entries, {finding.name: finding for findings, _ in contents for finding in findings}
+
+
+def _entry(cell: pd.Series, entries: Sequence[Expectation]) -> Expectation | None:
+    """The entry that a known failure fulfils: the one whose cause the message of the cell quotes."""
+    matching = (
+        e for e in entries if e.matches(cell["implementation"], cell["check"], cell["case"])
+    )
+    return next((e for e in matching if e.cause in cell["message"]), None)
+
+
+def _again(cell: pd.Series, headers: Mapping[str, Header]) -> str:
+    """The command that asks a cell again."""
+    options = headers[cell["source"]].options if cell["source"] in headers else {}
+    words = ["pytest", "suite", f"--backend={cell['backend']}"]
+    for name in REPEATED:
+        values = options.get(name, "")
+        for value in values if isinstance(values, (list, tuple)) else [values]:
+            if value not in ("", None, DEFAULTS.get(name)):
+                words.append(f"--{name}={value}")
+    if cell["mode"] != "eager":
+        words.append(f"--mode={cell['mode']}")
+    test = f"{cell['check']}[{cell['backend']}:{cell['implementation']}/{cell['case']}]"
+    return shlex.join([*words, "-k", test])
+
+
+def _reasons(
+    cells: pd.DataFrame, labels: Sequence[str], topics: Mapping[str, pd.Series]
+) -> dict[str, list[list[Any]]]:
+    refused = cells["status"] == UNSUPPORTED
+    found = {}
+    for number, member in enumerate(topics.values()):
+        for label, rows in cells[refused & member].groupby("label", sort=False):
+            reasons = rows["message"].value_counts().head(REASONS)
+            found[f"{labels.index(label)} {number}"] = [[r, int(n)] for r, n in reasons.items()]
+    return found
+
+
+def _sentences(cells: pd.DataFrame, frames: Mapping[str, Any]) -> list[str]:
+    """What is right, what is wrong and why, and what changed since the records given first."""
+    broken, known = cells["status"].isin(BROKEN), cells["label"][cells["status"] == "known"]
+    labels, wrong = list(dict.fromkeys(cells["label"])), list(dict.fromkeys(cells["label"][broken]))
+    right = len(labels) - len({*wrong, *known})
+    sentences = [f"{right} of {len(labels)} implementations are right in all that they were asked."]
+    if not known.empty:
+        most = known.value_counts()
+        first = f"{most.index[0]}, {most.iloc[0]} of {len(known)} cells"
+        sentences.append(f"{len(most)} have known failures, most of all {first}.")
+    told = frames["diagnoses"].drop_duplicates("label").set_index("label")["sentence"]
+    for label in wrong[:SENTENCES]:
+        rows = cells[broken & (cells["label"] == label)]
+        count = f"{len(rows)} {'cell fails' if len(rows) == 1 else 'cells fail'}."
+        name = f"{rows['backend'].iloc[0]}:{rows['implementation'].iloc[0]}"
+        sentences.append(f"{label} is wrong: {told.get(name, count)}")
+    if len(wrong) > SENTENCES:
+        sentences.append(f"{len(wrong) - SENTENCES} more implementations are wrong.")
+    return [*sentences, *_changes(cells, frames.get("headers", {}))]
+
+
+def _changes(cells: pd.DataFrame, headers: Mapping[str, Header]) -> list[str]:
+    """What the latest records say of cells that earlier records have, too."""
+    started = {source: header.started for source, header in headers.items()}
+    order = sorted(set(cells["source"]), key=lambda source: started.get(source, ""))
+    dated = cells.assign(place=cells["source"].map(order.index)).sort_values("place", kind="stable")
+    each = dated.groupby([*KEY])["status"].agg(["first", "last", "size"])
+    both = each[each["size"] > 1]
+    if both.empty:
+        return []
+    before, now = both["first"].isin(BROKEN), both["last"].isin(BROKEN)
+    return [
+        f"Since the first of the records: {int((now & ~before).sum())} new failures, "
+        f"{int((before & ~now).sum())} fixed, of {len(both)} cells that were asked again."
+    ]

@@ -1,0 +1,203 @@
+"""The first screen of a page: its data, and the page in a real browser."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from suite.records.diagnoses import DiagnosisRecord
+from suite.report.kinds import CONFORMANCE, frames_of
+from suite.report.overview import TOPICS, overview
+from suite.report.render import render
+from tests.records_by_hand import cell, elect, header, run
+
+CHROMIUM = shutil.which("chromium")
+HOSTILE = "<img src=x onerror=boom()> </script><script>boom()</script> & 'quotes\""
+LIMITS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync",
+          "--disable-component-update", "--no-first-run"]  # fmt: skip
+
+
+def _runs(*, again: str = "fail") -> list[Any]:
+    """An earlier run, and a later one in which a cell of causal attention has the status `again`."""
+    causal = {"case": "sdpa/causal/mha/f32/b2h3q5k7d8", "features": ("causal",), "group": "causal"}
+    told = DiagnosisRecord(
+        "torch", "mine", "A causal query sees the next key.", "", "mask", "catalogue", 1, 1, 0,
+        "values", causal["case"],
+    )  # fmt: skip
+    cells = [
+        cell(implementation="torch:mine", error_ratio=0.25, grade="exact", numerics="exact"),
+        cell(implementation="torch:mine", dtype="bf16", case="sdpa/none/mha/bf16/b2h3q5k7d8"),
+        cell(implementation="torch:mine", status=again, kind="value", message=HOSTILE,
+             error_ratio=float("inf") if again == "fail" else 0.5, **causal),
+        cell(implementation="jax:jax-nn", **causal),
+        cell(implementation="jax:jax-nn", status="unsupported", message="no window",
+             case="sdpa/win3/mha/f32/b2h3q5k7d8", features=("window",), group="win"),
+        cell(implementation="tf:eager", operator="rotary", case="rotary/x/f32"),
+        *elect("no-keys", {"f32": "zeros"}, "torch:mine"),
+        *elect("no-keys", {"f32": "nan"}, "jax:jax-nn"),
+    ]  # fmt: skip
+    later = header(*cells, started="2026-11-21T10:00:00+00:00", controls=("tf:eager",))
+    before = [replace(c, status="pass", kind="", message="") for c in cells[2:3]]
+    first = replace(run(*before), source="first.jsonl")
+    last = replace(run(*cells), source="last.jsonl", header=later)
+    return [first, replace(last, diagnoses=(told,) if again == "fail" else ())]
+
+
+@pytest.fixture
+def shown() -> dict[str, Any]:
+    return overview(frames_of(_runs()[1]))
+
+
+def test_the_counts_of_every_topic_add_up(shown: dict[str, Any]) -> None:
+    names = [topic["name"] for topic in shown["topics"]]
+    assert names == ["all", "plain", "causal", "window", "rotary"]
+    labels = [row["label"] for row in shown["rows"]]
+    counts = {(labels[r], names[t], dtype): rest for r, t, dtype, *rest in shown["counts"]}
+    assert counts["torch:mine", "plain", "f32"] == [
+        2, 0, 0, 0, 0.25, "sdpa/none/mha/f32/b2h3q5k7d8"
+    ]  # fmt: skip
+    assert counts["torch:mine", "causal", "f32"][:4] == [0, 1, 0, 0]
+    assert counts["jax:jax-nn", "window", "f32"][:4] == [0, 0, 0, 1]
+    assert sum(sum(c[:4]) for (_, topic, _), c in counts.items() if topic == "all") == 8
+    assert shown["rows"][labels.index("tf:eager")]["control"]
+    assert not shown["rows"][labels.index("torch:mine")]["control"]
+
+
+def test_every_operator_belongs_to_a_topic() -> None:
+    from suite.spec.operators import OPERATORS
+
+    named = {name for topic in TOPICS for name in topic.operators}
+    assert named == {name for name, operator in OPERATORS.items() if not operator.is_default}
+
+
+def test_a_failing_cell_says_how_to_ask_it_again(shown: dict[str, Any]) -> None:
+    (failure,) = shown["failures"]
+    assert failure["again"] == (
+        "pytest suite --backend=torch --level=smoke "
+        "-k 'values[torch:mine/sdpa/causal/mha/f32/b2h3q5k7d8]'"
+    )
+    assert (failure["ratio"], failure["kind"]) == ("inf", "value")
+    assert [shown["topics"][n]["name"] for n in failure["topics"]] == ["all", "causal"]
+
+
+def test_the_sentences_say_what_is_wrong_and_what_changed() -> None:
+    sentences = overview(frames_of(_runs()))["sentences"]
+    assert any("A causal query sees the next key." in text for text in sentences)
+    assert sentences[-1] == (
+        "Since the first of the records: 1 new failures, 0 fixed, of 1 cells that were asked again."
+    )
+    assert overview(frames_of(_runs(again="pass")))["sentences"][-1].startswith(
+        "Since the first of the records: 0 new failures, 0 fixed"
+    )
+
+
+def test_a_known_failure_cites_its_cause_and_its_finding() -> None:
+    from suite.records.findings import manifests
+
+    known = next(
+        entry
+        for _, entries in manifests().values()
+        for entry in entries
+        if entry.finding and "*" not in "".join((*entry.implementation, *entry.check))
+    )
+    named = cell(
+        known.case[0].replace("*", "x"), f"torch:{known.implementation[0]}", "known",
+        check=known.check[0], message=f"[{known.cause}]",
+    )  # fmt: skip
+    (failure,) = overview(frames_of(run(named)))["failures"]
+    assert (failure["cause"], failure["finding"]) == (known.cause, known.finding)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api")
+    if CHROMIUM is None:
+        pytest.skip("the browser chromium is not installed")
+    with playwright.sync_playwright() as running:
+        started = running.chromium.launch(executable_path=CHROMIUM, args=LIMITS)
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def page(browser: Any, tmp_path: Path) -> Iterator[Any]:
+    """The page of both runs, with every error of its console in `page.errors`."""
+    frames = frames_of(_runs()[1])
+    render(CONFORMANCE.of(frames), "html", tmp_path / "p.html", overview=overview(frames))
+    opened = browser.new_page(viewport={"width": 1280, "height": 900})
+    opened.errors = []
+    opened.on("pageerror", lambda error: opened.errors.append(str(error)))
+    opened.on("console", lambda m: opened.errors.append(m.text) if m.type == "error" else None)
+    opened.goto((tmp_path / "p.html").as_uri())
+    yield opened
+    assert opened.errors == []
+    opened.close()
+
+
+def _labels(page: Any) -> list[str]:
+    return page.locator("#matrix tbody th button").all_inner_texts()
+
+
+def test_rows_are_filtered_sorted_and_kept_in_the_address(page: Any) -> None:
+    assert _labels(page) == ["torch:mine", "jax:jax-nn"]
+    page.locator("#controls").check()
+    assert _labels(page) == ["torch:mine", "jax:jax-nn", "tf:eager"]
+    page.locator("#framework").select_option("jax")
+    assert _labels(page) == ["jax:jax-nn"]
+    page.locator("#framework").select_option("")
+    page.get_by_role("button", name="window", exact=True).click()
+    assert _labels(page)[0] == "jax:jax-nn"  # refused comes before not asked
+    page.locator("#q").fill("mine")
+    assert _labels(page) == ["torch:mine"]
+    page.reload()
+    assert _labels(page) == ["torch:mine"]
+    assert {"q=mine", "sort=window"} <= {*page.url.partition("#")[2].split("&")}
+
+
+def test_a_filter_by_dtype_changes_verdicts(page: Any) -> None:
+    wrong = page.get_by_role("button", name="torch:mine, all: wrong")
+    assert wrong.count() == 1
+    page.locator("#dtype").select_option("bf16")
+    assert wrong.count() == 0
+    page.locator("#dtype").select_option("f32")
+    page.locator("#differs").check()
+    names = page.locator("#matrix thead th:not(.name) button").all_inner_texts()
+    assert {"causal", "window"} & {*names} == {"causal"}
+
+
+def test_an_entry_opens_its_failures(page: Any) -> None:
+    page.get_by_role("button", name="torch:mine, causal: wrong").click()
+    dialog = page.locator("#details")
+    assert dialog.is_visible()
+    dialog.locator("summary").click()
+    assert HOSTILE in dialog.inner_text()
+    assert "values[torch:mine/" in dialog.locator("pre").inner_text()
+    dialog.get_by_role("button", name="copy").click()
+    dialog.get_by_role("button", name="copied").wait_for()
+    page.keyboard.press("Escape")
+    assert not dialog.is_visible()
+    assert "open=" not in page.url
+
+
+def test_two_implementations_are_compared(page: Any) -> None:
+    page.locator("#a").select_option("torch:mine")
+    page.locator("#b").select_option("jax:jax-nn")
+    text = page.locator("#comparison").inner_text()
+    assert "no-keys\tzeros\tnan" in text
+    assert "causal\twrong: 0 of 1 judged cells pass\tright: 1 of 1 judged cells pass" in text
+
+
+@pytest.mark.parametrize("width", [360, 1280, 1920])
+def test_the_page_fits_and_serves_everyone(page: Any, width: int) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+    page.set_viewport_size({"width": width, "height": 900})
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        found = axe.Axe().run(page)
+        assert found.violations_count == 0, found.generate_report()
