@@ -2,8 +2,8 @@
 
 - `finding`: a sentence, and how much of the failures it explains
 - `diagnose`: the best sentences of `catalogue` and `identify`
-- `identify`: what is measured by probes. `instrument` asks; `weights`, `masks`, `scale`, `heads`,
-  `precision`, `behaviour` and `gradients` are the questions about plain attention; `others`, `layers` and
-  `packed` those about other operators
+- `identify`: what is measured by probes. `instrument` asks; `weights`, `masks`, `sums`, `scale`,
+  `heads`, `precision`, `behaviour` and `gradients` are the questions about plain attention; `others`,
+  `layers` and `packed` those about other operators
 - `facts`: what an implementation computes, without a verdict; `order` is that of its sums
 """

@@ -59,7 +59,7 @@ def problems(tool: Instrument, case: Case) -> list[Found]:
     small = tool.small(case)
     told = [found for one in tool.shrunk(case)[:1] for found in behaviour.ask(tool, small or one)]
     if any(behaviour.VARIES in found.sentence for found in told) and small is not None:
-        return [f for f in of_weights(tool, small) if f.family == "dropout"] or told
+        return [f for f in tool.once(of_weights, small) if f.family == "dropout"] or told
     if any(
         found.family in ("state", "contract") and behaviour.WRITES not in found.sentence
         for found in told
@@ -71,22 +71,31 @@ def problems(tool: Instrument, case: Case) -> list[Found]:
         )  # sets the unit of the others
         if any(precision.IGNORED in found.sentence for found in inside):
             return inside[:1]
-        told += list(of_heads(tool, plain(small))) or list(of_weights(tool, small))
+        told += tool.once(of_heads, plain(small)) or all_weights(tool, small)
         told += inside
         if not told:
+            told = tool.once(of_scores, small)
+        if not told:
             asked = dict.fromkeys((plain(small), small))
-            told = [found for c in asked for found in of_gradients(tool, c)]
+            told = [found for c in asked for found in tool.once(of_gradients, c)]
     if not told:
         own = replace(case, dtype=DTYPES["f32"], recipe="normal")
-        if own != small and tool.implementation.unsupported(own) is None:
-            told = list(of_weights(tool, own))
+        if own != small:
+            told = all_weights(tool, own)
     return told
+
+
+def all_weights(tool: Instrument, case: Case) -> list[Found]:
+    """What is wrong with the weights without mask and features, and then, of other families, with them:
+    what is wrong without a mask is no fault of the mask."""
+    told = list(tool.once(of_weights, plain(case)))
+    families = {found.family for found in told}
+    return told + [f for f in tool.once(of_weights, case) if f.family not in families]
 
 
 def of_gradients(tool: Instrument, case: Case) -> Iterator[Found]:
     """What is wrong with the gradients of a case."""
-    if tool.implementation.unsupported(case) is None:
-        yield from gradients.ask(tool, case)
+    yield from gradients.ask(tool, case)
 
 
 def of_precision(tool: Instrument, dtype: str, case: Case) -> Iterator[Found]:
@@ -98,9 +107,13 @@ def of_precision(tool: Instrument, dtype: str, case: Case) -> Iterator[Found]:
 
 
 def of_heads(tool: Instrument, case: Case) -> Iterator[Found]:
-    """What is wrong with heads and samples, if the implementation supports the plain case."""
-    if tool.implementation.unsupported(case) is None:
-        yield from heads.ask(tool, tool.drawn(case))
+    """What is wrong with heads and samples."""
+    yield from heads.ask(tool, tool.drawn(case))
+
+
+def of_scores(tool: Instrument, case: Case) -> Iterator[Found]:
+    """What is wrong with scores of 0 and with hidden scores."""
+    yield from weights.ask_scores(tool, tool.drawn(case))
 
 
 def of_weights(tool: Instrument, case: Case) -> Iterator[Found]:

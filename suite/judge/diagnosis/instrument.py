@@ -19,7 +19,7 @@ from suite.judge.elections.probe import Probe
 from suite.judge.oracle import Oracle, Rounding
 from suite.judge.verdict import HarnessError, NotApplicable
 from suite.spec.case import Case
-from suite.spec.dtypes import DTYPES
+from suite.spec.dtypes import DTYPES, round_to
 from suite.spec.features import FEATURES
 from suite.spec.inputs import Inputs, draw
 from suite.spec.recipes import alibi_bias
@@ -65,6 +65,7 @@ class Instrument:
         self._over, self._end = clock(seconds), time.monotonic() + WAITS * seconds
         self.unit = 0.0
         self._small: dict[str, Case | None] = {}
+        self._told: dict[tuple[str, str, float], list[Found]] = {}
 
     @property
     def late(self) -> bool:
@@ -163,6 +164,27 @@ class Instrument:
             for into, of in ((got, read), (want, right.value), (bound, right.error)):
                 into[..., keys] = of[..., : keys.stop - keys.start]
         return Reading(inputs, got, want, bound, self.unit)
+
+    def with_scores(self, inputs: Inputs, scores: np.ndarray) -> Reading | None:
+        """The weights for scores (B, H, Lq, Lk): keys are unit vectors, queries hold the scores. None if
+        there are more keys than components, or if scores are more than scaled products."""
+        s, more = inputs.sizes, ("softcap", "logit_scale", "alibi_slopes", "sinks")
+        if s.Lk > s.D or not inputs.effective_scale or any(n in inputs.arrays for n in more):
+            return None
+        key, query = np.zeros(inputs.key.shape), np.zeros(inputs.query.shape)
+        key[..., :, : s.Lk] = np.eye(s.Lk)
+        query[..., : s.Lk] = round_to(scores / inputs.effective_scale, inputs.dtype)
+        return self.weights(inputs.replace(query=query, key=key))
+
+    def once(
+        self, question: Callable[[Instrument, Case], Iterator[Found]], case: Case
+    ) -> list[Found]:
+        """What a question finds in a case, asked once; nothing if the case is not supported."""
+        place = question.__name__, case.id, self.unit
+        if place not in self._told:
+            supported = self.implementation.unsupported(case) is None
+            self._told[place] = list(question(self, case)) if supported else []
+        return self._told[place]
 
 
 def clock(seconds: float) -> Callable[[], bool]:

@@ -112,6 +112,8 @@ def _of_causal(part: Causal, s: Sizes) -> list[Meaning]:
         (k >= q + offset, "The causal mask is mirrored: a query attends the keys behind it, "
                           "expected those "
          "before it.", "`triu` for `tril`, `j >= i`"),
+        (k > q + offset, "The causal mask is inverted: a query sees later keys alone, expected those "
+         "up to its own.", "the hidden triangle `triu(diagonal=1)` is passed where True means attend"),
         *[(k <= q + offset + n, f"The causal mask is off by {n:+d}: {up_to(offset + n)}, expected {to}.",
            OFFSET) for n in (*range(2, s.Lk), *range(-s.Lk, -1))],
     ]  # fmt: skip

@@ -38,7 +38,7 @@ def ask(tool: Instrument, reading: Reading) -> Iterator[Found]:
     within = Reading(reading.inputs, shares, reading.want, reading.bound, reading.unit)
     if within.fits(softmax(reading.scores, reading.seen)):
         return
-    for question in (_scaled, _capped, _biased, _per_head, _shortened, _bilinear):
+    for question in (_scaled, _capped, _biased, _normalised, _per_head, _shortened, _bilinear):
         found = question(within)
         if found is not None:
             yield found
@@ -267,6 +267,28 @@ def _biased(reading: Reading) -> Found | None:
                 "scores",
                 "a bias of positions (ALiBi) that is always on",
             )
+    return None
+
+
+def _normalised(reading: Reading) -> Found | None:
+    """Queries or keys that are divided by their length first."""
+    inputs = reading.inputs
+    lengths = {
+        "query": np.linalg.norm(inputs.query, axis=-1)[..., None],
+        "key": np.linalg.norm(np.repeat(inputs.key, inputs.sizes.group, 1), axis=-1)[..., None, :],
+    }
+    own = () if reading.bias is None else (reading.bias,)
+    for names in (("query", "key"), ("query",), ("key",)):
+        products = reading.products
+        for name in names:
+            products = products / lengths[name]
+        fit = fitted(reading, products, *own)
+        if fit is not None and not fit.says(0, 0.0):
+            text = (
+                f"Scores take {' and '.join(names)} divided by the length of each vector, times "
+                f"{fit.values[0]:.3g}."
+            )
+            return Found(text, "scores", "cosine attention, `normalize(query)`, `normalize(key)`")
     return None
 
 

@@ -6,12 +6,17 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from suite.judge.diagnosis.instrument import Found, Instrument, Reading, softmax
+from suite.judge.diagnosis import sums
+from suite.judge.diagnosis.instrument import Found, Instrument, Reading
 from suite.judge.diagnosis.masks import meanings
+from suite.judge.diagnosis.words import counted, numbers, part
 from suite.spec.inputs import Inputs
 
 SIDE = 12
 """Rows and columns of a picture."""
+
+LOWEST = 1e6
+"""Scores of attended keys, beside which hidden keys must not be seen, go down to minus this."""
 
 
 def ask(tool: Instrument, reading: Reading) -> Iterator[Found]:
@@ -24,21 +29,29 @@ def ask(tool: Instrument, reading: Reading) -> Iterator[Found]:
         yield penalty
     elif known is None and broken.any():
         number = "NaN" if np.isnan(reading.raw[broken]).any() else "Infinity"
+        scale = reading.inputs.scale or 0.0
+        if scale < 0:
+            other = tool.weights(reading.inputs.replace(scale=-scale))
+            if other is not None and not other.broken.any():
+                text = f"A negative scale gives {number}: {scale:.3g} does, {-scale:.3g} does not."
+                yield Found(text, "scale", "the root of the scale goes to query and to key")
+                return
         yield Found(
-            f"{number} comes back in {_part(broken)}, which attend keys with scores below "
+            f"{number} comes back in {part(broken)}, which attend keys with scores below "
             f"{np.abs(reading.scores).max():.2g}.",
             "softmax", "a row or a tile whose keys are all hidden: `-inf - -inf`, `0 / 0`",
         )  # fmt: skip
     else:
         if differs.any():
             yield known or _by_place(reading, differs)
-        yield from _sums(tool, reading)
+        yield from sums.ask(tool, reading)
 
 
 def _penalty(reading: Reading) -> Found | None:
     """The finding if hidden keys have a finite score, or lose a finite one."""
     attends, got = reading.inputs.attends, reading.got
-    hidden = ~attends & (got > 0) & reading.rows[..., None]
+    both = (attends & reading.seen).any(-1, keepdims=True)  # elsewhere nothing can be compared
+    hidden = ~attends & (got > 0) & reading.rows[..., None] & both
     if not hidden.any() or not (reading.wrong & hidden).any() or (got < 0).any():
         return None
     with np.errstate(all="ignore"):
@@ -60,6 +73,39 @@ def _penalty(reading: Reading) -> Found | None:
         kept = score.mean() if abs(score.mean()) > allowed else 0.0
         return Found(f"The score of hidden keys is {kept:.3g}, expected -inf.", "mask", hint)
     return None
+
+
+def ask_scores(tool: Instrument, inputs: Inputs) -> Iterator[Found]:
+    """What happens to scores of 0, and how low the score of hidden keys is."""
+    attends, s = inputs.attends, inputs.sizes
+    scores = np.where(np.arange(s.Lk) % 2, 1.0, 0.0) * attends
+    reading = tool.with_scores(inputs, scores)
+    if reading is None:
+        return
+    shown = attends & reading.rows[..., None]
+    zero, others = (reading.got[shown & at] for at in (scores == 0, scores != 0))
+    if zero.size and not zero.any() and others.all():
+        yield Found("Keys whose score is exactly 0 are hidden.", "mask", "`scores == 0` for masked")
+        return
+    rows = np.asarray(attends.any(-1) & ~attends.all(-1))
+    low, high = 1e2, LOWEST
+    while rows.sum() > 2 and high > 1.001 * low:
+        steps = np.geomspace(low, high, int(rows.sum()))
+        scores = np.zeros(attends.shape)
+        scores[rows] = -steps[:, None] * attends[rows]
+        reading = tool.with_scores(inputs, scores)
+        if reading is None or not np.isfinite(reading.raw[rows]).all():
+            return
+        leaks = (reading.got * ~attends).sum(-1)[rows] > 0.5
+        first = int(leaks.argmax())
+        if not leaks[first:].all() or leaks[0]:
+            return
+        low, high = steps[first - 1], steps[first]
+    if low > 1e2:
+        yield Found(
+            f"The score of hidden keys is finite, about -{float(f'{low:.3g}'):,.0f}, expected -inf: rows "
+            "of lower scores see hidden keys.", "mask", "hide by -inf in place of a large number",
+        )  # fmt: skip
 
 
 def _dropped(reading: Reading) -> Found | None:
@@ -95,12 +141,12 @@ def _by_place(reading: Reading, differs: np.ndarray) -> Found:
     keys, Lk = np.flatnonzero(lost), reading.inputs.sizes.Lk
     gone = reading.rows & ~reading.seen.any(-1)
     if gone.any() and not (differs & ~gone[..., None]).any():
-        text = f"The output is zero in {_part(gone)}, which attend keys."
+        text = f"The output is zero in {part(gone)}, which attend keys."
         return Found(text, "softmax", "scores that underflow, or rows that are left out", picture)
     if not (differs & ~wanted).any():
         whole = not (reading.seen & wanted)[..., keys].any()
         count = len(keys)
-        named = f"{_counted(count, 'Key')} {_numbers(keys)} of {Lk}"
+        named = f"{counted(count, 'Key')} {numbers(keys)} of {Lk}"
         if keys[0] == Lk - count and Lk > count:
             named = f"The last {count} of {Lk} keys" if count > 1 else f"The last key of {Lk}"
         often = "never" if whole else f"not always ({every} are lost)"
@@ -119,75 +165,7 @@ def _by_place(reading: Reading, differs: np.ndarray) -> Found:
     some = "keys that the mask hides are seen"
     if (differs & wanted).any():
         some = "keys that the mask shows are hidden, and hidden ones seen"
-    return Found(f"In {_part(np.asarray(differs.any(-1)))} {some}: {every}.", "mask", "", picture)
-
-
-def _sums(tool: Instrument, reading: Reading) -> Iterator[Found]:
-    """What is wrong with the sums of the weights of rows."""
-    rows, got = reading.rows & reading.seen.any(-1), reading.got
-    sums, want = got.sum(-1), reading.want.sum(-1)
-    off = (np.abs(sums - want) > reading.slack * want + reading.bound.sum(-1)) & rows
-    if not off.any():
-        return
-    shown = reading.seen
-    scores, span = reading.scores, _span(sums[off])
-    raised = np.where(shown, np.exp(scores), 0)
-    peak = np.where(shown, scores, -np.inf).max(-1, keepdims=True)
-    total = raised.sum(-1, keepdims=True)
-    for weights, sentence, hint in (
-        (softmax(scores, shown, -2), "The softmax runs over the queries, expected over the keys.",
-         "`softmax(dim=-2)`"),
-        (softmax(scores, shown, 1), "The softmax runs over the heads, expected over the keys.",
-         "`softmax(dim=1)`"),
-        (softmax(scores, shown, 0), "The softmax runs over the samples, expected over the keys.",
-         "`softmax(dim=0)`"),
-        (softmax(scores, shown, (-1, -2)), "The softmax runs over queries and keys together.",
-         "`softmax` of flattened scores"),
-        (
-            np.where(shown, softmax(scores, np.ones(shown.shape, bool)), 0),
-            f"Keys are hidden behind the softmax: their weights are zero, and rows sum to {span}.",
-            "`softmax(scores) * mask`; hide scores before the softmax",
-        ),
-        (raised / (1 + total), "The denominator of the softmax has one summand too many: rows "
-                               f"sum to {span}.", "`exp(s) / (1 + sum)`"),
-        (np.where(shown, raised / np.exp(peak) / (1 + total / np.exp(peak)), 0),
-         f"The denominator of the softmax has one summand too many: rows sum to {span}.",
-             "`sum(exp(s - max)) + 1`"),
-        (raised, f"Weights are not divided by their sum: rows sum to {span}.",
-         "`exp(s) @ value` without the division"),
-        (np.where(shown, np.exp(scores - peak), 0),
-         f"Weights are not divided by their sum: rows sum to {span}.",
-             "`exp(s - max) @ value` without the division"),
-        (np.where(shown, 1 / (1 + np.exp(-scores)), 0),
-         f"Weights are a sigmoid of the scores, expected a softmax: rows sum to {span}.", "`sigmoid`"),
-        (np.where(shown, np.maximum(scores, 0), 0),
-         f"Weights are a ReLU of the scores, expected a softmax: rows sum to {span}.", "`relu`"),
-    ):  # fmt: skip
-        if reading.fits(weights):
-            yield Found(sentence, "softmax", hint)
-            return
-    factor = float(np.median(sums[rows] / want[rows]))
-    if _answers(tool, reading.inputs, factor):
-        yield Found(
-            f"All outputs are {factor:.4g} times the right ones: rows of weights sum to {span}.",
-            "softmax",
-            "a factor behind the softmax, such as 1 / (1 - dropout)",
-        )
-        return
-    yield Found(
-        f"In {_part(off)} the weights sum to {span}, expected {_span(want[off])}.", "softmax",
-        "a running sum that is not rescaled, or keys that count in one of two sums alone",
-    )  # fmt: skip
-
-
-def _answers(tool: Instrument, inputs: Inputs, factor: float) -> bool:
-    """True if outputs for other values, too, are the right ones times a factor."""
-    got, oracle = tool.output(inputs), tool.oracle(inputs)
-    if got is None or oracle is None:
-        return False
-    right = oracle.expected["output"]
-    bound = 2 * max(abs(factor), 1) * right.error.max()
-    return bool((np.abs(got - factor * right.value) <= bound).all())
+    return Found(f"In {part(np.asarray(differs.any(-1)))} {some}: {every}.", "mask", "", picture)
 
 
 def ask_places(tool: Instrument, reading: Reading) -> Iterator[Found]:
@@ -217,7 +195,7 @@ def ask_places(tool: Instrument, reading: Reading) -> Iterator[Found]:
         factor = float(by_key[odd[0]])
         many = "twice" if abs(factor - 2) <= 2 * reading.slack else f"{factor:.3g} times"
         yield Found(
-            f"{_counted(len(odd), 'Key')} {_numbers(odd)} of {s.Lk} "
+            f"{counted(len(odd), 'Key')} {numbers(odd)} of {s.Lk} "
             f"count{'s' if len(odd) == 1 else ''} {many}.",
             "mask", "tiles that overlap, or padding of a tile that is not hidden",
         )  # fmt: skip
@@ -247,35 +225,3 @@ def drawn(reading: Reading, differs: np.ndarray) -> str:
         )
         lines.append(f"{left:{width}}  {marks}")
     return "\n".join(lines)
-
-
-def _numbers(indices: np.ndarray) -> str:
-    """Indices as text: a range, or the first five."""
-    found = [int(i) for i in indices]
-    if len(found) > 2 and found == [*range(found[0], found[-1] + 1)]:
-        return f"{found[0]} to {found[-1]}"
-    return ", ".join(map(str, found[:5])) + (" ..." if len(found) > 5 else "")
-
-
-def _counted(count: int, name: str) -> str:
-    """The name, in the plural if there are several."""
-    return name if count == 1 else f"{name}s"
-
-
-def _span(values: np.ndarray) -> str:
-    low, high = float(values.min()), float(values.max())
-    digits = 3 if high - low > 0.02 * abs(high) else 6
-    texts = dict.fromkeys(f"{x:.{digits}g}" for x in (low, high))
-    return " to ".join(texts)
-
-
-def _part(rows: np.ndarray) -> str:
-    """Some of the rows (B, H, Lq) in words."""
-    if rows.all():
-        return "all rows"
-    for axis, name in ((2, "row"), (1, "head"), (0, "sample")):
-        which = rows.any(tuple(a for a in range(3) if a != axis))
-        if which.sum() < which.size and rows.sum() == which.sum() * rows.size / which.size:
-            many = _counted(int(which.sum()), name)
-            return f"{many} {_numbers(np.flatnonzero(which))} of {which.size}"
-    return f"{int(rows.sum())} of {rows.size} rows"

@@ -1,0 +1,173 @@
+"""How weights are normalised: axes of the softmax, its denominator, and keys in blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import combinations, pairwise
+
+import numpy as np
+
+from suite.judge.diagnosis.instrument import Found, Instrument, Reading, softmax
+from suite.judge.diagnosis.words import counted, numbers, part, span
+from suite.spec.inputs import Inputs
+
+AXES = ("samples", "heads", "queries", "keys")
+
+RESCALED = "a running maximum: what was summed before is multiplied by `exp(old - new)`"
+
+
+def ask(tool: Instrument, reading: Reading) -> Iterator[Found]:
+    """What is wrong with the sums of the weights of rows, and with blocks of keys."""
+    rows, got = reading.rows & reading.seen.any(-1), reading.got
+    sums, want = got.sum(-1), reading.want.sum(-1)
+    off = (np.abs(sums - want) > reading.slack * want + reading.bound.sum(-1)) & rows
+    with np.errstate(all="ignore"):
+        found = None
+        if off.any():
+            found = _over_axes(reading) or _otherwise(reading, span(sums[off]))
+            found = found or _denominator(reading, off)
+        found = found or _of_blocks(reading, off)
+    if found is None and off.any():
+        factor, text = float(np.median(sums[rows] / want[rows])), span(sums[off])
+        if _answers(tool, reading.inputs, factor):
+            found = Found(
+                f"All outputs are {factor:.4g} times the right ones: rows of weights sum to {text}.",
+                "softmax",
+                "a factor behind the softmax, such as 1 / (1 - dropout)",
+            )
+        else:
+            found = Found(
+                f"In {part(off)} the weights sum to {text}, expected {span(want[off])}.", "softmax",
+                "a running sum that is not rescaled, or keys that count in one of two sums alone",
+            )  # fmt: skip
+    if found is not None:
+        yield found
+
+
+def _over_axes(reading: Reading) -> Found | None:
+    """The finding if the softmax runs over other axes than that of the keys."""
+    for count in (1, 2, 3):
+        for axes in combinations(range(4), count):
+            if axes != (3,) and reading.fits(softmax(reading.scores, reading.seen, axes)):
+                over = " and ".join(AXES[axis] for axis in axes) + " together" * (count > 1)
+                hint = (
+                    f"`softmax(dim={axes[0]})`" if count == 1 else "`softmax` of flattened scores"
+                )
+                text = f"The softmax runs over the {over}, expected over the keys."
+                return Found(text, "softmax", hint)
+    return None
+
+
+def _otherwise(reading: Reading, text: str) -> Found | None:
+    """The finding if weights are another function of the scores; `text` says what rows sum to."""
+    scores, shown = reading.scores, reading.seen
+    peak = np.where(shown, scores, -np.inf).max(-1, keepdims=True)
+    every = np.ones(shown.shape, bool)
+    for weights, sentence, hint in (
+        (softmax(scores, every), "Keys are hidden behind the softmax: their weights are zero, and",
+         "`softmax(scores) * mask`; hide scores before the softmax"),
+        (np.exp(scores), "Weights are not divided by their sum:",
+         "`exp(s) @ value` without the division"),
+        (np.exp(np.where(shown, scores - peak, 0)), "Weights are not divided by their sum:",
+         "`exp(s - max) @ value` without the division"),
+        (1 / (1 + np.exp(-scores)), "Weights are a sigmoid of the scores, expected a softmax:",
+         "`sigmoid`"),
+        (np.maximum(scores, 0), "Weights are a ReLU of the scores, expected a softmax:", "`relu`"),
+    ):  # fmt: skip
+        if reading.fits(np.where(shown, weights, 0)):
+            return Found(f"{sentence} rows sum to {text}.", "softmax", hint)
+    return None
+
+
+def _denominator(reading: Reading, off: np.ndarray) -> Found | None:
+    """The finding if weights of a row are in the right proportion, and divided by another sum: that of
+    some keys, or one with more summands."""
+    got, scores, shown = reading.got, reading.scores, reading.seen
+    right = softmax(scores, shown)
+    if not reading.fits(right * got.sum(-1, keepdims=True)):
+        return None
+    sums, top = got.sum(-1)[off], np.where(shown, scores, -np.inf).max(-1)[off]
+    powers = np.exp(np.where(shown, scores, -np.inf)[off] - top[:, None])  # (rows, Lk)
+    used = powers.sum(-1) / sums
+    for unit in (np.exp(top), np.ones_like(top)):  # one summand is exp(0), or exp(the maximum)
+        more = (used - powers.sum(-1)) * unit
+        error = 2 * reading.slack * used * unit
+        few, most = float((more - error).max()), float((more + error).min())
+        if few <= most and few > 0:
+            n = round(most)
+            what, hint = f"is too large by {(few + most) / 2:.3g}", "an epsilon in the sum"
+            if few <= n and n == 1:
+                what = "has one summand too many"
+                hint = "`exp(s) / (1 + sum)`, `sum(exp(s - max)) + 1`"
+            elif few <= n:
+                what = f"has {n} scores of 0 too many"
+                hint = "keys that pad the last tile with zeros have the score 0, and count"
+            text = f"The denominator of the softmax {what}: rows sum to {span(sums)}."
+            return Found(text, "softmax", hint)
+    Lk, total = powers.shape[-1], np.cumsum(np.pad(powers, ((0, 0), (1, 0))), -1)
+    for a, b in combinations(range(Lk + 1), 2):
+        of_part = total[:, b] - total[:, a]
+        if b - a < Lk and (np.abs(of_part - used) <= 2 * reading.slack * used).all():
+            keys = np.arange(a, b)
+            return Found(
+                f"Weights are divided by the sum over {counted(b - a, 'key')} {numbers(keys)} of {Lk} "
+                "alone, expected over all keys.", "softmax",
+                "`l = ` for `l += `: the sum of one tile",
+            )  # fmt: skip
+    return None
+
+
+def _of_blocks(reading: Reading, off: np.ndarray) -> Found | None:
+    """The finding if weights are in the right proportion within blocks of keys, and not between them."""
+    shown, scores, Lk = (
+        reading.seen & reading.rows[..., None],
+        reading.scores,
+        reading.want.shape[-1],
+    )
+    hidden = np.where(shown, scores, -np.inf)
+    apart = np.where(shown, np.log(reading.got) - scores, np.nan)
+    moved = np.abs(np.diff(apart)) > 4 * reading.slack  # NaN beside hidden keys: no step
+    edges = [0, *(np.flatnonzero(moved.any((0, 1, 2))) + 1).tolist(), Lk]
+    size = edges[1]
+    if (
+        len(edges) < 3
+        or size < 2
+        or (np.diff(edges[:-1]) != size).any()
+        or Lk - edges[-2] > size + 1
+    ):
+        return None
+    blocks = [hidden[..., a:b] for a, b in pairwise(edges)]
+    tops = np.stack([block.max(-1) for block in blocks], -1)
+    logs = np.stack([np.log(np.exp(block).sum(-1)) for block in blocks], -1)
+    running = np.maximum.accumulate(tops, -1)
+    named = f"block of {size} keys"
+    if len(edges) == 3:
+        named = f"part of the keys, before key {size} and from there on,"
+    for level, sentence, hint in (
+        (-logs, f"Every {named} has its own softmax, and the answers are "
+         f"{'added' if off.any() else 'averaged'}.", "merge answers by their log-sum-exps"),
+        (-tops, f"Every {named} has its own maximum: weights of a block are exp(max - its max) times the "
+         "right ones.", RESCALED),
+        (-running, f"What a {named} adds is not rescaled when the maximum grows.", RESCALED),
+        (-2 * running, f"What a {named} adds is rescaled by the inverse factor.", RESCALED),
+    ):  # fmt: skip
+        by_key = np.repeat(level, np.diff(edges), -1)
+        shares = softmax(np.where(shown, scores + by_key, 0), shown)
+        if reading.fits(shares * reading.got.sum(-1, keepdims=True)):
+            return Found(sentence, "softmax", hint)
+    if len(edges) < 4:
+        return None
+    text = (
+        f"Weights are in the right proportion within blocks of {size} keys alone, not between them."
+    )
+    return Found(text, "softmax", RESCALED)
+
+
+def _answers(tool: Instrument, inputs: Inputs, factor: float) -> bool:
+    """True if outputs for other values, too, are the right ones times a factor."""
+    got, oracle = tool.output(inputs), tool.oracle(inputs)
+    if got is None or oracle is None:
+        return False
+    right = oracle.expected["output"]
+    bound = 2 * max(abs(factor), 1) * right.error.max()
+    return bool((np.abs(got - factor * right.value) <= bound).all())

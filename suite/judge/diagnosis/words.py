@@ -1,0 +1,37 @@
+"""Indices, counts and rows in words."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def numbers(indices: np.ndarray) -> str:
+    """Indices as text: a range, or the first five."""
+    found = [int(i) for i in indices]
+    if len(found) > 2 and found == [*range(found[0], found[-1] + 1)]:
+        return f"{found[0]} to {found[-1]}"
+    return ", ".join(map(str, found[:5])) + (" ..." if len(found) > 5 else "")
+
+
+def counted(count: int, name: str) -> str:
+    """The name, in the plural if there are several."""
+    return name if count == 1 else f"{name}s"
+
+
+def span(values: np.ndarray) -> str:
+    low, high = float(values.min()), float(values.max())
+    digits = 3 if high - low > 0.02 * abs(high) else 6
+    texts = dict.fromkeys(f"{x:.{digits}g}" for x in (low, high))
+    return " to ".join(texts)
+
+
+def part(rows: np.ndarray) -> str:
+    """Some of the rows (B, H, Lq) in words."""
+    if rows.all():
+        return "all rows"
+    for axis, name in ((2, "row"), (1, "head"), (0, "sample")):
+        which = rows.any(tuple(a for a in range(3) if a != axis))
+        if which.sum() < which.size and rows.sum() == which.sum() * rows.size / which.size:
+            many = counted(int(which.sum()), name)
+            return f"{many} {numbers(np.flatnonzero(which))} of {which.size}"
+    return f"{int(rows.sum())} of {rows.size} rows"
