@@ -17,55 +17,19 @@ import pytest
 from suite.__main__ import main
 from suite.measure.releases import LOCKS, LockError, make_project, read
 from suite.records.lines import RecordError
-from suite.records.speed import SpeedHeader, SpeedRecord, SpeedRun, writer
+from suite.records.speed import SpeedRun
 from suite.report.frames import asv_results, measurements
 from suite.report.kinds import SPEED
 from suite.report.laws import cost_law, fit, law
 from suite.report.speed import ASV_HISTORY
+from tests.speed_by_hand import record, run, sweep, write
 
 ROOT = Path(__file__).resolve().parents[1]
 OURS = {"suite", "backends", "references"}
 
 
-def record(implementation: str, seconds: float, **changes: Any) -> SpeedRecord:
-    """A measurement of 1e9 operations at this median, on a machine that does 1e11 a second."""
-    fields: dict[str, Any] = {
-        "workload": "gpt2-train", "case": "sdpa/causal/mha/f32/b2h12q256k256d64", "backend": "torch",
-        "implementation": implementation, "mode": "eager", "device": "cpu", "dtype": "f32",
-        "direction": "forward", "threads": 1, "status": "timed",
-        "samples": (seconds / 2, seconds, seconds * 2), "flops": 1e9, "bytes": 10**6, "gemm": 1e11,
-        "copy": 1e9, "error_ratio": 0.25, "first_call": 0.5, "peak_bytes": 2**20, "kernel": "flash",
-        "operator": "sdpa", "keys": 256,
-    }  # fmt: skip
-    return SpeedRecord(**{**fields, **changes})
-
-
-def run(*records: SpeedRecord, source: str = "a.jsonl") -> SpeedRun:
-    return SpeedRun(SpeedHeader(protocol=1), records, source)
-
-
 def tables(runs: list[SpeedRun], names: Any, baseline: str = "") -> dict[str, pd.DataFrame]:
     return SPEED.of({"measurements": measurements(runs, baseline)}, names)
-
-
-def write(path: Path, *records: SpeedRecord) -> Path:
-    lines = writer(path, SpeedHeader(protocol=1))
-    for entry in records:
-        lines.write(entry)
-    lines.close()
-    return path
-
-
-def sweep(
-    implementation: str, seconds: Any, lengths: Any = (64, 128, 256, 512)
-) -> list[SpeedRecord]:
-    return [
-        record(
-            implementation, seconds(length), workload=f"sweep-{length}", keys=length, swept=True,
-            case=f"sdpa/none/mha/f32/b1h4q{length}k{length}d64",
-        )
-        for length in lengths
-    ]  # fmt: skip
 
 
 REFUSED = record("wrong", 0.001, status="refused", kind="value", message="far off", samples=())
@@ -194,36 +158,6 @@ def test_speed_stands_beside_conformance_on_the_page(
     assert "unknown baseline" in capsys.readouterr().err
     assert main(["report", str(path), "--format=csv", f"--output={tmp_path / 'csv'}"]) == 0
     assert {p.stem for p in (tmp_path / "csv").iterdir()} == set(SPEED.tables)
-
-
-def test_plots_are_drawn_into_a_new_folder(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("matplotlib")
-    entries = [
-        record("sdpa", 0.02),
-        record("eager", 0.03),
-        *sweep("sdpa", lambda n: 1e-5 + 1e-9 * n * n),
-    ]
-    path = write(tmp_path / "speed.jsonl", *entries)
-    folder = tmp_path / "plots"
-    assert main(["report", str(path), f"--plots={folder}"]) == 0
-    drawn = {p.name for p in folder.iterdir()}
-    assert drawn == {
-        f"{name}-forward.{kind}" for name in ("share", "exact", "cost") for kind in ("png", "svg")
-    }
-    assert all(path.stat().st_size > 5_000 for path in folder.iterdir())
-    capsys.readouterr()
-    assert main(["report", str(path), f"--plots={folder}"]) == 2
-    assert "not an empty folder" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("absent", [{"flops": 0.0, "error_ratio": 0.0}, {"error_ratio": None}])
-def test_plots_of_measurements_without_a_share_or_an_error(tmp_path: Path, absent: Any) -> None:
-    pytest.importorskip("matplotlib")
-    path = write(tmp_path / "speed.jsonl", record("sdpa", 0.02, **absent))
-    assert main(["report", str(path), f"--plots={tmp_path / 'plots'}"]) == 0
-    assert not list((tmp_path / "plots").glob("exact-*"))
 
 
 @pytest.mark.parametrize("text", ['{"result_columns": ["result"], "results": []}', "[" * 100_000])

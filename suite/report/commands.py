@@ -14,7 +14,7 @@ from typing import Any
 from suite.records.cells import load
 from suite.records.lines import RecordError
 from suite.report import DATA_FORMATS, FORMATS
-from suite.report.kinds import KINDS, SPEED, TABLES, Kind, Request, kind_of
+from suite.report.kinds import CONFORMANCE, KINDS, SPEED, TABLES, Kind, Request, kind_of
 
 
 def add_report_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -42,7 +42,10 @@ def add_report_parser(subparsers: Any) -> argparse.ArgumentParser:
         help="baseline of the table speedup, as torch:sdpa",
     )
     parser.add_argument(
-        "--plots", type=Path, metavar="FOLDER", help="draw speed records into a new or empty folder"
+        "--plots",
+        type=Path,
+        metavar="FOLDER",
+        help="draw speed and precision into a new or empty folder",
     )
     _add_output(parser)
     parser.set_defaults(run=report)
@@ -114,8 +117,8 @@ def report(args: argparse.Namespace) -> int:
             raise RecordError(
                 f"{', '.join(names)}: these tables need {kind.name}, and none is given"
             )
-    if args.plots and SPEED not in paths_of:
-        raise RecordError(f"--plots needs {SPEED.name}, and none is given")
+    if args.plots and not {SPEED, CONFORMANCE} & {*paths_of}:
+        raise RecordError(f"--plots needs {SPEED.name} or {CONFORMANCE.name}, and none is given")
     # Data formats include the rare tables.
     chosen = args.table or (TABLES if args.format in DATA_FORMATS else None)
     tables: dict[str, Any] = {}
@@ -124,10 +127,10 @@ def report(args: argparse.Namespace) -> int:
         frames = kind.read(paths, Request(args.partial, args.baseline))
         all_frames |= frames
         tables |= kind.of(frames, chosen)
-        if kind is SPEED and args.plots:
-            from suite.report.plots import draw
+    if args.plots:
+        from suite.report.plots import draw
 
-            draw(frames["measurements"], args.plots)
+        draw(all_frames, args.plots)
     first = {}
     if args.format == "html" and not args.table:
         from suite.report.overview import overview

@@ -116,7 +116,10 @@ def _speed(paths: list[Path], request: Request) -> Frames:
     from suite.report.frames import measurements
 
     runs = [times.load(path, request.partial) for path in paths]
-    return {"measurements": measurements(runs, request.baseline)}
+    return {
+        "measurements": measurements(runs, request.baseline),
+        "timed": {run.source: run.header for run in runs},
+    }
 
 
 SPEED = Kind(

@@ -1,8 +1,13 @@
-"""Plots of speed by matplotlib, each as PNG and SVG."""
+"""Pictures of speed and precision by matplotlib, each as PNG, SVG and PDF, as wide as a paper's page.
+
+A framework has a colour, an implementation of it a marker. Whiskers are quartiles. The line below a
+picture names versions, machine and date.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,104 +16,235 @@ import pandas as pd
 
 from suite.records.files import new_folder
 from suite.records.lines import RecordError
+from suite.records.machine import Origin
 from suite.records.speed import TIMED
 from suite.report.laws import LENGTHS, fit, law
+from suite.spec.dtypes import DTYPES
+from suite.spec.vocabulary import VALUES
 
 MISSING = (
     "plots are drawn by matplotlib, which is not installed: "
     'pip install "attention-conformance[plots]", or pip install matplotlib'
 )
 
+WIDE = 7.0
+"""Inches of a page's width."""
 
-def draw(measurements: pd.DataFrame, folder: str | Path) -> None:
-    """Draw measurements (`suite.report.frames.measurements`) into a new or empty folder.
+ROW = 0.17
+"""Inches of an implementation's line."""
 
-    For every direction there are plots of shares of the ceiling, of error ratios against shares, and of
-    times against lengths. Raises RecordError without matplotlib, FileExistsError if the folder is not
-    empty.
+MARKERS = "osD^v<>PX*"
+
+Figure = Any
+
+
+def draw(frames: Mapping[str, Any], folder: str | Path) -> None:
+    """Draw what the frames hold (`measurements` and `cells` of `suite.report.frames`) into a new or empty
+    folder.
+
+    - time       milliseconds of a call by workload
+    - exact      the same against the error ratio, with the line of those that none beats in both
+    - cost       time against length, with the fitted law
+    - precision  error ratios of the check values by dtype: quartile, median and the largest; without
+                 textbook controls
+
+    The first three are drawn for every direction. Raises RecordError without matplotlib,
+    FileExistsError if the folder is not empty.
     """
     try:
-        from matplotlib.figure import Figure
+        import matplotlib.figure  # noqa: F401
     except ImportError as error:
         raise RecordError(MISSING) from error
     folder = new_folder(folder)
-    timed = measurements[measurements["status"].isin(TIMED)]
-    swept = timed["swept"].astype(bool)
-    judged = ~swept & timed["error_ratio"].notna() & timed["share_of_gemm"].notna()
-    pictures = (("share", _shares, ~swept), ("exact", _exactness, judged), ("cost", _cost, swept))
-    for name, picture, rows in pictures:
-        for direction, block in timed[rows].groupby("direction", sort=False):
-            workloads = block["workload"].nunique()
-            height = 1.6 + 0.32 * workloads if picture is _shares else 5
-            figure = Figure(figsize=(9, height), layout="constrained")
-            axes = figure.subplots()
-            axes.set_title(f"{direction}: {picture(axes, block)}")
-            axes.grid(alpha=0.3)
-            figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", fontsize=8)
-            for kind in ("png", "svg"):
-                file = f"{name}-{direction}.{kind}".replace("+", "-")
-                figure.savefig(folder / file, dpi=130)
+    for name, figure in pictures(frames):
+        for kind in ("png", "svg", "pdf"):
+            figure.savefig(folder / f"{name}.{kind}".replace("+", "-"), dpi=200)
 
 
-def _shares(axes: Any, block: pd.DataFrame) -> str:
-    """Share of the best matrix product: a row of points per workload, a colour per implementation."""
-    wide = block.pivot_table(index="workload", columns="label", values="share_of_gemm", sort=False)
-    places = np.arange(len(wide))[::-1]
-    for number, label in enumerate(wide):
-        axes.plot(wide[label] * 100, places, _marker(number), label=label, alpha=0.85)
-    axes.set_yticks(places, wide.index)
-    _along_shares(axes, block)
-    return "how near to the ceiling (right is better)"
+def pictures(frames: Mapping[str, Any]) -> Iterator[tuple[str, Figure]]:
+    """The figures that `draw` saves, by name."""
+    if "measurements" in frames:
+        measured = frames["measurements"]
+        timed = measured[measured["status"].isin(TIMED)]
+        swept, below = timed["swept"].astype(bool), _caption(frames["timed"].values())
+        judged = ~swept & (timed["error_ratio"] > 0)
+        for name, picture, rows in (
+            ("time", _times, ~swept), ("exact", _exactness, judged), ("cost", _costs, swept)
+        ):  # fmt: skip
+            for direction, block in timed[rows].groupby("direction", sort=False):
+                yield f"{name}-{direction}", picture(block, f"{direction}; {below}")
+    if "cells" in frames:
+        cells, headers = frames["cells"], frames["headers"].values()
+        controls = {name for header in headers for name in header.controls}
+        product = ~(cells["backend"] + ":" + cells["implementation"]).isin(controls)
+        finite = (cells["error_ratio"] > 0) & (cells["error_ratio"] < math.inf)
+        judged = cells[product & finite & (cells["check"] == VALUES)]
+        if not judged.empty:
+            yield "precision", _precision(judged, _caption(headers))
 
 
-def _exactness(axes: Any, block: pd.DataFrame) -> str:
-    """Error ratio against share of the ceiling, a point per workload."""
-    for number, (label, mine) in enumerate(block.groupby("label", sort=False)):
-        axes.plot(mine["share_of_gemm"] * 100, mine["error_ratio"], _marker(number), label=label)
-    axes.axhline(1.0, color="black", linewidth=1)
-    axes.annotate("bound", (0.01, 1.0), xycoords=("axes fraction", "data"), va="bottom")
-    _along_shares(axes, block)
-    _stretch(axes.set_yscale, block["error_ratio"])
-    axes.set_ylabel("error ratio, max |error| / bound")
-    return "exactness against speed (right and low is better)"
+def _caption(headers: Iterable[Origin]) -> str:
+    """Versions, machine and date of runs."""
+    headers = list(headers)
+    versions = {name: text for header in headers for name, text in header.versions.items()}
+    machines = {str(header.machine.get("cpu", "")) for header in headers} - {""}
+    dates = sorted({header.started[:10] for header in headers} - {""})
+    return "; ".join(
+        filter(None, [", ".join(f"{n} {t}" for n, t in versions.items()), *machines, *dates[-1:]])
+    )
 
 
-def _cost(axes: Any, block: pd.DataFrame) -> str:
-    """Time against length with the fitted law."""
-    for number, (label, mine) in enumerate(
-        block.sort_values("keys", kind="stable").groupby("label", sort=False)
-    ):
-        lengths = mine["keys"].to_numpy(float)
-        axes.plot(lengths, mine["seconds"] * 1e3, _marker(number), label=label)
+class _Marks:
+    """The colours and markers of implementations, and their legend."""
+
+    def __init__(self, rows: pd.DataFrame) -> None:
+        labels = rows.drop_duplicates("label").groupby("backend", sort=False)["label"].agg(list)
+        self.of = {
+            label: (f"C{colour % 10}", MARKERS[number % len(MARKERS)])
+            for colour, names in enumerate(labels)
+            for number, label in enumerate(names)
+        }
+
+    def explain(self, figure: Figure) -> None:
+        """A legend above all panels."""
+        from matplotlib.lines import Line2D
+
+        marks = [
+            Line2D([], [], color=colour, marker=marker, linestyle="", markersize=4)
+            for colour, marker in self.of.values()
+        ]
+        figure.legend(
+            marks, [*self.of], loc="outside upper left", ncols=4, fontsize=6, frameon=False
+        )
+
+
+def _figure(panels: int, columns: int, height: float, below: str) -> tuple[Figure, list[Any]]:
+    """A figure with panels of this height in inches, and the caption `below`."""
+    from matplotlib.figure import Figure
+
+    rows = -(-panels // columns)
+    figure = Figure(figsize=(WIDE, 0.7 + rows * height), layout="constrained")
+    axes = list(np.ravel(figure.subplots(rows, columns, squeeze=False)))
+    for unused in axes[panels:]:
+        unused.set_axis_off()
+    for one in axes:
+        one.tick_params(labelsize=6)
+        one.grid(alpha=0.25, linewidth=0.5)
+        one.spines[["top", "right"]].set_visible(False)
+    figure.supxlabel(below, fontsize=5.5, x=0.01, ha="left")
+    return figure, axes
+
+
+def _logarithmic(axis: Any, *ways: str) -> None:
+    """Make the axes "x", "y" of a panel logarithmic, over a decade at least."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    for way in ways:
+        getattr(axis, f"set_{way}scale")("log")
+        low, high = getattr(axis, f"get_{way}lim")()
+        middle = math.sqrt(low * high)
+        getattr(axis, f"set_{way}lim")(min(low, middle / 3.2), max(high, middle * 3.2))
+        line = getattr(axis, f"{way}axis")
+        decades = math.log10(high / low)
+        line.set_major_locator(LogLocator(subs=(1, 2, 5) if decades < 2.5 else (1,)))
+        line.set_major_formatter(FuncFormatter(lambda value, position: f"{value:g}"))
+        line.set_minor_formatter(NullFormatter())
+
+
+Points = Mapping[str, tuple[float, float, float]]
+"""Low whisker, middle and high whisker by label."""
+
+
+def _lines(axis: Any, points: Points, order: Sequence[str], marks: _Marks) -> None:
+    """A line for every implementation, the last of `order` at the top."""
+    for place, label in enumerate(order):
+        if label in points:
+            (low, middle, high), (colour, marker) = points[label], marks.of[label]
+            axis.plot([low, high], [place, place], color=colour, linewidth=1.2)
+            axis.plot([middle], [place], color=colour, marker=marker, markersize=4)
+    axis.set_ylim(-0.7, len(order) - 0.3)
+    axis.set_yticks(range(len(order)), order)
+    _logarithmic(axis, "x")
+
+
+def _times(block: pd.DataFrame, below: str) -> Figure:
+    """Milliseconds of a call, a panel per workload, the fastest at the top."""
+    marks, panels = _Marks(block), list(block.groupby(["workload", "dtype"], sort=False))
+    figure, axes = _figure(len(panels), 2, 0.6 + ROW * block["label"].nunique(), below)
+    for axis, ((workload, dtype), rows) in zip(axes, panels, strict=False):
+        quartiles = (1e3 * rows[["low", "seconds", "high"]]).to_numpy().tolist()
+        points = dict(zip(rows["label"], map(tuple, quartiles), strict=True))
+        _lines(axis, points, sorted(points, key=lambda name: -points[name][1]), marks)
+        axis.set_title(f"{workload}, {dtype}", fontsize=7, loc="left")
+        axis.set_xlabel("ms a call: median and quartiles", fontsize=6)
+    return figure
+
+
+def _precision(judged: pd.DataFrame, below: str) -> Figure:
+    """Error ratios, a panel per dtype, the implementations in one order."""
+    marks, names = _Marks(judged), [name for name in DTYPES if (judged["dtype"] == name).any()]
+    order = [*dict.fromkeys(judged["label"])][::-1]
+    figure, axes = _figure(len(names), len(names), 0.6 + ROW * len(order), below)
+    for axis, name in zip(axes, names, strict=True):
+        ratios = judged[judged["dtype"] == name].groupby("label")["error_ratio"]
+        numbers = ratios.quantile(np.array([0.25, 0.5, 1.0])).unstack()
+        points = dict(zip(numbers.index, map(tuple, numbers.to_numpy().tolist()), strict=True))
+        _lines(axis, points, order, marks)
+        axis.axvline(1.0, color="black", linewidth=0.8)
+        axis.set_title(name, fontsize=7, loc="left")
+        axis.set_xlabel("max |error| / bound", fontsize=6)
+        if axis is not axes[0]:
+            axis.set_yticklabels([])
+    return figure
+
+
+def _exactness(block: pd.DataFrame, below: str) -> Figure:
+    """Time against error ratio, a panel per workload. The names of those on the front stand there."""
+    marks = _Marks(block)
+    panels = list(block.groupby(["workload", "dtype"], sort=False))
+    figure, axes = _figure(len(panels), 2, 2.3, below)
+    for axis, ((workload, dtype), rows) in zip(axes, panels, strict=False):
+        for row in rows.to_dict("records"):
+            colour, marker = marks.of[row["label"]]
+            low, middle, high = (1e3 * row[name] for name in ("low", "seconds", "high"))
+            axis.plot([low, high], [row["error_ratio"]] * 2, color=colour, linewidth=1)
+            axis.plot([middle], [row["error_ratio"]], color=colour, marker=marker, markersize=4)
+        ordered = rows.sort_values(["seconds", "error_ratio"])
+        front = ordered[
+            ordered["error_ratio"] < ordered["error_ratio"].cummin().shift(fill_value=np.inf)
+        ]
+        axis.plot(
+            1e3 * front["seconds"], front["error_ratio"], color="grey", linewidth=0.7,
+            drawstyle="steps-post",
+        )  # fmt: skip
+        for row in front.to_dict("records"):
+            axis.annotate(
+                row["label"], (1e3 * row["seconds"], row["error_ratio"]), xytext=(3, 3),
+                textcoords="offset points", fontsize=5.5,
+            )  # fmt: skip
+        _logarithmic(axis, "x", "y")
+        axis.set_title(f"{workload}, {dtype}", fontsize=7, loc="left")
+        axis.set_xlabel("ms a call", fontsize=6)
+        axis.set_ylabel("max |error| / bound", fontsize=6)
+    marks.explain(figure)
+    return figure
+
+
+def _costs(block: pd.DataFrame, below: str) -> Figure:
+    """Time against length, with the fitted law a + b L + c L²."""
+    marks = _Marks(block)
+    figure, (axis,) = _figure(1, 1, 3.6, below)
+    for label, mine in block.sort_values("keys", kind="stable").groupby("label", sort=False):
+        lengths, (colour, marker) = mine["keys"].to_numpy(float), marks.of[str(label)]
+        axis.plot(
+            lengths, mine["seconds"] * 1e3, color=colour, marker=marker, linestyle="", markersize=4
+        )
         if mine["keys"].nunique() >= LENGTHS:
             every = np.geomspace(lengths.min(), lengths.max(), 60)
             fitted = law(fit(lengths, mine["seconds"].to_numpy()), every)
-            axes.plot(every, fitted * 1e3, color=f"C{number % 10}", linewidth=1)
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(_plain)
-    axes.set_xlabel("queries and keys")
-    axes.set_ylabel("ms")
-    return "cost against length, with a + b L + c L²"
-
-
-def _along_shares(axes: Any, block: pd.DataFrame) -> None:
-    _stretch(axes.set_xscale, block["share_of_gemm"])
-    axes.xaxis.set_major_formatter(_plain)
-    axes.set_xlabel("share of the machine's best matrix product, %")
-
-
-def _stretch(scale: Callable[..., None], values: pd.Series) -> None:
-    """Make an axis logarithmic if any of its values is positive and finite."""
-    if (values > 0).any():
-        scale("log", nonpositive="mask")
-
-
-def _plain(value: float, position: int) -> str:
-    """Format 10 as "10", not as "10^1"."""
-    return f"{value:g}"
-
-
-def _marker(number: int) -> str:
-    return f"C{number % 10}{'osD^v<>PX*'[number // 10 % 10]}"
+            axis.plot(every, fitted * 1e3, color=colour, linewidth=0.8)
+    _logarithmic(axis, "x", "y")
+    axis.set_xlabel("queries and keys", fontsize=6)
+    axis.set_ylabel("ms a call", fontsize=6)
+    marks.explain(figure)
+    return figure

@@ -1,0 +1,73 @@
+"""Plots of speed and precision."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from suite.__main__ import main
+from suite.report import plots
+from suite.report.frames import measurements
+from suite.report.kinds import frames_of
+from tests.records_by_hand import cell
+from tests.records_by_hand import run as run_of_cells
+from tests.speed_by_hand import record, run, sweep, write
+
+pytest.importorskip("matplotlib")
+
+
+def test_plots_are_drawn_into_a_new_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entries = [
+        record("sdpa", 0.02),
+        record("eager", 0.03),
+        *sweep("sdpa", lambda n: 1e-5 + 1e-9 * n * n),
+    ]
+    path = write(tmp_path / "speed.jsonl", *entries)
+    folder = tmp_path / "plots"
+    assert main(["report", str(path), f"--plots={folder}"]) == 0
+    drawn = {p.name for p in folder.iterdir()}
+    assert drawn == {
+        f"{name}-forward.{kind}"
+        for name in ("time", "exact", "cost")
+        for kind in ("png", "svg", "pdf")
+    }
+    assert all(path.stat().st_size > 5_000 for path in folder.iterdir())
+    assert "torch:sdpa" in (folder / "exact-forward.svg").read_text()
+    capsys.readouterr()
+    assert main(["report", str(path), f"--plots={folder}"]) == 2
+    assert "not an empty folder" in capsys.readouterr().err
+
+
+def test_precision_is_drawn_of_what_is_no_control(tmp_path: Path) -> None:
+    cells = [cell(implementation=f"torch:{name}", error_ratio=0.5) for name in ("sdpa", "eager")]
+    judged = run_of_cells(*cells, cell("sdpa/none/mha/f32/b1h1q1k1d8", error_ratio=math.inf))
+    judged = replace(judged, header=replace(judged.header, controls=("torch:eager",)))
+    drawn = dict(plots.pictures(frames_of(judged)))
+    (axis,) = drawn["precision"].axes
+    assert [label.get_text() for label in axis.get_yticklabels()] == ["torch:sdpa"]
+    assert "torch 2.13.0; 2026-11-20" in drawn["precision"].get_supxlabel()
+
+
+def test_the_front_names_what_none_beats_in_time_and_precision(tmp_path: Path) -> None:
+    entries = [
+        record("fast", 0.01, error_ratio=0.5),
+        record("exact", 0.04, error_ratio=0.1),
+        record("beaten", 0.05, error_ratio=0.2),
+    ]
+    runs = [run(*entries)]
+    frames = {"measurements": measurements(runs), "timed": {"a": runs[0].header}}
+    axis, _ = dict(plots.pictures(frames))["exact-forward"].axes
+    assert {text.get_text() for text in axis.texts} == {"torch:fast", "torch:exact"}
+
+
+@pytest.mark.parametrize("absent", [{"flops": 0.0, "error_ratio": 0.0}, {"error_ratio": None}])
+def test_plots_of_measurements_without_a_share_or_an_error(tmp_path: Path, absent: Any) -> None:
+    path = write(tmp_path / "speed.jsonl", record("sdpa", 0.02, **absent))
+    assert main(["report", str(path), f"--plots={tmp_path / 'plots'}"]) == 0
+    assert not list((tmp_path / "plots").glob("exact-*"))
