@@ -3,13 +3,21 @@ honest variants, which are told nothing."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from backends import registry
 from backends.protocol import Implementation
+from suite.judge.diagnosis.finding import Diagnosis
 from suite.judge.diagnosis.identify import identify
 from suite.spec.case import Case
 from suite.spec.catalogue import cases
+
+torch = pytest.importorskip("torch")
+
+ROTARY = "rotary/none/mha/f32/b2h3q17k1d16"
 
 OTHERS = (
     ("value-heads-tiled", "Query head 1 reads value head 1, expected 0: key/value heads are tiled",
@@ -69,6 +77,13 @@ def test_other_operators_are_read(name: str, sentence: str, case: str) -> None:
     assert sentence in found[0].sentence
 
 
+def of_user(function: Callable[..., Any], like: str, case: str) -> list[Diagnosis]:
+    """What a torch function of an operator is told that fails one case."""
+    backend = registry.load("torch")
+    mine = registry.callable_implementation(backend, function, "function", {}, like)[0]
+    return identify(backend, mine, [Case.parse(case)], seconds=60)
+
+
 def of_operator(implementation: Implementation) -> list[Case]:
     """Small cases in float32 that an implementation supports."""
     every = (*cases("smoke"), *cases("standard"))
@@ -81,3 +96,118 @@ def test_honest_variants_are_told_nothing() -> None:
     for implementation in backend.implementations():
         mine = of_operator(implementation)[:6]
         assert not identify(backend, implementation, mine, seconds=60), implementation
+
+
+def turned(query, position, *, theta=lambda i, D: 1e4 ** (-2 * i / D), angles="halves", pairs="halves",
+           sign=1.0, to=None):  # fmt: skip
+    """A rotation whose angles and pairs are halves or neighbours, with angles rounded to a dtype."""
+    D = query.shape[-1]
+    wide = torch.promote_types(query.dtype, torch.float32) if to is None else to
+    angle = position[..., None].to(wide) * theta(torch.arange(D // 2).double(), D).to(wide) * sign
+    angle = angle[:, None] if angle.ndim == 3 else angle
+    angle = torch.cat([angle] * 2, -1) if angles == "halves" else angle.repeat_interleave(2, -1)
+    cosine, sine = (f(angle).to(torch.promote_types(query.dtype, torch.float32))
+                    for f in (torch.cos, torch.sin))  # fmt: skip
+    if pairs == "halves":
+        across = torch.cat([-query[..., D // 2 :], query[..., : D // 2]], -1)
+    else:
+        across = torch.stack([-query[..., 1::2], query[..., ::2]], -1).flatten(-2)
+    return (query * cosine + across * sine).to(query.dtype)
+
+
+@pytest.mark.parametrize(
+    ("knobs", "sentence", "case"),
+    [
+        ({"angles": "neighbours"}, "Angles belong to neighbours 2i and 2i + 1, and halves", ROTARY),
+        ({"pairs": "neighbours"}, "Angles belong to halves i and i + D/2, and neighbours",
+         f"{ROTARY}/interleaved"),
+        ({"sign": -1.0}, "Pairs are rotated the other way: the angle has the other sign.", ROTARY),
+        ({"theta": lambda i, D: 1e4 ** (-i / D)}, "The frequencies are base^(-i/D), expected", ROTARY),
+        ({"theta": lambda i, D: 1e4 ** (-4 * i / D)}, "The frequencies are base^(-4i/D)", ROTARY),
+        ({"to": torch.bfloat16}, "Angles are computed in bfloat16 before the sine and cosine.",
+         "rotary/none/mha/bf16/b2h3q17k1d16/at4097"),
+    ],
+)  # fmt: skip
+def test_rotations_are_read(knobs: dict[str, object], sentence: str, case: str) -> None:
+    def function(query, position):
+        return turned(query, position, **knobs)
+
+    found = of_user(function, "rotary", case)
+    assert sentence in found[0].sentence
+    assert len(found) == 1
+
+
+def test_right_rotations_are_told_nothing() -> None:
+    for case in (ROTARY, "rotary/none/mha/bf16/b2h3q17k1d16/at4097"):
+        assert not of_user(turned, "rotary", case)
+
+
+@pytest.mark.parametrize(
+    ("joined", "sentence"),
+    [
+        (lambda lse: lse.sum(0), "The merged log-sum-exp is the sum of the parts' log-sum-exps."),
+        (lambda lse: lse.mean(0), "The merged log-sum-exp is the mean of the parts'"),
+        (lambda lse: torch.logsumexp(lse, 0), ""),
+    ],
+)
+def test_merged_log_sum_exps_are_read(joined: Callable[..., Any], sentence: str) -> None:
+    def function(outputs, lse):
+        weights = lse.softmax(0).nan_to_num()[..., None].to(outputs.dtype)
+        return (weights * outputs).sum(0), joined(lse)
+
+    found = of_user(function, "merge", "merge/none/mha/f32/b2h3q5k2d8")
+    assert [sentence in one.sentence for one in found] == [True] * bool(sentence)
+
+
+class Layer(torch.nn.Module):
+    """Multi-head attention in torch, whose heads may be viewed and whose mask may be added."""
+
+    def __init__(self, query_width, heads):
+        super().__init__()
+        self.heads, self.parts = heads, {}
+
+    def load_attention(self, parameters):
+        self.parts = {name: parameters[name] for name in list(parameters)}
+
+    def forward(
+        self, x, causal=False, valid=None, split=False, merged=False, projects=True, adds=False
+    ):
+        B, L, E = x.shape
+        parts = []
+        for name in ("query", "key", "value"):
+            flat = (
+                x @ self.parts[f"{name}_kernel"].reshape(E, -1)
+                + self.parts[f"{name}_bias"].flatten()
+            )
+            right = flat.unflatten(2, (self.heads, -1)).transpose(1, 2)
+            parts.append(flat.view(B, self.heads, L, -1) if split else right)
+        query, key, value = parts
+        shown = torch.ones(B, 1, L, L, dtype=torch.bool).tril(0 if causal else L)
+        shown = shown if valid is None else shown & valid[:, None, None]
+        scores = query @ key.mT * query.shape[-1] ** -0.5
+        scores = scores + shown.to(scores.dtype) if adds else scores.masked_fill(~shown, -torch.inf)
+        out = scores.softmax(-1) @ value
+        out = (out if merged else out.transpose(1, 2)).reshape(B, L, E)
+        kernel = self.parts["output_kernel"].reshape(E, E)
+        return out @ kernel + self.parts["output_bias"] if projects else out
+
+
+@pytest.mark.parametrize(
+    ("knobs", "sentence"),
+    [
+        ({"split": True}, "Heads are split by a view, expected a transpose of heads and rows."),
+        ({"merged": True}, "Heads are merged by a view"),
+        ({"split": True, "merged": True}, "Heads are split and merged by a view"),
+        ({"projects": False}, "The output projection, kernel and bias, is not applied."),
+        ({"adds": True}, "Hidden keys lose 1 of their score: the mask is added as 0 and 1."),
+        ({}, ""),
+    ],
+)
+def test_layers_are_composed_otherwise(knobs: dict[str, bool], sentence: str) -> None:
+    class Wrong(Layer):
+        def forward(self, x, causal=False, valid=None):
+            return super().forward(x, causal, valid, **knobs)
+
+    case = "multi-head/pad/mha/f32/b2h4q7k7d3/e12.12.12.12/self"
+    found = of_user(Wrong, "multi-head", case)
+    assert [sentence in one.sentence for one in found] == [True] * bool(sentence)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
+from suite.judge.diagnosis.instrument import softmax
 from suite.judge.diagnosis.masks import meanings
 from suite.spec.inputs import Inputs
 from suite.spec.vocabulary import OPERANDS
 
-Another = tuple[Inputs, str, str, str]
-"""Another problem, what an implementation that answers it does, in a sentence, its family, and a hint."""
+Another = tuple[Inputs | Mapping[str, np.ndarray], str, str, str]
+"""Another problem, or another answer by output; what an implementation that answers so does, in a
+sentence; its family; and a hint."""
 
 RESHAPED = "`view` or `reshape` to (L, D, H) for (L, H, D), weights of another library's order"
 
@@ -77,6 +79,7 @@ def of_layer(inputs: Inputs) -> Iterator[Another]:
                 "the order of a packed projection",
             )
     yield from _reordered(inputs)
+    yield from _composed(inputs)
     D = s.D
     if "query_kernel" in params and not inputs.case.option("qk_norm"):
         width, whole = inputs.widths.query**-0.5, (s.H * D) ** -0.5
@@ -158,6 +161,57 @@ def of_layer(inputs: Inputs) -> Iterator[Another]:
             "layer",
             "`var(unbiased=True)`, `ddof=1`",
         )
+
+
+def _composed(inputs: Inputs) -> Iterator[Another]:
+    """Multi-head attention whose heads are viewed in place of transposed, that has no output projection,
+    or that adds its mask as a number."""
+    params, s = inputs.parameters, inputs.sizes
+    if any(
+        f"{name}_kernel" not in params or params[f"{name}_kernel"].ndim != 3 for name in OPERANDS
+    ):
+        return
+    if set(params) & {"query_gain", "gate_kernel", "gain"}:
+        return
+
+    def output(split: bool = False, merged: bool = False, projects: bool = True, added: float = 0.0
+    ) -> dict[str, np.ndarray]:  # fmt: skip
+        """The output if heads are split or merged by a view, and if hidden scores lose `added`."""
+        heads = []
+        for name in OPERANDS:
+            x, kernel = inputs.arrays[name], params[f"{name}_kernel"]
+            x = np.einsum("ble,ehd->blhd", x, kernel) + params.get(f"{name}_bias", 0.0)
+            B, L, H, D = x.shape
+            x = x.reshape(B, H, L, D) if split else x.swapaxes(1, 2)
+            heads.append(np.repeat(x, s.H // H, 1))
+        query, key, value = heads
+        scores = query @ key.swapaxes(-1, -2) * inputs.effective_scale
+        scores = scores if inputs.bias is None else scores + np.maximum(inputs.bias, -1e4)
+        hidden = inputs.attends
+        if added:
+            scores, hidden = scores - added * ~hidden, np.ones(scores.shape, bool)
+        mixed = softmax(scores, hidden) @ value
+        mixed = (mixed if merged else mixed.swapaxes(1, 2)).reshape(s.B, s.Lq, -1)
+        if "output_kernel" in params and projects:
+            mixed = mixed @ params["output_kernel"].reshape(mixed.shape[-1], -1) + params.get(
+                "output_bias", 0.0
+            )
+        return {"output": mixed}
+
+    view = "`x.view(B, H, L, D)` for `x.view(B, L, H, D).transpose(1, 2)`"
+    if s.H > 1:
+        for split, merged, text in (
+            (True, True, "split and merged"), (True, False, "split"), (False, True, "merged"),
+        ):  # fmt: skip
+            text = f"Heads are {text} by a view, expected a transpose of heads and rows."
+            yield output(split, merged), text, "layout", view
+    if "output_kernel" in params:
+        text = "The output projection, kernel and bias, is not applied."
+        yield output(projects=False), text, "layer", "the joined heads are returned"
+    if not inputs.attends.all():
+        for added in (1.0, -1.0):
+            text = f"Hidden keys lose {added:g} of their score: the mask is added as 0 and 1."
+            yield output(added=added), text, "mask", "`scores + mask` of a boolean mask"
 
 
 def _reordered(inputs: Inputs) -> Iterator[Another]:

@@ -11,13 +11,17 @@ from dataclasses import replace
 
 import numpy as np
 
+from references.rotary import frequencies
+from references.rounding import Bounded
 from suite.judge.diagnosis import gradients
 from suite.judge.diagnosis.instrument import Found, Instrument, few
 from suite.judge.diagnosis.layers import Another, of_layer
+from suite.judge.diagnosis.look import with_limits
 from suite.judge.diagnosis.packed import boundaries, of_packed
 from suite.spec.case import Case
-from suite.spec.dtypes import DTYPES
+from suite.spec.dtypes import DTYPES, DType, round_to
 from suite.spec.inputs import Inputs
+from suite.spec.operators.rotary import Rotation
 
 
 def ask(tool: Instrument, case: Case) -> Iterator[Found]:
@@ -27,21 +31,36 @@ def ask(tool: Instrument, case: Case) -> Iterator[Found]:
         if tool.implementation.unsupported(typed) is None:
             inputs = tool.drawn(typed)
             wrong = wrong_outputs(tool, inputs)
-            yield from _outputs(tool, inputs, wrong) if wrong else gradients.ask(tool, typed)
-            return
+            if wrong:
+                yield from _outputs(tool, inputs, wrong)
+                return
+    typed = replace(case, dtype=DTYPES["f32"])
+    yield from gradients.ask(tool, case if tool.implementation.unsupported(typed) else typed)
 
 
 def _right(
-    tool: Instrument, inputs: Inputs, of: Inputs, names: list[str] | None = None
+    tool: Instrument,
+    inputs: Inputs,
+    of: Inputs | Mapping[str, np.ndarray],
+    names: list[str] | None = None,
 ) -> dict[str, bool]:
-    """Whether the outputs for `inputs` called `names` are the right ones of the problem `of`, without
-    fully masked rows. {} if there is no reading."""
-    got, own, other = tool.ask(inputs), tool.oracle(inputs), tool.oracle(of)
-    if got is None or own is None or other is None:
+    """Whether the outputs for `inputs` called `names` are the right ones of the problem `of`, or those of
+    the answer `of` within the bound of the right ones, without fully masked rows. {} if there is no
+    reading."""
+    got, own = tool.ask(inputs), tool.oracle(inputs)
+    if got is None or own is None:
         return {}
+    if isinstance(of, Inputs):
+        other = tool.oracle(of)
+        expected = {} if other is None else other.expected
+    else:
+        limits = {name: with_limits(own.expected)[name][1] for name in of}
+        expected = {name: Bounded(x, np.full(x.shape, limits[name])) for name, x in of.items()}
     right = {}
     for name in names or got:
-        x, want = got[name], other.expected[name]
+        if name not in expected:
+            return {}
+        x, want = got[name], expected[name]
         if x.shape != want.value.shape or want.error.max() > 8 * own.expected[name].error.max():
             return {}  # a wider bound lets other answers pass, too
         near = (np.abs(x - want.value) <= want.error) | (x == want.value)
@@ -123,10 +142,12 @@ def _by_place(
         return
     moved = known & ~(np.abs(got - want) <= bound)
     letters = inputs.operator.outputs(inputs.case)[name]
-    words = {"b": "samples", "h": "heads", "q": "rows", "k": "keys"}
+    words = {"b": "sample", "h": "head", "q": "row", "k": "key"}
+    if inputs.operator.takes_masks and not inputs.attends.all():
+        del words["b"]  # samples have other masks
     parts = [f"{words[letters[a]]} {at}" for a, at in few(moved) if letters[a] in words]
     if parts:
-        yield Found(f"Only {' and '.join(parts)} of {name} are wrong.", family)
+        yield Found(f"{name.capitalize()} is wrong in {' and '.join(parts)} alone.", family)
 
 
 def _of_rotary(inputs: Inputs) -> Iterator[Another]:
@@ -149,7 +170,7 @@ def _of_rotary(inputs: Inputs) -> Iterator[Another]:
     )
     yield (
         other.replace(position=-place),
-        f"Pairs are {names[not pairing]}, and rotated the other way.",
+        f"Pairs are {names[not pairing]}, and the angle has the other sign.",
         "rotary",
         "",
     )
@@ -175,7 +196,15 @@ def _of_rotary(inputs: Inputs) -> Iterator[Another]:
             "rotary",
             "`position[0]`",
         )
+    yield from _other_angles(inputs)
     base = case.option("base") or 1e4
+    for power, text in ((0.5, "-i/D"), (2.0, "-4i/D")):
+        yield (
+            inputs.replace(base=base**power),
+            f"The frequencies are base^({text}), expected base^(-2i/D).",
+            "rotary",
+            "`arange(0, D, 2) / D` are the exponents",
+        )
     for one in (1e4, 1e2, 1e3, 1e5, 1e6, 5e5, base / 2, base * 2):
         if one != base:
             yield (
@@ -217,6 +246,62 @@ def _of_rotary(inputs: Inputs) -> Iterator[Another]:
             )
 
 
+def _other_angles(inputs: Inputs) -> Iterator[Another]:
+    """Rotations whose angles belong to other pairs than those rotated, or whose angles are rounded."""
+    query, position, pairing = (
+        inputs.query,
+        inputs.arrays["position"],
+        inputs.case.option("interleaved"),
+    )
+    rotation = Rotation.of(inputs.case, query.shape[-1])
+    found = frequencies(rotation, np.asarray(position, float))
+
+    def rotated(
+        theta: np.ndarray,
+        place: np.ndarray,
+        of_pairs: bool,
+        of_angles: bool,
+        rounded: Callable[[np.ndarray], np.ndarray] = np.asarray,
+    ) -> dict[str, np.ndarray]:
+        """The rotated query; True means neighbours, of the components and of the angles."""
+        angle = rounded(place[..., None] * theta)
+        angle = angle[:, None] if angle.ndim == 3 else angle
+        angle = np.repeat(angle, 2, -1) if of_angles else np.concatenate([angle, angle], -1)
+        x = query[..., : rotation.size]
+        if of_pairs:
+            across = np.stack([-x[..., 1::2], x[..., ::2]], -1).reshape(x.shape)
+        else:
+            one, two = np.split(x, 2, -1)
+            across = np.concatenate([-two, one], -1)
+        cosine, sine = (rounded(f(angle)) * found.attention for f in (np.cos, np.sin))
+        rest = query[..., rotation.size :]
+        return {"output": np.concatenate([x * cosine + across * sine, rest], -1)}
+
+    for of_pairs, text in (
+        (False, "Angles belong to neighbours 2i and 2i + 1, and halves i and i + D/2 are rotated."),
+        (True, "Angles belong to halves i and i + D/2, and neighbours 2i and 2i + 1 are rotated."),
+    ):
+        output = rotated(found.theta, position, of_pairs, not of_pairs)
+        hint = "`repeat_interleave(2)` goes with neighbours, `cat([angle, angle])` with halves"
+        yield output, text, "rotary", hint
+    for name in ("bf16", "f16", "f32"):
+        fmt = DTYPES[name]
+
+        def rounded(x: np.ndarray, fmt: DType = fmt) -> np.ndarray:
+            return round_to(x, fmt)
+
+        theta, place = rounded(found.theta), rounded(position)
+        hint = "`position.to(query.dtype)`, frequencies in the dtype of the model"
+        for output, what in (
+            (rotated(theta, place, pairing, pairing, rounded), "Angles are computed"),
+            (rotated(theta, place, pairing, pairing), "Positions and frequencies are rounded"),
+            (rotated(found.theta, place, pairing, pairing), "Positions are rounded"),
+            (rotated(theta, position, pairing, pairing), "Frequencies are rounded"),
+        ):
+            to = f"{'in' if 'computed' in what else 'to'} {fmt.long_name}"
+            yield output, f"{what} {to} before the sine and cosine.", "rotary", hint
+
+
 def _of_merge(inputs: Inputs) -> Iterator[Another]:
     """Other weights of the parts."""
     lse = inputs.arrays["partial_lse"]
@@ -242,6 +327,11 @@ def _of_merge(inputs: Inputs) -> Iterator[Another]:
         (np.roll(lse, 1, -2), "Heads have the log-sum-exps of other heads.", "an index of heads"),
     ):  # fmt: skip
         yield inputs.replace(partial_lse=other), sentence, "merge", hint
+    for merged, text in (
+        (lse.sum(0), "sum"), (lse.mean(0), "mean"), (lse.max(0), "maximum"), (lse[0], "first"),
+    ):  # fmt: skip
+        sentence = f"The merged log-sum-exp is the {text} of the parts' log-sum-exps."
+        yield {"lse": merged}, sentence, "merge", "`lse1 + lse2` for `logaddexp(lse1, lse2)`"
 
 
 PROBLEMS: Mapping[str, Callable[[Inputs], Iterator[Another]]] = {
