@@ -8,6 +8,9 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
+from backends.protocol import TimeOver
 from suite.run import process
 
 PARENT = """
@@ -70,3 +73,23 @@ def test_where_the_watchdog_ended_a_process() -> None:
         '  File "/a/kernel.py", line 7 in hang\n  File "/a/b.py", line 9 in main\n'
     )
     assert process.place_in(stacks) == "it ran too long, in hang (kernel.py:7)"
+
+
+@pytest.mark.parametrize("processor", [False, True])
+def test_a_limit_of_processor_time_does_not_count_waiting(processor: bool) -> None:
+    if not processor:
+        with pytest.raises(TimeOver, match="it ran longer"), process.limited(0.05, "it"):
+            time.sleep(0.2)
+        return
+    with process.limited(0.05, "it", processor=True):
+        time.sleep(0.2)
+    with pytest.raises(TimeOver), process.limited(0.05, "it", processor=True):
+        sum(iter(int, 1))
+
+
+def test_a_limit_of_processor_time_ends_what_waits_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(process, "PATIENCE", 2)
+    with pytest.raises(TimeOver), process.limited(0.05, "it", processor=True):
+        time.sleep(10)

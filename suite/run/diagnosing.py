@@ -36,11 +36,14 @@ from suite.spec.vocabulary import SEARCHED, VALUES
 SECONDS = 5.0
 """Processor seconds for the diagnoses of a run and its smaller case."""
 
+COMPILING = 5
+"""How many times as long diagnoses may take in frameworks that compile every call for its shapes."""
+
 SHRINKING = 1.5
 """Processor seconds of these for the smaller case."""
 
 HANGING = 60.0
-"""Seconds after which a diagnosis is broken off, whatever it waits for."""
+"""Processor seconds after which a diagnosis is broken off, whatever it does."""
 
 LOADING = 300.0
 """Seconds in which a child must have imported the framework and answered."""
@@ -60,7 +63,7 @@ def tell(plan: Plan, cells: Sequence[CellRecord], folder: Path | None) -> Told:
     script is written into `folder`. Nothing is broken off if cells have no time limit. Raises nothing but
     what ends the process."""
     try:
-        with limited(HANGING if plan.options.cell_timeout else 0.0, "the diagnosis"):
+        with limited(HANGING if plan.options.cell_timeout else 0.0, "the diagnosis", True):
             return _told(plan, cells, folder)
     except (Exception, TimeOver) as error:
         return Told(notes=(f"no diagnosis: {first_line(error)}",))
@@ -118,11 +121,13 @@ def _told(plan: Plan, cells: Sequence[CellRecord], folder: Path | None) -> Told:
     first = [of[name] for name, _ in counts.most_common(IMPLEMENTATIONS)]
     if not first:
         return NOTHING
-    late = clock(SECONDS)
+    compiles = first[0].backend.compilers.compiles_shapes
+    seconds = SECONDS * (COMPILING if compiles else 1)
+    late = clock(seconds)
     told, notes = [], []
     for implementation in first:
         try:
-            told += _of_one(implementation, few, (SECONDS - SHRINKING) / len(first))
+            told += _of_one(implementation, few, (seconds - SHRINKING) / len(first))
         except ENDS:
             raise
         except Exception as error:
