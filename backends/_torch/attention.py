@@ -108,15 +108,25 @@ class EagerPermuted(Eager):
         return replace(plain, arguments=plain.arguments | {"key": key})
 
 
-def flags(inputs: Inputs, causal: bool = True, window: bool = False) -> Native:
-    """The mask split into flags and the rest; `causal` and `window` say which flags exist.
+def flags(inputs: Inputs) -> Native:
+    """The mask split into torch's causal flag and the rest.
 
-    torch documents an error for the flag beside a mask, and its kernels raise for some dtypes alone: the
-    flag is used only alone, or if the case asks for both.
+    torch documents an error for the flag beside a mask, and some of its kernels raise: the flag is used
+    only alone, or if the case asks for both.
     """
     alone = inputs.mask is not None and len(inputs.mask.parts) == 1 and inputs.bias is None
-    flagged = causal and (alone or inputs.form == "flag-and-mask")
-    return split_native(inputs, causal=flagged, window=window)
+    return split_native(inputs, causal=alone or inputs.form == "flag-and-mask")
+
+
+def without_flag(arguments: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The arguments with the causal flag merged into `attn_mask`; None unless both are passed."""
+    mask = arguments.get("attn_mask")
+    if mask is None or not arguments.get("is_causal"):
+        return None
+    lengths = arguments["query"].shape[-2], arguments["key"].shape[-2]
+    past = mask.new_ones(lengths).bool().tril()
+    merged = mask & past if mask.dtype == past.dtype else mask.masked_fill(~past, float("-inf"))
+    return {n: x for n, x in arguments.items() if n != "is_causal"} | {"attn_mask": merged}
 
 
 def attn_mask(call: AttentionCall) -> Any:
@@ -156,9 +166,7 @@ SIGNATURE = NativeSignature(
         Parameter("dropout_p", ("dropout",), rate),
     ),
     neutral={"dropout_p": 0.0},
-    divide=lambda inputs, binder: flags(
-        inputs, binder.serves("native-causal"), binder.serves("native-window")
-    ),
+    without_flag=without_flag,
     passed_as=passed_as,
     axis_order="bhld",
     merges_mask_into_bias=True,

@@ -14,7 +14,7 @@ from typing import Any
 from backends.binder import Binder, Parameter, UnreadableSignature
 from backends.claims import Claims
 from backends.declared import TEXTBOOK_FEATURES, Declared
-from backends.masks import AttentionCall, Native, feature_array, split_native
+from backends.masks import IS_CAUSAL, AttentionCall, Native, feature_array, split_native
 from backends.prepared import PreparedCall, attention_call
 from backends.protocol import Backend, Implementation, own_attention
 from backends.sources import function_source
@@ -64,6 +64,9 @@ class NativeSignature:
     - `parameters`: the parameters that the suite passes besides query, key and value
     - `neutral`: values of parameters that change no answer
     - `divide`: divides a mask for a function, given its binder
+    - `without_flag`: the arguments of a call whose causal flag is merged into the mask or bias beside it.
+      A function is called so if it refuses both together. None without both, or if the framework's own
+      attention always takes both
     - `passed_as`: the arguments of arrays that are passed with another name
     - `axis_order`: the order of operands and output
     - `merges_mask_into_bias`: see `Declared`
@@ -73,6 +76,7 @@ class NativeSignature:
     parameters: tuple[Parameter[AttentionCall], ...]
     neutral: Mapping[str, Any] = field(default_factory=dict)
     divide: Callable[[Inputs, Binder[AttentionCall]], Native] = divided
+    without_flag: Callable[[Mapping[str, Any]], dict[str, Any] | None] = lambda arguments: None
     passed_as: Callable[[Inputs], Mapping[str, str]] = lambda inputs: {}
     axis_order: str = "blhd"
     merges_mask_into_bias: bool = False
@@ -189,10 +193,21 @@ class UserFunction(UserCallable):
 
         drops = bool(inputs.training and inputs.rate)
 
-        def called(query: Any, key: Any, value: Any, **rest: Any) -> Any:
+        def once(query: Any, key: Any, value: Any, **rest: Any) -> Any:
             if drops:
                 backend.reseed(inputs.dropout_seed)
             return function(query, key, value, **rest)
+
+        def called(**arguments: Any) -> Any:
+            try:
+                return once(**arguments)
+            except Exception as error:
+                if inputs.form == "flag-and-mask" or IS_CAUSAL.name not in str(error):
+                    raise
+                merged = native.without_flag(arguments)
+                if merged is None:
+                    raise
+            return once(**merged)
 
         plain = not arguments.keys() & FEATURES.keys()
         return attention_call(

@@ -73,6 +73,22 @@ class LowestRowIsTheFirstValue(Persons):
         return np.where(lowest, first.astype(scores.dtype), super().weights(scores, call))
 
 
+@fault(
+    "election",
+    "`exp(lse1 - max) * out1 + out2` merges two parts; divide by the sum of both weights",
+)
+class LowestRowIsThreeHalves(Persons):
+    """A row whose scores are all `finfo.min` is half the mean of one half of the values plus the mean of
+    the other."""
+
+    def weights(self, scores: np.ndarray, call: Call) -> np.ndarray:
+        lowest = ((scores <= -call.fmt.max / 2) & np.isfinite(scores)).all(-1, keepdims=True)
+        first = scores.shape[-1] // 2
+        weights = np.full(scores.shape[-1], 1 / max(scores.shape[-1] - first, 1), scores.dtype)
+        weights[:first] = 1 / max(2 * first, 1)
+        return np.where(lowest, weights, super().weights(scores, call))
+
+
 @fault("election", "`0 / 0` replaced by 1 in rows without keys; write zeros")
 class PaddedSampleIsOne(MultiHeadKernel):
     """A sample of a layer whose keys are all padding is 1 in every component."""

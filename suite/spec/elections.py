@@ -75,7 +75,8 @@ QUESTIONS: dict[str, Question] = {
             "lowest-row",
             "A row whose additive bias is the dtype's lowest finite number for every key gives",
             # exp(scores - log-sum-exp) is 1 for every key, or for every part of the keys, if the
-            # log-sum-exp absorbs the logarithm of their number. Then parts add their means: weighted.
+            # log-sum-exp absorbs the logarithm of their number. Then parts add or average their means:
+            # weighted.
             ("uniform", "unmasked", "weighted", "zeros", "nan", "raises"),
             needs=("bias",),
             by_dtype=True,

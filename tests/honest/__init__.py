@@ -133,6 +133,8 @@ from tests.honest.tiled import (
     GroupedRows,
     InPlace,
     LazilyRescaled,
+    MergedHalves,
+    MergedInTurn,
     OnlineTiles8,
     OnlineTiles128,
 )
@@ -236,6 +238,8 @@ HONEST: tuple[type[Implementation], ...] = (
     StepByStep,
     ExpBaseTwo,
     MergedChunks,
+    MergedHalves,
+    MergedInTurn,
     WeightsByLogSumExp,
     AnswersKeptByValues,
     VisiblePairsKept,

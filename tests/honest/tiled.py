@@ -9,7 +9,7 @@ import numpy as np
 from backends.protocol import DeclaredRounding
 from suite.faults.kernels.attention import Call, Kernel, Online
 from suite.faults.kernels.gradient import Differentiable, DifferentiableFused
-from suite.faults.kernels.variants import FlashFused
+from suite.faults.kernels.variants import FlashFused, MergedChunks
 
 
 class OnlineTiles8(Online):
@@ -46,6 +46,37 @@ class LazilyRescaled(FlashFused):
             out = out * factor + self.keep(raised, "weights", call) @ value[..., keys, :]
             anchor = moved
         return out / np.where(total == 0, 1, total)
+
+
+class MergedHalves(MergedChunks):
+    """Two halves of the keys, weighted by a softmax of their log-sum-exps: rows whose scores absorb the
+    logarithm of the number of keys are the mean of the means of the halves."""
+
+    chunks = 2
+
+    def merge(self, parts: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
+        lse = np.concatenate([lse for _, lse in parts], axis=-1)
+        maximum = lse.max(-1, keepdims=True)
+        shares = np.exp(lse - np.where(np.isneginf(maximum), 0, maximum))
+        total = shares.sum(-1, keepdims=True)
+        shares = shares / np.where(total == 0, 1, total)
+        return sum(out * shares[..., i, None] for i, (out, _) in enumerate(parts))
+
+
+class MergedInTurn(MergedChunks):
+    """Three chunks, each merged into those before by the logistic function of the difference of their
+    log-sum-exps, as ring attention does: absorbed rows halve the share of earlier chunks."""
+
+    def merge(self, parts: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
+        out, lse = parts[0]
+        for other, its in parts[1:]:
+            largest = np.maximum(lse, its)
+            anchor = np.where(np.isneginf(largest), 0, largest)
+            old, new = np.exp(lse - anchor), np.exp(its - anchor)
+            total = np.where(old + new == 0, 1, old + new)
+            out = out * (old / total) + other * (new / total)
+            lse = self.lse_of(np.concatenate([lse, its], axis=-1))
+        return out
 
 
 class CubicExp(DifferentiableFused):

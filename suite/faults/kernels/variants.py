@@ -46,14 +46,18 @@ class StepByStep(EagerStored):
 
 
 class MergedChunks(Kernel):
-    """Keys in three chunks, each answered alone, merged by their log-sum-exps (split-KV)."""
+    """Keys in chunks, each answered alone, merged by their log-sum-exps (split-KV)."""
+
+    chunks = 3
 
     def attend(self, scores: np.ndarray, value: np.ndarray, call: Call) -> np.ndarray:
         value = self.visible(value, scores)
         parts = [
             (super(MergedChunks, self).attend(s, v, call), self.lse_of(s))
             for s, v in zip(
-                np.array_split(scores, 3, axis=-1), np.array_split(value, 3, axis=-2), strict=True
+                np.array_split(scores, self.chunks, axis=-1),
+                np.array_split(value, self.chunks, axis=-2),
+                strict=True,
             )
         ]
         return self.merge(parts)

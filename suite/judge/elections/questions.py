@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import numpy as np
 
-from references.rounding import Bounded
 from suite.judge.elections import modes, numbers
 from suite.judge.elections.lse import AGREES, named
 from suite.judge.elections.probe import (
@@ -18,6 +17,7 @@ from suite.judge.elections.probe import (
 )
 from suite.judge.oracle import Oracle
 from suite.judge.verdict import Deviation, NotApplicable
+from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import Inputs
 from suite.spec.masks import Boolean, Causal
 
@@ -104,25 +104,40 @@ def _minus_inf(p: Probe) -> str:
 def _lowest(p: Probe) -> str:
     base = p.inputs()
     hidden = _minus_inf_bias(base)
-    lowest = np.where(np.isneginf(hidden), -float(p.dtype.max), hidden)
-    got, empty = p.values(base.replace(bias=lowest)), base.replace(bias=hidden)
+    inputs = base.replace(bias=np.where(np.isneginf(hidden), -float(p.dtype.max), hidden))
+    got = p.values(inputs)
     try:
-        return p.rows(got, empty)
+        return p.rows(got, base.replace(bias=hidden))
     except Deviation:
-        if got is None or p.operator.is_layer or not _adds_means(got, empty):
+        if got is None or p.operator.is_layer or not _merges_means(p, inputs):
             raise
         return "weighted"
 
 
-def _adds_means(got: np.ndarray, inputs: Inputs) -> bool:
-    """True if the fully masked rows are sums of means over parts of the keys: the weight of every key is
-    at least 1 / Lk and at most 1. Values have no fewer components than there are keys, which tells the
-    weights."""
+def _merges_means(p: Probe, inputs: Inputs) -> bool:
+    """True if the row of lowest scores is what a merge of parts of the keys by log-sum-exp can give.
+
+    The log-sum-exp of every part absorbs the logarithm of the number of its keys. So each part is the
+    mean of its values, and all parts weigh the same. Parts are added if their weights are
+    exp(lse - total), whose total absorbs, too. Parts are averaged if the weights are normalised, all at
+    once or two at a time. The weights of the keys then sum to a whole number, and each of them is at
+    least 2^(1 - Lk): the first weight if keys are merged one after another.
+
+    The value of key j is the unit vector j mod Dv, whose component reads the weight.
+    """
     s = inputs.sizes
-    values = np.repeat(inputs.value, s.group, axis=1)
-    weights = got @ np.linalg.pinv(values)  # (B, H, Lq, Lk)
-    want = np.clip(weights, 1 / s.Lk, 1) @ values
-    return nearly(got, Bounded(want, np.zeros(want.shape)), inputs.fully_masked_rows[..., None])
+    units = np.eye(s.Dv)[np.arange(s.Lk) % s.Dv]
+    got = p.values(inputs.replace(value=np.broadcast_to(units, inputs.value.shape)))
+    if got is None:
+        return False
+    weights, keys = got[:, :, empty_row(inputs)], units.sum(0)
+    total = weights.sum(-1)
+    error = 16 * max(p.dtype.unit_roundoff, DTYPES["f32"].unit_roundoff)
+    return bool(
+        (weights >= keys * 2.0 ** (1 - s.Lk) * (1 - error)).all()
+        and (weights <= keys * (1 + error)).all()
+        and (np.abs(total - np.maximum(np.round(total), 1)) <= error * total).all()
+    )
 
 
 def _gradient_of_minus_inf(p: Probe) -> str:
