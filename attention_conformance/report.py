@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -94,6 +95,16 @@ class Report:
         return printable("\n".join(self._lines()))
 
     __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """The page of `python -m suite report --format=html`, for notebooks."""
+        from suite.report.kinds import CONFORMANCE, frames_of
+        from suite.report.overview import overview
+        from suite.report.render import as_html
+
+        frames = frames_of(self.run)
+        page = as_html(CONFORMANCE.of(frames), CONFORMANCE.title, overview(frames))
+        return f'<iframe srcdoc="{escape(page)}" style="width:100%;height:40rem;border:0"></iframe>'
 
     def _lines(self) -> list[str]:
         totals, options = self.run.totals, self.run.header.options

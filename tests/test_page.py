@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from attention_conformance.report import Report
 from suite.records.diagnoses import DiagnosisRecord
 from suite.report.kinds import CONFORMANCE, frames_of
 from suite.report.overview import TOPICS, overview
@@ -190,6 +191,15 @@ def test_two_implementations_are_compared(page: Any) -> None:
     text = page.locator("#comparison").inner_text()
     assert "no-keys\tzeros\tnan" in text
     assert "causal\twrong: 0 of 1 judged cells pass\tright: 1 of 1 judged cells pass" in text
+
+
+def test_a_notebook_shows_the_page_of_a_report(browser: Any) -> None:
+    opened = browser.new_page()
+    opened.set_content(Report(_runs()[1])._repr_html_())
+    inside = opened.frame_locator("iframe")
+    inside.get_by_role("button", name="torch:mine, causal: wrong").click()
+    assert inside.locator("#details").is_visible()
+    opened.close()
 
 
 @pytest.mark.parametrize("width", [360, 1280, 1920])

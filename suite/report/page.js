@@ -80,7 +80,8 @@ function topicsOf(rows) {
 function set(changes) {
   Object.assign(state, changes);
   const kept = Object.entries(state).filter(([name, value]) => value && name in START);
-  history.replaceState(null, "", `#${new URLSearchParams(kept)}`);
+  if (location.protocol !== "about:") // a page inside a notebook has no address of its own
+    history.replaceState(null, "", `#${new URLSearchParams(kept)}`);
   draw();
 }
 
