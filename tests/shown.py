@@ -44,7 +44,6 @@ ELSEWHERE = {
     r"sphinx-build ": "tests/test_site.py builds the site",
     r"docs/vectors\.md:": "tests/test_vectors_usage.py runs the page as it stands",
     r"pytest -n 1$": "is said of other people's tests",
-    r".* --device=cuda": "needs a GPU",
     r"kubectl |(OF=40 )?sbatch ": "needs Kubernetes or Slurm; tests/test_scale.py holds its files",
     r".* --cluster=(auto|ray://)": "needs a cluster",
     r"asv (run HEAD|run --config|continuous)": "builds environments from a package registry",
