@@ -9,6 +9,14 @@ from typing import Any
 
 import pytest
 
+from suite.checks import all_checks
+from suite.judge.cell import Cell
+from suite.judge.judge import judge as judge_cell
+from suite.run import diagnosing
+from suite.run.options import Options
+from suite.run.plan import Plan
+from suite.spec.case import Case
+from suite.spec.vocabulary import VALUES
 from tests.diagnosed.expected import NEXT_KEY, NO_SCALE, Fault, Kernel
 from tests.diagnosed.kernels import FAULTY, HEALTHY, KERNELS, PAIRS
 from tests.diagnosed.running import HERE, judge, verdict
@@ -95,6 +103,29 @@ def test_a_run_names_the_fault(name: str, options: tuple[str, ...], is_called: s
     outcome = judge(kernel, "", *options)
     assert bool(outcome.failures) == bool(kernel.faults)
     assert verdict(kernel, outcome.diagnoses) == is_called
+
+
+@pytest.mark.parametrize(
+    ("name", "families"), [("mask_is_remembered", ["state"]), ("tiled_groups", [])]
+)
+def test_what_is_right_as_a_first_call_depends_on_earlier_calls(
+    name: str, families: list[str]
+) -> None:
+    pytest.importorskip("torch")
+    options = Options(("torch",), function=(f"{HERE}/heads.py:{name}",), cell_timeout=0.0)
+    plan = Plan.make(options)
+    (function,) = plan.functions
+    values = next(check for check in all_checks() if check.name == VALUES)
+    ids = (
+        "sdpa/causal/mha/f32/b2h3q5k9d8",
+        "sdpa/causal/mha/f32/b2h3q5k5d8",
+        "sdpa/none/gqa2/f32/b2h4q5k5d8",
+    )
+    cells = [Cell(values, Case.parse(text), function) for text in ids]
+    failing = [cell for cell in cells if judge_cell(cell).status == "fail"]
+    assert failing
+    found = diagnosing._of_state(plan, function, failing)
+    assert [one.family for one in found] == families
 
 
 @pytest.mark.slow

@@ -15,15 +15,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from backends.protocol import ENDS, Implementation, TimeOver
+from backends.protocol import ENDS, Implementation, TimeOver, UsageError
 from suite.checks import all_checks
 from suite.judge.cell import Cell
 from suite.judge.diagnosis.diagnose import chosen, diagnose, place
+from suite.judge.diagnosis.finding import Diagnosis
 from suite.judge.diagnosis.instrument import clock
 from suite.judge.judge import Policy, judge
 from suite.judge.verdict import Verdict, first_line
 from suite.records.cells import CellRecord
 from suite.records.diagnoses import NOTHING, DiagnosisRecord, Told
+from suite.run.loading import load_backend
 from suite.run.options import Options
 from suite.run.plan import Plan
 from suite.run.process import ProcessEnded, RpcProcess, limited, serve
@@ -50,6 +52,9 @@ LOADING = 300.0
 
 IMPLEMENTATIONS = 2
 """The number of implementations that are diagnosed, those with the most failures."""
+
+ALONE = 3
+"""The number of failing cells that are asked as the first call of a function."""
 
 PASSES = 300
 """The number of passing cells from which those to try are chosen."""
@@ -127,7 +132,7 @@ def _told(plan: Plan, cells: Sequence[CellRecord], folder: Path | None) -> Told:
     told, notes = [], []
     for implementation in first:
         try:
-            told += _of_one(implementation, few, (seconds - SHRINKING) / len(first))
+            told += _of_one(plan, implementation, few, (seconds - SHRINKING) / len(first))
         except ENDS:
             raise
         except Exception as error:
@@ -147,14 +152,16 @@ def _cells(implementation: Implementation, records: Iterable[CellRecord]) -> lis
 
 
 def _of_one(
-    implementation: Implementation, records: Sequence[CellRecord], seconds: float
+    plan: Plan, implementation: Implementation, records: Sequence[CellRecord], seconds: float
 ) -> list[DiagnosisRecord]:
     """The diagnoses of one implementation."""
     failing = _cells(implementation, filter(_is_asked, records))
     passing = _cells(implementation, [r for r in records if r.status == "pass"][:PASSES])
     check_of = {cell.case.id: cell.check.name for cell in sorted(failing, key=place, reverse=True)}
     told = []
-    for one in diagnose(implementation.backend, implementation, failing, passing, seconds):
+    found = _of_state(plan, implementation, failing)
+    found = found or diagnose(implementation.backend, implementation, failing, passing, seconds)
+    for one in found:
         shared = {f.name: getattr(one, f.name) for f in fields(one) if f.name != "source"}
         told.append(
             DiagnosisRecord(
@@ -163,6 +170,30 @@ def _of_one(
             )
         )  # fmt: skip
     return told
+
+
+def _of_state(
+    plan: Plan, implementation: Implementation, failing: Sequence[Cell]
+) -> list[Diagnosis]:
+    """The diagnosis of a function that keeps something of earlier calls: values that fail in a run pass
+    alone, if the file of the function is imported anew before each."""
+    texts = zip(plan.options.function, plan.functions, strict=False)
+    text = next((text for text, function in texts if function is implementation), "")
+    cells = chosen([cell for cell in failing if cell.check.name == VALUES], ALONE)
+    if ".py:" not in text or not cells:
+        return []
+    options = replace(plan.options, function=(text,), implementation=())
+    for cell in cells:
+        try:
+            anew = load_backend(implementation.backend, options).functions[0]
+        except UsageError:
+            return []
+        if judge(Cell(cell.check, cell.case, anew, cell.seed)).status != "pass":
+            return []
+    sentence = "Answers depend on earlier calls: what fails in the run is right as a first call."
+    hint = "a mask, a buffer or a cache that is kept between calls under too short a key"
+    first = str(cells[0].case.id)
+    return [Diagnosis(sentence, hint, "state", "measured", len(cells), len(cells), 0, first)]
 
 
 def _reduced(

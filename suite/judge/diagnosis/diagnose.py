@@ -63,7 +63,10 @@ def diagnose(
     # If outputs are wrong, gradients and elections may be consequences: these explain nothing alone.
     aside = {"gradient"} if any(cell.check.name == VALUES for cell in failing) else set()
     aside |= {ELECTION} if failing else set()
-    told = sorted([*joined(found, measured), *elected], key=lambda one: one.family in aside)
+    told = joined(found, measured)
+    if not told or told[0].explains < told[0].tried:
+        told += elected
+    told.sort(key=lambda one: one.family in aside)
     return told[:MOST] if told and told[0].family not in aside else []
 
 
@@ -84,12 +87,17 @@ def joined(found: Iterable[Diagnosis], measured: Iterable[Diagnosis]) -> list[Di
     measured of its family."""
     pictures = {one.family: one.picture for one in measured if one.picture}
     named = [replace(one, picture=pictures.get(one.family, "")) for one in found]
-    every = sorted([*named, *measured], key=lambda one: -one.explains / max(one.tried, 1))
+    every = sorted([*named, *measured], key=_place_of)
     of_family: dict[str, Diagnosis] = {}
     for one in every:
         of_family.setdefault(one.family, one)
     told = list(of_family.values())
     return [one for one in told if one.explains > 1 or told[0].explains <= 1]
+
+
+def _place_of(one: Diagnosis) -> tuple[float, bool]:
+    """What explains most comes first. Faults of rounding are alike in 16 bits, and measured better."""
+    return -one.explains / max(one.tried, 1), one.family == "numerics" and bool(one.fault)
 
 
 def chosen(cells: Sequence[Cell], most: int) -> list[Cell]:

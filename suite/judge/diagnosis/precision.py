@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from suite.judge.diagnosis.instrument import Found, Instrument
+from suite.judge.diagnosis.instrument import Found, Instrument, Reading, softmax
 from suite.judge.tolerance import grade
 from suite.spec.case import Case
 from suite.spec.dtypes import DTYPES, DType, round_to
@@ -32,6 +32,9 @@ OFFSET = 512.0
 """The size of scores whose exponential overflows and underflows in float32."""
 
 
+MOSTLY = 0.75
+"""The share of rows that must agree with rounded scores: ties may go the other way in a few."""
+
 IGNORED = "has no influence on the output"
 """What a sentence says of an operand that is not used."""
 
@@ -50,6 +53,10 @@ def ask(tool: Instrument, case: Case) -> Iterator[Found]:
     inside = {name: form for name, form in rounded.items() if name != "ignored"}
     added = list(summed(tool, case)) if declared != "working" else []
     yield from added
+    stored_scores = next(scored(tool, case), None)
+    if stored_scores is not None:
+        yield stored_scores
+        return
     stored = "weights" in inside and "value" not in inside  # hides small changes of query and key
     operands = [name for name in OPERANDS if name in inside and not stored]
     if operands:
@@ -75,6 +82,51 @@ def ask(tool: Instrument, case: Case) -> Iterator[Found]:
         yield from shifted(tool, case)
     if case.dtype.is_half:
         yield from _classed(tool, case, declared)
+
+
+def scored(tool: Instrument, case: Case) -> Iterator[Found]:
+    """The finding if most rows of weights are those of scores, queries or keys that are rounded to a
+    narrower format, or to 8 bits."""
+    if case.dtype.name not in NARROW or tool.implementation.unsupported(case) is not None:
+        return
+    reading = tool.weights(tool.drawn(case))
+    if reading is None or _share(reading, reading.want) > 0.5:
+        return
+    q, k = reading.inputs.query, np.repeat(reading.inputs.key, reading.inputs.sizes.group, axis=1)
+    s, kept = reading.inputs.effective_scale, case.dtype.long_name
+    for name, bits in (("bfloat16", 8), ("float16", 11)):
+        for scores in (_cut(reading.scores, bits), s * _cut(reading.scores / s, bits)):
+            if _share(reading, softmax(scores, reading.seen)) > MOSTLY:
+                tool.unit = max(tool.unit, 2.0**-bits)
+                yield Found(
+                    f"Scores are rounded to {name} inside, in a call of {kept}.", "numerics",
+                    "`.half()`, `autocast`, a matrix product of low precision",
+                )  # fmt: skip
+                return
+    for who, change in (("Keys", "k"), ("Queries", "q"), ("Queries and keys", "qk")):
+        for part, axes in (("tensor", None), ("head", (2, 3)), ("row", (3,))):
+            query = _of_8_bits(q, axes) if "q" in change else q
+            key = _of_8_bits(k, axes) if "k" in change else k
+            scores = reading.scores + s * (query @ key.swapaxes(-1, -2) - q @ k.swapaxes(-1, -2))
+            if _share(reading, softmax(scores, reading.seen)) > MOSTLY:
+                tool.unit = max(tool.unit, 2.0**-8)
+                yield Found(
+                    f"{who} are rounded to 8 bits inside: steps of the largest element of a {part} "
+                    "/ 127.", "numerics", "quantised operands, int8",
+                )  # fmt: skip
+                return
+
+
+def _of_8_bits(x: np.ndarray, axes: tuple[int, ...] | None) -> np.ndarray:
+    """An array in steps of its largest element over some axes, by default all, divided by 127."""
+    step = np.abs(x).max(axes, keepdims=True) / 127
+    return np.asarray(np.rint(x / step) * step)
+
+
+def _share(reading: Reading, weights: np.ndarray) -> float:
+    """The share of rows in which the implementation's weights are these."""
+    near = np.abs(reading.got - weights) <= reading.slack * np.abs(weights) + reading.bound
+    return float(near.all(-1)[reading.rows].mean()) if reading.rows.any() else 0.0
 
 
 def _classed(tool: Instrument, case: Case, declared: str) -> Iterator[Found]:
