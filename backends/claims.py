@@ -29,7 +29,9 @@ REFUSED = {
 }
 """The features that a function lacks by a claim."""
 
-PLAIN = ("numerics", "centred_keys", "deterministic", "drop_in", "allow_unused", *REFUSED)
+PLAIN = (
+    "numerics", "centred_keys", "deterministic", "bitwise", "drop_in", "allow_unused", *REFUSED
+)  # fmt: skip
 """Claims that are taken as they are said."""
 
 ORDER = ("f32", "bf16", "f16", "f64")
@@ -46,6 +48,7 @@ class Claims:
     elections: Mapping[str, Election] = field(default_factory=lambda: MappingProxyType({}))
     centred_keys: bool = False
     deterministic: bool = True
+    bitwise: tuple[str, ...] = ()
     drop_in: bool = False
     allow_unused: bool = False
     contiguous: bool = False
@@ -99,8 +102,8 @@ class Claims:
         more["refusals"] = {**more.get("refusals", {}), **refusals}
         return Declared(
             numerics=numerics, features=frozenset(features), elections=self.elections,
-            dtypes=self.dtypes, limits=self.limits, deterministic=self.deterministic,
-            drop_in=self.drop_in, is_user_code=True, **more,
+            dtypes=self.dtypes, limits=self.limits, drop_in=self.drop_in, is_user_code=True,
+            bitwise=(*(["rerun"] if self.deterministic else []), *self.bitwise), **more,
         )  # fmt: skip
 
     @property

@@ -13,7 +13,7 @@ from suite.spec.dtypes import DTYPES, DType
 from suite.spec.elections import QUESTIONS
 from suite.spec.features import FEATURES, WORDS
 from suite.spec.operators.layers import PARAMETERS
-from suite.spec.vocabulary import NUMERICS
+from suite.spec.vocabulary import INVARIANT, NUMERICS
 
 Election = str | Mapping[str, str]
 """An answer to an election question, or answers by short dtype name."""
@@ -209,7 +209,8 @@ class Declared:
     - `elections`: answers by question, or by question and short dtype name; undeclared answers are
       observed
     - `dtypes`: supported dtypes, short names
-    - `deterministic`: two calls with equal inputs give equal bits
+    - `bitwise`: the words of `INVARIANT` for which two answers have equal bits; else they are equal
+      within their bounds
     - `rounding`: rounding that differs from the numerics class
     - `merges_mask_into_bias`: with a bias, the mask is passed as -inf in the bias; fully masked rows then
       follow the election minus-inf-row
@@ -227,7 +228,7 @@ class Declared:
     refusals: Mapping[str, str] = field(default_factory=_nothing)
     elections: Mapping[str, Election] = field(default_factory=_nothing)
     dtypes: tuple[str, ...] = tuple(DTYPES)
-    deterministic: bool = True
+    bitwise: tuple[str, ...] = ("rerun",)
     rounding: DeclaredRounding = AS_CLASS
     merges_mask_into_bias: bool = False
     may_be_forward_only: bool = False
@@ -241,6 +242,7 @@ class Declared:
         classes = self.numerics if isinstance(self.numerics, Mapping) else {"": self.numerics}
         checked_words("numerics class", classes.values(), NUMERICS)
         checked_words("dropout", [self.dropout], DROPOUT)
+        checked_words("invariance", self.bitwise, INVARIANT)
         checked_words("feature", [*self.features, *self.refusals], WORDS)
         by_dtype = (
             self.dtypes, classes.keys() - {""}, () if isinstance(self.limits, Limits) else self.limits
@@ -268,6 +270,11 @@ class Declared:
             own["limits"] = _frozen(self.limits)
         for name, value in own.items():
             object.__setattr__(self, name, value)
+
+    @property
+    def deterministic(self) -> bool:
+        """True if two calls with equal inputs give equal bits."""
+        return "rerun" in self.bitwise
 
     @property
     def validates(self) -> bool:

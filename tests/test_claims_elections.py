@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 
+from backends.registry import UsageError
 from tests.test_claims import judged, plan, wrong
 
 
@@ -71,3 +72,17 @@ def test_bits_that_vary_are_claimed() -> None:
     assert "not-deterministic" in {verdict.kind for _, verdict in failing}
     claimed = plan("varying", "faulty.py", dtype=("f32",), claim=("deterministic=False",))
     assert not wrong(judged(claimed))
+
+
+def test_bits_that_are_promised_are_held() -> None:
+    plain = plan("order_of_sums_by_batch", "faulty.py", dtype=("f32",))
+    assert not wrong(judged(plain, "invariant_batch", "invariant_rerun"))
+    claim = ("bitwise=batch,rows",)
+    held = plan("order_of_sums_by_batch", "faulty.py", dtype=("f32",), claim=claim)
+    (failing,) = wrong(judged(held, "invariant_batch", "invariant_rerun"))
+    assert "alone and in a batch of 3, promised bit by bit: element" in failing
+
+
+def test_an_unknown_promise_is_a_usage_error() -> None:
+    with pytest.raises(UsageError, match="unknown invariance 'size'; valid: rerun, batch"):
+        plan("order_of_sums_by_batch", "faulty.py", claim=("bitwise=size",))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from suite.report.conformance import BY_IMPLEMENTATION, UNSUPPORTED
 from suite.report.table import Columns, Table, across, same
-from suite.spec.vocabulary import INVARIANCE_GRADES, VALUES
+from suite.spec.vocabulary import INVARIANCE_GRADES, INVARIANT, VALUES
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -83,15 +83,7 @@ BY_QUESTION = Table(
 """`ELECTIONS` with a row per question; beside user functions the answers of the
 framework's own attention."""
 
-INVARIANT = {
-    "invariant_rerun": "a second call",
-    "invariant_batch": "batch",
-    "invariant_rows": "rows",
-    "invariant_threads": "threads",
-    "invariant_decode": "prefill and decode",
-    "invariant_split": "split keys",
-    "invariant_segments": "packed segments",
-}
+CHECKS_OF_INVARIANCE = {f"invariant_{kind}": name for kind, name in INVARIANT.items()}
 """The checks of `suite.test_invariance`, with their names in the table."""
 
 
@@ -113,9 +105,9 @@ INVARIANCE = Table(
     "the number of threads, decoding one token at a time, keys in two parts that are merged. The worst "
     "grade, by dtype where dtypes differ: bitwise the same; within bound, other bits as near as rounding "
     "explains; broken. - where it cannot be asked.",
-    rows=f"check in {list(INVARIANT)}",
+    rows=f"check in {list(CHECKS_OF_INVARIANCE)}",
     by=BY_IMPLEMENTATION,
-    columns=across("check", _worst, INVARIANT),
+    columns=across("check", _worst, CHECKS_OF_INVARIANCE),
 )
 
 _CAPABILITIES = {

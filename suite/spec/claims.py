@@ -68,6 +68,11 @@ CLAIMS = {
     "deterministic": Claim(
         "False if two calls on the same inputs may give other bits, within the bounds", bool
     ),
+    "bitwise": Claim(
+        "what may change without changing a bit of an answer: batch, rows, threads, decode (prefill and "
+        "decoding), split, segments",
+        tuple[str, ...],
+    ),
     "elections": Claim(
         "answers to election questions: one per question, or one per short dtype name; `--elect`",
         dict[str, str | dict[str, str]],

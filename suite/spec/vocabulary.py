@@ -24,6 +24,17 @@ GRADES = (*NUMERICS, "none")
 INVARIANCE_GRADES = ("bitwise", "within bound", "broken")
 """How equal two outputs of one problem are, computed in different batches."""
 
+INVARIANT = {
+    "rerun": "a second call",
+    "batch": "batch",
+    "rows": "rows",
+    "threads": "threads",
+    "decode": "prefill and decode",
+    "split": "split keys",
+    "segments": "packed segments",
+}
+"""Other work, of which an answer is independent (`suite.test_invariance`), with its name in tables."""
+
 STATUSES = ("pass", "fail", "known", "unsupported", "error", "crash")
 """Every cell ends in exactly one of these."""
 BROKEN = ("fail", "error", "crash")

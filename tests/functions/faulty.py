@@ -246,3 +246,10 @@ def varying(query, key, value, attn_mask=None, is_causal=False, scale=None):
 
 
 varying.calls = 0
+
+
+def order_of_sums_by_batch(query, key, value, attn_mask=None, is_causal=False, scale=None):
+    """Alone, a sample adds its products in another order than among others."""
+    if len(query) == 1:
+        query, key = query.flip(-1), key.flip(-1)
+    return textbook(query, key, value, attn_mask, is_causal, scale)
