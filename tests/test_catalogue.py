@@ -206,7 +206,9 @@ def test_measured_and_known_are_one_of_a_family() -> None:
     other = replace(measured, sentence="C.", family="scale", explains=3, tried=4)
     rare = replace(measured, sentence="D.", family="heads", explains=1)
     found = diagnose.joined([known], [rare, other, measured])
-    assert found == [replace(known, picture="#"), other]
+    assert found == [replace(known, picture="#"), other, rare]
+    once = replace(known, family="heads", explains=1)
+    assert diagnose.joined([known, once], [other]) == [known, other]
     assert diagnose.joined([], [rare]) == [rare]
 
 

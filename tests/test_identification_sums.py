@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tests.functions import misread, of_torch  # noqa: E402
-from tests.test_identification import CASES, CAUSAL, PLAIN, first  # noqa: E402
+from tests.test_identification import CASES, CAUSAL, PLAIN, first, told  # noqa: E402
 
 
 def later_alone(scores):
@@ -57,6 +57,32 @@ def of_the_root(query, key, value, scale=None):
     return of_torch.textbook(query * scale.sqrt(), key * scale.sqrt(), value, scale=1.0)
 
 
+def of_values(query, key, value):
+    return of_torch.textbook(query, key, value, scale=value.shape[-1] ** -0.5)
+
+
+def padded_scale(query, key, value):
+    return of_torch.textbook(query, key, value, scale=(-(-query.shape[-1] // 16) * 16) ** -0.5)
+
+
+def beside_a_bias(query, key, value, attn_mask=None):
+    scale = None if attn_mask is None else 1.0
+    return of_torch.textbook(query, key, value, attn_mask, scale=scale)
+
+
+def mask_of_another_sample(query, key, value, attn_mask=None):
+    """The mask of sample and head (b, h) serves element b H + h of heads in front of samples."""
+    if attn_mask is not None:
+        B, H = query.shape[:2]
+        mask = attn_mask.expand(B, H, -1, -1)
+        attn_mask = mask.flatten(0, 1).unflatten(0, (H, B)).transpose(0, 1)
+    return of_torch.textbook(query, key, value, attn_mask)
+
+
+def float_mask_as_boolean(query, key, value, attn_mask=None):
+    return of_torch.textbook(query, key, value, None if attn_mask is None else attn_mask == 0)
+
+
 @pytest.mark.parametrize(
     ("function", "case", "sentence", "family"),
     [
@@ -85,6 +111,15 @@ def of_the_root(query, key, value, scale=None):
          "What a block of 8 keys adds is rescaled by the inverse factor.", "softmax"),
         (in_blocks(lambda s, running: s.exp() * (1 + running.abs()), divides=True), PLAIN,
          "Weights are in the right proportion within blocks of 8 keys alone", "softmax"),
+        (misread.named(weigh=lambda s: (s - s.amax(-1, keepdim=True)).exp()
+                       / ((s - s.amax(-1, keepdim=True)).exp().sum(-1, keepdim=True) + 1e-4)), PLAIN,
+         "The denominator of the softmax is too large by 0.0001", "softmax"),
+        (of_values, "sdpa/none/mha/f32/b2h3q17k23d8v10", "The scale is 0.316 = 1/sqrt(Dv)", "scale"),
+        (padded_scale, PLAIN, "The scale is 0.25 = 1/sqrt(D), D rounded up to 16s", "scale"),
+        (beside_a_bias, CASES[7], "Beside a bias the scale is 1, expected 0.354", "scale"),
+        (mask_of_another_sample, CASES[6], 
+         "Head 1 of sample 0 has the mask of head 2, expected head 1 (4 of 6 are wrong).", "mask"),
+        (float_mask_as_boolean, CASES[7], "keys whose bias is not 0 are hidden", "mask"),
         (normalised("query", "key"), PLAIN,
          "Scores take query and key divided by the length of each vector", "scores"),
         (normalised("key"), CASES[7], "Scores take key divided by the length", "scores"),
@@ -98,3 +133,35 @@ def test_sums_blocks_and_scores_are_named(
     said, of_family = first(function, case)
     assert sentence in said
     assert of_family == family
+
+
+def test_a_second_fault_is_told_though_no_failing_case_has_it_alone() -> None:
+    def keys_dropped(query, key, value):
+        kept = max(7, key.shape[2] // 8 * 8)
+        return of_torch.textbook(query, key[:, :, :kept], value[:, :, :kept], scale=1 / 8)
+
+    said = [one.sentence for one in told(keys_dropped, PLAIN)]
+    assert said[0].startswith("The scale is 0.125")
+    assert said[1] == "The last 7 of 23 keys are never seen."
+    said = [one.sentence for one in told(misread.named(axis=-2, diagonal=1), PLAIN, CASES[2])]
+    assert said[0].startswith("The softmax runs over the queries")
+    assert len(said) == 1
+    function = misread.named(weigh=lambda s: s.softmax(-1) / 2, diagonal=1)
+    said = [one.sentence for one in told(function, PLAIN, "sdpa/causal+pad/mha/f32/b2h3q17k23d8")]
+    assert "0.5 times the right ones" in said[0]
+    assert "A causal query sees the next key" in said[1]
+
+
+def test_heads_that_are_viewed_do_not_hide_the_scale() -> None:
+    def viewed(query, key, value, attn_mask=None):
+        right = of_torch.textbook(query, key, value, attn_mask, scale=1.0)
+        return right.transpose(1, 2).reshape(right.shape)
+
+    said = [one.sentence for one in told(viewed, CASES[6])]
+    assert "Heads and rows of the output are interleaved: (B, Lq, H, Dv)" in said[0]
+    assert said[1:] == ["The scale is 1, expected 0.354 = 1/sqrt(D)."]
+
+
+def test_a_mask_is_not_read_through_weights_that_nobody_understands() -> None:
+    function = misread.named(weigh=lambda s: (s.softmax(-1) + s.softmax(-1).roll(2, -2)) / 2)
+    assert not {"mask", "softmax"} & {one.family for one in told(function, PLAIN, CASES[6])}

@@ -82,9 +82,9 @@ def never_elected(failing: Iterable[Cell]) -> Iterator[Diagnosis]:
 
 
 def joined(found: Iterable[Diagnosis], measured: Iterable[Diagnosis]) -> list[Diagnosis]:
-    """The diagnoses of both sources, what explains most first, one of each family; what explains a single
-    cell is left out beside what explains several. What the catalogue explains gets the picture that was
-    measured of its family."""
+    """The diagnoses of both sources, what explains most first, one of each family; what the catalogue
+    explains in a single cell is left out beside what explains several. What the catalogue explains gets
+    the picture that was measured of its family."""
     pictures = {one.family: one.picture for one in measured if one.picture}
     named = [replace(one, picture=pictures.get(one.family, "")) for one in found]
     every = sorted([*named, *measured], key=_place_of)
@@ -92,7 +92,7 @@ def joined(found: Iterable[Diagnosis], measured: Iterable[Diagnosis]) -> list[Di
     for one in every:
         of_family.setdefault(one.family, one)
     told = list(of_family.values())
-    return [one for one in told if one.explains > 1 or told[0].explains <= 1]
+    return [one for one in told if one.explains > 1 or told[0].explains <= 1 or one in measured]
 
 
 def _place_of(one: Diagnosis) -> tuple[float, bool]:

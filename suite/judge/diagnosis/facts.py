@@ -12,6 +12,7 @@ from backends.protocol import Implementation
 from suite.judge import elections, leaks
 from suite.judge.diagnosis import (
     behaviour,
+    formulas,
     gradients,
     heads,
     order,
@@ -104,21 +105,20 @@ def _reading(tool: Instrument, **changes: object) -> Reading | None:
 
 def _scale(tool: Instrument) -> str:
     reading = _reading(tool)
-    fit = None if reading is None else scale.fitted(reading, reading.products)
+    fit = None if reading is None else formulas.fitted(reading, reading.products)
     if reading is None or fit is None:
         return "scores are not q.k times a number"
-    return scale.formula(float(fit.values[0]), float(fit.errors[0]), reading.inputs.sizes, None)
+    return formulas.formula(fit, reading.inputs)
 
 
 def _scale_argument(tool: Instrument) -> str:
     reading = _reading(tool, more="/scale0.3")
-    fit = None if reading is None else scale.fitted(reading, reading.products)
+    fit = None if reading is None else formulas.fitted(reading, reading.products)
     if reading is None or fit is None:
         return NOT_TAKEN
     if fit.says(0, 0.3):
         return "is the scale"
-    value, error = float(fit.values[0]), float(fit.errors[0])
-    return f"0.3 gives {scale.formula(value, error, reading.inputs.sizes, 0.3)}"
+    return f"0.3 gives {formulas.formula(fit, reading.inputs)}"
 
 
 def _softmax(tool: Instrument) -> str:
@@ -161,7 +161,7 @@ def _bias(tool: Instrument) -> str:
     reading = _reading(tool, more="/bias.bhqk")
     if reading is None or reading.bias is None:
         return NOT_TAKEN
-    fit = scale.fitted(reading, reading.products, reading.bias)
+    fit = formulas.fitted(reading, reading.products, reading.bias)
     if fit is None:
         return "not added to the scores"
     return "added to the scores" if fit.says(1, 1.0) else f"counts {fit.values[1]:.3g} times"

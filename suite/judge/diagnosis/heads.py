@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,6 +14,35 @@ from suite.spec.sizes import Sizes
 KIN = 0.999
 """Correlation of log weights with the q.k of the heads that they are made from, at least. The random
 products of others reach no 0.9."""
+
+
+def _merged(x: np.ndarray) -> np.ndarray:
+    """Axes 1 and 2 exchanged, and the result reshaped."""
+    return x.swapaxes(1, 2).reshape(x.shape)
+
+
+def _split(x: np.ndarray) -> np.ndarray:
+    """The inverse of `_merged`."""
+    return x.reshape(x.shape[0], x.shape[2], x.shape[1], -1).swapaxes(1, 2)
+
+
+@dataclass(frozen=True)
+class Way:
+    """A wrong arrangement of an output, and its inverse."""
+
+    done: Callable[[np.ndarray], np.ndarray]
+    undone: Callable[[np.ndarray], np.ndarray]
+    sentence: str
+    hint: str = "`reshape` or `view` for `transpose`"
+
+
+INTERLEAVED = (
+    Way(_merged, _split, "Heads and rows of the output are interleaved: (B, Lq, H, Dv) is reshaped to "
+        "(B, H, Lq, Dv), expected transposed."),
+    Way(_split, _merged, "Heads and rows of the output are interleaved: (B, H, Lq, Dv) is reshaped to "
+        "(B, Lq, H, Dv), expected transposed."),
+)  # fmt: skip
+"""Views of heads and rows in the place of transposes."""
 
 
 def ask(tool: Instrument, inputs: Inputs) -> Iterator[Found]:
@@ -128,13 +158,8 @@ def _arranged(tool: Instrument, inputs: Inputs) -> Found | None:
         return bool((np.abs(got - values) <= bound.max()).all())
 
     shape = want.shape
-    merged: Callable[[np.ndarray], np.ndarray] = lambda x: x.swapaxes(1, 2).reshape(x.shape)  # noqa: E731
     ways = (
-        (merged(want), "Heads and rows of the output are interleaved: (B, Lq, H, Dv) is reshaped "
-                       "to (B, H, Lq, Dv), expected transposed.", "`reshape` or `view` for `transpose`"),
-        (want.reshape(shape[0], shape[2], shape[1], -1).swapaxes(1, 2),
-         "Heads and rows of the output are interleaved: (B, H, Lq, Dv) is reshaped to (B, Lq, H, "
-         "Dv), expected transposed.", "`reshape` or `view` for `transpose`"),
+        *[(way.done(want), way.sentence, way.hint) for way in INTERLEAVED],
         (want[..., ::-1], "Components of the output are in reverse order.", ""),
         (want[:, :, ::-1], "Rows of the output are in reverse order.", ""),
         (want[:, ::-1], "Heads of the output are in reverse order.", ""),
@@ -148,13 +173,7 @@ def _arranged(tool: Instrument, inputs: Inputs) -> Found | None:
         return Found("All elements of the output are right, but stand in other places.", "layout",
                      "a transposed or reshaped axis")  # fmt: skip
     for names in (("query",), ("key",), ("value",), ("key", "value"), ("query", "key", "value")):
-        for read, text in (
-            (merged, "transposed"),
-            (
-                lambda x: x.reshape(x.shape[0], x.shape[2], x.shape[1], -1).swapaxes(1, 2),
-                "reshaped",
-            ),
-        ):
+        for read, text in ((_merged, "transposed"), (_split, "reshaped")):
             meant = tool.oracle(
                 inputs.replace(**{n: np.ascontiguousarray(read(inputs.arrays[n])) for n in names})
             )

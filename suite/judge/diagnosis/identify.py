@@ -8,20 +8,38 @@ A right implementation is told nothing: what is said is beyond the bounds of rou
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
+
 from backends.protocol import Backend, Implementation
 from suite.judge import leaks
-from suite.judge.diagnosis import behaviour, gradients, heads, others, precision, scale, weights
+from suite.judge.diagnosis import (
+    behaviour,
+    gradients,
+    heads,
+    others,
+    precision,
+    scale,
+    sums,
+    weights,
+)
 from suite.judge.diagnosis.finding import Diagnosis
-from suite.judge.diagnosis.instrument import Found, Instrument, plain
+from suite.judge.diagnosis.instrument import Found, Instrument, Reading, plain
 from suite.spec.case import Case
 from suite.spec.dtypes import DTYPES
+from suite.spec.masks import Causal
 
 PROBLEMS = 6
 """Different small problems that are asked, at most."""
+
+UNREAD = "not read"
+"""Stands for weights that are wrong by more than `GROSS` where no question knows why."""
+
+GROSS = 0.05
+"""Errors beyond what low precision makes, as a part of the largest weight."""
 
 
 def identify(
@@ -44,12 +62,37 @@ def identify(
                 key = re.sub(r"[-+]?\d[\d.]*(, \d+)*( \.\.\.)?", "#", found.sentence)
                 _, explained = told.setdefault(key, (found, []))
                 explained += [case for case in group if case not in explained]
+        for found, case in _beside(tool, [f for f, _ in told.values()], [*groups.values()]):
+            told.setdefault(found.sentence, (found, [case]))
     diagnoses = []
     for found, explained in sorted(told.values(), key=lambda item: -len(item[1])):
         evidence = len(explained), len(cases), 0, explained[0].id
         said = found.sentence, found.hint, found.family, "measured"
         diagnoses.append(Diagnosis(*said, *evidence, picture=found.picture))
     return diagnoses
+
+
+def _beside(
+    tool: Instrument, told: list[Found], groups: list[list[Case]]
+) -> Iterator[tuple[Found, Case]]:
+    """What is wrong with weights beside what small problems have told, each with a failing case: a second
+    fault may need many keys, sizes of heads that differ, or a causal mask alone."""
+    families = {found.family for found in told}
+    if not families or families & {"state", "contract", "dropout"}:
+        return
+    first = groups[0][0]
+    asked = {first: replace(first, dtype=DTYPES["f32"], recipe="normal")}
+    causal = (case for group in groups for case in group if "causal" in case.mask_token)
+    for case in causal:
+        small = tool.small(case)
+        if small is not None:
+            asked[case] = replace(plain(small), mask=Causal())
+            break
+    for case, alike in asked.items():
+        for found in tool.trying(partial(all_weights, tool, alike)) or ():
+            if found.family not in families:
+                families.add(found.family)
+                yield found, case
 
 
 def problems(tool: Instrument, case: Case) -> list[Found]:
@@ -87,10 +130,19 @@ def problems(tool: Instrument, case: Case) -> list[Found]:
 
 def all_weights(tool: Instrument, case: Case) -> list[Found]:
     """What is wrong with the weights without mask and features, and then, of other families, with them:
-    what is wrong without a mask is no fault of the mask."""
+    what is wrong without a mask is no fault of the mask. A mask is read if plain weights are."""
     told = list(tool.once(of_weights, plain(case)))
+    if any(found.sentence == UNREAD or found.family == "layout" for found in told):
+        return [found for found in told if found.sentence != UNREAD]
     families = {found.family for found in told}
-    return told + [f for f in tool.once(of_weights, case) if f.family not in families]
+    told += [f for f in tool.once(of_weights, case) if f.family not in families]
+    told = [found for found in told if found.sentence != UNREAD]
+    if case.option("bias") != "none" and [f.family for f in told] == ["scale"]:
+        without = case.with_options(bias="none")
+        if tool.implementation.unsupported(without) is None and not all_weights(tool, without):
+            first, rest = told[0].sentence[0].lower(), told[0].sentence[1:]
+            told = [replace(told[0], sentence=f"Beside a bias {first}{rest}")]
+    return told
 
 
 def of_gradients(tool: Instrument, case: Case) -> Iterator[Found]:
@@ -119,13 +171,25 @@ def of_scores(tool: Instrument, case: Case) -> Iterator[Found]:
 def of_weights(tool: Instrument, case: Case) -> Iterator[Found]:
     """What is wrong with the weights of a case."""
     reading = tool.weights(tool.drawn(case))
-    if reading is None or not reading.wrong.any():
+    if reading is None:
         return
-    told = 0
-    questions: tuple[Callable, ...] = (weights.ask, scale.ask, weights.ask_places)
-    for place, question in enumerate(questions):
-        if told and place > 1:
+    if not reading.wrong.any():
+        yield from sums.too_large(reading)
+        return
+    asked = weights.ask(tool, reading), scale.ask(tool, reading)
+    told = [found for question in asked for found in question]
+    told = told or list(weights.ask_places(tool, reading)) or list(rearranged(tool, reading))
+    if not told and np.abs(reading.got - reading.want).max() > GROSS * reading.want.max():
+        told = [Found(UNREAD, "")]
+    yield from told
+
+
+def rearranged(tool: Instrument, reading: Reading) -> Iterator[Found]:
+    """The findings if weights make sense after heads and rows of the output are put in order."""
+    for way in heads.INTERLEAVED:
+        other = replace(reading, raw=way.undone(reading.raw))
+        told = list(scale.ask(tool, other))
+        if told:
+            yield Found(way.sentence, "layout", way.hint)
+            yield from told
             return
-        for found in question(tool, reading):
-            told += 1
-            yield found

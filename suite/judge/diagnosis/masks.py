@@ -125,9 +125,9 @@ def _of_window(part: Window, s: Sizes) -> Iterator[Meaning]:
     for name, width in sides.items():
         if width is None:
             continue
-        for n in (1, -1):
+        for n, how in ((1, "wider"), (-1, "narrower")):
             if width + n >= 0:
-                text = f"The window reaches {width + n} keys to the {name}, expected {width}."
+                text = f"The window is one key {how}: {width + n} keys to the {name}, expected {width}."
                 other = Window(**{**sides, name: width + n})
                 yield other.dense(s), text, "`i - j < window` for `i - j <= window`, `window // 2`"
         text = f"The window has no bound to the {name}, expected {width} keys."

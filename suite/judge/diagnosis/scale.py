@@ -1,33 +1,16 @@
-"""What the scores are made of: scale, softcap, bias and slopes as used, by regression of log weights.
-
-The logarithms of the weights of a row, less their mean over the seen keys, are linear in what is added to
-the scores. The coefficient of q.k is the scale. An error of a weight by the relative slack moves a
-logarithm by as much, and a coefficient by the slack times the row sums of the pseudo-inverse.
-"""
+"""What the scores are made of: scale, softcap, bias and slopes as used, by regression of log weights."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
+from suite.judge.diagnosis.formulas import HINTS, Fit, fitted, formula, of_other_sizes, scales
 from suite.judge.diagnosis.instrument import Found, Instrument, Reading, softmax
 from suite.spec.recipes import alibi_bias
-from suite.spec.sizes import Sizes
-
-
-@dataclass(frozen=True)
-class Fit:
-    """Coefficients of a regression with bounds of their errors."""
-
-    values: np.ndarray
-    errors: np.ndarray
-
-    def says(self, place: int, value: float) -> bool:
-        """True if a coefficient may be this number."""
-        return bool(abs(self.values[place] - value) <= self.errors[place])
 
 
 def ask(tool: Instrument, reading: Reading) -> Iterator[Found]:
@@ -38,65 +21,12 @@ def ask(tool: Instrument, reading: Reading) -> Iterator[Found]:
     within = Reading(reading.inputs, shares, reading.want, reading.bound, reading.unit)
     if within.fits(softmax(reading.scores, reading.seen)):
         return
-    for question in (_scaled, _capped, _biased, _normalised, _per_head, _shortened, _bilinear):
+    others = (_capped, _biased, _normalised, _per_head, _shortened, _bilinear)
+    for question in (partial(_scaled, tool), *others):
         found = question(within)
         if found is not None:
             yield found
             return
-
-
-def fitted(reading: Reading, *columns: np.ndarray) -> Fit | None:
-    """The regression of log weights on columns (B, H, Lq, Lk); None if the columns do not explain them,
-    or if too few weights are seen."""
-    shown = reading.seen & reading.rows[..., None] & np.isfinite(reading.got)
-    if shown.sum() - shown.any(-1).sum() < len(columns) + 2:
-        return None
-
-    def centred(x: np.ndarray) -> np.ndarray:
-        x = np.broadcast_to(x, shown.shape)
-        mean = np.where(shown, x, 0).sum(-1) / np.maximum(shown.sum(-1), 1)
-        return (x - mean[..., None])[shown]
-
-    with np.errstate(all="ignore"):
-        target = centred(np.log(reading.got))
-    design = np.stack([centred(column) for column in columns], -1)
-    inverse = np.linalg.pinv(design, rcond=1e-9)
-    values = inverse @ target
-    errors = np.abs(inverse).sum(-1) * 2 * reading.slack
-    left = np.abs(target - design @ values)
-    if not (left <= 4 * reading.slack + np.abs(design) @ errors).all():
-        return None
-    return Fit(values, errors)
-
-
-def scales(s: Sizes, given: float | None) -> dict[str, float]:
-    """Scales that people use, by their formulas; `given` is the argument of the call."""
-    D, log2e = max(s.D, 1), math.log2(math.e)
-    right = given if given is not None else D**-0.5
-    names = {
-        "1/sqrt(D)": D**-0.5, "1": 1.0, "1/D": 1 / D, "sqrt(D)": D**0.5, "D": D, "D^(-1/4)": D**-0.25,
-        "1/sqrt(H D)": (s.H * D) ** -0.5, "1/sqrt(Lk)": s.Lk**-0.5, "1/sqrt(Lq)": s.Lq**-0.5,
-        "1/sqrt(H)": s.H**-0.5, "1/Lk": 1 / s.Lk, "1/sqrt(2 D)": (2 * D) ** -0.5, "0": 0.0,
-        "1/sqrt(D/2)": (D / 2) ** -0.5, "1/sqrt(D), D rounded up to 8s": (-(-D // 8) * 8) ** -0.5,
-    } if given is None else {
-        "the given scale": given, "1/sqrt(D), the default": D**-0.5, "1": 1.0,
-        "the given scale squared": given**2, "the given scale / sqrt(D)": given * D**-0.5,
-        "1 / the given scale": 1 / given if given else math.inf,
-        "the given scale sqrt(D)": given * D**0.5, "the given scale's root": abs(given) ** 0.5,
-        "the given scale without its sign": abs(given), "the given scale + 1/sqrt(D)": given + D**-0.5,
-    }  # fmt: skip
-    return names | {
-        "the right scale times log2(e)": right * log2e, "the right scale times ln(2)": right / log2e,
-        "the right scale with the other sign": -right,
-    }  # fmt: skip
-
-
-def formula(value: float, error: float, s: Sizes, given: float | None) -> str:
-    """A scale as a number with the formula that gives it, as "0.125 = 1/D"."""
-    names = scales(s, given)
-    name = min(names, key=lambda n: abs(value - names[n]))
-    near = abs(value - names[name]) <= error + 1e-9
-    return f"{value:.3g}" + (f" = {name}" if near and name != f"{value:.3g}" else "")
 
 
 def made(
@@ -112,21 +42,7 @@ def made(
     return softmax(scores + (own if bias is None else bias), reading.seen)
 
 
-HINTS = {
-    "1": "the scores are not scaled", "1/D": "`/ D` for `/ sqrt(D)`",
-        "sqrt(D)": "`* sqrt(D)` for `/ sqrt(D)`",
-    "1/sqrt(H D)": "the width of all heads, `embed_dim ** -0.5`",
-        "1/sqrt(D), the default": "the argument `scale` is not used",
-    "the given scale / sqrt(D)": "the given scale is multiplied by the default one",
-    "the right scale times log2(e)": "`exp` of scores that are meant for `exp2`",
-        "the right scale times ln(2)": "`exp2` of scores that are meant for `exp`",
-    "D^(-1/4)": "the root of the scale is applied to one of query and key",
-        "the given scale squared": "the scale is applied twice, to query and to key",
-    "1/sqrt(Lk)": "the number of keys for the size of a head", "1/sqrt(2 D)": "",
-}  # fmt: skip
-
-
-def _scaled(reading: Reading) -> Found | None:
+def _scaled(tool: Instrument, reading: Reading) -> Found | None:
     """Another scale, beside the right bias; or a bias by a factor."""
     inputs, cap = reading.inputs, reading.inputs.feature("softcap")
     columns = [reading.products] + ([] if reading.bias is None else [reading.bias])
@@ -141,8 +57,8 @@ def _scaled(reading: Reading) -> Found | None:
             "the argument is not used",
         )
     if not fit.says(0, right):
-        text = formula(scale, float(fit.errors[0]), inputs.sizes, inputs.scale)
-        want = formula(right, 1e-12, inputs.sizes, inputs.scale)
+        text = formula(fit, inputs, of_other_sizes(tool, inputs))
+        want = formula(Fit(np.array([right]), np.array([1e-12])), inputs)
         hint = HINTS.get(text.partition(" = ")[2] or text, "")
         more = ""
         if reading.bias is not None and not fit.says(1, 1.0):

@@ -13,6 +13,9 @@ from suite.spec.inputs import Inputs
 
 AXES = ("samples", "heads", "queries", "keys")
 
+STEP = 0.05
+"""The least step of log weights between blocks of keys. Rounding to 8 bits makes smaller ones."""
+
 RESCALED = "a running maximum: what was summed before is multiplied by `exp(old - new)`"
 
 
@@ -25,8 +28,7 @@ def ask(tool: Instrument, reading: Reading) -> Iterator[Found]:
         found = None
         if off.any():
             found = _over_axes(reading) or _otherwise(reading, span(sums[off]))
-            found = found or _denominator(reading, off)
-        found = found or _of_blocks(reading, off)
+        found = found or _of_blocks(reading, off) or next(too_large(reading), None)
     if found is None and off.any():
         factor, text = float(np.median(sums[rows] / want[rows])), span(sums[off])
         if _answers(tool, reading.inputs, factor):
@@ -40,6 +42,15 @@ def ask(tool: Instrument, reading: Reading) -> Iterator[Found]:
                 f"In {part(off)} the weights sum to {text}, expected {span(want[off])}.", "softmax",
                 "a running sum that is not rescaled, or keys that count in one of two sums alone",
             )  # fmt: skip
+    if found is not None:
+        yield found
+
+
+def too_large(reading: Reading) -> Iterator[Found]:
+    """The finding if rows of right weights sum to less than rounding explains."""
+    with np.errstate(all="ignore"):
+        rows = reading.rows & reading.seen.any(-1)
+        found = _denominator(reading, rows) if rows.any() else None
     if found is not None:
         yield found
 
@@ -79,23 +90,27 @@ def _otherwise(reading: Reading, text: str) -> Found | None:
     return None
 
 
-def _denominator(reading: Reading, off: np.ndarray) -> Found | None:
+def _denominator(reading: Reading, rows: np.ndarray) -> Found | None:
     """The finding if weights of a row are in the right proportion, and divided by another sum: that of
     some keys, or one with more summands."""
     got, scores, shown = reading.got, reading.scores, reading.seen
     right = softmax(scores, shown)
     if not reading.fits(right * got.sum(-1, keepdims=True)):
         return None
-    sums, top = got.sum(-1)[off], np.where(shown, scores, -np.inf).max(-1)[off]
-    powers = np.exp(np.where(shown, scores, -np.inf)[off] - top[:, None])  # (rows, Lk)
+    sums, top = got.sum(-1)[rows], np.where(shown, scores, -np.inf).max(-1)[rows]
+    powers = np.exp(np.where(shown, scores, -np.inf)[rows] - top[:, None])  # (rows, Lk)
     used = powers.sum(-1) / sums
-    for unit in (np.exp(top), np.ones_like(top)):  # one summand is exp(0), or exp(the maximum)
-        more = (used - powers.sum(-1)) * unit
-        error = 2 * reading.slack * used * unit
+    # Whatever the scores, weights sum to 1 but for the rounding of each weight and of sums.
+    unit = max(reading.inputs.dtype.unit_roundoff, reading.unit)
+    sinks = np.abs(reading.want.sum(-1)[rows] - 1).max() > unit
+    slack = 2 * reading.slack if sinks else 8 * (powers.shape[-1] + 8) * unit
+    for one in (np.exp(top), np.ones_like(top)):  # one summand is exp(0), or exp(the maximum)
+        more = (used - powers.sum(-1)) * one
+        error = slack * used * one + 2 * reading.slack * np.abs(more)
         few, most = float((more - error).max()), float((more + error).min())
         if few <= most and few > 0:
-            n = round(most)
-            what, hint = f"is too large by {(few + most) / 2:.3g}", "an epsilon in the sum"
+            n, surest = round(most), float(more[error.argmin()])
+            what, hint = f"is too large by {surest:.2g}", "an epsilon in the sum"
             if few <= n and n == 1:
                 what = "has one summand too many"
                 hint = "`exp(s) / (1 + sum)`, `sum(exp(s - max)) + 1`"
@@ -104,6 +119,8 @@ def _denominator(reading: Reading, off: np.ndarray) -> Found | None:
                 hint = "keys that pad the last tile with zeros have the score 0, and count"
             text = f"The denominator of the softmax {what}: rows sum to {span(sums)}."
             return Found(text, "softmax", hint)
+    if np.abs(sums - 1).max() <= 2 * reading.slack:
+        return None
     Lk, total = powers.shape[-1], np.cumsum(np.pad(powers, ((0, 0), (1, 0))), -1)
     for a, b in combinations(range(Lk + 1), 2):
         of_part = total[:, b] - total[:, a]
@@ -126,9 +143,11 @@ def _of_blocks(reading: Reading, off: np.ndarray) -> Found | None:
     )
     hidden = np.where(shown, scores, -np.inf)
     apart = np.where(shown, np.log(reading.got) - scores, np.nan)
-    moved = np.abs(np.diff(apart)) > 4 * reading.slack  # NaN beside hidden keys: no step
-    edges = [0, *(np.flatnonzero(moved.any((0, 1, 2))) + 1).tolist(), Lk]
+    steps = np.nan_to_num(np.abs(np.diff(apart))).max((0, 1, 2))  # NaN beside hidden keys: no step
+    edges = [0, *(np.flatnonzero(steps > 4 * reading.slack) + 1).tolist(), Lk]
     size = edges[1]
+    if any(steps[edge - 1] < STEP for edge in edges[1:-1]):
+        return None
     if (
         len(edges) < 3
         or size < 2
@@ -155,7 +174,7 @@ def _of_blocks(reading: Reading, off: np.ndarray) -> Found | None:
         shares = softmax(np.where(shown, scores + by_key, 0), shown)
         if reading.fits(shares * reading.got.sum(-1, keepdims=True)):
             return Found(sentence, "softmax", hint)
-    if len(edges) < 4:
+    if len(edges) < 4 or size < 4:
         return None
     text = (
         f"Weights are in the right proportion within blocks of {size} keys alone, not between them."

@@ -36,7 +36,7 @@ def ask(tool: Instrument, reading: Reading) -> Iterator[Found]:
                 text = f"A negative scale gives {number}: {scale:.3g} does, {-scale:.3g} does not."
                 yield Found(text, "scale", "the root of the scale goes to query and to key")
                 return
-        yield Found(
+        yield _as_boolean(tool, reading) or Found(
             f"{number} comes back in {part(broken)}, which attend keys with scores below "
             f"{np.abs(reading.scores).max():.2g}.",
             "softmax", "a row or a tile whose keys are all hidden: `-inf - -inf`, `0 / 0`",
@@ -130,7 +130,47 @@ def _meant(reading: Reading, differs: np.ndarray) -> Found | None:
     for meant, sentence, hint in meanings(reading.inputs) if (reading.seen & rows).any() else ():
         if not ((np.broadcast_to(meant, differs.shape) != reading.seen) & rows).any():
             return Found(sentence, "mask", hint, drawn(reading, differs))
-    return None
+    return _elsewhere(reading, differs)
+
+
+def _elsewhere(reading: Reading, differs: np.ndarray) -> Found | None:
+    """The finding if the mask of every sample and head is that of another one."""
+    attends, s = reading.inputs.attends, reading.inputs.sizes
+    sources = {}
+    for b, h in np.ndindex(s.B, s.H):
+        seen = reading.seen[b, h]
+        if not differs[b, h].any():
+            continue
+        same = ((attends == seen) | ~attends.any(-1, keepdims=True)).all((-1, -2))
+        if not seen.any() or not same.any():
+            return None
+        c, g = sorted(zip(*np.nonzero(same), strict=True), key=lambda at: (at[1] != h, at[0] != b))[
+            0
+        ]
+        sources[b, h] = int(c), int(g)
+    if not sources:
+        return None
+    (b, h), (c, g) = next(iter(sources.items()))
+    used = f"sample {c}, expected sample {b}" if c != b else f"head {g}, expected head {h}"
+    text = (
+        f"Head {h} of sample {b} has the mask of {used} ({len(sources)} of {s.B * s.H} are wrong)."
+    )
+    return Found(text, "mask", "samples and heads that are folded into one axis in another order",
+                 drawn(reading, differs))  # fmt: skip
+
+
+def _as_boolean(tool: Instrument, reading: Reading) -> Found | None:
+    """The finding if keys whose bias is not zero are hidden."""
+    inputs, bias = reading.inputs, reading.inputs.bias
+    if bias is None:
+        return None
+    other = tool.weights(inputs.replace(bias=bias * (np.arange(bias.shape[-1]) % 2)))
+    if other is None or not np.array_equal(
+        other.seen, np.broadcast_to(other.inputs.bias == 0, other.seen.shape) & inputs.attends
+    ):
+        return None
+    text = "A float mask is read as boolean: keys whose bias is not 0 are hidden."
+    return Found(text, "mask", "`attn_mask.bool()`; add the bias to the scores")
 
 
 def _by_place(reading: Reading, differs: np.ndarray) -> Found:
