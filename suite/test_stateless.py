@@ -24,7 +24,7 @@ from suite.judge.verdict import Deviation, NotApplicable, Refused
 from suite.spec.catalogue import Ask, asked, with_plain
 from suite.spec.dtypes import DTYPES, round_to
 from suite.spec.inputs import Inputs
-from suite.spec.masks import parse_mask
+from suite.spec.masks import Causal, parse_mask
 from suite.spec.vocabulary import OPERANDS
 
 CASES = (
@@ -139,8 +139,8 @@ def test_stateless(cell: Cell) -> None:
 SCALARS = ({"scale": 0.3}, {"scale": 3.0}, {"softcap": 2.0}, {"softcap": 5.0})
 """Options that are numbers, two values of each."""
 
-MASKS = ("causal", "win2.1", "win4.0", "pad", "bool.b1qk", "bool.bhqk")
-"""Masks that leave every row of `REMEMBERED` a key."""
+MASKS = ("causal", "win2.1", "win4.0", "pad", "bool.b1qk", "bool.bhqk", "causal+bool.qk")
+"""Masks that leave every row of `REMEMBERED` a key. The last one is a flag beside an array (Lq, Lk)."""
 
 REMEMBERED = (
     "sdpa/none/mha/{dt}/b2h4q6k11d8",
@@ -154,7 +154,7 @@ REMEMBERED = (
 def variations(inputs: Inputs) -> Iterator[tuple[str, Inputs]]:
     """Problems that differ from `inputs` by scalars, by a mask, by both, or by one size or the dtype."""
     masks: list[dict[str, Any]] = [
-        {"mask": parse_mask(token), "form": "dense" if "bool" in token else "native"}
+        {"mask": parse_mask(token), "form": "dense" if token.startswith("bool") else "native"}
         for token in MASKS
     ]
     scalars = [change for change in SCALARS if inputs.operator.option(*change) is not None]
@@ -164,6 +164,8 @@ def variations(inputs: Inputs) -> Iterator[tuple[str, Inputs]]:
         yield " and ".join(words), inputs.replace(**change)
     if inputs.operator.is_layer:
         return
+    pairs = np.arange(inputs.sizes.Lq)[:, None] - np.arange(inputs.sizes.Lk)
+    yield "causal and a bias", inputs.replace(mask=Causal(), bias=round_to(pairs / 8, inputs.dtype))
     narrow = DTYPES["bf16"]
     rounded = {name: round_to(array, narrow) for name, array in inputs.arrays.items()}
     yield "dtype", inputs.replace(dtype=narrow, **rounded)

@@ -43,6 +43,18 @@ def wrong_scale(query, key, value, attn_mask=None):
 def zeros_where_told(query, key, value, dropout_p=None):
     return plain(query, key, value) * (dropout_p is None)
 
+def bias_beside_flag(query, key, value, attn_mask=None, is_causal=False):
+    if is_causal and attn_mask is not None:
+        attn_mask.masked_fill_(torch.ones(attn_mask.shape[-2:], dtype=torch.bool).triu(1), -torch.inf)
+    return torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=attn_mask, is_causal=is_causal and attn_mask is None)
+
+def refuses_both(query, key, value, attn_mask=None, is_causal=False):
+    if is_causal and attn_mask is not None:
+        raise RuntimeError("attn_mask should not be set when is_causal=True")
+    return torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=attn_mask, is_causal=is_causal)
+
 def needs_more(query, key, value, block_size):
     return value
 
@@ -82,6 +94,15 @@ def test_a_parameter_that_must_change_nothing_is_passed_once_in_a_while(kernels:
     [
         ("right", "sdpa/causal/gqa2/f32/b2h4q5k7d8/scale0.3", "pass", ""),
         ("right", "sdpa/none/mha/f32/b2h4q5k7d8/cap2.0", "unsupported", "no parameter softcap"),
+        ("bias_beside_flag", "sdpa/none/mha/f32/b2h4q5k7d8/bias.qk", "pass", ""),
+        (
+            "bias_beside_flag",
+            "sdpa/causal/mha/f32/b2h4q5k7d8/bias.qk",
+            "fail",
+            "the call changed its argument attn_mask",
+        ),
+        ("refuses_both", "sdpa/causal/mha/f32/b2h4q5k7d8/bias.qk", "pass", ""),
+        ("refuses_both", "sdpa/causal+pad/mha/f32/b2h4q5k7d8", "pass", ""),
         ("plain", "sdpa/none/mha/f32/b2h4q5k7d8", "pass", ""),
         (
             "plain",
@@ -111,7 +132,8 @@ def test_a_users_function_is_judged(
         ("not_a_function", "not callable"),
         (
             "absent",
-            "it has needs_more, plain, right, wrong_scale, zeros_where_told",
+            "it has bias_beside_flag, needs_more, plain, refuses_both, right, wrong_scale, "
+            "zeros_where_told",
         ),
     ],
 )

@@ -11,7 +11,7 @@ from typing import Any
 
 from backends._torch.engine import TorchEngine
 from backends._torch.operations import operations
-from backends.binder import Parameter, arguments
+from backends.binder import Binder, Parameter, arguments
 from backends.declared import (
     ATTENTION_FEATURES,
     LOWEST_IN_FLOAT32,
@@ -108,14 +108,28 @@ class EagerPermuted(Eager):
         return replace(plain, arguments=plain.arguments | {"key": key})
 
 
-def flags(inputs: Inputs) -> Native:
-    """The mask split into torch's causal flag and the rest.
+def flags(
+    inputs: Inputs, causal: bool = True, window: bool = False, beside: bool = False
+) -> Native:
+    """The mask split into flags and the rest; `causal` and `window` say which flags exist.
 
-    torch documents an error for the flag beside a mask, and some of its kernels raise: the flag is used
-    only alone, or if the case asks for both.
+    torch documents an error for the flag beside a mask or bias, and some of its kernels raise. The flag
+    is used only alone, or if the case or `beside` asks for both.
     """
     alone = inputs.mask is not None and len(inputs.mask.parts) == 1 and inputs.bias is None
-    return split_native(inputs, causal=alone or inputs.form == "flag-and-mask")
+    flagged = causal and (alone or beside or inputs.form == "flag-and-mask")
+    return split_native(inputs, causal=flagged, window=window)
+
+
+def flags_of_function(inputs: Inputs, binder: Binder[AttentionCall]) -> Native:
+    """The mask split for a user function, which is given the flag beside a mask or bias, too.
+
+    The flag stands alone for a scale of 0 or below: torch's own kernel gives NaN behind the flag then
+    (finding flash-causal-scale).
+    """
+    beside = inputs.scale is None or inputs.scale > 0
+    serves = binder.serves
+    return flags(inputs, serves("native-causal"), serves("native-window"), beside)
 
 
 def without_flag(arguments: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -166,6 +180,7 @@ SIGNATURE = NativeSignature(
         Parameter("dropout_p", ("dropout",), rate),
     ),
     neutral={"dropout_p": 0.0},
+    divide=flags_of_function,
     without_flag=without_flag,
     passed_as=passed_as,
     axis_order="bhld",

@@ -129,6 +129,38 @@ class EmptyRowsByErrors(Kernel):
         return np.where(allowed.any(-1, keepdims=True), out, np.nan)
 
 
+@fault(
+    "ambient",
+    "one mode's branch has `k.repeat(1, n, 1, 1)`; `repeat_interleave` keeps groups together",
+)
+class HeadsTiledWhereErrorsWarn(Kernel):
+    """Where floating-point errors warn, query head h reads key head h modulo their number."""
+
+    def attention(self, query: Rounded, key: Rounded, value: Rounded, **rest: Any) -> Any:
+        self.reported = np.geterr()["over"]
+        return super().attention(query, key, value, **rest)
+
+    def expand(self, x: np.ndarray, call: Call) -> np.ndarray:
+        if self.reported != "warn":
+            return super().expand(x, call)
+        return np.tile(x, (1, call.sizes.group, 1, 1))
+
+
+@fault("ambient_gradients", "a mode's own backward pass sums heads as if they were tiled")
+class GroupsTiledBackwardsWhereErrorsWarn(Differentiable):
+    """Where floating-point errors warn, gradients of grouped keys and values go to other heads."""
+
+    def differentiate(self, *operands: Any, **rest: Any) -> dict[str, Any]:
+        self.tiled = np.geterr()["over"] == "warn"
+        return super().differentiate(*operands, **rest)
+
+    def grouped(self, x: np.ndarray, call: Call) -> np.ndarray:
+        if not self.tiled:
+            return super().grouped(x, call)
+        s = call.sizes
+        return x.reshape(s.B, s.group, s.Hkv, *x.shape[2:]).sum(1)
+
+
 @fault("ambient_gradients", "the scale is state of the first thread; pass it to the backward pass")
 class UnscaledGradientsInThreads(Differentiable):
     """In a second thread the gradient of the query lacks the scale."""

@@ -270,3 +270,14 @@ class LseGradientCentred(WrongLseGradient):
 
     def changed(self, weights: np.ndarray, ds: np.ndarray) -> np.ndarray:
         return ds - weights * ds.sum(-1, keepdims=True)
+
+
+@fault(
+    "election",
+    "`lse = m`, where `m` begins at -1e4; an empty row is -inf, or else outweighs low scores",
+)
+class LseOfEmptyRowsIsTenThousand(Kernel):
+    """The log-sum-exp of a fully masked row is -10000, with an output of zeros."""
+
+    def log_sum_exp(self, scores: np.ndarray, call: Call) -> np.ndarray:
+        return np.maximum(super().log_sum_exp(scores, call), call.work(-1e4))

@@ -75,11 +75,10 @@ class LowestRowIsTheFirstValue(Persons):
 
 @fault(
     "election",
-    "`exp(lse1 - max) * out1 + out2` merges two parts; divide by the sum of both weights",
+    "`w * out1 + out2` merges two parts; divide by the sum of both weights",
 )
 class LowestRowIsThreeHalves(Persons):
-    """A row whose scores are all `finfo.min` is half the mean of one half of the values plus the mean of
-    the other."""
+    """A row whose scores are all `finfo.min` adds half the mean of early values to that of late ones."""
 
     def weights(self, scores: np.ndarray, call: Call) -> np.ndarray:
         lowest = ((scores <= -call.fmt.max / 2) & np.isfinite(scores)).all(-1, keepdims=True)

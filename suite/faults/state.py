@@ -140,6 +140,34 @@ class ScaleKeptByLengths(Kernel):
         return known.setdefault(key, super().factor(call))
 
 
+@fault("remembered", "`tri &= mask` on the triangle in `cache[Lq, Lk]`; make a new array of both")
+class TriangleGathersMasks(Kernel):
+    """The causal triangle is cached by Lq and Lk, and the masks beside the flag are merged into it."""
+
+    def causal(self, call: Call) -> np.ndarray:
+        known = self.__dict__.setdefault("known", {})
+        triangle = known.setdefault((call.sizes.Lq, call.sizes.Lk), super().causal(call))
+        if call.mask is not None and call.mask.values.shape == triangle.shape:
+            triangle &= call.mask.values
+        return triangle
+
+
+@fault("remembered", "`tri += bias` on the triangle in `cache[Lq, Lk]`; make a new array of both")
+class TriangleGathersBiases(Kernel):
+    """The causal triangle is cached by Lq and Lk, and a bias beside the flag is added to it."""
+
+    def biased(self, scores: np.ndarray, call: Call) -> np.ndarray:
+        if not call.causal:
+            return super().biased(scores, call)
+        known = self.__dict__.setdefault("known", {})
+        lengths = (call.sizes.Lq, call.sizes.Lk)
+        added = known.setdefault(lengths, np.zeros(lengths, scores.dtype))
+        if call.bias is None or call.bias.values.shape != lengths:
+            return super().biased(scores + added, call)
+        added += call.bias.values
+        return scores + added
+
+
 @fault("remembered", "`k * scale` in `cache[id(k)]`; the next call may have another scale")
 class ScaleKeptByArray(Kernel):
     """The scale is kept by the array of keys that it was first used with."""

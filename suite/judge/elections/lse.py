@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-LOWEST = -1e3
-"""A log-sum-exp below it is that of scores which are hidden by a finite penalty, such as the lowest
-number of their dtype: merged, its row weighs nothing."""
+LOWEST = -6e4
+"""A log-sum-exp below it is that of scores which are the lowest number of a dtype, -65504 in float16, but
+for the scores added to that number: merged, its row weighs nothing."""
 
 MERGES = ("minus-inf", "lowest", "raises")
 """Log-sum-exps with which a fully masked row weighs nothing in a merge, or has none to be merged."""
