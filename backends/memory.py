@@ -214,3 +214,18 @@ def segmented(
     for name, lengths in zip(names, ("query_lengths", "key_lengths"), strict=True):
         arrays[name] = backend.array(summed(inputs.arrays[lengths]).astype(integers), None)
     return arrays
+
+
+def paged(
+    backend: Backend, inputs: Inputs, integers: type[np.signedinteger[Any]] = np.int32
+) -> dict[str, Any]:
+    """query, key and value of paged attention, and as `integers` the cumulative lengths of queries from 0
+    on, `query_offsets` (B + 1,), `key_lengths` (B,) and `page_table` (B, T)."""
+    numbers = inputs.arrays
+    arrays = {
+        "query_offsets": summed(numbers["query_lengths"]),
+        "key_lengths": numbers["key_lengths"],
+        "page_table": numbers["page_table"],
+    }
+    whole = {n: backend.array(array.astype(integers), None) for n, array in arrays.items()}
+    return sequences(backend, inputs) | whole

@@ -26,6 +26,7 @@ from backends.sources import JUDGED, home_of
 from backends.user.layer import UserLayer
 from backends.user.merge import UserMerge
 from backends.user.packed import UserPacked
+from backends.user.paged import UserPaged
 from backends.user.rotary import UserRotation
 from suite.spec.operator import Operator
 from suite.spec.operators import OPERATORS
@@ -227,7 +228,7 @@ def load_object(text: str, what: str) -> Any:
 
 
 OWN: dict[Operator, Callable[[Backend, Callable[..., Any], str, Claims], Implementation]] = {
-    kind.operator: kind for kind in (UserMerge, UserPacked, UserRotation)
+    kind.operator: kind for kind in (UserMerge, UserPacked, UserPaged, UserRotation)
 }
 """The class for a user's function by operator, for operators that are neither attention nor layers."""
 

@@ -8,40 +8,65 @@ Source: "varlen" interfaces; Dao, FlashAttention-2, arXiv 2307.08691 (2023).
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 import numpy as np
 
 from references.blocked import bounded
 from references.composition import Composition, Problem, Reference
 from references.outputs import Outputs
-from references.primitives.arranged import Moved, Reshaped
+from references.primitives.arranged import Moved, OneTensor, Reshaped
 from references.primitives.attend import Attend
 from references.primitives.pairs import Pairs
 from references.primitives.scores import Scores
 from references.primitives.segments import Concatenated, Packed, Segment, concatenated
-from references.rounding import Roundoffs, drawing
+from references.rounding import Roundoffs, drawing, precision_for
+from references.sdpa import stepped
+from references.steps import steps
 from references.tape import Node
 from suite.spec.inputs import Inputs
 from suite.spec.operators.packed import allowed_pairs, segments
-from suite.spec.vocabulary import OPERANDS
+
+Part = tuple[slice, slice | np.ndarray, np.ndarray]
+"""A part of the problem that is plain attention by itself: its queries, its keys (a slice or indices),
+and its mask (queries, keys), True attends."""
 
 
-def compose(problem: Problem) -> Composition:
-    """The output (Lq, H, Dv)."""
-    u, s = problem.u, problem.sizes
-    query, key, value = (Packed(problem.leaf(name)) for name in OPERANDS)
-    outputs: list[Node] = []
-    for rows, keys in segments(problem.inputs.case):
-        q, k, v = (
-            _by_head(Segment(x, place)) for x, place in ((query, rows), (key, keys), (value, keys))
-        )
-        mask = _mask(problem.inputs, rows, keys)
-        pairs = Pairs((1, s.H, *mask.shape), mask)
-        attend = Attend(u, Scores(u, q, k, problem.scale, pairs), v, pairs)
-        outputs.append(Moved(Reshaped(attend, (s.H, len(mask), s.Dv)), 0, 1))
-    return Composition(Concatenated(u, outputs), keys=np.ones((1, 1, s.Lq), int))
+class ByParts(Reference):
+    """Attention of packed queries (Lq, H, D), part by part, with the scores' features.
 
+    `parts(inputs)` are the parts. They index key and value (N, Hkv, .): `tokens(problem)` are these as
+    nodes, `plain(inputs)` as arrays.
+    """
 
-class _Packed(Reference):
+    def __init__(
+        self,
+        parts: Callable[[Inputs], Iterable[Part]],
+        tokens: Callable[[Problem], tuple[OneTensor, OneTensor]],
+        plain: Callable[[Inputs], tuple[np.ndarray, np.ndarray]],
+    ) -> None:
+        super().__init__(self.composed)
+        self.parts, self.tokens, self.plain = parts, tokens, plain
+
+    def composed(self, problem: Problem) -> Composition:
+        """The output (Lq, H, Dv)."""
+        u, s, inputs = problem.u, problem.sizes, problem.inputs
+        query, (key, value) = Packed(problem.leaf("query")), self.tokens(problem)
+        outputs: list[Node] = []
+        for rows, keys, mask in self.parts(inputs):
+            q, k, v = (
+                _by_head(Segment(x, place))
+                for x, place in ((query, rows), (key, keys), (value, keys))
+            )
+            pairs = Pairs((1, s.H, *mask.shape), mask)
+            scores: Node = Scores(u, q, k, problem.scale, pairs)
+            made, _ = steps(inputs.features, len(mask), mask.shape[1], precision_for(inputs.dtype))
+            for step in made:
+                scores = stepped(problem, step, scores)
+            attend = Attend(u, scores, v, pairs)
+            outputs.append(Moved(Reshaped(attend, (s.H, len(mask), s.Dv)), 0, 1))
+        return Composition(Concatenated(u, outputs), keys=np.ones((1, 1, s.Lq), int))
+
     def forward(self, inputs: Inputs, rounding: Roundoffs, empty_rows: str = "zeros") -> Outputs:
         """The output (Lq, H, Dv), with its standard deviation in 16-bit dtypes.
 
@@ -49,12 +74,12 @@ class _Packed(Reference):
         """
         if drawing():
             return self.recomputed(inputs, rounding)
-        parts = []
-        for n, (rows, keys) in enumerate(segments(inputs.case)):
-            segment = (inputs.query[rows], inputs.key[keys], inputs.value[keys])
-            operands = [x.swapaxes(0, 1)[None] for x in segment]
-            mask = _mask(inputs, rows, keys)
-            parts.append(bounded(inputs, rounding, *operands, part=n, mask=mask))
+        parts, (key, value) = [], self.plain(inputs)
+        for n, (rows, keys, mask) in enumerate(self.parts(inputs)):
+            own = (inputs.query[rows], key[keys], value[keys])
+            operands = [x.swapaxes(0, 1)[None] for x in own]
+            features = inputs.features
+            parts.append(bounded(inputs, rounding, *operands, part=n, mask=mask, features=features))
         output = concatenated([part.arrays["output"][0].moved(0, 1) for part in parts])
         deviations = [
             part.deviation[0].swapaxes(0, 1) for part in parts if part.deviation is not None
@@ -63,13 +88,18 @@ class _Packed(Reference):
         return Outputs({"output": output}, np.ones((1, 1, inputs.sizes.Lq), int), deviation)
 
 
-reference = _Packed(compose)
-
-
-def _mask(inputs: Inputs, rows: slice, keys: slice) -> np.ndarray:
-    """The mask of one segment, True attends."""
+def _segments(inputs: Inputs) -> Iterable[Part]:
     alignment = inputs.case.option("alignment")
-    return allowed_pairs(rows.stop - rows.start, keys.stop - keys.start, alignment)
+    for rows, keys in segments(inputs.case):
+        count, of = rows.stop - rows.start, keys.stop - keys.start
+        yield rows, keys, allowed_pairs(count, of, alignment)
+
+
+def _tokens(problem: Problem) -> tuple[OneTensor, OneTensor]:
+    return Packed(problem.leaf("key")), Packed(problem.leaf("value"))
+
+
+reference = ByParts(_segments, _tokens, lambda inputs: (inputs.key, inputs.value))
 
 
 def _by_head(x: Segment) -> Node:

@@ -50,7 +50,7 @@ def compose(problem: Problem) -> Composition:
     if u.centred_keys:
         scores = CentredScores(u, query, Centred(u, key, pairs), scale, pairs)
     for step in made:
-        scores = _stepped(problem, step, scores)
+        scores = stepped(problem, step, scores)
     if inputs.bias is not None:
         scores = Biased(u, scores, problem.leaf("bias"))
     value = problem.leaf("value")
@@ -63,7 +63,7 @@ def compose(problem: Problem) -> Composition:
     return Composition(attend, keys=pairs.keys, has_zero_key=pairs.has_zero_key)
 
 
-def _stepped(problem: Problem, step: Step, scores: Node) -> Node:
+def stepped(problem: Problem, step: Step, scores: Node) -> Node:
     """The scores after a step. An array with gradients is a leaf, others are constants."""
     u, unit = problem.u, step.unit(problem.u)
     if step.reduction.to == "cap":

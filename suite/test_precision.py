@@ -34,6 +34,7 @@ LAYERS = (
 # float64 only. At far positions the angles show their precision.
 OTHERS = (
     "packed/none/mha/f64/b3h4q24k24d8/seg5.7.12",
+    "paged/none/gqa2/f64/b3h4q9k24d8/seg1.3.5x7.12.5/causal",
     "rotary/none/mha/f64/b2h3q17k1d16/at4097",
     "rotary/none/mha/f64/b2h3q17k1d16/interleaved/at4097",
     "rotary/none/mha/f64/b2h3q17k1d16/rot8/at100003",

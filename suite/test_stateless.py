@@ -48,7 +48,7 @@ def changed(inputs: Inputs) -> Inputs:
     """The same problem with other values; rows attend as many keys as before, but other ones.
 
     A rotation has another base, because instances must not share tables; at far positions it has a
-    shorter sequence. Packed segments are reversed.
+    shorter sequence. Packed samples are reversed.
     """
     position, first = inputs.arrays.get("position"), inputs.case.option("offset")
     if position is not None and first:
@@ -60,10 +60,8 @@ def changed(inputs: Inputs) -> Inputs:
         return inputs.replace(**{name: -array for name, array in inputs.arrays.items()})
     query, key, value = -inputs.query, np.flip(inputs.key, -1), -inputs.value
     arrays = {"query": query, "key": key, "value": value}
-    if inputs.case.option("segments"):
-        queries, keys = (part[::-1] for part in inputs.case.option("segments"))
-        lengths = {n: np.flip(inputs.arrays[n]) for n in ("query_lengths", "key_lengths")}
-        return inputs.replace(segments=(queries, keys), **arrays, **lengths)
+    if inputs.operator.packing is not None:
+        return inputs.replace(**arrays).select("b", range(inputs.sizes.B)[::-1])
     if inputs.self_attention:
         arrays = dict.fromkeys(arrays, np.flip(query, -1))
     if inputs.bias is not None:

@@ -18,6 +18,7 @@ from suite.spec.catalogue import cases
 torch = pytest.importorskip("torch")
 
 ROTARY = "rotary/none/mha/f32/b2h3q17k1d16"
+PAGED = "paged/none/gqa2/f32/b3h4q9k24d8/seg1.3.5x7.12.5/causal"
 
 OTHERS = (
     ("value-heads-tiled", "Query head 1 reads value head 1, expected 0: key/value heads are tiled",
@@ -58,6 +59,11 @@ OTHERS = (
      "packed/none/gqa2/f32/b4h4q10k24d8/seg3.0.6.1x5.11.7.1/causalbr"),
     ("packed-heads-by-turns", "Key/value heads are tiled",
      "packed/none/gqa2/f32/b3h4q24k24d8/seg5.7.12/causal"),
+    ("paged-table-of-another", "A sample reads the pages of the next sample.", PAGED),
+    ("paged-slot-late", "Every key is read one slot late.", PAGED),
+    ("paged-last-page-whole", "The last page of a sample is attended to its end.", PAGED),
+    ("paged-layout-mistaken", "Heads and slots of a page are exchanged",
+     "paged/none/gqa2/f32/b3h4q9k24d8/seg1.3.5x7.12.5/hnd/causal"),
     ("merge-without-rescaling", "All parts weigh the same: log-sum-exps are not used.",
      "merge/none/mha/f32/b2h3q5k2d8"),
     ("merge-by-base-two", "Parts weigh 2^lse, expected e^lse.", "merge/none/mha/f32/b2h3q5k2d8"),

@@ -36,6 +36,7 @@ from suite.spec.case import Case
 from suite.spec.catalogue import cases, find
 from suite.spec.features import WORDS
 from suite.spec.inputs import Inputs, draw
+from suite.spec.operators.paged import FEATURES as PAGED_FEATURES
 from suite.spec.vocabulary import DEVICES
 
 F32 = find("sdpa/none/mha/f32/b2h3q5k7d8").dtype
@@ -143,7 +144,7 @@ def test_a_feature_that_nobody_declared_is_not_asked() -> None:
 
 def test_the_sets_of_features_hold_what_was_asked_before_sinks() -> None:
     features: dict[str, set[str]] = {
-        "sdpa": set(), "rotary": set(), "packed": set(), "merge": set(), "layers": set()
+        "sdpa": set(), "rotary": set(), "packed": set(), "merge": set(), "paged": set(), "layers": set()
     }  # fmt: skip
     for case in cases("full"):
         kind = "layers" if case.operator.is_layer else case.operator.name
@@ -153,6 +154,7 @@ def test_the_sets_of_features_hold_what_was_asked_before_sinks() -> None:
     assert features["rotary"] <= ROTARY_FEATURES
     assert features["merge"] <= MERGE_FEATURES
     assert features["packed"] <= PACKED_FEATURES
+    assert features["paged"] <= PAGED_FEATURES
     assert features["layers"] - LAYER_FEATURES - ENCODER_FEATURES == {"qk-norm"}
     assert not (ATTENTION_FEATURES | LAYER_FEATURES) & OF_BACKENDS
 

@@ -102,6 +102,7 @@ def test_facts_of_operators() -> None:
     assert {name for name, (_, masks) in facts.items() if not masks} == {
         *fully_masked_rows,
         "packed",
+        "paged",
     }
     for case in catalogue.cases("smoke"):
         if case.mask is not None or case.option("bias") not in (None, "none"):

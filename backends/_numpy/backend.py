@@ -6,6 +6,7 @@ from backends._numpy.attention import Definition
 from backends._numpy.engine import NumpyEngine
 from backends._numpy.merge import WeightedSum
 from backends._numpy.packed import SegmentBySegment
+from backends._numpy.paged import SampleBySample
 from backends._numpy.rotary import ComplexRotation
 from backends.protocol import Implementation
 
@@ -16,4 +17,7 @@ class NumpyBackend(NumpyEngine):
     name = "numpy"
 
     def implementations(self) -> list[Implementation]:
-        return [Definition(self), ComplexRotation(self), SegmentBySegment(self), WeightedSum(self)]
+        return [
+            Definition(self), ComplexRotation(self), SegmentBySegment(self), SampleBySample(self),
+            WeightedSum(self),
+        ]  # fmt: skip

@@ -68,6 +68,9 @@ def operations(backend: OnnxEngine) -> Operations:
         concat=concatenated,
         transpose=lambda x, axes: x.transpose(axes),
         reshape=lambda x, shape: x.reshape(shape),
+        take=lambda x, indices: x.graph.add(
+            "Gather", x, indices, shape=lambda: (*indices.shape, *x.shape[1:]), axis=0
+        ),
         repeat=lambda x, times, axis: x.repeated(times, axis),
         cos=lambda x: x.same("Cos"),
         sin=lambda x: x.same("Sin"),

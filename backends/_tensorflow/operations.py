@@ -19,6 +19,7 @@ def operations(np: Any, tf: Any) -> Operations:
         concat=lambda arrays, axis: tf.concat(list(arrays), axis),
         transpose=lambda x, axes: tf.transpose(x, axes),
         reshape=lambda x, shape: tf.reshape(x, shape),
+        take=tf.gather,
         repeat=lambda x, times, axis: tf.repeat(x, times, axis),
         cos=tf.cos,
         sin=tf.sin,

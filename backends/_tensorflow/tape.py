@@ -38,7 +38,9 @@ def pullback(prepared: PreparedCall, wrt: Sequence[str], again: bool = True) -> 
     def pull(cotangent: Any) -> dict[str, Any]:
         with underivable(UNDERIVABLE):
             gradients = tape.gradient(out, list(sources.values()), output_gradients=cotangent)
-        return dict(zip(sources, gradients, strict=True))
+        # The gradient of what was gathered is IndexedSlices.
+        dense = [None if x is None else tf.convert_to_tensor(x) for x in gradients]
+        return dict(zip(sources, dense, strict=True))
 
     return out, pull
 

@@ -17,6 +17,7 @@ from backends.textbook.one_head import (
     SelfAttention,
 )
 from backends.textbook.packed import AllPairs, Segments
+from backends.textbook.paged import PagedRows, PagedSamples
 from backends.textbook.rotary import TextbookRotary, TextbookRotaryCast
 
 __all__ = ["Numerics", "Operations", "Textbook", "TextbookEncoder", "textbooks"]
@@ -32,6 +33,7 @@ def textbooks(backend: Backend, ops: Operations, numerics: Numerics) -> list[Imp
         MaskedLarge, TextbookLayerNorm, TextbookBatchNorm,
     )  # fmt: skip
     packed = (AllPairs(backend, ops, numerics), Segments(backend, ops, numerics))
+    paged = (PagedRows(backend, ops, numerics), PagedSamples(backend, ops, numerics))
     merges = (MergeAtOnce(backend, ops), MergeInTurn(backend, ops))
     rotations = (TextbookRotary(backend, ops), TextbookRotaryCast(backend, ops))
-    return [*(kind(backend, ops, numerics) for kind in kinds), *packed, *merges, *rotations]
+    return [*(kind(backend, ops, numerics) for kind in kinds), *packed, *paged, *merges, *rotations]

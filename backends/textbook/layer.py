@@ -29,6 +29,7 @@ class Operations:
     - fill(scores, hidden, number): `number` where `hidden`.
     - hide(scores, mask): -inf or the lowest number where the mask is False.
     - concat(arrays, axis), transpose(array, axes), broadcast(array, shape).
+    - take(array, indices): slices along the first axis; indices have any rank.
     - cast(array, "float32"); like(array, other): in the dtype of `other`.
     - number(value, array): a number in the form that combines with the array.
     - counted(n, array): 0 to n - 1 in the array's dtype.
@@ -44,6 +45,7 @@ class Operations:
     transpose: Callable[[Any, tuple[int, ...]], Any]
     reshape: Callable[[Any, tuple[int, ...]], Any]
     repeat: Callable[[Any, int, int], Any]
+    take: Callable[[Any, Any], Any]
     cos: Callable[[Any], Any]
     sin: Callable[[Any], Any]
     power: Callable[[Any, Any], Any]

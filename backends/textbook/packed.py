@@ -54,16 +54,33 @@ class TextbookPacked(Implementation):
     ) -> Any:
         """The output (Lq, H, Dv)."""
 
-    def attend(self, query: Any, key: Any, value: Any, hidden: Any, scale: Any) -> Any:
+    def attend(
+        self,
+        query: Any,
+        key: Any,
+        value: Any,
+        hidden: Any,
+        scale: Any,
+        softcap: float | None = None,
+    ) -> Any:
         """Plain attention of (L, H, D) operands; `hidden` pairs (Lq, Lk) have no weight."""
         ops, group = self.ops, query.shape[1] // key.shape[1]
         q, k, v = (ops.transpose(x, (1, 0, 2)) for x in (query, key, value))
         if group > 1:
             k, v = (ops.repeat(x, group, 0) for x in (k, v))
-        scores = (q @ ops.transpose(k, (0, 2, 1))) * scale
+        return ops.transpose(self.weighted(q, k, v, hidden, scale, softcap), (1, 0, 2))
+
+    def weighted(
+        self, query: Any, key: Any, value: Any, hidden: Any, scale: Any, softcap: float | None
+    ) -> Any:
+        """Plain attention of operands (..., L, D)."""
+        ops, n = self.ops, len(key.shape)
+        scores = (query @ ops.transpose(key, (*range(n - 2), n - 1, n - 2))) * scale
+        if softcap is not None:
+            scores = ops.tanh(scores / ops.number(softcap, query)) * ops.number(softcap, query)
         if hidden is not None:
             scores = ops.fill(scores, hidden, -np.inf)
-        return ops.transpose(ops.softmax(scores) @ v, (1, 0, 2))
+        return ops.softmax(scores) @ value
 
 
 class AllPairs(TextbookPacked):

@@ -24,9 +24,9 @@ class Packed(OneTensor):
 
 
 class Segment(Node):
-    """The rows `place` of x (L, ...)."""
+    """The rows `place` of x (L, ...): a slice, or indices without repetition."""
 
-    def __init__(self, x: Packed, place: slice) -> None:
+    def __init__(self, x: OneTensor, place: slice | np.ndarray) -> None:
         super().__init__(x.u, x)
         self.x, self.place = x, place
 

@@ -103,7 +103,7 @@ class Options(CommandOptions):
     )
     like: str = option(
         f"the layer that --function makes, or what it is: {', '.join(LAYERS)} "
-        "(docs/layers.md, docs/rotary.md, docs/packed.md, docs/merge.md)",
+        "(docs/layers.md, docs/rotary.md, docs/packed.md, docs/paged.md, docs/merge.md)",
         "LAYER",
         valid=LAYERS,
         of_function=True,

@@ -30,6 +30,9 @@ LETTERS = {
     "k": "keys",
     "d": "size of a query and a key",
     "v": "size of a value",
+    "p": "pages of a pool",
+    "s": "slots of a page",
+    "t": "entries of a page table for a sample",
     "x": "features of the query",
     "y": "features of the key",
     "z": "features of the value",
@@ -175,10 +178,12 @@ class Packing:
 
     - `choose(inputs, order)`: inputs with some of their samples, in an order.
     - `completed(sizes, numbers)`: sizes and options of a random case, from two or more whole numbers.
+    - `letters(case)`: sizes of axes beside those of `Sizes`, by letter.
     """
 
     choose: Callable[[Inputs, Sequence[int] | np.ndarray], Inputs]
     completed: Callable[[Sizes, Sequence[int]], tuple[Sizes, Mapping[str, Any]]]
+    letters: Callable[[Case], Mapping[str, int]] = lambda case: {}
 
 
 @dataclass(frozen=True, eq=False)

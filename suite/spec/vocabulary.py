@@ -32,6 +32,7 @@ INVARIANT = {
     "decode": "prefill and decode",
     "split": "split keys",
     "segments": "packed segments",
+    "pages": "pages moved",
 }
 """Other work, of which an answer is independent (`suite.test_invariance`), with its name in tables."""
 
@@ -208,6 +209,7 @@ FEATURES = {
     "several-parts": "more than two partial answers to be merged",
     "cross-lengths": "packed segments with other numbers of queries than of keys",
     "length-arrays": "lengths of packed segments as an array whose values are read",
+    "heads-before-slots": "pages (P, Hkv, S, D), heads before slots",
     "empty-segments": "packed segments without a query, or without a token",
 }
 """What a case or a check needs of an implementation beyond plain attention (see also

@@ -41,6 +41,7 @@ from suite.faults.kernels.norm_gradient import (
     summed_by_rows,
 )
 from suite.faults.kernels.packed import PackedKernel
+from suite.faults.kernels.paged import PagedKernel
 from suite.faults.kernels.rotary import RotaryByTable, RotaryKernel, RotaryTableCast
 from suite.faults.kernels.variants import EagerStored, FlashFused, MergedChunks, StepByStep
 from suite.spec.dtypes import round_to
@@ -127,6 +128,7 @@ from tests.honest.operators import (
     RotaryEager,
     RotaryOfFloat64,
 )
+from tests.honest.paged import PagedByPages, PagedEager, PagedWholeTables
 from tests.honest.state import AnswersKeptByValues, VisiblePairsKept, WorkspaceCleared
 from tests.honest.tiled import (
     CubicExp,
@@ -340,6 +342,10 @@ HONEST: tuple[type[Implementation], ...] = (
     PackedAllPairs,
     PackedPadded,
     PackedEager,
+    PagedKernel,
+    PagedByPages,
+    PagedWholeTables,
+    PagedEager,
     MergeKernel,
     MergeInTurn,
     MergeRunningSum,

@@ -18,9 +18,12 @@ from suite.judge.diagnosis.instrument import Found, Instrument, few
 from suite.judge.diagnosis.layers import Another, of_layer
 from suite.judge.diagnosis.look import with_limits
 from suite.judge.diagnosis.packed import boundaries, of_packed
+from suite.judge.diagnosis.paged import moderate, of_paged
 from suite.spec.case import Case
 from suite.spec.dtypes import DTYPES, DType, round_to
 from suite.spec.inputs import Inputs
+from suite.spec.operators.packed import PACKED
+from suite.spec.operators.paged import PAGED
 from suite.spec.operators.rotary import Rotation
 
 
@@ -29,7 +32,7 @@ def ask(tool: Instrument, case: Case) -> Iterator[Found]:
     for name in dict.fromkeys(("f32", case.dtype.name)):
         typed = replace(case, dtype=DTYPES[name])
         if tool.implementation.unsupported(typed) is None:
-            inputs = tool.drawn(typed)
+            inputs = moderate(tool.drawn(typed)) if case.operator is PAGED else tool.drawn(typed)
             wrong = wrong_outputs(tool, inputs)
             if wrong:
                 yield from _outputs(tool, inputs, wrong)
@@ -91,7 +94,7 @@ def _outputs(tool: Instrument, inputs: Inputs, wrong: list[str]) -> Iterator[Fou
             )
             yield Found(first + sentence, family, hint)
             return
-    if inputs.operator.packing is not None:
+    if inputs.operator is PACKED:
         found = boundaries(tool, inputs)
         if found is not None:
             yield found
@@ -335,6 +338,6 @@ def _of_merge(inputs: Inputs) -> Iterator[Another]:
 
 
 PROBLEMS: Mapping[str, Callable[[Inputs], Iterator[Another]]] = {
-    "rotary": _of_rotary, "packed": of_packed, "merge": _of_merge
+    "rotary": _of_rotary, "packed": of_packed, "paged": of_paged, "merge": _of_merge
 }  # fmt: skip
 """The other problems of operators that are no layers."""

@@ -100,14 +100,15 @@ def axes(case: Case) -> Axes:
     }  # fmt: skip
 
 
-def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
-    s = case.sizes
-    one = Sizes(1, s.H, s.Hkv, s.Lq, s.Lk, s.D, s.Dv)
+def packed_operands(case: Case, rng: np.random.Generator) -> list[np.ndarray]:
+    """Query (Lq, H, D), key (Lk, Hkv, D) and value (Lk, Hkv, Dv) of the case's recipe."""
+    one = replace(case.sizes, B=1)
     drawn = DRAWS[case.recipe](rng, one, case.dtype)
-    arrays = {
-        name: np.ascontiguousarray(array[0].transpose(1, 0, 2))
-        for name, array in zip(OPERANDS, drawn, strict=True)
-    }
+    return [np.ascontiguousarray(array[0].transpose(1, 0, 2)) for array in drawn]
+
+
+def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
+    arrays = dict(zip(OPERANDS, packed_operands(case, rng), strict=True))
     queries, keys = (np.asarray(part, np.float64) for part in case.option("segments"))
     return {**arrays, "query_lengths": queries, "key_lengths": keys}
 

@@ -1,0 +1,53 @@
+"""Paged attention by definition: sample by sample."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from backends._numpy.attention import definition
+from backends._numpy.engine import Rounded
+from backends.declared import Declared
+from backends.memory import paged
+from backends.prepared import PreparedCall
+from backends.protocol import Implementation
+from suite.spec.inputs import Inputs
+from suite.spec.operators.paged import FEATURES, PAGED, allowed, slots_first
+
+
+class SampleBySample(Implementation):
+    """The reference of each sample over the keys of its pages, rounded once to the case's dtype."""
+
+    name = "sample-by-sample"
+    operator = PAGED
+    declared = Declared(
+        numerics="exact",
+        features=FEATURES,
+        refusals={"gradient": "NumPy differentiates nothing"},
+    )
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        fmt, case = inputs.dtype, inputs.case
+        settings = {"scale": inputs.scale, "fmt": fmt, **inputs.features}
+
+        def call(
+            query: Rounded,
+            key: Rounded,
+            value: Rounded,
+            query_offsets: Rounded,
+            key_lengths: Rounded,
+            page_table: Rounded,
+        ) -> Rounded:
+            out = np.zeros((*query.values.shape[:2], value.values.shape[-1]))
+            starts = query_offsets.values
+            for n, of in enumerate(key_lengths.values):
+                rows = slice(starts[n], starts[n + 1])
+                pages = page_table.values[n]
+                k, v = (slots_first(case, x.values)[pages] for x in (key, value))
+                k, v = (x.reshape(-1, *x.shape[2:])[:of].transpose(1, 0, 2)[None] for x in (k, v))
+                q = query.values[rows].transpose(1, 0, 2)[None]
+                mask = allowed(case, q.shape[2], int(of))
+                answer = definition(q, k, v, mask=mask, **settings)
+                out[rows] = answer[0].transpose(1, 0, 2)
+            return Rounded(out, fmt)
+
+        return PreparedCall(call, paged(self.backend, inputs))

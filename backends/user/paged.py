@@ -1,0 +1,60 @@
+"""A user's paged attention as an implementation; see docs/paged.md."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from backends.binder import Parameter
+from backends.memory import paged
+from backends.prepared import PreparedCall
+from backends.user.function import UserCallable
+from backends.user.packed import longest
+from suite.spec.inputs import Inputs
+from suite.spec.operators.paged import FEATURES, PAGED
+
+
+def window(inputs: Inputs) -> tuple[int, int] | None:
+    """(left, right) keys beside a query's own one; None without a window."""
+    left = inputs.case.option("left")
+    return None if left is None else (left, 0)
+
+
+KEYWORDS: tuple[Parameter[Inputs], ...] = (
+    Parameter("max_seqlen_q", value=lambda inputs: longest(inputs, "query_lengths")),
+    Parameter("max_seqlen_k", value=lambda inputs: longest(inputs, "key_lengths")),
+    Parameter("causal", ("causal",), lambda inputs: inputs.case.option("alignment") == "causal"),
+    Parameter("window_size", ("window",), window),
+    Parameter("softcap", ("softcap",), lambda inputs: inputs.case.option("softcap")),
+    Parameter("kv_layout", ("heads-before-slots",), lambda i: i.case.option("layout").upper()),
+    Parameter("scale", ("scale",), lambda inputs: inputs.scale),
+    Parameter("softmax_scale", ("scale",), lambda inputs: inputs.scale, unless="scale"),
+)
+"""The keyword parameters of paged attention. Libraries have two names for the scale."""
+
+
+class UserPaged(UserCallable):
+    """A user's `function(query, key_cache, value_cache, cu_seqlens_q, seqused_k, block_table, ...)`.
+
+    The function returns (Lq, H, Dv), and receives the `KEYWORDS` that it takes.
+
+    - query (Lq, H, D), key_cache (P, S, Hkv, D), value_cache (P, S, Hkv, Dv)
+    - cu_seqlens_q (B + 1,), seqused_k (B,) and block_table (B, T), int32
+    """
+
+    operator = PAGED
+    arrays = ("query", "key_cache", "value_cache", "cu_seqlens_q", "seqused_k", "block_table")
+    table = KEYWORDS
+    features = FEATURES
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        keywords = self.binder.bind(inputs, inputs.needs)
+        arguments = paged(self.backend, inputs)
+
+        def call(
+            query: Any, key: Any, value: Any, query_offsets: Any, key_lengths: Any, page_table: Any
+        ) -> Any:
+            return self.judged(
+                query, key, value, query_offsets, key_lengths, page_table, **keywords
+            )
+
+        return PreparedCall(call, arguments, constants=tuple(keywords.items()))

@@ -1,0 +1,48 @@
+"""Paged attention: every sample is plain attention (`references.sdpa`) over its queries and the keys that
+its pages hold.
+
+Bounds are those of the samples, and count only the keys that attend. Reading a page copies its bits. A
+kernel that goes page by page adds up in another order, and rescales by exp(m - m') <= 1 at every page:
+the bound of a row of n keys allows any order and n rescalings. Slots behind the last key, which a kernel
+reads and hides, add exact zeros.
+
+Gradients of pages that several samples share are sums, each of which is stored (`references.tape`). A
+page without a sample has the gradient 0.
+
+Source: Kwon et al., Efficient Memory Management for Large Language Model Serving with PagedAttention,
+SOSP 2023, section 4.1.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from references.composition import Problem
+from references.packed import ByParts
+from references.primitives.arranged import Moved, OneTensor, Reshaped
+from references.primitives.segments import Packed
+from references.tape import Node
+from suite.spec.inputs import Inputs
+from suite.spec.operators.paged import samples, slots_first
+
+
+def _slots(problem: Problem, name: str) -> OneTensor:
+    """All slots (P * S, Hkv, .) of a pool."""
+    case = problem.inputs.case
+    paged: Node = problem.leaf(name)
+    if case.option("layout") == "hnd":
+        paged = Moved(paged, 1, 2)
+    pages, slots, *rest = paged.shape
+    return (OneTensor if case.option("shared") else Packed)(Reshaped(paged, (pages * slots, *rest)))
+
+
+def _plain(inputs: Inputs, array: np.ndarray) -> np.ndarray:
+    paged = slots_first(inputs.case, array)
+    return paged.reshape(-1, *paged.shape[2:])
+
+
+reference = ByParts(
+    samples,
+    lambda problem: (_slots(problem, "key"), _slots(problem, "value")),
+    lambda inputs: (_plain(inputs, inputs.key), _plain(inputs, inputs.value)),
+)

@@ -1,0 +1,111 @@
+"""Honest paged attention in NumPy: the keys of the pages are packed, and attended as packed attention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from backends._numpy import Rounded
+from backends.memory import paged
+from backends.prepared import PreparedCall
+from suite.faults.kernels.packed import Pack, PackedKernel
+from suite.spec.case import Case
+from suite.spec.dtypes import round_to
+from suite.spec.inputs import Inputs
+from suite.spec.operators.packed import summed
+from suite.spec.operators.paged import FEATURES, PAGED, allowed, slots_first
+
+
+@dataclass(frozen=True)
+class Paged(Pack):
+    """One call, with the keys and values of all samples packed.
+
+    - `slots` (Lk,): the slot of every key in the flat pool, page * S + slot
+    - `case`: the problem
+    - `pools`: key and value as (P, S, Hkv, .)
+    """
+
+    slots: np.ndarray
+    case: Case
+    pools: tuple[np.ndarray, np.ndarray]
+
+
+class PagedKernel(PackedKernel):
+    """Pages are gathered by the table, then packed attention in float32, rounded once."""
+
+    operator = PAGED
+    features = FEATURES
+    elections = {}
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        backend, fmt = self.backend, inputs.dtype
+        arguments = paged(backend, inputs)
+
+        def packed(arrays: dict[str, Rounded]) -> Paged:
+            return self.gathered({name: x.values for name, x in arrays.items()}, inputs)
+
+        def call(**arrays: Rounded) -> Rounded:
+            with np.errstate(all="ignore"):
+                return Rounded(round_to(self.output(packed(arrays)), fmt), fmt)
+
+        def vjp(cotangent: Rounded, wrt: Sequence[str], **arrays: Rounded) -> dict[str, Any]:
+            gradients = self.gradients(packed(arrays), cotangent.values)
+            return {name: Rounded(round_to(gradients[name], fmt), fmt) for name in wrt}
+
+        return PreparedCall(call, arguments, vjp=vjp, constants=(inputs.case.id,))
+
+    def gathered(self, arrays: dict[str, np.ndarray], inputs: Inputs) -> Paged:
+        """The keys and values of all samples, packed."""
+        case, (P, S, *_) = inputs.case, self.pool(arrays["key"], inputs.case).shape
+        table, lengths = arrays["page_table"], self.lengths(arrays["key_lengths"], S)
+        rows = [self.slots(table, n, int(of), S) for n, of in enumerate(lengths)]
+        slots = np.concatenate([np.zeros(0, int), *rows]).clip(0, P * S - 1)
+        pools = self.pool(arrays["key"], case), self.pool(arrays["value"], case)
+        key, value = (x.reshape(P * S, *x.shape[2:])[slots] for x in pools)
+        keys = summed([len(row) for row in rows])
+        return Paged(
+            arrays["query"], key, value, arrays["query_offsets"], keys, case.option("alignment"),
+            inputs.effective_scale, inputs.dtype, slots, case, pools,
+        )  # fmt: skip
+
+    def pool(self, array: np.ndarray, case: Case) -> np.ndarray:
+        """A pool as (P, S, Hkv, .)."""
+        return slots_first(case, array)
+
+    def lengths(self, lengths: np.ndarray, size: int) -> np.ndarray:
+        """The number of keys of each sample."""
+        return lengths
+
+    def slots(self, table: np.ndarray, sample: int, length: int, size: int) -> np.ndarray:
+        """The slots of a sample's keys, page * S + slot."""
+        keys = np.arange(length)
+        return table[sample][np.minimum(keys // size, table.shape[1] - 1)] * size + keys % size
+
+    def allowed(self, pack: Pack, rows: slice, keys: slice) -> np.ndarray:
+        assert isinstance(pack, Paged)
+        return allowed(pack.case, rows.stop - rows.start, keys.stop - keys.start)
+
+    def scores(self, pack: Pack, rows: slice, keys: slice) -> tuple[np.ndarray, np.ndarray]:
+        assert isinstance(pack, Paged)
+        scores, value = super().scores(pack, rows, keys)
+        cap = pack.case.option("softcap")
+        if cap is not None:
+            scores = np.tanh(scores / pack.work(cap)) * pack.work(cap)
+        return scores, value
+
+    def gradients(self, pack: Pack, cotangent: np.ndarray) -> dict[str, np.ndarray]:
+        """Gradients of query and both pools. Of scores with a softcap there are none."""
+        assert isinstance(pack, Paged)
+        gradients = super().gradients(pack, cotangent)
+        for name, pool in zip(("key", "value"), pack.pools, strict=True):
+            gradients[name] = self.put_back(gradients[name], pack, pool)
+        return gradients
+
+    def put_back(self, tokens: np.ndarray, pack: Paged, pool: np.ndarray) -> np.ndarray:
+        """The gradient of a pool from those of the packed keys or values."""
+        slots = np.zeros((pool.shape[0] * pool.shape[1], *pool.shape[2:]))
+        np.add.at(slots, pack.slots, tokens)
+        return slots_first(pack.case, slots.reshape(pool.shape))

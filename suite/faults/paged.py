@@ -1,0 +1,261 @@
+"""Faults of paged attention."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from suite.faults.fault import fault
+from suite.faults.kernels.packed import Pack, Pair
+from suite.faults.kernels.paged import Paged, PagedKernel
+from suite.spec.case import Case
+from suite.spec.inputs import Inputs
+from suite.spec.operators.packed import allowed_pairs
+
+
+@fault("values", "`block_table[b + 1]`, or a row counted among samples with queries alone")
+class PagedTableOfAnother(PagedKernel):
+    """A sample reads the pages of the next sample."""
+
+    def slots(self, table: np.ndarray, sample: int, length: int, size: int) -> np.ndarray:
+        return super().slots(np.roll(table, -1, 0), sample, length, size)
+
+
+@fault("values", "`block_table[0, 0] + j // page_size`; every page has its own entry")
+class PagedFirstEntryAlone(PagedKernel):
+    """Only the first entry of a sample's table is read; later pages are taken to lie behind it."""
+
+    def slots(self, table: np.ndarray, sample: int, length: int, size: int) -> np.ndarray:
+        return table[sample, 0] * size + np.arange(length)
+
+
+@fault("values", "`j % page_size + 1`, positions counted from 1")
+class PagedSlotLate(PagedKernel):
+    """Every key is read one slot late."""
+
+    def slots(self, table: np.ndarray, sample: int, length: int, size: int) -> np.ndarray:
+        return super().slots(table, sample, length, size) + 1
+
+
+@fault("values", "`ceil(seqused_k / page_size) * page_size` keys; hide slots behind `seqused_k`")
+class PagedLastPageWhole(PagedKernel):
+    """The last page of a sample is attended to its end."""
+
+    def lengths(self, lengths: np.ndarray, size: int) -> np.ndarray:
+        return -(-lengths // size) * size
+
+
+@fault("values", "`seqused_k // page_size` pages; round up")
+class PagedLastPageMissing(PagedKernel):
+    """A last page that is not full is not read, except by samples with no other page."""
+
+    def lengths(self, lengths: np.ndarray, size: int) -> np.ndarray:
+        return np.where(lengths >= size, lengths // size * size, lengths)
+
+
+@fault("values", "`seqused_k % page_size` slots of the last page, which is 0 for a full one")
+class PagedFullPageMissing(PagedKernel):
+    """A last page that is exactly full is not read, except by samples with no other page."""
+
+    def lengths(self, lengths: np.ndarray, size: int) -> np.ndarray:
+        return np.where((lengths % size == 0) & (lengths > size), lengths - size, lengths)
+
+
+@fault("values", "`j < seqused_k - 1`; the newest key counts, too")
+class PagedKeysEndEarlier(PagedKernel):
+    """A sample does not see its newest key, unless it has no other."""
+
+    def lengths(self, lengths: np.ndarray, size: int) -> np.ndarray:
+        return np.where(lengths > 1, lengths - 1, lengths)
+
+
+@fault("values", "`j <= seqused_k`; it is `j < seqused_k`")
+class PagedKeysEndLater(PagedKernel):
+    """A sample sees the slot behind its last key."""
+
+    def lengths(self, lengths: np.ndarray, size: int) -> np.ndarray:
+        return np.where(lengths > 0, lengths + 1, lengths)
+
+
+@fault(
+    "values", "`j <= i`; the last query of a chunk is at the last key: `j <= i + keys - queries`"
+)
+class PagedAlignedFirst(PagedKernel):
+    """The causal mask counts from the first query of a chunk."""
+
+    def allowed(self, pack: Pack, rows: slice, keys: slice) -> np.ndarray:
+        return allowed_pairs(
+            rows.stop - rows.start, keys.stop - keys.start, pack.alignment
+        )  # "causal" of packed attention is top-left
+
+
+@fault("values", "`j <= i + pages * page_size - queries`; the last page need not be full")
+class PagedAlignedAtThePage(PagedKernel):
+    """The causal mask is aligned at the end of the last page, not at the last key."""
+
+    def allowed(self, pack: Pack, rows: slice, keys: slice) -> np.ndarray:
+        assert isinstance(pack, Paged)
+        if pack.alignment == "all":
+            return super().allowed(pack, rows, keys)
+        count, of, size = rows.stop - rows.start, keys.stop - keys.start, pack.pools[0].shape[1]
+        return np.tri(count, of, -(-of // size) * size - count, dtype=bool)
+
+
+@fault("values", "`j // 16`; the pool's shape says the size of a page")
+class PagedSizeAssumed(PagedKernel):
+    """Pages are taken to have 16 slots."""
+
+    def slots(self, table: np.ndarray, sample: int, length: int, size: int) -> np.ndarray:
+        return super().slots(table, sample, length, 16)
+
+
+@fault("values", "`cache.view(pages, size, heads, dim)` of (pages, heads, size, dim); transpose it")
+class PagedLayoutMistaken(PagedKernel):
+    """Pages with heads before slots are read as if slots came first."""
+
+    def pool(self, array: np.ndarray, case: Case) -> np.ndarray:
+        right = super().pool(array, case)
+        return array.reshape(right.shape)
+
+
+@fault("values", "`v_cache[k_block]` computed without the table; both pools have one table")
+class PagedValuesInOrder(PagedKernel):
+    """Values are read from pages 0, 1 and so on; only keys follow the table."""
+
+    def gathered(self, arrays: dict[str, np.ndarray], inputs: Inputs) -> Paged:
+        right = super().gathered(arrays, inputs)
+        value = right.pools[1].reshape(-1, *right.pools[1].shape[2:])
+        return replace(right, value=value[: len(right.slots)])
+
+
+@fault("values", "`i - left` within the chunk; add `keys - queries`")
+class PagedWindowOfTheChunk(PagedKernel):
+    """The window counts from the first query of a chunk, the causal mask from the last key."""
+
+    def allowed(self, pack: Pack, rows: slice, keys: slice) -> np.ndarray:
+        assert isinstance(pack, Paged)
+        left = pack.case.option("left")
+        if left is None:
+            return super().allowed(pack, rows, keys)
+        count, of = rows.stop - rows.start, keys.stop - keys.start
+        return allowed_pairs(count, of, "causalbr") & ~np.tri(count, of, -left - 1, dtype=bool)
+
+
+@fault(
+    "values",
+    "`j >= i - left + 1`, a window of `left` keys; `left` keys stand beside the query's own",
+)
+class PagedWindowShort(PagedKernel):
+    """A window sees one key less, unless it is the query's own."""
+
+    def allowed(self, pack: Pack, rows: slice, keys: slice) -> np.ndarray:
+        assert isinstance(pack, Paged)
+        left = pack.case.option("left")
+        if not left:
+            return super().allowed(pack, rows, keys)
+        return super().allowed(
+            replace(pack, case=pack.case.with_options(left=left - 1)), rows, keys
+        )
+
+
+@fault("values", "samples without queries filtered out of `cu_seqlens_q` alone", family="packed")
+class PagedIdleSamplesLeftOut(PagedKernel):
+    """Samples without queries are left out of the list of queries, but not of the tables."""
+
+    def segments(self, pack: Pack) -> list[Pair]:
+        segments = super().segments(pack)
+        rows = [rows for rows, _ in segments if rows.stop > rows.start]
+        full = [keys for _, keys in segments if keys.stop > keys.start]
+        return list(zip(rows, full[: len(rows)], strict=False))
+
+
+@fault("values", "a set of pages already read, kept over samples; shared prefixes are read by each")
+class PagedSharedPagesOnce(PagedKernel):
+    """A page that an earlier sample has read is left out, unless the sample has no other."""
+
+    def slots(self, table: np.ndarray, sample: int, length: int, size: int) -> np.ndarray:
+        own = super().slots(table, sample, length, size)
+        before = [table[n, : -(-length // size)] for n in range(sample)]
+        new = own[~np.isin(own // size, np.concatenate([np.zeros(0, int), *before]))]
+        return new if len(new) else own
+
+
+@fault("values", "a kernel for one query without `softcap`", family="scores")
+class PagedDecodingUncapped(PagedKernel):
+    """Samples with one query have no softcap."""
+
+    def scores(self, pack: Pack, rows: slice, keys: slice) -> tuple[np.ndarray, np.ndarray]:
+        assert isinstance(pack, Paged)
+        if rows.stop - rows.start == 1:
+            pack = replace(pack, case=pack.case.with_options(softcap=None))
+        return super().scores(pack, rows, keys)
+
+
+@fault("pages_apart", "`0 * cache` for hidden slots, and `0 * nan` is NaN; leave pages out")
+class PagedFreePagesByFactor(PagedKernel):
+    """Pages that no sample owns are added times 0, so that NaN comes through."""
+
+    def output(self, pack: Pack) -> np.ndarray:
+        assert isinstance(pack, Paged)
+        out: np.ndarray = super().output(pack) + 0.0 * pack.pools[1].sum()
+        return out
+
+
+@fault("pages_apart", "`amax` of the whole cache; scale by the values that are attended")
+class PagedScaledByThePool(PagedKernel):
+    """Values are divided by a number that depends on all slots of the pool."""
+
+    def output(self, pack: Pack) -> np.ndarray:
+        assert isinstance(pack, Paged)
+        largest = pack.work(1 + np.nan_to_num(np.abs(pack.pools[1]), posinf=0).mean())
+        value = (pack.value.astype(pack.work) / largest).astype(pack.work)
+        out: np.ndarray = super().output(replace(pack, value=value)) * largest
+        return out
+
+
+@fault(
+    "invariant_pages",
+    "`if (diff(block_table) == 1).all()` reads the pool as one array, gaps and all",
+)
+class PagedAscendingAsOne(PagedKernel):
+    """If the pages of all samples follow each other, keys are taken to lie without gaps."""
+
+    def gathered(self, arrays: dict[str, np.ndarray], inputs: Inputs) -> Paged:
+        right = super().gathered(arrays, inputs)
+        pages = right.slots // right.pools[0].shape[1]
+        if (np.diff(pages) < 0).any() or (np.diff(pages) > 1).any():
+            return right
+        slots = right.slots[0] + np.arange(len(right.slots))
+        key, value = (x.reshape(-1, *x.shape[2:])[slots] for x in right.pools)
+        return replace(right, key=key, value=value)
+
+
+@fault("stateless", "the table of the first call of a shape is kept", family="state")
+class PagedTableKept(PagedKernel):
+    """The page table of the first call of a shape serves all later ones."""
+
+    def slots(self, table: np.ndarray, sample: int, length: int, size: int) -> np.ndarray:
+        kept = self.__dict__.setdefault("kept", {})
+        first = kept.setdefault((table.shape, size), table.copy())
+        return super().slots(first, sample, length, size)
+
+
+@fault("gradients", "`grad_cache[page] = part`; add up: `+= part`", family="gradient")
+class PagedSharedGradientOverwritten(PagedKernel):
+    """A page that samples share has the gradient of the last of them alone."""
+
+    def put_back(self, tokens: np.ndarray, pack: Paged, pool: np.ndarray) -> np.ndarray:
+        _, last = np.unique(pack.slots[::-1], return_index=True)
+        last = len(pack.slots) - 1 - last
+        return super().put_back(tokens[last], replace(pack, slots=pack.slots[last]), pool)
+
+
+@fault("gradients", "backward ends after the first page of a sample", family="gradient")
+class PagedGradientOfFirstPages(PagedKernel):
+    """Only keys in the first page of a sample have a gradient."""
+
+    def put_back(self, tokens: np.ndarray, pack: Paged, pool: np.ndarray) -> np.ndarray:
+        place = np.arange(len(tokens)) - np.repeat(pack.keys[:-1], np.diff(pack.keys))
+        first = (place < pool.shape[1])[:, None, None]
+        return super().put_back(np.where(first, tokens, 0.0), pack, pool)

@@ -1,0 +1,126 @@
+"""Paged attention: other tables, lengths, layouts, masks and scales."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from suite.judge.diagnosis.layers import Another
+from suite.spec.dtypes import round_to
+from suite.spec.inputs import Inputs
+from suite.spec.operators.paged import page_counts, samples, slots_first
+from suite.spec.recipes import generator
+
+
+def moderate(inputs: Inputs) -> Inputs:
+    """The inputs with small numbers in the slots that no sample owns. Bounds of problems that read these
+    slots stay narrow."""
+    rng, arrays = generator(f"{inputs.case.id}/moderate", inputs.seed), {}
+    for name in ("key", "value"):
+        paged = slots_first(inputs.case, inputs.arrays[name])
+        flat = rng.standard_normal((paged.shape[0] * paged.shape[1], *paged.shape[2:]))
+        for _, slots, _ in samples(inputs):
+            flat[slots] = paged.reshape(flat.shape)[slots]
+        other = np.ascontiguousarray(slots_first(inputs.case, flat.reshape(paged.shape)))
+        arrays[name] = round_to(other, inputs.dtype)
+    return inputs.replace(**arrays)
+
+
+def with_keys(inputs: Inputs, of: Callable[[np.ndarray], np.ndarray]) -> Inputs:
+    """The inputs with other numbers of keys, made from those of the samples, (B,). Raises ValueError if a
+    query is left without a key, or a table has too few entries."""
+    queries, keys = inputs.case.option("segments")
+    other = np.maximum(of(np.array(keys)), np.minimum(keys, 1)) * (np.array(keys) > 0)
+    if (-(-other // inputs.letters["s"]) > inputs.letters["t"]).any():
+        raise ValueError("more keys than the tables have slots")
+    sizes = replace(inputs.sizes, Lk=int(other.sum()))
+    options = dict(inputs.case.options, segments=(queries, tuple(other.tolist())))
+    case = replace(inputs.case, sizes=sizes, options=tuple(options.items()))
+    arrays = {**inputs.arrays, "key_lengths": other.astype(float)}
+    return replace(inputs, case=case, arrays=arrays, sizes=sizes)
+
+
+def in_turn(inputs: Inputs) -> np.ndarray:
+    """Tables whose pages follow the first one."""
+    table = inputs.arrays["page_table"]
+    return (table[:, :1] + np.arange(table.shape[1])) % inputs.letters["p"]
+
+
+def one_slot_late(inputs: Inputs) -> Inputs:
+    """The inputs with every slot moved to the slot before."""
+    arrays = {}
+    for name in ("key", "value"):
+        paged = slots_first(inputs.case, inputs.arrays[name])
+        flat = np.roll(paged.reshape(-1, *paged.shape[2:]), -1, 0)
+        arrays[name] = np.ascontiguousarray(slots_first(inputs.case, flat.reshape(paged.shape)))
+    return inputs.replace(**arrays)
+
+
+def values_in_order(inputs: Inputs) -> Inputs:
+    """The inputs with the values of pages 0, 1 and so on in the places that the tables name."""
+    counts, _ = page_counts(inputs.case)
+    table, value = inputs.arrays["page_table"].astype(int), inputs.value.copy()
+    read = np.concatenate([row[:of] for row, of in zip(table, counts, strict=True)])
+    value[read] = inputs.value[: len(read)]
+    return inputs.replace(value=value)
+
+
+def layout_mistaken(inputs: Inputs) -> Inputs:
+    """The inputs whose pools are the same memory in the other order of slots and heads."""
+    arrays = {}
+    for name in ("key", "value"):
+        array = inputs.arrays[name]
+        arrays[name] = np.ascontiguousarray(
+            array.reshape(array.swapaxes(1, 2).shape).swapaxes(1, 2)
+        )
+    return inputs.replace(**arrays)
+
+
+def of_paged(inputs: Inputs) -> Iterator[Another]:
+    """Other tables, lengths, layouts, masks and scales."""
+    case, size, table = inputs.case, inputs.letters["s"], inputs.arrays["page_table"]
+    left, D = case.option("left"), inputs.sizes.D
+    others: tuple[tuple[Callable[[], Inputs], str, str, str], ...] = (
+        (lambda: inputs.replace(page_table=np.roll(table, -1, 0)),
+         "A sample reads the pages of the next sample.", "paged", "`block_table[b + 1]`"),
+        (lambda: inputs.replace(page_table=np.roll(table, 1, 0)),
+         "A sample reads the pages of the sample before.", "paged", "`block_table[b - 1]`"),
+        (lambda: inputs.replace(page_table=0 * table + table[:1]),
+         "All samples read the pages of sample 0.", "paged", "`block_table[0]`"),
+        (lambda: inputs.replace(page_table=in_turn(inputs)),
+         "Of a sample's table only the first entry is used: later pages follow it.", "paged",
+         "`block_table[b, 0] + j // page_size`"),
+        (lambda: with_keys(inputs, lambda n: n - 1),
+         "A sample does not see its last key.", "paged", "`j < seqused_k - 1`"),
+        (lambda: with_keys(inputs, lambda n: n + 1),
+         "A sample sees the slot behind its last key.", "paged", "`j <= seqused_k`"),
+        (lambda: with_keys(inputs, lambda n: -(-n // size) * size),
+         "The last page of a sample is attended to its end.", "paged",
+         "`pages * page_size` keys for `seqused_k`"),
+        (lambda: with_keys(inputs, lambda n: np.where(n >= size, n // size * size, n)),
+         "A last page that is not full is not read.", "paged", "`seqused_k // page_size` pages"),
+        (lambda: one_slot_late(inputs), "Every key is read one slot late.", "paged",
+         "positions counted from 1"),
+        (lambda: values_in_order(inputs), "Values are read without the table.", "paged",
+         "one table for both pools"),
+        (lambda: layout_mistaken(inputs),
+         "Heads and slots of a page are exchanged without moving memory.", "layout",
+         "`view` or `reshape` for `transpose`"),
+        (lambda: inputs.replace(alignment="all", left=None), "The causal flag is ignored.", "mask", ""),
+        (lambda: inputs.replace(left=None), "The window is ignored.", "mask", ""),
+        (lambda: inputs.replace(left=(left or 0) + 1), "A window sees one key more.", "mask", ""),
+        (lambda: inputs.replace(left=left - 1), "A window sees one key less.", "mask", ""),
+        (lambda: inputs.replace(softcap=None), "The softcap is ignored.", "scores", ""),
+        (lambda: inputs.replace(scale=None), "The scale is ignored.", "scale", ""),
+        (lambda: inputs.replace(scale=1.0), "The scale is 1.", "scale", ""),
+        (lambda: inputs.replace(scale=1 / D), "The scale is 1/D.", "scale", ""),
+    )  # fmt: skip
+    for other, sentence, family, hint in others:
+        try:
+            changed = other()
+        except (ValueError, TypeError):
+            continue  # no case has this problem
+        if changed.digest != inputs.digest:
+            yield changed, sentence, family, hint

@@ -1,0 +1,288 @@
+"""Paged attention: keys and values lie in pages of a pool, and a table says which pages a sample has.
+
+    query (Lq, H, D), output (Lq, H, Dv)         packed, as in `packed`
+    key (P, S, Hkv, D), value (P, S, Hkv, Dv)    P pages of S slots; with `hnd` (P, Hkv, S, .)
+    query_lengths, key_lengths (B,)              lengths of the B samples
+    page_table (B, T)                            the pages of each sample, in the order of its keys
+
+Key j of sample b lies in page page_table[b, j // S], slot j % S. A query attends only keys of its sample,
+and with `causal` the last query of a sample is aligned at its last key: decoding, later chunks and whole
+prompts stand in one call (Kwon et al., PagedAttention, 2023).
+
+What no sample owns has no influence: pages that are in no table, slots behind the last key of a sample,
+entries of the table behind its last page. In drawn inputs these slots hold large numbers, and these
+entries pages of any sample. A sample may have no queries; without keys it has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from suite.spec.case import Case
+from suite.spec.features.softcap import SOFTCAP
+from suite.spec.inputs import Inputs
+from suite.spec.levels import Ask
+from suite.spec.operator import (
+    ArrayKinds,
+    Asks,
+    Axes,
+    Operator,
+    Option,
+    Packing,
+    choice,
+    flag,
+    number,
+)
+from suite.spec.operators.packed import (
+    LENGTHS,
+    allowed_pairs,
+    lengths,
+    packed_operands,
+    segments,
+    written,
+)
+from suite.spec.sizes import Sizes
+
+FEATURES = frozenset(
+    {
+        "causal", "window", "softcap", "scale", "grouped-heads", "value-size", "empty-segments",
+        "heads-before-slots", "inner-stride", "gradient", "other-shapes",
+    }
+)  # fmt: skip
+"""Features of paged attention."""
+
+PLAIN = "paged/none/gqa2/{dt}/b3h4q9k24d8/seg1.3.5x7.12.5/causal"
+"""A step of decoding, a later chunk and a whole prompt, in pages of four slots."""
+
+FREE = 2
+"""Pages of the pool that no sample owns."""
+
+
+def page_counts(case: Case) -> tuple[np.ndarray, int]:
+    """The number of pages of each sample, (B,), and how many of them are shared by all samples with keys:
+    the full pages of the shortest one."""
+    keys, size = np.array(case.option("segments")[1]), case.option("page_size")
+    shared = int(keys[keys > 0].min(initial=keys.max())) // size if case.option("shared") else 0
+    return -(-keys // size), shared
+
+
+def pool(case: Case) -> dict[str, int]:
+    """The numbers of pages, of slots and of entries of the table, by letter."""
+    counts, shared = page_counts(case)
+    owned = int(counts.sum()) - shared * max(int((counts > 0).sum()) - 1, 0)
+    return {"p": owned + FREE, "s": case.option("page_size"), "t": int(counts.max()) + 1}
+
+
+def samples(inputs: Inputs) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
+    """Of each sample: its queries, its slots in the order of its keys as numbers page * S + slot, and its
+    mask (queries, keys), True attends."""
+    case, size = inputs.case, inputs.case.option("page_size")
+    tables = inputs.arrays["page_table"].astype(int)
+    for (rows, keys), table in zip(segments(case), tables, strict=True):
+        places = np.arange(keys.stop - keys.start)
+        slots = table[places // size] * size + places % size
+        yield rows, slots, allowed(case, rows.stop - rows.start, len(slots))
+
+
+def allowed(case: Case, queries: int, keys: int) -> np.ndarray:
+    """The mask of one sample, boolean (queries, keys), True attends."""
+    if case.option("alignment") == "all":
+        return allowed_pairs(queries, keys, "all")
+    shown = allowed_pairs(queries, keys, "causalbr")
+    left = case.option("left")
+    return (
+        shown if left is None else shown & ~np.tri(queries, keys, keys - queries - left - 1, bool)
+    )
+
+
+def slots_first(case: Case, array: np.ndarray) -> np.ndarray:
+    """A pool as (P, S, Hkv, .), whatever its layout. Its own inverse."""
+    return array.swapaxes(1, 2) if case.option("layout") == "hnd" else array
+
+
+def axes(case: Case) -> Axes:
+    place = "pgs" if case.option("layout") == "hnd" else "psg"
+    return {
+        "query": "qhd", "key": f"{place}d", "value": f"{place}v", "query_lengths": "b",
+        "key_lengths": "b", "page_table": "bt",
+    }  # fmt: skip
+
+
+def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
+    s, n = case.sizes, pool(case)
+    query, *tokens = packed_operands(case, rng)
+    table = draw_table(case, rng)
+    arrays = {"query": query}
+    large = (100.0 if case.dtype.name == "f16" else 1e4) * (-1.0) ** np.arange(n["p"] * n["s"])
+    for name, of in zip(("key", "value"), tokens, strict=True):
+        slots = np.empty((n["p"] * n["s"], s.Hkv, of.shape[-1]))
+        slots[:] = large[:, None, None]
+        for (_, keys), pages in zip(segments(case), table, strict=True):
+            places = np.arange(keys.stop - keys.start)
+            slots[pages[places // n["s"]] * n["s"] + places % n["s"]] = of[keys]
+        paged = slots.reshape(n["p"], n["s"], s.Hkv, -1)
+        arrays[name] = np.ascontiguousarray(slots_first(case, paged))
+    counts = (np.asarray(part, np.float64) for part in case.option("segments"))
+    arrays |= zip(("query_lengths", "key_lengths"), counts, strict=True)
+    return {**arrays, "page_table": table.astype(np.float64)}
+
+
+def draw_table(case: Case, rng: np.random.Generator) -> np.ndarray:
+    """Page numbers (B, T): in any order, or ascending. Page 0 is free, and another one in between."""
+    n, (counts, shared) = pool(case), page_counts(case)
+    order = rng.permutation(np.arange(1, n["p"]))[: n["p"] - FREE]
+    if case.option("order") == "ascending":
+        order = np.sort(order)
+    table, place = rng.choice(order, (len(counts), n["t"])), shared
+    for row, count in zip(table, counts, strict=True):
+        own = max(count - shared, 0)
+        row[:count] = [*order[:shared], *order[place : place + own]][:count]
+        place += own
+    return table
+
+
+def choose(inputs: Inputs, order: Sequence[int] | np.ndarray) -> Inputs:
+    """The inputs with some of their samples, in this order. The pool stays as it is."""
+    case, rows = inputs.case, [rows for rows, _ in segments(inputs.case)]
+    queries, keys = (tuple(part[n] for n in order) for part in case.option("segments"))
+    sizes = replace(case.sizes, B=len(queries), Lq=sum(queries), Lk=sum(keys))
+    options = tuple(dict(case.options, segments=(queries, keys)).items())
+    arrays = {
+        **inputs.arrays,
+        "query": np.concatenate([inputs.query[rows[n]] for n in order]),
+        "query_lengths": np.asarray(queries, np.float64),
+        "key_lengths": np.asarray(keys, np.float64),
+        "page_table": inputs.arrays["page_table"][list(order)],
+    }
+    return replace(
+        inputs, case=replace(case, sizes=sizes, options=options), arrays=arrays, sizes=sizes
+    )
+
+
+def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> Mapping[str, bool]:
+    queries, keys = case.option("segments")
+    return {
+        "scale": case.option("scale") is not None,
+        "softcap": case.option("softcap") is not None,
+        "causal": case.option("alignment") != "all",
+        "window": case.option("left") is not None,
+        "empty-segments": 0 in (*queries, *keys),
+        "heads-before-slots": case.option("layout") == "hnd",
+        "grouped-heads": sizes.H != sizes.Hkv,
+        "value-size": sizes.D != sizes.Dv,
+    }
+
+
+def validate(case: Case) -> None:
+    SOFTCAP.validate(case)
+    pair = case.option("segments")
+    if pair is None:
+        raise ValueError(f"{case.operator} needs lengths of samples, as in seg1.3x7.12: {case.id}")
+    s = case.sizes
+    for what, part, total in zip(("queries", "keys"), pair, (s.Lq, s.Lk), strict=True):
+        if (len(part), sum(part)) != (s.B, total):
+            raise ValueError(
+                f"{case.operator} has b samples whose lengths add up to the number of {what}: "
+                f"expected {s.B} with {total}, got {len(part)} with {sum(part)}: {case.id}"
+            )
+    if not (s.Lq and s.Lk):
+        raise ValueError(f"{case.operator} needs a query and a key in some sample: {case.id}")
+    causal = case.option("alignment") == "causal"
+    if any(count > (of if causal else count * of) for count, of in zip(*pair, strict=True)):
+        raise ValueError(f"every query needs a key: {case.id}")
+    if case.option("left") is not None and not causal:
+        raise ValueError(f"a window is causal: write win4/causal: {case.id}")
+    if case.option("page_size") < 1:
+        raise ValueError(f"a page has at least one slot: {case.id}")
+    if case.option("shared") and not page_counts(case)[1]:
+        raise ValueError(f"what samples share are full pages: {case.id}")
+
+
+def completed(sizes: Sizes, numbers: Sequence[int]) -> tuple[Sizes, Mapping[str, Any]]:
+    """Random samples. Numbers are read as pairs of queries and further keys; a last one alone counts the
+    queries of a prompt."""
+    pairs = [
+        *zip(numbers[::2], numbers[1::2], strict=False),
+        *([(numbers[-1], 0)] * (len(numbers) % 2)),
+    ]
+    queries = tuple(count for count, _ in pairs)
+    keys = tuple(count + more for count, more in pairs)
+    own = replace(sizes, B=len(queries), Lq=sum(queries), Lk=sum(keys))
+    return own, {"segments": (queries, keys)}
+
+
+DECODING = "paged/none/gqa2/f32/b5h4q5k57d8/seg1.1.1.1.1x17.8.16.1.15"
+MIXED = "paged/none/gqa2/{dt}/b6h4q18k50d8/seg1.4.12.0.0.1x9.11.12.8.0.10"
+"""Decoding, chunks, a prompt that fills its pages, a sample without queries, and one without keys."""
+
+SMOKE = (
+    PLAIN,
+    "paged/none/mha/{dt}/b3h4q9k24d8/seg1.3.5x7.12.5",
+    f"{MIXED}/causal",
+    f"{DECODING}/causal",
+    "paged/none/gqa2/f32/b3h4q9k24d8/seg1.3.5x7.12.5/page1/causal",
+    "paged/none/gqa2/f32/b3h4q9k24d8/seg1.3.5x7.12.5/page16/causal",
+    "paged/none/gqa2/f32/b3h4q9k24d8/seg1.3.5x7.12.5/hnd/causal",
+    "paged/none/gqa2/f32/b3h4q9k24d8/seg1.3.5x7.12.5/shared/causal",
+    "paged/none/mha/f32/b3h4q9k24d8/seg1.3.5x7.12.5/ascending/causal/win3",
+    "paged/none/mha/f32/b3h4q9k24d8/seg1.3.5x7.12.5/causal/cap2.0/scale0.3",
+)
+STANDARD = (
+    f"{MIXED}/page3/causal",
+    f"{MIXED}/page1/causal",
+    f"{MIXED}/hnd/causal/win4",
+    f"{MIXED}/causal/win0",
+    "paged/none/mqa/{dt}/b3h4q9k24d8v6/seg1.3.5x7.12.5/causal",
+    "paged/none/mqa/{dt}/b3h4q9k24d8v6/seg1.3.5x7.12.5/hnd/causal",
+    "paged/none/mha/{dt}/b3h4q9k24d8/seg1.3.5x7.12.5/causal/scale0.3",
+    "paged/none/mha/{dt}/b3h4q9k24d8/seg1.3.5x7.12.5/causal/cap2.0",
+    "paged/none/mha/{dt}/b3h4q9k24d8/seg1.3.5x7.12.5/causal/large",
+    "paged/none/mha/{dt}/b3h4q9k24d8/seg1.3.5x7.12.5/causal/tiny",
+    "paged/none/mha/{dt}/b1h4q24k24d8/seg24/causal",
+    "paged/none/gqa2/{dt}/b3h4q3k27d8/seg1.1.1x9.9.9/shared/causal",
+    "paged/none/gqa2/{dt}/b4h4q40k81d64/seg1.17.6.16x15.17.33.16/page16/causal",
+    "paged/none/gqa2/{dt}/b3h4q3k129d8/seg1.1.1x31.33.65/page16/causal/win32",
+    "paged/none/gqa2/{dt}/b3h4q6k129d8/seg1.2.3x31.33.65/page32/ascending/causal",
+)
+
+PAGED = Operator(
+    name="paged",
+    text="attention of packed queries over keys in pages",
+    axes=axes,
+    draw=draw,
+    outputs=lambda case: {"output": "qhv"},
+    needs=needs,
+    validate=validate,
+    asks=Asks(
+        plain=PLAIN,
+        cases=(Ask(*SMOKE), Ask(*STANDARD, since="standard")),
+        gradients=(
+            Ask(PLAIN, dtypes="float32 first"),
+            Ask(
+                f"{MIXED}/hnd/causal",
+                "paged/none/gqa2/f32/b3h4q9k24d8/seg1.3.5x7.12.5/shared/causal",
+                dtypes="two",
+                since="standard",
+            ),
+        ),
+        common_sizes=("b3h4q9k24d8",),
+    ),
+    options=(
+        Option("segments", LENGTHS, lengths, written),
+        Option("page_size", r"page(\d+)", int, lambda size: f"page{size}", 4, (1, 2, 3, 7, 16)),
+        flag("shared", "shared"),
+        choice("order", ("any", "ascending")),
+        choice("layout", ("nhd", "hnd")),
+        choice("alignment", ("all", "causal")),
+        Option("left", r"win(\d+)", int, lambda left: f"win{left}", None, (0, 1, 3, 8), rare=True),
+        *(option for option in (SOFTCAP.option,) if option),
+        number("scale", "scale", 0.3, 0.0, -0.2, 2.5, 1.0),
+    ),
+    recipes=("normal", "large", "tiny", "ties", "onehot", "integers"),
+    array_kinds=ArrayKinds(integers=("query_lengths", "key_lengths", "page_table")),
+    packing=Packing(completed=completed, choose=choose, letters=pool),
+)

@@ -1,0 +1,95 @@
+"""Promise: pages are an arrangement of keys and values, and nothing else.
+
+Where a page lies in the pool changes no answer, and what no sample owns has exactly no influence.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from suite.judge.cell import Cell
+from suite.judge.check import check
+from suite.spec.catalogue import asked
+from suite.spec.dtypes import round_to
+from suite.spec.inputs import Inputs
+from suite.spec.operators.paged import PLAIN, page_counts, samples, slots_first
+from suite.test_invariance import expect_within
+from suite.test_masking import expect_same
+
+PAGES = asked(PLAIN, "paged/none/gqa2/{dt}/b3h4q9k24d8/seg1.3.5x7.12.5/shared/hnd/causal")
+"""Pages of one sample, and pages that samples share."""
+
+ELSEWHERE, WEIGHING = 50.0, 0.0
+"""Values, and keys whose scores are 0: a slot that is read by mistake has weight, and shows."""
+
+
+def read_pages(inputs: Inputs) -> list[int]:
+    """The pages that hold keys of a sample, in the order of the table."""
+    counts, _ = page_counts(inputs.case)
+    table = inputs.arrays["page_table"].astype(int)
+    return list(
+        dict.fromkeys(int(n) for row, of in zip(table, counts, strict=True) for n in row[:of])
+    )
+
+
+def moved(inputs: Inputs, order: np.ndarray) -> Inputs:
+    """The same problem with page `order[n]` at place n of the pool."""
+    place = np.argsort(order)
+    table = place[inputs.arrays["page_table"].astype(int)]
+    return inputs.replace(
+        key=inputs.key[order], value=inputs.value[order], page_table=table.astype(float)
+    )
+
+
+def filled(inputs: Inputs, slots: np.ndarray, key: float, value: float) -> Inputs:
+    """The inputs with other numbers in some slots, boolean (P, S)."""
+    arrays = {}
+    for name, number in (("key", key), ("value", value)):
+        paged = slots_first(inputs.case, inputs.arrays[name])
+        other = np.where(slots[..., None, None], number, paged)
+        arrays[name] = round_to(np.ascontiguousarray(slots_first(inputs.case, other)), inputs.dtype)
+    return inputs.replace(**arrays)
+
+
+@check(PAGES)
+def test_invariant_pages(cell: Cell) -> None:
+    """Pages at other places of the pool give the same output: in the order in which they are read, and in
+    the reverse order."""
+    inputs = cell.inputs
+    whole, bound = cell.run().values.copy(), cell.bound(inputs)
+    read = read_pages(inputs)
+    free = [n for n in range(inputs.letters["p"]) if n not in read]
+    for what, order in (("in reading order", [*read, *free]), ("in reverse", [*free, *read[::-1]])):
+        got = cell.run(moved(inputs, np.array(order))).values
+        expect_within(cell, got, whole, 2 * bound, f"pages {what}")
+
+
+@check(PAGES)
+def test_pages_apart(cell: Cell) -> None:
+    """Slots and entries of the table that no sample owns change no bit.
+
+    NaN and infinity lie in pages that are in no table, other numbers behind the last key of a sample, and
+    other samples' pages in the entries behind the last page.
+    """
+    inputs, n = cell.inputs, cell.inputs.letters
+    before = cell.run(inputs).values.copy()
+    owned = np.zeros((n["p"], n["s"]), bool)
+    for _, slots, _ in samples(inputs):
+        owned.reshape(-1)[slots] = True
+    free = np.broadcast_to(~owned.any(1, keepdims=True), owned.shape)
+    counts, _ = page_counts(inputs.case)
+    behind = np.arange(n["t"]) >= counts[:, None]
+    table, read = inputs.arrays["page_table"], read_pages(inputs)
+    next_read = np.zeros(n["p"])
+    next_read[read] = np.roll(read, 1)
+    others = {
+        "NaN in pages of no table": filled(inputs, free, np.nan, np.nan),
+        "infinity in pages of no table": filled(inputs, free, np.inf, np.inf),
+        "other numbers behind the last keys": filled(inputs, ~owned & ~free, WEIGHING, ELSEWHERE),
+        "other pages behind the last ones": inputs.replace(
+            page_table=np.where(behind, next_read[table.astype(int)], table)
+        ),
+    }
+    everywhere = np.ones(before.shape, bool)
+    for what, other in others.items():
+        expect_same(cell, cell.run(other).values, before, everywhere, what)

@@ -1,0 +1,186 @@
+"""Promise: paged attention is plain attention over the keys of a sample's pages, forward and backward.
+
+What no sample owns is drawn so that reading it shows. A person's function is judged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from backends.registry import UsageError, function_implementation, load
+from suite.checks import all_checks
+from suite.judge.judge import judge
+from suite.judge.oracle import Oracle, Rounding
+from suite.spec.case import Case
+from suite.spec.catalogue import cases as every_case
+from suite.spec.catalogue import of_operator
+from suite.spec.inputs import Inputs, draw, draw_cotangent, draw_tangents
+from suite.spec.operators.packed import segments
+from suite.spec.operators.paged import MIXED, PAGED, PLAIN, page_counts, pool
+from tests.plain import attention as plain_attention
+
+FUNCTIONS = Path(__file__).parent / "functions" / "paging.py"
+STEP = PLAIN.replace("{dt}", "f64")
+SHARED = "paged/none/gqa2/f64/b3h4q9k24d8/seg1.3.5x7.12.5/shared/hnd/causal"
+CASES = (
+    STEP,
+    SHARED,
+    "paged/none/mqa/f64/b3h4q9k24d8v6/seg1.3.5x7.12.5/page3/scale0.3",
+    f"{MIXED}/causal/win3".replace("{dt}", "f64"),
+)
+
+
+def sample_by_sample(inputs: Inputs) -> np.ndarray:
+    """The answer (Lq, H, Dv): every key is looked up by itself, every pair is hidden by itself."""
+    case, size = inputs.case, inputs.case.option("page_size")
+    answers = []
+    for n, (rows, keys) in enumerate(segments(case)):
+        key, value = [], []
+        for j in range(keys.stop - keys.start):
+            page = int(inputs.arrays["page_table"][n, j // size])
+            at = (
+                (page, slice(None), j % size)
+                if case.option("layout") == "hnd"
+                else (page, j % size)
+            )
+            key.append(inputs.key[at])
+            value.append(inputs.value[at])
+        if rows.stop == rows.start:
+            continue
+        count, of = rows.stop - rows.start, len(key)
+        left = case.option("left")
+        shown = np.ones((count, of), bool)
+        for i in range(count if case.option("alignment") == "causal" else 0):
+            for j in range(of):
+                behind = i + of - count - j
+                shown[i, j] = 0 <= behind and (left is None or behind <= left)
+        k, v = (np.repeat(np.array(x), inputs.sizes.group, 1) for x in (key, value))
+        q, k, v = (x.transpose(1, 0, 2)[None] for x in (inputs.query[rows], k, v))
+        answer = plain_attention(q, k, v, mask=shown, scale=inputs.effective_scale)
+        answers.append(np.asarray(answer)[0].transpose(1, 0, 2))
+    return np.concatenate(answers)
+
+
+@pytest.mark.parametrize("text", CASES)
+def test_the_reference_is_plain_attention_over_the_keys_of_the_pages(text: str) -> None:
+    inputs = draw(Case.parse(text))
+    expected = Oracle.forward(inputs, Rounding("exact")).expected["output"]
+    assert expected.value.shape == inputs.output_shape("output")
+    assert np.allclose(expected.value.astype(float), sample_by_sample(inputs), rtol=0, atol=1e-13)
+    assert (expected.error > 0).all()
+
+
+@pytest.mark.parametrize("text", CASES)
+def test_derivatives_agree_with_differences(text: str) -> None:
+    """<cotangent, J tangent> is <gradient, tangent>, and both are what two answers nearby say."""
+    inputs = draw(Case.parse(text))
+    names = ("query", "key", "value")
+    cotangent, tangents = draw_cotangent(inputs.case), draw_tangents(inputs.case, names)
+    gradients = Oracle.vjp(inputs, cotangent, Rounding("exact")).expected
+    moved = Oracle.jvp(inputs, tangents, Rounding("exact")).expected["output"].value
+    forward = float((cotangent * moved).sum())
+    backward = float(sum((gradients[name].value * tangents[name]).sum() for name in names))
+    there, back = (
+        sample_by_sample(inputs.replace(**{n: inputs.arrays[n] + d * tangents[n] for n in names}))
+        for d in (1e-6, -1e-6)
+    )
+    assert forward == pytest.approx(backward, rel=1e-12)
+    assert forward == pytest.approx(float((cotangent * (there - back)).sum()) / 2e-6, rel=1e-6)
+
+
+def test_the_softcap_is_that_of_plain_attention() -> None:
+    """One sample whose pages stand in order is plain attention."""
+    inputs = draw(Case.parse("paged/none/mha/f64/b1h4q24k24d8/seg24/ascending/cap2.0"))
+    pages = inputs.arrays["page_table"][0, :6].astype(int)
+    operands = (inputs.query, *(x[pages].reshape(24, 4, 8) for x in (inputs.key, inputs.value)))
+    names = ("query", "key", "value")
+    plain = draw(Case.parse("sdpa/none/mha/f64/b1h4q24k24d8/cap2.0")).replace(
+        **{n: x.transpose(1, 0, 2)[None] for n, x in zip(names, operands, strict=True)}
+    )
+    one, two = (Oracle.forward(x, Rounding("exact")).expected["output"] for x in (inputs, plain))
+    assert np.array_equal(one.value, two.value[0].transpose(1, 0, 2))
+    assert np.array_equal(one.error, two.error[0].transpose(1, 0, 2))
+
+
+def test_what_no_sample_owns_has_no_gradient_and_is_large() -> None:
+    for case in of_operator(PAGED, every_case, "standard"):
+        inputs = draw(case)
+        sizes, (counts, shared) = pool(case), page_counts(case)
+        table = inputs.arrays["page_table"]
+        own = [{*row[:count].tolist()} for row, count in zip(table, counts, strict=True)]
+        assert sizes["p"] - len(set().union(*own)) == 2
+        common = set.intersection(*(pages for pages in own if pages))
+        assert len(own) == 1 or len(common) == shared
+        assert 0 not in set().union(*own)
+        large = (np.abs(inputs.key) >= 100).all(-1).sum()
+        copies = shared * sizes["s"] * (sum(map(bool, own)) - 1)
+        stored = case.sizes.Hkv * (case.sizes.Lk - copies)
+        assert large == inputs.key[..., 0].size - stored
+    inputs = draw(Case.parse(SHARED))
+    gradients = Oracle.vjp(inputs, draw_cotangent(inputs.case), Rounding("exact")).expected
+    for name in ("key", "value"):
+        hidden = np.abs(inputs.arrays[name]) >= 100
+        assert hidden.any()
+        assert not gradients[name].value[hidden].any()
+        assert gradients[name].error[hidden].max() < 1e-300  # an underflow at most
+
+
+def test_samples_are_chosen_and_the_pool_stays() -> None:
+    inputs = draw(Case.parse(STEP))
+    chosen = inputs.select("b", [2, 0])
+    assert chosen.case.id == "paged/none/gqa2/f64/b2h4q6k12d8/seg5.1x5.7/causal"
+    assert chosen.key is inputs.key
+    whole, part = (
+        Oracle.forward(x, Rounding("exact")).expected["output"].value for x in (inputs, chosen)
+    )
+    assert np.array_equal(part, np.concatenate([whole[4:9], whole[:1]]))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("b3h4q9k24d8/causal", "needs lengths of samples"),
+        ("b3h4q9k24d8/seg1.3.5x7.12.4", "keys: expected 3 with 24, got 3 with 23"),
+        ("b2h4q3k4d8/seg1.2x4.0", "every query needs a key"),
+        ("b2h4q5k6d8/seg1.4x3.3/causal", "every query needs a key"),
+        ("b1h4q1k8d8/seg1x8/win3", "a window is causal"),
+        ("b1h4q1k8d8/seg1x8/page0", "at least one slot"),
+        ("b2h4q2k11d8/seg1.1x3.8/shared", "full pages"),
+        ("b1h4q0k8d8/seg0x8", "needs a query and a key"),
+        ("b1h4q1k8d8/seg1x8/cap0.0", "softcap must be positive"),
+    ],
+)
+def test_what_ids_cannot_mean_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Case.parse(f"paged/none/mha/f32/{text}")
+
+
+def statuses(name: str) -> dict[str, set[str]]:
+    """Statuses of a function's cells of the check values at smoke, by causal or all."""
+    judged, _ = function_implementation(load("torch"), f"{FUNCTIONS}:{name}", {}, "paged")
+    outcomes: dict[str, set[str]] = {}
+    for check in all_checks():
+        for cell in check.cells("smoke", [judged]) if check.name == "values" else ():
+            outcomes.setdefault(cell.case.option("alignment"), set()).add(judge(cell).status)
+    return outcomes
+
+
+def test_a_persons_function() -> None:
+    assert statuses("right") == {"all": {"pass"}, "causal": {"pass", "unsupported"}}  # no softcap
+
+
+def test_a_mask_that_is_aligned_at_the_first_query_fails() -> None:
+    outcomes = statuses("top_left")
+    assert outcomes["all"] == {"pass"}
+    assert outcomes["causal"] == {"fail", "unsupported"}
+
+
+def test_a_function_that_reads_one_key_less_fails() -> None:
+    assert statuses("short") == {"all": {"fail"}, "causal": {"fail", "unsupported"}}
+
+
+def test_parameters_with_a_wrong_name_are_named() -> None:
+    with pytest.raises(UsageError, match="never passed: kv_layouts; did you mean kv_layout"):
+        function_implementation(load("torch"), f"{FUNCTIONS}:misspelt", {}, "paged")
