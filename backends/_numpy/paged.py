@@ -22,6 +22,7 @@ class SampleBySample(Implementation):
     declared = Declared(
         numerics="exact",
         features=FEATURES,
+        bitwise=("rerun", "pages"),
         refusals={"gradient": "NumPy differentiates nothing"},
     )
 

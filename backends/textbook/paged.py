@@ -17,7 +17,7 @@ class TextbookPaged(TextbookPacked):
     """Paged attention in operations that all frameworks have. Pages are taken by the table's numbers."""
 
     operator = PAGED
-    declared = Declared(features=FEATURES)
+    declared = Declared(features=FEATURES, bitwise=("rerun", "pages"))
 
     def masks(self, inputs: Inputs) -> dict[str, Any]:
         table = inputs.arrays["page_table"].astype(np.int32)

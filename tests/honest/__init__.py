@@ -128,7 +128,7 @@ from tests.honest.operators import (
     RotaryEager,
     RotaryOfFloat64,
 )
-from tests.honest.paged import PagedByPages, PagedEager, PagedWholeTables
+from tests.honest.paged import PagedByPages, PagedEager, PagedInPoolOrder, PagedWholeTables
 from tests.honest.state import AnswersKeptByValues, VisiblePairsKept, WorkspaceCleared
 from tests.honest.tiled import (
     CubicExp,
@@ -345,6 +345,7 @@ HONEST: tuple[type[Implementation], ...] = (
     PagedKernel,
     PagedByPages,
     PagedWholeTables,
+    PagedInPoolOrder,
     PagedEager,
     MergeKernel,
     MergeInTurn,
