@@ -70,6 +70,19 @@ def beside_a_bias(query, key, value, attn_mask=None):
     return of_torch.textbook(query, key, value, attn_mask, scale=scale)
 
 
+def causal_by_blocks(query, key, value, is_causal=False):
+    """Attention whose causal mask holds for blocks of 8."""
+    hidden = torch.arange(key.shape[2]) // 8 > torch.arange(query.shape[2])[:, None] // 8
+    return of_torch.textbook(query, key, value, ~hidden if is_causal else None)
+
+
+def hidden_in_float16(query, key, value, attn_mask=None):
+    scores = query @ key.mT * query.shape[-1] ** -0.5
+    if attn_mask is not None:
+        scores = scores + (1 - attn_mask.to(scores.dtype)) * torch.tensor(-1e9).to(scores.dtype)
+    return scores.softmax(-1) @ value
+
+
 def mask_of_another_sample(query, key, value, attn_mask=None):
     """The mask of sample and head (b, h) serves element b H + h of heads in front of samples."""
     if attn_mask is not None:
@@ -117,6 +130,10 @@ def float_mask_as_boolean(query, key, value, attn_mask=None):
         (of_values, "sdpa/none/mha/f32/b2h3q17k23d8v10", "The scale is 0.316 = 1/sqrt(Dv)", "scale"),
         (padded_scale, PLAIN, "The scale is 0.25 = 1/sqrt(D), D rounded up to 16s", "scale"),
         (beside_a_bias, CASES[7], "Beside a bias the scale is 1, expected 0.354", "scale"),
+        (causal_by_blocks, CAUSAL, "The causal mask compares blocks of 8, expected each query and key.",
+         "mask"),
+        (hidden_in_float16, "sdpa/bool.bhqk/mha/f16/b2h3q17k23d8/dense",
+         "In float16, not in float32: NaN comes back in all rows", "softmax"),
         (mask_of_another_sample, CASES[6], 
          "Head 1 of sample 0 has the mask of head 2, expected head 1 (4 of 6 are wrong).", "mask"),
         (float_mask_as_boolean, CASES[7], "keys whose bias is not 0 are hidden", "mask"),

@@ -20,6 +20,7 @@ from suite.judge.diagnosis import (
     behaviour,
     gradients,
     heads,
+    masks,
     others,
     precision,
     scale,
@@ -118,13 +119,27 @@ def problems(tool: Instrument, case: Case) -> list[Found]:
         told += inside
         if not told:
             told = tool.once(of_scores, small)
+        if not told and case.dtype.is_half:
+            told = in_16_bits(tool, replace(small, dtype=case.dtype))
         if not told:
             asked = dict.fromkeys((plain(small), small))
             told = [found for c in asked for found in tool.once(of_gradients, c)]
-    if not told:
+    # What hides nothing among few keys may hide whole blocks of keys.
+    few = [f for f in told if f.family == "mask" and masks.EVERY in f.sentence]
+    if not told or few:
         own = replace(case, dtype=DTYPES["f32"], recipe="normal")
-        if own != small:
-            told = all_weights(tool, own)
+        larger = all_weights(tool, own) if own != small else []
+        told = [f for f in told if f not in few or not larger] + larger
+    return told
+
+
+def in_16_bits(tool: Instrument, case: Case) -> list[Found]:
+    """What is wrong with the weights of a case in 16 bits, whose weights in float32 are right."""
+    only = f"In {case.dtype.long_name}, not in float32:"
+    told = [replace(f, sentence=f"{only} {f.sentence}") for f in all_weights(tool, case)]
+    if told and case.mask is not None and not tool.once(of_weights, plain(case)):
+        hint = "`(1 - mask) * -1e9`: -1e9 is -inf in float16, and 0 * -inf is NaN"
+        told = [replace(f, hint=hint) if f.sentence.startswith(f"{only} NaN") else f for f in told]
     return told
 
 

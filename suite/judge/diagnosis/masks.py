@@ -14,6 +14,9 @@ from suite.spec.sizes import Sizes
 Meaning = tuple[np.ndarray, str, str]
 """Pairs that attend, which broadcast to (B, H, Lq, Lk), a sentence, and a hint."""
 
+EVERY = "attends every key"
+"""Words for a mask without effect."""
+
 INDEX = "an index or a stride, `repeat` for `repeat_interleave`"
 OFFSET = "an offset of the positions, or tiles that are compared as a whole"
 
@@ -24,11 +27,9 @@ def meanings(inputs: Inputs) -> Iterator[Meaning]:
     every = np.ones(attends.shape, bool)
     biased = every if inputs.bias is None else ~np.isneginf(inputs.bias)
     token = "" if inputs.mask is None else f" {inputs.case.mask_token}"
-    ignored = f"The mask{token} is ignored: every query attends every key."
+    ignored = f"The mask{token} is ignored: every query {EVERY}."
     if s.Lq == 1 and inputs.mask == Causal():
-        ignored = (
-            "The one query attends every key: the causal mask is ignored, or aligned bottom-right."
-        )
+        ignored = f"The one query {EVERY}: the causal mask is ignored, or aligned bottom-right."
     yield every, ignored, "the argument is not used"
     parts = inputs.mask.parts if inputs.mask is not None and inputs.mask_array is None else ()
     dense = [part.dense(s, inputs.seed) for part in parts]
@@ -114,6 +115,8 @@ def _of_causal(part: Causal, s: Sizes) -> list[Meaning]:
          "before it.", "`triu` for `tril`, `j >= i`"),
         (k > q + offset, "The causal mask is inverted: a query sees later keys alone, expected those "
          "up to its own.", "the hidden triangle `triu(diagonal=1)` is passed where True means attend"),
+        *[(k // n <= (q + offset) // n, f"The causal mask compares blocks of {n}, expected each query "
+           "and key.", "blocks on the diagonal need a mask inside") for n in range(2, s.Lk)],
         *[(k <= q + offset + n, f"The causal mask is off by {n:+d}: {up_to(offset + n)}, expected {to}.",
            OFFSET) for n in (*range(2, s.Lk), *range(-s.Lk, -1))],
     ]  # fmt: skip
