@@ -70,7 +70,7 @@ CLAIMS = {
     ),
     "bitwise": Claim(
         "what may change without changing a bit of an answer: batch, rows, threads, decode (prefill and "
-        "decoding), split, segments",
+        "decoding), split, segments, pages",
         tuple[str, ...],
     ),
     "elections": Claim(
