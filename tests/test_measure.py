@@ -17,7 +17,9 @@ from backends.prepared import PreparedCall
 from backends.registry import load
 from suite.judge.derivative import names_of
 from suite.measure import protocol
-from suite.measure.call import RefusedTime, TimedCall, UnsupportedCall
+from suite.measure.call import TimedCall
+from suite.measure.protocol import RefusedTime, UnsupportedCall
+from suite.measure.run import Measurement
 from suite.measure.seen import KEPT, Seen
 from suite.spec.case import Case
 from suite.spec.catalogue.workloads import WORKLOADS, named, sweep
@@ -31,6 +33,7 @@ from tests.twins import (
     CompilesFresh,
     CompilesInside,
     Compiling,
+    Paced,
     Queued,
     Synchronised,
     Twin,
@@ -61,6 +64,7 @@ def judged(twin: type[Twin], backend: type[NumpyBackend] = NumpyBackend, case: s
         (CompilesFresh, Compiling, "compiled"),
         (CachedAnswer, NumpyBackend, "value"),
         (CachedByInput, NumpyBackend, "stale"),
+        (Paced, NumpyBackend, "stale"),
         (AntiCausal, NumpyBackend, "value"),
         (WrongScale, NumpyBackend, "value"),
         (WrongWhileTimed, NumpyBackend, "value"),
@@ -71,6 +75,32 @@ def test_faults_of_a_harness_are_refused(twin: Any, backend: Any, kind: str) -> 
     with pytest.raises(RefusedTime) as refused:
         judged(twin, backend)
     assert refused.value.kind == kind, refused.value.message
+
+
+class StoppedClock:
+    """A worker whose clock hardly runs: it says a hundredth of what a sample takes."""
+
+    died = False
+
+    def ask(self, do: str, **more: Any) -> dict[str, Any]:
+        if do == "sample":
+            time.sleep(0.2)
+        return {"seconds": 0.001, "device": None} if do == "sample" else {}
+
+
+def test_a_worker_whose_clock_stands_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "CLOCK_SECONDS", 0.1)
+    identity = {
+        "workload": "w", "case": CASE, "backend": "numpy", "implementation": "definition",
+        "mode": "eager", "device": "cpu", "dtype": "f32", "direction": "forward", "threads": 1,
+    }  # fmt: skip
+    preparation = {"convert": 0.1, "first_call": 0.1, "inner": 1, "settled": True}
+    worker: Any = StoppedClock()
+    measurement = Measurement(worker, "key", identity, preparation)
+    measurement.sample(on_device=False)
+    record = measurement.finish()
+    assert (record.status, record.kind) == ("refused", "clock")
+    assert "the worker says 0.002 s, its samples took 0.2" in record.message
 
 
 def test_a_wrong_layout_is_refused() -> None:

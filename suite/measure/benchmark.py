@@ -21,7 +21,8 @@ from packaging.version import Version
 
 from backends.protocol import UsageError
 from suite.measure import protocol
-from suite.measure.call import Accuracy, TimedCall, UnsupportedCall
+from suite.measure.call import Accuracy, TimedCall
+from suite.measure.protocol import UnsupportedCall
 from suite.measure.worker import implementations, pin, rate_of
 from suite.run.options import Options
 from suite.spec.case import Case

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-import time
+import statistics
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from random import SystemRandom
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from suite.judge.derivative import (
 )
 from suite.judge.verdict import Deviation, Measured, NotApplicable
 from suite.measure import protocol
+from suite.measure.protocol import RefusedTime, UnsupportedCall
 from suite.measure.seen import Seen, arrays_of, digest_of
 from suite.spec.case import Case
 from suite.spec.features import ARRAYS
@@ -39,18 +41,6 @@ UNTIMED = ("bias", *ARRAYS)
 """Arrays whose gradients are not timed, because many kernels return none."""
 
 _CHECK = Check("speed", lambda cell: None, lambda level: ())
-
-
-class RefusedTime(Exception):
-    """A time must not be reported: `kind` is the reason in one word, the message explains it."""
-
-    def __init__(self, kind: str, message: str, error_ratio: float | None = None) -> None:
-        super().__init__(message)
-        self.kind, self.message, self.error_ratio = kind, message, error_ratio
-
-
-class UnsupportedCall(Exception):
-    """The implementation does not support the case in this direction; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -111,11 +101,10 @@ class TimedCall:
         reason = implementation.unsupported(case) or implementation.missing(needs)
         if reason is not None:
             raise UnsupportedCall(reason)
-        self.seen = Seen[Reading](seed)
         self.compiled = False
-        self.slowest = 0.0
-        self.fresh = math.inf
+        self.samples: list[float] = []
         self.slow = 0.0
+        self.turn = 0
 
     @property
     def wrt(self) -> list[str]:
@@ -130,22 +119,29 @@ class TimedCall:
 
     def prepare(self) -> Preparation:
         """Make the arrays, call once, and warm up. Raises RefusedTime if the call raises."""
-        start = time.perf_counter()
+        start = protocol.now()
         self.prepared = self._prepared(self.implementation, self.cell.inputs)
         self.backend.profiler.sync(list(self.prepared.arguments.values()))
-        convert = time.perf_counter() - start
+        convert = protocol.now() - start
         with _quiet():
             step = self.backend.profiler.step
             self.step = self._attempt(lambda: step(self.prepared, self.direction, self.wrt))
-            start = time.perf_counter()
-            self.call = self._attempt(
-                lambda: self.step(self.prepared.arguments, self._cotangent(0))
-            )
-            self._attempt(lambda: protocol.timed(self.call, self.backend.profiler.sync, 1))
-            first = time.perf_counter() - start
+            start = protocol.now()
+            cotangent = self._cotangent(0)
+            ready = self._attempt(lambda: self.step(self.prepared.arguments, cotangent))
+            self._attempt(lambda: protocol.timed(ready, self.backend.profiler.sync, 1))
+            first = protocol.now() - start
+            others = [self._arguments(self._fresh(n)) for n in range(1, self._sets())]
+            self.calls = [ready, *(self.step(arguments, cotangent) for arguments in others)]
+            self.seen = [Seen[Reading](self.cell.seed + n) for n in range(len(self.calls))]
             again, _ = protocol.timed(self.call, self.backend.profiler.sync, 1)
             self.inner, settled, _ = protocol.warm(self._seconds, again)
         return Preparation(convert, first, self.inner, settled, self.work)
+
+    def call(self) -> Any:
+        """Call with the next set of inputs."""
+        self.turn = (self.turn + 1) % len(self.calls)
+        return self.calls[self.turn]()
 
     def sample(self, inner: int | None = None) -> float:
         """Time one sample: seconds of one call, averaged over `inner` calls."""
@@ -153,7 +149,7 @@ class TimedCall:
         with _quiet():
             seconds = self._seconds(inner or self.inner)
         self.compiled |= before != self.backend.profiler.compilations(self.prepared)
-        self.slowest = max(self.slowest, seconds)
+        self.samples.append(seconds)
         return seconds
 
     def device_sample(self) -> float | None:
@@ -162,14 +158,15 @@ class TimedCall:
         return self.backend.profiler.device_seconds(self.call)
 
     def judge(self) -> Accuracy:
-        """Judge the last timed answer, every answer that differs from it, and answers to new inputs.
+        """Judge the answers of a part of the sets, every answer that differs from another one to the same
+        inputs, and an answer to new inputs.
 
         Raises RefusedTime with one of these kinds:
 
         - "value", "non-finite" and the other kinds of wrong answers
         - "compiled": the framework compiled during a sample
         - "not-synced": the clock stopped before the call had finished
-        - "stale": new inputs take much longer than the timed calls
+        - "stale": new inputs take much longer than known inputs
         """
         with _quiet():
             if self.compiled:
@@ -177,23 +174,34 @@ class TimedCall:
             self.look(self._judge_sync())
             self._call_on()
             measured = self.judge_seen()
-            for number in range(1, protocol.FRESH + 1):
-                self._judge_fresh(number)
+            self._judge_fresh()
             # Gradients keep the declared grade: grading them needs one oracle per numerics class.
             return Accuracy(measured.error_ratio, measured.grade)
 
     def judge_seen(self) -> Measured:
-        """Judge the answers that `look` kept. Raises RefusedTime."""
-        self.cell.measured = Measured()
+        """Judge answers that `look` kept: those to the first set of inputs, to a random part of the other
+        sets, and to sets with several answers. Raises RefusedTime.
+
+        The figures are those of the first set: they do not depend on chance.
+        """
+        recorded = [number for number, seen in enumerate(self.seen) if seen.counts]
+        part = SystemRandom().sample(recorded, math.ceil(len(recorded) * protocol.JUDGED))
+        several = [number for number in recorded if len(self.seen[number].counts) > 1]
+        measured = None
         with _quiet():
-            for count, reading in self.seen.kept():
-                of = f" (in {count} of {self.seen.counts.total()} recorded calls)"
-                self._hold(reading, self.cell.inputs, 0, of if len(self.seen.counts) > 1 else "")
-        return self.cell.measured
+            for number in dict.fromkeys((*recorded[:1], *part, *several)):
+                self.cell.measured = Measured()
+                seen = self.seen[number]
+                for count, reading in seen.kept():
+                    of = f" (in {count} of {seen.counts.total()} recorded calls)"
+                    of = of if len(seen.counts) > 1 else ""
+                    self._hold(reading, self._fresh(number), 0, of)
+                measured = measured or self.cell.measured
+        return measured or Measured()
 
     def look(self, out: Any) -> None:
-        """Record an answer of the timed call for `judge_seen`."""
-        self.seen.take(
+        """Record an answer of the last call for `judge_seen`."""
+        self.seen[self.turn].take(
             digest_of(out, self.backend),
             lambda: self._read(out, self.cell.inputs, self.prepared),
         )
@@ -222,21 +230,28 @@ class TimedCall:
         self.look(out)
         return seconds
 
+    def _sets(self) -> int:
+        """The number of sets of inputs."""
+        size = (
+            sum(array.size for array in self.cell.inputs.arrays.values()) * self.case.dtype.itemsize
+        )
+        return max(2, min(protocol.SETS, protocol.SETS_BYTES // max(size, 1)))
+
     def _call_on(self) -> None:
         """Record the answers of more calls. Otherwise an error in one call of twenty is often missed."""
-        end = time.perf_counter() + protocol.MORE_SECONDS
+        end = protocol.now() + protocol.MORE_SECONDS
         for _ in range(protocol.MORE):
             self.look(protocol.timed(self.call, self.backend.profiler.sync, 1)[1])
-            if time.perf_counter() > end:
+            if protocol.now() > end:
                 break
 
     def _slowed(self) -> Any:
         """Call, then wait for the fraction `slow` of the call's time."""
-        start = time.perf_counter()
+        start = protocol.now()
         out = self.call()
         self.backend.profiler.sync(out)
-        end = start + (time.perf_counter() - start) * (1.0 + self.slow)
-        while time.perf_counter() < end:
+        end = start + (protocol.now() - start) * (1.0 + self.slow)
+        while protocol.now() < end:
             pass
         return out
 
@@ -258,7 +273,9 @@ class TimedCall:
         return draw_cotangent(self.case, self.cell.seed + FRESH_SEED * number)
 
     def _fresh(self, number: int) -> Inputs:
-        """Inputs of the case with newly drawn query, key and value."""
+        """Inputs of the case with a query, key and value of their own; those of the case for 0."""
+        if not number:
+            return self.cell.inputs
         other = draw(self.case, self.cell.seed + FRESH_SEED * number)
         return self.cell.inputs.replace(query=other.query, key=other.key, value=other.value)
 
@@ -272,7 +289,7 @@ class TimedCall:
             took = min(seconds for seconds, _ in outputs)
             self._read_all(outputs[0][1])
             waited = self._read_all(outputs[2][1]) - self._read_all(outputs[1][1])
-            allowed = max(protocol.UNSYNCED * max(took, self.slowest), protocol.STALE_SECONDS)
+            allowed = max(protocol.UNSYNCED * max([took, *self.samples]), protocol.STALE_SECONDS)
             if waited <= allowed:
                 return outputs[2][1]
         raise RefusedTime(
@@ -282,42 +299,62 @@ class TimedCall:
         )
 
     def _read_all(self, out: Any) -> float:
-        start = time.perf_counter()
+        start = protocol.now()
         for array in arrays_of(out, self.backend):
             self.backend.to_numpy(array)
-        return time.perf_counter() - start
+        return protocol.now() - start
 
-    def _judge_fresh(self, number: int) -> None:
-        inputs, cotangent = self._fresh(number), self._cotangent(number)
+    def _arguments(self, inputs: Inputs) -> Any:
+        """The native arguments of other inputs of the case."""
         implementation = self.implementation
         if isinstance(implementation, Compiled):
-            # Only the arguments are new: the compiled program must be the one that was timed.
-            arguments = implementation.inner.prepare(inputs).arguments
-        else:
-            arguments = self._prepared(implementation, inputs).arguments
+            # Only the arguments are new: the compiled program must be the one that is timed.
+            return implementation.inner.prepare(inputs).arguments
+        return self._prepared(implementation, inputs).arguments
+
+    def _judge_fresh(self) -> None:
+        """Judge an answer to new inputs, and compare their times with known ones. Raises RefusedTime.
+
+        A machine that is busy for a moment slows some trials; reused results show in every trial.
+        """
+        usual, first = statistics.median(self.samples or [math.inf]), protocol.SETS
+        for trial in range(protocol.TRIALS):
+            pairs = [
+                self._times(first + trial * protocol.FRESH + n, judged=not trial and not n)
+                for n in range(protocol.FRESH)
+            ]
+            known, new = (statistics.median(times) for times in zip(*pairs, strict=True))
+            beyond = new > protocol.STALE * known or new > protocol.STALE_SAMPLE * usual
+            if not beyond or new - min(known, usual) <= protocol.STALE_SECONDS:
+                return
+        raise RefusedTime(
+            "stale",
+            f"calls with new inputs take {new * 1e3:.3g} ms, calls with known inputs "
+            f"{known * 1e3:.3g} ms, samples took {usual * 1e3:.3g} ms: the timed calls reused earlier "
+            "results",
+        )
+
+    def _times(self, number: int, judged: bool) -> tuple[float, float]:
+        """Seconds of a call with known inputs, and of a call with new inputs, whose answer is judged if
+        `judged` says so."""
+        inputs, sync = self._fresh(number), self.backend.profiler.sync
+        arguments, cotangent = self._arguments(inputs), self._cotangent(number)
         call = self._attempt(lambda: self.step(arguments, cotangent))
         compilations = self.backend.profiler.compilations(self.prepared)
         # Drawing inputs evicted the CPU caches, which were warm for the timed calls.
-        self._attempt(lambda: protocol.timed(self.call, self.backend.profiler.sync, 1))
-        seconds, out = self._attempt(lambda: protocol.timed(call, self.backend.profiler.sync, 1))
+        self._attempt(lambda: protocol.timed(self.call, sync, 1))
+        known, _ = self._attempt(lambda: protocol.timed(self.call, sync, 1))
+        new, out = self._attempt(lambda: protocol.timed(call, sync, 1))
         if compilations != self.backend.profiler.compilations(self.prepared):
             raise RefusedTime(
                 "compiled", "new inputs of the same shapes made the framework compile"
             )
-        if number == 1:
+        if judged:
             # Judge only once: the oracle of a large case takes longer than all samples.
             prepared = replace(self.prepared, arguments=arguments)
             self.cell.measured = Measured()
             self._hold(self._read(out, inputs, prepared), inputs, number, " (fresh inputs)")
-        self.fresh = min(seconds, self.fresh)
-        beyond = self.fresh - self.slowest
-        slow = self.fresh > protocol.STALE_FACTOR * self.slowest and beyond > protocol.STALE_SECONDS
-        if number == protocol.FRESH and self.slowest and slow:
-            raise RefusedTime(
-                "stale",
-                f"calls with new inputs take {self.fresh * 1e3:.3g} ms or more, timed calls at most "
-                f"{self.slowest * 1e3:.3g} ms: the timed calls reused an earlier result",
-            )
+        return known, new
 
     def _read(self, out: Any, inputs: Inputs, prepared: PreparedCall) -> Reading:
         """Copies of the values that a call returned."""

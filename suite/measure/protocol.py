@@ -1,6 +1,7 @@
-"""The measuring protocol, version 1: number and length of samples, and limits that refuse a time.
+"""The measuring protocol, version 2: number and length of samples, and limits that refuse a time.
 
 - A sample is the time of one call, averaged over the calls that fill `SAMPLE_SECONDS`.
+- Calls rotate through `SETS` sets of inputs.
 - Every call is synchronised before the next one starts: a sample is a latency.
 - The warm-up takes at least `WARM_CALLS` calls and `WARM_SECONDS`, and ends when the medians of two
   consecutive batches agree within `SETTLED`. After `WARM_LIMIT` the time is marked unsettled.
@@ -16,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-VERSION = 1
+VERSION = 2
 """Stored with every result. Results of different versions are not compared."""
 
 WARM_CALLS = 3
@@ -29,35 +30,62 @@ WARM_LIMIT = 2.0
 SAMPLE_SECONDS = 0.01
 SAMPLES = 20
 
+SETS, SETS_BYTES = 8, 2**28
+"""Sets of inputs of the timed calls, and the most bytes of all sets. There are two sets at least."""
+
+JUDGED = 1 / 3
+"""Share of the sets whose answers are judged. They are drawn after the timing by the system's random
+numbers, which no seed tells."""
+
 FRESH = 3
-"""Sets of new inputs that a call is given after the timing."""
+"""Sets of new inputs of a trial after the timing."""
 
 MORE, MORE_SECONDS = 100, 0.3
 """Number of calls after the timing whose answers are recorded, and the greatest seconds for them."""
 
-STALE_FACTOR, STALE_SECONDS = 3.0, 1e-4
-"""A time is stale if calls with new inputs take this many times the slowest sample and this many seconds
-more."""
+STALE, STALE_SAMPLE, STALE_SECONDS = 1.5, 2.0, 1e-4
+"""A time is stale if the median of calls with new inputs is this many times that of calls with known
+inputs beside them, or this many times that of the samples, and this many seconds more."""
+
+CLOCK, CLOCK_SECONDS = 3.0, 1.0
+"""Greatest time of all samples by the clock of the parent process, in times of what the worker says, and
+seconds more: a worker runs a person's code, which may stop its clock."""
 
 UNSYNCED = 0.25
 """Greatest extra time of reading a timed output over reading a finished output, as a share of a sample.
 Beyond this share the clock stopped before the call had finished."""
 
 TRIALS = 5
-"""Number of trials that must all exceed `UNSYNCED`."""
+"""Number of trials that must all exceed a limit (`UNSYNCED`, `STALE`)."""
 
 OVER_CEILING = 1.05
 """Greatest believable share of the measured limit, which is known to a few percent."""
 
 
+class RefusedTime(Exception):
+    """A time must not be reported: `kind` is the reason in one word, the message explains it."""
+
+    def __init__(self, kind: str, message: str, error_ratio: float | None = None) -> None:
+        super().__init__(message)
+        self.kind, self.message, self.error_ratio = kind, message, error_ratio
+
+
+class UnsupportedCall(Exception):
+    """The implementation does not support the case in this direction; the message says why."""
+
+
+now = time.perf_counter
+"""The clock, bound before a person's file is imported: a file may replace `time.perf_counter`."""
+
+
 def timed(call: Callable[[], Any], sync: Callable[[Any], None], inner: int) -> tuple[float, Any]:
     """Seconds of one call, averaged over `inner` calls, and the output of the last call."""
     out = None
-    start = time.perf_counter()
+    start = now()
     for _ in range(inner):
         out = call()
         sync(out)
-    return (time.perf_counter() - start) / inner, out
+    return (now() - start) / inner, out
 
 
 def calls_per_sample(seconds: float) -> int:
@@ -71,13 +99,13 @@ def warm(sample: Callable[[int], float], first: float) -> tuple[int, bool, int]:
     `sample(inner)` returns the seconds of one call; `first` is the time of one call without compilation.
     """
     inner, calls, batches = calls_per_sample(first), 0, []
-    start = time.perf_counter()
+    start = now()
     while True:
         batch = [sample(inner) for _ in range(BATCH)]
         calls += BATCH * inner
         batches.append(statistics.median(batch))
         inner = calls_per_sample(min(batch))
-        spent = time.perf_counter() - start
+        spent = now() - start
         agree = len(batches) > 1 and abs(batches[-1] / batches[-2] - 1) <= SETTLED
         if agree and calls >= WARM_CALLS and spent >= WARM_SECONDS:
             return inner, True, calls

@@ -47,6 +47,8 @@ class Measurement:
     failure: WorkerFailure | None = None
     samples: list[float] = field(default_factory=list)
     device_samples: list[float] = field(default_factory=list)
+    said: float = 0.0
+    waited: float = 0.0
 
     def ask(self, do: str, **more: Any) -> dict[str, Any]:
         """The worker's answer; {} after a failure, which is stored in `failure`."""
@@ -58,7 +60,7 @@ class Measurement:
 
     def open(self) -> None:
         """Have the worker prepare the call, after restarting a dead worker."""
-        self.samples, self.device_samples = [], []
+        self.samples, self.device_samples, self.said, self.waited = [], [], 0.0, 0.0
         case, direction = self.identity["case"], self.identity["direction"]
         name, seed = self.identity["implementation"], self.identity["seed"]
         try:
@@ -72,9 +74,12 @@ class Measurement:
         )
 
     def sample(self, on_device: bool) -> None:
-        """Take one sample."""
+        """Take one sample. `said` sums seconds of the worker's clock, `waited` those of this process."""
+        start = protocol.now()
         answer = self.ask("sample", inner=None, slow=0.0, device=on_device)
         if answer:
+            self.waited += protocol.now() - start
+            self.said += answer["seconds"] * (self.preparation["inner"] + 1)
             self.samples.append(answer["seconds"])
             if answer["device"] is not None:
                 self.device_samples.append(answer["device"])
@@ -82,6 +87,9 @@ class Measurement:
     def finish(self) -> SpeedRecord:
         """Judge the timed answers, measure the machine's limits, and make the record."""
         fields: dict[str, Any] = dict(self.preparation.get("work") or {})
+        if self.waited > protocol.CLOCK * self.said + protocol.CLOCK_SECONDS:
+            text = f"the worker says {self.said:.3g} s, its samples took {self.waited:.3g} s"
+            self.failure = self.failure or WorkerFailure("refused", "clock", text)
         for do in ("judge", "facts"):
             if self.failure is None:
                 fields |= self.ask(do)

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from backends.threads import thread_variables
+from suite.measure import protocol
 from suite.run.options import Options
 from suite.run.process import Fields, serve
 
@@ -119,8 +120,6 @@ class Server:
 
 def rate_of(backend: Any, what: str, size: int, fmt: Any) -> tuple[float, float]:
     """Operations or bytes per second of `Profiler.limit` in the best of five samples, and its seconds."""
-    from suite.measure import protocol
-
     call, amount = backend.profiler.limit(what, size, fmt)
     for _ in range(2):
         once, _ = protocol.timed(call, backend.profiler.sync, 1)
@@ -190,7 +189,7 @@ def main() -> None:
 def _failure(error: Exception) -> Fields:
     from backends.protocol import BackendUnavailable
     from backends.registry import UsageError
-    from suite.measure.call import RefusedTime, UnsupportedCall
+    from suite.measure.protocol import RefusedTime, UnsupportedCall
 
     if isinstance(error, RefusedTime):
         return {"failed": "refused", "kind": error.kind, "message": error.message,
