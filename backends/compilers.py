@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from backends.declared import Declared, checked_words
@@ -64,6 +65,15 @@ class Compilers:
         """Calls that drop weights at `rate` and compute the forward pass again in the backward pass, by
         name. `prepared` drops nothing; `compiler` is "" in eager mode."""
         return {}
+
+    def gradient(self, prepared: PreparedCall, operand: str, cotangent: Any) -> PreparedCall:
+        """The call whose output is the gradient by one operand, for a cotangent of the output."""
+
+        def gradient(**arguments: Any) -> Any:
+            call = replace(prepared, arguments=arguments)
+            return self.backend.pullback(call, (operand,))[1](cotangent)[operand]
+
+        return replace(prepared, function=gradient, outputs=("output",), vjp=None)
 
     def declared(self, implementation: Implementation, compiler: str) -> Declared:
         """The declaration of an implementation in a compiler, by default unchanged: a compiler may round

@@ -43,7 +43,16 @@ def underivable(message: str) -> Iterator[None]:
 
 
 class TimeOver(BaseException):
-    """The cell exceeded its time limit. A BaseException, because code under test may catch Exception."""
+    """The cell exceeded its time limit. A BaseException, because code under test may catch Exception.
+    `kind` is the kind of the crash."""
+
+    kind = "timeout"
+
+
+class ProcessDied(TimeOver):
+    """The process that runs the code under test died; the message says how."""
+
+    kind = "crash"
 
 
 ENDS = (KeyboardInterrupt, TimeOver)

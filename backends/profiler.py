@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from threading import Barrier, Thread
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from backends.prepared import ForwardOnly, PreparedCall
+from backends.prepared import ForwardOnly, PreparedCall, set_to
 from suite.spec.dtypes import DType, round_to
 
 if TYPE_CHECKING:
@@ -16,6 +18,13 @@ if TYPE_CHECKING:
 
 Step = Callable[[Mapping[str, Any], Any], Callable[[], Any]]
 """The type that `Profiler.step` returns."""
+
+
+EAGER_SWITCHES = 1e-6
+"""Seconds after which Python changes threads while several threads call."""
+
+MOST_ROUNDS = 400
+"""The greatest number of calls of a thread that calls beside another one."""
 
 
 class Profiler:
@@ -31,6 +40,40 @@ class Profiler:
     def threads(self, count: int) -> AbstractContextManager[None]:
         """A context in which calls run on `count` threads; only if `has_threads`."""
         raise NotImplementedError
+
+    def at_once(self, calls: Sequence[Sequence[PreparedCall]], rounds: int) -> list[list[Any]]:
+        """The outputs of the calls of each thread, made by turns; a thread's last one is the error that
+        ended it.
+
+        Every thread calls until each has made all its calls `rounds` times, so that all of them overlap.
+        """
+        outcomes: list[list[Any]] = [[] for _ in calls]
+        start = Barrier(len(calls))
+        rounds *= max(map(len, calls))
+
+        def waits_for_others() -> bool:
+            ended = (n and isinstance(n[-1], BaseException) for n in outcomes)
+            return any(len(n) < rounds and not end for n, end in zip(outcomes, ended, strict=True))
+
+        def run(calls: Sequence[PreparedCall], outcome: list[Any]) -> None:
+            start.wait()
+            try:
+                while waits_for_others() and len(outcome) < MOST_ROUNDS:
+                    prepared = calls[len(outcome) % len(calls)]
+                    outcome.append(prepared.function(**prepared.arguments))
+            except BaseException as error:
+                outcome.append(error)
+
+        threads = [
+            Thread(target=run, args=(own, outcome), daemon=True)
+            for own, outcome in zip(calls, outcomes, strict=True)
+        ]
+        with set_to(EAGER_SWITCHES, sys.getswitchinterval, sys.setswitchinterval):
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        return outcomes
 
     def kernels(self, prepared: PreparedCall) -> str:
         """The framework's names of the call's kernels; empty if the framework does not tell."""

@@ -48,6 +48,7 @@ from backends.prepared import (
     LAYER_OUTPUTS,
     ForwardOnly,
     PreparedCall,
+    ProcessDied,
     TimeOver,
     set_to,
 )
@@ -85,8 +86,8 @@ __all__ = [
     "ARRAYS", "AS_CLASS", "ATTENTION_FEATURES", "ENDS", "LAYER_FEATURES", "LAYER_OUTPUTS", "OF_BACKENDS",
     "THROUGH", "Ambient", "Backend", "BackendUnavailable", "BrokenFramework", "Compilers",
     "DeclarationError", "Declared", "DeclaredRounding", "Election", "ForwardOnly", "Implementation",
-    "Limits", "Memory", "PreparedCall", "Profiler", "Setting", "Step", "TimeOver", "UsageError",
-    "checked_name", "needed", "set_to",
+    "Limits", "Memory", "PreparedCall", "ProcessDied", "Profiler", "Setting", "Step",
+    "TimeOver", "UsageError", "checked_name", "needed", "set_to",
 ]  # fmt: skip
 
 

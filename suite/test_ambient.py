@@ -10,19 +10,17 @@ dtype whose bound holds.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import cycle
-from threading import Barrier, Thread
 from typing import Any
 
 import numpy as np
 
-from backends.protocol import Ambient, PreparedCall, set_to
+from backends.protocol import Ambient, PreparedCall
 from suite.judge import elections
 from suite.judge.cell import Cell
 from suite.judge.check import check
@@ -36,11 +34,8 @@ from suite.spec.levels import HALF
 from suite.spec.vocabulary import OPERANDS
 from suite.test_stateless import changed
 
-ROUNDS, MOST_ROUNDS = 8, 400
-"""The least and the greatest number of calls of a thread that calls beside another one."""
-
-EAGER_SWITCHES = 1e-6
-"""Seconds after which Python changes threads while several threads call."""
+ROUNDS = 8
+"""The least number of calls of a thread that calls beside another one."""
 
 MASKS = (
     "sdpa/none/mha/{dt}/b2h3q17k23d8",
@@ -309,7 +304,9 @@ def expect_in_threads(cell: Cell, threads: Sequence[Sequence[Problem]], rounds: 
     """The outputs of problems that each thread calls by turns are right. All threads call at once."""
     # What forces a kernel holds for the whole process: it surrounds the threads.
     with threads[0][0][1].within():
-        outcomes = at_once([[call for _, call in problems] for problems in threads], rounds)
+        outcomes = cell.implementation.backend.profiler.at_once(
+            [[call for _, call in problems] for problems in threads], rounds
+        )
     for problems, outcome in zip(threads, outcomes, strict=True):
         judged: list[np.ndarray] = []
         for (inputs, prepared), native in zip(cycle(problems), outcome, strict=False):
@@ -319,40 +316,6 @@ def expect_in_threads(cell: Cell, threads: Sequence[Sequence[Problem]], rounds: 
             if not any(np.array_equal(answer.values, values) for values in judged):
                 cell.judge(answer, inputs)
                 judged.append(answer.values)
-
-
-def at_once(threads_calls: Sequence[Sequence[PreparedCall]], rounds: int) -> list[list[Any]]:
-    """What the calls of each thread return, made by turns; an error instead of what it ended.
-
-    Every thread calls until each has made all its calls `rounds` times, so that all of them overlap.
-    """
-    outcomes: list[list[Any]] = [[] for _ in threads_calls]
-    start = Barrier(len(threads_calls))
-    rounds *= max(map(len, threads_calls))
-
-    def waits_for_others() -> bool:
-        ended = (n and isinstance(n[-1], BaseException) for n in outcomes)
-        return any(len(n) < rounds and not end for n, end in zip(outcomes, ended, strict=True))
-
-    def run(calls: Sequence[PreparedCall], outcome: list[Any]) -> None:
-        start.wait()
-        try:
-            while waits_for_others() and len(outcome) < MOST_ROUNDS:
-                prepared = calls[len(outcome) % len(calls)]
-                outcome.append(prepared.function(**prepared.arguments))
-        except BaseException as error:
-            outcome.append(error)
-
-    threads = [
-        Thread(target=run, args=(calls, outcome), daemon=True)
-        for calls, outcome in zip(threads_calls, outcomes, strict=True)
-    ]
-    with set_to(EAGER_SWITCHES, sys.getswitchinterval, sys.setswitchinterval):
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    return outcomes
 
 
 def _raise(error: BaseException) -> None:

@@ -77,11 +77,7 @@ def expect_second(cell: Cell, prepared: PreparedCall, cotangent: Any) -> None:
     backend, inputs = cell.implementation.backend, cell.inputs
     tangent = draw_tangents(inputs.case, ("query",), cell.seed)["query"]
 
-    def gradient(**arguments: Any) -> Any:
-        call = replace(prepared, arguments=arguments)
-        return backend.pullback(call, ("query",))[1](cotangent)["query"]
-
-    call = replace(prepared, function=gradient, outputs=("output",), vjp=None)
+    call = backend.compilers.gradient(prepared, "query", cotangent)
     along = swap_heads_and_length(tangent, prepared)
     try:
         _, native = backend.vjp(

@@ -84,7 +84,7 @@ def _judged(cell: Cell, policy: Policy) -> Verdict:
             verdict = _asked(cell, policy)
             implementation.end_of_cell(verdict.status == "pass")
     except TimeOver as error:
-        verdict = Verdict("crash", "timeout", str(error))
+        verdict = Verdict("crash", error.kind, str(error))
     cell.release()
     verdict = replace(verdict, seconds=time.perf_counter() - start)
     for step in policy.steps:

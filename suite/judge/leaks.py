@@ -127,6 +127,11 @@ def watch() -> Callable[[], None]:
     return end
 
 
+def hear(event: str) -> None:
+    """Record a death that another process tells of."""
+    _DIED.append(event)
+
+
 def died() -> list[str]:
     """The deaths since the last call, each once, for people. Without `watch` forks alone are seen."""
     events = [_DIED.popleft() for _ in range(len(_DIED))]

@@ -57,7 +57,8 @@ def _tried(
             with calling(case):
                 answered, reason = _attempted(implementation, draw(case), suggestion)
         except TimeOver as error:
-            return f"{error}; --cell-timeout gives it longer"
+            longer = "; --cell-timeout gives it longer" if error.kind == "timeout" else ""
+            return f"{error}{longer}"
         if answered:
             return reason
         first = first or reason

@@ -21,6 +21,7 @@ from suite.checks import all_checks
 from suite.judge import leaks
 from suite.judge.trial import trial
 from suite.records.expectations import ExpectationError, Manifest, load, load_named
+from suite.run.isolation.remote import Remote, isolated
 from suite.run.options import Options
 from suite.run.process import limited
 from suite.run.suggestions import suggestion
@@ -100,10 +101,11 @@ def load_backend(backend: Backend, options: Options, user: UserCode = NO_CODE) -
     notes: list[str] = []
     expect: list[Path] = []
     for text in options.function:
+        asked = isolated(backend, options, text) if options.isolates else backend
         with leaks.quiet():
-            settings = leaks.Settings(backend)
+            settings = leaks.Settings(asked)
             try:
-                function, files = _function(backend, text, options, user)
+                function, files = _function(asked, text, options, user)
             finally:
                 left = settings.restore()
         functions.append(function)
@@ -111,6 +113,8 @@ def load_backend(backend: Backend, options: Options, user: UserCode = NO_CODE) -
         notes += [
             f"importing {text} left {change}; cells are judged with what was" for change in left
         ]
+        if isinstance(asked, Remote):
+            notes += [f"{function}: {open_way}" for open_way in asked.link.open]
         expect += [path for path in files if path not in expect]
     judged = functions + (natives if options.implementation or not options.function else [])
     compiled = [] if options.mode == "eager" else compiled_forms(backend, judged)
@@ -139,7 +143,9 @@ def _function(
     """The user function that the options call `text`, and the manifests that it names. Raises
     UsageError."""
     said = {**options.claims, **user.claimed}
-    if text in user.callables:
+    if isinstance(backend, Remote):
+        function, claims = backend.load(text, said, options.like, options.untrusted)
+    elif text in user.callables:
         function, claims = registry.callable_implementation(
             backend, user.callables[text], text, said, options.like
         )

@@ -145,6 +145,18 @@ class Options(CommandOptions):
         of_function=True,
         for_rerun=False,
     )
+    isolate: bool = option(
+        "run --function in a child process with few rights; what judges never imports its file "
+        "(docs/untrusted.md)",
+        switch=True,
+        of_function=True,
+    )
+    untrusted: bool = option(
+        "judge a --function that may cheat: --isolate, and the file's own claims are not taken "
+        "(docs/untrusted.md)",
+        switch=True,
+        of_function=True,
+    )
     expect: tuple[str, ...] = option(
         "a manifest of expected failures of --function, or of a third-party backend; repeatable",
         "FILE.toml",
@@ -245,6 +257,11 @@ class Options(CommandOptions):
             if not 0 <= value < float("inf"):
                 raise UsageError(f"--{dashed(name)} must not be negative, got {value}")
         self.part()
+
+    @property
+    def isolates(self) -> bool:
+        """True if user functions run in a child process."""
+        return self.isolate or self.untrusted
 
     @property
     def compiles_quickly(self) -> bool:

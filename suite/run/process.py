@@ -253,7 +253,7 @@ def _death(code: int, said: Fields, advice: str) -> str:
     )
 
 
-def _environment(variables: Mapping[str, str]) -> dict[str, str]:
+def environment(variables: Mapping[str, str]) -> dict[str, str]:
     """This process's environment with other variables. The child can import packages beside the suite,
     as backends in a checkout."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -271,7 +271,7 @@ def run_module(
     """
     child = subprocess.Popen(
         [sys.executable, "-c", CHILD, str(os.getpid()), *words], cwd=folder,
-        env=_environment(variables), text=True, errors="replace", stdin=subprocess.DEVNULL,
+        env=environment(variables), text=True, errors="replace", stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
     )  # fmt: skip
     try:
@@ -311,7 +311,7 @@ class RpcProcess:
             stderr=self._errors,
             text=True,
             encoding="utf-8",
-            env=_environment(variables),
+            env=environment(variables),
         )
 
     @property

@@ -1,0 +1,7 @@
+"""The isolated judge: a user's function runs in a child process, and all that judges stays in the parent.
+
+- `wire`: the messages of the two processes. What the child answers is validated as plain data.
+- `child`: the program of the child: the backend, the user's function, and a loop that answers.
+- `remote`: backend and implementation in the parent, whose calls the child makes.
+- `sandbox`: the limits of the child.
+"""

@@ -1,0 +1,367 @@
+"""Backend and implementation in the parent, whose calls the child makes.
+
+`Remote` is a backend: arrays, calls and contexts are handles of the child, and facts about the framework
+are those of the same backend in this process. `RemoteFunction` is the user's function as an
+implementation. Checks and judge know neither.
+"""
+
+from __future__ import annotations
+
+import atexit
+import inspect
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from backends import registry
+from backends.claims import Claims
+from backends.compilers import Compilers
+from backends.implementation import Implementation
+from backends.memory import Memory
+from backends.prepared import PreparedCall, ProcessDied
+from backends.profiler import Profiler
+from backends.protocol import Backend, Setting
+from backends.registry import UsageError
+from suite.judge import leaks
+from suite.records.machine import ROOT
+from suite.run.isolation import wire
+from suite.run.isolation.link import Context, Handle, Link, Place
+from suite.run.isolation.sandbox import Limits
+from suite.run.isolation.wire import checked, checked_name
+from suite.run.options import Options
+from suite.spec.claims import CLAIMS
+from suite.spec.dtypes import DType
+from suite.spec.inputs import Inputs
+from suite.spec.operators import OPERATORS
+from suite.spec.text import printable
+
+HIDDEN = ("references",)
+"""Folders of this project that an untrusted child cannot read: it would find the right answers there."""
+
+
+class RemoteMemory(Memory):
+    """Memory of the child's arrays."""
+
+    def __init__(self, backend: Remote) -> None:
+        super().__init__(backend)
+        self.link, self.has_strides = backend.link, backend.home.memory.has_strides
+
+    def _ask(self, name: str, *arguments: Any) -> Any:
+        return self.link.ask(Place(("backend", "memory", name)), *arguments)
+
+    def overwrite(self, array: Any, values: Any) -> bool:
+        return bool(self._ask("overwrite", array, values))
+
+    def transpose(self, array: Any, *axes: int) -> Any:
+        return self._ask("transpose", array, *axes)
+
+    def view(self, flat: Any, shape: Any, strides: Any, offset: int) -> Any:
+        return self._ask("view", flat, shape, strides, offset)
+
+    def alias(self, array: Any) -> Any:
+        return self._ask("alias", array)
+
+    def within(self, values: np.ndarray, dtype: DType | None, how: str) -> tuple[Any, Any]:
+        array, whole = self._ask("within", values, dtype, how)
+        return array, whole
+
+    def operand(self, values: np.ndarray, inputs: Inputs, axis_order: str) -> Any:
+        return self._ask("operand", values, inputs, axis_order)
+
+
+class RemoteCompilers(Compilers):
+    """Compilers of the child; their declarations are those of this process."""
+
+    def __init__(self, backend: Remote) -> None:
+        home = backend.home.compilers
+        super().__init__(backend, home.names, home.timed, home.layers)
+        self.link, self.home = backend.link, home
+        for name in ("shares_programs", "compiles_shapes", "runs_models", "ambient"):
+            setattr(self, name, getattr(home, name))
+
+    def compiled(self, prepared: PreparedCall, compiler: str, batch: int) -> PreparedCall:
+        return self.link.ask(Place(("backend", "compilers", "compiled")), prepared, compiler, batch)
+
+    def recomputed(
+        self, prepared: PreparedCall, rate: float, compiler: str
+    ) -> dict[str, PreparedCall]:
+        return self.link.ask(
+            Place(("backend", "compilers", "recomputed")), prepared, rate, compiler
+        )
+
+    def gradient(self, prepared: PreparedCall, operand: str, cotangent: Any) -> PreparedCall:
+        return self.link.ask(
+            Place(("backend", "compilers", "gradient")), prepared, operand, cotangent
+        )
+
+    def declared(self, implementation: Implementation, compiler: str) -> Any:
+        return self.home.declared(implementation, compiler)
+
+    def lacking(self, implementation: Implementation, compiler: str) -> dict[str, str]:
+        return self.home.lacking(implementation, compiler)
+
+    def signature(self, array: Any) -> tuple[Any, ...]:
+        # The programs of a child die with the child.
+        return (array.claims["signature"], array.generation)
+
+    def raised_inside(self, error: BaseException) -> BaseException:
+        return getattr(error, "inside", None) or error
+
+
+class RemoteProfiler(Profiler):
+    """Threads and kernels of the child's calls."""
+
+    def __init__(self, backend: Remote) -> None:
+        super().__init__(backend)
+        self.link, self.has_threads = backend.link, backend.home.profiler.has_threads
+
+    def threads(self, count: int) -> Any:
+        return Context(self.link, Place(("backend", "profiler", "threads")), count)
+
+    def at_once(self, calls: Sequence[Sequence[PreparedCall]], rounds: int) -> list[list[Any]]:
+        return self.link.ask(Place(("backend", "profiler", "at_once")), calls, rounds)
+
+    def kernels(self, prepared: PreparedCall) -> str:
+        return str(self.link.ask(Place(("backend", "profiler", "kernels")), prepared))
+
+
+class Told(str):
+    """The text of a setting's value, and the child's number of the value: equal values have one."""
+
+    number: int
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Told) and self.number == other.number
+
+    __hash__ = str.__hash__
+
+    @classmethod
+    def of(cls, said: Any) -> Any:
+        """The value, or the values by key, that the child tells. Raises Garbled."""
+        if type(said) is dict:
+            return {printable(n): cls.of(one) for n, one in said.items()}
+        number, text = checked(said, list, "a setting")
+        told = cls(checked(text, str, "a setting"))
+        told.number = checked(number, int, "a number")
+        return told
+
+
+class Remote(Backend):
+    """The backend `home`, with a child that holds the arrays and makes the calls."""
+
+    def __init__(self, home: Backend, link: Link) -> None:
+        self.home, self.link = home, link
+        self.name, self.devices, self.device = home.name, home.devices, home.device
+        self.native, self.rounding, self.dialect = home.native, home.rounding, home.dialect
+        self.validation_errors = home.validation_errors
+        self.memory, self.compilers = RemoteMemory(self), RemoteCompilers(self)
+        self.profiler = RemoteProfiler(self)
+        self._told: dict[str, Any] = {}
+        self._after_death = False
+        self._settings = {
+            name: Setting(
+                partial(self._read, name), partial(self._restore, name), self._modes(name, setting)
+            )
+            for name, setting in {**leaks.PROCESS, **home.settings}.items()
+        }
+
+    @property
+    def versions(self) -> dict[str, str]:
+        return self.home.versions
+
+    @property
+    def expectations(self) -> Path:
+        return self.home.expectations
+
+    @property
+    def refusals(self) -> dict[str, str]:
+        return self.home.refusals
+
+    def implementations(self) -> list[Implementation]:
+        return self.home.implementations()
+
+    def function(self, function: Callable[..., Any], name: str, claims: Claims) -> Implementation:
+        return type(self.home).function(self, function, name, claims)
+
+    def array(self, values: np.ndarray, dtype: DType | None) -> Any:
+        return self.link.ask(Place(("backend", "array")), values, dtype)
+
+    def to_numpy(self, array: Any) -> np.ndarray:
+        return wire.from_bytes(self.link.read(array), array.claims["dtype"], array.shape)
+
+    def is_array(self, value: Any) -> bool:
+        return isinstance(value, Handle) and value.claims.get("array", False)
+
+    def dtype_name(self, array: Any) -> str:
+        return array.claims["dtype"]
+
+    def device_name(self, array: Any) -> str:
+        return array.claims["device"]
+
+    def vjp(
+        self, prepared: PreparedCall, wrt: Sequence[str], cotangent: Any
+    ) -> tuple[Any, dict[str, Any]]:
+        output, gradients = self.link.ask(Place(("backend", "vjp")), prepared, [*wrt], cotangent)
+        return output, gradients
+
+    def pullback(
+        self, prepared: PreparedCall, wrt: Sequence[str]
+    ) -> tuple[Any, Callable[[Any], dict[str, Any]]]:
+        output, pull = self.link.ask(Place(("backend", "pullback")), prepared, [*wrt])
+        return output, pull
+
+    def jvp(self, prepared: PreparedCall, tangents: Mapping[str, Any]) -> Any:
+        return self.link.ask(Place(("backend", "jvp")), prepared, dict(tangents))
+
+    def load(
+        self, text: str, said: Mapping[str, Any], like: str, untrusted: bool
+    ) -> tuple[Implementation, Claims]:
+        """Let the child import the user's file; returns the function, and the claims about it.
+
+        The file's own claims are taken unless it is `untrusted`. Raises UsageError.
+        """
+        facts = self.link.at("load")
+        self.link.loaded = True
+        name = text.rpartition(":")[2]
+        own = {} if untrusted else self._claims(facts["claims"], text)
+        stub = Signature(facts["function"], facts["name"], facts["signature"])
+        told, claims = registry.callable_implementation(
+            self, stub, name, {**own, **said}, like, text
+        )
+        return RemoteFunction(self, told), claims
+
+    def _claims(self, said: str, text: str) -> dict[str, Any]:
+        own = json.loads(said)
+        folder = Path(text.rpartition(":")[0]).parent
+        if "expect" in own:
+            paths = [own["expect"]] if isinstance(own["expect"], str) else own["expect"]
+            own["expect"] = [str(folder / path) for path in paths]
+        return {name: value for name, value in own.items() if name in CLAIMS}
+
+    # Settings of the child's process and framework.
+
+    @property
+    def settings(self) -> Mapping[str, Setting]:
+        return self._settings
+
+    def reseed(self, seed: int = 0) -> None:
+        self.link.at("begin")
+
+    def _modes(self, name: str, setting: Setting) -> dict[str, Any]:
+        return {
+            mode: ambient._replace(
+                within=partial(
+                    Context, self.link, Place(("settings", name, "modes", mode, "within"))
+                )
+            )
+            for mode, ambient in setting.modes.items()
+        }
+
+    def _read(self, name: str) -> Any:
+        """The value of a setting in the last sweep. The first setting begins a sweep."""
+        if name == next(iter(self._settings)):
+            self._look()
+        return self._told[name]
+
+    def _look(self) -> None:
+        """Read the settings that changed. In the cell in which the child died none did."""
+        link = self.link
+        if link.dead and link.generation and not self._after_death:
+            self._after_death = True
+            return
+        self._after_death = False
+        if link.dead:
+            self._told = {}
+        changed, died = link.at("sweep")
+        for event in died:
+            leaks.hear(printable(checked(event, str, "an event")))
+        self._told |= {name: Told.of(value) for name, value in changed.items()}
+
+    def _restore(self, name: str, before: Any) -> None:
+        several = isinstance(before, dict)
+        numbers = {n: one.number for n, one in before.items()} if several else before.number
+        self.link.at("restore", name, numbers)
+        self._look()  # one write may restore what several settings read
+
+
+class RemoteFunction(Implementation):
+    """The user's function in the child. `told` is the same function in this process, by its signature and
+    its claims: what the implementation declares, and how arguments are bound."""
+
+    backend: Remote
+
+    def __init__(self, backend: Remote, told: Implementation) -> None:
+        self.backend, self.name, self.declared = backend, told.name, told.declared
+        self.operator, self.beside, self.axis_order = told.operator, told.beside, told.axis_order
+        self.argument_names, self.remarks = told.argument_names, told.remarks
+
+    def _ask(self, name: str, *arguments: Any) -> Any:
+        return self.backend.link.ask(Place(("implementation", name)), *arguments)
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        return self._ask("prepare", inputs)
+
+    def prepare_fresh(self, inputs: Inputs) -> PreparedCall:
+        return self._ask("prepare_fresh", inputs)
+
+    def differentiable(self, inputs: Inputs) -> PreparedCall:
+        return self._ask("differentiable", inputs)
+
+    def differentiable_fresh(self, inputs: Inputs) -> PreparedCall:
+        return self._ask("differentiable_fresh", inputs)
+
+    def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
+        return self._ask("paths", inputs)
+
+    def refused(self, inputs: Inputs) -> Mapping[str, Callable[[], Any]]:
+        return self._ask("refused", inputs)
+
+
+class Signature:
+    """A function in this process that has a signature and a name, and is never called."""
+
+    def __init__(self, function: Handle, name: str, parameters: Any) -> None:
+        self._function = function
+        self.__name__ = name
+        if parameters is not None:
+            kinds = inspect._ParameterKind.__members__
+            self.__signature__ = inspect.Signature(
+                [
+                    inspect.Parameter(
+                        checked_name(n, "a parameter"), kinds[checked_name(kind, "a kind")],
+                        default=None if has_default else inspect.Parameter.empty,
+                    )
+                    for n, kind, has_default in parameters
+                ]
+            )  # fmt: skip
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        return self._function(*arguments, **keywords)
+
+
+def isolated(home: Backend, options: Options, text: str) -> Remote:
+    """The backend `home` with a child that can import the user's file. Raises UsageError if no child
+    can be started."""
+    like = OPERATORS.get(options.like)
+    if like is not None and like.is_layer:
+        raise UsageError("--isolate judges functions; layers are judged in the suite's process")
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    hidden = tuple(str(ROOT / name) for name in HIDDEN) if options.untrusted else ()
+    limits = Limits(tempfile.mkdtemp(prefix="attention-child-"), hidden, memory)
+    start = {
+        "backend": options.backends[0], "device": options.device, "function": text,
+        "said": options.claims, "like": options.like,
+    }  # fmt: skip
+    link = Link(start, limits, home.validation_errors)
+    atexit.register(link.close)
+    try:
+        link.run()
+    except ProcessDied as error:
+        raise UsageError(f"function {text!r} cannot be isolated: {error}") from error
+    return Remote(home, link)

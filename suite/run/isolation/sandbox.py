@@ -1,0 +1,132 @@
+"""The limits of the child: no network, a read-only file system but for its own folder, memory, processes.
+
+`enclose` limits the calling process for good, by what Linux has without privileges: user, mount and
+network namespaces, Landlock, and resource limits. It returns a sentence for each limit that this system
+does not enforce. Only the standard library is imported here, because a process with threads cannot enter
+a namespace.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import struct
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWNET = 1 << 17, 1 << 27, 1 << 28, 1 << 30
+MS_RDONLY, MS_REC, MS_PRIVATE = 1, 1 << 14, 1 << 18
+PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS, SIGKILL = 1, 38, 9
+CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
+"""Landlock's system calls, which have the same numbers on all architectures."""
+
+WRITE_FILE, TRUNCATE, REFER = 1 << 1, 1 << 14, 1 << 13
+WRITES = {1: WRITE_FILE | sum(1 << n for n in range(4, 13)), 2: REFER, 3: TRUNCATE}
+"""Landlock's rights to change the file system, by the version that has them first."""
+
+SCOPED, SINCE_SCOPED = 0b11, 6
+"""No signals and no abstract sockets to processes outside, and the version that has this first."""
+
+DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+
+PROCESSES, LARGEST_FILE = 4096, 1 << 30
+
+BENEATH = 1
+
+
+@dataclass(frozen=True)
+class Limits:
+    """`folder` can be written to; `hidden` folders are empty; `memory` in bytes, 0 for no limit."""
+
+    folder: str
+    hidden: tuple[str, ...] = ()
+    memory: int = 0
+
+    @property
+    def words(self) -> list[str]:
+        """The limits as arguments of a command."""
+        return [self.folder, str(self.memory), *self.hidden]
+
+    @classmethod
+    def of_words(cls, words: Sequence[str]) -> Limits:
+        folder, memory, *hidden = words
+        return cls(folder, tuple(hidden), int(memory))
+
+
+def enclose(limits: Limits) -> list[str]:
+    """Limit this process and all that it starts; returns what is not limited here."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(libc, "unshare"):
+        return ["this system limits neither network, nor files, nor memory of the child"]
+    left = []
+    if _namespaces(libc):
+        for folder in limits.hidden:
+            if _mount(libc, folder, MS_RDONLY):
+                left.append(f"the child can read {folder}")
+        _mount(libc, "/dev/shm", 0)
+    else:
+        left.append("the child has the machine's network, and can read the whole file system")
+    if not _landlocked(libc, limits.folder):
+        left.append("the child can write wherever its user can")
+    libc.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)  # a new namespace forgets this
+    for what, most in (
+        (resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, LARGEST_FILE),
+        (resource.RLIMIT_NPROC, PROCESSES), (resource.RLIMIT_DATA, limits.memory),
+    ):  # fmt: skip
+        if most or what == resource.RLIMIT_CORE:
+            hard = resource.getrlimit(what)[1]
+            most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+            with suppress(ValueError, OSError):
+                resource.setrlimit(what, (most, most))
+    return left
+
+
+def _namespaces(libc: ctypes.CDLL) -> bool:
+    """Enter new user, mount, network and IPC namespaces, as the same user."""
+    user, group = os.getuid(), os.getgid()
+    if libc.unshare(CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWIPC):
+        return False
+    try:
+        _write("/proc/self/setgroups", "deny")
+        _write("/proc/self/uid_map", f"{user} {user} 1")
+        _write("/proc/self/gid_map", f"{group} {group} 1")
+    except OSError:
+        return False
+    return not libc.mount(None, b"/", None, MS_REC | MS_PRIVATE, None)
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w", encoding="ascii") as file:
+        file.write(text)
+
+
+def _mount(libc: ctypes.CDLL, folder: str, flags: int) -> bool:
+    """Mount an empty file system over a folder; True if that fails."""
+    return bool(libc.mount(b"none", os.fsencode(folder), b"tmpfs", flags, None))
+
+
+def _landlocked(libc: ctypes.CDLL, folder: str) -> bool:
+    """Allow this process to change files in one folder only; True if the system can."""
+    version = libc.syscall(CREATE_RULESET, None, ctypes.c_size_t(0), 1)
+    if version < 1:
+        return False
+    rights = sum(right for since, right in WRITES.items() if since <= version)
+    scoped = SCOPED if version >= SINCE_SCOPED else 0
+    attributes = struct.pack("QQQ", rights, 0, scoped)[: 24 if version >= SINCE_SCOPED else 8]
+    rules = libc.syscall(CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), 0)
+    if rules < 0:
+        return False
+    # REFER is a right of its own version, and a folder without it keeps its files.
+    allowed = {folder: rights, "/dev/shm": rights, **dict.fromkeys(DEVICES, WRITE_FILE)}
+    allowed |= {f"/dev/{n}": WRITE_FILE for n in os.listdir("/dev") if n.startswith("nvidia")}
+    for path, right in allowed.items():
+        with suppress(OSError):
+            place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            libc.syscall(ADD_RULE, rules, BENEATH, struct.pack("=Qi", right, place), 0)
+            os.close(place)
+    libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    done = libc.syscall(RESTRICT_SELF, rules, 0)
+    os.close(rules)
+    return not done

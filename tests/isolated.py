@@ -1,0 +1,101 @@
+"""A backend of NumPy's arrays that judges users' functions, and functions that are judged in the suite's
+process and in a child."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from backends._numpy import NumpyEngine, Rounded
+from backends.claims import Claims
+from backends.masks import FLAGGED
+from backends.protocol import Implementation
+from backends.user.function import NativeSignature, UserFunction
+from suite.spec.dtypes import round_to
+
+
+class Arrays(NumpyEngine):
+    """NumPy with a native signature."""
+
+    name = "arrays"
+    native = ""
+
+    def implementations(self) -> list[Implementation]:
+        return []
+
+    def function(self, function: Callable[..., Any], name: str, claims: Claims) -> Implementation:
+        return UserFunction(self, function, name, claims, NativeSignature("attend", FLAGGED))
+
+
+def backend(device: str) -> Arrays:
+    return Arrays(device)
+
+
+def attend(query, key, value, is_causal=False, mask=None, bias=None, scale=None):  # type: ignore[no-untyped-def]
+    """Attention of `Rounded` arrays (B, L, H, D), in float64 and rounded once."""
+    q, k, v = (x.values.swapaxes(1, 2) for x in (query, key, value))
+    if k.shape[1] != q.shape[1]:
+        k, v = (np.repeat(x, q.shape[1] // k.shape[1], 1) for x in (k, v))
+    with np.errstate(all="ignore"):
+        scores = q @ k.swapaxes(-1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale)
+        scores = scores if bias is None else scores + bias.values
+        if is_causal:
+            scores = np.where(np.tri(*scores.shape[-2:], dtype=bool), scores, -np.inf)
+        if mask is not None:
+            scores = np.where(mask.values, scores, -np.inf)
+        weights = np.exp(scores - scores.max(-1, keepdims=True, initial=-np.inf))
+        out = weights @ v / weights.sum(-1, keepdims=True)
+    return Rounded(round_to(out.swapaxes(1, 2), query.fmt), query.fmt)
+
+
+def attend_wrongly(query, key, value, is_causal=False, mask=None, bias=None, scale=None):  # type: ignore[no-untyped-def]
+    """Wrong in five ways, by the number of queries or keys."""
+    if key.shape[1] == 23:
+        mask = None
+    if query.shape[1] == 5:
+        raise KeyError("five")
+    out = attend(query, key, value, is_causal, mask, bias, scale)
+    if query.shape[1] == 17:
+        query.values[..., :1] = 0
+    if query.shape[1] == 7:
+        np.seterr(over="raise")
+    return out.values if query.shape[1] == 11 else out
+
+
+TRIED = "isolated-child-tried-this"
+
+
+def tries(query, key, value, attn_mask=None, is_causal=False, scale=None, enable_gqa=False):  # type: ignore[no-untyped-def]
+    """Right if the process may neither write beside its folder, nor signal its parent, nor connect."""
+    from torch.nn.functional import scaled_dot_product_attention
+
+    done = []
+    for act in (
+        lambda: Path(__file__).with_name(TRIED).write_text("x"),
+        lambda: os.kill(os.getppid(), 0),
+        lambda: socket.create_connection(("127.0.0.1", int(os.environ["OPEN_PORT"])), 1),
+        lambda: next(Path("references").glob("*.py")).read_text(),
+    ):
+        try:
+            done.append(act())
+        except (OSError, StopIteration):
+            continue
+    out = scaled_dot_product_attention(
+        query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa
+    )
+    return out + len(done)
+
+
+def ends(query, key, value):  # type: ignore[no-untyped-def]
+    """Right, and ends or holds its process for some numbers of queries."""
+    if query.shape[1] == 17:
+        os._exit(0)
+    if query.shape[1] == 9:
+        time.sleep(60)
+    return attend(query, key, value)

@@ -1,0 +1,171 @@
+"""The isolated judge gives the same records, believes no claim of its child, and outlives the child."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import replace
+from io import BytesIO
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from backends.prepared import ProcessDied
+from suite.checks import all_checks
+from suite.judge.judge import judge
+from suite.records import cells as records
+from suite.run.isolation import wire
+from suite.run.isolation.link import Link
+from suite.run.isolation.sandbox import Limits
+from suite.run.options import Options
+from suite.run.plan import Plan
+from suite.spec.dtypes import DTYPES, DType, round_to
+from tests.isolated import TRIED
+from tests.test_runs import run
+
+CHECKS = ("values", "contract", "ambient", "gradient_passes", "elections")
+
+
+def of(path: Path, *words: str) -> dict[Any, records.CellRecord]:
+    """The records of a run by key, without times."""
+    files = [f"suite/test_{name}.py" for name in CHECKS]
+    run(*files, "--level=smoke", "--dtype=f32", f"--results={path}", *words)
+    loaded = records.load(path)
+    return {cell.key: replace(cell, seconds=0.0) for cell in loaded.cells}
+
+
+RIGHT, WRONG = "tests/isolated.py:attend", "tests/isolated.py:attend_wrongly"
+
+
+@pytest.mark.parametrize(
+    ("backend", "function", "kinds"),
+    [
+        ("tests.isolated:backend", RIGHT, {""}),
+        ("tests.isolated:backend", WRONG, {"", "value", "raised", "mutated-input", "type"}),
+        ("torch", "tests/functions/faulty.py:other_dtype", {"", "non-finite"}),
+    ],
+)
+def test_a_child_gives_the_same_records(
+    tmp_path: Path, backend: str, function: str, kinds: set[str]
+) -> None:
+    words = (f"--backend={backend}", f"--function={function}")
+    plain = of(tmp_path / "plain.jsonl", *words)
+    isolated = of(tmp_path / "isolated.jsonl", *words, "--isolate")
+    assert kinds <= {cell.kind for cell in plain.values()}
+    assert isolated == plain
+
+
+def test_the_child_has_few_rights() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+        words = (
+            "suite/test_values.py",
+            "--level=smoke",
+            "--dtype=f32",
+            "-k",
+            "k17d8",
+            "--backend=torch",
+        )
+        judged = [
+            run(*words, "--function=tests/isolated.py:tries", *how, env={"OPEN_PORT": port})
+            for how in ((), ("--untrusted",))
+        ]
+    left = Path(__file__).with_name(TRIED)
+    assert left.read_text() == "x"
+    left.unlink()
+    assert [out.returncode for out in judged] == [1, 0], judged[1].stdout
+
+
+def plan(function: str) -> Plan:
+    """The plan of an isolated run of a function of `tests.isolated`."""
+    return Plan.make(
+        Options(
+            backend=("tests.isolated:backend",), function=(f"tests/isolated.py:{function}",),
+            level="smoke", dtype=("f32",), isolate=True,
+        )
+    )  # fmt: skip
+
+
+def test_a_child_that_dies_or_hangs_costs_one_cell() -> None:
+    made = plan("ends")
+    (check,) = (one for one in all_checks() if one.name == "values")
+    cells = made.cells(check)
+    outcomes = {}
+    for queries in (17, 9, 1, 3):
+        cell = next(
+            c for c in cells
+            if c.case.sizes.Lq == queries and not check.unsupported(c.implementation, c.case)
+        )  # fmt: skip
+        verdict = judge(cell, made.policy(cell, 2.0))
+        outcomes[queries] = (verdict.status, verdict.kind)
+    link = made.functions[0].backend.link
+    link.close()
+    assert outcomes == {
+        17: ("crash", "crash"), 9: ("crash", "timeout"), 1: ("pass", ""), 3: ("pass", "")
+    }  # fmt: skip
+    assert link.deaths == 3
+    assert not Path(link.limits.folder).exists()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"no JSON", b"[]", b"{}", b'{"value": {"pickle": "x"}, "read": []}',
+        b'{"value": {"handle": {"number": "1", "type": ["a", "b"]}}, "read": []}',
+        b'{"value": {"handle": {"number": 1, "type": ["a\\u001b[2J", "b"]}}, "read": []}',
+        b'{"value": {"handle": {"number": 1, "type": ["a", "b"], "array": true, "dtype": "float32", '
+        b'"device": "cpu", "shape": [-1]}}, "read": []}',
+        b'{"raised": {"kinds": [], "text": "x"}, "read": []}',
+        b"[" * 100_000,
+    ],
+)  # fmt: skip
+def test_what_no_child_says_ends_the_child(answer: bytes) -> None:
+    link = Link({}, Limits(""), ())
+    parent, child = socket.socketpair()
+    link._channel, link._child = parent, cast(Any, Dead())
+    link.errors = BytesIO()
+    wire.send(child, answer)
+    with pytest.raises(ProcessDied, match="answered what is no answer"):
+        link.at("anything")
+    assert link.dead
+
+
+class Dead:
+    """A process that was killed."""
+
+    pid = 1 << 30
+
+    def wait(self, timeout: float = 0.0) -> int:
+        return -9
+
+
+def test_no_error_of_a_child_interrupts_the_run() -> None:
+    link = Link({}, Limits(""), ())
+    for name in ("KeyboardInterrupt", "GeneratorExit", "BaseException", "TimeOver"):
+        error = link.error(
+            {"kinds": [["builtins", name]], "text": "stop", "declared": False, "inside": None}
+        )
+        assert type(error).__name__ == name
+        assert isinstance(error, Exception)
+
+
+@pytest.mark.parametrize(
+    ("raw", "dtype", "shape"),
+    [(b"\0" * 7, "float32", (2,)), (b"\2", "bool", (1,)), (b"\0" * 8, "float32", (1 << 30, 0, 3))],
+)
+def test_bytes_that_are_no_array_are_no_answer(
+    raw: bytes, dtype: str, shape: tuple[int, ...]
+) -> None:
+    with pytest.raises(ValueError, match="no array of"):
+        wire.from_bytes(raw, dtype, shape)
+
+
+@pytest.mark.parametrize("fmt", DTYPES.values(), ids=str)
+def test_values_travel_exactly(fmt: DType) -> None:
+    values = round_to(np.random.default_rng(0).standard_normal((3, 4)), fmt)
+    values[0] = [np.nan, np.inf, -0.0, fmt.smallest_subnormal]
+    raw = wire.to_bytes(values, fmt.long_name)
+    assert len(raw) == 12 * fmt.itemsize
+    np.testing.assert_array_equal(wire.from_bytes(raw, fmt.long_name, (3, 4)), values)
+    assert np.signbit(wire.from_bytes(raw, fmt.long_name, (3, 4))[0, 2])
