@@ -44,6 +44,9 @@ from suite.spec.inputs import Inputs
 TRIED = 6
 """The number of failing cells that every fault answers."""
 
+REST = 3
+"""The number of cells that all faults answer, too, if the first faults found do not explain them."""
+
 BESIDE = 12
 """The number of passing cells, and of further failing cells, that decide between the faults left."""
 
@@ -160,8 +163,13 @@ class _Matching:
         first = [*self.failing]
         entries = [Matched(one) for one in faults]
         for number, look in enumerate(first):
-            self._ask(entries, look, number)
+            known = [entry for entry in entries if entry.explains]
+            self._ask(known, look, number)
+            if not any(number in entry.explains for entry in known):
+                self._ask(entries, look, number)
         left = self._told_apart(entries)
+        for number, look in enumerate(first):
+            self._ask(left, look, number)
         if not left:
             left = [Matched(pair, {0}) for pair in self._pairs(faults, first[0])]
             for number, look in enumerate(first[1:], 1):
@@ -169,13 +177,22 @@ class _Matching:
             left = self._told_apart(left)
         # What is left is little work, and no fault is named that was not held against passing cells.
         left = self._uncontradicted(left, self._passes(self.passing[:BESIDE]))
-        if len(left) > 1:
-            for number, look in enumerate(islice(self.more, BESIDE), len(first)):
-                self.failing.append(look)
-                self._ask(left, look, number)
+        for number, look in enumerate(islice(self.more, BESIDE if left else 0), len(first)):
+            self.failing.append(look)
+            self._ask(left, look, number)
+        left += self._of_rest(entries, left)
         if len({frozenset(entry.explains) for entry in left}) < len(left):
             left = self._uncontradicted(left, self._passes(self.passing[BESIDE:]))
         return self._told(left)
+
+    def _of_rest(self, entries: Sequence[Matched], left: Sequence[Matched]) -> list[Matched]:
+        """The entries that explain failing cells that those which are left do not: another fault."""
+        numbers = set(range(len(self.failing))).difference(*(entry.explains for entry in left))
+        others = [entry for entry in entries if entry not in left and not entry.explains]
+        for number in sorted(numbers)[:REST]:
+            self._ask(others, self.failing[number], number)
+        found = self._told_apart(entry for entry in others if entry.explains)
+        return self._uncontradicted(found, self._passes(self.passing[:BESIDE]))
 
     def _told_apart(self, entries: Iterable[Matched]) -> list[Matched]:
         """The entries that explain finite wrong elements; if no cell has such, those that explain NaN in

@@ -8,6 +8,7 @@ A right implementation is told nothing.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
@@ -101,17 +102,18 @@ def _place_of(one: Diagnosis) -> tuple[float, bool]:
 
 
 def chosen(cells: Sequence[Cell], most: int) -> list[Cell]:
-    """At most `most` cells to try: simple and small ones of different checks, masks, features and dtypes,
-    the simplest of the check `values` first."""
+    """At most `most` cells to try: simple and small ones of different masks, features and dtypes, the
+    simplest of the check `values` first. If there is none of `values`, of different checks, too."""
     known = [cell for cell in cells if isinstance(cell.case, Case)]
     left = sorted([cell for cell in known if _size(cell) <= LARGE] or known, key=place)
     taken: list[Cell] = []
     seen: set[str] = set()
+    by_check = not any(cell.check.name == VALUES for cell in left)
     while left and len(taken) < most:
-        best = max(left, key=lambda cell: len(_marks(cell) - seen) if taken else 0)
+        best = max(left, key=lambda cell: len(_marks(cell, by_check) - seen) if taken else 0)
         taken.append(best)
         left.remove(best)
-        seen |= _marks(best)
+        seen |= _marks(best, by_check)
     return taken
 
 
@@ -128,15 +130,10 @@ def _size(cell: Cell) -> int:
     return 0 if s is None else s.pairs * max(s.D, s.Dv)
 
 
-def _marks(cell: Cell) -> set[str]:
-    """What a cell is about: its check, dtype, mask, heads, recipe and features."""
+def _marks(cell: Cell, by_check: bool) -> set[str]:
+    """What a cell is about: its dtype, kind of mask, heads, recipe and features, and its check."""
     case = cell.case
     assert isinstance(case, Case)
-    return {
-        cell.check.name,
-        case.dtype.name,
-        case.mask_token,
-        case.sizes.heads,
-        case.recipe,
-        *case.needs,
-    }
+    kind = "mask " + re.sub(r"[\d.][^+]*", "", case.mask_token)
+    check = {cell.check.name} if by_check else set()
+    return {case.dtype.name, kind, case.sizes.heads, case.recipe, *case.needs} | check
