@@ -208,8 +208,30 @@ def test_measured_and_known_are_one_of_a_family() -> None:
     found = diagnose.joined([known], [rare, other, measured])
     assert found == [replace(known, picture="#"), other, rare]
     once = replace(known, family="heads", explains=1)
-    assert diagnose.joined([known, once], [other]) == [known, other]
+    assert diagnose.joined([once], [other]) == [other]
     assert diagnose.joined([], [rare]) == [rare]
+    second = replace(known, sentence="E.", explains=1, tried=2, fault="g")
+    assert diagnose.joined([known, second], []) == [known, second]
+
+
+def test_rounding_is_measured_better_than_known() -> None:
+    known = Diagnosis("A.", "", "numerics", "catalogue", 2, 2, 0, "x", fault="f")
+    measured = replace(known, sentence="B.", source="measured", fault="")
+    assert diagnose.joined([known], [measured]) == [measured]
+
+
+def test_a_second_fault_of_the_same_family_is_named() -> None:
+    class Both(TiledOnline):
+        causal = CausalSeesNext.causal
+        masked = MaskInverted.masked
+
+    (implementation,) = made(Both)
+    failing, passing = split(implementation)
+    names = {
+        one.fault
+        for one in diagnose.diagnose(implementation.backend, implementation, failing, passing, 60)
+    }
+    assert {"causal-sees-next", "mask-inverted"} <= names
 
 
 def record_of(cell: Cell, status: str) -> records.CellRecord:

@@ -83,17 +83,22 @@ def never_elected(failing: Iterable[Cell]) -> Iterator[Diagnosis]:
 
 
 def joined(found: Iterable[Diagnosis], measured: Iterable[Diagnosis]) -> list[Diagnosis]:
-    """The diagnoses of both sources, what explains most first, one of each family; what the catalogue
-    explains in a single cell is left out beside what explains several. What the catalogue explains gets
-    the picture that was measured of its family."""
+    """The diagnoses of both sources, what explains most first. Faults of the catalogue explain different
+    cells; of what is measured one of each family is left. A fault of a single cell is left out beside
+    measurements of several. What the catalogue explains gets the picture that was measured of its
+    family."""
     pictures = {one.family: one.picture for one in measured if one.picture}
     named = [replace(one, picture=pictures.get(one.family, "")) for one in found]
-    every = sorted([*named, *measured], key=_place_of)
-    of_family: dict[str, Diagnosis] = {}
-    for one in every:
-        of_family.setdefault(one.family, one)
-    told = list(of_family.values())
-    return [one for one in told if one.explains > 1 or told[0].explains <= 1 or one in measured]
+    told: list[Diagnosis] = []
+    for one in sorted([*named, *measured], key=_place_of):
+        same = [other for other in told if other.family == one.family]
+        if not same or (one.fault and all(other.fault for other in same)):
+            told.append(one)
+    return [
+        one
+        for one in told
+        if one.explains > 1 or not one.fault or told[0].fault or told[0].explains <= 1
+    ]
 
 
 def _place_of(one: Diagnosis) -> tuple[float, bool]:
