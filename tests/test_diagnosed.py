@@ -100,7 +100,7 @@ BY_NAME = {kernel.name: kernel for kernel in KERNELS}
 )
 def test_a_run_names_the_fault(name: str, options: tuple[str, ...], is_called: str) -> None:
     kernel = BY_NAME[name]
-    outcome = judge(kernel, "", *options)
+    outcome = judge(kernel, "smoke", *options)
     assert bool(outcome.failures) == bool(kernel.faults)
     assert verdict(kernel, outcome.diagnoses) == is_called
 

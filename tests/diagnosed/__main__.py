@@ -55,7 +55,7 @@ def main() -> None:
     """Judge the kernels asked for, a line each, then the totals."""
     parser = argparse.ArgumentParser(prog="python -m tests.diagnosed")
     parser.add_argument("words", nargs="*", help="parts of names; default: all kernels")
-    parser.add_argument("--level", default="", help="a level other than that of the corpus")
+    parser.add_argument("--level", default="smoke", help="default: smoke")
     parser.add_argument("--only-colours", action="store_true", help="only whether a run fails")
     parser.add_argument("--output", type=Path, help="a new file of JSON lines")
     asked = parser.parse_args()

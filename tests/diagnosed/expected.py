@@ -27,8 +27,6 @@ class Kernel:
     faults: tuple[Fault, ...] = ()
     backend: str = "torch"
     like: str = ""
-    level: str = "smoke"
-    """The level at which it is seen to be wrong."""
 
 
 def one(name: str, families: str, *patterns: str, **more: str) -> Kernel:

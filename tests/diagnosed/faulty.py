@@ -140,7 +140,6 @@ TORCH = (
         "heads.py:adds_flag_to_mask",
         "state mask",
         r"in[ -]?place|changes?|modif|overwrit|writes?|input|untouched",
-        level="standard",
     ),
     one(
         "heads.py:mask_is_remembered",

@@ -42,7 +42,7 @@ class Outcome:
         return self.diagnoses[0]["sentence"] if self.diagnoses else ""
 
 
-def judge(kernel: Kernel, level: str = "", *options: str) -> Outcome:
+def judge(kernel: Kernel, level: str = "smoke", *options: str) -> Outcome:
     """Run the suite on one kernel, in a child process of its own.
 
     The run has no limits of time, so that a busy machine breaks off no diagnosis. If the trial call
@@ -53,7 +53,7 @@ def judge(kernel: Kernel, level: str = "", *options: str) -> Outcome:
         records = Path(folder) / "run.jsonl"
         command = [
             sys.executable, "-m", "pytest", "suite", f"--backend={kernel.backend}",
-            f"--function={HERE / kernel.name}", f"--level={level or kernel.level}",
+            f"--function={HERE / kernel.name}", f"--level={level}",
             f"--results={records}", "--cell-timeout=0", "-p", "no:cacheprovider", "-q", *options,
         ]  # fmt: skip
         if kernel.like:
