@@ -38,6 +38,10 @@ def in_turn(query, key, value):
         out = out + weights[..., j, None] * value[..., j : j + 1, :]
     return out
 
+def unlike(query, key, value, attn_mask=None):
+    scores = (query[:, :, :, None] - key[:, :, None]).abs().sum(-1)
+    return (scores if attn_mask is None else scores + attn_mask ** 3).softmax(-1) @ value
+
 def sleeps(query, key, value):
     import time
     time.sleep(0.2)
@@ -80,6 +84,15 @@ def test_the_scale_and_the_bias_are_numbers(kernels: Path) -> None:
     found = facts.read(odd, 60)
     assert found["scale"].endswith("= 1/D")
     assert found["bias"] == "counts 2 times"
+
+
+def test_a_failed_regression_is_no_fact(kernels: Path) -> None:
+    backend = registry.load("torch")
+    function, _ = registry.function_implementation(backend, f"{kernels}:unlike", {})
+    read = facts.read(function, 60)
+    assert read["scale"] == "not read: scores are no linear function of q.k"
+    assert read["bias"] == "not read: scores are no linear function of q.k and the bias"
+    assert read["softmax"] == "over the keys, rows sum to 1"
 
 
 def test_two_functions_stand_side_by_side(

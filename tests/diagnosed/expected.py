@@ -115,7 +115,9 @@ first_head = Fault(("heads",), (r"first|head 0|single|one (key )?head|multi-?que
 masked_weights = Fault(("mask", "softmax"), (AFTER_SOFTMAX,))
 zero_score = Fault(("mask", "scores"), (ZERO_SCORE,))
 no_maximum = Fault(("numerics", "softmax"), (r"overflow|maxim|\bmax\b|largest|exp\b",))
-window_wider = Fault(("mask",), (r"window", r"one|wide|off[ -]by|\+ ?1|further|more|more than"))
+window_wider = Fault(
+    ("mask",), (r"window", r"one|wide|off[ -]by|\+ ?1|further|more|more than|reaches \d+ keys")
+)
 cap_ignored = Fault(("scores",), (r"cap", IGNORED))
 slopes_sign = Fault(
     ("scores", "mask"),

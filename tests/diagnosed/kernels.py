@@ -133,7 +133,7 @@ OTHERS = (
     one(
         "others.py:turned_backwards",
         "rotary",
-        r"sign|direction|inverse|opposite|backward|clockwise|minus|-sin|negat",
+        r"sign|direction|inverse|opposite|other way|backward|clockwise|minus|-sin|negat",
         like="rotary",
     ),
     one(

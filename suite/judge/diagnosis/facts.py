@@ -34,6 +34,9 @@ ID = "sdpa/{mask}/{heads}/f32/b2h{h}q{q}k7d8{more}"
 
 NOT_TAKEN = "not taken"
 
+NOT_LINEAR = "not read: scores are no linear function of "
+"""Stands for a fact that a regression does not give: its residual is above the bound."""
+
 
 def read(implementation: Implementation, seconds: float = 8.0) -> dict[str, str]:
     """What is measured of an implementation, by the name of the fact, in the order of a table.
@@ -107,15 +110,17 @@ def _scale(tool: Instrument) -> str:
     reading = _reading(tool)
     fit = None if reading is None else formulas.fitted(reading, reading.products)
     if reading is None or fit is None:
-        return "scores are not q.k times a number"
+        return f"{NOT_LINEAR}q.k"
     return formulas.formula(fit, reading.inputs)
 
 
 def _scale_argument(tool: Instrument) -> str:
     reading = _reading(tool, more="/scale0.3")
     fit = None if reading is None else formulas.fitted(reading, reading.products)
-    if reading is None or fit is None:
+    if reading is None:
         return NOT_TAKEN
+    if fit is None:
+        return f"{NOT_LINEAR}q.k"
     if fit.says(0, 0.3):
         return "is the scale"
     return f"0.3 gives {formulas.formula(fit, reading.inputs)}"
@@ -126,7 +131,10 @@ def _softmax(tool: Instrument) -> str:
     if reading is None:
         return "not read"
     found = [f for f in weights.ask(tool, reading) if f.family in ("softmax", "dropout")]
-    return found[0].sentence if found else "over the keys, rows sum to 1"
+    if found:
+        return found[0].sentence
+    off = np.abs(reading.got.sum(-1) - 1) > reading.slack + reading.bound.sum(-1)
+    return "over the keys, rows sum to 1" if not off.any() else "not read: rows do not sum to 1"
 
 
 def _causal(tool: Instrument) -> str:
@@ -154,7 +162,10 @@ def _mask(tool: Instrument) -> str:
     if reading is None:
         return NOT_TAKEN
     found = [f for f in weights.ask(tool, reading) if f.family == "mask"]
-    return found[0].sentence if found else "True attends"
+    if found:
+        return found[0].sentence
+    seen = (reading.seen == reading.inputs.attends) | ~reading.rows[..., None]
+    return "True attends" if seen.all() else "not read: keys are seen in no known pattern"
 
 
 def _bias(tool: Instrument) -> str:
@@ -163,6 +174,8 @@ def _bias(tool: Instrument) -> str:
         return NOT_TAKEN
     fit = formulas.fitted(reading, reading.products, reading.bias)
     if fit is None:
+        return f"{NOT_LINEAR}q.k and the bias"
+    if fit.says(1, 0.0):
         return "not added to the scores"
     return "added to the scores" if fit.says(1, 1.0) else f"counts {fit.values[1]:.3g} times"
 
