@@ -229,3 +229,10 @@ def paged(
     }
     whole = {n: backend.array(array.astype(integers), None) for n, array in arrays.items()}
     return sequences(backend, inputs) | whole
+
+
+def written(backend: Backend, inputs: Inputs) -> dict[str, Any]:
+    """The arrays of writing into pages by name; `slot_mapping` of int64."""
+    slots = backend.array(inputs.arrays["slot_mapping"].astype(np.int64), None)
+    dense = {n: backend.array(x, inputs.dtype) for n, x in inputs.arrays.items()}
+    return {**dense, "slot_mapping": slots}

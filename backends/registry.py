@@ -27,6 +27,7 @@ from backends.user.layer import UserLayer
 from backends.user.merge import UserMerge
 from backends.user.packed import UserPacked
 from backends.user.paged import UserPaged
+from backends.user.paged_write import UserPagedWrite
 from backends.user.rotary import UserRotation
 from suite.spec.operator import Operator
 from suite.spec.operators import OPERATORS
@@ -228,7 +229,7 @@ def load_object(text: str, what: str) -> Any:
 
 
 OWN: dict[Operator, Callable[[Backend, Callable[..., Any], str, Claims], Implementation]] = {
-    kind.operator: kind for kind in (UserMerge, UserPacked, UserPaged, UserRotation)
+    kind.operator: kind for kind in (UserMerge, UserPacked, UserPaged, UserPagedWrite, UserRotation)
 }
 """The class for a user's function by operator, for operators that are neither attention nor layers."""
 

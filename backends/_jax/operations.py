@@ -26,6 +26,7 @@ def operations(jax: Any, jnp: Any) -> Operations:
         concat=lambda arrays, axis: jnp.concatenate(list(arrays), axis),
         transpose=jnp.transpose,
         reshape=jnp.reshape,
+        put=lambda x, indices, values: x.at[indices].set(values),
         take=lambda x, indices: x[indices],
         repeat=lambda x, times, axis: jnp.repeat(x, times, axis),
         cos=jnp.cos,

@@ -7,6 +7,7 @@ from backends._numpy.engine import NumpyEngine
 from backends._numpy.merge import WeightedSum
 from backends._numpy.packed import SegmentBySegment
 from backends._numpy.paged import SampleBySample
+from backends._numpy.paged_write import TokenByToken
 from backends._numpy.rotary import ComplexRotation
 from backends.protocol import Implementation
 
@@ -19,5 +20,5 @@ class NumpyBackend(NumpyEngine):
     def implementations(self) -> list[Implementation]:
         return [
             Definition(self), ComplexRotation(self), SegmentBySegment(self), SampleBySample(self),
-            WeightedSum(self),
+            TokenByToken(self), WeightedSum(self),
         ]  # fmt: skip

@@ -68,6 +68,9 @@ def operations(backend: OnnxEngine) -> Operations:
         concat=concatenated,
         transpose=lambda x, axes: x.transpose(axes),
         reshape=lambda x, shape: x.reshape(shape),
+        put=lambda x, indices, values: x.same(
+            "ScatterND", indices.reshape((*indices.shape, 1)), values
+        ),
         take=lambda x, indices: x.graph.add(
             "Gather", x, indices, shape=lambda: (*indices.shape, *x.shape[1:]), axis=0
         ),

@@ -19,6 +19,7 @@ def operations(np: Any, tf: Any) -> Operations:
         concat=lambda arrays, axis: tf.concat(list(arrays), axis),
         transpose=lambda x, axes: tf.transpose(x, axes),
         reshape=lambda x, shape: tf.reshape(x, shape),
+        put=lambda x, indices, values: tf.tensor_scatter_nd_update(x, indices[:, None], values),
         take=tf.gather,
         repeat=lambda x, times, axis: tf.repeat(x, times, axis),
         cos=tf.cos,

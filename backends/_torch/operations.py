@@ -19,6 +19,7 @@ def operations(torch: Any) -> Operations:
         concat=lambda arrays, axis: torch.cat(list(arrays), axis),
         transpose=lambda x, axes: x.permute(*axes),
         reshape=lambda x, shape: x.reshape(shape),
+        put=lambda x, indices, values: x.index_put((indices,), values),
         take=lambda x, indices: x[indices],
         repeat=lambda x, times, axis: x.repeat_interleave(times, axis),
         cos=torch.cos,

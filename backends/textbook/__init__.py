@@ -18,6 +18,7 @@ from backends.textbook.one_head import (
 )
 from backends.textbook.packed import AllPairs, Segments
 from backends.textbook.paged import PagedRows, PagedSamples
+from backends.textbook.paged_write import TextbookPagedWrite
 from backends.textbook.rotary import TextbookRotary, TextbookRotaryCast
 
 __all__ = ["Numerics", "Operations", "Textbook", "TextbookEncoder", "textbooks"]
@@ -33,7 +34,11 @@ def textbooks(backend: Backend, ops: Operations, numerics: Numerics) -> list[Imp
         MaskedLarge, TextbookLayerNorm, TextbookBatchNorm,
     )  # fmt: skip
     packed = (AllPairs(backend, ops, numerics), Segments(backend, ops, numerics))
-    paged = (PagedRows(backend, ops, numerics), PagedSamples(backend, ops, numerics))
+    paged = (
+        PagedRows(backend, ops, numerics),
+        PagedSamples(backend, ops, numerics),
+        TextbookPagedWrite(backend, ops),
+    )
     merges = (MergeAtOnce(backend, ops), MergeInTurn(backend, ops))
     rotations = (TextbookRotary(backend, ops), TextbookRotaryCast(backend, ops))
     return [*(kind(backend, ops, numerics) for kind in kinds), *packed, *paged, *merges, *rotations]

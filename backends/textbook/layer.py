@@ -30,6 +30,7 @@ class Operations:
     - hide(scores, mask): -inf or the lowest number where the mask is False.
     - concat(arrays, axis), transpose(array, axes), broadcast(array, shape).
     - take(array, indices): slices along the first axis; indices have any rank.
+    - put(array, indices, values): a copy with other slices at indices (n,) of the first axis.
     - cast(array, "float32"); like(array, other): in the dtype of `other`.
     - number(value, array): a number in the form that combines with the array.
     - counted(n, array): 0 to n - 1 in the array's dtype.
@@ -46,6 +47,7 @@ class Operations:
     reshape: Callable[[Any, tuple[int, ...]], Any]
     repeat: Callable[[Any, int, int], Any]
     take: Callable[[Any, Any], Any]
+    put: Callable[[Any, Any, Any], Any]
     cos: Callable[[Any], Any]
     sin: Callable[[Any], Any]
     power: Callable[[Any, Any], Any]

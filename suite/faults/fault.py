@@ -71,6 +71,7 @@ FAMILY_OF = {
     "numbers": "numerics",
     "packed": "packed",
     "paged": "paged",
+    "paged_write": "paged",
     "paths": "gradient",
     "persons": "mask",
     "precision": "numerics",

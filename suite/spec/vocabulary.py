@@ -209,6 +209,7 @@ FEATURES = {
     "several-parts": "more than two partial answers to be merged",
     "cross-lengths": "packed segments with other numbers of queries than of keys",
     "length-arrays": "lengths of packed segments as an array whose values are read",
+    "skipped-slots": "tokens with a negative slot, which are not written",
     "heads-before-slots": "pages (P, Hkv, S, D), heads before slots",
     "empty-segments": "packed segments without a query, or without a token",
 }

@@ -79,3 +79,28 @@ def misspelt(
     kv_layouts: str = "",
 ) -> Any:
     return attended(q, k, v, cu_seqlens_q, seqused_k, block_table)
+
+
+def written(key: Any, value: Any, key_cache: Any, value_cache: Any, slot_mapping: Any) -> Any:
+    kept, pools = slot_mapping >= 0, []
+    for tokens, cache in ((key, key_cache), (value, value_cache)):
+        flat = cache.flatten(0, 1).clone()
+        flat[slot_mapping[kept]] = tokens[kept]
+        pools.append(flat.view_as(cache))
+    return tuple(pools)
+
+
+def written_in_place(
+    key: Any, value: Any, key_cache: Any, value_cache: Any, slot_mapping: Any,
+    kv_layout: str = "NHD",
+) -> None:  # fmt: skip
+    kept = slot_mapping >= 0
+    for tokens, cache in ((key, key_cache), (value, value_cache)):
+        paged = cache.transpose(1, 2) if kv_layout == "HND" else cache
+        size = paged.shape[1]
+        paged[slot_mapping[kept] // size, slot_mapping[kept] % size] = tokens[kept]
+
+
+def wraps(key: Any, value: Any, key_cache: Any, value_cache: Any, slot_mapping: Any) -> None:
+    for tokens, cache in ((key, key_cache), (value, value_cache)):
+        cache.view(-1, *cache.shape[2:])[slot_mapping] = tokens

@@ -42,6 +42,7 @@ from suite.faults.kernels.norm_gradient import (
 )
 from suite.faults.kernels.packed import PackedKernel
 from suite.faults.kernels.paged import PagedKernel
+from suite.faults.kernels.paged_write import PagedWriteKernel
 from suite.faults.kernels.rotary import RotaryByTable, RotaryKernel, RotaryTableCast
 from suite.faults.kernels.variants import EagerStored, FlashFused, MergedChunks, StepByStep
 from suite.spec.dtypes import round_to
@@ -128,7 +129,13 @@ from tests.honest.operators import (
     RotaryEager,
     RotaryOfFloat64,
 )
-from tests.honest.paged import PagedByPages, PagedEager, PagedInPoolOrder, PagedWholeTables
+from tests.honest.paged import (
+    PagedByPages,
+    PagedEager,
+    PagedInPoolOrder,
+    PagedWholeTables,
+    WriteByPages,
+)
 from tests.honest.state import AnswersKeptByValues, VisiblePairsKept, WorkspaceCleared
 from tests.honest.tiled import (
     CubicExp,
@@ -347,6 +354,8 @@ HONEST: tuple[type[Implementation], ...] = (
     PagedWholeTables,
     PagedInPoolOrder,
     PagedEager,
+    PagedWriteKernel,
+    WriteByPages,
     MergeKernel,
     MergeInTurn,
     MergeRunningSum,

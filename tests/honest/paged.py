@@ -1,4 +1,4 @@
-"""Honest variants of paged attention."""
+"""Honest variants of paged attention, and of writing into pages."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 
 from suite.faults.kernels.packed import Pack
 from suite.faults.kernels.paged import Paged, PagedKernel
+from suite.faults.kernels.paged_write import PagedWriteKernel
 from suite.spec.dtypes import round_to
 from suite.spec.operators.paged import allowed
 
@@ -86,3 +87,15 @@ class PagedEager(PagedKernel):
     def softmax(self, scores: np.ndarray, pack: Pack) -> np.ndarray:
         weights = super().softmax(round_to(scores, pack.fmt).astype(pack.work), pack)
         return round_to(weights, pack.fmt).astype(pack.work)
+
+
+class WriteByPages(PagedWriteKernel):
+    """Every page that gets a token is read, changed and written as a whole, the last page first."""
+
+    def put(self, flat: np.ndarray, slots: np.ndarray, tokens: np.ndarray, size: int) -> None:
+        pages = flat.reshape(-1, size, *flat.shape[1:])
+        for page in np.unique(slots[slots >= 0] // size)[::-1]:
+            own = slots // size == page
+            whole = pages[page].copy()
+            whole[slots[own] % size] = tokens[own]
+            pages[page] = whole

@@ -19,6 +19,7 @@ from suite.spec.operators.merge import MERGE
 from suite.spec.operators.multi_head import MULTI_HEAD
 from suite.spec.operators.packed import PACKED
 from suite.spec.operators.paged import PAGED
+from suite.spec.operators.paged_write import PAGED_WRITE
 from suite.spec.operators.rotary import ROTARY
 from suite.spec.operators.sdpa import SDPA
 from suite.spec.operators.self_attention import SELF_ATTENTION
@@ -27,7 +28,7 @@ OPERATORS: dict[str, Operator] = {
     operator.name: operator
     for operator in (
         SDPA, MULTI_HEAD, SELF_ATTENTION, ADDITIVE, DOT, CONCAT, MASKED, LAYER_NORM, BATCH_NORM,
-        ROTARY, PACKED, MERGE, ENCODER, GATED, PAGED,
+        ROTARY, PACKED, MERGE, ENCODER, GATED, PAGED, PAGED_WRITE,
     )
 }  # fmt: skip
 """Every operator by name."""

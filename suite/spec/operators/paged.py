@@ -58,13 +58,18 @@ FEATURES = frozenset(
 PLAIN = "paged/none/gqa2/{dt}/b3h4q9k24d8/seg1.3.5x7.12.5/causal"
 """A step of decoding, a later chunk and a whole prompt, in pages of four slots."""
 
+PAGE = Option("page_size", r"page(\d+)", int, lambda size: f"page{size}", 4, (1, 2, 3, 7, 16))
+"""The number of slots of a page."""
+
 FREE = 2
 """Pages of the pool that no sample owns."""
 
 
 def page_counts(case: Case) -> tuple[np.ndarray, int]:
     """The number of pages of each sample, (B,), and how many of them are shared by all samples with keys:
-    the full pages of the shortest one."""
+    the full pages of the shortest one. Raises ValueError if the case has no lengths."""
+    if case.option("segments") is None:
+        raise ValueError(f"{case.operator} needs lengths of samples, as in seg1.3x7.12: {case.id}")
     keys, size = np.array(case.option("segments")[1]), case.option("page_size")
     shared = int(keys[keys > 0].min(initial=keys.max())) // size if case.option("shared") else 0
     return -(-keys // size), shared
@@ -104,11 +109,17 @@ def slots_first(case: Case, array: np.ndarray) -> np.ndarray:
     return array.swapaxes(1, 2) if case.option("layout") == "hnd" else array
 
 
-def axes(case: Case) -> Axes:
+def axes_of_pools(case: Case) -> tuple[str, str]:
+    """The axis letters of the pools of keys and of values."""
     place = "pgs" if case.option("layout") == "hnd" else "psg"
+    return f"{place}d", f"{place}v"
+
+
+def axes(case: Case) -> Axes:
+    key, value = axes_of_pools(case)
     return {
-        "query": "qhd", "key": f"{place}d", "value": f"{place}v", "query_lengths": "b",
-        "key_lengths": "b", "page_table": "bt",
+        "query": "qhd", "key": key, "value": value, "query_lengths": "b", "key_lengths": "b",
+        "page_table": "bt",
     }  # fmt: skip
 
 
@@ -178,11 +189,9 @@ def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> Map
 
 
 def validate(case: Case) -> None:
-    SOFTCAP.validate(case)
-    pair = case.option("segments")
-    if pair is None:
-        raise ValueError(f"{case.operator} needs lengths of samples, as in seg1.3x7.12: {case.id}")
-    s = case.sizes
+    if case.option("page_size") < 1:
+        raise ValueError(f"a page has at least one slot: {case.id}")
+    (_, shared), pair, s = page_counts(case), case.option("segments"), case.sizes
     for what, part, total in zip(("queries", "keys"), pair, (s.Lq, s.Lk), strict=True):
         if (len(part), sum(part)) != (s.B, total):
             raise ValueError(
@@ -191,14 +200,14 @@ def validate(case: Case) -> None:
             )
     if not (s.Lq and s.Lk):
         raise ValueError(f"{case.operator} needs a query and a key in some sample: {case.id}")
-    causal = case.option("alignment") == "causal"
+    if case.option("softcap") is not None:
+        SOFTCAP.validate(case)
+    causal = case.option("alignment") != "all"
     if any(count > (of if causal else count * of) for count, of in zip(*pair, strict=True)):
         raise ValueError(f"every query needs a key: {case.id}")
     if case.option("left") is not None and not causal:
         raise ValueError(f"a window is causal: write win4/causal: {case.id}")
-    if case.option("page_size") < 1:
-        raise ValueError(f"a page has at least one slot: {case.id}")
-    if case.option("shared") and not page_counts(case)[1]:
+    if case.option("shared") and not shared:
         raise ValueError(f"what samples share are full pages: {case.id}")
 
 
@@ -273,7 +282,7 @@ PAGED = Operator(
     ),
     options=(
         Option("segments", LENGTHS, lengths, written),
-        Option("page_size", r"page(\d+)", int, lambda size: f"page{size}", 4, (1, 2, 3, 7, 16)),
+        PAGE,
         flag("shared", "shared"),
         choice("order", ("any", "ascending")),
         choice("layout", ("nhd", "hnd")),

@@ -1,0 +1,53 @@
+"""Textbook writing into pages: tokens are put into the flat pools, skipped ones into a slot behind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from backends.declared import Declared
+from backends.memory import written
+from backends.prepared import PreparedCall
+from backends.protocol import Backend, Implementation
+from backends.textbook.layer import Operations
+from suite.spec.inputs import Inputs
+from suite.spec.operators.paged_write import FEATURES, PAGED_WRITE
+
+
+class TextbookPagedWrite(Implementation):
+    """Writing in operations that all frameworks have; the pools of the call stay as they are."""
+
+    name = "textbook-paged-write"
+    operator = PAGED_WRITE
+    declared = Declared(numerics="exact", features=FEATURES)
+    textbook = True
+
+    def __init__(self, backend: Backend, ops: Operations) -> None:
+        super().__init__(backend)
+        self.ops = ops
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        ops, hnd = self.ops, inputs.case.option("layout") == "hnd"
+        skipped = inputs.arrays["slot_mapping"] < 0
+        arguments = written(self.backend, inputs) | {"skipped": self.backend.array(skipped, None)}
+
+        def put(cache: Any, tokens: Any, slots: Any, skipped: Any) -> Any:
+            paged = ops.transpose(cache, (0, 2, 1, 3)) if hnd else cache
+            pages, size, *rest = paged.shape
+            flat = ops.reshape(paged, (pages * size, *rest))
+            flat = ops.concat([flat, flat[:1]], 0)  # the slot of skipped tokens
+            flat = ops.put(flat, ops.fill(slots, skipped, pages * size), tokens)
+            paged = ops.reshape(flat[: pages * size], (pages, size, *rest))
+            return ops.transpose(paged, (0, 2, 1, 3)) if hnd else paged
+
+        def call(
+            key: Any, value: Any, key_cache: Any, value_cache: Any, slot_mapping: Any, skipped: Any
+        ) -> tuple[Any, Any]:
+            return (
+                put(key_cache, key, slot_mapping, skipped),
+                put(value_cache, value, slot_mapping, skipped),
+            )
+
+        constants = (np.shape(inputs.arrays["key_cache"]), inputs.dtype.name, hnd)
+        return ops.called(self, PreparedCall(call, arguments, inputs.outputs, constants=constants))

@@ -1,0 +1,69 @@
+"""Writing into pages: a copy, whose bound is zero.
+
+Every slot of the pools is either the token that names it, or as it was. The gradient of a token is that
+of its slot, or 0 if the token is skipped. A slot that is written passes no gradient to the old pool.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from references.composition import Composition, Problem, Reference
+from references.rounding import Bounded
+from references.tape import Gradients, Node
+from suite.spec.operators.paged import slots_first
+
+
+class Written(Node):
+    """A pool with tokens (N, Hkv, .) in some of its slots. `slots` are numbers page * S + slot of the
+    tokens; negative ones are skipped."""
+
+    def __init__(self, problem: Problem, name: str) -> None:
+        cache, tokens = problem.exact(f"{name}_cache"), problem.exact(name)
+        assert cache is not None
+        assert tokens is not None
+        super().__init__(problem.u, cache, tokens)
+        self.cache, self.tokens, self.case = cache, tokens, problem.inputs.case
+        slots = problem.inputs.arrays["slot_mapping"].astype(int)
+        self.kept = slots >= 0
+        self.slots = slots[self.kept]
+
+    @property
+    def output(self) -> Bounded:
+        return self._put(self.cache.output, self.tokens.output[self.kept])
+
+    def gradients(self, received: Bounded) -> Gradients:
+        value, error = (np.zeros(self.tokens.shape, part.dtype) for part in received.parts)
+        for into, of in zip((value, error), received.parts, strict=True):
+            into[self.kept] = self._flat(of)[self.slots]
+        nothing = Bounded.exact(np.zeros((len(self.slots), *self.tokens.shape[1:]), value.dtype))
+        return self._put(received, nothing), Bounded(value, error)
+
+    def tangent(self, *moved: Bounded | None) -> Bounded | None:
+        cache, tokens = moved
+        dtype = self.cache.output.value.dtype
+        cache = cache or Bounded.exact(np.zeros(self.cache.shape, dtype))
+        tokens = tokens or Bounded.exact(np.zeros(self.tokens.shape, dtype))
+        return self._put(cache, tokens[self.kept])
+
+    def _flat(self, array: np.ndarray) -> np.ndarray:
+        """All slots (P * S, Hkv, .) of a pool."""
+        paged = slots_first(self.case, array)
+        return paged.reshape(-1, *paged.shape[2:])
+
+    def _put(self, cache: Bounded, tokens: Bounded) -> Bounded:
+        parts = []
+        for whole, new in zip(cache.parts, tokens.parts, strict=True):
+            flat = self._flat(whole).copy()
+            flat[self.slots] = new
+            shape = slots_first(self.case, whole).shape
+            parts.append(np.ascontiguousarray(slots_first(self.case, flat.reshape(shape))))
+        return Bounded(*parts)
+
+
+def compose(problem: Problem) -> Composition:
+    """Both pools after the write."""
+    return Composition(Written(problem, "key"), {"value_output": Written(problem, "value")})
+
+
+reference = Reference(compose)

@@ -1,0 +1,147 @@
+"""Writing into pages: new keys and values take their slots in a pool; all other slots keep their bits.
+
+    key (N, Hkv, D), value (N, Hkv, Dv)                      tokens; N is Lq in ids
+    key_cache (P, S, Hkv, D), value_cache (P, S, Hkv, Dv)    pools of pages, as in `paged`
+    slot_mapping (N,)                                        page * S + slot of every token
+
+A token with a negative slot is skipped. Outputs are both pools after the write. No two tokens have one
+slot. The gradients asked are those of the keys: the first output does not depend on the values.
+
+In ids `seg1.3.5x7.12.5` are samples of 7, 12 and 5 keys, of which the last 1, 3 and 5 are written: a call
+has chunks that begin and end inside pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from suite.spec.case import Case
+from suite.spec.inputs import Inputs
+from suite.spec.levels import Ask
+from suite.spec.operator import ArrayKinds, Asks, Axes, Operator, Option, Packing, choice, flag
+from suite.spec.operators.packed import LENGTHS, lengths, segments, written
+from suite.spec.operators.paged import PAGE, axes_of_pools, completed, draw_table, pool, validate
+from suite.spec.recipes import DRAWS
+from suite.spec.sizes import Sizes
+
+FEATURES = frozenset(
+    {
+        "skipped-slots", "value-size", "empty-segments", "heads-before-slots", "inner-stride",
+        "gradient", "other-shapes",
+    }
+)  # fmt: skip
+"""Features of writing into pages."""
+
+PLAIN = "paged-write/none/mha/{dt}/b3h2q9k24d8/seg1.3.5x7.12.5"
+
+
+def axes(case: Case) -> Axes:
+    key, value = axes_of_pools(case)
+    return {
+        "key": "qgd", "value": "qgv", "key_cache": key, "value_cache": value, "slot_mapping": "q"
+    }  # fmt: skip
+
+
+def outputs(case: Case) -> Axes:
+    key, value = axes_of_pools(case)
+    return {"output": key, "value_output": value}
+
+
+def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
+    """Unit normals everywhere, in the pools too, so that every change of a slot shows."""
+    s, n = case.sizes, pool(case)
+    _, key, value = DRAWS[case.recipe](rng, Sizes(1, s.H, s.Hkv, 0, s.Lq, s.D, s.Dv), case.dtype)
+    tokens = {name: x[0].transpose(1, 0, 2) for name, x in (("key", key), ("value", value))}
+    shape = {"p": n["p"], "s": n["s"], "g": s.Hkv, "d": s.D, "v": s.Dv}
+    caches = {
+        f"{name}_cache": rng.standard_normal([shape[x] for x in of])
+        for name, of in zip(("key", "value"), axes_of_pools(case), strict=True)
+    }
+    slots: list[int] = []
+    for (rows, keys), pages in zip(segments(case), draw_table(case, rng), strict=True):
+        of = keys.stop - keys.start
+        places = np.arange(of - (rows.stop - rows.start), of)
+        slots += (pages[places // n["s"]] * n["s"] + places % n["s"]).tolist()
+    mapping = np.array(slots, np.float64)
+    if case.option("shuffled"):
+        mapping = rng.permutation(mapping)
+    if case.option("skipped"):
+        mapping[1::3] = -rng.integers(1, n["p"] * n["s"], len(mapping[1::3]))
+    arrays = {name: np.ascontiguousarray(x) for name, x in (tokens | caches).items()}
+    return {**arrays, "slot_mapping": mapping}
+
+
+def choose(inputs: Inputs, order: Sequence[int] | np.ndarray) -> Inputs:
+    """The inputs with the tokens of some samples, in this order. The pools stay as they are."""
+    case, rows = inputs.case, [rows for rows, _ in segments(inputs.case)]
+    pair = tuple(tuple(part[n] for n in order) for part in case.option("segments"))
+    sizes = replace(case.sizes, B=len(pair[0]), Lq=sum(pair[0]), Lk=sum(pair[1]))
+    options = tuple(dict(case.options, segments=pair).items())
+    names = ("key", "value", "slot_mapping")
+    chosen = {name: np.concatenate([inputs.arrays[name][rows[n]] for n in order]) for name in names}
+    other = replace(case, sizes=sizes, options=options)
+    return replace(inputs, case=other, arrays={**inputs.arrays, **chosen}, sizes=sizes)
+
+
+def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> Mapping[str, bool]:
+    queries, keys = case.option("segments")
+    return {
+        "skipped-slots": case.option("skipped"),
+        "empty-segments": 0 in (*queries, *keys),
+        "heads-before-slots": case.option("layout") == "hnd",
+        "value-size": sizes.D != sizes.Dv,
+    }
+
+
+PAGED_WRITE = Operator(
+    name="paged-write",
+    text="keys and values written into slots of pages",
+    axes=axes,
+    draw=draw,
+    outputs=outputs,
+    needs=needs,
+    ties=lambda options: ("hg",),
+    validate=validate,
+    asks=Asks(
+        plain=PLAIN,
+        cases=(
+            Ask(
+                PLAIN,
+                f"{PLAIN}/skipped",
+                "paged-write/none/mha/f32/b3h2q9k24d8/seg1.3.5x7.12.5/page1",
+                "paged-write/none/mha/f32/b3h2q9k24d8v6/seg1.3.5x7.12.5/hnd",
+                "paged-write/none/mha/f32/b5h2q5k57d8/seg1.1.1.1.1x17.8.16.1.15/shuffled",
+            ),
+            Ask(
+                f"{PLAIN}/page16/shuffled",
+                f"{PLAIN}/hnd/shuffled/skipped",
+                f"{PLAIN}/ascending",
+                f"{PLAIN}/tiny",
+                "paged-write/none/mha/{dt}/b6h2q18k50d8/seg1.4.12.0.0.1x9.11.12.8.0.10/page3/skipped",
+                "paged-write/none/mha/{dt}/b4h1q40k81d64/seg1.17.6.16x15.17.33.16/page16",
+                since="standard",
+            ),
+        ),
+        gradients=(
+            Ask(PLAIN, dtypes="float32"),
+            Ask(f"{PLAIN}/hnd/shuffled/skipped", dtypes="float32", since="standard"),
+        ),
+        common_sizes=("b3h2q9k24d8",),
+    ),
+    options=(
+        Option("segments", LENGTHS, lengths, written),
+        PAGE,
+        choice("order", ("any", "ascending")),
+        choice("layout", ("nhd", "hnd")),
+        flag("shuffled", "shuffled"),
+        flag("skipped", "skipped"),
+    ),
+    recipes=("normal", "tiny"),
+    array_kinds=ArrayKinds(statistics=("value", "value_cache"), integers=("slot_mapping",)),
+    has_keys=False,
+    packing=Packing(completed=completed, choose=choose, letters=pool),
+)
