@@ -37,6 +37,7 @@ CASES = (
     "rotary/none/mha/{dt}/b2h3q17k1d16",
     "rotary/none/mha/f32/b2h3q17k1d16/ntk/at4097",
     "packed/none/mha/{dt}/b3h4q24k24d8/seg5.7.12",
+    "paged/none/gqa2/{dt}/b3h4q9k24d8/seg1.3.5x7.12.5/causal",
 )
 """Sizes of other checks, with a mask and a bias, which kernels may cache."""
 

@@ -271,12 +271,8 @@ PAGED = Operator(
         cases=(Ask(*SMOKE), Ask(*STANDARD, since="standard")),
         gradients=(
             Ask(PLAIN, dtypes="float32 first"),
-            Ask(
-                f"{MIXED}/hnd/causal",
-                "paged/none/gqa2/f32/b3h4q9k24d8/seg1.3.5x7.12.5/shared/causal",
-                dtypes="two",
-                since="standard",
-            ),
+            Ask("paged/none/gqa2/f32/b3h4q9k24d8/seg1.3.5x7.12.5/shared/causal"),
+            Ask(f"{MIXED}/hnd/causal", dtypes="two", since="standard"),
         ),
         common_sizes=("b3h4q9k24d8",),
     ),
