@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from backends.protocol import ENDS, Implementation, TimeOver, UsageError
+from backends.sources import JUDGED
 from suite.checks import all_checks
 from suite.judge.cell import Cell
 from suite.judge.diagnosis.diagnose import chosen, diagnose, place
@@ -183,13 +184,17 @@ def _of_state(
     if ".py:" not in text or not cells:
         return []
     options = replace(plan.options, function=(text,), implementation=())
-    for cell in cells:
-        try:
+    # Scripts import the function from the module that the run judged.
+    judged = {n: m for n, m in sys.modules.items() if n.rpartition(".")[2].startswith(JUDGED)}
+    try:
+        for cell in cells:
             anew = load_backend(implementation.backend, options).functions[0]
-        except UsageError:
-            return []
-        if judge(Cell(cell.check, cell.case, anew, cell.seed)).status != "pass":
-            return []
+            if judge(Cell(cell.check, cell.case, anew, cell.seed)).status != "pass":
+                return []
+    except UsageError:
+        return []
+    finally:
+        sys.modules.update(judged)
     sentence = "Answers depend on earlier calls: what fails in the run is right as a first call."
     hint = "a mask, a buffer or a cache that is kept between calls under too short a key"
     first = str(cells[0].case.id)
