@@ -14,6 +14,7 @@ swept        frames of sweeps; `sweeps` has their tables, `sweep_diff` changes b
 overview     the first screen of a page, drawn by page.js: implementations beside what people ask for
 diff         changes between two runs: compare, new_failures, summary, header_changes
 render       tables -> text, Markdown, CSV, Parquet or one HTML page: render
+badge        one small picture with the verdict of a run
 summary      the summary at the end of a run
 
 A table is a declaration over one frame. Importing the package, `kinds`, `commands` or the declarations

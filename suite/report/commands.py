@@ -14,7 +14,7 @@ from typing import Any
 from suite.records.cells import load
 from suite.records.lines import RecordError
 from suite.report import DATA_FORMATS, FORMATS
-from suite.report.kinds import CONFORMANCE, KINDS, SPEED, TABLES, Kind, Request, kind_of
+from suite.report.kinds import CONFORMANCE, KINDS, SPEED, TABLES, Kind, Request, kind_of, load_runs
 
 
 def add_report_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -46,6 +46,12 @@ def add_report_parser(subparsers: Any) -> argparse.ArgumentParser:
         type=Path,
         metavar="FOLDER",
         help="draw speed and precision into a new or empty folder",
+    )
+    parser.add_argument(
+        "--badge",
+        type=Path,
+        metavar="FILE",
+        help="draw the verdict of whole runs into a new SVG file",
     )
     _add_output(parser)
     parser.set_defaults(run=report)
@@ -119,6 +125,12 @@ def report(args: argparse.Namespace) -> int:
             )
     if args.plots and not {SPEED, CONFORMANCE} & {*paths_of}:
         raise RecordError(f"--plots needs {SPEED.name} or {CONFORMANCE.name}, and none is given")
+    if args.badge:
+        from suite.report import badge
+
+        if CONFORMANCE not in paths_of:
+            raise RecordError(f"--badge needs {CONFORMANCE.name}, and none is given")
+        badge.draw(load_runs(paths_of[CONFORMANCE], args.partial), args.badge)
     # Data formats include the rare tables.
     chosen = args.table or (TABLES if args.format in DATA_FORMATS else None)
     tables: dict[str, Any] = {}

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import pandas as pd
@@ -31,10 +32,17 @@ HIDDEN = "accuracy, elections and unsupported cells: -v, or `python -m suite rep
 """The line that stands for the tables that are left out."""
 
 
+def word(totals: Counter[str], shortfalls: Sequence[str] = ()) -> str:
+    """The verdict: WRONG if a cell fails, BROKEN if only the suite or an adapter broke, NOT JUDGED ENOUGH
+    if there are `shortfalls`, or no cell passed, else RIGHT. `totals` counts cells by status."""
+    if any(totals[status] for status in BROKEN):
+        return "WRONG" if totals["fail"] or totals["crash"] else "BROKEN"
+    return "RIGHT" if totals["pass"] and not shortfalls else "NOT JUDGED ENOUGH"
+
+
 def verdict(run: Run, shortfalls: Sequence[str] = ()) -> str:
-    """One line: WRONG if a cell fails, BROKEN if only the suite or an adapter broke, NOT JUDGED ENOUGH
-    if there are `shortfalls`, or no cell passed, else RIGHT; with the counts of cells, and the name of
-    the implementation if there is one."""
+    """One line: the verdict (`word`) with the counts of cells, and the name of the implementation if
+    there is one."""
     totals, cells = run.totals, len(run.cells)
     names = {f"{cell.backend}:{cell.implementation}" for cell in run.cells}
     of = f" of {names.pop()}" if len(names) == 1 else ""
@@ -42,12 +50,11 @@ def verdict(run: Run, shortfalls: Sequence[str] = ()) -> str:
     score = scored(totals["pass"], judged, cells)
     counts = [f"{totals[status]} {status}" for status in ("known", UNSUPPORTED) if totals[status]]
     rest = f" ({', '.join(counts)})" if counts else ""
+    said = word(totals, shortfalls)
     if broken:
-        word = "WRONG" if totals["fail"] or totals["crash"] else "BROKEN"
         verb = "fails" if broken == 1 else "fail"
-        return f"{word}: {broken} of {judged} judged cells{of} {verb}; score {score}{rest}"
-    word = "RIGHT" if totals["pass"] and not shortfalls else "NOT JUDGED ENOUGH"
-    return f"{word}: {totals['pass']} of {judged} judged cells{of} pass; score {score}{rest}"
+        return f"{said}: {broken} of {judged} judged cells{of} {verb}; score {score}{rest}"
+    return f"{said}: {totals['pass']} of {judged} judged cells{of} pass; score {score}{rest}"
 
 
 def facts(cells: pd.DataFrame, unavailable: Mapping[str, str]) -> list[str]:

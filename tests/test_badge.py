@@ -1,0 +1,77 @@
+"""Badges of runs: the verdict, its colour, and refusals of runs that are not whole."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from suite.__main__ import main
+from suite.report.badge import COLOURS
+from tests.records_by_hand import cell, run, write
+
+CASES = [f"sdpa/none/mha/f32/b1h1q1k{n}d8" for n in range(1, 5)]
+
+
+def drawn(statuses: list[str], folder: Path, **fields: object) -> Path:
+    """The badge of a run with cells of these statuses; `fields` are of its header."""
+    cells = [cell(case, status=status) for case, status in zip(CASES, statuses, strict=False)]
+    write(folder / "run.jsonl", run(*cells, **fields))
+    badge = folder / "badge.svg"
+    assert main(["report", str(folder / "run.jsonl"), f"--badge={badge}"]) == 0
+    return badge
+
+
+@pytest.mark.parametrize(
+    ("statuses", "function", "said"),
+    [
+        (["pass", "known", "unsupported"], [], "right, 2 of 3 judged"),
+        (["pass", "fail", "unsupported"], [], "wrong, 2 of 3 judged"),
+        (["pass", "crash"], [], "wrong, 2 of 2 judged"),
+        (["pass", "error"], [], "broken, 2 of 2 judged"),
+        (["unsupported"], [], "not judged enough, 0 of 1 judged"),
+        (["unsupported"] * 2, ["k.py:sdpa"], "not judged enough, 0 of 2 judged"),
+    ],
+)
+def test_a_badge_says_the_verdict(
+    statuses: list[str], function: list[str], said: str, tmp_path: Path
+) -> None:
+    picture = drawn(statuses, tmp_path, options={"function": function}).read_text("utf-8")
+    ElementTree.fromstring(picture)
+    assert f"<title>attention: {said}</title>" in picture
+    assert re.findall(r"<text[^>]*>([^<]*)</text>", picture) == ["attention", said]
+    assert set(re.findall('fill="(#.{6})"', picture)) == {COLOURS[said.partition(",")[0]]}
+
+
+def test_a_refused_function_is_not_called_right(tmp_path: Path) -> None:
+    """One cell passes, the others are refused by the function: too little was judged."""
+    refused = [cell(case, status="unsupported", kind="refused") for case in CASES[:3]]
+    write(
+        tmp_path / "run.jsonl",
+        run(cell(CASES[3]), *refused, options={"function": ["k.py:sdpa"]}),
+    )
+    badge = tmp_path / "badge.svg"
+    assert main(["report", str(tmp_path / "run.jsonl"), f"--badge={badge}"]) == 0
+    assert "not judged enough, 1 of 4 judged" in badge.read_text("utf-8")
+
+
+def test_a_badge_needs_a_whole_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, badge = tmp_path / "run.jsonl", tmp_path / "badge.svg"
+    write(path, run(cell(CASES[0]), partial=True))
+    assert main(["report", str(path), f"--badge={badge}"]) == 2
+    assert "a badge needs a whole run" in capsys.readouterr().err
+    unfinished = tmp_path / "unfinished.jsonl"
+    write(unfinished, run(cell(CASES[0]), complete=False))
+    assert main(["report", str(unfinished), "--partial", f"--badge={badge}"]) == 2
+    assert not badge.exists()
+
+
+def test_colours_keep_a_contrast_of_four_and_a_half() -> None:
+    def luminance(colour: str) -> float:
+        parts = [int(colour[n : n + 2], 16) / 255 for n in (1, 3, 5)]
+        linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+        return sum(w * p for w, p in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+    assert min(1.05 / (luminance(colour) + 0.05) for colour in COLOURS.values()) >= 4.5
