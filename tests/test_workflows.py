@@ -18,6 +18,7 @@ from tests.records_by_hand import cell, run, write
 ROOT = Path(__file__).resolve().parents[1]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 ACTIONS = sorted((ROOT / ".github" / "actions").rglob("action.yml"))
+SET_UP, JUDGE = (ROOT / ".github" / "actions" / name / "action.yml" for name in ("set-up", "judge"))
 
 
 def content(path: Path) -> dict[str, Any]:
@@ -43,6 +44,11 @@ def test_actions_are_pinned_by_commit_and_say_their_version(path: Path) -> None:
         assert re.search(r"uses: [\w/-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+$", line), line
     named = [step["uses"] for step in steps(path) if "uses" in step]
     assert len(used) == sum(not name.startswith("./") for name in named)
+
+
+@pytest.mark.parametrize("path", ACTIONS, ids=lambda path: path.parent.name)
+def test_values_reach_the_shell_of_an_action_through_env(path: Path) -> None:
+    assert [step for step in steps(path) if "${{" in step.get("run", "")] == []
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
@@ -90,7 +96,7 @@ def test_every_supported_python_is_tested() -> None:
 
 
 def test_torch_comes_without_cuda_and_caches_hang_on_the_constraints() -> None:
-    installs = [step["run"] for step in steps(ACTIONS[0]) if "run" in step]
+    installs = [step["run"] for step in steps(SET_UP) if "run" in step]
     assert "https://download.pytorch.org/whl/cpu" in installs[0]
     caches = [
         step["with"]
