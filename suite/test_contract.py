@@ -93,7 +93,7 @@ def test_kept_answers(cell: Cell) -> None:
     expect_bitwise(backend.to_numpy(alias), before, "overwritten", what)
 
 
-MANY, SOME = 128, 24
+MANY, SOME = 520, 24
 """Calls before an output is read again, of the smallest case and of others: more than the buffers that a
 kernel would reuse in turn."""
 

@@ -122,6 +122,10 @@ LEAKS: dict[str, tuple[Callable[[], object], str]] = {
         lambda: signal.signal(signal.SIGALRM, traces),
         "the handler of SIGALRM at <function traces>, it was <function limited",
     ),
+    "timer": (
+        lambda: signal.setitimer(signal.ITIMER_PROF, 1000),
+        "the timer ITIMER_PROF at set, it was not set",
+    ),
     "closed_output": (closes(1), "descriptor 1 at closed"),
     "closed_error": (closes(2), "descriptor 2 at closed"),
     "replaced_output": (lambda: setattr(sys, "stdout", io.StringIO()), "sys.stdout at <_io.StringIO"),

@@ -341,13 +341,13 @@ class AnswersInSixteenBuffers(Kernel):
 
 @fault(
     "own_memory",
-    "a pool of a hundred output buffers; callers may keep answers, so return a new array",
+    "a pool of five hundred output buffers; callers may keep answers, so return a new array",
     family="state",
 )
-class AnswersInHundredBuffers(AnswersInSixteenBuffers):
-    """Answers of one shape take turns in a hundred buffers: the 101st overwrites the first."""
+class AnswersInFiveHundredBuffers(AnswersInSixteenBuffers):
+    """Answers of one shape take turns in 500 buffers: the 501st overwrites the first."""
 
-    count = 100
+    count = 500
 
 
 @fault(

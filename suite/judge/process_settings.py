@@ -36,6 +36,12 @@ RECURSION = sys.getrecursionlimit()
 
 SIGNALS = tuple((each.name, each.value) for each in signal.Signals)
 
+TIMERS = tuple(
+    (name, getattr(signal, name))
+    for name in ("ITIMER_REAL", "ITIMER_VIRTUAL", "ITIMER_PROF")
+    if hasattr(signal, name)
+)
+
 FORKS: list[bool] = []
 """An entry for each fork since the list was last cleared."""
 
@@ -82,6 +88,23 @@ def _handle(handlers: Mapping[str, Any]) -> None:
         if signal.getsignal(signal.Signals[name]) != handler:
             with contextlib.suppress(ValueError):  # outside the main thread
                 signal.signal(signal.Signals[name], handler)
+
+
+def _timers() -> dict[str, str]:
+    """Which timers are set. ITIMER_REAL is absent while a handler of its signal ends cells in time: the
+    next cell sets this timer again."""
+    own = TIMERS and signal.getsignal(signal.SIGALRM) is not signal.SIG_DFL
+    return {
+        name: "set" if signal.getitimer(timer)[0] else "not set"
+        for name, timer in TIMERS
+        if not (own and name == "ITIMER_REAL")
+    }
+
+
+def _stop(timers: Mapping[str, str]) -> None:
+    for name, timer in TIMERS:
+        if timers.get(name) == "not set":
+            signal.setitimer(timer, 0)
 
 
 def _descriptors() -> dict[int, str]:
@@ -133,6 +156,7 @@ PROCESS = {
         partial(locale.setlocale, locale.LC_ALL), partial(locale.setlocale, locale.LC_ALL)
     ),
     "the handler of": Setting(_handlers, _handle),
+    "the timer": Setting(_timers, _stop),
     "descriptor": Setting(_descriptors, _reopen),
     "sys.stdout": _attribute(sys, "stdout"),
     "sys.stderr": _attribute(sys, "stderr"),
