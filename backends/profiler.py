@@ -45,7 +45,8 @@ class Profiler:
         """The outputs of the calls of each thread, made by turns; a thread's last one is the error that
         ended it.
 
-        Every thread calls until each has made all its calls `rounds` times, so that all of them overlap.
+        Every thread calls until each has made all its calls `rounds` times, so that all of them overlap. It
+        waits for each output (`sync`): arrays of some frameworks are computed when they are read.
         """
         outcomes: list[list[Any]] = [[] for _ in calls]
         start = Barrier(len(calls))
@@ -60,7 +61,9 @@ class Profiler:
             try:
                 while waits_for_others() and len(outcome) < MOST_ROUNDS:
                     prepared = calls[len(outcome) % len(calls)]
-                    outcome.append(prepared.function(**prepared.arguments))
+                    native = prepared.function(**prepared.arguments)
+                    self.sync(native)
+                    outcome.append(native)
             except BaseException as error:
                 outcome.append(error)
 

@@ -38,6 +38,9 @@ def test_smoke_kills_963_of_1000_and_the_table_lists_all() -> None:
     text = format_table(kills)
     assert all(re.search(rf"^{re.escape(name)} ", text, re.MULTILINE) for name in NAMES)
     assert f"{len(killed)} of {len(NAMES)} mutants killed" in text
+    assert all(
+        re.search(rf"^{family} .* of \d+  [a-z_]+ \d", text, re.MULTILINE) for family in FAMILIES
+    )
 
 
 @pytest.mark.parametrize("fault", all_faults(), ids=NAMES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
+from threading import get_ident
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from backends.protocol import needed
 from suite.spec.cache import Cache
 
 KEPT = 128
-"""The number of compiled models that are kept."""
+"""The number of compiled models, and of their requests, that are kept."""
 
 
 class OpenvinoEngine(RuntimeArrays):
@@ -30,6 +31,7 @@ class OpenvinoEngine(RuntimeArrays):
         self.openvino: Any = openvino
         self.nodes: Any = NodeFactory("opset13")
         self.core: Any = openvino.Core()
+        self._models: Cache[Any] = Cache(KEPT)
         self._requests: Cache[Any] = Cache(KEPT)
 
     @property
@@ -46,16 +48,19 @@ class OpenvinoEngine(RuntimeArrays):
         return self.openvino.op.Constant(self.type_of(dtype), self.openvino.Shape([]), [number])
 
     def kept(self, key: Any, model: Callable[[], Any]) -> Any:
-        """The request of the model under a key, for the present number of threads; made on first use."""
-        return self._requests.get((key, self.thread_count), lambda: self.requested(model()))
+        """The request of the model under a key, for the present number of threads; made on first use.
+        Each thread has its own, because a request infers once at a time."""
+        at = (key, self.thread_count)
+        compiled = self._models.get(at, lambda: self.compiled_model(model()))
+        return self._requests.get((*at, get_ident()), compiled.create_infer_request)
 
-    def requested(self, model: Any) -> Any:
-        """Compile a model; returns its inference request."""
+    def compiled_model(self, model: Any) -> Any:
+        """The model, compiled for the present number of threads."""
         config = {
             "INFERENCE_PRECISION_HINT": "f32",
             "INFERENCE_NUM_THREADS": self.thread_count,
         }
-        return self.core.compile_model(model, "CPU", config).create_infer_request()
+        return self.core.compile_model(model, "CPU", config)
 
     def run(self, request: Any, arrays: Sequence[np.ndarray]) -> np.ndarray:
         """The output for these inputs."""

@@ -47,7 +47,8 @@ class TorchCompilers(Compilers):
         """As of any backend: checkpoints, and programs that keep no activation."""
         from torch.utils.checkpoint import checkpoint
 
-        dropping = replace(prepared, arguments={**prepared.arguments, "dropout_p": rate})
+        name = "dropout" if "dropout" in prepared.arguments else "dropout_p"  # in transformers
+        dropping = replace(prepared, arguments={**prepared.arguments, name: rate})
         function = dropping.function
 
         def checkpointed(**arguments: Any) -> Any:

@@ -222,12 +222,16 @@ class SdpaForward(ModelAttention):
         return {
             "scaling": inputs.scale,
             "is_causal": self.flagged(inputs) and inputs.form == "native",
-            "dropout": inputs.rate if inputs.training else 0.0,
         }
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         prepared = super().prepare(inputs)
-        return replace(prepared, function=self.backend.seeded(prepared.function, inputs))
+        rate = inputs.rate if inputs.training else 0.0
+        return replace(
+            prepared,
+            function=self.backend.seeded(prepared.function, inputs),
+            arguments=prepared.arguments | {"dropout": rate},
+        )
 
     def masks(self, inputs: Inputs, native: Native) -> dict[str, Any]:
         backend, mask = self.backend, dense_of(inputs, native.rest)

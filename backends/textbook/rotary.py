@@ -55,7 +55,6 @@ class TextbookRotary(Implementation):
 
         def call(query: Any, position: Any) -> Any:
             theta, factor = self.frequencies(rotation, length, number)
-            factor = factor if rotation.attention is None else rotation.attention
             angle = ops.reshape(position, (*position.shape, 1)) * theta  # (..., L, r / 2)
             if len(position.shape) == 2:
                 angle = ops.reshape(angle, (angle.shape[0], 1, *angle.shape[1:]))
@@ -73,6 +72,11 @@ class TextbookRotary(Implementation):
 
     def frequencies(self, rotation: Rotation, length: int, number: Any) -> tuple[Any, float]:
         """Frequencies (r / 2,) for sequences of `length`, and the factor on sine and cosine."""
+        theta, factor = self._scaled(rotation, length, number)
+        return theta, factor if rotation.attention is None else rotation.attention
+
+    def _scaled(self, rotation: Rotation, length: int, number: Any) -> tuple[Any, float]:
+        """Frequencies, and the factor of the scaling itself."""
         ops, size, base, f = self.ops, rotation.size, rotation.base, FACTOR
         if rotation.variant == "ntk" and length > ORIGINAL_LENGTH:
             growth = f * length / ORIGINAL_LENGTH - (f - 1)

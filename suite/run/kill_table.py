@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from backends.protocol import Implementation
-from suite.faults.fault import FAULTS, Fault
+from suite.faults.fault import FAMILIES, FAULTS, Fault
 from suite.judge.check import Check
 from suite.judge.judge import judge
 from suite.report.render import aligned
@@ -60,7 +60,8 @@ def kill(mutant: Implementation, checks: Iterable[Check], level: str, seed: int 
 
 
 def format_table(kills: Sequence[Kill]) -> str:
-    """The kill table in plain text: one line per mutant, survivors last, then the count of each check."""
+    """The kill table in plain text: one line per mutant, survivors last, then the counts of each family
+    of faults, with the checks that kill them, and of each check."""
     named = Counter(k.fault.killed_by for k in kills)
     dead = Counter(k.fault.killed_by for k in kills if k.killed)
     lines: list[str] = []
@@ -74,7 +75,22 @@ def format_table(kills: Sequence[Kill]) -> str:
             for k in kills if k.killed == of
         ]  # fmt: skip
         lines += [*aligned([heads, *rows], [False] * len(heads)), ""] if rows else []
+    lines += [*_by_family(kills), ""]
     counts = [[name, f"{dead[name]} of {number}"] for name, number in named.most_common()]
     lines += aligned([["check", "killed"], *counts], [False, True])
     share = f" ({dead.total() / len(kills):.1%})" if kills else ""
     return "\n".join([*lines, "", f"{dead.total()} of {len(kills)} mutants killed{share}"])
+
+
+def _by_family(kills: Sequence[Kill]) -> list[str]:
+    """One line per family: how many of its mutants are killed, and by which checks."""
+    rows = []
+    for family in FAMILIES:
+        of = [kill for kill in kills if kill.fault.family == family]
+        checks = Counter(kill.fault.killed_by for kill in of if kill.killed)
+        by = ", ".join(f"{name} {number}" for name, number in checks.most_common())
+        if of:
+            rows.append([family, FAMILIES[family], f"{checks.total()} of {len(of)}", by])
+    return aligned(
+        [["family", "what is wrong", "killed", "by"], *rows], [False, False, True, False]
+    )
