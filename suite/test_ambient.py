@@ -42,12 +42,14 @@ MASKS = (
     "sdpa/causal/mha/{dt}/b2h3q17k23d8",
     "sdpa/causalbr/mha/{dt}/b2h3q17k23d8",
     "sdpa/win3.5/mha/{dt}/b2h3q17k23d8",
-    "sdpa/pad/gqa2/{dt}/b2h6q17k23d8",
+    "sdpa/pad/mha/{dt}/b2h3q17k23d8",
     "sdpa/bool.bhqk/mha/{dt}/b2h3q17k23d8/dense",
     "sdpa/bool.qk.empty/mha/{dt}/b2h3q17k23d8/dense",
     "sdpa/none/mha/{dt}/b2h3q17k23d8/bias.1hqk/scale0.3",
 )
-"""One case of every kind of mask, and one of grouped heads, in sizes of other checks."""
+"""One case of every kind of mask, in sizes of other checks."""
+
+GROUPED = "sdpa/pad/gqa2/{dt}/b2h6q17k23d8"
 
 LAYERS = (
     "multi-head/none/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self",
@@ -64,6 +66,7 @@ WIDE = "sdpa/causal/mha/f64/b2h3q17k23d8"
 
 CASES = asked(
     Ask(*MASKS, *LAYERS, dtypes="growing"),
+    Ask(GROUPED, dtypes="float32", since="standard"),
     Ask(WIDE),
     Ask(PLAIN, dtypes="half", since="standard"),
 )
@@ -72,7 +75,7 @@ FEW = (MASKS[1], "sdpa/bool.bhqk/mha/{dt}/b2h3q17k23d8/dense", LAYERS[2], LAYERS
 
 OF_FRAMEWORKS = asked(
     Ask(*FEW, dtypes="float32"),
-    Ask(*MASKS, *LAYERS, PLAIN, dtypes="float32", since="standard"),
+    Ask(*MASKS, GROUPED, *LAYERS, PLAIN, dtypes="float32", since="standard"),
 )
 """Frameworks' own implementations are asked fewer cases: their users call in these modes every day."""
 
@@ -105,7 +108,12 @@ def expect_in_each(asked_modes: Mapping[str, Callable[[], None]]) -> None:
 
 DIFFERENTIATED = asked(
     Ask("sdpa/causal/mha/{dt}/b4h4q4k4d4", dtypes="float32"),
-    Ask("sdpa/bool.bhqk/gqa2/{dt}/b4h4q4k4d4/dense", dtypes="float32", since="standard"),
+    Ask(
+        "sdpa/bool.bhqk/mha/{dt}/b4h4q4k4d4/dense",
+        "sdpa/causal/gqa2/{dt}/b4h4q4k4d4",
+        dtypes="float32",
+        since="standard",
+    ),
 )
 
 

@@ -205,7 +205,6 @@ JUDGED = (
     ("attention-24-cache", "sdpa/causalbr/gqa2/f32/b2h4q5k7d8v6"),
     ("attention-24-cache", "sdpa/bool.bhq1.empty/mha/f32/b2h3q5k7d8/dense"),
     ("attention-25", "sdpa/win2.1/mha/f32/b2h3q5k7d8"),
-    ("batch-normalization", "batch-norm/none/mha/f32/b4h1q4k4d4/e4.4.4.4/plain/self/train"),
     ("rotary-embedding", "rotary/none/mha/f32/b2h3q17k1d16/interleaved/at4097"),
     ("rotary-embedding", "rotary/none/mha/f32/b2h3q17k1d16/yarn/at4097"),
     ("rotary-embedding-ids", "rotary/none/mha/f32/b2h3q17k1d16/rot8/gathered"),
