@@ -45,8 +45,8 @@ class Profiler:
         """The outputs of the calls of each thread, made by turns; a thread's last one is the error that
         ended it.
 
-        Every thread calls until each has made all its calls `rounds` times, so that all of them overlap. It
-        waits for each output (`sync`): arrays of some frameworks are computed when they are read.
+        Every thread calls until each has made all its calls `rounds` times, so that all of them overlap.
+        It waits for each output (`sync`): arrays of some frameworks are computed when they are read.
         """
         outcomes: list[list[Any]] = [[] for _ in calls]
         start = Barrier(len(calls))
