@@ -10,9 +10,8 @@ import numpy as np
 from suite.judge.cell import Cell
 from suite.judge.check import check
 from suite.spec.catalogue import asked
-from suite.spec.dtypes import round_to
 from suite.spec.inputs import Inputs
-from suite.spec.operators.paged import PLAIN, page_counts, samples, slots_first
+from suite.spec.operators.paged import PLAIN, filled, owned, page_counts
 from suite.test_invariance import expect_within
 from suite.test_masking import expect_same
 
@@ -41,16 +40,6 @@ def moved(inputs: Inputs, order: np.ndarray) -> Inputs:
     )
 
 
-def filled(inputs: Inputs, slots: np.ndarray, key: float, value: float) -> Inputs:
-    """The inputs with other numbers in some slots, boolean (P, S)."""
-    arrays = {}
-    for name, number in (("key", key), ("value", value)):
-        paged = slots_first(inputs.case, inputs.arrays[name])
-        other = np.where(slots[..., None, None], number, paged)
-        arrays[name] = round_to(np.ascontiguousarray(slots_first(inputs.case, other)), inputs.dtype)
-    return inputs.replace(**arrays)
-
-
 @check(PAGES)
 def test_invariant_pages(cell: Cell) -> None:
     """Pages at other places of the pool give the same output: in the order in which they are read, and in
@@ -69,14 +58,14 @@ def test_pages_apart(cell: Cell) -> None:
     """Slots and entries of the table that no sample owns change no bit.
 
     NaN and infinity lie in pages that are in no table, other numbers behind the last key of a sample, and
-    other samples' pages in the entries behind the last page.
+    other samples' pages in the entries behind the last page. NaN lies behind the last key if the election
+    says so.
     """
     inputs, n = cell.inputs, cell.inputs.letters
     before = cell.run(inputs).values.copy()
-    owned = np.zeros((n["p"], n["s"]), bool)
-    for _, slots, _ in samples(inputs):
-        owned.reshape(-1)[slots] = True
-    free = np.broadcast_to(~owned.any(1, keepdims=True), owned.shape)
+    own = owned(inputs)
+    free = np.broadcast_to(~own.any(1, keepdims=True), own.shape)
+    unused = ~own & ~free
     counts, _ = page_counts(inputs.case)
     behind = np.arange(n["t"]) >= counts[:, None]
     table, read = inputs.arrays["page_table"], read_pages(inputs)
@@ -85,11 +74,13 @@ def test_pages_apart(cell: Cell) -> None:
     others = {
         "NaN in pages of no table": filled(inputs, free, np.nan, np.nan),
         "infinity in pages of no table": filled(inputs, free, np.inf, np.inf),
-        "other numbers behind the last keys": filled(inputs, ~owned & ~free, WEIGHING, ELSEWHERE),
+        "other numbers behind the last keys": filled(inputs, unused, WEIGHING, ELSEWHERE),
         "other pages behind the last ones": inputs.replace(
             page_table=np.where(behind, next_read[table.astype(int)], table)
         ),
     }
+    if cell.elected("nan-behind-last-key") == "blocked":
+        others["NaN behind the last keys"] = filled(inputs, unused, np.nan, np.nan)
     everywhere = np.ones(before.shape, bool)
     for what, other in others.items():
         expect_same(cell, cell.run(other).values, before, everywhere, what)

@@ -24,6 +24,7 @@ class SampleBySample(Implementation):
         features=FEATURES,
         bitwise=("rerun", "pages"),
         refusals={"gradient": "NumPy differentiates nothing"},
+        elections={"nan-behind-last-key": "blocked"},
     )
 
     def prepare(self, inputs: Inputs) -> PreparedCall:

@@ -39,6 +39,7 @@ class PagedSamples(TextbookPaged):
     """Plain attention over one sample after the other, whose pages are concatenated and cut to length."""
 
     name = "textbook-paged-samples"
+    declared = TextbookPaged.declared.electing({"nan-behind-last-key": "blocked"})
 
     def hidden(self, inputs: Inputs) -> dict[str, np.ndarray]:
         if inputs.case.option("alignment") == "all":
@@ -69,6 +70,7 @@ class PagedRows(TextbookPaged):
     """Every query attends all slots of its sample's table, and those behind the last key are hidden."""
 
     name = "textbook-paged"
+    declared = TextbookPaged.declared.electing({"nan-behind-last-key": "leaks"})
 
     def hidden(self, inputs: Inputs) -> dict[str, np.ndarray]:
         n, parts = inputs.letters, list(segments(inputs.case))

@@ -202,6 +202,19 @@ class PagedFreePagesByFactor(PagedKernel):
         return out
 
 
+@fault("pages_apart", "`0 * v` of hidden slots is NaN for NaN; load zeros where slots are hidden")
+class PagedTailByFactor(PagedKernel):
+    """Values behind the last key of a sample are added times 0, so that NaN comes through."""
+
+    def output(self, pack: Pack) -> np.ndarray:
+        assert isinstance(pack, Paged)
+        size = pack.pools[1].shape[1]
+        page, place = np.divmod(pack.slots[pack.keys[1:] - 1], size)
+        behind = pack.pools[1][page[place < size - 1], -1]
+        out: np.ndarray = super().output(pack) + 0.0 * behind.sum()
+        return out
+
+
 @fault("pages_apart", "`amax` of the whole cache; scale by the values that are attended")
 class PagedScaledByThePool(PagedKernel):
     """Values are divided by a number that depends on all slots of the pool."""

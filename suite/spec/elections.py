@@ -250,6 +250,11 @@ QUESTIONS: dict[str, Question] = {
             needs=("cross-lengths", "empty-segments"),
         ),
         Question(
+            "nan-behind-last-key",
+            "NaN in a page behind the last key of its sample is",
+            ("blocked", "leaks"),
+        ),
+        Question(
             "lse-gradient",
             "The gradient of the log-sum-exp by the queries",
             ("flows", "nothing", "raises"),

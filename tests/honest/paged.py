@@ -44,6 +44,8 @@ class PagedWholeTables(PagedKernel):
     """All slots of a sample's table are read, also behind its last key; scores there are the lowest
     number."""
 
+    elections = {"nan-behind-last-key": "leaks"}
+
     def output(self, pack: Pack) -> np.ndarray:
         assert isinstance(pack, Paged)
         out = np.zeros((*pack.query.shape[:2], pack.value.shape[-1]))

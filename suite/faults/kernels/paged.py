@@ -38,7 +38,7 @@ class PagedKernel(PackedKernel):
 
     operator = PAGED
     features = FEATURES
-    elections = {}
+    elections = {"nan-behind-last-key": "blocked"}
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         backend, fmt = self.backend, inputs.dtype

@@ -8,24 +8,18 @@ from dataclasses import replace
 import numpy as np
 
 from suite.judge.diagnosis.layers import Another
-from suite.spec.dtypes import round_to
 from suite.spec.inputs import Inputs
-from suite.spec.operators.paged import page_counts, samples, slots_first
+from suite.spec.operators.paged import filled, owned, page_counts, slots_first
 from suite.spec.recipes import generator
 
 
 def moderate(inputs: Inputs) -> Inputs:
     """The inputs with small numbers in the slots that no sample owns. Bounds of problems that read these
     slots stay narrow."""
-    rng, arrays = generator(f"{inputs.case.id}/moderate", inputs.seed), {}
+    rng, paged = generator(f"{inputs.case.id}/moderate", inputs.seed), []
     for name in ("key", "value"):
-        paged = slots_first(inputs.case, inputs.arrays[name])
-        flat = rng.standard_normal((paged.shape[0] * paged.shape[1], *paged.shape[2:]))
-        for _, slots, _ in samples(inputs):
-            flat[slots] = paged.reshape(flat.shape)[slots]
-        other = np.ascontiguousarray(slots_first(inputs.case, flat.reshape(paged.shape)))
-        arrays[name] = round_to(other, inputs.dtype)
-    return inputs.replace(**arrays)
+        paged.append(rng.standard_normal(slots_first(inputs.case, inputs.arrays[name]).shape))
+    return filled(inputs, ~owned(inputs), *paged)
 
 
 def with_keys(inputs: Inputs, of: Callable[[np.ndarray], np.ndarray]) -> Inputs:

@@ -10,6 +10,7 @@ import numpy as np
 from suite.judge.elections.probe import Probe, empty_row, hidden_key
 from suite.judge.verdict import Deviation
 from suite.spec.inputs import Inputs
+from suite.spec.operators import paged
 from suite.spec.vocabulary import OPERANDS
 
 
@@ -155,6 +156,22 @@ def _segment_without_keys(p: Probe) -> str:
     )
 
 
+def _nan_behind_last_key(p: Probe) -> str:
+    inputs = p.inputs()
+    if p.implementation.refuses(inputs) is not None:
+        inputs = inputs.replace(alignment="all")
+    own = paged.owned(inputs)
+    behind = ~own & own.any(1, keepdims=True)
+    got = p.values(paged.filled(inputs, behind, np.nan, np.nan))
+    if got is None:
+        raise Deviation("election", "a NaN behind the last key raised")
+    if np.isnan(got).any():
+        return "leaks"
+    if p.matches(got, inputs):
+        return "blocked"
+    raise Deviation("election", "a NaN behind the last key makes finite rows wrong")
+
+
 def _subnormal(p: Probe) -> str:
     base = p.inputs()
     quarter = p.dtype.smallest_normal / 4
@@ -213,6 +230,7 @@ PROBES: dict[str, Callable[[Probe], str]] = {
     "nan-in-bias": _nan_bias,
     "inf-in-attended-value": _attended("value", np.inf),
     "nan-in-query": _nan_query,
+    "nan-behind-last-key": _nan_behind_last_key,
     "segment-without-keys": _segment_without_keys,
     "subnormal-output": _subnormal,
     "score-overflow": _overflow,

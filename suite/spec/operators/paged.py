@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from suite.spec.case import Case
+from suite.spec.dtypes import round_to
 from suite.spec.features.softcap import SOFTCAP
 from suite.spec.inputs import Inputs
 from suite.spec.levels import Ask
@@ -33,6 +34,7 @@ from suite.spec.operator import (
     Operator,
     Option,
     Packing,
+    Questions,
     choice,
     flag,
     number,
@@ -107,6 +109,25 @@ def allowed(case: Case, queries: int, keys: int) -> np.ndarray:
 def slots_first(case: Case, array: np.ndarray) -> np.ndarray:
     """A pool as (P, S, Hkv, .), whatever its layout. Its own inverse."""
     return array.swapaxes(1, 2) if case.option("layout") == "hnd" else array
+
+
+def owned(inputs: Inputs) -> np.ndarray:
+    """The slots that hold a key of some sample, boolean (P, S)."""
+    slots = np.zeros((inputs.letters["p"], inputs.letters["s"]), bool)
+    for _, own, _ in samples(inputs):
+        slots.reshape(-1)[own] = True
+    return slots
+
+
+def filled(inputs: Inputs, slots: np.ndarray, key: Any, value: Any) -> Inputs:
+    """The inputs with other numbers in some slots, boolean (P, S): numbers, or arrays like the pools with
+    slots before heads."""
+    arrays = {}
+    for name, new in (("key", key), ("value", value)):
+        paged = slots_first(inputs.case, inputs.arrays[name])
+        other = np.where(slots[..., None, None], new, paged)
+        arrays[name] = round_to(np.ascontiguousarray(slots_first(inputs.case, other)), inputs.dtype)
+    return inputs.replace(**arrays)
 
 
 def axes_of_pools(case: Case) -> tuple[str, str]:
@@ -288,6 +309,7 @@ PAGED = Operator(
         number("scale", "scale", 0.3, 0.0, -0.2, 2.5, 1.0),
     ),
     recipes=("normal", "large", "tiny", "ties", "onehot", "integers"),
+    questions=Questions(elections=("nan-behind-last-key",), probe=PLAIN),
     array_kinds=ArrayKinds(integers=("query_lengths", "key_lengths", "page_table")),
     packing=Packing(completed=completed, choose=choose, letters=pool),
 )
