@@ -57,6 +57,16 @@ def test_a_refused_function_is_not_called_right(tmp_path: Path) -> None:
     assert "not judged enough, 1 of 4 judged" in badge.read_text("utf-8")
 
 
+def test_one_function_of_two_that_was_not_judged_is_seen(tmp_path: Path) -> None:
+    judged = [cell(case, "torch:first") for case in CASES[:3]]
+    refused = cell(CASES[3], "torch:second", status="unsupported", kind="refused")
+    options = {"function": ["k.py:first", "k.py:second"]}
+    write(tmp_path / "run.jsonl", run(*judged, refused, options=options))
+    badge = tmp_path / "badge.svg"
+    assert main(["report", str(tmp_path / "run.jsonl"), f"--badge={badge}"]) == 0
+    assert "not judged enough, 3 of 4 judged" in badge.read_text("utf-8")
+
+
 def test_a_badge_needs_a_whole_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, badge = tmp_path / "run.jsonl", tmp_path / "badge.svg"
     write(path, run(cell(CASES[0]), partial=True))

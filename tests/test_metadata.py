@@ -41,7 +41,7 @@ def test_the_citation_file_is_valid_and_says_what_the_project_says() -> None:
 
 def test_badges_are_true_and_lie_in_the_repository() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    badges = dict(re.findall(r"!\[([^]]*)\]\(([^)]*)\)", readme))
+    badges = dict(re.findall(r"!\[([^]]*)\]\((docs/badges/[^)]*)\)", readme))
     versions = [
         text.rpartition(" ")[2]
         for text in PROJECT["classifiers"]

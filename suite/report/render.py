@@ -179,14 +179,13 @@ def as_html(
     """One self-contained page: the first screen (`suite.report.overview`), and all tables, with coloured
     statuses and counts."""
     from jinja2 import Environment, StrictUndefined
-    from markupsafe import Markup
 
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.globals |= {"statuses": STATUSES, "styled": _styled, "bars": _bars}
     page = environment.from_string(Path(__file__).with_name("page.html.jinja").read_text("utf-8"))
-    script = Markup(Path(__file__).with_name("page.js").read_text("utf-8"))
+    script = Path(__file__).with_name("page.js").read_text("utf-8")
     shown = list(sections(tables))
     return page.render(title=title, sections=shown, overview=overview, script=script) + "\n"
 
