@@ -19,6 +19,7 @@ from suite.judge.diagnosis.layers import Another, of_layer
 from suite.judge.diagnosis.look import with_limits
 from suite.judge.diagnosis.packed import boundaries, of_packed
 from suite.judge.diagnosis.paged import moderate, of_paged
+from suite.judge.diagnosis.paged_write import of_paged_write
 from suite.spec.case import Case
 from suite.spec.dtypes import DTYPES, DType, round_to
 from suite.spec.inputs import Inputs
@@ -338,6 +339,7 @@ def _of_merge(inputs: Inputs) -> Iterator[Another]:
 
 
 PROBLEMS: Mapping[str, Callable[[Inputs], Iterator[Another]]] = {
-    "rotary": _of_rotary, "packed": of_packed, "paged": of_paged, "merge": _of_merge
+    "rotary": _of_rotary, "packed": of_packed, "paged": of_paged, "paged-write": of_paged_write,
+    "merge": _of_merge,
 }  # fmt: skip
 """The other problems of operators that are no layers."""
