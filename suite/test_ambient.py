@@ -45,7 +45,7 @@ MASKS = (
     "sdpa/pad/mha/{dt}/b2h3q17k23d8",
     "sdpa/bool.bhqk/mha/{dt}/b2h3q17k23d8/dense",
     "sdpa/bool.qk.empty/mha/{dt}/b2h3q17k23d8/dense",
-    "sdpa/none/mha/{dt}/b2h3q17k23d8/bias.1hqk/scale0.3",
+    "sdpa/none/mha/{dt}/b2h3q17k23d8/bias.bhqk/scale0.3",
 )
 """One case of every kind of mask, in sizes of other checks."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from threading import current_thread, local, main_thread
 from typing import Any
 
@@ -144,6 +145,20 @@ class HeadsTiledWhereErrorsWarn(Kernel):
         if self.reported != "warn":
             return super().expand(x, call)
         return np.tile(x, (1, call.sizes.group, 1, 1))
+
+
+@fault("ambient", "one mode's branch reads `bias[:1]`, as if all samples shared the bias")
+class BiasOfFirstSampleWhereErrorsWarn(HeadsTiledWhereErrorsWarn):
+    """Where floating-point errors warn, every sample has the bias of the first one."""
+
+    def expand(self, x: np.ndarray, call: Call) -> np.ndarray:
+        return Kernel.expand(self, x, call)
+
+    def biased(self, scores: np.ndarray, call: Call) -> np.ndarray:
+        bias = call.bias
+        if self.reported == "warn" and bias is not None and len(bias.shape) == 4:
+            call = replace(call, bias=replace(bias, values=bias.values[:1]))
+        return super().biased(scores, call)
 
 
 @fault("ambient_gradients", "a mode's own backward pass sums heads as if they were tiled")
