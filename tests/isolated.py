@@ -68,6 +68,12 @@ def attend_wrongly(query, key, value, is_causal=False, mask=None, bias=None, sca
     return out.values if query.shape[1] == 11 else out
 
 
+def attend_too_much(query, key, value, is_causal=False, mask=None, bias=None, scale=None):  # type: ignore[no-untyped-def]
+    """One percent too large."""
+    out = attend(query, key, value, is_causal, mask, bias, scale)
+    return Rounded(round_to(out.values * 1.01, out.fmt), out.fmt)
+
+
 TRIED = "isolated-child-tried-this"
 
 

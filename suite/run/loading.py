@@ -92,6 +92,8 @@ def load_backends(
 
 def load_backend(backend: Backend, options: Options, user: UserCode = NO_CODE) -> Loaded:
     """A backend's implementations, or the user functions instead of them. Raises UsageError."""
+    if isinstance(backend, Remote):
+        backend = backend.home
     quick = backend.compilers.quick() if options.compiles_quickly else None
     natives = registry.implementations(quick or backend)
     if quick is not None:

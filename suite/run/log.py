@@ -25,6 +25,7 @@ from suite.run.options import NAMES, Options
 from suite.run.recorded import crashed, header
 from suite.run.suggestions import suggestions
 from suite.run.terminal import FAILED, Terminal
+from suite.run.verdict import Door, of_run
 from suite.spec.text import printable
 from suite.spec.vocabulary import BROKEN
 
@@ -49,6 +50,12 @@ class RunLog:
     def __init__(self, config: pytest.Config, options: Options) -> None:
         self.config, self.options = config, options
         self.results: str = config.getoption(NAMES.destination("results"))
+        try:
+            self.door = Door(
+                *(config.getoption(NAMES.destination(n)) for n in ("verdict", "verdict-fd"))
+            )
+        except ValueError as error:
+            raise pytest.UsageError(str(error)) from error
         self.header: records.Header | None = None
         self.writer: Writer[records.Header, CellRecord] | None = None
         self.nodes: dict[tuple, str] = {}
@@ -99,6 +106,18 @@ class RunLog:
             ) from error
         self.config.add_cleanup(self._release)
         return str(path)
+
+    def say_verdict(self, exit_code: int, usage: str = "") -> None:
+        """Write the verdict to where --verdict and --verdict-fd say."""
+        if not self.door:
+            return
+        reasons = [usage] if usage else [*self.failures(), *self.shortfalls()]
+        verdict = of_run(
+            exit_code, self.cells, functions=tuple(self.functions), seed=self.options.seed,
+            missing=len(self.missing), reasons=tuple(dict.fromkeys(reasons)),
+            diagnoses=tuple(one.sentence for one in self.told.diagnoses),
+        )  # fmt: skip
+        self.door.write(verdict)
 
     def _release(self) -> None:
         """Close the file, and remove it if no cell was judged."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from reprlib import repr as brief
@@ -11,7 +12,7 @@ from typing import Any
 from backends import registry
 from backends.claims import DEFAULT_NUMERICS, read_claims, read_elections
 from backends.registry import UsageError
-from suite.run.flags import CommandOptions, Flag, dashed, flags, number, option, whole
+from suite.run.flags import LARGEST, CommandOptions, Flag, dashed, flags, number, option, whole
 from suite.spec.claims import CLAIMS
 from suite.spec.dtypes import DTYPES, dtype
 from suite.spec.operators import OPERATORS
@@ -57,9 +58,28 @@ WORDS = {"like": "layer", "numerics": "numerics class"}
 
 OUTSIDE = {
     "results": Flag("write records to this new file", "FILE.jsonl"),
+    "verdict": Flag(
+        "write the verdict of the run to this new file (docs/untrusted.md)", "FILE.json"
+    ),
+    "verdict-fd": Flag("write the verdict of the run to this open file descriptor", "N"),
     "case": Flag("judge this case alone; repeatable", "ID", many=True),
 }
-"""Flags that do not change what is run: the file of records, and the cases of a command."""
+"""Flags that do not change what is run: the files of a run, and the cases of a command."""
+
+SECRET = "secret"
+"""The value of --seed that draws a seed, which nobody knows before the run."""
+
+DRAWN: set[int] = set()
+"""The seeds that this process drew."""
+
+
+def seed(text: str) -> int:
+    """The seed that an option says, or a new one for "secret". Raises ArgumentTypeError."""
+    if text != SECRET:
+        return whole(text)
+    drawn = secrets.randbelow(LARGEST)
+    DRAWN.add(drawn)
+    return drawn
 
 
 @dataclass(frozen=True)
@@ -95,7 +115,12 @@ class Options(CommandOptions):
         MODES[0],
         valid=ASKED_MODES,
     )
-    seed: int = option("seed of the values that are drawn", "N", 0, kind=whole)
+    seed: int = option(
+        "seed of the values that are drawn; secret: a new seed, which is printed at the end",
+        "N",
+        0,
+        kind=seed,
+    )
     function: tuple[str, ...] = option(
         "judge a function with the backend's native attention signature; repeatable",
         "PATH.py:NAME",
@@ -152,8 +177,8 @@ class Options(CommandOptions):
         of_function=True,
     )
     untrusted: bool = option(
-        "judge a --function that may cheat: --isolate, and the file's own claims are not taken "
-        "(docs/untrusted.md)",
+        "judge a --function that may cheat: --isolate, values also in sizes that the seed draws, and the "
+        "file's own claims are not taken (docs/untrusted.md)",
         switch=True,
         of_function=True,
     )

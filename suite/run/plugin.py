@@ -14,6 +14,7 @@ from __future__ import annotations
 import gc
 import os
 from collections import Counter
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any, cast
@@ -34,11 +35,11 @@ from suite.records.coverage import NOT_JUDGED_ENOUGH
 from suite.run import jax_caches
 from suite.run.flags import flags
 from suite.run.log import RunLog, cell_of
-from suite.run.options import NAMES, OUTSIDE, Options
+from suite.run.options import DRAWN, NAMES, OUTSIDE, SECRET, Options
 from suite.run.plan import Plan
 from suite.run.process import orphaned, write_stacks
 from suite.run.recorded import cell_name, crashed, record
-from suite.run.supervision import BOARD, IDENTITY, STACKS, Controller, InWorker, teller
+from suite.run.supervision import BOARD, IDENTITY, SEED, STACKS, Controller, InWorker, teller
 from suite.run.supervision import pytest_cmdline_main as pytest_cmdline_main
 from suite.run.terminal import failure_text
 from suite.spec.text import printable
@@ -59,7 +60,8 @@ LAST = pytest.StashKey[bool]()
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("attention", "attention conformance")
 
-    for name, flag in (flags(Options) | {"results": OUTSIDE["results"]}).items():
+    outside = {name: OUTSIDE[name] for name in ("results", "verdict", "verdict-fd")}
+    for name, flag in (flags(Options) | outside).items():
         names = [NAMES.prefixed(name), *([f"--{name}"] if NAMES.short else [])]
         group.addoption(*names, dest=NAMES.destination(name), **flag.arguments)
 
@@ -69,16 +71,19 @@ def pytest_configure(config: pytest.Config) -> None:
         refuse_impostors()
     except ImportError as error:
         raise pytest.UsageError(str(error)) from error
-    if not __debug__:
-        raise pytest.UsageError(
-            "expected a Python that executes assertions, got one with -O or PYTHONOPTIMIZE: functions "
-            "under test may check their arguments by assertions; run without it"
-        )
     config.addinivalue_line("markers", "slow: takes minutes; run with -m slow")
     # A checkout that cannot be written to has no cache, which changes no verdict.
     config.addinivalue_line("filterwarnings", "ignore::pytest.PytestCacheWarning")
     options = Options.of(lambda name: config.getoption(NAMES.destination(name)))
+    worker = getattr(config, "workerinput", None)
+    if worker is not None:
+        options = replace(options, seed=worker[SEED])  # a secret one is drawn once
     config.stash[OPTIONS] = options
+    if not __debug__ and not options.isolates:
+        raise pytest.UsageError(
+            "expected a Python that executes assertions, got one with -O or PYTHONOPTIMIZE: functions "
+            "under test may check their arguments by assertions; run without it, or with --isolate"
+        )
     if options.backend:
         _usage(options.check)
         limit_threads(options.threads, getattr(config.option, "numprocesses", None) or 1)
@@ -87,7 +92,6 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(
             "{} and {} need a {}".format(*NAMES.in_pytest(["--results", "--function", "--backend"]))
         )
-    worker = getattr(config, "workerinput", None)
     write_stacks((worker or {}).get(STACKS, ""))
     if worker is not None:
         config.pluginmanager.register(InWorker())
@@ -112,7 +116,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     function = f", function {', '.join(options.function)}" if options.function else ""
     line = (
         f"attention: {', '.join(options.backends)} on {options.device}{function}, level "
-        f"{options.level}, seed {options.seed}; {_versions_line()}"
+        f"{options.level}, seed {SECRET if options.seed in DRAWN else options.seed}; {_versions_line()}"
     )
     return [printable(line)]
 
@@ -282,6 +286,9 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         elif log.shortfalls():
             session.exitstatus = NOT_JUDGED_ENOUGH
+    log.say_verdict(int(session.exitstatus), _STATE.get("usage", ""))
+    if BOARD in session.config.stash:
+        session.config.stash[BOARD].say(verdict=True)
 
 
 def _announce(item: pytest.Item) -> None:
@@ -319,7 +326,8 @@ def _usage(action: Any) -> Any:
     try:
         return action()
     except UsageError as error:
-        raise pytest.UsageError(printable(str(error))) from error
+        _STATE["usage"] = printable(str(error))
+        raise pytest.UsageError(_STATE["usage"]) from error
 
 
 def _identity(plan: Plan) -> dict[str, Any]:

@@ -22,10 +22,14 @@ from suite.records.files import remove_empty
 from suite.run.log import RunLog
 from suite.run.options import NAMES
 from suite.run.process import Board, can_fork, place_in, supervised
+from suite.run.verdict import Door, of_run
 
 BOARD = pytest.StashKey[Board]()
-USAGE, IDENTITY, STACKS = "attention-usage", "attention-identity", "attention-stacks"
-"""What a worker tells of a usage error and of its plan, and is told of where its watchdog writes."""
+USAGE, IDENTITY = "attention-usage", "attention-identity"
+"""What a worker tells of a usage error and of its plan."""
+
+STACKS, SEED = "attention-stacks", "attention-seed"
+"""What a worker is told: where its watchdog writes, and the seed."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -49,6 +53,9 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
     code, said = supervised(judge, "With -n 1 such a cell is one crash, and the run goes on")
     if "results" in said:
         remove_empty(said["results"])
+    path, descriptor = map(config.getoption, map(NAMES.destination, ("verdict", "verdict-fd")))
+    if (path or descriptor) and "verdict" not in said and "usage" not in said:
+        Door(path, descriptor, True).write(of_run(code, (), reasons=("the judging process died",)))
     if "usage" in said:
         raise pytest.UsageError(said["usage"])
     return code
@@ -66,6 +73,7 @@ class Controller:
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
         node.workerinput[STACKS] = str(self._folder / node.gateway.id)
+        node.workerinput[SEED] = self._log.options.seed
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, node: Any, ids: Sequence[str]) -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from suite.records.cells import CellRecord, Run
 from suite.records.diagnoses import NOTHING, DiagnosisRecord, Told
-from suite.run.options import NAMES, Options
+from suite.run.options import DRAWN, NAMES, Options
 from suite.run.progress import EVERY, Progress
 from suite.spec.text import printable
 from suite.spec.vocabulary import SEARCHED
@@ -138,6 +138,8 @@ class Terminal:
             terminalreporter.write_line(printable(f"not judged enough: {text}"), red=True)
         for text in (reason for reason in log.failures() if reason != FAILED):
             terminalreporter.write_line(f"{printable(text)}: the run fails", red=True)
+        if log.options.seed in DRAWN:
+            terminalreporter.write_line(f"drawn, and now known: --seed={log.options.seed}")
         if log.writer:
             terminalreporter.write_line(printable(f"records: {log.results}"))
 

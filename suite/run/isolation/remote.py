@@ -11,6 +11,7 @@ import atexit
 import inspect
 import json
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -352,11 +353,13 @@ def isolated(home: Backend, options: Options, text: str) -> Remote:
     if like is not None and like.is_layer:
         raise UsageError("--isolate judges functions; layers are judged in the suite's process")
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-    hidden = tuple(str(ROOT / name) for name in HIDDEN) if options.untrusted else ()
+    places = {ROOT, *(Path(place or ".").resolve() for place in sys.path)}
+    folders = [place / name for place in places for name in HIDDEN]
+    hidden = tuple(str(one) for one in folders if one.is_dir()) if options.untrusted else ()
     limits = Limits(tempfile.mkdtemp(prefix="attention-child-"), hidden, memory)
     start = {
         "backend": options.backends[0], "device": options.device, "function": text,
-        "said": options.claims, "like": options.like,
+        "said": options.claims, "like": options.like, "hidden": HIDDEN if options.untrusted else (),
     }  # fmt: skip
     link = Link(start, limits, home.validation_errors)
     atexit.register(link.close)

@@ -1,0 +1,122 @@
+"""The verdict of a run as one JSON object, for programs that act on it.
+
+A program reads the object and the exit code, and no text of the terminal. `VERSION` grows when a field
+changes its meaning or goes; new fields leave it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from suite.records.cells import CellRecord
+from suite.records.coverage import NOT_JUDGED_ENOUGH
+from suite.spec.vocabulary import BROKEN, REFUSED
+
+VERSION = 1
+
+WORDS = {0: "right", 1: "failed", NOT_JUDGED_ENOUGH: "not judged enough"}
+"""The verdicts by exit code; any other code is "not judged"."""
+
+
+@dataclass(frozen=True)
+class RunVerdict:
+    """What a run says.
+
+    - `verdict`: one of `WORDS`, or "not judged"; `exit_code` of the run
+    - `reasons`: sentences, if the verdict follows from no single cell
+    - `seed`: the seed of values and sizes, with which the run can be repeated
+    - `cells`: the number of cells by status, and `missing` cells that have no verdict
+    - `first_failure`: the first cell that fails, in the order of the run
+    - `worst`: the cell with the greatest error ratio
+    - `diagnoses`: sentences, the best first; `refusals`: the number of refused cells by message
+    """
+
+    verdict: str
+    exit_code: int
+    version: int = VERSION
+    functions: tuple[str, ...] = ()
+    seed: int = 0
+    cells: dict[str, int] = field(default_factory=dict)
+    missing: int = 0
+    first_failure: dict[str, Any] | None = None
+    worst: dict[str, Any] | None = None
+    diagnoses: tuple[str, ...] = ()
+    refusals: dict[str, int] = field(default_factory=dict)
+    reasons: tuple[str, ...] = ()
+
+
+NAMED = (
+    "check",
+    "case",
+    "backend",
+    "implementation",
+    "mode",
+    "status",
+    "kind",
+    "message",
+    "error_ratio",
+)
+
+
+def of_run(exit_code: int, cells: Sequence[CellRecord], **more: Any) -> RunVerdict:
+    """The verdict of a run with these records; `more` are other fields."""
+    failed = next((cell for cell in cells if cell.status in BROKEN), None)
+    measured = [cell for cell in cells if cell.error_ratio is not None]
+    worst = max(measured, key=_ratio, default=None)
+    return RunVerdict(
+        WORDS.get(exit_code, "not judged"), exit_code,
+        cells=dict(Counter(cell.status for cell in cells)),
+        first_failure=_named(failed), worst=_named(worst),
+        refusals=dict(Counter(cell.message for cell in cells if cell.kind == REFUSED)),
+        **more,
+    )  # fmt: skip
+
+
+def _ratio(cell: CellRecord) -> float:
+    """The error ratio of a cell; NaN counts as infinite."""
+    ratio = cell.error_ratio
+    return float("inf") if ratio is None or ratio != ratio else ratio
+
+
+def _named(cell: CellRecord | None) -> dict[str, Any] | None:
+    return None if cell is None else {name: getattr(cell, name) for name in NAMED}
+
+
+class Door:
+    """Where the verdict goes: a new file, an open descriptor, or nowhere. `opened`: another process has
+    made the file. Raises ValueError for a file that exists, and for a descriptor that is not open."""
+
+    def __init__(self, path: str, descriptor: str, opened: bool = False) -> None:
+        self._files: list[int] = []
+        if path:
+            try:
+                new = 0 if opened else os.O_EXCL
+                self._files.append(os.open(path, os.O_WRONLY | os.O_CREAT | new, 0o644))
+            except OSError as error:
+                raise ValueError(f"--verdict={path} cannot be made: {error}") from error
+        if descriptor:
+            try:
+                self._files.append(os.dup(int(descriptor)))
+            except (OSError, ValueError) as error:
+                raise ValueError(
+                    f"--verdict-fd={descriptor} is no open descriptor: {error}"
+                ) from error
+
+    def __bool__(self) -> bool:
+        return bool(self._files)
+
+    def write(self, verdict: RunVerdict) -> None:
+        """Write the verdict, once."""
+        text = msgspec.json.encode(verdict) + b"\n"
+        for file in self._files:
+            with suppress(OSError):  # nobody reads
+                os.write(file, text)
+            os.close(file)
+        self._files = []

@@ -1,0 +1,91 @@
+"""The verdict for programs agrees with the exit code, and a secret seed can be repeated."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from suite.judge.cell import Cell
+from suite.run.varied import varied
+from suite.spec.case import Case
+from tests.test_isolation import plan
+from tests.test_runs import ROOT
+
+FEW = (
+    "suite/test_values.py", "--level=smoke", "--dtype=f32", "-k", "q3k5 or q17k23",
+)  # fmt: skip
+
+ARRAYS = "--backend=tests.isolated:backend"
+
+
+def judged(
+    path: Path, *words: str, python: tuple[str, ...] = ()
+) -> tuple[int, dict[str, Any], str]:
+    """The exit code, the verdict and the output of a run."""
+    command = [sys.executable, *python, "-m", "pytest", "-p", "no:cacheprovider", "-q", *FEW]
+    command += [f"--verdict={path}", *words]
+    out = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    return out.returncode, json.loads(path.read_bytes()), out.stdout + out.stderr
+
+
+def test_a_secret_run_can_be_repeated_also_without_assertions(tmp_path: Path) -> None:
+    path = "tests/exploits/honest_control.py:honest_control"
+    words = ("--backend=torch", f"--function={path}", "--untrusted")
+    code, secret, said = judged(tmp_path / "a.json", *words, "--seed=secret", python=("-O",))
+    assert (code, secret["verdict"], secret["first_failure"]) == (0, "right", None), said
+    assert f"--seed={secret['seed']}" in said
+    assert said.count(str(secret["seed"])) == 1
+    code, again, _ = judged(tmp_path / "b.json", *words, f"--seed={secret['seed']}")
+    assert (code, again) == (0, secret)
+
+
+def test_the_verdict_names_the_first_failure_and_the_worst_cell(tmp_path: Path) -> None:
+    words = ("--function=tests/isolated.py:attend_too_much", "--isolate")
+    code, verdict, _ = judged(tmp_path / "a.json", ARRAYS, *words)
+    assert (code, verdict["verdict"], verdict["exit_code"]) == (1, "failed", 1)
+    assert verdict["first_failure"]["status"] == "fail"
+    assert verdict["cells"]["fail"] > 1
+    assert verdict["worst"]["error_ratio"] > 1
+
+
+def test_a_usage_error_and_a_death_are_no_verdict_on_a_kernel(tmp_path: Path) -> None:
+    code, verdict, _ = judged(tmp_path / "a.json", ARRAYS, "--function=tests/isolated.py:absent")
+    assert (code, verdict["verdict"]) == (4, "not judged")
+    assert "has no 'absent'" in verdict["reasons"][0]
+    code, verdict, _ = judged(tmp_path / "b.json", ARRAYS, "--function=tests/isolated.py:ends")
+    assert (code, verdict["cells"], verdict["reasons"]) == (1, {}, ["the judging process died"])
+
+
+def test_the_verdict_goes_to_a_descriptor(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    command = [sys.executable, "-m", "pytest", "-q", *FEW, ARRAYS]
+    command += ["--function=tests/isolated.py:attend", f"--verdict-fd={writing}"]
+    subprocess.run(command, cwd=ROOT, capture_output=True, timeout=240, pass_fds=[writing])
+    os.close(writing)
+    with os.fdopen(reading) as file:
+        assert json.loads(file.read())["verdict"] == "right"
+
+
+def test_sizes_hang_on_the_seed_and_keep_what_is_equal() -> None:
+    made = plan("attend")
+    made.functions[0].backend.link.close()  # type: ignore[attr-defined]
+    from suite.checks import all_checks
+
+    (check,) = (one for one in all_checks() if one.name == "values")
+    cells = made.cells(check)
+    by_seed = [
+        [
+            other.case.id
+            for other in varied(Cell(check, c.case, c.implementation, seed) for c in cells)
+        ]
+        for seed in (0, 0, 1)
+    ]
+    assert len(by_seed[0]) > 20
+    assert by_seed[0] == by_seed[1] != by_seed[2]
+    assert not {*by_seed[0]} & {cell.case.id for cell in cells}
+    for name in by_seed[0]:
+        assert Case.parse(name).id == name
