@@ -51,7 +51,8 @@ class Plan:
             with limited(options.start_timeout, "importing frameworks and kernels"):
                 loaded, unavailable = load_backends(options, user)
         except TimeOver as error:
-            raise UsageError(f"{error}; --start-timeout gives it longer") from error
+            longer = "; --start-timeout gives it longer" if error.kind == "timeout" else ""
+            raise UsageError(f"{error}{longer}") from error
         if options.function:
             (one,) = loaded
             notes = [*one.notes]

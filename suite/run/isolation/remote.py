@@ -30,6 +30,7 @@ from backends.profiler import Profiler
 from backends.protocol import Backend, Setting
 from backends.registry import UsageError
 from suite.judge import leaks
+from suite.judge.verdict import first_line
 from suite.records.machine import ROOT
 from suite.run.isolation import wire
 from suite.run.isolation.link import Context, Handle, Link, Place
@@ -227,11 +228,16 @@ class Remote(Backend):
 
         The file's own claims are taken unless it is `untrusted`. Raises UsageError.
         """
-        facts = self.link.at("load")
-        self.link.loaded = True
         name = text.rpartition(":")[2]
-        own = {} if untrusted else self._claims(facts["claims"], text)
-        stub = Signature(facts["function"], facts["name"], facts["signature"])
+        try:
+            facts = self.link.at("load")
+            own = {} if untrusted else self._claims(facts["claims"], text)
+            stub = Signature(facts["function"], facts["name"], facts["signature"])
+        except UsageError:
+            raise
+        except Exception as error:
+            raise UsageError(f"function {text!r}: {printable(first_line(error))}") from error
+        self.link.loaded = True
         told, claims = registry.callable_implementation(
             self, stub, name, {**own, **said}, like, text
         )
