@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.diagnosed import later_kernels as later
 from tests.diagnosed.expected import (
     BF16,
     DROPOUT_ON,
@@ -266,4 +267,4 @@ HEALTHY = (
 )  # fmt: skip
 """Right kernels."""
 
-KERNELS = (*FAULTY, *PAIRS, *HEALTHY)
+KERNELS = (*FAULTY, *PAIRS, *HEALTHY, *later.FAULTY, *later.PAIRS, *later.HEALTHY)
