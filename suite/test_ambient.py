@@ -49,7 +49,8 @@ MASKS = (
 )
 """One case of every kind of mask, in sizes of other checks."""
 
-GROUPED = "sdpa/pad/gqa2/{dt}/b2h6q17k23d8"
+GROUPED = "sdpa/causal/gqa2/{dt}/b2h6q17k23d8/bias.bhqk"
+"""A causal flag, grouped heads, and a bias of every sample and head."""
 
 LAYERS = (
     "multi-head/none/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self",
@@ -66,16 +67,16 @@ WIDE = "sdpa/causal/mha/f64/b2h3q17k23d8"
 
 CASES = asked(
     Ask(*MASKS, *LAYERS, dtypes="growing"),
-    Ask(GROUPED, dtypes="float32", since="standard"),
+    Ask(GROUPED, dtypes="float32"),
     Ask(WIDE),
     Ask(PLAIN, dtypes="half", since="standard"),
 )
 
-FEW = (MASKS[1], "sdpa/bool.bhqk/mha/{dt}/b2h3q17k23d8/dense", LAYERS[2], LAYERS[3])
+FEW = (GROUPED, "sdpa/bool.bhqk/mha/{dt}/b2h3q17k23d8/dense", LAYERS[2], LAYERS[3])
 
 OF_FRAMEWORKS = asked(
     Ask(*FEW, dtypes="float32"),
-    Ask(*MASKS, GROUPED, *LAYERS, PLAIN, dtypes="float32", since="standard"),
+    Ask(*MASKS, *LAYERS, PLAIN, dtypes="float32", since="standard"),
 )
 """Frameworks' own implementations are asked fewer cases: their users call in these modes every day."""
 
