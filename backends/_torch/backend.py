@@ -15,6 +15,7 @@ from backends._torch.flex import Flex
 from backends._torch.kernels import SdpaCudnn, SdpaEfficient, SdpaFlash, SdpaMath
 from backends._torch.layers import MultiheadAttentionFast, layers
 from backends._torch.packed import FlexPacked, NestedSdpa
+from backends._torch.paged import FlexPaged
 from backends.claims import Claims
 from backends.prepared import PreparedCall
 from backends.protocol import Declared, Implementation
@@ -67,7 +68,14 @@ class TorchBackend(TorchEngine):
         ]  # fmt: skip
         if self.device == "cuda":
             of_attention += [SdpaEfficient(self), SdpaCudnn(self)]
-        return [*of_attention, Flex(self), *layers(self), NestedSdpa(self), FlexPacked(self)]
+        return [
+            *of_attention,
+            Flex(self),
+            *layers(self),
+            NestedSdpa(self),
+            FlexPacked(self),
+            FlexPaged(self),
+        ]
 
     def function(
         self, function: Callable[..., object], name: str, claims: Claims

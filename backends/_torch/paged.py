@@ -1,0 +1,98 @@
+"""Paged attention in PyTorch: `flex_attention` with masks of the experimental `PagedAttention`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from backends._torch.engine import TorchEngine
+from backends._torch.flex import looked_up, uncompiled
+from backends.declared import Declared
+from backends.memory import paged
+from backends.prepared import PreparedCall
+from backends.protocol import Implementation
+from suite.spec.inputs import Inputs
+from suite.spec.operators.paged import FEATURES, PAGED, page_counts
+
+
+class FlexPaged(Implementation):
+    """`flex_attention` of a batch (B, H, longest, D) over the whole pool (1, Hkv, P S, D).
+
+    The page tables of `PagedAttention` are set, and it turns masks of keys into masks of slots.
+    """
+
+    backend: TorchEngine
+
+    name = "flex-paged"
+    operator = PAGED
+    declared = Declared(
+        numerics="eager",
+        features=FEATURES,
+        refusals={
+            "gradient": "flex_attention has no backward pass on CPU",
+            "negative-views": "flex_attention has no kernel for tensors with the negative bit",
+        },
+        elections={"nan-behind-last-key": "leaks"},
+    )
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        from torch.nn.attention.experimental._paged_attention import PagedAttention
+        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+        torch, backend, s, n = self.backend.torch, self.backend, inputs.sizes, inputs.letters
+        case, device = inputs.case, backend.device
+        (queries, keys), (counts, _) = case.option("segments"), page_counts(case)
+        left, softcap = case.option("left"), case.option("softcap")
+        hnd, causal = case.option("layout") == "hnd", case.option("alignment") == "causal"
+        sample = np.repeat(np.arange(s.B), queries)
+        row = np.concatenate([np.arange(of) for of in queries])
+        longest = max(queries)
+        arguments = paged(backend, inputs, np.int64)
+        arguments |= {"sample": backend.array(sample, None), "row": backend.array(row, None)}
+        offset = torch.tensor(np.subtract(keys, queries), device=device)
+        settings: dict[str, Any] = {} if inputs.scale is None else {"scale": inputs.scale}
+        if s.H != s.Hkv:
+            settings["enable_gqa"] = True
+
+        def seen(b: Any, h: Any, i: Any, j: Any) -> Any:
+            last = i + looked_up(offset, b)
+            shown = j <= last if causal else j >= 0
+            return shown & (j >= last - left) if left is not None else shown
+
+        def capped(score: Any, *place: Any) -> Any:
+            return torch.tanh(score / softcap) * softcap
+
+        def slots(pool: Any) -> Any:
+            pool = pool if hnd else pool.transpose(1, 2)
+            return pool.transpose(0, 1).flatten(1, 2)[None]  # (1, Hkv, P S, .)
+
+        def tables(page_table: Any) -> Any:
+            manager = PagedAttention(n["p"], n["s"], s.B, device=device)
+            for b, count in enumerate(counts.tolist()):
+                pages = page_table[b, :count]
+                manager.page_table[b, :count] = pages
+                manager.physical_to_logical[b, pages] = torch.arange(count, device=device)
+            return manager
+
+        def call(
+            query: Any, key: Any, value: Any, query_offsets: Any, key_lengths: Any,
+            page_table: Any, sample: Any, row: Any,
+        ) -> Any:  # fmt: skip
+            manager = tables(page_table)
+            logical = create_block_mask(
+                seen, s.B, None, longest, n["p"] * n["s"], device=device,
+                BLOCK_SIZE=(128, n["s"]),
+            )  # fmt: skip
+            mask = manager.convert_logical_block_mask(logical, kv_len=key_lengths)
+            score = manager.get_score_mod(capped if softcap is not None else None, key_lengths)
+            batch = query.new_zeros((s.B, longest, s.H, s.D)).index_put((sample, row), query)
+            answer = uncompiled(flex_attention)(
+                batch.transpose(1, 2), slots(key), slots(value), score_mod=score, block_mask=mask,
+                **settings,
+            )  # fmt: skip
+            return answer.transpose(1, 2)[sample, row]
+
+        # The function knows lengths, and the sizes of the pool.
+        constants = (inputs.scale, case.options, tuple(n.items()))
+        return PreparedCall(call, arguments, constants=constants)
