@@ -4,10 +4,8 @@ process and in a child."""
 from __future__ import annotations
 
 import os
-import socket
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -72,30 +70,6 @@ def attend_too_much(query, key, value, is_causal=False, mask=None, bias=None, sc
     """One percent too large."""
     out = attend(query, key, value, is_causal, mask, bias, scale)
     return Rounded(round_to(out.values * 1.01, out.fmt), out.fmt)
-
-
-TRIED = "isolated-child-tried-this"
-
-
-def tries(query, key, value, attn_mask=None, is_causal=False, scale=None, enable_gqa=False):  # type: ignore[no-untyped-def]
-    """Right if the process may neither write beside its folder, nor signal its parent, nor connect."""
-    from torch.nn.functional import scaled_dot_product_attention
-
-    done = []
-    for act in (
-        lambda: Path(__file__).with_name(TRIED).write_text("x"),
-        lambda: os.kill(os.getppid(), 0),
-        lambda: socket.create_connection(("127.0.0.1", int(os.environ["OPEN_PORT"])), 1),
-        lambda: next(Path("references").glob("*.py")).read_text(),
-    ):
-        try:
-            done.append(act())
-        except (OSError, StopIteration):
-            continue
-    out = scaled_dot_product_attention(
-        query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa
-    )
-    return out + len(done)
 
 
 def ends(query, key, value):  # type: ignore[no-untyped-def]

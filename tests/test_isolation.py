@@ -21,7 +21,7 @@ from suite.run.isolation.sandbox import Limits
 from suite.run.options import Options
 from suite.run.plan import Plan
 from suite.spec.dtypes import DTYPES, DType, round_to
-from tests.isolated import TRIED
+from tests.enclosed import TRIED
 from tests.test_runs import run
 
 CHECKS = ("values", "contract", "ambient", "gradient_passes", "elections")
@@ -68,7 +68,7 @@ def test_the_child_has_few_rights() -> None:
             "--backend=torch",
         )
         judged = [
-            run(*words, "--function=tests/isolated.py:tries", *how, env={"OPEN_PORT": port})
+            run(*words, "--function=tests/enclosed.py:tries", *how, env={"OPEN_PORT": port})
             for how in ((), ("--untrusted",))
         ]
     left = Path(__file__).with_name(TRIED)
