@@ -84,6 +84,19 @@ class BiasGradientZero(Differentiable):
         return np.zeros(shape)
 
 
+@fault(
+    "gradients",
+    "a backward pass that skips tiles above the diagonal; without the flag it needs them all",
+)
+class BiasGradientBelowTheDiagonal(Differentiable):
+    """For more than 16 queries and as many keys the gradient of the bias is 0 above the diagonal."""
+
+    def bias_gradient(self, ds: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+        gradient = super().bias_gradient(ds, shape)
+        square = 16 < ds.shape[-2] == ds.shape[-1] and shape[-2:] == ds.shape[-2:]
+        return np.tril(gradient) if square else gradient
+
+
 @fault("gradient_of_bias", "`ds[:1]` for a bias that samples share; use `ds.sum(0, keepdim=True)`")
 class BiasGradientOfFirstSample(Differentiable):
     """The gradient of a bias shared by all samples is that of the first one."""

@@ -48,6 +48,8 @@ SMOKE_GRADIENTS = (
 DESIGNED_GRADIENTS = (
     "sdpa/causal/mha/{dt}/b1h2q65k65d8",
     "sdpa/none/mqa/{dt}/b1h5q129k127d16",
+    # as many keys as queries over several tiles, without a causal flag
+    "sdpa/none/mha/{dt}/b1h2q33k33d8/bias.bhqk",
     "sdpa/none/mqa/{dt}/b2h5q1k65d16",
     "sdpa/none/mha/{dt}/b2h3q5k7d8/scale0.0",
     # subnormal weights, after exp and after the division
