@@ -37,7 +37,7 @@ from suite.run.flags import flags
 from suite.run.log import RunLog, cell_of
 from suite.run.options import DRAWN, NAMES, OUTSIDE, SECRET, Options
 from suite.run.plan import Plan
-from suite.run.process import orphaned, write_stacks
+from suite.run.process import YOUNG, orphaned, write_stacks
 from suite.run.recorded import cell_name, crashed, record
 from suite.run.supervision import BOARD, IDENTITY, SEED, STACKS, Controller, InWorker, teller
 from suite.run.supervision import pytest_cmdline_main as pytest_cmdline_main
@@ -45,9 +45,6 @@ from suite.run.terminal import failure_text
 from suite.spec.text import printable
 
 ROOT = Path(suite.__file__).resolve().parents[1]
-YOUNG = 50_000
-"""The number of new objects after which Python searches for cycles among them."""
-
 PROPERTY = "attention-cell"
 OPTIONS = pytest.StashKey[Options]()
 RUN = pytest.StashKey[RunLog]()

@@ -48,6 +48,9 @@ SUITE_BROKE = 3
 PATIENCE = 10
 """How many times a limit of processor time may pass on the clock."""
 
+YOUNG = 50_000
+"""The number of new objects after which Python searches for cycles among them."""
+
 GRACE = 3.0
 """Seconds between TimeOver and the watchdog."""
 

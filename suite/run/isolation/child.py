@@ -7,6 +7,7 @@ memory and can change every line here. So this file serves honest code, and prot
 
 from __future__ import annotations
 
+import gc
 import sys
 
 from suite.run.isolation import sandbox
@@ -14,6 +15,7 @@ from suite.run.isolation import sandbox
 if __name__ == "__main__":  # before NumPy and frameworks are imported, and before there are threads
     LIMITS = sandbox.Limits.of_words(sys.argv[2:])
     OPEN = sandbox.enclose(LIMITS)
+    gc.disable()  # what is imported stays; see `suite.run.plugin`
 
 import contextlib
 import inspect
@@ -41,6 +43,7 @@ from suite.judge import leaks
 from suite.judge.process_settings import PROCESS
 from suite.judge.verdict import text_of
 from suite.run.isolation.wire import CARRIERS, receive, send, to_bytes
+from suite.run.process import YOUNG
 from suite.spec.dtypes import DTYPES
 from suite.spec.features import FEATURES
 from suite.spec.operators import OPERATORS
@@ -237,8 +240,9 @@ class Host:
                 "dtype": self.backend.dtype_name(value), "device": self.backend.device_name(value),
             }  # fmt: skip
         self.outputs.append(value)
-        with contextlib.suppress(Exception):
-            of["signature"] = repr(self.backend.compilers.signature(value))
+        if self.start["compiles"]:
+            with contextlib.suppress(Exception):
+                of["signature"] = repr(self.backend.compilers.signature(value))
         return of
 
     def error(self, error: BaseException) -> dict[str, Any]:
@@ -321,6 +325,9 @@ def main() -> None:
     leaks.watch()
     with leaks.quiet():
         host = Host(pickle.loads(start))
+        gc.freeze()
+        gc.enable()
+        gc.set_threshold(YOUNG)
         send(channel, json.dumps({"open": OPEN}).encode())
         with contextlib.suppress(EOFError):
             serve(channel, host)

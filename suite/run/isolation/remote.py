@@ -366,6 +366,7 @@ def isolated(home: Backend, options: Options, text: str) -> Remote:
     start = {
         "backend": options.backends[0], "device": options.device, "function": text,
         "said": options.claims, "like": options.like, "hidden": HIDDEN if options.untrusted else (),
+        "compiles": options.mode != "eager",
     }  # fmt: skip
     link = Link(start, limits, home.validation_errors)
     atexit.register(link.close)
