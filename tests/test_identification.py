@@ -145,7 +145,7 @@ def swapped(x):
     ("function", "sentence"),
     [
         (misread.grouped(lambda x, H: x.repeat(1, H // x.shape[1], 1, 1)),
-         "Query head 1 reads value head 1, expected 0: key/value heads are tiled"),
+         "Query head 1 reads value head 1, expected 0: value heads are tiled"),
         (misread.grouped(lambda x, H: x[:, :1].expand(-1, H, -1, -1)), "every head reads head 0"),
         (misread.grouped(lambda x, H: x.flip(1).repeat_interleave(H // x.shape[1], 1)),
          "heads are in reverse order"),

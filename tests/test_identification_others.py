@@ -21,7 +21,7 @@ ROTARY = "rotary/none/mha/f32/b2h3q17k1d16"
 PAGED = "paged/none/gqa2/f32/b3h4q9k24d8/seg1.3.5x7.12.5/causal"
 
 OTHERS = (
-    ("value-heads-tiled", "Query head 1 reads value head 1, expected 0: key/value heads are tiled",
+    ("value-heads-tiled", "Query head 1 reads value head 1, expected 0: value heads are tiled",
      "sdpa/causal/gqa2/f32/b2h6q17k23d8"),
     ("mask-multiplied", "The score of hidden keys is 0, expected -inf.",
      "sdpa/bool.bhqk/mha/f32/b2h3q17k23d8/dense"),

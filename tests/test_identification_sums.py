@@ -128,7 +128,7 @@ def float_mask_as_boolean(query, key, value, attn_mask=None):
                        / ((s - s.amax(-1, keepdim=True)).exp().sum(-1, keepdim=True) + 1e-4)), PLAIN,
          "The denominator of the softmax is too large by 0.0001", "softmax"),
         (of_values, "sdpa/none/mha/f32/b2h3q17k23d8v10", "The scale is 0.316 = 1/sqrt(Dv)", "scale"),
-        (padded_scale, PLAIN, "The scale is 0.25 = 1/sqrt(D), D rounded up to 16s", "scale"),
+        (padded_scale, PLAIN, "The scale is 0.25 = 1/sqrt(D rounded up to a multiple of 16)", "scale"),
         (beside_a_bias, CASES[7], "Beside a bias the scale is 1, expected 0.354", "scale"),
         (causal_by_blocks, CAUSAL, "The causal mask compares blocks of 8, expected each query and key.",
          "mask"),

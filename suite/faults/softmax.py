@@ -55,7 +55,8 @@ class SumOverAllHeads(Kernel):
 
 
 @fault(
-    "values", "no `l *= exp(m_old - m_new)` and `acc *= exp(m_old - m_new)` when the maximum grows"
+    "values",
+    "the factor `exp(m_old - m_new)` of `l` and `acc` is missing, or skipped by a condition",
 )
 class OnlineWithoutRescale(Online):
     """A new maximum of the online softmax does not rescale what was summed before."""

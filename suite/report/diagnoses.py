@@ -11,8 +11,9 @@ Again = Callable[[DiagnosisRecord], str]
 
 
 def lines(diagnoses: Sequence[DiagnosisRecord], again: Again = lambda one: "") -> Iterator[str]:
-    """Diagnoses with their evidence, hint, smallest case and command, then the first picture; nothing if
-    there is none."""
+    """Diagnoses with their evidence, hint, smallest case and command, the first picture below its own
+    diagnosis; nothing if there is none."""
+    pictured = next((one for one in diagnoses if one.picture), None)
     names = dict.fromkeys((one.backend, one.implementation) for one in diagnoses)
     if diagnoses:
         yield from ("", "Diagnosis", "---------")
@@ -24,9 +25,8 @@ def lines(diagnoses: Sequence[DiagnosisRecord], again: Again = lambda one: "") -
             yield f"    in code   {one.hint}"
         if command := again(one):
             yield f"    again     {command}"
-    if picture := next((one.picture for one in diagnoses if one.picture), ""):
-        yield ""
-        yield from (f"    {line}" for line in picture.splitlines())
+        if one is pictured:
+            yield from ("", *(f"    {line}" for line in one.picture.splitlines()))
 
 
 def evidence(one: DiagnosisRecord) -> str:

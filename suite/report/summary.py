@@ -115,7 +115,7 @@ def reached(cells: pd.DataFrame) -> list[str]:
         return []
     dtypes = accuracy.index.get_level_values("dtype")
     grades = ", ".join(map(" ".join, zip(dtypes, accuracy["grade"], strict=True)))
-    worst = f"errors at most {accuracy['max'].max():.3g} of their bounds"
+    worst = f"errors of outputs at most {accuracy['max'].max():.3g} of their bounds"
     return [f"{cells['label'].iloc[0]} reaches the numerics classes {grades}, {worst}"]
 
 

@@ -20,6 +20,7 @@ from suite.judge.diagnosis.catalogue import BESIDE, MORE, TRIED, explained
 from suite.judge.diagnosis.finding import Diagnosis
 from suite.judge.diagnosis.identify import identify
 from suite.judge.diagnosis.instrument import clock
+from suite.judge.diagnosis.weights import BROKEN
 from suite.judge.elections import NOBODY
 from suite.judge.judge import judge
 from suite.spec.case import Case
@@ -71,6 +72,12 @@ def diagnose(
     if not told or told[0].explains < told[0].tried:
         told += elected
     told.sort(key=lambda one: one.family in aside)
+    told[1:] = [
+        replace(one, sentence=f"{one.sentence[:-1]}; perhaps a consequence of 1.")
+        if BROKEN in one.sentence
+        else one
+        for one in told[1:]
+    ]
     return told[:MOST] if told and told[0].family not in aside else []
 
 

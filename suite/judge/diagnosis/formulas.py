@@ -63,7 +63,8 @@ def scales(s: Sizes, given: float | None) -> dict[str, float]:
         "1/sqrt(H D)": (s.H * D) ** -0.5, "1/sqrt(Lk)": s.Lk**-0.5, "1/sqrt(Lq)": s.Lq**-0.5,
         "1/sqrt(H)": s.H**-0.5, "1/Lk": 1 / s.Lk, "1/sqrt(2 D)": (2 * D) ** -0.5, "0": 0.0,
         "1/sqrt(D/2)": (D / 2) ** -0.5, "1/sqrt(Dv), of the values": max(s.Dv, 1) ** -0.5,
-        **{f"1/sqrt(D), D rounded up to {n}s": (-(-D // n) * n) ** -0.5 for n in (8, 16, 32, 64)},
+        **{f"1/sqrt(D rounded up to a multiple of {n})": (-(-D // n) * n) ** -0.5
+           for n in (8, 16, 32, 64)},
     } if given is None else {
         "the given scale": given, "1/sqrt(D), the default": D**-0.5, "1": 1.0,
         "the given scale squared": given**2, "the given scale / sqrt(D)": given * D**-0.5,
@@ -119,5 +120,6 @@ HINTS = {
         "the given scale squared": "the scale is applied twice, to query and to key",
     "1/sqrt(Lk)": "the number of keys for the size of a head", "1/sqrt(2 D)": "",
     "1/sqrt(Dv), of the values": "`value.shape[-1]` for `query.shape[-1]`",
-    **{f"1/sqrt(D), D rounded up to {n}s": "the size of padded heads" for n in (8, 16, 32, 64)},
+    **{f"1/sqrt(D rounded up to a multiple of {n})": "`query.shape[-1]` after padding, not before"
+       for n in (8, 16, 32, 64)},
 }  # fmt: skip

@@ -115,7 +115,7 @@ def _mapped(name: str, s: Sizes, sources: np.ndarray) -> Iterator[Found]:
     if np.array_equal(want, sources):
         return
     ways: tuple[tuple[np.ndarray, str, str], ...] = (
-        (b * heads + h % heads, "key/value heads are tiled, expected each repeated for its group",
+        (b * heads + h % heads, f"{name} heads are tiled, expected each repeated for its group",
          "`repeat(1, group, 1, 1)`, `tile`, `h % Hkv` for `repeat_interleave`, `h // group`"),
         (b * heads + 0 * h, "every head reads head 0", "an index of heads that is not used"),
         (b * heads + (heads - 1 - (h if name ==

@@ -116,7 +116,8 @@ def problems(tool: Instrument, case: Case) -> list[Found]:
         if any(precision.IGNORED in found.sentence for found in inside):
             return inside[:1]
         told += tool.once(of_heads, plain(small)) or all_weights(tool, small)
-        told += inside
+        # What is wrong with weights makes answers imprecise, too.
+        told += [f for f in inside if not told or precision.CLASSED not in f.sentence]
         if not told:
             told = tool.once(of_scores, small)
         if not told and case.dtype.is_half:

@@ -35,6 +35,9 @@ OFFSET = 512.0
 MOSTLY = 0.75
 """The share of rows that must agree with rounded scores: ties may go the other way in a few."""
 
+CLASSED = "errors exceed the bound of the numerics class"
+"""What a sentence says of an answer that is less precise than declared."""
+
 IGNORED = "has no influence on the output"
 """What a sentence says of an operand that is not used."""
 
@@ -134,9 +137,8 @@ def _classed(tool: Instrument, case: Case, declared: str) -> Iterator[Found]:
     reached = graded(tool, case)
     if reached in NUMERICS and NUMERICS.index(reached) > NUMERICS.index(declared):
         yield Found(
-            f"In {case.dtype.long_name} the answer is as precise as the numerics class "
-            f"{reached!r}, expected "
-            f"{declared!r}: more is rounded inside than is declared.", "numerics",
+            f"In {case.dtype.long_name} {CLASSED} {declared!r}, which is declared, and keep that of "
+            f"{reached!r}: more is rounded inside.", "numerics",
             "scores or weights stored in 16 bits, or `--numerics` that claims too much",
         )  # fmt: skip
 

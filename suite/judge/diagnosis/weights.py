@@ -19,6 +19,10 @@ LOWEST = 1e6
 """Scores of attended keys, beside which hidden keys must not be seen, go down to minus this."""
 
 
+BROKEN = "comes back in"
+"""What a sentence says of rows without finite weights."""
+
+
 def ask(tool: Instrument, reading: Reading) -> Iterator[Found]:
     """What is wrong with the pattern of weights and with their sums."""
     differs = (reading.seen != reading.inputs.attends) & reading.rows[..., None]
@@ -37,7 +41,7 @@ def ask(tool: Instrument, reading: Reading) -> Iterator[Found]:
                 yield Found(text, "scale", "the root of the scale goes to query and to key")
                 return
         yield _as_boolean(tool, reading) or Found(
-            f"{number} comes back in {part(broken)}, which attend keys with scores below "
+            f"{number} {BROKEN} {part(broken)}, which attend keys with scores below "
             f"{np.abs(reading.scores).max():.2g}.",
             "softmax", "a row or a tile whose keys are all hidden: `-inf - -inf`, `0 / 0`",
         )  # fmt: skip
@@ -253,8 +257,8 @@ def drawn(reading: Reading, differs: np.ndarray) -> str:
     want, got = (x[b, h, rows, keys] for x in (reading.inputs.attends, reading.seen))
     width = max(2 * want.shape[1], len("expected"))
     lines = [
-        f"sample {b}, head {h}, queries from {starts[0]}, keys from {starts[1]} (# attends, . hidden, "
-        "X seen wrongly, o hidden wrongly)",
+        f"sample {b}, head {h}; rows: queries from {starts[0]}, columns: keys from {starts[1]}; # seen, "
+        ". hidden, X wrongly seen, o wrongly hidden",
         f"{'expected':{width}}  got",
     ]
     for right, read in zip(want, got, strict=True):
