@@ -68,8 +68,11 @@ def enclose(limits: Limits) -> list[str]:
         _mount(libc, "/dev/shm", 0)
     else:
         left.append("the child has the machine's network, and can read the whole file system")
-    if not _landlocked(libc, limits.folder):
+    version = libc.syscall(CREATE_RULESET, None, ctypes.c_size_t(0), 1)
+    if version < 1 or not _landlocked(libc, limits.folder, version):
         left.append("the child can write wherever its user can")
+    if version < SINCE_SCOPED:
+        left.append("the child can send signals to other processes of its user")
     libc.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)  # a new namespace forgets this
     for what, most in (
         (resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, LARGEST_FILE),
@@ -107,11 +110,8 @@ def _mount(libc: ctypes.CDLL, folder: str, flags: int) -> bool:
     return bool(libc.mount(b"none", os.fsencode(folder), b"tmpfs", flags, None))
 
 
-def _landlocked(libc: ctypes.CDLL, folder: str) -> bool:
+def _landlocked(libc: ctypes.CDLL, folder: str, version: int) -> bool:
     """Allow this process to change files in one folder only; True if the system can."""
-    version = libc.syscall(CREATE_RULESET, None, ctypes.c_size_t(0), 1)
-    if version < 1:
-        return False
     rights = sum(right for since, right in WRITES.items() if since <= version)
     scoped = SCOPED if version >= SINCE_SCOPED else 0
     attributes = struct.pack("QQQ", rights, 0, scoped)[: 24 if version >= SINCE_SCOPED else 8]
