@@ -35,7 +35,10 @@ class WithKeras(Backend):
 
     @cached_property
     def settings(self) -> Mapping[str, Setting]:
-        return {**super().settings, **settings(self.keras)}
+        own = super().settings
+        # What a policy does to a function is not asked where the engine has a mixed precision of its own.
+        casts = any(m.question == "autocast" for one in own.values() for m in one.modes.values())
+        return {**own, **settings(self.keras, policies=not casts)}
 
 
 class KerasBackend(WithKeras):

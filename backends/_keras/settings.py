@@ -10,8 +10,8 @@ from backends.prepared import set_to
 from backends.protocol import Ambient, Setting
 
 
-def settings(keras: Any) -> Mapping[str, Setting]:
-    """The settings by name."""
+def settings(keras: Any, policies: bool) -> Mapping[str, Setting]:
+    """The settings by name; mixed policies are modes if `policies` says so."""
     config = keras.config
 
     def choose_flash(on: bool | None) -> None:
@@ -31,7 +31,7 @@ def settings(keras: Any) -> Mapping[str, Setting]:
 
     return {
         "Keras' floatx": Setting(config.floatx, config.set_floatx),
-        "Keras' dtype policy": Setting(policy, config.set_dtype_policy, mixed),
+        "Keras' dtype policy": Setting(policy, config.set_dtype_policy, mixed if policies else {}),
         "Keras' choice of flash attention": Setting(
             config.is_flash_attention_enabled, choose_flash
         ),
