@@ -68,7 +68,9 @@ def test_each_answer_under_autocast_is_right() -> None:
     names = "cast_by_hand,outside_autocast,refuses_autocast"
     verdicts = judged(plan(names, "ambient.py", dtype=("f32",)), "ambient")
     assert not wrong(verdicts)
-    assert {verdict.status for _, verdict in verdicts} == {"pass"}
+    # The functions take no grouped heads.
+    asked = [v.status for cell, v in verdicts if "grouped-heads" not in cell.case.needs]
+    assert set(asked) == {"pass"}
 
 
 DROPOUT = ("dropout", "dropout_off", "dropout_gradients", "dropout_mean")

@@ -182,7 +182,7 @@ def test_an_entry_opens_its_failures(page: Any) -> None:
     dialog.get_by_role("button", name="copied").wait_for()
     page.keyboard.press("Escape")
     assert not dialog.is_visible()
-    assert "open=" not in page.url
+    page.wait_for_function("!location.hash.includes('open=')")
 
 
 def test_two_implementations_are_compared(page: Any) -> None:
