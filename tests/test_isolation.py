@@ -126,9 +126,10 @@ def test_what_no_child_says_ends_the_child(answer: bytes) -> None:
     parent, child = socket.socketpair()
     link._channel, link._child = parent, cast(Any, Dead())
     link.errors = BytesIO()
-    wire.send(child, answer)
-    with pytest.raises(ProcessDied, match="answered what is no answer"):
-        link.at("anything")
+    with child:
+        wire.send(child, answer)
+        with pytest.raises(ProcessDied, match="answered what is no answer"):
+            link.at("anything")
     assert link.dead
 
 
