@@ -15,15 +15,12 @@ SOSP 2023, section 4.1.
 
 from __future__ import annotations
 
-import numpy as np
-
 from references.composition import Problem
 from references.packed import ByParts
 from references.primitives.arranged import Moved, OneTensor, Reshaped
 from references.primitives.segments import Packed
 from references.tape import Node
-from suite.spec.inputs import Inputs
-from suite.spec.operators.paged import samples, slots_first
+from suite.spec.operators.paged import flat_slots, samples
 
 
 def _slots(problem: Problem, name: str) -> OneTensor:
@@ -36,13 +33,8 @@ def _slots(problem: Problem, name: str) -> OneTensor:
     return (OneTensor if case.option("shared") else Packed)(Reshaped(paged, (pages * slots, *rest)))
 
 
-def _plain(inputs: Inputs, array: np.ndarray) -> np.ndarray:
-    paged = slots_first(inputs.case, array)
-    return paged.reshape(-1, *paged.shape[2:])
-
-
 reference = ByParts(
     samples,
     lambda problem: (_slots(problem, "key"), _slots(problem, "value")),
-    lambda inputs: (_plain(inputs, inputs.key), _plain(inputs, inputs.value)),
+    lambda inputs: (flat_slots(inputs.case, inputs.key), flat_slots(inputs.case, inputs.value)),
 )

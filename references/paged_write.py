@@ -11,7 +11,7 @@ import numpy as np
 from references.composition import Composition, Problem, Reference
 from references.rounding import Bounded
 from references.tape import Gradients, Node
-from suite.spec.operators.paged import slots_first
+from suite.spec.operators.paged import flat_slots, slots_first
 
 
 class Written(Node):
@@ -35,7 +35,7 @@ class Written(Node):
     def gradients(self, received: Bounded) -> Gradients:
         value, error = (np.zeros(self.tokens.shape, part.dtype) for part in received.parts)
         for into, of in zip((value, error), received.parts, strict=True):
-            into[self.kept] = self._flat(of)[self.slots]
+            into[self.kept] = flat_slots(self.case, of)[self.slots]
         nothing = Bounded.exact(np.zeros((len(self.slots), *self.tokens.shape[1:]), value.dtype))
         return self._put(received, nothing), Bounded(value, error)
 
@@ -46,15 +46,10 @@ class Written(Node):
         tokens = tokens or Bounded.exact(np.zeros(self.tokens.shape, dtype))
         return self._put(cache, tokens[self.kept])
 
-    def _flat(self, array: np.ndarray) -> np.ndarray:
-        """All slots (P * S, Hkv, .) of a pool."""
-        paged = slots_first(self.case, array)
-        return paged.reshape(-1, *paged.shape[2:])
-
     def _put(self, cache: Bounded, tokens: Bounded) -> Bounded:
         parts = []
         for whole, new in zip(cache.parts, tokens.parts, strict=True):
-            flat = self._flat(whole).copy()
+            flat = flat_slots(self.case, whole).copy()
             flat[self.slots] = new
             shape = slots_first(self.case, whole).shape
             parts.append(np.ascontiguousarray(slots_first(self.case, flat.reshape(shape))))

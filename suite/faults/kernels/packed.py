@@ -15,6 +15,10 @@ from suite.faults.kernels.attention import Stated
 from suite.spec.dtypes import DType, round_to
 from suite.spec.inputs import Inputs
 from suite.spec.operators.packed import PACKED, allowed_pairs, summed
+from suite.spec.vocabulary import OPERANDS
+
+BOUNDS = ("query_lengths", "key_lengths")
+"""The arguments that say where segments begin."""
 
 Pair = tuple[slice, slice]
 
@@ -46,16 +50,10 @@ class PackedKernel(Stated):
     elections = {"nan-in-other-segment": "nobody", "segment-without-keys": "zeros"}
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
-        backend, fmt, names = self.backend, inputs.dtype, ("query", "key", "value")
-        arguments = {name: backend.array(inputs.arrays[name], fmt) for name in names}
-        for name in ("query_lengths", "key_lengths"):
-            arguments[name] = backend.array(summed(inputs.arrays[name]), None)
-        alignment, scale = inputs.case.option("alignment"), self.scale(inputs)
+        fmt = inputs.dtype
 
         def packed(arrays: dict[str, Rounded]) -> Pack:
-            bounds = ("query_lengths", "key_lengths")
-            q, k, v, queries, keys = (arrays[name].values for name in (*names, *bounds))
-            return Pack(q, k, v, queries, keys, alignment, scale, fmt)
+            return self.gathered({name: x.values for name, x in arrays.items()}, inputs)
 
         def call(**arrays: Rounded) -> Rounded:
             with np.errstate(all="ignore"):
@@ -65,7 +63,24 @@ class PackedKernel(Stated):
             gradients = self.gradients(packed(arrays), cotangent.values)
             return {name: Rounded(round_to(gradients[name], fmt), fmt) for name in wrt}
 
-        return PreparedCall(call, arguments, vjp=vjp, constants=(alignment, scale, fmt.name))
+        return PreparedCall(call, self.arguments(inputs), vjp=vjp, constants=self.constants(inputs))
+
+    def arguments(self, inputs: Inputs) -> dict[str, Any]:
+        """The arrays of a call."""
+        arguments = {n: self.backend.array(inputs.arrays[n], inputs.dtype) for n in OPERANDS}
+        for name in BOUNDS:
+            arguments[name] = self.backend.array(summed(inputs.arrays[name]), None)
+        return arguments
+
+    def constants(self, inputs: Inputs) -> tuple[Any, ...]:
+        """What the call knows besides its arrays."""
+        return (inputs.case.option("alignment"), self.scale(inputs), inputs.dtype.name)
+
+    def gathered(self, arrays: dict[str, np.ndarray], inputs: Inputs) -> Pack:
+        """The call of these arrays."""
+        alignment = inputs.case.option("alignment")
+        q, k, v, queries, keys = (arrays[name] for name in (*OPERANDS, *BOUNDS))
+        return Pack(q, k, v, queries, keys, alignment, self.scale(inputs), inputs.dtype)
 
     def scale(self, inputs: Inputs) -> float:
         return inputs.effective_scale

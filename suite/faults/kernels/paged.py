@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from backends._numpy import Rounded
 from backends.memory import paged
-from backends.prepared import PreparedCall
 from suite.faults.kernels.packed import Pack, PackedKernel
 from suite.spec.case import Case
-from suite.spec.dtypes import round_to
 from suite.spec.inputs import Inputs
 from suite.spec.operators.packed import summed
 from suite.spec.operators.paged import FEATURES, PAGED, allowed, slots_first
@@ -40,22 +36,11 @@ class PagedKernel(PackedKernel):
     features = FEATURES
     elections = {"nan-behind-last-key": "blocked"}
 
-    def prepare(self, inputs: Inputs) -> PreparedCall:
-        backend, fmt = self.backend, inputs.dtype
-        arguments = paged(backend, inputs)
+    def arguments(self, inputs: Inputs) -> dict[str, Any]:
+        return paged(self.backend, inputs)
 
-        def packed(arrays: dict[str, Rounded]) -> Paged:
-            return self.gathered({name: x.values for name, x in arrays.items()}, inputs)
-
-        def call(**arrays: Rounded) -> Rounded:
-            with np.errstate(all="ignore"):
-                return Rounded(round_to(self.output(packed(arrays)), fmt), fmt)
-
-        def vjp(cotangent: Rounded, wrt: Sequence[str], **arrays: Rounded) -> dict[str, Any]:
-            gradients = self.gradients(packed(arrays), cotangent.values)
-            return {name: Rounded(round_to(gradients[name], fmt), fmt) for name in wrt}
-
-        return PreparedCall(call, arguments, vjp=vjp, constants=(inputs.case.id,))
+    def constants(self, inputs: Inputs) -> tuple[Any, ...]:
+        return (inputs.case.id,)
 
     def gathered(self, arrays: dict[str, np.ndarray], inputs: Inputs) -> Paged:
         """The keys and values of all samples, packed."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from suite.judge.diagnosis.layers import Another
 from suite.spec.inputs import Inputs
-from suite.spec.operators.paged import filled, owned, page_counts, slots_first
+from suite.spec.operators.paged import filled, flat_slots, owned, page_counts, slots_first
 from suite.spec.recipes import generator
 
 
@@ -46,9 +46,9 @@ def one_slot_late(inputs: Inputs) -> Inputs:
     """The inputs with every slot moved to the slot before."""
     arrays = {}
     for name in ("key", "value"):
-        paged = slots_first(inputs.case, inputs.arrays[name])
-        flat = np.roll(paged.reshape(-1, *paged.shape[2:]), -1, 0)
-        arrays[name] = np.ascontiguousarray(slots_first(inputs.case, flat.reshape(paged.shape)))
+        shape = slots_first(inputs.case, inputs.arrays[name]).shape
+        moved = np.roll(flat_slots(inputs.case, inputs.arrays[name]), -1, 0).reshape(shape)
+        arrays[name] = np.ascontiguousarray(slots_first(inputs.case, moved))
     return inputs.replace(**arrays)
 
 

@@ -9,13 +9,7 @@ import numpy as np
 from suite.judge.diagnosis.layers import Another
 from suite.spec.dtypes import DTYPES, round_to
 from suite.spec.inputs import Inputs
-from suite.spec.operators.paged import slots_first
-
-
-def flat(inputs: Inputs, name: str) -> np.ndarray:
-    """All slots (P * S, Hkv, .) of a pool."""
-    paged = slots_first(inputs.case, inputs.arrays[f"{name}_cache"])
-    return paged.reshape(-1, *paged.shape[2:])
+from suite.spec.operators.paged import flat_slots
 
 
 def cleared(inputs: Inputs) -> Inputs:
@@ -32,7 +26,8 @@ def of_paged_write(inputs: Inputs) -> Iterator[Another]:
     """Other slots, tokens and pools."""
     slots, count = inputs.arrays["slot_mapping"], inputs.letters["p"] * inputs.letters["s"]
     kept = slots >= 0
-    old = {n: flat(inputs, n)[np.where(kept, slots, 0).astype(int)] for n in ("key", "value")}
+    pools = {n: flat_slots(inputs.case, inputs.arrays[f"{n}_cache"]) for n in ("key", "value")}
+    old = {name: pool[np.where(kept, slots, 0).astype(int)] for name, pool in pools.items()}
     narrow = {name: round_to(inputs.arrays[name], DTYPES["bf16"]) for name in old}
     for other, sentence, hint in (
         ({"slot_mapping": np.where(kept, np.minimum(slots + 1, count - 1), slots)},

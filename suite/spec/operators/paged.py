@@ -111,6 +111,12 @@ def slots_first(case: Case, array: np.ndarray) -> np.ndarray:
     return array.swapaxes(1, 2) if case.option("layout") == "hnd" else array
 
 
+def flat_slots(case: Case, array: np.ndarray) -> np.ndarray:
+    """All slots (P * S, Hkv, .) of a pool, whatever its layout."""
+    paged = slots_first(case, array)
+    return paged.reshape(-1, *paged.shape[2:])
+
+
 def owned(inputs: Inputs) -> np.ndarray:
     """The slots that hold a key of some sample, boolean (P, S)."""
     slots = np.zeros((inputs.letters["p"], inputs.letters["s"]), bool)
