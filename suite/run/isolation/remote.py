@@ -47,15 +47,29 @@ HIDDEN = ("references",)
 """Folders of this project that an untrusted child cannot read: it would find the right answers there."""
 
 
-class RemoteMemory(Memory):
+class Asking:
+    """A part of the child's host: `place` says which one."""
+
+    link: Link
+    place: tuple[str, ...]
+
+    def _place(self, name: str) -> Place:
+        """A method of the part."""
+        return Place((*self.place, name))
+
+    def _ask(self, name: str, *arguments: Any) -> Any:
+        """Call a method of the part in the child."""
+        return self.link.ask(self._place(name), *arguments)
+
+
+class RemoteMemory(Asking, Memory):
     """Memory of the child's arrays."""
+
+    place = ("backend", "memory")
 
     def __init__(self, backend: Remote) -> None:
         super().__init__(backend)
         self.link, self.has_strides = backend.link, backend.home.memory.has_strides
-
-    def _ask(self, name: str, *arguments: Any) -> Any:
-        return self.link.ask(Place(("backend", "memory", name)), *arguments)
 
     def overwrite(self, array: Any, values: Any) -> bool:
         return bool(self._ask("overwrite", array, values))
@@ -77,8 +91,10 @@ class RemoteMemory(Memory):
         return self._ask("operand", values, inputs, axis_order)
 
 
-class RemoteCompilers(Compilers):
+class RemoteCompilers(Asking, Compilers):
     """Compilers of the child; their declarations are those of this process."""
+
+    place = ("backend", "compilers")
 
     def __init__(self, backend: Remote) -> None:
         home = backend.home.compilers
@@ -88,19 +104,15 @@ class RemoteCompilers(Compilers):
             setattr(self, name, getattr(home, name))
 
     def compiled(self, prepared: PreparedCall, compiler: str, batch: int) -> PreparedCall:
-        return self.link.ask(Place(("backend", "compilers", "compiled")), prepared, compiler, batch)
+        return self._ask("compiled", prepared, compiler, batch)
 
     def recomputed(
         self, prepared: PreparedCall, rate: float, compiler: str
     ) -> dict[str, PreparedCall]:
-        return self.link.ask(
-            Place(("backend", "compilers", "recomputed")), prepared, rate, compiler
-        )
+        return self._ask("recomputed", prepared, rate, compiler)
 
     def gradient(self, prepared: PreparedCall, operand: str, cotangent: Any) -> PreparedCall:
-        return self.link.ask(
-            Place(("backend", "compilers", "gradient")), prepared, operand, cotangent
-        )
+        return self._ask("gradient", prepared, operand, cotangent)
 
     def declared(self, implementation: Implementation, compiler: str) -> Any:
         return self.home.declared(implementation, compiler)
@@ -116,21 +128,23 @@ class RemoteCompilers(Compilers):
         return getattr(error, "inside", None) or error
 
 
-class RemoteProfiler(Profiler):
+class RemoteProfiler(Asking, Profiler):
     """Threads and kernels of the child's calls."""
+
+    place = ("backend", "profiler")
 
     def __init__(self, backend: Remote) -> None:
         super().__init__(backend)
         self.link, self.has_threads = backend.link, backend.home.profiler.has_threads
 
     def threads(self, count: int) -> Any:
-        return Context(self.link, Place(("backend", "profiler", "threads")), count)
+        return Context(self.link, self._place("threads"), count)
 
     def at_once(self, calls: Sequence[Sequence[PreparedCall]], rounds: int) -> list[list[Any]]:
-        return self.link.ask(Place(("backend", "profiler", "at_once")), calls, rounds)
+        return self._ask("at_once", calls, rounds)
 
     def kernels(self, prepared: PreparedCall) -> str:
-        return str(self.link.ask(Place(("backend", "profiler", "kernels")), prepared))
+        return str(self._ask("kernels", prepared))
 
 
 class Told(str):
@@ -154,8 +168,10 @@ class Told(str):
         return told
 
 
-class Remote(Backend):
+class Remote(Asking, Backend):
     """The backend `home`, with a child that holds the arrays and makes the calls."""
+
+    place = ("backend",)
 
     def __init__(self, home: Backend, link: Link) -> None:
         self.home, self.link = home, link
@@ -192,7 +208,7 @@ class Remote(Backend):
         return type(self.home).function(self, function, name, claims)
 
     def array(self, values: np.ndarray, dtype: DType | None) -> Any:
-        return self.link.ask(Place(("backend", "array")), values, dtype)
+        return self._ask("array", values, dtype)
 
     def to_numpy(self, array: Any) -> np.ndarray:
         return wire.from_bytes(self.link.read(array), array.claims["dtype"], array.shape)
@@ -209,17 +225,17 @@ class Remote(Backend):
     def vjp(
         self, prepared: PreparedCall, wrt: Sequence[str], cotangent: Any
     ) -> tuple[Any, dict[str, Any]]:
-        output, gradients = self.link.ask(Place(("backend", "vjp")), prepared, [*wrt], cotangent)
+        output, gradients = self._ask("vjp", prepared, [*wrt], cotangent)
         return output, gradients
 
     def pullback(
         self, prepared: PreparedCall, wrt: Sequence[str]
     ) -> tuple[Any, Callable[[Any], dict[str, Any]]]:
-        output, pull = self.link.ask(Place(("backend", "pullback")), prepared, [*wrt])
+        output, pull = self._ask("pullback", prepared, [*wrt])
         return output, pull
 
     def jvp(self, prepared: PreparedCall, tangents: Mapping[str, Any]) -> Any:
-        return self.link.ask(Place(("backend", "jvp")), prepared, dict(tangents))
+        return self._ask("jvp", prepared, dict(tangents))
 
     def load(
         self, text: str, said: Mapping[str, Any], like: str, untrusted: bool
@@ -297,19 +313,18 @@ class Remote(Backend):
         self._look()  # one write may restore what several settings read
 
 
-class RemoteFunction(Implementation):
+class RemoteFunction(Asking, Implementation):
     """The user's function in the child. `told` is the same function in this process, by its signature and
     its claims: what the implementation declares, and how arguments are bound."""
 
     backend: Remote
+    place = ("implementation",)
 
     def __init__(self, backend: Remote, told: Implementation) -> None:
         self.backend, self.name, self.declared = backend, told.name, told.declared
+        self.link = backend.link
         self.operator, self.beside, self.axis_order = told.operator, told.beside, told.axis_order
         self.argument_names, self.remarks = told.argument_names, told.remarks
-
-    def _ask(self, name: str, *arguments: Any) -> Any:
-        return self.backend.link.ask(Place(("implementation", name)), *arguments)
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         return self._ask("prepare", inputs)
