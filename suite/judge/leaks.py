@@ -59,8 +59,7 @@ class Settings:
             if changes:
                 setting.write(before)
                 left += changes
-        if FORKS:
-            _await_fork()
+        await_forks()
         return left
 
 
@@ -82,7 +81,7 @@ def _changes(name: str, before: Any, now: Any) -> list[str]:
     if now == before:
         return []
     if not isinstance(before, Mapping):
-        return [f"{name} at {_shown(now)}, it was {_shown(before)}"]
+        return [f"{name} at {shown(now)}, it was {shown(before)}"]
     return [
         change
         for key, value in before.items()
@@ -90,16 +89,18 @@ def _changes(name: str, before: Any, now: Any) -> list[str]:
     ]
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     """A value for people, without the address of an object."""
     return re.sub(r" at 0x[0-9a-f]+", "", text_of(value))[:100]
 
 
-def _await_fork() -> None:
-    """Wait shortly for a fork that returns from its call. Other forks never return."""
+def await_forks() -> None:
+    """If the process has forked, wait shortly for a fork that returns from its call. Other forks never
+    return."""
     end = time.monotonic() + FORK_SECONDS
-    while not RETURNED[0] and time.monotonic() < end:
+    while FORKS and not RETURNED[0] and time.monotonic() < end:
         time.sleep(0.001)
+    FORKS.clear()
 
 
 _DIED: deque[str] = deque(maxlen=100)

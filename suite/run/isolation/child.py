@@ -106,9 +106,7 @@ class Settings:
                 changed[name] = {str(n): self._told(name, n, one) for n, one in value.items()}
             else:
                 changed[name] = self._told(name, None, value)
-        if leaks.FORKS:
-            leaks._await_fork()
-            leaks.FORKS.clear()
+        leaks.await_forks()
         return changed, leaks.died()
 
     def _told(self, name: str, key: Any, value: Any) -> list[Any]:
@@ -117,7 +115,7 @@ class Settings:
         if number == len(seen):
             seen.append((key, value))
         itself = name == "the process" and value == self.own
-        return [number, leaks._shown("itself" if itself else value)]
+        return [number, leaks.shown("itself" if itself else value)]
 
     def restore(self, name: str, before: Any) -> None:
         """Write the value with a number, or the values with numbers by key."""
