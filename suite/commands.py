@@ -10,13 +10,13 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from suite.flags import CommandOptions, option
 from suite.measure.command import add_bench_parser
 from suite.measure.releases import add_releases_parser
 from suite.records.lines import RecordError
-from suite.report.commands import add_diff_parser, add_partial, add_report_parser
+from suite.report.commands import PARTIAL, add_diff_parser, add_report_parser
 from suite.run.elections import add_elections_parser
 from suite.run.explain import add_explain_parser
-from suite.run.flags import CommandOptions, option
 from suite.run.options import shared
 from suite.search.command import add_search_parser
 from suite.spec.case import Case
@@ -206,13 +206,20 @@ def _facts(case: AnyCase) -> str:
     return "\n".join(lines) + "\n"
 
 
+@dataclass(frozen=True)
+class ExpectOptions(CommandOptions):
+    """The options of `expect`."""
+
+    write: str = option("a result file", "RESULTS", default=None, required=True)
+    output: str = option("a new file; default: print", "FILE.toml")
+    partial: bool = PARTIAL
+
+
 def _add_expect(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser(
         "expect", help="draft a manifest of known failures from the failing cells of a run"
     )
-    parser.add_argument("--write", metavar="RESULTS", required=True, help="a result file")
-    parser.add_argument("--output", metavar="FILE.toml", help="a new file; default: print")
-    add_partial(parser)
+    ExpectOptions.declare(parser.add_argument)
     parser.set_defaults(run=_expect)
 
 

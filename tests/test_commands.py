@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from suite.__main__ import main
-from suite.run.flags import CommandOptions, Flag, flags
+from suite.flags import CommandOptions, Flag, flags
 from suite.run.options import OUTSIDE, Options, shared
 from tests.records_by_hand import cell, run, write
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from backends import registry
 from backends.registry import UsageError
+from suite.flags import number, option, whole
 from suite.measure import protocol
-from suite.run.flags import number, option, whole
 from suite.run.options import Options, shared
 from suite.spec.catalogue.workloads import QUICK, Workload, named
 from suite.spec.dtypes import dtype

@@ -8,13 +8,55 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from suite.flags import CommandOptions, option
 from suite.records.cells import load
 from suite.records.lines import RecordError
 from suite.report import DATA_FORMATS, FORMATS
 from suite.report.kinds import CONFORMANCE, KINDS, SPEED, TABLES, Kind, Request, kind_of, load_runs
+
+PARTIAL: bool = option("also read runs that did not finish", switch=True)
+
+
+@dataclass(frozen=True)
+class OutputOptions(CommandOptions):
+    """The options of every command that prints tables."""
+
+    format: str = option("default: text", default="text", valid=FORMATS, checked=True)
+    output: Path | None = option(
+        "a new file, default stdout; for csv and parquet a new or empty folder",
+        "PATH",
+        default=None,
+        kind=Path,
+    )
+    partial: bool = PARTIAL
+
+
+RARE = ", ".join(table.name for table in TABLES.values() if table.rare)
+
+
+@dataclass(frozen=True)
+class ReportOptions(OutputOptions):
+    """The options of `report`."""
+
+    table: tuple[str, ...] = option(
+        f"only these tables: {', '.join(TABLES)}; default: all except {RARE}, in csv and parquet all",
+        "NAME",
+        many=True,
+        several=True,
+        valid=tuple(TABLES),
+        checked=True,
+    )
+    baseline: str = option("baseline of the table speedup, as torch:sdpa", "NAME")
+    plots: Path | None = option(
+        "draw speed and precision into a new or empty folder", "FOLDER", default=None, kind=Path
+    )
+    badge: Path | None = option(
+        "draw the verdict of whole runs into a new SVG file", "FILE", default=None, kind=Path
+    )
 
 
 def add_report_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -26,36 +68,30 @@ def add_report_parser(subparsers: Any) -> argparse.ArgumentParser:
         "folder of results. Shards of one run are merged and must be complete; others are separate runs.",
     )
     parser.add_argument("results", nargs="+", type=Path, metavar="RESULTS", help="result files")
-    parser.add_argument(
-        "--table",
-        action="extend",
-        nargs="+",
-        choices=list(TABLES),
-        metavar="NAME",
-        help=f"only these tables: {', '.join(TABLES)}; default: all except "
-        f"{', '.join(table.name for table in TABLES.values() if table.rare)}, in csv and parquet all",
-    )
-    parser.add_argument(
-        "--baseline",
-        default="",
-        metavar="NAME",
-        help="baseline of the table speedup, as torch:sdpa",
-    )
-    parser.add_argument(
-        "--plots",
-        type=Path,
-        metavar="FOLDER",
-        help="draw speed and precision into a new or empty folder",
-    )
-    parser.add_argument(
-        "--badge",
-        type=Path,
-        metavar="FILE",
-        help="draw the verdict of whole runs into a new SVG file",
-    )
-    _add_output(parser)
+    ReportOptions.declare(parser.add_argument)
     parser.set_defaults(run=report)
     return parser
+
+
+def _rename(text: str) -> tuple[str, str]:
+    """Parse the two names of a --map."""
+    old, equals, new = text.partition("=")
+    if not (old and equals and new):
+        raise argparse.ArgumentTypeError(f"expected OLD=NEW, got {text!r}")
+    return old, new
+
+
+@dataclass(frozen=True)
+class DiffOptions(OutputOptions):
+    """The options of `diff`."""
+
+    map: tuple[tuple[str, str], ...] = option(
+        "compare the old run's implementation OLD with the new run's NEW (sdpa=flash, or "
+        "torch:sdpa=jax:jax-nn), and skip implementations of only one run; repeatable",
+        "OLD=NEW",
+        many=True,
+        kind=_rename,
+    )
 
 
 def add_diff_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -66,32 +102,12 @@ def add_diff_parser(subparsers: Any) -> argparse.ArgumentParser:
         description="Changes between two runs, cell by cell. If a run is partial, only cells in both "
         "runs are compared. Exit code 1 on new failures, else 0.",
     )
-    parser.add_argument(
-        "old", type=Path, metavar="OLD", help="result file of the old run, or a sweep"
-    )
-    parser.add_argument(
-        "new", type=Path, metavar="NEW", help="result file of the new run, or a sweep"
-    )
-    parser.add_argument(
-        "--map",
-        action="append",
-        default=[],
-        type=_rename,
-        metavar="OLD=NEW",
-        help="compare the old run's implementation OLD with the new run's NEW (sdpa=flash, or "
-        "torch:sdpa=jax:jax-nn), and skip implementations of only one run; repeatable",
-    )
-    _add_output(parser)
+    for name in ("old", "new"):
+        help = f"result file of the {name} run, or a sweep"
+        parser.add_argument(name, type=Path, metavar=name.upper(), help=help)
+    DiffOptions.declare(parser.add_argument)
     parser.set_defaults(run=diff)
     return parser
-
-
-def _rename(text: str) -> tuple[str, str]:
-    """Parse the two names of a --map."""
-    old, equals, new = text.partition("=")
-    if not (old and equals and new):
-        raise argparse.ArgumentTypeError(f"expected OLD=NEW, got {text!r}")
-    return old, new
 
 
 def _guarded(command: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
@@ -188,19 +204,3 @@ def diff(args: argparse.Namespace) -> int:
     tables = {"summary": summary(changes), "changes": changes, "headers": headers, **more}
     render(tables, args.format, args.output, f"From {args.old} to {args.new}")
     return 1 if new_failures(changes) else 0
-
-
-def _add_output(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--format", choices=FORMATS, default="text", help="default: text")
-    parser.add_argument(
-        "--output",
-        type=Path,
-        metavar="PATH",
-        help="a new file, default stdout; for csv and parquet a new or empty folder",
-    )
-    add_partial(parser)
-
-
-def add_partial(parser: argparse.ArgumentParser) -> None:
-    """Add the option `--partial`."""
-    parser.add_argument("--partial", action="store_true", help="also read runs that did not finish")

@@ -19,7 +19,7 @@ from typing import Any
 
 from backends import registry
 from backends.protocol import BackendUnavailable, BrokenFramework, UsageError
-from suite.run.flags import CommandOptions
+from suite.flags import CommandOptions
 from suite.run.options import shared
 from suite.run.process import run_module
 from suite.spec.elections import ELECTION_CASES, QUESTIONS, Question

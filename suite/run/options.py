@@ -12,7 +12,7 @@ from typing import Any
 from backends import registry
 from backends.claims import DEFAULT_NUMERICS, read_claims, read_elections
 from backends.registry import UsageError
-from suite.run.flags import LARGEST, CommandOptions, Flag, dashed, flags, number, option, whole
+from suite.flags import LARGEST, CommandOptions, Flag, dashed, flags, number, option, whole
 from suite.spec.claims import CLAIMS
 from suite.spec.dtypes import DTYPES, dtype
 from suite.spec.operators import OPERATORS

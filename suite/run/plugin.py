@@ -25,6 +25,7 @@ import suite
 from attention_conformance.impostors import refuse_impostors
 from backends.registry import UsageError
 from backends.threads import limit_threads
+from suite.flags import flags
 from suite.judge import leaks
 from suite.judge.cell import Cell
 from suite.judge.check import CHECKS, Check
@@ -33,7 +34,6 @@ from suite.judge.verdict import first_line
 from suite.records import cells as records
 from suite.records.coverage import NOT_JUDGED_ENOUGH
 from suite.run import jax_caches
-from suite.run.flags import flags
 from suite.run.log import RunLog, cell_of
 from suite.run.options import DRAWN, NAMES, OUTSIDE, SECRET, Options
 from suite.run.plan import Plan

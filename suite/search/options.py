@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from backends.registry import UsageError
-from suite.run.flags import number, option, whole
+from suite.flags import number, option, whole
 from suite.run.options import Options, shared
 
 CELL_SECONDS = 60.0

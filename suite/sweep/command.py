@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from backends.registry import UsageError
-from suite.run.flags import CommandOptions, number, option, whole
+from suite.flags import CommandOptions, number, option, whole
 from suite.run.options import shared
 
 

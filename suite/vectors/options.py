@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from suite.run.flags import CommandOptions, option
+from suite.flags import CommandOptions, option
 from suite.run.options import shared
 from suite.spec.case import Case
 from suite.spec.elections import ElectionCase

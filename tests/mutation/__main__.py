@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any
 
+from suite.flags import CommandOptions, option, whole
 from suite.records import machine
 from suite.records.lines import RecordError
 from suite.report.render import render
-from suite.run.flags import CommandOptions, option, whole
 from suite.run.jax_caches import compilations_in
 from suite.run.options import shared
 from suite.spec.text import printable, printed

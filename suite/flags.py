@@ -38,6 +38,7 @@ class Flag:
     """The command-line form of an option.
 
     - `many`: the option may be repeated; `kind` converts its text
+    - `several`: it also takes several values at once
     - `valid`: all valid texts, if they can be listed. `Options.check` checks them; if `checked`, the
       parser does.
     - `for_rerun`: a command that judges one cell of the run again needs the option
@@ -50,6 +51,7 @@ class Flag:
     metavar: str | None = None
     default: Any = ""
     many: bool = False
+    several: bool = False
     kind: Callable[[str], Any] = str
     switch: bool = False
     valid: tuple[str, ...] = ()
@@ -78,7 +80,8 @@ class Flag:
         common |= {"choices": self.valid} if self.checked else {}
         common |= {"required": True} if self.required else {}
         if self.many:
-            return common | {"action": "append", "default": [], "type": self.kind}
+            several = {"action": "extend", "nargs": "+"} if self.several else {"action": "append"}
+            return common | several | {"default": [], "type": self.kind}
         if self.default not in ("", None) and "default" not in self.help:
             number = isinstance(self.default, float)
             common["help"] += (
