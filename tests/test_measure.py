@@ -33,8 +33,10 @@ from tests.twins import (
     CompilesFresh,
     CompilesInside,
     Compiling,
+    Lazy,
     Paced,
     Queued,
+    Reading,
     Synchronised,
     Twin,
     WrongLayout,
@@ -60,6 +62,7 @@ def judged(twin: type[Twin], backend: type[NumpyBackend] = NumpyBackend, case: s
     ("twin", "backend", "kind"),
     [
         (Queued, Asynchronous, "not-synced"),
+        (Lazy, Reading, "lazy"),
         (CompilesInside, Compiling, "compiled"),
         (CompilesFresh, Compiling, "compiled"),
         (CachedAnswer, NumpyBackend, "value"),
@@ -269,6 +272,19 @@ def test_a_sample_is_synchronised_call_by_call() -> None:
     waited: list[Any] = []
     protocol.timed(lambda: len(waited), waited.append, 3)
     assert waited == [0, 1, 2]
+
+
+def test_a_file_that_replaces_the_wait_for_the_gpu_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch = pytest.importorskip("torch")
+    waited: list[str] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waited.append("all streams"))
+    backend = load("torch")
+    monkeypatch.setattr(backend, "device", "cuda")
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waited.append("none"))
+    backend.profiler.sync(None)
+    assert waited == ["all streams"]
 
 
 AGREE = ("gpt2-train", "bert-base-padded", "vit-base-197", "llama-decode", "whisper-cross-decode")

@@ -10,7 +10,7 @@ from typing import Any
 
 from backends._torch.autograd import step_by_autograd
 from backends.prepared import PreparedCall, set_to
-from backends.protocol import Profiler, Step
+from backends.protocol import Backend, Profiler, Step
 
 COLD_BYTES = 256 * 2**20
 """What is written to empty a GPU's L2: more than the largest one holds (NVIDIA H200: 50 MB)."""
@@ -20,6 +20,13 @@ class TorchProfiler(Profiler):
     """torch's own profiler, and the clock and the allocator of a GPU."""
 
     has_threads = True
+
+    def __init__(self, backend: Backend) -> None:
+        import torch
+
+        super().__init__(backend)
+        # A user's file, which is imported later, may replace the attribute.
+        self._synchronize = torch.cuda.synchronize
 
     def threads(self, count: int) -> AbstractContextManager[None]:
         import torch
@@ -38,10 +45,9 @@ class TorchProfiler(Profiler):
         return ", ".join(fused or products) or "no attention kernel and no matrix product"
 
     def sync(self, outputs: Any) -> None:
-        import torch
-
+        """Wait for all streams of the GPU."""
         if self.backend.device == "cuda":
-            torch.cuda.synchronize()
+            self._synchronize()
 
     def step(self, prepared: PreparedCall, direction: str, wrt: Sequence[str]) -> Step:
         if direction == "forward":

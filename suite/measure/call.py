@@ -25,11 +25,12 @@ from suite.judge.derivative import (
     read_gradients,
     read_output,
 )
-from suite.judge.verdict import Deviation, Measured, NotApplicable
+from suite.judge.verdict import Deviation, Measured, NotApplicable, first_line
 from suite.measure import protocol
 from suite.measure.protocol import RefusedTime, UnsupportedCall
 from suite.measure.seen import Seen, arrays_of, digest_of
 from suite.spec.case import Case
+from suite.spec.dtypes import DTYPES
 from suite.spec.features import ARRAYS
 from suite.spec.inputs import Inputs, draw, draw_cotangent
 from suite.spec.operator import Work
@@ -166,6 +167,7 @@ class TimedCall:
         - "value", "non-finite" and the other kinds of wrong answers
         - "compiled": the framework compiled during a sample
         - "not-synced": the clock stopped before the call had finished
+        - "lazy": the answer is computed as it is read
         - "stale": new inputs take much longer than known inputs
         """
         with _quiet():
@@ -280,23 +282,44 @@ class TimedCall:
         return self.cell.inputs.replace(query=other.query, key=other.key, value=other.value)
 
     def _judge_sync(self) -> Any:
-        """The last of three answers. Raises RefusedTime if a call is unfinished when the clock stops.
+        """The last of three answers. Raises RefusedTime if a call is unfinished when the clock stops, or
+        if reading a finished answer takes longer than reading a plain array with its values.
 
         An unfinished answer takes longer to read in every trial; a busy machine delays only some reads.
         """
         for _ in range(protocol.TRIALS):
             outputs = [protocol.timed(self.call, self.backend.profiler.sync, 1) for _ in range(3)]
             took = min(seconds for seconds, _ in outputs)
-            self._read_all(outputs[0][1])
-            waited = self._read_all(outputs[2][1]) - self._read_all(outputs[1][1])
+            plain = self._plain(outputs[0][1])
+            # The second answer is finished: the first was read after the last call began.
+            unread, read = self._read_all(outputs[2][1]), self._read_all(outputs[1][1])
             allowed = max(protocol.UNSYNCED * max([took, *self.samples]), protocol.STALE_SECONDS)
-            if waited <= allowed:
+            waited, computed = unread - read, read - self._read_all(plain)
+            if max(waited, computed) <= allowed:
                 return outputs[2][1]
+        after = f"the clock stopped after {took * 1e3:.3g} ms, but"
+        if waited > allowed:
+            late = f"{after} the answer was complete only {waited * 1e3:.3g} ms later"
+            raise RefusedTime("not-synced", late)
         raise RefusedTime(
-            "not-synced",
-            f"the clock stopped after {took * 1e3:.3g} ms, but the answer was complete only "
-            f"{waited * 1e3:.3g} ms later",
+            "lazy",
+            f"{after} reading the finished answer takes {computed * 1e3:.3g} ms longer than reading a "
+            "plain array with the same values",
         )
+
+    def _plain(self, out: Any) -> list[Any]:
+        """New arrays with the values of an output. Raises RefusedTime if the output cannot be read."""
+        formats = {fmt.long_name: fmt for fmt in DTYPES.values()}
+        backend = self.backend
+        try:
+            plain = [
+                backend.array(backend.to_numpy(one), formats.get(backend.dtype_name(one)))
+                for one in arrays_of(out, backend)
+            ]
+        except Exception as error:
+            raise RefusedTime("type", f"an output cannot be read: {first_line(error)}") from error
+        backend.profiler.sync(plain)
+        return plain
 
     def _read_all(self, out: Any) -> float:
         start = protocol.now()

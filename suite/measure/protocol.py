@@ -52,8 +52,9 @@ CLOCK, CLOCK_SECONDS = 3.0, 1.0
 seconds more: a worker runs a person's code, which may stop its clock."""
 
 UNSYNCED = 0.25
-"""Greatest extra time of reading a timed output over reading a finished output, as a share of a sample.
-Beyond this share the clock stopped before the call had finished."""
+"""Greatest extra time of reading a timed output over reading a finished output, and of reading a finished
+output over reading a plain array, as a share of a sample. Beyond this share the clock stopped before the
+call had finished, or the answer is computed as it is read."""
 
 TRIALS = 5
 """Number of trials that must all exceed a limit (`UNSYNCED`, `STALE`)."""
