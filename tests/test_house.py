@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
 from dataclasses import fields
 from pathlib import Path
 
@@ -54,6 +55,13 @@ def test_a_run_without_failures_imports_no_fault() -> None:
 
 def test_adapters_are_not_named_like_frameworks() -> None:
     assert not {path.stem for path in (ROOT / "backends").glob("*")} & FRAMEWORKS
+
+
+def test_every_package_goes_into_the_wheel() -> None:
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        said = tomllib.load(file)["tool"]["setuptools"]["packages"]
+    inits = [path for folder in PACKAGES for path in (ROOT / folder).rglob("__init__.py")]
+    assert sorted(said) == sorted(".".join(path.parent.relative_to(ROOT).parts) for path in inits)
 
 
 def test_files_are_short() -> None:
