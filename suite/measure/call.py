@@ -25,12 +25,11 @@ from suite.judge.derivative import (
     read_gradients,
     read_output,
 )
-from suite.judge.verdict import Deviation, Measured, NotApplicable, first_line
+from suite.judge.verdict import Deviation, Measured, NotApplicable
 from suite.measure import protocol
 from suite.measure.protocol import RefusedTime, UnsupportedCall
-from suite.measure.seen import Seen, arrays_of, digest_of
+from suite.measure.seen import Seen, digest_of, plain_copies, seconds_to_read
 from suite.spec.case import Case
-from suite.spec.dtypes import DTYPES
 from suite.spec.features import ARRAYS
 from suite.spec.inputs import Inputs, draw, draw_cotangent
 from suite.spec.operator import Work
@@ -290,42 +289,24 @@ class TimedCall:
         for _ in range(protocol.TRIALS):
             outputs = [protocol.timed(self.call, self.backend.profiler.sync, 1) for _ in range(3)]
             took = min(seconds for seconds, _ in outputs)
-            plain = self._plain(outputs[0][1])
+            plain = self._attempt(lambda: plain_copies(outputs[0][1], self.backend))
             # The second answer is finished: the first was read after the last call began.
-            unread, read = self._read_all(outputs[2][1]), self._read_all(outputs[1][1])
+            unread, read, copied = (
+                seconds_to_read(out, self.backend) for out in (outputs[2][1], outputs[1][1], plain)
+            )
+            waited, computed = unread - read, read - copied
             allowed = max(protocol.UNSYNCED * max([took, *self.samples]), protocol.STALE_SECONDS)
-            waited, computed = unread - read, read - self._read_all(plain)
             if max(waited, computed) <= allowed:
                 return outputs[2][1]
         after = f"the clock stopped after {took * 1e3:.3g} ms, but"
         if waited > allowed:
-            late = f"{after} the answer was complete only {waited * 1e3:.3g} ms later"
-            raise RefusedTime("not-synced", late)
+            text = f"{after} the answer was complete only {waited * 1e3:.3g} ms later"
+            raise RefusedTime("not-synced", text)
         raise RefusedTime(
             "lazy",
             f"{after} reading the finished answer takes {computed * 1e3:.3g} ms longer than reading a "
             "plain array with the same values",
         )
-
-    def _plain(self, out: Any) -> list[Any]:
-        """New arrays with the values of an output. Raises RefusedTime if the output cannot be read."""
-        formats = {fmt.long_name: fmt for fmt in DTYPES.values()}
-        backend = self.backend
-        try:
-            plain = [
-                backend.array(backend.to_numpy(one), formats.get(backend.dtype_name(one)))
-                for one in arrays_of(out, backend)
-            ]
-        except Exception as error:
-            raise RefusedTime("type", f"an output cannot be read: {first_line(error)}") from error
-        backend.profiler.sync(plain)
-        return plain
-
-    def _read_all(self, out: Any) -> float:
-        start = protocol.now()
-        for array in arrays_of(out, self.backend):
-            self.backend.to_numpy(array)
-        return protocol.now() - start
 
     def _arguments(self, inputs: Inputs) -> Any:
         """The native arguments of other inputs of the case."""

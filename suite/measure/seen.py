@@ -15,6 +15,8 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from backends.protocol import Backend
+from suite.measure.protocol import now
+from suite.spec.dtypes import DTYPES
 
 T = TypeVar("T")
 
@@ -65,3 +67,22 @@ def arrays_of(out: Any, backend: Backend) -> Iterator[Any]:
             yield from arrays_of(part, backend)
     elif backend.is_array(out):
         yield out
+
+
+def plain_copies(out: Any, backend: Backend) -> list[Any]:
+    """New arrays with the values and dtypes of an output's arrays. Raises what reading raises."""
+    formats = {fmt.long_name: fmt for fmt in DTYPES.values()}
+    copies = [
+        backend.array(backend.to_numpy(array), formats.get(backend.dtype_name(array)))
+        for array in arrays_of(out, backend)
+    ]
+    backend.profiler.sync(copies)
+    return copies
+
+
+def seconds_to_read(out: Any, backend: Backend) -> float:
+    """Seconds of reading all arrays of an output."""
+    start = now()
+    for array in arrays_of(out, backend):
+        backend.to_numpy(array)
+    return now() - start
