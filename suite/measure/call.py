@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from random import SystemRandom
 from typing import Any
 
@@ -282,31 +283,27 @@ class TimedCall:
 
     def _judge_sync(self) -> Any:
         """The last of three answers. Raises RefusedTime if a call is unfinished when the clock stops, or
-        if reading a finished answer takes longer than reading a plain array with its values.
+        if a finished answer is read more slowly than a plain array.
 
         An unfinished answer takes longer to read in every trial; a busy machine delays only some reads.
         """
         for _ in range(protocol.TRIALS):
-            outputs = [protocol.timed(self.call, self.backend.profiler.sync, 1) for _ in range(3)]
-            took = min(seconds for seconds, _ in outputs)
-            plain = self._attempt(lambda: plain_copies(outputs[0][1], self.backend))
+            timed = [protocol.timed(self.call, self.backend.profiler.sync, 1) for _ in range(3)]
+            took, (first, finished, last) = min(t for t, _ in timed), (out for _, out in timed)
+            plain = self._attempt(partial(plain_copies, first, self.backend))
             # The second answer is finished: the first was read after the last call began.
-            unread, read, copied = (
-                seconds_to_read(out, self.backend) for out in (outputs[2][1], outputs[1][1], plain)
-            )
+            outputs = (last, finished, plain)
+            unread, read, copied = (seconds_to_read(out, self.backend) for out in outputs)
             waited, computed = unread - read, read - copied
             allowed = max(protocol.UNSYNCED * max([took, *self.samples]), protocol.STALE_SECONDS)
             if max(waited, computed) <= allowed:
-                return outputs[2][1]
+                return last
         after = f"the clock stopped after {took * 1e3:.3g} ms, but"
         if waited > allowed:
-            text = f"{after} the answer was complete only {waited * 1e3:.3g} ms later"
-            raise RefusedTime("not-synced", text)
-        raise RefusedTime(
-            "lazy",
-            f"{after} reading the finished answer takes {computed * 1e3:.3g} ms longer than reading a "
-            "plain array with the same values",
-        )
+            said = f"the answer was complete only {waited * 1e3:.3g} ms later"
+            raise RefusedTime("not-synced", f"{after} {said}")
+        said = f"reading the finished answer takes {computed * 1e3:.3g} ms more than a plain array"
+        raise RefusedTime("lazy", f"{after} {said}")
 
     def _arguments(self, inputs: Inputs) -> Any:
         """The native arguments of other inputs of the case."""
