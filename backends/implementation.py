@@ -143,28 +143,30 @@ class Implementation(ABC):
         limited = self.declared.is_user_code or self.declared.limits != ANY
         if not limited or not isinstance(case, Case) or self.unsupported(case) is None:
             return None
-        twin = case
+        nearest = case
         try:
             if case.dtype.name not in self.declared.dtypes:
                 if not self.declared.is_user_code or case.recipe not in ORDINARY:
                     return None
-                twin = replace(twin, dtype=DTYPES[self.declared.dtypes[0]])
-            limits = self.declared.limits_for(twin.dtype)
+                nearest = replace(nearest, dtype=DTYPES[self.declared.dtypes[0]])
+            limits = self.declared.limits_for(nearest.dtype)
             if self.declared.is_user_code:
-                twin = twin.without([n for n in twin.needs if self.missing([n]) is not None])
-                if self._refuses_order(twin):
-                    twin = replace(twin, axis_order=self.axis_order)
-                scale = limits.nearest_scale(twin.option("scale"))
+                nearest = nearest.without(
+                    [n for n in nearest.needs if self.missing([n]) is not None]
+                )
+                if self._refuses_order(nearest):
+                    nearest = replace(nearest, axis_order=self.axis_order)
+                scale = limits.nearest_scale(nearest.option("scale"))
                 if scale is not None:
-                    twin = twin.with_options(scale=scale)
+                    nearest = nearest.with_options(scale=scale)
             if not case.operator.is_layer:
                 apart = self.missing(["value-size"]) is None
-                twin = replace(twin, sizes=limits.fitted(twin.sizes, apart))
+                nearest = replace(nearest, sizes=limits.fitted(nearest.sizes, apart))
         except ValueError:
             return (
                 None  # the operator cannot have this case, such as packed segments of other lengths
             )
-        return twin if self.unsupported(twin) is None else None
+        return nearest if self.unsupported(nearest) is None else None
 
     def missing(self, features: Iterable[str]) -> str | None:
         """The reason why the implementation or its backend lacks one of the features, or None."""

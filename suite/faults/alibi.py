@@ -10,6 +10,8 @@ from suite.faults.kernels.gradient import Differentiable
 from suite.spec.dtypes import DTYPES, round_to
 from suite.spec.recipes import alibi_slopes
 
+FAMILY = "scores"
+
 
 @fault(
     "values",

@@ -15,6 +15,8 @@ from suite.faults.kernels.attention import Call, Kernel
 from suite.faults.kernels.gradient import Differentiable
 from suite.faults.kernels.rotary import RotaryKernel, Turn
 
+FAMILY = "state"
+
 
 @fault(
     "ambient", "a global setting (`np.seterr`) chooses the path; the answer must not depend on it"

@@ -11,6 +11,8 @@ from suite.faults.fault import fault
 from suite.faults.kernels.attention import Call, Kernel, rank4
 from suite.faults.kernels.gradient import Differentiable
 
+FAMILY = "state"
+
 
 @fault("values", "`attn_mask.masked_fill_(~causal, -inf)`; `masked_fill` makes a new array")
 class BiasOverwrittenBesideFlag(Kernel):

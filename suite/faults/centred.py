@@ -9,6 +9,8 @@ from suite.faults.fault import fault
 from suite.faults.kernels.attention import Call
 from suite.faults.kernels.centred import CentredEager, CentredKeys, CentredRestored, mean_of
 
+FAMILY = "scores"
+
 
 @fault(
     "values",

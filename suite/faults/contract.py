@@ -14,6 +14,8 @@ from suite.faults.kernels.attention import Call, Kernel, Online, rank4
 from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import Inputs
 
+FAMILY = "contract"
+
 
 @fault("contract", "`return out` in float32; use `return out.to(q.dtype)`")
 class AnswersInFloat32(Kernel):

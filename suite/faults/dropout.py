@@ -18,6 +18,8 @@ from suite.faults.kernels.dropping import (
 )
 from suite.spec.inputs import Inputs
 
+FAMILY = "dropout"
+
 
 @fault("dropout", "`dropout_p` is accepted and not used; `F.dropout(p, dropout_p)` is missing")
 class RateIgnored(Dropping):

@@ -13,6 +13,8 @@ from suite.faults.kernels.layer_gradient import Arrays
 from suite.faults.spread import off
 from suite.spec.inputs import Inputs
 
+FAMILY = "layer"
+
 
 @fault("values", "`self.norm1` twice; the second norm is `self.norm2`")
 class SecondNormIsTheFirst(EncoderKernel):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -31,64 +32,6 @@ FAMILIES = {
     "tiles": "blocks of rows, keys and components, and their tails",
 }
 """Each family of faults, and what goes wrong in it."""
-
-FAMILY_OF = {
-    "alibi": "scores",
-    "ambient": "state",
-    "arguments": "state",
-    "centred": "scores",
-    "contract": "contract",
-    "dropout": "dropout",
-    "encoder": "layer",
-    "flags": "mask",
-    "fused": "layout",
-    "gated": "layer",
-    "gradient_calls": "gradient",
-    "gradient_layouts": "gradient",
-    "gradient_passes": "gradient",
-    "gradients": "gradient",
-    "heads": "heads",
-    "hidden": "mask",
-    "invariance": "tiles",
-    "kept": "state",
-    "layer_calls": "layer",
-    "layer_dropout": "dropout",
-    "layer_gradients": "gradient",
-    "layer_masks": "mask",
-    "layer_options": "layer",
-    "layer_paths": "layer",
-    "layer_scores": "layer",
-    "layers": "layer",
-    "layouts": "layout",
-    "logit_scale": "scores",
-    "long_rows": "tiles",
-    "lse": "lse",
-    "mask_layouts": "layout",
-    "masks": "mask",
-    "merge": "merge",
-    "modes": "state",
-    "nobody": "mask",
-    "numbers": "numerics",
-    "packed": "packed",
-    "paged": "paged",
-    "paged_write": "paged",
-    "paths": "gradient",
-    "persons": "mask",
-    "precision": "numerics",
-    "qk_norm": "layer",
-    "range": "numerics",
-    "rotary": "rotary",
-    "rotary_scaling": "rotary",
-    "scale": "scale",
-    "scores": "scores",
-    "shapes": "shapes",
-    "sinks": "sinks",
-    "softmax": "softmax",
-    "spread": "numerics",
-    "state": "state",
-    "together": "mask",
-}
-"""The family of a module's faults that name no other."""
 
 FAULTS: dict[type[Implementation], Fault] = {}
 """The faults of modules imported so far; `suite.faults.all_faults` imports all modules."""
@@ -125,11 +68,11 @@ class Fault:
 
 
 def fault(killed_by: str, hint: str = "", *, like: str = "", family: str = "") -> Callable[[K], K]:
-    """Add a kernel or a layer to the catalogue (see `Fault`). The default family is that of its module
-    in `FAMILY_OF`."""
+    """Add a kernel or a layer to the catalogue (see `Fault`). The default family is the `FAMILY` of its
+    module."""
 
     def mark(kernel: K) -> K:
-        of = family or FAMILY_OF.get(kernel.__module__.rpartition(".")[2], "")
+        of = family or getattr(sys.modules[kernel.__module__], "FAMILY", "")
         FAULTS[kernel] = Fault(kernel, killed_by, hint, like, of)
         return kernel
 

@@ -12,6 +12,8 @@ from suite.faults.fault import fault
 from suite.faults.kernels.attention import Kernel
 from suite.faults.kernels.gradient import Differentiable
 
+FAMILY = "layout"
+
 
 def fused(*arrays: Rounded) -> bool:
     """True if arrays are different parts of one array."""

@@ -9,6 +9,8 @@ from suite.faults.kernels.layer import LayerCall, MultiHeadKernel
 from suite.spec.operators.gated import GATED
 from suite.spec.operators.layers import PARAMETERS
 
+FAMILY = "layer"
+
 
 class GatedKernel(MultiHeadKernel):
     """Multi-head self-attention whose merged heads are gated."""

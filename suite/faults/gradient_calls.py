@@ -13,6 +13,8 @@ from suite.faults.kernels.attention import Call
 from suite.faults.kernels.gradient import Differentiable, DifferentiableFused, DifferentiableLowest
 from suite.spec.dtypes import round_to
 
+FAMILY = "gradient"
+
 
 @fault(
     "gradients",

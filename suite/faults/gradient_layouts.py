@@ -8,6 +8,8 @@ from suite.faults.fault import fault
 from suite.faults.kernels.gradient import Differentiable
 from suite.faults.layouts import elements, of_cache, of_more_heads, shared, unaligned
 
+FAMILY = "gradient"
+
 
 @fault("gradient_layouts", "`dk.sum(0)` for a stride of 0; after `expand` autograd sums by itself")
 class SharedKeyGradientSummed(Differentiable):

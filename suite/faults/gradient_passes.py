@@ -14,6 +14,8 @@ from suite.faults.fault import fault
 from suite.faults.kernels.attention import Call
 from suite.faults.kernels.gradient import Differentiable
 
+FAMILY = "gradient"
+
 
 class Saving(Differentiable):
     """Saves the operands of a forward pass in one place for every shape."""

@@ -12,6 +12,8 @@ from suite.faults.kernels.gradient import (
     DifferentiableRecomputed,
 )
 
+FAMILY = "gradient"
+
 
 @fault("gradients", "`dk = ds.mT @ q`; the scale is missing: `dk = scale * ds.mT @ q`")
 class KeyGradientUnscaled(Differentiable):

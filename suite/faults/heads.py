@@ -7,6 +7,8 @@ import numpy as np
 from suite.faults.fault import fault
 from suite.faults.kernels.attention import Call, Kernel
 
+FAMILY = "heads"
+
 
 @fault(
     "groups_equal_repeated_heads",

@@ -9,6 +9,8 @@ from suite.faults.fault import fault
 from suite.faults.kernels.attention import Call, Kernel, Online
 from suite.faults.kernels.variants import MergedChunks
 
+FAMILY = "mask"
+
 
 @fault("values", "`scores + mask` for a boolean mask; use `masked_fill(~mask, -inf)`", like="C4")
 class MaskAdded(Kernel):

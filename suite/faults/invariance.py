@@ -9,6 +9,8 @@ from suite.faults.fault import fault
 from suite.faults.kernels.attention import Call, Kernel
 from suite.spec.dtypes import round_to
 
+FAMILY = "tiles"
+
 
 class LastKeyLost(Kernel):
     """The last key is not seen where `loses` says."""

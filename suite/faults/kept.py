@@ -13,6 +13,8 @@ from suite.faults.fault import fault
 from suite.faults.kernels.attention import Call, Kernel
 from suite.spec.dtypes import round_to
 
+FAMILY = "state"
+
 
 class Pool(Kernel):
     """Answers are written into buffers, which are used again when `free` says so."""

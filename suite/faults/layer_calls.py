@@ -12,6 +12,8 @@ from suite.faults.kernels.layer import Heads, LayerCall, MultiHeadKernel, SelfAt
 from suite.faults.kernels.single import AdditiveKernel, DotKernel
 from suite.spec.dtypes import DTYPES
 
+FAMILY = "layer"
+
 
 @fault("values", "`weights.sum(1)`; the average over the heads is `weights.mean(1)`")
 class WeightsSummed(MultiHeadKernel):

@@ -15,6 +15,8 @@ from suite.faults.kernels.dropping import (
 from suite.faults.kernels.layer import LayerCall, MultiHeadKernel
 from suite.faults.kernels.single import AdditiveKernel, DotKernel
 
+FAMILY = "dropout"
+
 
 @fault("dropout_off", "`F.dropout(w, p)` without `training=self.training`", like="F2")
 class DropoutInEvaluation(MultiHeadKernel):

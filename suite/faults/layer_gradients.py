@@ -27,6 +27,8 @@ from suite.faults.kernels.norm_gradient import (
 from suite.spec.inputs import Inputs
 from suite.spec.masks import parse_mask
 
+FAMILY = "gradient"
+
 
 @fault("gradients", "`x[0].mT @ dy[0]`; sum over the samples: `(x.mT @ dy).sum(0)`")
 class KernelGradientOfFirstSample(LayerDifferentiable):

@@ -8,6 +8,8 @@ from suite.faults.fault import fault
 from suite.faults.kernels.layer import Heads, LayerCall, MultiHeadKernel, SelfAttentionKernel
 from suite.faults.kernels.single import AdditiveKernel, DotKernel, MaskedKernel
 
+FAMILY = "mask"
+
 
 @fault(
     "values",

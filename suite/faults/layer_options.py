@@ -9,6 +9,8 @@ from suite.faults.fault import fault
 from suite.faults.kernels.layer import MultiHeadKernel, SelfAttentionKernel
 from suite.faults.kernels.single import AdditiveKernel, BatchNormKernel, ConcatKernel
 
+FAMILY = "layer"
+
 
 @fault("dropout", "`dropout(weights @ v)`; it is `dropout(weights) @ v`", family="dropout")
 class DropoutOnOutput(MultiHeadKernel):

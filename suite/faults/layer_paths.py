@@ -9,6 +9,8 @@ from suite.faults.kernels.layer import LayerCall, MultiHeadKernel
 from suite.faults.kernels.single import AdditiveKernel
 from suite.spec.dtypes import DTYPES, round_to
 
+FAMILY = "layer"
+
 
 @fault("values", "`mask if mask is not None else valid`; both apply: `mask & valid`", family="mask")
 class PaddingLostWithMask(MultiHeadKernel):

@@ -17,6 +17,8 @@ from suite.faults.kernels.single import (
     LayerNormKernel,
 )
 
+FAMILY = "layer"
+
 
 @fault("values", "`((q + k) * w).sum(-1)`; additive scores are `(tanh(q + k) * w).sum(-1)`")
 class TanhOmitted(AdditiveKernel):

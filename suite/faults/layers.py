@@ -11,6 +11,8 @@ from backends._numpy import Rounded
 from suite.faults.fault import fault
 from suite.faults.kernels.layer import Heads, LayerCall, MultiHeadKernel, SelfAttentionKernel
 
+FAMILY = "layer"
+
 
 @fault("values", "`x.view(B, L, H, E // H)` before the projection; project x whole, then split")
 class HeadsSplitBeforeProjection(MultiHeadKernel):

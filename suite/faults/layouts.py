@@ -8,6 +8,8 @@ from backends._numpy import Rounded
 from suite.faults.fault import fault
 from suite.faults.kernels.attention import Call, Kernel
 
+FAMILY = "layout"
+
 
 def in_order(values: np.ndarray) -> np.ndarray:
     """The memory from the first element on, read as if the array were contiguous."""

@@ -8,6 +8,8 @@ from suite.faults.fault import fault
 from suite.faults.kernels.attention import Call, Kernel
 from suite.faults.kernels.gradient import Differentiable
 
+FAMILY = "scores"
+
 
 @fault(
     "logit_scale_equals_scaled_query",

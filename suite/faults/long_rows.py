@@ -7,6 +7,8 @@ import numpy as np
 from suite.faults.fault import fault
 from suite.faults.kernels.attention import Call, Eager, Fused, Kernel
 
+FAMILY = "tiles"
+
 
 class LongRows(Kernel):
     """A kernel whose fault needs more than `longer` keys, at most `longest`, and the dtype `only`."""

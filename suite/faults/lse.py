@@ -12,6 +12,8 @@ from suite.faults.kernels.attention import Call, Kernel
 from suite.faults.kernels.gradient import Differentiable
 from suite.spec.dtypes import DTYPES, round_to
 
+FAMILY = "lse"
+
 
 @fault(
     "values",

@@ -17,6 +17,8 @@ from suite.faults.layouts import (
     with_samples_of_heads,
 )
 
+FAMILY = "layout"
+
 
 @fault(
     "mask_layouts",

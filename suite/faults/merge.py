@@ -8,6 +8,8 @@ from suite.faults.fault import fault
 from suite.faults.kernels.merge import MergeInTurn, MergeKernel
 from suite.spec.dtypes import DTYPES, DType, round_to
 
+FAMILY = "merge"
+
 Merged = tuple[np.ndarray, np.ndarray]
 
 

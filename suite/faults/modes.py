@@ -11,6 +11,8 @@ from suite.faults.kernels.attention import Call, Eager, Kernel
 from suite.faults.kernels.gradient import Differentiable
 from suite.faults.kernels.layer import MultiHeadKernel
 
+FAMILY = "state"
+
 
 class CompiledKernel(Differentiable):
     """An honest kernel that is asked what compiled implementations are asked."""

@@ -12,6 +12,8 @@ from suite.faults.kernels.gradient import Differentiable
 from suite.faults.kernels.layer import LayerCall, MultiHeadKernel
 from suite.faults.persons import Persons
 
+FAMILY = "mask"
+
 
 class EmptyRows(Persons):
     """Rows without keys are changed."""

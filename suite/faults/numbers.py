@@ -13,6 +13,8 @@ from suite.faults.kernels.attention import Call, Kernel
 from suite.faults.kernels.layer import LayerCall, MultiHeadKernel
 from suite.faults.persons import Persons
 
+FAMILY = "numerics"
+
 
 @fault("election", "`bias.nan_to_num()`; NaN must stay NaN")
 class NanInBiasIsZero(Persons):

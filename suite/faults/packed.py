@@ -11,6 +11,8 @@ from suite.faults.fault import fault
 from suite.faults.kernels.packed import Pack, PackedKernel, Pair
 from suite.spec.inputs import Inputs
 
+FAMILY = "packed"
+
 
 @fault("values", "`cu_seqlens` is accepted and not used; a query sees the keys of its own segment")
 class PackedAsOne(PackedKernel):

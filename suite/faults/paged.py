@@ -13,6 +13,8 @@ from suite.spec.case import Case
 from suite.spec.inputs import Inputs
 from suite.spec.operators.packed import allowed_pairs
 
+FAMILY = "paged"
+
 
 @fault("values", "`block_table[b + 1]`, or a row counted among samples with queries alone")
 class PagedTableOfAnother(PagedKernel):

@@ -9,6 +9,8 @@ from suite.faults.kernels.paged_write import PagedWriteKernel
 from suite.spec.case import Case
 from suite.spec.dtypes import DTYPES, DType, round_to
 
+FAMILY = "paged"
+
 
 @fault("values", "`slot + 1`, lengths that already count the new token")
 class WriteSlotLate(PagedWriteKernel):

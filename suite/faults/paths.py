@@ -13,6 +13,8 @@ from suite.faults.kernels.gradient import Differentiable
 from suite.faults.kernels.packed import Pack, PackedKernel, Pair
 from suite.faults.kernels.rotary import RotaryKernel, Turn
 
+FAMILY = "gradient"
+
 
 @fault("gradients", "a vector path for `Lk % 8 == 0` adds its part twice")
 class KeyGradientDoubledInWholeVectors(Differentiable):

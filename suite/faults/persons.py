@@ -10,6 +10,8 @@ from suite.faults.kernels.attention import Call, Kernel
 from suite.faults.kernels.gradient import Differentiable
 from suite.faults.kernels.layer import LayerCall, MultiHeadKernel
 
+FAMILY = "mask"
+
 
 class Persons(Kernel):
     """An honest kernel that a person handed over: what it elects is observed."""

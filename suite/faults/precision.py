@@ -12,6 +12,8 @@ from suite.faults.kernels.attention import Call, Eager, Fused, Kernel
 from suite.faults.kernels.variants import FlashFused, StepByStep, WorkingPrecision
 from suite.spec.dtypes import DTYPES, round_to
 
+FAMILY = "numerics"
+
 
 def toward_zero(rounded: np.ndarray, exact: np.ndarray, call: Call) -> np.ndarray:
     """16-bit numbers, rounded from `exact`, moved to the next number towards zero where they had

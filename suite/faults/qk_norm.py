@@ -10,6 +10,8 @@ from suite.faults.fault import fault
 from suite.faults.kernels.layer import LayerCall, MultiHeadKernel
 from suite.faults.kernels.layer_gradient import LayerDifferentiable
 
+FAMILY = "layer"
+
 
 @fault("values", "`q = norm_q(q)` without `k = norm_k(k)`")
 class QueriesAloneNormalised(MultiHeadKernel):

@@ -9,6 +9,8 @@ from suite.faults.kernels.attention import Call, Kernel, Online
 from suite.faults.kernels.gradient import Differentiable
 from suite.faults.kernels.merge import MergeKernel
 
+FAMILY = "numerics"
+
 
 @fault(
     "values",

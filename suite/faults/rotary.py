@@ -12,6 +12,8 @@ from suite.faults.kernels.rotary import RotaryByTable, RotaryKernel, RotaryTable
 from suite.spec.dtypes import DTYPES, round_to
 from suite.spec.operators.rotary import FAR
 
+FAMILY = "rotary"
+
 
 @fault(
     "values",

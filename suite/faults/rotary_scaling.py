@@ -12,6 +12,8 @@ from suite.faults.fault import fault
 from suite.faults.kernels.rotary import RotaryKernel, Turn
 from suite.spec.operators.rotary import ORIGINAL_LENGTH
 
+FAMILY = "rotary"
+
 
 class Scaled(RotaryKernel):
     """A rotation whose scaled variant `variant` is not what it should be."""

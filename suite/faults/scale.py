@@ -10,6 +10,8 @@ from suite.faults.fault import fault
 from suite.faults.kernels.attention import Call, Eager, Fused, Kernel
 from suite.spec.dtypes import round_to
 
+FAMILY = "scale"
+
 
 @fault(
     "values",

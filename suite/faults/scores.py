@@ -8,6 +8,8 @@ from backends._numpy import Rounded
 from suite.faults.fault import fault
 from suite.faults.kernels.attention import Call, Kernel, rank4
 
+FAMILY = "scores"
+
 
 @fault(
     "values",

@@ -10,6 +10,8 @@ from backends._numpy import Rounded
 from suite.faults.fault import fault
 from suite.faults.kernels.attention import Call, Kernel
 
+FAMILY = "shapes"
+
 
 @fault(
     "values",

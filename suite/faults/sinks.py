@@ -8,6 +8,8 @@ from suite.faults.fault import fault
 from suite.faults.kernels.attention import Call, Kernel, Online
 from suite.faults.kernels.gradient import Differentiable
 
+FAMILY = "sinks"
+
 
 class Resunk(Kernel):
     """The sinks (H, 1, 1) are changed before they join the scores."""

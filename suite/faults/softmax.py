@@ -8,6 +8,8 @@ from suite.faults.fault import fault
 from suite.faults.kernels.attention import Call, Eager, Kernel, Online
 from suite.faults.kernels.variants import MergedChunks
 
+FAMILY = "softmax"
+
 
 @fault("values", "`softmax(dim=-2)` or `dim=2`; the softmax runs over keys, `dim=-1`")
 class SoftmaxOverQueries(Kernel):

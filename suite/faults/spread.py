@@ -14,6 +14,8 @@ from suite.faults.kernels.layer import LayerCall, LayerEager
 from suite.faults.kernels.layer_gradient import Arrays, LayerDifferentiable
 from suite.spec.inputs import Inputs
 
+FAMILY = "numerics"
+
 
 def off(x: np.ndarray, dtype: str, only: str = "bf16", by: float = 1.01) -> np.ndarray:
     """x, larger by a factor in the dtype `only`."""

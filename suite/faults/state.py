@@ -14,6 +14,8 @@ from suite.faults.kernels.attention import Call, Kernel
 from suite.faults.kernels.variants import Workspace
 from suite.spec.dtypes import round_to
 
+FAMILY = "state"
+
 
 def address(array: Rounded) -> tuple[int, tuple[int, ...]]:
     """Where the values of an array lie, and its shape."""

@@ -10,6 +10,8 @@ from suite.faults.fault import fault
 from suite.faults.kernels.attention import Call, Kernel
 from suite.faults.kernels.gradient import Differentiable
 
+FAMILY = "mask"
+
 
 def empty_together(kernel: Kernel, call: Call) -> Any:
     """The rows (B, H, Lq, 1) that are without keys by flag and mask together alone."""

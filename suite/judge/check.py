@@ -74,7 +74,7 @@ class Check:
         later = {i: i.later for i in group}
         smoke = {case.id for case in cases("smoke")} if any(later.values()) else set()
         shared = shared_needs(of_level)
-        twins: set[tuple[Implementation, str]] = set()
+        asked: set[tuple[Implementation, str]] = set()
         for case in of_level:
             for implementation in group:
                 if implementation.operator is not case.operator:
@@ -87,13 +87,13 @@ class Check:
                 ):  # fmt: skip
                     continue
                 yield Cell(self, case, implementation, seed)
-                twin = implementation.nearest_supported(case)
-                if twin is None or twin.id in ids or (implementation, twin.id) in twins:
+                nearest = implementation.nearest_supported(case)
+                if nearest is None or nearest.id in ids or (implementation, nearest.id) in asked:
                     continue
-                if shared[case.operator.name] - {*twin.needs}:
+                if shared[case.operator.name] - {*nearest.needs}:
                     continue
-                twins.add((implementation, twin.id))
-                yield Cell(self, twin, implementation, seed)
+                asked.add((implementation, nearest.id))
+                yield Cell(self, nearest, implementation, seed)
 
     def unsupported(self, implementation: Implementation, case: AnyCase) -> str | None:
         """The reason why the implementation does not support this check on the case, or None. Runs

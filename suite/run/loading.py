@@ -42,7 +42,7 @@ NO_CODE = UserCode()
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedBackend:
     """A backend, and what of it is judged.
 
     `implementations` are judged. Among them are user `functions`, with their compiled forms; they fail as
@@ -67,11 +67,11 @@ class Loaded:
 
 def load_backends(
     options: Options, user: UserCode
-) -> tuple[list[Loaded], dict[str, BackendUnavailable]]:
+) -> tuple[list[LoadedBackend], dict[str, BackendUnavailable]]:
     """Import the frameworks, and find the implementations that the options ask for; returns besides those
     backends of "all" that cannot be loaded. Raises UsageError."""
     by_name = {registry.canonical(name) for name in options.backend if name != "all"}
-    loaded: list[Loaded] = []
+    loaded: list[LoadedBackend] = []
     unavailable: dict[str, BackendUnavailable] = {}
     for name in options.backends:
         try:
@@ -90,7 +90,7 @@ def load_backends(
     return loaded, unavailable
 
 
-def load_backend(backend: Backend, options: Options, user: UserCode = NO_CODE) -> Loaded:
+def load_backend(backend: Backend, options: Options, user: UserCode = NO_CODE) -> LoadedBackend:
     """A backend's implementations, or the user functions instead of them. Raises UsageError."""
     if isinstance(backend, Remote):
         backend = backend.home
@@ -132,7 +132,7 @@ def load_backend(backend: Backend, options: Options, user: UserCode = NO_CODE) -
         of_functions = [entry for path in expect for entry in load_named(path)]
     except ExpectationError as error:
         raise UsageError(str(error)) from error
-    return Loaded(
+    return LoadedBackend(
         backend, tuple(judged), tuple(functions), tuple(natives if options.function else ()),
         Manifest(entries, backend.versions, backend.device),
         Manifest(of_functions, backend.versions, backend.device), tuple(expect), tuple(notes),
@@ -156,7 +156,7 @@ def _function(
     return function, claims.expect
 
 
-def _selected(loaded: Sequence[Loaded], names: Sequence[str]) -> list[Loaded]:
+def _selected(loaded: Sequence[LoadedBackend], names: Sequence[str]) -> list[LoadedBackend]:
     """The backends with the implementations of these names ("sdpa" or "torch:sdpa") and every user
     function alone. Raises UsageError for an unknown name."""
 

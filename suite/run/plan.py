@@ -17,7 +17,14 @@ from suite.judge.check import Check
 from suite.judge.judge import Policy, Step
 from suite.records.cells import digest
 from suite.records.expectations import Expectation
-from suite.run.loading import NO_CODE, Loaded, UserCode, lacking_parameters, load_backends, try_out
+from suite.run.loading import (
+    NO_CODE,
+    LoadedBackend,
+    UserCode,
+    lacking_parameters,
+    load_backends,
+    try_out,
+)
 from suite.run.options import Options
 from suite.run.process import limited
 from suite.run.recorded import record_key
@@ -33,7 +40,7 @@ class Plan:
     that could not be loaded."""
 
     options: Options
-    loaded: Sequence[Loaded]
+    loaded: Sequence[LoadedBackend]
     unavailable: Mapping[str, BackendUnavailable]
 
     @classmethod
@@ -83,7 +90,7 @@ class Plan:
         """What people should know of the implementations."""
         return [note for one in self.loaded for note in one.notes]
 
-    def of(self, implementation: Implementation) -> Loaded:
+    def of(self, implementation: Implementation) -> LoadedBackend:
         """The backend of an implementation, as it was loaded."""
         return next(one for one in self.loaded if one.backend.name == implementation.backend.name)
 

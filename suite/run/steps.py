@@ -25,7 +25,7 @@ from suite.judge.judge import Policy, judge
 from suite.judge.verdict import Verdict
 from suite.records.expectations import Expectation, ExpectationError, Manifest
 from suite.records.findings import title_of
-from suite.run.loading import Loaded
+from suite.run.loading import LoadedBackend
 from suite.spec.dtypes import DTYPES, round_to
 
 NARROW = DTYPES["f16"]
@@ -68,7 +68,7 @@ def expected(manifest: Manifest, cell: Cell, verdict: Verdict) -> Verdict:
         return _unusable(verdict, error)
 
 
-def inherited(loaded: Loaded, policy: Policy, cell: Cell, verdict: Verdict) -> Verdict:
+def inherited(loaded: LoadedBackend, policy: Policy, cell: Cell, verdict: Verdict) -> Verdict:
     """The verdict of a user function, `known` if one of its framework's natives fails in the same way.
 
     A function that calls the framework's own attention, or one of its operations, fails where the

@@ -162,8 +162,8 @@ class Search:
             for implementation in self.implementations:
                 if implementation.operator is case.operator:
                     # A case beyond declared limits is replaced by the nearest supported case.
-                    twin = implementation.nearest_supported(case) or case
-                    yield Cell(check, twin, implementation, self.plan.options.seed)
+                    nearest = implementation.nearest_supported(case) or case
+                    yield Cell(check, nearest, implementation, self.plan.options.seed)
 
     def judge(self, cell: Cell) -> Verdict:
         """The verdict of a cell with the manifest. A pass stays a pass even if the manifest expects a

@@ -23,13 +23,6 @@ from suite.run.options import Options
 
 MOST_SEEDS = 1_000_000
 
-GONE = {
-    "core_hour": "a sweep counts no money: remove core_hour, and end the sweep by --hours",
-    "mutants": "a sweep judges no machine-made mutants: remove [[mutants]], and run `python -m "
-    "tests.mutation --framework=NAME` in a checkout",
-}
-"""Fields of older plans, and what to use instead."""
-
 Seeds = int | str | tuple[int | str, ...]
 
 
@@ -107,9 +100,6 @@ def load(path: str | Path) -> SweepPlan:
 
 def plan_of(document: Mapping[str, Any]) -> SweepPlan:
     """The plan in a TOML document, checked without importing a framework. Raises UsageError."""
-    for word, said in GONE.items():
-        if word in document:
-            raise UsageError(said)
     try:
         plan = msgspec.convert(dict(document), SweepPlan)
     except msgspec.ValidationError as error:

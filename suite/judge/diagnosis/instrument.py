@@ -20,7 +20,7 @@ from suite.judge.oracle import Oracle, Rounding
 from suite.judge.verdict import HarnessError, NotApplicable
 from suite.spec.case import Case
 from suite.spec.dtypes import DTYPES, round_to
-from suite.spec.features import FEATURES
+from suite.spec.features import ARRAYS, FEATURES
 from suite.spec.inputs import Inputs, draw
 from suite.spec.recipes import alibi_bias
 from suite.spec.sizes import Sizes
@@ -168,8 +168,8 @@ class Instrument:
     def with_scores(self, inputs: Inputs, scores: np.ndarray) -> Reading | None:
         """The weights for scores (B, H, Lq, Lk): keys are unit vectors, queries hold the scores. None if
         there are more keys than components, or if scores are more than scaled products."""
-        s, more = inputs.sizes, ("softcap", "logit_scale", "alibi_slopes", "sinks")
-        if s.Lk > s.D or not inputs.effective_scale or any(n in inputs.arrays for n in more):
+        s = inputs.sizes
+        if s.Lk > s.D or not inputs.effective_scale or any(n in inputs.arrays for n in ARRAYS):
             return None
         key, query = np.zeros(inputs.key.shape), np.zeros(inputs.query.shape)
         key[..., :, : s.Lk] = np.eye(s.Lk)

@@ -134,14 +134,14 @@ class Probe:
     def _take_as_answer(self, error: Exception) -> None:
         """Raise Refused if a user function refuses by this error, and Deviation "raised" if the error is
         no answer."""
-        person = self.implementation.declared.is_user_code
+        is_user_code = self.implementation.declared.is_user_code
         inside = self.implementation.backend.compilers.raised_inside(error)
-        if person and isinstance(inside, NotImplementedError):
+        if is_user_code and isinstance(inside, NotImplementedError):
             raise refusal.outcome(self.implementation, error) from error
         if self.any_error:
             return
         refuses = refusal.refuses(self.implementation, error)
-        if not refuses or (person and not self.may_refuse):
+        if not refuses or (is_user_code and not self.may_refuse):
             raise refusal.outcome(self.implementation, error) from error
 
     def values(self, inputs: Inputs, lacking: bool = False) -> np.ndarray | None:
