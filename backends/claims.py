@@ -30,7 +30,8 @@ REFUSED = {
 """The features that a function lacks by a claim."""
 
 PLAIN = (
-    "numerics", "centred_keys", "deterministic", "bitwise", "drop_in", "allow_unused", *REFUSED
+    "numerics", "centred_keys", "deterministic", "bitwise", "forbid", "drop_in", "allow_unused",
+    *REFUSED,
 )  # fmt: skip
 """Claims that are taken as they are said."""
 
@@ -49,6 +50,7 @@ class Claims:
     centred_keys: bool = False
     deterministic: bool = True
     bitwise: tuple[str, ...] = ()
+    forbid: tuple[str, ...] = ()
     drop_in: bool = False
     allow_unused: bool = False
     contiguous: bool = False

@@ -30,6 +30,10 @@ class ForwardOnly(Exception):
         self.declared = declared
 
 
+class ForbiddenCall(Exception):
+    """A user's function called what the claim `forbid` rules out; the message names the function."""
+
+
 @contextmanager
 def underivable(message: str) -> Iterator[None]:
     """A context in which an error whose message matches the pattern is raised as ForwardOnly: the

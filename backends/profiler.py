@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from re import Pattern
 from threading import Barrier, Thread
 from typing import TYPE_CHECKING, Any
 
@@ -81,6 +82,20 @@ class Profiler:
     def kernels(self, prepared: PreparedCall) -> str:
         """The framework's names of the call's kernels; empty if the framework does not tell."""
         return ""
+
+    def operator(self, function: Any) -> Pattern[str] | None:
+        """The pattern of the names that `operators` gives a function of the framework; None if the
+        function is no operator."""
+        return None
+
+    def operators(self, call: Callable[[], Any]) -> tuple[Any, Iterable[str]]:
+        """The value of a call, and the names of the operators that it ran in this thread, as far as the
+        framework tells them."""
+        return call(), ()
+
+    def traces(self) -> bool:
+        """True while the framework reads Python code, and runs no operators."""
+        return False
 
     def sync(self, outputs: Any) -> None:
         """Wait until these outputs (arrays, or tuples and dictionaries of arrays) are computed."""

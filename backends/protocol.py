@@ -46,6 +46,7 @@ from backends.prepared import (
     ARRAYS,
     ENDS,
     LAYER_OUTPUTS,
+    ForbiddenCall,
     ForwardOnly,
     PreparedCall,
     ProcessDied,
@@ -85,8 +86,8 @@ class Setting(NamedTuple):
 __all__ = [
     "ARRAYS", "AS_CLASS", "ATTENTION_FEATURES", "ENDS", "LAYER_FEATURES", "LAYER_OUTPUTS", "OF_BACKENDS",
     "THROUGH", "Ambient", "Backend", "BackendUnavailable", "BrokenFramework", "Compilers",
-    "DeclarationError", "Declared", "DeclaredRounding", "Election", "ForwardOnly", "Implementation",
-    "Limits", "Memory", "PreparedCall", "ProcessDied", "Profiler", "Setting", "Step",
+    "DeclarationError", "Declared", "DeclaredRounding", "Election", "ForbiddenCall", "ForwardOnly",
+    "Implementation", "Limits", "Memory", "PreparedCall", "ProcessDied", "Profiler", "Setting", "Step",
     "TimeOver", "UsageError", "checked_name", "needed", "set_to",
 ]  # fmt: skip
 

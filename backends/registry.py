@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from backends.claims import Claims
+from backends.claims import Claims, read
+from backends.forbidden import listen
 from backends.protocol import (
     ENDS,
     THROUGH,
@@ -244,8 +245,18 @@ def function_implementation(
     framework's attention signature. Raises UsageError if the function cannot be imported or called, has
     another signature or an invalid name, or if a claim is invalid.
     """
-    function = load_object(text, "function")
+    function = load_function(backend, text, said)
     return callable_implementation(backend, function, text.rpartition(":")[2], said, like, text)
+
+
+def load_function(backend: Backend, text: str, said: Mapping[str, Any]) -> Any:
+    """The user's function named by `text`. What `said` forbids notes its calls before the file is
+    imported. Raises UsageError."""
+    try:
+        listen(backend, read("forbid", said.get("forbid", ())))
+    except ValueError as error:
+        raise UsageError(f"a claim cannot be used: {error}") from error
+    return load_object(text, "function")
 
 
 def callable_implementation(
@@ -266,6 +277,8 @@ def callable_implementation(
             operator = OPERATORS[like]
             if operator in OWN:
                 return OWN[operator](backend, function, name, claims), claims
+            if claims.forbid:
+                raise UsageError("forbid is a claim of functions, not of layers")
             return UserLayer(backend, function, name, claims, operator), claims
         return backend.function(function, name, claims), claims
     except UsageError as error:
@@ -290,5 +303,6 @@ __all__ = [
     "implementations",
     "installed",
     "load",
+    "load_function",
     "together",
 ]  # fmt: skip

@@ -342,7 +342,7 @@ def test_usage_errors_measure_nothing(
 
 
 def test_a_malformed_command_line_is_no_wrong_answer(capsys: pytest.CaptureFixture[str]) -> None:
-    for wrong in ("--threads=many", "--foo"):
+    for wrong in ("--threads=many", "--foo", "--isolate", "--forbid=torch.bmm"):
         with pytest.raises(SystemExit) as ended:
             main(["bench", "--backend=torch", wrong])
         assert ended.value.code == gate.NOTHING

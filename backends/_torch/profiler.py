@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
+from types import BuiltinFunctionType, MethodDescriptorType
 from typing import Any
 
 from backends._torch.autograd import step_by_autograd
@@ -14,6 +15,13 @@ from backends.protocol import Backend, Profiler, Step
 
 COLD_BYTES = 256 * 2**20
 """What is written to empty a GPU's L2: more than the largest one holds (NVIDIA H200: 50 MB)."""
+
+KERNELS = {
+    "aten::scaled_dot_product_attention": (
+        r"aten::_scaled_dot_product_\w+", r"aten::_(flash|efficient|cudnn)_attention_\w+"
+    )
+}  # fmt: skip
+"""Patterns of the private operators by which code may call a public one."""
 
 
 class TorchProfiler(Profiler):
@@ -43,6 +51,38 @@ class TorchProfiler(Profiler):
         fused = sorted(n for n in names if re.match(r"_scaled_dot_product_\w*(attention|math)", n))
         products = sorted(n for n in names if n in ("bmm", "baddbmm", "matmul"))
         return ", ".join(fused or products) or "no attention kernel and no matrix product"
+
+    def operator(self, function: Any) -> re.Pattern[str] | None:
+        """A public function of torch's C++ code, or one of `torch.ops`."""
+        import torch
+
+        name = getattr(function, "_qualified_op_name", "")
+        if isinstance(function, BuiltinFunctionType | MethodDescriptorType):
+            name = (
+                f"aten::{function.__name__}" if hasattr(torch.ops.aten, function.__name__) else ""
+            )
+        if not name:
+            return None
+        return re.compile("|".join([re.escape(name), *KERNELS.get(name, ())]))
+
+    def operators(self, call: Callable[[], Any]) -> tuple[Any, Iterable[str]]:
+        """All operators that the dispatcher calls, also from C++ and from compiled code."""
+        from torch import _C, autograd
+
+        if _C._autograd._profiler_enabled():
+            return call(), ()
+        none = (False, False, False, False, False, _C._profiler._ExperimentalConfig())
+        autograd._enable_profiler_legacy(autograd.ProfilerConfig(autograd.ProfilerState.CPU, *none))
+        try:
+            value = call()
+        finally:
+            threads = autograd._disable_profiler_legacy()
+        return value, {event.name() for thread in threads for event in thread}
+
+    def traces(self) -> bool:
+        import torch
+
+        return torch.compiler.is_compiling()
 
     def sync(self, outputs: Any) -> None:
         """Wait for all streams of the GPU."""

@@ -14,6 +14,7 @@ from typing import Any
 from backends.binder import Binder, Parameter, UnreadableSignature
 from backends.claims import Claims
 from backends.declared import TEXTBOOK_FEATURES, Declared
+from backends.forbidden import watched
 from backends.masks import IS_CAUSAL, AttentionCall, Native, feature_array, split_native
 from backends.prepared import PreparedCall, attention_call
 from backends.protocol import Backend, Implementation, own_attention
@@ -121,6 +122,7 @@ class UserCallable(Implementation):
         if not claims.allow_unused:
             self.binder.check_names(name)
         super().__init__(backend, name, self.declaration(claims))
+        self.called = watched(backend, function, claims.forbid)
         self.argument_names, self.remarks = self.binder.argument_names, self.binder.remarks
         self.declared = self.declared.refusing(self.observed())
 
@@ -184,7 +186,7 @@ class UserFunction(UserCallable):
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         """The function's call: query, key and value by position, the rest by keyword."""
-        backend, native, function = self.backend, self.native, self.judged
+        backend, native, function = self.backend, self.native, self.called
         call = AttentionCall(backend, inputs, native.divide(inputs, self.binder))
         operands = dict(
             zip(OPERANDS, backend.memory.operands(inputs, native.axis_order), strict=True)

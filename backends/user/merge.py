@@ -30,6 +30,6 @@ class UserMerge(UserCallable):
         }
 
         def call(partial_output: Any, partial_lse: Any) -> Any:
-            return self.judged(partial_output, partial_lse)
+            return self.called(partial_output, partial_lse)
 
         return PreparedCall(call, arguments, inputs.outputs, constants=())

@@ -74,7 +74,7 @@ class UserPacked(UserCallable):
         arguments = segmented(self.backend, inputs, SUMMED, np.int32)
 
         def call(query: Any, key: Any, value: Any, cu_seqlens_q: Any, cu_seqlens_k: Any) -> Any:
-            return self.judged(query, key, value, cu_seqlens_q, cu_seqlens_k, **keywords)
+            return self.called(query, key, value, cu_seqlens_q, cu_seqlens_k, **keywords)
 
         return PreparedCall(call, arguments, constants=tuple(keywords.items()))
 

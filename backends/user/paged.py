@@ -53,7 +53,7 @@ class UserPaged(UserCallable):
         def call(
             query: Any, key: Any, value: Any, query_offsets: Any, key_lengths: Any, page_table: Any
         ) -> Any:
-            return self.judged(
+            return self.called(
                 query, key, value, query_offsets, key_lengths, page_table, **keywords
             )
 

@@ -40,7 +40,7 @@ class UserPagedWrite(UserCallable):
 
         def call(key: Any, value: Any, key_cache: Any, value_cache: Any, slot_mapping: Any) -> Any:
             pools = own(key_cache), own(value_cache)
-            answer = self.judged(key, value, *pools, slot_mapping, **keywords)
+            answer = self.called(key, value, *pools, slot_mapping, **keywords)
             return pools if answer is None else answer
 
         constants = tuple(keywords.items())

@@ -89,7 +89,7 @@ class UserRotation(UserCallable):
         }
 
         def call(query: Any, position: Any) -> Any:
-            return self.judged(query, position, **keywords)
+            return self.called(query, position, **keywords)
 
         return PreparedCall(
             call,

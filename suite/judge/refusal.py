@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from backends.protocol import ENDS, Implementation
+from backends.protocol import ENDS, ForbiddenCall, Implementation
 from suite.judge.verdict import Deviation, Refused, first_line
 
 ACCIDENT = re.compile(
@@ -36,9 +36,11 @@ def refuses(implementation: Implementation, error: BaseException) -> bool:
 
 def outcome(implementation: Implementation, error: BaseException) -> Deviation | Refused:
     """The exception for a call that raised an error: Refused if a user function refuses by it, else
-    Deviation."""
+    Deviation; "forbidden" if the function called what it must not call."""
+    inside = implementation.backend.compilers.raised_inside(error)
+    if isinstance(inside, ForbiddenCall):
+        return Deviation("forbidden", str(inside))
     if implementation.declared.is_user_code and refuses(implementation, error):
-        inside = implementation.backend.compilers.raised_inside(error)
         return Refused(f"the function refuses: {first_line(inside)}")
     return accident(implementation, error)
 

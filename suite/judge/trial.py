@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from backends.protocol import ENDS, Implementation, PreparedCall, TimeOver
+from backends.protocol import ENDS, ForbiddenCall, Implementation, PreparedCall, TimeOver
 from suite.judge import leaks, refusal
 from suite.judge.answer import values_of
 from suite.judge.elections.probe import Probe
@@ -75,7 +75,8 @@ def _attempted(
     except ENDS:
         raise
     except BaseException as error:
-        if refusal.refuses(implementation, error):
+        inside = implementation.backend.compilers.raised_inside(error)
+        if isinstance(inside, ForbiddenCall) or refusal.refuses(implementation, error):
             return True, None
         if has_two_orders(inputs.case) and _fits_swapped(implementation, inputs):
             return True, _wrong_order(prepared.axis_order)

@@ -170,6 +170,13 @@ class Options(CommandOptions):
         of_function=True,
         for_rerun=False,
     )
+    forbid: tuple[str, ...] = option(
+        "fail --function in cells in which it calls one of these functions, as "
+        "torch.nn.functional.scaled_dot_product_attention; repeatable",
+        "NAME[,NAME]",
+        many=True,
+        of_function=True,
+    )
     isolate: bool = option(
         "run --function in a child process with few rights; what judges never imports its file "
         "(docs/untrusted.md)",
@@ -229,7 +236,8 @@ class Options(CommandOptions):
         UsageError."""
         claims = {
             "numerics": self.numerics, "elections": read_elections(self.elect),
-            "drop_in": self.drop_in, "allow_unused": self.allow_unused, "expect": self.expect,
+            "forbid": ",".join(self.forbid), "drop_in": self.drop_in,
+            "allow_unused": self.allow_unused, "expect": self.expect,
         }  # fmt: skip
         given = {name: value for name, value in claims.items() if value}
         return read_claims(self.claim) | given
@@ -271,6 +279,8 @@ class Options(CommandOptions):
         for name, flag in flags(Options).items():
             if flag.of_function and not self.function and self._value(name) != flag.initial:
                 raise UsageError(f"--{name} speaks of a --function, and none is given")
+        if self.forbid and self.mode == "compiled":
+            raise UsageError("--forbid watches eager calls: choose --mode=eager or --mode=all")
         if self.expect and not self.function and not any(":" in name for name in names):
             raise UsageError(
                 "--expect is the manifest of a --function or of a third-party backend; that of "

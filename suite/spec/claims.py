@@ -73,6 +73,11 @@ CLAIMS = {
         "decoding), split, segments, pages",
         tuple[str, ...],
     ),
+    "forbid": Claim(
+        "functions of the framework that it does not call, as torch.nn.functional."
+        "scaled_dot_product_attention; `--forbid`",
+        tuple[str, ...],
+    ),
     "elections": Claim(
         "answers to election questions: one per question, or one per short dtype name; `--elect`",
         dict[str, str | dict[str, str]],

@@ -61,6 +61,7 @@ KINDS = {
     "no-gradient": "an operand that the answer depends on got no gradient",
     "dropout": "dropout does not keep, scale or repeat as its rate and seed say",
     "raised": "the framework raised on a problem it does not declare unsupported",
+    "forbidden": "the function called what it must not call (claim `forbid`)",
     REFUSED: "a user function refused a case that its signature and its claims allow (unsupported)",
     "no-raise": "a malformed problem was answered silently",
     "election": "the observed answer is not the declared one",

@@ -142,13 +142,13 @@ class Host:
 
     def load(self) -> dict[str, Any]:
         """Import the user's file; returns the signature of the function and its own claims."""
-        text, like = self.start["function"], self.start["like"]
+        text, like, said = self.start["function"], self.start["like"], self.start["said"]
         for name in self.start["hidden"]:
             sys.modules.setdefault(name, None)  # type: ignore[arg-type]  # imports of it raise
-        function = registry.load_object(text, "function")
+        function = registry.load_function(self.backend, text, said)
         name = text.rpartition(":")[2]
         self.implementation, _ = registry.callable_implementation(
-            self.backend, function, name, self.start["said"], like, text
+            self.backend, function, name, said, like, text
         )
         try:
             parameters = inspect.signature(function).parameters.values()

@@ -24,7 +24,7 @@ from types import MappingProxyType
 from typing import Any
 from weakref import WeakValueDictionary
 
-from backends.prepared import ForwardOnly, PreparedCall, ProcessDied
+from backends.prepared import ForbiddenCall, ForwardOnly, PreparedCall, ProcessDied
 from backends.registry import UsageError
 from suite.run.isolation import wire
 from suite.run.isolation.sandbox import Limits
@@ -52,7 +52,7 @@ CACHES = ("TMPDIR", "XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_D
 
 KINDS = (
     *(e for e in vars(builtins).values() if isinstance(e, type) and issubclass(e, Exception)),
-    SystemExit, ForwardOnly, UsageError,
+    SystemExit, ForbiddenCall, ForwardOnly, UsageError,
 )  # fmt: skip
 """The errors that a child may tell of. No error of a child interrupts a run."""
 

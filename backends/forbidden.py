@@ -1,0 +1,110 @@
+"""The claim `forbid`: a user's function that calls one of these functions raises ForbiddenCall.
+
+- An operator of the framework is recognised by its name, whoever calls it (`Profiler.operators`).
+- Any other function is replaced, in every module that has it, by a function that notes its calls.
+
+A compiled program calls no Python. So what a function called once for arguments of some shapes and dtypes
+counts for every call with such arguments.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+import sys
+from collections.abc import Callable, Iterable
+from functools import partial, wraps
+from re import Pattern
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from backends.declared import UsageError
+from backends.prepared import ForbiddenCall
+
+if TYPE_CHECKING:
+    from backends.protocol import Backend
+
+_RUNNING: dict[int, set[str]] = {}
+"""The names of forbidden functions that each running call of a watched function has called."""
+
+_NOTED: dict[str, Callable[..., Any]] = {}
+"""The functions that note their calls, by name."""
+
+
+def watched(
+    backend: Backend, function: Callable[..., Any], names: Iterable[str]
+) -> Callable[..., Any]:
+    """The function, which raises ForbiddenCall if it calls one of the functions `names`. Raises
+    UsageError."""
+    operators = listen(backend, names)
+    if not operators:
+        return function
+    known: dict[str, set[str]] = {}
+
+    @wraps(function)
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        if backend.profiler.traces():
+            return function(*arguments, **keywords)
+        called = known.setdefault(_signature(arguments, keywords), set())
+        heard: set[str] = set()
+        _RUNNING[id(heard)] = heard
+        try:
+            output, ran = backend.profiler.operators(partial(function, *arguments, **keywords))
+        finally:
+            del _RUNNING[id(heard)]
+        called |= {name for name in heard if name in operators}
+        called |= {name for name, op in operators.items() if op and any(map(op.fullmatch, ran))}
+        if called:
+            raise ForbiddenCall(
+                f"the function calls {', '.join(sorted(called))}, which is forbidden"
+            )
+        return output
+
+    return call
+
+
+def listen(backend: Backend, names: Iterable[str]) -> dict[str, Pattern[str] | None]:
+    """Let the functions `names` note their calls, from now on. Returns the patterns of those that are
+    operators. Raises UsageError.
+
+    Modules that are imported later have the functions that note. Code that took one before, in a closure
+    or a container, calls it unheard.
+    """
+    operators: dict[str, Pattern[str] | None] = {}
+    for name in names:
+        try:
+            function = pkgutil.resolve_name(name)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise UsageError(f"forbid: there is no function {name!r}: {error}") from error
+        operators[name] = backend.profiler.operator(function)
+        if operators[name] is None and name not in _NOTED:
+            if isinstance(function, type) or not callable(function):
+                raise UsageError(f"forbid: {name} is no function; name a function or a method")
+            _NOTED[name] = _noting(name, function)
+            _replace(name, function, _NOTED[name])
+    return operators
+
+
+def _noting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)
+    def noting(*arguments: Any, **keywords: Any) -> Any:
+        for heard in [*_RUNNING.values()]:
+            heard.add(name)
+        return function(*arguments, **keywords)
+
+    return noting
+
+
+def _replace(name: str, old: Any, new: Any) -> None:
+    """Replace a function where `name` says, and in every module that has the function."""
+    place, _, last = name.rpartition(".")
+    setattr(pkgutil.resolve_name(place), last, new)
+    for module in [*sys.modules.values()]:
+        if isinstance(module, ModuleType):
+            for other in [other for other, one in vars(module).items() if one is old]:
+                setattr(module, other, new)
+
+
+def _signature(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> str:
+    """A text that is equal for arguments of equal names, shapes, dtypes and plain values."""
+    every = [*enumerate(arguments), *sorted(keywords.items())]
+    return repr([(n, getattr(x, "shape", x), str(getattr(x, "dtype", ""))) for n, x in every])

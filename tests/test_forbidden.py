@@ -1,0 +1,168 @@
+"""Forbidden calls (the claim `forbid`): what is seen of the calls of a user's function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from backends import registry
+from backends.forbidden import watched
+from backends.protocol import ForbiddenCall, UsageError
+from suite.run.options import Options
+from suite.run.plan import Plan
+from suite.spec.dtypes import DTYPES
+
+OF_TORCH = "torch.nn.functional.scaled_dot_product_attention"
+OF_JAX = "jax.nn.dot_product_attention"
+OF_KERAS = "keras.ops.dot_product_attention"
+
+KERNELS = """
+import torch
+from torch.nn.functional import scaled_dot_product_attention as attend
+
+
+def softmax(query, key, value):
+    return torch.softmax(query @ key.transpose(-2, -1) * query.shape[-1] ** -0.5, -1) @ value
+
+
+def calls(query, key, value):
+    return attend(query, key, value)
+
+
+def calls_if_few(query, key, value):
+    return attend(query, key, value) if query.shape[-2] < 5 else softmax(query, key, value)
+"""
+
+
+def call(backend: str, function: Callable[..., Any], *names: str, times: int = 1) -> Any:
+    """The value of a watched function. All but the last of several calls must be forbidden."""
+    loaded = registry.load(backend)
+    seen = watched(loaded, function, names)
+    array = loaded.array(np.ones((2, 3, 2, 4)), DTYPES["f32"])
+    for _ in range(times - 1):
+        with pytest.raises(ForbiddenCall):
+            seen(array, array, array)
+    return seen(array, array, array)
+
+
+def by_name(query: Any, key: Any, value: Any) -> Any:
+    import torch
+
+    return torch.nn.functional.scaled_dot_product_attention(query, key, value)
+
+
+def by_operator(query: Any, key: Any, value: Any) -> Any:
+    import torch
+
+    return torch.ops.aten.scaled_dot_product_attention(query, key, value)
+
+
+def by_kernel(query: Any, key: Any, value: Any) -> Any:
+    import torch
+
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value)[0]
+
+
+def by_layer(query: Any, key: Any, value: Any) -> Any:
+    import torch
+
+    layer = torch.nn.MultiheadAttention(4, 1)
+    return layer(query[0], key[0], value[0], need_weights=False)[0]
+
+
+@pytest.mark.parametrize("function", [by_name, by_operator, by_kernel, by_layer])
+def test_an_operator_is_seen_whoever_calls_it(function: Callable[..., Any]) -> None:
+    pytest.importorskip("torch")
+    with pytest.raises(ForbiddenCall, match=f"calls {OF_TORCH}, which is forbidden"):
+        call("torch", function, OF_TORCH)
+
+
+def test_what_calls_something_else_answers() -> None:
+    torch = pytest.importorskip("torch")
+    output = call("torch", by_name, "torch.nn.functional.softmax", "torch.bmm")
+    assert torch.equal(output, torch.ones(2, 3, 2, 4))
+
+
+def test_a_python_function_is_seen_in_modules_that_had_it() -> None:
+    torch = pytest.importorskip("torch")
+    from torch.nn import functional
+
+    with pytest.raises(ForbiddenCall, match=r"functional\.softsign"):
+        call("torch", lambda q, k, v: functional.softsign(q), "torch.nn.functional.softsign")
+    assert functional.softsign(torch.ones(2)).tolist() == [0.5, 0.5]
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_program_that_was_compiled_before_is_remembered(times: int) -> None:
+    jax = pytest.importorskip("jax")
+    jitted = jax.jit(lambda q, k, v: jax.nn.dot_product_attention(q, k, v))
+    with pytest.raises(ForbiddenCall, match=OF_JAX):
+        call("jax", jitted, OF_JAX, times=times)
+
+
+def test_a_function_of_keras_is_seen_inside_a_graph() -> None:
+    tf = pytest.importorskip("tensorflow")
+    registry.load("tf")
+    import keras
+
+    traced = tf.function(lambda q, k, v: keras.ops.dot_product_attention(q, k, v))
+    with pytest.raises(ForbiddenCall, match=OF_KERAS):
+        call("tf", traced, OF_KERAS, times=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("torch.nn.functional.scaled_dot_attention", "there is no function"),
+        ("torch.nn.MultiheadAttention", "is no function; name a function or a method"),
+        ("torch.pi", "is no function"),
+    ],
+)
+def test_names_that_nobody_calls_are_usage_errors(name: str, said: str) -> None:
+    pytest.importorskip("torch")
+    with pytest.raises(UsageError, match=said):
+        call("torch", by_name, name)
+
+
+def plan(tmp_path: Path, name: str, **more: Any) -> Plan:
+    (tmp_path / "kernels.py").write_text(KERNELS)
+    return Plan.make(
+        Options(
+            backend=("torch",), function=(f"{tmp_path}/kernels.py:{name}",), level="smoke",
+            dtype=("f32",), **more,
+        )
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("isolate", [False, True])
+def test_the_cells_in_which_it_calls_fail(tmp_path: Path, isolate: bool) -> None:
+    """The function falls back for few queries alone."""
+    pytest.importorskip("torch")
+    from suite.checks import all_checks
+    from suite.judge.judge import judge
+
+    made = plan(tmp_path, "calls_if_few", isolate=isolate, forbid=(OF_TORCH,))
+    (values,) = (check for check in all_checks() if check.name == "values")
+    verdicts = {cell.case: judge(cell, made.policy(cell)) for cell in made.cells(values)}
+    judged = {case: v for case, v in verdicts.items() if v.status in ("pass", "fail")}
+    few = {case for case in judged if case.sizes.Lq < 5}
+    assert few
+    assert few < set(judged)
+    assert {case for case, v in judged.items() if v.kind == "forbidden"} == few
+    assert {v.status for case, v in judged.items() if case not in few} == {"pass"}
+
+
+def test_forbidden_calls_are_watched_in_eager_mode(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    with pytest.raises(UsageError, match="--forbid watches eager calls"):
+        plan(tmp_path, "calls", mode="compiled", forbid=(OF_TORCH,))
+
+
+def test_layers_are_no_functions(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    with pytest.raises(UsageError, match="forbid is a claim of functions, not of layers"):
+        plan(tmp_path, "calls", like="multi-head", forbid=(OF_TORCH,))
