@@ -17,7 +17,12 @@ import pytest
 markdown_it = pytest.importorskip("markdown_it")
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+PAGES = [
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs" / "data").glob("*.md")),
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+]
 
 PROGRAMS = {
     "./runtime", "./wrong", "asv", "attention-conformance", "cc", "eval", "kubectl", "lint-imports",

@@ -11,12 +11,18 @@ from typing import Any
 import pytest
 
 from attention_conformance import check_attention
+from suite.commands import parsed
 from suite.records.machine import PACKAGES
 from suite.spec.claims import CLAIMS
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-PAGES = [*sorted(DOCS.glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+DATA = DOCS / "data"
+PAGES = [
+    *sorted([*DOCS.glob("*.md"), *DATA.glob("*.md")]),
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+]
 PLACES = "|".join([*PACKAGES, "tests", "docs"])
 
 
@@ -71,6 +77,22 @@ def test_the_site_lists_every_page() -> None:
     )
     pages = {path.stem for suffix in ("md", "ipynb") for path in DOCS.glob(f"*.{suffix}")}
     assert sorted(entries) == sorted(pages - {"index"})
+    assert len(pages) <= 20, "a reader finishes the documentation"
+
+
+def test_every_page_of_data_is_linked() -> None:
+    pages = [page.read_text(encoding="utf-8") for page in PAGES if page.parent != DATA]
+    for path in DATA.glob("*.md"):
+        assert any(f"data/{path.name}" in text for text in pages), path.name
+
+
+def test_the_page_of_words_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parsed(["--help"])
+    commands = re.findall(r"^    ([a-z]+)\b", capsys.readouterr().out, re.MULTILINE)
+    text = (DOCS / "words.md").read_text(encoding="utf-8").partition("## Commands")[2]
+    assert len(commands) > 10
+    assert sorted(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)) == sorted(commands)
 
 
 def test_the_page_of_functions_lists_every_claim() -> None:

@@ -12,7 +12,9 @@ from suite.__main__ import main
 from suite.run.elections import Elected, declared, page, section
 from suite.spec.elections import QUESTIONS
 
-PAGE = (Path(__file__).resolve().parents[1] / "docs" / "elections.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).resolve().parents[1] / "docs" / "data" / "elections.md").read_text(
+    encoding="utf-8"
+)
 
 
 def rows(text: str, question: str, backend: str) -> list[str]:

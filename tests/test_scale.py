@@ -1,4 +1,4 @@
-"""What docs/scale.md shows can be used: plan, words, tables, the jobs for Kubernetes and Slurm."""
+"""What docs/sweeps.md shows can be used: plan, words, tables, the jobs for Kubernetes and Slurm."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from suite.run.options import Options
 from suite.sweep.plan import Judging, Searching, SweepPlan, plan_of, tasks
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-PAGE = (DOCS / "scale.md").read_text(encoding="utf-8")
+PAGE = (DOCS / "sweeps.md").read_text(encoding="utf-8")
 
 
 def fields_of(required: str = "", **known: Any) -> dict[str, Any]:
@@ -116,7 +116,7 @@ def test_every_word_is_told(name: str, kind: Any) -> None:
 
 
 def test_every_table_is_told() -> None:
-    told = PAGE[PAGE.index("## Tables") : PAGE.index("## Kubernetes")]
+    told = PAGE[PAGE.index("### Tables") : PAGE.index("### Kubernetes")]
     rows = re.findall(r"^\| (`.*?`) \|", told, re.MULTILINE)
     assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == set(SWEEPS.tables)
 

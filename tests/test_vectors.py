@@ -37,7 +37,7 @@ from suite.vectors.tensors import TYPES, Tensor, decoded, encoded, type_of
 from tests.answering import answered
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "vectors.md"
+PAGES = (ROOT / "docs" / "data" / "vector-files.md", ROOT / "docs" / "vectors.md")
 SELECTION = Selection("smoke", operator=("sdpa", "rotary", "multi-head"), dtype=("f32", "f16"))
 MEGABYTES = 80e6
 
@@ -268,7 +268,7 @@ def test_types_are_those_of_safetensors() -> None:
 
 
 def test_the_page_says_what_the_schema_says() -> None:
-    text = PAGE.read_text(encoding="utf-8")
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
     structs = (Index, Entry, schema.Output, schema.Hidden, schema.Question, schema.Runtime)
     for kind in structs:
         fields = msgspec.json.schema(kind)["$defs"][kind.__name__]["properties"]

@@ -29,6 +29,7 @@ from tests.answering import file_of
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "vectors.md"
+FILES = ROOT / "docs" / "data" / "vector-files.md"
 PLAIN = "sdpa/none/mha/f16/b1h2q33k33d600/scale-0.2/onehot"
 
 
@@ -178,7 +179,7 @@ def test_the_page_shows_what_happens(tmp_path: Path) -> None:
 
 def test_the_digest_is_what_the_page_says_prints_it(vectors_f16: Path) -> None:
     (command,) = re.findall(
-        r"^    (LC_ALL=C sha256sum .*)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE
+        r"^    (LC_ALL=C sha256sum .*)$", FILES.read_text(encoding="utf-8"), re.MULTILINE
     )
     ran = subprocess.run(command, shell=True, cwd=vectors_f16, capture_output=True, text=True)
     assert ran.stdout.split()[0] == read_index(vectors_f16).digest

@@ -1,4 +1,4 @@
-"""A user's merge of partial attention outputs as an implementation; see docs/merge.md."""
+"""A user's merge of partial attention outputs as an implementation; see docs/operators.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A user's packed attention as an implementation; see docs/packed.md."""
+"""A user's packed attention as an implementation; see docs/operators.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A user's paged attention as an implementation; see docs/paged.md."""
+"""A user's paged attention as an implementation; see docs/operators.md."""
 
 from __future__ import annotations
 

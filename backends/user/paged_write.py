@@ -1,4 +1,4 @@
-"""A user's function that writes into pages, as an implementation; see docs/paged.md."""
+"""A user's function that writes into pages, as an implementation; see docs/operators.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A user's rotary position embedding as an implementation; see docs/rotary.md."""
+"""A user's rotary position embedding as an implementation; see docs/operators.md."""
 
 from __future__ import annotations
 

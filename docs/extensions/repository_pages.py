@@ -15,6 +15,8 @@ from sphinx.config import Config
 
 DOCS = Path(__file__).resolve().parents[1]
 ROOT = DOCS.parent
+DATA = DOCS / "data"
+"""Tables that other pages link: pages outside of the navigation."""
 
 PLACES = {
     "README.md": "index.md",
@@ -67,11 +69,13 @@ def _write_pages(app: Sphinx, config: Config) -> None:
 
 
 def _read(app: Sphinx, docname: str, source: list[str]) -> None:
-    """The README goes before what the first page lists."""
+    """Links of a page become those of the site. The README goes before what the first page lists."""
     path = Path(app.env.doc2path(docname))
-    if path.suffix != ".md" or path.parent != DOCS:
+    if path.suffix != ".md" or path.parent not in (DOCS, DATA):
         return
-    source[0] = relinked(source[0], DOCS, path.name)
+    source[0] = relinked(source[0], path.parent, path.relative_to(DOCS).as_posix())
+    if path.parent == DATA:
+        source[0] = f"---\norphan: true\n---\n{source[0]}"
     if docname == app.config.root_doc:
         readme = (ROOT / "README.md").read_text("utf-8")
         source[0] = f"{relinked(readme, ROOT, path.name)}\n{source[0]}"

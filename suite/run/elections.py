@@ -1,7 +1,7 @@
 """Elections as declared: a page of every question, its answers, and the declarations of each
 implementation.
 
-    python -m suite elections > docs/elections.md
+    python -m suite elections > docs/data/elections.md
 
 `pytest suite` checks the declarations (`suite/test_elections.py`), so that the page needs no run. Each
 backend is loaded in its own process: Keras has one engine per process.
@@ -35,11 +35,11 @@ No answer is copied from documentation: `python -m suite report RESULTS... --tab
 was observed in a run.
 
 The first answer of every question is the one that the reference follows. A person's own function may
-elect any answer ([function.md](function.md)). What is none of the answers fails.
+elect any answer ([function.md](../function.md)). What is none of the answers fails.
 
 The page is made from `suite/spec/elections.py` and from the declarations of the adapters, for the CPU:
 
-    python -m suite elections > docs/elections.md
+    python -m suite elections > docs/data/elections.md
 
 An implementation that a question does not name leaves its answer to be observed, or is not asked.
 """

@@ -128,7 +128,7 @@ class Options(CommandOptions):
     )
     like: str = option(
         f"the layer that --function makes, or what it is: {', '.join(LAYERS)} "
-        "(docs/layers.md, docs/rotary.md, docs/packed.md, docs/paged.md, docs/merge.md)",
+        "(docs/layers.md, docs/operators.md)",
         "LAYER",
         valid=LAYERS,
         of_function=True,

@@ -1,1 +1,1 @@
-"""Randomised search for failing cases outside the catalogue: `python -m suite search`, docs/search.md."""
+"""Randomised search for failing cases outside the catalogue: `python -m suite search`, docs/sweeps.md."""

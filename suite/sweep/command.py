@@ -59,7 +59,7 @@ def add_sweep_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser = subparsers.add_parser(
         "sweep",
         help="many runs at once, on many machines: seeds, releases, searches",
-        description="Runs a plan on Ray (docs/scale.md) and writes the records into a folder that "
+        description="Runs a plan on Ray (docs/sweeps.md) and writes the records into a folder that "
         "reports read. The same command continues an unfinished sweep. Exit codes: 0 if every task is "
         "recorded and green, 1 on failures, 2 if arguments are invalid, 3 if the sweep is unfinished.",
     )

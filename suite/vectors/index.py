@@ -1,7 +1,7 @@
 """The schemas of `index.json` (vectors) and `runtime.json` (answers).
 
 Each struct describes its fields. `json_schema` is derived from the structs, and a test compares them with
-the tables of `docs/vectors.md`.
+the tables of `docs/data/vector-files.md`.
 """
 
 from __future__ import annotations
