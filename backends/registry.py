@@ -24,6 +24,7 @@ from backends.protocol import (
     checked_name,
 )
 from backends.sources import JUDGED, home_of
+from backends.user.cached import UserCached
 from backends.user.layer import UserLayer
 from backends.user.merge import UserMerge
 from backends.user.packed import UserPacked
@@ -230,7 +231,8 @@ def load_object(text: str, what: str) -> Any:
 
 
 OWN: dict[Operator, Callable[[Backend, Callable[..., Any], str, Claims], Implementation]] = {
-    kind.operator: kind for kind in (UserMerge, UserPacked, UserPaged, UserPagedWrite, UserRotation)
+    kind.operator: kind
+    for kind in (UserCached, UserMerge, UserPacked, UserPaged, UserPagedWrite, UserRotation)
 }
 """The class for a user's function by operator, for operators that are neither attention nor layers."""
 
@@ -269,7 +271,7 @@ def callable_implementation(
 ) -> tuple[Implementation, Claims]:
     """`function_implementation` of a function object, with a name; messages call the function `text`."""
     text = text or name
-    if not callable(function):
+    if not callable(function) and like != "cached":
         raise UsageError(f"function {text!r} is {type(function).__name__}, not callable")
     try:
         claims = Claims.of(function, said)

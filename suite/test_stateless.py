@@ -38,6 +38,7 @@ CASES = (
     "rotary/none/mha/f32/b2h3q17k1d16/ntk/at4097",
     "packed/none/mha/{dt}/b3h4q24k24d8/seg5.7.12",
     "paged/none/gqa2/{dt}/b3h4q9k24d8/seg1.3.5x7.12.5/causal",
+    "cached/none/gqa2/{dt}/b2h4q9k9d8/c5.1.3",
 )
 """Sizes of other checks, with a mask and a bias, which kernels may cache."""
 

@@ -29,7 +29,12 @@ def test_nothing_differs(part: str) -> None:
 def test_bounds_of_every_operator_are_frozen() -> None:
     cells = {tuple(key.split()[:3]) for key in frozen.frozen_bounds()}
     directions = {(case.partition("/")[0], direction) for case, _, direction in cells}
-    assert directions == {(name, d) for name in OPERATORS for d in ("forward", "vjp", "jvp")}
+    assert directions == {
+        (name, d)
+        for name, operator in OPERATORS.items()
+        for d in ("forward", "vjp", "jvp")
+        if d == "forward" or operator.asks.gradients
+    }
     assert len(cells) >= 300
 
 

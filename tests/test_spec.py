@@ -21,6 +21,7 @@ from suite.spec.levels import Covering
 from suite.spec.malformed import MALFORMED_CASES
 from suite.spec.operator import Operator
 from suite.spec.operators import OPERATORS, multi_head, sdpa_cases, sdpa_derived, sdpa_paths
+from suite.spec.operators.cached import CACHED
 from suite.spec.operators.multi_head import MULTI_HEAD
 from suite.spec.operators.packed import PACKED
 from suite.spec.operators.sdpa import SDPA
@@ -48,7 +49,8 @@ def test_levels_nest(operator: Operator) -> None:
         assert set(smoke) <= set(standard) <= set(full), part
         assert len(set(full)) == len(full), part
     assert asked(*operator.asks.cases)("smoke"), "an operator that nothing is asked of"
-    assert asked(*operator.asks.gradients)("smoke"), "an operator that is not differentiated"
+    differentiated = bool(asked(*operator.asks.gradients)("smoke"))
+    assert differentiated == (operator.name != "cached"), "a cache serves, and is not trained"
 
 
 def test_unknown_levels_are_refused() -> None:
@@ -103,13 +105,14 @@ def test_facts_of_operators() -> None:
         *fully_masked_rows,
         "packed",
         "paged",
+        "cached",
     }
     for case in catalogue.cases("smoke"):
         if case.mask is not None or case.option("bias") not in (None, "none"):
             assert case.operator.takes_masks, case.id
         assert bool(case.operator.learned(case.axes)) <= case.operator.is_layer
         assert not {*case.operator.learned(case.axes)} & {"query", "key", "value", "bias"}
-        assert trial.has_two_orders(case) == (case.operator is SDPA)
+        assert trial.has_two_orders(case) == (case.operator in (SDPA, CACHED))
 
 
 def test_parts_of_ids() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from backends.protocol import Backend, Implementation
+from backends.textbook.cached import GrowingCache, SlotCache
 from backends.textbook.encoder import TextbookEncoder
 from backends.textbook.gated import GatedHeads
 from backends.textbook.layer import Numerics, Operations, Textbook
@@ -38,6 +39,8 @@ def textbooks(backend: Backend, ops: Operations, numerics: Numerics) -> list[Imp
         PagedRows(backend, ops, numerics),
         PagedSamples(backend, ops, numerics),
         TextbookPagedWrite(backend, ops),
+        GrowingCache(backend, ops, numerics),
+        SlotCache(backend, ops, numerics),
     )
     merges = (MergeAtOnce(backend, ops), MergeInTurn(backend, ops))
     rotations = (TextbookRotary(backend, ops), TextbookRotaryCast(backend, ops))

@@ -10,6 +10,7 @@ from typing import TypeVar
 from backends.protocol import Implementation
 
 FAMILIES = {
+    "cache": "what a cache keeps between steps",
     "contract": "types, devices and refusals of a call",
     "dropout": "which weights dropout drops, and when",
     "gradient": "the backward pass",

@@ -69,7 +69,7 @@ class Topic:
 
 
 _DEFAULT = tuple(name for name, operator in OPERATORS.items() if operator.is_default)
-_OF_THEIR_OWN = ("packed", "paged", "paged-write", "rotary", "merge")
+_OF_THEIR_OWN = ("packed", "paged", "paged-write", "cached", "rotary", "merge")
 
 TOPICS = (
     Topic("plain", "no mask, bias or other feature", groups=("none",)),
@@ -96,6 +96,7 @@ TOPICS = (
     Topic("compiled", "through the framework's compilers", mode="compiled"),
     Topic("packed", "segments without padding", operators=("packed",)),
     Topic("pages", "keys in pages of a pool, read and written", operators=("paged", "paged-write")),
+    Topic("caches", "steps that share a cache of keys and values", operators=("cached",)),
     Topic("rotary", "rotary positions", operators=("rotary",)),
     Topic("merge", "partial answers merged", operators=("merge",)),
     Topic("layers", "attention layers and norms",

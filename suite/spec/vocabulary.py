@@ -33,6 +33,7 @@ INVARIANT = {
     "split": "split keys",
     "segments": "packed segments",
     "pages": "pages moved",
+    "cutting": "other chunks",
 }
 """Other work, of which an answer is independent (`suite.test_invariance`), with its name in tables."""
 
@@ -210,6 +211,12 @@ FEATURES = {
     "several-parts": "more than two partial answers to be merged",
     "cross-lengths": "packed segments with other numbers of queries than of keys",
     "length-arrays": "lengths of packed segments as an array whose values are read",
+    "left-padding": "first tokens of a sample that nobody attends",
+    "ring": "a cache with fewer slots than tokens, which overwrites tokens that left the window",
+    "ring-rollback": "tokens taken back from a ring",
+    "reset": "a cache that is emptied and used again",
+    "rollback": "tokens taken back from a cache",
+    "reorder": "samples of a cache in another order, or several times",
     "skipped-slots": "tokens with a negative slot, which are not written",
     "heads-before-slots": "pages (P, Hkv, S, D), heads before slots",
     "empty-segments": "packed segments without a query, or without a token",

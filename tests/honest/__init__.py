@@ -6,6 +6,7 @@ import numpy as np
 
 from backends.protocol import Backend, DeclaredRounding, Implementation
 from suite.faults.backend import KernelBackend
+from suite.faults.kernels.cached import CachedKernel
 from suite.faults.kernels.centred import (
     CentredAttended,
     CentredByConstant,
@@ -65,6 +66,13 @@ from tests.honest.attention import (
     SequentialSums,
     UniformRows,
     WeightsByLogSumExp,
+)
+from tests.honest.cached import (
+    CachedConcatenated,
+    CachedEager,
+    CachedInPages,
+    CachedRolled,
+    CachedWrittenFirst,
 )
 from tests.honest.layers import (
     LayerBiasesAsFeatures,
@@ -356,6 +364,12 @@ HONEST: tuple[type[Implementation], ...] = (
     PagedEager,
     PagedWriteKernel,
     WriteByPages,
+    CachedKernel,
+    CachedConcatenated,
+    CachedRolled,
+    CachedWrittenFirst,
+    CachedInPages,
+    CachedEager,
     MergeKernel,
     MergeInTurn,
     MergeRunningSum,

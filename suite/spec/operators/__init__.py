@@ -9,6 +9,7 @@ from __future__ import annotations
 from suite.spec.operator import Operator
 from suite.spec.operators.additive import ADDITIVE
 from suite.spec.operators.batch_norm import BATCH_NORM
+from suite.spec.operators.cached import CACHED
 from suite.spec.operators.concat import CONCAT
 from suite.spec.operators.dot import DOT
 from suite.spec.operators.encoder import ENCODER
@@ -28,7 +29,7 @@ OPERATORS: dict[str, Operator] = {
     operator.name: operator
     for operator in (
         SDPA, MULTI_HEAD, SELF_ATTENTION, ADDITIVE, DOT, CONCAT, MASKED, LAYER_NORM, BATCH_NORM,
-        ROTARY, PACKED, MERGE, ENCODER, GATED, PAGED, PAGED_WRITE,
+        ROTARY, PACKED, MERGE, ENCODER, GATED, PAGED, PAGED_WRITE, CACHED,
     )
 }  # fmt: skip
 """Every operator by name."""

@@ -1,0 +1,210 @@
+"""Textbook attention with a cache: one that grows by concatenation, and one of slots, which may be a
+ring."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from backends.declared import Declared
+from backends.textbook.packed import TextbookPacked
+from suite.spec.case import Case
+from suite.spec.inputs import Inputs
+from suite.spec.operators.cached import (
+    CACHED,
+    FEATURES,
+    Action,
+    Chunk,
+    Crop,
+    Pick,
+    Reset,
+    actions,
+    allowed,
+    capacity,
+    played,
+)
+
+
+class TextbookCached(TextbookPacked):
+    """Attention with a cache in operations that all frameworks have. A state is a pair of arrays."""
+
+    operator = CACHED
+    declared = Declared(features=FEATURES)
+
+    def masks(self, inputs: Inputs) -> dict[str, Any]:
+        """By action n: `hidden_n` (B, 1, rows, keys), True hides, `distance_n` (rows, keys) if there are
+        slopes, `order_n` (B,) of samples. The arrays of the features by name."""
+        case, arrays = inputs.case, dict[str, np.ndarray]()
+        for n, (action, positions, padding) in enumerate(self.seen(case)):
+            if isinstance(action, Pick):
+                arrays[f"order_{n}"] = np.array(action.samples, np.int32)
+            elif isinstance(action, Chunk) and action.queries is not None:
+                rows = positions[len(positions) - (action.tokens.stop - action.tokens.start) :]
+                arrays[f"hidden_{n}"] = ~allowed(case, rows, positions, padding)[:, None]
+                if "alibi_slopes" in inputs.arrays:
+                    arrays[f"distance_{n}"] = (rows[:, None] - positions).astype(np.float32)
+        made = {name: self.backend.array(x, None) for name, x in arrays.items()}
+        for name, dtype in (("sinks", inputs.dtype), ("alibi_slopes", inputs.dtype.widened)):
+            if name in inputs.arrays:
+                made[name] = self.backend.array(inputs.arrays[name], dtype)
+        return made
+
+    def seen(self, case: Case) -> Iterator[tuple[Action, np.ndarray, np.ndarray]]:
+        """Each action, the positions of the keys that a chunk attends (its own tokens last; negative
+        positions are no keys), and the padding (B,)."""
+        raise NotImplementedError
+
+    def compute(
+        self, query: Any, key: Any, value: Any, rest: dict[str, Any], scale: Any, inputs: Inputs
+    ) -> Any:
+        state: tuple[Any, Any] | None = None
+        answers = []
+        for n, action in enumerate(actions(inputs.case)):
+            if isinstance(action, Chunk):
+                new = key[:, :, action.tokens], value[:, :, action.tokens]
+                k, v = self.read(state, *new)
+                if action.queries is not None:
+                    q = query[:, :, action.queries]
+                    answers.append(self.answer(q, k, v, n, rest, scale, inputs))
+                state = self.written(state, *new, n, rest, inputs)
+            elif state is not None:
+                state = self.changed(state, action, rest.get(f"order_{n}"))
+        return self.ops.concat(answers, 2)
+
+    def answer(
+        self, q: Any, k: Any, v: Any, n: int, rest: dict[str, Any], scale: Any, inputs: Inputs
+    ) -> Any:
+        """The rows of one chunk."""
+        ops, s, keys = self.ops, inputs.sizes, k.shape[2]
+        if s.group > 1:
+            k, v = (ops.repeat(x, s.group, 1) for x in (k, v))
+        scores = (q @ ops.transpose(k, (0, 1, 3, 2))) * scale
+        cap = inputs.case.option("softcap")
+        if cap is not None:
+            scores = ops.tanh(scores / ops.number(cap, q)) * ops.number(cap, q)
+        if "alibi_slopes" in rest:
+            slopes = ops.reshape(rest["alibi_slopes"], (1, s.H, 1, 1))
+            distance = ops.like(rest[f"distance_{n}"], slopes)
+            scores = scores + ops.like(slopes * distance * ops.number(-1.0, slopes), scores)
+        scores = ops.fill(scores, rest[f"hidden_{n}"], -np.inf)
+        if "sinks" in rest:
+            sinks = ops.reshape(rest["sinks"], (1, s.H, 1, 1))
+            column = ops.broadcast(sinks, (s.B, s.H, q.shape[2], 1))
+            return ops.softmax(ops.concat([scores, column], 3))[..., :keys] @ v
+        return ops.softmax(scores) @ v
+
+    def read(self, state: Any, key: Any, value: Any) -> tuple[Any, Any]:
+        """Keys and values (B, Hkv, n, .) that a chunk attends."""
+        raise NotImplementedError
+
+    def written(
+        self, state: Any, key: Any, value: Any, n: int, rest: dict[str, Any], inputs: Inputs
+    ) -> tuple[Any, Any]:
+        """The state after a chunk."""
+        raise NotImplementedError
+
+    def changed(self, state: tuple[Any, Any], action: Action, order: Any) -> Any:
+        """The state after an operation."""
+        raise NotImplementedError
+
+
+class GrowingCache(TextbookCached):
+    """Keys and values (B, Hkv, n, .) grow by concatenation."""
+
+    name = "textbook-cached"
+
+    def seen(self, case: Case) -> Iterator[tuple[Action, np.ndarray, np.ndarray]]:
+        for action, _, places, padding in played(case):
+            yield action, np.arange(places.shape[1]), padding
+
+    def read(self, state: Any, key: Any, value: Any) -> tuple[Any, Any]:
+        if state is None:
+            return key, value
+        k, v = (self.ops.concat([old, x], 2) for old, x in zip(state, (key, value), strict=True))
+        return k, v
+
+    def written(
+        self, state: Any, key: Any, value: Any, n: int, rest: dict[str, Any], inputs: Inputs
+    ) -> tuple[Any, Any]:
+        return self.read(state, key, value)
+
+    def changed(self, state: tuple[Any, Any], action: Action, order: Any) -> Any:
+        match action:
+            case Crop(count=count):
+                kept = state[0].shape[2] - count
+                return tuple(x[:, :, :kept] for x in state) if kept else None
+            case Reset():
+                return None
+        return tuple(self.ops.take(x, order) for x in state)
+
+
+class SlotCache(TextbookCached):
+    """Keys and values lie in slots (C, B, Hkv, .), position p in slot p % C.
+
+    A chunk attends all slots and its own tokens. Stale slots are hidden, and written over by new tokens.
+    """
+
+    name = "textbook-cached-slots"
+
+    def masks(self, inputs: Inputs) -> dict[str, Any]:
+        """Also `slots_n`, the slots of the chunk's last tokens, and the empty cache."""
+        case, arrays, s = inputs.case, super().masks(inputs), inputs.sizes
+        slots = capacity(case)
+        for n, (action, _, places, _) in enumerate(played(case)):
+            if isinstance(action, Chunk):
+                count = min(action.tokens.stop - action.tokens.start, slots)
+                of = np.arange(places.shape[1] - count, places.shape[1])
+                arrays[f"slots_{n}"] = self.backend.array((of % slots).astype(np.int32), None)
+        for name, size in (("empty_key", s.D), ("empty_value", s.Dv)):
+            empty = np.zeros((slots, s.B, s.Hkv, size))
+            arrays[name] = self.backend.array(empty, inputs.dtype)
+        return arrays
+
+    def seen(self, case: Case) -> Iterator[tuple[Action, np.ndarray, np.ndarray]]:
+        slots = capacity(case)
+        held = np.full(slots, -1)
+        for action, _, places, padding in played(case):
+            total = places.shape[1]
+            if isinstance(action, Chunk):
+                new = np.arange(total - (action.tokens.stop - action.tokens.start), total)
+                yield action, np.concatenate([held, new]), padding
+                held[new[-slots:] % slots] = new[-slots:]
+            else:
+                held = np.where(held >= total, -1, held)
+                yield action, held, padding
+
+    def compute(
+        self, query: Any, key: Any, value: Any, rest: dict[str, Any], scale: Any, inputs: Inputs
+    ) -> Any:
+        self.empty = rest["empty_key"], rest["empty_value"]
+        return super().compute(query, key, value, rest, scale, inputs)
+
+    def read(self, state: Any, key: Any, value: Any) -> tuple[Any, Any]:
+        ops, slots = self.ops, state or self.empty
+        k, v = (
+            ops.concat([ops.transpose(held, (1, 2, 0, 3)), x], 2)
+            for held, x in zip(slots, (key, value), strict=True)
+        )
+        return k, v
+
+    def written(
+        self, state: Any, key: Any, value: Any, n: int, rest: dict[str, Any], inputs: Inputs
+    ) -> tuple[Any, Any]:
+        ops, slots = self.ops, rest[f"slots_{n}"]
+        first = key.shape[2] - slots.shape[0]
+        tokens = (ops.transpose(x[:, :, first:], (2, 0, 1, 3)) for x in (key, value))
+        k, v = (
+            ops.put(held, slots, x) for held, x in zip(state or self.empty, tokens, strict=True)
+        )
+        return k, v
+
+    def changed(self, state: tuple[Any, Any], action: Action, order: Any) -> Any:
+        if not isinstance(action, Pick):
+            return state
+        axes = (1, 0, 2, 3)
+        return tuple(
+            self.ops.transpose(self.ops.take(self.ops.transpose(x, axes), order), axes)
+            for x in state
+        )

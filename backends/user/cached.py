@@ -1,0 +1,177 @@
+"""A user's cache as an implementation; see docs/operators.md."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from backends.binder import Binder, Parameter
+from backends.claims import Claims
+from backends.declared import Declared, UsageError
+from backends.masks import feature_array
+from backends.prepared import PreparedCall
+from backends.protocol import Backend, own_attention
+from backends.textbook.cached import TextbookCached
+from backends.user.function import UserCallable
+from suite.spec.case import Case
+from suite.spec.inputs import Inputs, draw
+from suite.spec.operators.cached import CACHED, FEATURES, Chunk, Crop, Pick, Reset, capacity, played
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of a script: its inputs, the left padding (B,) of its samples, and a key of the case."""
+
+    backend: Backend
+    inputs: Inputs
+    padding: np.ndarray
+    key: Any
+
+    def array(self, name: str) -> Any:
+        """The array of a feature, or None."""
+        return (
+            feature_array(self.backend, self.inputs, name) if name in self.inputs.arrays else None
+        )
+
+    @property
+    def left_padding(self) -> Any:
+        if self.inputs.case.option("padding") is None:
+            return None
+        return self.backend.array(self.padding.astype(np.int32), None)
+
+
+def window(step: Step) -> tuple[int, int] | None:
+    """(left, 0): the keys beside a query's own one; None without a window."""
+    left = step.inputs.case.option("left")
+    return None if left is None else (left, 0)
+
+
+INIT: tuple[Parameter[Step], ...] = (
+    Parameter("batch", value=lambda step: step.inputs.sizes.B),
+    Parameter("capacity", value=lambda step: capacity(step.inputs.case)),
+    Parameter("heads", value=lambda step: step.inputs.sizes.Hkv),
+    Parameter("head_size", value=lambda step: step.inputs.sizes.D),
+    Parameter("value_size", ("value-size",), lambda step: step.inputs.sizes.Dv),
+    Parameter("dtype", value=lambda step: step.key.dtype),
+    Parameter("device", value=lambda step: step.key.device),
+    Parameter("window", value=window),
+)
+"""The keyword parameters of `init`."""
+
+STEP: tuple[Parameter[Step], ...] = (
+    Parameter("window", ("window",), window),
+    Parameter("left_padding", ("left-padding",), lambda step: step.left_padding),
+    Parameter("softcap", ("softcap",), lambda step: step.inputs.case.option("softcap")),
+    Parameter("sinks", ("sinks",), lambda step: step.array("sinks")),
+    Parameter("alibi_slopes", ("alibi-slopes",), lambda step: step.array("alibi_slopes")),
+    Parameter("scale", ("scale",), lambda step: step.inputs.scale),
+)
+"""The keyword parameters of `step`."""
+
+OPERATIONS = {
+    "reset": ("reset",), "crop": ("rollback", "ring-rollback"), "reorder": ("reorder",)
+}  # fmt: skip
+"""The features that need a method."""
+
+
+ONE_KEY = "sdpa/none/mha/f32/b1h1q1k1d1"
+"""A case of the framework's own attention, which tells the order of axes."""
+
+
+class UserCached(UserCallable):
+    """A user's cache: a class without arguments, or an object. Each call of a case makes an object of the
+    class, or uses the object.
+
+    - `init(...)` returns a state, and receives the keywords of `INIT` that it takes. A case with fewer
+      slots than tokens is asked if it takes `window`, or no `capacity`.
+    - `step(state, query, key, value, ...)` returns the rows of a chunk and the state, and receives the
+      keywords of `STEP` that it takes. Arrays have the order of the framework's own attention.
+    - `reset(state)`, `crop(state, count)`, `reorder(state, samples)`, if there are any, return the state.
+    """
+
+    operator = CACHED
+    arrays = ("state", "query", "key", "value")
+    table = STEP
+    features = FEATURES
+
+    def __init__(
+        self, backend: Backend, function: Callable[..., Any], name: str, claims: Claims
+    ) -> None:
+        super().__init__(backend, function, name, claims)
+        own = own_attention(self.backend)
+        kinds = [i for i in self.backend.implementations() if isinstance(i, TextbookCached)]
+        if own is None or not kinds:
+            raise UsageError(f"no cache is judged with {self.backend.name}; use torch, tf or jax")
+        self.concat = kinds[0].ops.concat
+        self.axis_order = own.prepare(draw(Case.parse(ONE_KEY))).axis_order
+
+    def bound(self, function: Callable[..., Any], name: str) -> Binder[Any]:
+        made = self.made(function)
+        lacking = [n for n in ("init", "step") if not callable(getattr(made, n, None))]
+        if lacking:
+            raise UsageError(f"{name} has no {' and no '.join(lacking)}; expected both as methods")
+        self.init = Binder.of(made.init, f"{name}.init", INIT, ())
+        self.lacked = {
+            feature: f"the cache has no method {method}"
+            for method, features in OPERATIONS.items()
+            for feature in features
+            if not hasattr(made, method)
+        }
+        return Binder.of(made.step, f"{name}.step", STEP, self.arrays)
+
+    @staticmethod
+    def made(function: Any) -> Any:
+        """The object."""
+        return function() if isinstance(function, type) else function
+
+    def declaration(self, claims: Claims) -> Declared:
+        refusals = {**self.binder.lacking, **self.init.lacking, **self.lacked}
+        if "capacity" in self.init.taken and "window" not in self.init.taken:
+            reason = "init takes a capacity and no window"
+            refusals |= {"ring": reason, "ring-rollback": reason}
+        return claims.declared(self.features, refusals=refusals)
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        backend, case, place = self.backend, inputs.case, 1 + (self.axis_order == "bhld")
+        operands = backend.memory.operands(inputs, self.axis_order)
+        arguments = dict(zip(("query", "key", "value"), operands, strict=True))
+        s = inputs.sizes
+        if s.Lk > s.Lq:
+            # The queries of tokens that are in the cache before the script: nobody reads their rows.
+            shape = (s.B, s.H, s.Lk - s.Lq, s.D)
+            arguments["earlier"] = backend.memory.operand(np.zeros(shape), inputs, self.axis_order)
+        turns = list(played(case))
+
+        def cut(x: Any, of: slice) -> Any:
+            return x[(slice(None),) * place + (of,)]
+
+        def call(query: Any, key: Any, value: Any, earlier: Any = None) -> Any:
+            made = [self.made(self.judged) for _ in range(1 + case.option("beside"))]
+            first = Step(backend, inputs, turns[0][3], key)
+            states = [cache.init(**self.init.bind(first, inputs.needs)) for cache in made]
+            parts = []
+            for action, _, _, padding in turns:
+                step = Step(backend, inputs, padding, key)
+                for n, cache in enumerate(made):
+                    match action:
+                        case Chunk(tokens=tokens, queries=queries):
+                            q = earlier if queries is None else cut(query, queries)
+                            # The second cache takes other tokens.
+                            k, v = (cut(x, tokens) for x in (key, value))
+                            k, v = (k, v) if n == 0 else (-k, -v)
+                            keywords = self.binder.bind(step, inputs.needs)
+                            out, states[n] = cache.step(states[n], q, k, v, **keywords)
+                            parts += [out] if n == 0 and queries is not None else []
+                        case Crop(count=count):
+                            states[n] = cache.crop(states[n], count)
+                        case Reset():
+                            states[n] = cache.reset(states[n])
+                        case Pick(samples=samples):
+                            order = backend.array(np.array(samples), None)
+                            states[n] = cache.reorder(states[n], order)
+            return self.concat(parts, place)
+
+        return PreparedCall(call, arguments, axis_order=self.axis_order)

@@ -1,0 +1,266 @@
+"""Faults of attention with a cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from suite.faults.fault import fault
+from suite.faults.kernels.cached import CachedKernel, Held
+from suite.spec.inputs import Inputs
+
+FAMILY = "cache"
+
+
+@fault("values", "`cache_position = length - 1`; the first token of a chunk is at `length`")
+class CachedPositionEarly(CachedKernel):
+    """Queries after the first chunk count from one position too early."""
+
+    def rows(self, held: Held, count: int) -> np.ndarray:
+        return super().rows(held, count) - (held.total > 0)
+
+
+@fault("values", "`tril(ones(chunk, keys))`; shift the diagonal by the length of the cache")
+class CachedMaskOfTheChunk(CachedKernel):
+    """The causal mask counts from the first token of the chunk."""
+
+    def causal(self, held: Held, rows: np.ndarray, keys: np.ndarray) -> np.ndarray:
+        return np.arange(len(rows))[:, None] >= keys
+
+
+@fault("values", "`is_causal` for the first chunk alone; later chunks are causal, too")
+class CachedChunkSeesItself(CachedKernel):
+    """Rows of a later chunk attend the whole chunk, its future included."""
+
+    def causal(self, held: Held, rows: np.ndarray, keys: np.ndarray) -> np.ndarray:
+        return super().causal(held, rows, keys) | (held.total > 0)
+
+
+@fault("values", "`keys[-window:]` in decoding, `i - j <= window` in prefill: count the same keys")
+class CachedWindowOfDecoding(CachedKernel):
+    """A step of one token sees one key less than the window, unless that is its own."""
+
+    def window(self, held: Held, count: int) -> int | None:
+        return max(held.left - 1, 0) if held.left and count == 1 else held.left
+
+
+@fault("values", "slots are compared with positions; once the ring went round they differ")
+class CachedWindowOfTheRing(CachedKernel):
+    """Once the ring went round a single token attends all slots, whatever has left the window."""
+
+    def window(self, held: Held, count: int) -> int | None:
+        return None if count == 1 and held.total > held.slots else held.left
+
+
+@fault("values", "`update(k, v)` before attention: a chunk overwrites keys that its first rows see")
+class CachedRingWrittenFirst(CachedKernel):
+    """A chunk is written into the ring before it attends, and attends the slots alone."""
+
+    def step(self, held: Held, query: np.ndarray, key: np.ndarray, value: np.ndarray) -> np.ndarray:
+        rows = self.rows(held, key.shape[2])
+        self.write(held, key, value)
+        return self.attend(held, query, held.key, held.value, rows, held.positions)
+
+
+@fault("values", "`length + 1` as the first slot; positions count from 0")
+class CachedSlotLate(CachedKernel):
+    """Tokens are written one slot behind their own."""
+
+    def put(self, held: Held, slots: np.ndarray, key: np.ndarray, value: np.ndarray) -> None:
+        super().put(held, (slots + 1) % held.slots, key, value)
+
+
+@fault("values", "`min(position, capacity - 1)`; a ring goes on at slot 0")
+class CachedLastSlotOverwritten(CachedKernel):
+    """Tokens beyond the capacity are written into the last slot."""
+
+    def slots(self, held: Held, positions: np.ndarray) -> np.ndarray:
+        return np.minimum(positions, held.slots - 1)
+
+
+@fault("values", "`softmax(q @ cache)` without a mask of the slots that are filled")
+class CachedEmptySlotsAttended(CachedKernel):
+    """Slots that hold no token are attended, with the numbers that they hold."""
+
+    def exists(self, held: Held, keys: np.ndarray) -> np.ndarray:
+        return np.ones(keys.shape, bool)
+
+
+@fault("values", "`length = 0` alone; what old slots hold must be hidden")
+class CachedStaleAfterReset(CachedKernel):
+    """After a reset slots of the sequence before are attended until they are overwritten."""
+
+    def reset(self, held: Held) -> None:
+        held.total = 0
+
+
+@fault("values", "`keys[:, :, : length - n + 1]`")
+class CachedRollbackLeavesAKey(CachedKernel):
+    """Of tokens that are taken back the first one stays visible."""
+
+    def crop(self, held: Held, count: int) -> None:
+        held.total -= count
+        held.positions[held.positions > held.total] = -1
+
+
+@fault("values", "the write index alone moves back; hide what was taken back")
+class CachedRollbackOfTheIndex(CachedKernel):
+    """Tokens that are taken back stay visible to rows of the next chunk behind them."""
+
+    def crop(self, held: Held, count: int) -> None:
+        held.total -= count
+
+
+@dataclass
+class HeldOnce(Held):
+    """A cache whose samples may lie in one place; `places` are the samples that hold them."""
+
+    places: tuple[int, ...] = ()
+
+
+@fault("values", "`expand`, or one entry of a table for two samples; copy when one of them writes")
+class CachedForkShares(CachedKernel):
+    """Samples that go on with one history write into one place: the last of them wins."""
+
+    def init(self, inputs: Inputs) -> Held:
+        return HeldOnce(**vars(super().init(inputs)), places=tuple(range(inputs.sizes.B)))
+
+    def pick(self, held: Held, samples: list[int]) -> None:
+        assert isinstance(held, HeldOnce)
+        super().pick(held, samples)
+        held.places = tuple(samples.index(n) for n in samples)
+
+    def put(self, held: Held, slots: np.ndarray, key: np.ndarray, value: np.ndarray) -> None:
+        assert isinstance(held, HeldOnce)
+        last = [max(n for n, of in enumerate(held.places) if of == place) for place in held.places]
+        super().put(held, slots, key[last], value[last])
+
+
+@fault("values", "`reorder_cache` of the keys alone")
+class CachedValuesStay(CachedKernel):
+    """Reordered samples have the keys of their new history, and the values of their old one."""
+
+    def pick(self, held: Held, samples: list[int]) -> None:
+        value = held.value
+        super().pick(held, samples)
+        held.value = value
+
+
+@fault("values", "`left_padding` belongs to a sample's history; reorder it, too")
+class CachedPaddingStays(CachedKernel):
+    """Reordered samples keep their own left padding."""
+
+    def pick(self, held: Held, samples: list[int]) -> None:
+        padding = held.padding
+        super().pick(held, samples)
+        held.padding = padding
+
+
+@fault("values", "`is_causal=True` without the padding mask once there is a cache")
+class CachedPaddingAttended(CachedKernel):
+    """Left padding is attended."""
+
+    def padded(self, held: Held, keys: np.ndarray) -> np.ndarray:
+        return np.zeros((len(held.padding), len(keys)), bool)
+
+
+@fault("values", "padding of the first slots; subtract what has left the ring")
+class CachedPaddingOfSlots(CachedKernel):
+    """Left padding hides the first slots of a ring, also when other tokens lie there."""
+
+    def padded(self, held: Held, keys: np.ndarray) -> np.ndarray:
+        slots = np.concatenate([np.arange(held.slots), keys[held.slots :]])
+        return super().padded(held, slots)
+
+
+@fault("values", "`cache_position` that is never advanced, or a copy that is written")
+class CachedFrozen(CachedKernel):
+    """Only the first chunk is kept."""
+
+    def write(self, held: Held, key: np.ndarray, value: np.ndarray) -> None:
+        if held.total == 0:
+            super().write(held, key, value)
+        else:
+            held.total += key.shape[2]
+
+
+@fault("values", "a mutable default, or a class attribute; make a cache for every instance")
+class CachedSharedByInstances(CachedKernel):
+    """All caches of a call have one memory."""
+
+    def init(self, inputs: Inputs) -> Held:
+        shared = self.__dict__.setdefault("shared", {})
+        new = super().init(inputs)
+        first = shared.setdefault(inputs.digest, new)
+        if first.total:  # of an earlier call
+            shared[inputs.digest] = first = new
+        return first
+
+
+@fault(
+    "stateless",
+    "a buffer for each shape; clear it, or hide what an earlier call left",
+    family="state",
+)
+class CachedKeptByCalls(CachedKernel):
+    """The cache of the last call of a shape serves the next one, with its tokens."""
+
+    def init(self, inputs: Inputs) -> Held:
+        kept = self.__dict__.setdefault("kept", {})
+        new = super().init(inputs)
+        old = kept.get(new.key.shape)
+        if old is not None:
+            new.key, new.value, new.positions = old.key, old.value, old.positions
+        kept[new.key.shape] = new
+        return new
+
+
+@fault("values", "`arange(chunk)` for the positions of queries; add the length of the cache")
+class CachedSlopesAnew(CachedKernel):
+    """The distances of ALiBi count queries from the first one of the chunk."""
+
+    def distance(self, held: Held, rows: np.ndarray, keys: np.ndarray) -> np.ndarray:
+        return np.abs(np.arange(len(rows))[:, None] - keys)
+
+
+@fault(
+    "values", "the softcap of the prefill is missing in the kernel for one token", family="scores"
+)
+class CachedDecodingUncapped(CachedKernel):
+    """Steps of one token have no softcap."""
+
+    def softcap(self, held: Held, count: int) -> float | None:
+        return None if count == 1 else super().softcap(held, count)
+
+
+@fault("values", "sinks of the first chunk alone; every softmax has them", family="sinks")
+class CachedSinksOnce(CachedKernel):
+    """Only the first chunk has sinks."""
+
+    def sinks(self, held: Held, count: int) -> np.ndarray | None:
+        return None if held.total else super().sinks(held, count)
+
+
+@fault(
+    "invariant_cutting", "a kernel for two tokens without a mask; a drafted token sees no later one"
+)
+class CachedPairsSeeBoth(CachedKernel):
+    """Both rows of a chunk of two tokens attend both."""
+
+    def causal(self, held: Held, rows: np.ndarray, keys: np.ndarray) -> np.ndarray:
+        seen = rows if len(rows) != 2 else rows.max() + 0 * rows
+        return super().causal(held, seen, keys)
+
+
+@fault("tokens_apart", "`amax` of the whole cache; scale by the values that are attended")
+class CachedScaledByTheCache(CachedKernel):
+    """Values are divided by a number that depends on all slots, hidden and stale ones too."""
+
+    def attend(
+        self, held: Held, query: np.ndarray, key: np.ndarray, value: np.ndarray,
+        rows: np.ndarray, keys: np.ndarray,
+    ) -> np.ndarray:  # fmt: skip
+        largest = 1 + np.abs(value).mean()
+        out: np.ndarray = super().attend(held, query, key, value / largest, rows, keys) * largest
+        return out

@@ -1,0 +1,90 @@
+"""Promise: a cache keeps tokens, and nothing else.
+
+How a sequence is cut into chunks changes no answer, and tokens that a row does not attend have exactly no
+influence on it: those that were taken back, that have left the window, left padding, other samples, the
+future.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from suite.judge.cell import Cell
+from suite.judge.check import check
+from suite.spec.catalogue import Ask, asked
+from suite.spec.dtypes import round_to
+from suite.spec.inputs import Inputs
+from suite.spec.operators.cached import PLAIN, attended
+from suite.test_invariance import expect_within
+from suite.test_masking import expect_same
+
+UNCUT = asked(
+    PLAIN,
+    Ask("cached/none/mha/{dt}/b3h2q8k20d8/c1.5.1.1/win3/room8", dtypes="growing", since="standard"),
+)
+
+APART = asked(
+    Ask(
+        "cached/none/gqa2/{dt}/b2h4q9k9d8/c4.1.3.reset.1",
+        "cached/none/mha/{dt}/b3h2q8k20d8/c1.5.1.1/win3/room8/pad5.0.12",
+        dtypes="growing",
+    ),
+    Ask(
+        PLAIN,
+        "cached/none/gqa2/{dt}/b2h4q9k9d8/c5.back2.1.3",
+        "cached/none/mha/{dt}/b3h2q8k20d8/c3.pick200.1.4",
+        "cached/none/mha/{dt}/b3h2q8k20d8/c1.5.back2.1.1/win3/room8",
+        dtypes="growing",
+        since="standard",
+    ),
+)
+
+
+def cut(inputs: Inputs, size: int) -> Inputs:
+    """The same tokens in chunks of `size`, the last one smaller."""
+    full, rest = divmod(inputs.sizes.Lq, size)
+    return inputs.replace(script=(str(size),) * full + ((str(rest),) if rest else ()))
+
+
+@check(UNCUT)
+def test_invariant_cutting(cell: Cell) -> None:
+    """All at once, token by token, and two by two give the same rows."""
+    inputs = cell.inputs
+    whole, bound = cell.run().values.copy(), cell.bound(inputs)
+    for size in (inputs.sizes.Lq, 1, 2):
+        got = cell.run(cut(inputs, size)).values
+        expect_within(cell, got, whole, 2 * bound, f"chunks of {size} tokens")
+
+
+def tokens(inputs: Inputs) -> Iterator[tuple[str, np.ndarray]]:
+    """Groups of tokens, boolean (B, Lk), by a description."""
+    s = inputs.sizes
+    sample, place = np.indices((s.B, s.Lk))
+    never = np.asarray(~attended(inputs.case).any((0, 1)))
+    yield "tokens that no row attends", never
+    yield "the last token", place == s.Lk - 1
+    yield "the first token", place == 0
+    yield "the later tokens of the last sample", (sample == s.B - 1) & (place >= s.Lk - s.Lq // 2)
+
+
+@check(APART)
+def test_tokens_apart(cell: Cell) -> None:
+    """Large numbers in some tokens change no bit of rows that do not attend these tokens."""
+    inputs = cell.inputs
+    before = cell.run().values.copy()
+    seen = attended(inputs.case)  # (B, Lq, B, Lk)
+    for what, group in tokens(inputs):
+        judged = ~(seen & group).any((2, 3))
+        if not group.any() or not judged.any():
+            continue
+        large = (100.0 if cell.dtype.name == "f16" else 1e4) * (-1.0) ** np.arange(inputs.sizes.Lk)
+        arrays = {
+            name: round_to(
+                np.where(group[:, None, :, None], large[:, None], inputs.arrays[name]), cell.dtype
+            )
+            for name in ("key", "value")
+        }
+        after = cell.run(inputs.replace(**arrays)).values
+        expect_same(cell, after, before, judged[:, None, :, None], f"large numbers in {what}")

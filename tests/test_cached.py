@@ -1,0 +1,212 @@
+"""Promise: a step with a cache is plain attention over the tokens that the script has left in it.
+
+A person's cache is a class or an object; what it lacks is not asked, and said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from backends.registry import UsageError, function_implementation, load
+from suite.checks import all_checks
+from suite.judge.judge import judge
+from suite.judge.oracle import Oracle, Rounding
+from suite.spec.case import Case
+from suite.spec.catalogue import cases as every_case
+from suite.spec.catalogue import of_operator
+from suite.spec.inputs import Inputs, draw
+from suite.spec.operators.cached import CACHED, attended, capacity, completed, held
+from suite.spec.sizes import Sizes
+from suite.test_caching import tokens
+from tests.plain import attention as plain_attention
+
+FUNCTIONS = Path(__file__).parent / "functions" / "caching.py"
+GROWN = "cached/none/mha/f64/b3h2q8k20d8"
+CASES = (
+    "cached/none/gqa2/f64/b2h4q9k9d8/c5.1.3",
+    "cached/none/mqa/f64/b2h4q9k9d8v6/c4.back2.1.3.reset.1/scale0.3",
+    f"{GROWN}/c1.5.back2.1.1/win3/room8/cap2.0/sinks/slopes",
+    f"{GROWN}/c1.5.pick110.1.1/pad5.0.12",
+    f"{GROWN}/c3.pick201.1.pick000.4/beside/slopes",
+)
+
+
+def token_by_token(inputs: Inputs) -> np.ndarray:
+    """The answer (B, H, Lq, Dv): a list of tokens for every sample, and every row by itself."""
+    case, s = inputs.case, inputs.sizes
+    histories: list[list[tuple[int, int]]] = [
+        [(b, place) for place in range(s.Lk - s.Lq)] for b in range(s.B)
+    ]
+    padding, left = list(case.option("padding") or [0] * s.B), case.option("left")
+    arrived, row = s.Lk - s.Lq, 0
+    out = np.zeros((s.B, s.H, s.Lq, s.Dv))
+    for word in case.option("script"):
+        if word == "reset":
+            histories = [[] for _ in histories]
+        elif word.startswith("back"):
+            histories = [history[: -int(word[4:])] for history in histories]
+        elif word.startswith("pick"):
+            histories = [list(histories[int(n)]) for n in word[4:]]
+            padding = [padding[int(n)] for n in word[4:]]
+        for _ in range(int(word) if word.isdigit() else 0):
+            for b, history in enumerate(histories):
+                history.append((b, arrived))
+                end = len(history)
+                start = max(padding[b], 0 if left is None else end - 1 - left)
+                of = history[start:end]
+                key, value = (
+                    np.array([x[sample, :, place] for sample, place in of]).swapaxes(0, 1)[None]
+                    for x in (inputs.key, inputs.value)
+                )
+                behind = np.arange(end - 1 - start, -1, -1)
+                slopes = inputs.arrays.get("alibi_slopes", np.zeros(s.H))
+                answer = plain_attention(
+                    inputs.query[b : b + 1, :, row : row + 1], key, value,
+                    bias=-slopes[:, None, None] * behind, scale=inputs.effective_scale,
+                    softcap=case.option("softcap"), sinks=inputs.arrays.get("sinks"),
+                )  # fmt: skip
+                out[b, :, row] = answer[0, :, 0]
+            arrived, row = arrived + 1, row + 1
+    return out
+
+
+@pytest.mark.parametrize("text", CASES)
+def test_the_reference_is_plain_attention_over_what_the_script_left(text: str) -> None:
+    inputs = draw(Case.parse(text))
+    expected = Oracle.forward(inputs, Rounding("exact")).expected["output"]
+    assert expected.value.shape == inputs.output_shape("output")
+    assert np.allclose(expected.value.astype(float), token_by_token(inputs), rtol=0, atol=1e-13)
+    assert (expected.error > 0).all()
+
+
+def test_all_at_once_is_the_causal_call_and_has_its_bound() -> None:
+    inputs = draw(Case.parse("cached/none/gqa2/f32/b2h4q9k9d8/c9/cap2.0"))
+    plain = draw(Case.parse("sdpa/causal/gqa2/f32/b2h4q9k9d8/cap2.0")).replace(
+        query=inputs.query, key=inputs.key, value=inputs.value
+    )
+    one, two = (Oracle.forward(x, Rounding("exact")).expected["output"] for x in (inputs, plain))
+    assert np.array_equal(one.value, two.value)
+    assert np.array_equal(one.error, two.error)
+    other = plain_attention(
+        plain.query, plain.key, plain.value, mask=np.tri(9, dtype=bool), softcap=2.0
+    )
+    assert np.allclose(one.value, other, rtol=0, atol=1e-12)
+
+
+def test_what_rows_attend_is_what_moves_them() -> None:
+    """A token changes a row's answer where `attended` says so, and nowhere else."""
+    inputs = draw(Case.parse(f"{GROWN}/c1.5.back2.pick110.1.1/win3/pad5.0.12"))
+    seen, before = attended(inputs.case), token_by_token(inputs)
+    assert seen.any(-1).any(-1).all()
+    for sample, place in ((0, 12), (1, 13), (1, 17), (1, 18), (2, 3), (0, 19)):
+        value = inputs.value.copy()
+        value[sample, :, place] += 1.0
+        moved = (token_by_token(inputs.replace(value=value)) != before).any((1, 3))
+        assert np.array_equal(moved, seen[:, :, sample, place])
+
+
+def test_cases_ask_rings_and_tokens_that_nobody_attends() -> None:
+    asked = of_operator(CACHED, every_case, "standard")
+    assert {capacity(case) - held(case) for case in asked} >= {-12, 0, 2}
+    groups = dict(tokens(draw(Case.parse("cached/none/gqa2/f32/b2h4q9k9d8/c5.back2.1.3"))))
+    assert not groups["tokens that no row attends"].any()  # rows before the crop attend all
+    groups = dict(tokens(draw(Case.parse(f"{GROWN}/c1.5.1.1/win3/room8/pad5.0.12"))))
+    assert groups["tokens that no row attends"].sum() == 3 * 9 + 3  # and padding
+
+
+def test_samples_are_chosen_with_their_histories() -> None:
+    inputs = draw(Case.parse(f"{GROWN}/c1.5.pick110.1.1/pad5.0.12"))
+    chosen = inputs.select("b", [1, 0])
+    assert chosen.case.id == "cached/none/mha/f64/b2h2q8k20d8/c1.5.pick00.1.1/pad0.5"
+    assert np.allclose(token_by_token(chosen), token_by_token(inputs)[[1, 0]], rtol=0, atol=0)
+    assert inputs.select("b", [1]).case.id == "cached/none/mha/f64/b1h2q8k20d8/c1.5.pick0.1.1"
+    with pytest.raises(ValueError, match="1 is not in list"):
+        inputs.select("b", [0])
+
+
+def test_random_scripts_are_valid() -> None:
+    sizes = Sizes(2, 2, 2, 3, 3, 4, 4)
+    for numbers, script in (
+        ((3, 0, 2), "creset.2"),
+        ((9, 1), "c9.back2.1"),
+        ((0, 0), "c1"),
+        ((4, 0, 1), "creset.1"),
+    ):
+        own, options = completed(sizes, numbers)
+        assert Case.of(CACHED, own, every_case("smoke")[0].dtype, **options).id.endswith(script)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("b2h4q9k9d8", "needs a script"),
+        ("b2h4q9k9d8/c9.reset", "ends with a chunk"),
+        ("b2h4q9k9d8/c5.1", "add up to the number of queries"),
+        ("b2h4q9k8d8/c9", "keys are as many or more"),
+        ("b2h4q9k9d8/c5.back6.4", "not 6 tokens to take back"),
+        ("b2h4q9k9d8/c5.pick02.4", "pick has a sample below 2"),
+        ("b2h4q9k9d8/c5.pick0.4", "pick has a sample below 2"),
+        ("b2h4q9k9d8/c9/room4", "a ring has a window"),
+        ("b2h4q9k9d8/c9/win4/room4", "a slot for each of its keys"),
+        ("b2h4q9k9d8/c5.back2.4/win3/room4", "goes back 2 tokens has at least 5 slots"),
+        ("b2h4q9k12d8/c9/pad4.0", "left padding is a number for each sample"),
+        ("b2h4q9k12d8/c9/pad3", "left padding is a number for each sample"),
+        ("b2h4q9k12d8/c5.reset.4/pad3.0", "has no reset"),
+        ("b2h4q9k9d8/c9/cap0.0", "softcap must be positive"),
+    ],
+)
+def test_what_ids_cannot_mean_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Case.parse(f"cached/none/mha/f32/{text}")
+
+
+def statuses(name: str) -> dict[str, str]:
+    """Statuses of a cache's cells of the check values at smoke, by script and options."""
+    judged, _ = function_implementation(load("torch"), f"{FUNCTIONS}:{name}", {}, "cached")
+    return {
+        "/".join(cell.case.id.split("/")[5:]): judge(cell).status
+        for check in all_checks()
+        for cell in (check.cells("smoke", [judged]) if check.name == "values" else ())
+    }
+
+
+def test_a_persons_cache() -> None:
+    found = statuses("Growing")
+    assert found.pop("c5.1.3/win3/cap2.0/sinks/slopes/scale0.3") == "unsupported"  # no softcap
+    assert set(found.values()) == {"pass"}
+
+
+@pytest.mark.parametrize("name", ["Slots", "slots"])
+def test_a_cache_in_place_is_a_class_or_an_object(name: str) -> None:
+    found = statuses(name)
+    assert {script for script, status in found.items() if status == "pass"} == {
+        "c5.1.3", "c1.1.1.1.4", "c9", "c1.3.1.3", "c4.1.3.reset.1", "c5.1.3/room9/beside",
+    }  # fmt: skip
+    assert set(found.values()) == {"pass", "unsupported"}
+
+
+def test_two_caches_with_one_state_fail() -> None:
+    found = statuses("Shared")
+    assert [script for script, status in found.items() if status == "fail"] == [
+        "c5.1.3/room9/beside"
+    ]
+
+
+def test_a_chunk_that_sees_its_future_fails() -> None:
+    found = statuses("NoFuture")
+    assert found["c5.1.3"] == found["c9"] == found["c1.1.1.1.4"] == "fail"
+
+
+def test_what_a_cache_lacks_is_said() -> None:
+    judged, _ = function_implementation(load("torch"), f"{FUNCTIONS}:Slots", {}, "cached")
+    case = Case.parse("cached/none/mha/f32/b3h2q8k20d8/c3.pick200.1.4")
+    assert judged.unsupported(case) == "the cache has no method reorder"
+    ring = Case.parse("cached/none/mha/f32/b3h2q8k20d8/c8/win3/room8")
+    assert judged.missing(["ring"]) == "init takes a capacity and no window"
+    assert judged.unsupported(ring) == "the function has no parameter window"
+    with pytest.raises(UsageError, match="Stepless has no step; expected both as methods"):
+        function_implementation(load("torch"), f"{FUNCTIONS}:Stepless", {}, "cached")
+    with pytest.raises(UsageError, match="no cache is judged with numpy"):
+        function_implementation(load("numpy"), f"{FUNCTIONS}:Slots", {}, "cached")
