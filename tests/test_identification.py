@@ -72,6 +72,21 @@ def without_last_key(query, key, value):
     return of_torch.textbook(query, key[:, :, :-1], value[:, :, :-1])
 
 
+def of_first_query(query, key, value, attn_mask=None):
+    return of_torch.textbook(query, key, value, attn_mask[:, :, :1])
+
+
+def in_chunks(size, dim):
+    """Attention whose causal mask begins anew for every chunk of queries (2) or keys (1)."""
+
+    def function(query, key, value, attn_mask=None, is_causal=False):
+        q, k = torch.arange(query.shape[2])[:, None], torch.arange(key.shape[2])
+        q, k = (q % size, k) if dim == 2 else (q, k % size)
+        return of_torch.textbook(query, key, value, k <= q if is_causal else attn_mask)
+
+    return function
+
+
 def penalised(scores):
     return torch.where(scores == -torch.inf, scores.new_tensor(-30.0), scores).softmax(-1)
 
@@ -91,6 +106,9 @@ def penalised(scores):
         (misread.named(weigh=torch.exp), PLAIN, "not divided by their sum", "softmax"),
         (misread.named(weigh=lambda s: s.softmax(-1) / 2), PLAIN, "0.5 times the right ones", "softmax"),
         (without_last_key, PLAIN, "last key of 7 is never seen", "mask"),
+        (of_first_query, CASES[6], "The mask of query 0 is used for every query.", "mask"),
+        (in_chunks(4, 2), CAUSAL, "The mask causal begins anew every 4 queries.", "mask"),
+        (in_chunks(4, 1), CAUSAL, "The mask causal begins anew every 4 keys.", "mask"),
     ],
 )  # fmt: skip
 def test_the_pattern_of_weights_is_named(
@@ -279,7 +297,8 @@ def in_float32(query, key, value):
 @pytest.mark.parametrize(
     ("function", "sentence", "family"),
     [
-        (scaled_in_place, "The call writes into query.", "state"),
+        (scaled_in_place, "The call writes into query: it changes its arguments in place.",
+         "state"),
         (Buffered(adds=True), "A second call with the same inputs gives another answer", "state"),
         (Buffered(adds=False), "The output of a call changes when another call runs", "state"),
         (KeptByQuery(), "same query and other keys and values gives the answer of the call before",

@@ -93,3 +93,84 @@ def test_gradients_of_wrong_outputs_are_not_read() -> None:
 
     implementation = of(function)
     assert list(gradients.ask(Instrument(implementation, 60), Case.parse(PLAIN))) == []
+
+
+def unmasked_backward(query, key, value, attn_mask=None):
+    """Attention whose backward pass has no mask."""
+    hidden = torch.zeros(()) if attn_mask is None else torch.where(attn_mask, 0.0, -torch.inf)
+
+    class Unmasked(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, query, key, value):
+            scores = query @ key.mT * query.shape[-1] ** -0.5
+            ctx.save_for_backward(query, key, value, scores.softmax(-1))
+            return (scores + hidden).softmax(-1).nan_to_num() @ value
+
+        @staticmethod
+        def backward(ctx, out):
+            return terms(*ctx.saved_tensors, out)
+
+    return Unmasked.apply(query, key, value)
+
+
+def test_a_backward_pass_without_the_mask_is_named() -> None:
+    found = told(unmasked_backward, CASES[6])
+    assert found[0].sentence.startswith("In the backward pass: The mask bool.bhqk is ignored")
+
+
+def emptied(change):
+    """Attention that differentiates rightly, but for fully masked rows: `change(operand, is empty)`."""
+
+    def function(query, key, value, attn_mask=None):
+        if attn_mask is None:
+            attn_mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool)
+        empty = ~attn_mask.any(-1, keepdim=True)
+        scores = query @ key.mT * query.shape[-1] ** -0.5
+        weights = scores.masked_fill(~attn_mask, -torch.inf).masked_fill(empty, 0.0).softmax(-1)
+        return change((weights * ~empty) @ value, query, value, empty)
+
+    return function
+
+
+class Poison(torch.autograd.Function):
+    """Zeros, whose gradient is NaN at some places."""
+
+    @staticmethod
+    def forward(ctx, query, places):
+        ctx.save_for_backward(places)
+        return torch.zeros_like(query)
+
+    @staticmethod
+    def backward(ctx, out):
+        return torch.where(ctx.saved_tensors[0], torch.nan, out * 0), None
+
+
+def nan_query(out, query, value, empty):
+    return out + Poison.apply(query, empty.expand(query.shape))
+
+
+def nan_everywhere(out, query, value, empty):
+    return out + Poison.apply(query, empty.any().expand(query.shape))
+
+
+def moved_values(out, query, value, empty):
+    mean = value.mean(-2, keepdim=True)
+    return out + torch.where(empty, mean - mean.detach(), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (nan_query, "but NaN comes back in the gradient of the query, in these rows."),
+        (nan_everywhere, "but NaN comes back in the gradient of the query."),
+        (moved_values, "but change the gradient of the value, by up to"),
+    ],
+)
+def test_gradients_of_fully_masked_rows_are_read(change: Callable[..., Any], sentence: str) -> None:
+    found = told(emptied(change), PLAIN)
+    assert [one.family for one in found] == ["gradient"]
+    assert found[0].sentence.startswith(f"Rows that attend no key have an output of 0, {sentence}")
+
+
+def test_right_gradients_of_fully_masked_rows_are_told_nothing() -> None:
+    assert not told(emptied(lambda out, *others: out), PLAIN, CASES[6])

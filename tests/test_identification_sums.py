@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -182,3 +183,49 @@ def test_heads_that_are_viewed_do_not_hide_the_scale() -> None:
 def test_a_mask_is_not_read_through_weights_that_nobody_understands() -> None:
     function = misread.named(weigh=lambda s: (s.softmax(-1) + s.softmax(-1).roll(2, -2)) / 2)
     assert not {"mask", "softmax"} & {one.family for one in told(function, PLAIN, CASES[6])}
+
+
+def merged(power):
+    """Attention of two halves of the keys, which weigh exp(power * log-sum-exp)."""
+
+    def weights(scores):
+        halves = scores.split((scores.shape[-1] + 1) // 2, -1)
+        lse = torch.cat([half.logsumexp(-1, keepdim=True) for half in halves], -1)
+        shares = (power * lse).softmax(-1)
+        return torch.cat(
+            [half.softmax(-1) * shares[..., n, None] for n, half in enumerate(halves)], -1
+        )
+
+    return misread.named(weigh=weights)
+
+
+@pytest.mark.parametrize(
+    ("power", "said", "hint"),
+    [(1 / math.log(2), "exp(1.44 lse)", "to base 2"), (-1.0, "exp(-1 lse)", "a sign"),
+     (0.5, "exp(0.5 lse)", "")],
+)  # fmt: skip
+def test_parts_with_weights_of_another_base_are_named(power: float, said: str, hint: str) -> None:
+    found = told(merged(power), PLAIN)
+    assert (
+        f"has its own softmax, and weighs {said} in their sum, expected exp(lse)."
+        in found[0].sentence
+    )
+    assert hint in found[0].hint
+    assert not told(merged(1.0), PLAIN)
+
+
+def limited(limit):
+    """Attention whose scores are changed first."""
+    return misread.named(weigh=lambda scores: limit(scores).softmax(-1))
+
+
+@pytest.mark.parametrize(
+    ("limit", "sentence"),
+    [
+        (lambda s: s.clamp(-20, 20), "Scores above about 20 are all alike: they are clipped."),
+        (lambda s: torch.where(s > 300, 300 + s / 2, s), "Scores above about 300 count less than"),
+    ],
+)
+def test_large_scores_that_count_less_are_named(limit: Callable[..., Any], sentence: str) -> None:
+    assert first(limited(limit), PLAIN)[0].startswith(sentence)
+    assert not told(limited(lambda scores: scores), PLAIN)

@@ -72,7 +72,7 @@ def _effects(tool: Instrument, inputs: Inputs) -> Iterator[Found]:
     first = values(native)
     if written := changed_since():
         yield Found(
-            f"The call {WRITES} {', '.join(written)}.",
+            f"The call {WRITES} {', '.join(written)}: it changes its arguments in place.",
             "state",
             "`mul_`, `+=`, `out=` on an argument",
         )

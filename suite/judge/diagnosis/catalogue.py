@@ -64,18 +64,23 @@ _ANSWERS: Cache[Arrays | None] = Cache(8192)
 
 
 def explained(
-    failing: Sequence[Cell], passing: Sequence[Cell], late: Callable[[], bool], without: str = ""
+    failing: Sequence[Cell],
+    passing: Sequence[Cell],
+    late: Callable[[], bool],
+    without: str = "",
+    wrong: Iterator[Look] | None = None,
 ) -> list[Diagnosis]:
     """The faults that failing cells of one implementation behave like, and no passing cell contradicts:
     first the fault that explains most, then the fault that explains most of the rest.
 
     The cells stand in the order in which they are tried. `late` says that the time is over. `without` is
-    the name of a fault that is left out.
+    the name of a fault that is left out. `wrong` are the looks of `wrong_looks(failing)`, if they are
+    needed elsewhere, too.
     """
     if not failing:
         return []
     faults = [f for f in faults_of(failing[0].implementation) if f.name != without]
-    wrong = _wrong(failing)
+    wrong = wrong_looks(failing) if wrong is None else wrong
     first = list(islice(wrong, TRIED))
     if first:
         # The first answer of a call is wrong already: nothing that calls leave behind explains this.
@@ -84,7 +89,7 @@ def explained(
     return _Behaving(failing, passing, late).of(faults)
 
 
-def _wrong(cells: Iterable[Cell]) -> Iterator[Look]:
+def wrong_looks(cells: Iterable[Cell]) -> Iterator[Look]:
     """Looks at the cells whose plain answers are wrong."""
     for cell in cells:
         look = Look.of(cell)

@@ -12,12 +12,14 @@ import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import islice, tee
 
 from backends.protocol import Backend, Implementation
 from suite.judge import leaks
 from suite.judge.cell import Cell
-from suite.judge.diagnosis.catalogue import BESIDE, MORE, TRIED, explained
+from suite.judge.diagnosis.catalogue import BESIDE, MORE, TRIED, explained, wrong_looks
 from suite.judge.diagnosis.finding import Diagnosis
+from suite.judge.diagnosis.held import Evidence, alike
 from suite.judge.diagnosis.identify import identify
 from suite.judge.diagnosis.instrument import clock
 from suite.judge.diagnosis.weights import BROKEN
@@ -57,14 +59,19 @@ def diagnose(
     change are restored.
     """
     with leaks.undone(backend):
-        elected = list(never_elected(failing))
+        elected = list(never_elected(failing, any(isinstance(c.case, Case) for c in failing)))
+    beside = [cell for cell in passing if cell.check.name == VALUES and _size(cell) <= LARGE]
     failing, passing = chosen(failing, TRIED + BESIDE), chosen(passing, BESIDE + MORE)
+    beside = alike(beside, [cell.case for cell in failing[:TRIED] if isinstance(cell.case, Case)])
+    passing = [*dict.fromkeys([*beside[: BESIDE // 2], *passing])]
     begin = time.process_time()
+    wrong, kept = tee(wrong_looks(failing))
     with leaks.undone(backend):
-        found = explained(failing, passing, clock(OF_CATALOGUE * seconds), without)
+        found = explained(failing, passing, clock(OF_CATALOGUE * seconds), without, wrong)
     cases = [cell.case for cell in failing[:TRIED] if isinstance(cell.case, Case)]
     left = max((1 - OF_CATALOGUE) * seconds, seconds - (time.process_time() - begin))
-    measured = identify(backend, implementation, cases, left)
+    evidence = Evidence(islice(kept, len(cases)), beside)
+    measured = identify(backend, implementation, cases, left, evidence)
     # If outputs are wrong, gradients and elections may be consequences: these explain nothing alone.
     aside = {"gradient"} if any(cell.check.name == VALUES for cell in failing) else set()
     aside |= {ELECTION} if failing else set()
@@ -81,15 +88,21 @@ def diagnose(
     return told[:MOST] if told and told[0].family not in aside else []
 
 
-def never_elected(failing: Iterable[Cell]) -> Iterator[Diagnosis]:
-    """The sentences of election cells whose answers are never right, one of each check."""
-    cells = {c.check.name: c for c in reversed([*failing]) if isinstance(c.case, ElectionCase)}
-    for cell in cells.values():
-        what, is_never, promise = judge(cell).message.partition(f"; {NOBODY} ")
-        if is_never:
-            sentence = f"{what[0].upper()}{what[1:]}."
-            hint = f"promise `{promise}` if that is meant"
-            yield Diagnosis(sentence, hint, ELECTION, "measured", 1, 1, 0, cell.case.id)
+def never_elected(failing: Iterable[Cell], beside: bool) -> Iterator[Diagnosis]:
+    """The sentences of election cells whose answers are never right, one of each check; and, if no other
+    cells fail `beside`, those of cells whose answers are unknown."""
+    cells = [cell for cell in failing if isinstance(cell.case, ElectionCase)]
+    first = {cell.check.name: cell for cell in reversed(cells)}
+    told: dict[str, Diagnosis] = {}
+    for cell in first.values() if beside else cells:
+        verdict = judge(cell)
+        what, is_never, promise = verdict.message.partition(f"; {NOBODY} ")
+        if is_never or (verdict.kind == "election" and not beside):
+            sentence = f"{what[0].upper()}{what[1:].rstrip('.')}."
+            hint = f"promise `{promise}` if that is meant" if is_never else ""
+            one = Diagnosis(sentence, hint, ELECTION, "measured", 1, 1, 0, cell.case.id)
+            told.setdefault(sentence, one)
+    yield from told.values()
 
 
 def joined(found: Iterable[Diagnosis], measured: Iterable[Diagnosis]) -> list[Diagnosis]:
@@ -111,9 +124,14 @@ def joined(found: Iterable[Diagnosis], measured: Iterable[Diagnosis]) -> list[Di
     ]
 
 
-def _place_of(one: Diagnosis) -> tuple[float, bool]:
-    """What explains most comes first. Faults of rounding are alike in 16 bits, and measured better."""
-    return -one.explains / max(one.tried, 1), one.family == "numerics" and bool(one.fault)
+def _place_of(one: Diagnosis) -> tuple[bool, float, bool]:
+    """What passing cells contradict comes last, what explains most first. Faults of rounding are alike in
+    16 bits, and measured better."""
+    return (
+        one.contradicts > 0,
+        -one.explains / max(one.tried, 1),
+        one.family == "numerics" and bool(one.fault),
+    )
 
 
 def chosen(cells: Sequence[Cell], most: int) -> list[Cell]:

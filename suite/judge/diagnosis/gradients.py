@@ -16,6 +16,7 @@ from suite.judge.answer import swap_heads_and_length
 from suite.judge.derivative import differentiated, native_cotangent
 from suite.judge.diagnosis.instrument import Found, Instrument, Reading, few, softmax
 from suite.judge.diagnosis.masks import meanings
+from suite.judge.elections.probe import empty_row
 from suite.judge.oracle import Oracle
 from suite.spec.case import Case
 from suite.spec.inputs import Inputs, draw_cotangent
@@ -28,13 +29,19 @@ Arrays = Mapping[str, np.ndarray | None]
 
 
 def ask(tool: Instrument, case: Case) -> Iterator[Found]:
-    """What is wrong with the gradients of a small case; nothing if the output is wrong, too."""
+    """What is wrong with the gradients of a small case; nothing if the output is wrong, too. Fully masked
+    rows have a cotangent of 0."""
     inputs = tool.drawn(case, 1.0)
-    if inputs.has_empty_rows or tool.implementation.missing(["gradient"]) is not None:
+    if tool.implementation.missing(["gradient"]) is not None:
         return
-    if not near(tool.output(inputs), tool.oracle(inputs)):
+    plain, output, empty = inputs.operator.is_default, tool.output(inputs), inputs.fully_masked_rows
+    if not near(output, tool.oracle(inputs)) or output is None:
         return
     cotangent = draw_cotangent(case)
+    if empty.any():
+        if not plain or not np.isfinite(output[empty]).all():
+            return  # NaN of these rows reaches all gradients
+        cotangent = cotangent * ~empty[..., None]
     got = read(tool, inputs, cotangent)
     if got is None:
         return
@@ -61,22 +68,61 @@ def ask(tool: Instrument, case: Case) -> Iterator[Found]:
         yield Found(f"{_the(wrong)} differs in a second pass.", "gradient", hint)
         return
     limit = {n: 8 * bound[n] for n in bound}
-    plain = inputs.operator.is_default
+    largest = {n: float(np.max(limit[n], initial=0.0)) for n in limit}  # another formula's errors
     for variant, sentence, hint in _variants(inputs, cotangent) if plain else ():
         if all(
-            n in variant and (np.abs(variant[n] - g) <= limit[n]).all() for n, g in values.items()
+            n in variant and (np.abs(variant[n] - g) <= largest[n]).all() for n, g in values.items()
         ):
             yield Found(sentence, "gradient", hint)
             return
     yield from _one_by_one(inputs, {n: values[n] for n in wrong}, want, limit)
 
 
+def ask_empty(tool: Instrument, inputs: Inputs) -> Iterator[Found]:
+    """What fully masked rows do to gradients, if the output of these rows is 0: NaN, or any gradient.
+    Other outputs follow elections. One row of `inputs` is masked fully, if none is."""
+    if not inputs.has_empty_rows:
+        mask = np.ones((inputs.sizes.Lq, inputs.sizes.Lk), bool)
+        mask[empty_row(inputs)] = False
+        inputs = inputs.replace(mask_array=mask, mask=None, form="dense")
+    output, empty = tool.output(inputs), inputs.fully_masked_rows
+    if not near(output, tool.oracle(inputs)) or output is None or output[empty].any():
+        return
+    cotangent = draw_cotangent(inputs.case)
+    beside = cotangent * ~empty[..., None]
+    got, alone = (read(tool, inputs, of) or {} for of in (beside, cotangent - beside))
+    right = Oracle.vjp(inputs, beside, tool.rounding(inputs)).expected
+    broken, moved, wide = [], [], []
+    for name, values in got.items():
+        extra = alone.get(name)
+        if values is None or extra is None:
+            continue
+        if np.isnan(values).any() or np.isnan(extra).any():
+            broken.append(name)
+            own = np.isnan(values)[~empty].any() if name == "query" else True
+            wide += [name] if own else []
+        elif not (np.abs(extra) <= right[name].error.max()).all():
+            moved.append((float(np.abs(extra).max()), name))
+    zeros = "Rows that attend no key have an output of 0, "
+    if broken:
+        where = "" if wide else ", in these rows"
+        hint = "`where` behind a softmax of -inf alone, `exp(s - lse)` with an lse of -inf"
+        yield Found(f"{zeros}but NaN comes back in {_all(broken)}{where}.", "gradient", hint)
+    elif moved:
+        size, names = max(moved)[0], [name for _, name in moved]
+        text = f"{zeros}but change {_all(names)}, by up to {size:.2g}."
+        yield Found(text, "gradient", "a backward pass that hides no such rows, or uses an old lse")
+
+
 def near(got: np.ndarray | None, oracle: Oracle | None) -> bool:
-    """True if an output is right within the bound of the oracle."""
+    """True if an output is right within the bound of the oracle, but for fully masked rows."""
     if got is None or oracle is None:
         return False
     right = oracle.expected["output"]
-    return bool((np.abs(got - right.value) <= right.error).all())
+    good = np.abs(got - right.value) <= right.error
+    if oracle.inputs.operator.is_default:
+        good |= oracle.inputs.fully_masked_rows[..., None]
+    return bool(good.all())
 
 
 def read(tool: Instrument, inputs: Inputs, cotangent: np.ndarray) -> Arrays | None:
@@ -115,8 +161,7 @@ def backward(
     """The gradients by the formula in float64, with what backward passes get wrong: another mask `shown`,
     D times `mean` or as a plain mean, the scale times `scale`, no derivative of the softcap, no bias, one
     head of a group for all, dS transposed, weights as `weigh(scores, shown)`."""
-    zeros = np.zeros((*inputs.attends.shape[:3], inputs.sizes.Lk))
-    reading = Reading(inputs, zeros, zeros, zeros)
+    reading = Reading.of(inputs)
     s, group = inputs.effective_scale, inputs.sizes.group
     scores = reading.scores if biased or reading.bias is None else reading.scores - reading.bias
     weights = weigh(scores, inputs.attends if shown is None else shown)
@@ -265,3 +310,9 @@ def _one_by_one(
 
 def _the(names: list[str]) -> str:
     return f"The gradient of the {' and the '.join(names)}".replace("_", " ")
+
+
+def _all(names: list[str]) -> str:
+    if len(names) == 1:
+        return f"the gradient of the {names[0]}".replace("_", " ")
+    return f"the gradients of {', '.join(names[:-1])} and {names[-1]}".replace("_", " ")

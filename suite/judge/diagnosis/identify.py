@@ -28,6 +28,7 @@ from suite.judge.diagnosis import (
     weights,
 )
 from suite.judge.diagnosis.finding import Diagnosis
+from suite.judge.diagnosis.held import Evidence
 from suite.judge.diagnosis.instrument import Found, Instrument, Reading, plain
 from suite.spec.case import Case
 from suite.spec.dtypes import DTYPES
@@ -44,12 +45,17 @@ GROSS = 0.05
 
 
 def identify(
-    backend: Backend, implementation: Implementation, cases: Sequence[Case], seconds: float = 5.0
+    backend: Backend,
+    implementation: Implementation,
+    cases: Sequence[Case],
+    seconds: float = 5.0,
+    evidence: Evidence | None = None,
 ) -> list[Diagnosis]:
     """What is wrong with an implementation that fails `cases`, best first: what explains most of them.
 
     `backend` is the implementation's own. `seconds` is the processor time after which nothing more is
-    asked. Nothing is raised: a call that fails says nothing.
+    asked. `evidence` are cells against which formulas are held. Nothing is raised: a call that fails says
+    nothing.
     """
     tool = Instrument(implementation, seconds)
     told: dict[str, tuple[Found, list[Case]]] = {}
@@ -65,12 +71,13 @@ def identify(
                 explained += [case for case in group if case not in explained]
         for found, case in _beside(tool, [f for f, _ in told.values()], [*groups.values()]):
             told.setdefault(found.sentence, (found, [case]))
-    diagnoses = []
-    for found, explained in sorted(told.values(), key=lambda item: -len(item[1])):
-        evidence = len(explained), len(cases), 0, explained[0].id
-        said = found.sentence, found.hint, found.family, "measured"
-        diagnoses.append(Diagnosis(*said, *evidence, picture=found.picture))
-    return diagnoses
+        beside, diagnoses = evidence or Evidence(), []
+        for measured, explained in told.values():
+            found, like, against = beside.held(measured, explained)
+            counts = len(like), len(cases), against, like[0].id
+            said = found.sentence, found.hint, found.family, "measured"
+            diagnoses.append(Diagnosis(*said, *counts, picture=found.picture))
+    return sorted(diagnoses, key=lambda one: (one.contradicts > 0, -one.explains))
 
 
 def _beside(
@@ -119,12 +126,14 @@ def problems(tool: Instrument, case: Case) -> list[Found]:
         # What is wrong with weights makes answers imprecise, too.
         told += [f for f in inside if not told or precision.CLASSED not in f.sentence]
         if not told:
-            told = tool.once(of_scores, small)
+            told = tool.once(of_scores, small) or tool.once(of_large_scores, plain(small))
         if not told and case.dtype.is_half:
             told = in_16_bits(tool, replace(small, dtype=case.dtype))
         if not told:
             asked = dict.fromkeys((plain(small), small))
             told = [found for c in asked for found in tool.once(of_gradients, c)]
+        if not told:
+            told = tool.once(of_empty_rows, small)
     # What hides nothing among few keys may hide whole blocks of keys.
     few = [f for f in told if f.family == "mask" and masks.EVERY in f.sentence]
     if not told or few:
@@ -166,6 +175,11 @@ def of_gradients(tool: Instrument, case: Case) -> Iterator[Found]:
     yield from gradients.ask(tool, case)
 
 
+def of_empty_rows(tool: Instrument, case: Case) -> Iterator[Found]:
+    """What is wrong with the gradients of fully masked rows."""
+    yield from gradients.ask_empty(tool, tool.drawn(case, 1.0))
+
+
 def of_precision(tool: Instrument, dtype: str, case: Case) -> Iterator[Found]:
     """What is rounded inside in a dtype and in float32."""
     for name in dict.fromkeys(("f32", dtype)):
@@ -182,6 +196,11 @@ def of_heads(tool: Instrument, case: Case) -> Iterator[Found]:
 def of_scores(tool: Instrument, case: Case) -> Iterator[Found]:
     """What is wrong with scores of 0 and with hidden scores."""
     yield from weights.ask_scores(tool, tool.drawn(case))
+
+
+def of_large_scores(tool: Instrument, case: Case) -> Iterator[Found]:
+    """What is wrong with large scores."""
+    yield from weights.ask_large(tool, tool.drawn(case))
 
 
 def of_weights(tool: Instrument, case: Case) -> Iterator[Found]:

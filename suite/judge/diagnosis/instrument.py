@@ -5,10 +5,11 @@ An exception, a refusal, or an answer of another shape is no reading: the questi
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -39,18 +40,26 @@ SEEN = 1e-9
 in size, so that attended keys weigh e^-8 of the largest at least."""
 
 
+NUMBER = r"[-+]? ?\d[\d.]*\w*"
+"""A number in a sentence, or the numbers of a mask."""
+
 WAITS = 3
 """How many times the processor time may pass on the clock, in calls that wait."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a question found wrong: a sentence, its family, a hint, and a picture; see `Diagnosis`."""
+    """What a question found wrong: a sentence, its family, a hint, and a picture; see `Diagnosis`.
+
+    `formula` gives the weights (B, H, Lq, Lk) that the sentence predicts for other inputs, read as in
+    `Reading.of`, or None if the sentence says nothing of them.
+    """
 
     sentence: str
     family: str
     hint: str = ""
     picture: str = ""
+    formula: Formula | None = None
 
 
 class Instrument:
@@ -223,6 +232,12 @@ class Reading:
     bound: np.ndarray
     unit: float = 0.0
 
+    @classmethod
+    def of(cls, inputs: Inputs) -> Reading:
+        """The reading in which all keys are seen that attend, for formulas: without weights."""
+        seen = np.array(inputs.attends, float)
+        return cls(inputs, seen, seen, np.zeros_like(seen))
+
     @cached_property
     def rows(self) -> np.ndarray:
         """The rows that attend some key, (B, H, Lq): others follow elections."""
@@ -295,6 +310,29 @@ class Reading:
         cap = self.inputs.feature("softcap")
         scores = scores if cap is None else cap * np.tanh(scores / cap)
         return scores if self.bias is None else scores + self.bias
+
+
+Formula = Callable[[Reading], np.ndarray | None]
+"""Weights by a formula; see `Found`."""
+
+Table = Callable[[Reading], Iterable[tuple[np.ndarray, str, str]]]
+"""Weights that people make of the same inputs, each with a sentence and a hint."""
+
+
+def fitting(table: Table, reading: Reading, family: str, more: str = "") -> Found | None:
+    """The finding of the first row of a table whose weights are the implementation's. `more` ends its
+    sentence."""
+    for weights, sentence, hint in table(reading):
+        if reading.fits(weights):
+            return Found(sentence + more, family, hint, formula=partial(row_of, table, sentence))
+    return None
+
+
+def row_of(table: Table, sentence: str, reading: Reading) -> np.ndarray | None:
+    """The weights of the row with a sentence, or else with a sentence that differs in numbers alone."""
+    kind = re.sub(NUMBER, "#", sentence)
+    rows = {t: w for w, t, _ in table(reading) if re.sub(NUMBER, "#", t) == kind}
+    return rows.get(sentence, next(iter(rows.values()), None))
 
 
 def softmax(scores: np.ndarray, shown: np.ndarray, axis: int | tuple[int, ...] = -1) -> np.ndarray:

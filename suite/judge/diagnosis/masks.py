@@ -7,12 +7,16 @@ from functools import reduce
 
 import numpy as np
 
+from suite.judge.diagnosis.instrument import Reading, softmax
 from suite.spec.inputs import Inputs
 from suite.spec.masks import Causal, Mask, Padding, Prefix, Segments, Window
 from suite.spec.sizes import Sizes
 
 Meaning = tuple[np.ndarray, str, str]
 """Pairs that attend, which broadcast to (B, H, Lq, Lk), a sentence, and a hint."""
+
+LARGEST = 128
+"""The largest chunk of queries or keys in which a mask may begin anew."""
 
 EVERY = "attends every key"
 """Words for a mask without effect."""
@@ -58,7 +62,7 @@ def meanings(inputs: Inputs) -> Iterator[Meaning]:
             "The mask is transposed: rows are taken for keys.",
             "`mask.mT`",
         )
-    for axis, name in ((0, "sample"), (1, "head")):
+    for axis, name in ((0, "sample"), (1, "head"), (2, "query")):
         one = np.broadcast_to(np.take(attends, [0], axis), attends.shape)
         yield one, f"The mask of {name} 0 is used for every {name}.", INDEX
         yield np.roll(attends, 1, axis), f"Every {name} has the mask of another {name}.", INDEX
@@ -74,6 +78,20 @@ def meanings(inputs: Inputs) -> Iterator[Meaning]:
         for step, way in ((1, "previous"), (-1, "next")):
             text = f"The mask is off by one: each {name} has the mask of the {way} {name}."
             yield np.roll(attends, step, axis), text, OFFSET
+    for place, part in enumerate(parts):
+        rest = reduce(np.logical_and, [biased, every, *dense[:place], *dense[place + 1 :]])
+        for axis, name in ((-2, "queries"), (-1, "keys")):
+            length = dense[place].shape[axis]
+            for n in range(2, min(length, LARGEST + 1)):
+                text = f"The mask {part.token} begins anew every {n} {name}."
+                anew = np.take(dense[place], np.arange(length) % n, axis)
+                yield rest & anew, text, f"chunks of {name} whose positions begin at 0"
+
+
+def meant(reading: Reading) -> Iterator[tuple[np.ndarray, str, str]]:
+    """The weights by each of the other meanings of the mask."""
+    for pairs, sentence, hint in meanings(reading.inputs):
+        yield softmax(reading.scores, np.broadcast_to(pairs, reading.seen.shape)), sentence, hint
 
 
 def _of_part(part: Mask, s: Sizes, seed: int) -> Iterable[Meaning]:

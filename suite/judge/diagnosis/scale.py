@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from suite.judge.diagnosis.formulas import HINTS, Fit, fitted, formula, of_other_sizes, scales
-from suite.judge.diagnosis.instrument import Found, Instrument, Reading, softmax
+from suite.judge.diagnosis.instrument import Found, Instrument, Reading, fitting, softmax
 from suite.spec.recipes import alibi_bias
 
 
@@ -42,6 +42,12 @@ def made(
     return softmax(scores + (own if bias is None else bias), reading.seen)
 
 
+def _of_scale(name: str, reading: Reading) -> np.ndarray | None:
+    """The weights with the scale of a formula of people, if inputs like these have it."""
+    scale = scales(reading.inputs.sizes, reading.inputs.scale).get(name)
+    return None if scale is None else made(reading, scale)
+
+
 def _scaled(tool: Instrument, reading: Reading) -> Found | None:
     """Another scale, beside the right bias; or a bias by a factor."""
     inputs, cap = reading.inputs, reading.inputs.feature("softcap")
@@ -51,19 +57,16 @@ def _scaled(tool: Instrument, reading: Reading) -> Found | None:
         return None
     scale, right = float(fit.values[0]), inputs.effective_scale
     if cap is not None and fit.says(0, right):
-        return Found(
-            f"The softcap {cap:g} is ignored: scores are not capped.",
-            "scores",
-            "the argument is not used",
-        )
+        return fitting(_caps, reading, "scores")
     if not fit.says(0, right):
         text = formula(fit, inputs, of_other_sizes(tool, inputs))
         want = formula(Fit(np.array([right]), np.array([1e-12])), inputs)
-        hint = HINTS.get(text.partition(" = ")[2] or text, "")
-        more = ""
+        name, more = text.partition(" = ")[2] or text, ""
+        hint = HINTS.get(name, "")
         if reading.bias is not None and not fit.says(1, 1.0):
             more = f" The bias counts {_times(float(fit.values[1]))}."
-        return Found(f"The scale is {text}, expected {want}.{more}", "scale", hint)
+        told = f"The scale is {text}, expected {want}.{more}"
+        return Found(told, "scale", hint, formula=None if more else partial(_of_scale, name))
     moved = reading.scores + (scale - right) * reading.products
     if cap is None and reading.fits(softmax(moved, reading.seen)):
         return Found(
@@ -71,28 +74,27 @@ def _scaled(tool: Instrument, reading: Reading) -> Found | None:
         )
     if reading.bias is None:
         return None
-    factor, name = float(fit.values[1]), "bias"
-    if inputs.feature("alibi_slopes") is not None:
-        name = "ALiBi bias"
     if fit.says(1, 1.0):
         return None
-    if fit.says(1, 0.0):
-        return Found(f"The {name} is ignored.", "scores", "the argument is not used")
-    of = {right: "is scaled like the scores", 1 / right if right else math.inf:
-        "is divided by the scale",
-          -1.0: "has the other sign", math.log2(math.e): "is multiplied by log2(e)",
-          math.log(2): "is multiplied by ln(2)"}  # fmt: skip
-    named = next((text for x, text in of.items() if fit.says(1, x)), "")
-    said = (
-        f"{named}: it counts {_times(factor)}"
-        if named
-        else f"counts {_times(factor)}, expected once"
-    )
-    return Found(
-        f"The {name} {said}.",
-        "scores",
-        "`scale * (q @ k + bias)` for `scale * q @ k + bias`" if "like" in named else "",
-    )
+    factor = f"The bias counts {_times(float(fit.values[1]))}, expected once."
+    return fitting(_factors, reading, "scores") or Found(factor, "scores")
+
+
+def _factors(reading: Reading) -> Iterator[tuple[np.ndarray, str, str]]:
+    """The bias by a factor that people make."""
+    right, bias = reading.inputs.effective_scale, reading.bias
+    name = "bias" if reading.inputs.feature("alibi_slopes") is None else "ALiBi bias"
+    if bias is not None:
+        yield made(reading, bias=0 * bias), f"The {name} is ignored.", "the argument is not used"
+        for x, text, hint in (
+            (right, "is scaled like the scores", "`scale * (q @ k + bias)` for `scale * q @ k + bias`"),
+            (1 / right if right else 0.0, "is divided by the scale", ""),
+            (-1.0, "has the other sign", ""),
+            (math.log2(math.e), "is multiplied by log2(e)", ""),
+            (math.log(2), "is multiplied by ln(2)", ""),
+        ):  # fmt: skip
+            text = f"The {name} {text}: it counts {_times(x)}."
+            yield made(reading, bias=x * bias), text, hint
 
 
 def _times(factor: float) -> str:
@@ -104,8 +106,31 @@ def _capped(reading: Reading) -> Found | None:
     cap, scale = reading.inputs.feature("softcap"), reading.inputs.effective_scale
     if cap is None:
         return None
+    found = fitting(_caps, reading, "scores")
+    if found is not None:
+        return found
     plain, bias = reading.products * scale, 0.0 if reading.bias is None else reading.bias
+    given = reading.inputs.scale
+    for name, other in scales(reading.inputs.sizes, given).items():
+        if other != scale and reading.fits(made(reading, other)):
+            text = f"The scale is {other:.3g} = {name}, expected {scale:.3g}."
+            return Found(text, "scale", HINTS.get(name, ""), formula=partial(_of_scale, name))
+    # tanh(s / c) c is s - s^3 / 3 c^2 + ... : a ratio of caps that fits is the one used.
+    for other in cap * 2.0 ** (np.arange(-32, 33) / 8):
+        if reading.fits(softmax(other * np.tanh(plain / other) + bias, reading.seen)):
+            return Found(f"The softcap is {other:.3g}, expected {cap:g}.", "scores", "")
+    return None
+
+
+def _caps(reading: Reading) -> Iterator[tuple[np.ndarray, str, str]]:
+    """Other orders and formulas of the softcap."""
+    cap, scale = reading.inputs.feature("softcap"), reading.inputs.effective_scale
+    if cap is None:
+        return
+    plain, bias = reading.products * scale, 0.0 if reading.bias is None else reading.bias
+    hint = "`cap * tanh(scores / cap)` behind the scale, before bias and mask"
     for scores, text in (
+        (plain + bias, f"The softcap {cap:g} is ignored: scores are not capped."),
         (np.tanh(plain / cap) + bias, "Scores are tanh(s / c), not multiplied by the softcap c."),
         (cap * np.tanh(reading.products / cap) * scale + bias,
          "Scores are capped before they are scaled."),
@@ -115,24 +140,36 @@ def _capped(reading: Reading) -> Found | None:
         (cap * np.tanh(plain) + bias, "Scores are c tanh(s), not divided by the softcap c."),
         (cap * np.tanh(plain * cap) + bias, "Scores are multiplied by the softcap inside the tanh."),
     ):  # fmt: skip
-        if reading.fits(softmax(scores, reading.seen)):
-            return Found(
-                text, "scores", "`cap * tanh(scores / cap)` behind the scale, before bias and mask"
-            )
-    given = reading.inputs.scale
-    for name, other in scales(reading.inputs.sizes, given).items():
-        if other != scale and reading.fits(made(reading, other)):
-            text = f"The scale is {other:.3g} = {name}, expected {scale:.3g}."
-            return Found(text, "scale", HINTS.get(name, ""))
-    # tanh(s / c) c is s - s^3 / 3 c^2 + ... : a ratio of caps that fits is the one used.
-    for other in cap * 2.0 ** (np.arange(-32, 33) / 8):
-        if reading.fits(softmax(other * np.tanh(plain / other) + bias, reading.seen)):
-            return Found(f"The softcap is {other:.3g}, expected {cap:g}.", "scores", "")
-    return None
+        yield softmax(scores, reading.seen), text, hint
 
 
 def _biased(reading: Reading) -> Found | None:
     """Another arrangement of the bias, or a bias that nobody asked for."""
+    inputs, s = reading.inputs, reading.inputs.sizes
+    found = fitting(_biases, reading, "scores")
+    if found is not None:
+        return found
+    q, k = np.arange(s.Lq)[:, None], np.arange(s.Lk)
+    own = () if reading.bias is None else (reading.bias,)
+    for column, text in (
+        (k + 0.0 * q, "Scores change by {:.3g} from key to key, expected by q.k alone."),
+        (
+            np.abs(q - k),
+            "Scores change by {:.3g} with the distance of query and key, expected by q.k alone.",
+        ),
+    ):
+        fit = fitted(reading, reading.products, column, *own)
+        if fit is not None and not fit.says(1, 0.0) and fit.says(0, inputs.effective_scale):
+            return Found(
+                text.format(fit.values[1]),
+                "scores",
+                "a bias of positions (ALiBi) that is always on",
+            )
+    return None
+
+
+def _biases(reading: Reading) -> Iterator[tuple[np.ndarray, str, str]]:
+    """Other arrangements of the bias."""
     inputs, s = reading.inputs, reading.inputs.sizes
     plain = reading.products * inputs.effective_scale
     q, k = np.arange(s.Lq)[:, None], np.arange(s.Lk)
@@ -164,26 +201,8 @@ def _biased(reading: Reading) -> Found | None:
             (0.0 * full, "The bias is ignored."),
         ]  # fmt: skip
     for bias, text in others:
-        if bias.shape[-3:] in ((s.H, s.Lq, s.Lk), (1, s.Lq, s.Lk)) and reading.fits(
-            made(reading, bias=bias)
-        ):
-            return Found(text, "scores", "")
-    own = () if reading.bias is None else (reading.bias,)
-    for column, text in (
-        (k + 0.0 * q, "Scores change by {:.3g} from key to key, expected by q.k alone."),
-        (
-            np.abs(q - k),
-            "Scores change by {:.3g} with the distance of query and key, expected by q.k alone.",
-        ),
-    ):
-        fit = fitted(reading, reading.products, column, *own)
-        if fit is not None and not fit.says(1, 0.0) and fit.says(0, inputs.effective_scale):
-            return Found(
-                text.format(fit.values[1]),
-                "scores",
-                "a bias of positions (ALiBi) that is always on",
-            )
-    return None
+        if bias.shape[-3:] in ((s.H, s.Lq, s.Lk), (1, s.Lq, s.Lk)):
+            yield made(reading, bias=bias), text, ""
 
 
 def _normalised(reading: Reading) -> Found | None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from itertools import combinations, pairwise
 
 import numpy as np
 
-from suite.judge.diagnosis.instrument import Found, Instrument, Reading, softmax
+from suite.judge.diagnosis.instrument import Found, Instrument, Reading, fitting, softmax
 from suite.judge.diagnosis.words import counted, numbers, part, span
 from suite.spec.inputs import Inputs
 
@@ -19,6 +20,14 @@ STEP = 0.05
 RESCALED = "a running maximum: what was summed before is multiplied by `exp(old - new)`"
 
 
+MERGES = {
+    1 / np.log(2): "log-sum-exps to base 2 that are merged with `exp`",
+    np.log(2): "`exp2` of log-sum-exps to base e",
+    -1.0: "a sign",
+}
+"""Reasons why parts weigh exp(p log-sum-exp), by p."""
+
+
 def ask(tool: Instrument, reading: Reading) -> Iterator[Found]:
     """What is wrong with the sums of the weights of rows, and with blocks of keys."""
     rows, got = reading.rows & reading.seen.any(-1), reading.got
@@ -27,7 +36,10 @@ def ask(tool: Instrument, reading: Reading) -> Iterator[Found]:
     with np.errstate(all="ignore"):
         found = None
         if off.any():
-            found = _over_axes(reading) or _otherwise(reading, span(sums[off]))
+            found = fitting(_axes, reading, "softmax")
+            found = found or fitting(
+                _others, reading, "softmax", f" rows sum to {span(sums[off])}."
+            )
         found = found or _of_blocks(reading, off) or next(too_large(reading), None)
     if found is None and off.any():
         factor, text = float(np.median(sums[rows] / want[rows])), span(sums[off])
@@ -55,39 +67,39 @@ def too_large(reading: Reading) -> Iterator[Found]:
         yield found
 
 
-def _over_axes(reading: Reading) -> Found | None:
-    """The finding if the softmax runs over other axes than that of the keys."""
+def _axes(reading: Reading) -> Iterator[tuple[np.ndarray, str, str]]:
+    """Softmaxes over other axes than that of the keys."""
     for count in (1, 2, 3):
         for axes in combinations(range(4), count):
-            if axes != (3,) and reading.fits(softmax(reading.scores, reading.seen, axes)):
+            if axes != (3,):
                 over = " and ".join(AXES[axis] for axis in axes) + " together" * (count > 1)
                 hint = (
                     f"`softmax(dim={axes[0]})`" if count == 1 else "`softmax` of flattened scores"
                 )
                 text = f"The softmax runs over the {over}, expected over the keys."
-                return Found(text, "softmax", hint)
-    return None
+                yield softmax(reading.scores, reading.seen, axes), text, hint
 
 
-def _otherwise(reading: Reading, text: str) -> Found | None:
-    """The finding if weights are another function of the scores; `text` says what rows sum to."""
+def _others(reading: Reading) -> Iterator[tuple[np.ndarray, str, str]]:
+    """Other functions of the scores than a softmax."""
     scores, shown = reading.scores, reading.seen
-    peak = np.where(shown, scores, -np.inf).max(-1, keepdims=True)
-    every = np.ones(shown.shape, bool)
+    powers = np.where(shown, np.exp(scores), 0)
+    raised = powers / np.exp(np.where(shown, scores, -np.inf).max(-1, keepdims=True))
+    undivided = "Weights are not divided by their sum:"
+    one_more = "The denominator of the softmax has one summand too many:"
     for weights, sentence, hint in (
-        (softmax(scores, every), "Keys are hidden behind the softmax: their weights are zero, and",
+        (softmax(scores, np.ones(shown.shape, bool)),
+         "Keys are hidden behind the softmax: their weights are zero, and",
          "`softmax(scores) * mask`; hide scores before the softmax"),
-        (np.exp(scores), "Weights are not divided by their sum:",
-         "`exp(s) @ value` without the division"),
-        (np.exp(np.where(shown, scores - peak, 0)), "Weights are not divided by their sum:",
-         "`exp(s - max) @ value` without the division"),
+        (powers, undivided, "`exp(s) @ value` without the division"),
+        (raised, undivided, "`exp(s - max) @ value` without the division"),
+        (powers / (1 + powers.sum(-1, keepdims=True)), one_more, "`exp(s) / (1 + sum)`"),
+        (raised / (1 + raised.sum(-1, keepdims=True)), one_more, "`sum(exp(s - max)) + 1`"),
         (1 / (1 + np.exp(-scores)), "Weights are a sigmoid of the scores, expected a softmax:",
          "`sigmoid`"),
         (np.maximum(scores, 0), "Weights are a ReLU of the scores, expected a softmax:", "`relu`"),
     ):  # fmt: skip
-        if reading.fits(np.where(shown, weights, 0)):
-            return Found(f"{sentence} rows sum to {text}.", "softmax", hint)
-    return None
+        yield np.where(shown, weights, 0), sentence, hint
 
 
 def _denominator(reading: Reading, rows: np.ndarray) -> Found | None:
@@ -174,12 +186,30 @@ def _of_blocks(reading: Reading, off: np.ndarray) -> Found | None:
         shares = softmax(np.where(shown, scores + by_key, 0), shown)
         if reading.fits(shares * reading.got.sum(-1, keepdims=True)):
             return Found(sentence, "softmax", hint)
+    with warnings.catch_warnings(action="ignore"):  # blocks that are hidden have no level
+        level = np.stack([np.nanmean(apart[..., a:b], -1) for a, b in pairwise(edges)], -1)
+    power = _power(level, np.where(np.isfinite(level), logs, np.nan), 4 * reading.slack)
+    if power is not None:
+        hint = next((hint for x, hint in MERGES.items() if abs(power - x) < 0.01), "")
+        text = f"Every {named} has its own softmax, and weighs exp({power:.3g} lse) in their sum, "
+        return Found(f"{text}expected exp(lse).", "softmax", hint)
     if len(edges) < 4 or size < 4:
         return None
     text = (
         f"Weights are in the right proportion within blocks of {size} keys alone, not between them."
     )
     return Found(text, "softmax", RESCALED)
+
+
+def _power(level: np.ndarray, logs: np.ndarray, slack: float) -> float | None:
+    """The power p for which blocks weigh exp(p log-sum-exp) in every row, from log weights (..., blocks)
+    above those that are right; None if there is none."""
+    several = np.isfinite(level).sum(-1) > 1
+    level, logs = (x[several] - np.nanmean(x[several], -1, keepdims=True) for x in (level, logs))
+    total = np.nansum(logs * logs)
+    more = float(np.nansum(level * logs) / total) if total else 0.0
+    fits = bool(total) and np.nanmax(np.abs(level - more * logs)) <= slack
+    return 1 + more if fits else None
 
 
 def _answers(tool: Instrument, inputs: Inputs, factor: float) -> bool:

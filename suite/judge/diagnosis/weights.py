@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 
 from suite.judge.diagnosis import sums
-from suite.judge.diagnosis.instrument import Found, Instrument, Reading
-from suite.judge.diagnosis.masks import meanings
+from suite.judge.diagnosis.instrument import Found, Instrument, Reading, row_of, softmax
+from suite.judge.diagnosis.masks import meanings, meant
 from suite.judge.diagnosis.words import counted, numbers, part
 from suite.spec.inputs import Inputs
 
@@ -18,6 +19,9 @@ SIDE = 12
 LOWEST = 1e6
 """Scores of attended keys, beside which hidden keys must not be seen, go down to minus this."""
 
+
+LARGEST = 1e4
+"""The largest score of which an implementation is asked whether it counts."""
 
 BROKEN = "comes back in"
 """What a sentence says of rows without finite weights."""
@@ -70,13 +74,19 @@ def _penalty(reading: Reading) -> Found | None:
     allowed = 4 * reading.slack * (1 + np.abs(lost).max())
     hint = "hide by -inf; `scores + mask`, `scores * mask` and small penalties leave weight"
     if np.ptp(lost) <= allowed and abs(lost.mean()) > allowed:
-        return Found(
-            f"Hidden keys lose {-lost.mean():.3g} of their score, expected infinity.", "mask", hint
-        )
+        text = f"Hidden keys lose {-lost.mean():.3g} of their score, expected infinity."
+        return Found(text, "mask", hint, formula=partial(_penalised, 1.0, lost.mean()))
     if np.ptp(score) <= allowed:
         kept = score.mean() if abs(score.mean()) > allowed else 0.0
-        return Found(f"The score of hidden keys is {kept:.3g}, expected -inf.", "mask", hint)
+        text = f"The score of hidden keys is {kept:.3g}, expected -inf."
+        return Found(text, "mask", hint, formula=partial(_penalised, 0.0, score.mean()))
     return None
+
+
+def _penalised(factor: float, penalty: float, reading: Reading) -> np.ndarray:
+    """The weights if hidden keys have `factor` times their score, plus a penalty."""
+    attends, scores = reading.inputs.attends, reading.scores
+    return softmax(np.where(attends, scores, factor * scores + penalty), np.ones_like(attends))
 
 
 def ask_scores(tool: Instrument, inputs: Inputs) -> Iterator[Found]:
@@ -112,6 +122,32 @@ def ask_scores(tool: Instrument, inputs: Inputs) -> Iterator[Found]:
         )  # fmt: skip
 
 
+def ask_large(tool: Instrument, inputs: Inputs) -> Iterator[Found]:
+    """From which size on scores are all alike, or count less than they should; `inputs` have no mask."""
+    low, high, alike = 1.0, LARGEST, False
+    s = inputs.sizes
+    while s.Lq > 2 and high > 1.001 * low:
+        steps = np.geomspace(low, high, s.Lq)
+        scores = np.broadcast_to(steps[:, None] - np.arange(s.Lk), (s.B, s.H, s.Lq, s.Lk))
+        reading = tool.with_scores(inputs, scores)
+        if reading is None or not np.isfinite(reading.raw).all():
+            return
+        wrong = np.asarray(reading.wrong.any(-1)).min((0, 1))
+        first = int(wrong.argmax())
+        if not first or not wrong[first:].all():
+            return
+        if high == LARGEST:
+            apart = np.abs(np.diff(reading.got[:, :, -1], axis=-1)).max()
+            alike = apart <= reading.slack
+        low, high = steps[first - 1], steps[first]
+    if s.Lq > 2:
+        what = "are all alike: they are clipped" if alike else "count less than they should"
+        text = f"Scores above about {float(f'{low:.3g}'):,g} {what}."
+        yield Found(
+            text, "scores", "`clamp`, `clip` of scores; subtract the maximum of a row instead"
+        )
+
+
 def _dropped(reading: Reading) -> Found | None:
     """The finding if some weights are zero, and all others the right ones times one factor."""
     attended = reading.inputs.attends & reading.rows[..., None]
@@ -131,9 +167,10 @@ def _dropped(reading: Reading) -> Found | None:
 def _meant(reading: Reading, differs: np.ndarray) -> Found | None:
     """The finding if the pairs that are seen are a known other meaning of the mask."""
     rows = reading.rows[..., None]
-    for meant, sentence, hint in meanings(reading.inputs) if (reading.seen & rows).any() else ():
-        if not ((np.broadcast_to(meant, differs.shape) != reading.seen) & rows).any():
-            return Found(sentence, "mask", hint, drawn(reading, differs))
+    for pairs, sentence, hint in meanings(reading.inputs) if (reading.seen & rows).any() else ():
+        if not ((np.broadcast_to(pairs, differs.shape) != reading.seen) & rows).any():
+            picture, formula = drawn(reading, differs), partial(row_of, meant, sentence)
+            return Found(sentence, "mask", hint, picture, formula)
     return _elsewhere(reading, differs)
 
 

@@ -1,0 +1,186 @@
+"""Measured sentences held against cells: what their formulas predict, beside what was answered.
+
+A formula explains a failing cell if its answer is the implementation's within the bound of rounding, and
+four times nearer than the right one. A passing cell of the check `values` is answered rightly, so it
+contradicts a formula whose answer differs from the right one. If one property tells the cells that are
+explained from those that contradict, the sentence is said of this property alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+
+import numpy as np
+
+from suite.judge.cell import Cell
+from suite.judge.diagnosis.catalogue import NEARER
+from suite.judge.diagnosis.instrument import Formula, Found, Reading, softmax
+from suite.judge.diagnosis.look import Look
+from suite.judge.verdict import NotApplicable
+from suite.spec.case import Case
+
+ERRORS = 8.0
+"""The bound of the error of a formula in bounds of the right answer: its scores may be larger."""
+
+ASKED = 24
+"""The number of passing cells that a formula is asked, those first that are most like explained ones."""
+
+ENOUGH = 4
+"""The smallest number of cells on either side that make a size a property."""
+
+
+class Evidence:
+    """Cells of one implementation: failing ones whose plain answer is wrong, and passing ones of the
+    check `values`."""
+
+    def __init__(self, failing: Iterable[Look] = (), passing: Iterable[Cell] = ()) -> None:
+        self.failing = [*failing]
+        self._cells = [*passing]
+        self._looks: dict[int, Look] = {}
+
+    def held(self, found: Found, cases: Sequence[Case]) -> tuple[Found, Sequence[Case], int]:
+        """A finding with the property that it needs, the cases it explains, and the number of passing
+        cells that contradict it. `cases` are those like the problem in which it was found, which a
+        finding without a formula, or with another fault beside it, explains."""
+        formula = found.formula
+        if formula is None or not self.failing:
+            return found, cases, 0
+        explained = [look for look in self.failing if _explains(formula, look)]
+        against = [
+            look
+            for look in islice(self._like(found, explained), ASKED)
+            if _contradicts(formula, look)
+        ]
+        if explained:
+            cases = [look.inputs.case for look in explained]
+        if explained and against:
+            where, text = _told_apart(explained, against), found.sentence
+            if where and where not in text.lower():
+                text = text if text[1].isupper() else text[0].lower() + text[1:]
+                found = replace(found, sentence=f"Only {where}: {text}")
+            return found, cases, 0 if where else len(against)
+        return found, cases, len(against)
+
+    def _like(self, found: Found, explained: Sequence[Look]) -> Iterator[Look]:
+        """Looks at passing cells, those first whose cases are most like explained ones. A sentence about
+        a mask concerns masks that are given in the same form."""
+        forms = {_form(look) for look in explained} if found.family == "mask" else set()
+        for cell in alike(self._cells, [look.inputs.case for look in explained]):
+            look = self._looks.setdefault(id(cell), Look(cell, cell.inputs, {}))
+            if not forms or _form(look) in forms:
+                yield look
+
+
+def alike(cells: Iterable[Cell], cases: Sequence[Case]) -> list[Cell]:
+    """The cells of cases, those first that have the mask and most properties of one of `cases`."""
+
+    def apart(known: tuple[Cell, Case]) -> tuple[bool, int]:
+        words = {*_properties(known[1]).values(), *known[1].needs}
+        return min(
+            ((known[1].mask_token != case.mask_token, len(words ^ about)) for case, about in of),
+            default=(False, 0),
+        )
+
+    of = [(case, {*_properties(case).values(), *case.needs}) for case in cases]
+    known = [(cell, cell.case) for cell in cells if isinstance(cell.case, Case)]
+    return [cell for cell, _ in sorted(known, key=apart)]
+
+
+def _predicted(formula: Formula, look: Look) -> tuple[np.ndarray, np.ndarray, float] | None:
+    """The answer of a formula, the right one, and the largest bound; NaN in rows that attend nothing, or
+    nothing by the formula. None if the inputs have more than a formula knows."""
+    expected = look.expected.get("output")
+    if expected is None or not look.inputs.operator.is_default or not look.inputs.sizes.pairs:
+        return None
+    try:
+        inputs = look.presented
+    except NotApplicable:
+        return None
+    (want, limit), reading = expected, Reading.of(inputs)
+    value = np.repeat(inputs.value, inputs.sizes.group, axis=1)
+    rows = reading.rows[..., None]
+    with np.errstate(all="ignore"):
+        known = softmax(reading.scores, reading.seen) @ value
+        if not (np.abs(known - want) <= limit + 1e-12 * np.abs(want).max())[rows[..., 0]].all():
+            return None
+        weights = formula(reading)
+        if weights is None:
+            return None
+        answer = np.where(rows & weights.any(-1, keepdims=True), weights @ value, np.nan)
+    top, reach = (float(np.abs(x)[np.isfinite(x)].max(initial=0.0)) for x in (want, answer))
+    return answer, want, ERRORS * limit * max(1.0, reach / top if top else 1.0)
+
+
+def _explains(formula: Formula, look: Look) -> bool:
+    predicted = _predicted(formula, look)
+    if predicted is None:
+        return False
+    (answer, want, limit), got = predicted, look.got["output"]
+    told = np.isfinite(answer) & np.isfinite(got)
+    apart, beside = np.abs(got - answer)[told], np.abs(got - want)[told]
+    judged = np.isfinite(answer) & ~(np.isnan(got).all(-1) | (got == 0).all(-1))[..., None]
+    return bool(
+        told.any()
+        and told[judged].all()
+        and (apart <= limit).all()
+        and NEARER**2 * (apart**2).sum() <= (beside**2).sum()
+    )
+
+
+def _contradicts(formula: Formula, look: Look) -> bool:
+    predicted = _predicted(formula, look)
+    if predicted is None:
+        return False
+    answer, want, limit = predicted
+    return bool((np.abs(answer - want) > 2 * limit).any())
+
+
+def _form(look: Look) -> str:
+    """How a mask is given: by a flag, as an array, or in the bias; "" in two ways."""
+    try:
+        shown = look.presented
+    except NotApplicable:
+        return ""
+    return "bias" if shown.mask is None and shown.mask_array is None else shown.form
+
+
+def _properties(case: Case) -> Mapping[str, str]:
+    """Properties of a case in words that stand behind "only"; each name is an axis."""
+    s, mask = case.sizes, case.mask
+    length = "differ" if s.Lq != s.Lk else "are equal"
+    more = {
+        -1: "fewer queries than keys",
+        0: "as many queries as keys",
+        1: "more queries than keys",
+    }
+    return {
+        "one": f"with {'one query' if s.Lq == 1 else 'several queries'}",
+        "mask": "without a mask" if mask is None else f"with the mask {mask.token}",
+        "parts": f"{'beside' if mask is not None and len(mask.parts) > 1 else 'without'} another mask",
+        "bias": f"{'without' if case.option('bias') == 'none' else 'beside'} a bias",
+        "scale": f"{'without' if case.option('scale') is None else 'with'} a given scale",
+        "heads": f"with {'as many' if s.H == s.Hkv else 'fewer'} key heads",
+        "lengths": f"where the numbers of queries and keys {length}",
+        "more": f"with {more[int(np.sign(s.Lq - s.Lk))]}",
+        "samples": f"with {'one sample' if s.B == 1 else 'several samples'}",
+        "dtype": f"in {case.dtype.long_name}",
+    }
+
+
+def _told_apart(explained: Sequence[Look], against: Sequence[Look]) -> str:
+    """The first property that all cells explained have, and none that contradicts; "" without one."""
+    ours, theirs = ([look.inputs.case for look in looks] for looks in (explained, against))
+    have, have_not = (list(map(_properties, cases)) for cases in (ours, theirs))
+    for name, text in have[0].items():
+        if all(one[name] == text for one in have) and all(one[name] != text for one in have_not):
+            return text
+    if min(len(ours), len(theirs)) >= ENOUGH:
+        for name, word in (("Lk", "keys"), ("Lq", "queries"), ("D", "components")):
+            inside, outside = ({getattr(case.sizes, name) for case in of} for of in (ours, theirs))
+            if min(inside) > max(outside):
+                return f"from {min(inside)} {word} on, not up to {max(outside)}"
+            if max(inside) < min(outside):
+                return f"up to {max(inside)} {word}, not from {min(outside)} on"
+    return ""

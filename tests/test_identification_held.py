@@ -1,0 +1,143 @@
+"""Measured sentences are held against cells: what they explain is counted, and passing cells count."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from operator import eq, ne
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from suite.checks import all_checks  # noqa: E402
+from suite.judge.cell import Cell  # noqa: E402
+from suite.judge.diagnosis.diagnose import diagnose  # noqa: E402
+from suite.judge.diagnosis.finding import Diagnosis  # noqa: E402
+from suite.judge.diagnosis.held import Evidence, alike  # noqa: E402
+from suite.judge.diagnosis.instrument import Found, softmax  # noqa: E402
+from suite.judge.diagnosis.look import Look  # noqa: E402
+from suite.judge.judge import judge  # noqa: E402
+from suite.spec.case import Case  # noqa: E402
+from tests.functions import of_torch  # noqa: E402
+from tests.test_identification import of  # noqa: E402
+
+VALUES = next(check for check in all_checks() if check.name == "values")
+
+
+def attention(scale_of, causal_of=lambda q, k: True, mask_of=lambda q, mask: mask):
+    """Attention with another scale, causal mask or mask, by functions of its operands."""
+
+    def function(query, key, value, attn_mask=None, is_causal=False, scale=None):
+        is_causal = is_causal and causal_of(query, key)
+        scale = query.shape[-1] ** -0.5 if scale is None else scale
+        scale = scale * scale_of(query, key)
+        return of_torch.textbook(query, key, value, mask_of(query, attn_mask), is_causal, scale)
+
+    return function
+
+
+def right(query, key):
+    return 1.0
+
+
+def split(function: Callable[..., Any], *ids: str) -> tuple[list[Cell], list[Cell]]:
+    """The failing and the passing cells of the check `values`."""
+    implementation = of(function)
+    cells = [Cell(VALUES, Case.parse(text), implementation) for text in ids]
+    statuses = [judge(cell).status for cell in cells]
+    assert {*statuses} <= {"pass", "fail"}
+    failing = [cell for cell, status in zip(cells, statuses, strict=True) if status == "fail"]
+    return failing, [cell for cell in cells if cell not in failing]
+
+
+def told(function: Callable[..., Any], *ids: str) -> list[Diagnosis]:
+    """The diagnoses of a function by measurement alone: of all faults of the catalogue none is asked."""
+    failing, passing = split(function, *ids)
+    assert failing
+    one = failing[0].implementation
+    found = diagnose(one.backend, one, failing, passing, seconds=60)
+    return [one for one in found if one.source == "measured"]
+
+
+SQUARE = ("sdpa/causal/mha/f32/b2h3q9k9d8", "sdpa/causal/mha/f32/b1h2q16k16d8")
+ODD = ("sdpa/causal/mha/f32/b2h3q17k23d8", "sdpa/causal/mha/f32/b2h3q9k5d8")
+PLAIN = (
+    "sdpa/none/mha/f32/b2h3q17k23d8",
+    "sdpa/none/mha/f32/b2h6q5k9d8",
+    "sdpa/none/mha/f32/b1h2q4k8d16",
+)
+
+
+def test_failing_cells_are_counted_whose_answers_a_formula_gives() -> None:
+    given = "sdpa/none/mha/f32/b2h3q17k23d8/scale0.3"
+    (one,) = told(attention(lambda q, k: q.shape[-1] ** -0.5), *PLAIN, given)
+    assert "The scale is 0.125 = 1/D" in one.sentence
+    assert (one.explains, one.tried, one.contradicts) == (
+        3,
+        4,
+        0,
+    )  # with a given scale it is another
+    assert one.case in PLAIN
+
+
+def test_a_property_is_said_that_passing_cells_lack() -> None:
+    for is_heeded, lengths, count in ((eq, "differ", 2), (ne, "are equal", 2)):
+        heeded = attention(right, lambda q, k, heeded=is_heeded: heeded(q.shape[2], k.shape[2]))
+        (one,) = told(heeded, *SQUARE, *ODD)
+        text = f"Only where the numbers of queries and keys {lengths}: the mask causal is ignored"
+        assert one.sentence.startswith(text)
+        assert (one.explains, one.tried, one.contradicts) == (count, count, 0)
+
+
+def test_masks_of_one_query_alone_are_ignored() -> None:
+    ids = [
+        f"sdpa/{mask}/mha/f32/b2h3q{q}k23d8/dense"
+        for mask in ("bool.b11k", "bool.bhqk")
+        for q in (1, 5)
+    ]
+    of_several = attention(right, mask_of=lambda q, mask: None if q.shape[2] == 1 else mask)
+    one, *_ = told(of_several, *ids)
+    assert one.sentence.startswith("Only with one query: the mask bool.")
+    assert one.contradicts == 0
+
+
+def test_what_passing_cells_contradict_without_a_property_falls_behind() -> None:
+    ids = [f"sdpa/none/mha/f32/b2h3q9k{k}d8" for k in (5, 7, 6, 23, 24)]
+    function = attention(lambda q, k: math.log2(math.e) if k.shape[2] % 2 else 1.0)
+    one, *_ = told(function, *ids)
+    assert "the scale" in one.sentence.lower()
+    assert (one.explains, one.tried, one.contradicts) == (3, 3, 2)
+
+
+def test_evidence_by_hand() -> None:
+    failing, passing = split(attention(lambda q, k: 2.0), *PLAIN)
+    assert not passing
+    right_cells = [Cell(VALUES, cell.case, of(of_torch.textbook)) for cell in failing]
+    looks = [look for cell in failing if (look := Look.of(cell)) is not None]
+    case = looks[0].inputs.case
+
+    def twice(reading):
+        return softmax(2 * reading.scores, reading.seen)
+
+    found = Found("Scores are doubled.", "scale", formula=twice)
+    assert Evidence(looks).held(found, [case]) == (found, [look.inputs.case for look in looks], 0)
+    said, _, against = Evidence(looks[:1], right_cells[2:]).held(found, [case])
+    assert said.sentence.startswith("Only with several samples: scores are doubled.")
+    assert against == 0
+    # The same case on both sides: no property is left, and the cell contradicts.
+    assert Evidence(looks[:1], right_cells[:1]).held(found, [case])[2] == 1
+    mute = Found("Scores are doubled.", "scale", formula=lambda reading: None)
+    assert Evidence(looks, right_cells).held(mute, [case]) == (mute, [case], 0)
+    halved = Found("Scores are halved.", "scale", formula=lambda r: softmax(r.scores / 2, r.seen))
+    assert Evidence(looks, right_cells[:2]).held(halved, [case])[1:] == ([case], 2)
+
+
+def test_cells_are_sorted_by_likeness() -> None:
+    cells = [
+        Cell(VALUES, Case.parse(text), of(of_torch.textbook)) for text in (*PLAIN, *SQUARE, *ODD)
+    ]
+    first = alike(cells, [Case.parse(ODD[0])])
+    assert [cell.case.id for cell in first[:2]] == [ODD[0], ODD[1]]
+    assert {cell.case.id for cell in first[-3:]} == set(PLAIN)
