@@ -30,13 +30,14 @@ def lines(diagnoses: Sequence[DiagnosisRecord], again: Again = lambda one: "") -
 
 
 def evidence(one: DiagnosisRecord) -> str:
-    """How much a diagnosis explains: "measured: explains 3 of 6 failures tried".
+    """How much a diagnosis explains: "measured: explains 3 of 6 failures tried, contradicts 2 passes".
 
-    A fault is held against passing cells, too: "as a known fault: explains ..., contradicts none".
+    Measured sentences without a formula are held against no passing cell.
     """
     noun = "failure" if one.tried == 1 else "failures"
     explains = f"explains {one.explains} of {one.tried} {noun} tried"
+    if one.contradicts:
+        explains += f", contradicts {one.contradicts} passes"
     if one.origin != "catalogue":
         return f"measured: {explains}"
-    against = f"{one.contradicts} passes" if one.contradicts else "none"
-    return f"as a known fault: {explains}, contradicts {against}"
+    return f"as a known fault: {explains}{'' if one.contradicts else ', contradicts none'}"
