@@ -15,7 +15,7 @@ import math
 import subprocess
 import tarfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -211,17 +211,8 @@ class Gate:
         pairs: dict[str, list[float]],
         times: dict[str, list[float]],
     ) -> None:
-        def sample(who: str, slow: float = 0.0) -> float:
-            seconds = workers[who].ask(do="sample", key="it", inner=None, slow=slow, device=False)
-            return seconds["seconds"]
-
-        def ping_pong(kind: str, other: str, slow: float) -> None:
-            # Every sample follows a sample of another process: two in a row would make the second faster.
-            sample("candidate")
-            first, mine = sample(other, slow), sample("candidate")
-            sample(other, slow)
-            again, theirs = sample("candidate"), sample(other, slow)
-            for own, its in ((mine, first), (again, theirs)):
+        def taken(kind: str, other: str, slow: float = 0.0) -> None:
+            for own, its in ping_pong(workers, other, slow):
                 # Twin over candidate: the slowed twin must be the slower side.
                 ratio = own / its if kind == "verdict" else its / own
                 pairs[kind].append(math.log(ratio))
@@ -231,10 +222,30 @@ class Gate:
 
         start, rounds = time.perf_counter(), 0
         while rounds < LEAST_ROUNDS or time.perf_counter() - start < self.seconds / len(ORDERS):
-            ping_pong("verdict", "baseline", 0.0)
-            ping_pong("twin", "twin", 0.0)
-            ping_pong("injected", "twin", INJECTED)
+            taken("verdict", "baseline")
+            taken("twin", "twin")
+            taken("injected", "twin", INJECTED)
             rounds += 1
+
+
+def ping_pong(
+    workers: Mapping[str, Worker], other: str, slow: float = 0.0
+) -> list[tuple[float, float]]:
+    """Two pairs of seconds, of the candidate and of another worker, whose calls are slowed by the
+    fraction `slow`.
+
+    Every sample follows a sample of another process: two in a row would make the second faster.
+    """
+
+    def sample(who: str, slow: float = 0.0) -> float:
+        answer = workers[who].ask(do="sample", key="it", inner=None, slow=slow, device=False)
+        return answer["seconds"]
+
+    sample("candidate")
+    first, mine = sample(other, slow), sample("candidate")
+    sample(other, slow)
+    again, theirs = sample("candidate"), sample(other, slow)
+    return [(mine, first), (again, theirs)]
 
 
 def judge(
@@ -273,18 +284,19 @@ def is_regression(logs: Sequence[float]) -> bool:
     return protocol.interval(logs)[0] > math.log1p(MARGIN)
 
 
-def regressions(logs: Sequence[float], seed: int = 0) -> float:
-    """The share of bootstrap resamples (Efron 1979) of the pairs that are called a regression.
+def regressions(logs: Sequence[float]) -> float:
+    """The share of resamples of the pairs that are called a regression."""
+    return float((lower_limits(logs, len(logs)) > math.log1p(MARGIN)).mean())
 
-    The seed makes the rate reproducible.
-    """
-    drawn = np.random.default_rng(seed).choice(np.asarray(logs), (RESAMPLED, len(logs)))
-    drawn.sort(axis=1)
-    ranks = np.arange(len(logs), dtype=float)
-    low, _ = protocol.interval(list(ranks))
+
+def lower_limits(logs: Sequence[float], count: int, draws: int = RESAMPLED) -> np.ndarray:
+    """The lower limits of the intervals of bootstrap resamples (Efron 1979), each of `count` pairs; -inf
+    if an interval of so few pairs has no limits. A fixed seed makes the limits reproducible."""
+    low, _ = protocol.interval(range(count))
     if math.isinf(low):
-        return 0.0
-    return float((drawn[:, int(low)] > math.log1p(MARGIN)).mean())
+        return np.full(draws, low)
+    drawn = np.random.default_rng(0).choice(np.asarray(logs), (draws, count))
+    return np.partition(drawn, int(low), axis=1)[:, int(low)]
 
 
 def worst(outcomes: Sequence[GateOutcome]) -> int:

@@ -48,7 +48,7 @@ class LoadedBackend:
     `implementations` are judged. Among them are user `functions`, with their compiled forms; they fail as
     `of_functions` expects, all others as `manifest` expects. Beside user functions `natives` are the
     framework's own implementations. `expect` are the files that `of_functions` was read from. `notes` are
-    for people.
+    for people. `emptied` are functions whose kernel is empty (--kernel), by the function.
     """
 
     backend: Backend
@@ -59,6 +59,7 @@ class LoadedBackend:
     of_functions: Manifest
     expect: tuple[Path, ...]
     notes: tuple[str, ...]
+    emptied: Mapping[Implementation, Implementation] = field(default_factory=dict)
 
     def expected_of(self, implementation: Implementation) -> Manifest:
         """The expected failures of an implementation."""
@@ -100,6 +101,7 @@ def load_backend(backend: Backend, options: Options, user: UserCode = NO_CODE) -
         for native, optimized in zip(natives, registry.implementations(backend), strict=True):
             native.optimized = optimized
     functions: list[Implementation] = []
+    emptied: dict[Implementation, Implementation] = {}
     notes: list[str] = []
     expect: list[Path] = []
     for text in options.function:
@@ -111,6 +113,9 @@ def load_backend(backend: Backend, options: Options, user: UserCode = NO_CODE) -
             finally:
                 left = settings.restore()
         functions.append(function)
+        if options.kernel:
+            empty = isolated(backend, options, text, options.kernel)
+            emptied[function], _ = _function(empty, text, options, user)
         notes += [f"{function}: {remark}" for remark in function.remarks]
         notes += [
             f"importing {text} left {change}; cells are judged with what was" for change in left
@@ -135,7 +140,7 @@ def load_backend(backend: Backend, options: Options, user: UserCode = NO_CODE) -
     return LoadedBackend(
         backend, tuple(judged), tuple(functions), tuple(natives if options.function else ()),
         Manifest(entries, backend.versions, backend.device),
-        Manifest(of_functions, backend.versions, backend.device), tuple(expect), tuple(notes),
+        Manifest(of_functions, backend.versions, backend.device), tuple(expect), tuple(notes), emptied,
     )  # fmt: skip
 
 

@@ -177,6 +177,12 @@ class Options(CommandOptions):
         many=True,
         of_function=True,
     )
+    kernel: str = option(
+        "the function or kernel in the file of --function that computes the answers: an answer that is "
+        "right although this kernel is empty fails (docs/untrusted.md)",
+        "NAME",
+        of_function=True,
+    )
     isolate: bool = option(
         "run --function in a child process with few rights; what judges never imports its file "
         "(docs/untrusted.md)",

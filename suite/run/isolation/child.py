@@ -42,6 +42,7 @@ from backends.protocol import Backend, ForwardOnly
 from suite.judge import leaks
 from suite.judge.process_settings import PROCESS
 from suite.judge.verdict import text_of
+from suite.run.isolation.emptied import empty
 from suite.run.isolation.wire import CARRIERS, receive, send, to_bytes
 from suite.run.process import YOUNG
 from suite.spec.dtypes import DTYPES
@@ -147,6 +148,8 @@ class Host:
             sys.modules.setdefault(name, None)  # type: ignore[arg-type]  # imports of it raise
         function = registry.load_function(self.backend, text, said)
         name = text.rpartition(":")[2]
+        if self.start["kernel"]:
+            empty(function, self.start["kernel"])
         self.implementation, _ = registry.callable_implementation(
             self.backend, function, name, said, like, text
         )

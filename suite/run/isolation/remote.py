@@ -367,12 +367,12 @@ class Signature:
         return self._function(*arguments, **keywords)
 
 
-def isolated(home: Backend, options: Options, text: str) -> Remote:
-    """The backend `home` with a child that can import the user's file. Raises UsageError if no child
-    can be started."""
+def isolated(home: Backend, options: Options, text: str, kernel: str = "") -> Remote:
+    """The backend `home` with a child that can import the user's file, and empties the `kernel` there.
+    Raises UsageError if no child can be started."""
     like = OPERATORS.get(options.like)
     if like is not None and like.is_layer:
-        raise UsageError("--isolate judges functions; layers are judged in the suite's process")
+        raise UsageError("a child process runs functions; layers are judged in the suite's process")
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     places = {ROOT, *(Path(place or ".").resolve() for place in sys.path)}
     folders = [place / name for place in places for name in HIDDEN]
@@ -381,7 +381,7 @@ def isolated(home: Backend, options: Options, text: str) -> Remote:
     start = {
         "backend": options.backends[0], "device": options.device, "function": text,
         "said": options.claims, "like": options.like, "hidden": HIDDEN if options.untrusted else (),
-        "compiles": options.mode != "eager",
+        "compiles": options.mode != "eager", "kernel": kernel,
     }  # fmt: skip
     link = Link(start, limits, home.validation_errors)
     atexit.register(link.close)
