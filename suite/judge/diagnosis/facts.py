@@ -193,7 +193,7 @@ def _groups(tool: Instrument) -> str:
     case = _case(tool, group=2)
     if case is None:
         return NOT_TAKEN
-    found = [f for f in heads.ask(tool, tool.drawn(case)) if f.family in ("heads", "layout")]
+    found = [f for f in heads.ask(tool, case) if f.family in ("heads", "layout")]
     return found[0].sentence if found else "query head h reads key and value head h // group"
 
 

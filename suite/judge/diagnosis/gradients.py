@@ -78,9 +78,10 @@ def ask(tool: Instrument, case: Case) -> Iterator[Found]:
     yield from _one_by_one(inputs, {n: values[n] for n in wrong}, want, limit)
 
 
-def ask_empty(tool: Instrument, inputs: Inputs) -> Iterator[Found]:
+def ask_empty(tool: Instrument, case: Case) -> Iterator[Found]:
     """What fully masked rows do to gradients, if the output of these rows is 0: NaN, or any gradient.
-    Other outputs follow elections. One row of `inputs` is masked fully, if none is."""
+    Other outputs follow elections. One row of the case is masked fully, if none is."""
+    inputs = tool.drawn(case, 1.0)
     if not inputs.has_empty_rows:
         mask = np.ones((inputs.sizes.Lq, inputs.sizes.Lk), bool)
         mask[empty_row(inputs)] = False
@@ -88,7 +89,7 @@ def ask_empty(tool: Instrument, inputs: Inputs) -> Iterator[Found]:
     output, empty = tool.output(inputs), inputs.fully_masked_rows
     if not near(output, tool.oracle(inputs)) or output is None or output[empty].any():
         return
-    cotangent = draw_cotangent(inputs.case)
+    cotangent = draw_cotangent(case)
     beside = cotangent * ~empty[..., None]
     got, alone = (read(tool, inputs, of) or {} for of in (beside, cotangent - beside))
     right = Oracle.vjp(inputs, beside, tool.rounding(inputs)).expected

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from suite.judge.diagnosis.instrument import Found, Instrument
+from suite.spec.case import Case
 from suite.spec.inputs import Inputs
 from suite.spec.sizes import Sizes
 
@@ -45,8 +46,9 @@ INTERLEAVED = (
 """Views of heads and rows in the place of transposes."""
 
 
-def ask(tool: Instrument, inputs: Inputs) -> Iterator[Found]:
-    """What is wrong with heads and samples in the plain problem `inputs`."""
+def ask(tool: Instrument, case: Case) -> Iterator[Found]:
+    """What is wrong with heads and samples in a plain case."""
+    inputs = tool.drawn(case)
     found = _arranged(tool, inputs)
     if found is not None:
         yield found

@@ -122,18 +122,20 @@ def problems(tool: Instrument, case: Case) -> list[Found]:
         )  # sets the unit of the others
         if any(precision.IGNORED in found.sentence for found in inside):
             return inside[:1]
-        told += tool.once(of_heads, plain(small)) or all_weights(tool, small)
+        told += tool.once(heads.ask, plain(small)) or all_weights(tool, small)
         # What is wrong with weights makes answers imprecise, too.
         told += [f for f in inside if not told or precision.CLASSED not in f.sentence]
         if not told:
-            told = tool.once(of_scores, small) or tool.once(of_large_scores, plain(small))
+            told = tool.once(weights.ask_scores, small) or tool.once(
+                weights.ask_large, plain(small)
+            )
         if not told and case.dtype.is_half:
             told = in_16_bits(tool, replace(small, dtype=case.dtype))
         if not told:
             asked = dict.fromkeys((plain(small), small))
-            told = [found for c in asked for found in tool.once(of_gradients, c)]
+            told = [found for c in asked for found in tool.once(gradients.ask, c)]
         if not told:
-            told = tool.once(of_empty_rows, small)
+            told = tool.once(gradients.ask_empty, small)
     # What hides nothing among few keys may hide whole blocks of keys.
     few = [f for f in told if f.family == "mask" and masks.EVERY in f.sentence]
     if not told or few:
@@ -170,37 +172,12 @@ def all_weights(tool: Instrument, case: Case) -> list[Found]:
     return told
 
 
-def of_gradients(tool: Instrument, case: Case) -> Iterator[Found]:
-    """What is wrong with the gradients of a case."""
-    yield from gradients.ask(tool, case)
-
-
-def of_empty_rows(tool: Instrument, case: Case) -> Iterator[Found]:
-    """What is wrong with the gradients of fully masked rows."""
-    yield from gradients.ask_empty(tool, tool.drawn(case, 1.0))
-
-
 def of_precision(tool: Instrument, dtype: str, case: Case) -> Iterator[Found]:
     """What is rounded inside in a dtype and in float32."""
     for name in dict.fromkeys(("f32", dtype)):
         typed = replace(case, dtype=DTYPES[name])
         if tool.implementation.unsupported(typed) is None:
             yield from precision.ask(tool, typed)
-
-
-def of_heads(tool: Instrument, case: Case) -> Iterator[Found]:
-    """What is wrong with heads and samples."""
-    yield from heads.ask(tool, tool.drawn(case))
-
-
-def of_scores(tool: Instrument, case: Case) -> Iterator[Found]:
-    """What is wrong with scores of 0 and with hidden scores."""
-    yield from weights.ask_scores(tool, tool.drawn(case))
-
-
-def of_large_scores(tool: Instrument, case: Case) -> Iterator[Found]:
-    """What is wrong with large scores."""
-    yield from weights.ask_large(tool, tool.drawn(case))
 
 
 def of_weights(tool: Instrument, case: Case) -> Iterator[Found]:

@@ -74,7 +74,7 @@ class Instrument:
         self._over, self._end = clock(seconds), time.monotonic() + WAITS * seconds
         self.unit = 0.0
         self._small: dict[str, Case | None] = {}
-        self._told: dict[tuple[str, str, float], list[Found]] = {}
+        self._told: dict[tuple[Callable[..., object], str, float], list[Found]] = {}
 
     @property
     def late(self) -> bool:
@@ -189,7 +189,7 @@ class Instrument:
         self, question: Callable[[Instrument, Case], Iterator[Found]], case: Case
     ) -> list[Found]:
         """What a question finds in a case, asked once; nothing if the case is not supported."""
-        place = question.__name__, case.id, self.unit
+        place = question, case.id, self.unit
         if place not in self._told:
             supported = self.implementation.unsupported(case) is None
             self._told[place] = list(question(self, case)) if supported else []

@@ -156,101 +156,66 @@ def _by_place(
 
 def _of_rotary(inputs: Inputs) -> Iterator[Another]:
     """Other rotations: pairing, sign, offset, base, number of rotated components, scaling."""
-    place, case = inputs.arrays["position"], inputs.case
-    pairing = case.option("interleaved")
+    for other, sentence, hint in (*_of_positions(inputs), *_of_frequencies(inputs)):
+        yield other, sentence, "rotary", hint
+
+
+def _of_positions(inputs: Inputs) -> Iterator[tuple[Inputs | dict[str, np.ndarray], str, str]]:
+    """Rotations of other pairs, by other positions, or by other angles."""
+    place, length = inputs.arrays["position"], inputs.sizes.Lq
+    pairing = inputs.case.option("interleaved")
     names = {True: "components 2i and 2i + 1", False: "components i and i + D/2"}
     other = inputs.replace(interleaved=not pairing)
-    yield (
-        other,
-        f"Pairs are {names[not pairing]}, expected {names[pairing]}.",
-        "rotary",
-        "`rotate_half` of another model family",
-    )
-    yield (
-        inputs.replace(position=-place),
-        "Pairs are rotated the other way: the angle has the other sign.",
-        "rotary",
-        "`x1 cos + x2 sin` for `x1 cos - x2 sin`",
-    )
-    yield (
-        other.replace(position=-place),
-        f"Pairs are {names[not pairing]}, and the angle has the other sign.",
-        "rotary",
-        "",
-    )
-    length = inputs.sizes.Lq
-    for n in (1, -1, *range(2, 5), *range(-4, -1), length, -length):
-        yield (
-            inputs.replace(position=place + n),
-            f"Position p is rotated as position p {'+' if n > 0 else '-'} {abs(n)}.",
-            "rotary",
-            "`arange(1, n + 1)`, the length of a cache that counts twice",
-        )
-    yield (
-        inputs.replace(position=0 * place + np.arange(length)),
-        "Positions are counted from 0, whatever is passed.",
-        "rotary",
-        "`arange(L)` for the positions",
-    )
-    yield inputs.replace(position=0 * place), "Nothing is rotated.", "rotary", ""
-    if place.ndim > 1:
-        yield (
-            inputs.replace(position=np.broadcast_to(place[:1], place.shape)),
-            "Every sample has the positions of sample 0.",
-            "rotary",
-            "`position[0]`",
-        )
+    yield from (
+        (other, f"Pairs are {names[not pairing]}, expected {names[pairing]}.",
+         "`rotate_half` of another model family"),
+        (inputs.replace(position=-place),
+         "Pairs are rotated the other way: the angle has the other sign.",
+         "`x1 cos + x2 sin` for `x1 cos - x2 sin`"),
+        (other.replace(position=-place),
+         f"Pairs are {names[not pairing]}, and the angle has the other sign.", ""),
+        *((inputs.replace(position=place + n),
+           f"Position p is rotated as position p {'+' if n > 0 else '-'} {abs(n)}.",
+           "`arange(1, n + 1)`, the length of a cache that counts twice")
+          for n in (1, -1, *range(2, 5), *range(-4, -1), length, -length)),
+        (inputs.replace(position=0 * place + np.arange(length)),
+         "Positions are counted from 0, whatever is passed.", "`arange(L)` for the positions"),
+        (inputs.replace(position=0 * place), "Nothing is rotated.", ""),
+        (inputs.replace(position=np.broadcast_to(place[:1] if place.ndim > 1 else place, place.shape)),
+         "Every sample has the positions of sample 0.", "`position[0]`"),
+    )  # fmt: skip
     yield from _other_angles(inputs)
-    base = case.option("base") or 1e4
+
+
+def _of_frequencies(inputs: Inputs) -> Iterator[tuple[Inputs, str, str]]:
+    """Rotations by other frequencies, or of another number of components."""
+    case, D = inputs.case, inputs.sizes.D
+    base, size = case.option("base") or 1e4, case.option("rotated") or D
     for power, text in ((0.5, "-i/D"), (2.0, "-4i/D")):
-        yield (
-            inputs.replace(base=base**power),
-            f"The frequencies are base^({text}), expected base^(-2i/D).",
-            "rotary",
-            "`arange(0, D, 2) / D` are the exponents",
-        )
+        text = f"The frequencies are base^({text}), expected base^(-2i/D)."
+        yield inputs.replace(base=base**power), text, "`arange(0, D, 2) / D` are the exponents"
     for one in (1e4, 1e2, 1e3, 1e5, 1e6, 5e5, base / 2, base * 2):
         if one != base:
-            yield (
-                inputs.replace(base=one),
-                f"The base of the frequencies is {one:g}, expected {base:g}.",
-                "rotary",
-                "`theta` of another model, or a default",
-            )
-    size = case.option("rotated") or inputs.sizes.D
-    for part in (inputs.sizes.D, size // 2, size - 2):
+            text = f"The base of the frequencies is {one:g}, expected {base:g}."
+            yield inputs.replace(base=one), text, "`theta` of another model, or a default"
+    for part in (D, size // 2, size - 2):
         if part != size and part > 0 and part % 2 == 0:
-            wrong = inputs.replace(rotated=part if part != inputs.sizes.D else 0)
-            yield (
-                wrong,
-                f"{part} components are rotated, expected {size}.",
-                "rotary",
-                "`rotary_dim` that is not used",
-            )
-            yield (
-                wrong.replace(base=base ** (size / part)),
-                f"{part} components are rotated, expected {size}, with the frequencies of {size}.",
-                "rotary",
-                "",
-            )
-    if size != inputs.sizes.D:
-        yield (
-            inputs.replace(base=base ** (size / inputs.sizes.D)),
-            "Frequencies are those of all components, expected of the rotated ones.",
-            "rotary",
-            "`arange(0, dim, 2) / head_size` for `/ rotary_size`",
-        )
+            wrong = inputs.replace(rotated=part if part != D else 0)
+            text = f"{part} components are rotated, expected {size}"
+            yield wrong, f"{text}.", "`rotary_dim` that is not used"
+            wrong = wrong.replace(base=base ** (size / part))
+            yield wrong, f"{text}, with the frequencies of {size}.", ""
+    if size != D:
+        text = "Frequencies are those of all components, expected of the rotated ones."
+        hint = "`arange(0, dim, 2) / head_size` for `/ rotary_size`"
+        yield inputs.replace(base=base ** (size / D)), text, hint
     for scaling in ("none", "linear", "ntk", "llama3", "yarn", "longrope"):
         if case.option("scaling") != scaling:
-            yield (
-                inputs.replace(scaling=scaling),
-                f"Frequencies are scaled as {scaling!r}, expected {case.option('scaling')!r}.",
-                "rotary",
-                "`rope_scaling` that is not used",
-            )
+            text = f"Frequencies are scaled as {scaling!r}, expected {case.option('scaling')!r}."
+            yield inputs.replace(scaling=scaling), text, "`rope_scaling` that is not used"
 
 
-def _other_angles(inputs: Inputs) -> Iterator[Another]:
+def _other_angles(inputs: Inputs) -> Iterator[tuple[dict[str, np.ndarray], str, str]]:
     """Rotations whose angles belong to other pairs than those rotated, or whose angles are rounded."""
     query, position, pairing = (
         inputs.query,
@@ -287,7 +252,7 @@ def _other_angles(inputs: Inputs) -> Iterator[Another]:
     ):
         output = rotated(found.theta, position, of_pairs, not of_pairs)
         hint = "`repeat_interleave(2)` goes with neighbours, `cat([angle, angle])` with halves"
-        yield output, text, "rotary", hint
+        yield output, text, hint
     for name in ("bf16", "f16", "f32"):
         fmt = DTYPES[name]
 
@@ -303,7 +268,7 @@ def _other_angles(inputs: Inputs) -> Iterator[Another]:
             (rotated(theta, position, pairing, pairing), "Frequencies are rounded"),
         ):
             to = f"{'in' if 'computed' in what else 'to'} {fmt.long_name}"
-            yield output, f"{what} {to} before the sine and cosine.", "rotary", hint
+            yield output, f"{what} {to} before the sine and cosine.", hint
 
 
 def _of_merge(inputs: Inputs) -> Iterator[Another]:

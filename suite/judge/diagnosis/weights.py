@@ -11,7 +11,7 @@ from suite.judge.diagnosis import sums
 from suite.judge.diagnosis.instrument import Found, Instrument, Reading, row_of, softmax
 from suite.judge.diagnosis.masks import meanings, meant
 from suite.judge.diagnosis.words import counted, numbers, part
-from suite.spec.inputs import Inputs
+from suite.spec.case import Case
 
 SIDE = 12
 """Rows and columns of a picture."""
@@ -89,8 +89,9 @@ def _penalised(factor: float, penalty: float, reading: Reading) -> np.ndarray:
     return softmax(np.where(attends, scores, factor * scores + penalty), np.ones_like(attends))
 
 
-def ask_scores(tool: Instrument, inputs: Inputs) -> Iterator[Found]:
+def ask_scores(tool: Instrument, case: Case) -> Iterator[Found]:
     """What happens to scores of 0, and how low the score of hidden keys is."""
+    inputs = tool.drawn(case)
     attends, s = inputs.attends, inputs.sizes
     scores = np.where(np.arange(s.Lk) % 2, 1.0, 0.0) * attends
     reading = tool.with_scores(inputs, scores)
@@ -122,30 +123,24 @@ def ask_scores(tool: Instrument, inputs: Inputs) -> Iterator[Found]:
         )  # fmt: skip
 
 
-def ask_large(tool: Instrument, inputs: Inputs) -> Iterator[Found]:
-    """From which size on scores are all alike, or count less than they should; `inputs` have no mask."""
-    low, high, alike = 1.0, LARGEST, False
-    s = inputs.sizes
-    while s.Lq > 2 and high > 1.001 * low:
+def ask_large(tool: Instrument, case: Case) -> Iterator[Found]:
+    """The size from which on scores are all alike, in a plain case. Scores of a row differ by half of the
+    largest one, so that rounding leaves them apart."""
+    low, high, s, inputs = 1.0, LARGEST, case.sizes, tool.drawn(case)
+    while high > 1.01 * low:
         steps = np.geomspace(low, high, s.Lq)
-        scores = np.broadcast_to(steps[:, None] - np.arange(s.Lk), (s.B, s.H, s.Lq, s.Lk))
-        reading = tool.with_scores(inputs, scores)
-        if reading is None or not np.isfinite(reading.raw).all():
+        scores = steps[:, None] * (1 - np.arange(s.Lk) / (2 * s.Lk))
+        reading = tool.with_scores(inputs, np.broadcast_to(scores, (s.B, s.H, s.Lq, s.Lk)))
+        if s.Lq < 3 or reading is None or not np.isfinite(reading.raw).all():
             return
         wrong = np.asarray(reading.wrong.any(-1)).min((0, 1))
         first = int(wrong.argmax())
-        if not first or not wrong[first:].all():
+        alike = np.ptp(reading.got[:, :, -1], -1).max() <= reading.slack
+        if not first or not wrong[first:].all() or (high == LARGEST and not alike):
             return
-        if high == LARGEST:
-            apart = np.abs(np.diff(reading.got[:, :, -1], axis=-1)).max()
-            alike = apart <= reading.slack
         low, high = steps[first - 1], steps[first]
-    if s.Lq > 2:
-        what = "are all alike: they are clipped" if alike else "count less than they should"
-        text = f"Scores above about {float(f'{low:.3g}'):,g} {what}."
-        yield Found(
-            text, "scores", "`clamp`, `clip` of scores; subtract the maximum of a row instead"
-        )
+    text = f"Scores above about {float(f'{low:.2g}'):,g} are all alike: they are clipped."
+    yield Found(text, "scores", "`clamp`, `clip` of scores; subtract the maximum of a row instead")
 
 
 def _dropped(reading: Reading) -> Found | None:
