@@ -1,7 +1,8 @@
-"""The first screen of a page: its data, and the page in a real browser."""
+"""The first screen of a page: its data, and the page in a real browser. The pages of a site."""
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,10 +13,18 @@ import pytest
 
 from attention_conformance.report import Report
 from suite.records.diagnoses import DiagnosisRecord
+from suite.records.speed import SpeedHeader, SpeedRun
+from suite.report.conformance import DISTRIBUTION
+from suite.report.frames import cells as frame_of
+from suite.report.frames import latest, measurements, newest_times
 from suite.report.kinds import CONFORMANCE, frames_of
 from suite.report.overview import TOPICS, overview
 from suite.report.render import render
+from suite.report.site import _paths, pages, write
+from suite.run.options import Options
+from suite.run.recorded import header as header_of
 from tests.records_by_hand import cell, elect, header, run
+from tests.speed_by_hand import record as timed
 
 CHROMIUM = shutil.which("chromium")
 HOSTILE = "<img src=x onerror=boom()> </script><script>boom()</script> & 'quotes\""
@@ -42,7 +51,8 @@ def _runs(*, again: str = "fail") -> list[Any]:
         *elect("no-keys", {"f32": "zeros"}, "torch:mine"),
         *elect("no-keys", {"f32": "nan"}, "jax:jax-nn"),
     ]  # fmt: skip
-    later = header(*cells, started="2026-11-21T10:00:00+00:00", controls=("tf:eager",))
+    later = header(*cells, started="2026-11-21T10:00:00+00:00", controls=("tf:eager",),
+                   again=("--level=smoke",))  # fmt: skip
     before = [replace(c, status="pass", kind="", message="") for c in cells[2:3]]
     first = replace(run(*before), source="first.jsonl")
     last = replace(run(*cells), source="last.jsonl", header=later)
@@ -84,6 +94,16 @@ def test_a_failing_cell_says_how_to_ask_it_again(shown: dict[str, Any]) -> None:
     )
     assert (failure["ratio"], failure["kind"]) == ("inf", "value")
     assert [shown["topics"][n]["name"] for n in failure["topics"]] == ["all", "causal"]
+
+
+def test_a_run_records_the_options_that_ask_a_cell_again() -> None:
+    options = Options(
+        backend=("torch",), mode="compiled", level="smoke", dtype=("f32",), function=("my k.py:f",),
+        claim=("dtypes=f16",),
+    )  # fmt: skip
+    assert header_of(options, {}).again == (
+        "--function=my k.py:f", "--claim=dtypes=f16", "--level=smoke"
+    )  # fmt: skip
 
 
 def test_the_sentences_say_what_is_wrong_and_what_changed() -> None:
@@ -211,3 +231,131 @@ def test_the_page_fits_and_serves_everyone(page: Any, width: int) -> None:
         page.emulate_media(color_scheme=scheme)
         found = axe.Axe().run(page)
         assert found.violations_count == 0, found.generate_report()
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pages") / "site"
+    write(frames_of(_runs()), "A title", folder)
+    return folder
+
+
+def test_a_site_has_a_page_for_every_implementation(site: Path) -> None:
+    names = ["jax-jax-nn.html", "tf-eager.html", "torch-mine.html"]
+    assert sorted(path.name for path in site.glob("implementations/*")) == names
+    index, mine = (
+        (site / name).read_text("utf-8")
+        for name in ("index.html", "implementations/torch-mine.html")
+    )
+    again = "values[torch:mine/sdpa/causal"
+    assert (again in index, again in mine) == (False, True)
+    assert (HOSTILE in index, HOSTILE in mine) == (False, False)
+    assert "jax-nn" not in mine
+    assert (
+        mine.index('id="elections"') < mine.index('id="distribution"') < mine.index('id="history"')
+    )
+    for folder in (site, site.parent):
+        with pytest.raises(FileExistsError):
+            write(frames_of(_runs()), "A title", folder)
+
+
+def test_the_matrix_has_the_newest_run_and_the_page_has_all() -> None:
+    first, last = _runs()
+    frames = frames_of([last, first])  # in any order
+    assert {*latest(frames["dated"])["label"]} == {"torch:mine", "jax:jax-nn", "tf:eager"}
+    assert len(latest(frames["dated"])) == len(last.cells)
+    texts = dict(pages(frames, "A title"))
+    history = texts["implementations/torch-mine.html"].partition('id="history"')[2]
+    assert history.index(first.header.started) < history.index(last.header.started)
+    assert history.count("torch 2.13.0") == 2
+    assert "first.jsonl" not in texts["implementations/jax-jax-nn.html"]
+
+
+def test_the_matrix_has_the_newest_times_and_the_page_all() -> None:
+    speed = [
+        SpeedRun(
+            SpeedHeader(protocol=2, started=started),
+            (timed("mine", seconds, backend="torch"),),
+            source,
+        )
+        for source, started, seconds in (
+            ("b.jsonl", "2026-11-21", 3e-3),
+            ("a.jsonl", "2026-11-20", 5e-3),
+        )
+    ]
+    frames = frames_of(_runs()) | {"measurements": measurements(speed)}
+    assert newest_times(frames["measurements"])["seconds"].to_list() == [3e-3]
+    text = dict(pages(frames, "A title"))["implementations/torch-mine.html"]
+    assert '"gpt2-train forward f32": [2.25, 3.0, 4.5]' in text
+    shown = text.partition('<section id="speed">')[2].partition("</section>")[0]
+    assert re.findall(r"<td[^>]*>([35])</td>", shown) == ["5", "3"]
+
+
+def test_a_distribution_counts_every_ratio_once() -> None:
+    ratios = [0.0, 0.01, 0.010001, 0.3, 1.0, 1.0001, float("inf")]
+    judged = run(
+        *(cell(f"sdpa/none/mha/f32/b1h1q1k{n}d8", error_ratio=r) for n, r in enumerate(ratios))
+    )
+    (row,) = DISTRIBUTION.of(frame_of(judged)).to_dict("records")
+    assert [row[n] for n in ("≤ 0.01", "≤ 0.03", "≤ 0.1", "≤ 0.3", "≤ 1", "> 1")] == [
+        2,
+        1,
+        0,
+        1,
+        1,
+        2,
+    ]
+    assert (row["median"], row["max"]) == (0.3, float("inf"))
+
+
+def test_paths_of_pages_are_harmless_and_differ() -> None:
+    labels = ["torch:a/../../b", "torch:a b", "torch:A-b", "torch:<script>", "torch:" + "x" * 300]
+    paths = _paths(labels)
+    assert len({path.lower() for path in paths.values()}) == len(labels)
+    for path in paths.values():
+        assert path.isascii()
+        assert path.count("/") == 1
+        assert len(path) < 120
+
+
+@pytest.mark.parametrize("width", [360, 1920])
+def test_an_entry_of_the_matrix_leads_to_its_failures(browser: Any, site: Path, width: int) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+    opened, errors = browser.new_page(viewport={"width": width, "height": 900}), []
+    opened.on("pageerror", lambda error: errors.append(str(error)))
+    opened.goto((site / "index.html").as_uri())
+    opened.locator("#dtype").select_option("f32")
+    opened.get_by_role("link", name="torch:mine, causal: wrong").click()
+    assert opened.url.partition("#")[0].endswith("implementations/torch-mine.html")
+    assert "dtype=f32" in opened.url
+    opened.locator("#details summary").click()
+    assert HOSTILE in opened.locator("#details").inner_text()
+    opened.keyboard.press("Escape")
+    assert opened.locator(".controls").is_hidden()
+    assert opened.locator("#matrix tbody tr").count() == 1
+    assert opened.evaluate("document.documentElement.scrollWidth") <= width
+    for scheme in ("light", "dark"):
+        opened.emulate_media(color_scheme=scheme)
+        found = axe.Axe().run(opened)
+        assert found.violations_count == 0, found.generate_report()
+    opened.get_by_role("link", name="All implementations").click()
+    opened.get_by_role("link", name="jax:jax-nn", exact=True).click()
+    assert opened.locator("h1").inner_text() == "jax:jax-nn"
+    assert errors == []
+    opened.close()
+
+
+def test_a_site_needs_a_folder_and_judged_cells(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from suite.__main__ import main
+    from tests.records_by_hand import write as write_run
+
+    write_run(tmp_path / "run.jsonl", _runs()[1])
+    words = ["report", str(tmp_path / "run.jsonl"), "--format=site"]
+    assert main(words) == 2
+    assert "name a folder by --output" in capsys.readouterr().err
+    assert main([*words, f"--output={tmp_path / 'site'}", "--table", "runs"]) == 2
+    assert "leave --table out" in capsys.readouterr().err
+    assert main([*words, f"--output={tmp_path / 'site'}"]) == 0
+    assert (tmp_path / "site" / "index.html").is_file()

@@ -88,7 +88,8 @@ class Header(Origin):
 
     `digest` identifies the list of cells of the whole run, before it is sharded. `partial` is true if a
     filter left cells out. `shard` is "i/n" or "". `controls` are textbook implementations
-    ("torch:eager"), which say more of the suite than of a framework.
+    ("torch:eager"), which say more of the suite than of a framework. `again` are the options, besides
+    backend and mode, with which a command judges a cell of the run again.
     """
 
     digest: str
@@ -96,6 +97,7 @@ class Header(Origin):
     partial: bool = False
     shard: str = ""
     controls: tuple[str, ...] = ()
+    again: tuple[str, ...] = ()
     schema: int = 2
 
 

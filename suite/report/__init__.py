@@ -13,6 +13,7 @@ laws, plots  cost laws and plots of speed
 swept        frames of sweeps; `sweeps` has their tables, `sweep_diff` changes between two sweeps
 overview     the first screen of a page, drawn by page.js: implementations beside what people ask for
 diff         changes between two runs: compare, new_failures, summary, header_changes
+site         a folder of pages: the matrix, and a page for every implementation
 render       tables -> text, Markdown, CSV, Parquet or one HTML page: render
 badge        one small picture with the verdict of a run
 summary      the summary at the end of a run
@@ -25,6 +26,9 @@ from __future__ import annotations
 
 FORMATS = ("text", "markdown", "csv", "html", "parquet")
 """Output formats of tables."""
+
+SITE = "site"
+"""The format of a report with a page for all implementations, and a page for each."""
 
 DATA_FORMATS = ("csv", "parquet")
 """Formats with unrounded figures, in one file per table."""

@@ -15,7 +15,7 @@ from typing import Any
 from suite.flags import CommandOptions, option
 from suite.records.cells import load
 from suite.records.lines import RecordError
-from suite.report import DATA_FORMATS, FORMATS
+from suite.report import DATA_FORMATS, FORMATS, SITE
 from suite.report.kinds import CONFORMANCE, KINDS, SPEED, TABLES, Kind, Request, kind_of, load_runs
 
 PARTIAL: bool = option("also read runs that did not finish", switch=True)
@@ -27,7 +27,7 @@ class OutputOptions(CommandOptions):
 
     format: str = option("default: text", default="text", valid=FORMATS, checked=True)
     output: Path | None = option(
-        "a new file, default stdout; for csv and parquet a new or empty folder",
+        "a new file, default stdout; for csv, parquet and site a new or empty folder",
         "PATH",
         default=None,
         kind=Path,
@@ -42,6 +42,12 @@ RARE = ", ".join(table.name for table in TABLES.values() if table.rare)
 class ReportOptions(OutputOptions):
     """The options of `report`."""
 
+    format: str = option(
+        "default: text; site is a folder with a page for every implementation",
+        default="text",
+        valid=(*FORMATS, SITE),
+        checked=True,
+    )
     table: tuple[str, ...] = option(
         f"only these tables: {', '.join(TABLES)}; default: all except {RARE}, in csv and parquet all",
         "NAME",
@@ -115,10 +121,8 @@ def _guarded(command: Callable[[argparse.Namespace], int]) -> Callable[[argparse
 
     def guarded(args: argparse.Namespace) -> int:
         try:
-            if args.format in DATA_FORMATS and args.output is None:
-                raise RecordError(
-                    f"{args.format} has one file per table: name a folder by --output"
-                )
+            if args.format in (*DATA_FORMATS, SITE) and args.output is None:
+                raise RecordError(f"{args.format} has several files: name a folder by --output")
             return command(args)
         except (RecordError, OSError) as error:
             print(f"{type(error).__name__}: {error}", file=sys.stderr)
@@ -147,6 +151,8 @@ def report(args: argparse.Namespace) -> int:
         if CONFORMANCE not in paths_of:
             raise RecordError(f"--badge needs {CONFORMANCE.name}, and none is given")
         badge.draw(load_runs(paths_of[CONFORMANCE], args.partial), args.badge)
+    if args.format == SITE:
+        return _site(args, paths_of)
     # Data formats include the rare tables.
     chosen = args.table or (TABLES if args.format in DATA_FORMATS else None)
     tables: dict[str, Any] = {}
@@ -163,8 +169,23 @@ def report(args: argparse.Namespace) -> int:
     if args.format == "html" and not args.table:
         from suite.report.overview import overview
 
-        first = overview(all_frames)
+        first = overview(all_frames, tables)
     render(tables, args.format, args.output, next(iter(paths_of)).title, first)
+    return 0
+
+
+def _site(args: argparse.Namespace, paths_of: dict[Kind, list[Path]]) -> int:
+    from suite.report import site
+
+    if CONFORMANCE not in paths_of:
+        raise RecordError(f"--format=site needs {CONFORMANCE.name}, and none is given")
+    if args.table:
+        raise RecordError("--format=site chooses its tables itself: leave --table out")
+    frames: dict[str, Any] = {}
+    for kind in (CONFORMANCE, SPEED):
+        if kind in paths_of:
+            frames |= kind.read(paths_of[kind], Request(args.partial, args.baseline))
+    site.write(frames, CONFORMANCE.title, args.output)
     return 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from suite.report.table import Columns, Table, across, same
@@ -147,6 +148,33 @@ ACCURACY = Table(
 )
 
 
+EDGES = (0.01, 0.03, 0.1, 0.3, 1.0, math.inf)
+"""The upper ends of `INTERVALS`."""
+
+INTERVALS = {
+    f"> {low:g}" if high == math.inf else f"≤ {high:g}": (low, high)
+    for low, high in pairwise((-1.0, *EDGES))
+}
+"""The intervals of error ratios, by their names."""
+
+
+def _between(low: float, high: float, rows: pd.DataFrame) -> int:
+    return int(((rows["error_ratio"] > low) & (rows["error_ratio"] <= high)).sum())
+
+
+DISTRIBUTION = Table(
+    "distribution",
+    "The check values: how many cells have an error ratio in each interval. Above 1 is wrong.",
+    rows=_measured,
+    by=BY_DTYPE,
+    columns={
+        **{name: partial(_between, *ends) for name, ends in INTERVALS.items()},
+        "median": ("error_ratio", "median"),
+        "max": ("error_ratio", "max"),
+    },
+    rare=True,
+)
+
 _RATIO = "ratio of "
 
 
@@ -278,6 +306,17 @@ SLOWEST = Table(
     "The cells that took longest to judge.",
     rows=lambda cells: cells.nlargest(SLOWEST_CELLS, "seconds"),
     columns={**same("seconds"), **BY_IMPLEMENTATION, **same("check", "case", "status")},
+)
+
+
+HISTORY = Table(
+    "history",
+    "Runs of each implementation, the oldest first: cells per status, the largest error ratio.",
+    over="dated",
+    rows=lambda dated: dated.sort_values("started", kind="stable"),
+    by={"implementation": "name", "started": "started", "versions": "versions", "run": "source"},
+    columns={**COUNTS, "max": ("error_ratio", "max")},
+    rare=True,
 )
 
 

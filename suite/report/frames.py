@@ -24,7 +24,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from suite.records.cells import CellRecord, Run
+from suite.records.cells import CellRecord, Header, Run
 from suite.records.diagnoses import DiagnosisRecord
 from suite.records.lines import RecordError
 from suite.records.speed import TIMED, SpeedRecord, SpeedRun
@@ -57,6 +57,36 @@ def cells(loaded: Run | Sequence[Run]) -> pd.DataFrame:
     figures = ("error_ratio", "rms", "max_abs_error", "seconds")
     frame = frame.astype(dict.fromkeys(figures, "float64"))
     return frame.assign(label=_labels(frame))
+
+
+def dated(cells: pd.DataFrame, headers: Mapping[str, Header]) -> pd.DataFrame:
+    """The frame of cells with three more columns of text: name ("backend:implementation"), and of the run
+    started and versions."""
+    started = {source: header.started for source, header in headers.items()}
+    versions = {
+        source: ", ".join(f"{name} {text}" for name, text in header.versions.items())
+        for source, header in headers.items()
+    }
+    return cells.assign(
+        name=cells["backend"] + ":" + cells["implementation"],
+        started=cells["source"].map(started),
+        versions=cells["source"].map(versions),
+    )
+
+
+def latest(dated: pd.DataFrame) -> pd.DataFrame:
+    """The cells of the frame `dated` that the newest run of their implementation judged, with labels of
+    their own."""
+    newest = dated.groupby(["name", "mode", "device"])["started"].transform("max")
+    cells = dated[dated["started"] == newest]
+    return cells.assign(label=_labels(cells))
+
+
+def newest_times(measurements: pd.DataFrame) -> pd.DataFrame:
+    """The newest of the measurements of the same."""
+    order = measurements.sort_values("started", kind="stable")
+    same = [*MEASURED, "case", "backend", "implementation"]
+    return measurements.loc[order.drop_duplicates(same, keep="last").sort_index().index]
 
 
 def _fields(record: CellRecord | SpeedRecord) -> dict[str, Any]:
@@ -150,12 +180,17 @@ def measurements(runs: Iterable[SpeedRun], baseline: str = "") -> pd.DataFrame:
     seconds, low, high            float64: the median of the samples and their quartiles; NaN: no time
     share_of_gemm, share_of_copy  float64: parts of the machine's best matrix product and copy
     speedup                       float64: seconds of the baseline over seconds
-    label, source                 text: "backend:name", with the file if files hold the same measurement
+    label, source, started        text: "backend:name", with the file if files hold the same measurement;
+                                  the file; when its run started
 
     `baseline` is a label; by default the baseline of each workload is the first timed implementation.
     Raises RecordError if there is no record, or the baseline was never timed.
     """
-    rows = [_measured(record) | {"source": run.source} for run in runs for record in run.records]
+    rows = [
+        _measured(record) | {"source": run.source, "started": run.header.started}
+        for run in runs
+        for record in run.records
+    ]
     if not rows:
         raise RecordError("the speed records hold no measurement")
     frame = pd.DataFrame(rows)

@@ -84,11 +84,14 @@ def frames_of(runs: Run | list[Run]) -> Frames:
     """The frames for tables of judged cells, and the headers of the runs by source."""
     from suite.report import frames
 
+    headers = {run.source: run.header for run in ([runs] if isinstance(runs, Run) else runs)}
+    cells = frames.cells(runs)
     return {
-        "cells": frames.cells(runs),
+        "cells": cells,
+        "dated": frames.dated(cells, headers),
         "runs": frames.runs(runs),
         "diagnoses": frames.diagnoses(runs),
-        "headers": {run.source: run.header for run in ([runs] if isinstance(runs, Run) else runs)},
+        "headers": headers,
     }
 
 
@@ -104,10 +107,10 @@ CONFORMANCE = Kind(
     tables=_named(
         conformance.RUNS, conformance.DIAGNOSES, conformance.OF_STATUSES,
         conformance.OF_UNSUPPORTED, conformance.CONFORMANCE,
-        conformance.ACCURACY, conformance.OF_GRADIENTS, conformance.KERNELS,
+        conformance.ACCURACY, conformance.DISTRIBUTION, conformance.OF_GRADIENTS, conformance.KERNELS,
         semantics.ELECTIONS, semantics.INVARIANCE, semantics.LAYERS,
         conformance.EXPLAINED, conformance.ONLY_HERE, conformance.EVERYWHERE, conformance.FAILURES,
-        conformance.SLOWEST, conformance.CELLS,
+        conformance.SLOWEST, conformance.HISTORY, conformance.CELLS,
     ),
 )  # fmt: skip
 

@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from types import MappingProxyType
 from typing import Any
 
 import pandas as pd
@@ -30,12 +31,6 @@ REASONS = 5
 
 SENTENCES = 3
 """The number of wrong implementations that the page names at its top."""
-
-DEFAULTS = {"level": "standard", "seed": 0}
-"""Options that a command needs only if they differ from these values."""
-
-REPEATED = ("level", "seed", "function", "like", "numerics", "claim", "elect")
-"""The options of a run that the command for one cell repeats."""
 
 
 @dataclass(frozen=True)
@@ -105,8 +100,11 @@ TOPICS = (
 """The columns of the matrix, in order."""
 
 
-def overview(frames: Mapping[str, Any]) -> dict[str, Any]:
-    """What the page draws, as plain data for JSON; {} if there are no judged cells.
+def overview(
+    frames: Mapping[str, Any], tables: Mapping[str, pd.DataFrame] = MappingProxyType({})
+) -> dict[str, Any]:
+    """What the page draws, as plain data for JSON; {} if there are no judged cells. `tables` are those
+    of the frames that are made already.
 
     - topics       name and text of the topics that some cell belongs to, "all" first
     - rows         an implementation each: label, backend, whether it is a control, grade by dtype, median
@@ -128,23 +126,29 @@ def overview(frames: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "topics": [{"name": name, "text": texts[name]} for name in topics],
         "dtypes": [name for name in DTYPES if (cells["dtype"] == name).any()],
-        "rows": _rows(cells, labels, frames),
+        "rows": _rows(cells, labels, frames, tables),
         "counts": _counts(cells, labels, topics),
         "failures": failures,
         "reasons": _reasons(cells, labels, topics),
         "findings": findings,
-        "sentences": _sentences(cells, frames),
+        "sentences": sentences(frames),
     }
 
 
-def _rows(cells: pd.DataFrame, labels: Sequence[str], frames: Mapping[str, Any]) -> list[Any]:
+def _rows(
+    cells: pd.DataFrame, labels: Sequence[str], frames: Mapping[str, Any],
+    tables: Mapping[str, pd.DataFrame],
+) -> list[Any]:  # fmt: skip
     first = cells.drop_duplicates("label").set_index("label")
     controls = {name for h in frames.get("headers", {}).values() for name in h.controls}
     grades: dict[str, dict[str, str]] = {}
-    precise = ACCURACY.of(cells).reset_index()
+    precise, answered = (
+        tables[t.name] if t.name in tables else t.of(cells) for t in (ACCURACY, ELECTIONS)
+    )
+    precise = precise.reset_index()
     for label, dtype, grade in zip(*(precise[n] for n in (*BY_DTYPE, "grade")), strict=True):
         grades.setdefault(label, {})[dtype] = grade
-    answers = ELECTIONS.of(cells).to_dict("index")
+    answers = answered.to_dict("index")
     times = _times(frames.get("measurements"))
     return [
         {
@@ -258,13 +262,8 @@ def _entry(cell: pd.Series, entries: Sequence[Expectation]) -> Expectation | Non
 
 def _again(cell: pd.Series, headers: Mapping[str, Header]) -> str:
     """The command that asks a cell again."""
-    options = headers[cell["source"]].options if cell["source"] in headers else {}
-    words = ["pytest", "suite", f"--backend={cell['backend']}"]
-    for name in REPEATED:
-        values = options.get(name, "")
-        for value in values if isinstance(values, (list, tuple)) else [values]:
-            if value not in ("", None, DEFAULTS.get(name)):
-                words.append(f"--{name}={value}")
+    again = headers[cell["source"]].again if cell["source"] in headers else ()
+    words = ["pytest", "suite", f"--backend={cell['backend']}", *again]
     if cell["mode"] != "eager":
         words.append(f"--mode={cell['mode']}")
     test = f"{cell['check']}[{cell['backend']}:{cell['implementation']}/{cell['case']}]"
@@ -283,13 +282,21 @@ def _reasons(
     return found
 
 
-def _sentences(cells: pd.DataFrame, frames: Mapping[str, Any]) -> list[str]:
+def sentences(frames: Mapping[str, Any]) -> list[str]:
     """What is right, what is wrong and why, and what changed since the records given first."""
+    cells = frames["cells"]
     broken, known = cells["status"].isin(BROKEN), cells["label"][cells["status"] == "known"]
     labels, wrong = list(dict.fromkeys(cells["label"])), list(dict.fromkeys(cells["label"][broken]))
     right = len(labels) - len({*wrong, *known})
-    sentences = [f"{right} of {len(labels)} implementations are right in all that they were asked."]
-    if not known.empty:
+    tally = cells["status"].value_counts()
+    refused = int(tally.get(UNSUPPORTED, 0))
+    sentences = [
+        f"{tally.get('pass', 0)} of {len(cells) - refused} judged cells pass, "
+        f"{len(known)} are known failures; {refused} cells were refused."
+        if len(labels) == 1
+        else f"{right} of {len(labels)} implementations are right in all that they were asked."
+    ]
+    if not known.empty and len(labels) > 1:
         most = known.value_counts()
         first = f"{most.index[0]}, {most.iloc[0]} of {len(known)} cells"
         sentences.append(f"{len(most)} have known failures, most of all {first}.")
@@ -301,14 +308,12 @@ def _sentences(cells: pd.DataFrame, frames: Mapping[str, Any]) -> list[str]:
         sentences.append(f"{label} is wrong: {told.get(name, count)}")
     if len(wrong) > SENTENCES:
         sentences.append(f"{len(wrong) - SENTENCES} more implementations are wrong.")
-    return [*sentences, *_changes(cells, frames.get("headers", {}))]
+    return [*sentences, *_changes(frames["dated"])]
 
 
-def _changes(cells: pd.DataFrame, headers: Mapping[str, Header]) -> list[str]:
+def _changes(dated: pd.DataFrame) -> list[str]:
     """What the latest records say of cells that earlier records have, too."""
-    started = {source: header.started for source, header in headers.items()}
-    order = sorted(set(cells["source"]), key=lambda source: started.get(source, ""))
-    dated = cells.assign(place=cells["source"].map(order.index)).sort_values("place", kind="stable")
+    dated = dated.sort_values("started", kind="stable")
     each = dated.groupby([*KEY])["status"].agg(["first", "last", "size"])
     both = each[each["size"] > 1]
     if both.empty:

@@ -57,7 +57,7 @@ function relative(row) { // median over workloads of time / best time
 function shown() {
   const words = state.q.toLowerCase().split(/\s+/).filter(Boolean);
   const rows = data.rows.map((row, number) => ({ ...row, number })).filter((row) =>
-    (!state.framework || row.backend === state.framework) && (state.controls || !row.control) &&
+    (!state.framework || row.backend === state.framework) && (state.controls || !row.control || data.rows.length === 1) &&
     words.every((word) => `${row.label} ${row.operator}`.toLowerCase().includes(word)));
   const topic = data.topics.findIndex(({ name }) => name === state.sort);
   const order = Object.keys(VERDICTS);
@@ -97,12 +97,12 @@ function draw() {
       timed ? head("speed", "median of time / best time, over the workloads") : null)),
     el("tbody", {}, ...rows.map((row) => el("tr", {},
       el("th", { scope: "row", class: "name" },
-        el("button", { onclick: () => set({ open: row.label }) }, row.label), el("small", {}, row.operator)),
+        opening(row, row.label, {}, row.label), el("small", {}, row.operator)),
       ...topics.map((topic) => entry(row, topic)),
       ...data.dtypes.map((name) => el("td", { "data-name": name, class: `grade ${row.grades[name] === "none" ? "beyond" : ""}` },
         row.grades[name] ?? "")),
       timed ? el("td", { "data-name": "speed", class: "grade" }, relative(row) === null ? "" : `${relative(row).toPrecision(3)}×`) : null))));
-  place("count").textContent = `${rows.length} of ${data.rows.length} implementations`;
+  place("count").textContent = data.rows.length > 1 ? `${rows.length} of ${data.rows.length} implementations` : "";
   drawDetails();
   drawComparison();
 }
@@ -110,9 +110,14 @@ function draw() {
 function entry(row, topic) {
   const total = tally(row.number, topic.number), name = verdict(total), [shape, word] = VERDICTS[name];
   if (name === "absent") return el("td", { "data-name": topic.name, class: "absent" });
-  return el("td", { "data-name": topic.name }, el("button", {
-    class: `mark ${name}`, title: said(total), "aria-label": `${row.label}, ${topic.name}: ${said(total)}`,
-    onclick: () => set({ open: `${row.label} / ${topic.name}` }) }, shape));
+  const texts = { class: `mark ${name}`, title: said(total), "aria-label": `${row.label}, ${topic.name}: ${said(total)}` };
+  return el("td", { "data-name": topic.name }, opening(row, `${row.label} / ${topic.name}`, texts, shape));
+}
+
+function opening(row, open, properties, text) { // in a site an entry opens on the page of its implementation
+  return row.page
+    ? el("a", { ...properties, href: `${row.page}${open === row.label ? "" : `#${new URLSearchParams({ open, dtype: state.dtype })}`}` }, text)
+    : el("button", { ...properties, onclick: () => set({ open }) }, text);
 }
 
 // ---------------------------------------------------------------- what an entry opens

@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -21,7 +21,7 @@ import pandas as pd
 from suite.records.coverage import percent, scored
 from suite.records.files import new_file, new_folder
 from suite.report import DATA_FORMATS, FORMATS
-from suite.report.conformance import FAILING, UNSUPPORTED
+from suite.report.conformance import FAILING, INTERVALS, UNSUPPORTED
 from suite.report.kinds import CAPTIONS
 from suite.spec.text import printable
 from suite.spec.vocabulary import STATUSES
@@ -175,19 +175,33 @@ def as_html(
     tables: Mapping[str, pd.DataFrame],
     title: str,
     overview: Mapping[str, Any] = MappingProxyType({}),
+    home: str = "",
 ) -> str:
     """One self-contained page: the first screen (`suite.report.overview`), and all tables, with coloured
-    statuses and counts."""
+    statuses and counts. The page of one implementation links the page of all, `home`."""
+    script = Path(__file__).with_name("page.js").read_text("utf-8")
+    shown = list(sections(tables))
+    return (
+        _template().render(title=title, sections=shown, overview=overview, script=script, home=home)
+        + "\n"
+    )
+
+
+@cache
+def _template() -> Any:
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.globals |= {"statuses": STATUSES, "styled": _styled, "bars": _bars}
-    page = environment.from_string(Path(__file__).with_name("page.html.jinja").read_text("utf-8"))
-    script = Path(__file__).with_name("page.js").read_text("utf-8")
-    shown = list(sections(tables))
-    return page.render(title=title, sections=shown, overview=overview, script=script) + "\n"
+    environment.globals |= {
+        "statuses": STATUSES,
+        "styled": _styled,
+        "bars": _bars,
+        "strips": _strips,
+    }
+    text = Path(__file__).with_name("page.html.jinja").read_text("utf-8")
+    return environment.from_string(text)
 
 
 _CHANGES = {"new failure": "fail", "fixed": "pass", "gone": "known"}
@@ -221,13 +235,14 @@ def _styled(section: Section) -> Iterator[list[tuple[str, str]]]:
     usual = [
         min(texts, key=lambda t: (-texts.count(t), t)) for texts in zip(*section.rows, strict=True)
     ]
+    beside = section.name == "elections" and section.columns[0] == "implementation"
     for texts, values in zip(section.rows, section.values, strict=True):
         classes = [*map(_classes, section.columns, values, texts)]
         for n, text in enumerate(texts[1:], 1):
             if section.name == "conformance" and "/" in text:
                 gravest = next((s for s in (*FAILING, UNSUPPORTED) if s in text), "pass")
                 classes[n] = f"is-{gravest}"
-            elif section.name == "elections" and text not in (usual[n], "", "-"):
+            elif beside and text not in (usual[n], "", "-"):
                 classes[n] += " differs"
         yield list(zip(texts, classes, strict=True))
 
@@ -237,9 +252,23 @@ def _bars(section: Section) -> Iterator[dict[str, Any]]:
     for values in section.values:
         row = dict(zip(section.columns, values, strict=True))
         yield {
-            "label": row["implementation"],
+            "label": values[0],
             "score": scored(row["pass"], row["cells"] - row[UNSUPPORTED], row["cells"]),
             "parts": [(s, 100.0 * row[s] / row["cells"], row[s]) for s in STATUSES if row[s]],
+        }
+
+
+def _strips(section: Section) -> Iterator[dict[str, Any]]:
+    """The table `distribution` as histograms: for each row the height of every interval in percent."""
+    for values in section.values:
+        row = dict(zip(section.columns, values, strict=True))
+        counts = {name: row[name] for name in INTERVALS}
+        most = max(*counts.values(), 1)
+        yield {
+            "label": row["dtype"],
+            "parts": [
+                (name, 100.0 * n / most, n, name.startswith(">")) for name, n in counts.items()
+            ],
         }
 
 

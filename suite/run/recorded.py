@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib import metadata
 from typing import Any
 
@@ -23,6 +23,7 @@ def header(
 ) -> Header:
     """The header of a run with this identity; `more` are fields beside its options."""
     origin = machine.origin()
+    one = replace(options, backend=(), mode=Options.mode)
     origin["machine"]["thread_variables"] = threads_as_set()
     return Header(
         digest=identity.get("digest", ""),
@@ -32,6 +33,7 @@ def header(
         partial=partial or bool(options.implementation or options.dtype),
         shard=options.shard,
         controls=tuple(identity.get("controls", ())),
+        again=tuple(one.command_line()),
         **origin,
     )
 
