@@ -8,6 +8,7 @@ from importlib.metadata import version
 from backends._torch.engine import TorchEngine
 from backends._transformers.alibi import BloomAlibi, FalconAlibi, MptAlibi
 from backends._transformers.attention import Gemma2Eager, GptOssEager, LlamaEager, SdpaForward
+from backends._transformers.cached import DynamicEager, DynamicRecording, DynamicSdpa, StaticSdpa
 from backends._transformers.packed import PackedByPositions, PackedEager
 from backends._transformers.rotary import CohereRotary, GlmRotary, LlamaRotary, LlamaRotaryCast
 from backends.protocol import Implementation, needed
@@ -33,5 +34,6 @@ class TransformersBackend(TorchEngine):
         every = (
             LlamaEager, Gemma2Eager, GptOssEager, SdpaForward, BloomAlibi, FalconAlibi, MptAlibi,
             LlamaRotary, LlamaRotaryCast, GlmRotary, CohereRotary, PackedByPositions, PackedEager,
+            DynamicSdpa, DynamicEager, DynamicRecording, StaticSdpa,
         )  # fmt: skip
         return [implementation(self) for implementation in every]

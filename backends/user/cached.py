@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from backends.binder import Binder, Parameter
+from backends.caching import Scripted, Turn
 from backends.claims import Claims
 from backends.declared import Declared, UsageError
 from backends.masks import feature_array
-from backends.prepared import PreparedCall
 from backends.protocol import Backend, own_attention
 from backends.textbook.cached import TextbookCached
 from backends.user.function import UserCallable
 from suite.spec.case import Case
 from suite.spec.inputs import Inputs, draw
-from suite.spec.operators.cached import CACHED, FEATURES, Chunk, Crop, Pick, Reset, capacity, played
+from suite.spec.operators.cached import FEATURES, capacity
 
 
 @dataclass(frozen=True)
 class Step:
-    """A step of a script: its inputs, the left padding (B,) of its samples, and a key of the case."""
+    """A step, or the beginning, of a person's cache: what is known of it, and a key of the case."""
 
     backend: Backend
     inputs: Inputs
@@ -32,9 +32,7 @@ class Step:
 
     def array(self, name: str) -> Any:
         """The array of a feature, or None."""
-        return (
-            feature_array(self.backend, self.inputs, name) if name in self.inputs.arrays else None
-        )
+        return feature_array(self.backend, self.inputs, name)
 
     @property
     def left_padding(self) -> Any:
@@ -72,7 +70,7 @@ STEP: tuple[Parameter[Step], ...] = (
 """The keyword parameters of `step`."""
 
 OPERATIONS = {
-    "reset": ("reset",), "crop": ("rollback", "ring-rollback"), "reorder": ("reorder",)
+    "reset": ("reset",), "crop": ("rollback", "window-rollback"), "reorder": ("reorder",)
 }  # fmt: skip
 """The features that need a method."""
 
@@ -81,7 +79,7 @@ ONE_KEY = "sdpa/none/mha/f32/b1h1q1k1d1"
 """A case of the framework's own attention, which tells the order of axes."""
 
 
-class UserCached(UserCallable):
+class UserCached(Scripted, UserCallable):
     """A user's cache: a class without arguments, or an object. Each call of a case makes an object of the
     class, or uses the object.
 
@@ -92,7 +90,6 @@ class UserCached(UserCallable):
     - `reset(state)`, `crop(state, count)`, `reorder(state, samples)`, if there are any, return the state.
     """
 
-    operator = CACHED
     arrays = ("state", "query", "key", "value")
     table = STEP
     features = FEATURES
@@ -105,7 +102,7 @@ class UserCached(UserCallable):
         kinds = [i for i in self.backend.implementations() if isinstance(i, TextbookCached)]
         if own is None or not kinds:
             raise UsageError(f"no cache is judged with {self.backend.name}; use torch, tf or jax")
-        self.concat = kinds[0].ops.concat
+        self.ops = kinds[0].ops
         self.axis_order = own.prepare(draw(Case.parse(ONE_KEY))).axis_order
 
     def bound(self, function: Callable[..., Any], name: str) -> Binder[Any]:
@@ -113,7 +110,7 @@ class UserCached(UserCallable):
         lacking = [n for n in ("init", "step") if not callable(getattr(made, n, None))]
         if lacking:
             raise UsageError(f"{name} has no {' and no '.join(lacking)}; expected both as methods")
-        self.init = Binder.of(made.init, f"{name}.init", INIT, ())
+        self.initial = Binder.of(made.init, f"{name}.init", INIT, ())
         self.lacked = {
             feature: f"the cache has no method {method}"
             for method, features in OPERATIONS.items()
@@ -128,50 +125,32 @@ class UserCached(UserCallable):
         return function() if isinstance(function, type) else function
 
     def declaration(self, claims: Claims) -> Declared:
-        refusals = {**self.binder.lacking, **self.init.lacking, **self.lacked}
-        if "capacity" in self.init.taken and "window" not in self.init.taken:
+        refusals = {**self.binder.lacking, **self.initial.lacking, **self.lacked}
+        if "capacity" in self.initial.taken and "window" not in self.initial.taken:
             reason = "init takes a capacity and no window"
-            refusals |= {"ring": reason, "ring-rollback": reason}
+            refusals |= {"ring": reason, "window-rollback": reason}
         return claims.declared(self.features, refusals=refusals)
 
-    def prepare(self, inputs: Inputs) -> PreparedCall:
-        backend, case, place = self.backend, inputs.case, 1 + (self.axis_order == "bhld")
-        operands = backend.memory.operands(inputs, self.axis_order)
-        arguments = dict(zip(("query", "key", "value"), operands, strict=True))
-        s = inputs.sizes
-        if s.Lk > s.Lq:
-            # The queries of tokens that are in the cache before the script: nobody reads their rows.
-            shape = (s.B, s.H, s.Lk - s.Lq, s.D)
-            arguments["earlier"] = backend.memory.operand(np.zeros(shape), inputs, self.axis_order)
-        turns = list(played(case))
+    def init(self, inputs: Inputs, key: Any) -> Any:
+        """The pair of a person's object and its state, as in all methods."""
+        made, first = self.made(self.judged), Step(self.backend, inputs, np.zeros(0), key)
+        return made, made.init(**self.initial.bind(first, inputs.needs))
 
-        def cut(x: Any, of: slice) -> Any:
-            return x[(slice(None),) * place + (of,)]
+    def step(self, state: Any, query: Any, key: Any, value: Any, turn: Turn) -> tuple[Any, Any]:
+        made, own = state
+        step = Step(self.backend, turn.inputs, turn.padding, key)
+        keywords = self.binder.bind(step, turn.inputs.needs)
+        rows, own = made.step(own, query, key, value, **keywords)
+        return rows, (made, own)
 
-        def call(query: Any, key: Any, value: Any, earlier: Any = None) -> Any:
-            made = [self.made(self.judged) for _ in range(1 + case.option("beside"))]
-            first = Step(backend, inputs, turns[0][3], key)
-            states = [cache.init(**self.init.bind(first, inputs.needs)) for cache in made]
-            parts = []
-            for action, _, _, padding in turns:
-                step = Step(backend, inputs, padding, key)
-                for n, cache in enumerate(made):
-                    match action:
-                        case Chunk(tokens=tokens, queries=queries):
-                            q = earlier if queries is None else cut(query, queries)
-                            # The second cache takes other tokens.
-                            k, v = (cut(x, tokens) for x in (key, value))
-                            k, v = (k, v) if n == 0 else (-k, -v)
-                            keywords = self.binder.bind(step, inputs.needs)
-                            out, states[n] = cache.step(states[n], q, k, v, **keywords)
-                            parts += [out] if n == 0 and queries is not None else []
-                        case Crop(count=count):
-                            states[n] = cache.crop(states[n], count)
-                        case Reset():
-                            states[n] = cache.reset(states[n])
-                        case Pick(samples=samples):
-                            order = backend.array(np.array(samples), None)
-                            states[n] = cache.reorder(states[n], order)
-            return self.concat(parts, place)
+    def crop(self, state: Any, count: int) -> Any:
+        return state[0], state[0].crop(state[1], count)
 
-        return PreparedCall(call, arguments, axis_order=self.axis_order)
+    def reset(self, state: Any) -> Any:
+        return state[0], state[0].reset(state[1])
+
+    def reorder(self, state: Any, samples: Any) -> Any:
+        return state[0], state[0].reorder(state[1], samples)
+
+    def concat(self, arrays: Sequence[Any], axis: int) -> Any:
+        return self.ops.concat(arrays, axis)

@@ -214,7 +214,7 @@ FEATURES = {
     "length-arrays": "lengths of packed segments as an array whose values are read",
     "left-padding": "first tokens of a sample that nobody attends",
     "ring": "a cache with fewer slots than tokens, which overwrites tokens that left the window",
-    "ring-rollback": "tokens taken back from a ring",
+    "window-rollback": "tokens taken back after others have left the window",
     "reset": "a cache that is emptied and used again",
     "rollback": "tokens taken back from a cache",
     "reorder": "samples of a cache in another order, or several times",

@@ -40,7 +40,7 @@ from suite.spec.vocabulary import OPERANDS
 FEATURES = frozenset(
     {
         "window", "softcap", "sinks", "alibi-slopes", "scale", "grouped-heads", "value-size",
-        "left-padding", "ring", "ring-rollback", "reset", "rollback", "reorder", "inner-stride",
+        "left-padding", "ring", "window-rollback", "reset", "rollback", "reorder", "inner-stride",
         "other-shapes",
     }
 )  # fmt: skip
@@ -230,15 +230,15 @@ def choose(inputs: Inputs, order: Sequence[int] | np.ndarray) -> Inputs:
 
 
 def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> Mapping[str, bool]:
-    script = case.option("script")
+    script, left = case.option("script"), case.option("left")
     rolls_back = any(word.startswith("back") for word in script)
     return {
         "scale": case.option("scale") is not None,
-        "window": case.option("left") is not None,
+        "window": left is not None,
         **{f.word: f.asked_by(case) for f in CARRIED},
         "left-padding": case.option("padding") is not None,
         "ring": is_ring(case),
-        "ring-rollback": is_ring(case) and rolls_back,
+        "window-rollback": rolls_back and left is not None and held(case) > left + 1,
         "reset": "reset" in script,
         "rollback": rolls_back,
         "reorder": any(word.startswith("pick") for word in script),
@@ -335,6 +335,7 @@ STANDARD = (
     f"{SMALL}/c5.1.3/win3/room4",
     f"{SMALL}/c1.1.5.1.1/win3/room4",
     f"{SMALL}/c2.7/win0/room1",
+    f"{GROWN}/c1.1.1.1.1.1.1.1/win0/room2",
     f"{SMALL}/c1.1.7/win1/room2",
     f"{SMALL}/c5.1.3/win8/room9",
     f"{SMALL}/c5.1.3/win20",

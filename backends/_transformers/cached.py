@@ -1,0 +1,141 @@
+"""Caches of transformers, with the masks of `masking_utils` and the attention functions of its models.
+
+A step does what a model's forward pass does: the mask is made for the cache before the step, then the
+cache takes the new keys and values and returns those that the attention function gets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+from backends._torch.engine import TorchEngine
+from backends._transformers.models import modeling
+from backends.caching import Scripted, Turn
+from backends.declared import Declared
+from suite.spec.inputs import Inputs
+from suite.spec.operators.cached import FEATURES, capacity
+
+NO_FEATURES = dict.fromkeys(
+    ("softcap", "sinks", "alibi-slopes"), "these attention functions have none of it"
+)
+SINGLE = {"f64": "single", "f32": "eager", "bf16": "eager", "f16": "eager"}
+"""The numerics of Llama's eager function: its softmax is float32, also in float64."""
+
+
+class DynamicSdpa(Scripted):
+    """`DynamicCache`, which grows, and slides if the configuration has a window; "sdpa"."""
+
+    backend: TorchEngine
+
+    name = "dynamic-cache-sdpa"
+    declared = Declared(
+        numerics="eager",
+        features=FEATURES,
+        refusals={
+            **NO_FEATURES,
+            "window-rollback": "a full window goes back only if DynamicCache records the past",
+        },
+    )
+    chosen = "sdpa"
+    """The name of the attention function in configurations."""
+
+    @property
+    def function(self) -> Any:
+        return import_module("transformers.integrations.sdpa_attention").sdpa_attention_forward
+
+    def init(self, inputs: Inputs, key: Any) -> Any:
+        """The cache, the configuration, and a layer."""
+        from transformers import MistralConfig
+
+        s, left = inputs.sizes, inputs.case.option("left")
+        config = MistralConfig(
+            hidden_size=s.H * s.D, num_hidden_layers=1, num_attention_heads=s.H,
+            num_key_value_heads=s.Hkv, head_dim=s.D, sliding_window=None if left is None else left + 1,
+        )  # fmt: skip
+        config._attn_implementation = self.chosen
+        layer = self.backend.torch.nn.Module().eval()
+        layer.num_key_value_groups, layer.is_causal = s.group, True
+        return self.cache(config, inputs), config, layer
+
+    def cache(self, config: Any, inputs: Inputs) -> Any:
+        """An empty cache."""
+        from transformers import DynamicCache
+
+        return DynamicCache(config=config)
+
+    def step(self, state: Any, query: Any, key: Any, value: Any, turn: Turn) -> tuple[Any, Any]:
+        from transformers import masking_utils
+
+        cache, config, layer = state
+        torch, s, padding = self.backend.torch, turn.inputs.sizes, None
+        if turn.inputs.case.option("padding") is not None:
+            hidden = torch.tensor(turn.padding, device=query.device)[:, None]
+            padding = torch.arange(turn.total, device=query.device) >= hidden
+        slides = config.sliding_window is not None
+        make = (
+            masking_utils.create_sliding_window_causal_mask
+            if slides
+            else masking_utils.create_causal_mask
+        )
+        embeddings = query.new_zeros(s.B, query.shape[2], 1)
+        mask = make(config, embeddings, padding, cache)
+        key, value = cache.update(key, value, 0)
+        rows, _ = self.function(
+            layer, query, key, value, mask, scaling=turn.inputs.effective_scale, dropout=0.0
+        )
+        return rows.transpose(1, 2), state
+
+    def crop(self, state: Any, count: int) -> Any:
+        state[0].crop(-count)
+        return state
+
+    def reset(self, state: Any) -> Any:
+        state[0].reset()
+        return state
+
+    def reorder(self, state: Any, samples: Any) -> Any:
+        state[0].reorder_cache(samples)
+        return state
+
+    def concat(self, arrays: Sequence[Any], axis: int) -> Any:
+        return self.backend.torch.cat(list(arrays), axis)
+
+
+class DynamicEager(DynamicSdpa):
+    """`DynamicCache` with Llama's eager function."""
+
+    name = "dynamic-cache-eager"
+    declared = DynamicSdpa.declared.but(numerics=SINGLE)
+    chosen = "eager"
+
+    @property
+    def function(self) -> Any:
+        return modeling("llama").eager_attention_forward
+
+
+class DynamicRecording(DynamicSdpa):
+    """`DynamicCache` that records the past, as assisted generation does: every crop may go back."""
+
+    name = "dynamic-cache-recording"
+    declared = DynamicSdpa.declared.taking("window-rollback")
+
+    def cache(self, config: Any, inputs: Inputs) -> Any:
+        cache = super().cache(config, inputs)
+        cache.activate_past_recording()
+        return cache
+
+
+class StaticSdpa(DynamicSdpa):
+    """`StaticCache`, which has its slots from the start."""
+
+    name = "static-cache-sdpa"
+    declared = DynamicSdpa.declared.refusing(
+        dict.fromkeys(("rollback", "window-rollback"), "StaticCache has no crop")
+    )
+
+    def cache(self, config: Any, inputs: Inputs) -> Any:
+        from transformers import StaticCache
+
+        return StaticCache(config=config, max_cache_len=capacity(inputs.case))
