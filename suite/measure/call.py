@@ -29,7 +29,7 @@ from suite.judge.derivative import (
 from suite.judge.verdict import Deviation, Measured, NotApplicable
 from suite.measure import protocol
 from suite.measure.protocol import RefusedTime, UnsupportedCall
-from suite.measure.seen import Seen, digest_of, plain_copies, seconds_to_read
+from suite.measure.seen import Seen, digest_of, extra_reading, plain_copies
 from suite.spec.case import Case
 from suite.spec.features import ARRAYS
 from suite.spec.inputs import Inputs, draw, draw_cotangent
@@ -292,18 +292,17 @@ class TimedCall:
             took, (first, finished, last) = min(t for t, _ in timed), (out for _, out in timed)
             plain = self._attempt(partial(plain_copies, first, self.backend))
             # The second answer is finished: the first was read after the last call began.
-            outputs = (last, finished, plain)
-            unread, read, copied = (seconds_to_read(out, self.backend) for out in outputs)
-            waited, computed = unread - read, read - copied
-            allowed = max(protocol.UNSYNCED * max([took, *self.samples]), protocol.STALE_SECONDS)
-            if max(waited, computed) <= allowed:
+            waited, computed = extra_reading(last, finished, plain, self.backend)
+            usual, slowest = statistics.median([took, *self.samples]), max([took, *self.samples])
+            lazy = protocol.late(computed, usual)
+            if not lazy and not protocol.late(waited, slowest):
                 return last
-        after = f"the clock stopped after {took * 1e3:.3g} ms, but"
-        if waited > allowed:
-            said = f"the answer was complete only {waited * 1e3:.3g} ms later"
-            raise RefusedTime("not-synced", f"{after} {said}")
-        said = f"reading the finished answer takes {computed * 1e3:.3g} ms more than a plain array"
-        raise RefusedTime("lazy", f"{after} {said}")
+        stopped = f"the clock stopped after {took * 1e3:.3g} ms, but"
+        if lazy:
+            said = f"reading the answer takes {computed * 1e3:.3g} ms more than a plain array"
+            raise RefusedTime("lazy", f"{stopped} {said}")
+        said = f"the answer was complete only {waited * 1e3:.3g} ms later"
+        raise RefusedTime("not-synced", f"{stopped} {said}")
 
     def _arguments(self, inputs: Inputs) -> Any:
         """The native arguments of other inputs of the case."""

@@ -89,6 +89,11 @@ def timed(call: Callable[[], Any], sync: Callable[[Any], None], inner: int) -> t
     return (now() - start) / inner, out
 
 
+def late(extra: float, sample: float) -> bool:
+    """True if a read takes so many seconds more than it should, beside a sample of so many seconds."""
+    return extra > max(UNSYNCED * sample, STALE_SECONDS)
+
+
 def calls_per_sample(seconds: float) -> int:
     """The number of calls of `seconds` each that fill a sample."""
     return max(1, math.ceil(SAMPLE_SECONDS / max(seconds, 1e-9)))

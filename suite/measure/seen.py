@@ -80,9 +80,15 @@ def plain_copies(out: Any, backend: Backend) -> list[Any]:
     return copies
 
 
-def seconds_to_read(out: Any, backend: Backend) -> float:
-    """Seconds of reading all arrays of an output."""
-    start = now()
-    for array in arrays_of(out, backend):
-        backend.to_numpy(array)
-    return now() - start
+def extra_reading(last: Any, finished: Any, plain: Any, backend: Backend) -> tuple[float, float]:
+    """Seconds by which reading the last output takes longer than reading a finished one, and by which
+    reading the finished one takes longer than reading plain arrays."""
+
+    def seconds(out: Any) -> float:
+        start = now()
+        for array in arrays_of(out, backend):
+            backend.to_numpy(array)
+        return now() - start
+
+    unread, read, copied = map(seconds, (last, finished, plain))
+    return unread - read, read - copied
