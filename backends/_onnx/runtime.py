@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from backends._onnx.attention import BY_DEFINITION, Attention25
+from backends._onnx.cached import PastAttention, PastGroupQuery
 from backends._onnx.contrib import CachedGroupQuery, GroupQuery, MultiHead
 from backends._onnx.engine import KEPT, OnnxEngine, declared_here
 from backends._onnx.norms import OnnxBatchNorm, OnnxLayerNorm
@@ -44,13 +45,14 @@ DECLARED: dict[type[Implementation], Declared] = {
     ),
     **{
         kind: kind.declared.but(limits={"f64": ROOT, "f32": POSITIVE, "f16": POSITIVE}, **ATTENTION)
-        for kind in BY_DEFINITION
+        for kind in (*BY_DEFINITION, PastAttention)
     },
     # Opset 25 has no kernel in any dtype.
     Attention25: Attention25.declared.but(limits=ROOT, **ATTENTION),
     MultiHead: MultiHead.declared,
     GroupQuery: GroupQuery.declared,
     CachedGroupQuery: CachedGroupQuery.declared,
+    PastGroupQuery: PastGroupQuery.declared,
     OnnxLayerNorm: OnnxLayerNorm.declared.but(numerics="exact"),
     OnnxBatchNorm: OnnxBatchNorm.declared.but(numerics="exact", dtypes=DTYPES),
     **{

@@ -63,15 +63,24 @@ class TextbookCached(TextbookPacked):
         answers = []
         for n, action in enumerate(actions(inputs.case)):
             if isinstance(action, Chunk):
+                q = None if action.queries is None else query[:, :, action.queries]
                 new = key[:, :, action.tokens], value[:, :, action.tokens]
-                k, v = self.read(state, *new)
-                if action.queries is not None:
-                    q = query[:, :, action.queries]
-                    answers.append(self.answer(q, k, v, n, rest, scale, inputs))
-                state = self.written(state, *new, n, rest, inputs)
+                rows, state = self.step(state, q, *new, n, rest, scale, inputs)
+                answers += [] if rows is None else [rows]
             elif state is not None:
                 state = self.changed(state, action, rest.get(f"order_{n}"))
         return self.ops.concat(answers, 2)
+
+    def step(
+        self, state: Any, query: Any, key: Any, value: Any, n: int, rest: dict[str, Any], scale: Any,
+        inputs: Inputs,
+    ) -> tuple[Any, Any]:  # fmt: skip
+        """The rows of the chunk that is action n, and the state after it. Without a query no rows."""
+        rows = None
+        if query is not None:
+            k, v = self.read(state, key, value)
+            rows = self.answer(query, k, v, n, rest, scale, inputs)
+        return rows, self.written(state, key, value, n, rest, inputs)
 
     def answer(
         self, q: Any, k: Any, v: Any, n: int, rest: dict[str, Any], scale: Any, inputs: Inputs
@@ -156,7 +165,7 @@ class SlotCache(TextbookCached):
             if isinstance(action, Chunk):
                 count = min(action.tokens.stop - action.tokens.start, slots)
                 of = np.arange(places.shape[1] - count, places.shape[1])
-                arrays[f"slots_{n}"] = self.backend.array((of % slots).astype(np.int32), None)
+                arrays[f"slots_{n}"] = self.backend.array(of % slots, None)
         for name, size in (("empty_key", s.D), ("empty_value", s.Dv)):
             empty = np.zeros((slots, s.B, s.Hkv, size))
             arrays[name] = self.backend.array(empty, inputs.dtype)

@@ -1,0 +1,117 @@
+"""Steps with a cache as one model: every chunk is a node whose past keys and values are the present ones
+of the node before."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from backends._onnx.attention import packed
+from backends._onnx.contrib import DOMAIN, HEAD_SIZES
+from backends._onnx.engine import OnnxEngine
+from backends._onnx.graph import Symbol
+from backends._onnx.textbook import operations
+from backends.declared import Declared
+from backends.implementation import Implementation
+from backends.limits import Limits
+from backends.textbook.cached import GrowingCache
+from suite.spec.inputs import Inputs
+from suite.spec.operators.cached import FEATURES
+
+
+def extended(present: Symbol, past: Symbol | None, new: Symbol) -> Symbol:
+    """A node's present keys or values, with the shape of the past and the new ones."""
+    batch, heads, count, size = new.shape
+    total = count + (0 if past is None else past.shape[2])
+    return Symbol(new.graph, present.name, new.dtype, lambda: (batch, heads, total, size))
+
+
+class PastAttention(GrowingCache):
+    """The standard's operator Attention of opset 24, with past_key and past_value.
+
+    The causal flag is bottom-right behind a cache. Windows and left padding are boolean masks.
+    """
+
+    name = "attention-24-past"
+    declared = Declared(
+        features=FEATURES,
+        refusals={
+            "sinks": "Attention has no sinks", "alibi-slopes": "Attention has no slopes",
+        },
+    )  # fmt: skip
+    textbook = False
+    opset = 24
+
+    def __init__(self, backend: OnnxEngine, declared: Declared | None = None) -> None:
+        Implementation.__init__(self, backend, declared=declared)
+        self.ops = replace(
+            operations(backend), called=lambda layer, call: backend.recorded(call, self.opset)
+        )
+
+    def step(
+        self, state: Any, query: Any, key: Any, value: Any, n: int, rest: dict[str, Any], scale: Any,
+        inputs: Inputs,
+    ) -> tuple[Any, Any]:  # fmt: skip
+        if query is None:
+            return None, self.read(state, key, value)
+        outputs = self.node(state, query, key, value, n, rest, inputs)
+        past = state or (None, None)
+        present = map(extended, outputs[1:], past, (key, value))
+        return outputs[0], tuple(present)
+
+    def node(
+        self, state: Any, query: Any, key: Any, value: Any, n: int, rest: dict[str, Any],
+        inputs: Inputs,
+    ) -> tuple[Any, Any, Any]:  # fmt: skip
+        """The rows (B, H, rows, Dv), and present keys and values."""
+        case, mask = inputs.case, None
+        if case.option("left") is not None or case.option("padding") is not None:
+            hidden = rest[f"hidden_{n}"]
+            mask = hidden.same("Not")
+        numbers = {"scale": inputs.scale, "softcap": case.option("softcap")}
+        attributes = {name: x for name, x in numbers.items() if x is not None}
+        rows, *present = query.graph.add(
+            "Attention", query, key, value, mask, *(state or (None, None)), outputs=3,
+            shape=lambda: (*query.shape[:3], value.shape[3]), is_causal=1, **attributes,
+        )  # fmt: skip
+        return rows, *present
+
+
+class PastGroupQuery(PastAttention):
+    """ONNX Runtime's GroupQueryAttention with past_key and past_value: windows, softcap and sinks of its
+    own."""
+
+    name = "ms-group-query-past"
+    declared = Declared(
+        numerics="exact",
+        dtypes=("f32", "f16"),
+        features=FEATURES,
+        refusals={
+            "alibi-slopes": "GroupQueryAttention has no slopes",
+            "left-padding": "GroupQueryAttention takes lengths of samples, which are padded at the end",
+            "value-size": "GroupQueryAttention has values of the keys' size",
+        },
+        limits=Limits(head_sizes=HEAD_SIZES),
+    )
+
+    def node(
+        self, state: Any, query: Any, key: Any, value: Any, n: int, rest: dict[str, Any],
+        inputs: Inputs,
+    ) -> tuple[Any, Any, Any]:  # fmt: skip
+        case, (B, H, L, D), graph = inputs.case, query.shape, query.graph
+        total = L + (0 if state is None else state[0].shape[2])
+        left = case.option("left")
+        numbers = {
+            "scale": inputs.scale, "softcap": case.option("softcap"),
+            "local_window_size": None if left is None else left + 1,
+        }  # fmt: skip
+        attributes = {name: x for name, x in numbers.items() if x is not None}
+        operands = (packed(x.transpose((0, 2, 1, 3))) for x in (query, key, value))
+        last, whole = graph.constant([total - 1] * B, "int32"), graph.constant([total], "int32")
+        chunks = None if state is None else graph.constant([L] * B, "int32")
+        rows, *present = graph.add(
+            "GroupQueryAttention", *operands, *(state or (None, None)), last, whole, *[None] * 4,
+            rest.get("sinks"), *[None] * 4, chunks, domain=DOMAIN, outputs=3,
+            shape=lambda: (B, L, H * D), num_heads=H, kv_num_heads=key.shape[1], **attributes,
+        )  # fmt: skip
+        return rows.reshape((B, L, H, D)).transpose((0, 2, 1, 3)), *present
