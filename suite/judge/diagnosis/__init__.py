@@ -5,5 +5,6 @@
 - `identify`: what is measured by probes. `instrument` asks; `weights`, `masks`, `sums`, `scale`,
   `heads`, `precision`, `behaviour` and `gradients` are the questions about plain attention; `others`,
   `layers` and `packed` those about other operators
+- `held`: formulas of measured sentences held against failing and passing cells
 - `facts`: what an implementation computes, without a verdict; `order` is that of its sums
 """

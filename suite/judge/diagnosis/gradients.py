@@ -53,11 +53,8 @@ def ask(tool: Instrument, case: Case) -> Iterator[Found]:
         return
     lacking = [n for n in wrong if got[n] is None]
     if lacking:
-        yield Found(
-            f"{_the(lacking)} is missing.",
-            "gradient",
-            "a backward pass that returns None, `detach()`",
-        )
+        hint = "a backward pass that returns None, `detach()`"
+        yield Found(f"{_the(lacking)} is missing.", "gradient", hint)
         return
     values = {n: g for n, g in got.items() if g is not None}
     again = read(tool, inputs, cotangent) or {}
@@ -218,22 +215,16 @@ def _variants(
     stores = "one program overwrites what another one stored: add, or loop over the group"
     yield of(mean=0.0), passes + "leaves out D: dS is P dP, expected P (dP - D).", "`dS = P * dP`"
     yield of(mean=-1.0), passes + "adds D: dS is P (dP + D), expected P (dP - D).", "a sign"
-    yield (
-        of(mean="plain"),
-        passes + "takes the plain mean of dP for D, expected sum P dP.",
-        "`dP.mean(-1)`",
-    )
+    averaged = passes + "takes the plain mean of dP for D, expected sum P dP."
+    yield of(mean="plain"), averaged, "`dP.mean(-1)`"
     yield of(scale=1 / s), both + "leave out the scale.", "`dQ = dS @ K` without `* scale`"
     yield of(scale=s), both + "have the scale twice.", "a query that is scaled already"
     unscaled = passes + "takes exp(s - max) for the weights, not divided by their sum."
     yield of(weigh=raised), unscaled, "`exp(s - m)` for `exp(s - lse)`"
     yield {**plain, "value": of(weigh=raised)["value"]}, unscaled, "`exp(s - m)` for `exp(s - lse)`"
     base = of(weigh=lambda scores, shown: softmax(scores * np.log(2), shown))
-    yield (
-        base,
-        passes + "recomputes the weights as powers of 2, expected of e.",
-        "`exp2` of natural scores",
-    )
+    powers = passes + "recomputes the weights as powers of 2, expected of e."
+    yield base, powers, "`exp2` of natural scores"
     if not attends.all():
         for weigh in (softmax, by_lse):
             for meant, sentence, _ in meanings(inputs):
@@ -277,18 +268,12 @@ def _one_by_one(
     for name, values in got.items():
         right = want[name]
         if not np.isfinite(values).all():
-            yield Found(
-                f"{_the([name])} is not finite, though the output is.",
-                "gradient",
-                "`0 * inf`, `log(0)`, `where` behind a NaN",
-            )
+            text = f"{_the([name])} is not finite, though the output is."
+            yield Found(text, "gradient", "`0 * inf`, `log(0)`, `where` behind a NaN")
             continue
         if (np.abs(values) <= limit[name]).all():
-            yield Found(
-                f"{_the([name])} is zero.",
-                "gradient",
-                "a missing path through the graph, `detach()`",
-            )
+            hint = "a missing path through the graph, `detach()`"
+            yield Found(f"{_the([name])} is zero.", "gradient", hint)
             continue
         factor = float((values * right).sum() / (right * right).sum())
         sharp = limit[name].max() < 0.02 * np.abs(right).max()
@@ -303,10 +288,8 @@ def _one_by_one(
         parts = [f"{PLACES.get(letters[axis], 'component')} {at}" for axis, at in few(wrong)]
         where = f" in {', '.join(parts)} alone" if parts else ""
         size = np.abs(values - right).max() / np.abs(right).max()
-        yield Found(
-            f"{_the([name])} is wrong{where}, by up to {size:.2g} times its largest element.",
-            "gradient",
-        )
+        text = f"{_the([name])} is wrong{where}, by up to {size:.2g} times its largest element."
+        yield Found(text, "gradient")
 
 
 def _the(names: list[str]) -> str:

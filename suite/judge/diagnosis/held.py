@@ -8,9 +8,9 @@ explained from those that contradict, the sentence is said of this property alon
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
+from functools import cached_property
 
 import numpy as np
 
@@ -24,8 +24,8 @@ from suite.spec.case import Case
 ERRORS = 8.0
 """The bound of the error of a formula in bounds of the right answer: its scores may be larger."""
 
-ASKED = 24
-"""The number of passing cells that a formula is asked, those first that are most like explained ones."""
+ASKED = 40
+"""The number of passing cells that a formula is asked."""
 
 ENOUGH = 4
 """The smallest number of cells on either side that make a size a property."""
@@ -33,12 +33,14 @@ ENOUGH = 4
 
 class Evidence:
     """Cells of one implementation: failing ones whose plain answer is wrong, and passing ones of the
-    check `values`."""
+    check `values`, of which the first are asked."""
 
     def __init__(self, failing: Iterable[Look] = (), passing: Iterable[Cell] = ()) -> None:
-        self.failing = [*failing]
-        self._cells = [*passing]
-        self._looks: dict[int, Look] = {}
+        self.failing, self.passing = [*failing], [*passing][:ASKED]
+
+    @cached_property
+    def _passes(self) -> list[Look]:
+        return [Look(cell, cell.inputs, {}) for cell in self.passing]
 
     def held(self, found: Found, cases: Sequence[Case]) -> tuple[Found, Sequence[Case], int]:
         """A finding with the property that it needs, the cases it explains, and the number of passing
@@ -48,11 +50,10 @@ class Evidence:
         if formula is None or not self.failing:
             return found, cases, 0
         explained = [look for look in self.failing if _explains(formula, look)]
-        against = [
-            look
-            for look in islice(self._like(found, explained), ASKED)
-            if _contradicts(formula, look)
-        ]
+        # A sentence about a mask concerns masks that are given in the same form.
+        forms = {_form(look) for look in explained} if found.family == "mask" else set()
+        asked = [look for look in self._passes if not forms or _form(look) in forms]
+        against = [look for look in asked if _contradicts(formula, look)]
         if explained:
             cases = [look.inputs.case for look in explained]
         if explained and against:
@@ -62,15 +63,6 @@ class Evidence:
                 found = replace(found, sentence=f"Only {where}: {text}")
             return found, cases, 0 if where else len(against)
         return found, cases, len(against)
-
-    def _like(self, found: Found, explained: Sequence[Look]) -> Iterator[Look]:
-        """Looks at passing cells, those first whose cases are most like explained ones. A sentence about
-        a mask concerns masks that are given in the same form."""
-        forms = {_form(look) for look in explained} if found.family == "mask" else set()
-        for cell in alike(self._cells, [look.inputs.case for look in explained]):
-            look = self._looks.setdefault(id(cell), Look(cell, cell.inputs, {}))
-            if not forms or _form(look) in forms:
-                yield look
 
 
 def alike(cells: Iterable[Cell], cases: Sequence[Case]) -> list[Cell]:

@@ -324,15 +324,21 @@ def fitting(table: Table, reading: Reading, family: str, more: str = "") -> Foun
     sentence."""
     for weights, sentence, hint in table(reading):
         if reading.fits(weights):
-            return Found(sentence + more, family, hint, formula=partial(row_of, table, sentence))
+            formula = partial(row_of, table, sentence, hint)
+            return Found(sentence + more, family, hint, formula=formula)
     return None
 
 
-def row_of(table: Table, sentence: str, reading: Reading) -> np.ndarray | None:
-    """The weights of the row with a sentence, or else with a sentence that differs in numbers alone."""
-    kind = re.sub(NUMBER, "#", sentence)
-    rows = {t: w for w, t, _ in table(reading) if re.sub(NUMBER, "#", t) == kind}
-    return rows.get(sentence, next(iter(rows.values()), None))
+def row_of(table: Table, sentence: str, hint: str, reading: Reading) -> np.ndarray | None:
+    """The weights of the row with a sentence and a hint, or else of the only row whose sentence differs
+    in numbers alone; None if there is no such row."""
+    kind, near = re.sub(NUMBER, "#", sentence), []
+    for weights, text, code in table(reading):
+        if (text, code) == (sentence, hint):
+            return weights
+        if re.sub(NUMBER, "#", text) == kind and code == hint:
+            near.append(weights)
+    return near[0] if len(near) == 1 else None
 
 
 def softmax(scores: np.ndarray, shown: np.ndarray, axis: int | tuple[int, ...] = -1) -> np.ndarray:

@@ -24,60 +24,32 @@ def of_layer(inputs: Inputs) -> Iterator[Another]:
     params, s = inputs.parameters, inputs.sizes
     for name, array in params.items():
         words = name.replace("_", " ")
+        unused = f"The {words} is not used."
         if name.endswith("bias") or name == "offset":
-            yield (
-                inputs.replace(**{name: 0 * array}),
-                f"The {words} is not used.",
-                "layer",
-                "`bias=False`, a bias that is not loaded",
-            )
+            hint = "`bias=False`, a bias that is not loaded"
+            yield inputs.replace(**{name: 0 * array}), unused, "layer", hint
             yield inputs.replace(**{name: 2 * array}), f"The {words} is added twice.", "layer", ""
         if name.endswith("gain"):
-            yield (
-                inputs.replace(**{name: 0 * array + 1}),
-                f"The {words} is not used.",
-                "layer",
-                "a gain that is not loaded",
-            )
-            yield (
-                inputs.replace(**{name: array + 1}),
-                f"The {words} counts as 1 + gain.",
-                "layer",
-                "the convention of Gemma",
-            )
+            ones, text = inputs.replace(**{name: 0 * array + 1}), f"The {words} counts as 1 + gain."
+            yield ones, unused, "layer", "a gain that is not loaded"
+            yield inputs.replace(**{name: array + 1}), text, "layer", "the convention of Gemma"
+    packed, shared = "the order of a packed projection", "one parameter in two places"
     for one, two in (("query", "key"), ("key", "value"), ("query", "value")):
         changed: dict[str, np.ndarray] = {}
-        for part in ("kernel", "bias"):
+        for part, parts in (("kernel", "kernels"), ("bias", "biases")):
             a, b = params.get(f"{one}_{part}"), params.get(f"{two}_{part}")
             if a is not None and b is not None and a.shape == b.shape:
-                changed |= {f"{one}_{part}": b, f"{two}_{part}": a}
-                yield (
-                    inputs.replace(**{f"{one}_{part}": b, f"{two}_{part}": a}),
-                    f"The {part}es of {one} and {two} are exchanged.".replace(
-                        "kerneles", "kernels"
-                    ),
-                    "layer",
-                    "the order of a packed projection",
-                )
-                yield (
-                    inputs.replace(**{f"{two}_{part}": a}),
-                    f"The {part} of the {one} is used for the {two}, too.",
-                    "layer",
-                    "one parameter in two places",
-                )
-                yield (
-                    inputs.replace(**{f"{one}_{part}": b}),
-                    f"The {part} of the {two} is used for the {one}, too.",
-                    "layer",
-                    "one parameter in two places",
-                )
+                first, second = {f"{one}_{part}": b}, {f"{two}_{part}": a}
+                changed |= first | second
+                text = f"The {parts} of {one} and {two} are exchanged."
+                yield inputs.replace(**first, **second), text, "layer", packed
+                text = f"The {part} of the {one} is used for the {two}, too."
+                yield inputs.replace(**second), text, "layer", shared
+                text = f"The {part} of the {two} is used for the {one}, too."
+                yield inputs.replace(**first), text, "layer", shared
         if len(changed) == 4:
-            yield (
-                inputs.replace(**changed),
-                f"The projections of {one} and {two} are exchanged.",
-                "layer",
-                "the order of a packed projection",
-            )
+            text = f"The projections of {one} and {two} are exchanged."
+            yield inputs.replace(**changed), text, "layer", packed
     yield from _reordered(inputs)
     yield from _composed(inputs)
     D = s.D
@@ -92,19 +64,13 @@ def of_layer(inputs: Inputs) -> Iterator[Another]:
             factor = scale * D**0.5
             query = {n: params[n] * factor for n in ("query_kernel", "query_bias") if n in params}
             if factor != 1:
-                yield (
-                    inputs.replace(**query),
-                    f"The scale is {scale:.3g} = {text}, expected {D**-0.5:.3g} = 1/sqrt(D).",
-                    "scale",
-                    "the size of a head is the last axis of a projected query",
-                )
+                text = f"The scale is {scale:.3g} = {text}, expected {D**-0.5:.3g} = 1/sqrt(D)."
+                hint = "the size of a head is the last axis of a projected query"
+                yield inputs.replace(**query), text, "scale", hint
         if "query_bias" in params:
-            yield (
-                inputs.replace(query_bias=params["query_bias"] * D**0.5),
-                "The query bias is added behind the scale.",
-                "scale",
-                "`scale * (x @ W) + b`",
-            )
+            behind = inputs.replace(query_bias=params["query_bias"] * D**0.5)
+            text = "The query bias is added behind the scale."
+            yield behind, text, "scale", "`scale * (x @ W) + b`"
     if "scale" in params:
         for factor, text in (
             (0 * params["scale"] + 1, "is not used"),
@@ -116,51 +82,33 @@ def of_layer(inputs: Inputs) -> Iterator[Another]:
     if not inputs.self_attention:
         for one, two in (("key", "query"), ("value", "key"), ("key", "value"), ("value", "query")):
             if inputs.arrays[one].shape == inputs.arrays[two].shape:
-                yield (
-                    inputs.replace(**{one: inputs.arrays[two]}),
-                    f"The {two} is taken for the {one}.",
-                    "layer",
-                    "an argument that is not used: cross-attention computes self-attention",
-                )
+                hint = "an argument that is not used: cross-attention computes self-attention"
+                text = f"The {two} is taken for the {one}."
+                yield inputs.replace(**{one: inputs.arrays[two]}), text, "layer", hint
     if inputs.bias is not None:
         for factor, text in (
             (0.0, "is ignored"),
             (-1.0, "has the other sign"),
             (D**-0.5, "is scaled like the scores"),
         ):
-            yield (
-                inputs.replace(bias=factor * np.maximum(inputs.bias, -1e4)),
-                f"The bias {text}.",
-                "scores",
-                "",
-            )
+            biased = inputs.replace(bias=factor * np.maximum(inputs.bias, -1e4))
+            yield biased, f"The bias {text}.", "scores", ""
     if inputs.dense_mask is not None:
         for meant, sentence, hint in meanings(inputs):
-            shape = inputs.attends.shape
-            yield (
-                inputs.replace(mask=None, form="dense", mask_array=np.broadcast_to(meant, shape)),
-                sentence,
-                "mask",
-                hint,
-            )
+            pairs = np.broadcast_to(meant, inputs.attends.shape)
+            yield inputs.replace(mask=None, form="dense", mask_array=pairs), sentence, "mask", hint
     if "gain" in params or inputs.case.option("qk_norm"):
         for epsilon in (0.0, 1e-3, 1e-5, 1e-6, 1e-8, 1e-12):
             if epsilon != inputs.epsilon:
-                yield (
-                    inputs.replace(epsilon=epsilon),
-                    f"Epsilon is {epsilon:g}, expected {inputs.epsilon:g}.",
-                    "layer",
-                    "a default that the argument does not replace",
-                )
+                text = f"Epsilon is {epsilon:g}, expected {inputs.epsilon:g}."
+                hint = "a default that the argument does not replace"
+                yield inputs.replace(epsilon=epsilon), text, "layer", hint
     gain, n = params.get("gain"), inputs.letters["x"]
     if gain is not None and n > 1 and inputs.case.option("epsilon") is not None:
         rest = (n - 1) / n
-        yield (
-            inputs.replace(gain=gain * rest**0.5, epsilon=inputs.epsilon * rest),
-            f"The variance is divided by n - 1 = {n - 1}, expected n.",
-            "layer",
-            "`var(unbiased=True)`, `ddof=1`",
-        )
+        unbiased = inputs.replace(gain=gain * rest**0.5, epsilon=inputs.epsilon * rest)
+        text = f"The variance is divided by n - 1 = {n - 1}, expected n."
+        yield unbiased, text, "layer", "`var(unbiased=True)`, `ddof=1`"
 
 
 def _composed(inputs: Inputs) -> Iterator[Another]:
@@ -239,25 +187,15 @@ def _reordered(inputs: Inputs) -> Iterator[Another]:
     for name in (*OPERANDS, "output"):
         kernel = params.get(f"{name}_kernel")
         if kernel is not None and kernel.ndim == 3:
-            flat = (
-                kernel.reshape(kernel.shape[0], -1)
-                if name != "output"
-                else kernel.reshape(-1, kernel.shape[2])
-            )
+            rows = len(kernel) if name != "output" else -1
+            flat = kernel.reshape(rows, kernel.shape[2] if rows == -1 else -1)
             if flat.shape[0] == flat.shape[1]:
-                yield (
-                    inputs.replace(**{f"{name}_kernel": flat.T.reshape(kernel.shape)}),
-                    f"The {name} kernel is transposed.",
-                    "layer",
-                    "`x @ W` for `x @ W.T`",
-                )
+                turned = inputs.replace(**{f"{name}_kernel": flat.T.reshape(kernel.shape)})
+                text = f"The {name} kernel is transposed."
+                yield turned, text, "layer", "`x @ W` for `x @ W.T`"
     if s.group > 1 and "key_kernel" in params:
         tiled = {n: np.take(params[n], np.arange(s.H) % s.Hkv, axis=params[n].ndim - 2)
                  for n in ("key_kernel", "key_bias",
                      "value_kernel", "value_bias") if n in params}  # fmt: skip
-        yield (
-            inputs.replace(**tiled),
-            "Key/value heads are tiled, expected each repeated for its group.",
-            "heads",
-            "`repeat`, `tile` for `repeat_interleave`",
-        )
+        text = "Key/value heads are tiled, expected each repeated for its group."
+        yield inputs.replace(**tiled), text, "heads", "`repeat`, `tile` for `repeat_interleave`"

@@ -37,31 +37,25 @@ def meanings(inputs: Inputs) -> Iterator[Meaning]:
     yield every, ignored, "the argument is not used"
     parts = inputs.mask.parts if inputs.mask is not None and inputs.mask_array is None else ()
     dense = [part.dense(s, inputs.seed) for part in parts]
-    for place, part in enumerate(parts):
-        rest = reduce(np.logical_and, [biased, every, *dense[:place], *dense[place + 1 :]])
+    rests = [
+        reduce(np.logical_and, [biased, every, *dense[:place], *dense[place + 1 :]])
+        for place in range(len(parts))
+    ]
+    for part, rest in zip(parts, rests, strict=True):
         if len(parts) > 1:
-            yield (
-                rest,
-                f"Of the mask{token} the part {part.token} is ignored.",
-                "one mask replaces another",
-            )
+            text = f"Of the mask{token} the part {part.token} is ignored."
+            yield rest, text, "one mask replaces another"
         for meant, sentence, hint in _of_part(part, s, inputs.seed):
             yield rest & meant, sentence, hint
     if len(parts) > 1:
         either = reduce(np.logical_or, [~every, *dense])
-        yield (
-            either & biased,
-            "The parts of the mask are joined by or, expected by and.",
-            "`|` for `&`",
-        )
+        text = "The parts of the mask are joined by or, expected by and."
+        yield either & biased, text, "`|` for `&`"
     inverted = "The mask is inverted: hidden keys are seen, attended keys are hidden."
     yield ~attends, inverted, "`masked_fill(mask, -inf)` where True means attend"
     if s.Lq == s.Lk:
-        yield (
-            attends.swapaxes(-1, -2),
-            "The mask is transposed: rows are taken for keys.",
-            "`mask.mT`",
-        )
+        transposed = "The mask is transposed: rows are taken for keys."
+        yield attends.swapaxes(-1, -2), transposed, "`mask.mT`"
     for axis, name in ((0, "sample"), (1, "head"), (2, "query")):
         one = np.broadcast_to(np.take(attends, [0], axis), attends.shape)
         yield one, f"The mask of {name} 0 is used for every {name}.", INDEX
@@ -69,22 +63,18 @@ def meanings(inputs: Inputs) -> Iterator[Meaning]:
     if s.B == s.H:
         yield attends.swapaxes(0, 1), "The mask of a sample is taken for that of a head.", INDEX
     if s.B == s.Lq:
-        yield (
-            attends[:, :, 0].swapaxes(0, 1)[None],
-            "The mask of a sample is taken for that of a query.",
-            INDEX,
-        )
+        turned = attends[:, :, 0].swapaxes(0, 1)[None]
+        yield turned, "The mask of a sample is taken for that of a query.", INDEX
     for axis, name in ((-1, "key"), (-2, "query")):
         for step, way in ((1, "previous"), (-1, "next")):
             text = f"The mask is off by one: each {name} has the mask of the {way} {name}."
             yield np.roll(attends, step, axis), text, OFFSET
-    for place, part in enumerate(parts):
-        rest = reduce(np.logical_and, [biased, every, *dense[:place], *dense[place + 1 :]])
+    for part, own, rest in zip(parts, dense, rests, strict=True):
         for axis, name in ((-2, "queries"), (-1, "keys")):
-            length = dense[place].shape[axis]
+            length = own.shape[axis]
             for n in range(2, min(length, LARGEST + 1)):
                 text = f"The mask {part.token} begins anew every {n} {name}."
-                anew = np.take(dense[place], np.arange(length) % n, axis)
+                anew = np.take(own, np.arange(length) % n, axis)
                 yield rest & anew, text, f"chunks of {name} whose positions begin at 0"
 
 

@@ -21,7 +21,8 @@ def ask(tool: Instrument, reading: Reading) -> Iterator[Found]:
     within = Reading(reading.inputs, shares, reading.want, reading.bound, reading.unit)
     if within.fits(softmax(reading.scores, reading.seen)):
         return
-    others = (_capped, _biased, _normalised, _per_head, _shortened, _bilinear)
+    parts = partial(fitting, _shortened, family="scores")
+    others = (_capped, _biased, _normalised, _per_head, parts, _bilinear)
     for question in (partial(_scaled, tool), *others):
         found = question(within)
         if found is not None:
@@ -69,12 +70,9 @@ def _scaled(tool: Instrument, reading: Reading) -> Found | None:
         return Found(told, "scale", hint, formula=None if more else partial(_of_scale, name))
     moved = reading.scores + (scale - right) * reading.products
     if cap is None and reading.fits(softmax(moved, reading.seen)):
-        return Found(
-            f"The scale is {scale:.6g}, expected {right:.6g}.", "scale", "a scale in low precision"
-        )
-    if reading.bias is None:
-        return None
-    if fit.says(1, 1.0):
+        text = f"The scale is {scale:.6g}, expected {right:.6g}."
+        return Found(text, "scale", "a scale in low precision")
+    if reading.bias is None or fit.says(1, 1.0):
         return None
     factor = f"The bias counts {_times(float(fit.values[1]))}, expected once."
     return fitting(_factors, reading, "scores") or Found(factor, "scores")
@@ -249,27 +247,22 @@ def _per_head(reading: Reading) -> Found | None:
     return None
 
 
-def _shortened(reading: Reading) -> Found | None:
-    """Components of queries and keys that are not read, from one on."""
+def _shortened(reading: Reading) -> Iterator[tuple[np.ndarray, str, str]]:
+    """Scores without the components of queries and keys from one on."""
     inputs, D = reading.inputs, reading.inputs.sizes.D
     key = np.repeat(inputs.key, inputs.sizes.group, axis=1)
     factors = inputs.feature("logit_scale")
+    hint = "a loop over blocks of the head size that leaves out the rest"
     for kept in dict.fromkeys(
         (D - 1, D - 2, D // 2, *(2**n for n in range(2, 10)), *range(16, D, 16))
     ):
         if 0 < kept < D:
             products = inputs.query[..., :kept] @ key[..., :kept].swapaxes(-1, -2)
             products = products if factors is None else products * factors[:, None, None]
-            for scale in (None, kept**-0.5):
-                if reading.fits(made(reading, scale, products=products)):
-                    left = f"those from {kept} on are left out of the scores"
-                    text = f"Of the {D} components of query and key {left}."
-                    return Found(
-                        text,
-                        "scores",
-                        "a loop over blocks of the head size that leaves out the rest",
-                    )
-    return None
+            text = f"Of the {D} components of query and key those from {kept} on are left out of"
+            yield made(reading, products=products), f"{text} the scores.", hint
+            scaled = made(reading, kept**-0.5, products=products)
+            yield scaled, f"{text} the scores and of their scale.", hint
 
 
 def _bilinear(reading: Reading) -> Found | None:

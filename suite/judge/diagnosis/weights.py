@@ -164,7 +164,7 @@ def _meant(reading: Reading, differs: np.ndarray) -> Found | None:
     rows = reading.rows[..., None]
     for pairs, sentence, hint in meanings(reading.inputs) if (reading.seen & rows).any() else ():
         if not ((np.broadcast_to(pairs, differs.shape) != reading.seen) & rows).any():
-            picture, formula = drawn(reading, differs), partial(row_of, meant, sentence)
+            picture, formula = drawn(reading, differs), partial(row_of, meant, sentence, hint)
             return Found(sentence, "mask", hint, picture, formula)
     return _elsewhere(reading, differs)
 
