@@ -2,12 +2,13 @@
 
 python .ci/nightly.py NEW.jsonl FOLDER
 
-The last whole run is FOLDER/run.jsonl. Exit code 0; 1 where something regressed, or the run is not whole:
-`regression.md` then says what.
+The last whole run is FOLDER/run.jsonl, the ones before it are in FOLDER/earlier. Exit code 0; 1 where
+something regressed, or the run is not whole: `regression.md` then says what.
 """
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -16,6 +17,9 @@ from suite.records.cells import Run, load
 from suite.records.lines import RecordError
 from suite.report.diff import compare, new_failures, summary
 from suite.report.render import as_markdown
+
+NIGHTS = 6
+"""How many runs before the last one are kept, for the history of the site."""
 
 MOST = 50
 """How many changes are listed."""
@@ -30,12 +34,23 @@ def main(new_file: str, folder: str) -> int:
     except RecordError as error:
         new, told = None, f"{error}\n"
     if new is not None and _is_whole(new):
-        last.parent.mkdir(parents=True, exist_ok=True)
+        _keep(last)
         shutil.copyfile(new_file, last)
     if told:
         Path("regression.md").write_text(told, encoding="utf-8")
         print(told)
     return 1 if told else 0
+
+
+def _keep(last: Path) -> None:
+    """Put the last whole run among the earlier ones, of which `NIGHTS` are kept."""
+    earlier = last.parent / "earlier"
+    earlier.mkdir(parents=True, exist_ok=True)
+    if last.is_file():
+        started = re.sub(r"\W", "", load(last).header.started)
+        last.replace(earlier / f"{started}.jsonl")
+    for old in sorted(earlier.glob("*.jsonl"))[:-NIGHTS]:
+        old.unlink()
 
 
 def _is_whole(run: Run) -> bool:

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from suite.__main__ import main
-from suite.report.badge import COLOURS
+from suite.report.badge import COLOURS, FACT
 from tests.records_by_hand import cell, run, write
 
 CASES = [f"sdpa/none/mha/f32/b1h1q1k{n}d8" for n in range(1, 5)]
@@ -67,6 +67,30 @@ def test_one_function_of_two_that_was_not_judged_is_seen(tmp_path: Path) -> None
     assert "not judged enough, 3 of 4 judged" in badge.read_text("utf-8")
 
 
+def test_three_badges_say_verdict_precision_and_coverage(tmp_path: Path) -> None:
+    judged = [
+        cell(CASES[0], grade="exact"),
+        cell(CASES[1], grade="fused"),
+        cell(CASES[2], grade="eager", check="contract"),
+        cell(CASES[3], status="known", kind="value", grade="none"),
+        cell(CASES[0], status="unsupported", implementation="torch:other"),
+        cell(CASES[0].replace("f32", "bf16"), dtype="bf16", grade="eager"),
+    ]
+    write(tmp_path / "run.jsonl", run(*judged))
+    folder = tmp_path / "badges"
+    assert main(["report", str(tmp_path / "run.jsonl"), f"--badges={folder}"]) == 0
+    said = {
+        path.stem: re.findall(r"<text[^>]*>([^<]*)</text>", path.read_text("utf-8"))
+        for path in folder.iterdir()
+    }
+    assert said == {
+        "right": ["attention", "right"],
+        "precision": ["precision", "f32 fused, bf16 eager"],
+        "coverage": ["coverage", "83.33% of 6 cells"],
+    }
+    assert main(["report", str(tmp_path / "run.jsonl"), f"--badges={folder}"]) == 2
+
+
 def test_a_badge_needs_a_whole_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, badge = tmp_path / "run.jsonl", tmp_path / "badge.svg"
     write(path, run(cell(CASES[0]), partial=True))
@@ -84,4 +108,4 @@ def test_colours_keep_a_contrast_of_four_and_a_half() -> None:
         linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
         return sum(w * p for w, p in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
-    assert min(1.05 / (luminance(colour) + 0.05) for colour in COLOURS.values()) >= 4.5
+    assert min(1.05 / (luminance(colour) + 0.05) for colour in (*COLOURS.values(), FACT)) >= 4.5

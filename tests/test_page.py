@@ -271,6 +271,27 @@ def test_the_matrix_has_the_newest_run_and_the_page_has_all() -> None:
     assert "first.jsonl" not in texts["implementations/jax-jax-nn.html"]
 
 
+def test_the_newest_run_may_come_in_parts() -> None:
+    """Parts of one run, of which a cell was asked twice, beside an older run of other cells."""
+    one, two = cell("sdpa/none/mha/f32/b1h1q1k1d8"), cell("sdpa/none/mha/f32/b1h1q1k2d8")
+    gone, worse = cell("sdpa/none/mha/f32/b1h1q1k3d8"), replace(one, status="fail")
+    parts = {
+        "old": (gone, "a", "1"),
+        "1": (one, "b", "3"),
+        "2": (two, "b", "2"),
+        "3": (worse, "b", "4"),
+    }
+    runs = [
+        run(each, source=f"{name}.jsonl", digest=digest, started=started)
+        for name, (each, digest, started) in parts.items()
+    ]
+    newest = latest(frames_of(runs)["dated"])
+    assert dict(zip(newest["case"], newest["status"], strict=True)) == {
+        one.case: "fail", two.case: "pass"
+    }  # fmt: skip
+    assert {*newest["label"]} == {"torch:sdpa"}
+
+
 def test_the_matrix_has_the_newest_times_and_the_page_all() -> None:
     speed = [
         SpeedRun(

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from suite.records.cells import Run
+from suite.records.cells import Run, load
 from tests.records_by_hand import cell, run, write
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -70,7 +70,7 @@ def test_a_workflow_may_do_little_and_runs_once(path: Path) -> None:
 
 
 def test_whoever_may_write_does_little_else() -> None:
-    allowed = {("speed", "nightly"): {"contents"}, ("speed", "publish"): {"pages", "id-token"},
+    allowed = {("speed", "nightly"): {"contents"}, ("nightly", "publish"): {"pages", "id-token"},
                ("nightly", "tell"): {"issues"}}  # fmt: skip
     writing = {}
     for path in WORKFLOWS:
@@ -176,6 +176,15 @@ def test_nights_are_compared_with_the_last_whole_one(tmp_path: Path) -> None:
     for text in ("new failure", B.case, "far off", "torch 2.13.0"):
         assert text in told
     assert night.compare(run(A, failing, started="fifth")) == (0, "")
+
+
+def test_earlier_nights_are_kept_for_the_history(tmp_path: Path) -> None:
+    night = Night(tmp_path)
+    dates = [f"2026-11-{day:02}T03:17:00+00:00" for day in range(1, 11)]
+    for date in dates:
+        night.compare(run(A, started=date))
+    kept = [load(path).header.started for path in sorted(tmp_path.glob("last/earlier/*.jsonl"))]
+    assert (kept, load(night.last).header.started) == (dates[3:9], dates[9])
 
 
 def test_a_night_without_a_file_is_told(tmp_path: Path) -> None:

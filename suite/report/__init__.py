@@ -15,7 +15,7 @@ overview     the first screen of a page, drawn by page.js: implementations besid
 diff         changes between two runs: compare, new_failures, summary, header_changes
 site         a folder of pages: the matrix, and a page for every implementation
 render       tables -> text, Markdown, CSV, Parquet or one HTML page: render
-badge        one small picture with the verdict of a run
+badge        small pictures with verdict, precision and coverage of runs
 summary      the summary at the end of a run
 
 A table is a declaration over one frame. Importing the package, `kinds`, `commands` or the declarations

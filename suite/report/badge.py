@@ -1,4 +1,4 @@
-"""A badge: one small picture with the verdict of a run, for the README of a kernel."""
+"""Badges: small pictures with the verdict, the precision and the coverage of runs, for a README."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from suite.records.cells import Run
-from suite.records.coverage import shortfalls
-from suite.records.files import new_file
+from suite.records.coverage import percent, shortfalls
+from suite.records.files import new_file, new_folder
 from suite.records.lines import RecordError
 from suite.report.conformance import UNSUPPORTED
 from suite.report.summary import word
+from suite.spec.dtypes import DTYPES
+from suite.spec.vocabulary import GRADES, VALUES
 
 COLOURS = {
     "right": "#3c7d3c",
@@ -21,8 +23,11 @@ COLOURS = {
 }
 """The colour of a verdict; white text on each has a contrast of at least 4.5."""
 
+FACT = "#1f5f99"
+"""The colour of a badge that is no verdict."""
+
 LEFT = "attention"
-"""The text of the left half."""
+"""The text of the left half of a verdict."""
 
 LETTER, MARGIN = 7, 10
 """Width of a letter and of the margins of a half, in pixels."""
@@ -49,19 +54,51 @@ def _shortfalls(run: Run) -> list[str]:
     return shortfalls(run.cells, own, allow_refusals=bool(options.get("allow_refusals")))
 
 
+def precision(runs: Sequence[Run]) -> str:
+    """The widest grade of the right answers to the check `VALUES`, by dtype: "f32 exact, bf16 fused"."""
+    widest: dict[str, str] = {}
+    for cell in (cell for run in runs for cell in run.cells):
+        if cell.check == VALUES and cell.status == "pass" and cell.grade in GRADES:
+            known = widest.setdefault(cell.dtype, cell.grade)
+            widest[cell.dtype] = max(known, cell.grade, key=GRADES.index)
+    return (
+        ", ".join(f"{dtype} {widest[dtype]}" for dtype in DTYPES if dtype in widest)
+        or "not measured"
+    )
+
+
 def draw(runs: Sequence[Run], path: Path) -> None:
     """Write the badge of all runs together, an SVG, to a new file.
 
     Raises FileExistsError if the file exists, and RecordError if a run is partial.
     """
+    verdict, text = right_half(runs)
+    _write(path, LEFT, text, COLOURS[verdict])
+
+
+def draw_all(runs: Sequence[Run], folder: Path) -> None:
+    """Write right.svg, precision.svg and coverage.svg, badges of all runs together, into a new or empty
+    folder. Raises as `draw`, FileExistsError if the folder is not empty."""
+    verdict, _ = right_half(runs)
+    totals = sum((run.totals for run in runs), Counter[str]())
+    cells = totals.total()
+    judged = cells - totals[UNSUPPORTED]
+    folder = new_folder(folder)
+    share = percent(judged / cells) if cells else "0%"
+    _write(folder / "right.svg", LEFT, verdict, COLOURS[verdict])
+    _write(folder / "precision.svg", "precision", precision(runs), FACT)
+    _write(folder / "coverage.svg", "coverage", f"{share} of {cells} cells", FACT)
+
+
+def _write(path: Path, label: str, text: str, colour: str) -> None:
+    """A new file with the badge of these two halves."""
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(autoescape=True, undefined=StrictUndefined)
     template = Path(__file__).with_name("badge.svg.jinja").read_text("utf-8")
-    verdict, text = right_half(runs)
-    left, right = (len(half) * LETTER + MARGIN for half in (LEFT, text))
+    left, right = (len(half) * LETTER + MARGIN for half in (label, text))
     picture = environment.from_string(template).render(
-        label=LEFT, text=text, left=left, right=right, colour=COLOURS[verdict]
+        label=label, text=text, left=left, right=right, colour=colour
     )
     with new_file(path) as file:
         file.write(picture + "\n")

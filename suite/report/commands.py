@@ -63,6 +63,12 @@ class ReportOptions(OutputOptions):
     badge: Path | None = option(
         "draw the verdict of whole runs into a new SVG file", "FILE", default=None, kind=Path
     )
+    badges: Path | None = option(
+        "draw verdict, precision and coverage of whole runs into a new or empty folder",
+        "FOLDER",
+        default=None,
+        kind=Path,
+    )
 
 
 def add_report_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -145,12 +151,16 @@ def report(args: argparse.Namespace) -> int:
             )
     if args.plots and not {SPEED, CONFORMANCE} & {*paths_of}:
         raise RecordError(f"--plots needs {SPEED.name} or {CONFORMANCE.name}, and none is given")
-    if args.badge:
+    if args.badge or args.badges:
         from suite.report import badge
 
         if CONFORMANCE not in paths_of:
-            raise RecordError(f"--badge needs {CONFORMANCE.name}, and none is given")
-        badge.draw(load_runs(paths_of[CONFORMANCE], args.partial), args.badge)
+            raise RecordError(f"badges need {CONFORMANCE.name}, and none is given")
+        runs = load_runs(paths_of[CONFORMANCE], args.partial)
+        if args.badge:
+            badge.draw(runs, args.badge)
+        if args.badges:
+            badge.draw_all(runs, args.badges)
     if args.format == SITE:
         return _site(args, paths_of)
     # Data formats include the rare tables.

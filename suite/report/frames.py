@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from suite.records.cells import CellRecord, Header, Run
+from suite.records.cells import KEY, CellRecord, Header, Run
 from suite.records.diagnoses import DiagnosisRecord
 from suite.records.lines import RecordError
 from suite.records.speed import TIMED, SpeedRecord, SpeedRun
@@ -60,26 +60,29 @@ def cells(loaded: Run | Sequence[Run]) -> pd.DataFrame:
 
 
 def dated(cells: pd.DataFrame, headers: Mapping[str, Header]) -> pd.DataFrame:
-    """The frame of cells with three more columns of text: name ("backend:implementation"), and of the run
-    started and versions."""
-    started = {source: header.started for source, header in headers.items()}
-    versions = {
-        source: ", ".join(f"{name} {text}" for name, text in header.versions.items())
-        for source, header in headers.items()
+    """The frame of cells with more columns of text: name ("backend:implementation"), and of the run
+    started, versions and digest."""
+    columns = {
+        "started": {source: header.started for source, header in headers.items()},
+        "digest": {source: header.digest for source, header in headers.items()},
+        "versions": {
+            source: ", ".join(f"{name} {text}" for name, text in header.versions.items())
+            for source, header in headers.items()
+        },
     }
-    return cells.assign(
-        name=cells["backend"] + ":" + cells["implementation"],
-        started=cells["source"].map(started),
-        versions=cells["source"].map(versions),
-    )
+    name = cells["backend"] + ":" + cells["implementation"]
+    return cells.assign(name=name, **{n: cells["source"].map(of) for n, of in columns.items()})
 
 
 def latest(dated: pd.DataFrame) -> pd.DataFrame:
-    """The cells of the frame `dated` that the newest run of their implementation judged, with labels of
-    their own."""
-    newest = dated.groupby(["name", "mode", "device"])["started"].transform("max")
-    cells = dated[dated["started"] == newest]
-    return cells.assign(label=_labels(cells))
+    """Of the frame `dated` the newest run of each implementation, with labels without sources.
+
+    Runs of one list of cells, such as shards, are one run: the newest record of each cell counts.
+    """
+    order = dated.sort_values("started", kind="stable")
+    newest = order.groupby(["name", "mode", "device"])["digest"].transform("last")
+    cells = order[order["digest"] == newest].drop_duplicates([*KEY], keep="last").sort_index()
+    return cells.assign(label=_labels(cells.assign(source="")))
 
 
 def newest_times(measurements: pd.DataFrame) -> pd.DataFrame:
