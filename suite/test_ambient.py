@@ -72,7 +72,7 @@ CASES = asked(
     Ask(PLAIN, dtypes="half", since="standard"),
 )
 
-FEW = (GROUPED, "sdpa/bool.bhqk/mha/{dt}/b2h3q17k23d8/dense", LAYERS[2], LAYERS[3])
+FEW = (GROUPED, "sdpa/bool.qk.empty/mha/{dt}/b2h3q17k23d8/dense", LAYERS[2], LAYERS[3])
 
 OF_FRAMEWORKS = asked(
     Ask(*FEW, dtypes="float32"),
@@ -108,10 +108,10 @@ def expect_in_each(asked_modes: Mapping[str, Callable[[], None]]) -> None:
 
 
 DIFFERENTIATED = asked(
-    Ask("sdpa/causal/mha/{dt}/b4h4q4k4d4", dtypes="float32"),
+    Ask("sdpa/causal/gqa2/{dt}/b4h4q4k4d4", dtypes="float32"),
     Ask(
+        "sdpa/causal/mha/{dt}/b4h4q4k4d4",
         "sdpa/bool.bhqk/mha/{dt}/b4h4q4k4d4/dense",
-        "sdpa/causal/gqa2/{dt}/b4h4q4k4d4",
         dtypes="float32",
         since="standard",
     ),

@@ -19,7 +19,7 @@ from suite.spec.sizes import Sizes
 from suite.spec.vocabulary import OPERANDS
 
 FIRST = (
-    "sdpa/none/mha/f32/b2h3q11k9d6",
+    "sdpa/none/mha/f32/b2h3q11k9d6/bias.qk",
     "sdpa/bool.b1qk/mha/f32/b2h3q11k9d6/dense",
 )
 CASES = asked(

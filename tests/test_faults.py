@@ -30,11 +30,11 @@ def test_every_check_kills_a_mutant() -> None:
     assert {check.name for check in all_checks()} == {fault.killed_by for fault in all_faults()}
 
 
-def test_smoke_kills_963_of_1000_and_the_table_lists_all() -> None:
+def test_smoke_kills_97_of_100_and_the_table_lists_all() -> None:
     mutants = load("suite.faults:mutants").implementations()
     kills = [kill(mutant, all_checks(), "smoke") for mutant in mutants]
     killed = {kill.fault.name for kill in kills if kill.killed}
-    assert len(killed) >= 0.963 * len(NAMES), sorted(set(NAMES) - killed)
+    assert len(killed) >= 0.97 * len(NAMES), sorted(set(NAMES) - killed)
     text = format_table(kills)
     assert all(re.search(rf"^{re.escape(name)} ", text, re.MULTILINE) for name in NAMES)
     assert f"{len(killed)} of {len(NAMES)} mutants killed" in text

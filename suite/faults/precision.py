@@ -151,6 +151,16 @@ class SubnormalsFlushed(Kernel):
         return Rounded(np.where(tiny, 0.0, answer.values), call.fmt)
 
 
+@fault("election", "`clamp_min(tiny)` against a division by zero; subnormals are kept or flushed")
+class SubnormalsRaised(Kernel):
+    """Positive answers below the smallest normal number become this number."""
+
+    def deliver(self, out: np.ndarray, call: Call) -> Any:
+        answer = super().deliver(out, call)
+        tiny = (answer.values > 0) & (answer.values < call.fmt.smallest_normal)
+        return Rounded(np.where(tiny, call.fmt.smallest_normal, answer.values), call.fmt)
+
+
 @fault("values", "`bits >> 16` or a conversion with `_rz`; round to nearest even")
 class WeightsTruncated(Fused):
     """Weights are cut off, not rounded, to 16 bits."""

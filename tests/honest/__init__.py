@@ -154,6 +154,7 @@ from tests.honest.tiled import (
     MergedInTurn,
     OnlineTiles8,
     OnlineTiles128,
+    WholeTilesFlushed,
 )
 
 
@@ -244,6 +245,7 @@ HONEST: tuple[type[Implementation], ...] = (
     OnlineTiles64,
     OnlineTiles8,
     OnlineTiles128,
+    WholeTilesFlushed,
     LazilyRescaled,
     CubicExp,
     GroupedRows,

@@ -24,6 +24,19 @@ class OnlineTiles128(Online):
     tile = 128
 
 
+class WholeTilesFlushed(FlashFused):
+    """Products with whole tiles of values take subnormal values for zero, those with the last, smaller
+    tile keep them: as products in bfloat16 do by their sizes, on processors that multiply bfloat16."""
+
+    elections = FlashFused.elections | {"subnormal-output": "flushed"}
+
+    def attend(self, scores: np.ndarray, value: np.ndarray, call: Call) -> np.ndarray:
+        keys = np.arange(value.shape[-2])[:, None]
+        whole = keys < value.shape[-2] // self.tile * self.tile
+        tiny = whole & (np.abs(value) < call.fmt.smallest_normal)
+        return super().attend(scores, np.where(tiny, 0, value), call)
+
+
 class LazilyRescaled(FlashFused):
     """Running sums are rescaled only if the maximum grows by more than 8 powers of 2 (Dao et al.,
     FlashAttention-4)."""

@@ -36,7 +36,7 @@ SMOKE_GRADIENTS = (
     "sdpa/none/mha/{dt}/b4h4q4k4d4",
     "sdpa/causal/mha/{dt}/b4h4q4k4d4",
     # lengths that vectors and tiles divide
-    "sdpa/causal/mha/{dt}/b2h3q16k24d8",
+    "sdpa/win7.0/mha/{dt}/b2h3q16k24d8",
     "sdpa/causalbr/gqa2/{dt}/b2h4q11k9d6",
     "sdpa/padempty/gqa2/{dt}/b2h4q11k9d6",
     "sdpa/bool.bhqk/mha/{dt}/b2h3q5k13d8v10/bias.bhqk/dense",
@@ -128,7 +128,7 @@ COMPILED_AXES: dict[str, tuple[object, ...]] = {
 
 # If all sizes are equal, pattern rewriting can mistake a permuted key for a transposed one.
 SMOKE_COMPILED = (
-    "sdpa/none/mha/f32/b2h3q11k9d6",
+    "sdpa/none/mha/f32/b2h3q11k9d6/bias.qk",
     "sdpa/causal/gqa2/bf16/b2h4q11k9d6",
     "sdpa/causal/mha/f32/b4h4q4k4d4/blhd",
     "sdpa/none/mha/f32/b4h4q4k4d4",
@@ -156,7 +156,7 @@ FULL_COMPILED = (
 
 DIFFERENTIATED = (
     "sdpa/none/mha/f32/b4h4q4k4d4",
-    "sdpa/causal/gqa2/f32/b2h4q11k9d6",
+    "sdpa/pad/gqa2/f32/b2h4q11k9d6/bias.bhqk",
     "sdpa/causal/gqa2/bf16/b2h4q11k9d6",
     "sdpa/pad/mha/f16/b2h3q11k9d6",
     "sdpa/bool.bhqk/gqa2/f64/b2h4q5k13d8v10/bias.bhqk/dense",
