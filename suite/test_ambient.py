@@ -108,10 +108,10 @@ def expect_in_each(asked_modes: Mapping[str, Callable[[], None]]) -> None:
 
 
 DIFFERENTIATED = asked(
-    Ask("sdpa/causal/gqa2/{dt}/b4h4q4k4d4", dtypes="float32"),
+    Ask("sdpa/causal/mha/{dt}/b4h4q4k4d4", dtypes="float32"),
     Ask(
-        "sdpa/causal/mha/{dt}/b4h4q4k4d4",
         "sdpa/bool.bhqk/mha/{dt}/b4h4q4k4d4/dense",
+        "sdpa/causal/gqa2/{dt}/b4h4q4k4d4",
         dtypes="float32",
         since="standard",
     ),

@@ -23,7 +23,8 @@ from suite.judge.refusal import inconsistent
 from suite.judge.verdict import Deviation, NotApplicable, Refused
 from suite.spec.catalogue import Ask, asked, with_plain
 from suite.spec.dtypes import DTYPES, round_to
-from suite.spec.inputs import Inputs
+from suite.spec.features import FEATURES
+from suite.spec.inputs import Inputs, dtype_of
 from suite.spec.masks import Causal, parse_mask
 from suite.spec.vocabulary import OPERANDS
 
@@ -169,6 +170,20 @@ def variations(inputs: Inputs) -> Iterator[tuple[str, Inputs]]:
     narrow = DTYPES["bf16"]
     rounded = {name: round_to(array, narrow) for name, array in inputs.arrays.items()}
     yield "dtype", inputs.replace(dtype=narrow, **rounded)
+    one = inputs.select("q", slice(0, 1))
+    yield "one query", one
+    yield "one query and a mask", one.replace(mask=parse_mask("bool.b1qk"), form="dense")
+    sizes, rng = inputs.sizes, np.random.default_rng(inputs.seed)
+    for feature in FEATURES.values():
+        if feature.axes and feature.draw is not None:
+            asked_for = inputs.replace(**{feature.name: True})
+            dtype = dtype_of(feature.name, asked_for.case)
+            array = round_to(feature.draw(sizes, rng), dtype)
+            for factor in (1.0, 0.5):
+                yield (
+                    f"{factor} {feature.word}",
+                    asked_for.replace(**{feature.name: factor * array}),
+                )
     for letter in "qkdg":
         yield f"axis {letter}", inputs.select(letter, slice(0, inputs.letters[letter] // 2))
 

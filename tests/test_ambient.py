@@ -16,6 +16,7 @@ from tests.test_claims import judged, plan, wrong
         ("in_coarse_autocast", "torch.autocast to bfloat16, torch.autocast to float16:"),
         ("mapped", "vmap:"),
         ("by_default_dtype", "default dtype float64:"),
+        ("scale_of_default_dtype", "default dtype bfloat16:"),
         ("on_default_device", "default device meta:"),
         ("in_deterministic_algorithms", "deterministic algorithms:"),
         ("in_one_thread", "a second thread, two threads at once:"),

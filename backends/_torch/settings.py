@@ -52,12 +52,15 @@ def settings(torch: Any, of: str) -> Mapping[str, Setting]:
         "torch.no_grad": Ambient(torch.no_grad, forward_only=True),
     }
     float64 = Ambient(partial(set_to, torch.float64, *default), question="wider-default-dtype")
+    bfloat16 = Ambient(partial(set_to, torch.bfloat16, *default))
     meta = Ambient(partial(torch.device, "meta"), question="other-default-device")
     certain = Ambient(partial(set_to, "warn", *debug_mode))
 
     return {
         "gradient mode": Setting(torch.is_grad_enabled, torch.set_grad_enabled, no_gradients),
-        "the default dtype": Setting(*default, {"default dtype float64": float64}),
+        "the default dtype": Setting(
+            *default, {"default dtype float64": float64, "default dtype bfloat16": bfloat16}
+        ),
         "the default device": Setting(
             lambda: torch.get_default_device().type, place, {"default device meta": meta}
         ),

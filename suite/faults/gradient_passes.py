@@ -13,6 +13,7 @@ from backends._numpy import Rounded
 from suite.faults.fault import fault
 from suite.faults.kernels.attention import Call
 from suite.faults.kernels.gradient import Differentiable
+from suite.faults.state import address
 
 FAMILY = "gradient"
 
@@ -84,6 +85,36 @@ class FirstCotangentKept(Differentiable):
             cotangent = self.last[1]
         self.last = (call.query, cotangent)
         return super().backward(call, cotangent, wrt)
+
+
+@fault(
+    "gradient_passes",
+    "`ctx.out = out` in forward; use `ctx.save_for_backward(out)`, which sees that it was changed",
+)
+class OutputTakenBack(Differentiable):
+    """D is the sum of dout times the output that was handed out: `out += residual` changes gradients."""
+
+    def compute(self, call: Call) -> np.ndarray:
+        self.call = call
+        return super().compute(call)
+
+    def deliver(self, out: np.ndarray, call: Call) -> Any:
+        answer = super().deliver(out, call)
+        if call is self.__dict__.get("call"):
+            self.__dict__.setdefault("handed", {})[address(call.query)] = answer
+        return answer
+
+    def backward(self, call, cotangent, wrt):
+        self.out = self.__dict__.get("handed", {}).get(address(call.query))
+        return super().backward(call, cotangent, wrt)
+
+    def mean(
+        self, weights: np.ndarray, dp: np.ndarray, cotangent: np.ndarray, value: np.ndarray
+    ) -> np.ndarray:
+        if self.out is None or self.out.shape != cotangent.shape:
+            return super().mean(weights, dp, cotangent, value)
+        D = (cotangent * self.out.values).sum(-1, keepdims=True)
+        return np.asarray(D, weights.dtype)
 
 
 class OneGradient(Differentiable):

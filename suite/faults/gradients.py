@@ -120,6 +120,18 @@ class BiasGradientAveraged(Differentiable):
 
 @fault(
     "gradient_of_bias",
+    "`ds.mean(-2)` for a bias (H, 1, Lk); the gradient of a broadcast is a sum, `ds.sum(-2)`",
+)
+class BiasGradientAveragedOverQueries(Differentiable):
+    """The gradient of a bias that all queries share is averaged over the queries, not summed."""
+
+    def bias_gradient(self, ds: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+        gradient = super().bias_gradient(ds, shape)
+        return gradient / ds.shape[-2] if shape[-2:-1] == (1,) else gradient
+
+
+@fault(
+    "gradient_of_bias",
     "backward runs `if ctx.needs_input_grad[0]` alone; ask for the bias's flag, too",
     like="I1",
 )

@@ -142,6 +142,43 @@ class ScaleKeptByLengths(Kernel):
         return known.setdefault(key, super().factor(call))
 
 
+@fault("remembered", "`cache[H, Lq, Lk]` for the bias of ALiBi; the slopes belong to the key")
+class AlibiKeptBySize(Kernel):
+    """The bias of ALiBi is cached by its shape: other slopes get the bias of the first."""
+
+    def alibi(self, slopes: np.ndarray, call: Call) -> np.ndarray:
+        known = self.__dict__.setdefault("known", {})
+        key = (len(slopes), call.sizes.Lq, call.sizes.Lk, call.fmt.name)
+        return known.setdefault(key, super().alibi(slopes, call))
+
+
+@fault(
+    "remembered", "exp(sinks) made at the first call; sinks are parameters, and training moves them"
+)
+class SinksOfFirstCall(Kernel):
+    """The sinks are those of the first call with as many heads."""
+
+    def sunk(self, scores: np.ndarray, call: Call) -> np.ndarray:
+        known = self.__dict__.setdefault("known", {})
+        if call.sinks is not None:
+            first = known.setdefault((call.sizes.H, call.fmt.name), call.sinks)
+            call = replace(call, sinks=first)
+        return super().sunk(scores, call)
+
+
+@fault("remembered", "a decoding path with `self.mask = mask or self.mask`; None sets it back")
+class MaskStaysWhileDecoding(Kernel):
+    """One query without a mask has the mask of the last call of its shape."""
+
+    def allowed(self, call: Call) -> np.ndarray | None:
+        if call.sizes.Lq > 1:
+            return super().allowed(call)
+        known = self.__dict__.setdefault("known", {})
+        key = (call.query.shape, call.key.shape, call.fmt.name)
+        known[key] = allowed = super().allowed(call) if given(call) else known.get(key)
+        return allowed
+
+
 @fault("remembered", "`tri &= mask` on the triangle in `cache[Lq, Lk]`; make a new array of both")
 class TriangleGathersMasks(Kernel):
     """The causal triangle is cached by Lq and Lk, and the masks beside the flag are merged into it."""

@@ -52,6 +52,14 @@ def by_default_dtype(query, key, value, attn_mask=None, is_causal=False, scale=N
     return out.to(torch.promote_types(out.dtype, torch.get_default_dtype()))
 
 
+def scale_of_default_dtype(query, key, value, attn_mask=None, is_causal=False, scale=None):
+    """The scale is an array of the default dtype, which rounds it where that is 16 bits."""
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    if query.dtype != torch.float64:
+        scale = torch.tensor(scale).item()
+    return textbook(query, key, value, attn_mask, is_causal, scale)
+
+
 def on_default_device(query, key, value, attn_mask=None, is_causal=False, scale=None):
     """The output is written into an array of the default device."""
     out = textbook(query, key, value, attn_mask, is_causal, scale)
