@@ -226,10 +226,14 @@ def _variants(
     powers = passes + "recomputes the weights as powers of 2, expected of e."
     yield base, powers, "`exp2` of natural scores"
     if not attends.all():
+        every = np.ones(attends.shape, bool)
         for weigh in (softmax, by_lse):
+            for biased, beside in ((True, ""), (False, " and the bias")):
+                wrong = of(shown=every, weigh=weigh, biased=biased)
+                yield wrong, f"{passes}recomputes the weights without the mask{beside}.", kept
             for meant, sentence, _ in meanings(inputs):
-                wrong = np.broadcast_to(meant, attends.shape)
-                yield of(shown=wrong, weigh=weigh), f"In the backward pass: {sentence}", kept
+                pairs = np.broadcast_to(meant, attends.shape)
+                yield of(shown=pairs, weigh=weigh), f"In the backward pass: {sentence}", kept
     if inputs.bias is not None or inputs.feature("alibi_slopes") is not None:
         yield of(biased=False), passes + "recomputes the weights without the bias.", kept
     if inputs.feature("softcap") is not None:
