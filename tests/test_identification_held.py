@@ -11,6 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from backends import registry  # noqa: E402
 from suite.checks import all_checks  # noqa: E402
 from suite.judge.cell import Cell  # noqa: E402
 from suite.judge.diagnosis.diagnose import diagnose  # noqa: E402
@@ -22,6 +23,7 @@ from suite.judge.judge import judge  # noqa: E402
 from suite.spec.case import Case  # noqa: E402
 from tests.functions import of_torch  # noqa: E402
 from tests.test_identification import of  # noqa: E402
+from tests.test_identification_others import turned  # noqa: E402
 
 VALUES = next(check for check in all_checks() if check.name == "values")
 
@@ -42,9 +44,10 @@ def right(query, key):
     return 1.0
 
 
-def split(function: Callable[..., Any], *ids: str) -> tuple[list[Cell], list[Cell]]:
+def split(function: Callable[..., Any], *ids: str, like: str = "") -> tuple[list[Cell], list[Cell]]:
     """The failing and the passing cells of the check `values`."""
-    implementation = of(function)
+    backend = registry.load("torch")
+    implementation = registry.callable_implementation(backend, function, "function", {}, like)[0]
     cells = [Cell(VALUES, Case.parse(text), implementation) for text in ids]
     statuses = [judge(cell).status for cell in cells]
     assert {*statuses} <= {"pass", "fail"}
@@ -52,9 +55,9 @@ def split(function: Callable[..., Any], *ids: str) -> tuple[list[Cell], list[Cel
     return failing, [cell for cell in cells if cell not in failing]
 
 
-def told(function: Callable[..., Any], *ids: str) -> list[Diagnosis]:
-    """The diagnoses of a function by measurement alone: of all faults of the catalogue none is asked."""
-    failing, passing = split(function, *ids)
+def told(function: Callable[..., Any], *ids: str, like: str = "") -> list[Diagnosis]:
+    """The measured diagnoses of a function."""
+    failing, passing = split(function, *ids, like=like)
     assert failing
     one = failing[0].implementation
     found = diagnose(one.backend, one, failing, passing, seconds=60)
@@ -109,6 +112,17 @@ def test_what_passing_cells_contradict_without_a_property_falls_behind() -> None
     one, *_ = told(function, *ids)
     assert "the scale" in one.sentence.lower()
     assert (one.explains, one.tried, one.contradicts) == (3, 3, 2)
+
+
+def test_problems_of_other_operators_are_held_against_cells() -> None:
+    def backwards_for_one(query, position):
+        sign = -1.0 if query.shape[2] == 1 else 1.0
+        return turned(query, position, sign=sign, to=torch.float64)
+
+    ids = [f"rotary/none/mha/f64/b{b}h3q{q}k1d16/at4097" for b in (2, 3) for q in (1, 17)]
+    (one,) = told(backwards_for_one, *ids, like="rotary")
+    assert one.sentence.startswith("Only with one query: pairs are rotated the other way")
+    assert (one.explains, one.tried, one.contradicts) == (2, 2, 0)
 
 
 def test_evidence_by_hand() -> None:

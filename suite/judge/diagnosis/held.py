@@ -16,10 +16,12 @@ import numpy as np
 
 from suite.judge.cell import Cell
 from suite.judge.diagnosis.catalogue import NEARER
-from suite.judge.diagnosis.instrument import Formula, Found, Reading, softmax
+from suite.judge.diagnosis.instrument import Found, Reading, softmax
 from suite.judge.diagnosis.look import Look
-from suite.judge.verdict import NotApplicable
+from suite.judge.oracle import Oracle
+from suite.judge.verdict import HarnessError, NotApplicable
 from suite.spec.case import Case
+from suite.spec.inputs import Inputs
 
 ERRORS = 8.0
 """The bound of the error of a formula in bounds of the right answer: its scores may be larger."""
@@ -46,14 +48,13 @@ class Evidence:
         """A finding with the property that it needs, the cases it explains, and the number of passing
         cells that contradict it. `cases` are those like the problem in which it was found, which a
         finding without a formula, or with another fault beside it, explains."""
-        formula = found.formula
-        if formula is None or not self.failing:
+        if not self.failing or (found.formula is None and found.problem is None):
             return found, cases, 0
-        explained = [look for look in self.failing if _explains(formula, look)]
+        explained = [look for look in self.failing if _explains(found, look)]
         # A sentence about a mask concerns masks that are given in the same form.
         forms = {_form(look) for look in explained} if found.family == "mask" else set()
         asked = [look for look in self._passes if not forms or _form(look) in forms]
-        against = [look for look in asked if _contradicts(formula, look)]
+        against = [look for look in asked if _contradicts(found, look)]
         if explained:
             cases = [look.inputs.case for look in explained]
         if explained and against:
@@ -80,33 +81,50 @@ def alike(cells: Iterable[Cell], cases: Sequence[Case]) -> list[Cell]:
     return [cell for cell, _ in sorted(known, key=apart)]
 
 
-def _predicted(formula: Formula, look: Look) -> tuple[np.ndarray, np.ndarray, float] | None:
-    """The answer of a formula, the right one, and the largest bound; NaN in rows that attend nothing, or
-    nothing by the formula. None if the inputs have more than a formula knows."""
+def _predicted(found: Found, look: Look) -> tuple[np.ndarray, np.ndarray, float] | None:
+    """The output that a finding predicts, the right one, and the largest bound; NaN where nothing is
+    predicted. None if the finding says nothing of the inputs."""
     expected = look.expected.get("output")
-    if expected is None or not look.inputs.operator.is_default or not look.inputs.sizes.pairs:
+    if expected is None or not expected[0].size:
         return None
+    want, limit = expected
     try:
-        inputs = look.presented
-    except NotApplicable:
+        predicted = _weighed if found.problem is None else _of_problem
+        answer = predicted(found, look, want, limit)
+    except (NotApplicable, HarnessError):
         return None
-    (want, limit), reading = expected, Reading.of(inputs)
-    value = np.repeat(inputs.value, inputs.sizes.group, axis=1)
+    if answer is None or answer.shape != want.shape:
+        return None
+    top, reach = (float(np.abs(x)[np.isfinite(x)].max(initial=0.0)) for x in (want, answer))
+    return answer, want, ERRORS * limit * max(1.0, reach / top if top else 1.0)
+
+
+def _weighed(found: Found, look: Look, want: np.ndarray, limit: float) -> np.ndarray | None:
+    """The values weighed by the formula of a finding; NaN in rows that attend nothing, or nothing by the
+    formula. None if the inputs have more than a formula knows."""
+    inputs = look.presented
+    reading, value = Reading.of(inputs), np.repeat(inputs.value, inputs.sizes.group, axis=1)
     rows = reading.rows[..., None]
     with np.errstate(all="ignore"):
         known = softmax(reading.scores, reading.seen) @ value
         if not (np.abs(known - want) <= limit + 1e-12 * np.abs(want).max())[rows[..., 0]].all():
             return None
-        weights = formula(reading)
+        weights = None if found.formula is None else found.formula(reading)
         if weights is None:
             return None
-        answer = np.where(rows & weights.any(-1, keepdims=True), weights @ value, np.nan)
-    top, reach = (float(np.abs(x)[np.isfinite(x)].max(initial=0.0)) for x in (want, answer))
-    return answer, want, ERRORS * limit * max(1.0, reach / top if top else 1.0)
+        return np.where(rows & weights.any(-1, keepdims=True), weights @ value, np.nan)
 
 
-def _explains(formula: Formula, look: Look) -> bool:
-    predicted = _predicted(formula, look)
+def _of_problem(found: Found, look: Look, want: np.ndarray, limit: float) -> np.ndarray | None:
+    """The output of the problem that a finding says is answered, or the answer that it gives itself."""
+    other = None if found.problem is None else found.problem(look.inputs)
+    if isinstance(other, Inputs):
+        return np.asarray(Oracle.forward(other, look.cell.rounding).expected["output"].value, float)
+    return None if other is None else other.get("output")
+
+
+def _explains(found: Found, look: Look) -> bool:
+    predicted = _predicted(found, look)
     if predicted is None:
         return False
     (answer, want, limit), got = predicted, look.got["output"]
@@ -121,8 +139,8 @@ def _explains(formula: Formula, look: Look) -> bool:
     )
 
 
-def _contradicts(formula: Formula, look: Look) -> bool:
-    predicted = _predicted(formula, look)
+def _contradicts(found: Found, look: Look) -> bool:
+    predicted = _predicted(found, look)
     if predicted is None:
         return False
     answer, want, limit = predicted
@@ -151,7 +169,7 @@ def _properties(case: Case) -> Mapping[str, str]:
         "one": f"with {'one query' if s.Lq == 1 else 'several queries'}",
         "mask": "without a mask" if mask is None else f"with the mask {mask.token}",
         "parts": f"{'beside' if mask is not None and len(mask.parts) > 1 else 'without'} another mask",
-        "bias": f"{'without' if case.option('bias') == 'none' else 'beside'} a bias",
+        "bias": f"{'without' if case.option('bias') in (None, 'none') else 'beside'} a bias",
         "scale": f"{'without' if case.option('scale') is None else 'with'} a given scale",
         "heads": f"with {'as many' if s.H == s.Hkv else 'fewer'} key heads",
         "lengths": f"where the numbers of queries and keys {length}",

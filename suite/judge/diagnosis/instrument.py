@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -52,7 +52,8 @@ class Found:
     """What a question found wrong: a sentence, its family, a hint, and a picture; see `Diagnosis`.
 
     `formula` gives the weights (B, H, Lq, Lk) that the sentence predicts for other inputs, read as in
-    `Reading.of`, or None if the sentence says nothing of them.
+    `Reading.of`, or None if the sentence says nothing of them. `problem` does so for operators that are
+    not plain attention: it gives the problem that is answered, or the answer by output.
     """
 
     sentence: str
@@ -60,6 +61,7 @@ class Found:
     hint: str = ""
     picture: str = ""
     formula: Formula | None = None
+    problem: Callable[[Inputs], Inputs | Mapping[str, np.ndarray] | None] | None = None
 
 
 class Instrument:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -93,7 +94,8 @@ def _outputs(tool: Instrument, inputs: Inputs, wrong: list[str]) -> Iterator[Fou
             first = (
                 "" if "output" in wrong else f"Of what is returned only the {wrong[0]} is wrong. "
             )
-            yield Found(first + sentence, family, hint)
+            problem = partial(_problem, sentence, hint) if "output" in wrong else None
+            yield Found(first + sentence, family, hint, problem=problem)
             return
     if inputs.operator is PACKED:
         found = boundaries(tool, inputs)
@@ -107,6 +109,14 @@ def _outputs(tool: Instrument, inputs: Inputs, wrong: list[str]) -> Iterator[Fou
         yield from _by_place(
             inputs, name, got[name], np.asarray(want.value, float), judged, want.error
         )
+
+
+def _problem(sentence: str, hint: str, inputs: Inputs) -> Inputs | Mapping[str, np.ndarray] | None:
+    """The problem that a sentence with a hint names, for other inputs."""
+    known = PROBLEMS.get(inputs.operator.name, of_layer)(inputs)
+    return next(
+        (other for other, *said, code in known if (said[0], code) == (sentence, hint)), None
+    )
 
 
 def _by_place(
