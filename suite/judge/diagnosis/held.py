@@ -29,6 +29,9 @@ ERRORS = 8.0
 ASKED = 40
 """The number of passing cells that a formula is asked."""
 
+NEEDED = {"bias": "a bias", "scale": "a given scale", "causal": "a causal mask"}
+"""Words for what cases need; others are read as they stand."""
+
 ENOUGH = 4
 """The smallest number of cells on either side that make a size a property."""
 
@@ -59,7 +62,7 @@ class Evidence:
             cases = [look.inputs.case for look in explained]
         if explained and against:
             where, text = _told_apart(explained, against), found.sentence
-            if where and where not in text.lower():
+            if where and where.removeprefix("with ") not in text.lower():
                 text = text if text[1].isupper() else text[0].lower() + text[1:]
                 found = replace(found, sentence=f"Only {where}: {text}")
             return found, cases, 0 if where else len(against)
@@ -156,33 +159,32 @@ def _form(look: Look) -> str:
     return "bias" if shown.mask is None and shown.mask_array is None else shown.form
 
 
-def _properties(case: Case) -> Mapping[str, str]:
-    """Properties of a case in words that stand behind "only"; each name is an axis."""
+def _properties(case: Case, needs: Iterable[str] = ()) -> Mapping[str, str]:
+    """Properties of a case in words that stand behind "only"; each name is an axis. `needs` are what
+    cases may need, each an axis."""
     s, mask = case.sizes, case.mask
     length = "differ" if s.Lq != s.Lk else "are equal"
-    more = {
-        -1: "fewer queries than keys",
-        0: "as many queries as keys",
-        1: "more queries than keys",
-    }
+    than = {-1: "fewer queries than", 0: "as many queries as", 1: "more queries than"}
     return {
         "one": f"with {'one query' if s.Lq == 1 else 'several queries'}",
+        **{
+            name: f"with{'' if name in case.needs else 'out'} {NEEDED.get(name, name)}".replace("-", " ")
+            for name in needs
+        },
         "mask": "without a mask" if mask is None else f"with the mask {mask.token}",
-        "parts": f"{'beside' if mask is not None and len(mask.parts) > 1 else 'without'} another mask",
-        "bias": f"{'without' if case.option('bias') in (None, 'none') else 'beside'} a bias",
-        "scale": f"{'without' if case.option('scale') is None else 'with'} a given scale",
-        "heads": f"with {'as many' if s.H == s.Hkv else 'fewer'} key heads",
+        "parts": f"with{'' if mask is not None and len(mask.parts) > 1 else 'out'} another mask",
         "lengths": f"where the numbers of queries and keys {length}",
-        "more": f"with {more[int(np.sign(s.Lq - s.Lk))]}",
+        "more": f"with {than[int(np.sign(s.Lq - s.Lk))]} keys",
         "samples": f"with {'one sample' if s.B == 1 else 'several samples'}",
         "dtype": f"in {case.dtype.long_name}",
-    }
+    }  # fmt: skip
 
 
 def _told_apart(explained: Sequence[Look], against: Sequence[Look]) -> str:
     """The first property that all cells explained have, and none that contradicts; "" without one."""
     ours, theirs = ([look.inputs.case for look in looks] for looks in (explained, against))
-    have, have_not = (list(map(_properties, cases)) for cases in (ours, theirs))
+    needs = sorted({name for case in (*ours, *theirs) for name in case.needs})
+    have, have_not = ([_properties(case, needs) for case in cases] for cases in (ours, theirs))
     for name, text in have[0].items():
         if all(one[name] == text for one in have) and all(one[name] != text for one in have_not):
             return text
