@@ -92,7 +92,7 @@ def _predicted(found: Found, look: Look) -> tuple[np.ndarray, np.ndarray, float]
         return None
     want, limit = expected
     try:
-        predicted = _weighed if found.problem is None else _of_problem
+        predicted = _weighed if look.inputs.operator.is_default else _of_problem
         answer = predicted(found, look, want, limit)
     except (NotApplicable, HarnessError):
         return None

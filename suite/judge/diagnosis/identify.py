@@ -73,7 +73,8 @@ def identify(
             told.setdefault(found.sentence, (found, [case]))
         beside, diagnoses = evidence or Evidence(), []
         for measured, explained in told.values():
-            found, like, against = beside.held(measured, explained)
+            held = tool.trying(partial(beside.held, measured, explained))
+            found, like, against = held or (measured, explained, 0)
             counts = len(like), len(cases), against, like[0].id
             said = found.sentence, found.hint, found.family, "measured"
             diagnoses.append(Diagnosis(*said, *counts, picture=found.picture))
