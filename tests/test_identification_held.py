@@ -21,6 +21,7 @@ from suite.judge.diagnosis.instrument import Found, softmax  # noqa: E402
 from suite.judge.diagnosis.look import Look  # noqa: E402
 from suite.judge.judge import judge  # noqa: E402
 from suite.spec.case import Case  # noqa: E402
+from tests.diagnosed import layers  # noqa: E402
 from tests.functions import of_torch  # noqa: E402
 from tests.test_identification import of  # noqa: E402
 from tests.test_identification_others import turned  # noqa: E402
@@ -155,3 +156,13 @@ def test_cells_are_sorted_by_likeness() -> None:
     first = alike(cells, [Case.parse(ODD[0])])
     assert [cell.case.id for cell in first[:2]] == [ODD[0], ODD[1]]
     assert {cell.case.id for cell in first[-3:]} == set(PLAIN)
+
+
+def test_weights_of_layers_are_held_against_no_cell() -> None:
+    ids = ("multi-head/causal/mha/f32/b2h4q7k7d3/e12.12.12.12/self",)
+    failing, _ = split(layers.SplitWithoutTranspose, *ids, like="multi-head")
+    looks = [look for cell in failing if (look := Look.of(cell)) is not None]
+    assert looks
+    found = Found("Weights are equal.", "softmax", formula=lambda reading: reading.seen + 0.0)
+    case = looks[0].inputs.case
+    assert Evidence(looks, failing).held(found, [case]) == (found, [case], 0)
