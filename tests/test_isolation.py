@@ -44,12 +44,13 @@ RIGHT, WRONG = "tests/isolated.py:attend", "tests/isolated.py:attend_wrongly"
         ("tests.isolated:backend", RIGHT, {""}),
         ("tests.isolated:backend", WRONG, {"", "value", "raised", "mutated-input", "type"}),
         ("torch", "tests/functions/faulty.py:other_dtype", {"", "non-finite"}),
+        ("torch --like=multi-head", "tests/diagnosed/layers.py:ScaledByWholeWidth", {"", "value"}),
     ],
 )
 def test_a_child_gives_the_same_records(
     tmp_path: Path, backend: str, function: str, kinds: set[str]
 ) -> None:
-    words = (f"--backend={backend}", f"--function={function}")
+    words = (*f"--backend={backend}".split(), f"--function={function}")
     plain = of(tmp_path / "plain.jsonl", *words)
     isolated = of(tmp_path / "isolated.jsonl", *words, "--isolate")
     assert kinds <= {cell.kind for cell in plain.values()}

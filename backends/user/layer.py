@@ -103,6 +103,21 @@ CALL: tuple[Parameter[LayerCall], ...] = (
 """The keyword parameters of layers."""
 
 
+@dataclass(frozen=True)
+class ObservedLayer:
+    """What a layer shows.
+
+    - `call`: a callable with the signature of the layer's call
+    - `switches`: True if it has a method `train`; `takes_parameters`: a method `load_attention`
+    - `unread`: the errors of `load_attention` (see `UserLayer.loaded`)
+    """
+
+    call: Callable[..., Any]
+    switches: bool
+    takes_parameters: bool
+    unread: Mapping[frozenset[str], str]
+
+
 class UserLayer(Implementation):
     """A user's layer; see the documentation of `--like`.
 
@@ -141,18 +156,16 @@ class UserLayer(Implementation):
         self.factory = Binder.of(factory, name, FACTORY, (), "factory")
         self.kept: dict[tuple[Any, ...], Any] = {}
         case = of_operator(operator, gradient_cases, "smoke")[0]
-        layer = self.layer(draw(case))
-        self.called = Binder.of(ends_in(layer), name, CALL, None, "layer")
+        self.seen = self.observed(case)
+        self.called = Binder.of(self.seen.call, name, CALL, None, "layer")
         self.count = len(self.called.arrays)
         if self.count not in (1, 3):
             raise TypeError(
                 f"a layer is called with query, key and value, or with one array; {name} takes "
                 f"{self.count} positional arrays"
             )
-        self.switches = callable(getattr(layer, "train", None))
         self.projects = "output_kernel" in case.axes
-        self.takes_parameters = hasattr(layer, "load_attention")
-        self.unread = self.loaded(case) if self.takes_parameters else {}
+        self.unread = self.seen.unread
         if not claims.allow_unused:
             self.called.check_names(name)
             self.check_read(name, case)
@@ -160,17 +173,26 @@ class UserLayer(Implementation):
         self.argument_names = (*OPERANDS, *(p.name for p in CALL), *(p.name for p in FACTORY))
         self.remarks = self.called.remarks
 
+    def observed(self, case: Case) -> ObservedLayer:
+        """What a layer of the factory shows, made for a case."""
+        layer = self.layer(draw(case))
+        takes_parameters = hasattr(layer, "load_attention")
+        return ObservedLayer(
+            ends_in(layer), callable(getattr(layer, "train", None)), takes_parameters,
+            self.loaded(case) if takes_parameters else {},
+        )  # fmt: skip
+
     @property
     def trains(self) -> bool:
         """True if the layer has a training mode."""
-        return self.switches or "training" in self.called.taken
+        return self.seen.switches or "training" in self.called.taken
 
     def declaration(self) -> Declared:
         """The layer's declaration, by its keywords and claims."""
         return self.claims.declared(
             LAYER_FEATURES | ENCODER_FEATURES | {"qk-norm"},
             refusals=self.refusals(),
-            takes_parameters=self.takes_parameters,
+            takes_parameters=self.seen.takes_parameters,
             dropout="elements" if self.trains and "rate" in self.factory.taken else "",
         )
 

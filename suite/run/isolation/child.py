@@ -39,6 +39,7 @@ from backends import registry
 from backends.claims import stated
 from backends.prepared import PreparedCall
 from backends.protocol import Backend, ForwardOnly
+from backends.user.layer import UserLayer
 from suite.judge import leaks
 from suite.judge.process_settings import PROCESS
 from suite.judge.verdict import text_of
@@ -153,13 +154,14 @@ class Host:
         self.implementation, _ = registry.callable_implementation(
             self.backend, function, name, said, like, text
         )
-        try:
-            parameters = inspect.signature(function).parameters.values()
-            signature = [[p.name, p.kind.name, p.default is not p.empty] for p in parameters]
-        except (TypeError, ValueError):
-            signature = None
+        layer = None
+        if isinstance(self.implementation, UserLayer):
+            seen = self.implementation.seen
+            unread = [[sorted(names), reason] for names, reason in seen.unread.items()]
+            layer = [signature(seen.call), seen.switches, seen.takes_parameters, unread]
         return {
-            "function": function, "signature": signature, "name": getattr(function, "__name__", ""),
+            "function": function, "signature": signature(function),
+            "name": getattr(function, "__name__", ""), "layer": layer,
             "claims": json.dumps(stated(function), default=list),
         }  # fmt: skip
 
@@ -254,6 +256,15 @@ class Host:
             "kinds": kinds, "text": text_of(error)[:MOST_TEXT], "declared": declared,
             "inside": None if inside is error else self.error(inside),
         }  # fmt: skip
+
+
+def signature(function: Any) -> list[list[Any]] | None:
+    """Name, kind, and whether there is a default, of each parameter; None if nobody can tell."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    return [[p.name, p.kind.name, p.default is not p.empty] for p in parameters]
 
 
 UNSHOWN = ("within", "problem", "source", "through")

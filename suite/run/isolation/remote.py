@@ -8,7 +8,6 @@ implementation. Checks and judge know neither.
 from __future__ import annotations
 
 import atexit
-import inspect
 import json
 import os
 import sys
@@ -35,8 +34,11 @@ from suite.records.machine import ROOT
 from suite.run.isolation import wire
 from suite.run.isolation.link import Context, Handle, Link, Place
 from suite.run.isolation.sandbox import Limits
-from suite.run.isolation.wire import checked, checked_name
+from suite.run.isolation.told import Signature, ToldLayer
+from suite.run.isolation.wire import checked
 from suite.run.options import Options
+from suite.spec.case import Case
+from suite.spec.catalogue import AnyCase
 from suite.spec.claims import CLAIMS
 from suite.spec.dtypes import DType
 from suite.spec.inputs import Inputs
@@ -249,14 +251,19 @@ class Remote(Asking, Backend):
             facts = self.link.at("load")
             own = {} if untrusted else self._claims(facts["claims"], text)
             stub = Signature(facts["function"], facts["name"], facts["signature"])
+            all_said = {**own, **said}
+            if facts["layer"] is None:
+                told, claims = registry.callable_implementation(
+                    self, stub, name, all_said, like, text
+                )
+            else:
+                stub.layer, claims = facts["layer"], Claims.of(stub, all_said)
+                told = ToldLayer(self, stub, name, claims, OPERATORS[like])
         except UsageError:
             raise
         except Exception as error:
             raise UsageError(f"function {text!r}: {printable(first_line(error))}") from error
         self.link.loaded = True
-        told, claims = registry.callable_implementation(
-            self, stub, name, {**own, **said}, like, text
-        )
         return RemoteFunction(self, told), claims
 
     def _claims(self, said: str, text: str) -> dict[str, Any]:
@@ -322,6 +329,7 @@ class RemoteFunction(Asking, Implementation):
 
     def __init__(self, backend: Remote, told: Implementation) -> None:
         self.backend, self.name, self.declared = backend, told.name, told.declared
+        self.told = told
         self.link = backend.link
         self.operator, self.beside, self.axis_order = told.operator, told.beside, told.axis_order
         self.argument_names, self.remarks = told.argument_names, told.remarks
@@ -344,35 +352,16 @@ class RemoteFunction(Asking, Implementation):
     def refused(self, inputs: Inputs) -> Mapping[str, Callable[[], Any]]:
         return self._ask("refused", inputs)
 
+    def unsupported(self, case: AnyCase) -> str | None:
+        return self.told.unsupported(case)
 
-class Signature:
-    """A function in this process that has a signature and a name, and is never called."""
-
-    def __init__(self, function: Handle, name: str, parameters: Any) -> None:
-        self._function = function
-        self.__name__ = name
-        if parameters is not None:
-            kinds = inspect._ParameterKind.__members__
-            self.__signature__ = inspect.Signature(
-                [
-                    inspect.Parameter(
-                        checked_name(n, "a parameter"), kinds[checked_name(kind, "a kind")],
-                        default=None if has_default else inspect.Parameter.empty,
-                    )
-                    for n, kind, has_default in parameters
-                ]
-            )  # fmt: skip
-
-    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        return self._function(*arguments, **keywords)
+    def nearest_supported(self, case: AnyCase) -> Case | None:
+        return self.told.nearest_supported(case)
 
 
 def isolated(home: Backend, options: Options, text: str, kernel: str = "") -> Remote:
     """The backend `home` with a child that can import the user's file, and empties the `kernel` there.
     Raises UsageError if no child can be started."""
-    like = OPERATORS.get(options.like)
-    if like is not None and like.is_layer:
-        raise UsageError("a child process runs functions; layers are judged in the suite's process")
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     places = {ROOT, *(Path(place or ".").resolve() for place in sys.path)}
     folders = [place / name for place in places for name in HIDDEN]
