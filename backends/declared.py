@@ -255,7 +255,9 @@ class Declared:
         for question, election in self.elections.items():
             answers = {"": election} if isinstance(election, str) else election
             checked_words("dtype", answers.keys() - {""}, DTYPES)
-            checked_words(f"answer to {question}", answers.values(), QUESTIONS[question].options)
+            asked = QUESTIONS[question]
+            known = [asked.option(answer) for answer in answers.values()]
+            checked_words(f"answer to {question}", known, asked.options)
         refusals = dict(self.refusals)
         if not self.dropout:
             refusals.setdefault("dropout", NO_DROPOUT)

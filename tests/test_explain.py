@@ -6,12 +6,11 @@ import re
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from backends import registry
 from suite.__main__ import main
-from suite.judge.diagnosis import facts, order
+from suite.judge.diagnosis import facts
 from suite.run.explain import table
 
 KERNELS = """
@@ -157,63 +156,6 @@ def test_rows_that_differ_are_marked() -> None:
     assert lines[1].split() == ["!", "scale", "1", "2"]
     assert len(lines) > 3
     assert all(line == line.rstrip() for line in lines)
-
-
-def tree(n: int, how: str) -> list:
-    """A sum of n numbers as nested pairs."""
-    parts: list = list(range(n))
-    if how == "pairwise":
-        while len(parts) > 1:
-            parts = [[*parts[i : i + 2]] for i in range(0, len(parts), 2)]
-        return parts[0]
-    if how.startswith("lanes"):
-        size = int(how[5:])
-        return chain([chain(parts[i::size]) for i in range(size)])
-    if how.startswith("blocks"):
-        size = int(how[6:])
-        return chain([chain(parts[i : i + size]) for i in range(0, n, size)])
-    return chain(parts[::-1] if how == "reversed" else parts)
-
-
-def chain(parts: list) -> list:
-    total = parts[0]
-    for part in parts[1:]:
-        total = [total, part]
-    return total
-
-
-def leaves(node: object) -> list[int]:
-    return [x for part in node for x in leaves(part)] if isinstance(node, list) else [node]  # type: ignore[list-item]
-
-
-def meets(node: object, i: int, j: int) -> int:
-    """How many numbers are added up when i and j have met."""
-    while isinstance(node, list):
-        inside = [part for part in node if {i, j} <= {*leaves(part)}]
-        if not inside:
-            return len(leaves(node))
-        node = inside[0]
-    raise AssertionError
-
-
-@pytest.mark.parametrize(
-    ("how", "name"),
-    [
-        ("in turn", "one after the other"),
-        ("reversed", "one after the other, from the last"),
-        ("pairwise", "pairwise"),
-        ("lanes4", "in 4 lanes, each one after the other, then the lanes"),
-        ("lanes16", "in 16 lanes, each one after the other, then the lanes"),
-        ("blocks8", "in blocks of 8, each one after the other"),
-        ("blocks4", "in blocks of 4, each one after the other"),
-    ],
-)
-def test_orders_of_sums_have_names(how: str, name: str) -> None:
-    n = order.KEYS
-    sums = tree(n, how)
-    first = np.array([meets(sums, 0, j) for j in range(1, n)])
-    beside = np.array([meets(sums, i, i + 1) for i in range(n - 1)])
-    assert order.named(first, beside) == name
 
 
 def test_a_loop_over_keys_adds_one_after_the_other(kernels: Path) -> None:

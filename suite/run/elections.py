@@ -67,7 +67,7 @@ def section(question: Question, elected: Elected) -> str:
     """A question in Markdown: its answers, and a table of the implementations that elect each answer."""
     answers = ", ".join(f"`{option}`" for option in question.options)
     lines = [f"## {question.name}\n", f"{question.text}: {answers}.\n"]
-    voters = {option: _voters(question.name, option, elected) for option in question.options}
+    voters = {option: _voters(question, option, elected) for option in question.options}
     if any(voters.values()):
         lines += ["| answer | backend | implementations |", "|---|---|---|"]
         lines += [
@@ -79,13 +79,13 @@ def section(question: Question, elected: Elected) -> str:
     return "\n".join(lines)
 
 
-def _voters(question: str, option: str, elected: Elected) -> dict[str, list[str]]:
+def _voters(question: Question, option: str, elected: Elected) -> dict[str, list[str]]:
     """The implementations that elect an answer, by backend; with dtypes if they elect other answers in
     other dtypes."""
     voters: dict[str, list[str]] = {}
     for label, questions in elected.items():
-        by_dtype = questions.get(question, {})
-        dtypes = [name for name, answer in by_dtype.items() if answer == option]
+        by_dtype = questions.get(question.name, {})
+        dtypes = [name for name, answer in by_dtype.items() if question.option(answer) == option]
         if dtypes:
             backend, _, name = label.partition(":")
             some = f" ({', '.join(dtypes)})" if len(dtypes) < len(by_dtype) else ""
@@ -114,22 +114,20 @@ def _elections(arguments: argparse.Namespace) -> int:
         if arguments.backend:
             print(json.dumps(declared(arguments.backend)))
         else:
-            print(page(_asked_apart(registry.installed())), end="")
+            print(page(asked_apart(registry.installed(), "elections")), end="")
     except (UsageError, BackendUnavailable, BrokenFramework) as error:
         print(error, file=sys.stderr)
         return 2
     return 0
 
 
-def _asked_apart(names: Iterable[str]) -> Elected:
-    """The declarations of several backends, each loaded in its own process."""
-    elected: dict[str, Any] = {}
+def asked_apart(names: Iterable[str], *words: str) -> dict[str, Any]:
+    """What a command (`words`) says as JSON of several backends, each loaded in its own process. Raises
+    UsageError if a process fails."""
+    told: dict[str, Any] = {}
     for name in names:
-        words = ["suite", "elections", f"--backend={name}"]
-        code, said = run_module(words, Path.cwd(), {})
+        code, said = run_module(["suite", *words, f"--backend={name}"], Path.cwd(), {})
         if code:
-            raise UsageError(
-                f"backend {name} cannot say what it elects (exit code {code}):\n{said}"
-            )
-        elected |= json.loads(next(x for x in reversed(said.splitlines()) if x.startswith("{")))
-    return elected
+            raise UsageError(f"`{words[0]} --backend={name}` fails (exit code {code}):\n{said}")
+        told |= json.loads(next(x for x in reversed(said.splitlines()) if x.startswith("{")))
+    return told

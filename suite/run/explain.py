@@ -71,7 +71,7 @@ def _explain(arguments: argparse.Namespace) -> int:
         options.check()
         limit_threads(options.threads)
         columns = {}
-        for name, implementation in _named(options):
+        for name, implementation in named(options):
             with limited(options.cell_timeout, f"reading {name}"):
                 columns[name] = facts.read(implementation, SECONDS)
     except (UsageError, BackendUnavailable, TimeOver) as error:
@@ -81,11 +81,16 @@ def _explain(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _named(options: Options) -> Iterator[tuple[str, Implementation]]:
-    """What is read, by the names that the command line gives. Raises UsageError."""
+def named(options: Options, every: bool = False) -> Iterator[tuple[str, Implementation]]:
+    """What is read, by the names that the command line gives; with `every` all implementations of plain
+    attention if it gives none. Raises UsageError."""
     if len(options.backends) != 1:
-        raise UsageError(f"explain needs exactly one --backend, got {', '.join(options.backends)}")
+        raise UsageError(f"exactly one --backend is read, got {', '.join(options.backends)}")
     backend = registry.load(options.backends[0], options.device)
+    if every and not options.function and not options.implementation:
+        plain_ones = (i for i in registry.implementations(backend) if i.operator.is_default)
+        yield from ((i.name, i) for i in plain_ones)
+        return
     if not options.function and not options.implementation:
         names = ", ".join(i.name for i in registry.implementations(backend))
         raise UsageError(f"name a function, PATH.py:NAME, or --implementation; valid: {names}")

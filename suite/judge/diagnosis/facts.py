@@ -15,13 +15,13 @@ from suite.judge.diagnosis import (
     formulas,
     gradients,
     heads,
-    order,
     others,
     precision,
     scale,
     weights,
 )
 from suite.judge.diagnosis.instrument import Found, Instrument, Reading, softmax
+from suite.judge.elections import order
 from suite.judge.verdict import Deviation, NotApplicable
 from suite.spec.case import Case
 from suite.spec.catalogue import cases
@@ -230,8 +230,18 @@ def _large(tool: Instrument) -> str:
 
 
 def _order(tool: Instrument) -> str:
-    case = _case(tool)
-    return (order.read(tool, case) if case is not None else "") or "not revealed"
+    many, one = (
+        order.drawn(tool.implementation, probe, order.KEYS) for probe in (order.PROBE, order.ALONE)
+    )
+    text = "not revealed"
+    try:
+        text = text if many is None else order.read(tool.sums, many).text
+        if many is None or one is None or one.sizes.Lq == many.sizes.Lq:
+            return text
+        same = order.alike(tool.sums, many, one)
+    except order.Unread:
+        return text
+    return f"{text}; {'the same' if same else 'another order'} for one sample and one query"
 
 
 def _gradients(tool: Instrument) -> str:

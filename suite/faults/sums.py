@@ -1,0 +1,71 @@
+"""Faults of promises about the order of sums, and sums that only equal scores make wrong."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from suite.faults.fault import fault
+from suite.faults.kernels.attention import Call, Kernel
+from suite.faults.kernels.variants import MergedChunks
+
+FAMILY = "tiles"
+
+
+class Tiled(Kernel):
+    """Tiles of 64 keys, each added one after the other."""
+
+    tile = 64
+
+    def attend(self, scores: np.ndarray, value: np.ndarray, call: Call) -> np.ndarray:
+        value, weights = self.visible(value, scores), self.weights(scores, call)
+        out = np.zeros((*scores.shape[:-1], value.shape[-1]), scores.dtype)
+        for start in range(0, scores.shape[-1], self.tile):
+            part = np.zeros_like(out)
+            for j in range(start, min(start + self.tile, scores.shape[-1])):
+                part = part + weights[..., j, None] * value[..., None, j, :]
+            out = out + part
+        return out
+
+
+@fault(
+    "election", "`split_k=4` chosen by a heuristic; promise the order, or fix the number of parts"
+)
+class PromisesSequential(Tiled):
+    """Sums promised one after the other are added in tiles of 64 keys."""
+
+    elections = Kernel.elections | {"order-of-sums": "sequential"}
+
+
+@fault("election", "an autotuned block size; promise the order only if BLOCK_N is fixed")
+class PromisesOtherTiles(Tiled):
+    """Sums promised in tiles of 32 keys are added in tiles of 64."""
+
+    elections = Kernel.elections | {"order-of-sums": "blocks-32"}
+
+
+@fault("election", "decoding takes a split-KV kernel; take one kernel for every batch")
+class PromisesOneOrder(MergedChunks):
+    """A single query's sums, promised in the order of many queries, are added in another order."""
+
+    elections = Kernel.elections | {"sums-of-one-row": "in-the-same-order"}
+
+    def attend(self, scores: np.ndarray, value: np.ndarray, call: Call) -> np.ndarray:
+        alone = scores.shape[-2] == 1
+        return (
+            super().attend(scores, value, call)
+            if alone
+            else Kernel.attend(self, scores, value, call)
+        )
+
+
+@fault(
+    "election", "`if m_tile > m` before a tile is added; a tile with an equal maximum counts, too"
+)
+class TiesAcrossTilesDropped(Tiled):
+    """A tile of 64 keys whose scores all equal the running maximum is left out."""
+
+    def attend(self, scores: np.ndarray, value: np.ndarray, call: Call) -> np.ndarray:
+        first = scores[..., :1]
+        tied = (scores == first).all(-1, keepdims=True) & np.isfinite(first)
+        later = np.arange(scores.shape[-1]) >= self.tile
+        return super().attend(np.where(tied & later, -np.inf, scores), value, call)
