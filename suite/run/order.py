@@ -13,7 +13,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -112,7 +112,7 @@ def add_order_parser(commands: Any) -> None:
 
 def _order(arguments: argparse.Namespace) -> int:
     names = arguments.name
-    arguments.function = [name for name in names if _is_function(name, arguments.backend)]
+    arguments.function = [name for name in names if is_function(name, arguments.backend)]
     arguments.implementation = [name for name in names if name not in arguments.function]
     options = OrderOptions.of_arguments(arguments)
     try:
@@ -135,7 +135,8 @@ def _order(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _is_function(name: str, backends: list[str] | None) -> bool:
+def is_function(name: str, backends: Sequence[str] | None) -> bool:
+    """True for the name of a function, "PATH.py:NAME", and not of an implementation, "torch:sdpa"."""
     place, colon, _ = name.rpartition(":")
     return bool(colon) and place not in (backends or ())
 
