@@ -2,7 +2,7 @@
 
     python -m suite order --backend=torch
     python -m suite order sdpa-flash my_kernels.py:flash --backend=torch
-    python -m suite order > docs/orders.md
+    python -m suite order > docs/data/orders.md
 
 Exit codes: 0; 2 if the arguments cannot be used, or if reading a function takes too long.
 """
@@ -26,13 +26,13 @@ from backends.protocol import (
     UsageError,
 )
 from backends.threads import limit_threads
+from suite.flags import option
 from suite.judge import leaks
 from suite.judge.diagnosis.instrument import Instrument
 from suite.judge.elections import order
 from suite.report.render import aligned
 from suite.run.elections import asked_apart
 from suite.run.explain import TAKEN, named
-from suite.run.flags import option
 from suite.run.options import Options
 from suite.run.process import limited
 
@@ -80,7 +80,7 @@ last column says whether the sums of one query in one sample have the order of t
 samples (256 keys). The page is made by running, for implementations of plain attention in float32 on the
 CPU:
 
-    python -m suite order > docs/orders.md
+    python -m suite order > docs/data/orders.md
 """
 
 
