@@ -15,6 +15,7 @@ import numpy as np
 from references.rotary import frequencies
 from references.rounding import Bounded
 from suite.judge.diagnosis import gradients
+from suite.judge.diagnosis.cached import of_cached
 from suite.judge.diagnosis.instrument import Found, Instrument, few
 from suite.judge.diagnosis.layers import Another, of_layer
 from suite.judge.diagnosis.look import with_limits
@@ -315,6 +316,6 @@ def _of_merge(inputs: Inputs) -> Iterator[Another]:
 
 PROBLEMS: Mapping[str, Callable[[Inputs], Iterator[Another]]] = {
     "rotary": _of_rotary, "packed": of_packed, "paged": of_paged, "paged-write": of_paged_write,
-    "merge": _of_merge,
+    "cached": of_cached, "merge": _of_merge,
 }  # fmt: skip
 """The other problems of operators that are no layers."""
