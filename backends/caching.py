@@ -12,7 +12,8 @@ import numpy as np
 from backends.prepared import PreparedCall
 from backends.protocol import Implementation
 from suite.spec.inputs import Inputs
-from suite.spec.operators.cached import CACHED, Chunk, Crop, Pick, Reset, played
+from suite.spec.operators.cached import CACHED
+from suite.spec.operators.scripts import Chunk, Crop, Pick, Reset, played
 
 
 @dataclass(frozen=True)
@@ -41,9 +42,22 @@ class Scripted(Implementation):
     def step(self, state: Any, query: Any, key: Any, value: Any, turn: Turn) -> tuple[Any, Any]:
         """The rows of a chunk, and the state."""
 
+    def fill(self, state: Any, query: Any, key: Any, value: Any, turn: Turn) -> Any:
+        """The state with tokens whose rows nobody asks; the queries are zeros."""
+        return self.step(state, query, key, value, turn)[1]
+
     def crop(self, state: Any, count: int) -> Any:
         """The state without its last tokens."""
         raise NotImplementedError
+
+    def rewinds(self, inputs: Inputs) -> bool:
+        """True if `rewound` is possible."""
+        windowed = inputs.case.option("left") is not None
+        return self.missing(["rollback", *(["window-rollback"] * windowed)]) is None
+
+    def rewound(self, state: Any, count: int) -> Any:
+        """The state without the tokens of a step that was timed."""
+        return self.crop(state, count)
 
     def reset(self, state: Any) -> Any:
         """The empty state."""
@@ -57,19 +71,55 @@ class Scripted(Implementation):
     def concat(self, arrays: Sequence[Any], axis: int) -> Any:
         """The arrays as one."""
 
-    def prepare(self, inputs: Inputs) -> PreparedCall:
-        backend, case, s = self.backend, inputs.case, inputs.sizes
-        place = 2 if self.axis_order == "bhld" else 1
-        operands = backend.memory.operands(inputs, self.axis_order)
+    @property
+    def place(self) -> int:
+        """The axis of tokens."""
+        return 2 if self.axis_order == "bhld" else 1
+
+    def cut(self, array: Any, tokens: slice) -> Any:
+        """Some tokens of an array."""
+        return array[(slice(None),) * self.place + (tokens,)]
+
+    def arguments(self, inputs: Inputs) -> dict[str, Any]:
+        """The operands, and as `earlier` the queries of tokens that the cache has before the script."""
+        memory, s = self.backend.memory, inputs.sizes
+        operands = memory.operands(inputs, self.axis_order)
         arguments = dict(zip(("query", "key", "value"), operands, strict=True))
         if s.Lk > s.Lq:
-            # The queries of tokens that are in the cache before the script: nobody reads their rows.
             shape = (s.B, s.H, s.Lk - s.Lq, s.D)
-            arguments["earlier"] = backend.memory.operand(np.zeros(shape), inputs, self.axis_order)
-        actions = list(played(case))
+            arguments["earlier"] = memory.operand(np.zeros(shape), inputs, self.axis_order)
+        return arguments
 
-        def cut(x: Any, of: slice) -> Any:
-            return x[(slice(None),) * place + (of,)]
+    def timed(self, inputs: Inputs) -> PreparedCall:
+        """A single chunk behind a full cache, which goes back after every call.
+
+        Of longer scripts, and of caches that cannot go back, all is timed.
+        """
+        s, case = inputs.sizes, inputs.case
+        single = len(case.option("script")) == 1 and s.Lk > s.Lq and not case.option("beside")
+        if not single or not self.rewinds(inputs):
+            return self.prepare(inputs)
+        (_, _, _, padding), (_, _, places, _) = played(case)
+        before, last = (Turn(inputs, padding, total) for total in (s.Lk - s.Lq, places.shape[1]))
+        operands = self.arguments(inputs)
+        earlier, now = slice(0, s.Lk - s.Lq), slice(s.Lk - s.Lq, None)
+        key, value = operands["key"], operands["value"]
+        old_key, old_value = self.cut(key, earlier), self.cut(value, earlier)
+        empty = self.init(inputs, key)
+        held = [self.fill(empty, operands["earlier"], old_key, old_value, before)]
+
+        def call(query: Any, key: Any, value: Any, held: list[Any]) -> Any:
+            rows, state = self.step(held[0], query, key, value, last)
+            held[0] = self.rewound(state, s.Lq)
+            return rows
+
+        new = {"key": self.cut(key, now), "value": self.cut(value, now)}
+        arguments = {"query": operands["query"], **new, "held": held}
+        return PreparedCall(call, arguments, axis_order=self.axis_order)
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        backend, case, cut = self.backend, inputs.case, self.cut
+        actions = list(played(case))
 
         def call(query: Any, key: Any, value: Any, earlier: Any = None) -> Any:
             states = [self.init(inputs, key) for _ in range(1 + case.option("beside"))]
@@ -79,18 +129,20 @@ class Scripted(Implementation):
                 for n, state in enumerate(states):
                     match action:
                         case Chunk(tokens=tokens, queries=queries):
-                            q = earlier if queries is None else cut(query, queries)
                             k, v = cut(key, tokens), cut(value, tokens)
                             if n:  # the second cache takes other tokens
                                 k, v = -k, -v
-                            rows, states[n] = self.step(state, q, k, v, turn)
-                            parts += [rows] if n == 0 and queries is not None else []
+                            if queries is None:
+                                states[n] = self.fill(state, earlier, k, v, turn)
+                                continue
+                            rows, states[n] = self.step(state, cut(query, queries), k, v, turn)
+                            parts += [rows] if n == 0 else []
                         case Crop(count=count):
                             states[n] = self.crop(state, count)
                         case Reset():
                             states[n] = self.reset(state)
                         case Pick(samples=samples):
                             states[n] = self.reorder(state, backend.array(np.array(samples), None))
-            return self.concat(parts, place)
+            return self.concat(parts, self.place)
 
-        return PreparedCall(call, arguments, axis_order=self.axis_order)
+        return PreparedCall(call, self.arguments(inputs), axis_order=self.axis_order)

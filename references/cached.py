@@ -22,7 +22,7 @@ from references.outputs import Outputs
 from references.primitives.segments import concatenated
 from references.rounding import Roundoffs
 from suite.spec.inputs import Inputs
-from suite.spec.operators.cached import views
+from suite.spec.operators.scripts import views
 
 
 class OfChunks(Reference):

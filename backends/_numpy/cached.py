@@ -11,7 +11,8 @@ from backends.memory import sequences
 from backends.prepared import PreparedCall
 from backends.protocol import Implementation
 from suite.spec.inputs import Inputs
-from suite.spec.operators.cached import CACHED, FEATURES, views
+from suite.spec.operators.cached import CACHED, FEATURES
+from suite.spec.operators.scripts import views
 
 
 class ChunkByChunk(Implementation):

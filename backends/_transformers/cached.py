@@ -15,7 +15,8 @@ from backends._transformers.models import modeling
 from backends.caching import Scripted, Turn
 from backends.declared import Declared
 from suite.spec.inputs import Inputs
-from suite.spec.operators.cached import FEATURES, capacity
+from suite.spec.operators.cached import FEATURES
+from suite.spec.operators.scripts import capacity
 
 NO_FEATURES = dict.fromkeys(
     ("softcap", "sinks", "alibi-slopes"), "these attention functions have none of it"
@@ -139,3 +140,10 @@ class StaticSdpa(DynamicSdpa):
         from transformers import StaticCache
 
         return StaticCache(config=config, max_cache_len=capacity(inputs.case))
+
+    def rewinds(self, inputs: Inputs) -> bool:
+        return inputs.case.option("left") is None
+
+    def rewound(self, state: Any, count: int) -> Any:
+        state[0].layers[0].cumulative_length.sub_(count)
+        return state

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 
 from backends.declared import Declared
+from backends.memory import sequences
+from backends.prepared import PreparedCall
 from backends.textbook.packed import TextbookPacked
 from suite.spec.case import Case
 from suite.spec.inputs import Inputs
-from suite.spec.operators.cached import (
-    CACHED,
-    FEATURES,
+from suite.spec.operators.cached import CACHED, FEATURES
+from suite.spec.operators.scripts import (
     Action,
     Chunk,
     Crop,
@@ -32,6 +33,26 @@ class TextbookCached(TextbookPacked):
 
     operator = CACHED
     declared = Declared(features=FEATURES)
+
+    def timed(self, inputs: Inputs) -> PreparedCall:
+        if inputs.sizes.Lk == inputs.sizes.Lq:
+            return self.prepare(inputs)
+        first = slice(0, inputs.sizes.Lk - inputs.sizes.Lq)
+        arguments = sequences(self.backend, inputs) | self.masks(inputs)
+        old_key, old_value = (arguments[name][:, :, first] for name in ("key", "value"))
+        held = self.written(self.begun(arguments), old_key, old_value, 0, arguments, inputs)
+        scale = self.backend.array(np.asarray(inputs.effective_scale), inputs.dtype)
+
+        def call(query: Any, key: Any, value: Any, **rest: Any) -> Any:
+            return self.compute(query, key, value, rest, scale, inputs)
+
+        arguments |= zip(("held_key", "held_value"), held, strict=True)
+        constants = (inputs.sizes, inputs.dtype.name, inputs.case.options, "timed")
+        return self.ops.called(self, PreparedCall(call, arguments, constants=constants))
+
+    def begun(self, rest: dict[str, Any]) -> Any:
+        """The state of an empty cache."""
+        return None
 
     def masks(self, inputs: Inputs) -> dict[str, Any]:
         """By action n: `hidden_n` (B, 1, rows, keys), True hides, `distance_n` (rows, keys) if there are
@@ -59,9 +80,11 @@ class TextbookCached(TextbookPacked):
     def compute(
         self, query: Any, key: Any, value: Any, rest: dict[str, Any], scale: Any, inputs: Inputs
     ) -> Any:
-        state: tuple[Any, Any] | None = None
-        answers = []
+        held, answers = "held_key" in rest, []
+        state = (rest["held_key"], rest["held_value"]) if held else self.begun(rest)
         for n, action in enumerate(actions(inputs.case)):
+            if held and n == 0:
+                continue  # the cache holds these tokens
             if isinstance(action, Chunk):
                 q = None if action.queries is None else query[:, :, action.queries]
                 new = key[:, :, action.tokens], value[:, :, action.tokens]
@@ -184,17 +207,14 @@ class SlotCache(TextbookCached):
                 held = np.where(held >= total, -1, held)
                 yield action, held, padding
 
-    def compute(
-        self, query: Any, key: Any, value: Any, rest: dict[str, Any], scale: Any, inputs: Inputs
-    ) -> Any:
-        self.empty = rest["empty_key"], rest["empty_value"]
-        return super().compute(query, key, value, rest, scale, inputs)
+    def begun(self, rest: dict[str, Any]) -> Any:
+        return rest["empty_key"], rest["empty_value"]
 
     def read(self, state: Any, key: Any, value: Any) -> tuple[Any, Any]:
-        ops, slots = self.ops, state or self.empty
+        ops = self.ops
         k, v = (
             ops.concat([ops.transpose(held, (1, 2, 0, 3)), x], 2)
-            for held, x in zip(slots, (key, value), strict=True)
+            for held, x in zip(state, (key, value), strict=True)
         )
         return k, v
 
@@ -204,9 +224,7 @@ class SlotCache(TextbookCached):
         ops, slots = self.ops, rest[f"slots_{n}"]
         first = key.shape[2] - slots.shape[0]
         tokens = (ops.transpose(x[:, :, first:], (2, 0, 1, 3)) for x in (key, value))
-        k, v = (
-            ops.put(held, slots, x) for held, x in zip(state or self.empty, tokens, strict=True)
-        )
+        k, v = (ops.put(held, slots, x) for held, x in zip(state, tokens, strict=True))
         return k, v
 
     def changed(self, state: tuple[Any, Any], action: Action, order: Any) -> Any:

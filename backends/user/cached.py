@@ -18,7 +18,8 @@ from backends.textbook.cached import TextbookCached
 from backends.user.function import UserCallable
 from suite.spec.case import Case
 from suite.spec.inputs import Inputs, draw
-from suite.spec.operators.cached import FEATURES, capacity
+from suite.spec.operators.cached import FEATURES
+from suite.spec.operators.scripts import capacity
 
 
 @dataclass(frozen=True)

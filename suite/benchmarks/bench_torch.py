@@ -12,6 +12,11 @@ class Forward(_Torch, _benchmark.Forward):
     cases = _benchmark.ids("gpt2-train", "bert-base-padded", "llama-decode", "vit-base-197")
 
 
+class Decode(_Torch, _benchmark.Forward):
+    cases = _benchmark.ids("llama-cache")
+    implementations = ["textbook-cached-slots"]
+
+
 class Backward(_Torch, _benchmark.Backward): ...
 
 

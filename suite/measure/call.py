@@ -223,7 +223,7 @@ class TimedCall:
 
     def _prepared(self, implementation: Implementation, inputs: Inputs) -> PreparedCall:
         if self.direction == "forward":
-            return implementation.prepare(inputs)
+            return implementation.timed(inputs)
         return implementation.differentiable(inputs)
 
     def _seconds(self, inner: int) -> float:

@@ -13,16 +13,8 @@ from backends.prepared import PreparedCall
 from suite.faults.kernels.attention import Stated
 from suite.spec.dtypes import round_to
 from suite.spec.inputs import Inputs
-from suite.spec.operators.cached import (
-    CACHED,
-    FEATURES,
-    Chunk,
-    Crop,
-    Pick,
-    Reset,
-    actions,
-    capacity,
-)
+from suite.spec.operators.cached import CACHED, FEATURES
+from suite.spec.operators.scripts import Chunk, Crop, Pick, Reset, actions, capacity
 
 
 @dataclass

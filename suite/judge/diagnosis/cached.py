@@ -10,7 +10,7 @@ import numpy as np
 from references.blocked import attention
 from suite.judge.diagnosis.layers import Another
 from suite.spec.inputs import Inputs
-from suite.spec.operators.cached import View, views
+from suite.spec.operators.scripts import View, views
 
 Seen = Callable[[View, int], np.ndarray]
 """The mask (B, rows, keys) of a chunk, from what it sees and its number."""

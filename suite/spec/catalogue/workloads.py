@@ -61,6 +61,18 @@ WORKLOADS: tuple[Workload, ...] = (
         "one token each of eight sequences of different lengths, 8 of 32 heads",
     ),
     Workload(
+        "llama-cache", "cached/none/gqa4/{dt}/b1h32q1k4097d128/c1",
+        "one token of Llama 3 8B joins a cache of 4096",
+    ),
+    Workload(
+        "llama-cache-batch", "cached/none/gqa4/{dt}/b8h8q1k4097d128/c1",
+        "one token each of eight sequences joins a cache of 4096, 8 of 32 heads",
+    ),
+    Workload(
+        "llama-cache-server", "cached/none/mqa/{dt}/b64h4q1k4097d64/c1",
+        "one token each of 64 sequences joins a cache of 4096: Llama 3.2 1B, 4 of 32 heads",
+    ),
+    Workload(
         "falcon-decode", "sdpa/none/mqa/{dt}/b1h71q1k2048d64",
         "Falcon 7B (2023): 71 query heads share one key head",
     ),
