@@ -141,6 +141,10 @@ def test_evidence_by_hand() -> None:
     said, _, against = Evidence(looks[:1], right_cells[2:]).held(found, [case])
     assert said.sentence.startswith("Only with several samples: scores are doubled.")
     assert against == 0
+    # One cell alone that differs in two properties says nothing of either.
+    double = Cell(VALUES, Case.parse("sdpa/none/mha/f64/b1h2q4k8d16"), of(of_torch.textbook))
+    assert Evidence(looks[:1], [double]).held(found, [case]) == (found, [case], 1)
+    assert Evidence(looks[:2], [double]).held(found, [case])[2] == 0
     # The same case on both sides: no property is left, and the cell contradicts.
     assert Evidence(looks[:1], right_cells[:1]).held(found, [case])[2] == 1
     mute = Found("Scores are doubled.", "scale", formula=lambda reading: None)

@@ -181,13 +181,18 @@ def _properties(case: Case, needs: Iterable[str] = ()) -> Mapping[str, str]:
 
 
 def _told_apart(explained: Sequence[Look], against: Sequence[Look]) -> str:
-    """The first property that all cells explained have, and none that contradicts; "" without one."""
+    """The first property that all cells explained have, and none that contradicts; "" without one, and if
+    one cell alone has several."""
     ours, theirs = ([look.inputs.case for look in looks] for looks in (explained, against))
     needs = sorted({name for case in (*ours, *theirs) for name in case.needs})
     have, have_not = ([_properties(case, needs) for case in cases] for cases in (ours, theirs))
-    for name, text in have[0].items():
-        if all(one[name] == text for one in have) and all(one[name] != text for one in have_not):
-            return text
+    apart = [
+        text
+        for name, text in have[0].items()
+        if all(one[name] == text for one in have) and all(one[name] != text for one in have_not)
+    ]
+    if apart:
+        return apart[0] if len(ours) > 1 or len(apart) == 1 else ""
     if min(len(ours), len(theirs)) >= ENOUGH:
         for name, word in (("Lk", "keys"), ("Lq", "queries"), ("D", "components")):
             inside, outside = ({getattr(case.sizes, name) for case in of} for of in (ours, theirs))
