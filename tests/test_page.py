@@ -14,7 +14,7 @@ import pytest
 from attention_conformance.report import Report
 from suite.records.diagnoses import DiagnosisRecord
 from suite.records.speed import SpeedHeader, SpeedRun
-from suite.report.conformance import DISTRIBUTION
+from suite.report.conformance import CHANGED, DISTRIBUTION
 from suite.report.frames import cells as frame_of
 from suite.report.frames import latest, measurements, newest_times
 from suite.report.kinds import CONFORMANCE, frames_of
@@ -268,6 +268,10 @@ def test_the_matrix_has_the_newest_run_and_the_page_has_all() -> None:
     history = texts["implementations/torch-mine.html"].partition('id="history"')[2]
     assert history.index(first.header.started) < history.index(last.header.started)
     assert history.count("torch 2.13.0") == 2
+    assert CHANGED.of(frames["dated"])[["before", "status", "case"]].to_numpy().tolist() == [
+        ["pass", "fail", first.cells[0].case]
+    ]
+    assert 'id="changed"' not in texts["implementations/jax-jax-nn.html"]
     assert "first.jsonl" not in texts["implementations/jax-jax-nn.html"]
 
 

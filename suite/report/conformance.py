@@ -8,8 +8,9 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from suite.records.cells import KEY
 from suite.report.table import Columns, Table, across, same
-from suite.spec.vocabulary import GRADES, GRADIENTS, STATUSES, VALUES
+from suite.spec.vocabulary import BROKEN, GRADES, GRADIENTS, STATUSES, VALUES
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -316,6 +317,25 @@ HISTORY = Table(
     rows=lambda dated: dated.sort_values("started", kind="stable"),
     by={"implementation": "name", "started": "started", "versions": "versions", "run": "source"},
     columns={**COUNTS, "max": ("error_ratio", "max")},
+    rare=True,
+)
+
+
+def _changed(dated: pd.DataFrame) -> pd.DataFrame:
+    """The cells whose oldest and newest records have different statuses, new failures first."""
+    order = dated.sort_values("started", kind="stable")
+    before = order.groupby([*KEY])["status"].transform("first")
+    newest = order.assign(before=before).drop_duplicates([*KEY], keep="last")
+    changed = newest[newest["before"] != newest["status"]]
+    return changed.sort_values("status", key=lambda s: ~s.isin(BROKEN), kind="stable")
+
+
+CHANGED = Table(
+    "changed",
+    "Cells whose status changed from the oldest to the newest of the runs given, new failures first.",
+    over="dated",
+    rows=_changed,
+    columns={"implementation": "name", **same("before", "status", "check", "case", "message")},
     rare=True,
 )
 

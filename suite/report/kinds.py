@@ -110,7 +110,7 @@ CONFORMANCE = Kind(
         conformance.ACCURACY, conformance.DISTRIBUTION, conformance.OF_GRADIENTS, conformance.KERNELS,
         semantics.ELECTIONS, semantics.INVARIANCE, semantics.LAYERS,
         conformance.EXPLAINED, conformance.ONLY_HERE, conformance.EVERYWHERE, conformance.FAILURES,
-        conformance.SLOWEST, conformance.HISTORY, conformance.CELLS,
+        conformance.SLOWEST, conformance.HISTORY, conformance.CHANGED, conformance.CELLS,
     ),
 )  # fmt: skip
 

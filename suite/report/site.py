@@ -24,11 +24,12 @@ from suite.report.speed import SPEED
 FOLDER = "implementations"
 """The folder of the pages of implementations."""
 
-OF_INDEX = ("runs", "diagnoses", "statuses", "elections", "everywhere")
+OF_INDEX = ("changed", "runs", "diagnoses", "statuses", "elections", "everywhere")
 """The tables below the matrix."""
 
 OF_PAGE = (
-    "diagnoses", "distribution", "accuracy", "gradients", "invariance", "kernels", "speed", "history"
+    "diagnoses", "distribution", "accuracy", "gradients", "invariance", "kernels", "speed",
+    "history", "changed",
 )  # fmt: skip
 """The tables of an implementation, below its answers to election questions and its refusals."""
 
