@@ -121,7 +121,7 @@ def pairs(
     return same, slowed, spent / len(same)
 
 
-def overhead(options: Options, name: str, case: str, times: int = 100) -> float:
+def overhead(options: Options, name: str, case: str, times: int = 400) -> float:
     """What the protocol adds to a sample: the median ratio of a sample to the same calls without it."""
     pin(1)
     _, named = implementations(options.backends[0], options)
@@ -129,15 +129,17 @@ def overhead(options: Options, name: str, case: str, times: int = 100) -> float:
     call.prepare()
 
     def bare() -> float:
+        call.call()
         start = protocol.now()
         for one in islice(cycle(call.calls), call.inner):
             one()
         return (protocol.now() - start) / call.inner
 
-    ratios = []
-    for _ in range(times):
-        before, sample, after = bare(), call.sample(), bare()
-        ratios.append(2 * sample / (before + after))
+    def sample() -> float:
+        call.call()
+        return call.sample()
+
+    ratios = [2 / (bare() / (own := sample()) + bare() / own) for _ in range(times)]
     return statistics.median(ratios) - 1.0
 
 

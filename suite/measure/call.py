@@ -227,8 +227,7 @@ class TimedCall:
         return implementation.differentiable(inputs)
 
     def _seconds(self, inner: int) -> float:
-        call = self._slowed if self.slow else self.call
-        seconds, out = protocol.timed(call, self.backend.profiler.sync, inner)
+        seconds, out = protocol.timed(self.call, self.backend.profiler.sync, inner, self.slow)
         self.look(out)
         return seconds
 
@@ -246,16 +245,6 @@ class TimedCall:
             self.look(protocol.timed(self.call, self.backend.profiler.sync, 1)[1])
             if protocol.now() > end:
                 break
-
-    def _slowed(self) -> Any:
-        """Call, then wait for the fraction `slow` of the call's time."""
-        start = protocol.now()
-        out = self.call()
-        self.backend.profiler.sync(out)
-        end = start + (protocol.now() - start) * (1.0 + self.slow)
-        while protocol.now() < end:
-            pass
-        return out
 
     def _attempt(self, call: Callable[[], Any]) -> Any:
         try:

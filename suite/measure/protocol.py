@@ -79,13 +79,19 @@ now = time.perf_counter
 """The clock, bound before a person's file is imported: a file may replace `time.perf_counter`."""
 
 
-def timed(call: Callable[[], Any], sync: Callable[[Any], None], inner: int) -> tuple[float, Any]:
-    """Seconds of one call, averaged over `inner` calls, and the output of the last call."""
+def timed(
+    call: Callable[[], Any], sync: Callable[[Any], None], inner: int, slow: float = 0.0
+) -> tuple[float, Any]:
+    """Seconds of one call, averaged over `inner` calls, and the output of the last call. After the calls
+    the fraction `slow` of their time is waited, too."""
     out = None
     start = now()
     for _ in range(inner):
         out = call()
         sync(out)
+    end = start + (now() - start) * (1.0 + slow)
+    while now() < end:
+        pass
     return (now() - start) / inner, out
 
 
