@@ -45,6 +45,7 @@ RIGHT, WRONG = "tests/isolated.py:attend", "tests/isolated.py:attend_wrongly"
         ("tests.isolated:backend", WRONG, {"", "value", "raised", "mutated-input", "type"}),
         ("torch", "tests/functions/faulty.py:other_dtype", {"", "non-finite"}),
         ("torch --like=multi-head", "tests/diagnosed/layers.py:ScaledByWholeWidth", {"", "value"}),
+        ("torch --like=cached", "tests/functions/caching.py:NoFuture", {"", "value"}),
     ],
 )
 def test_a_child_gives_the_same_records(

@@ -70,6 +70,9 @@ STEP: tuple[Parameter[Step], ...] = (
 )
 """The keyword parameters of `step`."""
 
+METHODS = ("init", "step", "reset", "crop", "reorder")
+"""The methods that a person's cache may have."""
+
 OPERATIONS = {
     "reset": ("reset",), "crop": ("rollback", "window-rollback"), "reorder": ("reorder",)
 }  # fmt: skip
@@ -108,7 +111,9 @@ class UserCached(Scripted, UserCallable):
 
     def bound(self, function: Callable[..., Any], name: str) -> Binder[Any]:
         made = self.made(function)
-        lacking = [n for n in ("init", "step") if not callable(getattr(made, n, None))]
+        found = {name: getattr(made, name, None) for name in METHODS}
+        self.methods = {name: method for name, method in found.items() if callable(method)}
+        lacking = [name for name in METHODS[:2] if name not in self.methods]
         if lacking:
             raise UsageError(f"{name} has no {' and no '.join(lacking)}; expected both as methods")
         self.initial = Binder.of(made.init, f"{name}.init", INIT, ())
@@ -116,7 +121,7 @@ class UserCached(Scripted, UserCallable):
             feature: f"the cache has no method {method}"
             for method, features in OPERATIONS.items()
             for feature in features
-            if not hasattr(made, method)
+            if method not in self.methods
         }
         return Binder.of(made.step, f"{name}.step", STEP, self.arrays)
 

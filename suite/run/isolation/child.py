@@ -39,6 +39,7 @@ from backends import registry
 from backends.claims import stated
 from backends.prepared import PreparedCall
 from backends.protocol import Backend, ForwardOnly
+from backends.user.cached import UserCached
 from backends.user.layer import UserLayer
 from suite.judge import leaks
 from suite.judge.process_settings import PROCESS
@@ -159,10 +160,13 @@ class Host:
             seen = self.implementation.seen
             unread = [[sorted(names), reason] for names, reason in seen.unread.items()]
             layer = [signature(seen.call), seen.switches, seen.takes_parameters, unread]
+        methods = {}
+        if isinstance(self.implementation, UserCached):
+            methods = {n: signature(x) for n, x in self.implementation.methods.items()}
         return {
             "function": function, "signature": signature(function),
             "name": getattr(function, "__name__", ""), "layer": layer,
-            "claims": json.dumps(stated(function), default=list),
+            "methods": methods, "claims": json.dumps(stated(function), default=list),
         }  # fmt: skip
 
     def find(self, path: tuple[Any, ...]) -> Any:

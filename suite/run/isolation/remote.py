@@ -28,6 +28,7 @@ from backends.prepared import PreparedCall, ProcessDied
 from backends.profiler import Profiler
 from backends.protocol import Backend, Setting
 from backends.registry import UsageError
+from backends.user.cached import METHODS
 from suite.judge import leaks
 from suite.judge.verdict import first_line
 from suite.records.machine import ROOT
@@ -251,6 +252,10 @@ class Remote(Asking, Backend):
             facts = self.link.at("load")
             own = {} if untrusted else self._claims(facts["claims"], text)
             stub = Signature(facts["function"], facts["name"], facts["signature"])
+            methods = checked(facts["methods"], dict, "methods")
+            for method in METHODS:
+                if method in methods:
+                    setattr(stub, method, Signature(stub, method, methods[method]))
             all_said = {**own, **said}
             if facts["layer"] is None:
                 told, claims = registry.callable_implementation(
