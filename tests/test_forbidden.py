@@ -156,10 +156,11 @@ def test_the_cells_in_which_it_calls_fail(tmp_path: Path, isolate: bool) -> None
     assert {v.status for case, v in judged.items() if case not in few} == {"pass"}
 
 
-def test_forbidden_calls_are_watched_in_eager_mode(tmp_path: Path) -> None:
+@pytest.mark.parametrize("asked", [{"forbid": (OF_TORCH,)}, {"kernel": "attend"}])
+def test_what_is_asked_of_eager_calls(tmp_path: Path, asked: dict[str, Any]) -> None:
     pytest.importorskip("torch")
-    with pytest.raises(UsageError, match="--forbid watches eager calls"):
-        plan(tmp_path, "calls", mode="compiled", forbid=(OF_TORCH,))
+    with pytest.raises(UsageError, match="--forbid and --kernel are about eager calls"):
+        plan(tmp_path, "calls", mode="compiled", **asked)
 
 
 def test_layers_are_no_functions(tmp_path: Path) -> None:

@@ -285,8 +285,10 @@ class Options(CommandOptions):
         for name, flag in flags(Options).items():
             if flag.of_function and not self.function and self._value(name) != flag.initial:
                 raise UsageError(f"--{name} speaks of a --function, and none is given")
-        if self.forbid and self.mode == "compiled":
-            raise UsageError("--forbid watches eager calls: choose --mode=eager or --mode=all")
+        if (self.forbid or self.kernel) and self.mode == "compiled":
+            raise UsageError(
+                "--forbid and --kernel are about eager calls: choose --mode=eager or --mode=all"
+            )
         if self.expect and not self.function and not any(":" in name for name in names):
             raise UsageError(
                 "--expect is the manifest of a --function or of a third-party backend; that of "
