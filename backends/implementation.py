@@ -106,6 +106,11 @@ class Implementation(ABC):
         the framework leaves unchecked without documenting an error are not included."""
         return {}
 
+    def broken_rules(self, inputs: Inputs) -> Mapping[str, str]:
+        """For an operator that is registered with its framework: the framework's rules that it breaks, by
+        name, each with the reason."""
+        return {}
+
     def end_of_cell(self, passed: bool) -> bool:
         """End the cell that calls were prepared for: keep its compiled programs only if it `passed`.
         Returns True if the cell used programs of earlier cells."""

@@ -14,6 +14,7 @@ from backends._torch.exporter import by_onnx, exporters
 from backends._torch.flex import Flex
 from backends._torch.kernels import SdpaCudnn, SdpaEfficient, SdpaFlash, SdpaMath
 from backends._torch.layers import MultiheadAttentionFast, layers
+from backends._torch.operators import CustomOperator, overload_of
 from backends._torch.packed import FlexPacked, NestedSdpa
 from backends._torch.paged import FlexPaged
 from backends.claims import Claims
@@ -80,7 +81,8 @@ class TorchBackend(TorchEngine):
     def function(
         self, function: Callable[..., object], name: str, claims: Claims
     ) -> Implementation:
-        return UserFunction(self, function, name, claims, SIGNATURE)
+        kind = UserFunction if overload_of(function) is None else CustomOperator
+        return kind(self, function, name, claims, SIGNATURE)
 
 
 class WithExporters(TorchCompilers):

@@ -41,8 +41,8 @@ NOT_STORED = {
 }
 """Election questions that vectors leave out, with the reason."""
 
-ALL = Declared(features=frozenset(WORDS) - OF_BACKENDS - {"dropout"})
-"""The features that files can ask: all except memory layout, threads and dropout."""
+ALL = Declared(features=frozenset(WORDS) - OF_BACKENDS - {"dropout", "registered-operator"})
+"""The features that files can ask: all except memory layout, threads, dropout and rules of operators."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,106 @@
+"""Operators of torch.library as people's functions."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from backends.claims import Claims
+from backends.declared import Declared
+from backends.protocol import Backend, ForwardOnly, PreparedCall
+from backends.user.function import NativeSignature, UserFunction
+from suite.spec.inputs import Inputs
+from suite.spec.vocabulary import OPERANDS
+
+OF_TORCH = ("aten", "prim", "prims")
+"""Namespaces of torch's own operators."""
+
+RULES = {
+    "test_schema": "its schema does not say which arguments it writes to, or that its output is one",
+    "test_autograd_registration": "its backward pass is not registered for the key Autograd",
+    "test_faketensor": "its fake function (register_fake) is missing, or says other shapes, strides or "
+    "dtypes than it returns",
+    "test_aot_dispatch_dynamic": "traced with symbolic sizes it answers otherwise, or fails",
+}
+"""What is wrong with an operator if a test of `torch.library.opcheck` fails."""
+
+
+def overload_of(function: object) -> Any:
+    """The overload of a custom operator, which has a schema; None for other functions."""
+    import torch
+
+    if isinstance(function, torch.library.CustomOpDef):
+        return function._opoverload
+    if isinstance(function, torch._ops.OpOverloadPacket):
+        names = function.overloads()
+        function = getattr(function, names[0]) if len(names) == 1 else None
+    custom = isinstance(function, torch._ops.OpOverload) and function.namespace not in OF_TORCH
+    return function if custom else None
+
+
+def signature_of(overload: Any) -> inspect.Signature:
+    """The signature that an operator's schema states."""
+    kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+    return inspect.Signature([
+        inspect.Parameter(
+            a.name,
+            kinds[a.kwarg_only],
+            default=a.default_value if a.has_default_value() else inspect.Parameter.empty,
+        )
+        for a in overload._schema.arguments
+    ])  # fmt: skip
+
+
+class CustomOperator(UserFunction):
+    """A custom operator, whose parameters are those of its schema."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        function: Callable[..., Any],
+        name: str,
+        claims: Claims,
+        native: NativeSignature,
+    ) -> None:
+        self.overload = overload_of(function)
+        function.__signature__ = signature_of(self.overload)  # type: ignore[attr-defined]
+        super().__init__(backend, function, name, claims, native)
+
+    def declaration(self, claims: Claims) -> Declared:
+        return super().declaration(claims).taking("registered-operator")
+
+    def broken_rules(self, inputs: Inputs) -> Mapping[str, str]:
+        """The tests of `torch.library.opcheck` that fail. Tensors require gradients only if the operator
+        has a backward pass."""
+        import torch
+
+        prepared = self.prepare(inputs)
+        arguments = dict(prepared.arguments)
+        operands = [arguments.pop(name).detach().clone() for name in OPERANDS]
+        if self.differentiates(prepared):
+            operands = [x.requires_grad_() for x in operands]
+        found = torch.library.opcheck(
+            self.overload, tuple(operands), arguments, raise_exception=False
+        )
+        failed = {name: why for name, why in found.items() if why != "SUCCESS"}
+        return {name: f"{RULES.get(name, 'fails')}: {_line(why)}" for name, why in failed.items()}
+
+    def differentiates(self, prepared: PreparedCall) -> bool:
+        """False if the operator says that it has no backward pass; True also if its backward pass fails,
+        which is for opcheck to say."""
+        import torch
+
+        try:
+            self.backend.vjp(prepared, OPERANDS, torch.ones_like(prepared()))
+        except ForwardOnly:
+            return False
+        except Exception:
+            return True
+        return True
+
+
+def _line(error: object) -> str:
+    """An error of opcheck in one line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:300] if lines else type(error).__name__

@@ -1,0 +1,75 @@
+"""Faults of operators that are registered with a framework: what they say of themselves is not so."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from suite.faults.fault import fault
+from suite.faults.kernels.attention import Call
+from suite.faults.persons import Persons
+from suite.spec.inputs import Inputs
+from suite.spec.vocabulary import OPERANDS
+
+FAMILY = "contract"
+
+
+class Registered(Persons):
+    """An operator, whose shapes, writes and memory are checked as frameworks do."""
+
+    features = Persons.features | {"registered-operator"}
+
+    def fake_shape(self, inputs: Inputs) -> tuple[int, ...]:
+        """The shape of the output that the operator says without values."""
+        return inputs.output_shape("output")
+
+    def broken_rules(self, inputs: Inputs) -> Mapping[str, str]:
+        prepared = self.prepare(inputs)
+        arrays = {name: prepared.arguments[name].values for name in OPERANDS}
+        before = {name: array.copy() for name, array in arrays.items()}
+        output = prepared().values
+        broken = {}
+        if output.shape != self.fake_shape(inputs):
+            broken["fake"] = f"says shape {self.fake_shape(inputs)}, returns {output.shape}"
+        for name, array in arrays.items():
+            if not np.array_equal(array, before[name]):
+                broken["schema"] = f"writes to {name}, and does not say so"
+            if np.shares_memory(array, output):
+                broken["alias"] = f"returns memory of {name}, and does not say so"
+        return broken
+
+
+@fault(
+    "registration", "`torch.empty_like(query)` in register_fake; the last size is that of values"
+)
+class FakeHasTheShapeOfQueries(Registered):
+    """An operator says without values that its output has the shape of the query."""
+
+    def fake_shape(self, inputs: Inputs) -> tuple[int, ...]:
+        s = inputs.sizes
+        return (s.B, s.H, s.Lq, s.D)
+
+
+@fault("registration", "`mutates_args=()` of an operator that scales the query in place")
+class WritesUnsaid(Registered):
+    """An operator scales its query in place, and registers no such write."""
+
+    def compute(self, call: Call) -> np.ndarray:
+        out = super().compute(call)
+        call.query.values[...] *= 0.5
+        return out
+
+
+@fault(
+    "registration", "an output in the memory of an argument; allocate it, or say so in the schema"
+)
+class ReturnsAnArgument(Registered):
+    """An operator writes its output into the memory of the query, and registers an output of its own."""
+
+    def deliver(self, out: np.ndarray, call: Call) -> object:
+        rounded = super().deliver(out, call)
+        if rounded.values.shape == call.query.values.shape:
+            call.query.values[...] = rounded.values
+            rounded = type(rounded)(call.query.values, rounded.fmt)
+        return rounded

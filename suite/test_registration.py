@@ -1,0 +1,37 @@
+"""Promise: an operator that is registered with its framework keeps the framework's rules.
+
+Compilers believe what an operator says of itself: which arguments it writes to, which shapes it returns,
+how it is differentiated. `torch.library.opcheck` holds torch's custom operators to that.
+"""
+
+from __future__ import annotations
+
+from backends.protocol import Declared
+from suite.judge.cell import Cell
+from suite.judge.check import check
+from suite.judge.verdict import Deviation
+from suite.spec.catalogue import Ask, asked
+
+REGISTERED = "registered-operator"
+
+
+def registered(declared: Declared) -> bool:
+    """True for operators, which alone have rules."""
+    return REGISTERED in declared.features
+
+
+@check(
+    asked(
+        Ask("sdpa/none/mha/{dt}/b2h3q5k7d8v6", dtypes="float32"),
+        Ask("sdpa/causal/mha/{dt}/b2h3q5k7d8", dtypes="float32"),
+    ),
+    (REGISTERED,),
+    applies_to=registered,
+)
+def test_registration(cell: Cell) -> None:
+    """An operator's schema, shapes without values, and backward pass are as it acts, also if traced."""
+    cell.run()
+    broken = cell.attempt(lambda: cell.implementation.broken_rules(cell.inputs))
+    if broken:
+        rules = "; ".join(f"{name}: {text}" for name, text in broken.items())
+        raise Deviation("registration", f"the operator breaks {len(broken)} of its rules: {rules}")
