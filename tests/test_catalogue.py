@@ -212,6 +212,9 @@ def test_measured_and_known_are_one_of_a_family() -> None:
     assert diagnose.joined([], [rare]) == [rare]
     second = replace(known, sentence="E.", explains=1, tried=2, fault="g")
     assert diagnose.joined([known, second], []) == [known, second]
+    wide = replace(other, contradicts=2, explains=4)
+    assert diagnose.joined([], [wide, rare]) == [rare]
+    assert diagnose.joined([], [wide]) == [wide]
 
 
 def test_rounding_is_measured_better_than_known() -> None:

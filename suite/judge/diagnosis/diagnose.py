@@ -108,8 +108,8 @@ def never_elected(failing: Iterable[Cell], beside: bool) -> Iterator[Diagnosis]:
 def joined(found: Iterable[Diagnosis], measured: Iterable[Diagnosis]) -> list[Diagnosis]:
     """The diagnoses of both sources, what explains most first. Faults of the catalogue explain different
     cells; of what is measured one of each family is left. A fault of a single cell is left out beside
-    measurements of several. What the catalogue explains gets the picture that was measured of its
-    family."""
+    measurements of several, and what passing cells contradict beside anything else. What the catalogue
+    explains gets the picture that was measured of its family."""
     pictures = {one.family: one.picture for one in measured if one.picture}
     named = [replace(one, picture=pictures.get(one.family, "")) for one in found]
     told: list[Diagnosis] = []
@@ -120,7 +120,8 @@ def joined(found: Iterable[Diagnosis], measured: Iterable[Diagnosis]) -> list[Di
     return [
         one
         for one in told
-        if one.explains > 1 or not one.fault or told[0].fault or told[0].explains <= 1
+        if (one.explains > 1 or not one.fault or told[0].fault or told[0].explains <= 1)
+        and (not one.contradicts or told[0].contradicts)
     ]
 
 
