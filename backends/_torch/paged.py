@@ -36,6 +36,11 @@ class FlexPaged(Implementation):
         elections={"nan-behind-last-key": "leaks"},
     )
 
+    @property
+    def later(self) -> frozenset[str]:
+        """Float64 and float16: pages have no dtype, and `flex` asks the same operator in every dtype."""
+        return frozenset({"f64", "f16"})
+
     def prepare(self, inputs: Inputs) -> PreparedCall:
         from torch.nn.attention.experimental._paged_attention import PagedAttention
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention
