@@ -103,7 +103,8 @@ class Report:
         from suite.report.render import as_html
 
         frames = frames_of(self.run)
-        page = as_html(CONFORMANCE.of(frames), CONFORMANCE.title, overview(frames))
+        tables = CONFORMANCE.of(frames)
+        page = as_html(tables, CONFORMANCE.title, overview(frames, tables))
         return f'<iframe srcdoc="{escape(page)}" style="width:100%;height:40rem;border:0"></iframe>'
 
     def _lines(self) -> list[str]:

@@ -1,8 +1,10 @@
-"""What several files of tests share: one thread for frameworks, the adapter of PyTorch, the wheel."""
+"""What several files of tests share: one thread for frameworks, the adapter of PyTorch, the wheel, a
+browser."""
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,3 +57,20 @@ def own_answers(right_answers: Path, tmp_path: Path) -> Path:
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel of this checkout."""
     return build(tmp_path_factory.mktemp("wheel"))
+
+
+LIMITS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync",
+          "--disable-component-update", "--no-first-run"]  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """Chromium, driven by Playwright."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("the browser chromium is not installed")
+    with playwright.sync_playwright() as running:
+        started = running.chromium.launch(executable_path=chromium, args=LIMITS)
+        yield started
+        started.close()

@@ -14,6 +14,7 @@ from typing import Any
 import pandas as pd
 
 from suite.records.files import new_folder
+from suite.records.lines import RecordError
 from suite.report.conformance import OF_UNSUPPORTED
 from suite.report.frames import latest, newest_times
 from suite.report.kinds import TABLES
@@ -37,8 +38,10 @@ OF_PAGE = (
 def write(frames: Mapping[str, Any], title: str, folder: Path) -> None:
     """Write the pages of the frames (`suite.report.kinds`) into a new or empty folder.
 
-    Raises FileExistsError if the folder is not empty.
+    Raises FileExistsError if the folder is not empty, RecordError if no cell was judged.
     """
+    if frames["cells"].empty:
+        raise RecordError("a site needs judged cells, and the records hold none")
     folder = new_folder(folder)
     (folder / FOLDER).mkdir()
     for name, text in pages(frames, title):

@@ -1,0 +1,198 @@
+"""The folder of pages: what each page has, and the way from the matrix to a page in a real browser."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from suite.__main__ import main
+from suite.records.speed import SpeedHeader, SpeedRun
+from suite.report.conformance import CHANGED, DISTRIBUTION
+from suite.report.frames import cells as frame_of
+from suite.report.frames import latest, measurements, newest_times
+from suite.report.kinds import frames_of
+from suite.report.site import _part, _paths, pages, write
+from tests.pages_by_hand import HOSTILE, runs
+from tests.records_by_hand import cell, run
+from tests.records_by_hand import write as write_run
+from tests.speed_by_hand import record as timed
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pages") / "site"
+    write(frames_of(runs()), "A title", folder)
+    return folder
+
+
+def test_a_site_has_a_page_for_every_implementation(site: Path) -> None:
+    names = ["jax-jax-nn.html", "tf-eager.html", "torch-mine.html"]
+    assert sorted(path.name for path in site.glob("implementations/*")) == names
+    index, mine = (
+        (site / name).read_text("utf-8")
+        for name in ("index.html", "implementations/torch-mine.html")
+    )
+    again = "values[torch:mine/sdpa/causal"
+    assert (again in index, again in mine) == (False, True)
+    assert (HOSTILE in index, HOSTILE in mine) == (False, False)
+    assert "jax-nn" not in mine
+    assert (
+        mine.index('id="elections"') < mine.index('id="distribution"') < mine.index('id="history"')
+    )
+    for folder in (site, site.parent):
+        with pytest.raises(FileExistsError):
+            write(frames_of(runs()), "A title", folder)
+
+
+def test_the_matrix_has_the_newest_run_and_the_page_has_all() -> None:
+    first, last = runs()
+    frames = frames_of([last, first])  # in any order
+    assert {*latest(frames["dated"])["label"]} == {"torch:mine", "jax:jax-nn", "tf:eager"}
+    assert len(latest(frames["dated"])) == len(last.cells)
+    texts = dict(pages(frames, "A title"))
+    history = texts["implementations/torch-mine.html"].partition('id="history"')[2]
+    assert history.index(first.header.started) < history.index(last.header.started)
+    assert history.count("torch 2.13.0") == 2
+    assert CHANGED.of(frames["dated"])[["before", "status", "case"]].to_numpy().tolist() == [
+        ["pass", "fail", first.cells[0].case]
+    ]
+    assert 'id="changed"' not in texts["implementations/jax-jax-nn.html"]
+    assert "first.jsonl" not in texts["implementations/jax-jax-nn.html"]
+
+
+def test_the_newest_run_may_come_in_parts() -> None:
+    """Parts of one run, of which a cell was asked twice, beside an older run of other cells."""
+    one, two = cell("sdpa/none/mha/f32/b1h1q1k1d8"), cell("sdpa/none/mha/f32/b1h1q1k2d8")
+    gone, worse = cell("sdpa/none/mha/f32/b1h1q1k3d8"), replace(one, status="fail")
+    parts = {
+        "old": (gone, "a", "1"),
+        "1": (one, "b", "3"),
+        "2": (two, "b", "2"),
+        "3": (worse, "b", "4"),
+    }
+    given = [
+        run(each, source=f"{name}.jsonl", digest=digest, started=started)
+        for name, (each, digest, started) in parts.items()
+    ]
+    newest = latest(frames_of(given)["dated"])
+    assert dict(zip(newest["case"], newest["status"], strict=True)) == {
+        one.case: "fail", two.case: "pass"
+    }  # fmt: skip
+    assert newest["label"].to_list() == ["torch:sdpa", "torch:sdpa"]
+
+
+def test_the_matrix_has_the_newest_times_and_the_page_all() -> None:
+    speed = [
+        SpeedRun(
+            SpeedHeader(protocol=2, started=started),
+            (timed("mine", seconds, backend="torch"),),
+            source,
+        )
+        for source, started, seconds in (
+            ("b.jsonl", "2026-11-21", 3e-3),
+            ("a.jsonl", "2026-11-20", 5e-3),
+        )
+    ]
+    frames = frames_of(runs()) | {"measurements": measurements(speed)}
+    assert newest_times(frames["measurements"])["seconds"].to_list() == [3e-3]
+    text = dict(pages(frames, "A title"))["implementations/torch-mine.html"]
+    assert '"gpt2-train forward f32": [2.25, 3.0, 4.5]' in text
+    shown = text.partition('<section id="speed">')[2].partition("</section>")[0]
+    assert re.findall(r"<td[^>]*>([35])</td>", shown) == ["5", "3"]
+
+
+def test_the_part_of_an_implementation_has_nothing_of_others() -> None:
+    matrix = {
+        "rows": ["a", "b"],
+        "counts": [[0, 1, "f32"], [1, 2, "f16"]],
+        "failures": [{"row": 0, "finding": "x"}, {"row": 1, "finding": "y"}],
+        "reasons": {"0 3": ["why"], "1 10": ["how"]},
+        "findings": {"x": "one", "y": "two"},
+        "topics": ["all"],
+    }
+    assert _part(matrix, 1) == {
+        "rows": ["b"],
+        "counts": [[0, 2, "f16"]],
+        "failures": [{"row": 0, "finding": "y"}],
+        "reasons": {"0 10": ["how"]},
+        "findings": {"y": "two"},
+        "topics": ["all"],
+    }
+
+
+def test_a_distribution_counts_every_ratio_once() -> None:
+    ratios = [0.0, 0.01, 0.010001, 0.3, 1.0, 1.0001, float("inf")]
+    judged = run(
+        *(cell(f"sdpa/none/mha/f32/b1h1q1k{n}d8", error_ratio=r) for n, r in enumerate(ratios))
+    )
+    (row,) = DISTRIBUTION.of(frame_of(judged)).to_dict("records")
+    assert [row[n] for n in ("≤ 0.01", "≤ 0.03", "≤ 0.1", "≤ 0.3", "≤ 1", "> 1")] == [
+        2,
+        1,
+        0,
+        1,
+        1,
+        2,
+    ]
+    assert (row["median"], row["max"]) == (0.3, float("inf"))
+
+
+def test_paths_of_pages_are_harmless_and_differ() -> None:
+    labels = ["torch:a/../../b", "torch:a b", "torch:A-b", "torch:<script>", "torch:" + "x" * 300]
+    paths = _paths(labels)
+    assert len({path.lower() for path in paths.values()}) == len(labels)
+    for path in paths.values():
+        assert path.isascii()
+        assert path.count("/") == 1
+        assert len(path) < 120
+
+
+@pytest.mark.parametrize("width", [360, 1920])
+def test_an_entry_of_the_matrix_leads_to_its_failures(browser: Any, site: Path, width: int) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+    opened, errors = browser.new_page(viewport={"width": width, "height": 900}), []
+    opened.on("pageerror", lambda error: errors.append(str(error)))
+    opened.goto((site / "index.html").as_uri())
+    opened.locator("#dtype").select_option("f32")
+    opened.get_by_role("link", name="torch:mine, causal: wrong").click()
+    assert opened.url.partition("#")[0].endswith("implementations/torch-mine.html")
+    assert "dtype=f32" in opened.url
+    opened.locator("#details summary").click()
+    assert HOSTILE in opened.locator("#details").inner_text()
+    opened.keyboard.press("Escape")
+    assert opened.locator(".controls").is_hidden()
+    assert opened.locator("#matrix tbody tr").count() == 1
+    assert opened.evaluate("document.documentElement.scrollWidth") <= width
+    for scheme in ("light", "dark"):
+        opened.emulate_media(color_scheme=scheme)
+        found = axe.Axe().run(opened)
+        assert found.violations_count == 0, found.generate_report()
+    opened.get_by_role("link", name="All implementations").click()
+    opened.get_by_role("link", name="jax:jax-nn", exact=True).click()
+    assert opened.locator("h1").inner_text() == "jax:jax-nn"
+    assert errors == []
+    opened.close()
+
+
+def test_a_site_needs_a_folder_and_judged_cells(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(tmp_path / "empty.jsonl", run())
+    assert (
+        main(["report", str(tmp_path / "empty.jsonl"), "--format=site", f"--output={tmp_path}/s"])
+        == 2
+    )
+    assert "the records hold none" in capsys.readouterr().err
+    odd = cell(implementation="torch:odd", status="fail", kind="value", message="\ud800 \x1b[31m")
+    write_run(tmp_path / "run.jsonl", run(*runs()[1].cells, odd))
+    words = ["report", str(tmp_path / "run.jsonl"), "--format=site"]
+    assert main(words) == 2
+    assert "name a folder by --output" in capsys.readouterr().err
+    assert main([*words, f"--output={tmp_path / 'site'}", "--table", "runs"]) == 2
+    assert "leave --table out" in capsys.readouterr().err
+    assert main([*words, f"--output={tmp_path / 'site'}"]) == 0
+    assert (tmp_path / "site" / "index.html").is_file()
