@@ -17,6 +17,7 @@ from suite.judge.cell import Cell  # noqa: E402
 from suite.judge.diagnosis.diagnose import diagnose  # noqa: E402
 from suite.judge.diagnosis.finding import Diagnosis  # noqa: E402
 from suite.judge.diagnosis.held import Evidence, alike  # noqa: E402
+from suite.judge.diagnosis.identify import identify  # noqa: E402
 from suite.judge.diagnosis.instrument import Found, softmax  # noqa: E402
 from suite.judge.diagnosis.look import Look  # noqa: E402
 from suite.judge.judge import judge  # noqa: E402
@@ -84,6 +85,18 @@ def test_failing_cells_are_counted_whose_answers_a_formula_gives() -> None:
         0,
     )  # with a given scale it is another
     assert one.case in PLAIN
+
+
+def test_a_scale_by_default_says_nothing_of_given_scales() -> None:
+    def unscaled(query, key, value, scale=None):
+        return of_torch.textbook(query, key, value, scale=1.0 if scale is None else scale)
+
+    cells = split(unscaled, *PLAIN, *(f"{case}/scale0.3" for case in PLAIN))
+    looks = [look for cell in cells[0] if (look := Look.of(cell)) is not None]
+    (one,) = identify(cells[0][0].implementation.backend, cells[0][0].implementation,
+                      [look.inputs.case for look in looks], 60, Evidence(looks, cells[1]))  # fmt: skip
+    assert one.sentence.startswith("The scale is 1, expected 0.354 = 1/sqrt(D).")
+    assert (one.explains, one.tried, one.contradicts) == (3, 3, 0)
 
 
 def test_a_property_is_said_that_passing_cells_lack() -> None:

@@ -43,10 +43,11 @@ def made(
     return softmax(scores + (own if bias is None else bias), reading.seen)
 
 
-def _of_scale(name: str, reading: Reading) -> np.ndarray | None:
-    """The weights with the scale of a formula of people, if inputs like these have it."""
+def _of_scale(name: str, given: bool, reading: Reading) -> np.ndarray | None:
+    """The weights with the scale of a formula of people; None unless a scale is given as it was."""
     scale = scales(reading.inputs.sizes, reading.inputs.scale).get(name)
-    return None if scale is None else made(reading, scale)
+    same = given == (reading.inputs.scale is not None)
+    return None if scale is None or not same else made(reading, scale)
 
 
 def _scaled(tool: Instrument, reading: Reading) -> Found | None:
@@ -67,7 +68,8 @@ def _scaled(tool: Instrument, reading: Reading) -> Found | None:
         if reading.bias is not None and not fit.says(1, 1.0):
             more = f" The bias counts {_times(float(fit.values[1]))}."
         told = f"The scale is {text}, expected {want}.{more}"
-        return Found(told, "scale", hint, formula=None if more else partial(_of_scale, name))
+        weights = partial(_of_scale, name, inputs.scale is not None)
+        return Found(told, "scale", hint, formula=None if more else weights)
     moved = reading.scores + (scale - right) * reading.products
     if cap is None and reading.fits(softmax(moved, reading.seen)):
         text = f"The scale is {scale:.6g}, expected {right:.6g}."
@@ -112,7 +114,8 @@ def _capped(reading: Reading) -> Found | None:
     for name, other in scales(reading.inputs.sizes, given).items():
         if other != scale and reading.fits(made(reading, other)):
             text = f"The scale is {other:.3g} = {name}, expected {scale:.3g}."
-            return Found(text, "scale", HINTS.get(name, ""), formula=partial(_of_scale, name))
+            weights = partial(_of_scale, name, given is not None)
+            return Found(text, "scale", HINTS.get(name, ""), formula=weights)
     # tanh(s / c) c is s - s^3 / 3 c^2 + ... : a ratio of caps that fits is the one used.
     for other in cap * 2.0 ** (np.arange(-32, 33) / 8):
         if reading.fits(softmax(other * np.tanh(plain / other) + bias, reading.seen)):
