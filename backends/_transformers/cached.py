@@ -51,9 +51,10 @@ class DynamicSdpa(Scripted):
         from transformers import MistralConfig
 
         s, left = inputs.sizes, inputs.case.option("left")
+        # Caches and masks read no head size; a rotation, which is not called, refuses odd ones.
         config = MistralConfig(
-            hidden_size=s.H * s.D, num_hidden_layers=1, num_attention_heads=s.H,
-            num_key_value_heads=s.Hkv, head_dim=s.D, sliding_window=None if left is None else left + 1,
+            num_hidden_layers=1, num_attention_heads=s.H, num_key_value_heads=s.Hkv, head_dim=2,
+            sliding_window=None if left is None else left + 1,
         )  # fmt: skip
         config._attn_implementation = self.chosen
         layer = self.backend.torch.nn.Module().eval()

@@ -252,6 +252,7 @@ STANDARD = (
     f"{GROWN}/c1.5.1.1/win12/pad5.0.11",
     "cached/none/mqa/{dt}/b2h4q9k9d8v6/c5.1.3",
     "cached/none/mqa/{dt}/b2h4q9k9d8v6/c5.1.3/win3/room4/slopes",
+    f"{SMALL}/c5.1.3/scale0.0",
     f"{SMALL}/c5.1.3/large",
     f"{SMALL}/c5.1.3/tiny",
     # past borders of tiles

@@ -1,0 +1,126 @@
+"""`flax.nnx.MultiHeadAttention` that decodes: one token a call, with a cache by `init_cache`.
+
+Projections are the identity, so that the layer is attention over its operands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from backends._jax.engine import JaxEngine
+from backends.caching import Scripted, Turn
+from backends.declared import Declared
+from backends.implementation import ALL_BUT_FLOAT32
+from suite.spec.inputs import Inputs
+from suite.spec.operators.cached import FEATURES
+from suite.spec.operators.scripts import allowed, capacity
+
+NO_METHOD = "the layer has no method for it"
+RING = "the layer writes no ring"
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """The state of a layer, its state when the cache was empty, and the number of tokens."""
+
+    layer: Any
+    empty: Any
+    count: int = 0
+
+
+class NnxDecode(Scripted):
+    """The layer with `decode=True`. Windows and left padding are masks over the slots."""
+
+    backend: JaxEngine
+
+    name = "flax-nnx-decode"
+    declared = Declared(
+        # The softmax is float32 in every dtype.
+        numerics={"f64": "single", "f32": "fused", "bf16": "fused", "f16": "fused"},
+        features=FEATURES,
+        refusals={
+            "softcap": "Flax has no softcap",
+            "sinks": "Flax has no sinks",
+            "alibi-slopes": "Flax has no slopes",
+            "scale": "Flax divides by the root of the head size",
+            "value-size": "the cache holds keys and values of one size",
+            "rollback": NO_METHOD,
+            "reorder": NO_METHOD,
+            "ring": RING,
+            "window-rollback": RING,
+        },
+    )
+    axis_order = "blhd"
+
+    def __init__(self, backend: JaxEngine) -> None:
+        super().__init__(backend)
+        self.programs: dict[Any, Callable[..., Any]] = {}
+
+    @property
+    def later(self) -> frozenset[str]:
+        return frozenset(ALL_BUT_FLOAT32)
+
+    def init(self, inputs: Inputs, key: Any) -> Decoding:
+        from flax import nnx
+
+        s, jnp = inputs.sizes, self.backend.numpy
+        width, kv_width = s.H * s.D, s.Hkv * s.D
+        settings = {
+            "num_heads": s.H, "num_kv_heads": s.Hkv, "in_features": width, "in_kv_features": kv_width,
+            "use_bias": False, "decode": True, "dtype": key.dtype, "param_dtype": key.dtype,
+        }  # fmt: skip
+        layer = nnx.eval_shape(
+            lambda: nnx.MultiHeadAttention(**settings, rngs=nnx.Rngs(0), keep_rngs=False)
+        )
+        for part, heads in (("query", s.H), ("key", s.Hkv), ("value", s.Hkv)):
+            kernel = np.eye(heads * s.D).reshape(-1, heads, s.D)
+            getattr(layer, part).kernel = nnx.Param(jnp.asarray(kernel, key.dtype))
+        layer.out.kernel = nnx.Param(jnp.asarray(np.eye(width).reshape(s.H, s.D, -1), key.dtype))
+        layer.init_cache((s.B, capacity(inputs.case), width), key.dtype)
+        graph, state = nnx.split(layer)
+        self.programs.setdefault(self.shape(inputs), self.program(graph))
+        return Decoding(state, state)
+
+    def shape(self, inputs: Inputs) -> Any:
+        """What a program depends on besides its arguments."""
+        s = inputs.sizes
+        return s.B, s.H, s.Hkv, s.D, capacity(inputs.case), inputs.dtype.name
+
+    def program(self, graph: Any) -> Callable[..., Any]:
+        """A step of one token: the one at place `n` of arrays (B, L, H, D)."""
+        from flax import nnx
+
+        jax = self.backend.jax
+
+        def step(state: Any, query: Any, key: Any, value: Any, mask: Any, n: Any) -> Any:
+            layer = nnx.merge(graph, state)
+            tokens = (jax.lax.dynamic_slice_in_dim(x, n, 1, 1) for x in (query, key, value))
+            q, k, v = (x.reshape((*x.shape[:2], -1)) for x in tokens)
+            rows = layer(q, k, v, mask=mask)
+            return rows.reshape((*rows.shape[:2], *query.shape[2:])), nnx.state(layer)
+
+        compiled: Callable[..., Any] = jax.jit(step)
+        return compiled
+
+    def step(
+        self, state: Decoding, query: Any, key: Any, value: Any, turn: Turn
+    ) -> tuple[Any, Decoding]:
+        case, rows = turn.inputs.case, []
+        program, slots = self.programs[self.shape(turn.inputs)], np.arange(capacity(case))
+        for n in range(key.shape[1]):
+            place = np.array([state.count])
+            mask = allowed(case, place, slots, turn.padding)[:, None]
+            row, layer = program(state.layer, query, key, value, mask, n)
+            state = replace(state, layer=layer, count=state.count + 1)
+            rows.append(row)
+        return self.concat(rows, 1), state
+
+    def reset(self, state: Decoding) -> Decoding:
+        return Decoding(state.empty, state.empty)
+
+    def concat(self, arrays: Sequence[Any], axis: int) -> Any:
+        return self.backend.numpy.concatenate(list(arrays), axis)
