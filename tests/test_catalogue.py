@@ -194,6 +194,38 @@ def test_what_nobody_elects_is_said_if_no_output_is_wrong() -> None:
     assert diagnose.diagnose(backend, function, [failing, wrong], []) == []
 
 
+def test_a_nan_that_is_replaced_is_said_beside_another_fault() -> None:
+    from suite.spec.elections import ELECTION_CASES
+
+    pytest.importorskip("torch")
+    from backends import registry
+    from tests.functions import misread
+
+    def replaces_nan(query, key, value, attn_mask=None, is_causal=False, scale=None):  # type: ignore[no-untyped-def]
+        return misread.attention(
+            query, key, value, attn_mask, is_causal, scale, diagonal=1,
+            weigh=lambda scores: scores.softmax(-1).nan_to_num(),
+        )  # fmt: skip
+
+    backend = registry.load("torch")
+    function = registry.callable_implementation(backend, replaces_nan, "function", {})[0]
+    check = next(check for check in all_checks() if check.name == "election")
+    cells = [
+        Cell(
+            check, next(c for c in ELECTION_CASES if c.id == f"elect/nan-in-{place}/f32"), function
+        )
+        for place in ("attended-key", "bias")
+    ]
+    wrong = Cell(VALUES, Case.parse(CASES[0]), function)
+    assert [judge(cell).status for cell in (*cells, wrong)] == ["fail"] * 3
+    first, second = diagnose.diagnose(backend, function, [*cells, wrong], [], 60)
+    assert first.family == "mask"
+    assert second.sentence.startswith("A NaN in a key that all rows attend is replaced by a number")
+    told = [one.sentence for one in diagnose.diagnose(backend, function, cells, [])]
+    assert len(told) == 2
+    assert told[1].startswith("A NaN in a bias is replaced by a number")
+
+
 def test_time_over_says_nothing() -> None:
     (implementation,) = made(MaskInverted)
     failing, passing = split(implementation)

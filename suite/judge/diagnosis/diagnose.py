@@ -40,6 +40,9 @@ OF_CATALOGUE = 0.6
 """The part of the time that the catalogue may take; measurements take what the catalogue leaves."""
 
 
+NAN = "/nan-in-attended-"
+"""Stands in the ids of election cases of NaN that must reach the output, whatever else is wrong."""
+
 ELECTION = "election"
 """The family of answers that nobody elects."""
 
@@ -76,8 +79,8 @@ def diagnose(
     aside = {"gradient"} if any(cell.check.name == VALUES for cell in failing) else set()
     aside |= {ELECTION} if failing else set()
     told = joined(found, measured)
-    if not told or told[0].explains < told[0].tried:
-        told += elected
+    whole = bool(told) and told[0].explains == told[0].tried
+    told += [one for one in elected if not whole or NAN in one.case]
     told.sort(key=lambda one: one.family in aside)
     told[1:] = [
         replace(one, sentence=f"{one.sentence[:-1]}; perhaps a consequence of 1.")
@@ -89,15 +92,16 @@ def diagnose(
 
 
 def never_elected(failing: Iterable[Cell], beside: bool) -> Iterator[Diagnosis]:
-    """The sentences of election cells whose answers are never right, one of each check; and, if no other
-    cells fail `beside`, those of cells whose answers are unknown."""
+    """The sentences of election cells whose answers are never right, one of each check; those of cells
+    whose answers are unknown, too, if no other cells fail `beside`, or if the cells are `NAN`."""
     cells = [cell for cell in failing if isinstance(cell.case, ElectionCase)]
     first = {cell.check.name: cell for cell in reversed(cells)}
+    of_nan = [cell for cell in cells if NAN in cell.case.id and cell.dtype.name == "f32"]
     told: dict[str, Diagnosis] = {}
-    for cell in first.values() if beside else cells:
+    for cell in (*first.values(), *of_nan) if beside else cells:
         verdict = judge(cell)
         what, is_never, promise = verdict.message.partition(f"; {NOBODY} ")
-        if is_never or (verdict.kind == "election" and not beside):
+        if is_never or (verdict.kind == "election" and (not beside or NAN in cell.case.id)):
             sentence = f"{what[0].upper()}{what[1:].rstrip('.')}."
             hint = f"promise `{promise}` if that is meant" if is_never else ""
             one = Diagnosis(sentence, hint, ELECTION, "measured", 1, 1, 0, cell.case.id)
