@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import socket
+import time
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
@@ -21,7 +23,7 @@ from suite.run.isolation.sandbox import Limits
 from suite.run.options import Options
 from suite.run.plan import Plan
 from suite.spec.dtypes import DTYPES, DType, round_to
-from tests.enclosed import TRIED, left_open
+from tests.enclosed import TRIED, enclosed, left_open
 from tests.test_runs import run
 
 CHECKS = ("values", "contract", "ambient", "gradient_passes", "elections")
@@ -78,6 +80,34 @@ def test_the_child_has_few_rights() -> None:
     assert left.read_text() == "x"
     left.unlink()
     assert [out.returncode for out in judged] == [1, 0], judged[1].stdout
+
+
+@pytest.mark.skipif(left_open() != "", reason=left_open())
+def test_what_a_child_started_ends_with_the_child() -> None:
+    """Also in a session of its own, which the parent does not know."""
+    seconds = f"{60 + time.time() % 1:.9f}"
+    started = f"subprocess.Popen(['sleep', '{seconds}'], start_new_session=True); "
+    done = enclosed(f"{started} print(os.getpid()); sys.stdout.flush(); os._exit(3)")
+    assert (done.stdout.strip(), done.returncode) == ("2", 3)
+    for _ in range(100):
+        running = [seconds in text for text in map(_command_line, Path("/proc").glob("[1-9]*"))]
+        if not any(running):
+            break
+        time.sleep(0.05)
+    assert not any(running)
+
+
+def _command_line(process: Path) -> str:
+    try:
+        return (process / "cmdline").read_text()
+    except OSError:
+        return ""
+
+
+@pytest.mark.skipif(left_open() != "", reason=left_open())
+def test_a_signal_that_ends_the_child_is_told() -> None:
+    assert enclosed("os.abort()").returncode == -signal.SIGABRT
+    assert enclosed("os.kill(os.getpid(), 9)").returncode == -signal.SIGKILL
 
 
 def plan(function: str) -> Plan:

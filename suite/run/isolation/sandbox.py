@@ -1,9 +1,9 @@
 """The limits of the child: no network, a read-only file system but for its own folder, memory, processes.
 
-`enclose` limits the calling process for good, by what Linux has without privileges: user, mount and
-network namespaces, Landlock, and resource limits. It returns a sentence for each limit that this system
-does not enforce. Only the standard library is imported here, because a process with threads cannot enter
-a namespace.
+`enclose` limits the calling process for good, by what Linux has without privileges: user, mount, network
+and process namespaces, Landlock, and resource limits. It returns a sentence for each limit that this
+system does not enforce. Only the standard library is imported here, because a process with threads cannot
+enter a namespace.
 """
 
 from __future__ import annotations
@@ -11,13 +11,16 @@ from __future__ import annotations
 import ctypes
 import os
 import resource
+import signal
 import struct
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWNET = 1 << 17, 1 << 27, 1 << 28, 1 << 30
+CLONE_NEWPID = 1 << 29
 MS_RDONLY, MS_REC, MS_PRIVATE = 1, 1 << 14, 1 << 18
+MS_SAFE = 1 << 1 | 1 << 2 | 1 << 3  # no set-user-ID, no devices, no programs
 PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS, SIGKILL = 1, 38, 9
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
 """Landlock's system calls, which have the same numbers on all architectures."""
@@ -30,6 +33,9 @@ SCOPED, SINCE_SCOPED = 0b11, 6
 """No signals and no abstract sockets to processes outside, and the version that has this first."""
 
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+
+ENDED_BY = 128
+"""The exit code of a process that waited for one that a signal ended, without the signal's number."""
 
 PROCESSES, LARGEST_FILE = 4096, 1 << 30
 
@@ -60,20 +66,6 @@ def enclose(limits: Limits) -> list[str]:
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "unshare"):
         return ["this system limits neither network, nor files, nor memory of the child"]
-    left = []
-    if _namespaces(libc):
-        for folder in limits.hidden:
-            if _mount(libc, folder, MS_RDONLY):
-                left.append(f"the child can read {folder}")
-        _mount(libc, "/dev/shm", 0)
-    else:
-        left.append("the child has the machine's network, and can read the whole file system")
-    version = libc.syscall(CREATE_RULESET, None, ctypes.c_size_t(0), 1)
-    if version < 1 or not _landlocked(libc, limits.folder, version):
-        left.append("the child can write wherever its user can")
-    if version < SINCE_SCOPED:
-        left.append("the child can send signals to other processes of its user")
-    libc.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)  # a new namespace forgets this
     for what, most in (
         (resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, LARGEST_FILE),
         (resource.RLIMIT_NPROC, PROCESSES), (resource.RLIMIT_DATA, limits.memory),
@@ -83,21 +75,64 @@ def enclose(limits: Limits) -> list[str]:
             most = most if hard == resource.RLIM_INFINITY else min(most, hard)
             with suppress(ValueError, OSError):
                 resource.setrlimit(what, (most, most))
+    left, processes = [], _unshared(libc)
+    if processes is not None:
+        for folder in limits.hidden:
+            if _mount(libc, folder, MS_RDONLY):
+                left.append(f"the child can read {folder}")
+        _mount(libc, "/dev/shm", 0)
+    else:
+        left.append("the child has the machine's network, and can read the whole file system")
+    version = libc.syscall(CREATE_RULESET, None, ctypes.c_size_t(0), 1)
+    if version < 1 or not _landlocked(libc, limits.folder, version):
+        left.append("the child can write wherever its user can")
+    if version < SINCE_SCOPED and not processes:
+        left.append("the child can send signals to other processes of its user")
+    libc.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)  # a new namespace forgets this
     return left
 
 
-def _namespaces(libc: ctypes.CDLL) -> bool:
-    """Enter new user, mount, network and IPC namespaces, as the same user."""
+def _unshared(libc: ctypes.CDLL) -> bool | None:
+    """Enter new user, mount, network and IPC namespaces, as the same user; None if that fails. True if
+    this is now a process of a new process namespace, which ends with all its processes."""
     user, group = os.getuid(), os.getgid()
-    if libc.unshare(CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWIPC):
-        return False
+    spaces = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWIPC
+    processes = not libc.unshare(spaces | CLONE_NEWPID)
+    if not processes and libc.unshare(spaces):
+        return None
+    if processes:
+        # Signals of its own do not end the first process of a namespace: the second one goes on.
+        _go_on_in_a_fork(libc)
+        _go_on_in_a_fork(libc)
     try:
         _write("/proc/self/setgroups", "deny")
         _write("/proc/self/uid_map", f"{user} {user} 1")
         _write("/proc/self/gid_map", f"{group} {group} 1")
     except OSError:
-        return False
-    return not libc.mount(None, b"/", None, MS_REC | MS_PRIVATE, None)
+        return None
+    if libc.mount(None, b"/", None, MS_REC | MS_PRIVATE, None):
+        return None
+    if processes:
+        libc.mount(b"none", b"/proc", b"proc", MS_SAFE, None)
+    return processes
+
+
+def _go_on_in_a_fork(libc: ctypes.CDLL) -> None:
+    """Return in a new process. The old one waits, and ends as the new one does."""
+    fork = os.fork()
+    if not fork:
+        libc.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
+        return
+    ended = status = 0
+    while ended != fork:
+        ended, status = os.wait()
+    code = os.waitstatus_to_exitcode(status)
+    code = ENDED_BY - code if code < 0 else code
+    if code > ENDED_BY and os.getpid() != 1:
+        with suppress(OSError, ValueError):
+            signal.signal(code - ENDED_BY, signal.SIG_DFL)
+        os.kill(os.getpid(), code - ENDED_BY)
+    os._exit(code)
 
 
 def _write(path: str, text: str) -> None:
