@@ -5,12 +5,16 @@ A person's cache is a class or an object; what it lacks is not asked, and said."
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from backends.registry import UsageError, function_implementation, load
+from backends.protocol import Implementation
+from backends.registry import UsageError, callable_implementation, function_implementation, load
 from suite.checks import all_checks
+from suite.judge.cell import Cell
+from suite.judge.check import Check
 from suite.judge.judge import judge
 from suite.judge.oracle import Oracle, Rounding
 from suite.spec.case import Case
@@ -211,3 +215,54 @@ def test_what_a_cache_lacks_is_said() -> None:
         function_implementation(load("torch"), f"{FUNCTIONS}:Stepless", {}, "cached")
     with pytest.raises(UsageError, match="no cache is judged with numpy"):
         function_implementation(load("numpy"), f"{FUNCTIONS}:Slots", {}, "cached")
+
+
+DECODING = "cached/none/gqa2/f32/b2h4q1k9d8/c1"
+
+
+def implementation(name: str) -> Implementation:
+    """An implementation of torch, or a cache of `FUNCTIONS`."""
+    backend = load("torch")
+    named = (i for i in backend.implementations() if i.name == name)
+    found = next(named, None)
+    return found or function_implementation(backend, f"{FUNCTIONS}:{name}", {}, "cached")[0]
+
+
+@pytest.mark.parametrize("name", ["textbook-cached", "textbook-cached-slots", "Growing", "Slots"])
+def test_a_timed_step_is_right_however_often_it_is_called(name: str) -> None:
+    judged, inputs = implementation(name), draw(Case.parse(DECODING))
+    cell = Cell(Check("speed", lambda cell: None, lambda level: ()), inputs.case, judged)
+    call = judged.timed(inputs)
+    for _ in range(3):
+        cell.judge(cell.read(call(), inputs, call))
+
+
+def test_a_cache_is_full_before_its_step_is_timed() -> None:
+    """Without a way back all of a script is timed."""
+    inputs = draw(Case.parse(DECODING))
+    called = []
+
+    class Counted(type(implementation("Growing").judged())):  # type: ignore[misc]
+        def step(self, state: Any, query: Any, key: Any, value: Any) -> Any:
+            called.append(query.shape[2])
+            return super().step(state, query, key, value)
+
+    judged, _ = callable_implementation(load("torch"), Counted, "counted", {}, "cached")
+    call = judged.timed(inputs)
+    assert called == [8]  # filled
+    call()
+    call()
+    assert called == [8, 1, 1]
+    longer = judged.timed(draw(Case.parse("cached/none/gqa2/f32/b2h4q2k9d8/c1.1")))
+    longer()
+    assert called[3:] == [7, 1, 1]
+
+
+def test_the_work_of_a_step_is_what_it_attends() -> None:
+    case = Case.parse("cached/none/gqa2/f32/b2h4q1k9d8v6/c1/win3")
+    work = CACHED.work
+    assert work is not None
+    found = work(draw(case), "forward")
+    assert found.pairs == 2 * 4 * 4
+    assert found.flops == 2 * found.pairs * (8 + 6)
+    assert found.bytes == 4 * (2 * 4 * (8 + 6) + 2 * 2 * 4 * (8 + 6))
