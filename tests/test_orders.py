@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 from backends import registry
@@ -110,6 +111,24 @@ def test_sums_that_overflow_reveal_nothing() -> None:
         return sums.in_turn([term.half() for term in terms]).float()
 
     assert {v.status for v in asked(handed_over(narrow)).values()} == {"unsupported"}
+
+
+def test_another_order_in_every_call_is_no_failure() -> None:
+    random = np.random.default_rng(0)
+
+    def shuffled(terms):  # type: ignore[no-untyped-def]
+        return sums.in_turn([terms[j] for j in random.permutation(len(terms))])
+
+    verdict = asked(handed_over(shuffled))["order-of-sums"]
+    assert (verdict.status, verdict.measured.observed) == ("pass", "varies")
+
+
+def test_values_rounded_inside_leave_the_order_to_be_seen() -> None:
+    def narrow(terms):  # type: ignore[no-untyped-def]
+        return sums.pairwise([term.bfloat16().float() for term in terms])
+
+    verdict = asked(handed_over(narrow))["order-of-sums"]
+    assert (verdict.status, verdict.measured.observed) == ("pass", "pairwise")
 
 
 def test_blocks_that_grow_with_the_keys_are_a_split() -> None:
