@@ -13,7 +13,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -111,12 +111,10 @@ def add_order_parser(commands: Any) -> None:
 
 
 def _order(arguments: argparse.Namespace) -> int:
-    names = arguments.name
-    arguments.function = [name for name in names if is_function(name, arguments.backend)]
-    arguments.implementation = [name for name in names if name not in arguments.function]
+    divide_names(arguments)
     options = OrderOptions.of_arguments(arguments)
     try:
-        if not options.backend and not names:
+        if not options.backend and not arguments.name:
             print(page(asked_apart(registry.installed(), "order", "--json")), end="")
             return 0
         options.check()
@@ -135,10 +133,15 @@ def _order(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def is_function(name: str, backends: Sequence[str] | None) -> bool:
-    """True for the name of a function, "PATH.py:NAME", and not of an implementation, "torch:sdpa"."""
-    place, colon, _ = name.rpartition(":")
-    return bool(colon) and place not in (backends or ())
+def divide_names(arguments: argparse.Namespace) -> None:
+    """Take the names of a command as functions, "PATH.py:NAME", and implementations, "sdpa" or
+    "torch:sdpa"."""
+    places = {name: name.rpartition(":")[0] for name in arguments.name}
+    functions = [
+        n for n, place in places.items() if place and place not in (arguments.backend or ())
+    ]
+    arguments.function = functions
+    arguments.implementation = [name for name in places if name not in functions]
 
 
 def orders(implementation: Implementation) -> dict[str, tuple[str, str]]:

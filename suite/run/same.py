@@ -32,7 +32,7 @@ from suite.judge.derivative import asked_of, vjp
 from suite.judge.verdict import Deviation, NotApplicable
 from suite.run.explain import TAKEN, named
 from suite.run.options import Options
-from suite.run.order import is_function
+from suite.run.order import divide_names
 from suite.run.process import limited
 from suite.spec.case import Case
 from suite.spec.inputs import Inputs, draw
@@ -79,16 +79,14 @@ def add_same_parser(commands: Any) -> None:
 
 
 def _same(arguments: argparse.Namespace) -> int:
-    names = arguments.name
-    arguments.function = [name for name in names if is_function(name, arguments.backend)]
-    arguments.implementation = [name for name in names if name not in arguments.function]
+    divide_names(arguments)
     options = SameOptions.of_arguments(arguments)
     try:
         options.check()
         limit_threads(options.threads)
         both = dict(named(options))
         if len(both) < 2:
-            raise UsageError(f"name two functions, got {names[0]} twice")
+            raise UsageError(f"name two functions, got {arguments.name[0]} twice")
         one, other = both.values()
         if one.operator is not other.operator:
             raise UsageError(f"{one} computes {one.operator}, and {other} {other.operator}")
