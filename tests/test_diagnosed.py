@@ -133,13 +133,15 @@ def test_what_is_right_as_a_first_call_depends_on_earlier_calls(
 @pytest.mark.slow
 def test_most_faults_are_named_and_few_wrongly() -> None:
     """The aims are 80 % named, 2 % named wrongly, and both faults of half of the pairs. The floors are
-    what was measured last without JAX: 104 of 105 named, none wrongly, both faults of 17 of 20 pairs."""
+    what was measured last without JAX: 105 of 105 named, both faults of 17 of 20 pairs; of kernels that
+    came later 32 of 32, and both faults of 4 of 8 pairs."""
     outcomes = {kernel.name: judge(kernel) for kernel in KERNELS}
     colours = {name: outcome.code for name, outcome in outcomes.items()}
     assert [k.name for k in FAULTY + PAIRS if not colours[k.name]] == []
     assert [k.name for k in HEALTHY if colours[k.name] or outcomes[k.name].diagnoses] == []
     counts = Counter(verdict(kernel, outcomes[kernel.name].diagnoses) for kernel in FAULTY)
-    assert counts["right"] >= 104
+    assert counts["right"] >= 105
     assert counts["wrong"] <= 2
-    both = Counter(verdict(kernel, outcomes[kernel.name].diagnoses) for kernel in PAIRS)
-    assert both["right"] >= 17
+    for kernels, floor in ((PAIRS, 17), (later.FAULTY, 32), (later.PAIRS, 4)):
+        named = Counter(verdict(kernel, outcomes[kernel.name].diagnoses) for kernel in kernels)
+        assert named["right"] >= floor
