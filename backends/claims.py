@@ -31,7 +31,7 @@ REFUSED = {
 
 PLAIN = (
     "numerics", "centred_keys", "deterministic", "bitwise", "forbid", "drop_in", "allow_unused",
-    *REFUSED,
+    "mended_interpreter", *REFUSED,
 )  # fmt: skip
 """Claims that are taken as they are said."""
 
@@ -55,6 +55,7 @@ class Claims:
     allow_unused: bool = False
     contiguous: bool = False
     forward_only: bool = False
+    mended_interpreter: bool = False
     expect: tuple[Path, ...] = ()
 
     @classmethod

@@ -108,6 +108,17 @@ class PreparedCall:
         with self.within():
             return self.function(**arguments)
 
+    def inside(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, which then runs in the context of the call."""
+        if self.within is nullcontext:
+            return function
+
+        def run(*arguments: Any) -> Any:
+            with self.within():
+                return function(*arguments)
+
+        return run
+
     def output(self, arguments: Mapping[str, Any]) -> Any:
         """The output without weights or log-sum-exp."""
         answer = self.call(arguments)

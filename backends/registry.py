@@ -37,6 +37,7 @@ from suite.spec.operators import OPERATORS
 REGISTRY: dict[str, tuple[str, str]] = {
     "numpy": ("backends._numpy", "NumpyBackend"),
     "torch": ("backends._torch", "TorchBackend"),
+    "triton": ("backends._triton", "TritonBackend"),
     "tf": ("backends._tensorflow", "TensorflowBackend"),
     "jax": ("backends._jax", "JaxBackend"),
     "keras-torch": ("backends._keras.on_torch", "KerasTorchBackend"),
@@ -61,6 +62,7 @@ KERAS_ENGINES = {
 
 DISTRIBUTIONS = {
     "torch": ("torch",),
+    "triton": ("triton", "torch"),
     "tf": ("tensorflow",),
     "jax": ("jax",),
     "keras-torch": ("keras", "torch"),

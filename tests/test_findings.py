@@ -41,13 +41,18 @@ def holds(finding: Finding) -> bool:
 
 @pytest.mark.parametrize("backend", FOUND)
 def test_reproductions_hold(backend: str) -> None:
-    """All of a backend's scripts in one process, each in a namespace of its own."""
+    """All of a backend's scripts in one process, each in a namespace of its own, and with lines that can
+    be read, as Triton reads those of kernels."""
     modules = DISTRIBUTIONS.get(backend, ("keras", "tensorflow"))
     if not all(importlib.util.find_spec(m) for m in modules):
         pytest.skip(f"needs {', '.join(modules)}")
     mine = [f for f in FOUND[backend] if not f.crashes and holds(f)]
     assert mine or not FOUND[backend]
-    program = "\n".join(f"exec({f.reproduction!r}, {{}}); print('#', {f.name!r})" for f in mine)
+    texts = {f.name: f.reproduction for f in mine}
+    program = f"import linecache\nfor name, text in {texts!r}.items():\n" + (
+        "    linecache.cache[name] = len(text), None, text.splitlines(True), name\n"
+        "    exec(compile(text, name, 'exec'), {}); print('#', name)\n"
+    )
     # Workers are given one thread; a script is to find what a person finds who runs it.
     free = {n: v for n, v in os.environ.items() if not ("NUM_" in n and "THREADS" in n)}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=free)

@@ -18,6 +18,7 @@ from suite.spec.operator import Operator
 ROOT = Path(__file__).resolve().parents[1]
 FRAMEWORKS = {
     "torch", "tensorflow", "jax", "jaxlib", "keras", "flax", "mlx", "onnx", "onnxruntime", "openvino",
+    "triton",
 }  # fmt: skip
 
 

@@ -7,15 +7,15 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
 
-from backends._jax.attention import SIGNATURE, Eager, JaxNn, JaxNnCudnn
+from backends._jax.attention import SIGNATURE, Eager, Handed, JaxNn, JaxNnCudnn
 from backends._jax.compilers import JIT, JaxCompilers
 from backends._jax.engine import JaxEngine
 from backends._jax.layers import layers
 from backends._jax.packed import JaxNnPacked
+from backends._jax.pallas import GpuDecode, GpuMha, TpuSplash
 from backends.claims import Claims
 from backends.protocol import Implementation
 from backends.sources import Dialect
-from backends.user.function import UserFunction
 from suite.spec.vocabulary import DEVICES
 
 DIALECT = Dialect(
@@ -57,10 +57,18 @@ class JaxBackend(JaxEngine):
         return super().versions | flax
 
     def implementations(self) -> list[Implementation]:
-        of_attention: list[Implementation] = [Eager(self), JaxNn(self), JaxNnPacked(self)]
+        of_attention: list[Implementation] = [
+            Eager(self),
+            JaxNn(self),
+            JaxNnPacked(self),
+            GpuMha(self),
+            GpuDecode(self),
+        ]
         if self.device == "cuda":
             of_attention.append(JaxNnCudnn(self))
+        else:
+            of_attention.append(TpuSplash(self))
         return [*of_attention, *layers(self)]
 
     def function(self, function: Callable[..., Any], name: str, claims: Claims) -> Implementation:
-        return UserFunction(self, function, name, claims, SIGNATURE)
+        return Handed(self, function, name, claims, SIGNATURE)

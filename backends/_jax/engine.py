@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -85,6 +86,11 @@ class JaxEngine(Backend):
     def settings(self) -> Mapping[str, Setting]:
         return settings.settings(self.jax)
 
+    def x64_for(self, dtype: DType) -> Callable[[], AbstractContextManager[Any]]:
+        """What makes the context of a call that people write: numbers of 64 bits only if its dtype is
+        float64, as in their own programs."""
+        return nullcontext if dtype.name == "f64" else partial(self.jax.enable_x64, False)
+
     def jitted(self, owner: Implementation, prepared: PreparedCall) -> PreparedCall:
         """The call through `jax.jit`; calls of an implementation with equal constants
         share a function."""
@@ -103,15 +109,16 @@ class JaxEngine(Backend):
         return prepared if dtype.name in self.stepwise_dtypes else self.jitted(owner, prepared)
 
     def vjp(self, prepared: PreparedCall, wrt: Sequence[str], cotangent: Any) -> Gradients:
-        with underivable(transforms.UNDERIVABLE):
+        with prepared.within(), underivable(transforms.UNDERIVABLE):
             return transforms.vjp(prepared, wrt, cotangent)
 
     def pullback(
         self, prepared: PreparedCall, wrt: Sequence[str]
     ) -> tuple[Any, Callable[[Any], dict[str, Any]]]:
-        with underivable(transforms.UNDERIVABLE):
-            return transforms.pullback(prepared, wrt)
+        with prepared.within(), underivable(transforms.UNDERIVABLE):
+            output, pull = transforms.pullback(prepared, wrt)
+        return output, prepared.inside(pull)
 
     def jvp(self, prepared: PreparedCall, tangents: Mapping[str, Any]) -> Any:
-        with underivable(transforms.UNDERIVABLE):
+        with prepared.within(), underivable(transforms.UNDERIVABLE):
             return transforms.jvp(prepared, tangents)

@@ -79,9 +79,9 @@ def step(prepared: PreparedCall, direction: str, wrt: Sequence[str]) -> Step:
 
         if direction == "forward+backward":
             both = programs.setdefault(direction, through(whole))
-            return lambda: both(arrays, cotangent)
-        _, pull = programs.setdefault(direction, through(taped))(arrays)
-        return lambda: (None, dict(zip(wrt, pulled(pull, cotangent), strict=True)))
+            return prepared.inside(lambda: both(arrays, cotangent))
+        _, pull = prepared.inside(programs.setdefault(direction, through(taped)))(arrays)
+        return prepared.inside(lambda: (None, dict(zip(wrt, pulled(pull, cotangent), strict=True))))
 
     return ready
 
@@ -89,7 +89,7 @@ def step(prepared: PreparedCall, direction: str, wrt: Sequence[str]) -> Step:
 def _forward(prepared: PreparedCall) -> Step:
     function = prepared.function
     if isinstance(function, Jitted):
-        return lambda arguments, cotangent: function.ready(arguments)
+        return lambda arguments, cotangent: prepared.inside(function.ready(arguments))
     return lambda arguments, cotangent: lambda: prepared.call(arguments)
 
 

@@ -140,7 +140,8 @@ class UserCallable(Implementation):
 
 
 class UserFunction(UserCallable):
-    """A user's function with a framework's native signature."""
+    """A user's function with a framework's native signature. Its elections are compared with those of
+    `beside`, by default the framework's own attention."""
 
     def __init__(
         self,
@@ -149,8 +150,9 @@ class UserFunction(UserCallable):
         name: str,
         claims: Claims,
         native: NativeSignature,
+        beside: Implementation | None = None,
     ) -> None:
-        self.native, self.beside = native, own_attention(backend)
+        self.native, self.beside = native, beside or own_attention(backend)
         self.axis_order = native.axis_order
         super().__init__(backend, function, name, claims)
         self.ways = native.ways(n for n in native.neutral if n in self.binder.taken)

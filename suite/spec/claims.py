@@ -65,6 +65,9 @@ CLAIMS = {
     "scales": per_dtype("the smallest and the largest scale", tuple[float, float]),
     "contiguous": Claim("True if query, key and value must be contiguous", bool),
     "forward_only": Claim("True if it cannot be differentiated", bool),
+    "mended_interpreter": Claim(
+        "True to have the bfloat16 of Triton's interpreter mended (backend `triton`)", bool
+    ),
     "deterministic": Claim(
         "False if two calls on the same inputs may give other bits, within the bounds", bool
     ),

@@ -1,0 +1,10 @@
+"""Triton: kernels of people and a control, with torch's arrays.
+
+On a CPU kernels run in Triton's interpreter. triton and torch are imported when the backend is made.
+"""
+
+from __future__ import annotations
+
+from backends._triton.backend import TritonBackend
+
+__all__ = ["TritonBackend"]

@@ -1,0 +1,93 @@
+"""The control: product, softmax, product in one small kernel; once in the interpreter as it is, too."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from backends._torch.engine import TorchEngine
+from backends._triton.interpreter import mended
+from backends.declared import ATTENTION_FEATURES, OF_BACKENDS, Declared
+from backends.masks import dense_arguments
+from backends.prepared import PreparedCall, attention_call
+from backends.protocol import Implementation
+from suite.spec.inputs import Inputs
+
+FEWEST = 16
+"""The smallest block of `triton.language.dot`."""
+
+
+class Eager(Implementation):
+    """`backends._triton.kernels.attend`, with the keys of a row in one block."""
+
+    backend: TorchEngine
+
+    name = "eager"
+    textbook = True
+    declared = Declared(
+        numerics="exact",
+        features=ATTENTION_FEATURES,
+        refusals={
+            "native-causal": "textbook code has no causal flag",
+            "native-window": "textbook code has no window",
+            "softcap": "the kernel has no softcap",
+            "gradient": "the kernel has no backward pass",
+            "negative-views": "the kernel takes no views that exchange signs",
+        },
+        elections={
+            "fully-masked-row": "nan",
+            "minus-inf-row": "nan",
+            "no-keys": "nan",
+            "value-size": "accepted",
+        },
+    )
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        scale = inputs.effective_scale
+
+        def call(query: Any, key: Any, value: Any, mask: Any, bias: Any) -> Any:
+            return attention(query, key, value, mask, bias, scale)
+
+        arguments = dense_arguments(self.backend, inputs)
+        return attention_call(call, arguments, inputs, within=self.within, constants=(scale,))
+
+    def within(self) -> AbstractContextManager[Any]:
+        """The context of a call."""
+        return mended() if self.backend.device == "cpu" else nullcontext()
+
+
+class EagerUnmended(Eager):
+    """`Eager` in bfloat16 in the interpreter as it is, and only without masks and other features."""
+
+    name = "eager-unmended"
+    declared = Eager.declared.but(
+        features=frozenset(),
+        refusals=dict.fromkeys(OF_BACKENDS, "is asked of the control"),
+        elections={},
+        dtypes=("bf16",),
+    )
+
+    def within(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+
+def attention(query: Any, key: Any, value: Any, mask: Any, bias: Any, scale: float) -> Any:
+    """The output (B, H, Lq, Dv). mask and bias may be None, and broadcast to (B, H, Lq, Lk)."""
+    import torch
+    import triton
+
+    from backends._triton.kernels import attend
+
+    B, H, Lq, D = query.shape
+    Hkv, Lk, Dv = value.shape[1:]
+    output = query.new_empty((B, H, Lq, Dv))
+    if mask is not None:
+        mask = mask.broadcast_to(B, H, Lq, Lk)
+    if bias is not None:
+        bias = bias.broadcast_to(B, H, Lq, Lk)
+    arrays = (query, key, value, mask, bias, output)
+    strides = [array.stride() if torch.is_tensor(array) else (0, 0, 0, 0) for array in arrays]
+    blocks = [max(FEWEST, triton.next_power_of_2(size)) for size in (Lk, D, Dv)]
+    grid = (triton.cdiv(Lq, FEWEST), B * H)
+    attend[grid](*arrays, *strides, H, H // Hkv, Lq, Lk, scale, D, Dv, FEWEST, *blocks)
+    return output

@@ -1,0 +1,104 @@
+"""The Triton backend: functions that launch Triton kernels, and a control."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from importlib.metadata import version
+from typing import Any
+
+from backends._torch.attention import SIGNATURE, Sdpa
+from backends._torch.autograd import Gradients, Pullback
+from backends._torch.engine import TorchEngine
+from backends._triton import interpreter
+from backends._triton.attention import Eager, EagerUnmended
+from backends.claims import Claims
+from backends.prepared import PreparedCall
+from backends.protocol import BackendUnavailable, Implementation, UsageError, needed
+from backends.user.function import NativeSignature, UserFunction
+from suite.spec.dtypes import DTYPES
+from suite.spec.inputs import Inputs
+from suite.spec.vocabulary import DEVICES
+
+BFLOAT16 = DTYPES["bf16"]
+
+NOT_ASKED = (
+    "bfloat16 is not asked: Triton's interpreter multiplies its bit patterns (finding "
+    "triton-interpreter-dot); the claim mended_interpreter lets the suite mend that"
+)
+
+
+class TritonBackend(TorchEngine):
+    """Triton on torch's tensors: on "cpu" in Triton's interpreter, on "cuda" compiled."""
+
+    name = "triton"
+    devices = DEVICES
+
+    def __init__(self, device: str = "cpu") -> None:
+        super().__init__(device)
+        if device == "cpu":
+            # Triton reads the variable when a kernel is decorated, its own library's kernels included.
+            os.environ["TRITON_INTERPRET"] = "1"
+        with needed():
+            import triton  # noqa: F401
+        if device == "cpu":
+            if not interpreter.is_used():
+                raise BackendUnavailable(
+                    "triton was imported before TRITON_INTERPRET=1 was set: judge the backend alone"
+                )
+            interpreter.watch()
+
+    @property
+    def versions(self) -> dict[str, str]:
+        return {"triton": version("triton"), **super().versions}
+
+    def implementations(self) -> list[Implementation]:
+        interpreted = [EagerUnmended(self)] if self.device == "cpu" else []
+        return [Eager(self), *interpreted]
+
+    def function(
+        self, function: Callable[..., object], name: str, claims: Claims
+    ) -> Implementation:
+        return UserKernel(self, function, name, claims, SIGNATURE, Sdpa(self))
+
+    def vjp(self, prepared: PreparedCall, wrt: Sequence[str], cotangent: Any) -> Gradients:
+        with prepared.within():
+            return super().vjp(prepared, wrt, cotangent)
+
+    def pullback(self, prepared: PreparedCall, wrt: Sequence[str]) -> Pullback:
+        output, pull = super().pullback(prepared, wrt)
+        return output, prepared.inside(pull)
+
+
+class UserKernel(UserFunction):
+    """A user's function with torch's signature that launches Triton kernels.
+
+    In the interpreter bfloat16 is asked only with the claim `mended_interpreter`. Raises UsageError
+    if no dtype is left.
+    """
+
+    def __init__(
+        self,
+        backend: TritonBackend,
+        function: Callable[..., Any],
+        name: str,
+        claims: Claims,
+        native: NativeSignature,
+        beside: Implementation,
+    ) -> None:
+        interpreted = backend.device == "cpu"
+        self.mended = interpreted and claims.mended_interpreter
+        lost = interpreted and not self.mended and BFLOAT16.name in claims.dtypes
+        if lost:
+            left = tuple(n for n in claims.dtypes if n != BFLOAT16.name)
+            if not left:
+                raise UsageError(NOT_ASKED)
+            claims = replace(claims, dtypes=left)
+        super().__init__(backend, function, name, claims, native, beside)
+        if lost:
+            self.remarks = (NOT_ASKED, *self.remarks)
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        call = super().prepare(inputs)
+        return replace(call, within=interpreter.mended) if self.mended else call
