@@ -1,7 +1,7 @@
-"""Triton: kernels in the interpreter, what the suite watches and mends there, and twins with one fault.
+"""Triton: kernels in the interpreter, what the suite watches and mends there, and faulty kernels.
 
-The kernel and its twins are those of the example project `tests/outside/triton_flash`, each judged on one
-cell. The project judges whole levels.
+The kernel and its faults are those of the example project `tests/outside/triton_flash`. Here each is
+judged on one cell, there on a whole level.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ KILLED_BY = {
     "repeats key heads in another order": "sdpa/causal/gqa2/bf16/b2h6q17k23d8",
     "takes the first sample for all": PLAIN,
 }
-"""For each twin a case that the level smoke asks of the check `values`."""
+"""For each fault a case that the level smoke asks of the check `values`."""
 
 
 def imported(name: str) -> ModuleType:
@@ -76,7 +76,7 @@ def imported(name: str) -> ModuleType:
     return module
 
 
-TWINS = imported("twins")
+FAULTS = imported("faults")
 
 
 @pytest.fixture(scope="module")
@@ -151,13 +151,13 @@ def test_the_kernel_is_right(kernel: Implementation, text: str) -> None:
 def test_cases_are_asked_at_smoke(kernel: Implementation) -> None:
     asked = {cell.case.id for cell in CHECKS["values"].cells("smoke", [kernel])}
     assert {*KILLED_BY.values()} <= asked
-    assert KILLED_BY.keys() == TWINS.TWINS.keys()
+    assert KILLED_BY.keys() == FAULTS.FAULTS.keys()
 
 
-@pytest.mark.parametrize("name", TWINS.TWINS)
-def test_twins_die(backend: Backend, name: str, tmp_path: Path) -> None:
-    twin = of_function(backend, TWINS.twin(name, tmp_path))
-    verdict = judge(Cell(CHECKS["values"], Case.parse(KILLED_BY[name]), twin))
+@pytest.mark.parametrize("name", FAULTS.FAULTS)
+def test_faults_die(backend: Backend, name: str, tmp_path: Path) -> None:
+    wrong = of_function(backend, FAULTS.faulty(name, tmp_path))
+    verdict = judge(Cell(CHECKS["values"], Case.parse(KILLED_BY[name]), wrong))
     assert verdict.status == "fail"
     if ("behind the end" in name and "score" not in name) or "next row" in name:
         assert "outside of the memory of its arguments" in verdict.message

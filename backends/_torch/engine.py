@@ -24,11 +24,11 @@ class TorchEngine(Backend):
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)
-        self.memory, self.profiler = TorchMemory(self), TorchProfiler(self)
-        self.compilers = TorchCompilers(self)
         with needed():
             import torch
         self.torch: Any = torch
+        self.memory, self.profiler = TorchMemory(self), TorchProfiler(self)
+        self.compilers = TorchCompilers(self)
         if device == "cuda" and not torch.cuda.is_available():
             raise BackendUnavailable("torch sees no CUDA device")
         # With TF32 products float32 cases on recent GPUs would have another numerics class.

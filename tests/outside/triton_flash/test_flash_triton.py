@@ -1,8 +1,8 @@
 import os
 
 import pytest
+from faults import FAULTS, faulty
 from flash_triton import flash
-from twins import TWINS, twin
 
 from attention_conformance import check_attention
 
@@ -14,9 +14,9 @@ def test_kernel():
     assert report.elections.loc["causal-alignment", "triton:flash"] == "top-left"
 
 
-@pytest.mark.parametrize("name", TWINS)
-def test_twins_are_red(name, tmp_path):
-    wrong = twin(name, tmp_path)
+@pytest.mark.parametrize("name", FAULTS)
+def test_faults_are_red(name, tmp_path):
+    wrong = faulty(name, tmp_path)
     report = check_attention(
         wrong, backend="triton", device=DEVICE, checks=["values"], raises=False
     )

@@ -1,11 +1,11 @@
-"""Wrong twins of the kernel, each with one fault: what must turn the tests red."""
+"""Faults of the kernel, each one a change of its text: what must turn the tests red."""
 
 import importlib.util
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("flash_triton.py")
 
-TWINS = {
+FAULTS = {
     "hides the diagonal": ("m >= j)", "m > j)"),
     "counts rows from the block's first": ("(m >= j)", "(m - first >= j)"),
     "causal keys end a block early": ("tl.minimum(N, first + BM)", "tl.minimum(N, first)"),
@@ -35,14 +35,14 @@ TWINS = {
 """Faults by name: a text of the kernel's file, and what stands there instead."""
 
 
-def twin(name, folder):
-    """The function with one fault. Triton reads kernels from their file, so that the twin needs one."""
-    old, new = TWINS[name]
+def faulty(name, folder):
+    """The function with one fault, from a file of its own: Triton reads the source of kernels."""
+    old, new = FAULTS[name]
     source = SOURCE.read_text()
     assert source.count(old) == 1, f"{name}: {old!r} stands {source.count(old)} times"
-    path = Path(folder, "twin.py")
+    path = Path(folder, "faulty.py")
     path.write_text(source.replace(old, new))
-    spec = importlib.util.spec_from_file_location("twin", path)
+    spec = importlib.util.spec_from_file_location("faulty", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.flash
