@@ -65,7 +65,7 @@ class Implementation(ABC):
 
     @property
     def later(self) -> frozenset[str]:
-        """The short dtype names and "variations" that are asked one level later (see
+        """The short dtype names, "variations" and "kernels" that are asked later (see
         `suite.spec.levels.POSTPONED`).
 
         These are for textbook code, whose operations the framework's functions and layers already use in

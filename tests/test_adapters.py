@@ -16,8 +16,8 @@ import pytest
 from backends import registry
 from backends.compilation import Compiled
 from backends.hlo import kernels_in
-from backends.masks import merged_bias, split_native
 from backends.limits import ANY
+from backends.masks import merged_bias, split_native
 from backends.protocol import Backend, BackendUnavailable
 from backends.registry import UsageError
 from backends.textbook import Textbook

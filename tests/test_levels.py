@@ -69,6 +69,9 @@ def test_what_implementations_postpone() -> None:
     assert postponed("standard", later, "f16", variation=False, in_smoke=False)
     assert not postponed("standard", later, "f16", variation=False, in_smoke=True)
     assert not postponed("full", later, "f16", variation=True, in_smoke=False)
+    assert postponed("standard", {"kernels"}, "f32", variation=False, in_smoke=True)
+    assert not postponed("full", {"kernels"}, "f32", variation=True, in_smoke=True)
+    assert postponed("full", {"kernels"}, "f32", variation=False, in_smoke=False)
 
 
 def test_why_names_checks_levels_and_reasons(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,6 @@
 """Attention kernels in Pallas that JAX ships: of GPUs and TPUs. On a CPU Pallas interprets them.
 
-A program takes half a second to compile, so that most cases are asked at full only. Numbers of 64 bits
-are off: with them the kernels for GPUs raise an error about dtypes of indices.
+Numbers of 64 bits are off: with them the kernels for GPUs raise an error about dtypes of indices.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class Pallas(Implementation):
 
     backend: JaxEngine
 
-    later = frozenset({*DTYPES, "variations"})
+    later = frozenset({"kernels"})
 
     def unsupported(self, case: AnyCase) -> str | None:
         if isinstance(case, Case) and 0 in (case.sizes.B, case.sizes.Lq, case.sizes.Lk):

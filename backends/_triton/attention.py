@@ -32,7 +32,6 @@ class Eager(Implementation):
             "native-window": "textbook code has no window",
             "softcap": "the kernel has no softcap",
             "gradient": "the kernel has no backward pass",
-            "negative-views": "the kernel takes no views that exchange signs",
         },
         elections={
             "fully-masked-row": "nan",
@@ -72,20 +71,21 @@ class EagerUnmended(Eager):
 
 
 def attention(query: Any, key: Any, value: Any, mask: Any, bias: Any, scale: float) -> Any:
-    """The output (B, H, Lq, Dv). mask and bias may be None, and broadcast to (B, H, Lq, Lk)."""
+    """The output (B, H, Lq, Dv). mask and bias may be None, and broadcast to (B, H, Lq, Lk). Raises
+    ValueError if operands do not fit."""
     import torch
     import triton
 
     from backends._triton.kernels import attend
 
-    B, H, Lq, D = query.shape
-    Hkv, Lk, Dv = value.shape[1:]
+    (B, H, Lq, D), (Hkv, Lk, Dv) = query.shape, value.shape[1:]
+    if key.shape != (B, Hkv, Lk, D) or len(value) != B or not Hkv or H % Hkv:
+        shapes = ", ".join(str(tuple(x.shape)) for x in (query, key, value))
+        raise ValueError(f"query, key and value do not fit: {shapes}")
     output = query.new_empty((B, H, Lq, Dv))
-    if mask is not None:
-        mask = mask.broadcast_to(B, H, Lq, Lk)
-    if bias is not None:
-        bias = bias.broadcast_to(B, H, Lq, Lk)
-    arrays = (query, key, value, mask, bias, output)
+    inputs = [x if x is None else x.resolve_neg() for x in (query, key, value, mask, bias)]
+    added = [x if x is None else x.broadcast_to(B, H, Lq, Lk) for x in inputs[3:]]
+    arrays = [*inputs[:3], *added, output]
     strides = [array.stride() if torch.is_tensor(array) else (0, 0, 0, 0) for array in arrays]
     blocks = [max(FEWEST, triton.next_power_of_2(size)) for size in (Lk, D, Dv)]
     grid = (triton.cdiv(Lq, FEWEST), B * H)

@@ -90,6 +90,7 @@ POSTPONED = {
     "variations": "smoke asks each case once, and standard its variations, because another "
     "implementation runs the same code",
     "dtypes": "smoke asks nothing in this dtype, standard smoke's cases, full all cases",
+    "kernels": "full asks smoke's cases: an interpreted kernel takes half a second to compile",
 }
 """Questions that an implementation may postpone to a later level (`Implementation.later`), with the
 reason."""
@@ -216,6 +217,8 @@ def postponed(
     - `variation`: True if the check runs variations of the case.
     - `in_smoke`: True if smoke has the case.
     """
+    if "kernels" in later and not (level == "full" and in_smoke):
+        return POSTPONED["kernels"]
     if level == "smoke" and variation and "variations" in later:
         return POSTPONED["variations"]
     if dtype in later and (level == "smoke" or (level == "standard" and not in_smoke)):
