@@ -10,12 +10,15 @@ import tempfile
 from functools import lru_cache
 from pathlib import Path
 
+from attention_conformance import claims
+
 PARENT, NOBODY = os.getppid(), 10**7
 """In a namespace of processes 1 is no process outside."""
 
 TRIED = "isolated-child-tried-this"
 
 
+@claims(deterministic=True)
 def tries(query, key, value, attn_mask=None, is_causal=False, scale=None, enable_gqa=False):  # type: ignore[no-untyped-def]
     """Right if the process may neither write beside its folder, nor signal its parent, nor connect."""
     done = []
