@@ -23,6 +23,7 @@ from suite.spec.case import Case
 from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import Inputs, draw, draw_cotangent
 from suite.spec.vocabulary import LEVELS
+from tests.runtimes import judged
 
 pytest.importorskip("jax")
 
@@ -243,3 +244,61 @@ def test_standard_has_a_budget_of_programs() -> None:
     """Programs that JAX had to forget, and compiles once more, count again."""
     count, _ = programs(level="standard", minutes=80)
     assert 0 < count <= 4000
+
+
+def test_functions_see_numbers_of_64_bits_in_float64_alone(backend: Backend) -> None:
+    import jax
+
+    seen: list[str] = []
+
+    @jax.custom_vjp
+    def attend(query: Any, key: Any, value: Any) -> Any:
+        seen.append(str(jax.numpy.arange(2).dtype))
+        return query * 1
+
+    def forward(*arrays: Any) -> tuple[Any, Any]:
+        return attend(*arrays), arrays
+
+    def backward(arrays: Any, cotangent: Any) -> Any:
+        seen.append(str(jax.numpy.arange(2).dtype))
+        return (cotangent, *(0 * array for array in arrays[1:]))
+
+    attend.defvjp(forward, backward)
+    function, _ = registry.callable_implementation(
+        backend, lambda query, key, value: attend(query, key, value), "attend", {}
+    )
+    for dtype, integers in (("f32", "int32"), ("bf16", "int32"), ("f64", "int64")):
+        inputs = draw(Case.parse(f"sdpa/none/mha/{dtype}/b2h3q5k7d8"))
+        call, seen[:] = function.prepare(inputs), []
+        cotangent = call()
+        backend.vjp(call, ["query"], cotangent)
+        _, pull = backend.pullback(call, ["query"])
+        pull(cotangent)
+        step = backend.profiler.step(call, "backward", ["query"])(call.arguments, cotangent)
+        step()
+        assert {*seen} == {integers}
+        assert len(seen) >= 5
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("pallas-gpu-mha", "sdpa/causal/mha/f32/b1h2q32k48d6"),
+        ("pallas-gpu-decode", "sdpa/pad/gqa2/f32/b2h4q1k64d8"),
+        ("pallas-tpu-splash", "sdpa/causal/gqa2/bf16/b1h4q32k128d64"),
+    ],
+)
+def test_kernels_in_pallas_are_right(backend: Backend, name: str, text: str) -> None:
+    verdict = judged(backend, name, text)
+    assert verdict.status == "pass", verdict.message
+
+
+def test_kernels_in_pallas_wait_for_full(backend: Backend) -> None:
+    kernel = implementation(backend, "pallas-gpu-mha")
+    (values,) = (check for check in all_checks() if check.name == "values")
+    asked = {level: sum(1 for _ in values.cells(level, [kernel])) for level in LEVELS}
+    assert asked["smoke"] == asked["standard"] == 0
+    assert asked["full"] > 10
+    assert backend.compilers.of(kernel) == ()
+    behind = Case.parse("sdpa/causal/mha/f32/b1h2q32k16d8")
+    assert "behind the keys" in str(kernel.unsupported(behind))
