@@ -108,6 +108,16 @@ class PreparedCall:
         with self.within():
             return self.function(**arguments)
 
+    def under(self, within: Callable[[], AbstractContextManager[Any]]) -> PreparedCall:
+        """The call in a context of the thread that makes the call; its derivatives, too."""
+        inner = self.function
+
+        def function(**arguments: Any) -> Any:
+            with within():
+                return inner(**arguments)
+
+        return replace(self, function=function, within=within)
+
     def inside(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function, which then runs in the context of the call."""
         if self.within is nullcontext:

@@ -74,7 +74,7 @@ class Handed(UserFunction):
     backend: JaxEngine
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
-        return replace(super().prepare(inputs), within=self.backend.x64_for(inputs.dtype))
+        return super().prepare(inputs).under(self.backend.x64_for(inputs.dtype))
 
 
 class Eager(TextbookAttention):

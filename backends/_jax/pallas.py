@@ -46,10 +46,9 @@ class Pallas(Implementation):
     def prepare(self, inputs: Inputs) -> PreparedCall:
         native = split_native(inputs, causal=True, lengths=True)
         arguments = flagged_arguments(self.backend, inputs, native, (LENGTHS,))
-        return attention_call(
-            self.kernel(inputs, native.causal), arguments, inputs, axis_order="blhd",
-            within=self.backend.x64_for(inputs.dtype),
-        )  # fmt: skip
+        kernel = self.kernel(inputs, native.causal)
+        call = attention_call(kernel, arguments, inputs, axis_order="blhd")
+        return call.under(self.backend.x64_for(inputs.dtype))
 
     def kernel(self, inputs: Inputs, causal: bool) -> Callable[..., Any]:
         """The function of the arrays."""

@@ -48,7 +48,7 @@ class Eager(Implementation):
             return attention(query, key, value, mask, bias, scale)
 
         arguments = dense_arguments(self.backend, inputs)
-        return attention_call(call, arguments, inputs, within=self.within, constants=(scale,))
+        return attention_call(call, arguments, inputs, constants=(scale,)).under(self.within)
 
     def within(self) -> AbstractContextManager[Any]:
         """The context of a call."""

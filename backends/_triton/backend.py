@@ -101,4 +101,4 @@ class UserKernel(UserFunction):
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         call = super().prepare(inputs)
-        return replace(call, within=interpreter.mended) if self.mended else call
+        return call.under(interpreter.mended) if self.mended else call
