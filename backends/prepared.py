@@ -35,15 +35,15 @@ class ForbiddenCall(Exception):
 
 
 @contextmanager
-def underivable(message: str) -> Iterator[None]:
+def underivable(message: str, declared: bool = False) -> Iterator[None]:
     """A context in which an error whose message matches the pattern is raised as ForwardOnly: the
-    framework says that an operation has no derivative."""
+    framework says that an operation has no derivative, or, if `declared`, cannot have this one."""
     try:
         yield
     except Exception as error:
         if isinstance(error, ForwardOnly) or not re.search(message, str(error)):
             raise
-        raise ForwardOnly(str(error).partition("\n")[0]) from error
+        raise ForwardOnly(str(error).partition("\n")[0], declared) from error
 
 
 class TimeOver(BaseException):

@@ -195,6 +195,20 @@ def test_an_operation_without_a_derivative_is_asked_for_answers_alone(
         assert verdict.kind != REFUSED
 
 
+def test_a_backward_pass_of_ones_own_has_no_directional_derivatives() -> None:
+    pytest.importorskip("jax")
+    path = f"{CLAIMED / 'of_jax.py'}:with_vjp_alone"
+    implementation = registry.function_implementation(registry.load("jax"), path, {})[0]
+    case = Case.parse("sdpa/none/mha/f32/b2h3q5k7d8")
+    checks = {check.name: check for check in all_checks()}
+    assert judge(Cell(checks["gradients"], case, implementation)).status == "pass"
+    verdict = judge(Cell(checks["tangents"], case, implementation))
+    assert (verdict.status, verdict.message[:31]) == (
+        "unsupported",
+        "can't apply forward-mode autodi",
+    )
+
+
 def test_tensorflow_says_that_an_operation_has_no_gradient() -> None:
     tf = pytest.importorskip("tensorflow")
     call = PreparedCall(lambda query: tf.raw_ops.Lu(input=query).lu, {"query": tf.eye(3)})

@@ -120,5 +120,9 @@ class JaxEngine(Backend):
         return output, prepared.inside(pull)
 
     def jvp(self, prepared: PreparedCall, tangents: Mapping[str, Any]) -> Any:
-        with prepared.within(), underivable(transforms.UNDERIVABLE):
+        with (
+            prepared.within(),
+            underivable(transforms.UNDERIVABLE),
+            underivable(transforms.NO_JVP, declared=True),
+        ):
             return transforms.jvp(prepared, tangents)

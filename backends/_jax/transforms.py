@@ -22,6 +22,9 @@ UNDERIVABLE = (
 """The messages of JAX about an operation without a derivative, such as a Pallas kernel without
 `jax.custom_vjp`."""
 
+NO_JVP = r"^can't apply forward-mode autodiff \(jvp\) to a custom_vjp function"
+"""The message of JAX about directional derivatives of a function with `jax.custom_vjp`."""
+
 
 def vjp(prepared: PreparedCall, wrt: Sequence[str], cotangent: Any) -> Gradients:
     """Output and gradients by `jax.vjp`, with respect to the operands `wrt`.
