@@ -26,6 +26,27 @@ class MaximumFromMinus50000(Online):
 
 @fault(
     "values",
+    "m from scores without the bias; a bias may raise scores, too: take m of their sum",
+    family="softmax",
+)
+class BiasTakenForPenalty(Kernel):
+    """The subtracted maximum is at most that of the scores before the bias: a large bias overflows."""
+
+    def biased(self, scores: np.ndarray, call: Call) -> np.ndarray:
+        self.unbiased = scores
+        return super().biased(scores, call)
+
+    def shifted(self, scores: np.ndarray) -> np.ndarray:
+        if scores.shape != self.unbiased.shape:  # with a sink
+            return super().shifted(scores)
+        seen = np.where(np.isneginf(scores), scores, self.unbiased)
+        limit = seen.max(-1, keepdims=True, initial=-np.inf)
+        maximum = np.minimum(scores.max(-1, keepdims=True, initial=-np.inf), limit)
+        return scores - np.where(np.isneginf(maximum), 0, maximum)
+
+
+@fault(
+    "values",
     "m of the first tile is kept; update it in every tile: `m = maximum(m, s.amax(-1))`",
     family="softmax",
 )

@@ -243,7 +243,8 @@ def draw_bias(
     shapes = {"1hqk": (1, s.H, s.Lq, s.Lk), "b1qk": (s.B, 1, s.Lq, s.Lk)}
     out = rng.standard_normal(shapes.get(kind, (s.B, s.H, s.Lq, s.Lk)))
     if kind == "deep":
-        return rng.standard_normal((1, s.H, s.Lq, s.Lk)) - 6e4 * (np.arange(s.Lq) % 3 == 1)[:, None]
+        far = 6e4 * (np.arange(s.Lq) % 3 - 1.0)
+        return rng.standard_normal((1, s.H, s.Lq, s.Lk)) + far[:, None]
     if kind in HIDING:
         ix = PairIndex.of(s, seed)
         hidden = uniform(seed + 503, ix.b, ix.h, ix.q, ix.k) < 0.35

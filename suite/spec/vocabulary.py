@@ -101,7 +101,7 @@ BIASES = (
 - "qk" (Lq, Lk), "1hqk", "b1qk", "bhqk": finite unit normals of a broadcast rank.
 - "inf": (B, H, Lq, Lk), about a third of the entries -inf, no row all -inf.
 - "lowest": as "inf" with the dtype's lowest finite number, as many models write masks.
-- "deep": (1, H, Lq, Lk), finite: unit normals of which every third row lies at -60000.
+- "deep": (1, H, Lq, Lk), finite: unit normals in rows that lie at -60000, at 0 and at 60000 in turn.
 - "alibi": (1, H, Lq, Lk), -slope |q - k| with slope 2^(-8 (h + 1) / H) (Press, Smith, Lewis, ICLR
   2022).
 - "alibikeys": (1, H, 1, Lk), slope (k - Lk + 1), which libraries add instead, with the slopes of
