@@ -135,7 +135,8 @@ def test_random_scripts_are_valid() -> None:
     sizes = Sizes(2, 2, 2, 3, 3, 4, 4)
     for numbers, script in (
         ((3, 0, 2), "creset.2"),
-        ((9, 1), "c9.back2.1"),
+        ((9, 1), "c9.pick10.1"),
+        ((7, 1), "c7.back2.1"),
         ((0, 0), "c1"),
         ((4, 0, 1), "creset.1"),
     ):

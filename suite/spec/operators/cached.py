@@ -182,12 +182,18 @@ def validate(case: Case) -> None:
 
 
 def completed(sizes: Sizes, numbers: Sequence[int]) -> tuple[Sizes, Mapping[str, Any]]:
-    """A random script. A number is a chunk; 0 is a reset; after a chunk of 6 or more, 2 tokens go back.
-    With an odd count the first number tells how many tokens are in the cache before."""
-    before = numbers[0] if len(numbers) % 2 else 0
-    script: list[str] = []
+    """A random script.
+
+    A number is a chunk, and 0 a reset. After a chunk of 6 to 8 tokens 2 go back; after one of 9 samples
+    are exchanged. With an odd count the first number tells how many tokens the cache has before.
+    """
+    before, script = numbers[0] if len(numbers) % 2 else 0, list[str]()
     for n in numbers[len(numbers) % 2 :]:
-        script += ["reset"] if n == 0 else [str(n), "back2"] if n >= 6 else [str(n)]
+        script.append(str(n) if n else "reset")
+        if n == 9 and 0 < sizes.B < 10:
+            script.append(f"pick{''.join(map(str, reversed(range(sizes.B))))}")
+        elif n >= 6:
+            script.append("back2")
     while script and not script[-1].isdigit():
         script.pop()
     script = script or ["1"]
@@ -277,7 +283,9 @@ CACHED = Operator(
         Option("script", rf"c({ACTION}(?:\.{ACTION})*)", lambda text: tuple(text.split(".")),
                lambda script: f"c{'.'.join(script)}"),
         Option("left", r"win(\d+)", int, lambda left: f"win{left}", None, (0, 1, 3, 8), rare=True),
-        Option("capacity", r"room(\d+)", int, lambda slots: f"room{slots}"),
+        Option(
+            "capacity", r"room(\d+)", int, lambda slots: f"room{slots}", None, (5, 9, 16), rare=True
+        ),
         Option("padding", r"pad(\d+(?:\.\d+)*)", dotted, lambda n: f"pad{'.'.join(map(str, n))}"),
         flag("beside", "beside"),
         *(feature.option for feature in CARRIED if feature.option),
