@@ -203,10 +203,8 @@ def test_a_backward_pass_of_ones_own_has_no_directional_derivatives() -> None:
     checks = {check.name: check for check in all_checks()}
     assert judge(Cell(checks["gradients"], case, implementation)).status == "pass"
     verdict = judge(Cell(checks["tangents"], case, implementation))
-    assert (verdict.status, verdict.message[:31]) == (
-        "unsupported",
-        "can't apply forward-mode autodi",
-    )
+    assert verdict.status == "unsupported"
+    assert "can't apply forward-mode autodiff" in verdict.message
 
 
 def test_tensorflow_says_that_an_operation_has_no_gradient() -> None:

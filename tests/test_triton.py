@@ -26,7 +26,8 @@ from suite.spec.case import Case
 from tests.runtimes import CHECKS, judged
 
 # Before a test of this process imports Triton.
-os.environ["TRITON_INTERPRET"] = "1"
+if importlib.util.find_spec("triton"):
+    os.environ["TRITON_INTERPRET"] = "1"
 pytest.importorskip("triton", reason="comes with the extra triton")
 torch: Any = pytest.importorskip("torch")
 
