@@ -211,8 +211,9 @@ def loaded(paths: Sequence[str]) -> list[Run]:
 
 
 def write_statuses(runs: Sequence[Run]) -> None:
-    """Write the statuses of the backends that were judged; those of other backends stay."""
-    new = status_frame(runs)
+    """Write the statuses of the backends that were judged; those of other backends stay. The last run
+    of a cell counts."""
+    new = status_frame(runs).drop_duplicates(CELL, keep="last")
     if STATUSES.exists():
         old = pd.read_parquet(STATUSES)
         new = pd.concat([old[~old["backend"].isin(new["backend"])].astype(str), new])
