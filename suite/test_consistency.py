@@ -39,7 +39,8 @@ def user_functions(declared: Declared) -> bool:
 def answers(cell: Cell, names: Sequence[str], dtype: DType | None = None) -> tuple[str, ...]:
     """The observed answers of the function.
 
-    Raises NotApplicable if an answer is declared, or the operator does not have the question.
+    Raises NotApplicable if an answer is declared, if the operator does not have the question, or if the
+    call gives no answer: then the question's own cell fails.
     """
     implementation, dtype = cell.implementation, dtype or cell.dtype
     for name in names:
@@ -49,7 +50,10 @@ def answers(cell: Cell, names: Sequence[str], dtype: DType | None = None) -> tup
             raise NotApplicable(f"the answer to {name} is declared")
         if dtype.name not in implementation.declared.dtypes:
             raise NotApplicable(f"dtype {dtype.long_name} is not supported")
-    return tuple(elections.observe(name, implementation, dtype) for name in names)
+    try:
+        return tuple(elections.observe(name, implementation, dtype) for name in names)
+    except Deviation as deviation:
+        raise NotApplicable(f"there is no answer: {deviation.message}") from deviation
 
 
 def like_native(cell: Cell, questions: Sequence[tuple[str, DType]], got: Sequence[str]) -> bool:
