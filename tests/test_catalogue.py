@@ -296,8 +296,19 @@ def test_a_run_is_told_its_diagnoses_and_a_smaller_case() -> None:
     said = told_of(implementation)
     assert said.notes == ()
     assert said.diagnoses[0].fault == "causal-sees-next"
-    assert said.of == ("values", implementation.name)
+    assert said.of == ("values", implementation.name, "value")
     assert Case.parse(said.smaller).sizes.Lq == 1
+
+
+def test_the_smaller_case_is_of_the_first_group() -> None:
+    (implementation,) = made(CausalSeesNext)
+    failing, _ = split(implementation)
+    empty = Cell(failing[0].check, Case.parse("sdpa/causal/mha/f32/b0h3q5k5d8"), implementation)
+    cells = [record_of(c, "fail") for c in failing]
+    cells.append(replace(record_of(empty, "fail"), kind="raised"))
+    said = diagnosing.tell(PlanByHand(implementation), cells, None)  # type: ignore[arg-type]
+    assert said.of == ("values", implementation.name, "value")
+    assert Case.parse(said.smaller).sizes.B == 1
 
 
 def test_an_exception_is_one_note(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from suite.records.lines import NonNegativeInt
+from suite.spec.vocabulary import GRADIENTS, OF_ANSWERS, VALUES
+
+FIRST = (VALUES, *GRADIENTS)
+"""Checks whose failures are listed first, since they explain those of other checks."""
 
 LINE = "diagnosis"
 """The name of such lines in result files."""
@@ -43,15 +47,21 @@ class DiagnosisRecord:
 class Told:
     """What is said of a run.
 
-    `smaller` is a failing case that was made smaller from one of the cell `of` (check and
-    implementation), `script` the path of a script that shows it, "" without one.
+    `smaller` is a failing case that was made smaller from one of the group `of` (check, implementation
+    and kind), `script` the path of a script that shows it, "" without one.
     """
 
     diagnoses: tuple[DiagnosisRecord, ...] = ()
     notes: tuple[str, ...] = ()
-    of: tuple[str, str] = ("", "")
+    of: tuple[str, str, str] = ("", "", "")
     smaller: str = ""
     script: str = ""
 
 
 NOTHING = Told()
+
+
+def group_order(check: str, kind: str, count: int) -> tuple[bool, int, int]:
+    """The sort key of a group of `count` failures, by how much they explain: first the kinds
+    `OF_ANSWERS`, then values, gradients and the rest; the largest first."""
+    return kind not in OF_ANSWERS, (*FIRST, check).index(check), -count

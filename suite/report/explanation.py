@@ -10,12 +10,10 @@ from dataclasses import dataclass, fields
 
 import pandas as pd
 
+from suite.records.diagnoses import group_order
 from suite.report.frames import expanded
 from suite.report.separation import axes, separation
-from suite.spec.vocabulary import BROKEN, GRADIENTS, OF_ANSWERS, VALUES
-
-_FIRST = (VALUES, *GRADIENTS)
-"""Checks that are listed first, since their failures explain those of other checks."""
+from suite.spec.vocabulary import BROKEN
 
 _EXTENT = ("B", "H", "Lq", "Lk", "D", "Dv")
 """The sizes whose product is the size of a case."""
@@ -37,8 +35,7 @@ class Group:
 
 
 def groups(cells: pd.DataFrame) -> list[Group]:
-    """The groups of failing cells, by how much they explain: first the kinds `OF_ANSWERS`, then values,
-    gradients and the rest; the largest first."""
+    """The groups of failing cells, those first that explain most (`group_order`)."""
     broken = cells[cells["status"].isin(BROKEN)]
     if broken.empty:
         return []
@@ -49,12 +46,7 @@ def groups(cells: pd.DataFrame) -> list[Group]:
         text = separation(known.loc[block["case"]], known.loc[passing])
         rows = tuple(map(int, _by_size(block).index))
         entries.append(Group(str(check), str(kind), str(label), rows, len(passing), text))
-    return sorted(entries, key=_place)
-
-
-def _place(group: Group) -> tuple[bool, int, int]:
-    check = _FIRST.index(group.check) if group.check in _FIRST else len(_FIRST)
-    return group.kind not in OF_ANSWERS, check, -len(group.cells)
+    return sorted(entries, key=lambda group: group_order(group.check, group.kind, len(group.cells)))
 
 
 def _by_size(cells: pd.DataFrame) -> pd.DataFrame:

@@ -35,6 +35,7 @@ import pandas as pd
 from suite.records.cells import KEY, CellRecord, Header, Run
 from suite.records.diagnoses import DiagnosisRecord
 from suite.records.lines import RecordError
+from suite.records.machine import Origin
 from suite.records.speed import TIMED, SpeedRecord, SpeedRun
 
 MEASURED = ("workload", "direction", "dtype", "device", "threads")
@@ -57,6 +58,17 @@ def cells(loaded: Run | Sequence[Run]) -> pd.DataFrame:
     figures = ("error_ratio", "rms", "max_abs_error", "seconds")
     frame = frame.astype(dict.fromkeys(figures, "float64"))
     return frame.assign(label=_labels(frame))
+
+
+def provenance(headers: Iterable[Origin]) -> str:
+    """Versions, machine and date of runs."""
+    headers = list(headers)
+    versions = {name: text for header in headers for name, text in header.versions.items()}
+    machines = {str(header.machine.get("cpu", "")) for header in headers} - {""}
+    dates = sorted({header.started[:10] for header in headers} - {""})
+    return "; ".join(
+        filter(None, [", ".join(f"{n} {t}" for n, t in versions.items()), *machines, *dates[-1:]])
+    )
 
 
 def dated(cells: pd.DataFrame, headers: Mapping[str, Header]) -> pd.DataFrame:

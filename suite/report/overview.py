@@ -21,6 +21,7 @@ from suite.records.expectations import Expectation, ExpectationError
 from suite.records.findings import Finding, manifests
 from suite.records.speed import TIMED
 from suite.report.conformance import ACCURACY, BY_DTYPE, FAILING, UNSUPPORTED
+from suite.report.frames import latest, provenance
 from suite.report.semantics import ELECTIONS
 from suite.spec.dtypes import DTYPES
 from suite.spec.operators import OPERATORS
@@ -114,11 +115,14 @@ def overview(
     - reasons      {"row topic": [[reason, cells], ...]}, the most frequent reasons of refusals
     - findings     {name: title, text, issue, reproduction} of the findings that failures cite
     - sentences    what is right, what is wrong, and what changed
+    - provenance   versions, machines and date
     """
     cells = frames.get("cells")
     if cells is None or cells.empty:
         return {}
-    labels = list(dict.fromkeys(cells["label"]))
+    operators = [*OPERATORS]
+    of = cells.assign(at=cells["operator"].map(operators.index)).drop_duplicates("label")
+    labels = [*of.sort_values(["at", "backend"], kind="stable")["label"]]
     topics = {"all": pd.Series(True, cells.index)} | {t.name: t.of(cells) for t in TOPICS}
     topics = {name: rows for name, rows in topics.items() if rows.any()}
     texts = {t.name: t.text for t in TOPICS} | {"all": "every question"}
@@ -131,7 +135,8 @@ def overview(
         "failures": failures,
         "reasons": _reasons(cells, labels, topics),
         "findings": findings,
-        "sentences": sentences(frames),
+        "sentences": sentences({**frames, "cells": latest(frames["dated"])}),
+        "provenance": provenance(frames.get("headers", {}).values()),
     }
 
 

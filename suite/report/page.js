@@ -95,7 +95,7 @@ function draw() {
       ...topics.map(({ name, text }) => head(name, text)),
       ...data.dtypes.map((name) => el("th", { scope: "col", title: `precision grade in ${name}` }, name)),
       timed ? head("speed", "median of time / best time, over the workloads") : null)),
-    el("tbody", {}, ...rows.map((row) => el("tr", {},
+    el("tbody", {}, ...rows.map((row, n) => el("tr", { class: rows[n - 1]?.operator === row.operator ? "" : "group" },
       el("th", { scope: "row", class: "name" },
         opening(row, row.label, {}, row.label), el("small", {}, row.operator)),
       ...topics.map((topic) => entry(row, topic)),

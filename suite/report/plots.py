@@ -7,7 +7,7 @@ picture names versions, machine and date.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,8 @@ import pandas as pd
 
 from suite.records.files import new_folder
 from suite.records.lines import RecordError
-from suite.records.machine import Origin
 from suite.records.speed import TIMED
+from suite.report.frames import provenance
 from suite.report.laws import LENGTHS, fit, law
 from suite.spec.dtypes import DTYPES
 from suite.spec.vocabulary import VALUES
@@ -66,7 +66,7 @@ def pictures(frames: Mapping[str, Any]) -> Iterator[tuple[str, Figure]]:
     if "measurements" in frames:
         measured = frames["measurements"]
         timed = measured[measured["status"].isin(TIMED)]
-        swept, below = timed["swept"].astype(bool), _caption(frames["timed"].values())
+        swept, below = timed["swept"].astype(bool), provenance(frames["timed"].values())
         judged = ~swept & (timed["error_ratio"] > 0)
         for name, picture, rows in (
             ("time", _times, ~swept), ("exact", _exactness, judged), ("cost", _costs, swept)
@@ -80,18 +80,7 @@ def pictures(frames: Mapping[str, Any]) -> Iterator[tuple[str, Figure]]:
         finite = (cells["error_ratio"] > 0) & (cells["error_ratio"] < math.inf)
         judged = cells[product & finite & (cells["check"] == VALUES)]
         if not judged.empty:
-            yield "precision", _precision(judged, _caption(headers))
-
-
-def _caption(headers: Iterable[Origin]) -> str:
-    """Versions, machine and date of runs."""
-    headers = list(headers)
-    versions = {name: text for header in headers for name, text in header.versions.items()}
-    machines = {str(header.machine.get("cpu", "")) for header in headers} - {""}
-    dates = sorted({header.started[:10] for header in headers} - {""})
-    return "; ".join(
-        filter(None, [", ".join(f"{n} {t}" for n, t in versions.items()), *machines, *dates[-1:]])
-    )
+            yield "precision", _precision(judged, provenance(headers))
 
 
 class _Marks:

@@ -25,7 +25,7 @@ from suite.judge.diagnosis.instrument import clock
 from suite.judge.judge import Policy, judge
 from suite.judge.verdict import Verdict, first_line
 from suite.records.cells import CellRecord
-from suite.records.diagnoses import NOTHING, DiagnosisRecord, Told
+from suite.records.diagnoses import NOTHING, DiagnosisRecord, Told, group_order
 from suite.run.loading import load_backend
 from suite.run.options import Options
 from suite.run.plan import Plan
@@ -205,13 +205,15 @@ def _reduced(
     plan: Plan, implementation: Implementation, records: Sequence[CellRecord], folder: Path | None,
     late: Any,
 ) -> Told:  # fmt: skip
-    """The smallest failing case that was reached, with its script."""
-    searched = [r for r in records if _is_asked(r) and r.check in SEARCHED]
+    """The smallest failing case that was reached from the group that is listed first, with its script."""
+    its = [r for r in records if _is_asked(r) and r.implementation == implementation.name]
+    groups = Counter((r.check, r.kind) for r in its if r.check in SEARCHED)
+    group = min(groups, key=lambda of: group_order(of[0], of[1], groups[of]), default=None)
+    searched = [r for r in its if (r.check, r.kind) == group]
     first = chosen(_cells(implementation, searched), 1)
     if not first or not isinstance(first[0].case, Case):
         return NOTHING
-    cell = first[0]
-    (kind,) = {r.kind for r in searched if (r.check, r.case) == (cell.check.name, cell.case.id)}
+    cell, kind = first[0], searched[0].kind
     policy = Policy(limit=partial(limited, plan.options.cell_timeout, "the cell"))
     verdicts: dict[str, Verdict] = {}
 
@@ -223,7 +225,7 @@ def _reduced(
         return verdicts[case.id].status == "fail" and verdicts[case.id].kind == kind
 
     case = shrunk(first[0].case, fails)
-    told = Told(of=(cell.check.name, implementation.name), smaller=case.id)
+    told = Told(of=(cell.check.name, implementation.name, kind), smaller=case.id)
     verdict = verdicts.get(case.id)
     if folder is None or verdict is None:
         return told

@@ -177,7 +177,7 @@ class Listing:
     def _commands(self, cell: CellRecord) -> dict[str, str]:
         commands = {"again": rerun_command(self._nodes[cell.key], self._options)}
         told = self._told
-        if told.smaller and told.of == (cell.check, cell.implementation):
+        if told.smaller and told.of == (cell.check, cell.implementation, cell.kind):
             commands["smaller"] = told.smaller
             if told.script:
                 return commands | {"script": shlex.join(["python", told.script])}
