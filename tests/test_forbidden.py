@@ -12,6 +12,7 @@ import pytest
 from backends import registry
 from backends.forbidden import watched
 from backends.protocol import ForbiddenCall, UsageError
+from suite.measure.worker import implementations
 from suite.run.options import Options
 from suite.run.plan import Plan
 from suite.spec.dtypes import DTYPES
@@ -167,3 +168,10 @@ def test_layers_are_no_functions(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     with pytest.raises(UsageError, match="forbid is a claim of functions, not of layers"):
         plan(tmp_path, "calls", like="multi-head", forbid=(OF_TORCH,))
+
+
+def test_a_timed_call_is_not_watched(tmp_path: Path) -> None:
+    path = tmp_path / "kernel.py"
+    path.write_text(f"{KERNELS}\ncalls.forbid = ('{OF_TORCH}',)\n")
+    _, timed = implementations("torch", Options(("torch",), function=(f"{path}:calls",)))
+    assert timed["calls"].called is timed["calls"].judged

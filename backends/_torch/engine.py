@@ -27,6 +27,10 @@ class TorchEngine(Backend):
         with needed():
             import torch
         self.torch: Any = torch
+        # Methods as they are before a person's file is imported, which may replace them.
+        tensor = torch.Tensor
+        self._read = (tensor.detach, tensor.resolve_conj, tensor.resolve_neg, tensor.cpu)
+        self._widened, self._values = tensor.double, tensor.numpy
         self.memory, self.profiler = TorchMemory(self), TorchProfiler(self)
         self.compilers = TorchCompilers(self)
         if device == "cuda" and not torch.cuda.is_available():
@@ -45,8 +49,9 @@ class TorchEngine(Backend):
         return array.to(device=self.device, dtype=getattr(self.torch, dtype.long_name))
 
     def to_numpy(self, array: Any) -> np.ndarray:
-        array = array.detach().resolve_conj().resolve_neg().cpu()
-        return (array.double() if array.is_floating_point() else array).numpy()
+        for step in self._read:
+            array = step(array)
+        return self._values(self._widened(array) if array.is_floating_point() else array)
 
     def is_array(self, value: Any) -> bool:
         return isinstance(value, self.torch.Tensor)

@@ -137,8 +137,9 @@ def implementations(name: str, options: Options) -> tuple[Any, dict[str, Any]]:
 
     backend = registry.load(name, options.device)
     every = registry.implementations(backend)
-    # User functions may ignore parameters here: conformance runs judge that.
-    said = {"allow_unused": True} | ({"numerics": options.numerics} if options.numerics else {})
+    # Conformance runs judge ignored parameters and forbidden calls, which take time to watch.
+    said: dict[str, Any] = {"allow_unused": True, "forbid": ()}
+    said |= {"numerics": options.numerics} if options.numerics else {}
     every += [
         registry.function_implementation(backend, text, said, options.like)[0]
         for text in options.function

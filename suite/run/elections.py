@@ -42,6 +42,7 @@ The page is made from `suite/spec/elections.py` and from the declarations of the
     python -m suite elections > docs/data/elections.md
 
 An implementation that a question does not name leaves its answer to be observed, or is not asked.
+[orders.md](orders.md) has the orders of sums that were observed.
 """
 
 
