@@ -38,6 +38,14 @@ def test_the_counts_of_every_topic_add_up(shown: dict[str, Any]) -> None:
     assert not shown["rows"][labels.index("torch:mine")]["control"]
 
 
+def test_implementations_stand_by_operator() -> None:
+    rotary = cell(implementation="torch:rope", operator="rotary", case="rotary/x/f32")
+    frames = frames_of([run(rotary, *(c for one in runs() for c in one.cells))])
+    shown = overview(frames)["rows"]
+    assert [row["operator"] for row in shown] == ["sdpa", "sdpa", "rotary", "rotary"]
+    assert [row["backend"] for row in shown] == ["torch", "jax", "torch", "tf"]
+
+
 def test_every_operator_belongs_to_a_topic() -> None:
     from suite.spec.operators import OPERATORS
 
@@ -68,6 +76,7 @@ def test_a_run_records_the_options_that_ask_a_cell_again() -> None:
 def test_the_sentences_say_what_is_wrong_and_what_changed() -> None:
     sentences = overview(frames_of(runs()))["sentences"]
     assert any("A causal query sees the next key." in text for text in sentences)
+    assert sentences[0] == "2 of 3 implementations are right in all that they were asked."
     assert sentences[-1] == (
         "Since the first of the records: 1 new failures, 0 fixed, of 1 cells that were asked again."
     )

@@ -55,6 +55,8 @@ def test_the_matrix_has_the_newest_run_and_the_page_has_all() -> None:
     assert len(latest(frames["dated"])) == len(last.cells)
     texts = dict(pages(frames, "A title"))
     history = texts["implementations/torch-mine.html"].partition('id="history"')[2]
+    history, _, footer = history.partition("<footer>")
+    assert footer.startswith("torch 2.13.0")
     assert history.index(first.header.started) < history.index(last.header.started)
     assert history.count("torch 2.13.0") == 2
     assert CHANGED.of(frames["dated"])[["before", "status", "case"]].to_numpy().tolist() == [

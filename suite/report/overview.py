@@ -121,8 +121,11 @@ def overview(
     if cells is None or cells.empty:
         return {}
     operators = [*OPERATORS]
-    of = cells.assign(at=cells["operator"].map(operators.index)).drop_duplicates("label")
-    labels = [*of.sort_values(["at", "backend"], kind="stable")["label"]]
+    of = cells.assign(
+        at=cells["operator"].map(operators.index), framework=pd.factorize(cells["backend"])[0]
+    )
+    of = of.drop_duplicates("label").sort_values(["at", "framework"], kind="stable")
+    labels = [*of["label"]]
     topics = {"all": pd.Series(True, cells.index)} | {t.name: t.of(cells) for t in TOPICS}
     topics = {name: rows for name, rows in topics.items() if rows.any()}
     texts = {t.name: t.text for t in TOPICS} | {"all": "every question"}
