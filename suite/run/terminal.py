@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from suite.report.explanation import Group
     from suite.run.log import RunLog
 
-MOST, MOST_EXPLAINED = 10, 4
+MOST, MOST_EXPLAINED = 10, 2
 """The number of groups of failures that have a line of their own; if a diagnosis explains failures."""
 
 IN_FULL = 3
