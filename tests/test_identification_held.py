@@ -108,6 +108,18 @@ def test_a_property_is_said_that_passing_cells_lack() -> None:
         assert (one.explains, one.tried, one.contradicts) == (count, count, 0)
 
 
+def test_a_mask_as_an_array_is_a_property() -> None:
+    def unscaled(query, key, value, attn_mask=None, is_causal=False):
+        scale = None if attn_mask is None else query.shape[-1] ** -1.0
+        return of_torch.textbook(query, key, value, attn_mask, is_causal, scale)
+
+    ids = [f"sdpa/{mask}/mha/f32/b2h3q9k9d8/dense" for mask in ("bool.b11k", "bool.bhqk")]
+    one, *_ = told(unscaled, *ids, *PLAIN, *SQUARE)
+    text = "Only with a mask as an array: the scale is 0.125 = 1/D"
+    assert one.sentence.startswith(text)
+    assert (one.explains, one.tried, one.contradicts) == (2, 2, 0)
+
+
 def test_masks_of_one_query_alone_are_ignored() -> None:
     ids = [
         f"sdpa/{mask}/mha/f32/b2h3q{q}k23d8/dense"

@@ -151,12 +151,14 @@ def _contradicts(found: Found, look: Look) -> bool:
 
 
 def _form(look: Look) -> str:
-    """How a mask is given: by a flag, as an array, or in the bias; "" in two ways."""
+    """How a mask is given, in words that stand behind "only"."""
     try:
         shown = look.presented
     except NotApplicable:
-        return ""
-    return "bias" if shown.mask is None and shown.mask_array is None else shown.form
+        return "with a mask beside a flag"
+    if shown.mask is None and shown.mask_array is None:
+        return "without a mask" if look.inputs.case.mask is None else "with a mask in the bias"
+    return "with a mask as an array" if shown.form == "dense" else "with a mask by a flag"
 
 
 def _properties(case: Case, needs: Iterable[str] = ()) -> Mapping[str, str]:
@@ -185,7 +187,10 @@ def _told_apart(explained: Sequence[Look], against: Sequence[Look]) -> str:
     one cell alone has several."""
     ours, theirs = ([look.inputs.case for look in looks] for looks in (explained, against))
     needs = sorted({name for case in (*ours, *theirs) for name in case.needs})
-    have, have_not = ([_properties(case, needs) for case in cases] for cases in (ours, theirs))
+    have, have_not = (
+        [{"form": _form(look), **_properties(look.inputs.case, needs)} for look in looks]
+        for looks in (explained, against)
+    )
     apart = [
         text
         for name, text in have[0].items()
