@@ -76,6 +76,11 @@ def of_first_query(query, key, value, attn_mask=None):
     return of_torch.textbook(query, key, value, attn_mask[:, :, :1])
 
 
+def narrow(query, key, value, attn_mask=None):
+    behind = torch.arange(key.shape[2]) >= 4
+    return of_torch.textbook(query, key, value, attn_mask | behind)
+
+
 def in_chunks(size, dim):
     """Attention whose causal mask begins anew for every chunk of queries (2) or keys (1)."""
 
@@ -107,6 +112,7 @@ def penalised(scores):
         (misread.named(weigh=lambda s: s.softmax(-1) / 2), PLAIN, "0.5 times the right ones", "softmax"),
         (without_last_key, PLAIN, "last key of 7 is never seen", "mask"),
         (of_first_query, CASES[6], "The mask of query 0 is used for every query.", "mask"),
+        (narrow, CASES[6], "The mask hides nothing from key 4 on.", "mask"),
         (in_chunks(4, 2), CAUSAL, "The mask causal begins anew every 4 queries.", "mask"),
         (in_chunks(4, 1), CAUSAL, "The mask causal begins anew every 4 keys.", "mask"),
     ],

@@ -76,6 +76,11 @@ def meanings(inputs: Inputs) -> Iterator[Meaning]:
                 text = f"The mask {part.token} begins anew every {n} {name}."
                 anew = np.take(own, np.arange(length) % n, axis)
                 yield rest & anew, text, f"chunks of {name} whose positions begin at 0"
+    for axis, name in ((-1, "key"), (-2, "query")):
+        place = np.indices(attends.shape[-2:])[axis]
+        for n in range(1, min(attends.shape[axis], LARGEST + 1)):
+            wide = "a mask that is stored for a fixed number of keys or queries"
+            yield attends | (place >= n), f"The mask hides nothing from {name} {n} on.", wide
 
 
 def meant(reading: Reading) -> Iterator[tuple[np.ndarray, str, str]]:
