@@ -68,6 +68,10 @@ def without_last_component(query, key, value):
     return of_torch.textbook(query[..., :-1], key[..., :-1], value, scale=scale)
 
 
+def of_heads(query, key, value):
+    return of_torch.textbook(query, key, value, scale=query.shape[1] ** -0.5)
+
+
 def without_last_key(query, key, value):
     return of_torch.textbook(query, key[:, :, :-1], value[:, :, :-1])
 
@@ -139,6 +143,7 @@ def test_a_mask_that_is_wrong_is_drawn() -> None:
          "The scale is 0.125 = 1/D, expected 0.354 = 1/sqrt(D).", "/ D"),
         (misread.named(factor=8**0.5), PLAIN, "The scale is 1, expected 0.354", "not scaled"),
         (misread.named(factor=math.log2(math.e)), PLAIN, "times log2(e)", "exp2"),
+        (of_heads, PLAIN, "1/sqrt(H)", "the number of heads"),
         (misread.named(factor=-1), PLAIN, "with the other sign", ""),
         (scale_ignored, CASES[8],
          "1/sqrt(D), the default, expected 0.3 = the given scale", "`scale` is not used"),

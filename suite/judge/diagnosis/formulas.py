@@ -119,6 +119,8 @@ HINTS = {
     "D^(-1/4)": "the root of the scale is applied to one of query and key",
         "the given scale squared": "the scale is applied twice, to query and to key",
     "1/sqrt(Lk)": "the number of keys for the size of a head", "1/sqrt(2 D)": "",
+    "1/sqrt(H)": "the number of heads for the size of a head, `query.shape` by the wrong axis",
+    "1/sqrt(Lq)": "the number of queries for the size of a head",
     "1/sqrt(Dv), of the values": "`value.shape[-1]` for `query.shape[-1]`",
     **{f"1/sqrt(D rounded up to a multiple of {n})": "`query.shape[-1]` after padding, not before"
        for n in (8, 16, 32, 64)},
