@@ -104,7 +104,7 @@ DIGITS = "1" * 5000
     ("words", "hint"),
     [
         ([], "choose what to judge with --backend=NAME; installed here: numpy"),
-        (["--backend=caffe"], "unknown backend 'caffe'; valid: numpy, torch, tf"),
+        (["--backend=caffe"], "unknown backend 'caffe'; valid: numpy, torch, triton, tf"),
         (["--backend=numpy", "--level=huge"], "valid: smoke, standard, full"),
         (["--backend=numpy", "--dtype=f8"], "valid: f64 (float64)"),
         (["--backend=numpy", "--implementation=flash"], "valid: numpy:definition"),

@@ -14,7 +14,7 @@ from suite.run import process
 
 ROOT = Path(__file__).resolve().parents[1]
 
-FEW = ("suite/test_values.py", "--level=smoke", "--dtype=f32", "-k", "k17d8 or q5k9d8")
+FEW = ("suite/test_values.py", "--level=smoke", "--dtype=f32", "-k", "k17d8 or q17k9d8")
 """Cells of which some have 17 keys."""
 
 ISOLATED = ("-n", "1")
@@ -87,7 +87,7 @@ def test_a_hang_in_python_costs_one_cell(tmp_path: Path, words: tuple[str, ...])
 
 
 def test_a_hang_that_holds_the_lock_is_one_crash(tmp_path: Path) -> None:
-    words = (*ISOLATED, "--cell-timeout=1", "-k", "bool.b11k or q5k9d8")
+    words = (*ISOLATED, "--cell-timeout=1", "-k", "bool.b11k or q17k9d8")
     out, loaded = judged("holds_the_lock", tmp_path / "r.jsonl", *words)
     assert out.returncode == 1
     assert statuses(loaded) == {("crash", "timeout")}
