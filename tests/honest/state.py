@@ -14,7 +14,7 @@ class AnswersKeptByValues(Kernel):
     def compute(self, call: Call) -> np.ndarray:
         kept = self.__dict__.setdefault("kept", {})
         arrays = (call.query, call.key, call.value, call.mask, call.lengths)
-        added = (call.bias, call.sinks, call.alibi_slopes)
+        added = (call.bias, call.sinks, call.alibi_slopes, call.logit_scale)
         values = [None if x is None else (x.shape, x.values.tobytes()) for x in (*arrays, *added)]
         rest = (call.causal, call.window, call.scale, call.softcap, call.fmt.name)
         key = (*values, *rest)
