@@ -32,6 +32,9 @@ class Rounded:
     def __getitem__(self, index: Any) -> Rounded:
         return Rounded(self.values[index], self.fmt)
 
+    def __neg__(self) -> Rounded:
+        return Rounded(-self.values, self.fmt)
+
 
 class RoundedMemory(Memory):
     """`Rounded` arrays have the strides of their values."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -57,7 +58,9 @@ class CachedWindowOfTheRing(CachedKernel):
 class CachedRingWrittenFirst(CachedKernel):
     """A chunk is written into the ring before it attends, and attends the slots alone."""
 
-    def step(self, held: Held, query: np.ndarray, key: np.ndarray, value: np.ndarray) -> np.ndarray:
+    def answer(
+        self, held: Held, query: np.ndarray, key: np.ndarray, value: np.ndarray
+    ) -> np.ndarray:
         rows = self.rows(held, key.shape[2])
         self.write(held, key, value)
         return self.attend(held, query, held.key, held.value, rows, held.positions)
@@ -91,25 +94,28 @@ class CachedEmptySlotsAttended(CachedKernel):
 class CachedStaleAfterReset(CachedKernel):
     """After a reset slots of the sequence before are attended until they are overwritten."""
 
-    def reset(self, held: Held) -> None:
-        held.total = 0
+    def reset(self, state: Held) -> Held:
+        state.total = 0
+        return state
 
 
 @fault("values", "`keys[:, :, : length - n + 1]`")
 class CachedRollbackLeavesAKey(CachedKernel):
     """Of tokens that are taken back the first one stays visible."""
 
-    def crop(self, held: Held, count: int) -> None:
-        held.total -= count
-        held.positions[held.positions > held.total] = -1
+    def crop(self, state: Held, count: int) -> Held:
+        state.total -= count
+        state.positions[state.positions > state.total] = -1
+        return state
 
 
 @fault("values", "the write index alone moves back; hide what was taken back")
 class CachedRollbackOfTheIndex(CachedKernel):
     """Tokens that are taken back stay visible to rows of the next chunk behind them."""
 
-    def crop(self, held: Held, count: int) -> None:
-        held.total -= count
+    def crop(self, state: Held, count: int) -> Held:
+        state.total -= count
+        return state
 
 
 @dataclass
@@ -123,8 +129,8 @@ class HeldOnce(Held):
 class CachedForkShares(CachedKernel):
     """Samples that go on with one history write into one place: the last of them wins."""
 
-    def init(self, inputs: Inputs) -> Held:
-        return HeldOnce(**vars(super().init(inputs)), places=tuple(range(inputs.sizes.B)))
+    def init(self, inputs: Inputs, key: Any) -> Held:
+        return HeldOnce(**vars(super().init(inputs, key)), places=tuple(range(inputs.sizes.B)))
 
     def pick(self, held: Held, samples: list[int]) -> None:
         assert isinstance(held, HeldOnce)
@@ -189,9 +195,9 @@ class CachedFrozen(CachedKernel):
 class CachedSharedByInstances(CachedKernel):
     """All caches of a call have one memory."""
 
-    def init(self, inputs: Inputs) -> Held:
+    def init(self, inputs: Inputs, key: Any) -> Held:
         shared = self.__dict__.setdefault("shared", {})
-        new = super().init(inputs)
+        new = super().init(inputs, key)
         first = shared.setdefault(inputs.digest, new)
         if first.total:  # of an earlier call
             shared[inputs.digest] = first = new
@@ -206,9 +212,9 @@ class CachedSharedByInstances(CachedKernel):
 class CachedKeptByCalls(CachedKernel):
     """The cache of the last call of a shape serves the next one, with its tokens."""
 
-    def init(self, inputs: Inputs) -> Held:
+    def init(self, inputs: Inputs, key: Any) -> Held:
         kept = self.__dict__.setdefault("kept", {})
-        new = super().init(inputs)
+        new = super().init(inputs, key)
         old = kept.get(new.key.shape)
         if old is not None:
             new.key, new.value, new.positions = old.key, old.value, old.positions
@@ -238,8 +244,8 @@ class CachedDecodingUncapped(CachedKernel):
 class CachedSinksOnce(CachedKernel):
     """Only the first chunk has sinks."""
 
-    def sinks(self, held: Held, count: int) -> np.ndarray | None:
-        return None if held.total else super().sinks(held, count)
+    def sinks(self, held: Held) -> np.ndarray | None:
+        return None if held.total else super().sinks(held)
 
 
 @fault(

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
+from suite.faults.kernels.attention import Eager
 from suite.faults.kernels.cached import CachedKernel, Held
-from suite.spec.dtypes import round_to
 from suite.spec.inputs import Inputs
 
 
 class CachedConcatenated(CachedKernel):
     """Keys and values grow by concatenation; all are kept."""
 
-    def init(self, inputs: Inputs) -> Held:
-        held = super().init(inputs)
+    def init(self, inputs: Inputs, key: Any) -> Held:
+        held = super().init(inputs, key)
         held.key, held.value = held.key[:, :, :0], held.value[:, :, :0]
         held.positions = held.positions[:0]
         return held
@@ -26,13 +27,14 @@ class CachedConcatenated(CachedKernel):
         held.total += key.shape[2]
         held.positions = np.arange(held.total)
 
-    def crop(self, held: Held, count: int) -> None:
-        held.total -= count
-        held.key, held.value = held.key[:, :, : held.total], held.value[:, :, : held.total]
-        held.positions = np.arange(held.total)
+    def crop(self, state: Held, count: int) -> Held:
+        total = state.total - count
+        state.key, state.value = state.key[:, :, :total], state.value[:, :, :total]
+        state.total, state.positions = total, np.arange(total)
+        return state
 
-    def reset(self, held: Held) -> None:
-        self.crop(held, held.total)
+    def reset(self, state: Held) -> Held:
+        return self.crop(state, state.total)
 
 
 class CachedRolled(CachedKernel):
@@ -46,20 +48,23 @@ class CachedRolled(CachedKernel):
         held.value = np.concatenate([held.value, value], 2)[:, :, -held.slots :]
         held.positions = np.concatenate([held.positions, new])[-held.slots :]
 
-    def crop(self, held: Held, count: int) -> None:
-        held.total -= count
-        held.key, held.value = (np.roll(x, count, 2) for x in (held.key, held.value))
-        held.positions = np.roll(held.positions, count)
-        held.positions[:count] = -1
+    def crop(self, state: Held, count: int) -> Held:
+        state.total -= count
+        state.key, state.value = (np.roll(x, count, 2) for x in (state.key, state.value))
+        state.positions = np.roll(state.positions, count)
+        state.positions[:count] = -1
+        return state
 
 
 class CachedWrittenFirst(CachedKernel):
     """Without a ring tokens are written before the chunk attends, and the chunk attends slots alone."""
 
-    def step(self, held: Held, query: np.ndarray, key: np.ndarray, value: np.ndarray) -> np.ndarray:
+    def answer(
+        self, held: Held, query: np.ndarray, key: np.ndarray, value: np.ndarray
+    ) -> np.ndarray:
         rows = self.rows(held, key.shape[2])
         if rows[-1] >= held.slots:
-            return super().step(held, query, key, value)
+            return super().answer(held, query, key, value)
         self.write(held, key, value)
         return self.attend(held, query, held.key, held.value, rows, held.positions)
 
@@ -76,8 +81,10 @@ class CachedInPages(CachedKernel):
     """Keys and values lie in pages of two tokens. Samples with one history share its pages, and a page is
     copied before a token is written into it."""
 
-    def init(self, inputs: Inputs) -> Held:
-        return HeldInPages(**vars(super().init(inputs)), table=[[] for _ in range(inputs.sizes.B)])
+    def init(self, inputs: Inputs, key: Any) -> Held:
+        return HeldInPages(
+            **vars(super().init(inputs, key)), table=[[] for _ in range(inputs.sizes.B)]
+        )
 
     def put(self, held: Held, slots: np.ndarray, key: np.ndarray, value: np.ndarray) -> None:
         assert isinstance(held, HeldInPages)
@@ -116,8 +123,4 @@ class CachedEager(CachedKernel):
     """Scores and weights are stored in the dtype of the case."""
 
     numerics = "eager"
-
-    def weights(self, held: Held, scores: np.ndarray, sinks: np.ndarray | None) -> np.ndarray:
-        fmt = held.inputs.dtype
-        weights = super().weights(held, round_to(scores, fmt).astype(held.work), sinks)
-        return round_to(weights, fmt).astype(held.work)
+    kernel = Eager

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from backends._numpy import Rounded
-from backends.memory import sequences
-from backends.prepared import PreparedCall
-from suite.faults.kernels.attention import Stated
+from backends.caching import Scripted, Turn
+from suite.faults.kernels.attention import Call, Kernel, Stated
 from suite.spec.dtypes import round_to
 from suite.spec.inputs import Inputs
-from suite.spec.operators.cached import CACHED, FEATURES
-from suite.spec.operators.scripts import Chunk, Crop, Pick, Reset, actions, capacity
+from suite.spec.operators.cached import FEATURES
+from suite.spec.operators.scripts import capacity
 
 
 @dataclass
@@ -25,7 +26,6 @@ class Held:
     - `positions` (C,): the position of the token in each slot, -1 without one
     - `total`: the number of tokens so far
     - `padding` (B,): how many first tokens of each sample are hidden
-    - `left`, `slopes`, `sinks`: the case's window and arrays
     """
 
     key: np.ndarray
@@ -44,53 +44,42 @@ class Held:
     def slots(self) -> int:
         return len(self.positions)
 
-    @property
-    def work(self) -> type[np.floating[Any]]:
-        return np.float64 if self.inputs.dtype.name == "f64" else np.float32
 
+class CachedKernel(Stated, Scripted):
+    """A chunk attends all slots and its own tokens by `kernel`, then its last tokens take their slots."""
 
-class CachedKernel(Stated):
-    """A chunk attends all slots and its own tokens in float32, then its last tokens take their slots."""
-
-    operator = CACHED
     features = FEATURES
+    kernel: type[Kernel] = Kernel
 
-    def prepare(self, inputs: Inputs) -> PreparedCall:
-        fmt, case = inputs.dtype, inputs.case
+    @cached_property
+    def plain(self) -> Kernel:
+        """Attention of one chunk."""
+        return self.kernel(self.backend)
 
-        def call(**arrays: Rounded) -> Rounded:
-            query, key, value = (arrays[name].values for name in ("query", "key", "value"))
-            caches, parts = [self.init(inputs) for _ in range(1 + case.option("beside"))], []
-            for action in actions(case):
-                # The second cache takes the same tokens with the other sign.
-                for n, held in enumerate(caches):
-                    sign = 1 - 2 * n
-                    match action:
-                        case Chunk(tokens=tokens, queries=queries):
-                            k, v = (sign * x[:, :, tokens] for x in (key, value))
-                            rows = k[:, :1] + np.zeros((1, case.sizes.H, 1, 1))
-                            q = rows if queries is None else query[:, :, queries]
-                            out = self.step(held, q, k, v)
-                            parts += [out] if n == 0 and queries is not None else []
-                        case Crop(count=count):
-                            self.crop(held, count)
-                        case Reset():
-                            self.reset(held)
-                        case Pick(samples=samples):
-                            self.pick(held, list(samples))
-            return Rounded(round_to(np.concatenate(parts, 2), fmt), fmt)
-
-        constants = (case.options, inputs.sizes, fmt.name)
-        return PreparedCall(call, sequences(self.backend, inputs), constants=constants)
-
-    def init(self, inputs: Inputs) -> Held:
+    def init(self, inputs: Inputs, key: Any) -> Held:
         """An empty cache."""
         s, slots = inputs.sizes, capacity(inputs.case)
         padding = np.array(inputs.case.option("padding") or (0,) * s.B)
-        key, value = (np.zeros((s.B, s.Hkv, slots, size)) for size in (s.D, s.Dv))
-        return Held(key, value, np.full(slots, -1), padding, inputs)
+        keys, values = (np.zeros((s.B, s.Hkv, slots, size)) for size in (s.D, s.Dv))
+        return Held(keys, values, np.full(slots, -1), padding, inputs)
 
-    def step(self, held: Held, query: np.ndarray, key: np.ndarray, value: np.ndarray) -> np.ndarray:
+    def step(
+        self, state: Held, query: Rounded, key: Rounded, value: Rounded, turn: Turn
+    ) -> tuple[Rounded, Held]:
+        rows = self.answer(state, query.values, key.values, value.values)
+        fmt = state.inputs.dtype
+        return Rounded(round_to(rows, fmt), fmt), state
+
+    def reorder(self, state: Held, samples: Rounded) -> Held:
+        self.pick(state, samples.values.tolist())
+        return state
+
+    def concat(self, arrays: Sequence[Rounded], axis: int) -> Rounded:
+        return Rounded(np.concatenate([x.values for x in arrays], axis), arrays[0].fmt)
+
+    def answer(
+        self, held: Held, query: np.ndarray, key: np.ndarray, value: np.ndarray
+    ) -> np.ndarray:
         """The rows of a chunk, not yet rounded; its tokens are in the cache afterwards."""
         rows = self.rows(held, key.shape[2])
         keys = np.concatenate([held.positions, held.total + np.arange(key.shape[2])])
@@ -124,21 +113,19 @@ class CachedKernel(Stated):
         rows: np.ndarray, keys: np.ndarray,
     ) -> np.ndarray:  # fmt: skip
         """Plain attention of rows and keys with these positions."""
-        inputs, work = held.inputs, held.work
-        q = query.astype(work)
-        k, v = (np.repeat(x, inputs.sizes.group, 1).astype(work) for x in (key, value))
-        scores = (q @ k.swapaxes(2, 3)) * work(inputs.effective_scale)
-        cap = self.softcap(held, len(rows))
-        if cap is not None:
-            scores = np.tanh(scores / work(cap)) * work(cap)
-        slopes = inputs.arrays.get("alibi_slopes")
+        inputs, fmt = held.inputs, held.inputs.dtype
+        slopes, bias = inputs.arrays.get("alibi_slopes"), None
         if slopes is not None:
-            distance = self.distance(held, rows, keys).astype(work)
-            scores = scores - slopes.astype(work)[:, None, None] * distance
-        shown = self.shown(held, rows, keys)[:, None]
-        hidden = np.where(shown, scores, -np.inf)
-        out: np.ndarray = self.weights(held, hidden, self.sinks(held, len(rows))) @ v
-        return out
+            bias = Rounded(-slopes[:, None, None] * self.distance(held, rows, keys), None)
+        sinks = self.sinks(held)
+        q, k, v = (Rounded(x, fmt) for x in (query, key, value))
+        call = Call(
+            q, k, v, Rounded(self.shown(held, rows, keys)[:, None], None), bias,
+            sinks=None if sinks is None else Rounded(sinks, fmt),
+            scale=inputs.scale, softcap=self.softcap(held, len(rows)),
+        )  # fmt: skip
+        with np.errstate(all="ignore"):
+            return self.plain.compute(call)
 
     def distance(self, held: Held, rows: np.ndarray, keys: np.ndarray) -> np.ndarray:
         return np.abs(rows[:, None] - keys)
@@ -147,23 +134,9 @@ class CachedKernel(Stated):
         cap: float | None = held.inputs.case.option("softcap")
         return cap
 
-    def sinks(self, held: Held, count: int) -> np.ndarray | None:
-        """The logits (H, 1, 1) of sinks, or None."""
-        sinks = held.inputs.arrays.get("sinks")
-        return None if sinks is None else sinks.astype(held.work)[:, None, None]
-
-    def weights(self, held: Held, scores: np.ndarray, sinks: np.ndarray | None) -> np.ndarray:
-        """Weights of scores, of which some row may have none."""
-        largest = scores.max(-1, keepdims=True)
-        if sinks is not None:
-            largest = np.maximum(largest, sinks)
-        largest = np.where(np.isneginf(largest), 0, largest).astype(scores.dtype)
-        exponentials = np.exp(scores - largest)
-        total = exponentials.sum(-1, keepdims=True)
-        if sinks is not None:
-            total = total + np.exp(sinks - largest)
-        weights: np.ndarray = exponentials / np.where(total == 0, 1, total).astype(scores.dtype)
-        return weights
+    def sinks(self, held: Held) -> np.ndarray | None:
+        """The logits (H,) of sinks, or None."""
+        return held.inputs.arrays.get("sinks")
 
     def shown(self, held: Held, rows: np.ndarray, keys: np.ndarray) -> np.ndarray:
         """The mask (B, rows, keys), True attends."""
@@ -187,15 +160,15 @@ class CachedKernel(Stated):
         """Keys that are left padding, boolean (B, keys)."""
         return (keys >= 0) & (keys < held.padding[:, None])
 
-    def crop(self, held: Held, count: int) -> None:
-        """Take back the last tokens."""
-        held.total -= count
-        held.positions[held.positions >= held.total] = -1
+    def crop(self, state: Held, count: int) -> Held:
+        state.total -= count
+        state.positions[state.positions >= state.total] = -1
+        return state
 
-    def reset(self, held: Held) -> None:
-        """Empty the cache."""
-        held.total = 0
-        held.positions[:] = -1
+    def reset(self, state: Held) -> Held:
+        state.total = 0
+        state.positions[:] = -1
+        return state
 
     def pick(self, held: Held, samples: list[int]) -> None:
         """Sample n goes on with the history of sample `samples[n]`."""
