@@ -49,7 +49,7 @@ class PastAttention(GrowingCache):
         )
 
     def step(
-        self, state: Any, query: Any, key: Any, value: Any, n: int, rest: dict[str, Any], scale: Any,
+        self, state: Any, query: Any, key: Any, value: Any, n: int, rest: dict[str, Any],
         inputs: Inputs,
     ) -> tuple[Any, Any]:  # fmt: skip
         if query is None:
@@ -66,8 +66,7 @@ class PastAttention(GrowingCache):
         """The rows (B, H, rows, Dv), and present keys and values."""
         case, mask = inputs.case, None
         if case.option("left") is not None or case.option("padding") is not None:
-            hidden = rest[f"hidden_{n}"]
-            mask = hidden.same("Not")
+            mask = rest[f"mask_{n}"]
         numbers = {"scale": inputs.scale, "softcap": case.option("softcap")}
         attributes = {name: x for name, x in numbers.items() if x is not None}
         rows, *present = query.graph.add(

@@ -11,6 +11,7 @@ import numpy as np
 from backends.declared import Declared
 from backends.memory import sequences
 from backends.prepared import PreparedCall
+from backends.textbook.attention import attention
 from backends.textbook.packed import TextbookPacked
 from suite.spec.case import Case
 from suite.spec.inputs import Inputs
@@ -41,10 +42,9 @@ class TextbookCached(TextbookPacked):
         arguments = sequences(self.backend, inputs) | self.masks(inputs)
         old_key, old_value = (arguments[name][:, :, first] for name in ("key", "value"))
         held = self.written(self.begun(arguments), old_key, old_value, 0, arguments, inputs)
-        scale = self.backend.array(np.asarray(inputs.effective_scale), inputs.dtype)
 
         def call(query: Any, key: Any, value: Any, **rest: Any) -> Any:
-            return self.compute(query, key, value, rest, scale, inputs)
+            return self.compute(query, key, value, rest, inputs)
 
         arguments |= zip(("held_key", "held_value"), held, strict=True)
         constants = (inputs.sizes, inputs.dtype.name, inputs.case.options, "timed")
@@ -55,7 +55,7 @@ class TextbookCached(TextbookPacked):
         return None
 
     def masks(self, inputs: Inputs) -> dict[str, Any]:
-        """By action n: `hidden_n` (B, 1, rows, keys), True hides, `distance_n` (rows, keys) if there are
+        """By action n: `mask_n` (B, 1, rows, keys), True attends, `distance_n` (rows, keys) if there are
         slopes, `order_n` (B,) of samples. The arrays of the features by name."""
         case, arrays = inputs.case, dict[str, np.ndarray]()
         for n, (action, positions, padding) in enumerate(self.seen(case)):
@@ -63,7 +63,7 @@ class TextbookCached(TextbookPacked):
                 arrays[f"order_{n}"] = np.array(action.samples, np.int32)
             elif isinstance(action, Chunk) and action.queries is not None:
                 rows = positions[len(positions) - (action.tokens.stop - action.tokens.start) :]
-                arrays[f"hidden_{n}"] = ~allowed(case, rows, positions, padding)[:, None]
+                arrays[f"mask_{n}"] = allowed(case, rows, positions, padding)[:, None]
                 if "alibi_slopes" in inputs.arrays:
                     arrays[f"distance_{n}"] = (rows[:, None] - positions).astype(np.float32)
         made = {name: self.backend.array(x, None) for name, x in arrays.items()}
@@ -78,7 +78,7 @@ class TextbookCached(TextbookPacked):
         raise NotImplementedError
 
     def compute(
-        self, query: Any, key: Any, value: Any, rest: dict[str, Any], scale: Any, inputs: Inputs
+        self, query: Any, key: Any, value: Any, rest: dict[str, Any], inputs: Inputs
     ) -> Any:
         held, answers = "held_key" in rest, []
         state = (rest["held_key"], rest["held_value"]) if held else self.begun(rest)
@@ -88,44 +88,36 @@ class TextbookCached(TextbookPacked):
             if isinstance(action, Chunk):
                 q = None if action.queries is None else query[:, :, action.queries]
                 new = key[:, :, action.tokens], value[:, :, action.tokens]
-                rows, state = self.step(state, q, *new, n, rest, scale, inputs)
+                rows, state = self.step(state, q, *new, n, rest, inputs)
                 answers += [] if rows is None else [rows]
             elif state is not None:
                 state = self.changed(state, action, rest.get(f"order_{n}"))
         return self.ops.concat(answers, 2)
 
     def step(
-        self, state: Any, query: Any, key: Any, value: Any, n: int, rest: dict[str, Any], scale: Any,
+        self, state: Any, query: Any, key: Any, value: Any, n: int, rest: dict[str, Any],
         inputs: Inputs,
     ) -> tuple[Any, Any]:  # fmt: skip
         """The rows of the chunk that is action n, and the state after it. Without a query no rows."""
         rows = None
         if query is not None:
             k, v = self.read(state, key, value)
-            rows = self.answer(query, k, v, n, rest, scale, inputs)
+            rows = self.answer(query, k, v, n, rest, inputs)
         return rows, self.written(state, key, value, n, rest, inputs)
 
     def answer(
-        self, q: Any, k: Any, v: Any, n: int, rest: dict[str, Any], scale: Any, inputs: Inputs
+        self, query: Any, key: Any, value: Any, n: int, rest: dict[str, Any], inputs: Inputs
     ) -> Any:
         """The rows of one chunk."""
-        ops, s, keys = self.ops, inputs.sizes, k.shape[2]
-        if s.group > 1:
-            k, v = (ops.repeat(x, s.group, 1) for x in (k, v))
-        scores = (q @ ops.transpose(k, (0, 1, 3, 2))) * scale
-        cap = inputs.case.option("softcap")
-        if cap is not None:
-            scores = ops.tanh(scores / ops.number(cap, q)) * ops.number(cap, q)
-        if "alibi_slopes" in rest:
-            slopes = ops.reshape(rest["alibi_slopes"], (1, s.H, 1, 1))
+        ops, slopes, bias = self.ops, rest.get("alibi_slopes"), None
+        if slopes is not None:
+            slopes = ops.reshape(slopes, (1, inputs.sizes.H, 1, 1))
             distance = ops.like(rest[f"distance_{n}"], slopes)
-            scores = scores + ops.like(slopes * distance * ops.number(-1.0, slopes), scores)
-        scores = ops.fill(scores, rest[f"hidden_{n}"], -np.inf)
-        if "sinks" in rest:
-            sinks = ops.reshape(rest["sinks"], (1, s.H, 1, 1))
-            column = ops.broadcast(sinks, (s.B, s.H, q.shape[2], 1))
-            return ops.softmax(ops.concat([scores, column], 3))[..., :keys] @ v
-        return ops.softmax(scores) @ v
+            bias = ops.like(slopes * distance * ops.number(-1.0, slopes), query)
+        return attention(
+            ops, query, key, value, rest[f"mask_{n}"], bias, inputs.effective_scale,
+            softcap=inputs.case.option("softcap"), sinks=rest.get("sinks"),
+        )  # fmt: skip
 
     def read(self, state: Any, key: Any, value: Any) -> tuple[Any, Any]:
         """Keys and values (B, Hkv, n, .) that a chunk attends."""

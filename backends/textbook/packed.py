@@ -36,10 +36,9 @@ class TextbookPacked(Implementation):
     def prepare(self, inputs: Inputs) -> PreparedCall:
         backend = self.backend
         arguments = sequences(backend, inputs) | self.masks(inputs)
-        scale = backend.array(np.asarray(inputs.effective_scale), inputs.dtype)
 
         def call(query: Any, key: Any, value: Any, **rest: Any) -> Any:
-            return self.compute(query, key, value, rest, scale, inputs)
+            return self.compute(query, key, value, rest, inputs)
 
         constants = (inputs.sizes, inputs.dtype.name, inputs.case.options)
         return self.ops.called(self, PreparedCall(call, arguments, constants=constants))
@@ -50,7 +49,7 @@ class TextbookPacked(Implementation):
 
     @abstractmethod
     def compute(
-        self, query: Any, key: Any, value: Any, rest: dict[str, Any], scale: Any, inputs: Inputs
+        self, query: Any, key: Any, value: Any, rest: dict[str, Any], inputs: Inputs
     ) -> Any:
         """The output (Lq, H, Dv)."""
 
@@ -60,21 +59,19 @@ class TextbookPacked(Implementation):
         key: Any,
         value: Any,
         hidden: Any,
-        scale: Any,
-        softcap: float | None = None,
+        inputs: Inputs,
     ) -> Any:
         """Plain attention of (L, H, D) operands; `hidden` pairs (Lq, Lk) have no weight."""
         ops, group = self.ops, query.shape[1] // key.shape[1]
         q, k, v = (ops.transpose(x, (1, 0, 2)) for x in (query, key, value))
         if group > 1:
             k, v = (ops.repeat(x, group, 0) for x in (k, v))
-        return ops.transpose(self.weighted(q, k, v, hidden, scale, softcap), (1, 0, 2))
+        return ops.transpose(self.weighted(q, k, v, hidden, inputs), (1, 0, 2))
 
-    def weighted(
-        self, query: Any, key: Any, value: Any, hidden: Any, scale: Any, softcap: float | None
-    ) -> Any:
+    def weighted(self, query: Any, key: Any, value: Any, hidden: Any, inputs: Inputs) -> Any:
         """Plain attention of operands (..., L, D)."""
-        ops, n = self.ops, len(key.shape)
+        ops, n, softcap = self.ops, len(key.shape), inputs.case.option("softcap")
+        scale = ops.number(inputs.effective_scale, query)
         scores = (query @ ops.transpose(key, (*range(n - 2), n - 1, n - 2))) * scale
         if softcap is not None:
             scores = ops.tanh(scores / ops.number(softcap, query)) * ops.number(softcap, query)
@@ -95,9 +92,9 @@ class AllPairs(TextbookPacked):
         return {"hidden": self.backend.array(hidden_pairs(inputs.case)[None], None)}
 
     def compute(
-        self, query: Any, key: Any, value: Any, rest: dict[str, Any], scale: Any, inputs: Inputs
+        self, query: Any, key: Any, value: Any, rest: dict[str, Any], inputs: Inputs
     ) -> Any:
-        return self.attend(query, key, value, rest["hidden"], scale)
+        return self.attend(query, key, value, rest["hidden"], inputs)
 
 
 class Segments(TextbookPacked):
@@ -121,10 +118,10 @@ class Segments(TextbookPacked):
         return allowed_pairs(count, of, inputs.case.option("alignment"))
 
     def compute(
-        self, query: Any, key: Any, value: Any, rest: dict[str, Any], scale: Any, inputs: Inputs
+        self, query: Any, key: Any, value: Any, rest: dict[str, Any], inputs: Inputs
     ) -> Any:
         answers = [
-            self.attend(query[rows], key[keys], value[keys], rest.get(f"hidden_{n}"), scale)
+            self.attend(query[rows], key[keys], value[keys], rest.get(f"hidden_{n}"), inputs)
             for n, (rows, keys) in enumerate(segments(inputs.case))
             if rows.stop > rows.start
         ]

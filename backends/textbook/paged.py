@@ -49,7 +49,7 @@ class PagedSamples(TextbookPaged):
         return {f"hidden_{n}": ~allowed(inputs.case, *both)[None] for n, both in lengths.items()}
 
     def compute(
-        self, query: Any, key: Any, value: Any, rest: dict[str, Any], scale: Any, inputs: Inputs
+        self, query: Any, key: Any, value: Any, rest: dict[str, Any], inputs: Inputs
     ) -> Any:
         ops, case, answers = self.ops, inputs.case, []
         counts, _ = page_counts(case)
@@ -62,7 +62,7 @@ class PagedSamples(TextbookPaged):
             taken = (ops.take(pool, pages) for pool in pools)
             k, v = (ops.reshape(x, (-1, *x.shape[2:]))[:length] for x in taken)
             hidden = rest.get(f"hidden_{n}")
-            answers.append(self.attend(query[rows], k, v, hidden, scale, case.option("softcap")))
+            answers.append(self.attend(query[rows], k, v, hidden, inputs))
         return ops.concat(answers, 0)
 
 
@@ -88,7 +88,7 @@ class PagedRows(TextbookPaged):
         }
 
     def compute(
-        self, query: Any, key: Any, value: Any, rest: dict[str, Any], scale: Any, inputs: Inputs
+        self, query: Any, key: Any, value: Any, rest: dict[str, Any], inputs: Inputs
     ) -> Any:
         ops, s = self.ops, inputs.sizes
         pages = ops.take(rest["page_table"], rest["sample"])  # (Lq, T)
@@ -96,5 +96,5 @@ class PagedRows(TextbookPaged):
         taken = (ops.reshape(ops.take(x, pages), (s.Lq, -1, *x.shape[2:])) for x in pools)
         k, v = (ops.transpose(x, (0, 2, 1, 3)) for x in taken)  # (Lq, Hkv, T S, .)
         q = ops.reshape(query, (s.Lq, s.Hkv, s.group, s.D))
-        answer = self.weighted(q, k, v, rest["hidden"], scale, inputs.case.option("softcap"))
+        answer = self.weighted(q, k, v, rest["hidden"], inputs)
         return ops.reshape(answer, (s.Lq, s.H, s.Dv))
