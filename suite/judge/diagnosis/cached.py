@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from references.blocked import attention
-from suite.judge.diagnosis.layers import Another
+from suite.judge.diagnosis.layers import Another, Guess, made, of_scale, of_softcap, of_window
 from suite.spec.inputs import Inputs
 from suite.spec.operators.scripts import View, views
 
@@ -128,9 +128,8 @@ def returned(word: str) -> str:
 
 def of_cached(inputs: Inputs) -> Iterator[Another]:
     """Other scripts, masks, windows, features and scales."""
-    left, D = inputs.case.option("left"), inputs.sizes.D
     own = np.arange(inputs.sizes.B)[:, None]
-    others: tuple[tuple[Callable[[], Any], str, str, str], ...] = (
+    guesses: tuple[Guess, ...] = (
         (lambda: answer(inputs, aligned),
          "The causal mask is aligned at the first token of a chunk.", "mask",
          "`tril` of (chunk, keys) without the length of the cache as diagonal"),
@@ -144,10 +143,7 @@ def of_cached(inputs: Inputs) -> Iterator[Another]:
          "the state of `step` is not used"),
         (lambda: answer(inputs, frozen(inputs)), "Only the first chunk is kept.", "cache",
          "a copy that is written, a position that is not advanced"),
-        (lambda: inputs.replace(left=None, capacity=None), "The window is ignored.", "mask", ""),
-        (lambda: inputs.replace(left=(left or 0) + 1, capacity=None), "A window sees one key more.",
-         "mask", ""),
-        (lambda: inputs.replace(left=left - 1), "A window sees one key less.", "mask", ""),
+        *of_window(inputs, capacity=None),
         *(
             (lambda less=less, step=step: answer(inputs, narrowed(inputs, less, step)),
              f"In {'steps of one token' if step else 'longer chunks'} the window sees one key "
@@ -166,21 +162,13 @@ def of_cached(inputs: Inputs) -> Iterator[Another]:
         (lambda: answer(inputs, values=lambda view: np.moveaxis(
             inputs.value[own + 0 * view.samples, :, view.places], 1, 2)),
          "Keys are reordered, and values are not.", "cache", ""),
-        (lambda: inputs.replace(softcap=None), "The softcap is ignored.", "scores", ""),
+        of_softcap(inputs),
         (lambda: without(inputs, "softcap", lambda view, n: view.mask.shape[1] == 1),
          "Steps of one token have no softcap.", "scores", ""),
         (lambda: inputs.replace(sinks=None), "The sinks are ignored.", "sinks", ""),
         (lambda: without(inputs, "sinks", lambda view, n: n > 0), "Only the first chunk has sinks.",
          "sinks", ""),
         (lambda: inputs.replace(alibi_slopes=None), "The slopes are ignored.", "scores", ""),
-        (lambda: inputs.replace(scale=None), "The scale is ignored.", "scale", ""),
-        (lambda: inputs.replace(scale=1.0), "The scale is 1.", "scale", ""),
-        (lambda: inputs.replace(scale=1 / D), "The scale is 1/D.", "scale", ""),
+        *of_scale(inputs),
     )  # fmt: skip
-    for other, sentence, family, hint in others:
-        try:
-            changed = other()
-        except (ValueError, TypeError):
-            continue  # no case has this problem
-        if not isinstance(changed, Inputs) or changed.digest != inputs.digest:
-            yield changed, sentence, family, hint
+    yield from made(inputs, guesses)

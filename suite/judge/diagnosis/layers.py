@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +15,49 @@ from suite.spec.vocabulary import OPERANDS
 Another = tuple[Inputs | Mapping[str, np.ndarray], str, str, str]
 """Another problem, or another answer by output; what an implementation that answers so does, in a
 sentence; its family; and a hint."""
+
+Guess = tuple[Callable[[], Inputs | Mapping[str, np.ndarray]], str, str, str]
+"""`Another` whose problem or answer is made when it is asked for. ValueError and TypeError say that no
+case has the problem."""
+
+
+def made(inputs: Inputs, guesses: Iterable[Guess]) -> Iterator[Another]:
+    """The guesses that exist, and that differ from the problem itself."""
+    for guess, sentence, family, hint in guesses:
+        try:
+            other = guess()
+        except (ValueError, TypeError):
+            continue
+        if not isinstance(other, Inputs) or other.digest != inputs.digest:
+            yield other, sentence, family, hint
+
+
+def of_window(inputs: Inputs, **free: Any) -> tuple[Guess, ...]:
+    """Windows (option `left`) that are ignored, or count another number of keys. `free` are options
+    without which no wider window fits."""
+    left = inputs.case.option("left")
+    return (
+        (lambda: inputs.replace(left=None, **free), "The window is ignored.", "mask", ""),
+        (lambda: inputs.replace(left=(left or 0) + 1, **free), "A window sees one key more.", "mask",
+         ""),
+        (lambda: inputs.replace(left=left - 1), "A window sees one key less.", "mask", ""),
+    )  # fmt: skip
+
+
+def of_scale(inputs: Inputs) -> tuple[Guess, ...]:
+    """Scales that are ignored, or that people write."""
+    D = inputs.sizes.D
+    return (
+        (lambda: inputs.replace(scale=None), "The scale is ignored.", "scale", ""),
+        (lambda: inputs.replace(scale=1.0), "The scale is 1.", "scale", ""),
+        (lambda: inputs.replace(scale=1 / D), "The scale is 1/D.", "scale", ""),
+    )
+
+
+def of_softcap(inputs: Inputs) -> Guess:
+    """The softcap that is ignored."""
+    return lambda: inputs.replace(softcap=None), "The softcap is ignored.", "scores", ""
+
 
 RESHAPED = "`view` or `reshape` to (L, D, H) for (L, H, D), weights of another library's order"
 

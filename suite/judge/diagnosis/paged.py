@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from suite.judge.diagnosis.layers import Another
+from suite.judge.diagnosis.layers import Another, Guess, made, of_scale, of_softcap, of_window
 from suite.spec.inputs import Inputs
 from suite.spec.operators.paged import filled, flat_slots, owned, page_counts, slots_first
 from suite.spec.recipes import generator
@@ -74,9 +74,8 @@ def layout_mistaken(inputs: Inputs) -> Inputs:
 
 def of_paged(inputs: Inputs) -> Iterator[Another]:
     """Other tables, lengths, layouts, masks and scales."""
-    case, size, table = inputs.case, inputs.letters["s"], inputs.arrays["page_table"]
-    left, D = case.option("left"), inputs.sizes.D
-    others: tuple[tuple[Callable[[], Inputs], str, str, str], ...] = (
+    size, table = inputs.letters["s"], inputs.arrays["page_table"]
+    guesses: tuple[Guess, ...] = (
         (lambda: inputs.replace(page_table=np.roll(table, -1, 0)),
          "A sample reads the pages of the next sample.", "paged", "`block_table[b + 1]`"),
         (lambda: inputs.replace(page_table=np.roll(table, 1, 0)),
@@ -103,18 +102,8 @@ def of_paged(inputs: Inputs) -> Iterator[Another]:
          "Heads and slots of a page are exchanged without moving memory.", "layout",
          "`view` or `reshape` for `transpose`"),
         (lambda: inputs.replace(alignment="all", left=None), "The causal flag is ignored.", "mask", ""),
-        (lambda: inputs.replace(left=None), "The window is ignored.", "mask", ""),
-        (lambda: inputs.replace(left=(left or 0) + 1), "A window sees one key more.", "mask", ""),
-        (lambda: inputs.replace(left=left - 1), "A window sees one key less.", "mask", ""),
-        (lambda: inputs.replace(softcap=None), "The softcap is ignored.", "scores", ""),
-        (lambda: inputs.replace(scale=None), "The scale is ignored.", "scale", ""),
-        (lambda: inputs.replace(scale=1.0), "The scale is 1.", "scale", ""),
-        (lambda: inputs.replace(scale=1 / D), "The scale is 1/D.", "scale", ""),
+        *of_window(inputs),
+        of_softcap(inputs),
+        *of_scale(inputs),
     )  # fmt: skip
-    for other, sentence, family, hint in others:
-        try:
-            changed = other()
-        except (ValueError, TypeError):
-            continue  # no case has this problem
-        if changed.digest != inputs.digest:
-            yield changed, sentence, family, hint
+    yield from made(inputs, guesses)
