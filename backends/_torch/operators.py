@@ -6,10 +6,11 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from backends.binder import Binder
 from backends.claims import Claims
 from backends.declared import Declared
-from backends.protocol import Backend, ForwardOnly, PreparedCall
-from backends.user.function import NativeSignature, UserFunction
+from backends.protocol import ForwardOnly, PreparedCall
+from backends.user.function import UserFunction
 from suite.spec.inputs import Inputs
 from suite.spec.vocabulary import OPERANDS
 
@@ -55,17 +56,10 @@ def signature_of(overload: Any) -> inspect.Signature:
 class CustomOperator(UserFunction):
     """A custom operator, whose parameters are those of its schema."""
 
-    def __init__(
-        self,
-        backend: Backend,
-        function: Callable[..., Any],
-        name: str,
-        claims: Claims,
-        native: NativeSignature,
-    ) -> None:
+    def bound(self, function: Callable[..., Any], name: str) -> Binder[Any]:
         self.overload = overload_of(function)
         function.__signature__ = signature_of(self.overload)  # type: ignore[attr-defined]
-        super().__init__(backend, function, name, claims, native)
+        return super().bound(function, name)
 
     def declaration(self, claims: Claims) -> Declared:
         return super().declaration(claims).taking("registered-operator")

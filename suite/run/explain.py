@@ -34,17 +34,21 @@ DIFFERS = "!"
 """Stands before a row in which columns differ."""
 
 TAKEN = (
-    "backend", "implementation", "device", "like", "numerics", "claim", "allow_unused", "threads",
-    "cell_timeout",
+    "backend", "device", "like", "numerics", "claim", "allow_unused", "threads", "cell_timeout",
 )  # fmt: skip
-"""The options of a run that the command has, too."""
+"""The options of a run that commands which read functions have, too."""
+
+
+def all_but(*taken: str) -> tuple[str, ...]:
+    """The other options of a run: these keep their defaults."""
+    return tuple(field.name for field in fields(Options) if field.name not in taken)
 
 
 @dataclass(frozen=True)
 class ExplainOptions(Options):
     """The options of `explain`; `function` are its arguments."""
 
-    fixed = tuple(field.name for field in fields(Options) if field.name not in TAKEN)
+    fixed = all_but(*TAKEN, "implementation")
 
     implementation: tuple[str, ...] = shared(
         "implementation",
@@ -108,6 +112,17 @@ def named(options: Options, every: bool = False) -> Iterator[tuple[str, Implemen
             if short not in natives:
                 raise UsageError(f"unknown implementation {name}; valid: {', '.join(natives)}")
             yield short, natives[short]
+
+
+def divide_names(arguments: argparse.Namespace) -> None:
+    """Take the names of a command as functions, "PATH.py:NAME", and implementations, "sdpa" or
+    "torch:sdpa"."""
+    places = {name: name.rpartition(":")[0] for name in arguments.name}
+    functions = [
+        n for n, place in places.items() if place and place not in (arguments.backend or ())
+    ]
+    arguments.function = functions
+    arguments.implementation = [name for name in places if name not in functions]
 
 
 def table(columns: Mapping[str, Mapping[str, str]]) -> list[str]:

@@ -14,7 +14,7 @@ import json
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from backends import registry
@@ -32,7 +32,7 @@ from suite.judge.diagnosis.instrument import Instrument
 from suite.judge.elections import order
 from suite.report.render import aligned
 from suite.run.elections import asked_apart
-from suite.run.explain import TAKEN, named
+from suite.run.explain import TAKEN, all_but, divide_names, named
 from suite.run.options import Options
 from suite.run.process import limited
 
@@ -88,9 +88,7 @@ CPU:
 class OrderOptions(Options):
     """The options of `order`; `function` and `implementation` are its arguments."""
 
-    fixed = tuple(
-        field.name for field in fields(Options) if field.name not in {*TAKEN} - {"implementation"}
-    )
+    fixed = all_but(*TAKEN)
 
     json: bool = option("print the orders as JSON", switch=True)
 
@@ -131,17 +129,6 @@ def _order(arguments: argparse.Namespace) -> int:
     else:
         print("\n".join(table(read)))
     return 0
-
-
-def divide_names(arguments: argparse.Namespace) -> None:
-    """Take the names of a command as functions, "PATH.py:NAME", and implementations, "sdpa" or
-    "torch:sdpa"."""
-    places = {name: name.rpartition(":")[0] for name in arguments.name}
-    functions = [
-        n for n, place in places.items() if place and place not in (arguments.backend or ())
-    ]
-    arguments.function = functions
-    arguments.implementation = [name for name in places if name not in functions]
 
 
 def orders(implementation: Implementation) -> dict[str, tuple[str, str]]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,9 +30,8 @@ from suite.judge.check import Check
 from suite.judge.comparison import first
 from suite.judge.derivative import asked_of, vjp
 from suite.judge.verdict import Deviation, NotApplicable
-from suite.run.explain import TAKEN, named
+from suite.run.explain import TAKEN, all_but, divide_names, named
 from suite.run.options import Options
-from suite.run.order import divide_names
 from suite.run.process import limited
 from suite.spec.case import Case
 from suite.spec.inputs import Inputs, draw
@@ -47,11 +46,7 @@ Arrays = dict[str, np.ndarray]
 class SameOptions(Options):
     """The options of `same`; `function` and `implementation` are its arguments."""
 
-    fixed = tuple(
-        field.name
-        for field in fields(Options)
-        if field.name not in {*TAKEN, "level", "seed", "dtype"} - {"implementation"}
-    )
+    fixed = all_but(*TAKEN, "level", "seed", "dtype")
 
 
 @dataclass(frozen=True)

@@ -92,6 +92,13 @@ def number(name: str, prefix: str, *values: float) -> Option:
     return Option(name, prefix + NUMBER, float, lambda value: f"{prefix}{value!r}", values=values)
 
 
+SCALE = number("scale", "scale", 0.3, 0.0, -0.2, 2.5, 1.0)
+"""The scale of the scores."""
+
+LEFT = Option("left", r"win(\d+)", int, lambda left: f"win{left}", None, (0, 1, 3, 8), rare=True)
+"""A window of a causal mask, by the keys before a query's own."""
+
+
 @dataclass(frozen=True)
 class Work:
     """The least work of a call: attending pairs of query and key, operations, bytes moved.

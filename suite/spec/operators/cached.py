@@ -33,6 +33,8 @@ from suite.spec.features.softcap import SOFTCAP
 from suite.spec.inputs import Inputs
 from suite.spec.levels import Ask
 from suite.spec.operator import (
+    LEFT,
+    SCALE,
     ArrayKinds,
     Asks,
     Axes,
@@ -41,7 +43,6 @@ from suite.spec.operator import (
     Packing,
     Work,
     flag,
-    number,
 )
 from suite.spec.operators.scripts import (
     ACTION,
@@ -282,14 +283,14 @@ CACHED = Operator(
     options=(
         Option("script", rf"c({ACTION}(?:\.{ACTION})*)", lambda text: tuple(text.split(".")),
                lambda script: f"c{'.'.join(script)}"),
-        Option("left", r"win(\d+)", int, lambda left: f"win{left}", None, (0, 1, 3, 8), rare=True),
+        LEFT,
         Option(
             "capacity", r"room(\d+)", int, lambda slots: f"room{slots}", None, (5, 9, 16), rare=True
         ),
         Option("padding", r"pad(\d+(?:\.\d+)*)", dotted, lambda n: f"pad{'.'.join(map(str, n))}"),
         flag("beside", "beside"),
         *(feature.option for feature in CARRIED if feature.option),
-        number("scale", "scale", 0.3, 0.0, -0.2, 2.5, 1.0),
+        SCALE,
     ),
     recipes=("normal", "large", "tiny", "ties", "onehot", "integers"),
     array_kinds=ArrayKinds(statistics=("alibi_slopes",), wide=("alibi_slopes",)),

@@ -23,6 +23,7 @@ from suite.spec.case import Case
 from suite.spec.inputs import Inputs
 from suite.spec.levels import Ask
 from suite.spec.operator import (
+    SCALE,
     ArrayKinds,
     Asks,
     Axes,
@@ -31,7 +32,6 @@ from suite.spec.operator import (
     Packing,
     Questions,
     choice,
-    number,
 )
 from suite.spec.recipes import DRAWS
 from suite.spec.sizes import Sizes
@@ -240,7 +240,7 @@ PACKED = Operator(
     options=(
         Option("segments", LENGTHS, lengths, written),
         choice("alignment", ALIGNMENTS),
-        number("scale", "scale", 0.3, 0.0, -0.2, 2.5, 1.0),
+        SCALE,
     ),
     recipes=("normal", "large", "tiny", "ties", "onehot", "integers"),
     questions=Questions(

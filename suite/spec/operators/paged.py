@@ -28,6 +28,8 @@ from suite.spec.features.softcap import SOFTCAP
 from suite.spec.inputs import Inputs
 from suite.spec.levels import Ask
 from suite.spec.operator import (
+    LEFT,
+    SCALE,
     ArrayKinds,
     Asks,
     Axes,
@@ -37,7 +39,6 @@ from suite.spec.operator import (
     Questions,
     choice,
     flag,
-    number,
 )
 from suite.spec.operators.packed import (
     LENGTHS,
@@ -310,9 +311,9 @@ PAGED = Operator(
         choice("order", ("any", "ascending")),
         choice("layout", ("nhd", "hnd")),
         choice("alignment", ("all", "causal")),
-        Option("left", r"win(\d+)", int, lambda left: f"win{left}", None, (0, 1, 3, 8), rare=True),
+        LEFT,
         *(option for option in (SOFTCAP.option,) if option),
-        number("scale", "scale", 0.3, 0.0, -0.2, 2.5, 1.0),
+        SCALE,
     ),
     recipes=("normal", "large", "tiny", "ties", "onehot", "integers"),
     questions=Questions(elections=("nan-behind-last-key",), probe=PLAIN),
