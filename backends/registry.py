@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from backends.protocol import (
 )
 from backends.sources import JUDGED, home_of
 from backends.user.cached import UserCached
+from backends.user.function import UserCallable
 from backends.user.layer import UserLayer
 from backends.user.merge import UserMerge
 from backends.user.packed import UserPacked
@@ -232,7 +233,7 @@ def load_object(text: str, what: str) -> Any:
     return getattr(module, name)
 
 
-OWN: dict[Operator, Callable[[Backend, Callable[..., Any], str, Claims], Implementation]] = {
+OWN: dict[Operator, type[UserCallable]] = {
     kind.operator: kind
     for kind in (UserCached, UserMerge, UserPacked, UserPaged, UserPagedWrite, UserRotation)
 }
@@ -272,18 +273,17 @@ def callable_implementation(
     text: str = "",
 ) -> tuple[Implementation, Claims]:
     """`function_implementation` of a function object, with a name; messages call the function `text`."""
-    text = text or name
-    if not callable(function) and like != "cached":
+    text, own = text or name, OWN.get(OPERATORS[like]) if like else None
+    if not callable(function) and not (own and own.takes_objects):
         raise UsageError(f"function {text!r} is {type(function).__name__}, not callable")
     try:
         claims = Claims.of(function, said)
+        if own:
+            return own(backend, function, name, claims), claims
         if like:
-            operator = OPERATORS[like]
-            if operator in OWN:
-                return OWN[operator](backend, function, name, claims), claims
             if claims.forbid:
                 raise UsageError("forbid is a claim of functions, not of layers")
-            return UserLayer(backend, function, name, claims, operator), claims
+            return UserLayer(backend, function, name, claims, OPERATORS[like]), claims
         return backend.function(function, name, claims), claims
     except UsageError as error:
         raise UsageError(f"function {text!r}: {error}") from error

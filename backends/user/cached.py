@@ -95,6 +95,7 @@ class UserCached(Scripted, UserCallable):
     """
 
     arrays = ("state", "query", "key", "value")
+    takes_objects = True
     table = STEP
     features = FEATURES
 

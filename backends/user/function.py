@@ -114,6 +114,8 @@ class UserCallable(Implementation):
     arrays: tuple[str, ...]
     table: tuple[Parameter[Any], ...] = ()
     features: frozenset[str]
+    takes_objects = False
+    """True if methods of an object are called, which is not callable itself."""
 
     def __init__(
         self, backend: Backend, function: Callable[..., Any], name: str, claims: Claims

@@ -8,7 +8,6 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from suite.records.cells import KEY
 from suite.report.table import Columns, Table, across, same
 from suite.spec.vocabulary import BROKEN, GRADES, GRADIENTS, STATUSES, VALUES
 
@@ -323,10 +322,10 @@ HISTORY = Table(
 
 def _changed(dated: pd.DataFrame) -> pd.DataFrame:
     """The cells whose oldest and newest records have different statuses, new failures first."""
-    order = dated.sort_values("started", kind="stable")
-    before = order.groupby([*KEY])["status"].transform("first")
-    newest = order.assign(before=before).drop_duplicates([*KEY], keep="last")
-    changed = newest[newest["before"] != newest["status"]]
+    from suite.report.frames import asked_again
+
+    again = asked_again(dated)
+    changed = again[again["before"] != again["status"]]
     return changed.sort_values("status", key=lambda s: ~s.isin(BROKEN), kind="stable")
 
 

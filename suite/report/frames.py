@@ -97,6 +97,15 @@ def latest(dated: pd.DataFrame) -> pd.DataFrame:
     return cells.assign(label=_labels(cells.assign(source="")))
 
 
+def asked_again(dated: pd.DataFrame) -> pd.DataFrame:
+    """The newest record of each cell that several runs of the frame `dated` have, with the status that
+    the oldest one has, `before`."""
+    order = dated.sort_values("started", kind="stable")
+    statuses = order.groupby([*KEY])["status"]
+    several = order.assign(before=statuses.transform("first"))[statuses.transform("size") > 1]
+    return several.drop_duplicates([*KEY], keep="last")
+
+
 def newest_times(measurements: pd.DataFrame) -> pd.DataFrame:
     """The newest of the measurements of the same."""
     order = measurements.sort_values("started", kind="stable")

@@ -16,12 +16,12 @@ from typing import Any
 
 import pandas as pd
 
-from suite.records.cells import KEY, Header
+from suite.records.cells import Header
 from suite.records.expectations import Expectation, ExpectationError
 from suite.records.findings import Finding, manifests
 from suite.records.speed import TIMED
 from suite.report.conformance import ACCURACY, BY_DTYPE, FAILING, UNSUPPORTED
-from suite.report.frames import latest, provenance
+from suite.report.frames import asked_again, latest, provenance
 from suite.report.semantics import ELECTIONS
 from suite.spec.dtypes import DTYPES
 from suite.spec.operators import OPERATORS
@@ -321,12 +321,10 @@ def sentences(frames: Mapping[str, Any]) -> list[str]:
 
 def _changes(dated: pd.DataFrame) -> list[str]:
     """What the latest records say of cells that earlier records have, too."""
-    dated = dated.sort_values("started", kind="stable")
-    each = dated.groupby([*KEY])["status"].agg(["first", "last", "size"])
-    both = each[each["size"] > 1]
+    both = asked_again(dated)
     if both.empty:
         return []
-    before, now = both["first"].isin(BROKEN), both["last"].isin(BROKEN)
+    before, now = both["before"].isin(BROKEN), both["status"].isin(BROKEN)
     return [
         f"Since the first of the records: {int((now & ~before).sum())} new failures, "
         f"{int((before & ~now).sum())} fixed, of {len(both)} cells that were asked again."
