@@ -42,13 +42,8 @@ class TextbookCached(TextbookPacked):
         arguments = sequences(self.backend, inputs) | self.masks(inputs)
         old_key, old_value = (arguments[name][:, :, first] for name in ("key", "value"))
         held = self.written(self.begun(arguments), old_key, old_value, 0, arguments, inputs)
-
-        def call(query: Any, key: Any, value: Any, **rest: Any) -> Any:
-            return self.compute(query, key, value, rest, inputs)
-
         arguments |= zip(("held_key", "held_value"), held, strict=True)
-        constants = (inputs.sizes, inputs.dtype.name, inputs.case.options, "timed")
-        return self.ops.called(self, PreparedCall(call, arguments, constants=constants))
+        return self.made(inputs, arguments, "timed")
 
     def begun(self, rest: dict[str, Any]) -> Any:
         """The state of an empty cache."""

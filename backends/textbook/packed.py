@@ -34,13 +34,15 @@ class TextbookPacked(Implementation):
         self.ops = ops
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
-        backend = self.backend
-        arguments = sequences(backend, inputs) | self.masks(inputs)
+        return self.made(inputs, sequences(self.backend, inputs) | self.masks(inputs))
+
+    def made(self, inputs: Inputs, arguments: dict[str, Any], *more: Any) -> PreparedCall:
+        """The call of these arguments; `more` is what else its program depends on."""
 
         def call(query: Any, key: Any, value: Any, **rest: Any) -> Any:
             return self.compute(query, key, value, rest, inputs)
 
-        constants = (inputs.sizes, inputs.dtype.name, inputs.case.options)
+        constants = (inputs.sizes, inputs.dtype.name, inputs.case.options, *more)
         return self.ops.called(self, PreparedCall(call, arguments, constants=constants))
 
     @abstractmethod
