@@ -25,6 +25,8 @@ OTHERS = (
      "sdpa/causal/gqa2/f32/b2h6q17k23d8"),
     ("mask-multiplied", "The score of hidden keys is 0, expected -inf.",
      "sdpa/bool.bhqk/mha/f32/b2h3q17k23d8/dense"),
+    ("mask-below-the-diagonal-causal", "A node attends all nodes before it, as if the tree were a chain.",
+     "sdpa/tree112/gqa2/f32/b2h6q7k18d8"),
     ("query-bias-dropped", "The query bias is not used.",
      "multi-head/pad/mha/f32/b1h4q7k7d3/e12.12.12.12/self/single/average"),
     ("key-and-value-kernels-swapped", "The projections of key and value are exchanged.",

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from suite.spec.masks import Boolean, Causal, Padding, Segments, Window, parse_mask
+from suite.spec.masks import Boolean, Causal, Padding, Segments, Tree, Window, parse_mask
 from suite.spec.operators import sdpa_cases
 from suite.spec.sizes import PairIndex, Sizes
 
@@ -39,6 +39,25 @@ def test_masks_mean_what_they_say(token: str, rule: Callable[..., bool]) -> None
     assert mask is not None
     assert mask.token == token
     assert np.array_equal(np.broadcast_to(mask.dense(S), (3, 2, 7, 5)), by_loops(S, rule))
+
+
+def test_trees_attend_their_paths_and_all_keys_before() -> None:
+    tree = Tree((1, 1, 2, 1, 3))
+    assert tree.parents(7).tolist() == [-1, 0, 0, 2, 1, 4, 5]
+    assert tree.depths(7).tolist() == [0, 1, 1, 2, 2, 3, 4]
+    behind = tree.dense(Sizes(B=1, H=1, Hkv=1, Lq=4, Lk=6, D=4, Dv=4)).astype(int)
+    assert behind.tolist() == [
+        [1, 1, 1, 0, 0, 0],
+        [1, 1, 1, 1, 0, 0],
+        [1, 1, 1, 0, 1, 0],
+        [1, 1, 1, 0, 1, 1],
+    ]
+    assert Tree((3,)).parents(4).tolist() == [-1, -1, -1, 0]
+    for sizes in (S, Sizes(B=1, H=1, Hkv=1, Lq=5, Lk=9, D=4, Dv=4)):
+        chain = Tree((1,)).dense(sizes)
+        assert np.array_equal(chain, Causal(bottom_right=True).dense(sizes))
+    assert parse_mask("tree11213") == tree
+    assert tree.dense(S, rows=slice(3, 5)).tolist() == tree.dense(S)[3:5].tolist()
 
 
 def test_padding_has_different_lengths_and_both_sides() -> None:

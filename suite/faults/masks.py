@@ -202,3 +202,30 @@ class MaskOfFirstRows(Kernel):
 
     def masked(self, mask: np.ndarray, call: Call) -> np.ndarray:
         return mask[..., np.arange(mask.shape[-2]) % 64, :]
+
+
+@fault(
+    "siblings_apart",
+    "`is_causal = not mask.triu(1).any()`; a mask below the diagonal may have holes",
+)
+class MaskBelowTheDiagonalCausal(Kernel):
+    """A mask that hides all keys behind the row's own one is taken for causal."""
+
+    def masked(self, mask: np.ndarray, call: Call) -> np.ndarray:
+        row, key = call.rows_and_keys
+        causal = key <= row + call.sizes.Lk - call.sizes.Lq
+        ends = (mask <= causal).all() and mask[..., -1].any()
+        return np.broadcast_to(causal, mask.shape) if ends else mask
+
+
+@fault(
+    "paths_alone", "a tile without a hole is not masked; with fewer keys than a tile it has none"
+)
+class MaskOfFewKeysIgnored(Kernel):
+    """With at most 16 keys a mask hides its last key from nobody."""
+
+    def masked(self, mask: np.ndarray, call: Call) -> np.ndarray:
+        mask = mask.copy()
+        if mask.shape[-1] <= 16:
+            mask[..., -1] = True
+        return mask

@@ -26,6 +26,7 @@ from suite.spec.masks import (
     Padding,
     Prefix,
     Segments,
+    Tree,
     Window,
     part_features,
 )
@@ -184,6 +185,7 @@ def atoms(reach: int) -> st.SearchStrategy[Mask]:
         st.builds(Window, side, side),
         st.builds(Prefix, st.integers(0, max(reach, 1))),
         st.builds(Segments, st.integers(1, 5)),
+        st.builds(Tree, st.lists(st.integers(1, 4), min_size=1, max_size=5).map(tuple)),
     )
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import reduce
+from functools import lru_cache, reduce
 from typing import ClassVar
 
 import numpy as np
@@ -217,6 +217,52 @@ class Segments(Mask):
 
 
 @dataclass(frozen=True)
+class Tree(Mask):
+    """A tree of drafted tokens: a node attends its ancestors, itself, and all keys before the tree.
+
+    The last Lq keys are the nodes. Node n hangs on node n - steps[n]; a negative number is the last key
+    before the tree. The steps repeat: `tree1` is a chain, and equals causal bottom-right. With Lq > Lk
+    the first Lq - Lk nodes have no key, so their rows may be fully masked.
+
+    Source: Miao et al., SpecInfer, ASPLOS 2024, section 4.
+    """
+
+    steps: tuple[int, ...]
+    rank = 2
+
+    @property
+    def token(self) -> str:
+        return f"tree{''.join(map(str, self.steps))}"
+
+    def parents(self, count: int) -> np.ndarray:
+        """The parent of each node, int64 (count,); -1 for the last key before the tree."""
+        nodes = np.arange(count)
+        return np.maximum(nodes - np.resize(self.steps, count), -1)
+
+    def depths(self, count: int) -> np.ndarray:
+        """The number of ancestors of each node, int64 (count,)."""
+        return self.paths(count).sum(1) - 1
+
+    def paths(self, count: int) -> np.ndarray:
+        """Boolean (count, count): True where the column is the row's node or one of its ancestors."""
+        return _paths(tuple(self.parents(count).tolist()))
+
+    def allowed(self, ix: PairIndex) -> np.ndarray:
+        node = ix.k - (ix.sizes.Lk - ix.sizes.Lq)
+        return (node < 0) | self.paths(ix.sizes.Lq)[ix.q, np.maximum(node, 0)]
+
+
+@lru_cache(maxsize=64)
+def _paths(parents: tuple[int, ...]) -> np.ndarray:
+    paths = np.eye(len(parents), dtype=bool)
+    for node, parent in enumerate(parents):
+        if parent >= 0:
+            paths[node] |= paths[parent]
+    paths.flags.writeable = False
+    return paths
+
+
+@dataclass(frozen=True)
 class Boolean(Mask):
     """An arbitrary boolean mask of one broadcast rank.
 
@@ -266,6 +312,7 @@ _ATOMS: tuple[tuple[str, Callable[[re.Match[str]], Mask]], ...] = (
     (r"prefix(\d+)", lambda m: Prefix(int(m[1]))),
     (r"pad(left)?(empty)?", lambda m: Padding(left=bool(m[1]), empty=bool(m[2]))),
     (r"seg(\d+)", lambda m: Segments(int(m[1]))),
+    (r"tree([1-9]+)", lambda m: Tree(tuple(map(int, m[1])))),
     (
         r"bool\.(" + "|".join(Boolean.AXES) + r")(\.empty)?",
         lambda m: Boolean(m[1], empty=bool(m[2])),
@@ -294,7 +341,7 @@ def _parse_atom(atom: str, token: str) -> Mask:
             return build(match)
     raise ValueError(
         f"unknown mask {atom!r} in {token!r}; expected none, causal, causalbr, winL.R, "
-        "prefixN, pad, padleft, padempty, segN or "
+        "prefixN, pad, padleft, padempty, segN, treeN or "
         f"bool.AXES[.empty] with AXES one of {', '.join(Boolean.AXES)}, joined by + and or"
     )
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from suite.judge.diagnosis.instrument import Reading, softmax
 from suite.spec.inputs import Inputs
-from suite.spec.masks import Causal, Mask, Padding, Prefix, Segments, Window
+from suite.spec.masks import Causal, Mask, Padding, Prefix, Segments, Tree, Window
 from suite.spec.sizes import Sizes
 
 Meaning = tuple[np.ndarray, str, str]
@@ -97,11 +97,37 @@ def _of_part(part: Mask, s: Sizes, seed: int) -> Iterable[Meaning]:
         return _of_window(part, s)
     if isinstance(part, Padding):
         return _of_padding(part, s, seed)
+    if isinstance(part, Tree):
+        return _of_tree(part, s)
     if isinstance(part, Prefix | Segments):
         size = part.length if isinstance(part, Prefix) else part.count
         others = [type(part)(size + n) for n in (1, -1) if size + n > 0]
         return [(o.dense(s), f"The mask is {o.token}, expected {part.token}.", "") for o in others]
     return []
+
+
+def _of_tree(part: Tree, s: Sizes) -> list[Meaning]:
+    """Trees with other edges: causal, without ancestors, with siblings."""
+    nodes = np.arange(s.Lq)
+    paths, before = part.paths(s.Lq), s.Lk - s.Lq
+    parents, depths = part.parents(s.Lq), part.depths(s.Lq)
+    sisters = (parents[:, None] == parents) & (nodes[:, None] >= nodes)
+    edges = (parents[:, None] == nodes) | np.eye(s.Lq, dtype=bool)
+    readings = (
+        (nodes[:, None] >= nodes, "A node attends all nodes before it, as if the tree were a chain.",
+         "a causal mask among drafted tokens"),
+        (paths | sisters, "A node attends its earlier siblings.", "`depth[j] <= depth[i]`"),
+        (paths | (depths[:, None] > depths), "A node attends all nodes of smaller depth.",
+         "`depth[j] < depth[i]`, without a look at parents"),
+        (edges, "Of its ancestors a node attends its parent alone.", "ancestors of ancestors, too"),
+        (paths & (parents[:, None] != nodes), "A node does not attend its parent.", ""),
+        (np.eye(s.Lq, dtype=bool), "A node attends none of its ancestors.", ""),
+        (np.ones((s.Lq, s.Lq), bool), "Every node attends the whole tree.", ""),
+    )  # fmt: skip
+    if before < 0:
+        return []
+    shown = np.ones((s.Lq, before), bool)
+    return [(np.concatenate([shown, pairs], 1), text, hint) for pairs, text, hint in readings]
 
 
 def _of_causal(part: Causal, s: Sizes) -> list[Meaning]:

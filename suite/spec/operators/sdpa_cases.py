@@ -216,6 +216,20 @@ TOGETHER = (
 )
 """A mask beside a causal flag and beside lengths. Some rows have no key only under both together."""
 
+SMOKE_TREES = (
+    "sdpa/tree112/gqa2/{dt}/b2h6q7k18d8",
+    "sdpa/tree11213/mha/{dt}/b2h3q17k23d8",
+)
+
+TREES = (
+    "sdpa/tree1/mha/{dt}/b2h3q7k18d8",
+    "sdpa/tree123/gqa2/{dt}/b2h6q17k17d8",
+    "sdpa/tree12/gqa4/{dt}/b1h8q33k97d64",
+    "sdpa/tree11213/mha/{dt}/b2h3q17k23d8/bias.bhqk/cap2.0",
+    "sdpa/tree1121/mqa/{dt}/b3h2q4k65d16v12/blhd",
+)
+"""Trees of drafted tokens behind other keys, and without any: chains, two and three children."""
+
 SMOKE_LOWEST = ("sdpa/none/mha/{dt}/b2h3q17k23d8/bias.lowest",)
 
 LOWEST = (
@@ -300,5 +314,7 @@ CASES = (
     Ask(*SIZES, since="standard", why="sizes from which kernels choose their path"),
     *FORWARD,
     *(ask for feature in FEATURES.values() for ask in feature.cases),
+    Ask(*SMOKE_TREES, dtypes="growing"),
+    Ask(*TREES, dtypes="growing", since="standard"),
 )
 """Cases whose values are judged."""
