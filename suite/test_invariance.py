@@ -40,6 +40,8 @@ LAYERS = (
     "rotary/none/mha/{dt}/b2h3q17k1d16/gathered",
 )
 PACKED = "packed/none/mha/{dt}/b3h4q24k24d8/seg5.7.12"
+PADDED, LONG_PADDED = "sdpa/pad/mha/{dt}/b1h2q18k34d8", "sdpa/pad/gqa2/{dt}/b1h4q129k161d64"
+PADDED_LAYER = "multi-head/pad/mha/{dt}/b1h3q5k9d4/e12.12.12.12"
 GROWING_LAYER = "multi-head/causal/mha/{dt}/b2h3q5k9d4/e12.12.12.12"
 THREADED = ("sdpa/none/mha/{dt}/b2h3q129k257d64", LAYERS[0])
 
@@ -204,6 +206,19 @@ def test_invariant_decode(cell: Cell) -> None:
     got, limit = cell.run(chunk).values, rows_of(bound, inputs, last) + cell.bound(chunk)
     what = f"rows {last.start} to {s.Lq - 1} as a chunk and prefilled"
     expect_within(cell, got, rows_of(whole, inputs, last), limit, what)
+
+
+@check(asked(PADDED, PADDED_LAYER, long(LONG_PADDED)))
+def test_invariant_padding(cell: Cell) -> None:
+    """A padded sample has the same output with half of its padding, and without padding or mask."""
+    inputs, padded = cell.inputs, cell.inputs.sizes.Lk
+    whole, bound = cell.run().values.copy(), cell.bound(inputs)
+    keys = int(inputs.attends.any((0, 1, 2)).sum())
+    half = inputs.select("k", slice(0, (keys + padded) // 2))
+    cut = inputs.replace(mask=None).select("k", slice(0, keys))
+    for other, what in ((half, f"padded to {half.sizes.Lk}"), (cut, "without padding")):
+        got, limit = cell.run(other).values, bound + cell.bound(other)
+        expect_within(cell, got, whole, limit, f"{keys} keys {what} and padded to {padded}")
 
 
 @check(asked(ONE_ROW, long(LONG_ROW)))

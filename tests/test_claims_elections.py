@@ -83,6 +83,18 @@ def test_bits_that_are_promised_are_held() -> None:
     assert "alone and in a batch of 3, promised bit by bit: element" in failing
 
 
+def test_bits_that_are_promised_beside_padding_are_held() -> None:
+    claim = ("bitwise=padding",)
+    held = plan("order_of_sums_by_place", "faulty.py", dtype=("f32",), claim=claim)
+    ((_, verdict),) = judged(held, "invariant_padding")
+    assert (verdict.status, verdict.measured.observed) == ("pass", "bitwise")
+    plain = plan("order_of_sums_by_padding", "faulty.py", dtype=("f32",))
+    assert not wrong(judged(plain, "invariant_padding"))
+    held = plan("order_of_sums_by_padding", "faulty.py", dtype=("f32",), claim=claim)
+    (failing,) = wrong(judged(held, "invariant_padding"))
+    assert "22 keys padded to 28 and padded to 34, promised bit by bit: element" in failing
+
+
 def test_an_unknown_promise_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match="unknown invariance 'size'; valid: rerun, batch"):
         plan("order_of_sums_by_batch", "faulty.py", claim=("bitwise=size",))

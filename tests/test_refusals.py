@@ -3,7 +3,9 @@ argument. Any other error is a failure, also where the field elects to raise."""
 
 from __future__ import annotations
 
+import inspect
 from itertools import count
+from typing import Any
 
 import pytest
 
@@ -14,6 +16,7 @@ from backends.registry import load
 from suite.checks import all_checks
 from suite.judge import refusal
 from suite.judge.cell import Cell
+from suite.judge.diagnosis.diagnose import diagnose
 from suite.judge.judge import judge
 from suite.judge.trial import trial
 from suite.judge.verdict import Verdict
@@ -211,3 +214,25 @@ def test_a_compiled_function_refuses_by_the_same_errors(
     asked = next(c for c in all_checks() if c.name == check)
     got = judge(Cell(asked, find(case), compiled))
     assert (got.status, got.kind) == verdict, got.message
+
+
+def test_a_maximum_of_no_keys_is_told_the_line_that_mends_it() -> None:
+    backend, source = load("torch"), inspect.getsource(partly.of_the_largest)
+    implementation = backend.function(partly.of_the_largest, "largest", Claims())
+    checks = {c.name: c for c in all_checks()}
+    no_keys = [find("elect/no-keys/f16"), find("elect/no-keys/f32")]
+    failing = [Cell(checks["election"], case, implementation) for case in no_keys]
+    assert {judge(cell).kind for cell in failing} == {"raised"}
+    (one,) = diagnose(backend, implementation, failing, [])
+    assert one.sentence == (
+        "Without keys (key.shape[2] is 0) the function raises IndexError (amax(): Expected reduction dim "
+        "-1 to have non-zero size), expected zeros, NaN or NotImplementedError."
+    )
+    line = one.hint.split("`")[1]
+    assert line == "if key.shape[2] == 0: raise NotImplementedError('no keys')"
+    mended: dict[str, Any] = {"torch": torch}
+    exec(source.replace("    scores = q", f"    {line}\n    scores = q", 1), mended)
+    function = backend.function(mended["of_the_largest"], "mended", Claims())
+    assert judge(Cell(checks["election"], no_keys[1], function)).kind == REFUSED
+    elsewhere = "sdpa/causal/mha/f32/b2h3q17k23d8"
+    assert judge(Cell(checks["values"], find(elsewhere), function)).status == "pass"

@@ -59,6 +59,20 @@ class PromisesOneOrder(MergedChunks):
 
 
 @fault(
+    "invariant_padding",
+    "parts of `Lk // 2` keys, where Lk counts the padding; let parts begin at multiples of a block",
+)
+class PromisesPadding(Tiled):
+    """Sums promised to be independent of the padding are added in two halves of the padded keys."""
+
+    bitwise = ("rerun", "padding")
+
+    def attend(self, scores: np.ndarray, value: np.ndarray, call: Call) -> np.ndarray:
+        self.tile = -(-scores.shape[-1] // 2) or 1
+        return super().attend(scores, value, call)
+
+
+@fault(
     "election", "`if m_tile > m` before a tile is added; a tile with an equal maximum counts, too"
 )
 class TiesAcrossTilesDropped(Tiled):

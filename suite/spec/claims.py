@@ -73,7 +73,7 @@ CLAIMS = {
     ),
     "bitwise": Claim(
         "what may change without changing a bit of an answer: batch, rows, threads, decode (prefill and "
-        "decoding), split, segments, pages, cutting (the chunks of a cache)",
+        "decoding), padding, split, segments, pages, cutting (the chunks of a cache)",
         tuple[str, ...],
     ),
     "forbid": Claim(

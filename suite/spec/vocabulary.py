@@ -30,6 +30,7 @@ INVARIANT = {
     "rows": "rows",
     "threads": "threads",
     "decode": "prefill and decode",
+    "padding": "padding",
     "split": "split keys",
     "segments": "packed segments",
     "pages": "pages moved",

@@ -154,3 +154,15 @@ def refuses_windows(query, key, value, attn_mask=None, is_causal=False, scale=No
     if window is not None:
         raise NotImplementedError("window")
     return textbook(query, key, value, attn_mask, is_causal, scale)
+
+
+def of_the_largest(query, key, value, attn_mask=None, is_causal=False, scale=None):
+    """Calls the maximum of the scores, which no keys do not have."""
+    scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if is_causal:
+        scores = scores.masked_fill(~torch.ones(scores.shape[-2:]).bool().tril(), -torch.inf)
+    if attn_mask is not None:
+        hides = attn_mask.dtype == torch.bool
+        scores = scores.masked_fill(~attn_mask, -torch.inf) if hides else scores + attn_mask
+    raised = (scores - scores.amax(-1, keepdim=True)).exp()
+    return raised / raised.sum(-1, keepdim=True) @ value

@@ -25,6 +25,7 @@ from suite.judge.diagnosis.instrument import clock
 from suite.judge.diagnosis.weights import BROKEN
 from suite.judge.elections import NOBODY
 from suite.judge.judge import judge
+from suite.judge.refusal import RULE
 from suite.spec.case import Case
 from suite.spec.elections import ElectionCase
 from suite.spec.vocabulary import GRADIENTS, VALUES
@@ -42,6 +43,9 @@ OF_CATALOGUE = 0.6
 
 NAN = "/nan-in-attended-"
 """Stands in the ids of election cases of NaN that must reach the output, whatever else is wrong."""
+
+NO_KEYS = "/no-keys/"
+"""Stands in the ids of election cases without keys."""
 
 ELECTION = "election"
 """The family of answers that nobody elects."""
@@ -97,16 +101,32 @@ def never_elected(failing: Iterable[Cell], beside: bool) -> Iterator[Diagnosis]:
     cells = [cell for cell in failing if isinstance(cell.case, ElectionCase)]
     first = {cell.check.name: cell for cell in reversed(cells)}
     of_nan = [cell for cell in cells if NAN in cell.case.id and cell.dtype.name == "f32"]
+    without_keys = [cell for cell in cells if NO_KEYS in cell.case.id][:1]
     told: dict[str, Diagnosis] = {}
-    for cell in (*first.values(), *of_nan) if beside else cells:
+    for cell in (*first.values(), *of_nan, *without_keys) if beside else cells:
         verdict = judge(cell)
         what, is_never, promise = verdict.message.partition(f"; {NOBODY} ")
+        sentence = ""
         if is_never or (verdict.kind == "election" and (not beside or NAN in cell.case.id)):
             sentence = f"{what[0].upper()}{what[1:].rstrip('.')}."
             hint = f"promise `{promise}` if that is meant" if is_never else ""
+        elif verdict.kind == "raised" and NO_KEYS in cell.case.id:
+            sentence, hint = raised_without_keys(cell.implementation, verdict.message)
+        if sentence:
             one = Diagnosis(sentence, hint, ELECTION, "measured", 1, 1, 0, cell.case.id)
             told.setdefault(sentence, one)
     yield from told.values()
+
+
+def raised_without_keys(implementation: Implementation, message: str) -> tuple[str, str]:
+    """The sentence and the hint about a user function whose call without keys raised `message`."""
+    keys = f"key.shape[{implementation.axis_order.index('l')}]"
+    error, text = message.partition(f"; {RULE.partition(' {}')[0]}")[0].rstrip(".").split(": ", 1)
+    return (
+        f"Without keys ({keys} is 0) the function raises {error} ({text}), expected zeros, NaN or "
+        "NotImplementedError.",
+        f"begin with `if {keys} == 0: raise NotImplementedError('no keys')`, or return zeros there",
+    )
 
 
 def joined(found: Iterable[Diagnosis], measured: Iterable[Diagnosis]) -> list[Diagnosis]:
