@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,10 @@ from attention_conformance.report import Report
 from suite.report.kinds import CONFORMANCE, frames_of
 from suite.report.overview import TOPICS, overview
 from suite.report.render import render
+from suite.report.site import write
 from suite.run.options import Options
 from suite.run.recorded import header as header_of
-from tests.pages_by_hand import HOSTILE, runs
+from tests.pages_by_hand import HOSTILE, hostile, many, runs
 from tests.records_by_hand import cell, run
 
 
@@ -25,15 +27,17 @@ def shown() -> dict[str, Any]:
 
 def test_the_counts_of_every_topic_add_up(shown: dict[str, Any]) -> None:
     names = [topic["name"] for topic in shown["topics"]]
-    assert names == ["all", "plain", "causal", "window", "rotary"]
+    assert names == ["all", "plain", "causal", "window", "gradients", "rotary"]
     labels = [row["label"] for row in shown["rows"]]
     counts = {(labels[r], names[t], dtype): rest for r, t, dtype, *rest in shown["counts"]}
-    assert counts["torch:mine", "plain", "f32"] == [
-        2, 0, 0, 0, 0.25, "sdpa/none/mha/f32/b2h3q5k7d8"
-    ]  # fmt: skip
+    *tally, (command, *worst) = counts["torch:mine", "plain", "f32"]
+    assert tally == [3, 0, 0, 0]
+    assert worst == ["values", "sdpa/none/mha/f32/b2h3q5k7d8", 0.25, None]
+    assert shown["commands"][command] == "pytest suite --backend=torch --level=smoke"
+    assert counts["jax:jax-nn", "window", "f32"][4] is None
     assert counts["torch:mine", "causal", "f32"][:4] == [0, 1, 0, 0]
     assert counts["jax:jax-nn", "window", "f32"][:4] == [0, 0, 0, 1]
-    assert sum(sum(c[:4]) for (_, topic, _), c in counts.items() if topic == "all") == 8
+    assert sum(sum(c[:4]) for (_, topic, _), c in counts.items() if topic == "all") == 10
     assert shown["rows"][labels.index("tf:eager")]["control"]
     assert not shown["rows"][labels.index("torch:mine")]["control"]
 
@@ -53,13 +57,17 @@ def test_every_operator_belongs_to_a_topic() -> None:
     assert named == {name for name, operator in OPERATORS.items() if not operator.is_default}
 
 
-def test_a_failing_cell_says_how_to_ask_it_again(shown: dict[str, Any]) -> None:
+def test_failing_and_refused_cells_say_how_they_are_asked_again(shown: dict[str, Any]) -> None:
     (failure,) = shown["failures"]
-    assert failure["again"] == (
-        "pytest suite --backend=torch --level=smoke "
-        "-k 'values[torch:mine/sdpa/causal/mha/f32/b2h3q5k7d8]'"
-    )
-    assert (failure["ratio"], failure["kind"]) == ("inf", "value")
+    command, *its = failure["cell"]
+    assert shown["commands"][command] == "pytest suite --backend=torch --level=smoke"
+    assert its == ["values", "sdpa/causal/mha/f32/b2h3q5k7d8", "inf", None]
+    assert failure["kind"] == "value"
+    window = [topic["name"] for topic in shown["topics"]].index("window")
+    ((reason, cells, (command, *its)),) = shown["reasons"][f"1 {window}"]
+    assert (reason, cells) == ("no window", 1)
+    assert shown["commands"][command] == "pytest suite --backend=jax --level=smoke"
+    assert its[:2] == ["values", "sdpa/win3/mha/f32/b2h3q5k7d8"]
     assert [shown["topics"][n]["name"] for n in failure["topics"]] == ["all", "causal"]
 
 
@@ -154,12 +162,33 @@ def test_an_entry_opens_its_failures(page: Any) -> None:
     assert dialog.is_visible()
     dialog.locator("summary").click()
     assert HOSTILE in dialog.inner_text()
-    assert "values[torch:mine/" in dialog.locator("pre").inner_text()
+    command = dialog.locator("pre").inner_text()
+    assert command == (
+        "pytest suite --backend=torch --level=smoke "
+        "-k 'values[torch:mine/sdpa/causal/mha/f32/b2h3q5k7d8]'"
+    )
     dialog.get_by_role("button", name="copy").click()
     dialog.get_by_role("button", name="copied").wait_for()
+    dialog.evaluate("node => node.append(document.createElement('textarea'))")
+    dialog.locator("textarea").focus()
+    page.keyboard.press("Control+v")
+    assert dialog.locator("textarea").input_value() == command
     page.keyboard.press("Escape")
     assert not dialog.is_visible()
     page.wait_for_function("!location.hash.includes('open=')")
+
+
+def test_an_entry_of_right_or_refused_cells_opens_too(page: Any) -> None:
+    dialog = page.locator("#details")
+    page.get_by_role("button", name="torch:mine, plain: right").click()
+    assert "0.25\u00d7 its bound" in dialog.inner_text()
+    dialog.locator("summary", has_text="bf16").click()
+    asked = "values[torch:mine/sdpa/none/mha/bf16/b2h3q5k7d8]"
+    assert asked in dialog.locator("pre:visible").inner_text()
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name="jax:jax-nn, window: refused").click()
+    dialog.locator("summary", has_text="no window").click()
+    assert "values[jax:jax-nn/sdpa/win3/" in dialog.locator("pre:visible").inner_text()
 
 
 def test_two_implementations_are_compared(page: Any) -> None:
@@ -168,6 +197,9 @@ def test_two_implementations_are_compared(page: Any) -> None:
     text = page.locator("#comparison").inner_text()
     assert "no-keys\tzeros\tnan" in text
     assert "causal\twrong: 0 of 1 judged cells pass\tright: 1 of 1 judged cells pass" in text
+    assert "f32\tnone, median inf, largest inf\tnot measured" in text
+    assert "query f32\t0.5\t0.25" in text
+    assert "key f32\t0.125\tnot asked" in text
 
 
 def test_a_notebook_shows_the_page_of_a_report(browser: Any) -> None:
@@ -179,10 +211,63 @@ def test_a_notebook_shows_the_page_of_a_report(browser: Any) -> None:
     opened.close()
 
 
+def test_hostile_text_in_every_field_stays_text(browser: Any, tmp_path: Path) -> None:
+    frames = frames_of(hostile())
+    write(frames, HOSTILE, tmp_path / "site")
+    first = overview(frames)
+    render(
+        CONFORMANCE.of(frames, [*CONFORMANCE.tables]), "html", tmp_path / "p.html", HOSTILE, first
+    )
+    (of_one,) = (tmp_path / "site" / "implementations").iterdir()
+    opened, errors = browser.new_page(), []
+    opened.on("pageerror", lambda error: errors.append(str(error)))
+    opened.on("dialog", lambda dialog: errors.append(dialog.message))
+    for path in (tmp_path / "p.html", tmp_path / "site" / "index.html", of_one):
+        opened.goto(path.as_uri())
+        if path.name != "index.html":
+            opened.locator("#matrix .mark").first.click()
+            for one in opened.locator("#details summary").all():
+                one.click()
+            assert f"{HOSTILE} message" in opened.locator("#details").inner_text()
+        assert HOSTILE in opened.locator("h1").text_content()
+        assert opened.locator("img").count() == 0
+        assert opened.locator("script").count() == 2
+    opened.close()
+    assert errors == []
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_cells_open_at_once(browser: Any, tmp_path: Path) -> None:
+    frames, path = frames_of(many(100_000)), tmp_path / "p.html"
+    tables = CONFORMANCE.of(frames)
+    render(tables, "html", path, overview=overview(frames, tables))
+    assert path.stat().st_size < 10e6
+
+    def seconds() -> float:
+        opened = browser.new_page()
+        start = time.monotonic()
+        opened.goto(path.as_uri())
+        opened.locator("#matrix tbody tr").nth(99).wait_for()
+        took = time.monotonic() - start
+        opened.close()
+        return took
+
+    assert min(seconds() for _ in range(3)) < 2.0
+
+
 @pytest.mark.parametrize("width", [360, 1280, 1920])
-def test_the_page_fits_and_serves_everyone(page: Any, width: int) -> None:
+@pytest.mark.parametrize(
+    "opens", ["", "#open=torch%3Amine+%2F+causal", "#a=torch:mine&b=jax:jax-nn"]
+)
+def test_the_page_fits_and_serves_everyone(page: Any, width: int, opens: str) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright")
     page.set_viewport_size({"width": width, "height": 900})
+    page.goto(f"{page.url}{opens}")
+    page.reload()
+    assert page.locator("#details").is_visible() == opens.startswith("#open")
+    assert bool(page.locator("#comparison").inner_text()) == opens.startswith("#a")
+    for summary in page.locator("#details summary").all():
+        summary.click()
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)

@@ -20,7 +20,7 @@ from suite.records.cells import Header
 from suite.records.expectations import Expectation, ExpectationError
 from suite.records.findings import Finding, manifests
 from suite.records.speed import TIMED
-from suite.report.conformance import ACCURACY, BY_DTYPE, FAILING, UNSUPPORTED
+from suite.report.conformance import ACCURACY, BY_DTYPE, FAILING, OF_GRADIENTS, UNSUPPORTED
 from suite.report.frames import asked_again, latest, provenance
 from suite.report.semantics import ELECTIONS
 from suite.spec.dtypes import DTYPES
@@ -102,17 +102,22 @@ TOPICS = (
 
 
 def overview(
-    frames: Mapping[str, Any], tables: Mapping[str, pd.DataFrame] = MappingProxyType({})
+    frames: Mapping[str, Any],
+    tables: Mapping[str, pd.DataFrame] = MappingProxyType({}),
+    newest: pd.DataFrame | None = None,
 ) -> dict[str, Any]:
     """What the page draws, as plain data for JSON; {} if there are no judged cells. `tables` are those
-    of the frames that are made already.
+    of the frames that are made already, `newest` are the cells that `latest` takes from the runs.
 
     - topics       name and text of the topics that some cell belongs to, "all" first
-    - rows         an implementation each: label, backend, whether it is a control, grade by dtype, median
-                   time by workload, answers to election questions
-    - counts       [row, topic, dtype, pass, fail, known, unsupported, largest ratio, its case]
-    - failures     a failing cell each, with its row, topics, command and cause
-    - reasons      {"row topic": [[reason, cells], ...]}, the most frequent reasons of refusals
+    - rows         an implementation each: label, name, backend, whether it is a control, precision and
+                   gradients by dtype, median time by workload, answers to election questions
+    - commands     the beginnings of commands that ask cells again
+    - counts       [row, topic, dtype, pass, fail, known, unsupported, the worst passing cell], where a
+                   cell is [command, check, case, error ratio, absolute error], or null
+    - failures     a failing cell each, with its row, topics, cell and cause
+    - reasons      {"row topic": [[reason, cells, one of the cells], ...]}, the most frequent reasons of
+                   refusals
     - findings     {name: title, text, issue, reproduction} of the findings that failures cite
     - sentences    what is right, what is wrong, and what changed
     - provenance   versions, machines and date
@@ -129,16 +134,22 @@ def overview(
     topics = {"all": pd.Series(True, cells.index)} | {t.name: t.of(cells) for t in TOPICS}
     topics = {name: rows for name, rows in topics.items() if rows.any()}
     texts = {t.name: t.text for t in TOPICS} | {"all": "every question"}
-    failures, findings = _failures(cells, labels, topics, frames.get("headers", {}))
+    cells = cells.assign(command=_commands(cells, frames.get("headers", {})))
+    commands = [*dict.fromkeys(cells["command"])]
+    cells = cells.assign(command=cells["command"].map(commands.index))
+    failures, findings = _failures(cells, labels, topics)
     return {
         "topics": [{"name": name, "text": texts[name]} for name in topics],
         "dtypes": [name for name in DTYPES if (cells["dtype"] == name).any()],
         "rows": _rows(cells, labels, frames, tables),
+        "commands": commands,
         "counts": _counts(cells, labels, topics),
         "failures": failures,
         "reasons": _reasons(cells, labels, topics),
         "findings": findings,
-        "sentences": sentences({**frames, "cells": latest(frames["dated"])}),
+        "sentences": sentences(
+            {**frames, "cells": latest(frames["dated"]) if newest is None else newest}
+        ),
         "provenance": provenance(frames.get("headers", {}).values()),
     }
 
@@ -149,22 +160,34 @@ def _rows(
 ) -> list[Any]:  # fmt: skip
     first = cells.drop_duplicates("label").set_index("label")
     controls = {name for h in frames.get("headers", {}).values() for name in h.controls}
-    grades: dict[str, dict[str, str]] = {}
-    precise, answered = (
-        tables[t.name] if t.name in tables else t.of(cells) for t in (ACCURACY, ELECTIONS)
+    precise, derived, answered = (
+        tables[t.name] if t.name in tables else t.of(cells)
+        for t in (ACCURACY, OF_GRADIENTS, ELECTIONS)
     )
-    precise = precise.reset_index()
-    for label, dtype, grade in zip(*(precise[n] for n in (*BY_DTYPE, "grade")), strict=True):
-        grades.setdefault(label, {})[dtype] = grade
+    precision: dict[str, dict[str, list[Any]]] = {}
+    for row in precise.reset_index().to_dict("records"):
+        numbers = [_figure(row[name]) for name in ("median", "max", "rms")]
+        precision.setdefault(row["implementation"], {})[row["dtype"]] = [row["grade"], *numbers]
+    gradients: dict[str, dict[str, Any]] = {}
+    for row in derived.reset_index().to_dict("records"):
+        label, dtype = (row.pop(name) for name in BY_DTYPE)
+        ratios = {
+            f"{name} {dtype}": _figure(ratio)
+            for name, ratio in row.items()
+            if name not in ("numerics", "grade", "cells", "beyond") and ratio == ratio
+        }
+        gradients.setdefault(label, {}).update(ratios)
     answers = answered.to_dict("index")
     times = _times(frames.get("measurements"))
     return [
         {
             "label": label,
+            "name": f"{first['backend'][label]}:{first['implementation'][label]}",
             "backend": first["backend"][label],
             "operator": ", ".join(dict.fromkeys(cells["operator"][cells["label"] == label])),
             "control": f"{first['backend'][label]}:{first['implementation'][label]}" in controls,
-            "grades": grades.get(label, {}),
+            "precision": precision.get(label, {}),
+            "gradients": gradients.get(label, {}),
             "times": times.get(label, {}),
             "elections": {q: a for q, a in answers.get(label, {}).items() if a not in ("", "-")},
         }
@@ -198,14 +221,23 @@ def _counts(
         for (label, dtype), rows in counted[member].groupby(["label", "dtype"], sort=False):
             tally = rows["status"].value_counts()
             numbers = [int(tally.get(s, 0)) for s in ("pass", "fail", "known", UNSUPPORTED)]
-            largest = rows[rows["ratio"].notna()].nlargest(1, "ratio")
-            worst = [
-                (_figure(r), c) for r, c in zip(largest["ratio"], largest["case"], strict=True)
-            ]
+            right = rows[rows["status"] == "pass"]
+            worst = right.sort_values("ratio", ascending=False, kind="stable").head(1)
             found.append(
-                [labels.index(label), number, dtype, *numbers, *(worst or [(None, "")])[0]]
+                [labels.index(label), number, dtype, *numbers, next(iter(_cells(worst)), None)]
             )
     return found
+
+
+def _cells(cells: pd.DataFrame) -> list[list[Any]]:
+    """Each cell as [command, check, case, error ratio, absolute error]."""
+    plain, figures = ["command", "check", "case"], ["error_ratio", "max_abs_error"]
+    return [
+        [*named, *map(_figure, numbers)]
+        for named, numbers in zip(
+            cells[plain].to_numpy().tolist(), cells[figures].to_numpy().tolist(), strict=True
+        )
+    ]
 
 
 def _figure(number: float | None) -> float | str | None:
@@ -216,17 +248,16 @@ def _figure(number: float | None) -> float | str | None:
 
 
 def _failures(
-    cells: pd.DataFrame, labels: Sequence[str], topics: Mapping[str, pd.Series],
-    headers: Mapping[str, Header],
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:  # fmt: skip
+    cells: pd.DataFrame, labels: Sequence[str], topics: Mapping[str, pd.Series]
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Failing cells, the gravest first, and the findings that they cite by name."""
     failing = cells[cells["status"].isin(FAILING)]
     failing = failing.sort_values("status", key=lambda s: s.map(FAILING.index), kind="stable")
     entries, findings = _manifest_entries()
     members = pd.DataFrame(dict(enumerate(topics.values())))
     found, cited = [], {}
-    for (_, cell), mine in zip(
-        failing.iterrows(), members.loc[failing.index].to_numpy(), strict=True
+    for (_, cell), its, mine in zip(
+        failing.iterrows(), _cells(failing), members.loc[failing.index].to_numpy(), strict=True
     ):
         entry = _entry(cell, entries) if cell["status"] == "known" else None
         name = cell["inherited"] or (entry.finding if entry else "")
@@ -239,9 +270,8 @@ def _failures(
             {
                 "row": labels.index(cell["label"]),
                 "topics": [n for n, member in enumerate(mine) if member],
-                **{k: cell[k] for k in ("status", "kind", "check", "case", "dtype", "message")},
-                "ratio": _figure(cell["error_ratio"]),
-                "again": _again(cell, headers),
+                **{k: cell[k] for k in ("status", "kind", "dtype", "message")},
+                "cell": its,
                 "cause": entry.cause if entry else "",
                 "issue": entry.issue if entry else "",
                 "finding": name if name in cited else "",
@@ -268,14 +298,19 @@ def _entry(cell: pd.Series, entries: Sequence[Expectation]) -> Expectation | Non
     return next((e for e in matching if e.cause in cell["message"]), None)
 
 
-def _again(cell: pd.Series, headers: Mapping[str, Header]) -> str:
-    """The command that asks a cell again."""
-    again = headers[cell["source"]].again if cell["source"] in headers else ()
-    words = ["pytest", "suite", f"--backend={cell['backend']}", *again]
-    if cell["mode"] != "eager":
-        words.append(f"--mode={cell['mode']}")
-    test = f"{cell['check']}[{cell['backend']}:{cell['implementation']}/{cell['case']}]"
-    return shlex.join([*words, "-k", test])
+def _commands(cells: pd.DataFrame, headers: Mapping[str, Header]) -> pd.Series:
+    """The beginning of the command that asks each cell again; `-k TEST` follows."""
+
+    def words(source: str, backend: str, mode: str) -> str:
+        again = headers[source].again if source in headers else ()
+        modes = () if mode == "eager" else (f"--mode={mode}",)
+        return shlex.join(["pytest", "suite", f"--backend={backend}", *again, *modes])
+
+    named = cells[["source", "backend", "mode"]]
+    known = {key: words(*key) for key in named.drop_duplicates().itertuples(index=False, name=None)}
+    return pd.Series(
+        [known[key] for key in named.itertuples(index=False, name=None)], cells.index, dtype=object
+    )
 
 
 def _reasons(
@@ -286,7 +321,11 @@ def _reasons(
     for number, member in enumerate(topics.values()):
         for label, rows in cells[refused & member].groupby("label", sort=False):
             reasons = rows["message"].value_counts().head(REASONS)
-            found[f"{labels.index(label)} {number}"] = [[r, int(n)] for r, n in reasons.items()]
+            first = rows.drop_duplicates("message").set_index("message").loc[reasons.index]
+            found[f"{labels.index(label)} {number}"] = [
+                [reason, int(n), cell]
+                for (reason, n), cell in zip(reasons.items(), _cells(first), strict=True)
+            ]
     return found
 
 

@@ -23,7 +23,7 @@ function el(tag, properties = {}, ...children) {
 
 // ---------------------------------------------------------------- the data
 
-const counts = new Map(); // "row topic" -> [[dtype, pass, fail, known, unsupported, ratio, case], ...]
+const counts = new Map(); // "row topic" -> [[dtype, pass, fail, known, unsupported, worst passing cell], ...]
 for (const [row, topic, ...rest] of data.counts) {
   const key = `${row} ${topic}`;
   counts.set(key, [...(counts.get(key) ?? []), rest]);
@@ -48,6 +48,8 @@ const judged = ({ pass, fail, known }) => pass + fail + known;
 const said = (total) => `${VERDICTS[verdict(total)][1]}: ` +
   (judged(total) ? `${total.pass} of ${judged(total)} judged cells pass` : `${total.unsupported} cells`);
 
+const grade = (row, dtype) => row.precision[dtype]?.[0];
+
 function relative(row) { // median over workloads of time / best time
   const ratios = Object.entries(row.times).map(([what, [, middle]]) =>
     middle / Math.min(...data.rows.filter((r) => what in r.times).map((r) => r.times[what][1])));
@@ -63,6 +65,8 @@ function shown() {
   const order = Object.keys(VERDICTS);
   if (topic >= 0)
     rows.sort((x, y) => order.indexOf(verdict(tally(x.number, topic))) - order.indexOf(verdict(tally(y.number, topic))));
+  if (data.dtypes.includes(state.sort))
+    rows.sort((x, y) => Number(x.precision[state.sort]?.[2] ?? Infinity) - Number(y.precision[state.sort]?.[2] ?? Infinity));
   if (state.sort === "speed") rows.sort((x, y) => (relative(x) ?? Infinity) - (relative(y) ?? Infinity));
   return rows;
 }
@@ -93,14 +97,13 @@ function draw() {
     el("thead", {}, el("tr", {},
       el("th", { scope: "col", class: "name" }, "implementation"),
       ...topics.map(({ name, text }) => head(name, text)),
-      ...data.dtypes.map((name) => el("th", { scope: "col", title: `precision grade in ${name}` }, name)),
+      ...data.dtypes.map((name) => head(name, `precision grade in ${name}`)),
       timed ? head("speed", "median of time / best time, over the workloads") : null)),
     el("tbody", {}, ...rows.map((row, n) => el("tr", { class: rows[n - 1]?.operator === row.operator ? "" : "group" },
       el("th", { scope: "row", class: "name" },
         opening(row, row.label, {}, row.label), el("small", {}, row.operator)),
       ...topics.map((topic) => entry(row, topic)),
-      ...data.dtypes.map((name) => el("td", { "data-name": name, class: `grade ${row.grades[name] === "none" ? "beyond" : ""}` },
-        row.grades[name] ?? "")),
+      ...data.dtypes.map((name) => el("td", { "data-name": name, class: `grade ${grade(row, name) === "none" ? "beyond" : ""}` }, grade(row, name) ?? "")),
       timed ? el("td", { "data-name": "speed", class: "grade" }, relative(row) === null ? "" : `${relative(row).toPrecision(3)}×`) : null))));
   place("count").textContent = data.rows.length > 1 ? `${rows.length} of ${data.rows.length} implementations` : "";
   drawDetails();
@@ -143,13 +146,19 @@ function linked(text) {
   return /^https:\/\/\S+$/.test(text) ? el("a", { href: text, rel: "noreferrer" }, text) : text;
 }
 
+// A cell [command, check, case, error ratio, absolute error] as its summary, and below that what asks it again.
+function opened(row, status, text, [command, check, its, ratio, error], summary, ...details) {
+  const test = `${check}[${data.rows[row].name}/${its}]`.replaceAll("'", `'"'"'`);
+  const named = [`${check} `, el("code", {}, its), ratio === null ? "" : ` ${ratio}× its bound`, error === null ? "" : `, |error| ${error}`];
+  return el("details", { class: "failure" },
+    el("summary", {}, el("span", { class: `is-${status}` }, text), " ", ...(summary ? [summary] : named)),
+    ...(summary ? [el("p", {}, ...named)] : []), ...details, copied(`${data.commands[command]} -k '${test}'`));
+}
+
 function failure(one) {
   const found = data.findings[one.finding];
-  return el("details", { class: "failure" },
-    el("summary", {}, el("span", { class: `is-${one.status}` }, one.status), ` ${one.check} `, el("code", {}, one.case),
-      one.ratio === null ? "" : ` ${one.ratio}× its bound`),
+  return opened(one.row, one.status, one.status, one.cell, "",
     el("p", {}, one.message), one.cause ? el("p", {}, `Cause: ${one.cause}. `, linked(one.issue)) : "",
-    copied(one.again),
     found ? el("div", {}, el("p", {}, `Finding: ${found.title}. `, linked(found.issue)), copied(found.reproduction)) : "");
 }
 
@@ -166,15 +175,20 @@ function drawDetails() {
   const topic = Math.max(0, data.topics.findIndex((t) => t.name === name));
   if (row < 0) { if (dialog.open) dialog.close(); return; }
   const its = data.rows[row], overall = !name;
-  const numbers = (counts.get(`${row} ${topic}`) ?? []).map(([dtype, pass, fail, known, unsupported, ratio, at]) =>
-    [dtype, pass, fail, known, unsupported, its.grades[dtype], ratio, at]);
+  const numbers = (counts.get(`${row} ${topic}`) ?? []).filter(([dtype]) => !state.dtype || dtype === state.dtype);
+  const worst = numbers.filter(([, , , , , cell]) => cell);
+  const reasons = data.reasons[`${row} ${topic}`] ?? [];
   dialog.replaceChildren(
     el("form", { method: "dialog" }, el("button", { "aria-label": "close", class: "close" }, "×")),
     el("h2", {}, name ? `${label}: ${name}` : label),
     el("p", { class: "caption" }, `${data.topics[topic].text}; ${said(tally(row, topic))}`),
-    table("cells by dtype; the largest error ratio of a passing cell", ["dtype", "pass", "fail", "known", "unsupported", "grade", "ratio", "case"], numbers),
+    table("cells by dtype", ["dtype", "pass", "fail", "known", "unsupported", "precision grade"],
+      numbers.map(([dtype, ...tallies]) => [dtype, ...tallies.slice(0, 4), grade(its, dtype)])),
     failures(row, topic),
-    table("refused, by reason", ["reason", "cells"], data.reasons[`${row} ${topic}`] ?? []),
+    worst.length ? el("section", {}, el("h3", {}, "the largest error of a right cell, by dtype"),
+      ...worst.map(([dtype, , , , , cell]) => opened(row, "pass", dtype, cell))) : "",
+    reasons.length ? el("section", {}, el("h3", {}, "refused, by reason"),
+      ...reasons.map(([reason, number, cell]) => opened(row, "unsupported", `${number} cells`, cell, reason))) : "",
     overall ? table("by topic", ["topic", "verdict"], data.topics.map((t, n) => [t.name, said(tally(row, n))]).filter((_, n) => verdict(tally(row, n)) !== "absent")) : "",
     overall ? table("what the implementation chooses where the field has no single answer", ["question", "answer"], Object.entries(its.elections)) : "",
     overall ? table("time of a call, ms", ["workload", "first quartile", "median", "third quartile"], Object.entries(its.times).map(([what, q]) => [what, ...q])) : "");
@@ -189,15 +203,19 @@ function drawComparison() {
   const [left, right] = [data.rows[a], data.rows[b]];
   const differing = (names, of) => names.map((n) => [n, of(left, n), of(right, n)]).filter(([, x, y]) => x !== y);
   const names = (key) => [...new Set([...Object.keys(left[key]), ...Object.keys(right[key])])];
+  const precisely = (row, dtype) => ["", "median ", "largest ", "rms "].map((name, n) => [name, row.precision[dtype]?.[n] ?? ""])
+    .filter(([, number]) => number !== "").map((parts) => parts.join("")).join(", ") || "not measured";
   const topics = data.topics.map((t, n) => [t.name, said(tally(a, n)), said(tally(b, n)), verdict(tally(a, n)) !== verdict(tally(b, n))]);
   const times = names("times").filter((n) => n in left.times && n in right.times);
-  const head = ["", left.label, right.label];
+  const head = (first) => [first, left.label, right.label];
   place("comparison").replaceChildren(
     el("h2", {}, `${left.label} beside ${right.label}`),
-    table("verdicts that differ", head, topics.filter((t) => t[3]).map((t) => t.slice(0, 3))),
-    table("answers that differ", head, differing(names("elections"), (r, n) => r.elections[n] ?? "not asked")),
-    table("precision that differs", head, differing(names("grades"), (r, n) => r.grades[n] ?? "not asked")),
-    table("median time of a call, ms", head, times.map((n) => [n, left.times[n][1], right.times[n][1]])));
+    table("verdicts that differ", head("topic"), topics.filter((t) => t[3]).map((t) => t.slice(0, 3))),
+    table("answers that differ", head("question"), differing(names("elections"), (r, n) => r.elections[n] ?? "not asked")),
+    table("precision of outputs: grade, and error ratios", head("dtype"),
+      differing(names("precision"), precisely)),
+    table("error ratios of gradients: the largest of each operand", head("operand"), differing(names("gradients"), (r, n) => r.gradients[n] ?? "not asked")),
+    table("median time of a call, ms", head("workload"), times.map((n) => [n, left.times[n][1], right.times[n][1]])));
 }
 
 // ---------------------------------------------------------------- controls

@@ -62,13 +62,16 @@ def pages(frames: Mapping[str, Any], title: str) -> Iterator[tuple[str, str]]:
     }
     if "measurements" in frames:
         tables["speed"] = SPEED.of(times).assign(started=times["started"])
-    matrix = overview(newest, tables)
+    matrix = overview(newest, tables, newest["cells"])
     paths = _paths(row["label"] for row in matrix["rows"])
     rows = [{**row, "page": paths[row["label"]]} for row in matrix["rows"]]
     below = {name: tables[name] for name in OF_INDEX}
+    # What entries open stands on the pages of implementations alone.
+    counts = [[*numbers, None] for *numbers, _ in matrix["counts"]]
+    opened = {"counts": counts, "failures": [], "reasons": {}, "findings": {}, "commands": []}
     yield (
         "index.html",
-        as_html(below, title, {**matrix, "rows": rows, "failures": [], "reasons": {}}),
+        as_html(below, title, {**matrix, "rows": rows, **opened}),
     )
     cells = dict(iter(newest["cells"].groupby("label", sort=False)))
     for number, (label, path) in enumerate(paths.items()):
