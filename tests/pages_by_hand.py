@@ -7,7 +7,15 @@ from typing import Any
 
 from suite.records.cells import CellRecord
 from suite.records.diagnoses import DiagnosisRecord
+from suite.records.facts import FactsHeader, FactsRecord, FactsRun
 from tests.records_by_hand import cell, elect, header, run
+
+
+def facts(of: str, started: str = "2026-11-21", **answers: str) -> FactsRun:
+    """What was read of one implementation, "backend:name", on a day."""
+    backend, _, name = of.partition(":")
+    return FactsRun(FactsHeader(started=started), (FactsRecord(backend, name, "cpu", answers),))
+
 
 HOSTILE = "<img src=x onerror=boom()> </script><script>boom()</script> & 'quotes\""
 

@@ -11,6 +11,7 @@ import pytest
 from backends import registry
 from suite.__main__ import main
 from suite.judge.diagnosis import facts
+from suite.records.facts import load
 from suite.run.explain import table
 
 KERNELS = """
@@ -122,6 +123,36 @@ def test_functions_of_one_name_have_their_whole_names(
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith("! scale") for line in lines)
     assert any(line.startswith("  causal flag") for line in lines)
+
+
+def test_facts_are_written_for_reports(
+    kernels: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = {name: tmp_path / f"{name}.jsonl" for name in ("odd", "in_turn")}
+    for name, path in paths.items():
+        assert main(["explain", f"{kernels}:{name}", "--backend=torch", f"--results={path}"]) == 0
+    assert capsys.readouterr().out == ""
+    run = load(paths["odd"])
+    (record,) = run.records
+    assert (record.backend, record.implementation, record.device) == ("torch", "odd", "cpu")
+    assert record.facts["scale"] == "0.125 = 1/D"
+    assert "torch" in run.header.versions
+    assert main(["report", *map(str, paths.values()), "--format=markdown"]) == 0
+    shown = capsys.readouterr().out
+    assert "| fact | torch:odd | torch:in\\_turn |" in shown
+    assert "| scale | 0.125 = 1/D | 0.354 = 1/sqrt(D) |" in shown
+    both = [f"{kernels}:odd", f"{paths['odd'].with_name('other.py')}:odd"]
+    (tmp_path / "other.py").write_text(KERNELS)
+    assert main(["explain", *both, "--backend=torch", f"--results={tmp_path}/x.jsonl"]) == 2
+    assert "write them to two files" in capsys.readouterr().err
+    assert not (tmp_path / "x.jsonl").exists()
+
+
+def test_without_a_name_the_facts_of_every_implementation_are_written(tmp_path: Path) -> None:
+    path = tmp_path / "facts.jsonl"
+    assert main(["explain", "--backend=numpy", f"--results={path}"]) == 0
+    names = [one.name for one in registry.implementations(registry.load("numpy"))]
+    assert [record.implementation for record in load(path).records] == names
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from attention_conformance.report import Report
+from suite.report.frames import facts_of
 from suite.report.kinds import CONFORMANCE, frames_of
 from suite.report.overview import TOPICS, overview
 from suite.report.render import render
 from suite.report.site import write
 from suite.run.options import Options
 from suite.run.recorded import header as header_of
-from tests.pages_by_hand import HOSTILE, hostile, many, runs
+from tests.pages_by_hand import HOSTILE, facts, hostile, many, runs
 from tests.records_by_hand import cell, run
 
 
@@ -113,7 +114,10 @@ def test_a_known_failure_cites_its_cause_and_its_finding() -> None:
 @pytest.fixture
 def page(browser: Any, tmp_path: Path) -> Iterator[Any]:
     """The page of both runs, with every error of its console in `page.errors`."""
-    frames = frames_of(runs()[1])
+    read = [facts("torch:mine", scale="1/D", softmax="over the keys"),
+            facts("jax:jax-nn", scale="1/sqrt(D)", softmax="over the keys"),
+            facts("torch:mine", "2026-11-20", scale="1")]  # fmt: skip
+    frames = frames_of(runs()[1]) | {"facts": facts_of(read)}
     render(CONFORMANCE.of(frames), "html", tmp_path / "p.html", overview=overview(frames))
     opened = browser.new_page(viewport={"width": 1280, "height": 900})
     opened.errors = []
@@ -195,6 +199,8 @@ def test_two_implementations_are_compared(page: Any) -> None:
     page.locator("#a").select_option("torch:mine")
     page.locator("#b").select_option("jax:jax-nn")
     text = page.locator("#comparison").inner_text()
+    assert "scale\t1/D\t1/sqrt(D)" in text
+    assert "softmax" not in text
     assert "no-keys\tzeros\tnan" in text
     assert "causal\twrong: 0 of 1 judged cells pass\tright: 1 of 1 judged cells pass" in text
     assert "f32\tnone, median inf, largest inf\tnot measured" in text
@@ -212,7 +218,9 @@ def test_a_notebook_shows_the_page_of_a_report(browser: Any) -> None:
 
 
 def test_hostile_text_in_every_field_stays_text(browser: Any, tmp_path: Path) -> None:
-    frames = frames_of(hostile())
+    made = hostile()
+    read = facts(f"{made.cells[0].backend}:{made.cells[0].implementation}", **{HOSTILE: HOSTILE})
+    frames = frames_of(made) | {"facts": facts_of([read])}
     write(frames, HOSTILE, tmp_path / "site")
     first = overview(frames)
     render(

@@ -13,10 +13,10 @@ from suite.__main__ import main
 from suite.records.speed import SpeedHeader, SpeedRun
 from suite.report.conformance import CHANGED, DISTRIBUTION
 from suite.report.frames import cells as frame_of
-from suite.report.frames import latest, measurements, newest_times
+from suite.report.frames import facts_of, latest, measurements, newest_times
 from suite.report.kinds import frames_of
 from suite.report.site import _part, _paths, pages, write
-from tests.pages_by_hand import HOSTILE, runs
+from tests.pages_by_hand import HOSTILE, facts, runs
 from tests.records_by_hand import cell, run
 from tests.records_by_hand import write as write_run
 from tests.speed_by_hand import record as timed
@@ -105,6 +105,16 @@ def test_the_matrix_has_the_newest_times_and_the_page_all() -> None:
     assert '"gpt2-train forward f32": [2.25, 3.0, 4.5]' in text
     shown = text.partition('<section id="speed">')[2].partition("</section>")[0]
     assert re.findall(r"<td[^>]*>([35])</td>", shown) == ["5", "3"]
+
+
+def test_a_page_says_what_its_implementation_computes() -> None:
+    read = facts("torch:mine", scale="1/D", **{"no-keys": "zeros", "lse": "not taken"})
+    texts = dict(pages(frames_of(runs()) | {"facts": facts_of([read])}, "A title"))
+    mine, other = (texts[f"implementations/{n}.html"] for n in ("torch-mine", "jax-jax-nn"))
+    shown = mine.partition('<section id="identification">')[2].partition("</section>")[0]
+    # An answer to an election question stands in the table of elections alone.
+    assert re.findall(r"<td[^>]*>(.*?)</td>", shown) == ["scale", "1/D", "lse", "not taken"]
+    assert 'id="identification"' not in other
 
 
 def test_the_part_of_an_implementation_has_nothing_of_others() -> None:

@@ -16,7 +16,17 @@ from suite.flags import CommandOptions, option
 from suite.records.cells import load
 from suite.records.lines import RecordError
 from suite.report import DATA_FORMATS, FORMATS, SITE
-from suite.report.kinds import CONFORMANCE, KINDS, SPEED, TABLES, Kind, Request, kind_of, load_runs
+from suite.report.kinds import (
+    CONFORMANCE,
+    FACTS,
+    KINDS,
+    SPEED,
+    TABLES,
+    Kind,
+    Request,
+    kind_of,
+    load_runs,
+)  # fmt: skip
 
 PARTIAL: bool = option("also read runs that did not finish", switch=True)
 
@@ -192,7 +202,7 @@ def _site(args: argparse.Namespace, paths_of: dict[Kind, list[Path]]) -> int:
     if args.table:
         raise RecordError("--format=site chooses its tables itself: leave --table out")
     frames: dict[str, Any] = {}
-    for kind in (CONFORMANCE, SPEED):
+    for kind in (CONFORMANCE, SPEED, FACTS):
         if kind in paths_of:
             frames |= kind.read(paths_of[kind], Request(args.partial, args.baseline))
     site.write(frames, CONFORMANCE.title, args.output)

@@ -15,8 +15,8 @@ dict            ratios (float by operand), facts (text, number, flag or None by 
 The source is the result file. The label names the implementation in tables: "backend:name". If the name
 occurs with several modes, devices or sources, the label has these in brackets.
 
-`runs` has a row for every field of the headers, `measurements` a row for every speed record, and
-`asv_results` a row for every value that asv stored.
+`runs` has a row for every field of the headers, `measurements` a row for every speed record, `facts_of` a
+row for every fact that `explain` read, and `asv_results` a row for every value that asv stored.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ import pandas as pd
 
 from suite.records.cells import KEY, CellRecord, Header, Run
 from suite.records.diagnoses import DiagnosisRecord
+from suite.records.facts import FactsRun
 from suite.records.lines import RecordError
 from suite.records.machine import Origin
 from suite.records.speed import TIMED, SpeedRecord, SpeedRun
@@ -238,6 +239,28 @@ def measurements(runs: Iterable[SpeedRun], baseline: str = "") -> pd.DataFrame:
     base = held.groupby([*MEASURED])["seconds"].first()
     seconds = base.reindex(pd.MultiIndex.from_frame(frame[[*MEASURED]])).to_numpy()
     return frame.assign(speedup=seconds / frame["seconds"])
+
+
+def facts_of(runs: Iterable[FactsRun]) -> pd.DataFrame:
+    """A row for every fact of every implementation, all text: backend, implementation, device, fact,
+    answer, started and label ("backend:name"). The newest reading of an implementation counts.
+
+    Raises RecordError if there is none.
+    """
+    read = {
+        record.key: (run.header.started, record)
+        for run in sorted(runs, key=lambda run: run.header.started)
+        for record in run.records
+    }
+    if not read:
+        raise RecordError("the records of facts hold no implementation")
+    rows = [
+        (*key, fact, answer, started, f"{record.backend}:{record.implementation}")
+        for key, (started, record) in read.items()
+        for fact, answer in record.facts.items()
+    ]
+    columns = ["backend", "implementation", "device", "fact", "answer", "started", "label"]
+    return pd.DataFrame(rows, columns=columns)
 
 
 def _measured(record: SpeedRecord) -> dict[str, Any]:

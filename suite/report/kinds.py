@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from suite.records import cells
+from suite.records import cells, facts
 from suite.records import speed as times
 from suite.records.cells import IncompleteShards, Run, load, merge
 from suite.records.sweeps import is_sweep
@@ -136,6 +136,21 @@ SPEED = Kind(
 )
 
 
+def _facts(paths: list[Path], request: Request) -> Frames:
+    from suite.report.frames import facts_of
+
+    return {"facts": facts_of(facts.load(path, request.partial) for path in paths)}
+
+
+FACTS = Kind(
+    name="records of facts",
+    title="What implementations compute",
+    accepts=facts.FILE_SCHEMA.accepts,
+    read=_facts,
+    tables=_named(semantics.IDENTIFICATION),
+)
+
+
 def _asv(paths: list[Path], request: Request) -> Frames:
     import pandas as pd
 
@@ -171,7 +186,7 @@ SWEEPS = Kind(
     ),
 )  # fmt: skip
 
-KINDS = (CONFORMANCE, SPEED, SWEEPS, ASV)
+KINDS = (CONFORMANCE, SPEED, FACTS, SWEEPS, ASV)
 """Every kind, in the order of a report."""
 
 TABLES = {name: table for kind in KINDS for name, table in kind.tables.items()}

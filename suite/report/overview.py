@@ -111,7 +111,8 @@ def overview(
 
     - topics       name and text of the topics that some cell belongs to, "all" first
     - rows         an implementation each: label, name, backend, whether it is a control, precision and
-                   gradients by dtype, median time by workload, answers to election questions
+                   gradients by dtype, median time by workload, answers to election questions, what it
+                   computes
     - commands     the beginnings of commands that ask cells again
     - counts       [row, topic, dtype, pass, fail, known, unsupported, the worst passing cell], where a
                    cell is [command, check, case, error ratio, absolute error], or null
@@ -179,20 +180,31 @@ def _rows(
         gradients.setdefault(label, {}).update(ratios)
     answers = answered.to_dict("index")
     times = _times(frames.get("measurements"))
-    return [
-        {
-            "label": label,
-            "name": f"{first['backend'][label]}:{first['implementation'][label]}",
-            "backend": first["backend"][label],
-            "operator": ", ".join(dict.fromkeys(cells["operator"][cells["label"] == label])),
-            "control": f"{first['backend'][label]}:{first['implementation'][label]}" in controls,
-            "precision": precision.get(label, {}),
-            "gradients": gradients.get(label, {}),
-            "times": times.get(label, {}),
-            "elections": {q: a for q, a in answers.get(label, {}).items() if a not in ("", "-")},
-        }
-        for label in labels
-    ]
+    computed: dict[str, dict[str, str]] = {}
+    if "facts" in frames:
+        told = frames["facts"][["label", "fact", "answer"]].itertuples(index=False, name=None)
+        for name, fact, answer in told:
+            computed.setdefault(name, {})[fact] = answer
+    rows = []
+    for label in labels:
+        name = f"{first['backend'][label]}:{first['implementation'][label]}"
+        elected = {q: a for q, a in answers.get(label, {}).items() if a not in ("", "-")}
+        its = computed.get(name, {})
+        rows.append(
+            {
+                "label": label,
+                "name": name,
+                "backend": first["backend"][label],
+                "operator": ", ".join(dict.fromkeys(cells["operator"][cells["label"] == label])),
+                "control": name in controls,
+                "precision": precision.get(label, {}),
+                "gradients": gradients.get(label, {}),
+                "times": times.get(label, {}),
+                "elections": elected,
+                "computes": {fact: a for fact, a in its.items() if fact not in elected},
+            }
+        )
+    return rows
 
 
 def _times(measurements: pd.DataFrame | None) -> dict[str, dict[str, list[float]]]:

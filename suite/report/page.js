@@ -190,6 +190,7 @@ function drawDetails() {
     reasons.length ? el("section", {}, el("h3", {}, "refused, by reason"),
       ...reasons.map(([reason, number, cell]) => opened(row, "unsupported", `${number} cells`, cell, reason))) : "",
     overall ? table("by topic", ["topic", "verdict"], data.topics.map((t, n) => [t.name, said(tally(row, n))]).filter((_, n) => verdict(tally(row, n)) !== "absent")) : "",
+    overall ? table("what it computes, measured by probes", ["what", "measured"], Object.entries(its.computes)) : "",
     overall ? table("what the implementation chooses where the field has no single answer", ["question", "answer"], Object.entries(its.elections)) : "",
     overall ? table("time of a call, ms", ["workload", "first quartile", "median", "third quartile"], Object.entries(its.times).map(([what, q]) => [what, ...q])) : "");
   if (!dialog.open) dialog.showModal();
@@ -211,6 +212,7 @@ function drawComparison() {
   place("comparison").replaceChildren(
     el("h2", {}, `${left.label} beside ${right.label}`),
     table("verdicts that differ", head("topic"), topics.filter((t) => t[3]).map((t) => t.slice(0, 3))),
+    table("what they compute otherwise", head("what"), differing(names("computes"), (r, n) => r.computes[n] ?? "not read")),
     table("answers that differ", head("question"), differing(names("elections"), (r, n) => r.elections[n] ?? "not asked")),
     table("precision of outputs: grade, and error ratios", head("dtype"),
       differing(names("precision"), precisely)),

@@ -83,6 +83,14 @@ BY_QUESTION = Table(
 """`ELECTIONS` with a row per question; beside user functions the answers of the
 framework's own attention."""
 
+IDENTIFICATION = Table(
+    "identification",
+    "What implementations compute, measured by probes without a verdict (`python -m suite explain`).",
+    over="facts",
+    by={"fact": "fact"},
+    columns=across("label", lambda rows: rows["answer"].iloc[0]),
+)
+
 CHECKS_OF_INVARIANCE = {f"invariant_{kind}": name for kind, name in INVARIANT.items()}
 """The checks of `suite.test_invariance`, with their names in the table."""
 

@@ -32,7 +32,8 @@ OF_PAGE = (
     "diagnoses", "distribution", "accuracy", "gradients", "invariance", "kernels", "speed",
     "history", "changed",
 )  # fmt: skip
-"""The tables of an implementation, below its answers to election questions and its refusals."""
+"""The tables of an implementation, below what it computes, its answers to election questions and its
+refusals."""
 
 
 def write(frames: Mapping[str, Any], title: str, folder: Path) -> None:
@@ -77,8 +78,10 @@ def pages(frames: Mapping[str, Any], title: str) -> Iterator[tuple[str, str]]:
     for number, (label, path) in enumerate(paths.items()):
         its = cells[label]
         name = str(its["name"].iloc[0])
-        answers = matrix["rows"][number]["elections"].items()
+        row = matrix["rows"][number]
+        answers = row["elections"].items()
         shown = {
+            "identification": pd.DataFrame(row["computes"].items(), columns=["what", "measured"]),
             "elections": pd.DataFrame(answers, columns=["question", "answer"]),
             "unsupported": OF_UNSUPPORTED.of(its).drop(columns="implementations"),
             **{n: _of(tables[n], {label, name}) for n in OF_PAGE if n in tables},

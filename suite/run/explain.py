@@ -2,6 +2,9 @@
 
     python -m suite explain my_kernels.py:flash --backend=torch
     python -m suite explain my_kernels.py:flash old.py:attention --backend=torch
+    python -m suite explain --backend=torch --results=facts.jsonl
+
+With `--results` the facts are written to a file for reports, by default those of every implementation.
 
 Exit codes: 0; 2 if the arguments cannot be used, or if reading a function takes too long.
 """
@@ -10,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from textwrap import wrap
 from typing import Any
@@ -19,6 +22,9 @@ from backends import registry
 from backends.protocol import BackendUnavailable, Implementation, TimeOver, UsageError
 from backends.threads import limit_threads
 from suite.judge.diagnosis import facts
+from suite.records import facts as records
+from suite.records import machine
+from suite.records.lines import RecordError
 from suite.run.loading import load_backend
 from suite.run.options import Options, shared
 from suite.run.process import limited
@@ -54,6 +60,10 @@ class ExplainOptions(Options):
         "implementation",
         help="read this implementation of the framework, too (sdpa-flash); repeatable",
     )
+    results: str = shared(
+        "results",
+        help="write the facts to this new file, of every implementation if none is named",
+    )
 
 
 def add_explain_parser(commands: Any) -> None:
@@ -74,26 +84,52 @@ def _explain(arguments: argparse.Namespace) -> int:
     try:
         options.check()
         limit_threads(options.threads)
-        columns = {}
-        for name, implementation in named(options):
-            with limited(options.cell_timeout, f"reading {name}"):
-                columns[name] = facts.read(implementation, SECONDS)
-    except (UsageError, BackendUnavailable, TimeOver) as error:
+        if options.results:
+            _write(options)
+            return 0
+        columns = {name: _read(one, name, options) for name, one in named(options)}
+    except (UsageError, BackendUnavailable, TimeOver, RecordError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
     print("\n".join(table(columns)))
     return 0
 
 
-def named(options: Options, every: bool = False) -> Iterator[tuple[str, Implementation]]:
-    """What is read, by the names that the command line gives; with `every` all implementations of plain
-    attention if it gives none. Raises UsageError."""
+def _read(implementation: Implementation, name: str, options: Options) -> dict[str, str]:
+    with limited(options.cell_timeout, f"reading {name}"):
+        return facts.read(implementation, SECONDS)
+
+
+def _write(options: ExplainOptions) -> None:
+    """Write the facts to a new file, a line for each implementation once it is read."""
+    read = dict(named(options, every=lambda one: True))
+    if len({one.name for one in read.values()}) < len(read):
+        raise UsageError("functions of one name have one line in a file: write them to two files")
+    backend = next(iter(read.values())).backend
+    versions = {name: str(text) for name, text in backend.versions.items()}
+    file = records.writer(
+        options.results, records.FactsHeader(**machine.origin(), versions=versions)
+    )
+    done = False
+    try:
+        for name, one in read.items():
+            its = _read(one, name, options)
+            file.write(records.FactsRecord(backend.name, one.name, backend.device, its))
+        done = True
+    finally:
+        file.close(done)
+
+
+def named(
+    options: Options, every: Callable[[Implementation], bool] | None = None
+) -> Iterator[tuple[str, Implementation]]:
+    """What is read, by the names that the command line gives; if it gives none, the implementations of
+    which `every` is true. Raises UsageError."""
     if len(options.backends) != 1:
         raise UsageError(f"exactly one --backend is read, got {', '.join(options.backends)}")
     backend = registry.load(options.backends[0], options.device)
     if every and not options.function and not options.implementation:
-        plain_ones = (i for i in registry.implementations(backend) if i.operator.is_default)
-        yield from ((i.name, i) for i in plain_ones)
+        yield from ((i.name, i) for i in registry.implementations(backend) if every(i))
         return
     if not options.function and not options.implementation:
         names = ", ".join(i.name for i in registry.implementations(backend))

@@ -118,7 +118,7 @@ def _order(arguments: argparse.Namespace) -> int:
         options.check()
         limit_threads(options.threads)
         read: dict[str, dict[str, tuple[str, str]]] = {}
-        for name, implementation in named(options, every=True):
+        for name, implementation in named(options, every=lambda one: one.operator.is_default):
             with limited(options.cell_timeout, f"reading {name}"):
                 read[name] = orders(implementation)
     except (UsageError, BackendUnavailable, BrokenFramework, TimeOver) as error:
