@@ -60,6 +60,8 @@ ELSEWHERE = {
 
 SMALLER = {
     r"^(.*pytest suite(?!.*--level=).*)": r"\1 --level=smoke",
+    # A report takes no single part of a run.
+    r"^(pytest suite --backend=(?:tf|jax) --results=.*)": r"\1 -k values",
     r"^(.*pytest suite(?!.* -k ).*(--backend=(all|tf|jax)|--mode=).*)": r"\1 --shard=1/8",
     r"^(pytest --pyargs suite.*)": r"\1 --attention-shard=1/8",
     r"^(python -m suite search (?!.*--case=).*)": r"\1 --examples=5",

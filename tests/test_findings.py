@@ -15,10 +15,11 @@ from packaging.requirements import Requirement
 from backends.registry import DISTRIBUTIONS
 from suite.__main__ import main
 from suite.records.expectations import ExpectationError
-from suite.records.findings import Finding, load_findings, manifests, page
+from suite.records.findings import SEVERITIES, STATES, Finding, load_findings, manifests, page
 from suite.records.machine import cpu_is
 from tests.records_by_hand import cell, run
 
+ROOT = Path(__file__).resolve().parents[1]
 FOUND = {backend: findings for backend, (findings, _) in manifests().items()}
 
 
@@ -79,8 +80,44 @@ def test_the_page_names_every_finding_and_counts_its_cells() -> None:
     assert "torch:sdpa (1 cell)" in text
 
 
+def test_findings_are_counted_by_severity_and_state() -> None:
+    rows = [line.strip("| ").split(" | ") for line in page(manifests(), []).splitlines()
+            if line.startswith("| ")]  # fmt: skip
+    states, counts = rows[0][1:], {row[0].partition(":")[0]: row[1:] for row in rows[2:]}
+    assert (tuple(counts), tuple(states)) == (tuple(SEVERITIES), (*STATES, "all"))
+    for severity, numbers in counts.items():
+        mine = [f.state for findings in FOUND.values() for f in findings if f.severity == severity]
+        assert numbers == [*(str(mine.count(state)) for state in STATES), str(len(mine))]
+    assert sum(int(numbers[-1]) for numbers in counts.values()) == sum(map(len, FOUND.values()))
+
+
+def test_the_page_of_this_checkout_is_made_from_its_manifests() -> None:
+    """Apart from what runs add: cells, and versions."""
+    written = (ROOT / "FINDINGS.md").read_text(encoding="utf-8")
+    made = page(manifests(), [])
+    lines = {line for line in made.splitlines() if not line.startswith("- Seen in: ")}
+    assert lines - {*written.splitlines()} == set()
+
+
 def test_findings_are_checked(tmp_path: Path) -> None:
     path = tmp_path / "torch.toml"
+    whole = (
+        '[[finding]]\nname = "x"\ntitle = "t"\nseverity = "wrong"\ntext = "t"\nissue = "https://x.y"\n'
+        'versions = ["torch>=2"]\nreproduction = "r"\n'
+    )
+    states = {"": "not looked up", 'upstream = "fixed"\n': "fixed"}
+    for line, state in states.items():
+        path.write_text(whole + line)
+        assert [finding.state for finding in load_findings(path)] == [state]
+    none = whole.replace("https://x.y", "none found: by design")
+    path.write_text(none)
+    assert [finding.state for finding in load_findings(path)] == ["by design"]
+    path.write_text(none + 'upstream = "open"\n')
+    with pytest.raises(ExpectationError, match="a report that was not found has no state"):
+        load_findings(path)
+    path.write_text(whole.replace("wrong", "dreadful"))
+    with pytest.raises(ExpectationError, match="Invalid enum value 'dreadful'"):
+        load_findings(path)
     path.write_text('[[finding]]\nname = "x"\n')
     with pytest.raises(ExpectationError, match=r"finding 1: .*missing required field `title`"):
         load_findings(path)

@@ -95,7 +95,7 @@ def test_the_sentences_say_what_is_wrong_and_what_changed() -> None:
 
 
 def test_a_known_failure_cites_its_cause_and_its_finding() -> None:
-    from suite.records.findings import manifests
+    from suite.records.findings import SEVERITIES, STATES, manifests
 
     known = next(
         entry
@@ -107,8 +107,12 @@ def test_a_known_failure_cites_its_cause_and_its_finding() -> None:
         known.case[0].replace("*", "x"), f"torch:{known.implementation[0]}", "known",
         check=known.check[0], message=f"[{known.cause}]",
     )  # fmt: skip
-    (failure,) = overview(frames_of(run(named)))["failures"]
+    shown = overview(frames_of(run(named)))
+    (failure,) = shown["failures"]
     assert (failure["cause"], failure["finding"]) == (known.cause, known.finding)
+    finding = shown["findings"][known.finding]
+    assert finding["severity"] in SEVERITIES
+    assert finding["state"] in STATES
 
 
 @pytest.fixture

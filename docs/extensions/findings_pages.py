@@ -8,7 +8,14 @@ from repository_pages import write
 from sphinx.application import Sphinx
 from sphinx.config import Config
 
-from suite.records.findings import INTRODUCTION, citing, description, manifests
+from suite.records.findings import (
+    INTRODUCTION,
+    SEVERITIES,
+    by_severity,
+    citing,
+    description,
+    manifests,
+)
 
 FOLDER = Path(__file__).resolve().parents[1] / "findings"
 """The pages; git ignores them."""
@@ -22,15 +29,22 @@ def setup(app: Sphinx) -> dict[str, bool]:
 def pages() -> dict[str, str]:
     """Every page in Markdown, by its name."""
     contents = manifests()
-    index = ["# Findings\n", INTRODUCTION]
+    index = ["# Findings\n", INTRODUCTION, "", by_severity(contents)]
+    for severity, text in SEVERITIES.items():
+        index.append(f"\n## {severity.capitalize()}: {text}\n")
+        index.append("| finding | framework | upstream |\n|---|---|---|")
+        index += [
+            f"| [{finding.title.replace('|', ' ')}]({finding.name}.md) | {backend} | {finding.state} |"
+            for backend, (findings, _) in contents.items()
+            for finding in findings
+            if finding.severity == severity
+        ]
     texts = {}
     for backend, (findings, _) in contents.items():
         if findings:
             names = "\n".join(f"{finding.name} <{finding.name}>" for finding in findings)
-            index.append(f"\n## {backend}\n")
-            index.append(f"```{{toctree}}\n:hidden:\n:caption: {backend}\n\n{names}\n```\n")
+            index.append(f"\n```{{toctree}}\n:hidden:\n:caption: {backend}\n\n{names}\n```\n")
         for finding in findings:
-            index.append(f"- [{finding.title}]({finding.name}.md)")
             body = description(finding, citing(finding, contents))
             texts[finding.name] = f"# {finding.title}\n\n{body}"
     return {"index": "\n".join(index), **texts}

@@ -5,8 +5,10 @@ A manifest (`suite.records.expectations`) holds entries
     [[finding]]
     name = "short-name"
     title = "one line: who does what wrong"
+    severity = "wrong"                              # a name of SEVERITIES
     text = "what differs, and what follows from it"
     issue = "https://..." or "none found ..."
+    upstream = "open"                               # the state of a linked report: a name of STATES
     versions = ["torch>=2.0"]
     seen = "election nan-in-query of torch:sdpa"    # if no expectation cites the finding
     reproduction = '''a script without this project, whose assertions hold while the fault is there'''
@@ -18,6 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
+from typing import Literal
 
 import msgspec
 
@@ -33,6 +36,26 @@ from suite.records.expectations import (
     tables,
     typed,
 )
+
+SEVERITIES = {
+    "memory": "reads or writes memory that is not its own, or ends the process",
+    "wrong": "answers with wrong numbers, and no error",
+    "imprecise": "answers with larger errors than the dtype or the documentation promises",
+    "refused": "raises for a valid call",
+    "accepted": "answers an invalid call",
+    "form": "returns another dtype, shape or meaning than documented, or than elsewhere in the library",
+}
+"""What findings do, the gravest first."""
+
+STATES = {
+    "open": "reported; the report is open",
+    "fixed": "a change for it is merged; the versions named here lack the change",
+    "closed": "the report is closed; the deviation is there",
+    "by design": "its authors want it so",
+    "not reported": "no report was found",
+    "not looked up": "nobody looked at the report's state",
+}
+"""What became of findings upstream, as looked up in November 2026."""
 
 INTRODUCTION = """\
 What the suite found in released software. Each finding was reproduced without the suite: its script runs
@@ -50,12 +73,14 @@ made from the manifests in `backends` and from records:
 class Finding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A deviation of released software, with a script that shows it without this project.
 
+    `severity`: a name of `SEVERITIES`; `upstream`: the state of the linked report, "" if unknown.
     `crashes`: the script may end its process instead of failing an assertion.
     `cpu`: flags that the CPU must have, or with "!flag" must not have, to show the deviation.
     """
 
     name: Text
     title: Text
+    severity: Literal["memory", "wrong", "imprecise", "refused", "accepted", "form"]
     text: Text
     issue: Text
     versions: Texts
@@ -63,19 +88,31 @@ class Finding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seen: str = ""
     crashes: bool = False
     cpu: tuple[Text, ...] = ()
+    upstream: Literal["", "open", "fixed", "closed"] = ""
+
+    @property
+    def state(self) -> str:
+        """What became of it upstream: a name of `STATES`."""
+        if self.issue.startswith("none found: by design"):
+            return "by design"
+        if self.issue.startswith("none found"):
+            return "not reported"
+        return self.upstream or "not looked up"
 
 
 def load_findings(path: Path) -> list[Finding]:
     """The findings of a manifest; an empty list if there is no file.
 
-    Raises ExpectationError for an unknown, missing, empty or wrongly typed field, and for a name that
-    occurs twice.
+    Raises ExpectationError for an unknown, missing, empty or wrongly typed field, for a state of a report
+    that was not found, and for a name that occurs twice.
     """
     findings = []
     for number, values in enumerate(tables(path).get("finding", []), 1):
         where = f"{path.name}, finding {number}"
         findings.append(typed(values, Finding, where))
         check_issue(findings[-1].issue, where)
+        if findings[-1].upstream and findings[-1].issue.startswith("none found"):
+            raise ExpectationError(f"{where}: a report that was not found has no state upstream")
     if len({finding.name for finding in findings}) < len(findings):
         raise ExpectationError(f"{path.name}: two findings have one name")
     return findings
@@ -119,6 +156,7 @@ def page(
     if versions:
         listed = ", ".join(f"{name} {text}" for name, text in sorted(versions.items()))
         lines.append(f"Records of {listed}.\n")
+    lines.append(by_severity(contents))
     counted = 0
     for backend, (findings, _) in contents.items():
         if findings:
@@ -129,6 +167,18 @@ def page(
             lines.append(f"### {counted}. {finding.title}\n")
             lines.append(description(finding, cited, _hit(cells, cited)))
     return "\n".join(lines)
+
+
+def by_severity(contents: Mapping[str, tuple[Sequence[Finding], Sequence[Expectation]]]) -> str:
+    """Two tables in Markdown: findings by severity and state upstream, and the meanings of states."""
+    findings = [finding for listed, _ in contents.values() for finding in listed]
+    rows = [["finding", *STATES, "all"], ["---", *["---:"] * (len(STATES) + 1)]]
+    for severity, text in SEVERITIES.items():
+        mine = [finding.state for finding in findings if finding.severity == severity]
+        rows.append([f"{severity}: {text}", *(str(mine.count(s)) for s in STATES), str(len(mine))])
+    meanings = [f"- {state}: {text}" for state, text in STATES.items()]
+    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return "\n".join([table, "", "States upstream are those of November 2026:", "", *meanings, ""])
 
 
 def citing(
@@ -172,7 +222,8 @@ def description(
         where = f"{of or ', '.join(names)}; {checked}; cases {', '.join(f'`{c}`' for c in cases)}"
     lines = [
         f"{finding.text.strip()}\n",
-        f"- Upstream: {finding.issue}",
+        f"- Severity: {finding.severity}, {SEVERITIES[finding.severity]}",
+        f"- Upstream: {finding.state}; {finding.issue}",
         f"- Versions: {', '.join(finding.versions)}",
         *([f"- CPU: {', '.join(finding.cpu).replace('!', 'without ')}"] if finding.cpu else []),
         f"- Seen in: {where}\n",

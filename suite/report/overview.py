@@ -119,7 +119,8 @@ def overview(
     - failures     a failing cell each, with its row, topics, cell and cause
     - reasons      {"row topic": [[reason, cells, one of the cells], ...]}, the most frequent reasons of
                    refusals
-    - findings     {name: title, text, issue, reproduction} of the findings that failures cite
+    - findings     {name: title, text, severity, issue, its state, reproduction} of the findings that
+                   failures cite
     - sentences    what is right, what is wrong, and what changed
     - provenance   versions, machines and date
     """
@@ -276,7 +277,7 @@ def _failures(
         if name in findings:
             cited[name] = {
                 field: getattr(findings[name], field)
-                for field in ("title", "text", "issue", "reproduction")
+                for field in ("title", "text", "issue", "reproduction", "severity", "state")
             }
         found.append(
             {

@@ -159,7 +159,7 @@ function failure(one) {
   const found = data.findings[one.finding];
   return opened(one.row, one.status, one.status, one.cell, "",
     el("p", {}, one.message), one.cause ? el("p", {}, `Cause: ${one.cause}. `, linked(one.issue)) : "",
-    found ? el("div", {}, el("p", {}, `Finding: ${found.title}. `, linked(found.issue)), copied(found.reproduction)) : "");
+    found ? el("div", {}, el("p", {}, `Finding (${found.severity}; upstream: ${found.state}): ${found.title}. `, linked(found.issue)), copied(found.reproduction)) : "");
 }
 
 function failures(row, topic) {
