@@ -13,23 +13,40 @@ from backends.prepared import PreparedCall
 from backends.protocol import Implementation
 from suite.spec.inputs import Inputs
 from suite.spec.operators.cached import CACHED
-from suite.spec.operators.scripts import Chunk, Crop, Pick, Reset, played
+from suite.spec.operators.scripts import Chunk, Crop, Held, Keep, Pick, Reset, joined, played
 
 
 @dataclass(frozen=True)
 class Turn:
-    """What a step knows besides its arrays: the inputs of the case, the left padding (B,) of its samples,
-    and how many tokens a sample has with those of the step."""
+    """What a step knows besides its arrays: the inputs of the case, the chunk, and what the cache holds
+    afterwards."""
 
     inputs: Inputs
-    padding: np.ndarray
-    total: int
+    chunk: Chunk
+    held: Held
+
+    @property
+    def padding(self) -> np.ndarray:
+        """The left padding of the chunk's samples."""
+        return self.held.padding[list(self.chunk.own)]
+
+    @property
+    def total(self) -> int:
+        """The number of tokens of the longest sample."""
+        return self.held.positions.shape[1]
+
+    @property
+    def rows(self) -> np.ndarray:
+        """The positions of the chunk's tokens (b, tokens)."""
+        first = self.held.lengths[list(self.chunk.own)] - self.chunk.count
+        return first[:, None] + self.chunk.depths
 
 
 class Scripted(Implementation):
     """A cache with methods for the actions of a script. Each of them returns the state after it.
 
     Operands and rows have the order of `axis_order`. Samples are the framework's integers (B,).
+    Operations of some samples alone have their numbers as an argument.
     """
 
     operator = CACHED
@@ -46,7 +63,7 @@ class Scripted(Implementation):
         """The state with tokens whose rows nobody asks; the queries are zeros."""
         return self.step(state, query, key, value, turn)[1]
 
-    def crop(self, state: Any, count: int) -> Any:
+    def crop(self, state: Any, count: int, *samples: Any) -> Any:
         """The state without its last tokens."""
         raise NotImplementedError
 
@@ -59,8 +76,13 @@ class Scripted(Implementation):
         """The state without the tokens of a step that was timed."""
         return self.crop(state, count)
 
-    def reset(self, state: Any) -> Any:
+    def reset(self, state: Any, *samples: Any) -> Any:
         """The empty state."""
+        raise NotImplementedError
+
+    def keep(self, state: Any, paths: Any, count: int) -> Any:
+        """The state with the nodes `paths` (B, longest) of its last `count` tokens, a tree. -1 stands
+        behind shorter paths."""
         raise NotImplementedError
 
     def reorder(self, state: Any, samples: Any) -> Any:
@@ -99,8 +121,9 @@ class Scripted(Implementation):
         single = len(case.option("script")) == 1 and s.Lk > s.Lq and not case.option("beside")
         if not single or not self.rewinds(inputs):
             return self.prepare(inputs)
-        (_, _, _, padding), (_, _, places, _) = played(case)
-        before, last = (Turn(inputs, padding, total) for total in (s.Lk - s.Lq, places.shape[1]))
+        before, last = (
+            Turn(inputs, action, held) for action, held in played(case) if isinstance(action, Chunk)
+        )
         operands = self.arguments(inputs)
         earlier, now = slice(0, s.Lk - s.Lq), slice(s.Lk - s.Lq, None)
         key, value = operands["key"], operands["value"]
@@ -118,31 +141,40 @@ class Scripted(Implementation):
         return PreparedCall(call, arguments, axis_order=self.axis_order)
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
-        backend, case, cut = self.backend, inputs.case, self.cut
+        backend, case = self.backend, inputs.case
         actions = list(played(case))
+
+        def integers(numbers: Any) -> Any:
+            return backend.array(np.array(numbers), None)
+
+        def some(samples: Any) -> tuple[Any, ...]:
+            return () if samples is None else (integers(samples),)
 
         def call(query: Any, key: Any, value: Any, earlier: Any = None) -> Any:
             states = [self.init(inputs, key) for _ in range(1 + case.option("beside"))]
-            parts = []
-            for action, _, places, padding in actions:
-                turn = Turn(inputs, padding, places.shape[1])
+            parts = list[tuple[Chunk, Any]]()
+            for action, held in actions:
                 for n, state in enumerate(states):
                     match action:
-                        case Chunk(tokens=tokens, queries=queries):
-                            k, v = cut(key, tokens), cut(value, tokens)
+                        case Chunk():
+                            k, v = (action.cut(x, self.concat, self.place) for x in (key, value))
                             if n:  # the second cache takes other tokens
                                 k, v = -k, -v
-                            if queries is None:
+                            turn = Turn(inputs, action, held)
+                            if not action.asked:
                                 states[n] = self.fill(state, earlier, k, v, turn)
                                 continue
-                            rows, states[n] = self.step(state, cut(query, queries), k, v, turn)
-                            parts += [rows] if n == 0 else []
-                        case Crop(count=count):
-                            states[n] = self.crop(state, count)
-                        case Reset():
-                            states[n] = self.reset(state)
+                            q = action.cut(query, self.concat, self.place, queries=True)
+                            rows, states[n] = self.step(state, q, k, v, turn)
+                            parts += [(action, rows)] if n == 0 else []
+                        case Crop(count=count, samples=samples):
+                            states[n] = self.crop(state, count, *some(samples))
+                        case Reset(samples=samples):
+                            states[n] = self.reset(state, *some(samples))
                         case Pick(samples=samples):
-                            states[n] = self.reorder(state, backend.array(np.array(samples), None))
-            return self.concat(parts, self.place)
+                            states[n] = self.reorder(state, integers(samples))
+                        case Keep(count=count):
+                            states[n] = self.keep(state, integers(action.table), count)
+            return joined(parts, self.concat, self.place)
 
         return PreparedCall(call, self.arguments(inputs), axis_order=self.axis_order)

@@ -19,8 +19,7 @@ import numpy as np
 from references.blocked import bounded
 from references.composition import Composition, Problem, Reference
 from references.outputs import Outputs
-from references.primitives.segments import concatenated
-from references.rounding import Roundoffs
+from references.rounding import Bounded, Roundoffs, precision_for
 from suite.spec.inputs import Inputs
 from suite.spec.operators.scripts import views
 
@@ -33,20 +32,22 @@ class OfChunks(Reference):
 
         Every row has keys, so `empty_rows` has no influence. Raises NoExtendedPrecision.
         """
-        parts, deviations = [], []
+        s = inputs.sizes
+        shape = (s.B, s.H, s.Lq, s.Dv)
+        output = Bounded(np.zeros(shape, precision_for(inputs.dtype)), np.zeros(shape))
+        deviation = np.zeros(shape) if inputs.dtype.is_half else None
         for n, view in enumerate(views(inputs.case)):
-            operands = (
-                inputs.query[:, :, view.rows],
+            part = bounded(
+                inputs, rounding, view.queries(inputs.query),
                 *map(view.gathered, (inputs.key, inputs.value)),
-            )
-            mask = view.mask[:, None]
-            part = bounded(inputs, rounding, *operands, part=n, mask=mask, features=inputs.features)
-            parts.append(part.arrays["output"].moved(2, 0))
-            if part.deviation is not None:
-                deviations.append(part.deviation)
-        deviation = np.concatenate(deviations, 2) if deviations else None
-        output = concatenated(parts).moved(0, 2)
-        return Outputs({"output": output}, np.ones((1, 1, inputs.sizes.Lq), int), deviation)
+                part=n, mask=view.mask[:, None], features=view.features(inputs.features),
+            )  # fmt: skip
+            found = part.arrays["output"]
+            view.put(output.value, found.value)
+            view.put(output.error, found.error)
+            if deviation is not None and part.deviation is not None:
+                view.put(deviation, part.deviation)
+        return Outputs({"output": output}, np.ones((1, 1, s.Lq), int), deviation)
 
 
 def compose(problem: Problem) -> Composition:

@@ -1,8 +1,8 @@
 """Promise: a cache keeps tokens, and nothing else.
 
 How a sequence is cut into chunks changes no answer, and tokens that a row does not attend have exactly no
-influence on it: those that were taken back, that have left the window, left padding, other samples, the
-future.
+influence on it: those that were taken back, that have left the window, left padding, other samples, other
+branches of a tree, the future.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from suite.spec.catalogue import Ask, asked
 from suite.spec.dtypes import round_to
 from suite.spec.inputs import Inputs
 from suite.spec.operators.cached import PLAIN
-from suite.spec.operators.scripts import attended
+from suite.spec.operators.scripts import Chunk, actions, attended
 from suite.test_invariance import expect_within
 from suite.test_masking import expect_same
 
@@ -29,6 +29,7 @@ UNCUT = asked(
 APART = asked(
     Ask(
         "cached/none/gqa2/{dt}/b2h4q9k9d8/c4.1.3.reset.1",
+        "cached/none/gqa2/{dt}/b2h4q9k9d8/c3.tree1121.keep3.2",
         "cached/none/mha/{dt}/b3h2q8k20d8/c1.5.1.1/win3/room8/pad5.0.12",
         dtypes="growing",
     ),
@@ -36,6 +37,7 @@ APART = asked(
         PLAIN,
         "cached/none/gqa2/{dt}/b2h4q9k9d8/c5.back2.1.3",
         "cached/none/mha/{dt}/b3h2q8k20d8/c3.pick200.1.4",
+        "cached/none/mha/{dt}/b3h2q8k20d8/c2.back2of0.3of1.resetof2.3of20.3",
         "cached/none/mha/{dt}/b3h2q8k20d8/c1.5.back2.1.1/win3/room8",
         dtypes="growing",
         since="standard",
@@ -68,6 +70,13 @@ def tokens(inputs: Inputs) -> Iterator[tuple[str, np.ndarray]]:
     yield "the last token", place == s.Lk - 1
     yield "the first token", place == 0
     yield "the later tokens of the last sample", (sample == s.B - 1) & (place >= s.Lk - s.Lq // 2)
+    for chunk in actions(inputs.case):
+        if isinstance(chunk, Chunk) and chunk.tree is not None:
+            parents = chunk.tree.parents(chunk.count)
+            for node in np.flatnonzero((parents[:, None] == parents).sum(1) > 1):
+                branch = np.flatnonzero(chunk.tree.paths(chunk.count)[:, node])
+                nodes = np.isin(place, chunk.starts[0] + branch)
+                yield f"the branch of node {node} of a tree", nodes
 
 
 @check(APART)

@@ -6,6 +6,7 @@ No reference is needed: each path is also asked as a sequence of its own.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -15,21 +16,22 @@ from suite.judge.comparison import expect_close
 from suite.spec.catalogue import Ask, asked
 from suite.spec.inputs import Inputs
 from suite.spec.masks import Causal, Tree
+from suite.spec.operators.cached import CACHED
+from suite.spec.operators.scripts import Chunk, actions
 from suite.test_masking import expect_unmoved, with_slots
 
-TREES = asked(
-    Ask(
-        "sdpa/tree112/gqa2/{dt}/b2h6q7k18d8",
-        "sdpa/tree11213/mha/{dt}/b2h3q17k23d8",
-        dtypes="growing",
-    )
+TREES = (
+    "sdpa/tree112/gqa2/{dt}/b2h6q7k18d8",
+    "sdpa/tree11213/mha/{dt}/b2h3q17k23d8",
 )
-
-
-def tree_of(inputs: Inputs) -> Tree:
-    """The tree of a case."""
-    assert isinstance(inputs.mask, Tree)
-    return inputs.mask
+DRAFTED = (
+    "cached/none/gqa2/{dt}/b2h4q9k9d8/c5.tree1121",
+    "cached/none/gqa2/{dt}/b2h4q9k9d8/c1.2.tree11.keep1.tree1121/slopes",
+)
+CHAINS = (
+    "cached/none/gqa2/{dt}/b2h4q9k9d8/c3.tree1111.keep3.2",
+    "cached/none/mha/{dt}/b3h2q8k20d8/c1.tree111.keep1.4/win3/slopes",
+)
 
 
 def leaves(parents: np.ndarray) -> Iterator[int]:
@@ -37,27 +39,74 @@ def leaves(parents: np.ndarray) -> Iterator[int]:
     yield from np.setdiff1d(np.arange(len(parents)), parents).tolist()
 
 
-@check(TREES)
+def branches(inputs: Inputs) -> Iterator[tuple[np.ndarray, Inputs]]:
+    """For each path from the root of a tree to a leaf: its rows, and the inputs with this path alone
+    behind the same keys. A tree in a script is its last word."""
+    s, tree, causal = inputs.sizes, inputs.mask, Causal(bottom_right=True)
+    before, count = s.Lk - s.Lq, s.Lq
+    if inputs.operator is CACHED:
+        chunk = list(actions(inputs.case))[-1]
+        assert isinstance(chunk, Chunk)
+        tree, before, count = chunk.tree, s.Lk - chunk.count, chunk.count
+    assert isinstance(tree, Tree)
+    first = s.Lq - count
+    for leaf in leaves(tree.parents(count)):
+        nodes = np.flatnonzero(tree.paths(count)[leaf])
+        if inputs.operator is CACHED:
+            tokens = np.concatenate([np.arange(before), before + nodes])
+            arrays = {name: inputs.arrays[name][:, :, tokens] for name in ("key", "value")}
+            query = inputs.query[:, :, np.concatenate([np.arange(first), first + nodes])]
+            script = (*inputs.case.option("script")[:-1], str(len(nodes)))
+            sizes = replace(s, Lq=query.shape[2], Lk=len(tokens))
+            options = tuple({**dict(inputs.case.options), "script": script}.items())
+            case = replace(inputs.case, sizes=sizes, options=options)
+            alone = replace(
+                inputs, case=case, arrays={**inputs.arrays, "query": query, **arrays}, sizes=sizes
+            )
+        else:
+            keys = np.concatenate([np.arange(before), before + nodes])
+            alone = inputs.select("q", nodes).select("k", keys)
+            alone = alone.replace(mask_array=causal.dense(alone.sizes))
+        yield first + nodes, alone
+
+
+@check(asked(Ask(*TREES, *DRAFTED, dtypes="growing")))
 def test_paths_alone(cell: Cell) -> None:
     """The rows of a path are those of the causal call with this path alone behind the same keys."""
-    inputs, s = cell.inputs, cell.inputs.sizes
-    tree, before = tree_of(inputs), s.Lk - s.Lq
-    whole, bound = cell.run().values.copy(), cell.bound(inputs)
-    for leaf in leaves(tree.parents(s.Lq)):
-        nodes = np.flatnonzero(tree.paths(s.Lq)[leaf])
-        keys = np.concatenate([np.arange(before), before + nodes])
-        causal = Causal(bottom_right=True)
-        alone = inputs.select("q", nodes).select("k", keys)
-        alone = alone.replace(mask_array=causal.dense(alone.sizes))
-        got, limit = cell.run(alone).values, cell.bound(alone) + bound[:, :, nodes]
-        expect_close(got, whole[:, :, nodes], limit, f"the path to node {leaf} by itself")
+    whole, bound = cell.run().values.copy(), cell.bound(cell.inputs)
+    for rows, alone in branches(cell.inputs):
+        count = len(rows)
+        got, limit = cell.run(alone).values, cell.bound(alone)
+        expect_close(
+            got[:, :, -count:], whole[:, :, rows], limit[:, :, -count:] + bound[:, :, rows],
+            f"the path to row {rows[-1]} by itself",
+        )  # fmt: skip
 
 
-@check(TREES)
+@check(asked(Ask(*CHAINS, dtypes="growing")))
+def test_chain(cell: Cell) -> None:
+    """A tree without siblings equals a causal chunk, before and after a part of it is kept."""
+    inputs, script = cell.inputs, list[str]()
+    for word in inputs.case.option("script"):
+        if word.startswith("tree"):
+            script.append(str(len(word) - 4))
+        elif word.startswith("keep"):
+            rest = int(script[-1]) - 1 - int(word[4:])
+            script += [f"back{rest}"] if rest else []
+        else:
+            script.append(word)
+    causal = inputs.replace(script=tuple(script))
+    bound = cell.bound(inputs) + cell.bound(causal)
+    whole = cell.run().values.copy()
+    expect_close(cell.run(causal).values, whole, bound, "a chain as a chunk")
+
+
+@check(asked(Ask(*TREES, dtypes="growing")))
 def test_siblings_apart(cell: Cell) -> None:
     """Large numbers in one branch change no bit of rows outside this branch."""
-    inputs, s = cell.inputs, cell.inputs.sizes
-    tree, large = tree_of(inputs), 100.0 if cell.dtype.name == "f16" else 1e4
+    inputs, s, tree = cell.inputs, cell.inputs.sizes, cell.inputs.mask
+    large = 100.0 if cell.dtype.name == "f16" else 1e4
+    assert isinstance(tree, Tree)
     parents = tree.parents(s.Lq)
     for node in range(s.Lq):
         if (parents == parents[node]).sum() == 1:

@@ -50,6 +50,9 @@ class NnxDecode(Scripted):
             "value-size": "the cache holds keys and values of one size",
             "rollback": NO_METHOD,
             "reorder": NO_METHOD,
+            "subsets": "the cache has one index for all samples",
+            "tree": "the layer takes one token a call",
+            "keep": NO_METHOD,
             "ring": RING,
             "window-rollback": RING,
         },
@@ -119,7 +122,7 @@ class NnxDecode(Scripted):
             rows.append(row)
         return self.concat(rows, 1), state
 
-    def reset(self, state: Decoding) -> Decoding:
+    def reset(self, state: Decoding, *samples: Any) -> Decoding:
         return Decoding(state.empty, state.empty)
 
     def concat(self, arrays: Sequence[Any], axis: int) -> Any:

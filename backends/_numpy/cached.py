@@ -24,14 +24,17 @@ class ChunkByChunk(Implementation):
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         fmt = inputs.dtype
-        settings = {"scale": inputs.scale, "fmt": fmt, **inputs.features}
+        s = inputs.sizes
 
         def call(query: Rounded, key: Rounded, value: Rounded) -> Rounded:
-            parts = []
+            out = np.zeros((s.B, s.H, s.Lq, s.Dv))
             for view in views(inputs.case):
                 k, v = (view.gathered(x.values) for x in (key, value))
-                q, mask = query.values[:, :, view.rows], view.mask[:, None]
-                parts.append(definition(q, k, v, mask=mask, **settings))
-            return Rounded(np.concatenate(parts, 2), fmt)
+                q, mask = view.queries(query.values), view.mask[:, None]
+                features = view.features(inputs.features)
+                view.put(
+                    out, definition(q, k, v, mask=mask, scale=inputs.scale, fmt=fmt, **features)
+                )
+            return Rounded(out, fmt)
 
         return PreparedCall(call, sequences(self.backend, inputs))

@@ -29,7 +29,7 @@ def extended(present: Symbol, past: Symbol | None, new: Symbol) -> Symbol:
 class PastAttention(GrowingCache):
     """The standard's operator Attention of opset 24, with past_key and past_value.
 
-    The causal flag is bottom-right behind a cache. Windows and left padding are boolean masks.
+    The causal flag is bottom-right behind a cache. Windows, left padding and trees are boolean masks.
     """
 
     name = "attention-24-past"
@@ -37,6 +37,7 @@ class PastAttention(GrowingCache):
         features=FEATURES,
         refusals={
             "sinks": "Attention has no sinks", "alibi-slopes": "Attention has no slopes",
+            "subsets": "the past of all samples has one length",
         },
     )  # fmt: skip
     textbook = False
@@ -53,7 +54,7 @@ class PastAttention(GrowingCache):
         inputs: Inputs,
     ) -> tuple[Any, Any]:  # fmt: skip
         if query is None:
-            return None, self.read(state, key, value)
+            return None, self.read(state, key, value, n, rest)
         outputs = self.node(state, query, key, value, n, rest, inputs)
         past = state or (None, None)
         present = map(extended, outputs[1:], past, (key, value))
@@ -65,7 +66,8 @@ class PastAttention(GrowingCache):
     ) -> tuple[Any, Any, Any]:  # fmt: skip
         """The rows (B, H, rows, Dv), and present keys and values."""
         case, mask = inputs.case, None
-        if case.option("left") is not None or case.option("padding") is not None:
+        tree = "tree" in "".join(case.option("script"))
+        if tree or case.option("left") is not None or case.option("padding") is not None:
             mask = rest[f"mask_{n}"]
         numbers = {"scale": inputs.scale, "softcap": case.option("softcap")}
         attributes = {name: x for name, x in numbers.items() if x is not None}
@@ -89,6 +91,8 @@ class PastGroupQuery(PastAttention):
             "alibi-slopes": "GroupQueryAttention has no slopes",
             "left-padding": "GroupQueryAttention takes lengths of samples, which are padded at the end",
             "value-size": "GroupQueryAttention has values of the keys' size",
+            "subsets": "the past of all samples has one length",
+            **dict.fromkeys(("tree", "keep"), "GroupQueryAttention has no mask"),
         },
         limits=Limits(head_sizes=HEAD_SIZES),
     )

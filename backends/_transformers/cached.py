@@ -36,6 +36,9 @@ class DynamicSdpa(Scripted):
         features=FEATURES,
         refusals={
             **NO_FEATURES,
+            "subsets": "the samples of a cache have one length",
+            "keep": "a cache keeps its first tokens, and no others",
+            "tree": "the masks of masking_utils are causal",
             "window-rollback": "a full window goes back only if DynamicCache records the past",
         },
     )
@@ -89,11 +92,11 @@ class DynamicSdpa(Scripted):
         )
         return rows.transpose(1, 2), state
 
-    def crop(self, state: Any, count: int) -> Any:
+    def crop(self, state: Any, count: int, *samples: Any) -> Any:
         state[0].crop(-count)
         return state
 
-    def reset(self, state: Any) -> Any:
+    def reset(self, state: Any, *samples: Any) -> Any:
         state[0].reset()
         return state
 

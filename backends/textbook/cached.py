@@ -4,6 +4,7 @@ ring."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,11 +21,13 @@ from suite.spec.operators.scripts import (
     Action,
     Chunk,
     Crop,
+    Keep,
     Pick,
     Reset,
     actions,
     allowed,
     capacity,
+    joined,
     played,
 )
 
@@ -50,26 +53,28 @@ class TextbookCached(TextbookPacked):
         return None
 
     def masks(self, inputs: Inputs) -> dict[str, Any]:
-        """By action n: `mask_n` (B, 1, rows, keys), True attends, `distance_n` (rows, keys) if there are
-        slopes, `order_n` (B,) of samples. The arrays of the features by name."""
+        """By action n: `mask_n` (b, 1, rows, keys), True attends; `distance_n` of the same shape if there
+        are slopes; `order_n` (B,) of samples. The arrays of the features by name."""
         case, arrays = inputs.case, dict[str, np.ndarray]()
-        for n, (action, positions, padding) in enumerate(self.seen(case)):
+        for n, (action, rows, keys, padding) in enumerate(self.seen(case)):
             if isinstance(action, Pick):
                 arrays[f"order_{n}"] = np.array(action.samples, np.int32)
-            elif isinstance(action, Chunk) and action.queries is not None:
-                rows = positions[len(positions) - (action.tokens.stop - action.tokens.start) :]
-                arrays[f"mask_{n}"] = allowed(case, rows, positions, padding)[:, None]
+            elif isinstance(action, Chunk) and action.asked:
+                mask = allowed(case, rows, keys, padding, action.tree)
+                arrays[f"mask_{n}"] = mask[:, None]
                 if "alibi_slopes" in inputs.arrays:
-                    arrays[f"distance_{n}"] = (rows[:, None] - positions).astype(np.float32)
+                    distance = (rows[:, :, None] - keys[:, None]).astype(np.float32)
+                    arrays[f"distance_{n}"] = distance[:, None]
         made = {name: self.backend.array(x, None) for name, x in arrays.items()}
         for name, dtype in (("sinks", inputs.dtype), ("alibi_slopes", inputs.dtype.widened)):
             if name in inputs.arrays:
                 made[name] = self.backend.array(inputs.arrays[name], dtype)
         return made
 
-    def seen(self, case: Case) -> Iterator[tuple[Action, np.ndarray, np.ndarray]]:
-        """Each action, the positions of the keys that a chunk attends (its own tokens last; negative
-        positions are no keys), and the padding (B,)."""
+    def seen(self, case: Case) -> Iterator[tuple[Action, np.ndarray, np.ndarray, np.ndarray]]:
+        """Each action, the positions of a chunk's rows (b, rows) and of the keys (b, keys) that it sees,
+        and the padding (b,) of its samples. The chunk's tokens are the last keys. Negative positions are
+        no keys."""
         raise NotImplementedError
 
     def compute(
@@ -81,13 +86,13 @@ class TextbookCached(TextbookPacked):
             if held and n == 0:
                 continue  # the cache holds these tokens
             if isinstance(action, Chunk):
-                q = None if action.queries is None else query[:, :, action.queries]
-                new = key[:, :, action.tokens], value[:, :, action.tokens]
-                rows, state = self.step(state, q, *new, n, rest, inputs)
-                answers += [] if rows is None else [rows]
+                cut = partial(action.cut, concat=self.ops.concat)
+                q = cut(query, queries=True) if action.asked else None
+                rows, state = self.step(state, q, cut(key), cut(value), n, rest, inputs)
+                answers += [] if rows is None else [(action, rows)]
             elif state is not None:
-                state = self.changed(state, action, rest.get(f"order_{n}"))
-        return self.ops.concat(answers, 2)
+                state = self.changed(state, action, n, rest)
+        return joined(answers, self.ops.concat)
 
     def step(
         self, state: Any, query: Any, key: Any, value: Any, n: int, rest: dict[str, Any],
@@ -96,7 +101,7 @@ class TextbookCached(TextbookPacked):
         """The rows of the chunk that is action n, and the state after it. Without a query no rows."""
         rows = None
         if query is not None:
-            k, v = self.read(state, key, value)
+            k, v = self.read(state, key, value, n, rest)
             rows = self.answer(query, k, v, n, rest, inputs)
         return rows, self.written(state, key, value, n, rest, inputs)
 
@@ -114,8 +119,10 @@ class TextbookCached(TextbookPacked):
             softcap=inputs.case.option("softcap"), sinks=rest.get("sinks"),
         )  # fmt: skip
 
-    def read(self, state: Any, key: Any, value: Any) -> tuple[Any, Any]:
-        """Keys and values (B, Hkv, n, .) that a chunk attends."""
+    def read(
+        self, state: Any, key: Any, value: Any, n: int, rest: dict[str, Any]
+    ) -> tuple[Any, Any]:
+        """Keys and values (b, Hkv, n, .) that a chunk attends."""
         raise NotImplementedError
 
     def written(
@@ -124,21 +131,39 @@ class TextbookCached(TextbookPacked):
         """The state after a chunk."""
         raise NotImplementedError
 
-    def changed(self, state: tuple[Any, Any], action: Action, order: Any) -> Any:
+    def changed(self, state: tuple[Any, Any], action: Action, n: int, rest: dict[str, Any]) -> Any:
         """The state after an operation."""
         raise NotImplementedError
 
 
 class GrowingCache(TextbookCached):
-    """Keys and values (B, Hkv, n, .) grow by concatenation."""
+    """Keys and values (B, Hkv, n, .) grow by concatenation. All samples have one length."""
 
     name = "textbook-cached"
+    declared = TextbookCached.declared.refusing({"subsets": "all samples have one length"})
 
-    def seen(self, case: Case) -> Iterator[tuple[Action, np.ndarray, np.ndarray]]:
-        for action, _, places, padding in played(case):
-            yield action, np.arange(places.shape[1]), padding
+    def seen(self, case: Case) -> Iterator[tuple[Action, np.ndarray, np.ndarray, np.ndarray]]:
+        for action, held in played(case):
+            keys = held.positions
+            first = keys.shape[1] - (action.count if isinstance(action, Chunk) else 0)
+            yield action, keys[:, first:], keys, held.padding
 
-    def read(self, state: Any, key: Any, value: Any) -> tuple[Any, Any]:
+    def masks(self, inputs: Inputs) -> dict[str, Any]:
+        """Also `path_n`, the tokens (B, n) that are kept."""
+        arrays, length = super().masks(inputs), 0
+        for n, (action, held) in enumerate(played(inputs.case)):
+            if isinstance(action, Keep):
+                first = length - action.count
+                kept = np.array(
+                    [[*range(first), *(first + i for i in path)] for path in action.paths]
+                )
+                arrays[f"path_{n}"] = self.backend.array(kept, None)
+            length = held.positions.shape[1]
+        return arrays
+
+    def read(
+        self, state: Any, key: Any, value: Any, n: int, rest: dict[str, Any]
+    ) -> tuple[Any, Any]:
         if state is None:
             return key, value
         k, v = (self.ops.concat([old, x], 2) for old, x in zip(state, (key, value), strict=True))
@@ -147,61 +172,106 @@ class GrowingCache(TextbookCached):
     def written(
         self, state: Any, key: Any, value: Any, n: int, rest: dict[str, Any], inputs: Inputs
     ) -> tuple[Any, Any]:
-        return self.read(state, key, value)
+        return self.read(state, key, value, n, rest)
 
-    def changed(self, state: tuple[Any, Any], action: Action, order: Any) -> Any:
+    def changed(self, state: tuple[Any, Any], action: Action, n: int, rest: dict[str, Any]) -> Any:
         match action:
             case Crop(count=count):
                 kept = state[0].shape[2] - count
                 return tuple(x[:, :, :kept] for x in state) if kept else None
             case Reset():
                 return None
-        return tuple(self.ops.take(x, order) for x in state)
+            case Keep(paths=paths):
+                path = rest[f"path_{n}"]
+                return tuple(
+                    self.ops.concat([self.nodes(x, path, b) for b in range(len(paths))], 0)
+                    for x in state
+                )
+        return tuple(self.ops.take(x, rest[f"order_{n}"]) for x in state)
+
+    def nodes(self, x: Any, path: Any, sample: int) -> Any:
+        """The tokens `path[sample]` of one sample, (1, Hkv, n, .)."""
+        axes = (2, 0, 1, 3)
+        tokens = self.ops.transpose(x[sample : sample + 1], axes)
+        taken = self.ops.take(tokens, self.ops.reshape(path[sample : sample + 1], (-1,)))
+        return self.ops.transpose(taken, (1, 2, 0, 3))
 
 
 class SlotCache(TextbookCached):
-    """Keys and values lie in slots (C, B, Hkv, .), position p in slot p % C.
+    """Keys and values lie in slots (B C, Hkv, .), position p of sample b in slot b C + p % C.
 
-    A chunk attends all slots and its own tokens. Stale slots are hidden, and written over by new tokens.
+    A chunk attends all slots of its samples and its own tokens. Stale slots are hidden, and written over
+    by new tokens.
     """
 
     name = "textbook-cached-slots"
 
     def masks(self, inputs: Inputs) -> dict[str, Any]:
-        """Also `slots_n`, the slots of the chunk's last tokens, and the empty cache."""
+        """Also the empty cache; for a chunk `own_n`, all slots of its samples, and `slots_n`, those of
+        its last tokens; for a path that is kept `from_n` and `slots_n`, its old and new slots."""
         case, arrays, s = inputs.case, super().masks(inputs), inputs.sizes
-        slots = capacity(case)
-        for n, (action, _, places, _) in enumerate(played(case)):
+        slots, found = capacity(case), dict[str, Any]()
+        lengths = np.zeros(s.B, int)
+        first = np.arange(s.B) * slots
+        for n, (action, held) in enumerate(played(case)):
             if isinstance(action, Chunk):
-                count = min(action.tokens.stop - action.tokens.start, slots)
-                of = np.arange(places.shape[1] - count, places.shape[1])
-                arrays[f"slots_{n}"] = self.backend.array(of % slots, None)
+                own = np.array(action.own)
+                count = min(action.count, slots)
+                of = held.lengths[own][:, None] - count + np.arange(count)
+                found[f"slots_{n}"] = first[own][:, None] + of % slots
+                found[f"own_{n}"] = first[own][:, None] + np.arange(slots)
+            elif isinstance(action, Pick):
+                found[f"order_{n}"] = first[list(action.samples)][:, None] + np.arange(slots)
+            elif isinstance(action, Keep):
+                starts = first + lengths - action.count
+                pairs = zip(starts, action.paths, strict=True)
+                old = [start + node for start, path in pairs for node in path]
+                pairs = zip(starts, action.paths, strict=True)
+                new = [start + place for start, path in pairs for place in range(len(path))]
+                found |= {f"from_{n}": np.array(old, int), f"slots_{n}": np.array(new, int)}
+            lengths = held.lengths
+        for name, places in found.items():
+            arrays[name] = self.backend.array(places.ravel(), None)
         for name, size in (("empty_key", s.D), ("empty_value", s.Dv)):
-            empty = np.zeros((slots, s.B, s.Hkv, size))
+            empty = np.zeros((s.B * slots, s.Hkv, size))
             arrays[name] = self.backend.array(empty, inputs.dtype)
         return arrays
 
-    def seen(self, case: Case) -> Iterator[tuple[Action, np.ndarray, np.ndarray]]:
-        slots = capacity(case)
-        held = np.full(slots, -1)
-        for action, _, places, padding in played(case):
-            total = places.shape[1]
+    def seen(self, case: Case) -> Iterator[tuple[Action, np.ndarray, np.ndarray, np.ndarray]]:
+        slots, B = capacity(case), case.sizes.B
+        kept = np.full((B, slots), -1)
+        lengths = np.zeros(B, int)
+        for action, held in played(case):
             if isinstance(action, Chunk):
-                new = np.arange(total - (action.tokens.stop - action.tokens.start), total)
-                yield action, np.concatenate([held, new]), padding
-                held[new[-slots:] % slots] = new[-slots:]
+                own = np.array(action.own)
+                new = lengths[own][:, None] + action.depths
+                yield action, new, np.concatenate([kept[own], new], 1), held.padding[own]
+                of = (lengths[own][:, None] + np.arange(action.count))[:, -slots:]
+                kept[own[:, None], of % slots] = new[:, -slots:]
             else:
-                held = np.where(held >= total, -1, held)
-                yield action, held, padding
+                if isinstance(action, Keep):  # in no ring
+                    kept = np.full((B, slots), -1)
+                    kept[:, : held.positions.shape[1]] = held.positions
+                elif isinstance(action, Pick):
+                    kept = kept[list(action.samples)]
+                kept = np.where(kept >= held.lengths[:, None], -1, kept)
+                yield action, kept, kept, held.padding
+            lengths = held.lengths
 
     def begun(self, rest: dict[str, Any]) -> Any:
         return rest["empty_key"], rest["empty_value"]
 
-    def read(self, state: Any, key: Any, value: Any) -> tuple[Any, Any]:
-        ops = self.ops
+    def read(
+        self, state: Any, key: Any, value: Any, n: int, rest: dict[str, Any]
+    ) -> tuple[Any, Any]:
+        ops, own = self.ops, rest[f"own_{n}"]
+
+        def slots(held: Any, new: Any) -> Any:
+            taken = ops.reshape(ops.take(held, own), (new.shape[0], -1, new.shape[1], new.shape[3]))
+            return ops.transpose(taken, (0, 2, 1, 3))
+
         k, v = (
-            ops.concat([ops.transpose(held, (1, 2, 0, 3)), x], 2)
-            for held, x in zip(state, (key, value), strict=True)
+            ops.concat([slots(held, x), x], 2) for held, x in zip(state, (key, value), strict=True)
         )
         return k, v
 
@@ -209,16 +279,17 @@ class SlotCache(TextbookCached):
         self, state: Any, key: Any, value: Any, n: int, rest: dict[str, Any], inputs: Inputs
     ) -> tuple[Any, Any]:
         ops, slots = self.ops, rest[f"slots_{n}"]
-        first = key.shape[2] - slots.shape[0]
-        tokens = (ops.transpose(x[:, :, first:], (2, 0, 1, 3)) for x in (key, value))
-        k, v = (ops.put(held, slots, x) for held, x in zip(state, tokens, strict=True))
+        first = key.shape[2] - slots.shape[0] // key.shape[0]
+        tokens = (ops.transpose(x[:, :, first:], (0, 2, 1, 3)) for x in (key, value))
+        rows = (ops.reshape(x, (-1, x.shape[2], x.shape[3])) for x in tokens)
+        k, v = (ops.put(held, slots, x) for held, x in zip(state, rows, strict=True))
         return k, v
 
-    def changed(self, state: tuple[Any, Any], action: Action, order: Any) -> Any:
-        if not isinstance(action, Pick):
-            return state
-        axes = (1, 0, 2, 3)
-        return tuple(
-            self.ops.transpose(self.ops.take(self.ops.transpose(x, axes), order), axes)
-            for x in state
-        )
+    def changed(self, state: tuple[Any, Any], action: Action, n: int, rest: dict[str, Any]) -> Any:
+        match action:
+            case Pick():
+                return tuple(self.ops.take(x, rest[f"order_{n}"]) for x in state)
+            case Keep():
+                old, new = rest[f"from_{n}"], rest[f"slots_{n}"]
+                return tuple(self.ops.put(x, new, self.ops.take(x, old)) for x in state)
+        return state

@@ -28,8 +28,8 @@ class Step:
 
     backend: Backend
     inputs: Inputs
-    padding: np.ndarray
     key: Any
+    turn: Turn | None = None
 
     def array(self, name: str) -> Any:
         """The array of a feature, or None."""
@@ -37,15 +37,45 @@ class Step:
 
     @property
     def left_padding(self) -> Any:
-        if self.inputs.case.option("padding") is None:
+        if self.turn is None or self.inputs.case.option("padding") is None:
             return None
-        return self.backend.array(self.padding.astype(np.int32), None)
+        return self.integers(self.turn.padding)
+
+    def integers(self, numbers: Any) -> Any:
+        return self.backend.array(np.asarray(numbers, np.int32), None)
 
 
 def window(step: Step) -> tuple[int, int] | None:
     """(left, 0): the keys beside a query's own one; None without a window."""
     left = step.inputs.case.option("left")
     return None if left is None else (left, 0)
+
+
+def samples(step: Step) -> Any:
+    """The numbers (b,) of the samples that step; None if all do."""
+    assert step.turn is not None
+    some = step.turn.chunk.samples
+    return None if some is None else step.integers(some)
+
+
+def parents(step: Step) -> Any:
+    """The parent (n,) of each node of a tree, -1 for the last token in the cache; None without a tree."""
+    assert step.turn is not None
+    chunk = step.turn.chunk
+    return None if chunk.tree is None else step.integers(chunk.tree.parents(chunk.count))
+
+
+def tree_mask(step: Step) -> Any:
+    """Boolean (n, n): True where a token of a tree attends another one; None without a tree."""
+    assert step.turn is not None
+    chunk = step.turn.chunk
+    return None if chunk.tree is None else step.backend.array(chunk.tree.paths(chunk.count), None)
+
+
+def positions(step: Step) -> Any:
+    """The positions (b, n) of the tokens."""
+    assert step.turn is not None
+    return step.integers(step.turn.rows)
 
 
 INIT: tuple[Parameter[Step], ...] = (
@@ -67,14 +97,19 @@ STEP: tuple[Parameter[Step], ...] = (
     Parameter("sinks", ("sinks",), lambda step: step.array("sinks")),
     Parameter("alibi_slopes", ("alibi-slopes",), lambda step: step.array("alibi_slopes")),
     Parameter("scale", ("scale",), lambda step: step.inputs.scale),
+    Parameter("samples", ("subsets",), samples),
+    Parameter("parents", ("tree",), parents),
+    Parameter("tree_mask", ("tree",), tree_mask),
+    Parameter("positions", (), positions),
 )
 """The keyword parameters of `step`."""
 
-METHODS = ("init", "step", "reset", "crop", "reorder")
+METHODS = ("init", "step", "reset", "crop", "reorder", "keep")
 """The methods that a person's cache may have."""
 
 OPERATIONS = {
-    "reset": ("reset",), "crop": ("rollback", "window-rollback"), "reorder": ("reorder",)
+    "reset": ("reset",), "crop": ("rollback", "window-rollback"), "reorder": ("reorder",),
+    "keep": ("keep",),
 }  # fmt: skip
 """The features that need a method."""
 
@@ -91,7 +126,8 @@ class UserCached(Scripted, UserCallable):
       slots than tokens is asked if it takes `window`, or no `capacity`.
     - `step(state, query, key, value, ...)` returns the rows of a chunk and the state, and receives the
       keywords of `STEP` that it takes. Arrays have the order of the framework's own attention.
-    - `reset(state)`, `crop(state, count)`, `reorder(state, samples)`, if there are any, return the state.
+    - `reset(state)`, `crop(state, count)`, `reorder(state, samples)`, `keep(state, paths, count)`, if
+      there are any, return the state. For some samples alone `reset` and `crop` get their numbers, too.
     """
 
     arrays = ("state", "query", "key", "value")
@@ -140,24 +176,27 @@ class UserCached(Scripted, UserCallable):
 
     def init(self, inputs: Inputs, key: Any) -> Any:
         """The pair of a person's object and its state, as in all methods."""
-        made, first = self.made(self.judged), Step(self.backend, inputs, np.zeros(0), key)
+        made, first = self.made(self.judged), Step(self.backend, inputs, key)
         return made, made.init(**self.initial.bind(first, inputs.needs))
 
     def step(self, state: Any, query: Any, key: Any, value: Any, turn: Turn) -> tuple[Any, Any]:
         made, own = state
-        step = Step(self.backend, turn.inputs, turn.padding, key)
+        step = Step(self.backend, turn.inputs, key, turn)
         keywords = self.binder.bind(step, turn.inputs.needs)
         rows, own = made.step(own, query, key, value, **keywords)
         return rows, (made, own)
 
-    def crop(self, state: Any, count: int) -> Any:
-        return state[0], state[0].crop(state[1], count)
+    def crop(self, state: Any, count: int, *samples: Any) -> Any:
+        return state[0], state[0].crop(state[1], count, *samples)
 
-    def reset(self, state: Any) -> Any:
-        return state[0], state[0].reset(state[1])
+    def reset(self, state: Any, *samples: Any) -> Any:
+        return state[0], state[0].reset(state[1], *samples)
 
     def reorder(self, state: Any, samples: Any) -> Any:
         return state[0], state[0].reorder(state[1], samples)
+
+    def keep(self, state: Any, paths: Any, count: int) -> Any:
+        return state[0], state[0].keep(state[1], paths, count)
 
     def concat(self, arrays: Sequence[Any], axis: int) -> Any:
         return self.ops.concat(arrays, axis)

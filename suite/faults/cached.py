@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from backends._numpy import Rounded
+from backends.caching import Turn
 from suite.faults.fault import fault
 from suite.faults.kernels.cached import CachedKernel, Held
 from suite.spec.inputs import Inputs
+from suite.spec.masks import Tree
 
 FAMILY = "cache"
 
@@ -19,7 +22,7 @@ class CachedPositionEarly(CachedKernel):
     """Queries after the first chunk count from one position too early."""
 
     def rows(self, held: Held, count: int) -> np.ndarray:
-        return super().rows(held, count) - (held.total > 0)
+        return super().rows(held, count) - (held.totals[:, None] > 0)
 
 
 @fault("values", "`tril(ones(chunk, keys))`; shift the diagonal by the length of the cache")
@@ -27,7 +30,9 @@ class CachedMaskOfTheChunk(CachedKernel):
     """The causal mask counts from the first token of the chunk."""
 
     def causal(self, held: Held, rows: np.ndarray, keys: np.ndarray) -> np.ndarray:
-        return np.arange(len(rows))[:, None] >= keys
+        return np.broadcast_to(
+            np.arange(rows.shape[1])[:, None] >= keys[:, None], (*rows.shape, keys.shape[1])
+        )
 
 
 @fault("values", "`is_causal` for the first chunk alone; later chunks are causal, too")
@@ -35,7 +40,7 @@ class CachedChunkSeesItself(CachedKernel):
     """Rows of a later chunk attend the whole chunk, its future included."""
 
     def causal(self, held: Held, rows: np.ndarray, keys: np.ndarray) -> np.ndarray:
-        return super().causal(held, rows, keys) | (held.total > 0)
+        return super().causal(held, rows, keys) | (held.totals > 0)[:, None, None]
 
 
 @fault("values", "`keys[-window:]` in decoding, `i - j <= window` in prefill: count the same keys")
@@ -78,8 +83,8 @@ class CachedSlotLate(CachedKernel):
 class CachedLastSlotOverwritten(CachedKernel):
     """Tokens beyond the capacity are written into the last slot."""
 
-    def slots(self, held: Held, positions: np.ndarray) -> np.ndarray:
-        return np.minimum(positions, held.slots - 1)
+    def slots(self, held: Held, places: np.ndarray) -> np.ndarray:
+        return np.minimum(places, held.slots - 1)
 
 
 @fault("values", "`softmax(q @ cache)` without a mask of the slots that are filled")
@@ -94,8 +99,8 @@ class CachedEmptySlotsAttended(CachedKernel):
 class CachedStaleAfterReset(CachedKernel):
     """After a reset slots of the sequence before are attended until they are overwritten."""
 
-    def reset(self, state: Held) -> Held:
-        state.total = 0
+    def reset(self, state: Held, *samples: Rounded) -> Held:
+        state.totals[samples[0].values if samples else slice(None)] = 0
         return state
 
 
@@ -103,9 +108,9 @@ class CachedStaleAfterReset(CachedKernel):
 class CachedRollbackLeavesAKey(CachedKernel):
     """Of tokens that are taken back the first one stays visible."""
 
-    def crop(self, state: Held, count: int) -> Held:
-        state.total -= count
-        state.positions[state.positions > state.total] = -1
+    def crop(self, state: Held, count: int, *samples: Rounded) -> Held:
+        state.totals[samples[0].values if samples else slice(None)] -= count
+        state.positions[state.positions > state.totals[:, None]] = -1
         return state
 
 
@@ -113,8 +118,8 @@ class CachedRollbackLeavesAKey(CachedKernel):
 class CachedRollbackOfTheIndex(CachedKernel):
     """Tokens that are taken back stay visible to rows of the next chunk behind them."""
 
-    def crop(self, state: Held, count: int) -> Held:
-        state.total -= count
+    def crop(self, state: Held, count: int, *samples: Rounded) -> Held:
+        state.totals[samples[0].values if samples else slice(None)] -= count
         return state
 
 
@@ -168,7 +173,7 @@ class CachedPaddingAttended(CachedKernel):
     """Left padding is attended."""
 
     def padded(self, held: Held, keys: np.ndarray) -> np.ndarray:
-        return np.zeros((len(held.padding), len(keys)), bool)
+        return np.zeros(keys.shape, bool)
 
 
 @fault("values", "padding of the first slots; subtract what has left the ring")
@@ -176,7 +181,8 @@ class CachedPaddingOfSlots(CachedKernel):
     """Left padding hides the first slots of a ring, also when other tokens lie there."""
 
     def padded(self, held: Held, keys: np.ndarray) -> np.ndarray:
-        slots = np.concatenate([np.arange(held.slots), keys[held.slots :]])
+        places = np.broadcast_to(np.arange(held.slots), (len(keys), held.slots))
+        slots = np.concatenate([places, keys[:, held.slots :]], 1)
         return super().padded(held, slots)
 
 
@@ -188,7 +194,7 @@ class CachedFrozen(CachedKernel):
         if held.total == 0:
             super().write(held, key, value)
         else:
-            held.total += key.shape[2]
+            held.totals = held.totals + key.shape[2]
 
 
 @fault("values", "a mutable default, or a class attribute; make a cache for every instance")
@@ -227,7 +233,7 @@ class CachedSlopesAnew(CachedKernel):
     """The distances of ALiBi count queries from the first one of the chunk."""
 
     def distance(self, held: Held, rows: np.ndarray, keys: np.ndarray) -> np.ndarray:
-        return np.abs(np.arange(len(rows))[:, None] - keys)
+        return np.abs(np.arange(rows.shape[1])[:, None] - keys[:, None])
 
 
 @fault(
@@ -255,7 +261,7 @@ class CachedPairsSeeBoth(CachedKernel):
     """Both rows of a chunk of two tokens attend both."""
 
     def causal(self, held: Held, rows: np.ndarray, keys: np.ndarray) -> np.ndarray:
-        seen = rows if len(rows) != 2 else rows.max() + 0 * rows
+        seen = rows if rows.shape[1] != 2 else rows.max(1, keepdims=True) + 0 * rows
         return super().causal(held, seen, keys)
 
 
@@ -270,3 +276,173 @@ class CachedScaledByTheCache(CachedKernel):
         largest = 1 + np.abs(value).mean()
         out: np.ndarray = super().attend(held, query, key, value / largest, rows, keys) * largest
         return out
+
+
+@fault("values", "`depth[j] < depth[i]`; a node attends its ancestors", family="mask")
+class CachedSiblingsSeen(CachedKernel):
+    """A node of a tree attends all nodes of smaller depth, those of other branches, too."""
+
+    def ancestry(self, tree: Tree, count: int) -> np.ndarray:
+        depths = tree.depths(count)
+        return (depths[:, None] > depths) | np.eye(count, dtype=bool)
+
+
+@fault("paths_alone", "`parents[parents[i]]` as the first ancestor", family="mask")
+class CachedParentDropped(CachedKernel):
+    """A node of a tree does not attend its parent."""
+
+    def ancestry(self, tree: Tree, count: int) -> np.ndarray:
+        return tree.paths(count) & (tree.parents(count)[:, None] != np.arange(count))
+
+
+@fault("values", "`ancestors[i - 1]`; the path begins at the node's own parent", family="mask")
+class CachedPathOfTheNodeBefore(CachedKernel):
+    """A node of a tree attends the ancestors of the node before it."""
+
+    def ancestry(self, tree: Tree, count: int) -> np.ndarray:
+        paths = tree.paths(count)
+        return paths[np.maximum(np.arange(count) - 1, 0)] | np.eye(count, dtype=bool)
+
+
+@fault("chain", "no mask if every node has one child; a chain is causal", family="mask")
+class CachedChainUnmasked(CachedKernel):
+    """The nodes of a tree without siblings attend one another, later ones too."""
+
+    def shown(self, held: Held, rows: np.ndarray, keys: np.ndarray) -> np.ndarray:
+        shown = super().shown(held, rows, keys)
+        if (
+            held.tree is not None
+            and (held.tree.depths(rows.shape[1]) > 0).sum() == rows.shape[1] - 1
+        ):
+            shown[:, :, keys.shape[1] - rows.shape[1] :] = True
+        return shown
+
+
+@fault(
+    "tokens_apart", "`amax` over the drafted values; scale by the path's own ones", family="scores"
+)
+class CachedScaledByTheTree(CachedKernel):
+    """The values of a tree are divided by a number that depends on all its nodes."""
+
+    def attend(
+        self, held: Held, query: np.ndarray, key: np.ndarray, value: np.ndarray,
+        rows: np.ndarray, keys: np.ndarray,
+    ) -> np.ndarray:  # fmt: skip
+        drafted = value[:, :, value.shape[2] - rows.shape[1] :]
+        largest = 1 if held.tree is None else 1 + np.abs(drafted).mean()
+        out: np.ndarray = super().attend(held, query, key, value / largest, rows, keys) * largest
+        return out
+
+
+@fault("values", "`position_ids = arange(n)`; those of a tree are depths", family="scores")
+class CachedDepthIsTheIndex(CachedKernel):
+    """Positions of a tree's nodes are their numbers, and not their depths."""
+
+    def distance(self, held: Held, rows: np.ndarray, keys: np.ndarray) -> np.ndarray:
+        distance = super().distance(held, rows, keys)
+        if held.tree is not None:
+            count = rows.shape[1]
+            index = np.arange(count)
+            before = keys.shape[1] - count
+            own = held.totals[:, None] + index
+            distance[:, :, :before] = own[:, :, None] - keys[:, None, :before]
+            distance[:, :, before:] = np.abs(index[:, None] - index)
+        return distance
+
+
+@fault("values", "`cache[: length + accepted]`; accepted nodes need not be the first ones")
+class CachedKeepsTheFirstNodes(CachedKernel):
+    """Of a tree as many first nodes are kept as the path has."""
+
+    def leave(self, held: Held, sample: int, path: list[int], count: int) -> None:
+        super().leave(held, sample, list(range(len(path))), count)
+
+
+@fault("values", "`keep[: n + 1]`; hide what is not on the path")
+class CachedKeepLeavesASibling(CachedKernel):
+    """Behind the path that is kept the next node of the tree stays visible."""
+
+    def leave(self, held: Held, sample: int, path: list[int], count: int) -> None:
+        first = held.totals[sample] - count
+        super().leave(held, sample, path, count)
+        if len(path) < count:
+            held.positions[sample, first + len(path)] = held.totals[sample] - 1
+
+
+@fault("values", "keys are moved to the front, and values are not")
+class CachedKeepMovesKeysAlone(CachedKernel):
+    """The values of a path that is kept stay where the tree had them."""
+
+    def leave(self, held: Held, sample: int, path: list[int], count: int) -> None:
+        value = held.value.copy()
+        super().leave(held, sample, path, count)
+        held.value = value
+
+
+@fault("values", "`length += n_nodes`; the length grows by the accepted ones")
+class CachedKeepCountsTheTree(CachedKernel):
+    """After a path is kept positions go on behind the whole tree."""
+
+    def leave(self, held: Held, sample: int, path: list[int], count: int) -> None:
+        super().leave(held, sample, path, count)
+        held.totals[sample] += count - len(path)
+
+
+@fault("values", "`paths[0]` for all samples")
+class CachedKeepsOnePath(CachedKernel):
+    """All samples keep the path of the first one."""
+
+    def keep(self, state: Held, paths: Rounded, count: int) -> Held:
+        return super().keep(state, Rounded(0 * paths.values + paths.values[:1], None), count)
+
+
+@fault("values", "`cache[: len(samples)]`; `cache[samples]`")
+class CachedSubsetTakenForTheFirst(CachedKernel):
+    """If some samples step alone, they read and write the first samples of the cache."""
+
+    def step(
+        self, state: Held, query: Rounded, key: Rounded, value: Rounded, turn: Turn
+    ) -> tuple[Rounded, Held]:
+        chunk = turn.chunk
+        if chunk.samples is not None:
+            chunk = replace(chunk, samples=tuple(range(len(chunk.samples))))
+        return super().step(state, query, key, value, replace(turn, chunk=chunk))
+
+
+@fault("values", "`lengths += n`; `lengths[samples] += n`")
+class CachedSubsetAdvancesAll(CachedKernel):
+    """If some samples step alone, the lengths of all samples grow."""
+
+    def step(
+        self, state: Held, query: Rounded, key: Rounded, value: Rounded, turn: Turn
+    ) -> tuple[Rounded, Held]:
+        before = state.totals.copy()
+        answer = super().step(state, query, key, value, turn)
+        if turn.chunk.samples is not None:
+            state.totals = before + turn.chunk.count
+        return answer
+
+
+@fault("values", "`lengths.max()` for every sample; positions count from the sample's own length")
+class CachedLengthOfTheLongest(CachedKernel):
+    """Queries of shorter samples have the positions of the longest one."""
+
+    def rows(self, held: Held, count: int) -> np.ndarray:
+        rows = super().rows(held, count)
+        return rows + (held.total - held.totals)[:, None]
+
+
+@fault("values", "`length.zero_()`; `length[sample] = 0`")
+class CachedResetOfAll(CachedKernel):
+    """The reset of one sample is one of all."""
+
+    def reset(self, state: Held, *samples: Rounded) -> Held:
+        return super().reset(state)
+
+
+@fault("values", "a rollback of all samples where some reject tokens")
+class CachedRollbackOfAll(CachedKernel):
+    """The rollback of one sample is one of all."""
+
+    def crop(self, state: Held, count: int, *samples: Rounded) -> Held:
+        return super().crop(state, count)

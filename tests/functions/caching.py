@@ -96,6 +96,65 @@ class NoFuture(Slots):
         return attend(query, state["key"][:, :, :end], state["value"][:, :, :end], shown), state
 
 
+class Serving:
+    """Samples have lengths of their own and step alone; a tree joins at once, and one path stays."""
+
+    def init(
+        self, batch: int, capacity: int, heads: int, head_size: int, value_size: int, dtype: Any
+    ) -> dict[str, Any]:
+        sizes = {"key": head_size, "value": value_size}
+        made = {
+            name: torch.zeros(batch, capacity, heads, size, dtype=dtype)
+            for name, size in sizes.items()
+        }
+        return {**made, "lengths": torch.zeros(batch, dtype=torch.long)}
+
+    def step(
+        self, state: dict[str, Any], query: Any, key: Any, value: Any, *,
+        samples: Any = None, tree_mask: Any = None, scale: float | None = None,
+    ) -> tuple[Any, Any]:  # fmt: skip
+        count = query.shape[2]
+        own = torch.arange(len(state["lengths"])) if samples is None else samples.long()
+        places = state["lengths"][own][:, None] + torch.arange(count)
+        for name, new in (("key", key), ("value", value)):
+            state[name][own[:, None], places] = new.transpose(1, 2)
+        state["lengths"][own] += count
+        k, v = (state[name][own].transpose(1, 2) for name in ("key", "value"))
+        slots = torch.arange(k.shape[2])
+        shown = slots <= places[:, :, None]
+        if tree_mask is not None:
+            first = places[:, :1, None]
+            node = (slots - first).clamp(0, count - 1).expand(len(own), count, -1)
+            drafted = tree_mask.expand(len(own), -1, -1).gather(2, node)
+            shown = torch.where(slots < first, True, drafted & (slots < first + count))
+        return attend(query, k, v, shown[:, None], scale), state
+
+    def reset(self, state: dict[str, Any], samples: Any = None) -> dict[str, Any]:
+        state["lengths"][slice(None) if samples is None else samples.long()] = 0
+        return state
+
+    def crop(self, state: dict[str, Any], count: int, samples: Any = None) -> dict[str, Any]:
+        state["lengths"][slice(None) if samples is None else samples.long()] -= count
+        return state
+
+    def keep(self, state: dict[str, Any], paths: Any, count: int) -> dict[str, Any]:
+        for sample, path in enumerate(paths):
+            path = path[path >= 0].long()
+            first = int(state["lengths"][sample]) - count
+            for name in ("key", "value"):
+                state[name][sample, first : first + len(path)] = state[name][sample][first + path]
+            state["lengths"][sample] = first + len(path)
+        return state
+
+
+class KeepsFirst(Serving):
+    """Of a tree the first nodes stay, as many as the path has."""
+
+    def keep(self, state: dict[str, Any], paths: Any, count: int) -> dict[str, Any]:
+        first = torch.arange(paths.shape[1]).expand_as(paths)
+        return super().keep(state, torch.where(paths < 0, paths, first.to(paths.dtype)), count)
+
+
 class Stepless:
     """Has no step."""
 

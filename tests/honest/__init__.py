@@ -72,6 +72,8 @@ from tests.honest.cached import (
     CachedEager,
     CachedInPages,
     CachedRolled,
+    CachedStepByStep,
+    CachedTreeBranchByBranch,
     CachedWrittenFirst,
 )
 from tests.honest.layers import (
@@ -372,6 +374,8 @@ HONEST: tuple[type[Implementation], ...] = (
     CachedWrittenFirst,
     CachedInPages,
     CachedEager,
+    CachedStepByStep,
+    CachedTreeBranchByBranch,
     MergeKernel,
     MergeInTurn,
     MergeRunningSum,

@@ -7,52 +7,79 @@ from typing import Any
 
 import numpy as np
 
+from backends._numpy import Rounded
 from suite.faults.kernels.attention import Eager
 from suite.faults.kernels.cached import CachedKernel, Held
 from suite.spec.inputs import Inputs
 
+ONE_LENGTH = CachedKernel.features - {"subsets"}
+
 
 class CachedConcatenated(CachedKernel):
-    """Keys and values grow by concatenation; all are kept."""
+    """Keys and values grow by concatenation; all are kept. All samples have one length."""
+
+    features = ONE_LENGTH
 
     def init(self, inputs: Inputs, key: Any) -> Held:
-        held = super().init(inputs, key)
-        held.key, held.value = held.key[:, :, :0], held.value[:, :, :0]
-        held.positions = held.positions[:0]
+        return self.cut(super().init(inputs, key), 0)
+
+    def cut(self, held: Held, total: int) -> Held:
+        """The first tokens."""
+        held.key, held.value = held.key[:, :, :total], held.value[:, :, :total]
+        held.positions = held.positions[:, :total]
+        held.totals = 0 * held.totals + total
         return held
 
     def write(self, held: Held, key: np.ndarray, value: np.ndarray) -> None:
+        new = self.joining(held, key.shape[2])
         held.key = np.concatenate([held.key, key], 2)
         held.value = np.concatenate([held.value, value], 2)
-        held.total += key.shape[2]
-        held.positions = np.arange(held.total)
+        held.positions = np.concatenate([held.positions, new], 1)
+        held.totals = held.totals + key.shape[2]
 
-    def crop(self, state: Held, count: int) -> Held:
-        total = state.total - count
-        state.key, state.value = state.key[:, :, :total], state.value[:, :, :total]
-        state.total, state.positions = total, np.arange(total)
-        return state
+    def crop(self, state: Held, count: int, *samples: Rounded) -> Held:
+        return self.cut(state, state.total - count)
 
-    def reset(self, state: Held) -> Held:
-        return self.crop(state, state.total)
+    def reset(self, state: Held, *samples: Rounded) -> Held:
+        return self.cut(state, 0)
+
+    def keep(self, state: Held, paths: Rounded, count: int) -> Held:
+        kept = super().keep(state, paths, count)
+        return self.cut(kept, kept.total)
 
 
 class CachedRolled(CachedKernel):
     """The last tokens stand in order at the end of the slots, and move to the front at every chunk."""
 
+    features = ONE_LENGTH
+
     def write(self, held: Held, key: np.ndarray, value: np.ndarray) -> None:
         count = key.shape[2]
-        new = held.total + np.arange(count)
-        held.total += count
+        new = self.joining(held, count)
+        held.totals = held.totals + count
         held.key = np.concatenate([held.key, key], 2)[:, :, -held.slots :]
         held.value = np.concatenate([held.value, value], 2)[:, :, -held.slots :]
-        held.positions = np.concatenate([held.positions, new])[-held.slots :]
+        held.positions = np.concatenate([held.positions, new], 1)[:, -held.slots :]
 
-    def crop(self, state: Held, count: int) -> Held:
-        state.total -= count
+    def crop(self, state: Held, count: int, *samples: Rounded) -> Held:
+        state.totals = state.totals - count
         state.key, state.value = (np.roll(x, count, 2) for x in (state.key, state.value))
-        state.positions = np.roll(state.positions, count)
-        state.positions[:count] = -1
+        state.positions = np.roll(state.positions, count, 1)
+        state.positions[:, :count] = -1
+        return state
+
+    def keep(self, state: Held, paths: Rounded, count: int) -> Held:
+        nodes = [[*path] for path in paths.values]
+        hidden = count - len(nodes[0])
+        first, samples = state.slots - count, np.arange(len(nodes))[:, None]
+        order = np.array([[*range(first), *(first + node for node in path)] for path in nodes], int)
+        state.positions = state.positions[samples, order]
+        for name in ("key", "value"):
+            kept = np.moveaxis(getattr(state, name)[samples, :, order], 1, 2)
+            setattr(state, name, np.concatenate([getattr(state, name)[:, :, :hidden], kept], 2))
+        gone = np.full((len(nodes), hidden), -1)
+        state.positions = np.concatenate([gone, state.positions], 1)
+        state.totals = state.totals - hidden
         return state
 
 
@@ -63,7 +90,7 @@ class CachedWrittenFirst(CachedKernel):
         self, held: Held, query: np.ndarray, key: np.ndarray, value: np.ndarray
     ) -> np.ndarray:
         rows = self.rows(held, key.shape[2])
-        if rows[-1] >= held.slots:
+        if held.tree is not None or rows.max() >= held.slots:
             return super().answer(held, query, key, value)
         self.write(held, key, value)
         return self.attend(held, query, held.key, held.value, rows, held.positions)
@@ -79,7 +106,9 @@ class HeldInPages(Held):
 
 class CachedInPages(CachedKernel):
     """Keys and values lie in pages of two tokens. Samples with one history share its pages, and a page is
-    copied before a token is written into it."""
+    copied before a token is written into it. All samples have one length."""
+
+    features = ONE_LENGTH - {"keep"}
 
     def init(self, inputs: Inputs, key: Any) -> Held:
         return HeldInPages(
@@ -90,7 +119,7 @@ class CachedInPages(CachedKernel):
         assert isinstance(held, HeldInPages)
         tokens = np.concatenate([key, value], -1)
         for sample, table in enumerate(held.table):
-            for n, slot in enumerate(slots):
+            for n, slot in enumerate(slots[sample]):
                 page, place = divmod(int(slot), 2)
                 while len(table) <= page:
                     table.append(len(held.pool))
@@ -124,3 +153,42 @@ class CachedEager(CachedKernel):
 
     numerics = "eager"
     kernel = Eager
+
+
+class CachedStepByStep(CachedKernel):
+    """Samples step one after the other, and the nodes of a tree are written as their paths go on."""
+
+    def answer(
+        self, held: Held, query: np.ndarray, key: np.ndarray, value: np.ndarray
+    ) -> np.ndarray:
+        own = [held.part([n]) for n in range(len(query))]
+        operands = zip(own, *(np.split(x, len(query)) for x in (query, key, value)), strict=True)
+        rows = [super(CachedStepByStep, self).answer(*each) for each in operands]
+        for n, part in enumerate(own):
+            held.merge(part, [n])
+        return np.concatenate(rows)
+
+
+class CachedTreeBranchByBranch(CachedKernel):
+    """Each node of a tree attends a sequence of its own: the cache and its path, without a mask."""
+
+    def answer(
+        self, held: Held, query: np.ndarray, key: np.ndarray, value: np.ndarray
+    ) -> np.ndarray:
+        if held.tree is None:
+            return super().answer(held, query, key, value)
+        count, rows = query.shape[2], []
+        joining, tree = self.joining(held, count), held.tree
+        for node, path in enumerate(tree.paths(count)):
+            nodes = np.flatnonzero(path)
+            k, v = (
+                np.concatenate([old, new[:, :, nodes]], 2)
+                for old, new in ((held.key, key), (held.value, value))
+            )
+            keys = np.concatenate([held.positions, joining[:, nodes]], 1)
+            held.tree = None
+            of = slice(node, node + 1)
+            rows.append(self.attend(held, query[:, :, of], k, v, joining[:, of], keys))
+            held.tree = tree
+        self.write(held, key, value)
+        return np.concatenate(rows, 2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,6 +14,7 @@ from backends.caching import Scripted, Turn
 from suite.faults.kernels.attention import Call, Kernel, Stated
 from suite.spec.dtypes import round_to
 from suite.spec.inputs import Inputs
+from suite.spec.masks import Tree
 from suite.spec.operators.cached import FEATURES
 from suite.spec.operators.scripts import capacity
 
@@ -23,17 +24,21 @@ class Held:
     """A cache of C slots.
 
     - `key` (B, Hkv, C, D), `value` (B, Hkv, C, Dv)
-    - `positions` (C,): the position of the token in each slot, -1 without one
-    - `total`: the number of tokens so far
+    - `positions` (B, C): the position of the token in each slot, -1 without one
+    - `totals` (B,): the number of tokens so far
     - `padding` (B,): how many first tokens of each sample are hidden
+    - `tree`: that of the step
     """
 
     key: np.ndarray
     value: np.ndarray
     positions: np.ndarray
+    totals: np.ndarray
     padding: np.ndarray
     inputs: Inputs
-    total: int = 0
+    tree: Tree | None = None
+
+    ARRAYS = ("key", "value", "positions", "totals", "padding")
 
     @property
     def left(self) -> int | None:
@@ -42,7 +47,21 @@ class Held:
 
     @property
     def slots(self) -> int:
-        return len(self.positions)
+        return self.positions.shape[1]
+
+    @property
+    def total(self) -> int:
+        """The number of tokens of the longest sample."""
+        return int(self.totals.max())
+
+    def part(self, samples: Sequence[int]) -> Held:
+        """Some of the samples, as copies."""
+        return replace(self, **{name: getattr(self, name)[list(samples)] for name in self.ARRAYS})
+
+    def merge(self, part: Held, samples: Sequence[int]) -> None:
+        """Take back some samples."""
+        for name in self.ARRAYS:
+            getattr(self, name)[list(samples)] = getattr(part, name)
 
 
 class CachedKernel(Stated, Scripted):
@@ -61,13 +80,19 @@ class CachedKernel(Stated, Scripted):
         s, slots = inputs.sizes, capacity(inputs.case)
         padding = np.array(inputs.case.option("padding") or (0,) * s.B)
         keys, values = (np.zeros((s.B, s.Hkv, slots, size)) for size in (s.D, s.Dv))
-        return Held(keys, values, np.full(slots, -1), padding, inputs)
+        positions, totals = np.full((s.B, slots), -1), np.zeros(s.B, int)
+        return Held(keys, values, positions, totals, padding, inputs)
 
     def step(
         self, state: Held, query: Rounded, key: Rounded, value: Rounded, turn: Turn
     ) -> tuple[Rounded, Held]:
-        rows = self.answer(state, query.values, key.values, value.values)
-        fmt = state.inputs.dtype
+        fmt, samples, held = state.inputs.dtype, turn.chunk.samples, state
+        if samples is not None:
+            held = state.part(samples)
+        held.tree = turn.chunk.tree
+        rows = self.answer(held, query.values, key.values, value.values)
+        if samples is not None:
+            state.merge(held, samples)
         return Rounded(round_to(rows, fmt), fmt), state
 
     def reorder(self, state: Held, samples: Rounded) -> Held:
@@ -82,7 +107,7 @@ class CachedKernel(Stated, Scripted):
     ) -> np.ndarray:
         """The rows of a chunk, not yet rounded; its tokens are in the cache afterwards."""
         rows = self.rows(held, key.shape[2])
-        keys = np.concatenate([held.positions, held.total + np.arange(key.shape[2])])
+        keys = np.concatenate([held.positions, self.joining(held, key.shape[2])], 1)
         k, v = (
             np.concatenate([old, new], 2) for old, new in ((held.key, key), (held.value, value))
         )
@@ -90,45 +115,57 @@ class CachedKernel(Stated, Scripted):
         self.write(held, key, value)
         return out
 
+    def joining(self, held: Held, count: int) -> np.ndarray:
+        """The positions (B, count) of a chunk's tokens: those of a tree are depths."""
+        return held.totals[:, None] + self.depths(held, count)
+
+    def depths(self, held: Held, count: int) -> np.ndarray:
+        return np.arange(count) if held.tree is None else held.tree.depths(count)
+
     def rows(self, held: Held, count: int) -> np.ndarray:
-        """The positions of a chunk's queries."""
-        return held.total + np.arange(count)
+        """The positions (B, count) of a chunk's queries."""
+        return self.joining(held, count)
 
     def write(self, held: Held, key: np.ndarray, value: np.ndarray) -> None:
         """Put the last tokens of a chunk into their slots."""
-        new = (held.total + np.arange(key.shape[2]))[-held.slots :]
-        held.total += key.shape[2]
-        slots = self.slots(held, new)
-        held.positions[slots] = new
-        self.put(held, slots, key[:, :, -len(new) :], value[:, :, -len(new) :])
+        count, samples = key.shape[2], np.arange(len(held.totals))[:, None]
+        new = self.joining(held, count)[:, -held.slots :]
+        slots = self.slots(held, (held.totals[:, None] + np.arange(count))[:, -held.slots :])
+        held.totals = held.totals + count
+        held.positions[samples, slots] = new
+        kept = new.shape[1]
+        self.put(held, slots, key[:, :, count - kept :], value[:, :, count - kept :])
 
-    def slots(self, held: Held, positions: np.ndarray) -> np.ndarray:
-        return positions % held.slots
+    def slots(self, held: Held, places: np.ndarray) -> np.ndarray:
+        return places % held.slots
 
     def put(self, held: Held, slots: np.ndarray, key: np.ndarray, value: np.ndarray) -> None:
-        held.key[:, :, slots], held.value[:, :, slots] = key, value
+        samples = np.arange(len(slots))[:, None]
+        for cache, new in ((held.key, key), (held.value, value)):
+            cache[samples, :, slots] = np.moveaxis(new, 2, 1)
 
     def attend(
         self, held: Held, query: np.ndarray, key: np.ndarray, value: np.ndarray,
         rows: np.ndarray, keys: np.ndarray,
     ) -> np.ndarray:  # fmt: skip
-        """Plain attention of rows and keys with these positions."""
+        """Plain attention of rows and keys with these positions (B, .)."""
         inputs, fmt = held.inputs, held.inputs.dtype
         slopes, bias = inputs.arrays.get("alibi_slopes"), None
         if slopes is not None:
-            bias = Rounded(-slopes[:, None, None] * self.distance(held, rows, keys), None)
+            distance = self.distance(held, rows, keys)[:, None]
+            bias = Rounded(-slopes[:, None, None] * distance, None)
         sinks = self.sinks(held)
         q, k, v = (Rounded(x, fmt) for x in (query, key, value))
         call = Call(
             q, k, v, Rounded(self.shown(held, rows, keys)[:, None], None), bias,
             sinks=None if sinks is None else Rounded(sinks, fmt),
-            scale=inputs.scale, softcap=self.softcap(held, len(rows)),
+            scale=inputs.scale, softcap=self.softcap(held, rows.shape[1]),
         )  # fmt: skip
         with np.errstate(all="ignore"):
             return self.plain.compute(call)
 
     def distance(self, held: Held, rows: np.ndarray, keys: np.ndarray) -> np.ndarray:
-        return np.abs(rows[:, None] - keys)
+        return np.abs(rows[:, :, None] - keys[:, None])
 
     def softcap(self, held: Held, count: int) -> float | None:
         cap: float | None = held.inputs.case.option("softcap")
@@ -140,14 +177,27 @@ class CachedKernel(Stated, Scripted):
 
     def shown(self, held: Held, rows: np.ndarray, keys: np.ndarray) -> np.ndarray:
         """The mask (B, rows, keys), True attends."""
-        shown = self.causal(held, rows, keys) & self.exists(held, keys)
-        left = self.window(held, len(rows))
+        shown = self.causal(held, rows, keys) & self.exists(held, keys)[:, None]
+        left = self.window(held, rows.shape[1])
         if left is not None:
-            shown = shown & (rows[:, None] - keys <= left)
-        return shown & ~self.padded(held, keys)[:, None]
+            shown = shown & (rows[:, :, None] - keys[:, None] <= left)
+        if held.tree is not None:
+            shown = shown & self.among(held, rows, keys)
+        return np.asarray(shown & ~self.padded(held, keys)[:, None])
+
+    def among(self, held: Held, rows: np.ndarray, keys: np.ndarray) -> np.ndarray:
+        """The mask of a tree, which broadcasts to (B, rows, keys); the nodes are the last keys."""
+        assert held.tree is not None
+        count = rows.shape[1]
+        nodes = self.ancestry(held.tree, count)
+        return np.concatenate([np.ones((count, keys.shape[1] - count), bool), nodes], 1)
+
+    def ancestry(self, tree: Tree, count: int) -> np.ndarray:
+        """The nodes that each node attends."""
+        return tree.paths(count)
 
     def causal(self, held: Held, rows: np.ndarray, keys: np.ndarray) -> np.ndarray:
-        return rows[:, None] >= keys
+        return rows[:, :, None] >= keys[:, None]
 
     def exists(self, held: Held, keys: np.ndarray) -> np.ndarray:
         return keys >= 0
@@ -160,17 +210,34 @@ class CachedKernel(Stated, Scripted):
         """Keys that are left padding, boolean (B, keys)."""
         return (keys >= 0) & (keys < held.padding[:, None])
 
-    def crop(self, state: Held, count: int) -> Held:
-        state.total -= count
-        state.positions[state.positions >= state.total] = -1
+    def crop(self, state: Held, count: int, *samples: Rounded) -> Held:
+        own = samples[0].values if samples else slice(None)
+        state.totals[own] -= count
+        state.positions[state.positions >= state.totals[:, None]] = -1
         return state
 
-    def reset(self, state: Held) -> Held:
-        state.total = 0
-        state.positions[:] = -1
+    def reset(self, state: Held, *samples: Rounded) -> Held:
+        own = samples[0].values if samples else slice(None)
+        state.totals[own] = 0
+        state.positions[own] = -1
         return state
+
+    def keep(self, state: Held, paths: Rounded, count: int) -> Held:
+        for sample, path in enumerate(paths.values):
+            self.leave(state, sample, [int(node) for node in path if node >= 0], count)
+        return state
+
+    def leave(self, held: Held, sample: int, path: list[int], count: int) -> None:
+        """The nodes of a path move to the front of the tree's slots."""
+        first = held.totals[sample] - count
+        end = first + len(path)
+        for cache in (held.key, held.value):
+            cache[sample, :, first:end] = cache[sample][:, [first + node for node in path]]
+        held.positions[sample, first:end] = np.arange(first, end)
+        held.positions[sample, end:] = -1
+        held.totals[sample] = end
 
     def pick(self, held: Held, samples: list[int]) -> None:
         """Sample n goes on with the history of sample `samples[n]`."""
-        held.key, held.value = held.key[samples], held.value[samples]
-        held.padding = held.padding[samples]
+        for name in held.ARRAYS:
+            setattr(held, name, getattr(held, name)[samples])

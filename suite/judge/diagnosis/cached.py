@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from references.blocked import attention
 from suite.judge.diagnosis.layers import Another, Guess, made, of_scale, of_softcap, of_window
+from suite.judge.diagnosis.masks import of_tree
 from suite.spec.inputs import Inputs
-from suite.spec.operators.scripts import View, views
+from suite.spec.operators.scripts import Chunk, Keep, View, actions, views
 
 Seen = Callable[[View, int], np.ndarray]
 """The mask (B, rows, keys) of a chunk, from what it sees and its number."""
 
 
 def positions(view: View) -> tuple[np.ndarray, np.ndarray]:
-    """The positions of a chunk's rows (rows, 1), and of its keys (keys,)."""
-    count, of = view.mask.shape[1:]
-    return np.arange(of - count, of)[:, None], np.arange(of)
+    """The positions of a chunk's rows (b, rows, 1), and of its keys (b, 1, keys)."""
+    return view.at[:, :, None], view.positions[:, None]
+
+
+def first(view: View) -> np.ndarray:
+    """The position of a chunk's first token (b, 1, 1)."""
+    return view.at[:, :1, None]
+
+
+def of_the_chunk(view: View) -> np.ndarray:
+    """The keys (b, 1, keys) that are the chunk's own tokens."""
+    return view.positions[:, None] >= first(view)
 
 
 def answer(
@@ -27,46 +39,47 @@ def answer(
     seen: Seen = lambda view, n: view.mask,
     features: Callable[[View, int], Mapping[str, Any]] | None = None,
     values: Callable[[View], np.ndarray] | None = None,
+    read: Callable[[View, int], View] = lambda view, n: view,
 ) -> Mapping[str, np.ndarray]:
-    """The output of chunks with other masks, features, or values (B, Hkv, keys, Dv)."""
-    parts = []
-    for n, view in enumerate(views(inputs.case)):
+    """The output of chunks with other masks, features, values (B, Hkv, keys, Dv), or views."""
+    s = inputs.sizes
+    out = np.zeros((s.B, s.H, s.Lq, s.Dv))
+    for n, each in enumerate(views(inputs.case)):
+        view = read(each, n)
         v = view.gathered(inputs.value) if values is None else values(view)
-        own = inputs.features if features is None else features(view, n)
-        operands = inputs.query[:, :, view.rows], view.gathered(inputs.key), v
+        own = view.features(inputs.features) if features is None else features(view, n)
+        operands = view.queries(inputs.query), view.gathered(inputs.key), v
         mask = seen(view, n)[:, None]
         made = attention(*operands, mask=mask, scale=inputs.scale, features=own)
-        parts.append(np.asarray(made.output, float))
-    return {"output": np.concatenate(parts, 2)}
+        view.put(out, np.asarray(made.output, float))
+    return {"output": out}
 
 
 def aligned(view: View, n: int) -> np.ndarray:
     rows, keys = positions(view)
-    return np.broadcast_to(rows - rows[0] >= keys, view.mask.shape)
+    return np.broadcast_to((rows - first(view) >= keys) & (keys >= 0), view.mask.shape)
 
 
 def whole_chunk(view: View, n: int) -> np.ndarray:
-    rows, keys = positions(view)
-    return view.mask | np.broadcast_to((keys >= rows[0]) & (rows[0] > 0), view.mask.shape)
+    later = of_the_chunk(view) & (first(view) > 0)
+    return view.mask | np.broadcast_to(later, view.mask.shape)
 
 
 def early(view: View, n: int) -> np.ndarray:
     rows, keys = positions(view)
-    return view.mask & (rows - (rows[0] > 0) >= keys)
+    return view.mask & (rows - (first(view) > 0) >= keys)
 
 
 def own_chunk(view: View, n: int) -> np.ndarray:
-    rows, keys = positions(view)
-    return view.mask & (keys >= rows[0])
+    return view.mask & of_the_chunk(view)
 
 
 def frozen(inputs: Inputs) -> Seen:
     """Of what arrives later than the first chunk only a chunk's own tokens are seen."""
-    first = inputs.sizes.Lk - inputs.sizes.Lq or int(inputs.case.option("script")[0])
+    arrived = next(chunk.count for chunk in actions(inputs.case) if isinstance(chunk, Chunk))
 
     def seen(view: View, n: int) -> np.ndarray:
-        rows, keys = positions(view)
-        return view.mask & ((keys < first) | (keys >= rows[0]))
+        return view.mask & ((view.positions[:, None] < arrived) | of_the_chunk(view))
 
     return seen
 
@@ -77,9 +90,9 @@ def narrowed(inputs: Inputs, less: int, decoding: bool) -> Seen:
 
     def seen(view: View, n: int) -> np.ndarray:
         rows, keys = positions(view)
-        if left is None or (len(rows) == 1) != decoding:
+        if left is None or (rows.shape[1] == 1) != decoding:
             return view.mask
-        wide = (rows >= keys) & (rows - keys <= left - less)
+        wide = (rows >= keys) & (keys >= 0) & (rows - keys <= left - less)
         return np.broadcast_to(wide, view.mask.shape)
 
     return seen
@@ -89,7 +102,7 @@ def without(inputs: Inputs, name: str, where: Callable[[View, int], bool]) -> Ma
     """The answer without a feature in some chunks."""
 
     def features(view: View, n: int) -> Mapping[str, Any]:
-        own = inputs.features
+        own = view.features(inputs.features)
         return {k: x for k, x in own.items() if k != name} if where(view, n) else own
 
     return answer(inputs, features=features)
@@ -117,6 +130,68 @@ def dropped(prefix: str) -> Callable[[str], str | None]:
     return lambda word: None if word.startswith(prefix) else word
 
 
+def of_all(prefix: str) -> Callable[[str], str | None]:
+    """Operations of some samples as operations of all."""
+    return lambda word: word.partition("of")[0] if word.startswith(prefix) else word
+
+
+def kept_as(nodes: Callable[[str], str]) -> Callable[[str], str | None]:
+    """Other nodes whose paths are kept."""
+    return lambda word: f"keep{nodes(word[4:])}" if word.startswith("keep") else word
+
+
+def drafted(number: int, view: View, n: int) -> np.ndarray:
+    """The mask with another one of `of_tree` among the nodes of a tree."""
+    mask = view.mask.copy()
+    if view.tree is not None:
+        count = view.at.shape[1]
+        mask[:, :, -count:] = of_tree(view.tree, count)[number][0]
+    return mask
+
+
+def among(inputs: Inputs) -> Iterator[Guess]:
+    """Other masks among the nodes of a tree, in every tree of the script."""
+    trees = {view.tree: view.at.shape[1] for view in views(inputs.case) if view.tree is not None}
+    if not trees:
+        return
+    for number, (_, sentence, hint) in enumerate(of_tree(*next(iter(trees.items())))):
+        yield partial(answer, inputs, partial(drafted, number)), sentence, "mask", hint
+
+
+def numbered(inputs: Inputs) -> Mapping[str, np.ndarray]:
+    """The answer if the positions of a tree's nodes are their numbers."""
+
+    def features(view: View, n: int) -> Mapping[str, Any]:
+        slopes = inputs.features["alibi_slopes"]
+        if view.tree is None:
+            return inputs.features
+        rows, keys = view.mask.shape[1:]
+        distance = np.abs(np.arange(rows)[:, None] + keys - rows - np.arange(keys))
+        return {**inputs.features, "alibi_slopes": slopes[None, :, None, None] * distance}
+
+    return answer(inputs, features=features)
+
+
+def first_nodes(inputs: Inputs) -> Mapping[str, np.ndarray]:
+    """The answer if of a tree the first nodes stay, as many as the path has."""
+    s, tables, last = inputs.sizes, [], None
+    table = np.tile(np.arange(s.Lk), (s.B, 1))  # the token that is read for a token
+    for action in actions(inputs.case):
+        if isinstance(action, Chunk) and action.asked:
+            tables.append(table.copy())
+            last = action
+        if isinstance(action, Keep):
+            assert last is not None
+            for b, path in enumerate(action.paths):
+                for n, node in enumerate(path):
+                    table[b, last.starts[b] + node] = last.starts[b] + n
+
+    def read(view: View, n: int) -> View:
+        return replace(view, places=tables[n][view.samples, view.places])
+
+    return answer(inputs, read=read)
+
+
 def returned(word: str) -> str:
     """A reordering, the other way round: sample `samples[n]` goes on with the history of sample n."""
     if not word.startswith("pick"):
@@ -128,7 +203,7 @@ def returned(word: str) -> str:
 
 def of_cached(inputs: Inputs) -> Iterator[Another]:
     """Other scripts, masks, windows, features and scales."""
-    own = np.arange(inputs.sizes.B)[:, None]
+    own, trees = np.arange(inputs.sizes.B)[:, None], "keep" in "".join(inputs.case.option("script"))
     guesses: tuple[Guess, ...] = (
         (lambda: answer(inputs, aligned),
          "The causal mask is aligned at the first token of a chunk.", "mask",
@@ -150,6 +225,18 @@ def of_cached(inputs: Inputs) -> Iterator[Another]:
              f"{'less' if less > 0 else 'more'}.", "mask", "two ways to count a window")
             for less in (1, -1) for step in (True, False)
         ),
+        *among(inputs),
+        (lambda: numbered(inputs) if "alibi_slopes" in inputs.arrays else inputs,
+         "Distances in a tree count nodes, and not their depths.", "scores", "`arange(n)` as positions"),
+        (lambda: other_script(inputs, kept_as(lambda nodes: nodes[:1])),
+         "All samples keep the path of sample 0.", "cache", "`paths[0]`"),
+        (lambda: first_nodes(inputs) if trees else inputs,
+         "Of a tree the first nodes stay, as many as the path has.", "cache",
+         "`cache[: length + accepted]`"),
+        (lambda: other_script(inputs, of_all("reset")), "A reset of some samples is one of all.",
+         "cache", "`length.zero_()`"),
+        (lambda: other_script(inputs, of_all("back")), "A rollback of some samples is one of all.",
+         "cache", ""),
         (lambda: inputs.replace(padding=None), "Left padding is attended.", "mask", ""),
         (lambda: other_script(inputs, dropped("back")), "Rollbacks do nothing.", "cache", ""),
         (lambda: other_script(inputs, back(-1)), "Of tokens that are taken back one stays.", "cache",
@@ -160,7 +247,7 @@ def of_cached(inputs: Inputs) -> Iterator[Another]:
         (lambda: other_script(inputs, returned), "Samples are reordered the other way round.", "cache",
          "`cache[order] = cache` for `cache[order]`"),
         (lambda: answer(inputs, values=lambda view: np.moveaxis(
-            inputs.value[own + 0 * view.samples, :, view.places], 1, 2)),
+            inputs.value[own[view.of] + 0 * view.samples, :, view.places], 1, 2)),
          "Keys are reordered, and values are not.", "cache", ""),
         of_softcap(inputs),
         (lambda: without(inputs, "softcap", lambda view, n: view.mask.shape[1] == 1),

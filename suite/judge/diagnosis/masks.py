@@ -106,28 +106,35 @@ def _of_part(part: Mask, s: Sizes, seed: int) -> Iterable[Meaning]:
     return []
 
 
-def _of_tree(part: Tree, s: Sizes) -> list[Meaning]:
-    """Trees with other edges: causal, without ancestors, with siblings."""
-    nodes = np.arange(s.Lq)
-    paths, before = part.paths(s.Lq), s.Lk - s.Lq
-    parents, depths = part.parents(s.Lq), part.depths(s.Lq)
+def of_tree(tree: Tree, count: int) -> list[Meaning]:
+    """Other masks (count, count) among the nodes of a tree."""
+    nodes, itself = np.arange(count), np.eye(count, dtype=bool)
+    paths, parents, depths = tree.paths(count), tree.parents(count), tree.depths(count)
     sisters = (parents[:, None] == parents) & (nodes[:, None] >= nodes)
-    edges = (parents[:, None] == nodes) | np.eye(s.Lq, dtype=bool)
-    readings = (
+    edges = parents[:, None] == nodes
+    return [
         (nodes[:, None] >= nodes, "A node attends all nodes before it, as if the tree were a chain.",
          "a causal mask among drafted tokens"),
         (paths | sisters, "A node attends its earlier siblings.", "`depth[j] <= depth[i]`"),
-        (paths | (depths[:, None] > depths), "A node attends all nodes of smaller depth.",
+        ((depths[:, None] > depths) | itself, "A node attends all nodes of smaller depth.",
          "`depth[j] < depth[i]`, without a look at parents"),
-        (edges, "Of its ancestors a node attends its parent alone.", "ancestors of ancestors, too"),
-        (paths & (parents[:, None] != nodes), "A node does not attend its parent.", ""),
-        (np.eye(s.Lq, dtype=bool), "A node attends none of its ancestors.", ""),
-        (np.ones((s.Lq, s.Lq), bool), "Every node attends the whole tree.", ""),
-    )  # fmt: skip
-    if before < 0:
+        (edges | itself, "Of its ancestors a node attends its parent alone.",
+         "ancestors of ancestors count, too"),
+        (paths & ~edges, "A node does not attend its parent.", ""),
+        (paths[np.maximum(nodes - 1, 0)] | itself, "A node attends the path of the node before it.",
+         "`ancestors[i - 1]`"),
+        (itself, "A node attends none of its ancestors.", ""),
+        (~itself | itself, "Every node attends the whole tree.", ""),
+    ]  # fmt: skip
+
+
+def _of_tree(part: Tree, s: Sizes) -> list[Meaning]:
+    """Trees with other edges."""
+    if s.Lk < s.Lq:
         return []
-    shown = np.ones((s.Lq, before), bool)
-    return [(np.concatenate([shown, pairs], 1), text, hint) for pairs, text, hint in readings]
+    before = np.ones((s.Lq, s.Lk - s.Lq), bool)
+    others = of_tree(part, s.Lq)
+    return [(np.concatenate([before, x], 1), text, hint) for x, text, hint in others]
 
 
 def _of_causal(part: Causal, s: Sizes) -> list[Meaning]:

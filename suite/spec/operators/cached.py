@@ -13,6 +13,15 @@ Between chunks stand operations:
 - `reset`: all tokens leave the cache.
 - `pick100`: sample 0 goes on with the history of sample 1, samples 1 and 2 with that of sample 0.
 
+A chunk, a rollback or a reset may be of some samples alone: `3of02` are three tokens of samples 0 and 2.
+All samples have Lq tokens in the end. Rows and tokens of a sample stand in its own order.
+
+`tree112` is a chunk whose tokens are the nodes of a tree: parents lie 1, 1 and 2 nodes before their
+nodes, and a parent before the first node is the last token in the cache. A node attends its ancestors,
+itself, and the cache; its position is its depth behind the cache. Then `keep2` keeps node 2 and its
+ancestors for all samples, and `keep2x0` keeps node 2 for sample 0, no node for sample 1, and node 0 for
+sample 2.
+
 Capacity is the number of slots of the cache (`room8`). With fewer slots than tokens the cache is a ring:
 tokens that have left the window are overwritten. `pad3.0` hides the first 3 tokens of sample 0 (left
 padding). With `beside` a second cache takes other tokens, step by step in turn with the first one.
@@ -20,6 +29,7 @@ padding). With `beside` a second cache takes other tokens, step by step in turn 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -48,10 +58,12 @@ from suite.spec.operators.scripts import (
     ACTION,
     Chunk,
     Crop,
+    Keep,
     Pick,
     Reset,
     actions,
     capacity,
+    differ,
     held,
     is_ring,
     views,
@@ -63,8 +75,8 @@ from suite.spec.vocabulary import OPERANDS
 FEATURES = frozenset(
     {
         "window", "softcap", "sinks", "alibi-slopes", "scale", "grouped-heads", "value-size",
-        "left-padding", "ring", "window-rollback", "reset", "rollback", "reorder", "inner-stride",
-        "other-shapes",
+        "left-padding", "ring", "window-rollback", "reset", "rollback", "reorder", "subsets", "tree",
+        "keep", "inner-stride", "other-shapes",
     }
 )  # fmt: skip
 """Features of attention with a cache."""
@@ -106,10 +118,14 @@ def choose(inputs: Inputs, order: Sequence[int] | np.ndarray) -> Inputs:
     case, order = inputs.case, [int(n) for n in order]
     script, padding = [], case.option("padding")
     for word in case.option("script"):
+        body, _, of = word.partition("of")
+        some = "".join(str(n) for n, old in enumerate(order) if str(old) in of)
         if word.startswith("pick"):
-            origins = [int(word[4 + n]) for n in order]
-            word = f"pick{''.join(str(order.index(n)) for n in origins)}"
-        script.append(word)
+            script.append(f"pick{''.join(str(order.index(int(word[4 + n]))) for n in order)}")
+        elif word.startswith("keep") and len(word) > 5:
+            script.append(f"keep{''.join(word[4 + n] for n in order)}")
+        elif some or not of:
+            script.append(f"{body}of{some}" if of else word)
     options = {**dict(case.options), "script": tuple(script)}
     if padding is not None:
         chosen = tuple(padding[n] for n in order)
@@ -122,18 +138,22 @@ def choose(inputs: Inputs, order: Sequence[int] | np.ndarray) -> Inputs:
 
 
 def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> Mapping[str, bool]:
-    script, left = case.option("script"), case.option("left")
-    rolls_back = any(word.startswith("back") for word in script)
+    script, left = " ".join(case.option("script")), case.option("left")
+    rolls_back = "back" in script
     return {
         "scale": case.option("scale") is not None,
         "window": left is not None,
         **{f.word: f.asked_by(case) for f in CARRIED},
         "left-padding": case.option("padding") is not None,
         "ring": is_ring(case),
-        "window-rollback": rolls_back and left is not None and held(case) > left + 1,
+        "window-rollback": left is not None
+        and ("keep" in script or (rolls_back and held(case) > left + 1)),
         "reset": "reset" in script,
         "rollback": rolls_back,
-        "reorder": any(word.startswith("pick") for word in script),
+        "reorder": "pick" in script,
+        "subsets": differ(case),
+        "tree": "tree" in script,
+        "keep": "keep" in script,
         "grouped-heads": sizes.H != sizes.Hkv,
         "value-size": sizes.D != sizes.Dv,
     }
@@ -141,29 +161,51 @@ def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> Map
 
 def validate(case: Case) -> None:
     script, s, padding = case.option("script"), case.sizes, case.option("padding")
-    if not script or not script[-1].isdigit():
+    if not script or not re.match(r"\d|tree", script[-1]):
         raise ValueError(f"{case.operator} needs a script that ends with a chunk: {case.id}")
-    chunks = [int(word) for word in script if word.isdigit()]
-    if min(chunks) < 1 or sum(chunks) != s.Lq or s.Lk < s.Lq or not s.B:
-        raise ValueError(
-            f"{case.operator} has b >= 1 samples and chunks of one token or more, which add up to the "
-            f"number of queries; keys are as many or more: {case.id}"
-        )
+    together = ValueError(
+        f"{case.operator} has b >= 1 samples and chunks of one token or more, which add up to the "
+        f"number of queries; keys are as many or more: {case.id}"
+    )
+    if s.Lk < s.Lq or not s.B:
+        raise together
+    for word in script:
+        named = word[4:] if word.startswith("pick") else word.partition("of")[2]
+        if any(int(n) >= s.B for n in named) or (word.startswith("pick") and len(named) != s.B):
+            raise ValueError(
+                f"samples are numbers below {s.B}, and pick has one for each: {case.id}"
+            )
     if padding is not None and (
-        len(padding) != s.B or not any(padding) or max(padding) > s.Lk - s.Lq or "reset" in script
+        len(padding) != s.B
+        or not any(padding)
+        or max(padding) > s.Lk - s.Lq
+        or any(word.startswith("reset") for word in script)
     ):
         raise ValueError(
             "left padding is a number for each sample, not all 0, of tokens that are in the cache before "
             f"the script begins; a script with padding has no reset: {case.id}"
         )
-    count = 0
+    least, counts = padding or (0,) * s.B, [0] * s.B
+    arrived, last = [0] * s.B, None
     for action in actions(case):
+        samples = getattr(action, "samples", None) or range(s.B)
+        if len({*samples}) < len(samples) and not isinstance(action, Pick):
+            raise ValueError(f"a sample steps once at a time: {case.id}")
+        if isinstance(last, Chunk) and last.tree and not isinstance(action, Keep | Reset):
+            raise ValueError(f"after a tree stands keep or reset: {case.id}")
         match action:
-            case Chunk(tokens=tokens):
-                count += tokens.stop - tokens.start
+            case Chunk(count=count):
+                for b in samples:
+                    counts[b] += count
+                    arrived[b] += count
+                if count < 1 or (action.tree and (action.samples or is_ring(case))):
+                    raise ValueError(
+                        f"a chunk has one token or more; trees are of all samples, in no ring: {case.id}"
+                    )
             case Crop(count=less):
-                count -= less
-                if less < 1 or count < max(padding or (0,)):
+                for b in samples:
+                    counts[b] -= less
+                if less < 1 or any(counts[b] < least[b] for b in samples):
                     raise ValueError(f"there are not {less} tokens to take back: {case.id}")
                 needed = (case.option("left") or 0) + less
                 if is_ring(case) and capacity(case) < needed:
@@ -171,10 +213,15 @@ def validate(case: Case) -> None:
                         f"a ring that goes back {less} tokens has at least {needed} slots: {case.id}"
                     )
             case Reset():
-                count = 0
-            case Pick(samples=samples):
-                if len(samples) != s.B or max(samples) >= s.B:
-                    raise ValueError(f"pick has a sample below {s.B} for each: {case.id}")
+                for b in samples:
+                    counts[b] = 0
+            case Pick(samples=order):
+                counts = [counts[n] for n in order]
+            case Keep(paths=paths, count=count):
+                counts = [n - count + len(path) for n, path in zip(counts, paths, strict=True)]
+        last = action
+    if {*arrived} != {s.Lk}:
+        raise together
     left = case.option("left")
     if is_ring(case) and (left is None or capacity(case) < left + 1):
         raise ValueError(f"a ring has a window, and a slot for each of its keys: {case.id}")
@@ -185,21 +232,29 @@ def validate(case: Case) -> None:
 def completed(sizes: Sizes, numbers: Sequence[int]) -> tuple[Sizes, Mapping[str, Any]]:
     """A random script.
 
-    A number is a chunk, and 0 a reset. After a chunk of 6 to 8 tokens 2 go back; after one of 9 samples
+    A number is a chunk, and 0 a reset. 4 is a tree of four nodes, of which a path of three is kept. Of 5
+    tokens first sample 0 takes its own. After a chunk of 6 to 8 tokens 2 go back; after one of 9 samples
     are exchanged. With an odd count the first number tells how many tokens the cache has before.
     """
-    before, script = numbers[0] if len(numbers) % 2 else 0, list[str]()
+    before, script, queries = numbers[0] if len(numbers) % 2 else 0, list[str](), 0
+    samples = max(sizes.B, 1)
     for n in numbers[len(numbers) % 2 :]:
-        script.append(str(n) if n else "reset")
-        if n == 9 and 0 < sizes.B < 10:
-            script.append(f"pick{''.join(map(str, reversed(range(sizes.B))))}")
+        others = "".join(map(str, range(1, samples)))
+        if n == 4:
+            script += ["tree1121", "keep3"]
+        elif n == 5 and 1 < samples < 10:
+            script += ["5of0", f"5of{others}"]
+        else:
+            script.append(str(n) if n else "reset")
+        queries += n
+        if n == 9 and samples < 10:
+            script.append(f"pick{others[::-1]}0")
         elif n >= 6:
             script.append("back2")
-    while script and not script[-1].isdigit():
+    while script and not re.match(r"\d|tree", script[-1]):
         script.pop()
-    script = script or ["1"]
-    queries = sum(int(word) for word in script if word.isdigit())
-    own = replace(sizes, B=max(sizes.B, 1), Lq=queries, Lk=before + queries)
+    script, queries = (script, queries) if script else (["1"], 1)
+    own = replace(sizes, B=samples, Lq=queries, Lk=before + queries)
     return own, {"script": tuple(script)}
 
 
@@ -226,6 +281,11 @@ SMOKE = (
     f"{GROWN}/c3.pick200.1.4/pad5.0.12",
     f"{SMALL}/c5.1.3/win3/cap2.0/sinks/slopes/scale0.3",
     f"{SMALL}/c5.1.3/room9/beside",
+    f"{GROWN}/c3of0.3of12.back2.5",
+    f"{GROWN}/c2.back2of0.3of1.resetof2.3of20.3",
+    f"{SMALL}/c3.tree1121.keep3.2",
+    f"{SMALL}/c1.tree11213.keep4.3/slopes",
+    f"{GROWN}/c1.tree112.keep2x0.4",
 )
 STANDARD = (
     # chunks of as many tokens as the window has keys, of one more, of the capacity, of more than it
@@ -262,6 +322,19 @@ STANDARD = (
     f"{SMALL}/c5.1.3/scale0.0",
     f"{SMALL}/c5.1.3/large",
     f"{SMALL}/c5.1.3/tiny",
+    # samples alone
+    f"{GROWN}/c1.5of20.5of1.2/win3/room8",
+    f"{GROWN}/c1of2.7of2.8of01/pad5.0.12",
+    f"{GROWN}/c2.back1of1.6of1.pick102.6of02/slopes",
+    f"{GROWN}/c4.resetof1.4/beside",
+    f"{SMALL}/c4of0.resetof0.5of0.9of1/cap2.0/sinks",
+    # trees
+    f"{SMALL}/c5.tree1121",
+    f"{SMALL}/c2.tree11.keep1.tree112.keep2.2",
+    f"{SMALL}/c3.tree1121.keepx.2",
+    f"{SMALL}/c3.tree1121.keepx2.2/cap2.0/sinks/slopes",
+    f"{GROWN}/c1.tree11213.keep4.2/win3",
+    f"{GROWN}/c1.tree1121.keep3.3/pad5.0.12/slopes",
     # past borders of tiles
     "cached/none/gqa4/{dt}/b2h8q3k130d64/c1.2",
     "cached/none/gqa4/{dt}/b2h8q67k131d64/c1.64.2/win32/room96",

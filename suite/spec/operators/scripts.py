@@ -2,25 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from suite.spec.case import Case
+from suite.spec.masks import Tree
 
-ACTION = r"(?:\d+|back\d+|reset|pick\d+)"
+OF = r"(?:of\d+)?"
+ACTION = rf"(?:\d+{OF}|back\d+{OF}|reset{OF}|pick\d+|tree[1-9]+|keep[\dx]+)"
 
 SPARE = 2
 """Slots beyond the largest number of tokens, if a case has no capacity."""
 
+Samples = tuple[int, ...] | None
+"""Some samples; None for all."""
+
+Concat = Callable[[list[Any], int], Any]
+
 
 @dataclass(frozen=True)
 class Chunk:
-    """Tokens that arrive, and their queries; None for tokens whose rows nobody asks."""
+    """Tokens that arrive, `count` for each of the samples, and their queries.
 
-    tokens: slice
-    queries: slice | None
+    - `starts`: the first token of each of the samples.
+    - `before`: the tokens of every sample that have no query.
+    - `tree`: the mask of the tokens if they are a tree.
+    """
+
+    samples: Samples
+    starts: tuple[int, ...]
+    count: int
+    before: int
+    tree: Tree | None = None
+
+    @property
+    def asked(self) -> bool:
+        """True if the chunk's rows are asked."""
+        return min(self.starts) >= self.before
+
+    @property
+    def own(self) -> Sequence[int]:
+        """The samples as numbers."""
+        return range(len(self.starts)) if self.samples is None else self.samples
+
+    @property
+    def depths(self) -> np.ndarray:
+        """The positions of the tokens (count,), counted from the first one."""
+        return np.arange(self.count) if self.tree is None else self.tree.depths(self.count)
+
+    def cut(self, array: Any, concat: Concat, axis: int = 2, queries: bool = False) -> Any:
+        """The chunk's tokens, or their queries, in an array with samples along axis 0 and tokens along
+        `axis`."""
+        starts = [start - self.before * queries for start in self.starts]
+        parts = [(slice(None),) * axis + (slice(n, n + self.count),) for n in starts]
+        if self.samples is None and len(set(starts)) == 1:
+            return array[parts[0]]
+        of = zip(self.own, parts, strict=True)
+        return concat([array[b : b + 1][part] for b, part in of], 0)
 
 
 @dataclass(frozen=True)
@@ -28,11 +69,14 @@ class Crop:
     """The last `count` tokens leave the cache."""
 
     count: int
+    samples: Samples = None
 
 
 @dataclass(frozen=True)
 class Reset:
     """All tokens leave the cache."""
+
+    samples: Samples = None
 
 
 @dataclass(frozen=True)
@@ -42,92 +86,225 @@ class Pick:
     samples: tuple[int, ...]
 
 
-Action = Chunk | Crop | Reset | Pick
+@dataclass(frozen=True)
+class Keep:
+    """Of the last `count` tokens, a tree, sample n keeps the nodes `paths[n]`."""
+
+    paths: tuple[tuple[int, ...], ...]
+    count: int
+
+    @property
+    def table(self) -> np.ndarray:
+        """The nodes (B, longest path), int32, with -1 behind shorter paths."""
+        longest = max(map(len, self.paths))
+        padded = [(*path, *(-1,) * (longest - len(path))) for path in self.paths]
+        return np.array(padded, np.int32).reshape(len(self.paths), longest)
+
+
+Action = Chunk | Crop | Reset | Pick | Keep
+
+
+@dataclass(frozen=True)
+class Held:
+    """The tokens in a cache, in the order in which they joined it.
+
+    - `samples`, `places`, `positions` (B, n): slot j of sample b holds token `places[b, j]` of sample
+      `samples[b, j]`; its position is -1 behind the last token.
+    - `padding` (B,): how many first tokens are hidden.
+    """
+
+    samples: np.ndarray
+    places: np.ndarray
+    positions: np.ndarray
+    padding: np.ndarray
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """The number of tokens (B,)."""
+        return np.asarray((self.positions >= 0).sum(1))
 
 
 @dataclass(frozen=True)
 class View:
     """What one chunk sees.
 
-    - `rows`: its rows of the output.
-    - `samples`, `places` (B, n): for each sample of the chunk, the tokens in the cache in the order of
-      their positions, the chunk's own ones included: token `places[b, j]` of sample `samples[b, j]`.
-    - `mask` (B, rows, n): True attends.
+    - `of` (b,), `rows` (b, rows): its samples, and their rows of the output.
+    - `samples`, `places`, `positions` (b, n): the tokens as in `Held`, the chunk's own ones last, with
+      positions of -1 before shorter ones.
+    - `at` (b, rows): the positions of the rows.
+    - `mask` (b, rows, n): True attends.
     """
 
-    rows: slice
+    of: np.ndarray
+    rows: np.ndarray
     samples: np.ndarray
     places: np.ndarray
+    positions: np.ndarray
+    at: np.ndarray
     mask: np.ndarray
+    tree: Tree | None
 
     def gathered(self, array: np.ndarray) -> np.ndarray:
-        """The keys or values (B, Hkv, n, .) that the chunk sees."""
+        """The keys or values (b, Hkv, n, .) that the chunk sees."""
         return np.moveaxis(array[self.samples, :, self.places], 1, 2)
+
+    def queries(self, array: np.ndarray) -> np.ndarray:
+        """The chunk's rows (b, H, rows, .) of an array (B, H, Lq, .)."""
+        return np.moveaxis(array[self.of[:, None], :, self.rows], 1, 2)
+
+    def put(self, array: np.ndarray, rows: np.ndarray) -> None:
+        """Write the chunk's rows (b, H, rows, .) into an array (B, H, Lq, .)."""
+        array[self.of[:, None], :, self.rows] = np.moveaxis(rows, 2, 1)
+
+    def features(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The features of a call of plain attention for the chunk: of a tree the slopes are multiplied by
+        distances, since its positions are depths."""
+        slopes = values.get("alibi_slopes")
+        if self.tree is None or slopes is None:
+            return values
+        distance = self.at[:, :, None] - np.maximum(self.positions, 0)[:, None]
+        return {**values, "alibi_slopes": slopes[:, None, None] * distance[:, None]}
 
 
 def actions(case: Case) -> Iterator[Action]:
-    """The script of a case. Tokens that are in the cache before the script begins are a first chunk."""
-    before, at = case.sizes.Lk - case.sizes.Lq, 0
+    """The script of a case. Tokens that are in the cache before the script begins are a first chunk.
+
+    Raises ValueError for a path that is kept of no tree.
+    """
+    s, last = case.sizes, None
+    before = s.Lk - s.Lq
+    following = [before] * s.B
     if before:
-        yield Chunk(slice(0, before), None)
+        yield Chunk(None, (0,) * s.B, before, before)
     for word in case.option("script") or ():
-        if word == "reset":
-            yield Reset()
-        elif word.startswith("back"):
-            yield Crop(int(word[4:]))
-        elif word.startswith("pick"):
-            yield Pick(tuple(map(int, word[4:])))
+        body, _, of = word.partition("of")
+        samples = tuple(map(int, of)) if of else None
+        chunk = None
+        if body == "reset":
+            yield Reset(samples)
+        elif body.startswith("back"):
+            yield Crop(int(body[4:]), samples)
+        elif body.startswith("pick"):
+            yield Pick(tuple(map(int, body[4:])))
+        elif body.startswith("keep"):
+            nodes = body[4:] if len(body) > 5 else body[4:] * s.B
+            numbers = [int(node) for node in nodes if node != "x"]
+            tree, count = (None, 0) if last is None else (last.tree, last.count)
+            if tree is None or len(nodes) != s.B or max(numbers, default=0) >= count:
+                raise ValueError(
+                    f"keep has a node of the tree before it for each sample: {case.id}"
+                )
+            paths = [np.flatnonzero(path).tolist() for path in tree.paths(count)]
+            kept = (() if node == "x" else tuple(paths[int(node)]) for node in nodes)
+            yield Keep(tuple(kept), count)
         else:
-            queries = slice(at, at + int(word))
-            yield Chunk(slice(before + at, before + queries.stop), queries)
-            at = queries.stop
+            drafted = body.removeprefix("tree")
+            tree = None if drafted == body else Tree(tuple(map(int, drafted)))
+            count = int(body) if tree is None else len(drafted)
+            own = range(s.B) if samples is None else samples
+            chunk = Chunk(samples, tuple(following[n] for n in own), count, before, tree)
+            for n in own:
+                following[n] += count
+            yield chunk
+        last = chunk
 
 
-def played(case: Case) -> Iterator[tuple[Action, np.ndarray, np.ndarray, np.ndarray]]:
-    """Each action with the cache after it: samples and places (B, n) of its tokens, as in `View`, and the
-    padding (B,) of its samples."""
-    samples = places = np.zeros((case.sizes.B, 0), int)
+def played(case: Case) -> Iterator[tuple[Action, Held]]:
+    """Each action with the cache after it."""
+    tokens = [np.zeros((3, 0), int) for _ in range(case.sizes.B)]  # samples, places, positions
     padding = np.array(case.option("padding") or (0,) * case.sizes.B)
-    own = np.arange(case.sizes.B)[:, None]
+    everyone = range(case.sizes.B)
     for action in actions(case):
         match action:
-            case Chunk(tokens=tokens):
-                new = np.arange(tokens.start, tokens.stop)[None] + 0 * own
-                samples = np.concatenate([samples, own + 0 * new], 1)
-                places = np.concatenate([places, new], 1)
-            case Crop(count=count):
-                kept = places.shape[1] - count
-                samples, places = samples[:, :kept], places[:, :kept]
-            case Reset():
-                samples, places = samples[:, :0], places[:, :0]
+            case Chunk(starts=starts, count=count):
+                for b, start in zip(action.own, starts, strict=True):
+                    arrived = np.full(count, b), start + np.arange(count)
+                    new = np.stack([*arrived, tokens[b].shape[1] + action.depths])
+                    tokens[b] = np.concatenate([tokens[b], new], 1)
+            case Crop(count=count, samples=samples):
+                for b in everyone if samples is None else samples:
+                    tokens[b] = tokens[b][:, : tokens[b].shape[1] - count]
+            case Reset(samples=samples):
+                for b in everyone if samples is None else samples:
+                    tokens[b] = tokens[b][:, :0]
             case Pick(samples=order):
-                samples, places = samples[list(order)], places[list(order)]
-                padding = padding[list(order)]
-        yield action, samples, places, padding
+                tokens, padding = [tokens[n] for n in order], padding[list(order)]
+            case Keep(paths=paths, count=count):
+                for b, path in enumerate(paths):
+                    first = tokens[b].shape[1] - count
+                    kept = [*range(first), *(first + node for node in path)]
+                    tokens[b] = tokens[b][:, kept]
+        samples_of, places, positions = _padded(tokens)
+        yield action, Held(samples_of, places, positions, padding)
+
+
+def _padded(tokens: Sequence[np.ndarray]) -> np.ndarray:
+    """The tokens (3, n) of samples as one array (3, B, longest), with positions of -1 behind."""
+    longest = max((x.shape[1] for x in tokens), default=0)
+    out = np.zeros((3, len(tokens), longest), int)
+    out[2] = -1
+    for b, x in enumerate(tokens):
+        out[:, b, : x.shape[1]] = x
+    return out
 
 
 def views(case: Case) -> Iterator[View]:
     """What each chunk sees, in the order of the script."""
-    for action, samples, places, padding in played(case):
-        if isinstance(action, Chunk) and action.queries is not None:
-            count = action.queries.stop - action.queries.start
-            of = places.shape[1]
-            mask = allowed(case, np.arange(of - count, of), np.arange(of), padding)
-            yield View(action.queries, samples, places, mask)
+    for action, held in played(case):
+        if isinstance(action, Chunk) and action.asked:
+            own = np.array(action.own)
+            lengths = held.lengths[own]
+            longest = int(lengths.max())
+            back = np.arange(longest) - (longest - lengths)[:, None]  # the last token at the end
+            samples, places, positions = (
+                x[own[:, None], np.maximum(back, 0)]
+                for x in (held.samples, held.places, held.positions)
+            )
+            positions = np.where(back < 0, -1, positions)
+            at = positions[:, longest - action.count :]
+            rows = np.array(action.starts)[:, None] - action.before + np.arange(action.count)
+            mask = allowed(case, at, positions, held.padding[own], action.tree)
+            yield View(own, rows, samples, places, positions, at, mask, action.tree)
 
 
-def allowed(case: Case, rows: np.ndarray, keys: np.ndarray, padding: np.ndarray) -> np.ndarray:
-    """The mask (B, rows, keys) of positions, True attends. Negative positions of keys are no keys."""
-    behind, left = rows[:, None] - keys, case.option("left")
-    shown = (behind >= 0) & (keys >= 0)
+def allowed(
+    case: Case, rows: np.ndarray, keys: np.ndarray, padding: np.ndarray, tree: Tree | None = None
+) -> np.ndarray:
+    """The mask (B, rows, keys) for positions of rows (rows,) or (B, rows), and of keys (keys,) or (B,
+    keys). True attends. Negative positions of keys are no keys. Of a tree the last keys are the nodes."""
+    rows, keys = np.atleast_2d(rows), np.atleast_2d(keys)
+    behind, left = rows[:, :, None] - keys[:, None], case.option("left")
+    shown = (behind >= 0) & (keys >= 0)[:, None]
     if left is not None:
         shown &= behind <= left
-    return shown & (keys >= padding[:, None])[:, None]
+    if tree is not None:
+        count = rows.shape[1]
+        shown[:, :, keys.shape[1] - count :] &= tree.paths(count)
+    return np.asarray(shown & (keys >= padding[:, None])[:, None])
+
+
+def joined(parts: Sequence[tuple[Chunk, Any]], concat: Concat, axis: int = 2) -> Any:
+    """The rows of chunks as one array, with samples along axis 0 and rows along `axis`: the rows of every
+    sample in the order of its own chunks."""
+    if all(chunk.samples is None for chunk, _ in parts):
+        return concat([rows for _, rows in parts], axis)
+    samples = sorted({b for chunk, _ in parts for b in chunk.own})
+    rows_of = [
+        [rows[n : n + 1] for chunk, rows in parts for n, of in enumerate(chunk.own) if of == b]
+        for b in samples
+    ]
+    return concat([concat(own, axis) for own in rows_of], 0)
 
 
 def held(case: Case) -> int:
     """The largest number of tokens of a sample in the cache, as if nothing left the window."""
-    return max(places.shape[1] for _, _, places, _ in played(case))
+    return max(after.positions.shape[1] for _, after in played(case))
+
+
+def differ(case: Case) -> bool:
+    """True if some samples step alone, or if samples differ in their number of tokens."""
+    alone = any("of" in word for word in case.option("script"))
+    return alone or any(len({*after.lengths.tolist()}) > 1 for _, after in played(case))
 
 
 def capacity(case: Case) -> int:
@@ -148,5 +325,5 @@ def attended(case: Case) -> np.ndarray:
     for view in views(case):
         sample, row, key = np.nonzero(view.mask)
         of = view.samples[sample, key], view.places[sample, key]
-        seen[sample, view.rows.start + row, of[0], of[1]] = True
+        seen[view.of[sample], view.rows[sample, row], of[0], of[1]] = True
     return seen
