@@ -16,7 +16,7 @@ from suite.judge.check import check
 from suite.spec.catalogue import Ask, asked
 from suite.spec.dtypes import round_to
 from suite.spec.inputs import Inputs
-from suite.spec.operators.cached import PLAIN
+from suite.spec.operators.cached_cases import PLAIN
 from suite.spec.operators.scripts import Chunk, actions, attended
 from suite.test_invariance import expect_within
 from suite.test_masking import expect_same

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from backends._numpy import Rounded
-from backends.caching import Turn
 from suite.faults.fault import fault
 from suite.faults.kernels.cached import CachedKernel, Held
 from suite.spec.inputs import Inputs
-from suite.spec.masks import Tree
 
 FAMILY = "cache"
 
@@ -276,173 +274,3 @@ class CachedScaledByTheCache(CachedKernel):
         largest = 1 + np.abs(value).mean()
         out: np.ndarray = super().attend(held, query, key, value / largest, rows, keys) * largest
         return out
-
-
-@fault("values", "`depth[j] < depth[i]`; a node attends its ancestors", family="mask")
-class CachedSiblingsSeen(CachedKernel):
-    """A node of a tree attends all nodes of smaller depth, those of other branches, too."""
-
-    def ancestry(self, tree: Tree, count: int) -> np.ndarray:
-        depths = tree.depths(count)
-        return (depths[:, None] > depths) | np.eye(count, dtype=bool)
-
-
-@fault("paths_alone", "`parents[parents[i]]` as the first ancestor", family="mask")
-class CachedParentDropped(CachedKernel):
-    """A node of a tree does not attend its parent."""
-
-    def ancestry(self, tree: Tree, count: int) -> np.ndarray:
-        return tree.paths(count) & (tree.parents(count)[:, None] != np.arange(count))
-
-
-@fault("values", "`ancestors[i - 1]`; the path begins at the node's own parent", family="mask")
-class CachedPathOfTheNodeBefore(CachedKernel):
-    """A node of a tree attends the ancestors of the node before it."""
-
-    def ancestry(self, tree: Tree, count: int) -> np.ndarray:
-        paths = tree.paths(count)
-        return paths[np.maximum(np.arange(count) - 1, 0)] | np.eye(count, dtype=bool)
-
-
-@fault("chain", "no mask if every node has one child; a chain is causal", family="mask")
-class CachedChainUnmasked(CachedKernel):
-    """The nodes of a tree without siblings attend one another, later ones too."""
-
-    def shown(self, held: Held, rows: np.ndarray, keys: np.ndarray) -> np.ndarray:
-        shown = super().shown(held, rows, keys)
-        if (
-            held.tree is not None
-            and (held.tree.depths(rows.shape[1]) > 0).sum() == rows.shape[1] - 1
-        ):
-            shown[:, :, keys.shape[1] - rows.shape[1] :] = True
-        return shown
-
-
-@fault(
-    "tokens_apart", "`amax` over the drafted values; scale by the path's own ones", family="scores"
-)
-class CachedScaledByTheTree(CachedKernel):
-    """The values of a tree are divided by a number that depends on all its nodes."""
-
-    def attend(
-        self, held: Held, query: np.ndarray, key: np.ndarray, value: np.ndarray,
-        rows: np.ndarray, keys: np.ndarray,
-    ) -> np.ndarray:  # fmt: skip
-        drafted = value[:, :, value.shape[2] - rows.shape[1] :]
-        largest = 1 if held.tree is None else 1 + np.abs(drafted).mean()
-        out: np.ndarray = super().attend(held, query, key, value / largest, rows, keys) * largest
-        return out
-
-
-@fault("values", "`position_ids = arange(n)`; those of a tree are depths", family="scores")
-class CachedDepthIsTheIndex(CachedKernel):
-    """Positions of a tree's nodes are their numbers, and not their depths."""
-
-    def distance(self, held: Held, rows: np.ndarray, keys: np.ndarray) -> np.ndarray:
-        distance = super().distance(held, rows, keys)
-        if held.tree is not None:
-            count = rows.shape[1]
-            index = np.arange(count)
-            before = keys.shape[1] - count
-            own = held.totals[:, None] + index
-            distance[:, :, :before] = own[:, :, None] - keys[:, None, :before]
-            distance[:, :, before:] = np.abs(index[:, None] - index)
-        return distance
-
-
-@fault("values", "`cache[: length + accepted]`; accepted nodes need not be the first ones")
-class CachedKeepsTheFirstNodes(CachedKernel):
-    """Of a tree as many first nodes are kept as the path has."""
-
-    def leave(self, held: Held, sample: int, path: list[int], count: int) -> None:
-        super().leave(held, sample, list(range(len(path))), count)
-
-
-@fault("values", "`keep[: n + 1]`; hide what is not on the path")
-class CachedKeepLeavesASibling(CachedKernel):
-    """Behind the path that is kept the next node of the tree stays visible."""
-
-    def leave(self, held: Held, sample: int, path: list[int], count: int) -> None:
-        first = held.totals[sample] - count
-        super().leave(held, sample, path, count)
-        if len(path) < count:
-            held.positions[sample, first + len(path)] = held.totals[sample] - 1
-
-
-@fault("values", "keys are moved to the front, and values are not")
-class CachedKeepMovesKeysAlone(CachedKernel):
-    """The values of a path that is kept stay where the tree had them."""
-
-    def leave(self, held: Held, sample: int, path: list[int], count: int) -> None:
-        value = held.value.copy()
-        super().leave(held, sample, path, count)
-        held.value = value
-
-
-@fault("values", "`length += n_nodes`; the length grows by the accepted ones")
-class CachedKeepCountsTheTree(CachedKernel):
-    """After a path is kept positions go on behind the whole tree."""
-
-    def leave(self, held: Held, sample: int, path: list[int], count: int) -> None:
-        super().leave(held, sample, path, count)
-        held.totals[sample] += count - len(path)
-
-
-@fault("values", "`paths[0]` for all samples")
-class CachedKeepsOnePath(CachedKernel):
-    """All samples keep the path of the first one."""
-
-    def keep(self, state: Held, paths: Rounded, count: int) -> Held:
-        return super().keep(state, Rounded(0 * paths.values + paths.values[:1], None), count)
-
-
-@fault("values", "`cache[: len(samples)]`; `cache[samples]`")
-class CachedSubsetTakenForTheFirst(CachedKernel):
-    """If some samples step alone, they read and write the first samples of the cache."""
-
-    def step(
-        self, state: Held, query: Rounded, key: Rounded, value: Rounded, turn: Turn
-    ) -> tuple[Rounded, Held]:
-        chunk = turn.chunk
-        if chunk.samples is not None:
-            chunk = replace(chunk, samples=tuple(range(len(chunk.samples))))
-        return super().step(state, query, key, value, replace(turn, chunk=chunk))
-
-
-@fault("values", "`lengths += n`; `lengths[samples] += n`")
-class CachedSubsetAdvancesAll(CachedKernel):
-    """If some samples step alone, the lengths of all samples grow."""
-
-    def step(
-        self, state: Held, query: Rounded, key: Rounded, value: Rounded, turn: Turn
-    ) -> tuple[Rounded, Held]:
-        before = state.totals.copy()
-        answer = super().step(state, query, key, value, turn)
-        if turn.chunk.samples is not None:
-            state.totals = before + turn.chunk.count
-        return answer
-
-
-@fault("values", "`lengths.max()` for every sample; positions count from the sample's own length")
-class CachedLengthOfTheLongest(CachedKernel):
-    """Queries of shorter samples have the positions of the longest one."""
-
-    def rows(self, held: Held, count: int) -> np.ndarray:
-        rows = super().rows(held, count)
-        return rows + (held.total - held.totals)[:, None]
-
-
-@fault("values", "`length.zero_()`; `length[sample] = 0`")
-class CachedResetOfAll(CachedKernel):
-    """The reset of one sample is one of all."""
-
-    def reset(self, state: Held, *samples: Rounded) -> Held:
-        return super().reset(state)
-
-
-@fault("values", "a rollback of all samples where some reject tokens")
-class CachedRollbackOfAll(CachedKernel):
-    """The rollback of one sample is one of all."""
-
-    def crop(self, state: Held, count: int, *samples: Rounded) -> Held:
-        return super().crop(state, count)

@@ -1,0 +1,83 @@
+"""The cases of attention with a cache, by level."""
+
+from __future__ import annotations
+
+PLAIN = "cached/none/gqa2/{dt}/b2h4q9k9d8/c5.1.3"
+"""A prompt, a step of decoding, and a chunk after it."""
+
+SMALL = "cached/none/gqa2/{dt}/b2h4q9k9d8"
+GROWN = "cached/none/mha/{dt}/b3h2q8k20d8"
+"""Sizes that many scripts share, because JAX compiles for every new shape."""
+
+SMOKE = (
+    PLAIN,
+    f"{GROWN}/c1.1.1.1.4",
+    f"{SMALL}/c9",
+    f"{SMALL}/c3.6/win2/room4",
+    f"{GROWN}/c1.5.1.1/win3/room8",
+    f"{GROWN}/c1.3.1.3/pad5.0.12",
+    f"{GROWN}/c1.5.1.1/win3/room8/pad5.0.12",
+    f"{SMALL}/c5.back2.1.3",
+    f"{SMALL}/c4.1.3.reset.1",
+    f"{GROWN}/c3.pick200.1.4",
+    f"{GROWN}/c3.pick200.1.4/pad5.0.12",
+    f"{SMALL}/c5.1.3/win3/cap2.0/sinks/slopes/scale0.3",
+    f"{SMALL}/c5.1.3/room9/beside",
+    f"{GROWN}/c3of0.3of12.back2.5",
+    f"{GROWN}/c2.back2of0.3of1.resetof2.3of20.3",
+    f"{SMALL}/c3.tree1121.keep3.2",
+    f"{SMALL}/c1.tree11213.keep4.3/slopes",
+    f"{GROWN}/c1.tree112.keep2x0.4",
+)
+STANDARD = (
+    # chunks of as many tokens as the window has keys, of one more, of the capacity, of more than it
+    f"{SMALL}/c1.4.4/win3/room4",
+    f"{SMALL}/c5.1.3/win3/room4",
+    f"{SMALL}/c1.1.5.1.1/win3/room4",
+    f"{SMALL}/c2.7/win0/room1",
+    f"{GROWN}/c1.1.1.1.1.1.1.1/win0/room2",
+    f"{SMALL}/c1.1.7/win1/room2",
+    f"{SMALL}/c5.1.3/win8/room9",
+    f"{SMALL}/c5.1.3/win20",
+    f"{GROWN}/c1.1.1.1.1.1.1.1/win3/room5",
+    f"{GROWN}/c8/win3/room5",
+    f"{GROWN}/c8",
+    # operations
+    f"{SMALL}/c5.back5.1.3",
+    f"{SMALL}/c4.back2.1.3.reset.1",
+    f"{SMALL}/c5.1.back3.3/win2",
+    f"{GROWN}/c1.5.back2.1.1/win3/room8",
+    f"{GROWN}/c1.1.back2.5.1/win3/room6",
+    f"{SMALL}/c5.reset.1.3",
+    f"{GROWN}/c1.5.reset.1.1/win3/room8",
+    f"{GROWN}/c3.pick201.1.pick000.4",
+    f"{GROWN}/c1.5.pick200.1.1/win3/room8",
+    f"{GROWN}/c1.5.pick110.1.1/pad5.0.12",
+    f"{GROWN}/c1.back2.1.pick120.6/beside",
+    # features together
+    f"{GROWN}/c1.5.1.1/win3/room8/pad5.0.12/slopes",
+    f"{GROWN}/c1.5.1.1/pad5.0.12/cap2.0/sinks",
+    f"{GROWN}/c1.5.1.1/win3/room8/cap2.0/sinks/slopes/scale0.3",
+    f"{GROWN}/c1.5.1.1/win12/pad5.0.11",
+    "cached/none/mqa/{dt}/b2h4q9k9d8v6/c5.1.3",
+    "cached/none/mqa/{dt}/b2h4q9k9d8v6/c5.1.3/win3/room4/slopes",
+    f"{SMALL}/c5.1.3/scale0.0",
+    f"{SMALL}/c5.1.3/large",
+    f"{SMALL}/c5.1.3/tiny",
+    # samples alone
+    f"{GROWN}/c1.5of20.5of1.2/win3/room8",
+    f"{GROWN}/c1of2.7of2.8of01/pad5.0.12",
+    f"{GROWN}/c2.back1of1.6of1.pick102.6of02/slopes",
+    f"{GROWN}/c4.resetof1.4/beside",
+    f"{SMALL}/c4of0.resetof0.5of0.9of1/cap2.0/sinks",
+    # trees
+    f"{SMALL}/c5.tree1121",
+    f"{SMALL}/c2.tree11.keep1.tree112.keep2.2",
+    f"{SMALL}/c3.tree1121.keepx.2",
+    f"{SMALL}/c3.tree1121.keepx2.2/cap2.0/sinks/slopes",
+    f"{GROWN}/c1.tree11213.keep4.2/win3",
+    f"{GROWN}/c1.tree1121.keep3.3/pad5.0.12/slopes",
+    # past borders of tiles
+    "cached/none/gqa4/{dt}/b2h8q3k130d64/c1.2",
+    "cached/none/gqa4/{dt}/b2h8q67k131d64/c1.64.2/win32/room96",
+)
