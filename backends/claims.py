@@ -30,8 +30,8 @@ REFUSED = {
 """The features that a function lacks by a claim."""
 
 PLAIN = (
-    "numerics", "centred_keys", "deterministic", "bitwise", "forbid", "drop_in", "allow_unused",
-    "mended_interpreter", *REFUSED,
+    "numerics", "centred_keys", "absorbs", "deterministic", "bitwise", "forbid", "drop_in",
+    "allow_unused", "mended_interpreter", *REFUSED,
 )  # fmt: skip
 """Claims that are taken as they are said."""
 
@@ -48,6 +48,7 @@ class Claims:
     limits: Limits | Mapping[str, Limits] = ANY
     elections: Mapping[str, Election] = field(default_factory=lambda: MappingProxyType({}))
     centred_keys: bool = False
+    absorbs: bool | None = None
     deterministic: bool = True
     bitwise: tuple[str, ...] = ()
     forbid: tuple[str, ...] = ()
@@ -96,6 +97,8 @@ class Claims:
             raise UsageError(
                 "centred_keys: only functions with the framework's native signature claim it"
             )
+        if self.absorbs is not None and features and not more.get("rounding", AS_CLASS).absorbs:
+            raise UsageError("absorbs: only latent attention claims it")
         refusals = {
             feature: f"claims {name}"
             for name, lacking in REFUSED.items()
@@ -111,8 +114,10 @@ class Claims:
 
     @property
     def rounding(self) -> DeclaredRounding:
-        """The rounding that a function with the framework's native signature declares."""
-        return DeclaredRounding(centred_keys=self.dtypes) if self.centred_keys else AS_CLASS
+        """The rounding that a function with the framework's native signature, or of latent attention,
+        declares."""
+        form = {} if self.absorbs is None else dict.fromkeys(self.dtypes, self.absorbs)
+        return DeclaredRounding(centred_keys=self.dtypes if self.centred_keys else (), absorbs=form)
 
 
 def read(name: str, value: Any) -> Any:

@@ -158,7 +158,7 @@ def over_batch(
     of_features = {prepared.argument(name) for name in ARRAYS}
 
     def axis(name: str, array: Any) -> int | None:
-        has_batch = len(array.shape) in (1, 4) and name not in of_features
+        has_batch = len(array.shape) in (1, 3, 4) and name not in of_features
         if not has_batch or array.shape[0] != batch:
             return None
         return 3 if name == "key" and len(array.shape) == 4 else 0

@@ -158,6 +158,7 @@ class DeclaredRounding:
     """Rounding of an implementation or backend that differs from its numerics class, by short dtype name.
     Raises DeclarationError for an unknown dtype or parameter.
 
+    - `absorbs`: whether latent attention attends the latents themselves; a dtype left out may do either
     - `centred_keys`: the dtypes in which a constant, such as their mean, is subtracted from the keys of
       scaled dot-product attention
     - `exp_error`: the relative error of an approximated exponential
@@ -176,6 +177,7 @@ class DeclaredRounding:
     narrow_statistics: tuple[str, ...] = ()
     truncates_matmul: tuple[str, ...] = ()
     centred_keys: tuple[str, ...] = ()
+    absorbs: Mapping[str, bool] = field(default_factory=_nothing)
 
     def __post_init__(self) -> None:
         for one in fields(self):

@@ -209,6 +209,16 @@ def dense_arguments(backend: Backend, inputs: Inputs) -> dict[str, Any]:
     return dense | feature_arrays(backend, inputs)
 
 
+def masked_arrays(
+    backend: Backend, inputs: Inputs, rest: tuple[Mask, ...] | None = None
+) -> dict[str, Any]:
+    """All arrays of the inputs, and `mask`, the dense mask of rank 4, if there is one. `rest` are the
+    mask's parts that no flag expresses, by default all."""
+    mask = dense_of(inputs, split_native(inputs).rest if rest is None else rest)
+    arrays = {n: backend.array(x, dtype_of(n, inputs.case)) for n, x in inputs.arrays.items()}
+    return arrays if mask is None else arrays | {"mask": backend.array(rank4(mask), None)}
+
+
 def feature_arrays(backend: Backend, inputs: Inputs) -> dict[str, Any]:
     """The arrays of the inputs' features, as the framework's arrays."""
     arrays = {name: feature_array(backend, inputs, name) for name in ARRAYS}

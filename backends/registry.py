@@ -26,6 +26,7 @@ from backends.protocol import (
 from backends.sources import JUDGED, home_of
 from backends.user.cached import UserCached
 from backends.user.function import UserCallable
+from backends.user.latent import UserLatent
 from backends.user.layer import UserLayer
 from backends.user.merge import UserMerge
 from backends.user.packed import UserPacked
@@ -235,7 +236,15 @@ def load_object(text: str, what: str) -> Any:
 
 OWN: dict[Operator, type[UserCallable]] = {
     kind.operator: kind
-    for kind in (UserCached, UserMerge, UserPacked, UserPaged, UserPagedWrite, UserRotation)
+    for kind in (
+        UserCached,
+        UserLatent,
+        UserMerge,
+        UserPacked,
+        UserPaged,
+        UserPagedWrite,
+        UserRotation,
+    )
 }
 """The class for a user's function by operator, for operators that are neither attention nor layers."""
 

@@ -67,6 +67,7 @@ class Roundoffs:
       narrow_biases       biases whose gradients are summed in the case's dtype
       narrow_statistics   derivatives of a norm take its mean and root in the case's dtype
       centred_keys        a constant is subtracted from the keys (`references.primitives.centred`)
+      absorbs             latents are attended themselves (`references.latent`); None: that or not
     """
 
     accumulate: float
@@ -85,6 +86,7 @@ class Roundoffs:
     narrow_biases: frozenset[str] = frozenset()
     narrow_statistics: bool = False
     centred_keys: bool = False
+    absorbs: bool | None = None
 
     @property
     def input(self) -> float:

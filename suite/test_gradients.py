@@ -205,11 +205,11 @@ def test_gradient_hidden(cell: Cell) -> None:
         slots = last_seen_by_some(inputs)
     if in_constant(cell, slots):
         changed = with_slots(inputs, slots, lambda x: -2.0 * x, -80.0)
-        judge_gradients(cell, vjp(cell, changed, OPERANDS)[1], changed)
+        judge_gradients(cell, vjp(cell, changed, inputs.operands)[1], changed)
         return
-    _, before = vjp(cell, inputs, OPERANDS)
+    _, before = vjp(cell, inputs, inputs.operands)
     for name, (key, value) in poisons(cell, nowhere).items():
-        _, after = vjp(cell, with_slots(inputs, slots, key, value), OPERANDS)
+        _, after = vjp(cell, with_slots(inputs, slots, key, value), inputs.operands)
         expect_unmoved(cell, before, after, slots, nowhere, name)
 
 
@@ -251,8 +251,9 @@ def expect_unmoved(
     )  # fmt: skip
     if not nowhere:
         return
-    for name in ("key", "value"):
-        places = np.broadcast_to(slots[..., None], before[name].shape)
+    for name in cell.inputs.keyed:
+        of = slots if "g" in cell.inputs.axes(name) else slots[:, 0]
+        places = np.broadcast_to(of[..., None], before[name].shape)
         if (before[name][places] != 0).any() or (after[name][places] != 0).any():
             raise Deviation("leak", f"a hidden {name} has a nonzero gradient")
         expect_bitwise(

@@ -14,6 +14,8 @@ because JAX compiles for every new shape.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from references.sdpa import attention
@@ -23,6 +25,8 @@ from suite.judge.comparison import expect_bitwise, expect_close
 from suite.spec.catalogue import Ask, asked, with_plain
 from suite.spec.inputs import Inputs
 from suite.spec.masks import Causal
+from suite.spec.operators import latent
+from suite.spec.operators.latent import LATENT
 from suite.spec.operators.packed import segments
 from suite.spec.recipes import generator
 from suite.spec.vocabulary import INVARIANCE_GRADES
@@ -42,6 +46,8 @@ LAYERS = (
 PACKED = "packed/none/mha/{dt}/b3h4q24k24d8/seg5.7.12"
 PADDED, LONG_PADDED = "sdpa/pad/mha/{dt}/b1h2q18k34d8", "sdpa/pad/gqa2/{dt}/b1h4q129k161d64"
 PADDED_LAYER = "multi-head/pad/mha/{dt}/b1h3q5k9d4/e12.12.12.12"
+LATENT_ROW = "latent/none/mha/{dt}/b3h4q1k9d8v6"
+GROWING_LATENT = "latent/causalbr/mha/{dt}/b2h4q5k9d8v6"
 GROWING_LAYER = "multi-head/causal/mha/{dt}/b2h3q5k9d4/e12.12.12.12"
 THREADED = ("sdpa/none/mha/{dt}/b2h3q129k257d64", LAYERS[0])
 
@@ -184,7 +190,7 @@ def seen_by(inputs: Inputs, row: int) -> int:
     return row + 1 + (s.Lk - s.Lq if bottom_right else 0)
 
 
-@check(asked(GROWING, GROWING_LAYER, long(LONG_GROWING)))
+@check(asked(GROWING, GROWING_LAYER, GROWING_LATENT, long(LONG_GROWING)))
 def test_invariant_decode(cell: Cell) -> None:
     """Prefill equals decoding. Row i equals a single query over its keys without a mask, and the last 8
     rows equal a chunk over their keys.
@@ -221,7 +227,15 @@ def test_invariant_padding(cell: Cell) -> None:
         expect_within(cell, got, whole, limit, f"{keys} keys {what} and padded to {padded}")
 
 
-@check(asked(ONE_ROW, long(LONG_ROW)))
+def operands(inputs: Inputs, precision: type[np.floating[Any]]) -> tuple[np.ndarray, ...]:
+    """Query, key and value of the inputs; of latent attention those of the plain attention it stands
+    for."""
+    if inputs.operator is LATENT:
+        return latent.plain(inputs.arrays, precision)
+    return inputs.query, inputs.key, inputs.value
+
+
+@check(asked(ONE_ROW, LATENT_ROW, long(LONG_ROW)))
 def test_invariant_split(cell: Cell) -> None:
     """The output over all keys equals the merge of outputs over two parts of the keys.
 
@@ -239,7 +253,7 @@ def test_invariant_split(cell: Cell) -> None:
     parts = [inputs.select("k", some) for some in (first, np.setdiff1d(keys, first))]
     precision = np.longdouble if cell.dtype.name == "f64" else np.float64
     lse = [
-        attention(p.query, p.key, p.value, scale=p.scale, precision=precision).lse[..., None]
+        attention(*operands(p, precision), scale=p.scale, precision=precision).lse[..., None]
         for p in parts
     ]
     total = np.logaddexp(*lse)

@@ -35,7 +35,7 @@ def rows_that_see(inputs: Inputs, rows: slice = slice(None)) -> np.ndarray:
     If keys have no head axis: number of rows that attend the slot in some head, (B, 1, Lk).
     """
     s, attends = inputs.sizes, inputs.attends[:, :, rows]
-    if "g" not in inputs.axes("key"):
+    if "g" not in inputs.axes(inputs.keyed[0]):
         return attends.any(1, keepdims=True).sum(2)
     return attends.sum(2).reshape(s.B, s.Hkv, s.group, s.Lk).sum(2)
 
@@ -56,13 +56,14 @@ def with_slots(
     inputs: Inputs, slots: np.ndarray, key: Callable | float | np.ndarray,
     value: Callable | float | np.ndarray,
 ) -> Inputs:  # fmt: skip
-    """Inputs with other keys and values in `slots`: numbers, or functions of the old values.
+    """Inputs with other keys and values in `slots`: numbers, or functions of the old values. Latents are
+    keys.
 
     If query, key and value are one tensor, the query changes, too.
     """
     arrays = {}
-    for name, new in (("key", key), ("value", value)):
-        array = inputs.arrays[name]
+    for name in inputs.keyed:
+        array, new = inputs.arrays[name], value if name == "value" else key
         places = (slots if "g" in inputs.axes(name) else slots[:, 0])[..., None]
         other = np.where(places, new(array) if callable(new) else new, array)
         arrays[name] = round_to(other, inputs.dtype)
@@ -225,6 +226,7 @@ LAYERS = (
     "concat/causal/mha/{dt}/b2h1q7k7d12/e12.12.12.12/unscaled",
     "dot/causal+pad/mha/{dt}/b7h1q7k7d8/e8.8.8.8",
     "masked/causal/mha/{dt}/b2h1q7k7d8/e8.8.8.8/head",
+    "latent/causalbr/mha/{dt}/b2h4q5k9d8v6",
 )
 
 

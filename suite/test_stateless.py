@@ -40,6 +40,7 @@ CASES = (
     "packed/none/mha/{dt}/b3h4q24k24d8/seg5.7.12",
     "paged/none/gqa2/{dt}/b3h4q9k24d8/seg1.3.5x7.12.5/causal",
     "cached/none/gqa2/{dt}/b2h4q9k9d8/c5.1.3",
+    "latent/none/mha/{dt}/b2h4q5k9d8v6",
 )
 """Sizes of other checks, with a mask and a bias, which kernels may cache."""
 
@@ -59,7 +60,7 @@ def changed(inputs: Inputs) -> Inputs:
         return inputs.replace(query=-inputs.query, position=nearer, offset=first // 4)
     if position is not None:
         return inputs.replace(query=-inputs.query, position=position + 7, offset=7, base=500.0)
-    if "query" not in inputs.arrays:
+    if not {"query", "key"} <= inputs.arrays.keys():
         return inputs.replace(**{name: -array for name, array in inputs.arrays.items()})
     query, key, value = -inputs.query, np.flip(inputs.key, -1), -inputs.value
     arrays = {"query": query, "key": key, "value": value}

@@ -37,6 +37,7 @@ from suite.spec.catalogue import cases, find
 from suite.spec.features import WORDS
 from suite.spec.inputs import Inputs, draw
 from suite.spec.operators.cached import FEATURES as CACHED_FEATURES
+from suite.spec.operators.latent import FEATURES as LATENT_FEATURES
 from suite.spec.operators.paged import FEATURES as PAGED_FEATURES
 from suite.spec.operators.paged_write import FEATURES as WRITE_FEATURES
 from suite.spec.vocabulary import DEVICES
@@ -147,7 +148,7 @@ def test_a_feature_that_nobody_declared_is_not_asked() -> None:
 def test_the_sets_of_features_hold_what_was_asked_before_sinks() -> None:
     features: dict[str, set[str]] = {
         "sdpa": set(), "rotary": set(), "packed": set(), "merge": set(), "paged": set(),
-        "paged-write": set(), "cached": set(), "layers": set()
+        "paged-write": set(), "cached": set(), "latent": set(), "layers": set()
     }  # fmt: skip
     for case in cases("full"):
         kind = "layers" if case.operator.is_layer else case.operator.name
@@ -160,6 +161,7 @@ def test_the_sets_of_features_hold_what_was_asked_before_sinks() -> None:
     assert features["paged"] <= PAGED_FEATURES
     assert features["paged-write"] <= WRITE_FEATURES
     assert features["cached"] <= CACHED_FEATURES
+    assert features["latent"] <= LATENT_FEATURES
     assert features["layers"] - LAYER_FEATURES - ENCODER_FEATURES == {"qk-norm"}
     assert not (ATTENTION_FEATURES | LAYER_FEATURES) & OF_BACKENDS
 

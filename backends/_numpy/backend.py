@@ -5,6 +5,7 @@ from __future__ import annotations
 from backends._numpy.attention import Definition
 from backends._numpy.cached import ChunkByChunk
 from backends._numpy.engine import NumpyEngine
+from backends._numpy.latent import ProjectedKeys
 from backends._numpy.merge import WeightedSum
 from backends._numpy.packed import SegmentBySegment
 from backends._numpy.paged import SampleBySample
@@ -21,5 +22,6 @@ class NumpyBackend(NumpyEngine):
     def implementations(self) -> list[Implementation]:
         return [
             Definition(self), ComplexRotation(self), SegmentBySegment(self), SampleBySample(self),
-            TokenByToken(self), ChunkByChunk(self), WeightedSum(self),
+            TokenByToken(self), ChunkByChunk(self), ProjectedKeys(self),
+            WeightedSum(self),
         ]  # fmt: skip

@@ -6,6 +6,7 @@ from backends.protocol import Backend, Implementation
 from backends.textbook.cached import GrowingCache, SlotCache
 from backends.textbook.encoder import TextbookEncoder
 from backends.textbook.gated import GatedHeads
+from backends.textbook.latent import LatentAbsorbed, LatentServed, LatentUnabsorbed
 from backends.textbook.layer import Numerics, Operations, Textbook
 from backends.textbook.merge import MergeAtOnce, MergeInTurn
 from backends.textbook.multi_head import PackedHeads, PerHead, SingleSample
@@ -42,6 +43,14 @@ def textbooks(backend: Backend, ops: Operations, numerics: Numerics) -> list[Imp
         GrowingCache(backend, ops, numerics),
         SlotCache(backend, ops, numerics),
     )
+    latents = (LatentUnabsorbed, LatentAbsorbed, LatentServed)
     merges = (MergeAtOnce(backend, ops), MergeInTurn(backend, ops))
     rotations = (TextbookRotary(backend, ops), TextbookRotaryCast(backend, ops))
-    return [*(kind(backend, ops, numerics) for kind in kinds), *packed, *paged, *merges, *rotations]
+    return [
+        *(kind(backend, ops, numerics) for kind in kinds),
+        *packed,
+        *paged,
+        *merges,
+        *rotations,
+        *(kind(backend, ops, numerics) for kind in latents),
+    ]

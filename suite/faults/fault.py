@@ -15,6 +15,7 @@ FAMILIES = {
     "dropout": "which weights dropout drops, and when",
     "gradient": "the backward pass",
     "heads": "which head or sample is read for a head or sample",
+    "latent": "projections and rotary parts of latent attention",
     "layer": "projections, norms and options of layers",
     "layout": "the order of axes, strides and memory",
     "lse": "the log-sum-exp of a row",

@@ -114,6 +114,7 @@ def declared_roundoffs(
         narrow_biases=frozenset(declared.narrow_biases.get(fmt.name, ())),
         narrow_statistics=fmt.name in declared.narrow_statistics,
         centred_keys=fmt.name in declared.centred_keys,
+        absorbs=declared.absorbs.get(fmt.name),
     )
 
 

@@ -65,7 +65,7 @@ class Topic:
 
 
 _DEFAULT = tuple(name for name, operator in OPERATORS.items() if operator.is_default)
-_OF_THEIR_OWN = ("packed", "paged", "paged-write", "cached", "rotary", "merge")
+_OF_THEIR_OWN = ("packed", "paged", "paged-write", "cached", "latent", "rotary", "merge")
 
 TOPICS = (
     Topic("plain", "no mask, bias or other feature", groups=("none",)),
@@ -93,6 +93,7 @@ TOPICS = (
     Topic("packed", "segments without padding", operators=("packed",)),
     Topic("pages", "keys in pages of a pool, read and written", operators=("paged", "paged-write")),
     Topic("caches", "steps that share a cache of keys and values", operators=("cached",)),
+    Topic("latents", "multi-head latent attention", operators=("latent",)),
     Topic("rotary", "rotary positions", operators=("rotary",)),
     Topic("merge", "partial answers merged", operators=("merge",)),
     Topic("layers", "attention layers and norms",

@@ -207,9 +207,7 @@ class Case:
         sizes, w = self.sizes.letters, self.widths
         if w is not None:
             sizes |= zip("xyzo", (w.query, w.key, w.value, w.output), strict=True)
-        if self.operator.packing is not None:
-            sizes |= self.operator.packing.letters(self)
-        return sizes
+        return {**sizes, **self.operator.array_kinds.letters(self)}
 
     @property
     def facts(self) -> dict[str, Any]:

@@ -46,6 +46,11 @@ CLAIMS = {
         "smoothing)",
         bool,
     ),
+    "absorbs": Claim(
+        "for latent attention: True if latents are attended with projected queries, False if keys and "
+        "values are formed; default: either, with the larger of both bounds",
+        bool,
+    ),
     "dtypes": Claim("supported dtypes: f16, bf16, f32, f64", tuple[str, ...]),
     "head_sizes": per_dtype("supported sizes D of queries and keys", tuple[int, ...]),
     "value_sizes": per_dtype(

@@ -23,7 +23,6 @@ from suite.spec.masks import Mask
 from suite.spec.operator import Operator
 from suite.spec.recipes import draw_bias, generator
 from suite.spec.sizes import PairIndex, Sizes
-from suite.spec.vocabulary import OPERANDS
 
 _OF_CASE = ("mask", "form", "axis_order", "recipe", "dtype")
 
@@ -122,8 +121,19 @@ class Inputs:
 
     @property
     def operands(self) -> tuple[str, ...]:
-        """The names of query, key and value, as far as they exist; if none exists, of all arrays."""
-        return tuple(name for name in OPERANDS if name in self.arrays) or tuple(self.arrays)
+        """The names of `ArrayKinds.operands`, as far as they exist; if none exists, of all arrays."""
+        named = self.operator.array_kinds.operands
+        return tuple(name for name in named if name in self.arrays) or tuple(self.arrays)
+
+    @property
+    def keyed(self) -> tuple[str, ...]:
+        """The operands along the keys: key and value, or latents and rotary keys."""
+        return tuple(name for name in self.operands if "k" in self.axes(name))
+
+    @property
+    def depth(self) -> int:
+        """The number of components of a query that are multiplied: D, and the rotary ones beside it."""
+        return self.sizes.D + self.letters.get("e", 0)
 
     @property
     def parameters(self) -> dict[str, np.ndarray]:
@@ -166,10 +176,10 @@ class Inputs:
 
     @property
     def effective_scale(self) -> float:
-        """The scale as a number: the given one, or 1 / sqrt(D), or 1 if D is 0."""
+        """The scale as a number: the given one, or 1 / sqrt(D), or 1 if D is 0 (D: `depth`)."""
         if self.scale is not None:
             return self.scale
-        return 1.0 / math.sqrt(self.sizes.D) if self.sizes.D else 1.0
+        return 1.0 / math.sqrt(self.depth) if self.depth else 1.0
 
     @property
     def default_scale(self) -> float | None:

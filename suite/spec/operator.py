@@ -37,6 +37,8 @@ LETTERS = {
     "y": "features of the key",
     "z": "features of the value",
     "o": "features of the output",
+    "r": "size of a latent",
+    "e": "rotary size of a query and a key beside d",
 }
 """Meaning of axis letters. Features belong to layers. d is also the units of additive attention."""
 
@@ -163,12 +165,16 @@ class Questions:
 
 @dataclass(frozen=True)
 class ArrayKinds:
-    """Arrays without a gradient, and arrays with another dtype than the case.
+    """Arrays that checks vary, arrays without a gradient, and arrays with another dtype than the case.
 
+    - `operands`: the arrays whose memory, values and gradients checks vary.
+    - `letters(case)`: sizes of axes beside those of `Sizes`, by letter.
     - `statistics`, `integers`: no gradient. `integers` are not rounded to a dtype.
     - `wide`: arrays and outputs that are float32 beside 16-bit operands.
     """
 
+    operands: tuple[str, ...] = OPERANDS
+    letters: Callable[[Case], Mapping[str, int]] = lambda case: {}
     statistics: tuple[str, ...] = ()
     integers: tuple[str, ...] = ()
     wide: tuple[str, ...] = ()
@@ -185,12 +191,10 @@ class Packing:
 
     - `choose(inputs, order)`: inputs with some of their samples, in an order.
     - `completed(sizes, numbers)`: sizes and options of a random case, from two or more whole numbers.
-    - `letters(case)`: sizes of axes beside those of `Sizes`, by letter.
     """
 
     choose: Callable[[Inputs, Sequence[int] | np.ndarray], Inputs]
     completed: Callable[[Sizes, Sequence[int]], tuple[Sizes, Mapping[str, Any]]]
-    letters: Callable[[Case], Mapping[str, int]] = lambda case: {}
 
 
 @dataclass(frozen=True, eq=False)

@@ -76,6 +76,7 @@ from tests.honest.cached import (
     CachedTreeBranchByBranch,
     CachedWrittenFirst,
 )
+from tests.honest.latent import LATENTS
 from tests.honest.layers import (
     LayerBiasesAsFeatures,
     LayerDividedScores,
@@ -376,6 +377,7 @@ HONEST: tuple[type[Implementation], ...] = (
     CachedEager,
     CachedStepByStep,
     CachedTreeBranchByBranch,
+    *LATENTS,
     MergeKernel,
     MergeInTurn,
     MergeRunningSum,

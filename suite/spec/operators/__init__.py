@@ -14,6 +14,7 @@ from suite.spec.operators.concat import CONCAT
 from suite.spec.operators.dot import DOT
 from suite.spec.operators.encoder import ENCODER
 from suite.spec.operators.gated import GATED
+from suite.spec.operators.latent import LATENT
 from suite.spec.operators.layer_norm import LAYER_NORM
 from suite.spec.operators.masked import MASKED
 from suite.spec.operators.merge import MERGE
@@ -29,7 +30,7 @@ OPERATORS: dict[str, Operator] = {
     operator.name: operator
     for operator in (
         SDPA, MULTI_HEAD, SELF_ATTENTION, ADDITIVE, DOT, CONCAT, MASKED, LAYER_NORM, BATCH_NORM,
-        ROTARY, PACKED, MERGE, ENCODER, GATED, PAGED, PAGED_WRITE, CACHED,
+        ROTARY, PACKED, MERGE, ENCODER, GATED, PAGED, PAGED_WRITE, CACHED, LATENT,
     )
 }  # fmt: skip
 """Every operator by name."""

@@ -317,6 +317,6 @@ PAGED = Operator(
     ),
     recipes=("normal", "large", "tiny", "ties", "onehot", "integers"),
     questions=Questions(elections=("nan-behind-last-key",), probe=PLAIN),
-    array_kinds=ArrayKinds(integers=("query_lengths", "key_lengths", "page_table")),
-    packing=Packing(completed=completed, choose=choose, letters=pool),
+    array_kinds=ArrayKinds(letters=pool, integers=("query_lengths", "key_lengths", "page_table")),
+    packing=Packing(completed=completed, choose=choose),
 )

@@ -141,7 +141,9 @@ PAGED_WRITE = Operator(
         flag("skipped", "skipped"),
     ),
     recipes=("normal", "tiny"),
-    array_kinds=ArrayKinds(statistics=("value", "value_cache"), integers=("slot_mapping",)),
+    array_kinds=ArrayKinds(
+        letters=pool, statistics=("value", "value_cache"), integers=("slot_mapping",)
+    ),
     has_keys=False,
-    packing=Packing(completed=completed, choose=choose, letters=pool),
+    packing=Packing(completed=completed, choose=choose),
 )

@@ -1,0 +1,46 @@
+"""Latent attention by definition: plain attention over keys and values that are formed exactly."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from backends._numpy.attention import definition
+from backends._numpy.engine import Rounded
+from backends.declared import Declared, DeclaredRounding
+from backends.masks import masked_arrays
+from backends.prepared import PreparedCall, attention_call
+from backends.protocol import Implementation
+from suite.spec.dtypes import DTYPES
+from suite.spec.inputs import Inputs
+from suite.spec.operators.latent import FEATURES, LATENT, plain
+
+
+class ProjectedKeys(Implementation):
+    """The reference of plain attention over the keys and values, rounded once to the case's dtype."""
+
+    name = "projected-keys"
+    operator = LATENT
+    declared = Declared(
+        numerics="exact",
+        features=FEATURES,
+        refusals={"gradient": "NumPy differentiates nothing"},
+        elections={"fully-masked-row": "zeros", "lse-of-empty-row": "minus-inf"},
+        rounding=DeclaredRounding(absorbs=dict.fromkeys(DTYPES, False)),
+    )
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        fmt = inputs.dtype
+        precision = np.longdouble if fmt is DTYPES["f64"] else np.float64
+        settings = {"scale": inputs.effective_scale, "fmt": fmt, **inputs.features}
+
+        def call(mask: Rounded | None = None, **arrays: Rounded) -> Rounded | tuple[Rounded, ...]:
+            query, key, value = plain({n: x.values for n, x in arrays.items()}, precision)
+            shown = None if mask is None else mask.values
+            with np.errstate(all="ignore"):
+                out = definition(query, key, value, mask=shown, **settings)
+            fmts = map(inputs.output_dtype, inputs.outputs)
+            outs = out if isinstance(out, tuple) else (out,)
+            given = tuple(Rounded(x, one) for x, one in zip(outs, fmts, strict=True))
+            return given if len(given) > 1 else given[0]
+
+        return attention_call(call, masked_arrays(self.backend, inputs), inputs)

@@ -1,0 +1,106 @@
+"""Textbook latent attention: keys and values formed (unabsorbed), latents attended (absorbed), and both
+as servers have them."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+from backends.declared import Declared, DeclaredRounding
+from backends.masks import masked_arrays
+from backends.prepared import PreparedCall
+from backends.protocol import Backend, Implementation
+from backends.textbook.attention import attention
+from backends.textbook.layer import Numerics, Operations
+from suite.spec.dtypes import DTYPES
+from suite.spec.inputs import Inputs
+from suite.spec.operators.latent import FEATURES, LATENT
+from suite.spec.vocabulary import NUMERICS
+
+
+class TextbookLatent(Implementation):
+    """Latent attention in operations that all frameworks have. `absorbs` says the form; None: either."""
+
+    operator = LATENT
+    textbook = True
+    absorbs: bool | None = None
+
+    def __init__(self, backend: Backend, ops: Operations, numerics: Numerics) -> None:
+        classes = numerics if isinstance(numerics, Mapping) else dict.fromkeys(DTYPES, numerics)
+        # The scale is rounded to the dtype; narrower classes than `eager` do not allow that.
+        least = {name: max(one, "eager", key=NUMERICS.index) for name, one in classes.items()}
+        form = {} if self.absorbs is None else dict.fromkeys(DTYPES, self.absorbs)
+        declared = Declared(
+            numerics=least, features=FEATURES, rounding=DeclaredRounding(absorbs=form)
+        )
+        super().__init__(backend, declared=declared)
+        self.ops = ops
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        lse = "lse" in inputs.outputs
+
+        def call(mask: Any = None, **arrays: Any) -> Any:
+            return self.compute(arrays, mask, inputs.effective_scale, lse)
+
+        constants = (inputs.effective_scale, lse)
+        arguments = masked_arrays(self.backend, inputs)
+        plain = PreparedCall(call, arguments, inputs.outputs, constants=constants)
+        return self.ops.called(self, plain)
+
+    @abstractmethod
+    def compute(self, x: Mapping[str, Any], mask: Any, scale: float, lse: bool) -> Any:
+        """The output (B, H, Lq, Dv), and with `lse` the pair of output and log-sum-exp (B, H, Lq)."""
+
+
+class LatentUnabsorbed(TextbookLatent):
+    """Keys and values of all heads are formed, with a copy of the rotary key for every head."""
+
+    name = "textbook-latent"
+    absorbs: bool | None = False
+
+    def compute(self, x: Mapping[str, Any], mask: Any, scale: float, lse: bool) -> Any:
+        ops, heads = self.ops, x["query"].shape[1]
+        key, value = (self.expanded(x["latent"], x[name]) for name in ("w_uk", "w_uv"))
+        B, Lk, E = x["key_rope"].shape
+        rope = ops.repeat(ops.reshape(x["key_rope"], (B, 1, Lk, E)), heads, 1)
+        query = ops.concat([x["query"], x["query_rope"]], -1)
+        key = ops.concat([key, rope], -1)
+        return attention(ops, query, key, value, mask, None, scale, lse=lse)
+
+    def expanded(self, latents: Any, kernel: Any) -> Any:
+        """Keys or values (B, H, Lk, m) of latents (B, Lk, R) and a kernel (R, H, m)."""
+        ops, (B, Lk, R), (_, H, m) = self.ops, latents.shape, kernel.shape
+        flat = latents @ ops.reshape(kernel, (R, H * m))
+        return ops.transpose(ops.reshape(flat, (B, Lk, H, m)), (0, 2, 1, 3))
+
+
+class LatentAbsorbed(TextbookLatent):
+    """Queries and averages are projected: one key and one value, the latent, for all heads."""
+
+    name = "textbook-latent-absorbed"
+    absorbs = True
+
+    def compute(self, x: Mapping[str, Any], mask: Any, scale: float, lse: bool) -> Any:
+        ops = self.ops
+        query = x["query"] @ ops.transpose(x["w_uk"], (1, 2, 0))  # (B, H, Lq, R)
+        query = ops.concat([query, x["query_rope"]], -1)
+        B, Lk, R = x["latent"].shape
+        value = ops.reshape(x["latent"], (B, 1, Lk, R))
+        rope = ops.reshape(x["key_rope"], (B, 1, Lk, x["key_rope"].shape[-1]))
+        key = ops.concat([value, rope], -1)
+        answer = attention(ops, query, key, value, mask, None, scale, lse=lse)
+        average, total = answer if lse else (answer, None)
+        output = average @ ops.transpose(x["w_uv"], (1, 0, 2))
+        return (output, total) if lse else output
+
+
+class LatentServed(LatentUnabsorbed):
+    """As servers have it: unabsorbed over several queries, absorbed in decoding."""
+
+    name = "textbook-latent-served"
+    absorbs = None
+
+    def compute(self, x: Mapping[str, Any], mask: Any, scale: float, lse: bool) -> Any:
+        form = LatentAbsorbed if x["query"].shape[2] == 1 else LatentUnabsorbed
+        return form.compute(self, x, mask, scale, lse)  # type: ignore[arg-type]

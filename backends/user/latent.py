@@ -1,0 +1,66 @@
+"""A user's latent attention as an implementation; see docs/operators.md."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from backends.binder import Parameter
+from backends.claims import Claims
+from backends.declared import Declared
+from backends.masks import masked_arrays
+from backends.prepared import PreparedCall
+from backends.user.function import UserCallable
+from suite.spec.case import Case
+from suite.spec.catalogue import AnyCase
+from suite.spec.inputs import Inputs
+from suite.spec.masks import And
+from suite.spec.operators.latent import AXES, FEATURES, LATENT, split_causal
+
+KEYWORDS: tuple[Parameter[Inputs], ...] = (
+    Parameter("causal", ("causal",)),
+    Parameter("mask", ("mask", "mask-array", "causal", "window", "padding")),
+    Parameter("scale", ("scale",), lambda inputs: inputs.scale),
+    Parameter("softmax_scale", ("scale",), lambda inputs: inputs.scale, unless="scale"),
+    Parameter("return_lse", ("lse",), lambda inputs: "lse" in inputs.outputs or None),
+)
+"""The keyword parameters of latent attention. Libraries have two names for the scale."""
+
+
+class UserLatent(UserCallable):
+    """A user's `function(query, query_rope, latent, key_rope, w_uk, w_uv, ...)`.
+
+    The function returns (B, H, Lq, Dv), with `return_lse` also the log-sum-exp (B, H, Lq), and receives
+    the `KEYWORDS` that it takes. A causal flag is aligned at the last key.
+    """
+
+    operator = LATENT
+    arrays = tuple(AXES)
+    table = KEYWORDS
+    features = FEATURES
+
+    def declaration(self, claims: Claims) -> Declared:
+        return claims.declared(
+            self.features, refusals=self.binder.lacking, rounding=claims.rounding
+        )
+
+    def unsupported(self, case: AnyCase) -> str | None:
+        """As for every function; a mask whose causal part is a flag needs no array for this part."""
+        if isinstance(case, Case) and "causal" in self.binder.taken:
+            flagged, rest = split_causal(case.mask, case.form, case.sizes)
+            if flagged:
+                left = And(rest) if len(rest) > 1 else rest[0] if rest else None
+                case = replace(case, mask=left)
+        return super().unsupported(case)
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        flagged, rest = split_causal(inputs.mask, inputs.form, inputs.sizes)
+        flagged = flagged and "causal" in self.binder.taken
+        arrays = masked_arrays(self.backend, inputs, rest if flagged else None)
+        keywords = self.binder.bind(inputs, inputs.needs) | ({"causal": True} if flagged else {})
+
+        def call(mask: Any = None, **arrays: Any) -> Any:
+            more = keywords if mask is None else keywords | {"mask": mask}
+            return self.called(*(arrays[name] for name in self.arrays), **more)
+
+        return PreparedCall(call, arrays, inputs.outputs, constants=tuple(sorted(keywords.items())))

@@ -1,0 +1,222 @@
+"""Multi-head latent attention (MLA): keys and values of all heads are projections of one latent.
+
+    query (B, H, Lq, D), query_rope (B, H, Lq, E)    the parts of a query without and with a position
+    latent (B, Lk, R), key_rope (B, Lk, E)           what a cache keeps of a token, for all heads
+    w_uk (R, H, D), w_uv (R, H, Dv)                  up-projections of keys and values
+    output (B, H, Lq, Dv)
+
+    k_j = w_uk^T c_j,   v_j = w_uv^T c_j
+    scores = scale (q . k_j + q^R . k^R_j),   scale = 1 / sqrt(D + E)
+
+The rotary parts come rotated. An implementation forms keys and values (unabsorbed), or attends the
+latents themselves with queries w_uk q, and projects the average with w_uv (absorbed). The second form
+rounds other numbers (`DeclaredRounding.absorbs`).
+
+In ids `r32e8` is R = 32, E = 8; the default is `r16e4`. With `select` every column of an up-projection
+has a single one, so both forms compute plain attention over components of the latents: nothing is
+rounded that plain attention does not round, and a scale that is off by 1 % shows in 16 bits, too.
+
+Source: DeepSeek-AI, DeepSeek-V2, arXiv 2405.04434 (2024), section 2.1 and appendix C.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+
+from suite.spec.case import Case
+from suite.spec.features.lse import LSE
+from suite.spec.inputs import Inputs
+from suite.spec.levels import Ask
+from suite.spec.masks import Causal, Mask
+from suite.spec.operator import (
+    SCALE,
+    ArrayKinds,
+    Asks,
+    Operator,
+    Option,
+    Questions,
+    Work,
+    flag,
+)
+from suite.spec.operators.layers import FACTORS, kernel
+from suite.spec.sizes import Sizes
+
+FEATURES = frozenset(
+    {
+        "mask", "causal", "window", "padding", "mask-array", "scale", "value-size", "lse", "empty-batch",
+        "empty-queries", "inner-stride", "other-shapes", "gradient",
+    }
+)  # fmt: skip
+"""Features of latent attention."""
+
+AXES = {
+    "query": "bhqd", "query_rope": "bhqe", "latent": "bkr", "key_rope": "bke", "w_uk": "rhd",
+    "w_uv": "rhv",
+}  # fmt: skip
+"""The arrays with their axes."""
+
+
+def read(text: str) -> tuple[int, int]:
+    """R and E of a token such as "r16e4"."""
+    latent, _, rope = text[1:].partition("e")
+    return int(latent), int(rope)
+
+
+WIDTHS = Option(
+    "latent_sizes",
+    r"(r\d+e\d+)",
+    read,
+    lambda n: f"r{n[0]}e{n[1]}",
+    (16, 4),
+    ((7, 3), (32, 8), (40, 2)),
+)
+"""The size of a latent and of the rotary part of a query."""
+
+
+def letters(case: Case) -> Mapping[str, int]:
+    return dict(zip("re", case.option("latent_sizes"), strict=True))
+
+
+def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
+    """Unit normals, and up-projections of which keys and values are unit normals. `large`: scores with a
+    standard deviation of 16; `integers`: integers from -2 to 2, up-projections from -1 to 1."""
+    n = case.letters
+    arrays = {
+        name: rng.standard_normal(tuple(n[x] for x in axes)) for name, axes in AXES.items()
+    } | {
+        "w_uk": kernel(rng, n["r"], n["r"], n["h"], n["d"]),
+        "w_uv": kernel(rng, n["r"], n["r"], n["h"], n["v"]),
+    }
+    if case.option("select"):
+        for name in ("w_uk", "w_uv"):
+            R, H, size = arrays[name].shape
+            chosen = np.array([rng.permutation(R)[np.arange(size) % R] for _ in range(H)])
+            arrays[name] = (np.arange(R)[:, None, None] == chosen.reshape(H, size)).astype(float)
+    if case.recipe == "large":
+        arrays |= {name: 16 * arrays[name] for name in ("query", "query_rope")}
+    if case.recipe == "integers":
+        arrays |= {
+            name: np.rint(np.clip(array * (1.5 if name.startswith("w") else 1), -2, 2))
+            for name, array in arrays.items()
+        }
+    return arrays
+
+
+def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> Mapping[str, bool]:
+    return {
+        "scale": case.option("scale") is not None,
+        "value-size": sizes.D != sizes.Dv,
+        "lse": LSE.asked_by(case),
+        "empty-batch": sizes.B == 0,
+        "empty-queries": sizes.Lq == 0,
+    }
+
+
+def validate(case: Case) -> None:
+    if min(case.option("latent_sizes")) < 1 or not case.sizes.D:
+        raise ValueError(f"{case.operator} needs sizes d, r and e of 1 or more: {case.id}")
+
+
+def plain(
+    arrays: Mapping[str, np.ndarray], precision: type[np.floating[Any]] = np.float64
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Query and key (B, H, L, D + E) and value (B, H, Lk, Dv) of the plain attention that the arrays
+    stand for, in a precision."""
+    x = {name: array.astype(precision) for name, array in arrays.items()}
+    key, value = (np.einsum("bkr,rhd->bhkd", x["latent"], x[name]) for name in ("w_uk", "w_uv"))
+    rope = np.broadcast_to(x["key_rope"][:, None], (*key.shape[:3], x["key_rope"].shape[-1]))
+    query = np.concatenate([x["query"], x["query_rope"]], -1)
+    return query, np.concatenate([key, rope], -1), value
+
+
+def split_causal(mask: Mask | None, form: str, sizes: Sizes) -> tuple[bool, tuple[Mask, ...]]:
+    """True if a part of the mask is causal and aligned at the last key; and the parts that no flag of
+    this alignment expresses."""
+    parts = () if mask is None else mask.parts
+    square = sizes.Lq == sizes.Lk and form != "dense"
+    flags = [
+        part
+        for part in parts
+        if isinstance(part, Causal) and (square or (part.bottom_right and form != "dense"))
+    ]
+    return bool(flags), tuple(part for part in parts if part not in flags)
+
+
+def work(inputs: Inputs, direction: str) -> Work:
+    """Of the absorbed form, whose operands are read once for all heads: 2 P (2 R + E) operations for P
+    pairs, and the projections of queries and rows."""
+    s, n, pairs = inputs.sizes, inputs.letters, int(inputs.attends.sum())
+    flops = 2.0 * pairs * (2 * n["r"] + n["e"]) + 2.0 * s.B * s.H * s.Lq * n["r"] * (s.D + s.Dv)
+    numbers = sum(array.size for array in inputs.arrays.values()) + s.B * s.H * s.Lq * s.Dv
+    return Work(pairs, flops * FACTORS[direction], numbers * inputs.dtype.itemsize)
+
+
+PLAIN = "latent/none/mha/{dt}/b2h4q5k9d8v6"
+
+SMOKE = (
+    "latent/causalbr/mha/{dt}/b2h4q5k9d8v6",
+    "latent/pad/mha/{dt}/b3h4q1k9d8v6",
+    "latent/causal/mha/{dt}/b2h4q7k7d8/r32e8/lse",
+    "latent/bool.bhqk/mha/{dt}/b2h4q5k9d8v6/scale0.3/dense",
+)
+EXACT = (
+    "latent/causalbr/mha/{dt}/b2h4q5k9d8v6/select/large",
+    "latent/none/mha/{dt}/b2h4q5k9d8v6/select",
+)
+"""Cases in which both forms round as plain attention does."""
+
+STANDARD = (
+    PLAIN,
+    f"{PLAIN}/large",
+    f"{PLAIN}/integers",
+    f"{PLAIN}/lse",
+    f"{PLAIN}/scale-0.2",
+    "latent/causal+pad/mha/{dt}/b2h4q7k7d8/r7e3",
+    "latent/win3.0/mha/{dt}/b2h4q7k7d8",
+    "latent/padleft/mha/{dt}/b3h4q1k9d8v6/lse",
+    "latent/none/mha/{dt}/b1h2q1k129d16/r64e8",
+    "latent/causalbr/mha/{dt}/b1h2q33k65d16/r64e8",
+    "latent/none/mha/{dt}/b2h3q5k1d8v6",
+    "latent/pad/mha/{dt}/b3h4q1k9d8v6/select/integers",
+)
+
+LATENT = Operator(
+    name="latent",
+    text="multi-head latent attention: keys and values are projections of latents",
+    axes=lambda case: AXES,
+    draw=draw,
+    outputs=lambda case: {"output": "bhqv"} | ({"lse": "bhq"} if LSE.asked_by(case) else {}),
+    needs=needs,
+    ties=lambda options: ("hg",),
+    validate=validate,
+    asks=Asks(
+        plain=PLAIN,
+        cases=(
+            Ask(*SMOKE),
+            Ask(*EXACT, dtypes="half"),
+            Ask(*STANDARD, since="standard"),
+        ),
+        gradients=(
+            Ask("latent/causalbr/mha/{dt}/b2h4q5k9d8v6", dtypes="float32 first"),
+            Ask(PLAIN, "latent/pad/mha/{dt}/b3h4q1k9d8v6", dtypes="two", since="standard"),
+        ),
+        common_sizes=("b2h4q5k9d8v6",),
+    ),
+    options=(
+        WIDTHS,
+        flag("select", "select"),
+        SCALE,
+        *(option for option in (LSE.option,) if option),
+    ),
+    recipes=("normal", "large", "integers"),
+    questions=Questions(
+        elections=("fully-masked-row", "fully-masked-row-gradient", "lse-of-empty-row"),
+        probe="latent/{mask}/mha/{dt}/b2h4q5k5d8v6",
+        gradient_probe="latent/bool.bhqk.empty/mha/{dt}/b2h4q5k9d8v6/dense",
+    ),
+    array_kinds=ArrayKinds(operands=tuple(AXES), letters=letters, wide=("lse",)),
+    work=work,
+)

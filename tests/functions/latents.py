@@ -1,0 +1,62 @@
+"""Latent attention in torch, as people write it: right in both forms, and ways that go wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def attended(query: Any, key: Any, value: Any, scale: float, causal: bool, mask: Any) -> Any:
+    scores = query @ key.mT * scale
+    if causal:
+        rows, keys = scores.shape[-2:]
+        shown = torch.ones(rows, keys, dtype=torch.bool, device=scores.device).tril(keys - rows)
+        scores = scores.masked_fill(~shown, -torch.inf)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    return torch.softmax(scores, -1) @ value
+
+
+def absorbed(
+    query: Any, query_rope: Any, latent: Any, key_rope: Any, w_uk: Any, w_uv: Any,
+    causal: bool = False, mask: Any = None, scale: float | None = None,
+) -> Any:  # fmt: skip
+    scale = (query.shape[-1] + query_rope.shape[-1]) ** -0.5 if scale is None else scale
+    lifted = torch.einsum("bhqd,rhd->bhqr", query, w_uk)
+    query = torch.cat([lifted, query_rope], -1)
+    key = torch.cat([latent, key_rope], -1)[:, None]
+    average = attended(query, key, latent[:, None], scale, causal, mask)
+    return torch.einsum("bhqr,rhv->bhqv", average, w_uv)
+
+
+def unabsorbed(
+    query: Any, query_rope: Any, latent: Any, key_rope: Any, w_uk: Any, w_uv: Any,
+    mask: Any = None, softmax_scale: float | None = None, return_lse: bool = False,
+) -> Any:  # fmt: skip
+    key = torch.einsum("bkr,rhd->bhkd", latent, w_uk)
+    value = torch.einsum("bkr,rhv->bhkv", latent, w_uv)
+    rope = key_rope[:, None].expand(-1, key.shape[1], -1, -1)
+    query, key = torch.cat([query, query_rope], -1), torch.cat([key, rope], -1)
+    scale = query.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
+    output = attended(query, key, value, scale, False, mask)
+    if not return_lse:
+        return output
+    scores = query @ key.mT * scale
+    hidden = scores if mask is None else scores.masked_fill(~mask, -torch.inf)
+    return output, torch.logsumexp(hidden.to(torch.promote_types(hidden.dtype, torch.float32)), -1)
+
+
+def scaled_by_the_latent(
+    query: Any, query_rope: Any, latent: Any, key_rope: Any, w_uk: Any, w_uv: Any,
+    causal: bool = False, mask: Any = None,
+) -> Any:  # fmt: skip
+    scale = (latent.shape[-1] + key_rope.shape[-1]) ** -0.5
+    return absorbed(query, query_rope, latent, key_rope, w_uk, w_uv, causal, mask, scale)
+
+
+def without_rotary(
+    query: Any, query_rope: Any, latent: Any, key_rope: Any, w_uk: Any, w_uv: Any,
+    causal: bool = False, mask: Any = None, scale: float | None = None,
+) -> Any:  # fmt: skip
+    return absorbed(query, 0 * query_rope, latent, key_rope, w_uk, w_uv, causal, mask, scale)

@@ -1,0 +1,102 @@
+"""Honest variants of latent attention."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from backends.protocol import DeclaredRounding
+from suite.faults.kernels.attention import Call, Online
+from suite.faults.kernels.latent import AbsorbedKernel, Arrays, LatentKernel
+from suite.spec.dtypes import DType
+
+
+class LatentOnline(Online, AbsorbedKernel):
+    """Absorbed, with an online softmax over tiles of four latents."""
+
+    tile = 4
+
+
+class LatentFused(AbsorbedKernel):
+    """Absorbed, with weights in the dtype of the case."""
+
+    numerics = "fused"
+    stores = ("queries", "average", "weights")
+
+
+class LatentEager(LatentKernel):
+    """Unabsorbed, with scores and weights in the dtype of the case."""
+
+    numerics = "eager"
+    stores = ("keys", "scores", "weights")
+
+
+class LatentApart(AbsorbedKernel):
+    """Absorbed, with the scores of both parts stored apart, and then their sum."""
+
+    numerics = "eager"
+    stores = ("queries", "average", "scores", "weights")
+
+    def scores(self, query: np.ndarray, key: np.ndarray, call: Call) -> np.ndarray:
+        R, factor = call.value.shape[-1], call.work(self.factor(call))
+        parts = (slice(None, R), slice(R, None))
+        one, two = (
+            self.keep(query[..., part] @ key[..., part].swapaxes(-1, -2), "scores", call)
+            for part in parts
+        )
+        return self.keep(self.keep(one + two, "scores", call) * factor, "scores", call)
+
+
+class LatentServed(LatentKernel):
+    """As servers have it: keys and values formed, but for a single query latents attended."""
+
+    rounding = DeclaredRounding()
+    stores = ("keys", "queries", "average")
+
+    def queries(self, x: Arrays, fmt: DType) -> np.ndarray:
+        return self.form(x).queries(self, x, fmt)
+
+    def keys(self, x: Arrays, fmt: DType) -> np.ndarray:
+        return self.form(x).keys(self, x, fmt)
+
+    def values(self, x: Arrays, fmt: DType) -> np.ndarray:
+        return self.form(x).values(self, x, fmt)
+
+    def output(self, average: np.ndarray, x: Arrays, fmt: DType) -> np.ndarray:
+        return self.form(x).output(self, average, x, fmt)
+
+    def gradients(self, x: Arrays, call: Call, cotangent: np.ndarray) -> dict[str, np.ndarray]:
+        return self.form(x).gradients(self, x, call, cotangent)
+
+    absorbed = AbsorbedKernel.absorbed
+
+    def form(self, x: Arrays) -> type[LatentKernel]:
+        return AbsorbedKernel if x["query"].shape[2] == 1 else LatentKernel
+
+
+class LatentWhole(LatentKernel):
+    """Unabsorbed in one pass: keys and values are formed in working precision, and not stored."""
+
+    stores = ()
+
+
+class LatentHeadByHead(AbsorbedKernel):
+    """Absorbed head by head, with sums over latents from the last component on."""
+
+    def absorbed(self, x: Arrays, fmt: DType) -> np.ndarray:
+        heads = [
+            x["query"][:, h] @ np.ascontiguousarray(x["w_uk"][:, h].T)
+            for h in range(x["query"].shape[1])
+        ]
+        return self.held(np.stack(heads, 1), "queries", fmt)
+
+    def output(self, average: np.ndarray, x: Arrays, fmt: DType) -> np.ndarray:
+        average = self.held(average, "average", fmt)[..., ::-1]
+        heads = [average[:, h] @ x["w_uv"][::-1, h] for h in range(average.shape[1])]
+        return np.stack(heads, 1)
+
+
+LATENTS = (
+    LatentKernel, AbsorbedKernel, LatentOnline, LatentFused, LatentEager, LatentApart, LatentServed,
+    LatentWhole, LatentHeadByHead,
+)  # fmt: skip
+"""Every honest variant of latent attention."""

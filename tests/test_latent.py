@@ -1,0 +1,195 @@
+"""Promise: latent attention is plain attention over the keys and values that it projects, in both forms,
+forward and backward; each form has a bound of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from backends.protocol import DeclaredRounding
+from backends.registry import UsageError, function_implementation, load
+from suite.checks import all_checks
+from suite.faults.backend import KernelBackend
+from suite.faults.kernels.latent import AbsorbedKernel, LatentKernel
+from suite.judge.cell import Cell
+from suite.judge.judge import judge
+from suite.judge.oracle import Oracle, Rounding
+from suite.spec.case import Case
+from suite.spec.catalogue import cases, of_operator
+from suite.spec.dtypes import DTYPES
+from suite.spec.inputs import Inputs, draw, draw_cotangent, draw_tangents
+from suite.spec.operators.latent import AXES, LATENT, plain, read, split_causal
+from tests.plain import attention as plain_attention
+
+FUNCTIONS = Path(__file__).parent / "functions" / "latents.py"
+CASES = (
+    "latent/none/mha/f64/b2h4q5k9d8v6",
+    "latent/causalbr/mha/f64/b2h4q5k9d8v6/scale0.3",
+    "latent/causal+pad/mha/f64/b2h4q7k7d8/r7e3",
+)
+ONE_FORM = [False, True]
+
+
+def rounding(absorbs: bool | None, numerics: str = "exact") -> Rounding:
+    form = {} if absorbs is None else dict.fromkeys(DTYPES, absorbs)
+    return Rounding(numerics, declared=DeclaredRounding(absorbs=form))
+
+
+def by_keys(inputs: Inputs) -> np.ndarray:
+    """Plain attention over the projected keys and values."""
+    operands = plain(inputs.arrays)
+    return plain_attention(*operands, mask=inputs.dense_mask, scale=inputs.effective_scale)
+
+
+@pytest.mark.parametrize("absorbs", ONE_FORM)
+@pytest.mark.parametrize("text", CASES)
+def test_the_reference_is_plain_attention_over_projected_keys(text: str, absorbs: bool) -> None:
+    inputs = draw(Case.parse(text))
+    expected = Oracle.forward(inputs, rounding(absorbs)).expected["output"]
+    assert expected.value.shape == inputs.output_shape("output")
+    assert np.allclose(expected.value.astype(float), by_keys(inputs), rtol=0, atol=1e-13)
+    assert (expected.error > 0).all()
+
+
+@pytest.mark.parametrize("absorbs", ONE_FORM)
+@pytest.mark.parametrize("text", CASES)
+def test_derivatives_agree_with_differences(text: str, absorbs: bool) -> None:
+    """<cotangent, J tangent> is <gradient, tangent>, and both are what two answers nearby say."""
+    inputs = draw(Case.parse(text))
+    names = tuple(AXES)
+    cotangent, tangents = draw_cotangent(inputs.case), draw_tangents(inputs.case, names)
+    gradients = Oracle.vjp(inputs, cotangent, rounding(absorbs)).expected
+    moved = Oracle.jvp(inputs, tangents, rounding(absorbs)).expected["output"].value
+    forward = float((cotangent * moved).sum())
+    backward = float(sum((gradients[name].value * tangents[name]).sum() for name in names))
+    step = 1e-6
+    there, back = (
+        by_keys(inputs.replace(**{n: inputs.arrays[n] + d * tangents[n] for n in names}))
+        for d in (step, -step)
+    )
+    between = float((cotangent * (there - back)).sum()) / (2 * step)
+    assert forward == pytest.approx(backward, rel=1e-12)
+    assert forward == pytest.approx(between, rel=1e-6)
+
+
+def test_the_log_sum_exp_is_that_of_plain_attention() -> None:
+    inputs = draw(Case.parse("latent/causal/mha/f64/b2h4q7k7d8/r32e8/lse"))
+    query, key, _ = plain(inputs.arrays)
+    scores = query @ key.swapaxes(-1, -2) / np.sqrt(16)
+    want = np.logaddexp.reduce(np.where(inputs.attends, scores, -np.inf), -1)
+    for absorbs in ONE_FORM:
+        got = Oracle.forward(inputs, rounding(absorbs)).expected["lse"].value
+        assert np.allclose(got.astype(float), want, rtol=0, atol=1e-13)
+
+
+def test_forms_have_other_bounds_and_an_undeclared_form_the_larger_one() -> None:
+    for sizes, larger in (("d8v6/r32e8", 1), ("d64/r7e3", 0)):
+        inputs = draw(Case.parse(f"latent/none/mha/bf16/b2h4q5k9{sizes}"))
+        bounds = [Oracle.forward(inputs, rounding(absorbs)).bound() for absorbs in ONE_FORM]
+        assert np.median(bounds[larger] / bounds[1 - larger]) > 1.3, sizes
+        either = Oracle.forward(inputs, rounding(None)).bound()
+        assert np.array_equal(either, np.maximum(*bounds))
+    cotangent = draw_cotangent(inputs.case)
+    of = [
+        Oracle.vjp(inputs, cotangent, rounding(absorbs)).expected for absorbs in (False, True, None)
+    ]
+    for name in AXES:
+        assert np.array_equal(of[2][name].error, np.maximum(of[0][name].error, of[1][name].error))
+
+
+@pytest.mark.parametrize("fmt", ["bf16", "f16", "f32"])
+def test_projections_that_select_have_the_bound_of_plain_attention(fmt: str) -> None:
+    """So a scale that is off by 1 % is seen in 16 bits."""
+    inputs = draw(Case.parse(f"latent/none/mha/{fmt}/b2h4q5k9d8v6/select/large"))
+    other = draw(Case.parse(f"sdpa/none/mha/{fmt}/b2h4q5k9d12v6"))
+    query, key, value = plain(inputs.arrays)
+    same = other.replace(query=query, key=key, value=value)
+    want = Oracle.forward(same, rounding(None)).expected["output"]
+    roughly = by_keys(inputs.replace(scale=1.01 * inputs.effective_scale))
+    for absorbs in ONE_FORM:
+        got = Oracle.forward(inputs, rounding(absorbs)).expected["output"]
+        assert np.allclose(got.value, want.value, rtol=0, atol=1e-12)
+        assert np.median(got.error / want.error) < 2.1
+        assert (np.abs(roughly - got.value) > got.error).any()
+
+
+def test_one_form_prefills_and_the_other_decodes() -> None:
+    """The rows of both forms agree within the sum of their bounds, and not within a tenth of it."""
+    backend = KernelBackend("latent", (LatentKernel, AbsorbedKernel))
+    whole, step = backend.members
+    values = next(check for check in all_checks() if check.name == "values")
+    worst = 0.0
+    for seed in range(20):
+        case = Case.parse("latent/causalbr/mha/bf16/b2h4q5k9d8v6")
+        prefill, decode = Cell(values, case, whole, seed), Cell(values, case, step, seed)
+        row = decode.inputs.replace(mask=None).select("q", slice(4, 5))
+        apart = np.abs(prefill.run().values[:, :, 4:] - decode.run(row).values)
+        limit = prefill.bound(prefill.inputs)[:, :, 4:] + decode.bound(row)
+        worst = max(worst, float((apart / limit).max()))
+    assert 0.1 < worst <= 1
+
+
+def test_which_part_of_a_mask_a_flag_says() -> None:
+    def flag(text: str, form: str = "native") -> tuple[bool, int]:
+        case = Case.parse(f"latent/{text}")
+        flagged, rest = split_causal(case.mask, form, case.sizes)
+        return flagged, len(rest)
+
+    assert flag("causalbr/mha/f32/b2h4q5k9d8") == (True, 0)
+    assert flag("causal/mha/f32/b2h4q5k9d8") == (False, 1)
+    assert flag("causal+pad/mha/f32/b2h4q7k7d8") == (True, 1)
+    assert flag("causal/mha/f32/b2h4q7k7d8", "dense") == (False, 1)
+    assert flag("none/mha/f32/b2h4q7k7d8") == (False, 0)
+
+
+def test_sizes_are_read_from_ids_and_must_exist() -> None:
+    assert read("r512e64") == (512, 64)
+    assert Case.parse("latent/none/mha/f32/b2h4q5k9d8/r7e3").letters["e"] == 3
+    with pytest.raises(ValueError, match="not a canonical case id"):
+        Case.parse("latent/none/mha/f32/b2h4q5k9d8/r16e4")
+    for text in ("d8/r0e4", "d8/r16e0", "d0"):
+        with pytest.raises(ValueError, match="needs sizes d, r and e of 1 or more"):
+            Case.parse(f"latent/none/mha/f32/b2h4q5k9{text}")
+
+
+def verdicts(name: str, said: dict[str, Any]) -> dict[str, set[str]]:
+    """Statuses by case of the values of a function of latents.py at smoke."""
+    judged, _ = function_implementation(load("torch"), f"{FUNCTIONS}:{name}", said, "latent")
+    values = next(check for check in all_checks() if check.name == "values")
+    found: dict[str, set[str]] = {}
+    for case in of_operator(LATENT, cases, "smoke"):
+        cell = Cell(values, case, judged)
+        reason = values.unsupported(judged, case)
+        found.setdefault(reason or judge(cell).status, set()).add(case.id)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "lacks"),
+    [
+        ("absorbed", {}, {"the function has no parameter return_lse"}),
+        ("absorbed", {"absorbs": True}, {"the function has no parameter return_lse"}),
+        ("unabsorbed", {}, set()),
+        ("unabsorbed", {"absorbs": False}, set()),
+    ],
+)
+def test_a_right_function_passes(name: str, said: dict[str, Any], lacks: set[str]) -> None:
+    found = verdicts(name, {"numerics": "eager", **said})
+    assert found.keys() == {"pass"} | lacks, found
+
+
+@pytest.mark.parametrize("name", ["scaled_by_the_latent", "without_rotary"])
+def test_a_wrong_function_fails(name: str) -> None:
+    found = verdicts(name, {})
+    assert len(found["fail"]) >= 4
+    assert not found.get("error")
+
+
+def test_a_form_is_a_claim_of_latent_attention_alone() -> None:
+    with pytest.raises(UsageError, match="only latent attention claims it"):
+        function_implementation(
+            load("torch"), "tests/functions/varlen.py:right", {"absorbs": True}, "packed"
+        )
