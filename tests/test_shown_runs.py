@@ -107,7 +107,7 @@ def checkout(
         "--results=flash.jsonl",
         1,
     )
-    made(f"pytest suite {small} --backend=my_adapter.py:backend --results=mine.jsonl")
+    made("pytest suite -q --level=smoke --backend=my_adapter.py:backend --results=mine.jsonl")
     made(
         f"pytest suite {small} --backend=torch --mode=compiled --implementation=sdpa@aot_eager "
         "--results=compiled.jsonl"
