@@ -85,6 +85,11 @@ class Implementation(ABC):
         """The call whose time is measured: `prepare`, and a cache that is full before the clock runs."""
         return self.prepare(inputs)
 
+    @property
+    def unwatched(self) -> Implementation:
+        """The implementation whose time is measured: no call is watched for what `forbid` names."""
+        return self
+
     def prepare_fresh(self, inputs: Inputs) -> PreparedCall:
         """`prepare`; a compiled call has its own program."""
         return self.prepare(inputs)

@@ -336,6 +336,8 @@ def test_a_revision_is_no_option_of_git(tmp_path: Path, capsys: pytest.CaptureFi
         (["--backend=torch", "--workload=nothing"], "unknown workload 'nothing'"),
         (["--backend=torchh"], "unknown backend"),
         (["--backend=torch", "--samples=0"], "must be positive"),
+        (["--backend=torch", "--isolate"], "speaks of a --function"),
+        (["--backend=torch", "--function=a.py:f", "--mode=compiled", "--kernel=k"], "eager calls"),
         (["--backend=numpy", "--implementation=none"], "valid: numpy:definition"),
         (["--backend=numpy", "--against=venv:/nowhere"], "name one --backend and one"),
         (
@@ -358,7 +360,7 @@ def test_usage_errors_measure_nothing(
 
 
 def test_a_malformed_command_line_is_no_wrong_answer(capsys: pytest.CaptureFixture[str]) -> None:
-    for wrong in ("--threads=many", "--foo", "--isolate", "--forbid=torch.bmm"):
+    for wrong in ("--threads=many", "--foo", "--drop-in", "--elect=no-keys=nan"):
         with pytest.raises(SystemExit) as ended:
             main(["bench", "--backend=torch", wrong])
         assert ended.value.code == gate.NOTHING

@@ -7,8 +7,9 @@ A case is unsupported if the function lacks a parameter that the case needs. Fea
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from copy import copy
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from backends.binder import Binder, Parameter, UnreadableSignature
@@ -127,6 +128,12 @@ class UserCallable(Implementation):
         self.called = watched(backend, function, claims.forbid)
         self.argument_names, self.remarks = self.binder.argument_names, self.binder.remarks
         self.declared = self.declared.refusing(self.observed())
+
+    @cached_property
+    def unwatched(self) -> Implementation:
+        other = copy(self)
+        other.called = self.judged
+        return other
 
     def bound(self, function: Callable[..., Any], name: str) -> Binder[Any]:
         """The binder of the function."""

@@ -1,6 +1,7 @@
 """Speed: worker processes time calls by one protocol. A time is kept only if its answer is right.
 
 protocol  length and number of samples, and when a time is refused
+clock     times calls in this process, or in the child of a user function
 call      one implementation's call: prepared, timed and judged
 worker    the process that holds timed calls
 pool      starts, asks and ends workers

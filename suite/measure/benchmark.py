@@ -83,7 +83,7 @@ class Benchmark:
         self.timed, self.accuracy = timed_call(self.backend, case, implementation, self.direction)
 
     def _call(self) -> None:
-        self.last = self.timed.call()
+        self.last = self.timed.calls()
         self.timed.backend.profiler.sync(self.last)
 
     def teardown(self, case: str, implementation: str) -> None:

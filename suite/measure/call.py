@@ -16,6 +16,7 @@ import numpy as np
 
 from backends.compilation import Compiled
 from backends.protocol import Implementation, PreparedCall
+from suite.checks import all_checks
 from suite.judge.answer import Answer
 from suite.judge.cell import Cell
 from suite.judge.check import Check
@@ -26,14 +27,18 @@ from suite.judge.derivative import (
     read_gradients,
     read_output,
 )
-from suite.judge.verdict import Deviation, Measured, NotApplicable
+from suite.judge.judge import Policy
+from suite.judge.verdict import Deviation, Measured, NotApplicable, Verdict
 from suite.measure import protocol
+from suite.measure.clock import clock_of
 from suite.measure.protocol import RefusedTime, UnsupportedCall
-from suite.measure.seen import Seen, digest_of, extra_reading, plain_copies
+from suite.measure.seen import Seen, digest_of
+from suite.run.steps import computed
 from suite.spec.case import Case
 from suite.spec.features import ARRAYS
 from suite.spec.inputs import Inputs, draw, draw_cotangent
 from suite.spec.operator import Work
+from suite.spec.vocabulary import VALUES
 
 FRESH_SEED = 7001
 """Added to a case's seed to draw fresh inputs."""
@@ -79,11 +84,28 @@ class Reading:
     failure: Exception | None = None
 
 
+@dataclass(frozen=True)
+class OwnCode:
+    """What a timed user's function is asked besides.
+
+    - `trip`: seconds of an empty sample in the child that runs the function
+    - `watched`: the function, which raises ForbiddenCall for calls that `--forbid` names
+    - `empty`: the function with an empty `kernel`
+    - `notes`: the limits that this system does not enforce, as sentences
+    """
+
+    trip: float = 0.0
+    watched: Implementation | None = None
+    empty: Implementation | None = None
+    kernel: str = ""
+    notes: tuple[str, ...] = ()
+
+
 class TimedCall:
     """One implementation's call of a case in one of `suite.spec.vocabulary.DIRECTIONS`.
 
-    A backward pass computes the gradients of the arrays `wrt`. Raises UnsupportedCall if the
-    implementation declares the case unsupported.
+    A backward pass computes the gradients of the arrays `wrt`. `own` says what else is asked of a user's
+    function. Raises UnsupportedCall if the implementation declares the case unsupported.
     """
 
     def __init__(
@@ -92,9 +114,11 @@ class TimedCall:
         case: Case,
         direction: str = "forward",
         seed: int = 0,
+        own: OwnCode | None = None,
     ) -> None:
         self.implementation, self.case, self.direction = implementation, case, direction
-        self.backend = implementation.backend
+        self.backend, self.own = implementation.backend, own or OwnCode()
+        self.clock = clock_of(self.backend, self.own.trip)
         self.cell = Cell(_CHECK, case, implementation, seed)
         if implementation.operator is not case.operator:
             raise UnsupportedCall(f"computes {implementation.operator}, not {case.operator}")
@@ -105,7 +129,6 @@ class TimedCall:
         self.compiled = False
         self.samples: list[float] = []
         self.slow = 0.0
-        self.turn = 0
 
     @property
     def wrt(self) -> list[str]:
@@ -130,25 +153,23 @@ class TimedCall:
             start = protocol.now()
             cotangent = self._cotangent(0)
             ready = self._attempt(lambda: self.step(self.prepared.arguments, cotangent))
-            self._attempt(lambda: protocol.timed(ready, self.backend.profiler.sync, 1))
+            self._attempt(lambda: self.clock.timed(ready, 1))
             first = protocol.now() - start
             others = [self._arguments(self._fresh(n)) for n in range(1, self._sets())]
-            self.calls = [ready, *(self.step(arguments, cotangent) for arguments in others)]
-            self.seen = [Seen[Reading](self.cell.seed + n) for n in range(len(self.calls))]
-            again, _ = protocol.timed(self.call, self.backend.profiler.sync, 1)
+            calls = [ready, *(self.step(arguments, cotangent) for arguments in others)]
+            self.calls = self.clock.rotation(calls)
+            self.seen = [Seen[Reading](self.cell.seed + n) for n in range(len(calls))]
+            again, _ = self.clock.timed(self.calls, 1)
             self.inner, settled, _ = protocol.warm(self._seconds, again)
         return Preparation(convert, first, self.inner, settled, self.work)
-
-    def call(self) -> Any:
-        """Call with the next set of inputs."""
-        self.turn = (self.turn + 1) % len(self.calls)
-        return self.calls[self.turn]()
 
     def sample(self, inner: int | None = None) -> float:
         """Time one sample: seconds of one call, averaged over `inner` calls."""
         before = self.backend.profiler.compilations(self.prepared)
         with _quiet():
             seconds = self._seconds(inner or self.inner)
+        if inner in (None, self.inner):
+            self.clock.keep()
         self.compiled |= before != self.backend.profiler.compilations(self.prepared)
         self.samples.append(seconds)
         return seconds
@@ -156,7 +177,7 @@ class TimedCall:
     def device_sample(self) -> float | None:
         """Seconds of one call by the device's clock, with empty caches; None without such a clock."""
         self.backend.profiler.empty_caches()
-        return self.backend.profiler.device_seconds(self.call)
+        return self.backend.profiler.device_seconds(self.calls.function)
 
     def judge(self) -> Accuracy:
         """Judge the answers of a part of the sets, every answer that differs from another one to the same
@@ -173,10 +194,12 @@ class TimedCall:
         with _quiet():
             if self.compiled:
                 raise RefusedTime("compiled", "the framework compiled during a sample")
+            self.clock.check()
             self.look(self._judge_sync())
             self._call_on()
             measured = self.judge_seen()
             self._judge_fresh()
+            self._judge_code()
             # Gradients keep the declared grade: grading them needs one oracle per numerics class.
             return Accuracy(measured.error_ratio, measured.grade)
 
@@ -203,7 +226,8 @@ class TimedCall:
 
     def look(self, out: Any) -> None:
         """Record an answer of the last call for `judge_seen`."""
-        self.seen[self.turn].take(
+        out = self.clock.opened(out)
+        self.seen[self.calls.turn].take(
             digest_of(out, self.backend),
             lambda: self._read(out, self.cell.inputs, self.prepared),
         )
@@ -211,7 +235,7 @@ class TimedCall:
     def peak_bytes(self) -> int | None:
         """Peak bytes of a call as the framework counts them; None if the framework does not count."""
         with _quiet():
-            return self.backend.profiler.peak_bytes(self.call, self.prepared)
+            return self.backend.profiler.peak_bytes(self.calls.function, self.prepared)
 
     def kernels(self) -> str:
         """The framework's names of the kernels that ran; empty if the framework does not tell."""
@@ -227,7 +251,7 @@ class TimedCall:
         return implementation.differentiable(inputs)
 
     def _seconds(self, inner: int) -> float:
-        seconds, out = protocol.timed(self.call, self.backend.profiler.sync, inner, self.slow)
+        seconds, out = self.clock.timed(self.calls, inner, self.slow)
         self.look(out)
         return seconds
 
@@ -242,7 +266,7 @@ class TimedCall:
         """Record the answers of more calls. Otherwise an error in one call of twenty is often missed."""
         end = protocol.now() + protocol.MORE_SECONDS
         for _ in range(protocol.MORE):
-            self.look(protocol.timed(self.call, self.backend.profiler.sync, 1)[1])
+            self.look(self.clock.timed(self.calls, 1)[1])
             if protocol.now() > end:
                 break
 
@@ -277,11 +301,11 @@ class TimedCall:
         An unfinished answer takes longer to read in every trial; a busy machine delays only some reads.
         """
         for _ in range(protocol.TRIALS):
-            timed = [protocol.timed(self.call, self.backend.profiler.sync, 1) for _ in range(3)]
+            timed = [self.clock.timed(self.calls, 1) for _ in range(3)]
             took, (first, finished, last) = min(t for t, _ in timed), (out for _, out in timed)
-            plain = self._attempt(partial(plain_copies, first, self.backend))
+            plain = self._attempt(partial(self.clock.plain, first))
             # The second answer is finished: the first was read after the last call began.
-            waited, computed = extra_reading(last, finished, plain, self.backend)
+            waited, computed = self.clock.extra_reading(last, finished, plain)
             usual, slowest = statistics.median([took, *self.samples]), max([took, *self.samples])
             lazy = protocol.late(computed, usual)
             if not lazy and not protocol.late(waited, slowest):
@@ -326,14 +350,14 @@ class TimedCall:
     def _times(self, number: int, judged: bool) -> tuple[float, float]:
         """Seconds of a call with known inputs, and of a call with new inputs, whose answer is judged if
         `judged` says so."""
-        inputs, sync = self._fresh(number), self.backend.profiler.sync
+        inputs, timed = self._fresh(number), self.clock.timed
         arguments, cotangent = self._arguments(inputs), self._cotangent(number)
         call = self._attempt(lambda: self.step(arguments, cotangent))
         compilations = self.backend.profiler.compilations(self.prepared)
         # Drawing inputs evicted the CPU caches, which were warm for the timed calls.
-        self._attempt(lambda: protocol.timed(self.call, sync, 1))
-        known, _ = self._attempt(lambda: protocol.timed(self.call, sync, 1))
-        new, out = self._attempt(lambda: protocol.timed(call, sync, 1))
+        self._attempt(lambda: timed(self.calls, 1))
+        known, _ = self._attempt(lambda: timed(self.calls, 1))
+        new, out = self._attempt(lambda: timed(call, 1))
         if compilations != self.backend.profiler.compilations(self.prepared):
             raise RefusedTime(
                 "compiled", "new inputs of the same shapes made the framework compile"
@@ -342,8 +366,22 @@ class TimedCall:
             # Judge only once: the oracle of a large case takes longer than all samples.
             prepared = replace(self.prepared, arguments=arguments)
             self.cell.measured = Measured()
-            self._hold(self._read(out, inputs, prepared), inputs, number, " (fresh inputs)")
+            read = self._read(self.clock.opened(out), inputs, prepared)
+            self._hold(read, inputs, number, " (fresh inputs)")
         return known, new
+
+    def _judge_code(self) -> None:
+        """Raise RefusedTime "forbidden" if the user's function calls what it must not call, and
+        "without-kernel" if its answer is right although its kernel is empty."""
+        if self.own.watched is not None:
+            for number in range(self._sets()):
+                self._attempt(self.own.watched.prepare(self._fresh(number)))
+        if self.own.empty is not None:
+            values = next(check for check in all_checks() if check.name == VALUES)
+            cell = Cell(values, self.case, self.implementation, self.cell.seed)
+            verdict = computed(self.own.empty, self.own.kernel, Policy(), cell, Verdict("pass"))
+            if verdict.status != "pass":
+                raise RefusedTime(verdict.kind, verdict.message)
 
     def _read(self, out: Any, inputs: Inputs, prepared: PreparedCall) -> Reading:
         """Copies of the values that a call returned."""

@@ -102,6 +102,9 @@ def _measure(options: BenchOptions) -> int:
     with Pool(options) as pool:
         # An unknown name ends the run before a results file is made.
         pool.offers()
+        for worker in pool.workers.values():
+            for note in worker.hello["notes"]:
+                _say(f"note: {note}")
         writer = speed.writer(options.results, header(options, pool)) if options.results else None
         finished = False
         try:

@@ -32,7 +32,7 @@ class BenchOptions(Options):
 
     fixed = (
         "level", "shard", "audit", "optimized", "claim", "elect", "drop_in", "allow_unused",
-        "allow_refusals", "forbid", "kernel", "isolate", "untrusted", "expect", "inherit_known",
+        "allow_refusals", "expect", "inherit_known",
     )  # fmt: skip
 
     backend: tuple[str, ...] = shared(

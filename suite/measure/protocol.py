@@ -51,6 +51,10 @@ CLOCK, CLOCK_SECONDS = 3.0, 1.0
 """Greatest time of all samples by the clock of the parent process, in times of what the worker says, and
 seconds more: a worker runs a person's code, which may stop its clock."""
 
+APART, APART_SECONDS = 0.25, 1e-3
+"""Greatest difference between a sample by the clock of a user's process and by the clock of the process
+that judges, less an empty sample: a share of the sample, and seconds more for a busy machine."""
+
 UNSYNCED = 0.25
 """Greatest extra time of reading a timed output over reading a finished output, and of reading a finished
 output over reading a plain array, as a share of a sample. Beyond this share the clock stopped before the
@@ -82,8 +86,8 @@ now = time.perf_counter
 def timed(
     call: Callable[[], Any], sync: Callable[[Any], None], inner: int, slow: float = 0.0
 ) -> tuple[float, Any]:
-    """Seconds of one call, averaged over `inner` calls, and the output of the last call. After the calls
-    the fraction `slow` of their time is waited, too."""
+    """Seconds of one call, averaged over `inner` calls, and the output of the last call; 0 and None
+    without calls. After the calls the fraction `slow` of their time is waited, too."""
     out = None
     start = now()
     for _ in range(inner):
@@ -92,7 +96,7 @@ def timed(
     end = start + (now() - start) * (1.0 + slow)
     while now() < end:
         pass
-    return (now() - start) / inner, out
+    return (now() - start) / max(inner, 1), out
 
 
 def late(extra: float, sample: float) -> bool:

@@ -15,7 +15,6 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from backends.protocol import Backend
-from suite.measure.protocol import now
 from suite.spec.dtypes import DTYPES
 
 T = TypeVar("T")
@@ -78,17 +77,3 @@ def plain_copies(out: Any, backend: Backend) -> list[Any]:
     ]
     backend.profiler.sync(copies)
     return copies
-
-
-def extra_reading(last: Any, finished: Any, plain: Any, backend: Backend) -> tuple[float, float]:
-    """Seconds by which reading the last output takes longer than reading a finished one, and by which
-    reading the finished one takes longer than reading plain arrays."""
-
-    def seconds(out: Any) -> float:
-        start = now()
-        for array in arrays_of(out, backend):
-            backend.to_numpy(array)
-        return now() - start
-
-    unread, read, copied = map(seconds, (last, finished, plain))
-    return unread - read, read - copied

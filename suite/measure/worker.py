@@ -11,11 +11,12 @@ import os
 import sys
 import time
 import traceback
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import msgspec
 
+from backends.declared import THROUGH
 from backends.threads import thread_variables
 from suite.measure import protocol
 from suite.run.options import Options
@@ -35,7 +36,7 @@ class Server:
         if request["cpus"]:
             os.sched_setaffinity(0, request["cpus"])
         start = time.perf_counter()
-        self.backend, self.implementations = implementations(
+        self.backend, self.implementations, self.own = loaded(
             request["backend"], msgspec.convert(request["options"], Options)
         )
         self.imported = time.perf_counter() - start
@@ -43,7 +44,7 @@ class Server:
         self.limits: dict[tuple[str, str, int], float] = {}
 
     def hello(self) -> Fields:
-        """The seconds of the import, the implementations and the versions."""
+        """The seconds of the import, the implementations, the versions, and notes for people."""
         offers = [
             {"name": i.name, "mode": i.mode, "operator": i.operator.name}
             for i in self.implementations.values()
@@ -53,6 +54,7 @@ class Server:
             "implementations": offers,
             "versions": {name: str(text) for name, text in self.backend.versions.items()},
             "python": sys.version.split()[0],
+            "notes": [note for code in self.own.values() for note in code.notes],
         }
 
     def open(self, request: Fields) -> Fields:
@@ -65,6 +67,7 @@ class Server:
             Case.parse(request["case"]),
             request["direction"],
             request["seed"],
+            self.own.get(request["implementation"].partition(THROUGH)[0]),
         )
         preparation = call.prepare()
         self.calls[request["key"]] = call
@@ -132,27 +135,53 @@ def implementations(name: str, options: Options) -> tuple[Any, dict[str, Any]]:
     """A backend and its implementations by name: the framework's, user functions, and compiled forms of
     both. Raises UsageError and BackendUnavailable.
     """
+    backend, every, _ = loaded(name, options)
+    return backend, every
+
+
+def loaded(name: str, options: Options) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+    """`implementations`, and the `OwnCode` of user functions by name."""
     from backends import registry
     from backends.compilation import compiled_forms
 
     backend = registry.load(name, options.device)
-    every = registry.implementations(backend)
-    # Conformance runs judge ignored parameters and forbidden calls, which take time to watch.
-    said: dict[str, Any] = {"allow_unused": True, "forbid": ()}
-    said |= {"numerics": options.numerics} if options.numerics else {}
-    every += [
-        registry.function_implementation(backend, text, said, options.like)[0]
-        for text in options.function
-    ]
+    codes = [_function(backend, options, text) for text in options.function]
+    every = [*registry.implementations(backend), *(function for function, _ in codes)]
     # Implementations that exist only to test a compiler's rewrites are not timed.
-    own = list(every)
-    for compiled in compiled_forms(backend, own):
-        if compiled.inner in own and compiled.compiler in backend.compilers.timed:
+    plain = list(every)
+    for compiled in compiled_forms(backend, plain):
+        if compiled.inner in plain and compiled.compiler in backend.compilers.timed:
             every.append(compiled)
     names = [i.name for i in every]
     if twice := next((name for name in names if names.count(name) > 1), ""):
         raise registry.UsageError(f"two implementations of {backend.name} are called {twice!r}")
-    return backend, dict(zip(names, every, strict=True))
+    own = {function.name: code for function, code in codes}
+    return backend, dict(zip(names, every, strict=True)), own
+
+
+def _function(backend: Any, options: Options, text: str) -> tuple[Any, Any]:
+    """The user function named by `text`, in a child if the options say so, and its `OwnCode`. Raises
+    UsageError."""
+    from backends import registry
+    from suite.measure.call import OwnCode
+    from suite.measure.clock import round_trip
+    from suite.run.isolation.remote import isolated
+
+    # Conformance runs judge ignored parameters.
+    options = replace(options, allow_unused=True)
+    said, trip, notes = options.claims, 0.0, tuple[str, ...]()
+    if options.isolates:
+        home = isolated(backend, options, text)
+        trip, notes = round_trip(home), tuple(f"{text}: {one}" for one in home.link.open)
+        function, _ = home.load(text, said, options.like, options.untrusted)
+    else:
+        function, _ = registry.function_implementation(backend, text, said, options.like)
+    empty = None
+    if options.kernel:
+        other = isolated(backend, options, text, options.kernel)
+        empty, _ = other.load(text, said, options.like, options.untrusted)
+    watched = function if options.forbid else None
+    return function.unwatched, OwnCode(trip, watched, empty, options.kernel, notes)
 
 
 def cpus_for(threads: int) -> list[int]:

@@ -13,6 +13,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from backends.compilers import Compilers
 from backends.implementation import Implementation
 from backends.memory import Memory
 from backends.prepared import PreparedCall, ProcessDied
-from backends.profiler import Profiler
+from backends.profiler import Profiler, Step
 from backends.protocol import Backend, Setting
 from backends.registry import UsageError
 from backends.user.cached import METHODS
@@ -149,6 +150,23 @@ class RemoteProfiler(Asking, Profiler):
     def kernels(self, prepared: PreparedCall) -> str:
         return str(self._ask("kernels", prepared))
 
+    def step(self, prepared: PreparedCall, direction: str, wrt: Sequence[str]) -> Step:
+        return self._ask("step", prepared, direction, [*wrt])
+
+    def compilations(self, prepared: PreparedCall) -> int | None:
+        return self._ask("compilations", prepared)
+
+    def peak_bytes(self, call: Any, prepared: PreparedCall) -> int | None:
+        said = self._ask("peak_bytes", call, prepared)
+        return None if said is None else checked(said, int, "a number of bytes")
+
+    def device_seconds(self, call: Any) -> float | None:
+        said = self._ask("device_seconds", call)
+        return None if said is None else checked(said, float, "a number of seconds")
+
+    def empty_caches(self) -> None:
+        self._ask("empty_caches")
+
 
 class Told(str):
     """The text of a setting's value, and the child's number of the value: equal values have one."""
@@ -256,7 +274,8 @@ class Remote(Asking, Backend):
             for method in METHODS:
                 if method in methods:
                     setattr(stub, method, Signature(stub, method, methods[method]))
-            all_said = {**own, **said}
+            # Calls are watched in the child; here nothing is called.
+            all_said = {**own, **said, "forbid": ()}
             if facts["layer"] is None:
                 told, claims = registry.callable_implementation(
                     self, stub, name, all_said, like, text
@@ -330,7 +349,7 @@ class RemoteFunction(Asking, Implementation):
     its claims: what the implementation declares, and how arguments are bound."""
 
     backend: Remote
-    place = ("implementation",)
+    place: tuple[str, ...] = ("implementation",)
 
     def __init__(self, backend: Remote, told: Implementation) -> None:
         self.backend, self.name, self.declared = backend, told.name, told.declared
@@ -339,8 +358,17 @@ class RemoteFunction(Asking, Implementation):
         self.operator, self.beside, self.axis_order = told.operator, told.beside, told.axis_order
         self.argument_names, self.remarks = told.argument_names, told.remarks
 
+    @property
+    def unwatched(self) -> Implementation:
+        other = copy(self)
+        other.place = (*self.place, "unwatched")
+        return other
+
     def prepare(self, inputs: Inputs) -> PreparedCall:
         return self._ask("prepare", inputs)
+
+    def timed(self, inputs: Inputs) -> PreparedCall:
+        return self._ask("timed", inputs)
 
     def prepare_fresh(self, inputs: Inputs) -> PreparedCall:
         return self._ask("prepare_fresh", inputs)
