@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -336,7 +337,6 @@ def test_a_revision_is_no_option_of_git(tmp_path: Path, capsys: pytest.CaptureFi
         (["--backend=torch", "--workload=nothing"], "unknown workload 'nothing'"),
         (["--backend=torchh"], "unknown backend"),
         (["--backend=torch", "--samples=0"], "must be positive"),
-        (["--backend=torch", "--isolate"], "speaks of a --function"),
         (["--backend=torch", "--function=a.py:f", "--mode=compiled", "--kernel=k"], "eager calls"),
         (["--backend=numpy", "--implementation=none"], "valid: numpy:definition"),
         (["--backend=numpy", "--against=venv:/nowhere"], "name one --backend and one"),
@@ -353,8 +353,6 @@ def test_a_revision_is_no_option_of_git(tmp_path: Path, capsys: pytest.CaptureFi
 def test_usage_errors_measure_nothing(
     arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import re
-
     assert main(["bench", *arguments]) == gate.NOTHING
     assert re.search(said, capsys.readouterr().err)
 

@@ -16,7 +16,6 @@ import numpy as np
 
 from backends.compilation import Compiled
 from backends.protocol import Implementation, PreparedCall
-from suite.checks import all_checks
 from suite.judge.answer import Answer
 from suite.judge.cell import Cell
 from suite.judge.check import Check
@@ -27,18 +26,16 @@ from suite.judge.derivative import (
     read_gradients,
     read_output,
 )
-from suite.judge.judge import Policy
-from suite.judge.verdict import Deviation, Measured, NotApplicable, Verdict
+from suite.judge.verdict import Deviation, Measured, NotApplicable
 from suite.measure import protocol
 from suite.measure.clock import clock_of
+from suite.measure.own import OwnCode
 from suite.measure.protocol import RefusedTime, UnsupportedCall
 from suite.measure.seen import Seen, digest_of
-from suite.run.steps import computed
 from suite.spec.case import Case
 from suite.spec.features import ARRAYS
 from suite.spec.inputs import Inputs, draw, draw_cotangent
 from suite.spec.operator import Work
-from suite.spec.vocabulary import VALUES
 
 FRESH_SEED = 7001
 """Added to a case's seed to draw fresh inputs."""
@@ -82,23 +79,6 @@ class Reading:
     output: Answer | None = None
     gradients: dict[str, np.ndarray] | None = None
     failure: Exception | None = None
-
-
-@dataclass(frozen=True)
-class OwnCode:
-    """What a timed user's function is asked besides.
-
-    - `trip`: seconds of an empty sample in the child that runs the function
-    - `watched`: the function, which raises ForbiddenCall for calls that `--forbid` names
-    - `empty`: the function with an empty `kernel`
-    - `notes`: the limits that this system does not enforce, as sentences
-    """
-
-    trip: float = 0.0
-    watched: Implementation | None = None
-    empty: Implementation | None = None
-    kernel: str = ""
-    notes: tuple[str, ...] = ()
 
 
 class TimedCall:
@@ -199,7 +179,10 @@ class TimedCall:
             self._call_on()
             measured = self.judge_seen()
             self._judge_fresh()
-            self._judge_code()
+            if self.own.watched is not None:
+                for number in range(self._sets()):
+                    self._attempt(self.own.watched.prepare(self._fresh(number)))
+            self.own.judge_kernel(self.cell)
             # Gradients keep the declared grade: grading them needs one oracle per numerics class.
             return Accuracy(measured.error_ratio, measured.grade)
 
@@ -225,11 +208,12 @@ class TimedCall:
         return measured or Measured()
 
     def look(self, out: Any) -> None:
-        """Record an answer of the last call for `judge_seen`."""
-        out = self.clock.opened(out)
+        """Record an answer of the last call for `judge_seen`. Raises RefusedTime if the answer cannot be
+        read."""
+        opened = self._attempt(lambda: self.clock.opened(out))
         self.seen[self.calls.turn].take(
-            digest_of(out, self.backend),
-            lambda: self._read(out, self.cell.inputs, self.prepared),
+            self._attempt(lambda: digest_of(opened, self.backend)),
+            lambda: self._read(opened, self.cell.inputs, self.prepared),
         )
 
     def peak_bytes(self) -> int | None:
@@ -305,7 +289,8 @@ class TimedCall:
             took, (first, finished, last) = min(t for t, _ in timed), (out for _, out in timed)
             plain = self._attempt(partial(self.clock.plain, first))
             # The second answer is finished: the first was read after the last call began.
-            waited, computed = self.clock.extra_reading(last, finished, plain)
+            read = partial(self.clock.extra_reading, last, finished, plain)
+            waited, computed = self._attempt(read)
             usual, slowest = statistics.median([took, *self.samples]), max([took, *self.samples])
             lazy = protocol.late(computed, usual)
             if not lazy and not protocol.late(waited, slowest):
@@ -369,19 +354,6 @@ class TimedCall:
             read = self._read(self.clock.opened(out), inputs, prepared)
             self._hold(read, inputs, number, " (fresh inputs)")
         return known, new
-
-    def _judge_code(self) -> None:
-        """Raise RefusedTime "forbidden" if the user's function calls what it must not call, and
-        "without-kernel" if its answer is right although its kernel is empty."""
-        if self.own.watched is not None:
-            for number in range(self._sets()):
-                self._attempt(self.own.watched.prepare(self._fresh(number)))
-        if self.own.empty is not None:
-            values = next(check for check in all_checks() if check.name == VALUES)
-            cell = Cell(values, self.case, self.implementation, self.cell.seed)
-            verdict = computed(self.own.empty, self.own.kernel, Policy(), cell, Verdict("pass"))
-            if verdict.status != "pass":
-                raise RefusedTime(verdict.kind, verdict.message)
 
     def _read(self, out: Any, inputs: Inputs, prepared: PreparedCall) -> Reading:
         """Copies of the values that a call returned."""

@@ -163,8 +163,8 @@ def _function(backend: Any, options: Options, text: str) -> tuple[Any, Any]:
     """The user function named by `text`, in a child if the options say so, and its `OwnCode`. Raises
     UsageError."""
     from backends import registry
-    from suite.measure.call import OwnCode
     from suite.measure.clock import round_trip
+    from suite.measure.own import OwnCode
     from suite.run.isolation.remote import isolated
 
     # Conformance runs judge ignored parameters.

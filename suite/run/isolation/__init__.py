@@ -3,6 +3,7 @@
 - `wire`: the messages of the two processes. What the child answers is validated as plain data.
 - `child`: the program of the child: the backend, the user's function, and a loop that answers.
 - `remote`: backend and implementation in the parent, whose calls the child makes.
+- `parts`: memory, compilers and profiler of that backend.
 - `told`: what the child says of the user's function.
 - `emptied`: a kernel that computes nothing, in a child of its own.
 - `sandbox`: the limits of the child.

@@ -22,11 +22,8 @@ import numpy as np
 
 from backends import registry
 from backends.claims import Claims
-from backends.compilers import Compilers
 from backends.implementation import Implementation
-from backends.memory import Memory
 from backends.prepared import PreparedCall, ProcessDied
-from backends.profiler import Profiler, Step
 from backends.protocol import Backend, Setting
 from backends.registry import UsageError
 from backends.user.cached import METHODS
@@ -35,6 +32,7 @@ from suite.judge.verdict import first_line
 from suite.records.machine import ROOT
 from suite.run.isolation import wire
 from suite.run.isolation.link import Context, Handle, Link, Place
+from suite.run.isolation.parts import Asking, RemoteCompilers, RemoteMemory, RemoteProfiler
 from suite.run.isolation.sandbox import Limits
 from suite.run.isolation.told import Signature, ToldLayer
 from suite.run.isolation.wire import checked
@@ -49,123 +47,6 @@ from suite.spec.text import printable
 
 HIDDEN = ("references",)
 """Folders of this project that an untrusted child cannot read: it would find the right answers there."""
-
-
-class Asking:
-    """A part of the child's host: `place` says which one."""
-
-    link: Link
-    place: tuple[str, ...]
-
-    def _place(self, name: str) -> Place:
-        """A method of the part."""
-        return Place((*self.place, name))
-
-    def _ask(self, name: str, *arguments: Any) -> Any:
-        """Call a method of the part in the child."""
-        return self.link.ask(self._place(name), *arguments)
-
-
-class RemoteMemory(Asking, Memory):
-    """Memory of the child's arrays."""
-
-    place = ("backend", "memory")
-
-    def __init__(self, backend: Remote) -> None:
-        super().__init__(backend)
-        self.link, self.has_strides = backend.link, backend.home.memory.has_strides
-
-    def overwrite(self, array: Any, values: Any) -> bool:
-        return bool(self._ask("overwrite", array, values))
-
-    def transpose(self, array: Any, *axes: int) -> Any:
-        return self._ask("transpose", array, *axes)
-
-    def view(self, flat: Any, shape: Any, strides: Any, offset: int) -> Any:
-        return self._ask("view", flat, shape, strides, offset)
-
-    def alias(self, array: Any) -> Any:
-        return self._ask("alias", array)
-
-    def within(self, values: np.ndarray, dtype: DType | None, how: str) -> tuple[Any, Any]:
-        array, whole = self._ask("within", values, dtype, how)
-        return array, whole
-
-    def operand(self, values: np.ndarray, inputs: Inputs, axis_order: str) -> Any:
-        return self._ask("operand", values, inputs, axis_order)
-
-
-class RemoteCompilers(Asking, Compilers):
-    """Compilers of the child; their declarations are those of this process."""
-
-    place = ("backend", "compilers")
-
-    def __init__(self, backend: Remote) -> None:
-        home = backend.home.compilers
-        super().__init__(backend, home.names, home.timed, home.layers)
-        self.link, self.home = backend.link, home
-        for name in ("shares_programs", "compiles_shapes", "runs_models", "ambient"):
-            setattr(self, name, getattr(home, name))
-
-    def compiled(self, prepared: PreparedCall, compiler: str, batch: int) -> PreparedCall:
-        return self._ask("compiled", prepared, compiler, batch)
-
-    def recomputed(
-        self, prepared: PreparedCall, rate: float, compiler: str
-    ) -> dict[str, PreparedCall]:
-        return self._ask("recomputed", prepared, rate, compiler)
-
-    def gradient(self, prepared: PreparedCall, operand: str, cotangent: Any) -> PreparedCall:
-        return self._ask("gradient", prepared, operand, cotangent)
-
-    def declared(self, implementation: Implementation, compiler: str) -> Any:
-        return self.home.declared(implementation, compiler)
-
-    def lacking(self, implementation: Implementation, compiler: str) -> dict[str, str]:
-        return self.home.lacking(implementation, compiler)
-
-    def signature(self, array: Any) -> tuple[Any, ...]:
-        # The programs of a child die with the child.
-        return (array.claims["signature"], array.generation)
-
-    def raised_inside(self, error: BaseException) -> BaseException:
-        return getattr(error, "inside", None) or error
-
-
-class RemoteProfiler(Asking, Profiler):
-    """Threads and kernels of the child's calls."""
-
-    place = ("backend", "profiler")
-
-    def __init__(self, backend: Remote) -> None:
-        super().__init__(backend)
-        self.link, self.has_threads = backend.link, backend.home.profiler.has_threads
-
-    def threads(self, count: int) -> Any:
-        return Context(self.link, self._place("threads"), count)
-
-    def at_once(self, calls: Sequence[Sequence[PreparedCall]], rounds: int) -> list[list[Any]]:
-        return self._ask("at_once", calls, rounds)
-
-    def kernels(self, prepared: PreparedCall) -> str:
-        return str(self._ask("kernels", prepared))
-
-    def step(self, prepared: PreparedCall, direction: str, wrt: Sequence[str]) -> Step:
-        return self._ask("step", prepared, direction, [*wrt])
-
-    def compilations(self, prepared: PreparedCall) -> int | None:
-        return self._ask("compilations", prepared)
-
-    def peak_bytes(self, call: Any, prepared: PreparedCall) -> int | None:
-        said = self._ask("peak_bytes", call, prepared)
-        return None if said is None else checked(said, int, "a number of bytes")
-
-    def device_seconds(self, call: Any) -> float | None:
-        said = self._ask("device_seconds", call)
-        return None if said is None else checked(said, float, "a number of seconds")
-
-    def empty_caches(self) -> None:
-        self._ask("empty_caches")
 
 
 class Told(str):
@@ -199,8 +80,9 @@ class Remote(Asking, Backend):
         self.name, self.devices, self.device = home.name, home.devices, home.device
         self.native, self.rounding, self.dialect = home.native, home.rounding, home.dialect
         self.validation_errors = home.validation_errors
-        self.memory, self.compilers = RemoteMemory(self), RemoteCompilers(self)
-        self.profiler = RemoteProfiler(self)
+        self.memory = RemoteMemory(self, link, home.memory)
+        self.compilers = RemoteCompilers(self, link, home.compilers)
+        self.profiler = RemoteProfiler(self, link, home.profiler)
         self._told: dict[str, Any] = {}
         self._after_death = False
         self._settings = {

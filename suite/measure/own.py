@@ -1,0 +1,43 @@
+"""What is asked of a user's function beside its time: forbidden calls (`--forbid`), an empty kernel
+(`--kernel`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from backends.protocol import Implementation
+from suite.checks import all_checks
+from suite.judge.cell import Cell
+from suite.judge.judge import Policy
+from suite.judge.verdict import Verdict
+from suite.measure.protocol import RefusedTime
+from suite.run.steps import computed
+from suite.spec.vocabulary import VALUES
+
+
+@dataclass(frozen=True)
+class OwnCode:
+    """What a timed user's function is asked besides.
+
+    - `trip`: seconds of an empty sample in the child that runs the function
+    - `watched`: the function, which raises ForbiddenCall for calls that `--forbid` names
+    - `empty`: the function with an empty `kernel`
+    - `notes`: the limits that this system does not enforce, as sentences
+    """
+
+    trip: float = 0.0
+    watched: Implementation | None = None
+    empty: Implementation | None = None
+    kernel: str = ""
+    notes: tuple[str, ...] = ()
+
+    def judge_kernel(self, cell: Cell) -> None:
+        """Raise RefusedTime "without-kernel" if the answer to a cell's case is right although the kernel
+        is empty."""
+        if self.empty is None:
+            return
+        values = next(check for check in all_checks() if check.name == VALUES)
+        asked, passed = Cell(values, cell.case, cell.implementation, cell.seed), Verdict("pass")
+        verdict = computed(self.empty, self.kernel, Policy(), asked, passed)
+        if verdict.status != passed.status:
+            raise RefusedTime(verdict.kind, verdict.message)
