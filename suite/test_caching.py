@@ -13,11 +13,12 @@ import numpy as np
 
 from suite.judge.cell import Cell
 from suite.judge.check import check
+from suite.judge.elections.caches import poisoned, unpoisoned
 from suite.spec.catalogue import Ask, asked
 from suite.spec.dtypes import round_to
 from suite.spec.inputs import Inputs
 from suite.spec.operators.cached_cases import PLAIN
-from suite.spec.operators.scripts import Chunk, actions, attended
+from suite.spec.operators.scripts import Chunk, actions, attended, freed
 from suite.test_invariance import expect_within
 from suite.test_masking import expect_same
 
@@ -98,3 +99,9 @@ def test_tokens_apart(cell: Cell) -> None:
         }
         after = cell.run(inputs.replace(**arrays)).values
         expect_same(cell, after, before, judged[:, None, :, None], f"large numbers in {what}")
+    rows = unpoisoned(inputs)
+    if freed(inputs.case).any() and cell.elected("nan-in-freed-slot") == "blocked":
+        after = cell.run(poisoned(inputs)).values
+        expect_same(
+            cell, after, before, rows[:, None, :, None], "NaN in tokens that left the cache"
+        )

@@ -56,6 +56,7 @@ class NnxDecode(Scripted):
             "ring": RING,
             "window-rollback": RING,
         },
+        elections={"nan-in-freed-slot": "blocked"},
     )
     axis_order = "blhd"
 

@@ -20,7 +20,11 @@ class ChunkByChunk(Implementation):
 
     name = "chunk-by-chunk"
     operator = CACHED
-    declared = Declared(numerics="exact", features=FEATURES)
+    declared = Declared(
+        numerics="exact",
+        features=FEATURES,
+        elections={"nan-in-freed-slot": "blocked", "beyond-capacity": "grows"},
+    )
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         fmt = inputs.dtype

@@ -39,6 +39,7 @@ class PastAttention(GrowingCache):
             "sinks": "Attention has no sinks", "alibi-slopes": "Attention has no slopes",
             "subsets": "the past of all samples has one length",
         },
+        elections={"nan-in-freed-slot": "blocked", "beyond-capacity": "grows"},
     )  # fmt: skip
     textbook = False
     opset = 24
@@ -95,6 +96,7 @@ class PastGroupQuery(PastAttention):
             **dict.fromkeys(("tree", "keep"), "GroupQueryAttention has no mask"),
         },
         limits=Limits(head_sizes=HEAD_SIZES),
+        elections=PastAttention.declared.elections,
     )
 
     def node(

@@ -41,6 +41,7 @@ class DynamicSdpa(Scripted):
             "tree": "the masks of masking_utils are causal",
             "window-rollback": "a full window goes back only if DynamicCache records the past",
         },
+        elections={"nan-in-freed-slot": "blocked", "beyond-capacity": "grows"},
     )
     chosen = "sdpa"
     """The name of the attention function in configurations."""
@@ -138,7 +139,7 @@ class StaticSdpa(DynamicSdpa):
     name = "static-cache-sdpa"
     declared = DynamicSdpa.declared.refusing(
         dict.fromkeys(("rollback", "window-rollback"), "StaticCache has no crop")
-    )
+    ).electing({"beyond-capacity": "raises"})
 
     def cache(self, config: Any, inputs: Inputs) -> Any:
         from transformers import StaticCache

@@ -140,7 +140,9 @@ class GrowingCache(TextbookCached):
     """Keys and values (B, Hkv, n, .) grow by concatenation. All samples have one length."""
 
     name = "textbook-cached"
-    declared = TextbookCached.declared.refusing({"subsets": "all samples have one length"})
+    declared = TextbookCached.declared.refusing(
+        {"subsets": "all samples have one length"}
+    ).electing({"nan-in-freed-slot": "blocked", "beyond-capacity": "grows"})
 
     def seen(self, case: Case) -> Iterator[tuple[Action, np.ndarray, np.ndarray, np.ndarray]]:
         for action, held in played(case):
@@ -205,6 +207,9 @@ class SlotCache(TextbookCached):
     """
 
     name = "textbook-cached-slots"
+    declared = TextbookCached.declared.electing(
+        {"nan-in-freed-slot": "leaks", "beyond-capacity": "ring"}
+    )
 
     def masks(self, inputs: Inputs) -> dict[str, Any]:
         """Also the empty cache; for a chunk `own_n`, all slots of its samples, and `slots_n`, those of

@@ -9,6 +9,7 @@ import numpy as np
 
 from backends._numpy import Rounded
 from suite.faults.fault import fault
+from suite.faults.kernels.attention import Kernel
 from suite.faults.kernels.cached import CachedKernel, Held
 from suite.spec.inputs import Inputs
 
@@ -132,6 +133,8 @@ class HeldOnce(Held):
 class CachedForkShares(CachedKernel):
     """Samples that go on with one history write into one place: the last of them wins."""
 
+    features = CachedKernel.features - {"subsets"}
+
     def init(self, inputs: Inputs, key: Any) -> Held:
         return HeldOnce(**vars(super().init(inputs, key)), places=tuple(range(inputs.sizes.B)))
 
@@ -182,6 +185,40 @@ class CachedPaddingOfSlots(CachedKernel):
         places = np.broadcast_to(np.arange(held.slots), (len(keys), held.slots))
         slots = np.concatenate([places, keys[:, held.slots :]], 1)
         return super().padded(held, slots)
+
+
+class Unguarded(Kernel):
+    """Values of hidden slots are multiplied by their weights, which are 0."""
+
+    def visible(self, value: np.ndarray, scores: np.ndarray) -> np.ndarray:
+        return value
+
+
+@fault("election", "0 * NaN is NaN: zero the values that nobody attends, or the slots on reset")
+class CachedNanOfFreedSlots(CachedKernel):
+    """NaN in slots whose tokens left the cache reaches other rows."""
+
+    kernel = Unguarded
+
+
+@fault("election", "a flat index without a look at the capacity")
+class CachedOverflowsIntoTheNext(CachedKernel):
+    """Tokens beyond the capacity are written into the slots of the next sample."""
+
+    def write(self, held: Held, key: np.ndarray, value: np.ndarray) -> None:
+        if held.left is not None:
+            return super().write(held, key, value)
+        samples, slots = held.positions.shape
+        places = held.totals[:, None] + np.arange(key.shape[2])
+        flat = np.arange(samples)[:, None] * slots + places
+        exists, inside = flat < samples * slots, places < slots
+        for cache, new in ((held.key, key), (held.value, value)):
+            rows = np.moveaxis(cache, 2, 1).reshape(samples * slots, cache.shape[1], -1)
+            rows[flat[exists]] = np.moveaxis(new, 2, 1)[exists]
+            cache[:] = np.moveaxis(rows.reshape(samples, slots, cache.shape[1], -1), 2, 1)
+        held.positions[np.nonzero(inside)[0], places[inside]] = places[inside]
+        held.totals = held.totals + key.shape[2]
+        return None
 
 
 @fault("values", "`cache_position` that is never advanced, or a copy that is written")

@@ -290,6 +290,18 @@ QUESTIONS: dict[str, Question] = {
             ("blocked", "leaks"),
         ),
         Question(
+            "nan-in-freed-slot",
+            "NaN in a slot whose token left the cache is",
+            ("blocked", "leaks"),
+            ("f32",),
+        ),
+        Question(
+            "beyond-capacity",
+            "Without a window, tokens beyond the capacity of a cache",
+            ("grows", "ring", "raises"),
+            ("f32",),
+        ),
+        Question(
             "lse-gradient",
             "The gradient of the log-sum-exp by the queries",
             ("flows", "nothing", "raises"),

@@ -217,6 +217,7 @@ FEATURES = {
     "length-arrays": "lengths of packed segments as an array whose values are read",
     "left-padding": "first tokens of a sample that nobody attends",
     "ring": "a cache with fewer slots than tokens, which overwrites tokens that left the window",
+    "overflow": "tokens beyond the capacity of a cache that has no window",
     "window-rollback": "tokens taken back after others have left the window",
     "reset": "a cache that is emptied and used again",
     "rollback": "tokens taken back from a cache",

@@ -19,6 +19,7 @@ class CachedConcatenated(CachedKernel):
     """Keys and values grow by concatenation; all are kept. All samples have one length."""
 
     features = ONE_LENGTH
+    elections = CachedKernel.elections | {"beyond-capacity": "grows"}
 
     def init(self, inputs: Inputs, key: Any) -> Held:
         return self.cut(super().init(inputs, key), 0)

@@ -68,6 +68,7 @@ class CachedKernel(Stated, Scripted):
     """A chunk attends all slots and its own tokens by `kernel`, then its last tokens take their slots."""
 
     features = FEATURES
+    elections = {"nan-in-freed-slot": "blocked", "beyond-capacity": "ring"}
     kernel: type[Kernel] = Kernel
 
     @cached_property

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from suite.judge.elections import modes, numbers, order
+from suite.judge.elections import caches, modes, numbers, order
 from suite.judge.elections.lse import AGREES, named
 from suite.judge.elections.probe import (
     Probe,
@@ -317,6 +317,7 @@ PROBES: dict[str, Callable[[Probe], str]] = {
     **numbers.PROBES,
     **modes.PROBES,
     **order.PROBES,
+    **caches.PROBES,
     "fully-masked-row": _fully_masked,
     "padded-sample": _padded_sample,
     "minus-inf-row": _minus_inf,

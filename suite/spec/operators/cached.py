@@ -51,6 +51,7 @@ from suite.spec.operator import (
     Operator,
     Option,
     Packing,
+    Questions,
     Work,
     flag,
 )
@@ -143,7 +144,8 @@ def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> Map
         "window": left is not None,
         **{f.word: f.asked_by(case) for f in CARRIED},
         "left-padding": case.option("padding") is not None,
-        "ring": is_ring(case),
+        "ring": is_ring(case) and left is not None,
+        "overflow": is_ring(case) and left is None,
         "window-rollback": left is not None
         and ("keep" in script or (rolls_back and held(case) > left + 1)),
         "reset": "reset" in script,
@@ -221,8 +223,8 @@ def validate(case: Case) -> None:
     if {*arrived} != {s.Lk}:
         raise together
     left = case.option("left")
-    if is_ring(case) and (left is None or capacity(case) < left + 1):
-        raise ValueError(f"a ring has a window, and a slot for each of its keys: {case.id}")
+    if is_ring(case) and left is not None and capacity(case) < left + 1:
+        raise ValueError(f"a ring has a slot for each key of its window: {case.id}")
     if case.option("softcap") is not None:
         SOFTCAP.validate(case)
 
@@ -289,5 +291,6 @@ CACHED = Operator(
     recipes=("normal", "large", "tiny", "ties", "onehot", "integers"),
     array_kinds=ArrayKinds(statistics=("alibi_slopes",), wide=("alibi_slopes",)),
     packing=Packing(completed=completed, choose=choose),
+    questions=Questions(elections=("nan-in-freed-slot", "beyond-capacity"), probe=PLAIN),
     work=work,
 )  # fmt: skip

@@ -318,6 +318,19 @@ def is_ring(case: Case) -> bool:
     return capacity(case) < held(case)
 
 
+def freed(case: Case) -> np.ndarray:
+    """The tokens that leave the cache by an operation, boolean (B, Lk)."""
+    s = case.sizes
+    gone, before = np.zeros((s.B, s.Lk), bool), None
+    for action, after in played(case):
+        if before is not None and not isinstance(action, Chunk | Pick):
+            for cache, left in ((before, True), (after, False)):
+                sample, slot = np.nonzero(cache.positions >= 0)
+                gone[cache.samples[sample, slot], cache.places[sample, slot]] = left
+        before = after
+    return gone
+
+
 def attended(case: Case) -> np.ndarray:
     """The tokens that each row attends, boolean (B, Lq, B, Lk): row (b, q) and token (c, k)."""
     s = case.sizes
