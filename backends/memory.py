@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from suite.spec.dtypes import DType
-from suite.spec.inputs import Inputs
+from suite.spec.inputs import Inputs, dtype_of
 from suite.spec.operators.packed import summed
+from suite.spec.operators.quantized import broadcast
 from suite.spec.vocabulary import ARRANGEMENTS, OPERANDS
 
 if TYPE_CHECKING:
@@ -236,3 +237,15 @@ def written(backend: Backend, inputs: Inputs) -> dict[str, Any]:
     slots = backend.array(inputs.arrays["slot_mapping"].astype(np.int64), None)
     dense = {n: backend.array(x, inputs.dtype) for n, x in inputs.arrays.items()}
     return {**dense, "slot_mapping": slots}
+
+
+def coded(backend: Backend, inputs: Inputs) -> dict[str, Any]:
+    """The arrays of attention over codes, or of writing codes, by name. Scales and zero points broadcast
+    with their keys or values."""
+    return {
+        name: backend.array(
+            broadcast(inputs, name) if name.endswith(("scale", "zero")) else array,
+            dtype_of(name, inputs.case),
+        )
+        for name, array in inputs.arrays.items()
+    }

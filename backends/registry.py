@@ -32,6 +32,7 @@ from backends.user.merge import UserMerge
 from backends.user.packed import UserPacked
 from backends.user.paged import UserPaged
 from backends.user.paged_write import UserPagedWrite
+from backends.user.quantized import UserQuantized, UserQuantizedWrite
 from backends.user.rotary import UserRotation
 from suite.spec.operator import Operator
 from suite.spec.operators import OPERATORS
@@ -243,6 +244,8 @@ OWN: dict[Operator, type[UserCallable]] = {
         UserPacked,
         UserPaged,
         UserPagedWrite,
+        UserQuantized,
+        UserQuantizedWrite,
         UserRotation,
     )
 }

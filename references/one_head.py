@@ -5,6 +5,7 @@ from __future__ import annotations
 from references.composition import Composition, Problem
 from references.primitives.arranged import Reshaped
 from references.primitives.attend import Attend, Weights
+from references.primitives.bias import Biased
 from references.primitives.pairs import Pairs
 from references.tape import Node
 
@@ -23,6 +24,8 @@ def attended_by(problem: Problem, scores: Node) -> Composition:
 
 def attended(problem: Problem, scores: Node, pairs: Pairs) -> Composition:
     """Like `attended_by`, for scores (B, 1, Lq, Lk)."""
+    if problem.inputs.bias is not None:
+        scores = Biased(problem.u, scores, problem.leaf("bias"))
     attend = Attend(problem.u, scores, as_head(problem.leaf("value")), pairs)
     return of_layer(problem, Reshaped(attend, problem.inputs.full_shape("output")), attend)
 

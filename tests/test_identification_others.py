@@ -19,6 +19,7 @@ torch = pytest.importorskip("torch")
 
 ROTARY = "rotary/none/mha/f32/b2h3q17k1d16"
 PAGED = "paged/none/gqa2/f32/b3h4q9k24d8/seg1.3.5x7.12.5/causal"
+QUANTIZED = "quantized/none/gqa2/f32/b2h4q3k17d8/perhead/causal"
 
 OTHERS = (
     ("value-heads-tiled", "Query head 1 reads value head 1, expected 0: value heads are tiled",
@@ -96,6 +97,20 @@ OTHERS = (
      "cached/none/mha/f32/b3h2q8k20d8/c2.back2of0.3of1.resetof2.3of20.3"),
     ("cached-sinks-once", "Only the first chunk has sinks.",
      "cached/none/gqa2/f32/b2h4q9k9d8/c5.1.3/win3/cap2.0/sinks/slopes/scale0.3"),
+    ("quantized-key-scale-for-values", "Values have the scales of keys.", QUANTIZED),
+    ("quantized-scale-of-the-next-head", "Every head has the scales of the next head.", QUANTIZED),
+    ("quantized-scale-of-the-next-token", "Every token has the scale of the next token.",
+     "quantized/none/gqa2/f32/b2h4q3k17d8/pertoken/zero/causal"),
+    ("quantized-difference-wraps", "Codes minus zero points wrap around in 8 bits.",
+     "quantized/none/mqa/f32/b3h2q1k23d8v6/perchannel/zero"),
+    ("quantized-bias-of-another-format", "an exponent bias larger by 1",
+     "quantized/none/mqa/f32/b3h2q1k23d8v6/e4m3/perchannel"),
+    ("codes-cut-off", "Numbers are rounded towards 0.",
+     "quantized-write/none/mha/f32/b2h2q17k17d8/perhead"),
+    ("codes-clipped-to-early-tokens", "clipped to the range of the first tokens",
+     "quantized-write/none/mha/f32/b2h2q17k17d8/perhead"),
+    ("codes-wrap", "Numbers beyond the range wrap around.",
+     "quantized-write/none/mha/f32/b2h2q17k17d8/perhead/zero/beyond"),
     ("merge-without-rescaling", "All parts weigh the same: log-sum-exps are not used.",
      "merge/none/mha/f32/b2h3q5k2d8"),
     ("merge-by-base-two", "Parts weigh 2^lse, expected e^lse.", "merge/none/mha/f32/b2h3q5k2d8"),

@@ -114,6 +114,7 @@ def masked_score(q: np.ndarray, k: np.ndarray, p: Parameters) -> float:
     [
         ("additive/pad/mha/f64/b2h1q3k4d5v3/e4.6.3.3", additive_score),
         ("additive/none/mha/f64/b2h1q3k4d4v3/e4.4.3.3/identity", additive_score),
+        ("additive/pad/mha/f64/b2h1q3k4d5v3/e4.6.3.3/bias.b1qk", additive_score),
         ("concat/causal/mha/f64/b2h1q3k3d4v3/e4.4.3.3", concat_score),
         ("dot/padempty/mha/f64/b2h1q3k4d4v3/e4.4.3.3", dot_score),
         ("masked/causal+pad/mha/f64/b2h1q3k4d4v3/e4.4.3.3", masked_score),
@@ -123,9 +124,11 @@ def test_single_heads_equal_loops(text: str, score: Callable[..., float]) -> Non
     x = draw(Case.parse(text))
     p = {n: np.asarray(a, float) for n, a in x.parameters.items()}
 
+    bias = np.zeros((1, 1, 1, 1)) if x.bias is None else x.bias
+    bias = np.broadcast_to(bias, (x.sizes.B, 1, x.sizes.Lq, x.sizes.Lk))
     want = loops.scored(
         x.value,
-        lambda b, i, j: score(x.query[b, i], x.key[b, j], p),
+        lambda b, i, j: score(x.query[b, i], x.key[b, j], p) + float(bias[b, 0, i, j]),
         (x.sizes.B, x.sizes.Lq, x.sizes.Lk),
         x.dense_mask,
     )

@@ -40,6 +40,8 @@ from suite.spec.operators.cached import FEATURES as CACHED_FEATURES
 from suite.spec.operators.latent import FEATURES as LATENT_FEATURES
 from suite.spec.operators.paged import FEATURES as PAGED_FEATURES
 from suite.spec.operators.paged_write import FEATURES as WRITE_FEATURES
+from suite.spec.operators.quantized import FEATURES as QUANTIZED_FEATURES
+from suite.spec.operators.quantized_write import FEATURES as CODES_FEATURES
 from suite.spec.vocabulary import DEVICES
 
 F32 = find("sdpa/none/mha/f32/b2h3q5k7d8").dtype
@@ -148,7 +150,8 @@ def test_a_feature_that_nobody_declared_is_not_asked() -> None:
 def test_the_sets_of_features_hold_what_was_asked_before_sinks() -> None:
     features: dict[str, set[str]] = {
         "sdpa": set(), "rotary": set(), "packed": set(), "merge": set(), "paged": set(),
-        "paged-write": set(), "cached": set(), "latent": set(), "layers": set()
+        "paged-write": set(), "cached": set(), "latent": set(), "layers": set(), "quantized": set(),
+        "quantized-write": set(),
     }  # fmt: skip
     for case in cases("full"):
         kind = "layers" if case.operator.is_layer else case.operator.name
@@ -162,6 +165,8 @@ def test_the_sets_of_features_hold_what_was_asked_before_sinks() -> None:
     assert features["paged-write"] <= WRITE_FEATURES
     assert features["cached"] <= CACHED_FEATURES
     assert features["latent"] <= LATENT_FEATURES
+    assert features["quantized"] <= QUANTIZED_FEATURES
+    assert features["quantized-write"] <= CODES_FEATURES
     assert features["layers"] - LAYER_FEATURES - ENCODER_FEATURES == {"qk-norm"}
     assert not (ATTENTION_FEATURES | LAYER_FEATURES) & OF_BACKENDS
 

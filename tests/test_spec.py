@@ -99,13 +99,21 @@ def test_two_operators_that_share_a_question_are_asked_it_by_two_ids() -> None:
 def test_facts_of_operators() -> None:
     """Packed queries attend keys, and no mask can say which; layers alone have learned anything."""
     facts = {o.name: (o.has_keys, o.takes_masks) for o in OPERATORS.values()}
-    fully_masked_rows = {"layer-norm", "batch-norm", "rotary", "merge", "paged-write"}
+    fully_masked_rows = {
+        "layer-norm",
+        "batch-norm",
+        "rotary",
+        "merge",
+        "paged-write",
+        "quantized-write",
+    }
     assert {name for name, (keys, _) in facts.items() if not keys} == fully_masked_rows
     assert {name for name, (_, masks) in facts.items() if not masks} == {
         *fully_masked_rows,
         "packed",
         "paged",
         "cached",
+        "quantized",
     }
     for case in catalogue.cases("smoke"):
         if case.mask is not None or case.option("bias") not in (None, "none"):

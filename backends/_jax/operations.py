@@ -33,6 +33,7 @@ def operations(jax: Any, jnp: Any) -> Operations:
         sin=jnp.sin,
         power=jnp.power,
         clip=jnp.clip,
+        rint=jnp.rint,
         exp=jnp.exp,
         log=jnp.log,
         largest=lambda x, axis: x.max(axis),

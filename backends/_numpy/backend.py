@@ -10,6 +10,7 @@ from backends._numpy.merge import WeightedSum
 from backends._numpy.packed import SegmentBySegment
 from backends._numpy.paged import SampleBySample
 from backends._numpy.paged_write import TokenByToken
+from backends._numpy.quantized import NearestCodes, ScaledCodes
 from backends._numpy.rotary import ComplexRotation
 from backends.protocol import Implementation
 
@@ -22,6 +23,7 @@ class NumpyBackend(NumpyEngine):
     def implementations(self) -> list[Implementation]:
         return [
             Definition(self), ComplexRotation(self), SegmentBySegment(self), SampleBySample(self),
-            TokenByToken(self), ChunkByChunk(self), ProjectedKeys(self),
+            TokenByToken(self), ChunkByChunk(self), ProjectedKeys(self), ScaledCodes(self),
+            NearestCodes(self),
             WeightedSum(self),
         ]  # fmt: skip

@@ -108,24 +108,34 @@ class OnnxRuntimeBackend(OnnxEngine):
 
     def run(self, model: bytes, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         session = self.session(model)
-        if all(array.dtype != self.bfloat16 for array in arrays.values()):
+        returned = [output.type for output in session.get_outputs()]
+        if not any(self._is_foreign(array.dtype) for array in arrays.values()) and not any(
+            kind.startswith("tensor(float8") for kind in returned
+        ):
             return list(session.run(None, dict(arrays)))
         kept = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
         values = {name: self._value(array) for name, array in kept.items()}
         return [self._array(value) for value in session.run_with_ort_values(None, values)]
 
     def _value(self, array: np.ndarray) -> Any:
-        """The runtime's value on the memory of an array, since the runtime knows no NumPy bfloat16."""
+        """The runtime's value on the memory of an array, for types that the runtime lacks in NumPy."""
         OrtValue = self.onnxruntime.OrtValue
-        if array.dtype != self.bfloat16:
+        if not self._is_foreign(array.dtype):
             return OrtValue.ortvalue_from_numpy(array)
-        kind = self.onnx.TensorProto.BFLOAT16
-        return OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), kind)
+        kind = self.onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
+        bits = array.view(f"u{array.itemsize}")
+        return OrtValue.ortvalue_from_numpy_with_onnx_type(bits, kind)
+
+    @staticmethod
+    def _is_foreign(dtype: np.dtype) -> bool:
+        """True for types of ml_dtypes: bfloat16 and 8-bit floating-point numbers."""
+        return dtype.type.__module__ == "ml_dtypes"
 
     def _array(self, value: Any) -> np.ndarray:
         """A copy of the runtime's value as an array."""
-        if value.element_type() != self.onnx.TensorProto.BFLOAT16:
+        dtype = self.onnx.helper.tensor_dtype_to_np_dtype(value.element_type())
+        if not self._is_foreign(dtype):
             return np.array(value.numpy())
         shape = tuple(value.shape())
-        words = ctypes.string_at(value.data_ptr(), 2 * int(np.prod(shape)))
-        return np.frombuffer(words, self.bfloat16).reshape(shape).copy()
+        words = ctypes.string_at(value.data_ptr(), dtype.itemsize * int(np.prod(shape)))
+        return np.frombuffer(words, dtype).reshape(shape).copy()

@@ -79,7 +79,10 @@ def operations(backend: OnnxEngine) -> Operations:
         sin=lambda x: x.same("Sin"),
         # Frequencies depend on no input: they are computed when the graph is recorded.
         power=np.power,
-        clip=np.clip,
+        clip=lambda x, low, high: (
+            np.clip(x, low, high) if isinstance(x, np.ndarray) else x.same("Clip", low, high)
+        ),
+        rint=lambda x: x.same("Round"),
         exp=lambda x: x.same("Exp"),
         log=lambda x: x.same("Log"),
         largest=lambda x, axis: x.reduced("ReduceMax", axis),

@@ -72,7 +72,7 @@ class TensorflowEngine(Backend):
     def array(self, values: np.ndarray, dtype: DType | None) -> Any:
         # NumPy converts, since TensorFlow's cast flushes subnormals.
         if dtype is not None:
-            values = values.astype(getattr(self.tf, dtype.long_name).as_numpy_dtype)
+            values = values.astype(self.tf.as_dtype(dtype.long_name).as_numpy_dtype)
         with self.tf.device(self.place):
             return self.tf.constant(np.asarray(values, order="C"))
 

@@ -26,6 +26,7 @@ def operations(np: Any, tf: Any) -> Operations:
         sin=tf.sin,
         power=tf.pow,
         clip=tf.clip_by_value,
+        rint=tf.round,
         exp=tf.exp,
         log=tf.math.log,
         largest=lambda x, axis: tf.reduce_max(x, axis),

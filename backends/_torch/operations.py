@@ -26,6 +26,7 @@ def operations(torch: Any) -> Operations:
         sin=torch.sin,
         power=torch.pow,
         clip=torch.clamp,
+        rint=torch.round,
         exp=torch.exp,
         log=torch.log,
         largest=lambda x, axis: x.amax(axis),

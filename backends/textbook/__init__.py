@@ -21,6 +21,11 @@ from backends.textbook.one_head import (
 from backends.textbook.packed import AllPairs, Segments
 from backends.textbook.paged import PagedRows, PagedSamples
 from backends.textbook.paged_write import TextbookPagedWrite
+from backends.textbook.quantized import (
+    FoldedScales,
+    TextbookQuantized,
+    TextbookQuantizedWrite,
+)
 from backends.textbook.rotary import TextbookRotary, TextbookRotaryCast
 
 __all__ = ["Numerics", "Operations", "Textbook", "TextbookEncoder", "textbooks"]
@@ -42,6 +47,9 @@ def textbooks(backend: Backend, ops: Operations, numerics: Numerics) -> list[Imp
         TextbookPagedWrite(backend, ops),
         GrowingCache(backend, ops, numerics),
         SlotCache(backend, ops, numerics),
+        TextbookQuantized(backend, ops, numerics),
+        FoldedScales(backend, ops, numerics),
+        TextbookQuantizedWrite(backend, ops),
     )
     latents = (LatentUnabsorbed, LatentAbsorbed, LatentServed)
     merges = (MergeAtOnce(backend, ops), MergeInTurn(backend, ops))

@@ -31,6 +31,7 @@ class Operations:
     - concat(arrays, axis), transpose(array, axes), broadcast(array, shape).
     - take(array, indices): slices along the first axis; indices have any rank.
     - put(array, indices, values): a copy with other slices at indices (n,) of the first axis.
+    - rint(array): the nearest whole number, ties to even.
     - cast(array, "float32"); like(array, other): in the dtype of `other`.
     - number(value, array): a number in the form that combines with the array.
     - counted(n, array): 0 to n - 1 in the array's dtype.
@@ -52,6 +53,7 @@ class Operations:
     sin: Callable[[Any], Any]
     power: Callable[[Any, Any], Any]
     clip: Callable[[Any, float, float], Any]
+    rint: Callable[[Any], Any]
     exp: Callable[[Any], Any]
     log: Callable[[Any], Any]
     largest: Callable[[Any, int], Any]

@@ -24,6 +24,7 @@ FAMILIES = {
     "numerics": "where numbers are rounded or overflow",
     "packed": "segments of packed batches",
     "paged": "pages and their tables",
+    "quantized": "8-bit codes and their scales",
     "rotary": "rotations by position",
     "scale": "the factor of the scores",
     "scores": "softcap, bias and other terms of the scores",

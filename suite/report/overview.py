@@ -65,7 +65,10 @@ class Topic:
 
 
 _DEFAULT = tuple(name for name, operator in OPERATORS.items() if operator.is_default)
-_OF_THEIR_OWN = ("packed", "paged", "paged-write", "cached", "latent", "rotary", "merge")
+_OF_THEIR_OWN = (
+    "packed", "paged", "paged-write", "cached", "quantized", "quantized-write", "latent", "rotary",
+    "merge",
+)  # fmt: skip
 
 TOPICS = (
     Topic("plain", "no mask, bias or other feature", groups=("none",)),
@@ -94,6 +97,8 @@ TOPICS = (
     Topic("pages", "keys in pages of a pool, read and written", operators=("paged", "paged-write")),
     Topic("caches", "steps that share a cache of keys and values", operators=("cached",)),
     Topic("latents", "multi-head latent attention", operators=("latent",)),
+    Topic("codes", "keys and values in 8 bits, read and written",
+          operators=("quantized", "quantized-write")),
     Topic("rotary", "rotary positions", operators=("rotary",)),
     Topic("merge", "partial answers merged", operators=("merge",)),
     Topic("layers", "attention layers and norms",

@@ -74,6 +74,36 @@ DTYPES: dict[str, DType] = {
 }
 
 
+@dataclass(frozen=True)
+class Code(DType):
+    """A format of one byte in which caches keep keys and values, divided by a scale: whole numbers, or
+    floating-point numbers without infinities. No case computes in it."""
+
+    largest: float
+
+    @property
+    def max(self) -> float:
+        return self.largest
+
+    @property
+    def itemsize(self) -> int:
+        return 1
+
+
+CODES: dict[str, Code] = {
+    code.name: code
+    for code in (
+        Code("int8", "int8", 8, 7, 6, "int8", 127.0),
+        Code("e4m3", "float8_e4m3fn", 4, -6, 8, "float32", 448.0),
+        Code("e5m2", "float8_e5m2", 3, -14, 15, "float32", 57344.0),
+    )
+}
+"""The formats of codes. Of int8 the codes -127 to 127 are drawn.
+
+Source: Micikevicius et al., FP8 Formats for Deep Learning, arXiv 2209.05433 (2022), table 1.
+"""
+
+
 def dtype(name: str) -> DType:
     """The format with a short ("bf16") or long name ("bfloat16").
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from suite.spec.case import Case, Widths, features
-from suite.spec.dtypes import DType, round_to
+from suite.spec.dtypes import CODES, DType, round_to
 from suite.spec.features import FEATURES
 from suite.spec.masks import Mask
 from suite.spec.operator import Operator
@@ -215,7 +215,7 @@ class Inputs:
 
     def output_dtype(self, name: str) -> DType:
         """The dtype of a returned output."""
-        return self.dtype.widened if name in self.operator.array_kinds.wide else self.dtype
+        return dtype_of(name, self.case)
 
     def full_shape(self, name: str) -> tuple[int, ...]:
         """The shape of an output with all its axes."""
@@ -374,8 +374,11 @@ def draw(case: Case, seed: int = 0) -> Inputs:
 
 
 def dtype_of(name: str, case: Case) -> DType:
-    """The dtype of an array in a call."""
-    return case.dtype.widened if name in case.operator.array_kinds.wide else case.dtype
+    """The dtype of an array or output in a call."""
+    kinds = case.operator.array_kinds
+    if name in kinds.codes:
+        return CODES[case.option("codes")]
+    return case.dtype.widened if name in kinds.wide else case.dtype
 
 
 def draw_cotangent(case: Case, seed: int = 0, name: str = "") -> np.ndarray:

@@ -171,6 +171,7 @@ class ArrayKinds:
     - `letters(case)`: sizes of axes beside those of `Sizes`, by letter.
     - `statistics`, `integers`: no gradient. `integers` are not rounded to a dtype.
     - `wide`: arrays and outputs that are float32 beside 16-bit operands.
+    - `codes`: arrays without a gradient, and outputs, in the format that the option `codes` names.
     """
 
     operands: tuple[str, ...] = OPERANDS
@@ -178,11 +179,12 @@ class ArrayKinds:
     statistics: tuple[str, ...] = ()
     integers: tuple[str, ...] = ()
     wide: tuple[str, ...] = ()
+    codes: tuple[str, ...] = ()
 
     @property
     def constants(self) -> tuple[str, ...]:
         """The arrays without a gradient."""
-        return (*self.statistics, *self.integers)
+        return (*self.statistics, *self.integers, *self.codes)
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,16 @@ import numpy as np
 import safetensors
 from safetensors import numpy as of_numpy
 
-from suite.spec.dtypes import DTYPES, DType
+from suite.spec.dtypes import CODES, DTYPES, DType
 
 TYPES: dict[str, type] = {
     "F64": np.float64,
     "F32": np.float32,
     "BF16": ml_dtypes.bfloat16,
     "F16": np.float16,
+    "F8_E4M3": ml_dtypes.float8_e4m3fn,
+    "F8_E5M2": ml_dtypes.float8_e5m2,
+    "I8": np.int8,
     "I64": np.int64,
     "BOOL": np.bool_,
 }
@@ -26,8 +29,11 @@ TYPES: dict[str, type] = {
 SUFFIX = ".safetensors"
 """The suffix of file names."""
 
-FORMATS = {"F64": "f64", "F32": "f32", "BF16": "bf16", "F16": "f16"}
-"""Short dtype names by floating-point safetensors types."""
+FORMATS: dict[str, DType] = {
+    "F64": DTYPES["f64"], "F32": DTYPES["f32"], "BF16": DTYPES["bf16"], "F16": DTYPES["f16"],
+    "F8_E4M3": CODES["e4m3"], "F8_E5M2": CODES["e5m2"], "I8": CODES["int8"],
+}  # fmt: skip
+"""Dtypes of cases and formats of codes by safetensors types."""
 
 
 class NoTensors(Exception):
@@ -45,13 +51,13 @@ class Tensor:
 
     @property
     def dtype(self) -> DType | None:
-        """The floating-point format; None for any other type."""
-        return DTYPES[FORMATS[self.type]] if self.type in FORMATS else None
+        """The dtype of a case or format of codes; None for any other type."""
+        return FORMATS.get(self.type)
 
 
 def type_of(fmt: DType) -> str:
-    """The safetensors type of a floating-point format."""
-    return next(name for name, short in FORMATS.items() if short == fmt.name)
+    """The safetensors type of a dtype of a case, or of a format of codes."""
+    return next(name for name, known in FORMATS.items() if known is fmt)
 
 
 def typed(values: np.ndarray, name: str) -> np.ndarray:

@@ -22,6 +22,7 @@ from suite.judge.diagnosis.look import with_limits
 from suite.judge.diagnosis.packed import boundaries, of_packed
 from suite.judge.diagnosis.paged import moderate, of_paged
 from suite.judge.diagnosis.paged_write import of_paged_write
+from suite.judge.diagnosis.quantized import of_quantized, of_quantized_write
 from suite.spec.case import Case
 from suite.spec.dtypes import DTYPES, DType, round_to
 from suite.spec.inputs import Inputs
@@ -317,6 +318,7 @@ def _of_merge(inputs: Inputs) -> Iterator[Another]:
 
 PROBLEMS: Mapping[str, Callable[[Inputs], Iterator[Another]]] = {
     "rotary": _of_rotary, "packed": of_packed, "paged": of_paged, "paged-write": of_paged_write,
-    "cached": of_cached, "merge": _of_merge,
+    "cached": of_cached, "merge": _of_merge, "quantized": of_quantized,
+    "quantized-write": of_quantized_write,
 }  # fmt: skip
 """The other problems of operators that are no layers."""

@@ -22,6 +22,8 @@ from suite.spec.operators.multi_head import MULTI_HEAD
 from suite.spec.operators.packed import PACKED
 from suite.spec.operators.paged import PAGED
 from suite.spec.operators.paged_write import PAGED_WRITE
+from suite.spec.operators.quantized import QUANTIZED
+from suite.spec.operators.quantized_write import QUANTIZED_WRITE
 from suite.spec.operators.rotary import ROTARY
 from suite.spec.operators.sdpa import SDPA
 from suite.spec.operators.self_attention import SELF_ATTENTION
@@ -31,6 +33,7 @@ OPERATORS: dict[str, Operator] = {
     for operator in (
         SDPA, MULTI_HEAD, SELF_ATTENTION, ADDITIVE, DOT, CONCAT, MASKED, LAYER_NORM, BATCH_NORM,
         ROTARY, PACKED, MERGE, ENCODER, GATED, PAGED, PAGED_WRITE, CACHED, LATENT,
+        QUANTIZED, QUANTIZED_WRITE,
     )
 }  # fmt: skip
 """Every operator by name."""

@@ -1,0 +1,68 @@
+"""Attention over codes, and writing of codes, by definition."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from backends._numpy.attention import definition
+from backends._numpy.engine import Rounded
+from backends.declared import Declared
+from backends.memory import coded
+from backends.prepared import PreparedCall
+from backends.protocol import Implementation
+from suite.spec.dtypes import CODES, round_to
+from suite.spec.inputs import Inputs
+from suite.spec.operators.quantized import FEATURES, KINDS, QUANTIZED, allowed
+from suite.spec.operators.quantized_write import FEATURES as WRITE_FEATURES
+from suite.spec.operators.quantized_write import QUANTIZED_WRITE
+
+
+class ScaledCodes(Implementation):
+    """The reference over scale (code - zero), rounded once to the case's dtype."""
+
+    name = "scaled-codes"
+    operator = QUANTIZED
+    declared = Declared(
+        numerics="exact",
+        features=FEATURES,
+        refusals={"gradient": "NumPy differentiates nothing"},
+    )
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        fmt, mask = inputs.dtype, allowed(inputs.case)
+        precision = np.longdouble if fmt.name == "f64" else np.float64
+
+        def call(query: Rounded, **arrays: Rounded) -> Rounded:
+            plain: dict[str, Any] = {
+                n: array.values.astype(precision) for n, array in arrays.items()
+            }
+            key, value = (
+                (plain[f"{n}_codes"] - plain.get(f"{n}_zero", 0)) * plain[f"{n}_scale"]
+                for n in KINDS
+            )
+            return Rounded(
+                definition(query.values, key, value, mask=mask, scale=inputs.scale, fmt=fmt), fmt
+            )
+
+        return PreparedCall(call, coded(self.backend, inputs))
+
+
+class NearestCodes(Implementation):
+    """x / scale + zero, clipped to the range of the codes and rounded to the nearest one."""
+
+    name = "nearest-codes"
+    operator = QUANTIZED_WRITE
+    declared = Declared(numerics="exact", features=WRITE_FEATURES)
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        code = CODES[inputs.case.option("codes")]
+
+        def call(**arrays: Rounded) -> tuple[Rounded, Rounded]:
+            plain = {name: array.values for name, array in arrays.items()}
+            made = (plain[n] / plain[f"{n}_scale"] + plain.get(f"{n}_zero", 0) for n in KINDS)
+            key, value = (round_to(np.clip(x, -code.max, code.max), code) for x in made)
+            return Rounded(key, code), Rounded(value, code)
+
+        return PreparedCall(call, coded(self.backend, inputs), inputs.outputs)

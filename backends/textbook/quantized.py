@@ -1,0 +1,124 @@
+"""Textbook attention over codes, with scales before the products or folded in, and textbook writing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from backends.declared import Declared
+from backends.memory import coded
+from backends.prepared import PreparedCall
+from backends.protocol import Backend, Implementation
+from backends.textbook.layer import Operations
+from backends.textbook.packed import TextbookPacked
+from suite.spec.dtypes import CODES
+from suite.spec.inputs import Inputs
+from suite.spec.operators.quantized import FEATURES, KINDS, QUANTIZED, allowed
+from suite.spec.operators.quantized_write import FEATURES as WRITE_FEATURES
+from suite.spec.operators.quantized_write import QUANTIZED_WRITE
+
+
+class TextbookQuantized(TextbookPacked):
+    """Codes times scales, stored in the query's dtype, then attention."""
+
+    name = "textbook-quantized"
+    operator = QUANTIZED
+    declared = Declared(features=FEATURES)
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        ops, mask, backend = self.ops, allowed(inputs.case), self.backend
+        arguments = coded(backend, inputs)
+        if mask is not None:
+            arguments["hidden"] = backend.array(~mask[None, None], None)
+
+        def call(query: Any, hidden: Any = None, **rest: Any) -> Any:
+            return self.compute(query, rest, hidden, inputs)
+
+        constants = (inputs.sizes, inputs.dtype.name, inputs.case.options)
+        return ops.called(self, PreparedCall(call, arguments, constants=constants))
+
+    def masks(self, inputs: Inputs) -> dict[str, Any]:
+        return {}
+
+    def compute(self, query: Any, rest: Mapping[str, Any], hidden: Any, inputs: Inputs) -> Any:  # type: ignore[override]
+        key, value = (self.by_head(self.scaled(name, rest, query), inputs) for name in KINDS)
+        return self.weighted(query, key, value, hidden, inputs)
+
+    def scaled(self, name: str, rest: Mapping[str, Any], query: Any) -> Any:
+        """Keys or values in the query's dtype."""
+        ops, scale = self.ops, rest[f"{name}_scale"]
+        codes = ops.like(rest[f"{name}_codes"], scale)
+        if f"{name}_zero" in rest:
+            codes = codes - ops.like(rest[f"{name}_zero"], scale)
+        return ops.like(codes * scale, query)
+
+    def by_head(self, x: Any, inputs: Inputs) -> Any:
+        """Keys, values or their scales for every query head."""
+        group = inputs.sizes.group if x.shape[1] == inputs.sizes.Hkv else 1
+        return self.ops.repeat(x, group, 1) if group > 1 else x
+
+
+class FoldedScales(TextbookQuantized):
+    """Products with codes; scales of keys multiply the query or the scores, those of values the weights
+    or the output."""
+
+    name = "textbook-quantized-folded"
+    declared = Declared(
+        features=FEATURES, refusals={"zero-points": "zero points are not folded in here"}
+    )
+
+    def compute(self, query: Any, rest: Mapping[str, Any], hidden: Any, inputs: Inputs) -> Any:  # type: ignore[override]
+        ops, of_tokens = self.ops, inputs.case.option("scales") == "pertoken"
+        rest = {name: self.by_head(ops.like(x, query), inputs) for name, x in rest.items()}
+        key, value, ks, vs = (
+            rest[f"{name}_{kind}"] for kind in ("codes", "scale") for name in KINDS
+        )
+        if not of_tokens:
+            query = query * ks
+        scores = (query @ ops.transpose(key, (0, 1, 3, 2))) * ops.number(
+            inputs.effective_scale, query
+        )
+        if of_tokens:
+            scores = scores * ops.transpose(ks, (0, 1, 3, 2))
+        if hidden is not None:
+            scores = ops.fill(scores, hidden, -np.inf)
+        weights = ops.softmax(scores)
+        return (
+            (weights * ops.transpose(vs, (0, 1, 3, 2))) @ value
+            if of_tokens
+            else (weights @ value) * vs
+        )
+
+
+class TextbookQuantizedWrite(Implementation):
+    """x / scale + zero, clipped to the range of the codes and rounded to the nearest one."""
+
+    name = "textbook-quantized-write"
+    operator = QUANTIZED_WRITE
+    declared = Declared(numerics="exact", features=WRITE_FEATURES)
+    textbook = True
+
+    def __init__(self, backend: Backend, ops: Operations) -> None:
+        super().__init__(backend)
+        self.ops = ops
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        ops, code = self.ops, CODES[inputs.case.option("codes")]
+
+        def call(**arrays: Any) -> tuple[Any, Any]:
+            key, value = (put(name, arrays) for name in KINDS)
+            return key, value
+
+        def put(name: str, arrays: Mapping[str, Any]) -> Any:
+            scale = arrays[f"{name}_scale"]
+            x = ops.like(arrays[name], scale) / scale
+            if f"{name}_zero" in arrays:
+                x = x + ops.like(arrays[f"{name}_zero"], scale)
+            x = ops.clip(x, -code.max, code.max)
+            return ops.cast(ops.rint(x) if code.name == "int8" else x, code.long_name)
+
+        constants = (inputs.sizes, inputs.dtype.name, inputs.case.options)
+        arguments = coded(self.backend, inputs)
+        return ops.called(self, PreparedCall(call, arguments, inputs.outputs, constants=constants))

@@ -1,0 +1,86 @@
+"""A user's function that attends codes, or writes codes, as an implementation; see docs/operators.md."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from backends.binder import Parameter
+from backends.memory import coded
+from backends.prepared import PreparedCall
+from backends.user.function import UserCallable
+from suite.spec.dtypes import CODES
+from suite.spec.inputs import Inputs
+from suite.spec.operators.quantized import FEATURES, QUANTIZED
+from suite.spec.operators.quantized_write import FEATURES as WRITE_FEATURES
+from suite.spec.operators.quantized_write import QUANTIZED_WRITE
+
+SCALES = ("key_scale", "value_scale")
+
+ZEROS: tuple[Parameter[Inputs], ...] = (
+    Parameter("key_zero", ("zero-points",), lambda inputs: inputs.arrays.get("key_zero")),
+    Parameter("value_zero", ("zero-points",), lambda inputs: inputs.arrays.get("value_zero")),
+)
+"""The keywords of zero points, which are arrays."""
+
+
+class UserOfCodes(UserCallable):
+    """A user's function of codes. Scales and zero points broadcast with their keys or values."""
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        keywords = self.binder.bind(inputs, inputs.needs)
+        given = coded(self.backend, inputs)
+        zeros = {name: given[name] for name in given if name in keywords}
+        own = {name: value for name, value in keywords.items() if name not in zeros}
+        if "dtype" in own:
+            code = self.backend.array(np.zeros(1), CODES[inputs.case.option("codes")])
+            own["dtype"] = getattr(code, "dtype", own["dtype"])
+
+        def call(**arrays: Any) -> Any:
+            placed = [arrays.pop(name) for name in self.arrays]
+            return self.called(*placed, **arrays, **own)
+
+        arguments = {name: given[name] for name in self.arrays} | zeros
+        return PreparedCall(call, arguments, inputs.outputs, constants=tuple(own.items()))
+
+
+class UserQuantized(UserOfCodes):
+    """A user's `function(query, key_codes, value_codes, key_scale, value_scale, ...)`.
+
+    The function returns (B, H, Lq, Dv) in the query's dtype.
+
+    - query (B, H, Lq, D), key_codes (B, Hkv, Lk, D), value_codes (B, Hkv, Lk, Dv)
+    - key_scale, value_scale: float32, of the codes' rank
+    """
+
+    operator = QUANTIZED
+    arrays = ("query", "key_codes", "value_codes", *SCALES)
+    table = (
+        *ZEROS,
+        Parameter(
+            "causal", ("causal",), lambda inputs: inputs.case.option("alignment") == "causal"
+        ),
+        Parameter("scale", ("scale",), lambda inputs: inputs.scale),
+    )
+    features = FEATURES
+
+
+class UserQuantizedWrite(UserOfCodes):
+    """A user's `function(key, value, key_scale, value_scale, ...)`.
+
+    The function returns the codes of keys and of values, in the framework's `dtype` for codes.
+
+    - key (B, Hkv, Lk, D), value (B, Hkv, Lk, Dv)
+    - key_scale, value_scale: float32, of the rank of key and value
+    """
+
+    operator = QUANTIZED_WRITE
+    arrays = ("key", "value", *SCALES)
+    table = (
+        *ZEROS,
+        Parameter(
+            "dtype", ("e4m3-codes", "e5m2-codes"), lambda inputs: inputs.case.option("codes")
+        ),
+    )
+    features = WRITE_FEATURES

@@ -1,0 +1,156 @@
+"""Honest attention over codes, and honest writing of codes, in NumPy, one method a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from backends._numpy import Rounded
+from backends.memory import coded
+from backends.prepared import PreparedCall
+from suite.faults.kernels.attention import Stated
+from suite.spec.case import Case
+from suite.spec.dtypes import CODES, Code, DType, round_to
+from suite.spec.inputs import Inputs
+from suite.spec.operators.quantized import FEATURES, KINDS, QUANTIZED, allowed
+from suite.spec.operators.quantized_write import FEATURES as WRITE_FEATURES
+from suite.spec.operators.quantized_write import QUANTIZED_WRITE
+
+
+@dataclass(frozen=True)
+class Coded:
+    """One call: its arrays by name in working precision, in which scales and zero points broadcast with
+    their keys or values."""
+
+    arrays: dict[str, np.ndarray]
+    case: Case
+    scale: float
+    fmt: DType
+
+    @classmethod
+    def of(cls, arrays: dict[str, Rounded], inputs: Inputs) -> Coded:
+        work = np.float64 if inputs.dtype.name == "f64" else np.float32
+        plain = {name: array.values.astype(work) for name, array in arrays.items()}
+        return cls(plain, inputs.case, inputs.effective_scale, inputs.dtype)
+
+    @property
+    def code(self) -> Code:
+        """The format of the codes."""
+        return CODES[self.case.option("codes")]
+
+    @property
+    def group(self) -> int:
+        return self.case.sizes.group
+
+
+class Scales(Stated):
+    """Scales and zero points of a call."""
+
+    def scale_of(self, name: str, call: Coded) -> np.ndarray:
+        """The scale of keys or values."""
+        return call.arrays[f"{name}_scale"]
+
+    def zero_of(self, name: str, call: Coded) -> np.ndarray | None:
+        """The zero point of keys or values; None without one."""
+        return call.arrays.get(f"{name}_zero")
+
+
+class QuantizedKernel(Scales):
+    """Codes times scales, then attention, in float32; rounded once."""
+
+    operator = QUANTIZED
+    features = FEATURES
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        fmt = inputs.dtype
+
+        def call(**arrays: Rounded) -> Rounded:
+            with np.errstate(all="ignore"):
+                return Rounded(round_to(self.output(Coded.of(arrays, inputs)), fmt), fmt)
+
+        def vjp(cotangent: Rounded, wrt: Sequence[str], **arrays: Rounded) -> dict[str, Any]:
+            made = Coded.of(arrays, inputs)
+            gradient = self.gradient(made, cotangent.values.astype(made.arrays["query"].dtype))
+            return {name: Rounded(round_to(gradient, fmt), fmt) for name in wrt}
+
+        constants = (inputs.case.options, inputs.sizes, fmt.name)
+        return PreparedCall(call, coded(self.backend, inputs), vjp=vjp, constants=constants)
+
+    def output(self, call: Coded) -> np.ndarray:
+        """The output (B, H, Lq, Dv), not yet rounded."""
+        return self.weights(self.scores(call), call) @ self.by_head(
+            self.scaled("value", call), call
+        )
+
+    def scores(self, call: Coded) -> np.ndarray:
+        key = self.by_head(self.scaled("key", call), call)
+        return np.asarray((call.arrays["query"] @ key.swapaxes(-1, -2)) * call.scale)
+
+    def weights(self, scores: np.ndarray, call: Coded) -> np.ndarray:
+        mask = allowed(call.case)
+        if mask is not None:
+            scores = np.where(mask, scores, -np.inf)
+        exponentials = np.exp(scores - scores.max(-1, keepdims=True))
+        return np.asarray(exponentials / exponentials.sum(-1, keepdims=True))
+
+    def scaled(self, name: str, call: Coded) -> np.ndarray:
+        """Keys or values (B, Hkv, Lk, .)."""
+        codes, zero = self.codes_of(name, call), self.zero_of(name, call)
+        return (codes if zero is None else self.centred(codes, zero)) * self.scale_of(name, call)
+
+    def codes_of(self, name: str, call: Coded) -> np.ndarray:
+        return call.arrays[f"{name}_codes"]
+
+    def centred(self, codes: np.ndarray, zero: np.ndarray) -> np.ndarray:
+        return codes - zero
+
+    def by_head(self, x: np.ndarray, call: Coded) -> np.ndarray:
+        """Keys, values or scales of every query head. One scale for all heads stays as it is."""
+        return np.repeat(x, call.group, 1) if x.shape[1] == call.case.sizes.Hkv else x
+
+    def gradient(self, call: Coded, cotangent: np.ndarray) -> np.ndarray:
+        """The gradient of the query."""
+        weights = self.weights(self.scores(call), call)
+        dP = cotangent @ self.by_head(self.scaled("value", call), call).swapaxes(-1, -2)
+        dS = weights * (dP - (dP * weights).sum(-1, keepdims=True)) * call.scale
+        return np.asarray(dS @ self.by_head(self.scaled("key", call), call))
+
+
+class QuantizedWriteKernel(Scales):
+    """x / scale + zero in float32, clipped and rounded to the nearest code."""
+
+    operator = QUANTIZED_WRITE
+    features = WRITE_FEATURES
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        fmt = CODES[inputs.case.option("codes")]
+
+        def call(**arrays: Rounded) -> tuple[Rounded, Rounded]:
+            with np.errstate(all="ignore"):
+                key, value = (self.written(name, Coded.of(arrays, inputs)) for name in KINDS)
+            return Rounded(key, fmt), Rounded(value, fmt)
+
+        constants = (inputs.case.options, inputs.dtype.name)
+        return PreparedCall(call, coded(self.backend, inputs), inputs.outputs, constants=constants)
+
+    def written(self, name: str, call: Coded) -> np.ndarray:
+        """The codes of keys or values."""
+        x = self.quotient(self.tokens(name, call), self.scale_of(name, call), call)
+        zero = self.zero_of(name, call)
+        return self.stored(self.clipped(x if zero is None else x + zero, call), call)
+
+    def tokens(self, name: str, call: Coded) -> np.ndarray:
+        return call.arrays[name]
+
+    def quotient(self, x: np.ndarray, scale: np.ndarray, call: Coded) -> np.ndarray:
+        return x / scale
+
+    def clipped(self, x: np.ndarray, call: Coded) -> np.ndarray:
+        return np.clip(x, -call.code.max, call.code.max)
+
+    def stored(self, x: np.ndarray, call: Coded) -> np.ndarray:
+        """The numbers as codes, float64."""
+        return np.rint(x).astype(float) if call.code.name == "int8" else round_to(x, call.code)

@@ -1,0 +1,366 @@
+"""Faults of attention over codes, and of writing codes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from suite.faults.fault import fault
+from suite.faults.kernels.quantized import Coded, QuantizedKernel, QuantizedWriteKernel, Scales
+from suite.spec.dtypes import CODES, DTYPES, round_to
+
+FAMILY = "quantized"
+
+
+def rolled(scale: np.ndarray, axis: int) -> np.ndarray:
+    """The scales of the next index of an axis."""
+    return np.roll(scale, -1, axis)
+
+
+@fault("values", "`k_scale` for both, a line copied and half changed")
+class QuantizedKeyScaleForValues(QuantizedKernel):
+    """Values are multiplied by the scales of the keys."""
+
+    def scale_of(self, name: str, call: Coded) -> np.ndarray:
+        key, value = (call.arrays[f"{kind}_scale"] for kind in ("key", "value"))
+        return key[..., : value.shape[-1]]
+
+
+@fault("values", "`attend(q, k, v, v_scale, k_scale)`; pass scales by name")
+class QuantizedScalesExchanged(QuantizedKernel):
+    """The scales of keys and values are exchanged."""
+
+    def scale_of(self, name: str, call: Coded) -> np.ndarray:
+        other = "value" if name == "key" else "key"
+        scale, own = (call.arrays[f"{kind}_scale"] for kind in (other, name))
+        return scale if scale.shape == own.shape else own
+
+
+@fault("values", "`k_scale` is read, `v_scale` is not; multiply the output by it")
+class QuantizedValueScaleForgotten(QuantizedKernel):
+    """Values are not multiplied by their scales."""
+
+    def scale_of(self, name: str, call: Coded) -> np.ndarray:
+        scale = super().scale_of(name, call)
+        return np.ones_like(scale) if name == "value" else scale
+
+
+@fault("values", "`scale_inv` of another library; codes times `scale`, not divided by it")
+class QuantizedScaleInverted(QuantizedKernel):
+    """Codes are divided by their scales."""
+
+    def scale_of(self, name: str, call: Coded) -> np.ndarray:
+        return 1 / super().scale_of(name, call)
+
+
+@fault("values", "`scale.item()` or `scale[0]`; every head has a scale", family="heads")
+class QuantizedScaleOfTheFirstHead(QuantizedKernel):
+    """All heads have the scales of the first head."""
+
+    def scale_of(self, name: str, call: Coded) -> np.ndarray:
+        return super().scale_of(name, call)[:, :1]
+
+
+@fault("values", "`scale[head + 1]`, an offset counted in other units", family="heads")
+class QuantizedScaleOfTheNextHead(QuantizedKernel):
+    """Every head has the scales of the next head."""
+
+    def scale_of(self, name: str, call: Coded) -> np.ndarray:
+        return rolled(super().scale_of(name, call), 1)
+
+
+@fault(
+    "values", "`scale[h % kv_heads]`; query head h has the scale of head h // group", family="heads"
+)
+class QuantizedScaleTiled(QuantizedKernel):
+    """The scales of query heads are tiled, their keys are not."""
+
+    def by_head(self, x: np.ndarray, call: Coded) -> np.ndarray:
+        return x
+
+    def scaled(self, name: str, call: Coded) -> np.ndarray:
+        scale = super().scale_of(name, call)
+        codes, zero = call.arrays[f"{name}_codes"], self.zero_of(name, call)
+        if zero is not None:
+            codes = codes - zero
+        if scale.shape[1] > 1:
+            scale = np.tile(scale, (1, call.group, 1, 1))
+        return np.repeat(codes, call.group, 1) * scale
+
+
+@fault("values", "`scale[slot + 1]`, lengths that already count the new token")
+class QuantizedScaleOfTheNextToken(QuantizedKernel):
+    """Every token has the scale of the next token."""
+
+    def scale_of(self, name: str, call: Coded) -> np.ndarray:
+        return rolled(super().scale_of(name, call), 2)
+
+
+@fault("values", "`scale[0]` of (batch, heads, tokens); index the sample, too", family="heads")
+class QuantizedScaleOfTheFirstSample(QuantizedKernel):
+    """All samples have the scales of the first sample."""
+
+    def scale_of(self, name: str, call: Coded) -> np.ndarray:
+        return super().scale_of(name, call)[:1]
+
+
+@fault(
+    "values", "`scale.view(heads, dim)` of (dim, heads), or an interleaved order of packed weights"
+)
+class QuantizedScaleOfTheNextChannel(QuantizedKernel):
+    """Every component has the scale of the next component."""
+
+    def scale_of(self, name: str, call: Coded) -> np.ndarray:
+        return rolled(super().scale_of(name, call), 3)
+
+
+@fault("values", "codes of asymmetric quantisation read as symmetric ones; `scale * (code - zero)`")
+class QuantizedZeroForgotten(QuantizedKernel):
+    """Zero points are ignored."""
+
+    def zero_of(self, name: str, call: Coded) -> np.ndarray | None:
+        return None
+
+
+@fault("values", "`scale * (code + zero)`; the zero point is subtracted when codes are read")
+class QuantizedZeroAdded(QuantizedKernel):
+    """Zero points are added to codes."""
+
+    def centred(self, codes: np.ndarray, zero: np.ndarray) -> np.ndarray:
+        return codes + zero
+
+
+@fault("values", "`code * scale - zero`; subtract before the product")
+class QuantizedZeroAfterTheScale(QuantizedKernel):
+    """Zero points are subtracted behind the scale."""
+
+    def scaled(self, name: str, call: Coded) -> np.ndarray:
+        zero = self.zero_of(name, call)
+        plain = self.codes_of(name, call) * self.scale_of(name, call)
+        return plain if zero is None else plain - zero
+
+
+@fault("values", "`(code - zero)` in int8; widen codes first", family="numerics")
+class QuantizedDifferenceWraps(QuantizedKernel):
+    """Codes minus zero points are computed in 8 bits, and wrap around."""
+
+    def centred(self, codes: np.ndarray, zero: np.ndarray) -> np.ndarray:
+        return (codes - zero + 128) % 256 - 128
+
+
+@fault("values", "`uint8_t` for `int8_t` in the loader", family="numerics")
+class QuantizedUnsigned(QuantizedKernel):
+    """Codes of whole numbers are read as unsigned ones."""
+
+    def codes_of(self, name: str, call: Coded) -> np.ndarray:
+        codes = super().codes_of(name, call)
+        return np.where(codes < 0, codes + 256, codes) if call.code.name == "int8" else codes
+
+
+@fault(
+    "values", "`float8_e4m3fnuz` for `float8_e4m3fn`: its exponents mean half", family="numerics"
+)
+class QuantizedBiasOfAnotherFormat(QuantizedKernel):
+    """Codes e4m3 are read with the exponent bias 8, and are halved."""
+
+    def codes_of(self, name: str, call: Coded) -> np.ndarray:
+        codes = super().codes_of(name, call)
+        return codes / 2 if call.code.name == "e4m3" else codes
+
+
+@fault("values", "bits shifted into float16 without its subnormals", family="numerics")
+class QuantizedSubnormalsFlushed(QuantizedKernel):
+    """Subnormal floating-point codes are read as 0."""
+
+    def codes_of(self, name: str, call: Coded) -> np.ndarray:
+        codes = super().codes_of(name, call)
+        small = np.abs(codes) < call.code.smallest_normal
+        return codes if call.code.name == "int8" else np.where(small, codes.dtype.type(0), codes)
+
+
+@fault("values", "`scale.to(torch.bfloat16)`; keep scales in float32", family="numerics")
+class QuantizedScaleInBfloat16(QuantizedKernel):
+    """Scales are rounded to bfloat16."""
+
+    def scale_of(self, name: str, call: Coded) -> np.ndarray:
+        scale = super().scale_of(name, call)
+        return round_to(scale, DTYPES["bf16"]).astype(scale.dtype)
+
+
+@fault("values", "`scores * k_scale` beside a query that is scaled already")
+class QuantizedScaledTwice(QuantizedKernel):
+    """Keys are multiplied by their scales twice."""
+
+    def scale_of(self, name: str, call: Coded) -> np.ndarray:
+        scale = super().scale_of(name, call)
+        return scale * scale if name == "key" else scale
+
+
+@fault("gradients", "the backward pass reads codes as keys; multiply them by their scale")
+class QuantizedGradientOfCodes(QuantizedKernel):
+    """The gradient of the query is made with codes in place of keys."""
+
+    def gradient(self, call: Coded, cotangent: np.ndarray) -> np.ndarray:
+        return super().gradient(call, cotangent) / call.arrays["key_scale"].mean()
+
+
+class FrozenScales(Scales):
+    """Scales are those of the first call of a case."""
+
+    def scale_of(self, name: str, call: Coded) -> np.ndarray:
+        kept: dict[str, np.ndarray] = self.__dict__.setdefault("kept", {})
+        return kept.setdefault(f"{call.case.id} {name}", call.arrays[f"{name}_scale"])
+
+
+@fault(
+    "stateless", "scales made at the first call and kept; take those of the call", family="state"
+)
+class QuantizedScalesFrozen(FrozenScales, QuantizedKernel):
+    """Scales of the first call are used ever after."""
+
+
+@fault(
+    "stateless", "scales of the first tokens that are kept; take those of the call", family="state"
+)
+class CodesScalesFrozen(FrozenScales, QuantizedWriteKernel):
+    """New tokens are written with the scales of the first call."""
+
+
+@fault("values", "`x.to(int8)` cuts digits off; round first", family="numerics")
+class CodesCutOff(QuantizedWriteKernel):
+    """Numbers are rounded towards 0."""
+
+    def stored(self, x: np.ndarray, call: Coded) -> np.ndarray:
+        if call.code.name == "int8":
+            return super().stored(np.trunc(x), call)
+        nearest = super().stored(x, call)
+        _, exponent = np.frexp(x)
+        step = np.maximum(exponent - 1, call.code.min_exponent) - (call.code.precision - 1)
+        return np.where(np.abs(nearest) > np.abs(x), nearest - np.sign(x) * 2.0**step, nearest)
+
+
+@fault("values", "the largest number of the first tokens as limit; later tokens are larger")
+class CodesClippedToEarlyTokens(QuantizedWriteKernel):
+    """Numbers are clipped to the range of the first half of the tokens."""
+
+    def tokens(self, name: str, call: Coded) -> np.ndarray:
+        x = super().tokens(name, call)
+        limit = np.abs(x[:, :, : -(-x.shape[2] // 2)]).max()
+        return np.clip(x, -limit, limit)
+
+
+@fault("values", "`k_scale` for both, a line copied and half changed")
+class CodesKeyScaleForValues(QuantizedWriteKernel):
+    """Values are divided by the scales of the keys."""
+
+    def scale_of(self, name: str, call: Coded) -> np.ndarray:
+        key, value = (call.arrays[f"{kind}_scale"] for kind in ("key", "value"))
+        return key[..., : value.shape[-1]]
+
+
+@fault("values", "`x * scale`; divide, or multiply by its reciprocal")
+class CodesMultiplied(QuantizedWriteKernel):
+    """Numbers are multiplied by their scales."""
+
+    def quotient(self, x: np.ndarray, scale: np.ndarray, call: Coded) -> np.ndarray:
+        return x * scale
+
+
+@fault("values", "`scale[token - 1]`, written after the codes", family="heads")
+class CodesScaleOfTheTokenBefore(QuantizedWriteKernel):
+    """Every token is written with the scale of the token before."""
+
+    def scale_of(self, name: str, call: Coded) -> np.ndarray:
+        return np.roll(super().scale_of(name, call), 1, 2)
+
+
+@fault("values", "`scale[0]`; every head has a scale", family="heads")
+class CodesScaleOfTheFirstHead(QuantizedWriteKernel):
+    """All heads are written with the scales of the first head."""
+
+    def scale_of(self, name: str, call: Coded) -> np.ndarray:
+        return super().scale_of(name, call)[:, :1]
+
+
+@fault("values", "`x.to(int8)` without `clamp(-128, 127)`", family="numerics")
+class CodesWrap(QuantizedWriteKernel):
+    """Numbers beyond the range of whole numbers wrap around."""
+
+    def clipped(self, x: np.ndarray, call: Coded) -> np.ndarray:
+        if call.code.name != "int8":
+            return super().clipped(x, call)
+        return (np.rint(x) + 128) % 256 - 128
+
+
+@fault("values", "`x.to(float8_e4m3fn)` without `clamp(-448, 448)`", family="numerics")
+class CodesBecomeNan(QuantizedWriteKernel):
+    """Numbers beyond the range of floating-point codes become NaN."""
+
+    def clipped(self, x: np.ndarray, call: Coded) -> np.ndarray:
+        clipped = super().clipped(x, call)
+        return clipped if call.code.name == "int8" else np.where(clipped == x, x, np.nan)
+
+
+@fault("values", "240, the largest number of `float8_e4m3fnuz`; it is 448 here", family="numerics")
+class CodesClippedAt240(QuantizedWriteKernel):
+    """Codes e4m3 are clipped to 240."""
+
+    def clipped(self, x: np.ndarray, call: Coded) -> np.ndarray:
+        x = super().clipped(x, call)
+        return np.clip(x, -240, 240) if call.code.name == "e4m3" else x
+
+
+@fault("values", "`float8_e5m2` in between, which has two digits less", family="numerics")
+class CodesThroughE5m2(QuantizedWriteKernel):
+    """Codes e4m3 pass through e5m2."""
+
+    def stored(self, x: np.ndarray, call: Coded) -> np.ndarray:
+        return super().stored(round_to(x, CODES["e5m2"]) if call.code.name == "e4m3" else x, call)
+
+
+@fault("values", "numbers below the smallest normal code as 0; they have codes", family="numerics")
+class CodesSubnormalsFlushed(QuantizedWriteKernel):
+    """Subnormal floating-point codes are written as 0."""
+
+    def stored(self, x: np.ndarray, call: Coded) -> np.ndarray:
+        codes = super().stored(x, call)
+        small = np.abs(codes) < call.code.smallest_normal
+        return codes if call.code.name == "int8" else np.where(small, 0.0, codes)
+
+
+@fault("values", "`x / scale - zero`; the zero point is added when codes are written")
+class CodesZeroSubtracted(QuantizedWriteKernel):
+    """Zero points are subtracted from codes."""
+
+    def zero_of(self, name: str, call: Coded) -> np.ndarray | None:
+        zero = super().zero_of(name, call)
+        return None if zero is None else -zero
+
+
+@fault("values", "`clamp(round(x / scale)) + zero`; clamp the sum")
+class CodesZeroAfterClipping(QuantizedWriteKernel):
+    """Zero points are added behind clipping, so that codes leave the range and wrap around."""
+
+    def written(self, name: str, call: Coded) -> np.ndarray:
+        zero = self.zero_of(name, call)
+        x = self.clipped(
+            self.quotient(self.tokens(name, call), self.scale_of(name, call), call), call
+        )
+        codes = self.stored(x, call)
+        return codes if zero is None else (codes + zero + 128) % 256 - 128
+
+
+@fault("values", "`value_codes = quantize(key)`, a line copied and half changed")
+class CodesOfKeysTwice(QuantizedWriteKernel):
+    """In place of the values' codes those of keys are written, if they have the same shape."""
+
+    def tokens(self, name: str, call: Coded) -> np.ndarray:
+        key, own = call.arrays["key"], super().tokens(name, call)
+        return key if key.shape == own.shape else own
+
+
+@fault("values", "`x.to(bfloat16) / scale`; divide in float32", family="numerics")
+class CodesOfBfloat16(QuantizedWriteKernel):
+    """Quotients are rounded to bfloat16 before they become whole numbers."""
+
+    def quotient(self, x: np.ndarray, scale: np.ndarray, call: Coded) -> np.ndarray:
+        return round_to(super().quotient(x, scale, call), DTYPES["bf16"]).astype(x.dtype)

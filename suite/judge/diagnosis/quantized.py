@@ -1,0 +1,209 @@
+"""Attention over codes, and writing of codes: other scales, zero points and formats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+
+import numpy as np
+
+from suite.judge.diagnosis.layers import Another, Guess, made, of_scale
+from suite.spec.dtypes import CODES, DTYPES, round_to
+from suite.spec.inputs import Inputs
+from suite.spec.operators.quantized import KINDS, axes_of, broadcast, scale_axes
+
+Change = Callable[[Inputs, str], np.ndarray]
+"""Another array in place of one, by the array's name."""
+
+
+def other(inputs: Inputs, kind: str, change: Change, names: tuple[str, ...] = KINDS) -> Inputs:
+    """The inputs with other scales, zero points or codes (`kind`) of keys and values. Raises ValueError
+    if there are none, or of another shape."""
+    arrays = {}
+    for name in names:
+        array = f"{name}_{kind}"
+        if array not in inputs.arrays:
+            raise ValueError(f"there is no {array}")
+        arrays[array] = change(inputs, array)
+        if arrays[array].shape != inputs.arrays[array].shape:
+            raise ValueError(f"{array} has another shape")
+    return inputs.replace(**arrays)
+
+
+def along(letter: str, how: Callable[[np.ndarray, int], np.ndarray]) -> Change:
+    """A change along an axis of the scales. It raises ValueError if the scales lack the axis."""
+
+    def change(inputs: Inputs, name: str) -> np.ndarray:
+        return how(inputs.arrays[name], scale_axes(inputs.case)[name].index(letter))
+
+    return change
+
+
+def first(x: np.ndarray, axis: int) -> np.ndarray:
+    return np.broadcast_to(x.take([0], axis), x.shape)
+
+
+def later(x: np.ndarray, axis: int) -> np.ndarray:
+    return np.roll(x, -1, axis)
+
+
+def before(x: np.ndarray, axis: int) -> np.ndarray:
+    return np.roll(x, 1, axis)
+
+
+def next_component(inputs: Inputs, name: str) -> np.ndarray:
+    """The scales of the next component. Raises ValueError if scales have no components."""
+    return along(axes_of(name.partition("_")[0])[-1], later)(inputs, name)
+
+
+def of_scales(inputs: Inputs) -> tuple[Guess, ...]:
+    """Scales and zero points of other keys and values."""
+    arrays = inputs.arrays
+
+    def exchanged(_: Inputs, name: str) -> np.ndarray:
+        return arrays[("value" if name.startswith("key") else "key") + name[name.index("_") :]]
+
+    def power(n: float) -> Change:
+        return lambda _, name: arrays[name] ** n
+
+    def narrow(_: Inputs, name: str) -> np.ndarray:
+        return round_to(arrays[name], DTYPES["bf16"])
+
+    of: tuple[tuple[str, Change, tuple[str, ...], str], ...] = (
+        ("Values have the scales of keys.", exchanged, KINDS[1:], "`k_scale` for both"),
+        ("Keys have the scales of values.", exchanged, KINDS[:1], "`v_scale` for both"),
+        ("The scales of keys and values are exchanged.", exchanged, KINDS, "the order of arguments"),
+        ("The scales of values are not used.", power(0), KINDS[1:], "`v_scale` that is not read"),
+        ("The scales of keys are not used.", power(0), KINDS[:1], "`k_scale` that is not read"),
+        ("Scales are not used.", power(0), KINDS, ""),
+        ("Scales count as their reciprocals.", power(-1), KINDS, "`scale_inv` of another library"),
+        ("The scales of keys count twice.", power(2), KINDS[:1], "a query that is scaled already"),
+        ("The scales of values count twice.", power(2), KINDS[1:], ""),
+        ("All heads have the scales of head 0.", along("g", first), KINDS, "`scale[0]`"),
+        ("Every head has the scales of the next head.", along("g", later), KINDS, "an index of heads"),
+        ("All samples have the scales of sample 0.", along("b", first), KINDS, "an index of samples"),
+        ("Every token has the scale of the next token.", along("k", later), KINDS,
+         "lengths that already count the new token"),
+        ("Every token has the scale of the token before.", along("k", before), KINDS,
+         "a scale that is written after the codes"),
+        ("All tokens have the scales of token 0.", along("k", first), KINDS, "scales kept from prefill"),
+        ("Every component has the scale of the next component.", next_component, KINDS,
+         "an interleaved order of components"),
+        ("Scales are rounded to bfloat16.", narrow, KINDS, "`scale.to(bfloat16)`"),
+    )  # fmt: skip
+    zeros: tuple[tuple[str, Change, str], ...] = (
+        ("Zero points are subtracted behind the scale.",
+         lambda _, name: arrays[name] / arrays[name.replace("zero", "scale")],
+         "`code * scale - zero`"),
+        ("Zero points are ignored.", lambda _, name: 0 * arrays[name], "symmetric codes"),
+        ("Zero points have the other sign.", lambda _, name: -arrays[name], ""),
+        ("Zero points of keys and values are exchanged.", exchanged, "the order of arguments"),
+    )  # fmt: skip
+    guesses = [
+        (partial(other, inputs, "scale", change, names), sentence, "quantized", hint)
+        for sentence, change, names, hint in of
+    ]
+    guesses += [
+        (partial(other, inputs, "zero", change), sentence, "quantized", hint)
+        for sentence, change, hint in zeros
+    ]
+    return tuple(guesses)
+
+
+def of_quantized(inputs: Inputs) -> Iterator[Another]:
+    """Other scales, zero points, codes, masks and scales of the scores."""
+    code = CODES[inputs.case.option("codes")]
+    whole = code.name == "int8"
+
+    def unsigned(_: Inputs, name: str) -> np.ndarray:
+        x = inputs.arrays[name]
+        return np.where(x < 0, x + 256, x)
+
+    def halved(_: Inputs, name: str) -> np.ndarray:
+        return inputs.arrays[name] / 2
+
+    def flushed(_: Inputs, name: str) -> np.ndarray:
+        x = inputs.arrays[name]
+        return np.where(np.abs(x) < code.smallest_normal, 0.0, x)
+
+    def wrapped(_: Inputs, name: str) -> np.ndarray:
+        if not inputs.case.option("zero"):
+            raise ValueError("there are no zero points")
+        of = broadcast(inputs, name.replace("codes", "zero"))
+        return (inputs.arrays[name] - of + 128) % 256 - 128 + of
+
+    of: tuple[Guess, ...] = (
+        (lambda: other(inputs, "codes", unsigned), "Codes are read as unsigned numbers.", "numerics",
+         "`uint8` for `int8`"),
+        (lambda: other(inputs, "codes", wrapped), "Codes minus zero points wrap around in 8 bits.",
+         "numerics", "`code - zero` in int8"),
+    ) if whole else (
+        (lambda: other(inputs, "codes", halved), "Codes are read with an exponent bias larger by 1.",
+         "numerics", "`float8_e4m3fnuz` for `float8_e4m3fn`"),
+        (lambda: other(inputs, "codes", flushed), "Subnormal codes are read as 0.", "numerics",
+         "bits shifted into float16"),
+    )  # fmt: skip
+    causal: Guess = (
+        lambda: inputs.replace(alignment="all"), "The causal flag is ignored.", "mask", ""
+    )  # fmt: skip
+    yield from made(inputs, (*of_scales(inputs), *of, causal, *of_scale(inputs)))
+
+
+def of_quantized_write(inputs: Inputs) -> Iterator[Another]:
+    """Other scales, zero points, ranges and roundings."""
+    arrays, code = inputs.arrays, CODES[inputs.case.option("codes")]
+    yield from made(inputs, of_scales(inputs))
+    for key, value in (("key", "value"), ("value", "key")):
+        if arrays[key].shape == arrays[value].shape:
+            text = f"The {value}s are written as {key}s, too."
+            yield inputs.replace(**{value: arrays[key]}), text, "quantized", "a line copied"
+    early = {
+        name: np.clip(arrays[name], -limit, limit)
+        for name in KINDS
+        for limit in [np.abs(arrays[name][:, :, : -(-arrays[name].shape[2] // 2)]).max()]
+    }
+    text = "Numbers are clipped to the range of the first tokens."
+    yield inputs.replace(**early), text, "quantized", "a range that is kept from prefill"
+    numbers = quotients(inputs)
+    answers: list[tuple[str, str, Callable[[np.ndarray], np.ndarray]]] = [
+        ("Codes are 0 below the smallest normal code.", "subnormals flushed",
+         lambda t: np.where(np.abs(t) < code.smallest_normal, 0.0, t)),
+        ("Codes end at 240.", "`float8_e4m3fnuz` for `float8_e4m3fn`", lambda t: np.clip(t, -240, 240)),
+        ("Numbers pass through e5m2.", "a format in between", lambda t: round_to(t, CODES["e5m2"])),
+    ] if code.name != "int8" else [
+        ("Numbers are rounded towards 0.", "`x.to(int8)` without rounding", np.trunc),
+        ("Numbers are rounded down.", "`floor`", np.floor),
+        ("Numbers beyond the range wrap around.", "`x.to(int8)` without `clamp`",
+         lambda t: (np.rint(t) + 128) % 256 - 128),
+        ("Quotients are rounded to bfloat16.", "`x / scale` in bfloat16",
+         lambda t: np.rint(round_to(t, DTYPES["bf16"]))),
+    ]  # fmt: skip
+    for sentence, hint, change in answers:
+        lowest = -code.max - (code.name == "int8")
+        changed = (np.clip(change(t), lowest, code.max) for t in numbers.values())
+        yield dict(zip(inputs.outputs, changed, strict=True)), sentence, "numerics", hint
+    if inputs.case.option("zero"):
+        moved = {name: broadcast(inputs, f"{name}_zero") for name in KINDS}
+        clipped = (
+            np.rint(numbers[n] - moved[n]).clip(-code.max, code.max) + moved[n] for n in KINDS
+        )
+        codes = ((x + 128) % 256 - 128 for x in clipped)
+        text = "Zero points are added behind clipping."
+        yield (
+            dict(zip(inputs.outputs, codes, strict=True)),
+            text,
+            "quantized",
+            "`clamp` before the sum",
+        )
+
+
+def quotients(inputs: Inputs) -> Mapping[str, np.ndarray]:
+    """The numbers that become codes, before they are clipped and rounded. As in implementations quotients
+    are rounded to float32."""
+    numbers, work = {}, np.float64 if inputs.dtype.name == "f64" else np.float32
+    for name in KINDS:
+        scale = broadcast(inputs, f"{name}_scale").astype(work)
+        numbers[name] = (inputs.arrays[name].astype(work) / scale).astype(float)
+        if inputs.case.option("zero"):
+            numbers[name] = numbers[name] + broadcast(inputs, f"{name}_zero")
+    return numbers

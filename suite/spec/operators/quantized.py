@@ -1,0 +1,273 @@
+"""Attention over keys and values in 8 bits: codes, and the scales they are multiplied by.
+
+    query (B, H, Lq, D), output (B, H, Lq, Dv)                       in the dtype of the case
+    key_codes (B, Hkv, Lk, D), value_codes (B, Hkv, Lk, Dv)          int8, e4m3 or e5m2
+    key_scale, value_scale                                           float32 (float64 in float64 cases)
+    key_zero, value_zero                                             codes, with zero points
+
+    key = scale (code - zero), value likewise
+
+A scale is one number (`tensor`), one of each key/value head (`perhead`), of each token and head
+(`pertoken`) or of each component of a head (`perchannel`). A zero point has the shape of its scale. With
+`causal` the last query is aligned at the last key.
+
+Keys and values are given as codes, so an answer is judged as if they were exact: a wrong scale shows in
+16 bits, too. Scales of keys differ from those of values, and are never 1.
+
+Sources: Micikevicius et al., FP8 Formats for Deep Learning, 2022; Liu et al., KIVI, ICML 2024.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from suite.spec.case import Case
+from suite.spec.dtypes import CODES
+from suite.spec.inputs import Inputs
+from suite.spec.levels import Ask
+from suite.spec.operator import (
+    SCALE,
+    ArrayKinds,
+    Asks,
+    Axes,
+    Operator,
+    Packing,
+    choice,
+    flag,
+)
+from suite.spec.operators.packed import allowed_pairs
+from suite.spec.recipes import DRAWS
+from suite.spec.sizes import Sizes
+from suite.spec.vocabulary import OPERANDS
+
+OF_CODES = frozenset(
+    {
+        "int8-codes", "e4m3-codes", "e5m2-codes", "zero-points", "scales-of-heads", "scales-of-tokens",
+        "scales-of-channels",
+    }
+)  # fmt: skip
+"""Features of codes and their scales."""
+
+FEATURES = OF_CODES | {
+    "causal", "scale", "grouped-heads", "value-size", "gradient", "inner-stride", "other-shapes"
+}  # fmt: skip
+"""Features of attention over codes."""
+
+GRANULES = {"tensor": "", "perhead": "g", "pertoken": "bgk", "perchannel": "gd"}
+"""The axes of a scale of keys. Scales of values have v in place of d."""
+
+OPTIONS = (choice("codes", CODES), choice("scales", GRANULES), flag("zero", "zero"))
+
+KINDS = ("key", "value")
+
+PLAIN = "quantized/none/gqa2/{dt}/b2h4q3k17d8/perhead/causal"
+"""A chunk behind a cache, whose heads have scales of their own."""
+
+
+def axes_of(name: str) -> str:
+    """The axes of keys or values."""
+    return "bgkd" if name == "key" else "bgkv"
+
+
+def scale_axes(case: Case) -> Axes:
+    """The axes of scales and zero points."""
+    granule = GRANULES[case.option("scales")]
+    kinds = ("scale", "zero") if case.option("zero") else ("scale",)
+    return {
+        f"{name}_{kind}": granule.replace("d", axes_of(name)[-1])
+        for kind in kinds
+        for name in KINDS
+    }
+
+
+def spread(array: np.ndarray, axes: str, of: str) -> np.ndarray:
+    """An array with `axes` in a shape that broadcasts with arrays with the axes `of`."""
+    sizes = iter(array.shape)
+    return array.reshape([next(sizes) if letter in axes else 1 for letter in of])
+
+
+def broadcast(inputs: Inputs, name: str) -> np.ndarray:
+    """A scale or zero point in a shape that broadcasts with its keys or values."""
+    return spread(inputs.arrays[name], inputs.axes(name), axes_of(name.partition("_")[0]))
+
+
+def varied(case: Case, name: str, tokens: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Keys or values of another size in every granule of the scales.
+
+    Values are larger than keys. With zero points most numbers are positive. The first token is tiny, so
+    that its floating-point codes are subnormal, unless it has scales of its own.
+    """
+    axes = scale_axes(case)[f"{name}_scale"]
+    sizes = 0.5 + 1.5 * rng.random([case.letters[letter] for letter in axes])
+    size = spread(sizes * (3.0 if name == "value" else 1.0), axes, axes_of(name))
+    varied = (tokens + case.option("zero")) * size
+    if case.option("codes") != "int8" and "k" not in axes:
+        varied[:, :, 0] *= 2.0**-14
+    return varied
+
+
+def draw_scales(case: Case, tokens: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Scales, with which the largest number of every granule takes the last code, and zero points, with
+    which the lowest takes the first code."""
+    last = CODES[case.option("codes")].max
+    if not case.option("beyond"):
+        last = min(last, CODES["e4m3"].max)  # e5m2 reaches too far for scales in float16
+    scales, zeros = {}, {}
+    for name, x in tokens.items():
+        axes = scale_axes(case)[f"{name}_scale"]
+        away = tuple(n for n, letter in enumerate(axes_of(name)) if letter not in axes)
+        lowest, largest = x.min(away, initial=0.0), x.max(away, initial=0.0)
+        if case.option("zero"):
+            scale = scales[f"{name}_scale"] = (largest - lowest) / (2 * last)
+            zeros[f"{name}_zero"] = np.rint(-last - lowest / scale)
+        else:
+            scales[f"{name}_scale"] = np.maximum(largest, -lowest) / last
+    return scales | zeros
+
+
+def axes(case: Case) -> Axes:
+    return {"query": "bhqd", "key_codes": "bgkd", "value_codes": "bgkv", **scale_axes(case)}
+
+
+def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
+    drawn = dict(zip(OPERANDS, DRAWS[case.recipe](rng, case.sizes, case.dtype), strict=True))
+    tokens = {name: varied(case, name, drawn[name], rng) for name in KINDS}
+    scales, last = draw_scales(case, tokens), CODES[case.option("codes")].max
+    arrays = {"query": drawn["query"]}
+    for name, x in tokens.items():
+        scale, zero = (
+            spread(scales[n], scale_axes(case)[n], axes_of(name)) if n in scales else 0.0
+            for n in (f"{name}_scale", f"{name}_zero")
+        )
+        arrays[f"{name}_codes"] = np.clip(x / scale + zero, -last, last)
+    return arrays | scales
+
+
+def dequantized(inputs: Inputs, name: str) -> np.ndarray:
+    """The keys or values, exact in float64 (in extended precision in float64 cases)."""
+    wide = np.longdouble if inputs.dtype.name == "f64" else np.float64
+    codes = inputs.arrays[f"{name}_codes"].astype(wide)
+    if inputs.case.option("zero"):
+        codes = codes - broadcast(inputs, f"{name}_zero")
+    return np.asarray(codes * broadcast(inputs, f"{name}_scale"))
+
+
+def allowed(case: Case) -> np.ndarray | None:
+    """The mask (Lq, Lk), True attends; None if all pairs attend."""
+    if case.option("alignment") == "all":
+        return None
+    return allowed_pairs(case.sizes.Lq, case.sizes.Lk, "causalbr")
+
+
+def choose(inputs: Inputs, order: Sequence[int] | np.ndarray) -> Inputs:
+    """The inputs with some of their samples, in this order."""
+    order, sizes = [int(n) for n in order], replace(inputs.sizes, B=len(order))
+    arrays = {n: x[order] if "b" in inputs.axes(n) else x for n, x in inputs.arrays.items()}
+    return replace(inputs, case=replace(inputs.case, sizes=sizes), arrays=arrays, sizes=sizes)
+
+
+def needs_of_codes(case: Case) -> Mapping[str, bool]:
+    """The features that codes and scales need."""
+    scales = case.option("scales")
+    return {
+        f"{case.option('codes')}-codes": True,
+        "zero-points": case.option("zero"),
+        **{f"scales-of-{kind}s": scales == f"per{kind}" for kind in ("head", "token", "channel")},
+    }
+
+
+def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> Mapping[str, bool]:
+    return {
+        **needs_of_codes(case),
+        "causal": case.option("alignment") != "all",
+        "scale": case.option("scale") is not None,
+        "grouped-heads": sizes.H != sizes.Hkv,
+        "value-size": sizes.D != sizes.Dv,
+    }
+
+
+def validate_codes(case: Case) -> None:
+    """Raises ValueError for empty arrays, and for floating-point codes with zero points."""
+    s = case.sizes
+    if not (s.B and s.Lk and s.D and s.Dv):
+        raise ValueError(f"{case.operator} needs samples, keys and components: {case.id}")
+    if case.option("zero") and case.option("codes") != "int8":
+        raise ValueError(f"only whole numbers have zero points: {case.id}")
+
+
+def validate(case: Case) -> None:
+    validate_codes(case)
+    if not 0 < case.sizes.Lq <= case.sizes.Lk:
+        raise ValueError(f"{case.operator} has queries, and as many keys or more: {case.id}")
+
+
+def completed(sizes: Sizes, numbers: Sequence[int]) -> tuple[Sizes, Mapping[str, Any]]:
+    """Random sizes, with a query and at least as many keys."""
+    queries = max(min(sizes.Lq, sizes.Lk), 1)
+    return replace(sizes, B=max(sizes.B, 1), Lq=queries, Lk=max(sizes.Lq, sizes.Lk)), {}
+
+
+SMALL = "quantized/none/gqa2/{dt}/b2h4q3k17d8"
+UNEQUAL = "quantized/none/mqa/{dt}/b3h2q1k23d8v6"
+DECODING = "quantized/none/gqa4/{dt}/b2h8q1k130d64"
+
+QUANTIZED = Operator(
+    name="quantized",
+    text="attention over keys and values in 8-bit codes with scales",
+    axes=axes,
+    draw=draw,
+    outputs=lambda case: {"output": "bhqv"},
+    needs=needs,
+    validate=validate,
+    asks=Asks(
+        plain=PLAIN,
+        cases=(
+            Ask(
+                PLAIN,
+                f"{SMALL}/e4m3/pertoken/causal",
+                f"{UNEQUAL}/perchannel/zero",
+                f"{SMALL}",
+                f"{UNEQUAL}/e4m3/perchannel",
+                f"{SMALL}/e5m2/perhead/causal/scale0.3",
+                f"{SMALL}/pertoken/zero/causal",
+                f"{UNEQUAL}/e4m3",
+            ),
+            Ask(
+                f"{SMALL}/zero/causal",
+                f"{SMALL}/perhead/zero/scale-0.2",
+                f"{SMALL}/perchannel/causal",
+                f"{SMALL}/e4m3/perhead",
+                f"{SMALL}/e5m2",
+                f"{SMALL}/e5m2/pertoken",
+                f"{SMALL}/e5m2/perchannel/causal",
+                f"{SMALL}/pertoken/causal/large",
+                f"{SMALL}/e4m3/perchannel/causal/large",
+                f"{SMALL}/perhead/ties",
+                f"{UNEQUAL}/pertoken",
+                f"{UNEQUAL}/perhead/zero",
+                f"{DECODING}/perhead",
+                f"{DECODING}/e4m3/perchannel",
+                "quantized/none/gqa2/{dt}/b1h4q67k131d32/e4m3/pertoken/causal",
+                "quantized/none/mha/{dt}/b2h3q33k33d16/perchannel/zero/causal",
+                since="standard",
+            ),
+        ),
+        gradients=(
+            Ask(PLAIN, dtypes="float32"),
+            Ask(f"{SMALL}/e4m3/pertoken/causal", dtypes="two", since="standard"),
+        ),
+        common_sizes=("b2h4q3k17d8",),
+    ),
+    options=(*OPTIONS, choice("alignment", ("all", "causal")), SCALE),
+    recipes=("normal", "large", "ties"),
+    array_kinds=ArrayKinds(
+        statistics=("key_scale", "value_scale"),
+        wide=("key_scale", "value_scale"),
+        codes=("key_codes", "value_codes", "key_zero", "value_zero"),
+    ),
+    packing=Packing(completed=completed, choose=choose),
+)

@@ -1,0 +1,118 @@
+"""Keys and values written in 8 bits: the codes of new tokens, for given scales.
+
+    key (B, Hkv, Lk, D), value (B, Hkv, Lk, Dv)              in the dtype of the case; Lq is Lk in ids
+    key_scale, value_scale, key_zero, value_zero             as in `quantized`
+    output (B, Hkv, Lk, D), value_output (B, Hkv, Lk, Dv)    codes of keys and of values
+
+    code = x / scale + zero, rounded to the nearest code
+
+Later tokens are larger than earlier ones, and the largest number of every granule takes the last code:
+nothing within the range of the scale may be clipped. With `beyond` numbers reach up to twice the range,
+and take the last code of their sign. Of int8 -127 and -128 are both right there.
+
+Codes have no gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+
+from suite.spec.case import Case
+from suite.spec.dtypes import round_to
+from suite.spec.levels import Ask
+from suite.spec.operator import ArrayKinds, Asks, Axes, Operator, flag
+from suite.spec.operators.quantized import (
+    KINDS,
+    OF_CODES,
+    OPTIONS,
+    axes_of,
+    draw_scales,
+    needs_of_codes,
+    scale_axes,
+    validate_codes,
+    varied,
+)
+from suite.spec.recipes import DRAWS
+from suite.spec.sizes import Sizes
+
+FEATURES = OF_CODES | {"saturation", "value-size", "inner-stride", "other-shapes"}
+"""Features of writing codes."""
+
+PLAIN = "quantized-write/none/mha/{dt}/b2h2q17k17d8/perhead"
+
+
+def axes(case: Case) -> Axes:
+    return {**{name: axes_of(name) for name in KINDS}, **scale_axes(case)}
+
+
+def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
+    drawn = dict(zip(KINDS, DRAWS[case.recipe](rng, case.sizes, case.dtype)[1:], strict=True))
+    growth = 1.0 + 3.0 * np.arange(case.sizes.Lk)[:, None] / case.sizes.Lk
+    tokens = {
+        name: round_to(growth * varied(case, name, x, rng), case.dtype) for name, x in drawn.items()
+    }
+    scales = draw_scales(case, tokens)
+    if case.option("beyond"):
+        scales |= {name: x / 2 for name, x in scales.items() if name.endswith("scale")}
+    return {**tokens, **scales}
+
+
+def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> Mapping[str, bool]:
+    return {
+        **needs_of_codes(case),
+        "saturation": case.option("beyond"),
+        "value-size": sizes.D != sizes.Dv,
+    }
+
+
+UNEQUAL = "quantized-write/none/mha/{dt}/b3h2q9k9d8v6"
+
+QUANTIZED_WRITE = Operator(
+    name="quantized-write",
+    text="keys and values written as 8-bit codes of given scales",
+    axes=axes,
+    draw=draw,
+    outputs=lambda case: {"output": "bgkd", "value_output": "bgkv"},
+    needs=needs,
+    ties=lambda options: ("hg", "qk"),
+    validate=validate_codes,
+    asks=Asks(
+        plain=PLAIN,
+        cases=(
+            Ask(
+                PLAIN,
+                "quantized-write/none/mha/{dt}/b2h2q17k17d8/e4m3/pertoken",
+                f"{UNEQUAL}/perchannel/zero",
+                f"{UNEQUAL}/e4m3/perchannel",
+                f"{UNEQUAL}/e5m2",
+                f"{UNEQUAL}/beyond",
+                "quantized-write/none/mha/f32/b2h2q17k17d8/perhead/zero/beyond",
+                "quantized-write/none/mha/f32/b2h2q17k17d8/e4m3/beyond",
+            ),
+            Ask(
+                "quantized-write/none/mha/{dt}/b2h2q17k17d8",
+                "quantized-write/none/mha/{dt}/b2h2q17k17d8/e4m3",
+                "quantized-write/none/mha/{dt}/b2h2q17k17d8/e5m2/perhead/beyond",
+                "quantized-write/none/mha/{dt}/b2h2q17k17d8/pertoken/zero",
+                "quantized-write/none/mha/{dt}/b2h2q17k17d8/e4m3/perhead/large",
+                "quantized-write/none/mha/{dt}/b2h2q17k17d8/zero/beyond",
+                "quantized-write/none/mha/{dt}/b1h3q67k67d64/e4m3/perchannel/beyond",
+                f"{UNEQUAL}/e5m2/perchannel",
+                f"{UNEQUAL}/pertoken/beyond",
+                since="standard",
+            ),
+        ),
+        common_sizes=("b2h2q17k17d8",),
+    ),
+    options=(*OPTIONS, flag("beyond", "beyond")),
+    recipes=("normal", "large"),
+    array_kinds=ArrayKinds(
+        statistics=("key_scale", "value_scale"),
+        wide=("key_scale", "value_scale"),
+        codes=("output", "value_output", "key_zero", "value_zero"),
+    ),
+    has_keys=False,
+)

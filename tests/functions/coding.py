@@ -1,0 +1,76 @@
+"""Attention over 8-bit codes in torch, and writing of codes, as people write them: right and wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+
+def right(
+    query: Any, key_codes: Any, value_codes: Any, key_scale: Any, value_scale: Any,
+    key_zero: Any = None, value_zero: Any = None, causal: bool = False, scale: float | None = None,
+) -> Any:  # fmt: skip
+    operands = []
+    for codes, of, zero in (
+        (key_codes, key_scale, key_zero),
+        (value_codes, value_scale, value_zero),
+    ):
+        wide = codes.to(of.dtype)
+        wide = wide if zero is None else wide - zero.to(of.dtype)
+        operands.append((wide * of).to(query.dtype))
+    mask = None
+    if causal:
+        rows, keys = query.shape[2], key_codes.shape[2]
+        mask = torch.ones(rows, keys, dtype=torch.bool, device=query.device).tril(keys - rows)
+    return F.scaled_dot_product_attention(query, *operands, mask, scale=scale, enable_gqa=True)
+
+
+def one_scale(
+    query: Any, key_codes: Any, value_codes: Any, key_scale: Any, value_scale: Any,
+    causal: bool = False, scale: float | None = None,
+) -> Any:  # fmt: skip
+    return right(
+        query, key_codes, value_codes, key_scale, value_scale.mean(), causal=causal, scale=scale
+    )
+
+
+def symmetric(
+    query: Any, key_codes: Any, value_codes: Any, key_scale: Any, value_scale: Any,
+    key_zero: Any = None, value_zero: Any = None,
+) -> Any:  # fmt: skip
+    return right(query, key_codes, value_codes, key_scale, value_scale)
+
+
+def whole_numbers(
+    query: Any, key_codes: Any, value_codes: Any, key_scale: Any, value_scale: Any
+) -> Any:
+    if key_codes.dtype != torch.int8:
+        raise NotImplementedError("codes are int8 here")
+    return right(query, key_codes, value_codes, key_scale, value_scale)
+
+
+def written(
+    key: Any, value: Any, key_scale: Any, value_scale: Any,
+    key_zero: Any = None, value_zero: Any = None, dtype: Any = torch.int8,
+) -> Any:  # fmt: skip
+    codes = []
+    for x, scale, zero in ((key, key_scale, key_zero), (value, value_scale, value_zero)):
+        x = x.to(scale.dtype) / scale
+        x = x if zero is None else x + zero.to(scale.dtype)
+        last = 127 if dtype == torch.int8 else torch.finfo(dtype).max
+        x = x.clamp(-last, last)
+        codes.append((x.round() if dtype == torch.int8 else x).to(dtype))
+    return tuple(codes)
+
+
+def cut_off(key: Any, value: Any, key_scale: Any, value_scale: Any) -> Any:
+    return tuple(
+        (x.to(scale.dtype) / scale).clamp(-128, 127).to(torch.int8)
+        for x, scale in ((key, key_scale), (value, value_scale))
+    )
+
+
+def floats(key: Any, value: Any, key_scale: Any, value_scale: Any) -> Any:
+    return tuple((x / scale).round() for x, scale in ((key, key_scale), (value, value_scale)))

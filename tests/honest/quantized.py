@@ -1,0 +1,123 @@
+"""Honest variants of attention over codes, and of writing codes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from suite.faults.kernels.quantized import Coded, QuantizedKernel, QuantizedWriteKernel
+from suite.spec.dtypes import round_to
+
+
+class QuantizedStored(QuantizedKernel):
+    """Codes times scales are stored in the dtype of the case, and so are weights."""
+
+    numerics = "fused"
+
+    def scaled(self, name: str, call: Coded) -> np.ndarray:
+        scaled = super().scaled(name, call)
+        return round_to(scaled, call.fmt).astype(scaled.dtype)
+
+    def weights(self, scores: np.ndarray, call: Coded) -> np.ndarray:
+        return round_to(super().weights(scores, call), call.fmt).astype(scores.dtype)
+
+
+class QuantizedEager(QuantizedStored):
+    """Scales, scores and weights are stored in the dtype of the case."""
+
+    numerics = "eager"
+
+    def scale_of(self, name: str, call: Coded) -> np.ndarray:
+        scale = super().scale_of(name, call)
+        return round_to(scale, call.fmt).astype(scale.dtype)
+
+    def scores(self, call: Coded) -> np.ndarray:
+        scores = super().scores(call)
+        return round_to(scores, call.fmt).astype(scores.dtype)
+
+
+class QuantizedFolded(QuantizedKernel):
+    """Products with codes: scales and zero points of keys multiply and move scores, those of values the
+    output."""
+
+    def output(self, call: Coded) -> np.ndarray:
+        weights, key = self.weights(self.scores(call), call), call.arrays["value_codes"]
+        scale, zero = (
+            None if x is None else self.by_head(x, call) for x in self.both("value", call)
+        )
+        assert scale is not None
+        codes = self.by_head(key, call)
+        if call.case.option("scales") == "pertoken":
+            weights = self.kept(weights * scale.swapaxes(-1, -2), call)
+            moved = 0.0 if zero is None else weights @ zero
+            return self.kept(weights @ codes, call) - moved
+        moved = 0.0 if zero is None else weights.sum(-1, keepdims=True) * zero
+        return self.kept(self.kept(weights @ codes, call) - moved, call) * scale
+
+    def both(self, name: str, call: Coded) -> tuple[np.ndarray, np.ndarray | None]:
+        """Scale and zero point."""
+        return self.scale_of(name, call), self.zero_of(name, call)
+
+    def scores(self, call: Coded) -> np.ndarray:
+        query, codes = call.arrays["query"], self.by_head(call.arrays["key_codes"], call)
+        scale, zero = (None if x is None else self.by_head(x, call) for x in self.both("key", call))
+        assert scale is not None
+        of_tokens = call.case.option("scales") == "pertoken"
+        if not of_tokens:
+            query = self.kept(query * scale, call)
+        scores = self.kept(query @ codes.swapaxes(-1, -2), call)
+        if zero is not None:
+            moved = np.broadcast_to(zero, np.broadcast_shapes(zero.shape, codes.shape))
+            scores = scores - query @ moved.swapaxes(-1, -2)
+        scores = scores * scale.swapaxes(-1, -2) if of_tokens else scores
+        return self.kept(self.kept(scores, call) * call.scale, call)
+
+    def kept(self, x: np.ndarray, call: Coded) -> np.ndarray:
+        """A step as the variant stores it."""
+        return x
+
+
+class QuantizedFoldedEager(QuantizedFolded):
+    """Folded scales; scales, scores, weights and the output are stored in the dtype of the case."""
+
+    numerics = "eager"
+    refusals = {"zero-points": "sums of codes in 16 bits lose what zero points leave"}
+
+    def scale_of(self, name: str, call: Coded) -> np.ndarray:
+        return self.kept(super().scale_of(name, call), call)
+
+    def weights(self, scores: np.ndarray, call: Coded) -> np.ndarray:
+        return self.kept(super().weights(scores, call), call)
+
+    def kept(self, x: np.ndarray, call: Coded) -> np.ndarray:
+        return round_to(x, call.fmt).astype(x.dtype)
+
+
+class CodesByReciprocal(QuantizedWriteKernel):
+    """Numbers times the reciprocal of the scale; ties go away from 0, and int8 ends at -128."""
+
+    def quotient(self, x: np.ndarray, scale: np.ndarray, call: Coded) -> np.ndarray:
+        return x * (1 / scale)
+
+    def clipped(self, x: np.ndarray, call: Coded) -> np.ndarray:
+        return np.clip(x, -128, 127) if call.code.name == "int8" else super().clipped(x, call)
+
+    def stored(self, x: np.ndarray, call: Coded) -> np.ndarray:
+        if call.code.name != "int8":
+            return super().stored(x, call)
+        return np.asarray(np.sign(x) * np.floor(np.abs(x) + 0.5), float)
+
+
+class CodesEager(QuantizedWriteKernel):
+    """Scale, reciprocal, quotient and the sum with a zero point are stored in the dtype of the case."""
+
+    numerics = "eager"
+
+    def quotient(self, x: np.ndarray, scale: np.ndarray, call: Coded) -> np.ndarray:
+        reciprocal = self.kept(1 / self.kept(scale, call), call)
+        return self.kept(x * reciprocal, call)
+
+    def clipped(self, x: np.ndarray, call: Coded) -> np.ndarray:
+        return super().clipped(self.kept(x, call), call)
+
+    def kept(self, x: np.ndarray, call: Coded) -> np.ndarray:
+        return round_to(x, call.fmt).astype(x.dtype)

@@ -1,0 +1,131 @@
+"""Promise: codes times scales are exact in the reference, and written codes are the nearest ones.
+
+A person's function is asked the formats, zero points and flags that it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from backends.registry import function_implementation, load
+from references.rounding import precision_for
+from suite.checks import all_checks
+from suite.judge.judge import judge
+from suite.judge.oracle import Oracle, Rounding
+from suite.spec.case import Case
+from suite.spec.catalogue import cases as every_case
+from suite.spec.catalogue import of_operator
+from suite.spec.dtypes import CODES, round_to
+from suite.spec.inputs import Inputs, draw
+from suite.spec.operators.quantized import KINDS, QUANTIZED, broadcast, dequantized
+from suite.spec.operators.quantized_write import QUANTIZED_WRITE
+
+FUNCTIONS = Path(__file__).parent / "functions" / "coding.py"
+
+NUMBERS: Mapping[str, np.ndarray] = {
+    "int8": np.arange(-127.0, 128.0),
+    "e4m3": np.array(
+        [(m / 8 + (e > 0)) * 2.0 ** (max(e, 1) - 7) for e in range(16) for m in range(8)][:-1]
+    ),
+    "e5m2": np.array(
+        [(m / 4 + (e > 0)) * 2.0 ** (max(e, 1) - 15) for e in range(31) for m in range(4)]
+    ),
+}
+"""All codes of a format; of floating-point formats those without a sign, from their bits."""
+
+
+@pytest.mark.parametrize("name", CODES)
+def test_formats_have_the_numbers_of_their_bits(name: str) -> None:
+    code, numbers = CODES[name], NUMBERS[name]
+    assert np.array_equal(round_to(numbers, code), numbers)
+    assert numbers.max() == code.max
+    between = np.random.default_rng(0).uniform(numbers.min(), code.max, 500)
+    near = np.abs(numbers - between[:, None]).min(1)
+    assert np.array_equal(np.abs(round_to(between, code) - between), near)
+
+
+@pytest.mark.parametrize("case", of_operator(QUANTIZED, every_case, "smoke"), ids=str)
+def test_the_reference_is_attention_number_by_number(case: Case) -> None:
+    inputs = draw(case)
+    s, arrays, wide = inputs.sizes, inputs.arrays, precision_for(inputs.dtype)
+    expected = Oracle.forward(inputs, Rounding("exact")).expected["output"]
+    key, value = (dequantized(inputs, name) for name in KINDS)
+    for b, h, i in np.ndindex(s.B, s.H, s.Lq):
+        g, last = h // s.group, s.Lk - s.Lq + i
+        keys = range(s.Lk if case.option("alignment") == "all" else last + 1)
+        scores = [
+            sum(wide(x) * k for x, k in zip(arrays["query"][b, h, i], key[b, g, j], strict=True))
+            for j in keys
+        ]
+        weights = np.exp(inputs.effective_scale * np.array(scores))
+        row = (weights[:, None] * value[b, g, : len(keys)]).sum(0) / weights.sum()
+        assert np.allclose(expected.value[b, h, i].astype(float), row.astype(float), rtol=1e-12)
+
+
+def test_keys_are_scale_times_code_minus_zero() -> None:
+    inputs = draw(Case.parse("quantized/none/gqa2/f32/b2h4q3k5d4/pertoken/zero"))
+    arrays, value = inputs.arrays, dequantized(inputs, "value")
+    for b, g, k, v in np.ndindex(value.shape):
+        code = arrays["value_codes"][b, g, k, v] - arrays["value_zero"][b, g, k]
+        assert value[b, g, k, v] == arrays["value_scale"][b, g, k] * code
+
+
+def steps(inputs: Inputs, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """The number before rounding, and the promised distance of its code, both in steps of the scale."""
+    t = inputs.arrays[name] / broadcast(inputs, f"{name}_scale")
+    if inputs.case.option("zero"):
+        t = t + broadcast(inputs, f"{name}_zero")
+    half, least = {"int8": (0.0, 0.5), "e4m3": (2.0**-4, 2.0**-10), "e5m2": (2.0**-3, 2.0**-17)}[
+        inputs.case.option("codes")
+    ]
+    return t, half * np.abs(t) + least
+
+
+@pytest.mark.parametrize("case", of_operator(QUANTIZED_WRITE, every_case, "standard"), ids=str)
+def test_bounds_of_writing_are_those_of_rounding(case: Case) -> None:
+    inputs = draw(case)
+    expected = Oracle.forward(inputs, Rounding("exact")).expected
+    last = CODES[case.option("codes")].max
+    for name, output in zip(KINDS, inputs.outputs, strict=True):
+        t, promised = steps(inputs, name)
+        within = np.abs(t) <= last + 0.5  # a zero point is rounded
+        assert within.all() != case.option("beyond")
+        middle = np.abs(t) <= last
+        assert np.allclose(expected[output].value[middle].astype(float), t[middle], rtol=1e-12)
+        bound = expected[output].error[within]
+        assert (bound <= promised[within] * (1 + 2.0**-16) + 2.0**-14).all()
+        reach = last if case.option("beyond") else min(last, 448.0)
+        assert (np.abs(t) > 0.99 * reach).any()
+        codes = round_to(np.clip(t, -last, last), CODES[case.option("codes")])
+        assert (np.abs(codes - expected[output].value) <= expected[output].error).all()
+
+
+def statuses(name: str, like: str) -> dict[tuple[str, bool], set[str]]:
+    """Statuses of a function's cells of the check values at smoke, by format and zero points."""
+    judged, _ = function_implementation(load("torch"), f"{FUNCTIONS}:{name}", {}, like)
+    outcomes: dict[tuple[str, bool], set[str]] = {}
+    for check in all_checks():
+        for cell in check.cells("smoke", [judged]) if check.name == "values" else ():
+            kind = (cell.case.option("codes"), cell.case.option("zero"))
+            outcomes.setdefault(kind, set()).add(judge(cell).status)
+    return outcomes
+
+
+def test_a_persons_function_over_codes() -> None:
+    assert set().union(*statuses("right", "quantized").values()) == {"pass"}
+    assert statuses("symmetric", "quantized")["int8", True] == {"fail", "unsupported"}
+    some = statuses("whole_numbers", "quantized")
+    assert some["int8", True] == some["e4m3", False] == {"unsupported"}
+    assert "pass" in some["int8", False]
+    assert "fail" in statuses("one_scale", "quantized")["int8", False]
+
+
+def test_a_persons_function_that_writes_codes() -> None:
+    assert set().union(*statuses("written", "quantized-write").values()) == {"pass"}
+    whole = statuses("cut_off", "quantized-write")
+    assert whole["int8", False] == {"fail"}
+    assert whole["int8", True] == whole["e4m3", False] == {"unsupported"}
+    assert statuses("floats", "quantized-write")["int8", False] == {"fail"}
