@@ -200,10 +200,10 @@ def of_quantized_write(inputs: Inputs) -> Iterator[Another]:
 def quotients(inputs: Inputs) -> Mapping[str, np.ndarray]:
     """The numbers that become codes, before they are clipped and rounded. As in implementations quotients
     are rounded to float32."""
-    numbers, work = {}, np.float64 if inputs.dtype.name == "f64" else np.float32
+    numbers = {}
     for name in KINDS:
-        scale = broadcast(inputs, f"{name}_scale").astype(work)
-        numbers[name] = (inputs.arrays[name].astype(work) / scale).astype(float)
+        quotient = inputs.arrays[name] / broadcast(inputs, f"{name}_scale")
+        numbers[name] = round_to(quotient, inputs.dtype.widened)
         if inputs.case.option("zero"):
             numbers[name] = numbers[name] + broadcast(inputs, f"{name}_zero")
     return numbers
