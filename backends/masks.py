@@ -10,7 +10,7 @@ import numpy as np
 
 from backends.binder import Parameter, arguments
 from suite.spec.features import ARRAYS
-from suite.spec.inputs import Inputs, dtype_of
+from suite.spec.inputs import Inputs
 from suite.spec.masks import Causal, Mask, Padding, Window
 from suite.spec.vocabulary import OPERANDS
 
@@ -215,7 +215,7 @@ def masked_arrays(
     """All arrays of the inputs, and `mask`, the dense mask of rank 4, if there is one. `rest` are the
     mask's parts that no flag expresses, by default all."""
     mask = dense_of(inputs, split_native(inputs).rest if rest is None else rest)
-    arrays = {n: backend.array(x, dtype_of(n, inputs.case)) for n, x in inputs.arrays.items()}
+    arrays = {n: backend.array(x, inputs.case.dtype_of(n)) for n, x in inputs.arrays.items()}
     return arrays if mask is None else arrays | {"mask": backend.array(rank4(mask), None)}
 
 
@@ -228,4 +228,4 @@ def feature_arrays(backend: Backend, inputs: Inputs) -> dict[str, Any]:
 def feature_array(backend: Backend, inputs: Inputs, name: str) -> Any:
     """The array of the feature `name`, as the framework's array; None if the inputs lack it."""
     values = inputs.arrays.get(name)
-    return None if values is None else backend.array(values, dtype_of(name, inputs.case))
+    return None if values is None else backend.array(values, inputs.case.dtype_of(name))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from suite.spec.dtypes import DType
-from suite.spec.inputs import Inputs, dtype_of
+from suite.spec.inputs import Inputs
 from suite.spec.operators.packed import summed
 from suite.spec.operators.quantized import broadcast
 from suite.spec.vocabulary import ARRANGEMENTS, OPERANDS
@@ -245,7 +245,7 @@ def coded(backend: Backend, inputs: Inputs) -> dict[str, Any]:
     return {
         name: backend.array(
             broadcast(inputs, name) if name.endswith(("scale", "zero")) else array,
-            dtype_of(name, inputs.case),
+            inputs.case.dtype_of(name),
         )
         for name, array in inputs.arrays.items()
     }

@@ -29,7 +29,7 @@ from suite.judge.elections.modes import modes_of, transformed
 from suite.judge.verdict import Deviation, NotApplicable
 from suite.spec.catalogue import Ask, asked, plain_beside
 from suite.spec.dtypes import DTYPES, DType, round_to
-from suite.spec.inputs import Inputs, dtype_of
+from suite.spec.inputs import Inputs
 from suite.spec.levels import HALF
 from suite.spec.vocabulary import OPERANDS
 from suite.test_stateless import changed
@@ -162,7 +162,7 @@ def in_16_bits(inputs: Inputs) -> Inputs:
     narrow = {
         name: round_to(round_to(inputs.arrays[name], DTYPES["bf16"]), DTYPES["f16"])
         for name in of_dtype
-        if dtype_of(name, inputs.case) is inputs.dtype
+        if inputs.case.dtype_of(name) is inputs.dtype
     }
     return inputs.replace(**narrow)
 

@@ -24,7 +24,7 @@ from suite.judge.check import check
 from suite.judge.derivative import asked_of, judge_gradients, vjp
 from suite.judge.verdict import Deviation, NotApplicable
 from suite.spec.catalogue import Ask, asked, with_plain
-from suite.spec.inputs import Inputs, dtype_of
+from suite.spec.inputs import Inputs
 from suite.spec.vocabulary import ARRANGEMENTS, OPERANDS
 
 OF_MASKS = ("negative", "expanded-rows")
@@ -87,7 +87,7 @@ def laid_out(cell: Cell, inputs: Inputs, operand: str, how: str) -> tuple[Prepar
     if prepared.arguments.get(argument) is None:
         raise NotApplicable(f"the call takes no {operand} as an array")
     values = backend.to_numpy(prepared.arguments[argument])
-    dtype = None if operand == "mask" else dtype_of(operand, inputs.case)
+    dtype = None if operand == "mask" else inputs.case.dtype_of(operand)
     heads = prepared.axis_order == "blhd" and operand in OPERANDS
     array, whole = backend.memory.within(
         swap_heads_and_length(values, prepared) if heads else values, dtype, how

@@ -24,7 +24,7 @@ from suite.judge.verdict import Deviation, NotApplicable, Refused
 from suite.spec.catalogue import Ask, asked, with_plain
 from suite.spec.dtypes import DTYPES, round_to
 from suite.spec.features import FEATURES
-from suite.spec.inputs import Inputs, dtype_of
+from suite.spec.inputs import Inputs
 from suite.spec.masks import Causal, parse_mask
 from suite.spec.vocabulary import OPERANDS
 
@@ -180,7 +180,7 @@ def variations(inputs: Inputs) -> Iterator[tuple[str, Inputs]]:
     for feature in FEATURES.values():
         if feature.axes and feature.draw is not None:
             asked_for = inputs.replace(**{feature.name: True})
-            dtype = dtype_of(feature.name, asked_for.case)
+            dtype = asked_for.case.dtype_of(feature.name)
             array = round_to(feature.draw(sizes, rng), dtype)
             for factor in (1.0, 0.5):
                 yield (

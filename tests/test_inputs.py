@@ -13,7 +13,7 @@ from suite.spec import catalogue
 from suite.spec.case import Case, Widths
 from suite.spec.catalogue import of_operator
 from suite.spec.dtypes import DTYPES, dtype, round_to
-from suite.spec.inputs import draw, draw_cotangent, draw_tangents, dtype_of
+from suite.spec.inputs import draw, draw_cotangent, draw_tangents
 from suite.spec.operator import Operator
 from suite.spec.operators import OPERATORS
 from suite.spec.operators.sdpa import SDPA
@@ -69,7 +69,7 @@ def test_inputs_are_the_same_bytes_and_fit_their_dtype() -> None:
             fits = (
                 array.astype(int)
                 if name in case.operator.array_kinds.integers
-                else round_to(array, dtype_of(name, case))
+                else round_to(array, case.dtype_of(name))
             )
             assert np.array_equal(array, fits), (case.id, name)
             assert array.dtype == np.float64

@@ -16,7 +16,7 @@ from suite.judge.comparison import against_oracle
 from suite.judge.oracle import Oracle
 from suite.judge.tolerance import grade
 from suite.judge.verdict import Deviation, NotApplicable
-from suite.spec.inputs import Inputs, dtype_of
+from suite.spec.inputs import Inputs
 from suite.spec.vocabulary import OPERANDS
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def read_gradients(
             raise Deviation("no-gradient", f"the {name} got no gradient")
         shape = tuple(prepared.arguments[prepared.argument(name)].shape)
         what = f"the gradient of the {name}"
-        dtype = dtype_of(name, inputs.case)
+        dtype = inputs.case.dtype_of(name)
         values = read_array(cell.implementation.backend, what, native[name], shape, dtype)
         operand = name in OPERANDS and values.ndim == 4
         gradients[name] = swap_heads_and_length(values, prepared) if operand else values

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from suite.spec.dtypes import DType, dtype
+from suite.spec.dtypes import CODES, DType, dtype
 from suite.spec.ids import PLACES
 from suite.spec.masks import Mask, parse_mask, part_features
 from suite.spec.operator import LETTERS, Axes, Operator, Option, choice
@@ -208,6 +208,13 @@ class Case:
         if w is not None:
             sizes |= zip("xyzo", (w.query, w.key, w.value, w.output), strict=True)
         return {**sizes, **self.operator.array_kinds.letters(self)}
+
+    def dtype_of(self, name: str) -> DType:
+        """The dtype of an array or output in a call."""
+        kinds = self.operator.array_kinds
+        if name in kinds.codes:
+            return CODES[self.option("codes")]
+        return self.dtype.widened if name in kinds.wide else self.dtype
 
     @property
     def facts(self) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from suite.spec.case import Case, Widths, features
-from suite.spec.dtypes import CODES, DType, round_to
+from suite.spec.dtypes import DType, round_to
 from suite.spec.features import FEATURES
 from suite.spec.masks import Mask
 from suite.spec.operator import Operator
@@ -215,7 +215,7 @@ class Inputs:
 
     def output_dtype(self, name: str) -> DType:
         """The dtype of a returned output."""
-        return dtype_of(name, self.case)
+        return self.case.dtype_of(name)
 
     def full_shape(self, name: str) -> tuple[int, ...]:
         """The shape of an output with all its axes."""
@@ -358,27 +358,19 @@ def draw(case: Case, seed: int = 0) -> Inputs:
     """
     rng = generator(case.id, seed)
     arrays = case.operator.draw(case, rng, seed)
-    lowest = -float(dtype_of("bias", case).max)
+    lowest = -float(case.dtype_of("bias").max)
     bias = draw_bias(case.option("bias") or "none", rng, case.sizes, seed, lowest)
     if bias is not None:
         arrays["bias"] = bias
     rounded = {
         name: array
         if name in case.operator.array_kinds.integers
-        else round_to(array, dtype_of(name, case))
+        else round_to(array, case.dtype_of(name))
         for name, array in arrays.items()
     }
     for array in rounded.values():
         array.flags.writeable = False
     return Inputs(case, rounded, case.sizes, seed=seed)
-
-
-def dtype_of(name: str, case: Case) -> DType:
-    """The dtype of an array or output in a call."""
-    kinds = case.operator.array_kinds
-    if name in kinds.codes:
-        return CODES[case.option("codes")]
-    return case.dtype.widened if name in kinds.wide else case.dtype
 
 
 def draw_cotangent(case: Case, seed: int = 0, name: str = "") -> np.ndarray:
@@ -397,7 +389,7 @@ def draw_tangents(case: Case, names: Sequence[str], seed: int = 0) -> dict[str, 
     sizes, axes = case.letters, case.axes
     return {
         name: round_to(
-            rng.standard_normal(tuple(sizes[x] for x in axes[name])), dtype_of(name, case)
+            rng.standard_normal(tuple(sizes[x] for x in axes[name])), case.dtype_of(name)
         )
         for name in names
     }

@@ -21,7 +21,7 @@ from suite.judge.elections.questions import PROBES
 from suite.spec.case import Case
 from suite.spec.elections import ElectionCase
 from suite.spec.features import FEATURES, WORDS
-from suite.spec.inputs import Inputs, draw, draw_cotangent, dtype_of
+from suite.spec.inputs import Inputs, draw, draw_cotangent
 from suite.spec.masks import Causal
 from suite.spec.operator import Operator
 from suite.spec.operators import OPERATORS
@@ -113,7 +113,7 @@ class StoredProblem:
         inputs, cotangent, mask = self.inputs(), self.cotangent(), self.mask()
         own, integers = type_of(inputs.dtype), inputs.operator.array_kinds.integers
         arrays = {
-            name: typed(values, "I64" if name in integers else type_of(dtype_of(name, inputs.case)))
+            name: typed(values, "I64" if name in integers else type_of(inputs.case.dtype_of(name)))
             for name, values in operands(inputs).items()
         }
         if mask is not None:

@@ -44,7 +44,6 @@ from suite.faults.kernels.norm_gradient import (
 from suite.faults.kernels.packed import PackedKernel
 from suite.faults.kernels.paged import PagedKernel
 from suite.faults.kernels.paged_write import PagedWriteKernel
-from suite.faults.kernels.quantized import QuantizedKernel, QuantizedWriteKernel
 from suite.faults.kernels.rotary import RotaryByTable, RotaryKernel, RotaryTableCast
 from suite.faults.kernels.variants import EagerStored, FlashFused, MergedChunks, StepByStep
 from suite.spec.dtypes import round_to
@@ -148,14 +147,7 @@ from tests.honest.paged import (
     PagedWholeTables,
     WriteByPages,
 )
-from tests.honest.quantized import (
-    CodesByReciprocal,
-    CodesEager,
-    QuantizedEager,
-    QuantizedFolded,
-    QuantizedFoldedEager,
-    QuantizedStored,
-)
+from tests.honest.quantized import OF_CODES
 from tests.honest.state import AnswersKeptByValues, VisiblePairsKept, WorkspaceCleared
 from tests.honest.tiled import (
     CubicExp,
@@ -387,14 +379,7 @@ HONEST: tuple[type[Implementation], ...] = (
     CachedStepByStep,
     CachedTreeBranchByBranch,
     *LATENTS,
-    QuantizedKernel,
-    QuantizedStored,
-    QuantizedEager,
-    QuantizedFolded,
-    QuantizedFoldedEager,
-    QuantizedWriteKernel,
-    CodesByReciprocal,
-    CodesEager,
+    *OF_CODES,
     MergeKernel,
     MergeInTurn,
     MergeRunningSum,
