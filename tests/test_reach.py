@@ -1,8 +1,9 @@
-"""What other repositories use: the action `judge` and the hook of pre-commit, run as their files say on a
+"""What other repositories use: the action and the hook of pre-commit, run as their files say on a
 right and on a wrong function."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -13,11 +14,13 @@ from typing import Any
 
 import pytest
 
+from tests.records_by_hand import cell, run, write
+
 pytest.importorskip("torch")
 yaml = pytest.importorskip("yaml")
 
 ROOT = Path(__file__).resolve().parents[1]
-ACTION = yaml.safe_load((ROOT / ".github/actions/judge/action.yml").read_text("utf-8"))
+ACTION = yaml.safe_load((ROOT / "action.yml").read_text("utf-8"))
 (HOOK,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text("utf-8"))
 EXAMPLES = {
     text.partition("\n")[0].split()[1].rstrip(","): yaml.safe_load(text)
@@ -56,14 +59,14 @@ def acted(folder: Path, **inputs: str) -> tuple[int, str]:
     values = {name: about.get("default", "") for name, about in ACTION["inputs"].items()} | inputs
     summary = folder / "summary.md"
     codes = []
-    for step in ACTION["runs"]["steps"][1:3]:
+    for step in ACTION["runs"]["steps"][1:4]:
         variables = {}
         for name, text in step["env"].items():
             text = text.replace("${{ runner.temp }}", str(folder))
             variables[name] = re.sub(r"\$\{\{ inputs\.(\w+) \}\}", lambda m: values[m[1]], text)
         done = shell(step["run"], folder, GITHUB_STEP_SUMMARY=str(summary), **variables)
         codes.append(done.returncode)
-    assert codes[1] == 0
+    assert codes[1:] == [0, 0]
     return codes[0], summary.read_text("utf-8")
 
 
@@ -77,8 +80,22 @@ def test_the_action_judges_a_function(name: str, code: int, word: str, tmp_path:
     assert came == code
     assert summary.startswith(f"```text\n{word}: ")
     assert summary.rstrip().endswith("```")
-    records = (tmp_path / "attention" / "mine.jsonl").read_text("utf-8")
+    folder = tmp_path / "attention"
+    verdict = json.loads((folder / "mine.json").read_text("utf-8"))
+    assert (verdict["exit_code"], verdict["functions"]) == (code, [name])
+    assert not (folder / "mine.svg").exists(), "a run of few cells has no badge"
+    records = (folder / "mine.jsonl").read_text("utf-8")
     assert '"claim": ["head_sizes=8", "value_sizes=8"]' in records.partition("\n")[0]
+
+
+def test_a_whole_run_has_a_badge(tmp_path: Path) -> None:
+    folder = tmp_path / "attention"
+    folder.mkdir()
+    write(folder / "attention.jsonl", run(cell("sdpa/none/mha/f32/b2h3q17k23d8")))
+    step = ACTION["runs"]["steps"][3]
+    done = shell(step["run"], tmp_path, FOLDER=str(folder), NAME="attention")
+    assert done.returncode == 0, done.stderr
+    assert (folder / "attention.svg").read_text("utf-8").startswith("<svg")
 
 
 def test_the_summary_says_why_a_run_never_began(tmp_path: Path) -> None:
@@ -89,8 +106,7 @@ def test_the_summary_says_why_a_run_never_began(tmp_path: Path) -> None:
 
 def test_the_action_installs_its_own_ref_and_uploads_what_it_wrote() -> None:
     first, *_, last = ACTION["runs"]["steps"]
-    here = str(ROOT / ".github/actions/judge")
-    path = shlex.split(first["run"])[-1].replace("$GITHUB_ACTION_PATH", here)
+    path = shlex.split(first["run"])[-1].replace("$GITHUB_ACTION_PATH", str(ROOT))
     assert Path(path).resolve() == ROOT
     assert last["with"]["path"] == ACTION["runs"]["steps"][1]["env"]["FOLDER"]
     assert "always()" in last["if"]
@@ -99,7 +115,9 @@ def test_the_action_installs_its_own_ref_and_uploads_what_it_wrote() -> None:
 def test_the_examples_use_what_there_is() -> None:
     *_, step = EXAMPLES[".github/workflows/attention.yml"]
     required = {name for name, about in ACTION["inputs"].items() if about.get("required")}
-    assert step["uses"].partition("@")[0].endswith("/.github/actions/judge")
+    owner, _, repository = step["uses"].partition("@")[0].partition("/")
+    assert owner
+    assert repository == "attention-conformance", "the action lies at the root of the repository"
     assert required <= step["with"].keys() <= ACTION["inputs"].keys()
     (repository,) = EXAMPLES[".pre-commit-config.yaml"]
     assert [hook["id"] for hook in repository["hooks"]] == [HOOK["id"]]

@@ -17,8 +17,8 @@ from tests.records_by_hand import cell, run, write
 
 ROOT = Path(__file__).resolve().parents[1]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
-ACTIONS = sorted((ROOT / ".github" / "actions").rglob("action.yml"))
-SET_UP, JUDGE = (ROOT / ".github" / "actions" / name / "action.yml" for name in ("set-up", "judge"))
+JUDGE, SET_UP = ROOT / "action.yml", ROOT / ".github" / "actions" / "set-up" / "action.yml"
+ACTIONS = [JUDGE, *sorted((ROOT / ".github" / "actions").rglob("action.yml"))]
 
 
 def content(path: Path) -> dict[str, Any]:
