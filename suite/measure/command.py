@@ -23,12 +23,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from suite.measure.options import BenchOptions
+from suite.run.options import DRAWN
 from suite.run.progress import Steps
 from suite.spec.catalogue.workloads import QUICK
 
 if TYPE_CHECKING:
     from suite.measure.gate import GateOutcome
     from suite.records.speed import SpeedRecord
+    from suite.run.verdict import RunVerdict
 
 BESIDE = 5
 """Columns (workloads) of a table."""
@@ -64,19 +66,29 @@ def run(arguments: argparse.Namespace) -> int:
     from backends.registry import UsageError
     from suite.measure.gate import NOTHING, GateError
     from suite.measure.pool import NothingToMeasure
+    from suite.measure.verdict import of_bench
+    from suite.run.verdict import Door
 
     try:
-        options = options_of(arguments)
-        return _gate(options) if options.against else _measure(options)
-    except (UsageError, NothingToMeasure, GateError) as error:
+        door = Door(arguments.verdict, arguments.verdict_fd)
+    except ValueError as error:
         print(error, file=sys.stderr)
         return NOTHING
+    said = ""
+    try:
+        options = options_of(arguments)
+        verdict = _gate(options) if options.against else _measure(options)
+    except (UsageError, NothingToMeasure, GateError) as error:
+        said = str(error)
     except FileExistsError:
-        print(
-            f"{arguments.results} exists, and nothing is overwritten; name a new file",
-            file=sys.stderr,
-        )
-        return NOTHING
+        said = f"{arguments.results} exists, and nothing is overwritten; name a new file"
+    if said:
+        print(said, file=sys.stderr)
+        verdict = of_bench(NOTHING, reasons=(said,))
+    door.write(verdict)
+    if not said and options.seed in DRAWN:
+        _say(f"seed {options.seed}; --seed={options.seed} repeats the run")
+    return verdict.exit_code
 
 
 def options_of(arguments: argparse.Namespace) -> BenchOptions:
@@ -92,10 +104,11 @@ def options_of(arguments: argparse.Namespace) -> BenchOptions:
     return options
 
 
-def _measure(options: BenchOptions) -> int:
+def _measure(options: BenchOptions) -> RunVerdict:
     from suite.measure.gate import NOTHING, OK, WRONG
     from suite.measure.pool import Pool
     from suite.measure.run import header, measure
+    from suite.measure.verdict import of_bench
     from suite.records import speed
 
     records: list[SpeedRecord] = []
@@ -125,9 +138,9 @@ def _measure(options: BenchOptions) -> int:
         ", ".join(f"{count} {name}" for name, count in counts.items())
         or f"nothing to measure: no selected implementation computes {names}; name another --workload"
     )
-    if "refused" in statuses:
-        return WRONG
-    return OK if set(speed.TIMED) & set(statuses) and "error" not in statuses else NOTHING
+    timed = set(speed.TIMED) & set(statuses) and "error" not in statuses
+    code = WRONG if "refused" in statuses else OK if timed else NOTHING
+    return of_bench(code, options, records)
 
 
 def _say(text: str) -> None:
@@ -181,8 +194,9 @@ def side_by_side(records: Sequence[SpeedRecord]) -> Iterator[str]:
     yield ""
 
 
-def _gate(options: BenchOptions) -> int:
+def _gate(options: BenchOptions) -> RunVerdict:
     from suite.measure.gate import Gate, GateError, sides, worst
+    from suite.measure.verdict import of_bench
     from suite.records.files import new_file
 
     functions = [text.rpartition(":")[2] for text in options.function]
@@ -211,7 +225,7 @@ def _gate(options: BenchOptions) -> int:
     if options.results:
         with new_file(options.results) as file:
             json.dump([asdict(outcome) for outcome in outcomes], file, indent=1)
-    return worst(outcomes)
+    return of_bench(worst(outcomes), options, outcomes=outcomes)
 
 
 def outcome_text(outcome: GateOutcome, mine: str, other: str) -> str:

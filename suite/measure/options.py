@@ -17,7 +17,8 @@ from suite.spec.vocabulary import DIRECTIONS
 QUICK_SAMPLES = 5
 
 UNSTORED = (
-    "level", "shard", "audit", "optimized", "quick", "against", "seconds", "results",
+    "level", "shard", "audit", "optimized", "quick", "against", "seconds", "results", "verdict",
+    "verdict_fd",
 )  # fmt: skip
 """Options that do not affect a measurement; records leave them out."""
 
@@ -60,6 +61,8 @@ class BenchOptions(Options):
     results: str = shared(
         "results", help="a new file for the records; with --against for the raw pairs"
     )
+    verdict: str = shared("verdict")
+    verdict_fd: str = shared("verdict-fd")
     workload: tuple[str, ...] = option(
         "a workload, the id of a case, sweep, or all; repeatable; default: "
         f"{', '.join(QUICK)}, forward, {QUICK_SAMPLES} samples of each",

@@ -36,6 +36,7 @@ class RunVerdict:
     - `first_failure`: the first cell that fails, in the order of the run
     - `worst`: the cell with the greatest error ratio
     - `diagnoses`: sentences, the best first; `refusals`: the number of refused cells by message
+    - `times`: what was timed, by `python -m suite bench` alone (see `suite.measure.verdict`)
     """
 
     verdict: str
@@ -50,6 +51,7 @@ class RunVerdict:
     diagnoses: tuple[str, ...] = ()
     refusals: dict[str, int] = field(default_factory=dict)
     reasons: tuple[str, ...] = ()
+    times: tuple[dict[str, Any], ...] = ()
 
 
 NAMED = (
