@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -63,14 +64,21 @@ LIMITS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "-
           "--disable-component-update", "--no-first-run"]  # fmt: skip
 
 
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Any]:
-    """Chromium, driven by Playwright."""
+@contextmanager
+def chromium() -> Iterator[Any]:
+    """Chromium, driven by Playwright. Skips the test without either."""
     playwright = pytest.importorskip("playwright.sync_api")
-    chromium = shutil.which("chromium")
-    if chromium is None:
+    path = shutil.which("chromium")
+    if path is None:
         pytest.skip("the browser chromium is not installed")
     with playwright.sync_playwright() as running:
-        started = running.chromium.launch(executable_path=chromium, args=LIMITS)
+        started = running.chromium.launch(executable_path=path, args=LIMITS)
         yield started
         started.close()
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """The browser of all tests."""
+    with chromium() as started:
+        yield started

@@ -7,7 +7,7 @@ const VERDICTS = {
   wrong: ["✕", "wrong"], known: ["▲", "known wrong"], right: ["●", "right"],
   refused: ["○", "refused"], absent: ["", "not asked"],
 };
-const START = { q: "", framework: "", dtype: "", differs: "", controls: "", sort: "", open: "", a: "", b: "" };
+const START = { q: "", framework: "", dtype: "", workload: "", differs: "", controls: "", sort: "", open: "", a: "", b: "" };
 const state = { ...START, ...Object.fromEntries(new URLSearchParams(location.hash.slice(1))) };
 const FAILURES_AT_ONCE = 20;
 const place = (id) => document.getElementById(id);
@@ -45,12 +45,16 @@ function verdict({ pass, fail, known, unsupported }) {
 }
 
 const judged = ({ pass, fail, known }) => pass + fail + known;
-const said = (total) => `${VERDICTS[verdict(total)][1]}: ` +
-  (judged(total) ? `${total.pass} of ${judged(total)} judged cells pass` : `${total.unsupported} cells`);
+const said = (total) => VERDICTS[verdict(total)][1] + (judged(total) ? `: ${total.pass} of ${judged(total)} judged cells pass`
+  : total.unsupported ? `: ${total.unsupported} cells` : "");
 
 const grade = (row, dtype) => row.precision[dtype]?.[0];
 
-function relative(row) { // median over workloads of time / best time
+const answers = (row) => Object.entries(row.elections).map(([question, answer]) => `${question}=${answer}`);
+const workloads = [...new Set(data.rows.flatMap((row) => Object.keys(row.times)))];
+
+function slowness(row) { // ms of the chosen workload, or the median over workloads of time / best time
+  if (state.workload) return row.times[state.workload]?.[1] ?? null;
   const ratios = Object.entries(row.times).map(([what, [, middle]]) =>
     middle / Math.min(...data.rows.filter((r) => what in r.times).map((r) => r.times[what][1])));
   return ratios.length ? ratios.sort((x, y) => x - y)[ratios.length >> 1] : null;
@@ -60,14 +64,14 @@ function shown() {
   const words = state.q.toLowerCase().split(/\s+/).filter(Boolean);
   const rows = data.rows.map((row, number) => ({ ...row, number })).filter((row) =>
     (!state.framework || row.backend === state.framework) && (state.controls || !row.control || data.rows.length === 1) &&
-    words.every((word) => `${row.label} ${row.operator}`.toLowerCase().includes(word)));
+    words.every((word) => `${row.label} ${row.operator} ${answers(row).join(" ")}`.toLowerCase().includes(word)));
   const topic = data.topics.findIndex(({ name }) => name === state.sort);
   const order = Object.keys(VERDICTS);
   if (topic >= 0)
     rows.sort((x, y) => order.indexOf(verdict(tally(x.number, topic))) - order.indexOf(verdict(tally(y.number, topic))));
   if (data.dtypes.includes(state.sort))
     rows.sort((x, y) => Number(x.precision[state.sort]?.[2] ?? Infinity) - Number(y.precision[state.sort]?.[2] ?? Infinity));
-  if (state.sort === "speed") rows.sort((x, y) => (relative(x) ?? Infinity) - (relative(y) ?? Infinity));
+  if (state.sort === "speed") rows.sort((x, y) => (slowness(x) ?? Infinity) - (slowness(y) ?? Infinity));
   return rows;
 }
 
@@ -90,7 +94,7 @@ function set(changes) {
 }
 
 function draw() {
-  const rows = shown(), topics = topicsOf(rows), timed = data.rows.some((r) => Object.keys(r.times).length);
+  const rows = shown(), topics = topicsOf(rows), timed = workloads.length, unit = state.workload ? " ms" : "×";
   const head = (name, text) => el("th", { scope: "col", "aria-sort": state.sort === name ? "ascending" : false },
     el("button", { title: `${text}; sort`, onclick: () => set({ sort: state.sort === name ? "" : name }) }, name));
   place("matrix").replaceChildren(
@@ -98,13 +102,13 @@ function draw() {
       el("th", { scope: "col", class: "name" }, "implementation"),
       ...topics.map(({ name, text }) => head(name, text)),
       ...data.dtypes.map((name) => head(name, `precision grade in ${name}`)),
-      timed ? head("speed", "median of time / best time, over the workloads") : null)),
+      timed ? head("speed", state.workload ? `median time of a call in ${state.workload}` : "median of time / best time, over the workloads") : null)),
     el("tbody", {}, ...rows.map((row, n) => el("tr", { class: rows[n - 1]?.operator === row.operator ? "" : "group" },
       el("th", { scope: "row", class: "name" },
         opening(row, row.label, {}, row.label), el("small", {}, row.operator)),
       ...topics.map((topic) => entry(row, topic)),
       ...data.dtypes.map((name) => el("td", { "data-name": name, class: `grade ${grade(row, name) === "none" ? "beyond" : ""}` }, grade(row, name) ?? "")),
-      timed ? el("td", { "data-name": "speed", class: "grade" }, relative(row) === null ? "" : `${relative(row).toPrecision(3)}×`) : null))));
+      timed ? el("td", { "data-name": "speed", class: "grade" }, slowness(row) === null ? "" : `${slowness(row).toPrecision(3)}${unit}`) : null))));
   place("count").textContent = data.rows.length > 1 ? `${rows.length} of ${data.rows.length} implementations` : "";
   drawDetails();
   drawComparison();
@@ -230,6 +234,9 @@ function options(id, values, first) {
 
 options("framework", [...new Set(data.rows.map((row) => row.backend))], "every framework");
 options("dtype", data.dtypes, "every dtype");
+options("workload", workloads, "every workload");
+place("workload").parentNode.hidden = !workloads.length;
+place("answers").replaceChildren(...[...new Set(data.rows.flatMap(answers))].sort().map((value) => el("option", { value })));
 for (const id of ["a", "b"]) options(id, data.rows.map((row) => row.label), "–");
 for (const id of ["differs", "controls"]) {
   place(id).checked = Boolean(state[id]);
@@ -237,5 +244,6 @@ for (const id of ["differs", "controls"]) {
 }
 place("q").value = state.q;
 place("q").addEventListener("input", (event) => set({ q: event.target.value }));
+place("workload").addEventListener("change", () => set({ sort: state.workload ? "speed" : "" }));
 place("details").addEventListener("close", () => state.open && set({ open: "" }));
 draw();
