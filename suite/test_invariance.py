@@ -47,7 +47,7 @@ PACKED = "packed/none/mha/{dt}/b3h4q24k24d8/seg5.7.12"
 PADDED, LONG_PADDED = "sdpa/pad/mha/{dt}/b1h2q18k34d8", "sdpa/pad/gqa2/{dt}/b1h4q129k161d64"
 PADDED_LAYER = "multi-head/pad/mha/{dt}/b1h3q5k9d4/e12.12.12.12"
 LATENT_ROW = "latent/none/mha/{dt}/b3h4q1k9d8v6"
-GROWING_LATENT = "latent/causalbr/mha/{dt}/b2h4q5k9d8v6"
+GROWING_LATENT = "latent/causalbr/mha/{dt}/b2h3q4k9d8v6"
 GROWING_LAYER = "multi-head/causal/mha/{dt}/b2h3q5k9d4/e12.12.12.12"
 THREADED = ("sdpa/none/mha/{dt}/b2h3q129k257d64", LAYERS[0])
 

@@ -40,7 +40,7 @@ CASES = (
     "packed/none/mha/{dt}/b3h4q24k24d8/seg5.7.12",
     "paged/none/gqa2/{dt}/b3h4q9k24d8/seg1.3.5x7.12.5/causal",
     "cached/none/gqa2/{dt}/b2h4q9k9d8/c5.1.3",
-    "latent/none/mha/{dt}/b2h4q5k9d8v6",
+    "latent/none/mha/{dt}/b2h3q4k9d8v6",
     "quantized/none/gqa2/{dt}/b2h4q3k17d8/perhead/causal",
     "quantized-write/none/mha/{dt}/b2h2q17k17d8/perhead",
 )

@@ -9,6 +9,7 @@ from backends._torch.engine import TorchEngine
 from backends._transformers.alibi import BloomAlibi, FalconAlibi, MptAlibi
 from backends._transformers.attention import Gemma2Eager, GptOssEager, LlamaEager, SdpaForward
 from backends._transformers.cached import DynamicEager, DynamicRecording, DynamicSdpa, StaticSdpa
+from backends._transformers.latent import DeepseekV2, DeepseekV3, DeepseekV3Sdpa
 from backends._transformers.packed import PackedByPositions, PackedEager
 from backends._transformers.rotary import CohereRotary, GlmRotary, LlamaRotary, LlamaRotaryCast
 from backends.protocol import Implementation, needed
@@ -35,5 +36,6 @@ class TransformersBackend(TorchEngine):
             LlamaEager, Gemma2Eager, GptOssEager, SdpaForward, BloomAlibi, FalconAlibi, MptAlibi,
             LlamaRotary, LlamaRotaryCast, GlmRotary, CohereRotary, PackedByPositions, PackedEager,
             DynamicSdpa, DynamicEager, DynamicRecording, StaticSdpa,
+            DeepseekV3, DeepseekV3Sdpa, DeepseekV2,
         )  # fmt: skip
         return [implementation(self) for implementation in every]

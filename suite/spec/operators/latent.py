@@ -154,17 +154,17 @@ def work(inputs: Inputs, direction: str) -> Work:
     return Work(pairs, flops * FACTORS[direction], numbers * inputs.dtype.itemsize)
 
 
-PLAIN = "latent/none/mha/{dt}/b2h4q5k9d8v6"
+PLAIN = "latent/none/mha/{dt}/b2h3q4k9d8v6"
 
 SMOKE = (
-    "latent/causalbr/mha/{dt}/b2h4q5k9d8v6",
+    "latent/causalbr/mha/{dt}/b2h3q4k9d8v6",
     "latent/pad/mha/{dt}/b3h4q1k9d8v6",
     "latent/causal/mha/{dt}/b2h4q7k7d8/r32e8/lse",
-    "latent/bool.bhqk/mha/{dt}/b2h4q5k9d8v6/scale0.3/dense",
+    "latent/bool.bhqk/mha/{dt}/b2h3q4k9d8v6/scale0.3/dense",
 )
 EXACT = (
-    "latent/causalbr/mha/{dt}/b2h4q5k9d8v6/select/large",
-    "latent/none/mha/{dt}/b2h4q5k9d8v6/select",
+    "latent/causalbr/mha/{dt}/b2h3q4k9d8v6/select/large",
+    "latent/none/mha/{dt}/b2h3q4k9d8v6/select",
 )
 """Cases in which both forms round as plain attention does."""
 
@@ -200,10 +200,10 @@ LATENT = Operator(
             Ask(*STANDARD, since="standard"),
         ),
         gradients=(
-            Ask("latent/causalbr/mha/{dt}/b2h4q5k9d8v6", dtypes="float32 first"),
+            Ask("latent/causalbr/mha/{dt}/b2h3q4k9d8v6", dtypes="float32 first"),
             Ask(PLAIN, "latent/pad/mha/{dt}/b3h4q1k9d8v6", dtypes="two", since="standard"),
         ),
-        common_sizes=("b2h4q5k9d8v6",),
+        common_sizes=("b2h3q4k9d8v6",),
     ),
     options=(
         WIDTHS,
@@ -215,7 +215,7 @@ LATENT = Operator(
     questions=Questions(
         elections=("fully-masked-row", "fully-masked-row-gradient", "lse-of-empty-row"),
         probe="latent/{mask}/mha/{dt}/b2h4q5k5d8v6",
-        gradient_probe="latent/bool.bhqk.empty/mha/{dt}/b2h4q5k9d8v6/dense",
+        gradient_probe="latent/bool.bhqk.empty/mha/{dt}/b2h3q4k9d8v6/dense",
     ),
     array_kinds=ArrayKinds(operands=tuple(AXES), letters=letters, wide=("lse",)),
     work=work,

@@ -1,0 +1,157 @@
+"""The attention layers of DeepSeek-V2 and DeepSeek-V3 in transformers, made from a configuration.
+
+A layer projects hidden states to queries, latents and rotary keys, rotates, and normalises latents. Here
+the hidden states hold these arrays side by side, the projections select them, the rotation is by angles
+of 0, and norm and output projection are identities: all exact. What is left is the layer's own way from
+latents to an output. The first Lk - Lq tokens lie in a `DynamicCache`, which keeps latents.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from backends._torch.engine import TorchEngine
+from backends._transformers.attention import EMPTY, ModelAttention, SdpaForward
+from backends._transformers.models import modeling
+from backends.declared import Declared, DeclaredRounding
+from backends.masks import split_native
+from backends.prepared import PreparedCall
+from suite.spec.case import Case
+from suite.spec.catalogue import AnyCase
+from suite.spec.dtypes import DTYPES
+from suite.spec.inputs import Inputs
+from suite.spec.operators.latent import FEATURES, LATENT
+
+
+class DeepseekV3(ModelAttention):
+    """`DeepseekV3Attention`, eager: keys and values are formed, and the softmax is float32."""
+
+    backend: TorchEngine
+    operator = LATENT
+    name = "deepseek-v3-eager"
+    model, made = "deepseek_v3", "DeepseekV3"
+    chosen = "eager"
+    """The name of the attention function in configurations."""
+    declared = Declared(
+        numerics=ModelAttention.declared.numerics,
+        features=FEATURES,
+        refusals={
+            "lse": "the layer returns no log-sum-exp",
+            "empty-batch": EMPTY,
+            "empty-queries": EMPTY,
+        },
+        rounding=DeclaredRounding(absorbs=dict.fromkeys(DTYPES, False)),
+    )
+
+    def unsupported(self, case: AnyCase) -> str | None:
+        if isinstance(case, Case) and case.sizes.Lq > case.sizes.Lk:
+            return "every query has a token of its own, which is attended"
+        return super().unsupported(case)
+
+    def layer(self, inputs: Inputs) -> Any:
+        """The layer, with selecting projections."""
+        torch, s, n = self.backend.torch, inputs.sizes, inputs.letters
+        module, R, E = modeling(self.model), n["r"], n["e"]
+        queries = s.H * (s.D + E)
+        width = queries + s.H * -(-(R + E) // s.H)  # a multiple of the heads
+        config = getattr(module, f"{self.made}Config")(
+            hidden_size=width, num_attention_heads=s.H, num_key_value_heads=s.H, q_lora_rank=None,
+            kv_lora_rank=R, qk_nope_head_dim=s.D, qk_rope_head_dim=E, v_head_dim=s.Dv,
+            attention_bias=False, rope_interleave=E % 2 == 0,
+        )  # fmt: skip
+        config._attn_implementation = self.chosen
+        with torch.device(self.backend.device):
+            layer = getattr(module, f"{self.made}Attention")(config, 0)
+        layer.kv_a_layernorm = layer.o_proj = torch.nn.Identity()
+        whole = torch.eye(width)
+        with torch.no_grad():
+            layer.q_proj.weight.copy_(whole[:queries])
+            layer.kv_a_proj_with_mqa.weight.copy_(whole[queries : queries + R + E])
+        if inputs.scale is not None:
+            layer.scaling = inputs.scale
+        return layer.to(getattr(torch, inputs.dtype.long_name)).eval()
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        from transformers import DynamicCache
+
+        backend, torch, s = self.backend, self.backend.torch, inputs.sizes
+        arguments: dict[str, Any] = {
+            name: backend.array(array, inputs.case.dtype_of(name))
+            for name, array in inputs.arrays.items()
+        }
+        arguments |= self.masks(inputs, split_native(inputs))
+        layer, past = self.layer(inputs), s.Lk - s.Lq
+        rotary = self.rotary(arguments["query"], inputs)
+
+        def call(
+            query: Any, query_rope: Any, latent: Any, key_rope: Any, w_uk: Any, w_uv: Any,
+            attention_mask: Any,
+        ) -> Any:  # fmt: skip
+            cache = DynamicCache()
+            if past:
+                rope = self.rotated(key_rope[:, None, :past])
+                cache.update(latent[:, None, :past], rope, 0)
+            heads = torch.cat([query, query_rope], -1).transpose(1, 2).flatten(2)
+            hidden = torch.cat([heads, latent[:, past:], key_rope[:, past:]], -1)
+            hidden = torch.nn.functional.pad(hidden, (0, layer.hidden_size - hidden.shape[-1]))
+            kernel = torch.cat([w_uk, w_uv], -1).flatten(1).mT
+            more = {
+                "past_key_values": cache, "position_embeddings": rotary, "attention_mask": attention_mask,
+                **self.keywords,
+            }  # fmt: skip
+            weights = {"kv_b_proj.weight": kernel}
+            out, _ = torch.func.functional_call(layer, weights, (hidden,), more)
+            return out.view(s.B, s.Lq, s.H, s.Dv).transpose(1, 2)
+
+        operands = {name: name for name in inputs.arrays}
+        if arguments["attention_mask"] is not None:
+            operands["mask"] = "attention_mask"
+        constants = (self.name, inputs.sizes, inputs.letters["r"], inputs.scale)
+        return PreparedCall(call, arguments, operands=operands, constants=constants)
+
+    keywords: dict[str, Any] = {}
+    """Arguments of the attention function besides."""
+
+    def rotated(self, rope: Any) -> Any:
+        """Rotary keys as a cache holds them: with the first components of all pairs in front."""
+        if rope.shape[-1] % 2:
+            return rope
+        return self.backend.torch.cat([rope[..., ::2], rope[..., 1::2]], -1)
+
+    def rotary(self, query: Any, inputs: Inputs) -> Any:
+        """Cosine and sine (B, Lq, E) of the angle 0."""
+        shape = (inputs.sizes.B, inputs.sizes.Lq, inputs.letters["e"])
+        return query.new_ones(shape), query.new_zeros(shape)
+
+
+class DeepseekV3Sdpa(DeepseekV3):
+    """`DeepseekV3Attention` through torch's scaled dot-product attention."""
+
+    name = "deepseek-v3-sdpa"
+    chosen = "sdpa"
+    keywords = {"is_causal": False}
+    declared = DeepseekV3.declared.but(numerics=SdpaForward.declared.numerics)
+    masks = SdpaForward.masks
+
+
+class DeepseekV2(DeepseekV3):
+    """`DeepseekV2Attention`, whose rotation multiplies complex numbers."""
+
+    name = "deepseek-v2-eager"
+    model, made = "deepseek_v2", "DeepseekV2"
+
+    def rotated(self, rope: Any) -> Any:
+        return rope
+
+    def rotary(self, query: Any, inputs: Inputs) -> Any:
+        """1 as complex numbers (B, Lq, E / 2)."""
+        torch, shape = (
+            self.backend.torch,
+            (inputs.sizes.B, inputs.sizes.Lq, inputs.letters["e"] // 2),
+        )
+        return torch.ones(shape, dtype=torch.complex64, device=query.device)
+
+    def unsupported(self, case: AnyCase) -> str | None:
+        if isinstance(case, Case) and case.letters["e"] % 2:
+            return "the rotation has pairs of components"
+        return super().unsupported(case)
