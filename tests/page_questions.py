@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from suite.__main__ import main
+from suite.__main__ import main as suite
 from suite.records.files import new_folder
 from suite.report.kinds import CONFORMANCE, frames_of
 from suite.report.overview import overview
@@ -153,7 +153,7 @@ def page_of_many(cells: int, path: Path) -> Path:
     return path
 
 
-def run(arguments: list[str] | None = None) -> int:
+def main(arguments: list[str] | None = None) -> int:
     """Print answers, sizes and times; returns the exit code of `report`."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("records", nargs="+", metavar="RECORDS")
@@ -162,7 +162,7 @@ def run(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as place, chromium() as browser:
         path = Path(place) / "page.html"
-        if code := main(["report", *options.records, "--format=html", f"--output={path}"]):
+        if code := suite(["report", *options.records, "--format=html", f"--output={path}"]):
             return code
         for question, answer, actions, seconds in ask(browser, path.as_uri()):
             print(f"{question}\n    {answer}\n    {actions} actions, {seconds:.1f} s")
@@ -178,4 +178,4 @@ def run(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(run())
+    raise SystemExit(main())
