@@ -5,14 +5,15 @@ The expected value is t itself, between two codes, and the bound is that of roun
     |code - t| <= max(u_c (|t| + dt), e_c / 2) + dt        dt = 3 u_s |x / scale| + u_s |t| + e_s
 
 - u_c is the unit roundoff of the codes and e_c their smallest subnormal: at most half a step of t as it
-  was computed. Of e4m3 u_c = 2^-4 and e_c / 2 = 2^-10, of e5m2 2^-3 and 2^-17, of int8 e_c / 2 = 1/2.
+  was computed. Of e4m3 u_c = 2^-4 and e_c / 2 = 2^-10, of e5m2 2^-3 and 2^-17, of int8 and
+  int4 e_c / 2 = 1/2.
 - dt: the scale, its reciprocal and the product with x are stored like scores (u_s), and lose at most e_s
   by underflow. The term u_s |t| is that of the sum with a zero point, and is 0 without one.
 
 Times the scale this is |x - scale (code - zero)| <= scale / 2 for int8, beside the roundings of dt.
 Numbers beyond the range take the last code: clipping moves t and the code in the same way, so the bound
 stays. The lowest code of int8 is -127 or -128, so t is clipped to -127.5, from which both are half a step
-away.
+away; of int4 to -7.5.
 
 Sources: IEEE 754-2019, section 4.3.1; Micikevicius et al., FP8 Formats for Deep Learning, arXiv
 2209.05433 (2022), section 3. The bounds are derived here.
@@ -51,7 +52,7 @@ def coded(inputs: Inputs, name: str, u: Roundoffs) -> Bounded:
     if inputs.case.option("zero"):
         t = t + broadcast(inputs, f"{name}_zero")
         error = error + u.score * magnitude(t)
-    lowest = -code.max - (0.5 if code.name == "int8" else 0.0)
+    lowest = -code.max - (0.5 if code.is_whole else 0.0)
     t = np.clip(t, lowest, code.max)
     step = np.maximum(code.unit_roundoff * (magnitude(t) + error), code.smallest_subnormal / 2)
     return Bounded(t, step + error)

@@ -27,6 +27,7 @@ FUNCTIONS = Path(__file__).parent / "functions" / "coding.py"
 
 NUMBERS: Mapping[str, np.ndarray] = {
     "int8": np.arange(-127.0, 128.0),
+    "int4": np.arange(-7.0, 8.0),
     "e4m3": np.array(
         [(m / 8 + (e > 0)) * 2.0 ** (max(e, 1) - 7) for e in range(16) for m in range(8)][:-1]
     ),
@@ -73,14 +74,18 @@ def test_keys_are_scale_times_code_minus_zero() -> None:
         assert value[b, g, k, v] == arrays["value_scale"][b, g, k] * code
 
 
+PROMISED = {
+    "int8": (0.0, 0.5), "int4": (0.0, 0.5), "e4m3": (2.0**-4, 2.0**-10), "e5m2": (2.0**-3, 2.0**-17),
+}  # fmt: skip
+"""How far a code may be from its number: relative to the number, and at least."""
+
+
 def steps(inputs: Inputs, name: str) -> tuple[np.ndarray, np.ndarray]:
     """The number before rounding, and the promised distance of its code, both in steps of the scale."""
     t = inputs.arrays[name] / broadcast(inputs, f"{name}_scale")
     if inputs.case.option("zero"):
         t = t + broadcast(inputs, f"{name}_zero")
-    half, least = {"int8": (0.0, 0.5), "e4m3": (2.0**-4, 2.0**-10), "e5m2": (2.0**-3, 2.0**-17)}[
-        inputs.case.option("codes")
-    ]
+    half, least = PROMISED[inputs.case.option("codes")]
     return t, half * np.abs(t) + least
 
 

@@ -14,6 +14,7 @@ from backends._onnx.cached import PastAttention, PastGroupQuery
 from backends._onnx.contrib import CachedGroupQuery, GroupQuery, MultiHead
 from backends._onnx.engine import KEPT, OnnxEngine, declared_here
 from backends._onnx.norms import OnnxBatchNorm, OnnxLayerNorm
+from backends._onnx.quantized import CodedGroupQuery, GroupQueryWrites
 from backends._onnx.rotary import OnnxRotary, OnnxRotaryByIds
 from backends._onnx.textbook import Eager, layers
 from backends.arrays import RuntimeThreads
@@ -53,6 +54,8 @@ DECLARED: dict[type[Implementation], Declared] = {
     GroupQuery: GroupQuery.declared,
     CachedGroupQuery: CachedGroupQuery.declared,
     PastGroupQuery: PastGroupQuery.declared,
+    CodedGroupQuery: CodedGroupQuery.declared,
+    GroupQueryWrites: GroupQueryWrites.declared,
     OnnxLayerNorm: OnnxLayerNorm.declared.but(numerics="exact"),
     OnnxBatchNorm: OnnxBatchNorm.declared.but(numerics="exact", dtypes=DTYPES),
     **{

@@ -117,7 +117,7 @@ class TextbookQuantizedWrite(Implementation):
             if f"{name}_zero" in arrays:
                 x = x + ops.like(arrays[f"{name}_zero"], scale)
             x = ops.clip(x, -code.max, code.max)
-            return ops.cast(ops.rint(x) if code.name == "int8" else x, code.long_name)
+            return ops.cast(ops.rint(x) if code.is_whole else x, code.long_name)
 
         constants = (inputs.sizes, inputs.dtype.name, inputs.case.options)
         arguments = coded(self.backend, inputs)

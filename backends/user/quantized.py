@@ -18,6 +18,9 @@ from suite.spec.operators.quantized_write import QUANTIZED_WRITE
 
 SCALES = ("key_scale", "value_scale")
 
+BITS = {"int4": 4}
+"""The bits of codes that are less than a byte."""
+
 ZEROS: tuple[Parameter[Inputs], ...] = (
     Parameter("key_zero", ("zero-points",), lambda inputs: inputs.arrays.get("key_zero")),
     Parameter("value_zero", ("zero-points",), lambda inputs: inputs.arrays.get("value_zero")),
@@ -82,5 +85,6 @@ class UserQuantizedWrite(UserOfCodes):
         Parameter(
             "dtype", ("e4m3-codes", "e5m2-codes"), lambda inputs: inputs.case.option("codes")
         ),
+        Parameter("bits", ("int4-codes",), lambda inputs: BITS.get(inputs.case.option("codes"))),
     )
     features = WRITE_FEATURES

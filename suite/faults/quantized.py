@@ -153,7 +153,7 @@ class QuantizedUnsigned(QuantizedKernel):
 
     def codes_of(self, name: str, call: Coded) -> np.ndarray:
         codes = super().codes_of(name, call)
-        return np.where(codes < 0, codes + 256, codes) if call.code.name == "int8" else codes
+        return np.where(codes < 0, codes + 256, codes) if call.code.is_whole else codes
 
 
 @fault(
@@ -174,7 +174,7 @@ class QuantizedSubnormalsFlushed(QuantizedKernel):
     def codes_of(self, name: str, call: Coded) -> np.ndarray:
         codes = super().codes_of(name, call)
         small = np.abs(codes) < call.code.smallest_normal
-        return codes if call.code.name == "int8" else np.where(small, codes.dtype.type(0), codes)
+        return codes if call.code.is_whole else np.where(small, codes.dtype.type(0), codes)
 
 
 @fault("values", "`scale.to(torch.bfloat16)`; keep scales in float32", family="numerics")
@@ -230,7 +230,7 @@ class CodesCutOff(QuantizedWriteKernel):
     """Numbers are rounded towards 0."""
 
     def stored(self, x: np.ndarray, call: Coded) -> np.ndarray:
-        if call.code.name == "int8":
+        if call.code.is_whole:
             return super().stored(np.trunc(x), call)
         nearest = super().stored(x, call)
         _, exponent = np.frexp(x)
@@ -286,7 +286,7 @@ class CodesWrap(QuantizedWriteKernel):
     """Numbers beyond the range of whole numbers wrap around."""
 
     def clipped(self, x: np.ndarray, call: Coded) -> np.ndarray:
-        if call.code.name != "int8":
+        if not call.code.is_whole:
             return super().clipped(x, call)
         return (np.rint(x) + 128) % 256 - 128
 
@@ -297,7 +297,7 @@ class CodesBecomeNan(QuantizedWriteKernel):
 
     def clipped(self, x: np.ndarray, call: Coded) -> np.ndarray:
         clipped = super().clipped(x, call)
-        return clipped if call.code.name == "int8" else np.where(clipped == x, x, np.nan)
+        return clipped if call.code.is_whole else np.where(clipped == x, x, np.nan)
 
 
 @fault("values", "240, the largest number of `float8_e4m3fnuz`; it is 448 here", family="numerics")
@@ -324,7 +324,7 @@ class CodesSubnormalsFlushed(QuantizedWriteKernel):
     def stored(self, x: np.ndarray, call: Coded) -> np.ndarray:
         codes = super().stored(x, call)
         small = np.abs(codes) < call.code.smallest_normal
-        return codes if call.code.name == "int8" else np.where(small, 0.0, codes)
+        return codes if call.code.is_whole else np.where(small, 0.0, codes)
 
 
 @fault("values", "`x / scale - zero`; the zero point is added when codes are written")

@@ -82,6 +82,11 @@ class Code(DType):
     largest: float
 
     @property
+    def is_whole(self) -> bool:
+        """True for whole numbers."""
+        return self.carrier == "int8"
+
+    @property
     def max(self) -> float:
         return self.largest
 
@@ -94,11 +99,12 @@ CODES: dict[str, Code] = {
     code.name: code
     for code in (
         Code("int8", "int8", 8, 7, 6, "int8", 127.0),
+        Code("int4", "int8", 4, 3, 2, "int8", 7.0),
         Code("e4m3", "float8_e4m3fn", 4, -6, 8, "float32", 448.0),
         Code("e5m2", "float8_e5m2", 3, -14, 15, "float32", 57344.0),
     )
 }
-"""The formats of codes. Of int8 the codes -127 to 127 are drawn.
+"""The formats of codes. Of int8 the codes -127 to 127 are drawn, of int4 -7 to 7, one code in a byte.
 
 Source: Micikevicius et al., FP8 Formats for Deep Learning, arXiv 2209.05433 (2022), table 1.
 """

@@ -226,6 +226,7 @@ FEATURES = {
     "tree": "tokens that join a cache as a tree, in which a node attends its ancestors",
     "keep": "of a tree in a cache one path of each sample that stays",
     "int8-codes": "keys and values as 8-bit whole numbers times a scale",
+    "int4-codes": "keys and values as 4-bit whole numbers times a scale",
     "e4m3-codes": "keys and values as 8-bit floating-point numbers e4m3 times a scale",
     "e5m2-codes": "keys and values as 8-bit floating-point numbers e5m2 times a scale",
     "zero-points": "whole numbers that are subtracted from codes",

@@ -53,13 +53,13 @@ def whole_numbers(
 
 def written(
     key: Any, value: Any, key_scale: Any, value_scale: Any,
-    key_zero: Any = None, value_zero: Any = None, dtype: Any = torch.int8,
+    key_zero: Any = None, value_zero: Any = None, dtype: Any = torch.int8, bits: int = 8,
 ) -> Any:  # fmt: skip
     codes = []
     for x, scale, zero in ((key, key_scale, key_zero), (value, value_scale, value_zero)):
         x = x.to(scale.dtype) / scale
         x = x if zero is None else x + zero.to(scale.dtype)
-        last = 127 if dtype == torch.int8 else torch.finfo(dtype).max
+        last = 2 ** (bits - 1) - 1 if dtype == torch.int8 else torch.finfo(dtype).max
         x = x.clamp(-last, last)
         codes.append((x.round() if dtype == torch.int8 else x).to(dtype))
     return tuple(codes)

@@ -93,16 +93,17 @@ class QuantizedFoldedEager(QuantizedFolded):
 
 
 class CodesByReciprocal(QuantizedWriteKernel):
-    """Numbers times the reciprocal of the scale; ties go away from 0, and int8 ends at -128."""
+    """Numbers times the reciprocal of the scale. Ties go away from 0. Whole numbers end at -128 or -8."""
 
     def quotient(self, x: np.ndarray, scale: np.ndarray, call: Coded) -> np.ndarray:
         return x * (1 / scale)
 
     def clipped(self, x: np.ndarray, call: Coded) -> np.ndarray:
-        return np.clip(x, -128, 127) if call.code.name == "int8" else super().clipped(x, call)
+        lowest = -call.code.max - call.code.is_whole
+        return np.clip(x, lowest, call.code.max)
 
     def stored(self, x: np.ndarray, call: Coded) -> np.ndarray:
-        if call.code.name != "int8":
+        if not call.code.is_whole:
             return super().stored(x, call)
         return np.asarray(np.sign(x) * np.floor(np.abs(x) + 0.5), float)
 

@@ -153,4 +153,4 @@ class QuantizedWriteKernel(Scales):
 
     def stored(self, x: np.ndarray, call: Coded) -> np.ndarray:
         """The numbers as codes, float64."""
-        return np.rint(x).astype(float) if call.code.name == "int8" else round_to(x, call.code)
+        return np.rint(x).astype(float) if call.code.is_whole else round_to(x, call.code)

@@ -113,7 +113,7 @@ def of_scales(inputs: Inputs) -> tuple[Guess, ...]:
 def of_quantized(inputs: Inputs) -> Iterator[Another]:
     """Other scales, zero points, codes, masks and scales of the scores."""
     code = CODES[inputs.case.option("codes")]
-    whole = code.name == "int8"
+    whole = code.is_whole
 
     def unsigned(_: Inputs, name: str) -> np.ndarray:
         x = inputs.arrays[name]
@@ -170,7 +170,7 @@ def of_quantized_write(inputs: Inputs) -> Iterator[Another]:
          lambda t: np.where(np.abs(t) < code.smallest_normal, 0.0, t)),
         ("Codes end at 240.", "`float8_e4m3fnuz` for `float8_e4m3fn`", lambda t: np.clip(t, -240, 240)),
         ("Numbers pass through e5m2.", "a format in between", lambda t: round_to(t, CODES["e5m2"])),
-    ] if code.name != "int8" else [
+    ] if not code.is_whole else [
         ("Numbers are rounded towards 0.", "`x.to(int8)` without rounding", np.trunc),
         ("Numbers are rounded down.", "`floor`", np.floor),
         ("Numbers beyond the range wrap around.", "`x.to(int8)` without `clamp`",
@@ -179,7 +179,7 @@ def of_quantized_write(inputs: Inputs) -> Iterator[Another]:
          lambda t: np.rint(round_to(t, DTYPES["bf16"]))),
     ]  # fmt: skip
     for sentence, hint, change in answers:
-        lowest = -code.max - (code.name == "int8")
+        lowest = -code.max - (code.is_whole)
         changed = (np.clip(change(t), lowest, code.max) for t in numbers.values())
         yield dict(zip(inputs.outputs, changed, strict=True)), sentence, "numerics", hint
     if inputs.case.option("zero"):

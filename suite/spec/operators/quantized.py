@@ -1,7 +1,7 @@
 """Attention over keys and values in 8 bits: codes, and the scales they are multiplied by.
 
     query (B, H, Lq, D), output (B, H, Lq, Dv)                       in the dtype of the case
-    key_codes (B, Hkv, Lk, D), value_codes (B, Hkv, Lk, Dv)          int8, e4m3 or e5m2
+    key_codes (B, Hkv, Lk, D), value_codes (B, Hkv, Lk, Dv)          int8, int4, e4m3 or e5m2
     key_scale, value_scale                                           float32 (float64 in float64 cases)
     key_zero, value_zero                                             codes, with zero points
 
@@ -46,8 +46,8 @@ from suite.spec.vocabulary import OPERANDS
 
 OF_CODES = frozenset(
     {
-        "int8-codes", "e4m3-codes", "e5m2-codes", "zero-points", "scales-of-heads", "scales-of-tokens",
-        "scales-of-channels",
+        "int8-codes", "int4-codes", "e4m3-codes", "e5m2-codes", "zero-points", "scales-of-heads",
+        "scales-of-tokens", "scales-of-channels",
     }
 )  # fmt: skip
 """Features of codes and their scales."""
@@ -105,7 +105,7 @@ def varied(case: Case, name: str, tokens: np.ndarray, rng: np.random.Generator) 
     sizes = 0.5 + 1.5 * rng.random([case.letters[letter] for letter in axes])
     size = spread(sizes * (3.0 if name == "value" else 1.0), axes, axes_of(name))
     varied = (tokens + case.option("zero")) * size
-    if case.option("codes") != "int8" and "k" not in axes:
+    if not CODES[case.option("codes")].is_whole and "k" not in axes:
         varied[:, :, 0] *= 2.0**-14
     return varied
 
@@ -195,7 +195,7 @@ def validate_codes(case: Case) -> None:
     s = case.sizes
     if not (s.B and s.Lk and s.D and s.Dv):
         raise ValueError(f"{case.operator} needs samples, keys and components: {case.id}")
-    if case.option("zero") and case.option("codes") != "int8":
+    if case.option("zero") and not CODES[case.option("codes")].is_whole:
         raise ValueError(f"only whole numbers have zero points: {case.id}")
 
 
@@ -238,6 +238,8 @@ QUANTIZED = Operator(
             ),
             Ask(
                 f"{SMALL}/zero/causal",
+                f"{SMALL}/int4/perchannel/causal",
+                f"{UNEQUAL}/int4/pertoken/zero",
                 f"{SMALL}/perhead/zero/scale-0.2",
                 f"{SMALL}/perchannel/causal",
                 f"{SMALL}/e4m3/perhead",

@@ -8,7 +8,7 @@
 
 Later tokens are larger than earlier ones, and the largest number of every granule takes the last code:
 nothing within the range of the scale may be clipped. With `beyond` numbers reach up to twice the range,
-and take the last code of their sign. Of int8 -127 and -128 are both right there.
+and take the last code of their sign. Of int8 -127 and -128 are both right there, of int4 -7 and -8.
 
 Codes have no gradient.
 """
@@ -95,6 +95,8 @@ QUANTIZED_WRITE = Operator(
             Ask(
                 "quantized-write/none/mha/{dt}/b2h2q17k17d8",
                 "quantized-write/none/mha/{dt}/b2h2q17k17d8/e4m3",
+                "quantized-write/none/mha/{dt}/b2h2q17k17d8/int4/perchannel",
+                f"{UNEQUAL}/int4/perhead/zero/beyond",
                 "quantized-write/none/mha/{dt}/b2h2q17k17d8/e5m2/perhead/beyond",
                 "quantized-write/none/mha/{dt}/b2h2q17k17d8/pertoken/zero",
                 "quantized-write/none/mha/{dt}/b2h2q17k17d8/e4m3/perhead/large",
