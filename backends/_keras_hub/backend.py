@@ -6,6 +6,7 @@ from importlib.metadata import version
 
 from backends._keras.engine import WithKeras
 from backends._keras_hub.attention import AlibiAttention
+from backends._keras_hub.cached import CachedDecode
 from backends._keras_hub.multi_head import MultiHeadPlain, MultiHeadStatic, MultiHeadUpdated
 from backends._keras_hub.rotary import HubRotary, HubRotaryByStart
 from backends._tensorflow.compilers import TensorflowCompilers
@@ -32,6 +33,6 @@ class KerasHubBackend(WithKeras, TensorflowEngine):
     def implementations(self) -> list[Implementation]:
         layers = (MultiHeadPlain, MultiHeadUpdated, MultiHeadStatic)
         return [
-            HubRotary(self), HubRotaryByStart(self), AlibiAttention(self),
+            HubRotary(self), HubRotaryByStart(self), AlibiAttention(self), CachedDecode(self),
             *(layer(self, "tensorflow") for layer in layers),
         ]  # fmt: skip
