@@ -224,6 +224,27 @@ def test_a_notebook_shows_the_page_of_a_report(browser: Any) -> None:
     opened.close()
 
 
+def test_a_table_is_sorted_by_a_column(page: Any) -> None:
+    page.locator(".tables > summary").click()
+    column = "#statuses tbody td:nth-child({})"
+
+    def entries(number: int) -> list[str]:
+        return page.locator(column.format(number)).all_inner_texts()
+
+    page.locator(column.format(4)).first.evaluate("entry => { entry.textContent = '12' }")
+    names, cells = entries(1), ["12", "4", "1"]
+    assert entries(4) == cells
+    for head, number, order in (
+        ("cells", 4, ["1", "4", "12"]),
+        ("cells", 4, cells),
+        ("implementation", 1, sorted(names)),
+    ):
+        page.locator("#statuses").get_by_role("button", name=head, exact=True).click()
+        assert entries(number) == order
+    head = page.locator("#statuses th[aria-sort]")
+    assert (head.inner_text(), head.get_attribute("aria-sort")) == ("implementation", "ascending")
+
+
 def test_hostile_text_in_every_field_stays_text(browser: Any, tmp_path: Path) -> None:
     made = hostile()
     read = facts(f"{made.cells[0].backend}:{made.cells[0].implementation}", **{HOSTILE: HOSTILE})

@@ -224,6 +224,22 @@ function drawComparison() {
     table("median time of a call, ms", head("workload"), times.map((n) => [n, left.times[n][1], right.times[n][1]])));
 }
 
+// ---------------------------------------------------------------- the tables below
+
+// A click on the head of a column sorts its table: numbers by value, other texts by letters; twice: backwards.
+function sortable(head) {
+  const column = head.cellIndex, body = head.closest("table").tBodies[0], text = head.textContent;
+  const key = (row) => row.cells[column].textContent;
+  const compare = (x, y) => Number.isNaN(x - y) ? x.localeCompare(y) : x - y;
+  head.replaceChildren(el("button", { title: `sort by ${text}`, onclick: () => {
+    const falling = head.ariaSort === "ascending";
+    for (const other of head.parentNode.cells) other.removeAttribute("aria-sort");
+    head.ariaSort = falling ? "descending" : "ascending";
+    const rows = [...body.rows].sort((x, y) => (falling ? -1 : 1) * compare(key(x), key(y)));
+    body.append(...rows);
+  } }, text));
+}
+
 // ---------------------------------------------------------------- controls
 
 function options(id, values, first) {
@@ -242,6 +258,7 @@ for (const id of ["differs", "controls"]) {
   place(id).checked = Boolean(state[id]);
   place(id).addEventListener("change", (event) => set({ [id]: event.target.checked ? "1" : "" }));
 }
+for (const head of document.querySelectorAll(".tables thead th")) sortable(head);
 place("q").value = state.q;
 place("q").addEventListener("input", (event) => set({ q: event.target.value }));
 place("workload").addEventListener("change", () => set({ sort: state.workload ? "speed" : "" }));
