@@ -323,6 +323,8 @@ def test_the_page_fits_and_serves_everyone(page: Any, width: int, opens: str) ->
     page.reload()
     assert page.locator("#details").is_visible() == opens.startswith("#open")
     assert bool(page.locator("#comparison").inner_text()) == opens.startswith("#a")
+    if not opens:
+        page.locator(".tables > summary").click()
     for summary in page.locator("#details summary").all():
         summary.click()
     assert page.evaluate("document.documentElement.scrollWidth") <= width

@@ -258,7 +258,7 @@ for (const id of ["differs", "controls"]) {
   place(id).checked = Boolean(state[id]);
   place(id).addEventListener("change", (event) => set({ [id]: event.target.checked ? "1" : "" }));
 }
-for (const head of document.querySelectorAll(".tables thead th")) sortable(head);
+document.addEventListener("DOMContentLoaded", () => document.querySelectorAll(".tables thead th").forEach(sortable));
 place("q").value = state.q;
 place("q").addEventListener("input", (event) => set({ q: event.target.value }));
 place("workload").addEventListener("change", () => set({ sort: state.workload ? "speed" : "" }));
