@@ -5,6 +5,8 @@ from __future__ import annotations
 import doctest
 import pkgutil
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +70,50 @@ def test_the_first_example_fails_and_its_remedy_passes() -> None:
         assert report.passed is passed, report
         kinds = {f"{row.check}, {row.kind}" for row in report.failures.itertuples()}
         assert kinds == (set() if passed else {"values, non-finite", "first_row, value"})
+
+
+NUMBER = r"(\d+(?:\.\d+)?)"
+
+
+def differs(shown: str, printed: str) -> bool:
+    """Whether a printed line has other words than a page shows, or numbers that differ by more than a
+    tenth: the table of cases grows. A line of a page may end in "...", where more is printed."""
+    start, more = (shown.removesuffix("...").rstrip(), ".*" if shown.endswith("...") else "")
+    parts = re.split(NUMBER, start.strip())
+    match = re.fullmatch(NUMBER.join(map(re.escape, parts[::2])) + more, printed.strip())
+    return match is None or any(
+        abs(float(one) - float(other)) > 0.1 * float(other)
+        for one, other in zip(parts[1::2], match.groups(), strict=True)
+    )
+
+
+@pytest.mark.slow
+def test_the_run_that_pages_show_prints_what_they_show(tmp_path: Path) -> None:
+    """README.md and docs/start.md show parts of the output of one run."""
+    pytest.importorskip("torch")
+    start = (DOCS / "start.md").read_text(encoding="utf-8")
+    kernel = tmp_path / "my_kernel.py"
+    kernel.write_text(next(re.finditer(r"```python\n(.*?)```", start, re.DOTALL))[1])
+    command = ["suite", "--backend=torch", "--level=smoke", f"--function={kernel}:attention"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *command, "-p", "no:cacheprovider"],
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    for text in ((ROOT / "README.md").read_text(encoding="utf-8"), start):
+        (block,) = re.findall(r"^```\n(WRONG:.*?)^```$", text, re.MULTILINE | re.DOTALL)
+        printed = iter(done.stdout.splitlines())
+        for line in filter(str.strip, block.splitlines()):
+            if line.strip() != "...":
+                assert any(not differs(line, other) for other in printed), line
+
+
+def test_lines_that_differ_are_told_apart() -> None:
+    assert not differs("score 82.79% of the 186 cells ...", "score 83.10% of the 190 cells that")
+    assert differs("score 82.79% of the 186 cells ...", "score 82.79% of the 286 cells that")
+    assert differs("explains 17 of 17", "explains 17 of 17 failures")
+    assert differs("explains 17 of 17 ...", "explained 17 of 17 failures")
+    assert differs("explains 17 of 17 failures", "explains 17 of 17")
+    assert differs("# # . .", "# # # .")
 
 
 def test_the_site_lists_every_page() -> None:
