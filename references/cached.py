@@ -40,7 +40,8 @@ class OfChunks(Reference):
             part = bounded(
                 inputs, rounding, view.queries(inputs.query),
                 *map(view.gathered, (inputs.key, inputs.value)),
-                part=n, mask=view.mask[:, None], features=view.features(inputs.features),
+                part=n, mask=view.mask[:, None], bias=view.bias(inputs.bias),
+                features=view.features(inputs.features),
             )  # fmt: skip
             found = part.arrays["output"]
             view.put(output.value, found.value)

@@ -40,6 +40,8 @@ CASES = (
     f"{GROWN}/c2.back1of1.6of1.pick102.6of02/pad5.0.12",
     "cached/none/gqa2/f64/b2h4q9k9d8/c1.tree11213.keep4.3/slopes",
     f"{GROWN}/c1.tree112.keep2x0.4/win2/pad5.0.12/sinks/slopes",
+    "cached/none/gqa2/f64/b2h4q9k9d8/c3.tree1121.keep3.2/bias.bhqk",
+    f"{GROWN}/c1.5.pick110.1.1/win3/room8/pad5.0.12/bias.1hqk",
     "cached/none/gqa2/f64/b2h4q9k11d8/c2.tree11.keep1.tree112.reset.2",
 )
 
@@ -93,9 +95,13 @@ def token_by_token(inputs: Inputs) -> np.ndarray:
                 )
                 behind = position - np.array([at for _, _, at in seen])
                 slopes = inputs.arrays.get("alibi_slopes", np.zeros(s.H))
+                own = np.zeros((s.H, len(seen)))
+                if inputs.bias is not None:
+                    of = inputs.bias[b if len(inputs.bias) > 1 else 0]
+                    own = of[:, row, [at for _, _, at in seen]]
                 answer = plain_attention(
                     inputs.query[b : b + 1, :, row : row + 1], key, value,
-                    bias=-slopes[:, None, None] * behind, scale=inputs.effective_scale,
+                    bias=own[:, None] - slopes[:, None, None] * behind, scale=inputs.effective_scale,
                     softcap=case.option("softcap"), sinks=inputs.arrays.get("sinks"),
                 )  # fmt: skip
                 out[b, :, row] = answer[0, :, 0]
@@ -191,6 +197,7 @@ def test_random_scripts_are_valid() -> None:
         ("b2h4q9k9d8/c5.keep1.4", "keep has a node of the tree"),
         ("b2h4q9k9d8/c5.tree11.2", "after a tree stands keep or reset"),
         ("b2h4q9k9d8/c5.tree1121/win3/room6", "in no ring"),
+        ("b2h4q9k9d8/c2.6of1.pick11.7of0.1of1/bias.1hqk", "a column for every position"),
         ("b2h4q9k12d8/c9/pad4.0", "left padding is a number for each sample"),
         ("b2h4q9k12d8/c9/pad3", "left padding is a number for each sample"),
         ("b2h4q9k12d8/c5.reset.4/pad3.0", "has no reset"),
@@ -215,7 +222,7 @@ def statuses(name: str) -> dict[str, str]:
 def test_a_persons_cache() -> None:
     found = statuses("Growing")
     assert [script for script, status in found.items() if status != "pass"] == [
-        "c5.1.3/win3/cap2.0/sinks/slopes/scale0.3",  # no softcap
+        "c5.1.3/win3/cap2.0/sinks/slopes/scale0.3", "c5.1.3/bias.1hqk",  # no softcap, no bias
         "c3of0.3of12.back2.5", "c2.back2of0.3of1.resetof2.3of20.3",  # no samples
         "c3.tree1121.keep3.2", "c1.tree11213.keep4.3/slopes", "c1.tree112.keep2x0.4",
     ]  # fmt: skip
@@ -226,7 +233,8 @@ def test_a_persons_cache_of_samples_that_step_alone_and_of_trees() -> None:
     found = statuses("Serving")
     refused = [script for script, status in found.items() if status != "pass"]
     assert all(
-        {"win", "pad", "cap", "slopes", "pick"} & {*re.findall("[a-z]+", x)} for x in refused
+        {"win", "pad", "cap", "slopes", "pick", "bias"} & {*re.findall("[a-z]+", x)}
+        for x in refused
     )
     assert {"c3of0.3of12.back2.5", "c3.tree1121.keep3.2", "c1.tree112.keep2x0.4"} <= {*found} - {
         *refused

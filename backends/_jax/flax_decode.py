@@ -51,6 +51,7 @@ class NnxDecode(Scripted):
             "rollback": NO_METHOD,
             "reorder": NO_METHOD,
             "subsets": "the cache has one index for all samples",
+            **dict.fromkeys(("bias", "bias-with-mask"), "Flax has no bias"),
             "tree": "the layer takes one token a call",
             "keep": NO_METHOD,
             "ring": RING,

@@ -47,6 +47,7 @@ class CachedDecode(Scripted):
             "scale": "the layer divides by the root of the head size",
             "value-size": "the cache holds keys and values of one size",
             "subsets": "the cache has one index for all samples",
+            **dict.fromkeys(("bias", "bias-with-mask"), "the layer has no bias"),
             "ring": "the layer writes no ring",
             "keep": "the cache keeps its first tokens, and no others",
         },

@@ -35,10 +35,9 @@ class ChunkByChunk(Implementation):
             for view in views(inputs.case):
                 k, v = (view.gathered(x.values) for x in (key, value))
                 q, mask = view.queries(query.values), view.mask[:, None]
-                features = view.features(inputs.features)
-                view.put(
-                    out, definition(q, k, v, mask=mask, scale=inputs.scale, fmt=fmt, **features)
-                )
+                settings = {**view.features(inputs.features), "bias": view.bias(inputs.bias)}
+                settings |= {"mask": mask, "scale": inputs.scale, "fmt": fmt}
+                view.put(out, definition(q, k, v, **settings))
             return Rounded(out, fmt)
 
         return PreparedCall(call, sequences(self.backend, inputs))

@@ -38,6 +38,7 @@ class PastAttention(GrowingCache):
         refusals={
             "sinks": "Attention has no sinks", "alibi-slopes": "Attention has no slopes",
             "subsets": "the past of all samples has one length",
+            **dict.fromkeys(("bias", "bias-with-mask"), "not passed by this adapter"),
         },
         elections={"nan-in-freed-slot": "blocked", "beyond-capacity": "grows"},
     )  # fmt: skip
@@ -93,6 +94,7 @@ class PastGroupQuery(PastAttention):
             "left-padding": "GroupQueryAttention takes lengths of samples, which are padded at the end",
             "value-size": "GroupQueryAttention has values of the keys' size",
             "subsets": "the past of all samples has one length",
+            **dict.fromkeys(("bias", "bias-with-mask"), "not passed by this adapter"),
             **dict.fromkeys(("tree", "keep"), "GroupQueryAttention has no mask"),
         },
         limits=Limits(head_sizes=HEAD_SIZES),

@@ -37,6 +37,9 @@ class DynamicSdpa(Scripted):
         refusals={
             **NO_FEATURES,
             "subsets": "the samples of a cache have one length",
+            **dict.fromkeys(
+                ("bias", "bias-with-mask"), "masks of masking_utils are made of booleans"
+            ),
             "keep": "a cache keeps its first tokens, and no others",
             "tree": "the masks of masking_utils are causal",
             "window-rollback": "a full window goes back only if DynamicCache records the past",

@@ -54,18 +54,22 @@ class TextbookCached(TextbookPacked):
 
     def masks(self, inputs: Inputs) -> dict[str, Any]:
         """By action n: `mask_n` (b, 1, rows, keys), True attends; `distance_n` of the same shape if there
-        are slopes; `order_n` (B,) of samples. The arrays of the features by name."""
-        case, arrays = inputs.case, dict[str, np.ndarray]()
+        are slopes; `bias_n` (b, H, rows, keys); `order_n` (B,) of samples. The arrays of the features by
+        name."""
+        case, arrays, biases = inputs.case, dict[str, np.ndarray](), dict[str, np.ndarray]()
         for n, (action, rows, keys, padding) in enumerate(self.seen(case)):
             if isinstance(action, Pick):
                 arrays[f"order_{n}"] = np.array(action.samples, np.int32)
             elif isinstance(action, Chunk) and action.asked:
                 mask = allowed(case, rows, keys, padding, action.tree)
                 arrays[f"mask_{n}"] = mask[:, None]
+                if inputs.bias is not None:
+                    biases[f"bias_{n}"] = action.biases(inputs.bias, keys)
                 if "alibi_slopes" in inputs.arrays:
                     distance = (rows[:, :, None] - keys[:, None]).astype(np.float32)
                     arrays[f"distance_{n}"] = distance[:, None]
         made = {name: self.backend.array(x, None) for name, x in arrays.items()}
+        made |= {name: self.backend.array(x, inputs.dtype) for name, x in biases.items()}
         for name, dtype in (("sinks", inputs.dtype), ("alibi_slopes", inputs.dtype.widened)):
             if name in inputs.arrays:
                 made[name] = self.backend.array(inputs.arrays[name], dtype)
@@ -109,7 +113,7 @@ class TextbookCached(TextbookPacked):
         self, query: Any, key: Any, value: Any, n: int, rest: dict[str, Any], inputs: Inputs
     ) -> Any:
         """The rows of one chunk."""
-        ops, slopes, bias = self.ops, rest.get("alibi_slopes"), None
+        ops, slopes, bias = self.ops, rest.get("alibi_slopes"), rest.get(f"bias_{n}")
         if slopes is not None:
             slopes = ops.reshape(slopes, (1, inputs.sizes.H, 1, 1))
             distance = ops.like(rest[f"distance_{n}"], slopes)

@@ -58,6 +58,15 @@ def samples(step: Step) -> Any:
     return None if some is None else step.integers(some)
 
 
+def bias(step: Step) -> Any:
+    """The bias (b, H, rows, tokens) of a step, with a column for every position; None without a bias."""
+    whole, turn = step.inputs.bias, step.turn
+    if whole is None or turn is None:
+        return None
+    keys = np.tile(np.arange(turn.total), (len(turn.chunk.starts), 1))
+    return step.backend.array(turn.chunk.biases(whole, keys), step.inputs.dtype)
+
+
 def parents(step: Step) -> Any:
     """The parent (n,) of each node of a tree, -1 for the last token in the cache; None without a tree."""
     assert step.turn is not None
@@ -97,6 +106,7 @@ STEP: tuple[Parameter[Step], ...] = (
     Parameter("sinks", ("sinks",), lambda step: step.array("sinks")),
     Parameter("alibi_slopes", ("alibi-slopes",), lambda step: step.array("alibi_slopes")),
     Parameter("scale", ("scale",), lambda step: step.inputs.scale),
+    Parameter("bias", ("bias", "bias-with-mask"), bias),
     Parameter("samples", ("subsets",), samples),
     Parameter("parents", ("tree",), parents),
     Parameter("tree_mask", ("tree",), tree_mask),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -269,6 +269,29 @@ class CachedSlopesAnew(CachedKernel):
 
     def distance(self, held: Held, rows: np.ndarray, keys: np.ndarray) -> np.ndarray:
         return np.abs(np.arange(rows.shape[1])[:, None] - keys[:, None])
+
+
+@fault("values", "`bias[:, :, :chunk]`; a chunk's rows begin behind earlier ones", family="scores")
+class CachedBiasOfTheFirstRows(CachedKernel):
+    """Every chunk takes the bias of the first queries."""
+
+    def bias(self, held: Held, rows: np.ndarray, keys: np.ndarray) -> Rounded | None:
+        whole = held.inputs.bias
+        if whole is None or held.chunk is None:
+            return None
+        first = replace(held.chunk, starts=(held.chunk.before,) * len(held.chunk.starts))
+        return Rounded(first.biases(whole, keys), held.inputs.dtype)
+
+
+@fault("values", "a bias of the new keys alone; cached keys have one, too", family="scores")
+class CachedBiasOfNewKeys(CachedKernel):
+    """Keys that the cache holds already have no bias."""
+
+    def bias(self, held: Held, rows: np.ndarray, keys: np.ndarray) -> Rounded | None:
+        bias = super().bias(held, rows, keys)
+        if bias is not None:
+            bias.values[..., : keys.shape[1] - rows.shape[1]] = 0
+        return bias
 
 
 @fault(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -162,7 +162,10 @@ class CachedStepByStep(CachedKernel):
     def answer(
         self, held: Held, query: np.ndarray, key: np.ndarray, value: np.ndarray
     ) -> np.ndarray:
-        own = [held.part([n]) for n in range(len(query))]
+        own, chunk = [held.part([n]) for n in range(len(query))], held.chunk
+        assert chunk is not None
+        for part, sample, start in zip(own, chunk.own, chunk.starts, strict=True):
+            part.chunk = replace(chunk, samples=(sample,), starts=(start,))
         operands = zip(own, *(np.split(x, len(query)) for x in (query, key, value)), strict=True)
         rows = [super(CachedStepByStep, self).answer(*each) for each in operands]
         for n, part in enumerate(own):
@@ -179,7 +182,8 @@ class CachedTreeBranchByBranch(CachedKernel):
         if held.tree is None:
             return super().answer(held, query, key, value)
         count, rows = query.shape[2], []
-        joining, tree = self.joining(held, count), held.tree
+        joining, tree, chunk = self.joining(held, count), held.tree, held.chunk
+        assert chunk is not None
         for node, path in enumerate(tree.paths(count)):
             nodes = np.flatnonzero(path)
             k, v = (
@@ -187,9 +191,10 @@ class CachedTreeBranchByBranch(CachedKernel):
                 for old, new in ((held.key, key), (held.value, value))
             )
             keys = np.concatenate([held.positions, joining[:, nodes]], 1)
-            held.tree = None
-            of = slice(node, node + 1)
+            held.tree, of = None, slice(node, node + 1)
+            starts = tuple(start + node for start in chunk.starts)
+            held.chunk = replace(chunk, starts=starts, count=1)
             rows.append(self.attend(held, query[:, :, of], k, v, joining[:, of], keys))
-            held.tree = tree
+            held.tree, held.chunk = tree, chunk
         self.write(held, key, value)
         return np.concatenate(rows, 2)

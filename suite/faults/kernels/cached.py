@@ -16,7 +16,7 @@ from suite.spec.dtypes import round_to
 from suite.spec.inputs import Inputs
 from suite.spec.masks import Tree
 from suite.spec.operators.cached import FEATURES
-from suite.spec.operators.scripts import capacity
+from suite.spec.operators.scripts import Chunk, capacity
 
 
 @dataclass
@@ -27,7 +27,7 @@ class Held:
     - `positions` (B, C): the position of the token in each slot, -1 without one
     - `totals` (B,): the number of tokens so far
     - `padding` (B,): how many first tokens of each sample are hidden
-    - `tree`: that of the step
+    - `tree`, `chunk`: those of the step
     """
 
     key: np.ndarray
@@ -37,6 +37,7 @@ class Held:
     padding: np.ndarray
     inputs: Inputs
     tree: Tree | None = None
+    chunk: Chunk | None = None
 
     ARRAYS = ("key", "value", "positions", "totals", "padding")
 
@@ -90,7 +91,7 @@ class CachedKernel(Stated, Scripted):
         fmt, samples, held = state.inputs.dtype, turn.chunk.samples, state
         if samples is not None:
             held = state.part(samples)
-        held.tree = turn.chunk.tree
+        held.tree, held.chunk = turn.chunk.tree, turn.chunk
         rows = self.answer(held, query.values, key.values, value.values)
         if samples is not None:
             state.merge(held, samples)
@@ -151,7 +152,7 @@ class CachedKernel(Stated, Scripted):
     ) -> np.ndarray:  # fmt: skip
         """Plain attention of rows and keys with these positions (B, .)."""
         inputs, fmt = held.inputs, held.inputs.dtype
-        slopes, bias = inputs.arrays.get("alibi_slopes"), None
+        slopes, bias = inputs.arrays.get("alibi_slopes"), self.bias(held, rows, keys)
         if slopes is not None:
             distance = self.distance(held, rows, keys)[:, None]
             bias = Rounded(-slopes[:, None, None] * distance, None)
@@ -164,6 +165,14 @@ class CachedKernel(Stated, Scripted):
         )  # fmt: skip
         with np.errstate(all="ignore"):
             return self.plain.compute(call)
+
+    def bias(self, held: Held, rows: np.ndarray, keys: np.ndarray) -> Rounded | None:
+        """The bias (B, H, rows, keys) of a chunk."""
+        bias = held.inputs.bias
+        if bias is None:
+            return None
+        assert held.chunk is not None
+        return Rounded(held.chunk.biases(bias, keys), held.inputs.dtype)
 
     def distance(self, held: Held, rows: np.ndarray, keys: np.ndarray) -> np.ndarray:
         return np.abs(rows[:, :, None] - keys[:, None])

@@ -50,7 +50,8 @@ def answer(
         own = view.features(inputs.features) if features is None else features(view, n)
         operands = view.queries(inputs.query), view.gathered(inputs.key), v
         mask = seen(view, n)[:, None]
-        made = attention(*operands, mask=mask, scale=inputs.scale, features=own)
+        bias = view.bias(inputs.bias)
+        made = attention(*operands, mask=mask, bias=bias, scale=inputs.scale, features=own)
         view.put(out, np.asarray(made.output, float))
     return {"output": out}
 
@@ -255,6 +256,7 @@ def of_cached(inputs: Inputs) -> Iterator[Another]:
         (lambda: inputs.replace(sinks=None), "The sinks are ignored.", "sinks", ""),
         (lambda: without(inputs, "sinks", lambda view, n: n > 0), "Only the first chunk has sinks.",
          "sinks", ""),
+        (lambda: inputs.replace(bias=None), "The bias is ignored.", "scores", ""),
         (lambda: inputs.replace(alibi_slopes=None), "The slopes are ignored.", "scores", ""),
         *of_scale(inputs),
     )  # fmt: skip

@@ -24,7 +24,9 @@ sample 2.
 
 Capacity is the number of slots of the cache (`room8`). With fewer slots than tokens the cache is a ring:
 tokens that have left the window are overwritten. `pad3.0` hides the first 3 tokens of sample 0 (left
-padding). With `beside` a second cache takes other tokens, step by step in turn with the first one.
+padding). `bias.1hqk` is added to the scores, a row for every query and a column for every position; all
+samples share it. With `beside` a second cache takes other tokens, step by step in turn with the first
+one.
 """
 
 from __future__ import annotations
@@ -53,6 +55,7 @@ from suite.spec.operator import (
     Packing,
     Questions,
     Work,
+    choice,
     flag,
 )
 from suite.spec.operators.cached_cases import PLAIN, SMOKE, STANDARD
@@ -77,8 +80,8 @@ from suite.spec.vocabulary import OPERANDS
 FEATURES = frozenset(
     {
         "window", "softcap", "sinks", "alibi-slopes", "scale", "grouped-heads", "value-size",
-        "left-padding", "ring", "window-rollback", "reset", "rollback", "reorder", "subsets", "tree",
-        "keep", "inner-stride", "other-shapes",
+        "left-padding", "bias", "bias-with-mask", "ring", "window-rollback", "reset", "rollback",
+        "reorder", "subsets", "tree", "keep", "inner-stride", "other-shapes",
     }
 )  # fmt: skip
 """Features of attention with a cache."""
@@ -130,7 +133,10 @@ def choose(inputs: Inputs, order: Sequence[int] | np.ndarray) -> Inputs:
         chosen = tuple(padding[n] for n in order)
         options = {**options, "padding": chosen if any(chosen) else None}
     sizes = replace(case.sizes, B=len(order))
-    arrays = {n: x[order] if inputs.axes(n)[0] == "b" else x for n, x in inputs.arrays.items()}
+    arrays = {
+        n: x[order] if inputs.axes(n)[0] == "b" and len(x) > 1 else x
+        for n, x in inputs.arrays.items()
+    }
     kept = tuple((name, value) for name, value in options.items() if value is not None)
     other = replace(case, sizes=sizes, options=kept)
     return replace(inputs, case=other, arrays=arrays, sizes=sizes)
@@ -225,6 +231,9 @@ def validate(case: Case) -> None:
     left = case.option("left")
     if is_ring(case) and left is not None and capacity(case) < left + 1:
         raise ValueError(f"a ring has a slot for each key of its window: {case.id}")
+    if case.option("bias") != "none" and held(case) > s.Lk:
+        raise ValueError(f"a bias has a column for every position: {case.id}")
+    SLOPES.validate(case)
     if case.option("softcap") is not None:
         SOFTCAP.validate(case)
 
@@ -285,6 +294,7 @@ CACHED = Operator(
         ),
         Option("padding", r"pad(\d+(?:\.\d+)*)", dotted, lambda n: f"pad{'.'.join(map(str, n))}"),
         flag("beside", "beside"),
+        choice("bias", ("none", "1hqk", "bhqk"), "bias."),
         *(feature.option for feature in CARRIED if feature.option),
         SCALE,
     ),

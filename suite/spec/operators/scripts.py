@@ -53,6 +53,15 @@ class Chunk:
         """The positions of the tokens (count,), counted from the first one."""
         return np.arange(self.count) if self.tree is None else self.tree.depths(self.count)
 
+    def biases(self, bias: np.ndarray, keys: np.ndarray) -> np.ndarray:
+        """The part (b, H, tokens, keys) of a bias (B or 1, H, Lq, Lk) for keys with the positions (b, keys).
+        The columns of the bias are positions. Negative positions and tokens without a query have any
+        numbers."""
+        of = np.array(self.own)[:, None] if bias.shape[0] > 1 else 0
+        rows = np.array(self.starts)[:, None] - self.before + np.arange(self.count)
+        own = np.moveaxis(bias[of, :, np.maximum(rows, 0)], 2, 1)
+        return np.take_along_axis(own, np.maximum(keys, 0)[:, None, None], 3)
+
     def cut(self, array: Any, concat: Concat, axis: int = 2, queries: bool = False) -> Any:
         """The chunk's tokens, or their queries, in an array with samples along axis 0 and tokens along
         `axis`."""
@@ -142,7 +151,15 @@ class View:
     positions: np.ndarray
     at: np.ndarray
     mask: np.ndarray
-    tree: Tree | None
+    chunk: Chunk
+
+    @property
+    def tree(self) -> Tree | None:
+        return self.chunk.tree
+
+    def bias(self, bias: np.ndarray | None) -> np.ndarray | None:
+        """The chunk's part (b, H, rows, n) of the bias of a case."""
+        return None if bias is None else self.chunk.biases(bias, self.positions)
 
     def gathered(self, array: np.ndarray) -> np.ndarray:
         """The keys or values (b, Hkv, n, .) that the chunk sees."""
@@ -264,7 +281,7 @@ def views(case: Case) -> Iterator[View]:
             at = positions[:, longest - action.count :]
             rows = np.array(action.starts)[:, None] - action.before + np.arange(action.count)
             mask = allowed(case, at, positions, held.padding[own], action.tree)
-            yield View(own, rows, samples, places, positions, at, mask, action.tree)
+            yield View(own, rows, samples, places, positions, at, mask, action)
 
 
 def allowed(
