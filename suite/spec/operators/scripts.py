@@ -54,9 +54,11 @@ class Chunk:
         return np.arange(self.count) if self.tree is None else self.tree.depths(self.count)
 
     def biases(self, bias: np.ndarray, keys: np.ndarray) -> np.ndarray:
-        """The part (b, H, tokens, keys) of a bias (B or 1, H, Lq, Lk) for keys with the positions (b, keys).
+        """The part (b, H, tokens, keys) of a bias (B or 1, H, Lq, Lk) for keys at positions (b, keys).
+
         The columns of the bias are positions. Negative positions and tokens without a query have any
-        numbers."""
+        numbers.
+        """
         of = np.array(self.own)[:, None] if bias.shape[0] > 1 else 0
         rows = np.array(self.starts)[:, None] - self.before + np.arange(self.count)
         own = np.moveaxis(bias[of, :, np.maximum(rows, 0)], 2, 1)
