@@ -19,6 +19,7 @@ torch = pytest.importorskip("torch")
 
 ROTARY = "rotary/none/mha/f32/b2h3q17k1d16"
 PAGED = "paged/none/gqa2/f32/b3h4q9k24d8/seg1.3.5x7.12.5/causal"
+LATENT = "latent/causalbr/mha/f32/b2h3q4k9d8v6"
 QUANTIZED = "quantized/none/gqa2/f32/b2h4q3k17d8/perhead/causal"
 
 OTHERS = (
@@ -111,6 +112,17 @@ OTHERS = (
      "quantized-write/none/mha/f32/b2h2q17k17d8/perhead"),
     ("codes-wrap", "Numbers beyond the range wrap around.",
      "quantized-write/none/mha/f32/b2h2q17k17d8/perhead/zero/beyond"),
+    ("latent-scale-of-the-latent", "1/sqrt(R + E), of latent and rotary key", LATENT),
+    ("latent-rotary-dropped", "The rotary part of the scores is left out.", LATENT),
+    ("latent-queries-by-another-head", "projected by the matrix of the head before.", LATENT),
+    ("latent-values-are-keys", "Values are projected by the matrix of the keys.", LATENT),
+    ("latent-projection-turned", "Heads and components of the projection of keys are", LATENT),
+    ("latent-last-key-dropped", "The last key is not attended.", LATENT),
+    ("latent-causal-at-the-first-key", "The causal mask is aligned top-left", LATENT),
+    ("latent-absorbed-in-float16", "Projected queries are rounded to float16.", LATENT),
+    ("latent-halves-averaged", "The answers of both halves of the keys are averaged.", LATENT),
+    ("latent-lse-without-rotary", "Of what is returned only the lse is wrong.",
+     "latent/causal/mha/f32/b2h4q7k7d8/r32e8/lse"),
     ("merge-without-rescaling", "All parts weigh the same: log-sum-exps are not used.",
      "merge/none/mha/f32/b2h3q5k2d8"),
     ("merge-by-base-two", "Parts weigh 2^lse, expected e^lse.", "merge/none/mha/f32/b2h3q5k2d8"),

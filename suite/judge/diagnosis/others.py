@@ -17,6 +17,7 @@ from references.rounding import Bounded
 from suite.judge.diagnosis import gradients
 from suite.judge.diagnosis.cached import of_cached
 from suite.judge.diagnosis.instrument import Found, Instrument, few
+from suite.judge.diagnosis.latent import of_latent
 from suite.judge.diagnosis.layers import Another, of_layer
 from suite.judge.diagnosis.look import with_limits
 from suite.judge.diagnosis.packed import boundaries, of_packed
@@ -319,6 +320,6 @@ def _of_merge(inputs: Inputs) -> Iterator[Another]:
 PROBLEMS: Mapping[str, Callable[[Inputs], Iterator[Another]]] = {
     "rotary": _of_rotary, "packed": of_packed, "paged": of_paged, "paged-write": of_paged_write,
     "cached": of_cached, "merge": _of_merge, "quantized": of_quantized,
-    "quantized-write": of_quantized_write,
+    "quantized-write": of_quantized_write, "latent": of_latent,
 }  # fmt: skip
 """The other problems of operators that are no layers."""
