@@ -17,7 +17,7 @@ from suite.judge.verdict import Deviation, NotApplicable
 from suite.spec.case import Case
 from suite.spec.dtypes import DType
 from suite.spec.inputs import Inputs, draw, draw_cotangent
-from suite.spec.vocabulary import NUMERICS, OPERANDS
+from suite.spec.vocabulary import NUMERICS
 
 HIDDEN_KEY = 3
 """The key that probes hide from every row; the last key if there are fewer."""
@@ -192,12 +192,12 @@ class Probe:
         return draw_cotangent(inputs.case, name=f"{inputs.case.id}/election")
 
     def gradients(self, inputs: Inputs, cotangent: np.ndarray) -> dict[str, np.ndarray] | None:
-        """The gradients of query, key and value, or None if the framework raises."""
+        """The gradients of the operands, or None if the framework raises."""
         self.require(inputs)
         backend = self.implementation.backend
         prepared = self.implementation.differentiable_fresh(inputs)
         names = names_of(prepared, inputs)
-        wrt = [name for name in OPERANDS if name in names]
+        wrt = [name for name in inputs.operands if name in names]
         values = np.ascontiguousarray(swap_heads_and_length(cotangent, prepared))
         native = backend.array(values, self.dtype)
         try:
