@@ -30,8 +30,8 @@ REFUSED = {
 """The features that a function lacks by a claim."""
 
 PLAIN = (
-    "numerics", "centred_keys", "absorbs", "deterministic", "bitwise", "forbid", "drop_in",
-    "allow_unused", "mended_interpreter", *REFUSED,
+    "numerics", "centred_keys", "absorbs", "stored_parts", "deterministic", "bitwise", "forbid",
+    "drop_in", "allow_unused", "mended_interpreter", *REFUSED,
 )  # fmt: skip
 """Claims that are taken as they are said."""
 
@@ -49,6 +49,7 @@ class Claims:
     elections: Mapping[str, Election] = field(default_factory=lambda: MappingProxyType({}))
     centred_keys: bool = False
     absorbs: bool | None = None
+    stored_parts: bool = False
     deterministic: bool = True
     bitwise: tuple[str, ...] = ()
     forbid: tuple[str, ...] = ()
@@ -99,6 +100,9 @@ class Claims:
             )
         if self.absorbs is not None and features and not more.get("rounding", AS_CLASS).absorbs:
             raise UsageError("absorbs: only latent attention claims it")
+        if self.stored_parts:
+            parts = DeclaredRounding(stored_parts=self.dtypes)
+            more["rounding"] = more.get("rounding", AS_CLASS).joined(parts)
         refusals = {
             feature: f"claims {name}"
             for name, lacking in REFUSED.items()

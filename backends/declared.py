@@ -167,6 +167,7 @@ class DeclaredRounding:
     - `narrow_biases`: the canonical parameters whose gradients are summed in the dtype
     - `narrow_reductions`: the dtypes in which all gradients are summed over broadcast axes
     - `narrow_statistics`: the dtypes in which a norm stores mean and root for its backward pass
+    - `stored_parts`: the dtypes in which answers over parts of the keys are stored before they are merged
     - `truncates_matmul`: the dtypes in which stored matrix products are truncated instead of rounded
     """
 
@@ -175,6 +176,7 @@ class DeclaredRounding:
     narrow_biases: Mapping[str, tuple[str, ...]] = field(default_factory=_nothing)
     narrow_reductions: tuple[str, ...] = ()
     narrow_statistics: tuple[str, ...] = ()
+    stored_parts: tuple[str, ...] = ()
     truncates_matmul: tuple[str, ...] = ()
     centred_keys: tuple[str, ...] = ()
     absorbs: Mapping[str, bool] = field(default_factory=_nothing)

@@ -56,6 +56,7 @@ class Roundoffs:
       output              results stored in the case's dtype
       reduction           sums over broadcast axes, if a gradient makes these less precisely
       exp_error           relative error of an approximated exponential
+      part                answers over parts of the keys, if they are stored
     Underflow, absolute:
       weight_underflow    of a stored weight
       exp_underflow       of an exponential
@@ -82,6 +83,7 @@ class Roundoffs:
     operand_underflow: float = 0.0
     reduction: float = 0.0
     exp_error: float = 0.0
+    part: float = 0.0
     gradient_blocks: tuple[int, int] | None = None
     narrow_biases: frozenset[str] = frozenset()
     narrow_statistics: bool = False

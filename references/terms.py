@@ -109,12 +109,13 @@ class Terms:
         A rounding of relative size u has variance u^2 / 3. Valid for 16-bit dtypes, where the roundoff
         of sums is negligible (Higham, Mary, arXiv 1906.10465). If steps of the softmax are stored, so
         is the sum of its exponentials. The model is of first order: it is 0 for rows in which stored
-        scores are off by more than 1, since there the weights of other keys may become relevant.
+        scores are off by more than 1, since there the weights of other keys may become relevant, and if
+        answers of parts are stored, since it has no term for them.
         """
         size = np.square(output.astype(np.float64))
         variance = u.score**2 * self.score_var + u.weight**2 * self.value_var + u.output**2 * size
         variance += u.step**2 * (self.step_var + size)
-        first_order = (u.score * self.peak_score <= 1.0)[..., None]
+        first_order = (u.score * self.peak_score <= 1.0)[..., None] & (u.part == 0.0)
         return np.where(first_order, np.sqrt(variance / 3.0), 0.0)
 
 

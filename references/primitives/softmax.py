@@ -39,6 +39,15 @@ smallest subnormal.
 Approximated exponentials have a relative error x. (PyTorch's flash kernel for 16-bit dtypes on CPU
 takes 2^f as 1 + f - p(f) with a cubic p: an error of up to 1.07e-4, a fifth of float16's roundoff.)
 
+Split keys. Decoding kernels answer parts of the keys by themselves, o_i with log-sum-exps l_i, and merge
+them with the weights w_i = e^{l_i - l}. A wrong log-sum-exp is a score error of all keys of its part: l_i
+is off by that of one score, and by the roundings of sum, logarithm and maximum, 3 u_acc |m_i| + 5 u_acc
+|l_i|. The D + 2 roundings of a scaled product cover these in the accumulator, since |s_j| <= |scale|
+sum_i |q_i k_ji|; log-sum-exps in 16 bits they do not cover. Partial answers that are stored, with the
+unit roundoff u_i, add
+
+    u_i sum_i w_i |o_i| <= u_i sum_j p_j |v_j|     and e_o, because the weights w_i add up to 1.
+
 Recomputed weights. Backward passes recompute the weights as exp(s - lse) from a stored log-sum-exp,
 which adds u_acc |lse| and x to d_j. Then, without a first-order approximation,
 
@@ -133,6 +142,8 @@ def average_error(
     return (
         factor * moved
         + u.exp_error * (mass + size)
+        + u.part * mass
+        + (u.floor if u.part else 0.0)
         + (u.weight + 3 * u.step + products) * mass
         + products * size
         + (u.weight_underflow + u.exp_underflow) * reach

@@ -110,6 +110,7 @@ def declared_roundoffs(
         base,
         reduction=fmt.unit_roundoff if fmt.name in declared.narrow_reductions else 0.0,
         exp_error=declared.exp_error.get(fmt.name, 0.0),
+        part=fmt.unit_roundoff if fmt.name in declared.stored_parts else 0.0,
         gradient_blocks=declared.gradient_blocks.get(fmt.name),
         narrow_biases=frozenset(declared.narrow_biases.get(fmt.name, ())),
         narrow_statistics=fmt.name in declared.narrow_statistics,

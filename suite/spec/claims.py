@@ -51,6 +51,11 @@ CLAIMS = {
         "values are formed; default: either, with the larger of both bounds",
         bool,
     ),
+    "stored_parts": Claim(
+        "True if answers over parts of the keys are stored in the dtype before they are merged (split "
+        "keys)",
+        bool,
+    ),
     "dtypes": Claim("supported dtypes: f16, bf16, f32, f64", tuple[str, ...]),
     "head_sizes": per_dtype("supported sizes D of queries and keys", tuple[int, ...]),
     "value_sizes": per_dtype(

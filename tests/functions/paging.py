@@ -104,3 +104,29 @@ def written_in_place(
 def wraps(key: Any, value: Any, key_cache: Any, value_cache: Any, slot_mapping: Any) -> None:
     for tokens, cache in ((key, key_cache), (value, value_cache)):
         cache.view(-1, *cache.shape[2:])[slot_mapping] = tokens
+
+
+def in_parts(
+    q: Any, key_cache: Any, value_cache: Any, cu_seqlens_q: Any, seqused_k: Any, block_table: Any,
+    causal: bool = False,
+) -> Any:  # fmt: skip
+    edges, answers = cu_seqlens_q.tolist(), []
+    for n, length in enumerate(seqused_k.tolist()):
+        rows = slice(edges[n], edges[n + 1])
+        keys, values = (x[block_table[n]].flatten(0, 1)[:length] for x in (key_cache, value_cache))
+        group = q.shape[1] // keys.shape[1]
+        one, two, three = (x.transpose(0, 1).float() for x in (q[rows], keys, values))
+        two, three = (x.repeat_interleave(group, 0) for x in (two, three))
+        scores = one @ two.mT / q.shape[2] ** 0.5
+        if causal:
+            shown = torch.ones(scores.shape[1:], dtype=torch.bool, device=q.device)
+            scores = scores.masked_fill(~shown.tril(length - scores.shape[1]), -torch.inf)
+        parts, sums = [], []
+        for part, of in zip(scores.split(2, -1), three.split(2, 1), strict=True):
+            weights = torch.nan_to_num(torch.softmax(part, -1))
+            parts.append((weights @ of).to(q.dtype).float())
+            sums.append(torch.logsumexp(part, -1, keepdim=True))
+        if parts:
+            shares = torch.softmax(torch.stack(sums), 0)
+            answers.append((shares * torch.stack(parts)).sum(0).to(q.dtype).transpose(0, 1))
+    return torch.cat(answers)

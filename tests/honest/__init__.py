@@ -148,6 +148,7 @@ from tests.honest.paged import (
     WriteByPages,
 )
 from tests.honest.quantized import OF_CODES
+from tests.honest.split import SPLIT
 from tests.honest.state import AnswersKeptByValues, VisiblePairsKept, WorkspaceCleared
 from tests.honest.tiled import (
     CubicExp,
@@ -380,6 +381,7 @@ HONEST: tuple[type[Implementation], ...] = (
     CachedTreeBranchByBranch,
     *LATENTS,
     *OF_CODES,
+    *SPLIT,
     MergeKernel,
     MergeInTurn,
     MergeRunningSum,

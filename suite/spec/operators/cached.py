@@ -298,7 +298,7 @@ CACHED = Operator(
         *(feature.option for feature in CARRIED if feature.option),
         SCALE,
     ),
-    recipes=("normal", "large", "tiny", "ties", "onehot", "integers"),
+    recipes=("normal", "large", "tiny", "ties", "onehot", "integers", "offset"),
     array_kinds=ArrayKinds(statistics=("alibi_slopes",), wide=("alibi_slopes",)),
     packing=Packing(completed=completed, choose=choose),
     questions=Questions(elections=("nan-in-freed-slot", "beyond-capacity"), probe=PLAIN),

@@ -12,6 +12,7 @@ GROWN = "cached/none/mha/{dt}/b3h2q8k20d8"
 SMOKE = (
     PLAIN,
     f"{GROWN}/c1.1.1.1.4",
+    f"{GROWN.format(dt='f32')}/c1.1.1.1.4/offset",
     f"{SMALL}/c9",
     f"{SMALL}/c3.6/win2/room4",
     f"{GROWN}/c1.5.1.1/win3/room8",
@@ -31,6 +32,7 @@ SMOKE = (
     f"{GROWN}/c1.tree112.keep2x0.4",
 )
 STANDARD = (
+    f"{GROWN}/c1.1.1.1.4/offset",
     # chunks of as many tokens as the window has keys, of one more, of the capacity, of more than it
     f"{SMALL}/c1.4.4/win3/room4",
     f"{SMALL}/c5.1.3/win3/room4",

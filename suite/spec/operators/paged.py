@@ -261,6 +261,7 @@ SMOKE = (
     "paged/none/mha/{dt}/b3h4q9k24d8/seg1.3.5x7.12.5",
     f"{MIXED}/causal",
     f"{DECODING}/causal",
+    f"{DECODING}/causal/offset",
     "paged/none/gqa2/f32/b3h4q9k24d8/seg1.3.5x7.12.5/page1/causal",
     "paged/none/gqa2/f32/b3h4q9k24d8/seg1.3.5x7.12.5/page16/causal",
     "paged/none/gqa2/f32/b3h4q9k24d8/seg1.3.5x7.12.5/hnd/causal",
@@ -269,6 +270,9 @@ SMOKE = (
     "paged/none/mha/f32/b3h4q9k24d8/seg1.3.5x7.12.5/causal/cap2.0/scale0.3",
 )
 STANDARD = (
+    f"{DECODING.replace('f32', '{dt}')}/causal/offset",
+    f"{MIXED}/causal/offset",
+    "paged/none/gqa2/{dt}/b4h4q4k366d16/seg1.1.1.1x300.31.3.32/page16/causal",
     f"{MIXED}/page3/causal",
     f"{MIXED}/page1/causal",
     f"{MIXED}/hnd/causal/win4",
@@ -315,7 +319,7 @@ PAGED = Operator(
         *(option for option in (SOFTCAP.option,) if option),
         SCALE,
     ),
-    recipes=("normal", "large", "tiny", "ties", "onehot", "integers"),
+    recipes=("normal", "large", "tiny", "ties", "onehot", "integers", "offset"),
     questions=Questions(elections=("nan-behind-last-key",), probe=PLAIN),
     array_kinds=ArrayKinds(letters=pool, integers=("query_lengths", "key_lengths", "page_table")),
     packing=Packing(completed=completed, choose=choose),

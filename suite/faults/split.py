@@ -1,0 +1,160 @@
+"""Faults of split keys: parts that are answered by themselves, and merged by log-sum-exps."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from suite.faults.fault import fault
+from suite.faults.kernels.attention import Call
+from suite.faults.kernels.cached import CachedKernel
+from suite.faults.kernels.packed import Pack
+from suite.faults.kernels.paged import Paged
+from suite.faults.kernels.split import Part, SplitKernel
+from suite.faults.kernels.variants import MergedChunks
+from suite.spec.dtypes import DTYPES, round_to
+
+FAMILY = "merge"
+
+
+@fault("values", "`lse.bfloat16()` in the workspace of parts; keep log-sum-exps in float32")
+class SplitLseInBfloat16(SplitKernel):
+    """Log-sum-exps of parts are stored in bfloat16."""
+
+    def kept(self, lse: np.ndarray, pack: Paged) -> np.ndarray:
+        return round_to(lse, DTYPES["bf16"]).astype(lse.dtype)
+
+
+@fault("values", "`torch.empty_like(lse, dtype=query.dtype)`; keep log-sum-exps in float32")
+class SplitLseInTheDtype(SplitKernel):
+    """Log-sum-exps of parts are stored in the dtype of the query."""
+
+    def kept(self, lse: np.ndarray, pack: Paged) -> np.ndarray:
+        return round_to(lse, pack.fmt).astype(lse.dtype)
+
+
+@fault("values", "`exp(scores)` in every part; subtract the largest score of the part")
+class SplitPartsUnscaled(SplitKernel):
+    """In parts the largest score is not subtracted before the exponential."""
+
+    def anchor(self, largest: np.ndarray) -> np.ndarray:
+        return np.zeros_like(largest)
+
+
+@fault("values", "`-inf - -inf` is NaN; a part without keys has the answer 0 and the weight 0")
+class SplitEmptyPartIsNan(SplitKernel):
+    """A part in which a sample has no key is NaN."""
+
+    def anchor(self, largest: np.ndarray) -> np.ndarray:
+        return largest
+
+    def quotient(self, sums: np.ndarray, total: np.ndarray) -> np.ndarray:
+        return sums / total
+
+
+@fault("values", "log-sum-exps that begin as 0; a part without keys has -inf")
+class SplitEmptyPartWeighs(SplitKernel):
+    """A part in which a sample has no key has the log-sum-exp 0."""
+
+    def kept(self, lse: np.ndarray, pack: Paged) -> np.ndarray:
+        return np.where(np.isneginf(lse), 0, lse).astype(lse.dtype)
+
+
+@fault("values", "parts of samples before are left in the workspace; write every part")
+class SplitEmptyPartKept(SplitKernel):
+    """A part in which a sample has no key keeps the answer of the sample before."""
+
+    def output(self, pack: Pack) -> np.ndarray:
+        self.before: dict[int, Part] = {}
+        return super().output(pack)
+
+    def part(self, pack: Paged, rows: slice, keys: slice, start: int, size: int) -> Part:
+        own = super().part(pack, rows, keys, start, size)
+        if keys.start + start >= keys.stop and start in self.before:
+            answer, lse = (x[:, -1:].repeat(own[1].shape[1], 1) for x in self.before[start])
+            return answer, lse
+        self.before[start] = own
+        return own
+
+
+@fault("values", "`keys // parts` keys in a part; round up")
+class SplitRestLost(SplitKernel):
+    """Keys beyond a multiple of the number of parts are lost."""
+
+    def part(self, pack: Paged, rows: slice, keys: slice, start: int, size: int) -> Part:
+        less = size - 1 if size > 1 else size
+        return super().part(pack, rows, keys, start // size * less, less)
+
+
+@fault("values", "the mask counts from the first key of a part; add where the part begins")
+class SplitMaskOfTheFirstPart(SplitKernel):
+    """The causal mask and the window of every part are those of the first part."""
+
+    def shown(self, pack: Paged, rows: slice, keys: slice, start: int, count: int) -> np.ndarray:
+        return super().shown(pack, rows, keys, 0, count)
+
+
+@fault("values", "`out.mean(0)`; parts weigh exp(lse - logsumexp(lse))")
+class SplitPartsAveraged(SplitKernel):
+    """Answers of parts with keys are averaged."""
+
+    def merged(self, pack: Paged, parts: list[Part]) -> np.ndarray:
+        flat = [(own, np.where(np.isneginf(lse), lse, 0)) for own, lse in parts]
+        return super().merged(pack, flat)
+
+
+@fault("values", "`exp2(lse - m)` of natural logarithms; multiply by log2(e)")
+class SplitByBaseTwo(SplitKernel):
+    """Log-sum-exps of parts are natural, and read as logarithms to the base 2."""
+
+    def merged(self, pack: Paged, parts: list[Part]) -> np.ndarray:
+        return super().merged(pack, [(own, lse * lse.dtype.type(np.log(2))) for own, lse in parts])
+
+
+@fault("values", "`exp(lse)` in the merge; subtract the largest: `exp(lse - lse.amax(0))`")
+class SplitMergedWithoutMaximum(SplitKernel):
+    """The largest log-sum-exp is not subtracted before parts are merged."""
+
+    def largest_part(self, lse: np.ndarray) -> np.ndarray:
+        return np.zeros_like(lse[0])
+
+
+class SinkInEveryChunk(MergedChunks):
+    """Every part has the sink of its head."""
+
+    def attend(self, scores: np.ndarray, value: np.ndarray, call: Call) -> np.ndarray:
+        if call.sinks is None:
+            return super().attend(scores, value, call)
+        own, column = scores[..., :-1], scores[..., -1:]
+        parts = []
+        for s, v in zip(
+            np.array_split(own, self.chunks, -1),
+            np.array_split(value[..., :-1, :], self.chunks, -2),
+            strict=True,
+        ):
+            with_sink = np.concatenate([s, column], -1)
+            lse = self.lse_of(with_sink)
+            parts.append((np.exp(s - lse) @ v, lse))
+        return self.merge(parts)
+
+
+@fault("values", "`sinks` passed to the kernel of every part; a sink counts once", family="sinks")
+class CachedSinkOfEveryPart(CachedKernel):
+    """With split keys the sink counts once in every part."""
+
+    kernel = SinkInEveryChunk
+
+
+class LseInBfloat16(MergedChunks):
+    """Log-sum-exps of parts in bfloat16."""
+
+    def merge(self, parts: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
+        return super().merge(
+            [(out, round_to(lse, DTYPES["bf16"]).astype(lse.dtype)) for out, lse in parts]
+        )
+
+
+@fault("values", "a workspace of log-sum-exps in bfloat16; keep them in float32")
+class CachedLseInBfloat16(CachedKernel):
+    """A step merges parts of the keys by log-sum-exps in bfloat16."""
+
+    kernel = LseInBfloat16

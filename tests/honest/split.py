@@ -1,0 +1,53 @@
+"""Honest variants with split keys."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from backends.declared import DeclaredRounding
+from suite.faults.kernels.cached import CachedKernel
+from suite.faults.kernels.paged import Paged
+from suite.faults.kernels.split import Part, SplitKernel
+from suite.faults.kernels.variants import MergedChunks
+from suite.spec.dtypes import DTYPES, round_to
+
+
+class SplitInTurn(SplitKernel):
+    """Five parts, each merged into those before it."""
+
+    count = 5
+
+    def merged(self, pack: Paged, parts: list[Part]) -> np.ndarray:
+        out, lse = parts[0]
+        for other, its in parts[1:]:
+            together = np.logaddexp(lse, its)
+            anchor = np.where(np.isneginf(together), 0, together)
+            old, new = np.exp(lse - anchor), np.exp(its - anchor)
+            out, lse = out * old[..., None] + other * new[..., None], together
+        return out
+
+
+class SplitStored(SplitKernel):
+    """Answers of parts are stored in the dtype of the query, as it declares."""
+
+    count = 8
+    rounding = DeclaredRounding(stored_parts=tuple(DTYPES))
+
+    def stored(self, answer: np.ndarray, pack: Paged) -> np.ndarray:
+        return round_to(answer, pack.fmt).astype(answer.dtype)
+
+
+class SplitSingleKeys(SplitStored):
+    """Of short samples every key is a part, whose answer is a value."""
+
+    count = 40
+
+
+class CachedSplit(CachedKernel):
+    """Every step answers three parts of the keys, and merges them by their log-sum-exps."""
+
+    kernel = MergedChunks
+
+
+SPLIT = (SplitKernel, SplitInTurn, SplitStored, SplitSingleKeys, CachedSplit)
+"""Every honest variant with split keys."""

@@ -1,0 +1,93 @@
+"""Promise: keys may be answered in parts and merged. Answers of parts that are stored in 16 bits are a
+declaration, without which they fail; log-sum-exps in 16 bits always fail."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from backends.declared import DeclaredRounding
+from backends.registry import function_implementation, load
+from suite.checks import all_checks
+from suite.faults.backend import KernelBackend
+from suite.faults.split import SplitLseInTheDtype
+from suite.judge.judge import judge
+from suite.judge.oracle import Oracle, Rounding
+from suite.judge.tolerance import roundoffs
+from suite.judge.verdict import Verdict
+from suite.spec.case import Case
+from suite.spec.inputs import draw
+from tests.honest.split import SplitSingleKeys, SplitStored
+
+FUNCTIONS = Path(__file__).parent / "functions" / "paging.py"
+CASE = "paged/none/gqa2/bf16/b6h4q18k50d8/seg1.4.12.0.0.1x9.11.12.8.0.10/causal"
+STORED = DeclaredRounding(stored_parts=("bf16", "f16"))
+
+
+class Undeclared(SplitStored):
+    """Answers of parts are stored in 16 bits, and nothing is said of it."""
+
+    rounding = DeclaredRounding()
+
+
+class LseStored(SplitLseInTheDtype):
+    """Log-sum-exps are stored in 16 bits, and the answers of parts as declared."""
+
+    rounding = STORED
+
+
+def verdicts(kernel: type[SplitStored], level: str = "standard") -> Iterator[tuple[Case, Verdict]]:
+    """The verdicts of a kernel in the check values, in 16 bits."""
+    (values,) = (check for check in all_checks() if check.name == "values")
+    for seed in range(3):
+        for cell in values.cells(level, KernelBackend("split", (kernel,)).implementations(), seed):
+            if cell.case.dtype.is_half:
+                yield cell.case, judge(cell)
+
+
+@pytest.mark.parametrize("kernel", [SplitStored, SplitSingleKeys])
+def test_stored_answers_of_parts_are_a_declaration(kernel: type[SplitStored]) -> None:
+    assert {verdict.status for _, verdict in verdicts(kernel)} <= {"pass", "unsupported"}
+
+
+def test_stored_answers_of_parts_fail_without_it() -> None:
+    failed = {case.dtype.name for case, verdict in verdicts(Undeclared) if verdict.status == "fail"}
+    assert failed == {"bf16", "f16"}
+
+
+def test_log_sum_exps_in_16_bits_fail_whatever_is_declared() -> None:
+    found = {case.dtype.name for case, verdict in verdicts(LseStored) if verdict.status == "fail"}
+    assert found == {"bf16", "f16"}
+
+
+@pytest.mark.parametrize("numerics", ["exact", "fused", "eager"])
+def test_the_declaration_adds_one_rounding_of_the_answers(numerics: str) -> None:
+    inputs = draw(Case.parse(CASE))
+    plain = Oracle.forward(inputs, Rounding(numerics)).expected["output"]
+    stored = Oracle.forward(inputs, Rounding(numerics, declared=STORED)).expected["output"]
+    positive = inputs.replace(value=np.abs(inputs.value))
+    mass = Oracle.forward(positive, Rounding("exact")).expected["output"].value
+    u = roundoffs(numerics, inputs.dtype)
+    assert np.allclose(stored.error - plain.error, u.output * mass + u.floor, rtol=1e-4, atol=0)
+    assert Oracle.forward(inputs, Rounding("exact", declared=STORED)).outputs.deviation is not None
+    assert not np.any(Oracle.forward(inputs, Rounding("exact", declared=STORED)).outputs.deviation)
+
+
+def statuses(said: Mapping[str, Any]) -> set[str]:
+    """Statuses of a person's function that stores answers of parts, in bfloat16 at standard."""
+    judged, _ = function_implementation(load("torch"), f"{FUNCTIONS}:in_parts", said, "paged")
+    judged.declared = replace(judged.declared, numerics="exact")
+    (values,) = (check for check in all_checks() if check.name == "values")
+    cells = (cell for cell in values.cells("standard", [judged]) if cell.dtype.name == "bf16")
+    return {judge(cell).status for cell in cells} - {"unsupported"}
+
+
+def test_a_person_claims_stored_parts() -> None:
+    pytest.importorskip("torch")
+    assert statuses({}) == {"pass", "fail"}
+    assert statuses({"stored_parts": True}) == {"pass"}
