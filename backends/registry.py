@@ -266,6 +266,14 @@ def function_implementation(
     return callable_implementation(backend, function, text.rpartition(":")[2], said, like, text)
 
 
+def native_name(backend: Backend) -> str:
+    """The place of the framework's own attention function, as `jax.nn.dot_product_attention`; "" if it
+    has none."""
+    user: Any = backend.function(lambda query, key, value: value, "any", Claims())
+    name = user.native.name
+    return name if "." in name else ""
+
+
 def load_function(backend: Backend, text: str, said: Mapping[str, Any]) -> Any:
     """The user's function named by `text`. What `said` forbids notes its calls before the file is
     imported. Raises UsageError."""
@@ -320,5 +328,6 @@ __all__ = [
     "installed",
     "load",
     "load_function",
+    "native_name",
     "together",
 ]  # fmt: skip

@@ -74,7 +74,7 @@ def test_the_child_has_few_rights() -> None:
         )
         judged = [
             run(*words, "--function=tests/enclosed.py:tries", *how, env={"OPEN_PORT": port})
-            for how in ((), ("--untrusted",))
+            for how in ((), ("--untrusted", "--forbid=nothing"))
         ]
     left = Path(__file__).with_name(TRIED)
     assert left.read_text() == "x"

@@ -34,7 +34,7 @@ def judged(
 
 def test_a_secret_run_can_be_repeated_also_without_assertions(tmp_path: Path) -> None:
     path = "tests/exploits/honest_control.py:honest_control"
-    words = ("--backend=torch", f"--function={path}", "--untrusted")
+    words = ("--backend=torch", f"--function={path}", "--untrusted", "--forbid=nothing")
     code, secret, said = judged(tmp_path / "a.json", *words, "--seed=secret", python=("-O",))
     assert (code, secret["verdict"], secret["first_failure"]) == (0, "right", None), said
     assert f"--seed={secret['seed']}" in said

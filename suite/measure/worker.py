@@ -180,7 +180,7 @@ def _function(backend: Any, options: Options, text: str) -> tuple[Any, Any]:
     if options.kernel:
         other = isolated(backend, options, text, options.kernel)
         empty, _ = other.load(text, said, options.like, options.untrusted)
-    watched = function if options.forbid else None
+    watched = function if options.claims.get("forbid") or options.forbids_native else None
     return function.unwatched, OwnCode(trip, watched, empty, options.kernel, notes)
 
 

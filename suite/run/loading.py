@@ -22,7 +22,7 @@ from suite.judge import leaks
 from suite.judge.trial import trial
 from suite.records.expectations import ExpectationError, Manifest, load, load_named
 from suite.run.isolation.remote import Remote, isolated
-from suite.run.options import Options
+from suite.run.options import NOTHING, Options
 from suite.run.process import limited
 from suite.run.suggestions import suggestion
 from suite.spec.case import Case
@@ -120,6 +120,10 @@ def load_backend(backend: Backend, options: Options, user: UserCode = NO_CODE) -
         notes += [
             f"importing {text} left {change}; cells are judged with what was" for change in left
         ]
+        if options.forbids_native and (own := registry.native_name(backend)):
+            notes.append(
+                f"{function}: a call of {own} fails (--untrusted); --forbid={NOTHING} allows it"
+            )
         if isinstance(asked, Remote):
             notes += [f"{function}: {open_way}" for open_way in asked.link.open]
         expect += [path for path in files if path not in expect]

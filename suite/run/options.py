@@ -66,6 +66,9 @@ OUTSIDE = {
 }
 """Flags that do not change what is run: the files of a run, and the cases of a command."""
 
+NOTHING = "nothing"
+"""The value of --forbid that lets an untrusted function call the framework's own attention."""
+
 SECRET = "secret"
 """The value of --seed that draws a seed, which nobody knows before the run."""
 
@@ -172,7 +175,8 @@ class Options(CommandOptions):
     )
     forbid: tuple[str, ...] = option(
         "fail --function in cells in which it calls one of these functions, as "
-        "torch.nn.functional.scaled_dot_product_attention; repeatable",
+        "torch.nn.functional.scaled_dot_product_attention; with --untrusted by default the framework's "
+        "own attention, which nothing allows; repeatable",
         "NAME[,NAME]",
         many=True,
         of_function=True,
@@ -242,7 +246,7 @@ class Options(CommandOptions):
         UsageError."""
         claims = {
             "numerics": self.numerics, "elections": read_elections(self.elect),
-            "forbid": ",".join(self.forbid), "drop_in": self.drop_in,
+            "forbid": ",".join(n for n in self.forbid if n != NOTHING), "drop_in": self.drop_in,
             "allow_unused": self.allow_unused, "expect": self.expect,
         }  # fmt: skip
         given = {name: value for name, value in claims.items() if value}
@@ -305,6 +309,11 @@ class Options(CommandOptions):
     def isolates(self) -> bool:
         """True if user functions run in a child process."""
         return self.isolate or self.untrusted
+
+    @property
+    def forbids_native(self) -> bool:
+        """True if a user function must not call the framework's own attention because it is untrusted."""
+        return self.untrusted and not (self.forbid or self.like) and self.mode != "compiled"
 
     @property
     def compiles_quickly(self) -> bool:
