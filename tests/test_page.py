@@ -202,6 +202,25 @@ def test_an_entry_of_right_or_refused_cells_opens_too(page: Any) -> None:
     assert "values[jax:jax-nn/sdpa/win3/" in dialog.locator("pre:visible").inner_text()
 
 
+def test_the_page_is_used_by_keys_alone(page: Any) -> None:
+    mark = page.get_by_role("button", name="torch:mine, causal: wrong")
+    mark.focus()
+    page.keyboard.press("Enter")
+    dialog = page.locator("#details")
+    dialog.locator("summary").first.focus()
+    page.keyboard.press("Enter")
+    assert dialog.get_by_role("button", name="copy").is_visible()
+    page.keyboard.press("Escape")
+    assert not dialog.is_visible()
+    assert page.evaluate("document.activeElement.closest('#matrix') !== null")
+
+
+def test_print_has_the_matrix_and_no_controls(page: Any) -> None:
+    page.emulate_media(media="print")
+    assert page.locator("#matrix").is_visible()
+    assert page.locator(".controls").is_hidden()
+
+
 def test_two_implementations_are_compared(page: Any) -> None:
     page.locator("#a").select_option("torch:mine")
     page.locator("#b").select_option("jax:jax-nn")

@@ -31,7 +31,7 @@ def pages() -> dict[str, str]:
     contents = manifests()
     index = ["# Findings\n", INTRODUCTION, "", by_severity(contents)]
     for severity, text in SEVERITIES.items():
-        index.append(f"\n## {severity.capitalize()}: {text}\n")
+        index.append(f"\n## {severity.capitalize()}\n\nThe software {text}.\n")
         index.append("| finding | framework | upstream |\n|---|---|---|")
         index += [
             f"| [{finding.title.replace('|', ' ')}]({finding.name}.md) | {backend} | {finding.state} |"

@@ -90,7 +90,7 @@ function set(changes) {
   const kept = Object.entries(state).filter(([name, value]) => value && name in START);
   if (location.protocol !== "about:") // a page inside a notebook has no address of its own
     history.replaceState(null, "", `#${new URLSearchParams(kept)}`);
-  draw();
+  if ("open" in changes) drawDetails(); else draw(); // the matrix keeps the focus, to which a dialog returns
 }
 
 function draw() {
