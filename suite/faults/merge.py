@@ -135,3 +135,24 @@ class MergeLseWithoutGradient(MergeInTurn):
     ) -> dict[str, np.ndarray]:
         gradients = super().gradients(outputs, lse, cotangent)
         return {**gradients, "partial_lse": np.zeros_like(lse)}
+
+
+@fault(
+    "gradients",
+    "`exp(lse)` in backward; subtract the largest there, too: `exp(lse - lse.amax(0))`",
+    family="gradient",
+)
+class MergeGradientWithoutMaximum(MergeInTurn):
+    """The backward pass makes its weights anew, without taking off the largest log-sum-exp."""
+
+    def gradients(
+        self, outputs: np.ndarray, lse: np.ndarray, cotangent: np.ndarray
+    ) -> dict[str, np.ndarray]:
+        sizes = np.exp(lse)
+        total = sizes.sum(0)
+        weights = sizes / np.where(total == 0, 1, total)
+        mean = (weights * (outputs * cotangent).sum(-1)).sum(0)
+        return {
+            "partial_output": weights[..., None] * cotangent,
+            "partial_lse": weights * ((outputs * cotangent).sum(-1) - mean),
+        }

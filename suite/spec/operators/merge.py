@@ -100,9 +100,11 @@ MERGE = Operator(
             ),
         ),
         gradients=(
-            Ask("merge/none/mha/f32/b2h3q5k2d8"),
+            Ask("merge/none/mha/f32/b2h3q5k2d8", "merge/none/mha/f32/b2h3q5k2d8/deep"),
             Ask(
                 "merge/none/mha/{dt}/b2h3q5k2d8",
+                "merge/none/mha/{dt}/b2h3q5k2d8/low",
+                "merge/none/mha/{dt}/b2h3q5k2d8/high/apart/empty",
                 "merge/none/mha/{dt}/b2h3q5k4d8",
                 dtypes="last digits",
                 since="standard",
