@@ -47,7 +47,10 @@ class Compilers:
         self.backend, self.names, self.timed, self.layers = backend, names, timed, layers
 
     def of(self, implementation: Implementation) -> tuple[str, ...]:
-        """The compilers that an implementation is judged through."""
+        """The compilers that an implementation is judged through: none for costly kernels, which are
+        interpreted or run in several processes."""
+        if "kernels" in implementation.later:
+            return ()
         return self.layers if implementation.operator.is_layer else self.names
 
     def implementations(self) -> list[Implementation]:

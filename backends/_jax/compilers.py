@@ -64,8 +64,6 @@ class JaxCompilers(Compilers):
         self.programs = JitPrograms(JIT)
 
     def of(self, implementation: Implementation) -> tuple[str, ...]:
-        if "kernels" in implementation.later:  # Pallas interprets an operation at a time
-            return ()
         own = "ops" if isinstance(implementation, HANDED_OVER) else "jit"
         return tuple(name for name in super().of(implementation) if name != own)
 

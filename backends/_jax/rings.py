@@ -11,6 +11,7 @@ Source: Liu et al., Ring Attention with Blockwise Transformers, 2023; Brandon et
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -117,7 +118,7 @@ class Ring(Implementation):
         if lengths is None:
             lengths = jnp.full(query.shape[0], key.shape[1])
         attend = jax.shard_map(
-            lambda *held: self.of_rank(*held, is_causal=is_causal, scale=scale),
+            partial(self.of_rank, is_causal=is_causal, scale=scale),
             mesh=self.mesh(),
             in_specs=(shared, shared, shared, part(), place, place),
             out_specs=shared,

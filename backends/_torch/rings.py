@@ -1,0 +1,240 @@
+"""Ring attention of `torch.distributed.tensor.experimental.context_parallel`, in two processes.
+
+On a CPU `context_parallel` itself refuses scaled dot-product attention: the flash kernel of the CPU has
+no sharding strategy. So two processes, connected by gloo, call its ring around that kernel, forward and
+backward.
+"""
+
+from __future__ import annotations
+
+import atexit
+import pickle
+import tempfile
+from collections.abc import Mapping
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from backends._torch.attention import native_arguments
+from backends._torch.engine import TorchEngine
+from backends.declared import Declared
+from backends.limits import Limits
+from backends.prepared import PreparedCall
+from backends.protocol import Implementation
+from suite.spec.case import Case
+from suite.spec.catalogue import AnyCase
+from suite.spec.inputs import Inputs
+
+RANKS = 2
+"""The processes of a ring."""
+
+
+class Ranks:
+    """The processes of a ring, from the first call to the end of this process. Threads take turns."""
+
+    def __init__(self) -> None:
+        self.turn = Lock()
+        self.processes: list[tuple[Any, Connection]] = []
+
+    def call(self, work: Mapping[str, Any]) -> list[Any]:
+        """The answers of all ranks to the same work. Raises the first error of a rank."""
+        with self.turn:
+            try:
+                ends = [end for _, end in self.started()]
+                for end in ends:
+                    end.send_bytes(pickle.dumps(work))
+                answers = [pickle.loads(end.recv_bytes()) for end in ends]
+            except BaseException:
+                # Interrupted: an answer may be on its way.
+                self.end()
+                raise
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise answer
+        return answers
+
+    def started(self) -> list[tuple[Any, Connection]]:
+        """Every process with this end of its pipe."""
+        from torch.multiprocessing import get_context
+
+        if not self.processes:
+            context = get_context("spawn")
+            folder = tempfile.TemporaryDirectory()
+            atexit.register(folder.cleanup)
+            for rank in range(RANKS):
+                end, other = context.Pipe()
+                store = str(Path(folder.name, "store"))
+                process = context.Process(target=serve, args=(rank, store, other), daemon=True)
+                process.start()
+                other.close()
+                self.processes.append((process, end))
+        return self.processes
+
+    def end(self) -> None:
+        """End the processes; the next call starts new ones."""
+        for process, end in self.processes:
+            process.kill()
+            process.join()
+            end.close()
+        self.processes = []
+
+
+def serve(rank: int, store: str, end: Connection) -> None:
+    """Answer the calls of one rank until the other end is closed."""
+    import torch
+    from torch import distributed
+
+    torch.set_num_threads(1)
+    distributed.init_process_group(
+        "gloo", store=distributed.FileStore(store, RANKS), rank=rank, world_size=RANKS
+    )
+    while True:
+        try:
+            work = pickle.loads(end.recv_bytes())
+        except EOFError:
+            return
+        try:
+            answer: Any = of_rank(rank, **work)
+        except Exception as error:
+            answer = RuntimeError(f"rank {rank}: {type(error).__name__}: {error}")
+        end.send_bytes(pickle.dumps(answer))
+
+
+def of_rank(
+    rank: int, operands: Any, cotangent: Any, balanced: bool, rotation: str, settings: Mapping[str, Any]
+) -> Any:  # fmt: skip
+    """The rows of one rank, or, with a cotangent, the gradients of its queries, keys and values."""
+    import torch
+    from torch import distributed
+    from torch.distributed.tensor.experimental._context_parallel import _attention as ring
+
+    ring.set_rotate_method(rotation)
+    ring._cp_options.enable_load_balance = balanced
+    # Its default answers float64 in float32.
+    ring._cp_options.convert_to_f32 = operands[0].dtype != torch.float64
+    group: Any = distributed.group.WORLD
+    aten = torch.ops.aten
+    query, key, value = (held(x, rank, balanced) for x in operands)
+    output, lse = ring._templated_ring_attention(
+        group, 2, aten._scaled_dot_product_flash_attention_for_cpu, query, key, value, **settings
+    )
+    if cotangent is None:
+        return output
+    return ring._templated_ring_attention_backward(
+        group, 2, aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
+        held(cotangent, rank, balanced), "grad_out", query, key, value, output, lse,
+        dropout_p=0.0, **settings,
+    )  # fmt: skip
+
+
+def held(array: Any, rank: int, balanced: bool) -> Any:
+    """The part (B, H, L / n, D) of an array (B, H, L, D) that a rank holds: one block of n, or, balanced,
+    blocks `rank` and 2 n - 1 - `rank` of 2 n."""
+    import torch
+
+    if not balanced:
+        return array.chunk(RANKS, 2)[rank].contiguous()
+    parts = array.chunk(2 * RANKS, 2)
+    return torch.cat([parts[rank], parts[2 * RANKS - 1 - rank]], 2)
+
+
+def joined(arrays: Any, balanced: bool) -> Any:
+    """The array (B, H, L, D) whose parts ranks hold."""
+    import torch
+
+    if balanced:
+        halves = [array.chunk(2, 2) for array in arrays]
+        arrays = [first for first, _ in halves] + [second for _, second in reversed(halves)]
+    return torch.cat(tuple(arrays), 2)
+
+
+class Ring(Implementation):
+    """The ring with blocks of keys that are gathered at once ("allgather") or sent on ("alltoall")."""
+
+    backend: TorchEngine
+
+    balanced = False
+    later = frozenset({"kernels"})
+    declared = Declared(
+        # Answers of 16 bits over the keys of a rank are merged.
+        numerics={"f64": "fused", "f32": "fused", "bf16": "stepwise", "f16": "stepwise"},
+        features=frozenset({"causal", "native-causal", "scale", "gradient", "other-shapes"}),
+        elections={"causal-alignment": "top-left", "value-size": "raises"},
+        limits=Limits(lengths_multiple_of=(2 * RANKS,), equal_lengths=True, equal_heads=True),
+    )
+
+    def __init__(self, backend: TorchEngine, name: str, rotation: str, ranks: Ranks) -> None:
+        self.rotation, self.ranks = rotation, ranks
+        super().__init__(backend, name)
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        arguments = native_arguments(self.backend, inputs)
+        settings = {
+            "is_causal": bool(arguments.pop("is_causal", False)),
+            "scale": arguments.pop("scale", None),
+        }
+        function = self.function(settings)
+
+        def call(query: Any, key: Any, value: Any) -> Any:
+            return function.apply(query, key, value)
+
+        return PreparedCall(call, arguments)
+
+    def function(self, settings: Mapping[str, Any]) -> Any:
+        """The ring as a `torch.autograd.Function` of query, key and value."""
+        torch, balanced = self.backend.torch, self.balanced
+        ask = partial(self.ask, settings=settings)
+
+        class Function(torch.autograd.Function):  # type: ignore[name-defined]
+            @staticmethod
+            def forward(ctx: Any, *operands: Any) -> Any:
+                ctx.save_for_backward(*operands)
+                return joined(ask(operands, None), balanced)
+
+            @staticmethod
+            @torch.autograd.function.once_differentiable
+            def backward(ctx: Any, cotangent: Any) -> Any:
+                parts = ask(ctx.saved_tensors, cotangent)
+                return tuple(joined(of_ranks, balanced) for of_ranks in zip(*parts, strict=True))
+
+        return Function
+
+    def ask(self, operands: Any, cotangent: Any, settings: Mapping[str, Any]) -> Any:
+        """What ranks answer."""
+        apart = tuple(x.detach().clone() for x in operands)
+        rest = None if cotangent is None else cotangent.detach().clone()
+        return self.ranks.call(
+            {
+                "operands": apart, "cotangent": rest, "balanced": self.balanced,
+                "rotation": self.rotation, "settings": settings,
+            }
+        )  # fmt: skip
+
+
+class RingBalanced(Ring):
+    """Each rank holds a block from the beginning and one from the end of the sequence."""
+
+    balanced = True
+
+    def unsupported(self, case: AnyCase) -> str | None:
+        refused = super().unsupported(case)
+        if refused is None and isinstance(case, Case) and case.mask is None:
+            return "load balancing requires is_causal"
+        return refused
+
+
+def rings(backend: TorchEngine) -> list[Implementation]:
+    """The rings, on a CPU: those of a GPU need a process for each GPU."""
+    import torch
+
+    if backend.device != "cpu" or not torch.distributed.is_available():
+        return []
+    ranks = Ranks()
+    return [
+        Ring(backend, "ring", "allgather", ranks),
+        Ring(backend, "ring-alltoall", "alltoall", ranks),
+        RingBalanced(backend, "ring-balanced", "allgather", ranks),
+        RingBalanced(backend, "ring-balanced-alltoall", "alltoall", ranks),
+    ]
