@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import atexit
 import pickle
+import socket
+import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -23,8 +26,6 @@ from backends.declared import Declared
 from backends.limits import Limits
 from backends.prepared import PreparedCall
 from backends.protocol import Implementation
-from suite.spec.case import Case
-from suite.spec.catalogue import AnyCase
 from suite.spec.inputs import Inputs
 
 RANKS = 2
@@ -36,7 +37,7 @@ class Ranks:
 
     def __init__(self) -> None:
         self.turn = Lock()
-        self.processes: list[tuple[Any, Connection]] = []
+        self.processes: list[tuple[subprocess.Popen[bytes], Any]] = []
 
     def call(self, work: Mapping[str, Any]) -> list[Any]:
         """The answers of all ranks to the same work. Raises the first error of a rank."""
@@ -44,8 +45,9 @@ class Ranks:
             try:
                 ends = [end for _, end in self.started()]
                 for end in ends:
-                    end.send_bytes(pickle.dumps(work))
-                answers = [pickle.loads(end.recv_bytes()) for end in ends]
+                    pickle.dump(work, end)
+                    end.flush()
+                answers = [pickle.load(end) for end in ends]
             except BaseException:
                 # Interrupted: an answer may be on its way.
                 self.end()
@@ -55,34 +57,35 @@ class Ranks:
                 raise answer
         return answers
 
-    def started(self) -> list[tuple[Any, Connection]]:
-        """Every process with this end of its pipe."""
-        from torch.multiprocessing import get_context
-
+    def started(self) -> list[tuple[subprocess.Popen[bytes], Any]]:
+        """Every process with this end of its socket."""
         if not self.processes:
-            context = get_context("spawn")
             folder = tempfile.TemporaryDirectory()
             atexit.register(folder.cleanup)
+            atexit.register(self.end)
             for rank in range(RANKS):
-                end, other = context.Pipe()
-                store = str(Path(folder.name, "store"))
-                process = context.Process(target=serve, args=(rank, store, other), daemon=True)
-                process.start()
-                other.close()
-                self.processes.append((process, end))
+                here, there = socket.socketpair()
+                with here, there:
+                    settings = (rank, str(Path(folder.name, "store")), there.fileno())
+                    code = f"from {__name__} import serve; serve{settings!r}"
+                    process = subprocess.Popen(
+                        [sys.executable, "-c", code], pass_fds=(there.fileno(),)
+                    )
+                    self.processes.append((process, here.makefile("rwb")))
         return self.processes
 
     def end(self) -> None:
         """End the processes; the next call starts new ones."""
         for process, end in self.processes:
             process.kill()
-            process.join()
-            end.close()
+            process.wait()
+            with suppress(OSError):
+                end.close()
         self.processes = []
 
 
-def serve(rank: int, store: str, end: Connection) -> None:
-    """Answer the calls of one rank until the other end is closed."""
+def serve(rank: int, store: str, descriptor: int) -> None:
+    """Answer the calls of one rank until the other end of the socket is closed."""
     import torch
     from torch import distributed
 
@@ -90,16 +93,18 @@ def serve(rank: int, store: str, end: Connection) -> None:
     distributed.init_process_group(
         "gloo", store=distributed.FileStore(store, RANKS), rank=rank, world_size=RANKS
     )
+    end = socket.socket(fileno=descriptor).makefile("rwb")
     while True:
         try:
-            work = pickle.loads(end.recv_bytes())
+            work = pickle.load(end)
         except EOFError:
             return
         try:
             answer: Any = of_rank(rank, **work)
         except Exception as error:
             answer = RuntimeError(f"rank {rank}: {type(error).__name__}: {error}")
-        end.send_bytes(pickle.dumps(answer))
+        pickle.dump(answer, end)
+        end.flush()
 
 
 def of_rank(
@@ -151,11 +156,12 @@ def joined(arrays: Any, balanced: bool) -> Any:
 
 
 class Ring(Implementation):
-    """The ring with blocks of keys that are gathered at once ("allgather") or sent on ("alltoall")."""
+    """The ring with keys that are gathered at once ("allgather") or sent from rank to rank ("alltoall").
+    `balanced`: under the causal flag, each rank holds a block from the beginning and one from the end.
+    torch refuses balanced ranks without the flag."""
 
     backend: TorchEngine
 
-    balanced = False
     later = frozenset({"kernels"})
     declared = Declared(
         # Answers of 16 bits over the keys of a rank are merged.
@@ -165,8 +171,10 @@ class Ring(Implementation):
         limits=Limits(lengths_multiple_of=(2 * RANKS,), equal_lengths=True, equal_heads=True),
     )
 
-    def __init__(self, backend: TorchEngine, name: str, rotation: str, ranks: Ranks) -> None:
-        self.rotation, self.ranks = rotation, ranks
+    def __init__(
+        self, backend: TorchEngine, name: str, rotation: str, balanced: bool, ranks: Ranks
+    ) -> None:
+        self.rotation, self.balanced, self.ranks = rotation, balanced, ranks
         super().__init__(backend, name)
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
@@ -184,8 +192,8 @@ class Ring(Implementation):
 
     def function(self, settings: Mapping[str, Any]) -> Any:
         """The ring as a `torch.autograd.Function` of query, key and value."""
-        torch, balanced = self.backend.torch, self.balanced
-        ask = partial(self.ask, settings=settings)
+        torch, balanced = self.backend.torch, self.balanced and settings["is_causal"]
+        ask = partial(self.ask, balanced, settings)
 
         class Function(torch.autograd.Function):  # type: ignore[name-defined]
             @staticmethod
@@ -201,28 +209,18 @@ class Ring(Implementation):
 
         return Function
 
-    def ask(self, operands: Any, cotangent: Any, settings: Mapping[str, Any]) -> Any:
+    def ask(
+        self, balanced: bool, settings: Mapping[str, Any], operands: Any, cotangent: Any
+    ) -> list[Any]:
         """What ranks answer."""
         apart = tuple(x.detach().clone() for x in operands)
         rest = None if cotangent is None else cotangent.detach().clone()
         return self.ranks.call(
             {
-                "operands": apart, "cotangent": rest, "balanced": self.balanced,
+                "operands": apart, "cotangent": rest, "balanced": balanced,
                 "rotation": self.rotation, "settings": settings,
             }
         )  # fmt: skip
-
-
-class RingBalanced(Ring):
-    """Each rank holds a block from the beginning and one from the end of the sequence."""
-
-    balanced = True
-
-    def unsupported(self, case: AnyCase) -> str | None:
-        refused = super().unsupported(case)
-        if refused is None and isinstance(case, Case) and case.mask is None:
-            return "load balancing requires is_causal"
-        return refused
 
 
 def rings(backend: TorchEngine) -> list[Implementation]:
@@ -233,8 +231,7 @@ def rings(backend: TorchEngine) -> list[Implementation]:
         return []
     ranks = Ranks()
     return [
-        Ring(backend, "ring", "allgather", ranks),
-        Ring(backend, "ring-alltoall", "alltoall", ranks),
-        RingBalanced(backend, "ring-balanced", "allgather", ranks),
-        RingBalanced(backend, "ring-balanced-alltoall", "alltoall", ranks),
+        Ring(backend, f"ring{held}{way}", rotation, bool(held), ranks)
+        for held in ("", "-balanced")
+        for way, rotation in (("", "allgather"), ("-alltoall", "alltoall"))
     ]

@@ -159,6 +159,7 @@ from tests.honest.tiled import (
     MergedInTurn,
     OnlineTiles8,
     OnlineTiles128,
+    RingBalanced,
     WholeTilesFlushed,
 )
 
@@ -255,6 +256,7 @@ HONEST: tuple[type[Implementation], ...] = (
     CubicExp,
     GroupedRows,
     InPlace,
+    RingBalanced,
     ReversedKeys,
     FlashFused,
     FusedNormalised,

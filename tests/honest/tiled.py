@@ -140,3 +140,27 @@ class InPlace(Kernel):
         total = scores.sum(-1, keepdims=True)
         scores /= np.where(total == 0, 1, total)
         return scores @ value
+
+
+class RingBalanced(Online):
+    """The rows of four ranks, which hold a first and a last block each; keys go around the ring, and
+    every rank begins with its own."""
+
+    ranks = 4
+
+    def attend(self, scores: np.ndarray, value: np.ndarray, call: Call) -> np.ndarray:
+        rows, keys = (self.held(length) for length in (scores.shape[-2], scores.shape[-1]))
+        out = np.empty((*scores.shape[:-1], value.shape[-1]), scores.dtype)
+        for rank, own in enumerate(rows):
+            around = np.concatenate(
+                [keys[(rank - step) % self.ranks] for step in range(self.ranks)]
+            )
+            out[:, :, own] = super().attend(
+                scores[:, :, own][..., around], value[:, :, around], call
+            )
+        return out
+
+    def held(self, length: int) -> list[np.ndarray]:
+        """The positions that each rank holds."""
+        blocks = np.array_split(np.arange(length), 2 * self.ranks)
+        return [np.concatenate([blocks[r], blocks[-1 - r]]) for r in range(self.ranks)]

@@ -1,0 +1,105 @@
+"""Faults of rings: ranks hold parts of the sequence, and keys and values go around."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from suite.faults.fault import fault
+from suite.faults.kernels.attention import Call, Kernel
+from suite.faults.kernels.gradient import Differentiable
+
+FAMILY = "tiles"
+
+RANKS = 4
+
+
+def rank_of(length: int) -> np.ndarray:
+    """The rank (L,) that holds each position."""
+    parts = np.array_split(np.arange(length), RANKS)
+    return np.repeat(np.arange(RANKS), [len(part) for part in parts])
+
+
+def place_in_rank(length: int) -> np.ndarray:
+    """The index (L,) of each position in the part of its rank."""
+    return np.concatenate([np.arange(len(p)) for p in np.array_split(np.arange(length), RANKS)])
+
+
+@fault(
+    "values",
+    "`is_causal=True` at every step of a ring; keys of earlier ranks are seen whole",
+    family="mask",
+)
+class RingCausalByPlaceInTheRank(Kernel):
+    """The causal mask compares the places of queries and keys in the parts of their ranks."""
+
+    def causal(self, call: Call) -> np.ndarray:
+        return place_in_rank(call.sizes.Lk) <= place_in_rank(call.sizes.Lq)[:, None]
+
+
+@fault(
+    "values",
+    "positions `rank * n + i` of interleaved parts; they are `i * ranks + rank`",
+    family="mask",
+)
+class RingInterleavedTakenForBlocks(Kernel):
+    """Ranks hold every fourth position, and the causal mask takes their parts for blocks."""
+
+    def causal(self, call: Call) -> np.ndarray:
+        rows, keys = (
+            np.argsort(np.argsort(np.arange(length) % RANKS, kind="stable"))
+            for length in (call.sizes.Lq, call.sizes.Lk)
+        )
+        return keys <= rows[:, None]
+
+
+@fault("values", "`for step in range(ranks - 1)`; every rank sees the keys of all `ranks` ranks")
+class RingStepDropped(Kernel):
+    """Keys and values stop one step before they have gone around the ring."""
+
+    def attend(self, scores: np.ndarray, value: np.ndarray, call: Call) -> np.ndarray:
+        rows, keys = scores.shape[-2:]
+        last = (rank_of(rows)[:, None] + 1) % RANKS == rank_of(keys)
+        last &= keys > RANKS
+        return super().attend(np.where(last, -np.inf, scores), value, call)
+
+
+@fault(
+    "values",
+    "`torch.cat(parts)` of balanced ranks; put blocks r and 2 n - 1 - r back in their places",
+    family="layout",
+)
+class RingRowsInOrderOfRanks(Kernel):
+    """Ranks hold a first and a last block each, and rows come back in the order of ranks."""
+
+    def deliver(self, out: np.ndarray, call: Call) -> Any:
+        blocks = np.array_split(np.arange(out.shape[2]), 2 * RANKS)
+        held = [blocks[i] for rank in range(RANKS) for i in (rank, 2 * RANKS - 1 - rank)]
+        return super().deliver(out[:, :, np.concatenate(held)], call)
+
+
+@fault(
+    "gradients",
+    "`dk` of the rank alone; it goes around with its keys, and every rank adds its rows",
+    family="gradient",
+)
+class RingKeyGradientOfItsRank(Differentiable):
+    """Keys get the gradient of the rows of their own rank alone."""
+
+    def key_gradient(self, dt: np.ndarray, query: np.ndarray, factor: Any) -> np.ndarray:
+        own = rank_of(dt.shape[-2])[:, None] == rank_of(dt.shape[-1])
+        return super().key_gradient(np.where(own, dt, 0), query, factor)
+
+
+@fault(
+    "gradients",
+    "`dv` added to the values that arrive; it belongs to those that were used, a step earlier",
+    family="gradient",
+)
+class RingValueGradientOfTheNextRank(Differentiable):
+    """The gradient of the values of a rank goes to those of the next rank."""
+
+    def value_gradient(self, weights: np.ndarray, cotangent: np.ndarray, call: Call) -> np.ndarray:
+        own = super().value_gradient(weights, cotangent, call)
+        return np.roll(own, -(-own.shape[-2] // RANKS), axis=-2)

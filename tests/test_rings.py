@@ -1,0 +1,68 @@
+"""Promise: a ring answers as one device, forward and backward, however ranks divide the sequence."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from backends.registry import load
+from suite.spec.case import Case
+from tests.runtimes import judged, of
+
+CAUSAL = "sdpa/causal/mha/f32/b2h3q16k16d8"
+OF_TORCH = ("ring", "ring-alltoall", "ring-balanced", "ring-balanced-alltoall")
+
+
+@pytest.mark.parametrize("name", OF_TORCH)
+def test_the_ring_of_torch_is_right(name: str) -> None:
+    for check in ("values", "gradients"):
+        verdict = judged(load("torch"), name, CAUSAL, check)
+        assert verdict.status == "pass", verdict.message
+
+
+def test_a_rank_that_raises_names_itself_and_serves_again() -> None:
+    backend = load("torch")
+    ring = of(backend, "ring").ranks  # type: ignore[attr-defined]
+    whole = backend.torch.zeros(1, 1, 4, 4)  # type: ignore[attr-defined]
+    work = {"cotangent": None, "balanced": False, "rotation": "allgather", "settings": {}}
+    with pytest.raises(RuntimeError, match=r"rank 0: RuntimeError: .*same head size"):
+        ring.call(work | {"operands": (whole, whole, whole[..., :2])})
+    assert len(ring.call(work | {"operands": (whole, whole, whole)})) == 2
+    processes = [process for process, _ in ring.processes]
+    ring.end()
+    assert not any(process.poll() is None for process in processes)
+
+
+def test_ranks_hold_whole_blocks() -> None:
+    ring = of(load("torch"), "ring-balanced")
+    refused = {
+        "sdpa/causal/mha/f32/b2h3q17k17d8": "multiples of 4",
+        "sdpa/causal/mha/f32/b2h3q16k32d8": "equal lengths",
+    }
+    for text, reason in refused.items():
+        assert reason in str(ring.unsupported(Case.parse(text)))
+
+
+def test_rings_of_jax_are_right_where_a_cpu_counts_as_four_devices() -> None:
+    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    script = f"""
+from backends.registry import load
+from tests.runtimes import judged
+for name in ("ring-blocks", "ring-balanced", "ring-interleaved"):
+    for text in ("{CAUSAL}", "sdpa/pad/mha/f32/b2h3q16k16d8"):
+        verdict = judged(load("jax"), name, text)
+        assert verdict.status == "pass", (name, text, verdict.message)
+verdict = judged(load("jax"), "ring-balanced", "{CAUSAL}", "gradients")
+assert verdict.status == "pass", verdict.message
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
+
+
+def test_jax_has_no_ring_on_one_device() -> None:
+    assert not [i for i in load("jax").implementations() if i.name.startswith("ring")]
