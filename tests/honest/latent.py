@@ -93,10 +93,3 @@ class LatentHeadByHead(AbsorbedKernel):
         average = self.held(average, "average", fmt)[..., ::-1]
         heads = [average[:, h] @ x["w_uv"][::-1, h] for h in range(average.shape[1])]
         return np.stack(heads, 1)
-
-
-LATENTS = (
-    LatentKernel, AbsorbedKernel, LatentOnline, LatentFused, LatentEager, LatentApart, LatentServed,
-    LatentWhole, LatentHeadByHead,
-)  # fmt: skip
-"""Every honest variant of latent attention."""

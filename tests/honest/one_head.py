@@ -111,7 +111,7 @@ class MaskedUniform(MaskedEager):
     hide = LayerUniformRows.hide
 
 
-class OnePassNorm(NormKernel):
+class _OnePassNorm(NormKernel):
     """The variance is the mean of the squares less the square of the mean."""
 
     def moments(self, x: np.ndarray, call: LayerCall) -> tuple[np.ndarray, np.ndarray]:
@@ -119,7 +119,7 @@ class OnePassNorm(NormKernel):
         return mean, np.square(x).mean(self.axes, keepdims=True) - np.square(mean)
 
 
-class FoldedNorm(NormKernel):
+class _FoldedNorm(NormKernel):
     """x factor + shift, with factor and shift made before x is looked at."""
 
     def compute(self, call: LayerCall) -> tuple[np.ndarray, np.ndarray]:
@@ -132,7 +132,7 @@ class FoldedNorm(NormKernel):
         return x * factor - mean * factor, mean
 
 
-class NormInSteps(NormKernel):
+class _NormInSteps(NormKernel):
     """Every step is stored in the case's dtype; the sums of a mean are not."""
 
     numerics = "stepwise"
@@ -167,15 +167,15 @@ class LayerNormTwoPasses(LayerNormKernel):
     """Layer norm in two passes."""
 
 
-class LayerNormOnePass(OnePassNorm, LayerNormKernel):
+class LayerNormOnePass(_OnePassNorm, LayerNormKernel):
     """Layer norm in one pass."""
 
 
-class LayerNormFolded(FoldedNorm, LayerNormKernel):
+class LayerNormFolded(_FoldedNorm, LayerNormKernel):
     """Layer norm as x factor + shift."""
 
 
-class LayerNormStepwise(NormInSteps, LayerNormKernel):
+class LayerNormStepwise(_NormInSteps, LayerNormKernel):
     """Layer norm, every step stored."""
 
 
@@ -183,17 +183,17 @@ class BatchNormTwoPasses(BatchNormKernel):
     """Batch norm in two passes."""
 
 
-class BatchNormFolded(FoldedNorm, BatchNormKernel):
+class BatchNormFolded(_FoldedNorm, BatchNormKernel):
     """Batch norm as x factor + shift."""
 
 
-class BatchNormOnePass(OnePassNorm, BatchNormKernel):
+class BatchNormOnePass(_OnePassNorm, BatchNormKernel):
     """Batch norm in one pass."""
 
     def moments(self, x: np.ndarray, call: LayerCall) -> tuple[np.ndarray, np.ndarray]:
-        kind = super() if call.training else super(OnePassNorm, self)
+        kind = super() if call.training else super(_OnePassNorm, self)
         return kind.moments(x, call)
 
 
-class BatchNormStepwise(NormInSteps, BatchNormKernel):
+class BatchNormStepwise(_NormInSteps, BatchNormKernel):
     """Batch norm, every step stored."""

@@ -112,7 +112,7 @@ class MergeOfFloat64(MergeKernel):
         return np.float64
 
 
-class NormUncentred(NormDifferentiable):
+class _NormUncentred(NormDifferentiable):
     """a D + b x + c in working precision, where b and c depend on sum D x and sum D."""
 
     def input_gradient(
@@ -130,7 +130,7 @@ class NormUncentred(NormDifferentiable):
         return (root * moved + slope * x + shift).astype(np.float64)
 
 
-class NormChain(NormDifferentiable):
+class _NormChain(NormDifferentiable):
     """The chain through mean, variance, root and quotient, every step stored."""
 
     numerics = "stepwise"
@@ -163,19 +163,19 @@ class NormChain(NormDifferentiable):
         return through + by_mean
 
 
-class LayerNormUncentred(NormUncentred, LayerNormKernel):
+class LayerNormUncentred(_NormUncentred, LayerNormKernel):
     """Layer norm with a backward pass by sums that are not centred."""
 
 
-class LayerNormChain(NormChain, LayerNormKernel):
+class LayerNormChain(_NormChain, LayerNormKernel):
     """Layer norm with the backward pass of single steps."""
 
 
-class BatchNormUncentred(NormUncentred, BatchNormKernel):
+class BatchNormUncentred(_NormUncentred, BatchNormKernel):
     """Batch norm with a backward pass by sums that are not centred."""
 
 
-class BatchNormChain(NormChain, BatchNormKernel):
+class BatchNormChain(_NormChain, BatchNormKernel):
     """Batch norm with the backward pass of single steps."""
 
 

@@ -122,10 +122,3 @@ class CodesEager(QuantizedWriteKernel):
 
     def kept(self, x: np.ndarray, call: Coded) -> np.ndarray:
         return round_to(x, call.fmt).astype(x.dtype)
-
-
-OF_CODES = (
-    QuantizedKernel, QuantizedStored, QuantizedEager, QuantizedFolded, QuantizedFoldedEager,
-    QuantizedWriteKernel, CodesByReciprocal, CodesEager,
-)  # fmt: skip
-"""Every honest variant of attention over codes, and of writing codes."""

@@ -47,7 +47,3 @@ class CachedSplit(CachedKernel):
     """Every step answers three parts of the keys, and merges them by their log-sum-exps."""
 
     kernel = MergedChunks
-
-
-SPLIT = (SplitKernel, SplitInTurn, SplitStored, SplitSingleKeys, CachedSplit)
-"""Every honest variant with split keys."""
