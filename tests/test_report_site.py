@@ -176,6 +176,8 @@ def test_an_entry_of_the_matrix_leads_to_its_failures(browser: Any, site: Path, 
     opened.locator("#details summary").click()
     assert HOSTILE in opened.locator("#details").inner_text()
     opened.keyboard.press("Escape")
+    for entry in opened.locator(".tables td.is-a-message").all():
+        assert entry.evaluate("entry => entry.scrollWidth <= innerWidth")
     assert opened.locator(".controls").is_hidden()
     assert opened.locator("#matrix tbody tr").count() == 1
     assert opened.evaluate("document.documentElement.scrollWidth") <= width

@@ -211,7 +211,9 @@ _CHANGES = {"new failure": "fail", "fixed": "pass", "gone": "known"}
 def _classes(column: str, value: Any, text: str) -> str:
     """The style classes of one entry; the template defines the styles."""
     classes = ["number"] if isinstance(value, (int, float)) else []
-    if column in ("message", "case", "check", "implementation", "field"):
+    if column in ("reason", "sentence", "hint", "measured"):
+        classes.append("is-a-message")
+    elif column in ("message", "case", "check", "implementation", "field"):
         classes.append(f"is-a-{column}")
     elif (column, text) == ("grade", "none") or (column in _LIMITS and value > _LIMITS[column]):
         classes.append("beyond")

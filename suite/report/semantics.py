@@ -85,7 +85,7 @@ framework's own attention."""
 
 IDENTIFICATION = Table(
     "identification",
-    "What implementations compute, measured by probes without a verdict (`python -m suite explain`).",
+    "What implementations compute, measured by probes without a verdict: the command explain.",
     over="facts",
     by={"fact": "fact"},
     columns=across("label", lambda rows: rows["answer"].iloc[0]),
