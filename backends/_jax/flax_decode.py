@@ -115,6 +115,8 @@ class NnxDecode(Scripted):
         self, state: Decoding, query: Any, key: Any, value: Any, turn: Turn
     ) -> tuple[Any, Decoding]:
         case, rows = turn.inputs.case, []
+        if not query.shape[1] == key.shape[1] == value.shape[1]:
+            raise ValueError("query, key and value differ in their number of tokens")
         program, slots = self.programs[self.shape(turn.inputs)], np.arange(capacity(case))
         for n in range(key.shape[1]):
             place = np.array([state.count])

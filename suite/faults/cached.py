@@ -187,6 +187,14 @@ class CachedPaddingOfSlots(CachedKernel):
         return super().padded(held, slots)
 
 
+@fault("bad_problem", "`max(length - n, 0)`; refuse more tokens than there are")
+class CachedRollbackBeyondTheLength(CachedKernel):
+    """A rollback of more tokens than there are empties the cache."""
+
+    def crop(self, state: Held, count: int, *samples: Rounded) -> Held:
+        return super().crop(state, min(count, state.total), *samples)
+
+
 class Unguarded(Kernel):
     """Values of hidden slots are multiplied by their weights, which are 0."""
 

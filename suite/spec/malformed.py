@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from suite.spec.inputs import Inputs, draw
 from suite.spec.masks import Window
 from suite.spec.operator import Operator
 from suite.spec.operators import OPERATORS
+from suite.spec.operators.cached import CACHED
 from suite.spec.operators.multi_head import MULTI_HEAD
 from suite.spec.operators.packed import PACKED
 from suite.spec.operators.rotary import ROTARY
@@ -285,4 +286,47 @@ _PACKED = (
     ),
 )
 
-MALFORMED_CASES: tuple[MalformedCase, ...] = (*_ATTENTION, *_LAYERS, *_ROTARY, *_PACKED)
+
+def _scripted(*script: str) -> Callable[[Inputs], Inputs]:
+    """A change of the script to one that no case may have."""
+
+    def spoilt(x: Inputs) -> Inputs:
+        case = object.__new__(Case)  # unchecked
+        of = {field.name: getattr(x.case, field.name) for field in fields(Case)}
+        vars(case).update(of, options=(("script", script),))
+        return replace(x, case=case)
+
+    return spoilt
+
+
+_CACHED = (
+    MalformedCase(
+        "values-missing",
+        "9 keys with 8 values",
+        lambda x: x.replace(value=x.value[:, :, :8]),
+        CACHED,
+    ),
+    MalformedCase(
+        "key-value-heads-differ",
+        "2 key heads with 1 value head",
+        lambda x: x.replace(value=x.value[:, :1]),
+        CACHED,
+    ),
+    MalformedCase(
+        "query-key-size-differ",
+        "queries of size 8 with keys of size 6",
+        lambda x: x.replace(key=x.key[..., :6]),
+        CACHED,
+    ),
+    MalformedCase(
+        "rollback-beyond-length",
+        "a rollback of 7 tokens from a cache of 5",
+        _scripted("5", "back7", "1", "3"),
+        CACHED,
+        needs=("rollback",),
+    ),
+)
+
+MALFORMED_CASES: tuple[MalformedCase, ...] = (
+    *_ATTENTION, *_LAYERS, *_ROTARY, *_PACKED, *_CACHED,
+)  # fmt: skip

@@ -39,6 +39,7 @@ class CachedConcatenated(CachedKernel):
         held.totals = held.totals + key.shape[2]
 
     def crop(self, state: Held, count: int, *samples: Rounded) -> Held:
+        self.validate(state, count)
         return self.cut(state, state.total - count)
 
     def reset(self, state: Held, *samples: Rounded) -> Held:
@@ -63,6 +64,7 @@ class CachedRolled(CachedKernel):
         held.positions = np.concatenate([held.positions, new], 1)[:, -held.slots :]
 
     def crop(self, state: Held, count: int, *samples: Rounded) -> Held:
+        self.validate(state, count)
         state.totals = state.totals - count
         state.key, state.value = (np.roll(x, count, 2) for x in (state.key, state.value))
         state.positions = np.roll(state.positions, count, 1)

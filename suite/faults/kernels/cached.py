@@ -89,6 +89,8 @@ class CachedKernel(Stated, Scripted):
         self, state: Held, query: Rounded, key: Rounded, value: Rounded, turn: Turn
     ) -> tuple[Rounded, Held]:
         fmt, samples, held = state.inputs.dtype, turn.chunk.samples, state
+        if key.shape[:3] != value.shape[:3]:
+            raise ValueError(f"keys {key.shape} and values {value.shape} do not fit")
         if samples is not None:
             held = state.part(samples)
         held.tree, held.chunk = turn.chunk.tree, turn.chunk
@@ -222,9 +224,15 @@ class CachedKernel(Stated, Scripted):
 
     def crop(self, state: Held, count: int, *samples: Rounded) -> Held:
         own = samples[0].values if samples else slice(None)
+        self.validate(state, count)
         state.totals[own] -= count
         state.positions[state.positions >= state.totals[:, None]] = -1
         return state
+
+    def validate(self, held: Held, count: int) -> None:
+        """Raise ValueError for a rollback of more tokens than there are."""
+        if count > held.total:
+            raise ValueError(f"a rollback of {count} tokens, and there are {held.total}")
 
     def reset(self, state: Held, *samples: Rounded) -> Held:
         own = samples[0].values if samples else slice(None)

@@ -301,6 +301,9 @@ CACHED = Operator(
     recipes=("normal", "large", "tiny", "ties", "onehot", "integers", "offset"),
     array_kinds=ArrayKinds(statistics=("alibi_slopes",), wide=("alibi_slopes",)),
     packing=Packing(completed=completed, choose=choose),
-    questions=Questions(elections=("nan-in-freed-slot", "beyond-capacity"), probe=PLAIN),
+    questions=Questions(
+        elections=("nan-in-freed-slot", "beyond-capacity"), probe=PLAIN,
+        well_formed=PLAIN.format(dt="f32"),
+    ),
     work=work,
 )  # fmt: skip

@@ -228,8 +228,11 @@ def actions(case: Case) -> Iterator[Action]:
         last = chunk
 
 
-def played(case: Case) -> Iterator[tuple[Action, Held]]:
-    """Each action with the cache after it."""
+def played(case: Case, lenient: bool = False) -> Iterator[tuple[Action, Held]]:
+    """Each action with the cache after it.
+
+    Raises ValueError for a rollback of more tokens than there are, unless `lenient`.
+    """
     tokens = [np.zeros((3, 0), int) for _ in range(case.sizes.B)]  # samples, places, positions
     padding = np.array(case.option("padding") or (0,) * case.sizes.B)
     everyone = range(case.sizes.B)
@@ -242,7 +245,10 @@ def played(case: Case) -> Iterator[tuple[Action, Held]]:
                     tokens[b] = np.concatenate([tokens[b], new], 1)
             case Crop(count=count, samples=samples):
                 for b in everyone if samples is None else samples:
-                    tokens[b] = tokens[b][:, : tokens[b].shape[1] - count]
+                    length = tokens[b].shape[1]
+                    if length < count and not lenient:
+                        raise ValueError(f"a rollback of {count} tokens, and there are {length}")
+                    tokens[b] = tokens[b][:, : max(length - count, 0)]
             case Reset(samples=samples):
                 for b in everyone if samples is None else samples:
                     tokens[b] = tokens[b][:, :0]
@@ -317,7 +323,7 @@ def joined(parts: Sequence[tuple[Chunk, Any]], concat: Concat, axis: int = 2) ->
 
 def held(case: Case) -> int:
     """The largest number of tokens of a sample in the cache, as if nothing left the window."""
-    return max(after.positions.shape[1] for _, after in played(case))
+    return max(after.positions.shape[1] for _, after in played(case, lenient=True))
 
 
 def differ(case: Case) -> bool:
