@@ -276,7 +276,7 @@ class TimedCall:
         if not number:
             return self.cell.inputs
         other = draw(self.case, self.cell.seed + FRESH_SEED * number)
-        return self.cell.inputs.replace(query=other.query, key=other.key, value=other.value)
+        return self.cell.inputs.replace(**{name: other.arrays[name] for name in other.operands})
 
     def _judge_sync(self) -> Any:
         """The last of three answers. Raises RefusedTime if a call is unfinished when the clock stops, or

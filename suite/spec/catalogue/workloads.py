@@ -73,6 +73,14 @@ WORKLOADS: tuple[Workload, ...] = (
         "one token each of 64 sequences joins a cache of 4096: Llama 3.2 1B, 4 of 32 heads",
     ),
     Workload(
+        "deepseek-decode", "latent/none/mha/{dt}/b1h16q1k4096d128/r512e64",
+        "one token of DeepSeek-V2-Lite (2024) against 4096 cached latents",
+    ),
+    Workload(
+        "deepseek-decode-batch", "latent/pad/mha/{dt}/b8h4q1k2048d128/r512e64",
+        "one token each of eight sequences of different lengths: DeepSeek-V2-Lite, 4 of 16 heads",
+    ),
+    Workload(
         "falcon-decode", "sdpa/none/mqa/{dt}/b1h71q1k2048d64",
         "Falcon 7B (2023): 71 query heads share one key head",
     ),
