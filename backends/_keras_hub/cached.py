@@ -86,6 +86,8 @@ class CachedDecode(Scripted):
         return ops.reshape(rows, (B, L, H, D)), Filled(state.layer, cache, state.count + L)
 
     def crop(self, state: Filled, count: int, *samples: Any) -> Filled:
+        if count > state.count:  # the caller counts, and the layer takes any index
+            raise ValueError(f"a rollback of {count} tokens, and there are {state.count}")
         return replace(state, count=state.count - count)
 
     def reset(self, state: Filled, *samples: Any) -> Filled:
