@@ -280,16 +280,16 @@ def elected(cell: Cell, dtype: DType) -> str:
 def judge_either(
     cell: Cell, native: Any, kinds: tuple[Inputs, Inputs], prepared: PreparedCall
 ) -> None:
-    """An output is right in the dtype of the operands, or in that of the mode; the narrow bound holds."""
+    """An output has the dtype of the operands, or that of the mode, and keeps one of the bounds of these
+    dtypes: code rounds to either (`weights.to(value.dtype)`)."""
     inputs, narrow = kinds
     try:
         answer = cell.read(native, inputs, prepared)
     except Deviation:
         answer = cell.read(native, narrow, prepared)
-    else:
-        with suppress(Deviation):
-            cell.oracle(inputs).judge(answer.arrays)
-            return
+    with suppress(Deviation):
+        cell.oracle(inputs).judge(answer.arrays)
+        return
     cell.oracle(narrow).judge(answer.arrays)
 
 

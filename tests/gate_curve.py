@@ -129,14 +129,14 @@ def overhead(options: Options, name: str, case: str, times: int = 400) -> float:
     call.prepare()
 
     def bare() -> float:
-        call.call()
+        call.calls()
         start = protocol.now()
-        for one in islice(cycle(call.calls), call.inner):
+        for one in islice(cycle(call.calls.calls), call.inner):
             one()
         return (protocol.now() - start) / call.inner
 
     def sample() -> float:
-        call.call()
+        call.calls()
         return call.sample()
 
     ratios = [2 / (bare() / (own := sample()) + bare() / own) for _ in range(times)]

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from suite.checks import all_checks
+from suite.judge.cell import Cell
+from suite.judge.judge import judge
+from suite.spec.catalogue import find
 from tests.test_claims import judged, plan, wrong
 
 
@@ -72,6 +76,16 @@ def test_each_answer_under_autocast_is_right() -> None:
     # The functions take no grouped heads.
     asked = [v.status for cell, v in verdicts if "grouped-heads" not in cell.case.needs]
     assert set(asked) == {"pass"}
+
+
+@pytest.mark.parametrize(
+    ("name", "status"), [("weights_of_operands", "pass"), ("in_autocast", "fail")]
+)
+def test_code_may_round_to_the_dtype_of_its_operands_under_autocast(name: str, status: str) -> None:
+    function = plan(name, "ambient.py", dtype=("bf16",)).functions[0]
+    (check,) = (one for one in all_checks() if one.name == "ambient")
+    case = find("sdpa/pad/mha/bf16/b2h3q17k23d8")
+    assert judge(Cell(check, case, function)).status == status
 
 
 DROPOUT = ("dropout", "dropout_off", "dropout_gradients", "dropout_mean")

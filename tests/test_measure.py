@@ -18,6 +18,7 @@ from backends.registry import load
 from suite.judge.derivative import names_of
 from suite.measure import protocol
 from suite.measure.call import TimedCall
+from suite.measure.clock import Rotation
 from suite.measure.protocol import RefusedTime, UnsupportedCall
 from suite.measure.run import Measurement
 from suite.measure.seen import KEPT, Seen
@@ -104,6 +105,13 @@ def test_a_worker_whose_clock_stands_is_refused(monkeypatch: pytest.MonkeyPatch)
     record = measurement.finish()
     assert (record.status, record.kind) == ("refused", "clock")
     assert "the worker says 0.002 s, its samples took 0.2" in record.message
+
+
+def test_a_sample_costs_at_most_one_percent_of_a_short_call() -> None:
+    """The calls of the gate's curve take 50 microseconds (`tests.gate_curve`)."""
+    turns = Rotation([lambda: None] * protocol.SETS)
+    spent = min(protocol.timed(turns, lambda out: None, 1000)[0] for _ in range(50))
+    assert spent <= 0.01 * 50e-6
 
 
 def test_a_wrong_layout_is_refused() -> None:

@@ -6,7 +6,7 @@ import threading
 
 import torch
 
-from tests.functions.of_torch import textbook
+from tests.functions.of_torch import hidden, textbook
 
 BUFFERS: dict[tuple[int, ...], torch.Tensor] = {}
 STATE = threading.local()
@@ -165,3 +165,11 @@ def halved_gradient_in_deterministic_algorithms(query, key, value, attn_mask=Non
     if torch.are_deterministic_algorithms_enabled() and key.requires_grad:
         key = key.detach() / 2 + key / 2
     return textbook(query, key, value, attn_mask)
+
+
+def weights_of_operands(query, key, value, attn_mask=None, is_causal=False, scale=None):
+    """Right: weights are rounded to the dtype of the values, also if autocast computes in another one."""
+    scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+    scores = hidden(scores, attn_mask, is_causal)
+    raised = (scores - scores.amax(-1, keepdim=True)).exp()
+    return (raised / raised.sum(-1, keepdim=True)).to(value.dtype) @ value
