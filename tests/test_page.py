@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -73,6 +74,15 @@ def test_failing_and_refused_cells_say_how_they_are_asked_again(shown: dict[str,
     assert shown["commands"][command] == "pytest suite --backend=jax --level=smoke"
     assert its[:2] == ["values", "sdpa/win3/mha/f32/b2h3q5k7d8"]
     assert [shown["topics"][n]["name"] for n in failure["topics"]] == ["all", "causal"]
+
+
+def test_a_command_names_the_mode_that_is_not_eager() -> None:
+    cells = [cell(mode="compiled"), cell("sdpa/none/mha/f32/b1h1q1k1d8")]
+    commands = overview(frames_of(run(*cells, again=("--seed=1",))))["commands"]
+    assert commands == [
+        "pytest suite --backend=torch --seed=1 --mode=compiled",
+        "pytest suite --backend=torch --seed=1",
+    ]
 
 
 def test_a_run_records_the_options_that_ask_a_cell_again() -> None:
@@ -284,6 +294,11 @@ def test_hostile_text_in_every_field_stays_text(browser: Any, tmp_path: Path) ->
             for one in opened.locator("#details summary").all():
                 one.click()
             assert f"{HOSTILE} message" in opened.locator("#details").inner_text()
+            command = shlex.split(opened.locator("#details pre").first.inner_text())
+            name = f"{read.records[0].backend}:{read.records[0].implementation}"
+            check = command[-1].removesuffix(f"[{name}/{HOSTILE} case]")
+            assert check in (f"{HOSTILE} check", "values", "gradients")
+            assert command[:3] == ["pytest", "suite", f"--backend={HOSTILE} backend"]
         assert HOSTILE in opened.locator("h1").text_content()
         assert opened.locator("img").count() == 0
         assert opened.locator("script").count() == 2
@@ -311,7 +326,7 @@ def test_the_page_answers_what_people_ask(browser: Any, tmp_path: Path) -> None:
         replace(run(*made, source="last.jsonl"), header=header(*made, started="2026-12-01")),
     ]
     times = [timed(n, s, backend=b, workload="llama-decode")
-             for b, n, s in (("torch", "mine", 2e-3), ("jax", "jax-nn", 1e-3))]  # fmt: skip
+             for b, n, s in (("torch", "mine", 8e-3), ("jax", "jax-nn", 4e-3))]  # fmt: skip
     frames = frames_of(both) | {"measurements": measurements([speed(*times)])}
     newest = {**frames, "cells": latest(frames["dated"])}
     render({}, "html", page, overview=overview(newest))
@@ -321,7 +336,7 @@ def test_the_page_answers_what_people_ask(browser: Any, tmp_path: Path) -> None:
     assert [*asked.values()][:4] == [
         ("torch:mine, grouped: right: 1 of 1 judged cells pass", 1),
         ("jax:jax-nn", 1),
-        ("jax:jax-nn, 1.00 ms in llama-decode forward f32", 1),
+        ("jax:jax-nn, 4.00 ms in llama-decode forward f32", 1),
         (
             "Since the first of the records: 1 new failures, 0 fixed, of 1 cells that were asked again.",
             0,
