@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import TYPE_CHECKING
 
 from suite.report.table import Columns, Table, across, same
@@ -89,6 +89,36 @@ CONFORMANCE = Table(
     "are not judged.",
     by=BY_IMPLEMENTATION,
     columns=lambda rows: {**COUNTS, **across("group", tally)(rows)},
+)
+
+
+def _of_pairs(cells: pd.DataFrame) -> pd.DataFrame:
+    """The cells of the check `VALUES`, once for every feature that the case needs, and every two."""
+    rows = cells[cells["check"] == VALUES]
+    together = [
+        [" + ".join(some) for count in (1, 2) for some in combinations(sorted(needed), count)]
+        for needed in rows["features"]
+    ]
+    return rows.assign(together=together).explode("together").dropna(subset="together")
+
+
+def _verdict(rows: pd.DataFrame) -> str:
+    """Refused if no cell was judged, right if all judged cells pass, else wrong, with numbers."""
+    judged = rows["status"][rows["status"] != UNSUPPORTED]
+    wrong = int((judged != "pass").sum())
+    if not len(judged):
+        return "refused"
+    return f"wrong ({wrong} of {len(judged)})" if wrong else "right"
+
+
+TOGETHER = Table(
+    "together",
+    "What works together: for every feature of a case, and every two, whether all judged cells of the "
+    "check values are right, some are wrong, or all are refused.",
+    rows=_of_pairs,
+    by={"operator": "operator", "features": "together"},
+    columns=across("label", _verdict),
+    rare=True,
 )
 
 

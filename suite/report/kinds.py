@@ -106,7 +106,7 @@ CONFORMANCE = Kind(
     read=_conformance,
     tables=_named(
         conformance.RUNS, conformance.DIAGNOSES, conformance.OF_STATUSES,
-        conformance.OF_UNSUPPORTED, conformance.CONFORMANCE,
+        conformance.OF_UNSUPPORTED, conformance.CONFORMANCE, conformance.TOGETHER,
         conformance.ACCURACY, conformance.DISTRIBUTION, conformance.OF_GRADIENTS, conformance.KERNELS,
         semantics.ELECTIONS, semantics.INVARIANCE, semantics.LAYERS,
         conformance.EXPLAINED, conformance.ONLY_HERE, conformance.EVERYWHERE, conformance.FAILURES,
