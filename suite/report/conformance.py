@@ -95,10 +95,11 @@ CONFORMANCE = Table(
 def _of_pairs(cells: pd.DataFrame) -> pd.DataFrame:
     """The cells of the check `VALUES`, once for every feature that the case needs, and every two."""
     rows = cells[cells["check"] == VALUES]
-    together = [
-        [" + ".join(some) for count in (1, 2) for some in combinations(sorted(needed), count)]
-        for needed in rows["features"]
-    ]
+    together = rows["features"].map(
+        lambda needed: [
+            " + ".join(some) for count in (1, 2) for some in combinations(sorted(needed), count)
+        ]
+    )
     return rows.assign(together=together).explode("together").dropna(subset="together")
 
 
