@@ -63,25 +63,6 @@ def test_a_field_that_an_older_file_lacks_is_empty(tmp_path: Path) -> None:
     assert frames.cells(load(path))["native"].tolist() == [""]
 
 
-def test_what_works_together() -> None:
-    both, alone = ("window", "sinks"), ("window",)
-    cells = frame(
-        cell(CASES[0], "torch:one", features=both, status="fail"),
-        cell(CASES[1], "torch:one", features=both),
-        cell(CASES[2], "torch:one", features=alone),
-        cell(CASES[2], "torch:one", features=alone, check="paths", status="fail"),
-        cell(CASES[0], "torch:two", features=both, status="unsupported"),
-        cell(CASES[2], "torch:two", features=alone),
-        cell(CASES[3], "torch:two"),
-    )
-    table = conformance.TOGETHER.of(cells)
-    assert table.loc["sdpa"].to_dict("index") == {
-        "sinks": {"torch:one": "wrong (1 of 2)", "torch:two": "refused"},
-        "window": {"torch:one": "wrong (1 of 3)", "torch:two": "right"},
-        "sinks + window": {"torch:one": "wrong (1 of 2)", "torch:two": "refused"},
-    }
-
-
 def test_every_status_is_counted() -> None:
     table = conformance.OF_STATUSES.of(
         frame(*(cell(c, status=s) for c, s in zip(CASES, STATUSES, strict=True)))

@@ -1,4 +1,4 @@
-"""Reports of semantics: what implementations elect, and whether answers depend on what is beside them."""
+"""Reports of semantics: elections, invariance, and features that work together."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from suite.checks import all_checks
 from suite.records.cells import CellRecord
-from suite.report import semantics
+from suite.report import conformance, semantics
 from tests.records_by_hand import cell, elect, frame
 
 
@@ -69,3 +69,23 @@ def test_an_election_that_is_not_the_declared_one_shows_what_was_observed() -> N
     (lied,) = elect("no-keys", {"f32": "nan"})
     lied = replace(lied, status="fail")
     assert semantics.ELECTIONS.of(frame(lied)).loc["torch:sdpa", "no-keys"] == "nan"
+
+
+def test_what_works_together() -> None:
+    case = "sdpa/none/mha/f32/b1h1q1k{}d8"
+    both, alone = ("window", "sinks"), ("window",)
+    cells = frame(
+        cell(case.format(1), "torch:one", features=both, status="fail"),
+        cell(case.format(2), "torch:one", features=both),
+        cell(case.format(3), "torch:one", features=alone),
+        cell(case.format(3), "torch:one", features=alone, check="paths", status="fail"),
+        cell(case.format(1), "torch:two", features=both, status="unsupported"),
+        cell(case.format(3), "torch:two", features=alone),
+        cell(case.format(4), "torch:two"),
+    )
+    table = conformance.TOGETHER.of(cells)
+    assert table.loc["sdpa"].to_dict("index") == {
+        "sinks": {"torch:one": "wrong (1 of 2)", "torch:two": "refused"},
+        "window": {"torch:one": "wrong (1 of 3)", "torch:two": "right"},
+        "sinks + window": {"torch:one": "wrong (1 of 2)", "torch:two": "refused"},
+    }
