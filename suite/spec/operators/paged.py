@@ -272,7 +272,7 @@ SMOKE = (
 STANDARD = (
     f"{DECODING.replace('f32', '{dt}')}/causal/offset",
     f"{MIXED}/causal/offset",
-    "paged/none/gqa2/{dt}/b4h4q4k366d16/seg1.1.1.1x300.31.3.32/page16/causal",
+    "paged/none/gqa2/{dt}/b4h4q4k126d16/seg1.1.1.1x60.31.3.32/page16/causal",
     f"{MIXED}/page3/causal",
     f"{MIXED}/page1/causal",
     f"{MIXED}/hnd/causal/win4",
