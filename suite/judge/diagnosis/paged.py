@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from suite.judge.diagnosis.layers import Another, Guess, made, of_scale, of_softcap, of_window
+from suite.judge.diagnosis.split import of_split
 from suite.spec.inputs import Inputs
 from suite.spec.operators.paged import filled, flat_slots, owned, page_counts, slots_first
 from suite.spec.recipes import generator
@@ -73,7 +74,7 @@ def layout_mistaken(inputs: Inputs) -> Inputs:
 
 
 def of_paged(inputs: Inputs) -> Iterator[Another]:
-    """Other tables, lengths, layouts, masks and scales."""
+    """Other tables, lengths, layouts, masks and scales, and parts of the keys that are merged wrongly."""
     size, table = inputs.letters["s"], inputs.arrays["page_table"]
     guesses: tuple[Guess, ...] = (
         (lambda: inputs.replace(page_table=np.roll(table, -1, 0)),
@@ -107,3 +108,4 @@ def of_paged(inputs: Inputs) -> Iterator[Another]:
         *of_scale(inputs),
     )  # fmt: skip
     yield from made(inputs, guesses)
+    yield from of_split(inputs)

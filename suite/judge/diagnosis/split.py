@@ -1,0 +1,85 @@
+"""Split keys of paged attention: parts with wrong weights, log-sum-exps or masks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+
+from suite.judge.diagnosis.layers import Another
+from suite.spec.dtypes import DTYPES, round_to
+from suite.spec.inputs import Inputs
+from suite.spec.operators.paged import flat_slots, samples
+
+COUNTS = range(2, 9)
+"""Numbers of parts that kernels may take."""
+
+
+def answered(
+    inputs: Inputs, count: int, together: bool, restarts: bool = False
+) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
+    """Of each sample with queries: its rows, and over parts of its keys the answers (parts, H, rows, Dv)
+    and log-sum-exps (parts, H, rows).
+
+    Parts are cut at the same places for all samples (`together`), or into equal parts of each one. With
+    `restarts` the mask of every part is that of the first one.
+    """
+    s, cap = inputs.sizes, inputs.case.option("softcap")
+    pools = [flat_slots(inputs.case, pool) for pool in (inputs.key, inputs.value)]
+    parts = [part for part in samples(inputs) if part[0].stop > part[0].start]
+    longest = max(len(slots) for _, slots, _ in parts)
+    for rows, slots, mask in parts:
+        query = inputs.query[rows].swapaxes(0, 1)  # (H, rows, D)
+        key, value = (np.repeat(x[slots].swapaxes(0, 1), s.group, 0) for x in pools)
+        scores = inputs.effective_scale * (query @ key.swapaxes(-1, -2))
+        if cap is not None:
+            scores = cap * np.tanh(scores / cap)
+        size = -(-(longest if together else len(slots)) // count)
+        outputs, sums = [], []
+        for start in range(0, size * count, size):
+            own = slice(start, start + size)
+            part = scores[..., own]
+            first = 0 if restarts else start
+            part = np.where(mask[:, first : first + part.shape[-1]], part, -np.inf)
+            largest = part.max(-1, keepdims=True, initial=-np.inf)
+            raised = np.exp(part - np.where(np.isneginf(largest), 0, largest))
+            total = raised.sum(-1, keepdims=True)
+            outputs.append((raised @ value[:, own]) / np.where(total == 0, 1, total))
+            sums.append((np.where(np.isneginf(largest), 0, largest) + np.log(total))[..., 0])
+        yield rows, np.stack(outputs), np.stack(sums)
+
+
+def merged(
+    inputs: Inputs, count: int, together: bool, change: Callable[[np.ndarray], np.ndarray],
+    restarts: bool = False,
+) -> Mapping[str, np.ndarray]:  # fmt: skip
+    """The answer of parts with changed log-sum-exps."""
+    out = np.zeros((inputs.sizes.Lq, inputs.sizes.H, inputs.sizes.Dv))
+    for rows, outputs, sums in answered(inputs, count, together, restarts):
+        lse = change(sums)
+        shares = np.exp(lse - lse.max(0))
+        shares = shares / shares.sum(0)
+        out[rows] = (shares[..., None] * outputs).sum(0).swapaxes(0, 1)
+    return {"output": out}
+
+
+@np.errstate(all="ignore")
+def of_split(inputs: Inputs) -> Iterator[Another]:
+    """Answers of kernels that merge parts of the keys wrongly."""
+    wrong: tuple[tuple[str, str, Callable[[np.ndarray], np.ndarray]], ...] = (
+        ("Parts of the keys count alike: their log-sum-exps are not used.", "a mean of the parts",
+         lambda lse: np.where(np.isneginf(lse), lse, 0.0)),
+        ("Parts of the keys weigh 2^lse, expected e^lse.", "`exp2` of a log-sum-exp to base e",
+         lambda lse: lse * np.log(2)),
+        ("A part in which a sample has no key weighs as if its log-sum-exp were 0.",
+         "log-sum-exps that begin as 0", lambda lse: np.where(np.isneginf(lse), 0.0, lse)),
+        ("Log-sum-exps of parts of the keys are rounded to bfloat16.", "a workspace in 16 bits",
+         lambda lse: round_to(lse, DTYPES["bf16"])),
+    )  # fmt: skip
+    for count in COUNTS:
+        for together in (True, False):
+            for sentence, hint, change in wrong:
+                yield merged(inputs, count, together, change), sentence, "merge", hint
+            text = "In every part of the keys the mask is that of the first part."
+            hint = "positions counted from the first key of a part"
+            yield merged(inputs, count, together, np.asarray, True), text, "merge", hint
