@@ -216,8 +216,12 @@ class SlotCache(TextbookCached):
     )
 
     def masks(self, inputs: Inputs) -> dict[str, Any]:
-        """Also the empty cache; for a chunk `own_n`, all slots of its samples, and `slots_n`, those of
-        its last tokens; for a path that is kept `from_n` and `slots_n`, its old and new slots."""
+        """Also the empty cache.
+
+        - For a chunk `slots_n`, the slots of its last tokens, and `own_n`, all slots of its samples if
+          other samples do not step.
+        - For a path that is kept `from_n` and `slots_n`, its old and new slots.
+        """
         case, arrays, s = inputs.case, super().masks(inputs), inputs.sizes
         slots, found = capacity(case), dict[str, Any]()
         lengths = np.zeros(s.B, int)
@@ -228,7 +232,8 @@ class SlotCache(TextbookCached):
                 count = min(action.count, slots)
                 of = held.lengths[own][:, None] - count + np.arange(count)
                 found[f"slots_{n}"] = first[own][:, None] + of % slots
-                found[f"own_{n}"] = first[own][:, None] + np.arange(slots)
+                if action.samples is not None:
+                    found[f"own_{n}"] = first[own][:, None] + np.arange(slots)
             elif isinstance(action, Pick):
                 found[f"order_{n}"] = first[list(action.samples)][:, None] + np.arange(slots)
             elif isinstance(action, Keep):
@@ -273,10 +278,11 @@ class SlotCache(TextbookCached):
     def read(
         self, state: Any, key: Any, value: Any, n: int, rest: dict[str, Any]
     ) -> tuple[Any, Any]:
-        ops, own = self.ops, rest[f"own_{n}"]
+        ops, own = self.ops, rest.get(f"own_{n}")
 
         def slots(held: Any, new: Any) -> Any:
-            taken = ops.reshape(ops.take(held, own), (new.shape[0], -1, new.shape[1], new.shape[3]))
+            taken = held if own is None else ops.take(held, own)
+            taken = ops.reshape(taken, (new.shape[0], -1, new.shape[1], new.shape[3]))
             return ops.transpose(taken, (0, 2, 1, 3))
 
         k, v = (
