@@ -110,9 +110,9 @@ def _worst(rows: pd.DataFrame) -> str:
 INVARIANCE = Table(
     "invariance",
     "Whether answers depend on what is computed beside them: a second call, other samples, other rows, "
-    "the number of threads, decoding one token at a time, keys in two parts that are merged. The worst "
-    "grade, by dtype where dtypes differ: bitwise the same; within bound, other bits as near as rounding "
-    "explains; broken. - where it cannot be asked.",
+    "the number of threads, decoding one token at a time, padding, keys in two parts that are merged. "
+    "The worst grade, by dtype where dtypes differ: bitwise the same; within bound, other bits as near "
+    "as rounding explains; broken. - where it cannot be asked.",
     rows=f"check in {list(CHECKS_OF_INVARIANCE)}",
     by=BY_IMPLEMENTATION,
     columns=across("check", _worst, CHECKS_OF_INVARIANCE),
