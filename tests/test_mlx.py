@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -69,3 +70,17 @@ def test_what_cannot_be_said_is_refused(backend: Any) -> None:
     )
     for name, text, reason in refusals:
         assert reason in (of(backend, name).unsupported(Case.parse(text)) or ""), text
+
+
+@pytest.mark.skipif(find_spec("mlx_lm") is None, reason="needs mlx-lm")
+@pytest.mark.parametrize("name", ["lm-kv-cache", "lm-rotating-cache", "lm-batch-rotating-cache"])
+def test_caches_of_mlx_lm_are_right(backend: Any, name: str) -> None:
+    verdict = judged(backend, name, "cached/none/mha/f32/b3h2q8k20d8/c1.5.1.1/win3/room8")
+    assert verdict.status == "pass", verdict.message
+
+
+@pytest.mark.skipif(find_spec("mlx_lm") is None, reason="needs mlx-lm")
+def test_a_full_ring_of_mlx_lm_refuses_to_go_back(backend: Any) -> None:
+    ring = of(backend, "lm-rotating-cache")
+    back = Case.parse("cached/none/mha/f32/b3h2q8k20d8/c1.5.reset.1.1/win3/room8")
+    assert "cannot be trimmed" in str(ring.unsupported(back))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,8 @@ class MlxEngine(Backend):
 
     @property
     def versions(self) -> dict[str, str]:
-        return {"mlx": version("mlx")}
+        lm = {"mlx-lm": version("mlx-lm")} if find_spec("mlx_lm") else {}
+        return {"mlx": version("mlx")} | lm
 
     def array(self, values: np.ndarray, dtype: DType | None) -> Any:
         if dtype is None:
