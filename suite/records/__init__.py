@@ -5,6 +5,7 @@ cells         records of judged cells: what `--results` of pytest writes
 sweeps        folders of result files: the runs and searches of a sweep
 searches      records of random searches: what `--results` of `search` writes
 speed         records of measured times: what `--results` of `bench` writes
+facts         records of what implementations compute: what `--results` of `explain` writes
 files         new files and new folders, without overwriting
 expectations  manifests of known failures
 coverage      how many cells were judged, and whether that is enough

@@ -6,7 +6,7 @@ frames       result files -> DataFrames with documented columns: cells, runs, me
 table        the declaration of a table: Table
 conformance  statuses, unsupported, conformance, accuracy, gradients, kernels, explained, only_here,
              everywhere, failures, slowest
-semantics    elections, invariance, layers
+semantics    elections, identification, invariance, layers
 speed        speed, speedup, exactness, cost_law, refused, samples; asv's tables
 explanation  why cells fail, with `separation`
 laws, plots  cost laws and plots of speed

@@ -14,6 +14,7 @@ from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from suite.records.cells import Header
@@ -231,21 +232,23 @@ def _times(measurements: pd.DataFrame | None) -> dict[str, dict[str, list[float]
 def _counts(
     cells: pd.DataFrame, labels: Sequence[str], topics: Mapping[str, pd.Series]
 ) -> list[list[Any]]:
-    counted = cells.assign(
-        status=cells["status"].replace(dict.fromkeys(BROKEN, "fail")),
-        ratio=cells["error_ratio"].where(cells["status"] == "pass"),
-    )
-    found = []
+    places = dict.fromkeys(BROKEN, 1) | {"pass": 0, "known": 2, UNSUPPORTED: 3}
+    row = cells["label"].map({label: number for number, label in enumerate(labels)})
+    every = [*zip(row, cells["dtype"], cells["status"].map(places), strict=True)]
+    ratios = cells["error_ratio"].fillna(-1.0).to_list()
+    found: list[list[Any]] = []
     for number, member in enumerate(topics.values()):
-        for (label, dtype), rows in counted[member].groupby(["label", "dtype"], sort=False):
-            tally = rows["status"].value_counts()
-            numbers = [int(tally.get(s, 0)) for s in ("pass", "fail", "known", UNSUPPORTED)]
-            right = rows[rows["status"] == "pass"]
-            worst = right.sort_values("ratio", ascending=False, kind="stable").head(1)
-            found.append(
-                [labels.index(label), number, dtype, *numbers, next(iter(_cells(worst)), None)]
-            )
-    return found
+        tallies: dict[tuple[int, str], list[Any]] = {}
+        for at in np.flatnonzero(member).tolist():
+            label, dtype, place = every[at]
+            tally = tallies.setdefault((label, dtype), [0, 0, 0, 0, None])
+            tally[place] += 1
+            if place == 0 and (tally[4] is None or ratios[at] > ratios[tally[4]]):
+                tally[4] = at
+        found += [[label, number, dtype, *tally] for (label, dtype), tally in tallies.items()]
+    worst = sorted({tally[-1] for tally in found} - {None})
+    shown = dict(zip(worst, _cells(cells.iloc[worst]), strict=True))
+    return [[*numbers, shown.get(at)] for *numbers, at in found]
 
 
 def _cells(cells: pd.DataFrame) -> list[list[Any]]:
