@@ -269,8 +269,8 @@ def function_implementation(
 def native_name(backend: Backend) -> str:
     """The place of the framework's own attention function, as `jax.nn.dot_product_attention`; "" if it
     has none."""
-    user: Any = backend.function(lambda query, key, value: value, "any", Claims())
-    name = user.native.name
+    user = backend.function(lambda query, key, value: value, "any", Claims())
+    name = getattr(getattr(user, "native", None), "name", "")
     return name if "." in name else ""
 
 

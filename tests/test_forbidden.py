@@ -82,6 +82,16 @@ def test_an_operator_is_seen_whoever_calls_it(function: Callable[..., Any]) -> N
         call("torch", function, OF_TORCH)
 
 
+@pytest.mark.parametrize(
+    ("backend", "name"),
+    [("torch", OF_TORCH), ("jax", OF_JAX), ("tf", OF_KERAS), ("tests.isolated:backend", "")],
+)
+def test_the_frameworks_own_attention_has_a_name(backend: str, name: str) -> None:
+    if ":" not in backend:
+        pytest.importorskip({"tf": "tensorflow"}.get(backend, backend))
+    assert registry.native_name(registry.load(backend)) == name
+
+
 def test_what_calls_something_else_answers() -> None:
     torch = pytest.importorskip("torch")
     output = call("torch", by_name, "torch.nn.functional.softmax", "torch.bmm")
