@@ -33,6 +33,7 @@ WIDE = (
     "sdpa/causal/gqa2/{dt}/b2h4q11k9d6",
     "sdpa/bool.bhqk/mha/{dt}/b2h3q5k13d8v10/bias.bhqk/dense",
     "packed/none/mha/{dt}/b3h4q24k24d8/seg5.7.12",
+    "latent/causalbr/mha/{dt}/b2h3q4k9d8v6",
     "rotary/none/mha/{dt}/b2h3q17k1d16",
     "layer-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self",
     "batch-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self/train",
