@@ -10,13 +10,15 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
+import numpy as np
+
 from backends._torch.engine import TorchEngine
 from backends._transformers.models import modeling
 from backends.caching import Scripted, Turn
 from backends.declared import Declared
 from suite.spec.inputs import Inputs
 from suite.spec.operators.cached import FEATURES
-from suite.spec.operators.scripts import capacity
+from suite.spec.operators.scripts import allowed, capacity
 
 NO_FEATURES = dict.fromkeys(
     ("softcap", "sinks", "alibi-slopes"), "these attention functions have none of it"
@@ -41,7 +43,6 @@ class DynamicSdpa(Scripted):
                 ("bias", "bias-with-mask"), "masks of masking_utils are made of booleans"
             ),
             "keep": "a cache keeps its first tokens, and no others",
-            "tree": "the masks of masking_utils are causal",
             "window-rollback": "a full window goes back only if DynamicCache records the past",
         },
         elections={"nan-in-freed-slot": "blocked", "beyond-capacity": "grows"},
@@ -91,10 +92,24 @@ class DynamicSdpa(Scripted):
         embeddings = query.new_zeros(s.B, query.shape[2], 1)
         mask = make(config, embeddings, padding, cache)
         key, value = cache.update(key, value, 0)
+        if turn.chunk.tree is not None:
+            mask = self.of_tree(turn, key)
         rows, _ = self.function(
             layer, query, key, value, mask, scaling=turn.inputs.effective_scale, dropout=0.0
         )
         return rows.transpose(1, 2), state
+
+    def of_tree(self, turn: Turn, key: Any) -> Any:
+        """The mask (B, 1, rows, keys) of a tree, 0 or -inf, for the keys that the cache returns.
+
+        The masks of masking_utils are causal; a mask of rank 4 passes through them unchanged.
+        """
+        case, keys = turn.inputs.case, key.shape[2]
+        seen = allowed(case, turn.rows, turn.held.positions, turn.padding, turn.chunk.tree)
+        hidden = np.ones((*seen.shape[:2], max(keys, seen.shape[2])), bool)
+        hidden[:, :, : seen.shape[2]] = ~seen
+        hidden = hidden[:, None, :, hidden.shape[2] - keys :]
+        return key.new_zeros(hidden.shape).masked_fill(self.backend.array(hidden, None), -np.inf)
 
     def crop(self, state: Any, count: int, *samples: Any) -> Any:
         state[0].crop(-count)
