@@ -5,18 +5,17 @@ A scale of 24 bits times a code of 8 is exact in float64 (53 and 8 bits in exten
 implementation either multiplies codes by scales before the products, or folds scales into scores,
 weights and outputs. Both round, and one bound serves both: an error of
 
-    |dk_ji| <= (2 u_s + u_p) |k_ji|        |dv_jc| <= (2 u_s + u_p) |v_jc|
+    |dk_ji| <= (u_s + u_p) |k_ji|        |dv_jc| <= (u_s + u_p) |v_jc|
 
 - Before the products: the scale may be stored like a score (u_s), and the product of scale and code is
   stored as an operand of a product, like weights (u_p).
 - A scale of a head, of a token or of the tensor that is folded into scores multiplies a sum that has its
   own bound: the scale is stored, and the product with it (2 u_s |s_j|). With |s_j| <= |scale| sum_i |q_i
-  k_ji| this is an error of 2 u_s |k_ji|. A scale of channels that is folded into the query rounds every
-  q_i, which is the same as rounding k_ji.
+  k_ji| this is an error of 2 u_s |k_ji|, and u_s <= u_p in every class. A scale of channels that is
+  folded into the query rounds every q_i, which is the same as rounding k_ji.
 - Folded into weights, the product of weight and scale is stored again (u_s + u_p). Folded into the
   output, the output is stored twice more in `eager` (2 u_s |o| <= 2 u_s sum_j p_j |v_j|), and in other
   classes multiplied in the accumulator.
-- The remaining part serves the scale of the scores, which textbook code rounds to the dtype.
 
 A zero point z that is folded in as well, as in q (c - z 1) = q c - z sum_i q_i, adds the roundings of
 longer sums: |c| + |z| <= |c - z| + 2 |z| stands for |c - z|, in the accumulator. So n summands add
@@ -47,8 +46,16 @@ def compose(problem: Problem) -> Composition:
     u, s = problem.u, problem.sizes
     pairs = Pairs((s.B, s.H, s.Lq, s.Lk), allowed(problem.inputs.case))
     key, value = operand(problem, "key", s.D), operand(problem, "value", s.Lk)
-    scores = Scores(u, problem.leaf("query"), key, problem.scale, pairs)
+    scores = PlainScores(u, problem.leaf("query"), key, problem.scale, pairs)
     return Composition(Attend(u, scores, value, pairs), keys=np.ones((1, 1, s.Lq), int))
+
+
+class PlainScores(Scores):
+    """Scores of queries that are not scaled and stored before the product."""
+
+    @property
+    def output(self) -> Bounded:
+        return self.recomputed
 
 
 def operand(problem: Problem, name: str, summands: int) -> Leaf:
@@ -56,7 +63,7 @@ def operand(problem: Problem, name: str, summands: int) -> Leaf:
     multiplies. A constant."""
     u, inputs = problem.u, problem.inputs
     value = dequantized(inputs, name)
-    error = (2 * u.score + u.weight) * magnitude(value) + u.weight_underflow
+    error = (u.score + u.weight) * magnitude(value) + u.weight_underflow
     if inputs.case.option("zero"):
         zero = broadcast(inputs, f"{name}_scale") * broadcast(inputs, f"{name}_zero")
         error = error + 2 * gamma(summands + 2, u.accumulate) * magnitude(zero)
