@@ -29,6 +29,7 @@ from suite.run.loading import load_backend
 from suite.run.options import Options, shared
 from suite.run.process import limited
 from suite.spec.elections import QUESTIONS
+from suite.spec.text import valid_names
 
 SECONDS = 8.0
 """Time to read one function; what is not measured then is said to be so."""
@@ -146,7 +147,7 @@ def named(
         for name in options.implementation:
             short = name.removeprefix(f"{backend.name}:")
             if short not in natives:
-                raise UsageError(f"unknown implementation {name}; valid: {', '.join(natives)}")
+                raise UsageError(f"unknown implementation {name}{valid_names(name, natives)}")
             yield short, natives[short]
 
 

@@ -26,6 +26,7 @@ from suite.run.options import NOTHING, Options
 from suite.run.process import limited
 from suite.run.suggestions import suggestion
 from suite.spec.case import Case
+from suite.spec.text import valid_names
 
 
 @dataclass(frozen=True)
@@ -176,7 +177,7 @@ def _selected(loaded: Sequence[LoadedBackend], names: Sequence[str]) -> list[Loa
     unknown = sorted(set(names).difference(*map(called, every)))
     if unknown:
         raise UsageError(
-            f"unknown implementation {', '.join(unknown)}; valid: {', '.join(map(str, every))}"
+            f"unknown implementation {', '.join(unknown)}{valid_names(unknown[0], map(str, every))}"
         )
     return [
         replace(one, implementations=tuple(

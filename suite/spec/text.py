@@ -15,6 +15,9 @@ _UNPRINTABLE = re.compile(
 """Control characters except tab and line feed, characters that change text direction, and surrogates,
 which UTF-8 cannot encode."""
 
+SHOWN = 100
+"""How many valid names a message lists."""
+
 
 def printable(text: str) -> str:
     """The text with unsafe characters escaped, as in "\x1b[31m"."""
@@ -25,6 +28,15 @@ def did_you_mean(text: str, names: Iterable[str]) -> str:
     """The end of a message about an unknown name: the nearest of `names`, or "" if none is near."""
     near = get_close_matches(text, names, 1)
     return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def valid_names(text: str, names: Iterable[str]) -> str:
+    """The end of a message about an unknown name: all valid names, or, of very many, the nearest."""
+    valid = [*names]
+    if len(valid) <= SHOWN:
+        return f"; valid: {', '.join(valid)}"
+    near = get_close_matches(text, valid, 5, 0)
+    return f"; the nearest of {len(valid)} valid names: {', '.join(near)}"
 
 
 class PrintableStream:
