@@ -41,6 +41,7 @@ def runs(*, again: str = "fail") -> list[Any]:
         cell(implementation="jax:jax-nn", check="gradients", ratios={"query": 0.25}),
         *elect("no-keys", {"f32": "zeros"}, "torch:mine"),
         *elect("no-keys", {"f32": "nan"}, "jax:jax-nn"),
+        *elect("value-size", {"f32": "raises"}, "jax:jax-nn"),
     ]  # fmt: skip
     later = header(*cells, started="2026-11-21T10:00:00+00:00", controls=("tf:eager",),
                    again=("--level=smoke",))  # fmt: skip

@@ -42,7 +42,7 @@ def test_the_counts_of_every_topic_add_up(shown: dict[str, Any]) -> None:
     assert counts["jax:jax-nn", "window", "f32"][4] is None
     assert counts["torch:mine", "causal", "f32"][:4] == [0, 1, 0, 0]
     assert counts["jax:jax-nn", "window", "f32"][:4] == [0, 0, 0, 1]
-    assert sum(sum(c[:4]) for (_, topic, _), c in counts.items() if topic == "all") == 10
+    assert sum(sum(c[:4]) for (_, topic, _), c in counts.items() if topic == "all") == 11
     assert shown["rows"][labels.index("tf:eager")]["control"]
     assert not shown["rows"][labels.index("torch:mine")]["control"]
 
@@ -131,7 +131,7 @@ def test_a_known_failure_cites_its_cause_and_its_finding() -> None:
 @pytest.fixture
 def page(browser: Any, tmp_path: Path) -> Iterator[Any]:
     """The page of both runs, with every error of its console in `page.errors`."""
-    read = [facts("torch:mine", scale="1/D", softmax="over the keys"),
+    read = [facts("torch:mine", scale="1/D", softmax="over the keys", **{"value-size": "accepted"}),
             facts("jax:jax-nn", scale="1/sqrt(D)", softmax="over the keys"),
             facts("torch:mine", "2026-11-20", scale="1")]  # fmt: skip
     frames = frames_of(runs()[1]) | {"facts": facts_of(read)}
@@ -237,6 +237,9 @@ def test_two_implementations_are_compared(page: Any) -> None:
     text = page.locator("#comparison").inner_text()
     assert "scale\t1/D\t1/sqrt(D)" in text
     assert "softmax" not in text
+    # What a run did not ask, probes may have read.
+    assert "value-size\taccepted\traises" in text
+    assert text.count("value-size") == 1
     assert "no-keys\tzeros\tnan" in text
     assert "causal\twrong: 0 of 1 judged cells pass\tright: 1 of 1 judged cells pass" in text
     assert "f32\tnone, median inf, largest inf\tnot measured" in text
@@ -261,10 +264,10 @@ def test_a_table_is_sorted_by_a_column(page: Any) -> None:
         return page.locator(column.format(number)).all_inner_texts()
 
     page.locator(column.format(4)).first.evaluate("entry => { entry.textContent = '12' }")
-    names, cells = entries(1), ["12", "4", "1"]
+    names, cells = entries(1), ["12", "5", "1"]
     assert entries(4) == cells
     for head, number, order in (
-        ("cells", 4, ["1", "4", "12"]),
+        ("cells", 4, ["1", "5", "12"]),
         ("cells", 4, cells),
         ("implementation", 1, sorted(names)),
     ):

@@ -211,13 +211,14 @@ function drawComparison() {
   const precisely = (row, dtype) => ["", "median ", "largest ", "rms "].map((name, n) => [name, row.precision[dtype]?.[n] ?? ""])
     .filter(([, number]) => number !== "").map((parts) => parts.join("")).join(", ") || "not measured";
   const topics = data.topics.map((t, n) => [t.name, said(tally(a, n)), said(tally(b, n)), verdict(tally(a, n)) !== verdict(tally(b, n))]);
+  const computes = names("computes").filter((n) => !(n in left.elections || n in right.elections));
   const times = names("times").filter((n) => n in left.times && n in right.times);
   const head = (first) => [first, left.label, right.label];
   place("comparison").replaceChildren(
     el("h2", {}, `${left.label} beside ${right.label}`),
     table("verdicts that differ", head("topic"), topics.filter((t) => t[3]).map((t) => t.slice(0, 3))),
-    table("what they compute otherwise", head("what"), differing(names("computes"), (r, n) => r.computes[n] ?? "not read")),
-    table("answers that differ", head("question"), differing(names("elections"), (r, n) => r.elections[n] ?? "not asked")),
+    table("what they compute otherwise", head("what"), differing(computes, (r, n) => r.computes[n] ?? "not read")),
+    table("answers that differ", head("question"), differing(names("elections"), (r, n) => r.elections[n] ?? r.computes[n] ?? "not asked")),
     table("precision of outputs: grade, and error ratios", head("dtype"),
       differing(names("precision"), precisely)),
     table("error ratios of gradients: the largest of each operand", head("operand"), differing(names("gradients"), (r, n) => r.gradients[n] ?? "not asked")),
