@@ -16,8 +16,10 @@ from references.rounding import NO_ROUNDING, Bounded, Roundoffs
 from references.tape import Leaf, Node, along, backward, order
 from suite.judge.tolerance import roundoffs
 from suite.spec.case import Case
-from suite.spec.dtypes import DTYPES
+from suite.spec.catalogue import cases, of_operator
+from suite.spec.dtypes import CODES, DTYPES
 from suite.spec.inputs import draw, draw_cotangent
+from suite.spec.operators import OPERATORS
 
 U = roundoffs("exact", DTYPES["bf16"])
 CASES = (
@@ -142,3 +144,22 @@ def test_what_stands_still_has_no_tangent() -> None:
     moved = along(y, {"x": Bounded.exact(np.full(3, 2.0))})
     assert moved is not None
     assert np.array_equal(moved.value, np.full(3, 2.0))
+
+
+def test_every_operator_has_a_reference_whose_exact_arithmetic_is_exact() -> None:
+    """Codes are the exception: the value lies between two of them."""
+    for operator in OPERATORS.values():
+        reference = references.of(operator)
+        case = of_operator(operator, cases, "smoke")[0]
+        outputs = reference.forward(draw(case), NO_ROUNDING)
+        assert set(outputs.arrays) == set(operator.outputs(case))
+        for name, array in outputs.arrays.items():
+            assert array.shape == draw(case).full_shape(name)
+            code = CODES.get(case.dtype_of(name).name)
+            if code is None:
+                assert not array.error.any()
+            else:
+                half = np.maximum(
+                    code.unit_roundoff * np.abs(array.value), code.smallest_subnormal / 2
+                )
+                assert np.array_equal(array.error, half)
