@@ -100,27 +100,38 @@ class Serving:
     """Samples have lengths of their own and step alone; a tree joins at once, and one path stays."""
 
     def init(
-        self, batch: int, capacity: int, heads: int, head_size: int, value_size: int, dtype: Any
+        self,
+        batch: int,
+        capacity: int,
+        heads: int,
+        head_size: int,
+        value_size: int,
+        dtype: Any,
+        device: Any,
     ) -> dict[str, Any]:
         sizes = {"key": head_size, "value": value_size}
         made = {
-            name: torch.zeros(batch, capacity, heads, size, dtype=dtype)
+            name: torch.zeros(batch, capacity, heads, size, dtype=dtype, device=device)
             for name, size in sizes.items()
         }
-        return {**made, "lengths": torch.zeros(batch, dtype=torch.long)}
+        return {**made, "lengths": torch.zeros(batch, dtype=torch.long, device=device)}
 
     def step(
         self, state: dict[str, Any], query: Any, key: Any, value: Any, *,
         samples: Any = None, tree_mask: Any = None, scale: float | None = None,
     ) -> tuple[Any, Any]:  # fmt: skip
-        count = query.shape[2]
-        own = torch.arange(len(state["lengths"])) if samples is None else samples.long()
-        places = state["lengths"][own][:, None] + torch.arange(count)
+        count, device = query.shape[2], query.device
+        own = (
+            torch.arange(len(state["lengths"]), device=device)
+            if samples is None
+            else samples.long()
+        )
+        places = state["lengths"][own][:, None] + torch.arange(count, device=device)
         for name, new in (("key", key), ("value", value)):
             state[name][own[:, None], places] = new.transpose(1, 2)
         state["lengths"][own] += count
         k, v = (state[name][own].transpose(1, 2) for name in ("key", "value"))
-        slots = torch.arange(k.shape[2])
+        slots = torch.arange(k.shape[2], device=device)
         shown = slots <= places[:, :, None]
         if tree_mask is not None:
             first = places[:, :1, None]
