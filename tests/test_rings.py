@@ -64,5 +64,6 @@ assert verdict.status == "pass", verdict.message
     assert run.returncode == 0, run.stderr[-2000:]
 
 
-def test_jax_has_no_ring_on_one_device() -> None:
-    assert not [i for i in load("jax").implementations() if i.name.startswith("ring")]
+def test_on_one_device_a_ring_of_jax_says_what_it_needs() -> None:
+    reason = of(load("jax"), "ring-blocks").unsupported(Case.parse(CAUSAL))
+    assert "XLA_FLAGS=--xla_force_host_platform_device_count=4" in str(reason)

@@ -13,7 +13,7 @@ from backends._jax.engine import JaxEngine
 from backends._jax.layers import layers
 from backends._jax.packed import JaxNnPacked
 from backends._jax.pallas import GpuDecode, GpuMha, TpuSplash
-from backends._jax.rings import rings
+from backends._jax.rings import ORDERS, Ring
 from backends.claims import Claims
 from backends.protocol import Implementation
 from backends.sources import Dialect
@@ -69,7 +69,7 @@ class JaxBackend(JaxEngine):
             of_attention.append(JaxNnCudnn(self))
         else:
             of_attention.append(TpuSplash(self))
-        return [*of_attention, *rings(self), *layers(self)]
+        return [*of_attention, *(Ring(self, order) for order in ORDERS), *layers(self)]
 
     def function(self, function: Callable[..., Any], name: str, claims: Claims) -> Implementation:
         return Handed(self, function, name, claims, SIGNATURE)

@@ -24,6 +24,7 @@ from backends.limits import Limits
 from backends.masks import IS_CAUSAL, AttentionCall, flagged_arguments, split_native
 from backends.prepared import PreparedCall, attention_call
 from backends.protocol import Implementation
+from suite.spec.catalogue import AnyCase
 from suite.spec.inputs import Inputs
 
 RANKS = 4
@@ -85,6 +86,14 @@ class Ring(Implementation):
         self.order = order
         self.program = backend.jax.jit(self.ring, static_argnames=("is_causal", "scale"))
         super().__init__(backend, f"ring-{order.__name__}")
+
+    def unsupported(self, case: AnyCase) -> str | None:
+        if len(self.backend.jax.devices(self.backend.on.platform)) < RANKS:
+            return (
+                f"a ring needs {RANKS} devices; a CPU counts as {RANKS} under "
+                f"XLA_FLAGS=--xla_force_host_platform_device_count={RANKS}"
+            )
+        return super().unsupported(case)
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         native = split_native(inputs, causal=True, lengths=True)
@@ -163,9 +172,3 @@ class Ring(Implementation):
                 )
         output = output / jnp.where(total == 0, 1, total)[..., None]
         return jnp.moveaxis(output, 1, 2).astype(query.dtype)
-
-
-def rings(backend: JaxEngine) -> list[Implementation]:
-    """A ring for each order, if the platform has four devices."""
-    devices = backend.jax.devices(backend.on.platform)
-    return [Ring(backend, order) for order in ORDERS] if len(devices) >= RANKS else []
