@@ -30,6 +30,10 @@ class ForwardOnly(Exception):
         self.declared = declared
 
 
+class NoKernel(NotImplementedError):
+    """The framework was told to use one kernel, and says that this kernel cannot answer the call."""
+
+
 class ForbiddenCall(Exception):
     """A user's function called what the claim `forbid` rules out; the message names the function."""
 
@@ -44,6 +48,17 @@ def underivable(message: str, declared: bool = False) -> Iterator[None]:
         if isinstance(error, ForwardOnly) or not re.search(message, str(error)):
             raise
         raise ForwardOnly(str(error).partition("\n")[0], declared) from error
+
+
+@contextmanager
+def kernel_missing(message: str) -> Iterator[None]:
+    """A context in which an error whose message matches the pattern is raised as NoKernel."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, NoKernel) or not re.search(message, str(error)):
+            raise
+        raise NoKernel(str(error).partition("\n")[0]) from error
 
 
 class TimeOver(BaseException):

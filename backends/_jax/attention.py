@@ -20,7 +20,7 @@ from backends.declared import (
     Declared,
 )
 from backends.masks import FLAGGED, AttentionCall, flagged_arguments, split_native
-from backends.prepared import PreparedCall, attention_call, variations
+from backends.prepared import PreparedCall, attention_call, kernel_missing, variations
 from backends.protocol import Implementation
 from backends.sources import call_source
 from backends.textbook.attention import TextbookAttention
@@ -252,3 +252,9 @@ class JaxNnCudnn(JaxNn):
     name = "jax-nn-cudnn"
     declared = JaxNn.declared.but(dtypes=("bf16", "f16"))
     kernel = "cudnn"
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        # JAX refuses head sizes and lengths that cuDNN lacks.
+        return (
+            super().prepare(inputs).under(partial(kernel_missing, "head dim must|Unsupported seq"))
+        )

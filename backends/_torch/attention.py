@@ -28,7 +28,7 @@ from backends.masks import (
     merged_bias,
     split_native,
 )
-from backends.prepared import PreparedCall
+from backends.prepared import PreparedCall, kernel_missing
 from backends.protocol import Implementation
 from backends.sources import call_source
 from backends.textbook.attention import TextbookAttention
@@ -303,4 +303,7 @@ class Sdpa(Implementation):
         # torch warns why a kernel refuses, and then raises.
         forced.enter_context(warnings.catch_warnings(action="ignore"))
         forced.enter_context(sdpa_kernel(getattr(SDPBackend, self.kernel)))
+        if self.backend.device == "cuda":
+            # Kernels of GPUs have limits that differ between releases and cards; torch asks them itself.
+            forced.enter_context(kernel_missing("No available kernel"))
         return forced

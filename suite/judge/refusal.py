@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from backends.prepared import NoKernel
 from backends.protocol import ENDS, ForbiddenCall, Implementation
 from suite.judge.verdict import Deviation, Refused, first_line
 
@@ -35,11 +36,14 @@ def refuses(implementation: Implementation, error: BaseException) -> bool:
 
 
 def outcome(implementation: Implementation, error: BaseException) -> Deviation | Refused:
-    """The exception for a call that raised an error: Refused if a user function refuses by it, else
-    Deviation; "forbidden" if the function called what it must not call."""
+    """The exception for a call that raised an error: Refused if a user function refuses by it, or if a
+    forced kernel cannot answer, else Deviation; "forbidden" if the function called what it must not
+    call."""
     inside = implementation.backend.compilers.raised_inside(error)
     if isinstance(inside, ForbiddenCall):
         return Deviation("forbidden", str(inside))
+    if isinstance(inside, NoKernel):
+        return Refused(str(inside))
     if implementation.declared.is_user_code and refuses(implementation, error):
         return Refused(f"the function refuses: {first_line(inside)}")
     return accident(implementation, error)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from backends.prepared import NoKernel
 from backends.protocol import ForwardOnly, Implementation, PreparedCall
 from references.rounding import Bounded
 from suite.judge import refusal
@@ -136,7 +137,7 @@ class Probe:
         no answer."""
         is_user_code = self.implementation.declared.is_user_code
         inside = self.implementation.backend.compilers.raised_inside(error)
-        if is_user_code and isinstance(inside, NotImplementedError):
+        if isinstance(inside, NotImplementedError if is_user_code else NoKernel):
             raise refusal.outcome(self.implementation, error) from error
         if self.any_error:
             return
