@@ -6,8 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from backends.prepared import NoKernel
-from backends.protocol import ENDS, ForbiddenCall, Implementation
+from backends.protocol import ENDS, ForbiddenCall, Implementation, NoKernel
 from suite.judge.verdict import Deviation, Refused, first_line
 
 ACCIDENT = re.compile(

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from backends.prepared import NoKernel
-from backends.protocol import ForwardOnly, Implementation, PreparedCall
+from backends.protocol import ForwardOnly, Implementation, NoKernel, PreparedCall
 from references.rounding import Bounded
 from suite.judge import refusal
 from suite.judge.answer import names_of, parts, swap_heads_and_length, vjp_of_lse
