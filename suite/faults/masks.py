@@ -209,12 +209,12 @@ class MaskOfFirstRows(Kernel):
     "`is_causal = not mask.triu(1).any()`; a mask below the diagonal may have holes",
 )
 class MaskBelowTheDiagonalCausal(Kernel):
-    """A mask that hides all keys behind the row's own one is taken for causal."""
+    """With several queries a mask that hides all keys behind the row's own is taken for causal."""
 
     def masked(self, mask: np.ndarray, call: Call) -> np.ndarray:
         row, key = call.rows_and_keys
         causal = key <= row + call.sizes.Lk - call.sizes.Lq
-        ends = (mask <= causal).all() and mask[..., -1].any()
+        ends = call.sizes.Lq > 1 and (mask <= causal).all() and mask[..., -1].any()
         return np.broadcast_to(causal, mask.shape) if ends else mask
 
 
