@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -79,6 +81,17 @@ ENDS = (KeyboardInterrupt, TimeOver)
 also SystemExit and pytest's skip and xfail."""
 
 
+FORK_RETURNED = mmap.mmap(-1, 1)
+"""1 if a fork of a call returned from the call; memory that forks share."""
+
+
+def end_fork() -> None:
+    """End this process, which a call forked: otherwise two processes would go on with the run, and four
+    after the next call."""
+    FORK_RETURNED[0] = 1
+    os._exit(0)
+
+
 @dataclass
 class PreparedCall:
     """A prepared call: `function(**arguments)` returns the framework's output.
@@ -120,8 +133,12 @@ class PreparedCall:
 
     def call(self, arguments: Mapping[str, Any]) -> Any:
         """The framework's outputs for these arguments."""
+        process = os.getpid()
         with self.within():
-            return self.function(**arguments)
+            answer = self.function(**arguments)
+        if os.getpid() != process:
+            end_fork()
+        return answer
 
     def under(self, within: Callable[[], AbstractContextManager[Any]]) -> PreparedCall:
         """The call in a context of the thread that makes the call; its derivatives, too."""

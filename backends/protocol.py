@@ -45,6 +45,7 @@ from backends.memory import Memory
 from backends.prepared import (
     ARRAYS,
     ENDS,
+    FORK_RETURNED,
     LAYER_OUTPUTS,
     ForbiddenCall,
     ForwardOnly,
@@ -52,6 +53,7 @@ from backends.prepared import (
     PreparedCall,
     ProcessDied,
     TimeOver,
+    end_fork,
     set_to,
 )
 from backends.profiler import Profiler, Step
@@ -89,6 +91,7 @@ __all__ = [
     "AS_CLASS",
     "ATTENTION_FEATURES",
     "ENDS",
+    "FORK_RETURNED",
     "LAYER_FEATURES",
     "LAYER_OUTPUTS",
     "OF_BACKENDS",
@@ -116,6 +119,7 @@ __all__ = [
     "TimeOver",
     "UsageError",
     "checked_name",
+    "end_fork",
     "needed",
     "set_to",
 ]  # fmt: skip

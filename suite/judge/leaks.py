@@ -23,8 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from backends.protocol import Backend
-from suite.judge.process_settings import FORK_SECONDS, FORKS, PROCESS, RETURNED
+from backends.protocol import FORK_RETURNED, Backend
+from suite.judge.process_settings import FORK_SECONDS, FORKS, PROCESS
 from suite.judge.verdict import Verdict, text_of
 
 LEAKED, DIED = "leaked-state", "raised"
@@ -98,7 +98,7 @@ def await_forks() -> None:
     """If the process has forked, wait shortly for a fork that returns from its call. Other forks never
     return."""
     end = time.monotonic() + FORK_SECONDS
-    while FORKS and not RETURNED[0] and time.monotonic() < end:
+    while FORKS and not FORK_RETURNED[0] and time.monotonic() < end:
         time.sleep(0.001)
     FORKS.clear()
 
@@ -136,8 +136,8 @@ def hear(event: str) -> None:
 def died() -> list[str]:
     """The deaths since the last call, each once, for people. Without `watch` forks alone are seen."""
     events = [_DIED.popleft() for _ in range(len(_DIED))]
-    if RETURNED[0]:
-        RETURNED[0] = 0
+    if FORK_RETURNED[0]:
+        FORK_RETURNED[0] = 0
         events.append("a process that the call forked returned from the call")
     return list(dict.fromkeys(events))
 

@@ -10,7 +10,6 @@ import builtins
 import contextlib
 import gc
 import locale
-import mmap
 import os
 import signal
 import sys
@@ -21,15 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from backends.protocol import Setting
+from backends.protocol import Setting, end_fork
 
 CLOSED = "closed"
 
 FORK_SECONDS = 0.2
 """Seconds in which a fork of a call returns from the call, if it ever does."""
-
-RETURNED = mmap.mmap(-1, 1)
-"""1 if a fork of a call returned from the call; memory that forks share."""
 
 RECURSION = sys.getrecursionlimit()
 """The recursion limit as the process began."""
@@ -47,12 +43,6 @@ FORKS: list[bool] = []
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=lambda: FORKS.append(True))
-
-
-def _end_fork(parent: int) -> None:
-    """End this process, which a call forked: otherwise two processes would go on with the run."""
-    RETURNED[0] = 1
-    os._exit(0)
 
 
 def _folder() -> str:
@@ -147,7 +137,9 @@ def _first(places: Mapping[str, str]) -> None:
 
 
 PROCESS = {
-    "the process": Setting(os.getpid, _end_fork),  # first: a fork restores nothing else
+    "the process": Setting(
+        os.getpid, lambda parent: end_fork()
+    ),  # first: a fork restores nothing else
     "the folder": Setting(_folder, lambda path: os.chdir(path) if path else None),
     "the variable": _contents(os.environ),
     "the built-in": _contents(vars(builtins)),

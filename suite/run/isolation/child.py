@@ -37,7 +37,7 @@ import numpy as np
 
 from backends import registry
 from backends.claims import stated
-from backends.prepared import PreparedCall
+from backends.prepared import PreparedCall, end_fork
 from backends.protocol import Backend, ForwardOnly
 from backends.user.cached import UserCached
 from backends.user.layer import UserLayer
@@ -330,8 +330,7 @@ def serve(channel: socket.socket, host: Host) -> None:
             pool = threads.setdefault(thread, ThreadPoolExecutor(1))
             said = pool.submit(answer, host, text).result()
         if os.getpid() != own:  # a fork that returned from a call
-            leaks.RETURNED[0] = 1
-            os._exit(0)
+            end_fork()
         said["read"] = [[number, len(raw)] for number, raw in host.raw.items()]
         send(channel, json.dumps(said).encode(), b"".join(host.raw.values()))
 
