@@ -145,32 +145,18 @@ def drafted(number: int, view: View, n: int) -> np.ndarray:
     """The mask with another one of `of_tree` among the nodes of a tree."""
     mask = view.mask.copy()
     if view.tree is not None:
-        count = view.at.shape[1]
+        count = view.chunk.count
         mask[:, :, -count:] = of_tree(view.tree, count)[number][0]
     return mask
 
 
 def among(inputs: Inputs) -> Iterator[Guess]:
     """Other masks among the nodes of a tree, in every tree of the script."""
-    trees = {view.tree: view.at.shape[1] for view in views(inputs.case) if view.tree is not None}
-    if not trees:
-        return
-    for number, (_, sentence, hint) in enumerate(of_tree(*next(iter(trees.items())))):
-        yield partial(answer, inputs, partial(drafted, number)), sentence, "mask", hint
-
-
-def numbered(inputs: Inputs) -> Mapping[str, np.ndarray]:
-    """The answer if the positions of a tree's nodes are their numbers."""
-
-    def features(view: View, n: int) -> Mapping[str, Any]:
-        slopes = inputs.features["alibi_slopes"]
-        if view.tree is None:
-            return inputs.features
-        rows, keys = view.mask.shape[1:]
-        distance = np.abs(np.arange(rows)[:, None] + keys - rows - np.arange(keys))
-        return {**inputs.features, "alibi_slopes": slopes[None, :, None, None] * distance}
-
-    return answer(inputs, features=features)
+    for chunk in actions(inputs.case):
+        if isinstance(chunk, Chunk) and chunk.tree is not None:
+            for number, (_, sentence, hint) in enumerate(of_tree(chunk.tree, chunk.count)):
+                yield partial(answer, inputs, partial(drafted, number)), sentence, "mask", hint
+            return
 
 
 def first_nodes(inputs: Inputs) -> Mapping[str, np.ndarray]:
@@ -227,7 +213,8 @@ def of_cached(inputs: Inputs) -> Iterator[Another]:
             for less in (1, -1) for step in (True, False)
         ),
         *among(inputs),
-        (lambda: numbered(inputs) if "alibi_slopes" in inputs.arrays else inputs,
+        (lambda: answer(inputs, features=lambda view, n: inputs.features)
+         if "alibi_slopes" in inputs.arrays else inputs,
          "Distances in a tree count nodes, and not their depths.", "scores", "`arange(n)` as positions"),
         (lambda: other_script(inputs, kept_as(lambda nodes: nodes[:1])),
          "All samples keep the path of sample 0.", "cache", "`paths[0]`"),

@@ -118,15 +118,16 @@ def _of_scales(inputs: Inputs) -> Changes:
 def _of_averages(inputs: Inputs) -> Iterator[Another]:
     """Averages of other values, of halves of the keys, and by rounded queries."""
     query, key, value = plain(inputs.arrays)
+    products = query @ key.swapaxes(-1, -2)
     lifted = np.einsum("bhqd,rhd->bhqr", inputs.query, inputs.arrays["w_uk"])
     for fmt in (DTYPES["f16"], DTYPES["bf16"]):
         apart = round_to(lifted, fmt) - lifted
         moved = np.einsum("bhqr,bkr->bhqk", apart, inputs.arrays["latent"])
-        rounded = (query @ key.swapaxes(-1, -2) + moved) * inputs.effective_scale
+        rounded = (products + moved) * inputs.effective_scale
         text = f"Projected queries are rounded to {fmt.long_name}."
         output = softmax(rounded, inputs.attends) @ value
         yield {"output": output}, text, "numerics", "`.half()` before the product with `w_uk`"
-    scores = query @ key.swapaxes(-1, -2) * inputs.effective_scale
+    scores = products * inputs.effective_scale
     output = softmax(scores, inputs.attends) @ (0 * value + value[:1])
     text = "All samples have the values of sample 0."
     yield {"output": output}, text, "heads", "an index of samples"

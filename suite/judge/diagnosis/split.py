@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 
@@ -14,12 +14,13 @@ from suite.spec.operators.paged import flat_slots, samples
 COUNTS = range(2, 9)
 """Numbers of parts that kernels may take."""
 
+Part = tuple[slice, np.ndarray, np.ndarray]
+"""The rows of a sample, and over parts of its keys the answers (parts, H, rows, Dv) and log-sum-exps
+(parts, H, rows)."""
 
-def answered(
-    inputs: Inputs, count: int, together: bool, restarts: bool = False
-) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
-    """Of each sample with queries: its rows, and over parts of its keys the answers (parts, H, rows, Dv)
-    and log-sum-exps (parts, H, rows).
+
+def answered(inputs: Inputs, count: int, together: bool, restarts: bool = False) -> Iterator[Part]:
+    """The answers of each sample with queries.
 
     Parts are cut at the same places for all samples (`together`), or into equal parts of each one. With
     `restarts` the mask of every part is that of the first one.
@@ -50,12 +51,11 @@ def answered(
 
 
 def merged(
-    inputs: Inputs, count: int, together: bool, change: Callable[[np.ndarray], np.ndarray],
-    restarts: bool = False,
-) -> Mapping[str, np.ndarray]:  # fmt: skip
+    inputs: Inputs, parts: Iterable[Part], change: Callable[[np.ndarray], np.ndarray]
+) -> Mapping[str, np.ndarray]:
     """The answer of parts with changed log-sum-exps."""
     out = np.zeros((inputs.sizes.Lq, inputs.sizes.H, inputs.sizes.Dv))
-    for rows, outputs, sums in answered(inputs, count, together, restarts):
+    for rows, outputs, sums in parts:
         lse = change(sums)
         shares = np.exp(lse - lse.max(0))
         shares = shares / shares.sum(0)
@@ -78,8 +78,10 @@ def of_split(inputs: Inputs) -> Iterator[Another]:
     )  # fmt: skip
     for count in COUNTS:
         for together in (True, False):
+            parts = list(answered(inputs, count, together))
             for sentence, hint, change in wrong:
-                yield merged(inputs, count, together, change), sentence, "merge", hint
+                yield merged(inputs, parts, change), sentence, "merge", hint
             text = "In every part of the keys the mask is that of the first part."
             hint = "positions counted from the first key of a part"
-            yield merged(inputs, count, together, np.asarray, True), text, "merge", hint
+            parts = list(answered(inputs, count, together, restarts=True))
+            yield merged(inputs, parts, np.asarray), text, "merge", hint
