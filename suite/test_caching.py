@@ -73,8 +73,7 @@ def tokens(inputs: Inputs) -> Iterator[tuple[str, np.ndarray]]:
     yield "the later tokens of the last sample", (sample == s.B - 1) & (place >= s.Lk - s.Lq // 2)
     for chunk in actions(inputs.case):
         if isinstance(chunk, Chunk) and chunk.tree is not None:
-            parents = chunk.tree.parents(chunk.count)
-            for node in np.flatnonzero((parents[:, None] == parents).sum(1) > 1):
+            for node in chunk.tree.branching(chunk.count):
                 branch = np.flatnonzero(chunk.tree.paths(chunk.count)[:, node])
                 nodes = np.isin(place, chunk.starts[0] + branch)
                 yield f"the branch of node {node} of a tree", nodes

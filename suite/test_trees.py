@@ -34,11 +34,6 @@ CHAINS = (
 )
 
 
-def leaves(parents: np.ndarray) -> Iterator[int]:
-    """The nodes without children."""
-    yield from np.setdiff1d(np.arange(len(parents)), parents).tolist()
-
-
 def branches(inputs: Inputs) -> Iterator[tuple[np.ndarray, Inputs]]:
     """For each path from the root of a tree to a leaf: its rows, and the inputs with this path alone
     behind the same keys. A tree in a script is its last word."""
@@ -50,8 +45,9 @@ def branches(inputs: Inputs) -> Iterator[tuple[np.ndarray, Inputs]]:
         tree, before, count = chunk.tree, s.Lk - chunk.count, chunk.count
     assert isinstance(tree, Tree)
     first = s.Lq - count
-    for leaf in leaves(tree.parents(count)):
-        nodes = np.flatnonzero(tree.paths(count)[leaf])
+    paths = tree.paths(count)
+    for leaf in np.flatnonzero(paths.sum(0) == 1):
+        nodes = np.flatnonzero(paths[leaf])
         if inputs.operator is CACHED:
             tokens = np.concatenate([np.arange(before), before + nodes])
             arrays = {name: inputs.arrays[name][:, :, tokens] for name in ("key", "value")}
@@ -107,10 +103,7 @@ def test_siblings_apart(cell: Cell) -> None:
     inputs, s, tree = cell.inputs, cell.inputs.sizes, cell.inputs.mask
     large = 100.0 if cell.dtype.name == "f16" else 1e4
     assert isinstance(tree, Tree)
-    parents = tree.parents(s.Lq)
-    for node in range(s.Lq):
-        if (parents == parents[node]).sum() == 1:
-            continue
+    for node in tree.branching(s.Lq):
         slots = np.zeros((s.B, s.Hkv, s.Lk), bool)
         slots[:, :, s.Lk - s.Lq :] = tree.paths(s.Lq)[:, node]
         changed = with_slots(inputs, slots, large, large)

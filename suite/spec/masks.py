@@ -239,6 +239,11 @@ class Tree(Mask):
         nodes = np.arange(count)
         return np.maximum(nodes - np.resize(self.steps, count), -1)
 
+    def branching(self, count: int) -> np.ndarray:
+        """The nodes with siblings."""
+        parents = self.parents(count)
+        return np.flatnonzero((parents[:, None] == parents).sum(1) > 1)
+
     def depths(self, count: int) -> np.ndarray:
         """The number of ancestors of each node, int64 (count,)."""
         return self.paths(count).sum(1) - 1
