@@ -144,14 +144,14 @@ def choose(inputs: Inputs, order: Sequence[int] | np.ndarray) -> Inputs:
 
 def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> Mapping[str, bool]:
     script, left = " ".join(case.option("script")), case.option("left")
-    rolls_back = "back" in script
+    rolls_back, ring = "back" in script, is_ring(case)
     return {
         "scale": case.option("scale") is not None,
         "window": left is not None,
         **{f.word: f.asked_by(case) for f in CARRIED},
         "left-padding": case.option("padding") is not None,
-        "ring": is_ring(case) and left is not None,
-        "overflow": is_ring(case) and left is None,
+        "ring": ring and left is not None,
+        "overflow": ring and left is None,
         "window-rollback": left is not None
         and ("keep" in script or (rolls_back and held(case) > left + 1)),
         "reset": "reset" in script,

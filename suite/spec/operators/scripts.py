@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,11 @@ class Chunk:
         """The positions of the tokens (count,), counted from the first one."""
         return np.arange(self.count) if self.tree is None else self.tree.depths(self.count)
 
+    @property
+    def rows(self) -> np.ndarray:
+        """The rows of the output (b, count); negative for tokens without a query."""
+        return np.array(self.starts)[:, None] - self.before + np.arange(self.count)
+
     def biases(self, bias: np.ndarray, keys: np.ndarray) -> np.ndarray:
         """The part (b, H, tokens, keys) of a bias (B or 1, H, Lq, Lk) for keys at positions (b, keys).
 
@@ -60,8 +66,7 @@ class Chunk:
         numbers.
         """
         of = np.array(self.own)[:, None] if bias.shape[0] > 1 else 0
-        rows = np.array(self.starts)[:, None] - self.before + np.arange(self.count)
-        own = np.moveaxis(bias[of, :, np.maximum(rows, 0)], 2, 1)
+        own = np.moveaxis(bias[of, :, np.maximum(self.rows, 0)], 2, 1)
         return np.take_along_axis(own, np.maximum(keys, 0)[:, None, None], 3)
 
     def cut(self, array: Any, concat: Concat, axis: int = 2, queries: bool = False) -> Any:
@@ -139,25 +144,35 @@ class Held:
 class View:
     """What one chunk sees.
 
-    - `of` (b,), `rows` (b, rows): its samples, and their rows of the output.
     - `samples`, `places`, `positions` (b, n): the tokens as in `Held`, the chunk's own ones last, with
       positions of -1 before shorter ones.
-    - `at` (b, rows): the positions of the rows.
     - `mask` (b, rows, n): True attends.
     """
 
-    of: np.ndarray
-    rows: np.ndarray
     samples: np.ndarray
     places: np.ndarray
     positions: np.ndarray
-    at: np.ndarray
     mask: np.ndarray
     chunk: Chunk
 
     @property
     def tree(self) -> Tree | None:
         return self.chunk.tree
+
+    @property
+    def of(self) -> np.ndarray:
+        """The samples of the chunk (b,)."""
+        return np.array(self.chunk.own)
+
+    @property
+    def rows(self) -> np.ndarray:
+        """Their rows of the output (b, rows)."""
+        return self.chunk.rows
+
+    @property
+    def at(self) -> np.ndarray:
+        """The positions of the rows (b, rows)."""
+        return self.positions[:, -self.chunk.count :]
 
     def bias(self, bias: np.ndarray | None) -> np.ndarray | None:
         """The chunk's part (b, H, rows, n) of the bias of a case."""
@@ -287,9 +302,8 @@ def views(case: Case) -> Iterator[View]:
             )
             positions = np.where(back < 0, -1, positions)
             at = positions[:, longest - action.count :]
-            rows = np.array(action.starts)[:, None] - action.before + np.arange(action.count)
             mask = allowed(case, at, positions, held.padding[own], action.tree)
-            yield View(own, rows, samples, places, positions, at, mask, action)
+            yield View(samples, places, positions, mask, action)
 
 
 def allowed(
@@ -321,6 +335,7 @@ def joined(parts: Sequence[tuple[Chunk, Any]], concat: Concat, axis: int = 2) ->
     return concat([concat(own, axis) for own in rows_of], 0)
 
 
+@lru_cache(maxsize=64)
 def held(case: Case) -> int:
     """The largest number of tokens of a sample in the cache, as if nothing left the window."""
     return max(after.positions.shape[1] for _, after in played(case, lenient=True))
