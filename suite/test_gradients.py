@@ -37,7 +37,14 @@ from suite.spec.catalogue import (
 )
 from suite.spec.inputs import draw_tangents
 from suite.spec.vocabulary import OPERANDS
-from suite.test_masking import in_constant, last_seen_by_some, never_attended, touched, with_slots
+from suite.test_masking import (
+    in_constant,
+    last_seen_by_some,
+    never_attended,
+    slots_of,
+    touched,
+    with_slots,
+)
 
 
 @check(gradient_cases, ("gradient",), compiled_gradient_cases, single_answer=True)
@@ -252,8 +259,7 @@ def expect_unmoved(
     if not nowhere:
         return
     for name in cell.inputs.keyed:
-        of = slots if "g" in cell.inputs.axes(name) else slots[:, 0]
-        places = np.broadcast_to(of[..., None], before[name].shape)
+        places = np.broadcast_to(slots_of(cell.inputs, name, slots), before[name].shape)
         if (before[name][places] != 0).any() or (after[name][places] != 0).any():
             raise Deviation("leak", f"a hidden {name} has a nonzero gradient")
         expect_bitwise(

@@ -52,6 +52,12 @@ def last_seen_by_some(inputs: Inputs) -> np.ndarray:
     return np.arange(inputs.sizes.Lk) == chosen[..., None]
 
 
+def slots_of(inputs: Inputs, name: str, slots: np.ndarray) -> np.ndarray:
+    """The slots (B, Hkv, Lk) of an array with keys, with a last axis for its components. Latents have no
+    heads."""
+    return (slots if "g" in inputs.axes(name) else slots[:, 0])[..., None]
+
+
 def with_slots(
     inputs: Inputs, slots: np.ndarray, key: Callable | float | np.ndarray,
     value: Callable | float | np.ndarray,
@@ -64,8 +70,7 @@ def with_slots(
     arrays = {}
     for name in inputs.keyed:
         array, new = inputs.arrays[name], value if name == "value" else key
-        places = (slots if "g" in inputs.axes(name) else slots[:, 0])[..., None]
-        other = np.where(places, new(array) if callable(new) else new, array)
+        other = np.where(slots_of(inputs, name, slots), new(array) if callable(new) else new, array)
         arrays[name] = round_to(other, inputs.dtype)
     return inputs.replace(**arrays, **({"query": arrays["key"]} if inputs.self_attention else {}))
 
