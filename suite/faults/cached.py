@@ -10,7 +10,7 @@ import numpy as np
 from backends._numpy import Rounded
 from suite.faults.fault import fault
 from suite.faults.kernels.attention import Kernel
-from suite.faults.kernels.cached import CachedKernel, Held
+from suite.faults.kernels.cached import CachedKernel, Held, chosen
 from suite.spec.inputs import Inputs
 
 FAMILY = "cache"
@@ -99,7 +99,7 @@ class CachedStaleAfterReset(CachedKernel):
     """After a reset slots of the sequence before are attended until they are overwritten."""
 
     def reset(self, state: Held, *samples: Rounded) -> Held:
-        state.totals[samples[0].values if samples else slice(None)] = 0
+        state.totals[chosen(samples)] = 0
         return state
 
 
@@ -108,7 +108,7 @@ class CachedRollbackLeavesAKey(CachedKernel):
     """Of tokens that are taken back the first one stays visible."""
 
     def crop(self, state: Held, count: int, *samples: Rounded) -> Held:
-        state.totals[samples[0].values if samples else slice(None)] -= count
+        state.totals[chosen(samples)] -= count
         state.positions[state.positions > state.totals[:, None]] = -1
         return state
 
@@ -118,7 +118,7 @@ class CachedRollbackOfTheIndex(CachedKernel):
     """Tokens that are taken back stay visible to rows of the next chunk behind them."""
 
     def crop(self, state: Held, count: int, *samples: Rounded) -> Held:
-        state.totals[samples[0].values if samples else slice(None)] -= count
+        state.totals[chosen(samples)] -= count
         return state
 
 

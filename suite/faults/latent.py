@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -173,14 +174,7 @@ class LatentLseWithoutRotary(LatentKernel):
 
     def log_sum_exp(self, scores: np.ndarray, call: Call) -> np.ndarray:
         D = call.sizes.D // 2
-        short = Call(
-            call.query[..., :D],
-            call.key[..., :D],
-            call.value,
-            mask=call.mask,
-            causal=call.causal,
-            scale=call.scale,
-        )
+        short = replace(call, query=call.query[..., :D], key=call.key[..., :D])
         return super().log_sum_exp(self.final(short), short)
 
 

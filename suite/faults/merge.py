@@ -148,11 +148,4 @@ class MergeGradientWithoutMaximum(MergeInTurn):
     def gradients(
         self, outputs: np.ndarray, lse: np.ndarray, cotangent: np.ndarray
     ) -> dict[str, np.ndarray]:
-        sizes = np.exp(lse)
-        total = sizes.sum(0)
-        weights = sizes / np.where(total == 0, 1, total)
-        mean = (weights * (outputs * cotangent).sum(-1)).sum(0)
-        return {
-            "partial_output": weights[..., None] * cotangent,
-            "partial_lse": weights * ((outputs * cotangent).sum(-1) - mean),
-        }
+        return MergeWithoutMaximum(self.backend).gradients(outputs, lse, cotangent)

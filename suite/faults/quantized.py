@@ -16,13 +16,24 @@ def rolled(scale: np.ndarray, axis: int) -> np.ndarray:
     return np.roll(scale, -1, axis)
 
 
-@fault("values", "`k_scale` for both, a line copied and half changed")
-class QuantizedKeyScaleForValues(QuantizedKernel):
-    """Values are multiplied by the scales of the keys."""
+class KeyScales(Scales):
+    """The scales of keys and values are those of the keys."""
 
     def scale_of(self, name: str, call: Coded) -> np.ndarray:
         key, value = (call.arrays[f"{kind}_scale"] for kind in ("key", "value"))
         return key[..., : value.shape[-1]]
+
+
+class FirstHeadScales(Scales):
+    """The scales of all heads are those of the first head."""
+
+    def scale_of(self, name: str, call: Coded) -> np.ndarray:
+        return super().scale_of(name, call)[:, :1]
+
+
+@fault("values", "`k_scale` for both, a line copied and half changed")
+class QuantizedKeyScaleForValues(KeyScales, QuantizedKernel):
+    """Values are multiplied by the scales of the keys."""
 
 
 @fault("values", "`attend(q, k, v, v_scale, k_scale)`; pass scales by name")
@@ -53,11 +64,8 @@ class QuantizedScaleInverted(QuantizedKernel):
 
 
 @fault("values", "`scale.item()` or `scale[0]`; every head has a scale", family="heads")
-class QuantizedScaleOfTheFirstHead(QuantizedKernel):
+class QuantizedScaleOfTheFirstHead(FirstHeadScales, QuantizedKernel):
     """All heads have the scales of the first head."""
-
-    def scale_of(self, name: str, call: Coded) -> np.ndarray:
-        return super().scale_of(name, call)[:, :1]
 
 
 @fault("values", "`scale[head + 1]`, an offset counted in other units", family="heads")
@@ -78,10 +86,10 @@ class QuantizedScaleTiled(QuantizedKernel):
         return x
 
     def scaled(self, name: str, call: Coded) -> np.ndarray:
-        scale = super().scale_of(name, call)
-        codes, zero = call.arrays[f"{name}_codes"], self.zero_of(name, call)
+        scale, zero = self.scale_of(name, call), self.zero_of(name, call)
+        codes = self.codes_of(name, call)
         if zero is not None:
-            codes = codes - zero
+            codes = self.centred(codes, zero)
         if scale.shape[1] > 1:
             scale = np.tile(scale, (1, call.group, 1, 1))
         return np.repeat(codes, call.group, 1) * scale
@@ -249,12 +257,8 @@ class CodesClippedToEarlyTokens(QuantizedWriteKernel):
 
 
 @fault("values", "`k_scale` for both, a line copied and half changed")
-class CodesKeyScaleForValues(QuantizedWriteKernel):
+class CodesKeyScaleForValues(KeyScales, QuantizedWriteKernel):
     """Values are divided by the scales of the keys."""
-
-    def scale_of(self, name: str, call: Coded) -> np.ndarray:
-        key, value = (call.arrays[f"{kind}_scale"] for kind in ("key", "value"))
-        return key[..., : value.shape[-1]]
 
 
 @fault("values", "`x * scale`; divide, or multiply by its reciprocal")
@@ -274,11 +278,8 @@ class CodesScaleOfTheTokenBefore(QuantizedWriteKernel):
 
 
 @fault("values", "`scale[0]`; every head has a scale", family="heads")
-class CodesScaleOfTheFirstHead(QuantizedWriteKernel):
+class CodesScaleOfTheFirstHead(FirstHeadScales, QuantizedWriteKernel):
     """All heads are written with the scales of the first head."""
-
-    def scale_of(self, name: str, call: Coded) -> np.ndarray:
-        return super().scale_of(name, call)[:, :1]
 
 
 @fault("values", "`x.to(int8)` without `clamp(-128, 127)`", family="numerics")

@@ -65,6 +65,11 @@ class Held:
             getattr(self, name)[list(samples)] = getattr(part, name)
 
 
+def chosen(samples: Sequence[Rounded]) -> np.ndarray | slice:
+    """The index of the samples of an operation; all without an argument."""
+    return samples[0].values if samples else slice(None)
+
+
 class CachedKernel(Stated, Scripted):
     """A chunk attends all slots and its own tokens by `kernel`, then its last tokens take their slots."""
 
@@ -223,7 +228,7 @@ class CachedKernel(Stated, Scripted):
         return (keys >= 0) & (keys < held.padding[:, None])
 
     def crop(self, state: Held, count: int, *samples: Rounded) -> Held:
-        own = samples[0].values if samples else slice(None)
+        own = chosen(samples)
         self.validate(state, count)
         state.totals[own] -= count
         state.positions[state.positions >= state.totals[:, None]] = -1
@@ -235,7 +240,7 @@ class CachedKernel(Stated, Scripted):
             raise ValueError(f"a rollback of {count} tokens, and there are {held.total}")
 
     def reset(self, state: Held, *samples: Rounded) -> Held:
-        own = samples[0].values if samples else slice(None)
+        own = chosen(samples)
         state.totals[own] = 0
         state.positions[own] = -1
         return state

@@ -130,7 +130,8 @@ class QuantizedWriteKernel(Scales):
 
         def call(**arrays: Rounded) -> tuple[Rounded, Rounded]:
             with np.errstate(all="ignore"):
-                key, value = (self.written(name, Coded.of(arrays, inputs)) for name in KINDS)
+                made = Coded.of(arrays, inputs)
+                key, value = (self.written(name, made) for name in KINDS)
             return Rounded(key, fmt), Rounded(value, fmt)
 
         constants = (inputs.case.options, inputs.dtype.name)
