@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from backends.protocol import Backend, Implementation
+from backends.registry import function_implementation, load
 from suite.checks import all_checks
 from suite.judge.cell import Cell
 from suite.judge.judge import judge
@@ -25,6 +28,15 @@ def of(backend: Backend, name: str) -> Implementation:
 def judged(backend: Backend, name: str, text: str, check: str = "values") -> Verdict:
     """What a check says of an implementation and a case."""
     return judge(Cell(CHECKS[check], Case.parse(text), of(backend, name)))
+
+
+def of_person(
+    place: str, like: str, said: Mapping[str, Any] = MappingProxyType({}), level: str = "smoke"
+) -> Iterator[tuple[Cell, Verdict]]:
+    """The cells of the check values for a person's function in PyTorch, with their verdicts."""
+    function, _ = function_implementation(load("torch"), place, said, like)
+    for cell in CHECKS["values"].cells(level, [function]):
+        yield cell, judge(cell)
 
 
 def crossed(backend: Backend, name: str) -> Any:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from suite.checks import all_checks
 from suite.judge.cell import Cell
 from suite.judge.judge import judge
 from suite.spec.catalogue import find
+from tests.runtimes import CHECKS
 from tests.test_claims import judged, plan, wrong
 
 
@@ -83,9 +83,8 @@ def test_each_answer_under_autocast_is_right() -> None:
 )
 def test_code_may_round_to_the_dtype_of_its_operands_under_autocast(name: str, status: str) -> None:
     function = plan(name, "ambient.py", dtype=("bf16",)).functions[0]
-    (check,) = (one for one in all_checks() if one.name == "ambient")
     case = find("sdpa/pad/mha/bf16/b2h3q17k23d8")
-    assert judge(Cell(check, case, function)).status == status
+    assert judge(Cell(CHECKS["ambient"], case, function)).status == status
 
 
 DROPOUT = ("dropout", "dropout_off", "dropout_gradients", "dropout_mean")

@@ -13,10 +13,8 @@ import pytest
 
 from backends.protocol import Implementation
 from backends.registry import UsageError, callable_implementation, function_implementation, load
-from suite.checks import all_checks
 from suite.judge.cell import Cell
 from suite.judge.check import Check
-from suite.judge.judge import judge
 from suite.judge.oracle import Oracle, Rounding
 from suite.spec.case import Case
 from suite.spec.catalogue import cases as every_case
@@ -27,6 +25,7 @@ from suite.spec.operators.scripts import attended, capacity, held
 from suite.spec.sizes import Sizes
 from suite.test_caching import tokens
 from tests.plain import attention as plain_attention
+from tests.runtimes import of_person
 
 FUNCTIONS = Path(__file__).parent / "functions" / "caching.py"
 GROWN = "cached/none/mha/f64/b3h2q8k20d8"
@@ -211,11 +210,9 @@ def test_what_ids_cannot_mean_is_refused(text: str, message: str) -> None:
 
 def statuses(name: str) -> dict[str, str]:
     """Statuses of a cache's cells of the check values at smoke, by script and options."""
-    judged, _ = function_implementation(load("torch"), f"{FUNCTIONS}:{name}", {}, "cached")
     return {
-        "/".join(cell.case.id.split("/")[5:]): judge(cell).status
-        for check in all_checks()
-        for cell in (check.cells("smoke", [judged]) if check.name == "values" else ())
+        "/".join(cell.case.id.split("/")[5:]): verdict.status
+        for cell, verdict in of_person(f"{FUNCTIONS}:{name}", "cached")
     }
 
 

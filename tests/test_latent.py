@@ -11,18 +11,16 @@ import pytest
 
 from backends.protocol import DeclaredRounding
 from backends.registry import UsageError, function_implementation, load
-from suite.checks import all_checks
 from suite.faults.backend import KernelBackend
 from suite.faults.kernels.latent import AbsorbedKernel, LatentKernel
 from suite.judge.cell import Cell
-from suite.judge.judge import judge
 from suite.judge.oracle import Oracle, Rounding
 from suite.spec.case import Case
-from suite.spec.catalogue import cases, of_operator
 from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import Inputs, draw, draw_cotangent, draw_tangents
-from suite.spec.operators.latent import AXES, LATENT, plain, read, split_causal
+from suite.spec.operators.latent import AXES, plain, read, split_causal
 from tests.plain import attention as plain_attention
+from tests.runtimes import CHECKS, of_person
 
 FUNCTIONS = Path(__file__).parent / "functions" / "latents.py"
 CASES = (
@@ -120,8 +118,7 @@ def test_one_form_prefills_and_the_other_decodes() -> None:
     """The rows of both forms agree within the sum of their bounds, and not within a tenth of it."""
     backend = KernelBackend("latent", (LatentKernel, AbsorbedKernel))
     whole, step = backend.members
-    values = next(check for check in all_checks() if check.name == "values")
-    worst = 0.0
+    values, worst = CHECKS["values"], 0.0
     for seed in range(20):
         case = Case.parse("latent/causalbr/mha/bf16/b2h3q4k9d8v6")
         prefill, decode = Cell(values, case, whole, seed), Cell(values, case, step, seed)
@@ -157,13 +154,10 @@ def test_sizes_are_read_from_ids_and_must_exist() -> None:
 
 def verdicts(name: str, said: dict[str, Any]) -> dict[str, set[str]]:
     """Statuses by case of the values of a function of latents.py at smoke."""
-    judged, _ = function_implementation(load("torch"), f"{FUNCTIONS}:{name}", said, "latent")
-    values = next(check for check in all_checks() if check.name == "values")
     found: dict[str, set[str]] = {}
-    for case in of_operator(LATENT, cases, "smoke"):
-        cell = Cell(values, case, judged)
-        reason = values.unsupported(judged, case)
-        found.setdefault(reason or judge(cell).status, set()).add(case.id)
+    for cell, verdict in of_person(f"{FUNCTIONS}:{name}", "latent", said):
+        word = verdict.message if verdict.status == "unsupported" else verdict.status
+        found.setdefault(word, set()).add(cell.case.id)
     return found
 
 

@@ -9,15 +9,14 @@ import numpy as np
 import pytest
 
 from backends.registry import function_implementation, load
-from suite.checks import all_checks
 from suite.judge.comparison import against_oracle
-from suite.judge.judge import judge
 from suite.judge.oracle import Oracle, Rounding
 from suite.judge.verdict import Deviation
 from suite.spec.case import Case
 from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import Inputs, draw, draw_cotangent, draw_tangents
 from tests.plain import attention as plain_attention
+from tests.runtimes import of_person
 
 FUNCTIONS = Path(__file__).parent / "functions" / "merging.py"
 FOUR = "merge/none/mha/f64/b2h3q5k4d8"
@@ -116,12 +115,10 @@ def test_log_sum_exps_are_drawn_in_float32_beside_sixteen_bits() -> None:
 
 def statuses(name: str) -> dict[str, set[str]]:
     """Statuses of a function's cells of the check values, by what the id says of log-sum-exps."""
-    judged, _ = function_implementation(load("torch"), f"{FUNCTIONS}:{name}", {}, "merge")
     outcomes: dict[str, set[str]] = {}
-    for check in all_checks():
-        for cell in check.cells("smoke", [judged]) if check.name == "values" else ():
-            height = "empty" if cell.case.option("empty") else cell.case.option("height")
-            outcomes.setdefault(height, set()).add(judge(cell).status)
+    for cell, verdict in of_person(f"{FUNCTIONS}:{name}", "merge"):
+        height = "empty" if cell.case.option("empty") else cell.case.option("height")
+        outcomes.setdefault(height, set()).add(verdict.status)
     return outcomes
 
 

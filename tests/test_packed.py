@@ -10,15 +10,14 @@ import pytest
 
 from backends.protocol import DeclaredRounding
 from backends.registry import UsageError, function_implementation, load
-from suite.checks import all_checks
 from suite.judge.cell import Cell
-from suite.judge.judge import judge
 from suite.judge.oracle import Oracle, Rounding
 from suite.spec.case import Case
 from suite.spec.catalogue import cases
 from suite.spec.inputs import Inputs, draw, draw_cotangent, draw_tangents
 from suite.spec.operators.packed import hidden_pairs, lengths, segments, summed, written
 from tests.plain import attention as plain_attention
+from tests.runtimes import CHECKS, of_person
 
 FUNCTIONS = Path(__file__).parent / "functions" / "varlen.py"
 PLAIN = "packed/none/mha/f64/b3h4q24k24d8/seg5.7.12"
@@ -55,12 +54,11 @@ def test_products_may_be_cut_off_where_the_backend_says_so(monkeypatch: pytest.M
     monkeypatch.setattr(backend, "rounding", rounding)
     texts = ("sdpa/none/mha/bf16/b2h3q5k7d8", PLAIN.replace("f64", "bf16"), PLAIN.replace("f64", "f32"),
              "rotary/none/mha/bf16/b2h3q17k1d16")  # fmt: skip
-    values = next(check for check in all_checks() if check.name == "values")
     cut = []
     for text in texts:
         case = Case.parse(text)
         one = next(i for i in backend.implementations() if i.operator is case.operator)
-        declared = Cell(values, case, one).rounding.declared
+        declared = Cell(CHECKS["values"], case, one).rounding.declared
         cut.append(case.dtype.name in declared.truncates_matmul)
     assert cut == [True, True, False, False]
 
@@ -124,11 +122,9 @@ def test_segments_are_chosen_as_samples_are() -> None:
 
 def statuses(name: str, level: str = "smoke") -> dict[str, set[str]]:
     """Statuses of a function's cells of the check values, by the alignment of the case."""
-    judged, _ = function_implementation(load("torch"), f"{FUNCTIONS}:{name}", {}, "packed")
     outcomes: dict[str, set[str]] = {}
-    for check in all_checks():
-        for cell in check.cells(level, [judged]) if check.name == "values" else ():
-            outcomes.setdefault(cell.case.option("alignment"), set()).add(judge(cell).status)
+    for cell, verdict in of_person(f"{FUNCTIONS}:{name}", "packed", level=level):
+        outcomes.setdefault(cell.case.option("alignment"), set()).add(verdict.status)
     return outcomes
 
 

@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 
 from backends.registry import UsageError, function_implementation, load
-from suite.checks import all_checks
-from suite.judge.judge import judge
 from suite.judge.oracle import Oracle, Rounding
 from suite.spec.case import Case
 from suite.spec.catalogue import cases as every_case
@@ -20,6 +18,7 @@ from suite.spec.inputs import Inputs, draw, draw_cotangent, draw_tangents
 from suite.spec.operators.packed import segments
 from suite.spec.operators.paged import MIXED, PAGED, PLAIN, page_counts, pool
 from tests.plain import attention as plain_attention
+from tests.runtimes import of_person
 
 FUNCTIONS = Path(__file__).parent / "functions" / "paging.py"
 STEP = PLAIN.replace("{dt}", "f64")
@@ -159,11 +158,9 @@ def test_what_ids_cannot_mean_is_refused(text: str, message: str) -> None:
 
 def statuses(name: str) -> dict[str, set[str]]:
     """Statuses of a function's cells of the check values at smoke, by causal or all."""
-    judged, _ = function_implementation(load("torch"), f"{FUNCTIONS}:{name}", {}, "paged")
     outcomes: dict[str, set[str]] = {}
-    for check in all_checks():
-        for cell in check.cells("smoke", [judged]) if check.name == "values" else ():
-            outcomes.setdefault(cell.case.option("alignment"), set()).add(judge(cell).status)
+    for cell, verdict in of_person(f"{FUNCTIONS}:{name}", "paged"):
+        outcomes.setdefault(cell.case.option("alignment"), set()).add(verdict.status)
     return outcomes
 
 

@@ -9,15 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from backends.registry import function_implementation, load
-from suite.checks import all_checks
-from suite.judge.judge import judge
 from suite.judge.oracle import Oracle, Rounding
 from suite.spec.case import Case
 from suite.spec.catalogue import cases as every_case
 from suite.spec.catalogue import of_operator
 from suite.spec.inputs import Inputs, draw, draw_cotangent, draw_tangents
 from suite.spec.operators.paged_write import PAGED_WRITE
+from tests.runtimes import of_person
 
 FUNCTIONS = Path(__file__).parent / "functions" / "paging.py"
 SKIPPED = "paged-write/none/mha/f64/b3h2q9k24d8v6/seg1.3.5x7.12.5/hnd/shuffled/skipped"
@@ -66,11 +64,9 @@ def test_derivatives_are_those_of_a_copy() -> None:
 
 def statuses(name: str) -> dict[bool, set[str]]:
     """Statuses of a function's cells of the check values at smoke, by whether slots are skipped."""
-    judged, _ = function_implementation(load("torch"), f"{FUNCTIONS}:{name}", {}, "paged-write")
     outcomes: dict[bool, set[str]] = {}
-    for check in all_checks():
-        for cell in check.cells("smoke", [judged]) if check.name == "values" else ():
-            outcomes.setdefault(cell.case.option("skipped"), set()).add(judge(cell).status)
+    for cell, verdict in of_person(f"{FUNCTIONS}:{name}", "paged-write"):
+        outcomes.setdefault(cell.case.option("skipped"), set()).add(verdict.status)
     return outcomes
 
 

@@ -10,10 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from backends.registry import function_implementation, load
 from references.rounding import precision_for
-from suite.checks import all_checks
-from suite.judge.judge import judge
 from suite.judge.oracle import Oracle, Rounding
 from suite.spec.case import Case
 from suite.spec.catalogue import cases as every_case
@@ -22,6 +19,7 @@ from suite.spec.dtypes import CODES, round_to
 from suite.spec.inputs import Inputs, draw
 from suite.spec.operators.quantized import KINDS, QUANTIZED, broadcast, dequantized
 from suite.spec.operators.quantized_write import QUANTIZED_WRITE
+from tests.runtimes import of_person
 
 FUNCTIONS = Path(__file__).parent / "functions" / "coding.py"
 
@@ -110,12 +108,10 @@ def test_bounds_of_writing_are_those_of_rounding(case: Case) -> None:
 
 def statuses(name: str, like: str) -> dict[tuple[str, bool], set[str]]:
     """Statuses of a function's cells of the check values at smoke, by format and zero points."""
-    judged, _ = function_implementation(load("torch"), f"{FUNCTIONS}:{name}", {}, like)
     outcomes: dict[tuple[str, bool], set[str]] = {}
-    for check in all_checks():
-        for cell in check.cells("smoke", [judged]) if check.name == "values" else ():
-            kind = (cell.case.option("codes"), cell.case.option("zero"))
-            outcomes.setdefault(kind, set()).add(judge(cell).status)
+    for cell, verdict in of_person(f"{FUNCTIONS}:{name}", like):
+        kind = (cell.case.option("codes"), cell.case.option("zero"))
+        outcomes.setdefault(kind, set()).add(verdict.status)
     return outcomes
 
 

@@ -4,7 +4,6 @@ declaration, without which they fail; log-sum-exps in 16 bits always fail."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,6 @@ import numpy as np
 import pytest
 
 from backends.declared import DeclaredRounding
-from backends.registry import function_implementation, load
-from suite.checks import all_checks
 from suite.faults.backend import KernelBackend
 from suite.faults.split import SplitLseInTheDtype
 from suite.judge.judge import judge
@@ -23,6 +20,7 @@ from suite.judge.verdict import Verdict
 from suite.spec.case import Case
 from suite.spec.inputs import draw
 from tests.honest.split import SplitSingleKeys, SplitStored
+from tests.runtimes import CHECKS, of_person
 
 FUNCTIONS = Path(__file__).parent / "functions" / "paging.py"
 CASE = "paged/none/gqa2/bf16/b6h4q18k50d8/seg1.4.12.0.0.1x9.11.12.8.0.10/causal"
@@ -43,9 +41,9 @@ class LseStored(SplitLseInTheDtype):
 
 def verdicts(kernel: type[SplitStored], level: str = "standard") -> Iterator[tuple[Case, Verdict]]:
     """The verdicts of a kernel in the check values, in 16 bits."""
-    (values,) = (check for check in all_checks() if check.name == "values")
+    kernels = KernelBackend("split", (kernel,)).implementations()
     for seed in range(3):
-        for cell in values.cells(level, KernelBackend("split", (kernel,)).implementations(), seed):
+        for cell in CHECKS["values"].cells(level, kernels, seed):
             if cell.case.dtype.is_half:
                 yield cell.case, judge(cell)
 
@@ -80,11 +78,10 @@ def test_the_declaration_adds_one_rounding_of_the_answers(numerics: str) -> None
 
 def statuses(said: Mapping[str, Any]) -> set[str]:
     """Statuses of a person's function that stores answers of parts, in bfloat16 at standard."""
-    judged, _ = function_implementation(load("torch"), f"{FUNCTIONS}:in_parts", said, "paged")
-    judged.declared = replace(judged.declared, numerics="exact")
-    (values,) = (check for check in all_checks() if check.name == "values")
-    cells = (cell for cell in values.cells("standard", [judged]) if cell.dtype.name == "bf16")
-    return {judge(cell).status for cell in cells} - {"unsupported"}
+    said = {"numerics": "exact", **said}
+    judged = of_person(f"{FUNCTIONS}:in_parts", "paged", said, "standard")
+    of_bf16 = {verdict.status for cell, verdict in judged if cell.dtype.name == "bf16"}
+    return of_bf16 - {"unsupported"}
 
 
 def test_a_person_claims_stored_parts() -> None:
