@@ -143,15 +143,14 @@ def overview(
     topics = {"all": pd.Series(True, cells.index)} | {t.name: t.of(cells) for t in TOPICS}
     topics = {name: rows for name, rows in topics.items() if rows.any()}
     texts = {t.name: t.text for t in TOPICS} | {"all": "every question"}
-    cells = cells.assign(command=_commands(cells, frames.get("headers", {})))
-    commands = [*dict.fromkeys(cells["command"])]
-    cells = cells.assign(command=cells["command"].map(commands.index))
+    numbers, commands = pd.factorize(_commands(cells, frames.get("headers", {})))
+    cells = cells.assign(command=numbers)
     failures, findings = _failures(cells, labels, topics)
     return {
         "topics": [{"name": name, "text": texts[name]} for name in topics],
         "dtypes": [name for name in DTYPES if (cells["dtype"] == name).any()],
         "rows": _rows(cells, labels, frames, tables),
-        "commands": commands,
+        "commands": [*commands],
         "counts": _counts(cells, labels, topics),
         "failures": failures,
         "reasons": _reasons(cells, labels, topics),
