@@ -126,14 +126,22 @@ def _columns(names: Sequence[str]) -> int:
 def _figure(title: str, below: str, height: float, names: Sequence[str] = ()) -> tuple[Figure, Any]:
     """A figure as wide as a column, its panel with this height in inches, the caption `below`, and room
     for a legend of these names."""
+    room = 0.7 + LINE * -(-len(names) // _columns(names))
+    figure, (axis,) = _panels((COLUMN, height + room), 1, fill(below, CHARACTERS), 4.5)
+    _plain(axis, title)
+    return figure, axis
+
+
+def _panels(
+    size: tuple[float, float], number: int, below: str, points: float
+) -> tuple[Figure, Sequence[Any]]:
+    """A figure of this size in inches, its panels side by side, and a caption in letters of so many
+    points."""
     from matplotlib.figure import Figure
 
-    room = 0.7 + LINE * -(-len(names) // _columns(names))
-    figure = Figure(figsize=(COLUMN, height + room), layout="constrained")
-    axis = figure.subplots()
-    _plain(axis, title)
-    figure.supxlabel(fill(below, CHARACTERS), fontsize=4.5, x=0.01, ha="left")
-    return figure, axis
+    figure = Figure(figsize=size, layout="constrained")
+    figure.supxlabel(below, fontsize=points, x=0.01, ha="left")
+    return figure, figure.subplots(1, number, squeeze=False)[0]
 
 
 def _plain(axis: Any, title: str) -> None:
@@ -187,13 +195,9 @@ def _times(rows: pd.DataFrame, title: str, below: str) -> Figure:
 
 def _precision(judged: pd.DataFrame, below: str) -> Figure:
     """Error ratios, a panel per dtype, the implementations in one order."""
-    from matplotlib.figure import Figure
-
     marks, names = _Marks(judged), [name for name in DTYPES if (judged["dtype"] == name).any()]
     order = [*dict.fromkeys(judged["label"])][::-1]
-    figure = Figure(figsize=(WIDE, 1.3 + ROW * len(order)), layout="constrained")
-    axes = figure.subplots(1, len(names), squeeze=False)[0]
-    figure.supxlabel(below, fontsize=5.5, x=0.01, ha="left")
+    figure, axes = _panels((WIDE, 1.3 + ROW * len(order)), len(names), below, 5.5)
     for axis, name in zip(axes, names, strict=True):
         ratios = judged[judged["dtype"] == name].groupby("label")["error_ratio"]
         numbers = ratios.quantile(np.array([0.25, 0.5, 1.0])).unstack()
