@@ -4,6 +4,7 @@ code."""
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,13 @@ def test_few_samples_have_a_median_alone() -> None:
     few: SpeedRecord = record("sdpa", 2.0, samples=(3.0, 1.0, 2.0))
     (time,) = of_bench(gate.OK, BenchOptions(), [few]).times
     assert (time["seconds"], time["low"], time["high"]) == (2.0, None, None)
+
+
+def test_an_error_that_is_no_number_is_infinite() -> None:
+    records = [record(str(ratio), 2.0, error_ratio=ratio) for ratio in (9.0, math.nan, 10.0)]
+    worst = of_bench(gate.OK, BenchOptions(), records).worst
+    assert worst is not None
+    assert worst["implementation"] == "nan"
 
 
 def test_a_gate_says_the_ratio() -> None:

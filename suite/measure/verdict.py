@@ -12,7 +12,7 @@ from suite.measure import gate, protocol
 from suite.measure.gate import GateOutcome
 from suite.measure.options import BenchOptions
 from suite.records.speed import SpeedRecord
-from suite.run.verdict import RunVerdict
+from suite.run.verdict import RunVerdict, named, worst
 
 WORDS = {gate.OK: "right", gate.WRONG: "failed", gate.REGRESSION: "slower"}
 """The verdicts by exit code; any other code is "not judged"."""
@@ -23,7 +23,7 @@ NAMED = (
 )  # fmt: skip
 """Fields of a record that the verdict shows of a refused time and of the worst answer."""
 
-TIMED = ("workload", "case", "backend", "implementation", "mode", "dtype", "direction", "status")
+BESIDE = ("workload", "case", "backend", "implementation", "mode", "dtype", "direction", "status")
 """Fields of a record that stand beside a time."""
 
 
@@ -36,29 +36,24 @@ def of_bench(
 ) -> RunVerdict:
     """The verdict of a run that timed `records`, or compared `outcomes`."""
     failed = next((one for one in records if one.status in ("refused", "error")), None)
-    measured = [one for one in records if one.error_ratio is not None]
-    worst = max(measured, key=lambda one: one.error_ratio or 0.0, default=None)
     statuses = [one.status for one in records]
     refused = [one.message for one in records if one.status == "unsupported"]
     return RunVerdict(
         WORDS.get(exit_code, "not judged"), exit_code, seed=options.seed if options else 0,
         functions=tuple(text.rpartition(":")[2] for text in options.function) if options else (),
-        cells=dict(Counter(statuses)), first_failure=_named(failed), worst=_named(worst),
+        cells=dict(Counter(statuses)), first_failure=named(failed, NAMED),
+        worst=named(worst(records), NAMED),
         refusals=dict(Counter(refused)),
         reasons=reasons or tuple(one.message for one in outcomes if one.code != gate.OK),
         times=(*map(_time, (r for r in records if r.samples)), *map(_ratio, outcomes)),
     )  # fmt: skip
 
 
-def _named(record: SpeedRecord | None) -> dict[str, Any] | None:
-    return None if record is None else {name: getattr(record, name) for name in NAMED}
-
-
 def _time(record: SpeedRecord) -> dict[str, Any]:
     """The median seconds of a call, their 99 % interval, and the number of samples."""
     low, high = (_finite(limit) for limit in protocol.interval(record.samples))
     seconds = statistics.median(record.samples)
-    of = {name: getattr(record, name) for name in TIMED}
+    of = {name: getattr(record, name) for name in BESIDE}
     return of | {"seconds": seconds, "low": low, "high": high, "samples": len(record.samples)}
 
 

@@ -6,6 +6,7 @@ changes its meaning or goes; new fields leave it.
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -70,25 +71,27 @@ NAMED = (
 def of_run(exit_code: int, cells: Sequence[CellRecord], **more: Any) -> RunVerdict:
     """The verdict of a run with these records; `more` are other fields."""
     failed = next((cell for cell in cells if cell.status in BROKEN), None)
-    measured = [cell for cell in cells if cell.error_ratio is not None]
-    worst = max(measured, key=_ratio, default=None)
     return RunVerdict(
         WORDS.get(exit_code, "not judged"), exit_code,
         cells=dict(Counter(cell.status for cell in cells)),
-        first_failure=_named(failed), worst=_named(worst),
+        first_failure=named(failed), worst=named(worst(cells)),
         refusals=dict(Counter(cell.message for cell in cells if cell.kind == REFUSED)),
         **more,
     )  # fmt: skip
 
 
-def _ratio(cell: CellRecord) -> float:
-    """The error ratio of a cell; NaN counts as infinite."""
-    ratio = cell.error_ratio
-    return float("inf") if ratio is None or ratio != ratio else ratio
+def worst(records: Sequence[Any]) -> Any:
+    """The record with the greatest error ratio, NaN as infinite; None if nothing was measured."""
+
+    def ratio(record: Any) -> float:
+        return math.inf if math.isnan(record.error_ratio) else record.error_ratio
+
+    return max((one for one in records if one.error_ratio is not None), key=ratio, default=None)
 
 
-def _named(cell: CellRecord | None) -> dict[str, Any] | None:
-    return None if cell is None else {name: getattr(cell, name) for name in NAMED}
+def named(record: Any, names: Sequence[str] = NAMED) -> dict[str, Any] | None:
+    """The fields of these names of a record; None for no record."""
+    return None if record is None else {name: getattr(record, name) for name in names}
 
 
 class Door:
