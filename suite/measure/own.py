@@ -6,12 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from backends.protocol import Implementation
-from suite.checks import all_checks
 from suite.judge.cell import Cell
-from suite.judge.judge import Policy
-from suite.judge.verdict import Verdict
 from suite.measure.protocol import RefusedTime
-from suite.run.steps import computed
 from suite.spec.vocabulary import VALUES
 
 
@@ -36,8 +32,12 @@ class OwnCode:
         is empty."""
         if self.empty is None:
             return
+        from suite.checks import all_checks
+        from suite.judge.judge import Policy
+        from suite.run.steps import right_without
+
         values = next(check for check in all_checks() if check.name == VALUES)
-        asked, passed = Cell(values, cell.case, cell.implementation, cell.seed), Verdict("pass")
-        verdict = computed(self.empty, self.kernel, Policy(), asked, passed)
-        if verdict.status != passed.status:
-            raise RefusedTime(verdict.kind, verdict.message)
+        without = Cell(values, cell.case, self.empty, cell.seed)
+        message = right_without(self.kernel, without, Policy())
+        if message:
+            raise RefusedTime("without-kernel", message)

@@ -66,18 +66,24 @@ def computed(
     empty: Implementation, kernel: str, policy: Policy, cell: Cell, verdict: Verdict
 ) -> Verdict:
     """The verdict of a user function. Right values fail if the same function, whose `kernel` is `empty`,
-    has right values, too. Cases in which zeros are right are left out."""
+    has right values, too."""
     if verdict.status != "pass" or cell.check.name != VALUES:
         return verdict
-    without = Cell(cell.check, cell.case, empty, cell.seed)
-    if judge(without, policy).status != "pass":
+    message = right_without(kernel, Cell(cell.check, cell.case, empty, cell.seed), policy)
+    if not message:
         return verdict
-    try:
-        without.judge(Answer({"output": np.zeros(without.inputs.full_shape("output"))}, None))
-    except Deviation:
-        message = f"the answer is right although {kernel} is empty: other code computes it"
-        return replace(verdict, status="fail", kind="without-kernel", message=message)
-    return verdict
+    return replace(verdict, status="fail", kind="without-kernel", message=message)
+
+
+def right_without(kernel: str, cell: Cell, policy: Policy) -> str:
+    """A sentence if the answer to a cell of values is right although the function's `kernel` is empty,
+    else "". Cases in which zeros are right are left out."""
+    if judge(cell, policy).status == "pass":
+        try:
+            cell.judge(Answer({"output": np.zeros(cell.inputs.full_shape("output"))}, None))
+        except Deviation:
+            return f"the answer is right although {kernel} is empty: other code computes it"
+    return ""
 
 
 def expected(manifest: Manifest, cell: Cell, verdict: Verdict) -> Verdict:
