@@ -19,13 +19,21 @@ from backends.protocol import Implementation
 from suite.spec.inputs import Inputs
 from suite.spec.operators.cached import FEATURES
 
+CACHES = {
+    "lm-kv-cache": "KVCache",
+    "lm-rotating-cache": "RotatingKVCache",
+    "lm-batch-cache": "BatchKVCache",
+    "lm-batch-rotating-cache": "BatchRotatingKVCache",
+}
+"""The class of each implementation."""
+
 
 class LmCache(Scripted):
-    """`KVCache`, which grows; a window is a mask."""
+    """A cache of the class `kind`; a rotating one only where there is a window. The samples of batched
+    caches have left padding and may be chosen."""
 
     backend: MlxEngine
 
-    name = "lm-kv-cache"
     declared = Declared(
         numerics=Fast.declared.numerics,
         features=FEATURES,
@@ -34,32 +42,40 @@ class LmCache(Scripted):
             **dict.fromkeys(("bias", "bias-with-mask"), "the masks of caches are made of booleans"),
             **dict.fromkeys(("tree", "keep"), "the masks of caches are causal"),
             "subsets": "the samples of a cache have one length",
-            "reorder": "KVCache does not choose samples",
-            "left-padding": "KVCache has no padding",
         },
         elections={"beyond-capacity": "grows"},
     )
 
+    def __init__(self, backend: MlxEngine, name: str, kind: str) -> None:
+        self.kind, self.rotates = kind, "Rotating" in kind
+        lacks: dict[str, str] = {}
+        if "Batch" not in kind:
+            lacks |= dict.fromkeys(("reorder", "left-padding"), f"{kind} knows no samples")
+        if self.rotates:
+            lacks |= dict.fromkeys(("window-rollback", "reset"), f"a full {kind} cannot be trimmed")
+        super().__init__(backend, name, self.declared.refusing(lacks))
+
     def init(self, inputs: Inputs, key: Any) -> Any:
-        return self.cache(inputs)
+        from mlx_lm.models import cache
 
-    def cache(self, inputs: Inputs) -> Any:
-        """An empty cache."""
-        from mlx_lm.models.cache import KVCache
-
-        return KVCache()
-
-    def window(self, inputs: Inputs) -> int | None:
-        """The number of keys that the mask shows to a row."""
-        left = inputs.case.option("left")
-        return None if left is None else left + 1
+        left, padding = inputs.case.option("left"), inputs.case.option("padding")
+        kind, settings = self.kind, list[Any]()
+        if self.rotates and left is not None:
+            settings.append(left + 1)
+        else:
+            kind = kind.replace("Rotating", "")
+        if "Batch" in kind:
+            settings.append([*(padding or [0] * inputs.sizes.B)])
+        return getattr(cache, kind)(*settings)
 
     def step(self, state: Any, query: Any, key: Any, value: Any, turn: Turn) -> tuple[Any, Any]:
         from mlx_lm.models.base import create_attention_mask, scaled_dot_product_attention
 
         inputs = turn.inputs
         tokens = query.transpose(0, 2, 1, 3)
-        mask = create_attention_mask(tokens, state, window_size=self.window(inputs))
+        left = inputs.case.option("left")
+        window = None if self.rotates or left is None else left + 1
+        mask = create_attention_mask(tokens, state, window_size=window)
         key, value = state.update_and_fetch(key, value)
         rows = scaled_dot_product_attention(
             query, key, value, state, inputs.effective_scale, mask,
@@ -78,69 +94,14 @@ class LmCache(Scripted):
         """As mlx-lm's server does: all tokens are trimmed."""
         return self.crop(state, state.size())
 
-    def concat(self, arrays: Sequence[Any], axis: int) -> Any:
-        return self.backend.mlx.concatenate(list(arrays), axis=axis)
-
-
-class LmRotating(LmCache):
-    """`RotatingKVCache` where there is a window."""
-
-    name = "lm-rotating-cache"
-    declared = LmCache.declared.refusing(
-        dict.fromkeys(("window-rollback", "reset"), "a full RotatingKVCache cannot be trimmed")
-    )
-
-    def cache(self, inputs: Inputs) -> Any:
-        from mlx_lm.models.cache import RotatingKVCache
-
-        window = super().window(inputs)
-        return super().cache(inputs) if window is None else RotatingKVCache(max_size=window)
-
-    def window(self, inputs: Inputs) -> None:
-        """The cache has it."""
-
-
-class LmBatch(LmCache):
-    """`BatchKVCache`, whose samples have left padding and may be chosen."""
-
-    name = "lm-batch-cache"
-    declared = LmCache.declared.taking("left-padding", "reorder")
-
-    def cache(self, inputs: Inputs) -> Any:
-        from mlx_lm.models.cache import BatchKVCache
-
-        return BatchKVCache(self.padding(inputs))
-
-    def padding(self, inputs: Inputs) -> list[int]:
-        """The left padding (B,) of samples."""
-        return [*(inputs.case.option("padding") or [0] * inputs.sizes.B)]
-
     def reorder(self, state: Any, samples: Any) -> Any:
         state.filter(samples)
         return state
 
-
-class LmBatchRotating(LmBatch):
-    """`BatchRotatingKVCache` where there is a window."""
-
-    name = "lm-batch-rotating-cache"
-    declared = LmBatch.declared.refusing(
-        dict.fromkeys(("window-rollback", "reset"), "a full BatchRotatingKVCache cannot be trimmed")
-    )
-
-    def cache(self, inputs: Inputs) -> Any:
-        from mlx_lm.models.cache import BatchRotatingKVCache
-
-        window = super().window(inputs)
-        if window is None:
-            return super().cache(inputs)
-        return BatchRotatingKVCache(window, self.padding(inputs))
-
-    def window(self, inputs: Inputs) -> None:
-        """The cache has it."""
+    def concat(self, arrays: Sequence[Any], axis: int) -> Any:
+        return self.backend.mlx.concatenate(list(arrays), axis=axis)
 
 
 def caches(backend: MlxEngine) -> list[Implementation]:
     """The caches, if mlx-lm is installed."""
-    kinds = (LmCache, LmRotating, LmBatch, LmBatchRotating)
-    return [kind(backend) for kind in kinds] if find_spec("mlx_lm") else []
+    return [LmCache(backend, *names) for names in CACHES.items()] if find_spec("mlx_lm") else []
