@@ -10,32 +10,23 @@ from typing import Any
 from backends.declared import Declared, DeclaredRounding
 from backends.masks import masked_arrays
 from backends.prepared import PreparedCall
-from backends.protocol import Backend, Implementation
 from backends.textbook.attention import attention
-from backends.textbook.layer import Numerics, Operations
+from backends.textbook.operator import TextbookOperator
 from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import Inputs
 from suite.spec.operators.latent import FEATURES, LATENT
-from suite.spec.vocabulary import NUMERICS
 
 
-class TextbookLatent(Implementation):
-    """Latent attention in operations that all frameworks have. `absorbs` says the form; None: either."""
+def form(absorbs: bool) -> DeclaredRounding:
+    """The form of latent attention, in every dtype."""
+    return DeclaredRounding(absorbs=dict.fromkeys(DTYPES, absorbs))
+
+
+class TextbookLatent(TextbookOperator):
+    """Latent attention, of either form."""
 
     operator = LATENT
-    textbook = True
-    absorbs: bool | None = None
-
-    def __init__(self, backend: Backend, ops: Operations, numerics: Numerics) -> None:
-        classes = numerics if isinstance(numerics, Mapping) else dict.fromkeys(DTYPES, numerics)
-        # The scale is rounded to the dtype; narrower classes than `eager` do not allow that.
-        least = {name: max(one, "eager", key=NUMERICS.index) for name, one in classes.items()}
-        form = {} if self.absorbs is None else dict.fromkeys(DTYPES, self.absorbs)
-        declared = Declared(
-            numerics=least, features=FEATURES, rounding=DeclaredRounding(absorbs=form)
-        )
-        super().__init__(backend, declared=declared)
-        self.ops = ops
+    declared = Declared(features=FEATURES)
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         lse = "lse" in inputs.outputs
@@ -57,7 +48,7 @@ class LatentUnabsorbed(TextbookLatent):
     """Keys and values of all heads are formed, with a copy of the rotary key for every head."""
 
     name = "textbook-latent"
-    absorbs: bool | None = False
+    declared = TextbookLatent.declared.but(rounding=form(False))
 
     def compute(self, x: Mapping[str, Any], mask: Any, scale: float, lse: bool) -> Any:
         ops, heads = self.ops, x["query"].shape[1]
@@ -79,7 +70,7 @@ class LatentAbsorbed(TextbookLatent):
     """Queries and averages are projected: one key and one value, the latent, for all heads."""
 
     name = "textbook-latent-absorbed"
-    absorbs = True
+    declared = TextbookLatent.declared.but(rounding=form(True))
 
     def compute(self, x: Mapping[str, Any], mask: Any, scale: float, lse: bool) -> Any:
         ops = self.ops
@@ -99,7 +90,7 @@ class LatentServed(LatentUnabsorbed):
     """As servers have it: unabsorbed over several queries, absorbed in decoding."""
 
     name = "textbook-latent-served"
-    absorbs = None
+    declared = TextbookLatent.declared
 
     def compute(self, x: Mapping[str, Any], mask: Any, scale: float, lse: bool) -> Any:
         form = LatentAbsorbed if x["query"].shape[2] == 1 else LatentUnabsorbed

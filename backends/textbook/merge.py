@@ -10,22 +10,16 @@ import numpy as np
 
 from backends.declared import MERGE_FEATURES, Declared
 from backends.prepared import PreparedCall
-from backends.protocol import Backend, Implementation
-from backends.textbook.layer import Operations
+from backends.textbook.operator import TextbookOperator
 from suite.spec.inputs import Inputs
 from suite.spec.operators.merge import MERGE
 
 
-class TextbookMerge(Implementation):
+class TextbookMerge(TextbookOperator):
     """Merge in operations that all frameworks have."""
 
     operator = MERGE
     declared = Declared(numerics="exact", features=MERGE_FEATURES)
-    textbook = True
-
-    def __init__(self, backend: Backend, ops: Operations) -> None:
-        super().__init__(backend)
-        self.ops = ops
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         backend, ops, wide = self.backend, self.ops, inputs.dtype.widened

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,27 +10,16 @@ import numpy as np
 from backends.declared import PACKED_FEATURES, Declared
 from backends.memory import sequences
 from backends.prepared import PreparedCall
-from backends.protocol import Backend, Implementation
-from backends.textbook.layer import Numerics, Operations
-from suite.spec.dtypes import DTYPES
+from backends.textbook.operator import TextbookOperator
 from suite.spec.inputs import Inputs
 from suite.spec.operators.packed import PACKED, allowed_pairs, hidden_pairs, segments
-from suite.spec.vocabulary import NUMERICS
 
 
-class TextbookPacked(Implementation):
+class TextbookPacked(TextbookOperator):
     """Packed attention in operations that all frameworks have."""
 
     operator = PACKED
     declared = Declared(features=PACKED_FEATURES)
-    textbook = True
-
-    def __init__(self, backend: Backend, ops: Operations, numerics: Numerics) -> None:
-        classes = numerics if isinstance(numerics, Mapping) else dict.fromkeys(DTYPES, numerics)
-        # The scale is rounded to the dtype; narrower classes than `eager` do not allow that.
-        least = {name: max(one, "eager", key=NUMERICS.index) for name, one in classes.items()}
-        super().__init__(backend, declared=self.declared.but(numerics=least))
-        self.ops = ops
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         return self.made(inputs, sequences(self.backend, inputs) | self.masks(inputs))
@@ -69,17 +57,6 @@ class TextbookPacked(Implementation):
         if group > 1:
             k, v = (ops.repeat(x, group, 0) for x in (k, v))
         return ops.transpose(self.weighted(q, k, v, hidden, inputs), (1, 0, 2))
-
-    def weighted(self, query: Any, key: Any, value: Any, hidden: Any, inputs: Inputs) -> Any:
-        """Plain attention of operands (..., L, D)."""
-        ops, n, softcap = self.ops, len(key.shape), inputs.case.option("softcap")
-        scale = ops.number(inputs.effective_scale, query)
-        scores = (query @ ops.transpose(key, (*range(n - 2), n - 1, n - 2))) * scale
-        if softcap is not None:
-            scores = ops.tanh(scores / ops.number(softcap, query)) * ops.number(softcap, query)
-        if hidden is not None:
-            scores = ops.fill(scores, hidden, -np.inf)
-        return ops.softmax(scores) @ value
 
 
 class AllPairs(TextbookPacked):

@@ -9,23 +9,17 @@ import numpy as np
 from backends.declared import Declared
 from backends.memory import written
 from backends.prepared import PreparedCall
-from backends.protocol import Backend, Implementation
-from backends.textbook.layer import Operations
+from backends.textbook.operator import TextbookOperator
 from suite.spec.inputs import Inputs
 from suite.spec.operators.paged_write import FEATURES, PAGED_WRITE
 
 
-class TextbookPagedWrite(Implementation):
+class TextbookPagedWrite(TextbookOperator):
     """Writing in operations that all frameworks have; the pools of the call stay as they are."""
 
     name = "textbook-paged-write"
     operator = PAGED_WRITE
     declared = Declared(numerics="exact", features=FEATURES)
-    textbook = True
-
-    def __init__(self, backend: Backend, ops: Operations) -> None:
-        super().__init__(backend)
-        self.ops = ops
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         ops, hnd = self.ops, inputs.case.option("layout") == "hnd"

@@ -10,9 +10,7 @@ import numpy as np
 from backends.declared import Declared
 from backends.memory import coded
 from backends.prepared import PreparedCall
-from backends.protocol import Backend, Implementation
-from backends.textbook.layer import Operations
-from backends.textbook.packed import TextbookPacked
+from backends.textbook.operator import TextbookOperator
 from suite.spec.dtypes import CODES
 from suite.spec.inputs import Inputs
 from suite.spec.operators.quantized import FEATURES, KINDS, QUANTIZED, allowed
@@ -20,7 +18,7 @@ from suite.spec.operators.quantized_write import FEATURES as WRITE_FEATURES
 from suite.spec.operators.quantized_write import QUANTIZED_WRITE
 
 
-class TextbookQuantized(TextbookPacked):
+class TextbookQuantized(TextbookOperator):
     """Codes times scales, stored in the query's dtype, then attention."""
 
     name = "textbook-quantized"
@@ -39,10 +37,7 @@ class TextbookQuantized(TextbookPacked):
         constants = (inputs.sizes, inputs.dtype.name, inputs.case.options)
         return ops.called(self, PreparedCall(call, arguments, constants=constants))
 
-    def masks(self, inputs: Inputs) -> dict[str, Any]:
-        return {}
-
-    def compute(self, query: Any, rest: Mapping[str, Any], hidden: Any, inputs: Inputs) -> Any:  # type: ignore[override]
+    def compute(self, query: Any, rest: Mapping[str, Any], hidden: Any, inputs: Inputs) -> Any:
         key, value = (self.by_head(self.scaled(name, rest, query), inputs) for name in KINDS)
         return self.weighted(query, key, value, hidden, inputs)
 
@@ -69,7 +64,7 @@ class FoldedScales(TextbookQuantized):
         features=FEATURES, refusals={"zero-points": "zero points are not folded in here"}
     )
 
-    def compute(self, query: Any, rest: Mapping[str, Any], hidden: Any, inputs: Inputs) -> Any:  # type: ignore[override]
+    def compute(self, query: Any, rest: Mapping[str, Any], hidden: Any, inputs: Inputs) -> Any:
         ops, of_tokens = self.ops, inputs.case.option("scales") == "pertoken"
         rest = {name: self.by_head(ops.like(x, query), inputs) for name, x in rest.items()}
         key, value, ks, vs = (
@@ -92,17 +87,12 @@ class FoldedScales(TextbookQuantized):
         )
 
 
-class TextbookQuantizedWrite(Implementation):
+class TextbookQuantizedWrite(TextbookOperator):
     """x / scale + zero, clipped to the range of the codes and rounded to the nearest one."""
 
     name = "textbook-quantized-write"
     operator = QUANTIZED_WRITE
     declared = Declared(numerics="exact", features=WRITE_FEATURES)
-    textbook = True
-
-    def __init__(self, backend: Backend, ops: Operations) -> None:
-        super().__init__(backend)
-        self.ops = ops
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         ops, code = self.ops, CODES[inputs.case.option("codes")]

@@ -9,8 +9,7 @@ import numpy as np
 
 from backends.declared import ROTARY_FEATURES, Declared
 from backends.prepared import PreparedCall
-from backends.protocol import Backend, Implementation
-from backends.textbook.layer import Operations
+from backends.textbook.operator import TextbookOperator
 from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import Inputs
 from suite.spec.operators.rotary import (
@@ -25,20 +24,15 @@ from suite.spec.operators.rotary import (
 )
 
 
-class TextbookRotary(Implementation):
+class TextbookRotary(TextbookOperator):
     """Sine, cosine and products in float32; the output is rounded once."""
 
     name = "textbook-rotary"
     operator = ROTARY
     declared = Declared(numerics="exact", features=ROTARY_FEATURES)
-    textbook = True
     casts_table = False
     """True if sine and cosine are stored in the query's dtype, and products computed in this dtype.
     """
-
-    def __init__(self, backend: Backend, ops: Operations) -> None:
-        super().__init__(backend)
-        self.ops = ops
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         backend, ops, case = self.backend, self.ops, inputs.case

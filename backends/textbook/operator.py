@@ -1,0 +1,44 @@
+"""Textbook code of operators that are no layers: their operations, and attention written out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from backends.protocol import Backend, Implementation
+from backends.textbook.layer import Numerics, Operations
+from suite.spec.dtypes import DTYPES
+from suite.spec.inputs import Inputs
+from suite.spec.vocabulary import NUMERICS
+
+
+class TextbookOperator(Implementation):
+    """An operator in operations that all frameworks have.
+
+    With `numerics` the class of a framework's textbook attention is declared, and at least `eager`: the
+    scale is rounded to the dtype, which narrower classes do not allow.
+    """
+
+    textbook = True
+
+    def __init__(self, backend: Backend, ops: Operations, numerics: Numerics | None = None) -> None:
+        declared = self.declared
+        if numerics is not None:
+            classes = numerics if isinstance(numerics, Mapping) else dict.fromkeys(DTYPES, numerics)
+            least = {name: max(one, "eager", key=NUMERICS.index) for name, one in classes.items()}
+            declared = declared.but(numerics=least)
+        super().__init__(backend, declared=declared)
+        self.ops = ops
+
+    def weighted(self, query: Any, key: Any, value: Any, hidden: Any, inputs: Inputs) -> Any:
+        """Plain attention of operands (..., L, D); `hidden` pairs have no weight."""
+        ops, n, softcap = self.ops, len(key.shape), inputs.case.option("softcap")
+        scale = ops.number(inputs.effective_scale, query)
+        scores = (query @ ops.transpose(key, (*range(n - 2), n - 1, n - 2))) * scale
+        if softcap is not None:
+            scores = ops.tanh(scores / ops.number(softcap, query)) * ops.number(softcap, query)
+        if hidden is not None:
+            scores = ops.fill(scores, hidden, -np.inf)
+        return ops.softmax(scores) @ value
