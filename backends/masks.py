@@ -209,13 +209,18 @@ def dense_arguments(backend: Backend, inputs: Inputs) -> dict[str, Any]:
     return dense | feature_arrays(backend, inputs)
 
 
+def own_arrays(backend: Backend, inputs: Inputs) -> dict[str, Any]:
+    """All arrays of the inputs, as the framework's arrays."""
+    return {n: backend.array(x, inputs.case.dtype_of(n)) for n, x in inputs.arrays.items()}
+
+
 def masked_arrays(
     backend: Backend, inputs: Inputs, rest: tuple[Mask, ...] | None = None
 ) -> dict[str, Any]:
     """All arrays of the inputs, and `mask`, the dense mask of rank 4, if there is one. `rest` are the
     mask's parts that no flag expresses, by default all."""
     mask = dense_of(inputs, split_native(inputs).rest if rest is None else rest)
-    arrays = {n: backend.array(x, inputs.case.dtype_of(n)) for n, x in inputs.arrays.items()}
+    arrays = own_arrays(backend, inputs)
     return arrays if mask is None else arrays | {"mask": backend.array(rank4(mask), None)}
 
 

@@ -16,12 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from backends._jax.attention import key_value_seq_lengths
 from backends._jax.engine import JaxEngine
-from backends.binder import Parameter
+from backends._jax.pallas import LENGTHS
 from backends.declared import Declared
 from backends.limits import Limits
-from backends.masks import IS_CAUSAL, AttentionCall, flagged_arguments, split_native
+from backends.masks import flagged_arguments, split_native
 from backends.prepared import PreparedCall, attention_call
 from backends.protocol import Implementation
 from suite.spec.catalogue import AnyCase
@@ -31,11 +30,6 @@ RANKS = 4
 """The devices of a ring."""
 
 AXIS = "ring"
-
-TABLE: tuple[Parameter[AttentionCall], ...] = (
-    IS_CAUSAL,
-    Parameter("lengths", ("padding",), key_value_seq_lengths),
-)
 
 
 def blocks(length: int) -> np.ndarray:
@@ -97,17 +91,17 @@ class Ring(Implementation):
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         native = split_native(inputs, causal=True, lengths=True)
-        arguments = flagged_arguments(self.backend, inputs, native, TABLE)
+        arguments = flagged_arguments(self.backend, inputs, native, (LENGTHS,))
         jax, on = self.backend.jax, self.backend.on
         everywhere = jax.sharding.NamedSharding(self.mesh(), jax.sharding.PartitionSpec())
-        flags = {name: arguments.pop(name) for name in ("is_causal",) if name in arguments}
+        settings = {"is_causal": native.causal, "scale": inputs.effective_scale}
 
         def call(**arrays: Any) -> Any:
             whole = {name: jax.device_put(array, everywhere) for name, array in arrays.items()}
-            output = self.program(**whole, **flags, scale=inputs.effective_scale)
+            output = self.program(**whole, **settings)
             return jax.device_put(output, on)
 
-        constants = (inputs.effective_scale, native.causal)
+        constants = tuple(settings.items())
         return attention_call(call, arguments, inputs, axis_order="blhd", constants=constants)
 
     def mesh(self) -> Any:

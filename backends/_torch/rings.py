@@ -38,6 +38,8 @@ class Ranks:
     def __init__(self) -> None:
         self.turn = Lock()
         self.processes: list[tuple[subprocess.Popen[bytes], Any]] = []
+        self.folder: tempfile.TemporaryDirectory[str] | None = None
+        atexit.register(self.end)
 
     def call(self, work: Mapping[str, Any]) -> list[Any]:
         """The answers of all ranks to the same work. Raises the first error of a rank."""
@@ -60,13 +62,11 @@ class Ranks:
     def started(self) -> list[tuple[subprocess.Popen[bytes], Any]]:
         """Every process with this end of its socket."""
         if not self.processes:
-            folder = tempfile.TemporaryDirectory()
-            atexit.register(folder.cleanup)
-            atexit.register(self.end)
+            self.folder = tempfile.TemporaryDirectory()
             for rank in range(RANKS):
                 here, there = socket.socketpair()
                 with here, there:
-                    settings = (rank, str(Path(folder.name, "store")), there.fileno())
+                    settings = (rank, str(Path(self.folder.name, "store")), there.fileno())
                     code = f"from {__name__} import serve; serve{settings!r}"
                     process = subprocess.Popen(
                         [sys.executable, "-c", code], pass_fds=(there.fileno(),)
@@ -82,6 +82,8 @@ class Ranks:
             with suppress(OSError):
                 end.close()
         self.processes = []
+        if self.folder is not None:
+            self.folder.cleanup()
 
 
 def serve(rank: int, store: str, descriptor: int) -> None:

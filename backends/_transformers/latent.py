@@ -14,7 +14,7 @@ from backends._torch.engine import TorchEngine
 from backends._transformers.attention import EMPTY, ModelAttention, SdpaForward
 from backends._transformers.models import modeling
 from backends.declared import Declared, DeclaredRounding
-from backends.masks import split_native
+from backends.masks import own_arrays, split_native
 from backends.prepared import PreparedCall
 from suite.spec.case import Case
 from suite.spec.catalogue import AnyCase
@@ -74,12 +74,8 @@ class DeepseekV3(ModelAttention):
     def prepare(self, inputs: Inputs) -> PreparedCall:
         from transformers import DynamicCache
 
-        backend, torch, s = self.backend, self.backend.torch, inputs.sizes
-        arguments: dict[str, Any] = {
-            name: backend.array(array, inputs.case.dtype_of(name))
-            for name, array in inputs.arrays.items()
-        }
-        arguments |= self.masks(inputs, split_native(inputs))
+        torch, s = self.backend.torch, inputs.sizes
+        arguments = own_arrays(self.backend, inputs) | self.masks(inputs, split_native(inputs))
         layer, past = self.layer(inputs), s.Lk - s.Lq
         rotary = self.rotary(arguments["query"], inputs)
 
@@ -103,9 +99,8 @@ class DeepseekV3(ModelAttention):
             out, _ = torch.func.functional_call(layer, weights, (hidden,), more)
             return out.view(s.B, s.Lq, s.H, s.Dv).transpose(1, 2)
 
-        operands = {name: name for name in inputs.arrays}
-        if arguments["attention_mask"] is not None:
-            operands["mask"] = "attention_mask"
+        masked = arguments["attention_mask"] is not None
+        operands = {"mask": "attention_mask"} if masked else {}
         constants = (self.name, inputs.sizes, inputs.letters["r"], inputs.scale)
         return PreparedCall(call, arguments, operands=operands, constants=constants)
 

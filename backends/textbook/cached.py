@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from backends.declared import Declared
+from backends.masks import feature_arrays
 from backends.memory import sequences
 from backends.prepared import PreparedCall
 from backends.textbook.attention import attention
@@ -70,10 +71,7 @@ class TextbookCached(TextbookPacked):
                     arrays[f"distance_{n}"] = distance[:, None]
         made = {name: self.backend.array(x, None) for name, x in arrays.items()}
         made |= {name: self.backend.array(x, inputs.dtype) for name, x in biases.items()}
-        for name, dtype in (("sinks", inputs.dtype), ("alibi_slopes", inputs.dtype.widened)):
-            if name in inputs.arrays:
-                made[name] = self.backend.array(inputs.arrays[name], dtype)
-        return made
+        return made | feature_arrays(self.backend, inputs)
 
     def seen(self, case: Case) -> Iterator[tuple[Action, np.ndarray, np.ndarray, np.ndarray]]:
         """Each action, the positions of a chunk's rows (b, rows) and of the keys (b, keys) that it sees,

@@ -104,6 +104,13 @@ class NativeSignature:
             return Binder(table, frozenset([*own, *neutral]), arrays=OPERANDS)
 
 
+SCALES: tuple[Parameter[Inputs], ...] = (
+    Parameter("scale", ("scale",), lambda inputs: inputs.scale),
+    Parameter("softmax_scale", ("scale",), lambda inputs: inputs.scale, unless="scale"),
+)
+"""The scale, for which libraries have two names."""
+
+
 class UserCallable(Implementation):
     """A user's function, called directly.
 

@@ -10,7 +10,7 @@ from backends.claims import Claims
 from backends.declared import Declared
 from backends.masks import masked_arrays
 from backends.prepared import PreparedCall
-from backends.user.function import UserCallable
+from backends.user.function import SCALES, UserCallable
 from suite.spec.case import Case
 from suite.spec.catalogue import AnyCase
 from suite.spec.inputs import Inputs
@@ -20,11 +20,10 @@ from suite.spec.operators.latent import AXES, FEATURES, LATENT, split_causal
 KEYWORDS: tuple[Parameter[Inputs], ...] = (
     Parameter("causal", ("causal",)),
     Parameter("mask", ("mask", "mask-array", "causal", "window", "padding")),
-    Parameter("scale", ("scale",), lambda inputs: inputs.scale),
-    Parameter("softmax_scale", ("scale",), lambda inputs: inputs.scale, unless="scale"),
+    *SCALES,
     Parameter("return_lse", ("lse",), lambda inputs: "lse" in inputs.outputs or None),
 )
-"""The keyword parameters of latent attention. Libraries have two names for the scale."""
+"""The keyword parameters of latent attention."""
 
 
 class UserLatent(UserCallable):

@@ -10,7 +10,7 @@ from backends.binder import Parameter
 from backends.declared import PACKED_FEATURES
 from backends.memory import segmented
 from backends.prepared import PreparedCall
-from backends.user.function import UserCallable
+from backends.user.function import SCALES, UserCallable
 from suite.spec.case import Case
 from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import Inputs, draw
@@ -33,10 +33,9 @@ KEYWORDS: tuple[Parameter[Inputs], ...] = (
         ("causal", "causal-bottom-right"),
         lambda inputs: inputs.case.option("alignment") != "all",
     ),
-    Parameter("scale", ("scale",), lambda inputs: inputs.scale),
-    Parameter("softmax_scale", ("scale",), lambda inputs: inputs.scale, unless="scale"),
+    *SCALES,
 )
-"""The keyword parameters of packed attention. Libraries have two names for the scale."""
+"""The keyword parameters of packed attention."""
 
 
 class UserPacked(UserCallable):

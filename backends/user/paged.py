@@ -7,7 +7,7 @@ from typing import Any
 from backends.binder import Parameter
 from backends.memory import paged
 from backends.prepared import PreparedCall
-from backends.user.function import UserCallable
+from backends.user.function import SCALES, UserCallable
 from backends.user.packed import longest
 from suite.spec.inputs import Inputs
 from suite.spec.operators.paged import FEATURES, PAGED
@@ -26,10 +26,9 @@ KEYWORDS: tuple[Parameter[Inputs], ...] = (
     Parameter("window_size", ("window",), window),
     Parameter("softcap", ("softcap",), lambda inputs: inputs.case.option("softcap")),
     Parameter("kv_layout", ("heads-before-slots",), lambda i: i.case.option("layout").upper()),
-    Parameter("scale", ("scale",), lambda inputs: inputs.scale),
-    Parameter("softmax_scale", ("scale",), lambda inputs: inputs.scale, unless="scale"),
+    *SCALES,
 )
-"""The keyword parameters of paged attention. Libraries have two names for the scale."""
+"""The keyword parameters of paged attention."""
 
 
 class UserPaged(UserCallable):
