@@ -13,7 +13,17 @@ from backends.prepared import PreparedCall
 from backends.protocol import Implementation
 from suite.spec.inputs import Inputs
 from suite.spec.operators.cached import CACHED
-from suite.spec.operators.scripts import Chunk, Crop, Held, Keep, Pick, Reset, joined, played
+from suite.spec.operators.scripts import (
+    Chunk,
+    Crop,
+    Held,
+    Keep,
+    Pick,
+    Reset,
+    allowed,
+    joined,
+    played,
+)
 
 
 @dataclass(frozen=True)
@@ -34,6 +44,12 @@ class Turn:
     def total(self) -> int:
         """The number of tokens of the longest sample."""
         return self.held.positions.shape[1]
+
+    def mask(self, columns: int) -> np.ndarray:
+        """The mask (b, tokens, columns) over the tokens of the cache, and hidden columns behind them."""
+        case, held = self.inputs.case, self.held
+        seen = allowed(case, self.rows, held.positions, self.padding, self.chunk.tree)
+        return np.pad(seen, ((0, 0), (0, 0), (0, columns - seen.shape[2])))
 
     @property
     def rows(self) -> np.ndarray:
@@ -98,10 +114,6 @@ class Scripted(Implementation):
         """The axis of tokens."""
         return 2 if self.axis_order == "bhld" else 1
 
-    def cut(self, array: Any, tokens: slice) -> Any:
-        """Some tokens of an array."""
-        return array[(slice(None),) * self.place + (tokens,)]
-
     def arguments(self, inputs: Inputs) -> dict[str, Any]:
         """The operands, and as `earlier` the queries of tokens that the cache has before the script."""
         memory, s = self.backend.memory, inputs.sizes
@@ -125,18 +137,18 @@ class Scripted(Implementation):
             Turn(inputs, action, held) for action, held in played(case) if isinstance(action, Chunk)
         )
         operands = self.arguments(inputs)
-        earlier, now = slice(0, s.Lk - s.Lq), slice(s.Lk - s.Lq, None)
-        key, value = operands["key"], operands["value"]
-        old_key, old_value = self.cut(key, earlier), self.cut(value, earlier)
-        empty = self.init(inputs, key)
-        held = [self.fill(empty, operands["earlier"], old_key, old_value, before)]
+        old, new = (
+            {n: turn.chunk.cut(operands[n], self.concat, self.place) for n in ("key", "value")}
+            for turn in (before, last)
+        )
+        empty = self.init(inputs, operands["key"])
+        held = [self.fill(empty, operands["earlier"], old["key"], old["value"], before)]
 
         def call(query: Any, key: Any, value: Any, held: list[Any]) -> Any:
             rows, state = self.step(held[0], query, key, value, last)
             held[0] = self.rewound(state, s.Lq)
             return rows
 
-        new = {"key": self.cut(key, now), "value": self.cut(value, now)}
         arguments = {"query": operands["query"], **new, "held": held}
         return PreparedCall(call, arguments, axis_order=self.axis_order)
 

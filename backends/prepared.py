@@ -41,26 +41,27 @@ class ForbiddenCall(Exception):
 
 
 @contextmanager
-def underivable(message: str, declared: bool = False) -> Iterator[None]:
+def raised_as(make: Callable[[str], Exception], message: str) -> Iterator[None]:
+    """A context in which an error whose message matches the pattern is raised as `make(first line)`."""
+    try:
+        yield
+    except (ForwardOnly, NoKernel):
+        raise
+    except Exception as error:
+        if not re.search(message, str(error)):
+            raise
+        raise make(str(error).partition("\n")[0]) from error
+
+
+def underivable(message: str, declared: bool = False) -> AbstractContextManager[None]:
     """A context in which an error whose message matches the pattern is raised as ForwardOnly: the
     framework says that an operation has no derivative, or, if `declared`, cannot have this one."""
-    try:
-        yield
-    except Exception as error:
-        if isinstance(error, ForwardOnly) or not re.search(message, str(error)):
-            raise
-        raise ForwardOnly(str(error).partition("\n")[0], declared) from error
+    return raised_as(partial(ForwardOnly, declared=declared), message)
 
 
-@contextmanager
-def kernel_missing(message: str) -> Iterator[None]:
+def kernel_missing(message: str) -> AbstractContextManager[None]:
     """A context in which an error whose message matches the pattern is raised as NoKernel."""
-    try:
-        yield
-    except Exception as error:
-        if isinstance(error, NoKernel) or not re.search(message, str(error)):
-            raise
-        raise NoKernel(str(error).partition("\n")[0]) from error
+    return raised_as(NoKernel, message)
 
 
 class TimeOver(BaseException):

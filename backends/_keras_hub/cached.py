@@ -18,7 +18,7 @@ from backends.caching import Scripted, Turn
 from backends.declared import Declared
 from suite.spec.inputs import Inputs
 from suite.spec.operators.cached import FEATURES
-from suite.spec.operators.scripts import allowed, capacity
+from suite.spec.operators.scripts import capacity
 
 
 @dataclass(frozen=True)
@@ -73,10 +73,7 @@ class CachedDecode(Scripted):
     def step(
         self, state: Filled, query: Any, key: Any, value: Any, turn: Turn
     ) -> tuple[Any, Filled]:
-        ops, held = self.backend.keras.ops, turn.held
-        seen = allowed(turn.inputs.case, turn.rows, held.positions, turn.padding, turn.chunk.tree)
-        mask = np.zeros((*seen.shape[:2], state.cache.shape[2]), bool)
-        mask[:, :, : seen.shape[2]] = seen
+        ops, mask = self.backend.keras.ops, turn.mask(state.cache.shape[2])
         B, L, H, D = query.shape
         q, k, v = (ops.reshape(x, (B, L, -1)) for x in (query, key, value))
         rows, cache = state.layer(

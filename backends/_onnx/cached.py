@@ -6,8 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from backends._onnx.attention import packed
-from backends._onnx.contrib import DOMAIN, HEAD_SIZES
+from backends._onnx.contrib import HEAD_SIZES, group_query
 from backends._onnx.engine import OnnxEngine
 from backends._onnx.graph import Symbol
 from backends._onnx.textbook import operations
@@ -68,7 +67,7 @@ class PastAttention(GrowingCache):
     ) -> tuple[Any, Any, Any]:  # fmt: skip
         """The rows (B, H, rows, Dv), and present keys and values."""
         case, mask = inputs.case, None
-        tree = "tree" in "".join(case.option("script"))
+        tree = "tree" in inputs.needs
         if tree or case.option("left") is not None or case.option("padding") is not None:
             mask = rest[f"mask_{n}"]
         numbers = {"scale": inputs.scale, "softcap": case.option("softcap")}
@@ -105,7 +104,7 @@ class PastGroupQuery(PastAttention):
         self, state: Any, query: Any, key: Any, value: Any, n: int, rest: dict[str, Any],
         inputs: Inputs,
     ) -> tuple[Any, Any, Any]:  # fmt: skip
-        case, (B, H, L, D), graph = inputs.case, query.shape, query.graph
+        case, (B, _, L, _), graph = inputs.case, query.shape, query.graph
         total = L + (0 if state is None else state[0].shape[2])
         left = case.option("left")
         numbers = {
@@ -113,12 +112,11 @@ class PastGroupQuery(PastAttention):
             "local_window_size": None if left is None else left + 1,
         }  # fmt: skip
         attributes = {name: x for name, x in numbers.items() if x is not None}
-        operands = (packed(x.transpose((0, 2, 1, 3))) for x in (query, key, value))
+        query, *new = (x.transpose((0, 2, 1, 3)) for x in (query, key, value))
         last, whole = graph.constant([total - 1] * B, "int32"), graph.constant([total], "int32")
         chunks = None if state is None else graph.constant([L] * B, "int32")
-        rows, *present = graph.add(
-            "GroupQueryAttention", *operands, *(state or (None, None)), last, whole, *[None] * 4,
-            rest.get("sinks"), *[None] * 4, chunks, domain=DOMAIN, outputs=3,
-            shape=lambda: (B, L, H * D), num_heads=H, kv_num_heads=key.shape[1], **attributes,
+        rows, key, value = group_query(
+            query, new, state or (None, None), last, whole, sinks=rest.get("sinks"), chunks=chunks,
+            **attributes,
         )  # fmt: skip
-        return rows.reshape((B, L, H, D)).transpose((0, 2, 1, 3)), *present
+        return rows.transpose((0, 2, 1, 3)), key, value

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -37,6 +37,22 @@ ELECTIONS = {
     "integer-mask": "raises",
 }
 """Elections of both operators."""
+
+
+def group_query(
+    query: Symbol, new: Sequence[Symbol], past: Sequence[Symbol | None], last: Symbol, total: Symbol,
+    *, bias: Symbol | None = None, sinks: Symbol | None = None,
+    scales: Sequence[Symbol | None] = (None, None), chunks: Symbol | None = None, **attributes: Any,
+) -> tuple[Symbol, Symbol, Symbol]:  # fmt: skip
+    """GroupQueryAttention of a query (B, Lq, H, D) and new keys and values (B, L, Hkv, D): the output
+    (B, Lq, H, D), and the cache with the new tokens."""
+    B, Lq, H, D = query.shape
+    rows, key, value = query.graph.add(
+        "GroupQueryAttention", *map(packed, (query, *new)), *past, last, total, *[None] * 3, bias, sinks,
+        *scales, None, None, chunks, domain=DOMAIN, outputs=3, shape=lambda: (B, Lq, H * D),
+        num_heads=H, kv_num_heads=new[0].shape[2], **attributes,
+    )  # fmt: skip
+    return rows.reshape((B, Lq, H, D)), key, value
 
 
 class ContribAttention(Implementation):
@@ -196,17 +212,11 @@ class GroupQuery(ContribAttention):
         self, query: Symbol, key: Symbol, value: Symbol, rest: Mapping[str, Symbol],
         attributes: Mapping[str, Any],
     ) -> Symbol:  # fmt: skip
-        (B, Lq, H, D), Hkv = query.shape, key.shape[2]
-        past = key.shape[1] - Lq if self.cached else 0
-        new = [packed(x[:, past:]) for x in (key, value)]
+        past = key.shape[1] - query.shape[1] if self.cached else 0
+        new = [x[:, past:] for x in (key, value)]
         cache = [x[:, :past].transpose((0, 2, 1, 3)) for x in (key, value)] if past else [None] * 2
-        output, _, _ = query.graph.add(
-            "GroupQueryAttention", packed(query), *new, *cache, rest["last"], rest["total"],
-            *[None] * 3, rest.get("bias"), rest.get("sinks"), *[None] * 4, rest.get("chunks"),
-            domain=DOMAIN, outputs=3, shape=lambda: (B, Lq, H * D), num_heads=H,
-            kv_num_heads=Hkv, **attributes,
-        )  # fmt: skip
-        return output.reshape((B, Lq, H, D))
+        settings: dict[str, Any] = {**rest, **attributes}
+        return group_query(query, new, cache, **settings)[0]
 
 
 class CachedGroupQuery(GroupQuery):

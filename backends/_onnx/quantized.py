@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from backends._onnx.attention import packed
-from backends._onnx.contrib import DOMAIN, HEAD_SIZES
+from backends._onnx.contrib import HEAD_SIZES, group_query
 from backends._onnx.engine import OnnxEngine
 from backends._onnx.graph import Symbol, concatenated
 from backends.declared import Declared
@@ -98,7 +97,7 @@ def attended(
 
     query (B, H, Lq, D), new keys and values (B, Hkv, Lq, D), caches of codes (B, Hkv, past, D)
     """
-    graph, (B, H, Lq, D), Hkv = query.graph, query.shape, new[0].shape[1]
+    graph, (B, _, Lq, D), Hkv = query.graph, query.shape, new[0].shape[1]
     bits, stored = (4, np.uint8) if case.option("codes") == "int4" else (8, np.int8)
     size = D * bits // 8
     length = Lq + caches[0].shape[2]
@@ -115,16 +114,15 @@ def attended(
     chunks = graph.constant([Lq] * B, "int32") if attributes.get("causal", 1) else None
     if bits == 4:
         caches = [in_bytes(codes) for codes in caches]
-    rows, *present = graph.add(
-        "GroupQueryAttention", *(packed(x.transpose((0, 2, 1, 3))) for x in (query, *new)), *caches, last,
-        total, *[None] * 5, *scales, None, None, chunks, domain=DOMAIN, outputs=3,
-        shape=lambda: (B, Lq, H * D), num_heads=H, kv_num_heads=Hkv, k_quant_type=per,
+    query, *new = (x.transpose((0, 2, 1, 3)) for x in (query, *new))
+    rows, *present = group_query(
+        query, new, caches, last, total, scales=scales, chunks=chunks, k_quant_type=per,
         v_quant_type=per, kv_cache_bit_width=bits, **attributes,
     )  # fmt: skip
     shape = (B, Hkv, length, size)
     made = [Symbol(graph, x.name, stored, lambda: shape) for x in present]
     key, value = map(from_bytes, made) if bits == 4 else made
-    return rows.reshape((B, Lq, H, D)).transpose((0, 2, 1, 3)), key, value
+    return rows.transpose((0, 2, 1, 3)), key, value
 
 
 class GroupQueryWrites(Implementation):

@@ -18,7 +18,7 @@ from backends.caching import Scripted, Turn
 from backends.declared import Declared
 from suite.spec.inputs import Inputs
 from suite.spec.operators.cached import FEATURES
-from suite.spec.operators.scripts import allowed, capacity
+from suite.spec.operators.scripts import capacity
 
 NO_FEATURES = dict.fromkeys(
     ("softcap", "sinks", "alibi-slopes"), "these attention functions have none of it"
@@ -104,11 +104,8 @@ class DynamicSdpa(Scripted):
 
         The masks of masking_utils are causal; a mask of rank 4 passes through them unchanged.
         """
-        case, keys = turn.inputs.case, key.shape[2]
-        seen = allowed(case, turn.rows, turn.held.positions, turn.padding, turn.chunk.tree)
-        hidden = np.ones((*seen.shape[:2], max(keys, seen.shape[2])), bool)
-        hidden[:, :, : seen.shape[2]] = ~seen
-        hidden = hidden[:, None, :, hidden.shape[2] - keys :]
+        columns = max(key.shape[2], turn.total)
+        hidden = ~turn.mask(columns)[:, None, :, columns - key.shape[2] :]
         return key.new_zeros(hidden.shape).masked_fill(self.backend.array(hidden, None), -np.inf)
 
     def crop(self, state: Any, count: int, *samples: Any) -> Any:
