@@ -63,12 +63,17 @@ def rounded_call(backend: Backend, inputs: Inputs, function: Callable[..., Any])
         plain = {name: None if a is None else a.values for name, a in arrays.items()}
         with np.errstate(all="ignore"):
             out = function(**plain, **settings)
-        if len(inputs.outputs) == 1:
-            return Rounded(out, inputs.dtype)
-        fmts = map(inputs.output_dtype, inputs.outputs)
-        return tuple(Rounded(x, fmt) for x, fmt in zip(out, fmts, strict=True))
+        return given(out, inputs)
 
     return attention_call(call, dense_arguments(backend, inputs), inputs)
+
+
+def given(out: Any, inputs: Inputs) -> Any:
+    """What a function returns, an array or a tuple of arrays, as arrays of the outputs' dtypes."""
+    if len(inputs.outputs) == 1:
+        return Rounded(out, inputs.dtype)
+    fmts = map(inputs.output_dtype, inputs.outputs)
+    return tuple(Rounded(x, fmt) for x, fmt in zip(out, fmts, strict=True))
 
 
 def definition(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from backends._numpy.attention import definition
+from backends._numpy.attention import definition, given
 from backends._numpy.engine import Rounded
 from backends.declared import Declared, DeclaredRounding
 from backends.masks import masked_arrays
@@ -33,14 +35,10 @@ class ProjectedKeys(Implementation):
         precision = np.longdouble if fmt is DTYPES["f64"] else np.float64
         settings = {"scale": inputs.effective_scale, "fmt": fmt, **inputs.features}
 
-        def call(mask: Rounded | None = None, **arrays: Rounded) -> Rounded | tuple[Rounded, ...]:
+        def call(mask: Rounded | None = None, **arrays: Rounded) -> Any:
             query, key, value = plain({n: x.values for n, x in arrays.items()}, precision)
             shown = None if mask is None else mask.values
             with np.errstate(all="ignore"):
-                out = definition(query, key, value, mask=shown, **settings)
-            fmts = map(inputs.output_dtype, inputs.outputs)
-            outs = out if isinstance(out, tuple) else (out,)
-            given = tuple(Rounded(x, one) for x, one in zip(outs, fmts, strict=True))
-            return given if len(given) > 1 else given[0]
+                return given(definition(query, key, value, mask=shown, **settings), inputs)
 
         return attention_call(call, masked_arrays(self.backend, inputs), inputs)
