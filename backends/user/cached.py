@@ -23,13 +23,19 @@ from suite.spec.operators.scripts import capacity
 
 
 @dataclass(frozen=True)
-class Step:
-    """A step, or the beginning, of a person's cache: what is known of it, and a key of the case."""
+class Beginning:
+    """What is known when a person's cache begins, with a key of the case."""
 
     backend: Backend
     inputs: Inputs
     key: Any
-    turn: Turn | None = None
+
+
+@dataclass(frozen=True)
+class Step(Beginning):
+    """What is known of a step of a person's cache."""
+
+    turn: Turn
 
     def array(self, name: str) -> Any:
         """The array of a feature, or None."""
@@ -37,15 +43,14 @@ class Step:
 
     @property
     def left_padding(self) -> Any:
-        if self.turn is None or self.inputs.case.option("padding") is None:
-            return None
-        return self.integers(self.turn.padding)
+        padded = self.inputs.case.option("padding") is not None
+        return self.integers(self.turn.padding) if padded else None
 
     def integers(self, numbers: Any) -> Any:
         return self.backend.array(np.asarray(numbers, np.int32), None)
 
 
-def window(step: Step) -> tuple[int, int] | None:
+def window(step: Beginning) -> tuple[int, int] | None:
     """(left, 0): the keys beside a query's own one; None without a window."""
     left = step.inputs.case.option("left")
     return None if left is None else (left, 0)
@@ -53,7 +58,6 @@ def window(step: Step) -> tuple[int, int] | None:
 
 def samples(step: Step) -> Any:
     """The numbers (b,) of the samples that step; None if all do."""
-    assert step.turn is not None
     some = step.turn.chunk.samples
     return None if some is None else step.integers(some)
 
@@ -61,7 +65,7 @@ def samples(step: Step) -> Any:
 def bias(step: Step) -> Any:
     """The bias (b, H, rows, tokens) of a step, with a column for every position; None without a bias."""
     whole, turn = step.inputs.bias, step.turn
-    if whole is None or turn is None:
+    if whole is None:
         return None
     keys = np.tile(np.arange(turn.total), (len(turn.chunk.starts), 1))
     return step.backend.array(turn.chunk.biases(whole, keys), step.inputs.dtype)
@@ -69,25 +73,22 @@ def bias(step: Step) -> Any:
 
 def parents(step: Step) -> Any:
     """The parent (n,) of each node of a tree, -1 for the last token in the cache; None without a tree."""
-    assert step.turn is not None
     chunk = step.turn.chunk
     return None if chunk.tree is None else step.integers(chunk.tree.parents(chunk.count))
 
 
 def tree_mask(step: Step) -> Any:
     """Boolean (n, n): True where a token of a tree attends another one; None without a tree."""
-    assert step.turn is not None
     chunk = step.turn.chunk
     return None if chunk.tree is None else step.backend.array(chunk.tree.paths(chunk.count), None)
 
 
 def positions(step: Step) -> Any:
     """The positions (b, n) of the tokens."""
-    assert step.turn is not None
     return step.integers(step.turn.rows)
 
 
-INIT: tuple[Parameter[Step], ...] = (
+INIT: tuple[Parameter[Beginning], ...] = (
     Parameter("batch", value=lambda step: step.inputs.sizes.B),
     Parameter("capacity", value=lambda step: capacity(step.inputs.case)),
     Parameter("heads", value=lambda step: step.inputs.sizes.Hkv),
@@ -186,7 +187,7 @@ class UserCached(Scripted, UserCallable):
 
     def init(self, inputs: Inputs, key: Any) -> Any:
         """The pair of a person's object and its state, as in all methods."""
-        made, first = self.made(self.judged), Step(self.backend, inputs, key)
+        made, first = self.made(self.judged), Beginning(self.backend, inputs, key)
         return made, made.init(**self.initial.bind(first, inputs.needs))
 
     def step(self, state: Any, query: Any, key: Any, value: Any, turn: Turn) -> tuple[Any, Any]:

@@ -19,7 +19,8 @@ Part = tuple[slice, np.ndarray, np.ndarray]
 (parts, H, rows)."""
 
 
-def answered(inputs: Inputs, count: int, together: bool, restarts: bool = False) -> Iterator[Part]:
+@np.errstate(all="ignore")
+def answered(inputs: Inputs, count: int, together: bool, restarts: bool = False) -> list[Part]:
     """The answers of each sample with queries.
 
     Parts are cut at the same places for all samples (`together`), or into equal parts of each one. With
@@ -28,7 +29,7 @@ def answered(inputs: Inputs, count: int, together: bool, restarts: bool = False)
     s, cap = inputs.sizes, inputs.case.option("softcap")
     pools = [flat_slots(inputs.case, pool) for pool in (inputs.key, inputs.value)]
     parts = [part for part in samples(inputs) if part[0].stop > part[0].start]
-    longest = max(len(slots) for _, slots, _ in parts)
+    longest, answers = max(len(slots) for _, slots, _ in parts), []
     for rows, slots, mask in parts:
         query = inputs.query[rows].swapaxes(0, 1)  # (H, rows, D)
         key, value = (np.repeat(x[slots].swapaxes(0, 1), s.group, 0) for x in pools)
@@ -47,9 +48,11 @@ def answered(inputs: Inputs, count: int, together: bool, restarts: bool = False)
             total = raised.sum(-1, keepdims=True)
             outputs.append((raised @ value[:, own]) / np.where(total == 0, 1, total))
             sums.append((np.where(np.isneginf(largest), 0, largest) + np.log(total))[..., 0])
-        yield rows, np.stack(outputs), np.stack(sums)
+        answers.append((rows, np.stack(outputs), np.stack(sums)))
+    return answers
 
 
+@np.errstate(all="ignore")
 def merged(
     inputs: Inputs, parts: Iterable[Part], change: Callable[[np.ndarray], np.ndarray]
 ) -> Mapping[str, np.ndarray]:
@@ -63,7 +66,6 @@ def merged(
     return {"output": out}
 
 
-@np.errstate(all="ignore")
 def of_split(inputs: Inputs) -> Iterator[Another]:
     """Answers of kernels that merge parts of the keys wrongly."""
     wrong: tuple[tuple[str, str, Callable[[np.ndarray], np.ndarray]], ...] = (
@@ -78,10 +80,10 @@ def of_split(inputs: Inputs) -> Iterator[Another]:
     )  # fmt: skip
     for count in COUNTS:
         for together in (True, False):
-            parts = list(answered(inputs, count, together))
+            parts = answered(inputs, count, together)
             for sentence, hint, change in wrong:
                 yield merged(inputs, parts, change), sentence, "merge", hint
             text = "In every part of the keys the mask is that of the first part."
             hint = "positions counted from the first key of a part"
-            parts = list(answered(inputs, count, together, restarts=True))
+            parts = answered(inputs, count, together, restarts=True)
             yield merged(inputs, parts, np.asarray), text, "merge", hint
