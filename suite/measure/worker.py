@@ -165,7 +165,7 @@ def _function(backend: Any, options: Options, text: str) -> tuple[Any, Any]:
     from backends import registry
     from suite.measure.clock import round_trip
     from suite.measure.own import OwnCode
-    from suite.run.isolation.remote import isolated
+    from suite.run.isolation.remote import forbidden, isolated
 
     # Conformance runs judge ignored parameters.
     options = replace(options, allow_unused=True)
@@ -180,7 +180,7 @@ def _function(backend: Any, options: Options, text: str) -> tuple[Any, Any]:
     if options.kernel:
         other = isolated(backend, options, text, options.kernel)
         empty, _ = other.load(text, said, options.like, options.untrusted)
-    watched = function if options.claims.get("forbid") or options.forbids_native else None
+    watched = function if options.claims.get("forbid") or forbidden(backend, options) else None
     return function.unwatched, OwnCode(trip, watched, empty, options.kernel, notes)
 
 

@@ -21,7 +21,7 @@ from suite.checks import all_checks
 from suite.judge import leaks
 from suite.judge.trial import trial
 from suite.records.expectations import ExpectationError, Manifest, load, load_named
-from suite.run.isolation.remote import Remote, isolated
+from suite.run.isolation.remote import Remote, forbidden, isolated
 from suite.run.options import NOTHING, Options
 from suite.run.process import limited
 from suite.run.suggestions import suggestion
@@ -121,7 +121,7 @@ def load_backend(backend: Backend, options: Options, user: UserCode = NO_CODE) -
         notes += [
             f"importing {text} left {change}; cells are judged with what was" for change in left
         ]
-        if options.forbids_native and (own := registry.native_name(backend)):
+        if own := forbidden(backend, options):
             notes.append(
                 f"{function}: a call of {own} fails (--untrusted); --forbid={NOTHING} allows it"
             )

@@ -311,11 +311,6 @@ class Options(CommandOptions):
         return self.isolate or self.untrusted
 
     @property
-    def forbids_native(self) -> bool:
-        """True if a user function must not call the framework's own attention because it is untrusted."""
-        return self.untrusted and not (self.forbid or self.like) and self.mode != "compiled"
-
-    @property
     def compiles_quickly(self) -> bool:
         """True if backends compile with few optimisations if they can. Never in compiled mode, and never
         beside a user function."""

@@ -148,8 +148,6 @@ class Host:
         text, like, said = self.start["function"], self.start["like"], self.start["said"]
         for name in self.start["hidden"]:
             sys.modules.setdefault(name, None)  # type: ignore[arg-type]  # imports of it raise
-        if self.start["forbids"] and (native := registry.native_name(self.backend)):
-            said = {**said, "forbid": native}
         function = registry.load_function(self.backend, text, said)
         name = text.rpartition(":")[2]
         if self.start["kernel"]:

@@ -274,6 +274,13 @@ class RemoteFunction(Asking, Implementation):
         return self.told.nearest_supported(case)
 
 
+def forbidden(home: Backend, options: Options) -> str:
+    """The place of the framework's own attention if a user function must not call it because it is
+    untrusted, else ""."""
+    exempt = options.forbid or options.like or options.mode == "compiled"
+    return registry.native_name(home) if options.untrusted and not exempt else ""
+
+
 def isolated(home: Backend, options: Options, text: str, kernel: str = "") -> Remote:
     """The backend `home` with a child that can import the user's file, and empties the `kernel` there.
     Raises UsageError if no child can be started."""
@@ -282,10 +289,12 @@ def isolated(home: Backend, options: Options, text: str, kernel: str = "") -> Re
     folders = [place / name for place in places for name in HIDDEN]
     hidden = tuple(str(one) for one in folders if one.is_dir()) if options.untrusted else ()
     limits = Limits(tempfile.mkdtemp(prefix="attention-child-"), hidden, memory)
+    own = forbidden(home, options)
+    said = options.claims | ({"forbid": own} if own else {})
     start = {
         "backend": options.backends[0], "device": options.device, "function": text,
-        "said": options.claims, "like": options.like, "hidden": HIDDEN if options.untrusted else (),
-        "compiles": options.mode != "eager", "kernel": kernel, "forbids": options.forbids_native,
+        "said": said, "like": options.like, "hidden": HIDDEN if options.untrusted else (),
+        "compiles": options.mode != "eager", "kernel": kernel,
     }  # fmt: skip
     link = Link(start, limits, home.validation_errors)
     atexit.register(link.close)
