@@ -162,24 +162,21 @@ def loaded(name: str, options: Options) -> tuple[Any, dict[str, Any], dict[str, 
 def _function(backend: Any, options: Options, text: str) -> tuple[Any, Any]:
     """The user function named by `text`, in a child if the options say so, and its `OwnCode`. Raises
     UsageError."""
-    from backends import registry
     from suite.measure.clock import round_trip
     from suite.measure.own import OwnCode
     from suite.run.isolation.remote import forbidden, isolated
+    from suite.run.loading import user_function
 
     # Conformance runs judge ignored parameters.
     options = replace(options, allow_unused=True)
-    said, trip, notes = options.claims, 0.0, tuple[str, ...]()
+    home, trip, notes, empty = backend, 0.0, tuple[str, ...](), None
     if options.isolates:
         home = isolated(backend, options, text)
         trip, notes = round_trip(home), tuple(f"{text}: {one}" for one in home.link.open)
-        function, _ = home.load(text, said, options.like, options.untrusted)
-    else:
-        function, _ = registry.function_implementation(backend, text, said, options.like)
-    empty = None
+    function, _ = user_function(home, text, options)
     if options.kernel:
         other = isolated(backend, options, text, options.kernel)
-        empty, _ = other.load(text, said, options.like, options.untrusted)
+        empty, _ = user_function(other, text, options)
     watched = function if options.claims.get("forbid") or forbidden(backend, options) else None
     return function.unwatched, OwnCode(trip, watched, empty, options.kernel, notes)
 

@@ -110,13 +110,13 @@ def load_backend(backend: Backend, options: Options, user: UserCode = NO_CODE) -
         with leaks.quiet():
             settings = leaks.Settings(asked)
             try:
-                function, files = _function(asked, text, options, user)
+                function, files = user_function(asked, text, options, user)
             finally:
                 left = settings.restore()
         functions.append(function)
         if options.kernel:
             empty = isolated(backend, options, text, options.kernel)
-            emptied[function], _ = _function(empty, text, options, user)
+            emptied[function], _ = user_function(empty, text, options, user)
         notes += [f"{function}: {remark}" for remark in function.remarks]
         notes += [
             f"importing {text} left {change}; cells are judged with what was" for change in left
@@ -149,8 +149,8 @@ def load_backend(backend: Backend, options: Options, user: UserCode = NO_CODE) -
     )  # fmt: skip
 
 
-def _function(
-    backend: Backend, text: str, options: Options, user: UserCode
+def user_function(
+    backend: Backend, text: str, options: Options, user: UserCode = NO_CODE
 ) -> tuple[Implementation, Sequence[Path]]:
     """The user function that the options call `text`, and the manifests that it names. Raises
     UsageError."""
