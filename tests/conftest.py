@@ -82,3 +82,15 @@ def browser() -> Iterator[Any]:
     """The browser of all tests."""
     with chromium() as started:
         yield started
+
+
+@contextmanager
+def watched(browser: Any, **viewport: int) -> Iterator[Any]:
+    """A new page of the browser. The errors of its scripts and of its console, and the texts of its
+    dialogs, are in `page.errors`."""
+    with browser.new_page(viewport=viewport or None) as page:
+        page.errors = []
+        page.on("pageerror", lambda error: page.errors.append(str(error)))
+        page.on("console", lambda m: page.errors.append(m.text) if m.type == "error" else None)
+        page.on("dialog", lambda dialog: (page.errors.append(dialog.message), dialog.dismiss()))
+        yield page

@@ -19,6 +19,7 @@ from suite.report.site import write
 from suite.run.options import Options
 from suite.run.recorded import header as header_of
 from tests import page_questions
+from tests.conftest import watched
 from tests.pages_by_hand import HOSTILE, facts, hostile, runs
 from tests.records_by_hand import cell, elect, header, run
 from tests.speed_by_hand import record as timed
@@ -136,14 +137,10 @@ def page(browser: Any, tmp_path: Path) -> Iterator[Any]:
             facts("torch:mine", "2026-11-20", scale="1")]  # fmt: skip
     frames = frames_of(runs()[1]) | {"facts": facts_of(read)}
     render(CONFORMANCE.of(frames), "html", tmp_path / "p.html", overview=overview(frames))
-    opened = browser.new_page(viewport={"width": 1280, "height": 900})
-    opened.errors = []
-    opened.on("pageerror", lambda error: opened.errors.append(str(error)))
-    opened.on("console", lambda m: opened.errors.append(m.text) if m.type == "error" else None)
-    opened.goto((tmp_path / "p.html").as_uri())
-    yield opened
-    assert opened.errors == []
-    opened.close()
+    with watched(browser, width=1280, height=900) as opened:
+        opened.goto((tmp_path / "p.html").as_uri())
+        yield opened
+        assert opened.errors == []
 
 
 def _labels(page: Any) -> list[str]:
@@ -287,26 +284,23 @@ def test_hostile_text_in_every_field_stays_text(browser: Any, tmp_path: Path) ->
         CONFORMANCE.of(frames, [*CONFORMANCE.tables]), "html", tmp_path / "p.html", HOSTILE, first
     )
     (of_one,) = (tmp_path / "site" / "implementations").iterdir()
-    opened, errors = browser.new_page(), []
-    opened.on("pageerror", lambda error: errors.append(str(error)))
-    opened.on("dialog", lambda dialog: errors.append(dialog.message))
-    for path in (tmp_path / "p.html", tmp_path / "site" / "index.html", of_one):
-        opened.goto(path.as_uri())
-        if path.name != "index.html":
-            opened.locator("#matrix .mark").first.click()
-            for one in opened.locator("#details summary").all():
-                one.click()
-            assert f"{HOSTILE} message" in opened.locator("#details").inner_text()
-            command = shlex.split(opened.locator("#details pre").first.inner_text())
-            name = f"{read.records[0].backend}:{read.records[0].implementation}"
-            check = command[-1].removesuffix(f"[{name}/{HOSTILE} case]")
-            assert check in (f"{HOSTILE} check", "values", "gradients")
-            assert command[:3] == ["pytest", "suite", f"--backend={HOSTILE} backend"]
-        assert HOSTILE in opened.locator("h1").text_content()
-        assert opened.locator("img").count() == 0
-        assert opened.locator("script").count() == 2
-    opened.close()
-    assert errors == []
+    with watched(browser) as opened:
+        for path in (tmp_path / "p.html", tmp_path / "site" / "index.html", of_one):
+            opened.goto(path.as_uri())
+            if path.name != "index.html":
+                opened.locator("#matrix .mark").first.click()
+                for one in opened.locator("#details summary").all():
+                    one.click()
+                assert f"{HOSTILE} message" in opened.locator("#details").inner_text()
+                command = shlex.split(opened.locator("#details pre").first.inner_text())
+                name = f"{read.records[0].backend}:{read.records[0].implementation}"
+                check = command[-1].removesuffix(f"[{name}/{HOSTILE} case]")
+                assert check in (f"{HOSTILE} check", "values", "gradients")
+                assert command[:3] == ["pytest", "suite", f"--backend={HOSTILE} backend"]
+            assert HOSTILE in opened.locator("h1").text_content()
+            assert opened.locator("img").count() == 0
+            assert opened.locator("script").count() == 2
+        assert opened.errors == []
 
 
 @pytest.mark.slow

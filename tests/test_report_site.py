@@ -16,6 +16,7 @@ from suite.report.frames import cells as frame_of
 from suite.report.frames import facts_of, latest, measurements, newest_times
 from suite.report.kinds import frames_of
 from suite.report.site import _part, _paths, pages, write
+from tests.conftest import watched
 from tests.pages_by_hand import HOSTILE, facts, runs
 from tests.records_by_hand import cell, run
 from tests.records_by_hand import write as write_run
@@ -166,30 +167,28 @@ def test_paths_of_pages_are_harmless_and_differ() -> None:
 @pytest.mark.parametrize("width", [360, 1920])
 def test_an_entry_of_the_matrix_leads_to_its_failures(browser: Any, site: Path, width: int) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright")
-    opened, errors = browser.new_page(viewport={"width": width, "height": 900}), []
-    opened.on("pageerror", lambda error: errors.append(str(error)))
-    opened.goto((site / "index.html").as_uri())
-    opened.locator("#dtype").select_option("f32")
-    opened.get_by_role("link", name="torch:mine, causal: wrong").click()
-    assert opened.url.partition("#")[0].endswith("implementations/torch-mine.html")
-    assert "dtype=f32" in opened.url
-    opened.locator("#details summary").click()
-    assert HOSTILE in opened.locator("#details").inner_text()
-    opened.keyboard.press("Escape")
-    for entry in opened.locator(".tables td.is-a-message").all():
-        assert entry.evaluate("entry => entry.scrollWidth <= innerWidth")
-    assert opened.locator(".controls").is_hidden()
-    assert opened.locator("#matrix tbody tr").count() == 1
-    assert opened.evaluate("document.documentElement.scrollWidth") <= width
-    for scheme in ("light", "dark"):
-        opened.emulate_media(color_scheme=scheme)
-        found = axe.Axe().run(opened)
-        assert found.violations_count == 0, found.generate_report()
-    opened.get_by_role("link", name="All implementations").click()
-    opened.get_by_role("link", name="jax:jax-nn", exact=True).click()
-    assert opened.locator("h1").inner_text() == "jax:jax-nn"
-    assert errors == []
-    opened.close()
+    with watched(browser, width=width, height=900) as opened:
+        opened.goto((site / "index.html").as_uri())
+        opened.locator("#dtype").select_option("f32")
+        opened.get_by_role("link", name="torch:mine, causal: wrong").click()
+        assert opened.url.partition("#")[0].endswith("implementations/torch-mine.html")
+        assert "dtype=f32" in opened.url
+        opened.locator("#details summary").click()
+        assert HOSTILE in opened.locator("#details").inner_text()
+        opened.keyboard.press("Escape")
+        for entry in opened.locator(".tables td.is-a-message").all():
+            assert entry.evaluate("entry => entry.scrollWidth <= innerWidth")
+        assert opened.locator(".controls").is_hidden()
+        assert opened.locator("#matrix tbody tr").count() == 1
+        assert opened.evaluate("document.documentElement.scrollWidth") <= width
+        for scheme in ("light", "dark"):
+            opened.emulate_media(color_scheme=scheme)
+            found = axe.Axe().run(opened)
+            assert found.violations_count == 0, found.generate_report()
+        opened.get_by_role("link", name="All implementations").click()
+        opened.get_by_role("link", name="jax:jax-nn", exact=True).click()
+        assert opened.locator("h1").inner_text() == "jax:jax-nn"
+        assert opened.errors == []
 
 
 def test_a_site_needs_a_folder_and_judged_cells(
