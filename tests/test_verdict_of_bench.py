@@ -32,7 +32,7 @@ def bench(path: Path, *words: str) -> tuple[int, dict[str, Any]]:
 
 
 def test_times_have_intervals(tmp_path: Path) -> None:
-    words = ("--function=tests/isolated.py:attend", "--untrusted", "--samples=9")
+    words = ("--function=tests/isolated.py:attend", "--isolate", "--samples=9")
     code, verdict = bench(tmp_path / "a.json", *words)
     assert (code, verdict["verdict"], verdict["exit_code"]) == (0, "right", 0)
     (time,) = verdict["times"]
