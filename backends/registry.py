@@ -24,16 +24,9 @@ from backends.protocol import (
     checked_name,
 )
 from backends.sources import JUDGED, home_of
-from backends.user.cached import UserCached
 from backends.user.function import UserCallable
-from backends.user.latent import UserLatent
 from backends.user.layer import UserLayer
-from backends.user.merge import UserMerge
-from backends.user.packed import UserPacked
-from backends.user.paged import UserPaged
-from backends.user.paged_write import UserPagedWrite
-from backends.user.quantized import UserQuantized, UserQuantizedWrite
-from backends.user.rotary import UserRotation
+from suite.spec.modules import classes_in
 from suite.spec.operator import Operator
 from suite.spec.operators import OPERATORS
 
@@ -237,17 +230,8 @@ def load_object(text: str, what: str) -> Any:
 
 OWN: dict[Operator, type[UserCallable]] = {
     kind.operator: kind
-    for kind in (
-        UserCached,
-        UserLatent,
-        UserMerge,
-        UserPacked,
-        UserPaged,
-        UserPagedWrite,
-        UserQuantized,
-        UserQuantizedWrite,
-        UserRotation,
-    )
+    for kind in classes_in("backends.user", UserCallable)
+    if "operator" in vars(kind)
 }
 """The class for a user's function by operator, for operators that are neither attention nor layers."""
 

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from functools import lru_cache
 
-import suite
 from suite.judge.check import CHECKS, Check
+from suite.spec.modules import defined_in
 
 
 @lru_cache(maxsize=1)
 def all_checks() -> tuple[Check, ...]:
     """Every check, in the order of modules and of definition. Imports no framework."""
-    names = sorted(info.name for info in pkgutil.iter_modules(suite.__path__))
-    modules = [importlib.import_module(f"suite.{n}") for n in names if n.startswith("test_")]
-    return tuple(
-        CHECKS[value]
-        for module in modules
-        for value in vars(module).values()
-        if getattr(value, "__module__", "") == module.__name__ and value in CHECKS
-    )
+    return tuple(CHECKS[value] for value in defined_in("suite", "test_") if value in CHECKS)

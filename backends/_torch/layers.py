@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from backends._torch import functional
-from backends._torch.encoder import Encoder, EncoderFast
+from backends._torch.encoder import Encoder, EncoderFast, TextbookEncoder
 from backends._torch.engine import TorchEngine
 from backends._torch.functional import module_state
 from backends._torch.masks import MULTI_HEAD_PATH, Masked, forced, load
@@ -20,7 +20,7 @@ from backends.masks import causal_alone
 from backends.memory import sequences
 from backends.prepared import LAYER_OUTPUTS, PreparedCall
 from backends.protocol import Implementation
-from backends.textbook import TextbookEncoder, textbooks
+from backends.textbook import textbooks
 from suite.spec.inputs import Inputs
 from suite.spec.operators.multi_head import MULTI_HEAD
 

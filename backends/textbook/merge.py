@@ -20,6 +20,7 @@ class TextbookMerge(TextbookOperator):
 
     operator = MERGE
     declared = Declared(numerics="exact", features=MERGE_FEATURES)
+    own_class = True
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         backend, ops, wide = self.backend, self.ops, inputs.dtype.widened

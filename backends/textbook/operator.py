@@ -17,15 +17,17 @@ from suite.spec.vocabulary import NUMERICS
 class TextbookOperator(Implementation):
     """An operator in operations that all frameworks have.
 
-    With `numerics` the class of a framework's textbook attention is declared, and at least `eager`: the
+    The class of a framework's textbook attention (`numerics`) is declared, and at least `eager`: the
     scale is rounded to the dtype, which narrower classes do not allow.
     """
 
     textbook = True
+    own_class = False
+    """True if the numerics class of `declared` holds in every framework."""
 
-    def __init__(self, backend: Backend, ops: Operations, numerics: Numerics | None = None) -> None:
+    def __init__(self, backend: Backend, ops: Operations, numerics: Numerics = "eager") -> None:
         declared = self.declared
-        if numerics is not None:
+        if not self.own_class:
             classes = numerics if isinstance(numerics, Mapping) else dict.fromkeys(DTYPES, numerics)
             least = {name: max(one, "eager", key=NUMERICS.index) for name, one in classes.items()}
             declared = declared.but(numerics=least)

@@ -20,6 +20,7 @@ class TextbookPagedWrite(TextbookOperator):
     name = "textbook-paged-write"
     operator = PAGED_WRITE
     declared = Declared(numerics="exact", features=FEATURES)
+    own_class = True
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         ops, hnd = self.ops, inputs.case.option("layout") == "hnd"

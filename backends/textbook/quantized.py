@@ -93,6 +93,7 @@ class TextbookQuantizedWrite(TextbookOperator):
     name = "textbook-quantized-write"
     operator = QUANTIZED_WRITE
     declared = Declared(numerics="exact", features=WRITE_FEATURES)
+    own_class = True
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         ops, code = self.ops, CODES[inputs.case.option("codes")]

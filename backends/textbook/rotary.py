@@ -30,6 +30,7 @@ class TextbookRotary(TextbookOperator):
     name = "textbook-rotary"
     operator = ROTARY
     declared = Declared(numerics="exact", features=ROTARY_FEATURES)
+    own_class = True
     casts_table = False
     """True if sine and cosine are stored in the query's dtype, and products computed in this dtype.
     """

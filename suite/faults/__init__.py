@@ -8,10 +8,10 @@ without failures imports none of them.
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from functools import lru_cache
 from typing import TYPE_CHECKING
+
+from suite.spec.modules import defined_in
 
 if TYPE_CHECKING:
     from backends.protocol import Backend
@@ -23,14 +23,7 @@ def all_faults() -> tuple[Fault, ...]:
     """Every fault, in the order of modules and of definition. Imports no framework."""
     from suite.faults.fault import FAULTS
 
-    names = sorted(info.name for info in pkgutil.iter_modules(__path__))
-    modules = [importlib.import_module(f"{__name__}.{name}") for name in names]
-    return tuple(
-        FAULTS[value]
-        for module in modules
-        for value in vars(module).values()
-        if getattr(value, "__module__", "") == module.__name__ and value in FAULTS
-    )
+    return tuple(FAULTS[value] for value in defined_in(__name__) if value in FAULTS)
 
 
 def mutants(device: str = "cpu") -> Backend:

@@ -6,11 +6,6 @@ variants share.
 
 from __future__ import annotations
 
-import importlib
-import inspect
-import pkgutil
-from collections.abc import Iterator
-
 from backends.protocol import Backend, Implementation
 from suite.faults.backend import KernelBackend
 from suite.faults.kernels import (
@@ -32,6 +27,7 @@ from suite.faults.kernels import (
     split,
     variants,
 )
+from suite.spec.modules import classes_in
 
 KERNELS: tuple[type[Implementation], ...] = (
     cached.CachedKernel,
@@ -78,17 +74,10 @@ KERNELS: tuple[type[Implementation], ...] = (
 """Right kernels that faults change."""
 
 
-def of_modules() -> Iterator[type[Implementation]]:
-    """The variants that the modules of this package define."""
-    for info in pkgutil.iter_modules(__path__):
-        module = importlib.import_module(f"{__name__}.{info.name}")
-        for name, kind in vars(module).items():
-            own = inspect.isclass(kind) and kind.__module__ == module.__name__
-            if own and issubclass(kind, Implementation) and not name.startswith("_"):
-                yield kind
-
-
-HONEST = (*of_modules(), *KERNELS)
+HONEST = (
+    *(kind for kind in classes_in(__name__, Implementation) if not kind.__name__.startswith("_")),
+    *KERNELS,
+)
 """Every honest variant, in the order in which they are judged."""
 
 
