@@ -36,9 +36,14 @@ class Turn:
     held: Held
 
     @property
+    def begins(self) -> np.ndarray:
+        """The first positions (b, tokens) that the chunk's tokens attend without a window."""
+        return self.held.begins[self.held.newest(self.chunk)]
+
+    @property
     def padding(self) -> np.ndarray:
-        """The left padding of the chunk's samples."""
-        return self.held.padding[list(self.chunk.own)]
+        """The left padding (b,) of the chunk's samples, of a case without documents."""
+        return self.begins[:, 0]
 
     @property
     def total(self) -> int:
@@ -47,15 +52,14 @@ class Turn:
 
     def mask(self, columns: int) -> np.ndarray:
         """The mask (b, tokens, columns) over the tokens of the cache, and hidden columns behind them."""
-        case, held = self.inputs.case, self.held
-        seen = allowed(case, self.rows, held.positions, self.padding, self.chunk.tree)
+        rows, keys = (self.rows, self.begins), self.held.positions[list(self.chunk.own)]
+        seen = allowed(self.inputs.case, *rows, keys, self.chunk.tree)
         return np.pad(seen, ((0, 0), (0, 0), (0, columns - seen.shape[2])))
 
     @property
     def rows(self) -> np.ndarray:
         """The positions of the chunk's tokens (b, tokens)."""
-        first = self.held.lengths[list(self.chunk.own)] - self.chunk.count
-        return first[:, None] + self.chunk.depths
+        return self.held.positions[self.held.newest(self.chunk)]
 
 
 class Scripted(Implementation):

@@ -42,16 +42,19 @@ CASES = (
     "cached/none/gqa2/f64/b2h4q9k9d8/c3.tree1121.keep3.2/bias.bhqk",
     f"{GROWN}/c1.5.pick110.1.1/win3/room8/pad5.0.12/bias.1hqk",
     "cached/none/gqa2/f64/b2h4q9k11d8/c2.tree11.keep1.tree112.reset.2",
+    f"{GROWN}/c2+2.back3.2.0+1.pick201.1/win3/slopes",
+    f"{GROWN}/c1+2of02.1of1.2+5of1.5of02/bias.bhqk",
 )
 
 
 def token_by_token(inputs: Inputs) -> np.ndarray:
     """The answer (B, H, Lq, Dv): a list of tokens for every sample, and every row by itself."""
     case, s = inputs.case, inputs.sizes
-    Token = tuple[int, int, int]  # sample, place, position
+    Token = tuple[int, int, int, int]  # sample, place, position, document
     histories: list[list[Token]] = [
-        [(b, place, place) for place in range(s.Lk - s.Lq)] for b in range(s.B)
+        [(b, place, place, 0) for place in range(s.Lk - s.Lq)] for b in range(s.B)
     ]
+    documents = 0
     padding, left = list(case.option("padding") or [0] * s.B), case.option("left")
     arrived, nodes = [s.Lk - s.Lq] * s.B, list[list[list[Token]]]()
     out = np.zeros((s.B, s.H, s.Lq, s.Dv))
@@ -72,19 +75,26 @@ def token_by_token(inputs: Inputs) -> np.ndarray:
             for b, node in enumerate(kept):
                 histories[b] = histories[b] + (nodes[b][int(node)] if node != "x" else [])
         steps = [int(n) for n in body[4:]] if body.startswith("tree") else []
-        count = len(steps) if steps else int(body) if body.isdigit() else 0
+        parts = [] if steps else [int(n) for n in body.split("+") if n.isdigit()]
+        count = len(steps) or sum(parts)
+        begin = {sum(parts[:n]) for n in range(1, len(parts))}
         nodes = [[] for _ in range(s.B)]
         for b in samples if count else ():
             for n in range(count):
+                document = (nodes[b][-1] if nodes[b] else histories[b] or [(0, 0, 0, 0)])[-1][3]
+                if n in begin:
+                    documents = document = documents + 1
                 parent = n - steps[n] if steps else n - 1
                 path = nodes[b][parent] if parent >= 0 else []
                 position = len(histories[b]) + len(path)
-                nodes[b].append([*path, (b, arrived[b], position)])
+                nodes[b].append([*path, (b, arrived[b], position, document)])
                 history, row = histories[b] + nodes[b][n], arrived[b] - (s.Lk - s.Lq)
                 seen = [
                     (sample, place, at)
-                    for sample, place, at in history
-                    if at >= padding[b] and (left is None or position - at <= left)
+                    for sample, place, at, own in history
+                    if own == document
+                    and at >= padding[b]
+                    and (left is None or position - at <= left)
                 ]
                 key, value = (
                     np.array([x[sample, :, place] for sample, place, _ in seen])[None].swapaxes(
@@ -169,6 +179,7 @@ def test_random_scripts_are_valid() -> None:
     for numbers, script in (
         ((3, 0, 2), "creset.2"),
         ((9, 1), "c9.pick10.1"),
+        ((1, 3), "c1.1+2"),
         ((7, 1), "c7.back2.1"),
         ((0, 0), "c1"),
         ((4, 0, 1), "creset.1"),
@@ -200,6 +211,9 @@ def test_random_scripts_are_valid() -> None:
         ("b2h4q9k12d8/c9/pad4.0", "left padding is a number for each sample"),
         ("b2h4q9k12d8/c9/pad3", "left padding is a number for each sample"),
         ("b2h4q9k12d8/c5.reset.4/pad3.0", "has no reset"),
+        ("b2h4q9k12d8/c5+4/pad3.0", "no other document"),
+        ("b2h4q9k9d8/c5+0.4", "a document has one token or more"),
+        ("b2h4q9k9d8/c2+0+3.4", "a document has one token or more"),
         ("b2h4q9k9d8/c9/cap0.0", "softcap must be positive"),
     ],
 )
@@ -222,6 +236,7 @@ def test_a_persons_cache() -> None:
         "c5.1.3/win3/cap2.0/sinks/slopes/scale0.3", "c5.1.3/bias.1hqk",  # no softcap, no bias
         "c3of0.3of12.back2.5", "c2.back2of0.3of1.resetof2.3of20.3",  # no samples
         "c3.tree1121.keep3.2", "c1.tree11213.keep4.3/slopes", "c1.tree112.keep2x0.4",
+        "c1+2.1.0+4", "c1+2.1.2+1.back2.1/win3/slopes",  # no document_starts
     ]  # fmt: skip
     assert set(found.values()) == {"pass", "unsupported"}
 
@@ -233,9 +248,10 @@ def test_a_persons_cache_of_samples_that_step_alone_and_of_trees() -> None:
         {"win", "pad", "cap", "slopes", "pick", "bias"} & {*re.findall("[a-z]+", x)}
         for x in refused
     )
-    assert {"c3of0.3of12.back2.5", "c3.tree1121.keep3.2", "c1.tree112.keep2x0.4"} <= {*found} - {
-        *refused
-    }
+    answered = {
+        "c3of0.3of12.back2.5", "c3.tree1121.keep3.2", "c1.tree112.keep2x0.4", "c1+2.1.0+4",
+    }  # fmt: skip
+    assert answered <= {*found} - {*refused}
     found = statuses("KeepsFirst")
     assert {script for script, status in found.items() if status == "fail"} == {
         "c3.tree1121.keep3.2", "c1.tree11213.keep4.3", "c1.tree112.keep2x0.4",

@@ -119,8 +119,8 @@ class NnxDecode(Scripted):
             raise ValueError("query, key and value differ in their number of tokens")
         program, slots = self.programs[self.shape(turn.inputs)], np.arange(capacity(case))
         for n in range(key.shape[1]):
-            place = np.array([state.count])
-            mask = allowed(case, place, slots, turn.padding)[:, None]
+            token = slice(n, n + 1)
+            mask = allowed(case, turn.rows[:, token], turn.begins[:, token], slots)[:, None]
             row, layer = program(state.layer, query, key, value, mask, n)
             state = replace(state, layer=layer, count=state.count + 1)
             rows.append(row)

@@ -40,7 +40,7 @@ class LmCache(Scripted):
         refusals={
             **dict.fromkeys(("softcap", "alibi-slopes"), "the attention function has none of it"),
             **dict.fromkeys(("bias", "bias-with-mask"), "the masks of caches are made of booleans"),
-            **dict.fromkeys(("tree", "keep"), "the masks of caches are causal"),
+            **dict.fromkeys(("tree", "keep", "documents"), "the masks of caches are causal"),
             "subsets": "the samples of a cache have one length",
         },
         elections={"beyond-capacity": "grows"},

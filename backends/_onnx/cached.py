@@ -28,7 +28,8 @@ def extended(present: Symbol, past: Symbol | None, new: Symbol) -> Symbol:
 class PastAttention(GrowingCache):
     """The standard's operator Attention of opset 24, with past_key and past_value.
 
-    The causal flag is bottom-right behind a cache. Windows, left padding and trees are boolean masks.
+    The causal flag is bottom-right behind a cache. Windows, left padding, documents and trees are boolean
+    masks.
     """
 
     name = "attention-24-past"
@@ -67,8 +68,7 @@ class PastAttention(GrowingCache):
     ) -> tuple[Any, Any, Any]:  # fmt: skip
         """The rows (B, H, rows, Dv), and present keys and values."""
         case, mask = inputs.case, None
-        tree = "tree" in inputs.needs
-        if tree or case.option("left") is not None or case.option("padding") is not None:
+        if {"tree", "documents", "window", "left-padding"} & {*inputs.needs}:
             mask = rest[f"mask_{n}"]
         numbers = {"scale": inputs.scale, "softcap": case.option("softcap")}
         attributes = {name: x for name, x in numbers.items() if x is not None}
@@ -94,7 +94,7 @@ class PastGroupQuery(PastAttention):
             "value-size": "GroupQueryAttention has values of the keys' size",
             "subsets": "the past of all samples has one length",
             **dict.fromkeys(("bias", "bias-with-mask"), "not passed by this adapter"),
-            **dict.fromkeys(("tree", "keep"), "GroupQueryAttention has no mask"),
+            **dict.fromkeys(("tree", "keep", "documents"), "GroupQueryAttention has no mask"),
         },
         limits=Limits(head_sizes=HEAD_SIZES),
         elections=PastAttention.declared.elections,

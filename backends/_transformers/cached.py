@@ -39,6 +39,7 @@ class DynamicSdpa(Scripted):
         refusals={
             **NO_FEATURES,
             "subsets": "the samples of a cache have one length",
+            "documents": "masking_utils finds documents in positions only without a cache",
             **dict.fromkeys(
                 ("bias", "bias-with-mask"), "masks of masking_utils are made of booleans"
             ),

@@ -22,6 +22,7 @@ from suite.spec.operators.scripts import (
     Action,
     Chunk,
     Crop,
+    Held,
     Keep,
     Pick,
     Reset,
@@ -58,11 +59,13 @@ class TextbookCached(TextbookPacked):
         are slopes; `bias_n` (b, H, rows, keys); `order_n` (B,) of samples. The arrays of the features by
         name."""
         case, arrays, biases = inputs.case, dict[str, np.ndarray](), dict[str, np.ndarray]()
-        for n, (action, rows, keys, padding) in enumerate(self.seen(case)):
+        for n, (action, held, keys) in enumerate(self.seen(case)):
             if isinstance(action, Pick):
                 arrays[f"order_{n}"] = np.array(action.samples, np.int32)
             elif isinstance(action, Chunk) and action.asked:
-                mask = allowed(case, rows, keys, padding, action.tree)
+                newest = held.newest(action)
+                rows = held.positions[newest]
+                mask = allowed(case, rows, held.begins[newest], keys, action.tree)
                 arrays[f"mask_{n}"] = mask[:, None]
                 if inputs.bias is not None:
                     biases[f"bias_{n}"] = action.biases(inputs.bias, keys)
@@ -73,10 +76,9 @@ class TextbookCached(TextbookPacked):
         made |= {name: self.backend.array(x, inputs.dtype) for name, x in biases.items()}
         return made | feature_arrays(self.backend, inputs)
 
-    def seen(self, case: Case) -> Iterator[tuple[Action, np.ndarray, np.ndarray, np.ndarray]]:
-        """Each action, the positions of a chunk's rows (b, rows) and of the keys (b, keys) that it sees,
-        and the padding (b,) of its samples. The chunk's tokens are the last keys. Negative positions are
-        no keys."""
+    def seen(self, case: Case) -> Iterator[tuple[Action, Held, np.ndarray]]:
+        """Each action, what the cache holds after it, and the positions (b, keys) of keys that a chunk
+        sees. The chunk's tokens are the last keys. Negative positions are no keys."""
         raise NotImplementedError
 
     def compute(
@@ -146,23 +148,18 @@ class GrowingCache(TextbookCached):
         {"subsets": "all samples have one length"}
     ).electing({"nan-in-freed-slot": "blocked", "beyond-capacity": "grows"})
 
-    def seen(self, case: Case) -> Iterator[tuple[Action, np.ndarray, np.ndarray, np.ndarray]]:
+    def seen(self, case: Case) -> Iterator[tuple[Action, Held, np.ndarray]]:
         for action, held in played(case):
-            keys = held.positions
-            first = keys.shape[1] - (action.count if isinstance(action, Chunk) else 0)
-            yield action, keys[:, first:], keys, held.padding
+            yield action, held, held.positions
 
     def masks(self, inputs: Inputs) -> dict[str, Any]:
         """Also `path_n`, the tokens (B, n) that are kept."""
-        arrays, length = super().masks(inputs), 0
+        arrays = super().masks(inputs)
         for n, (action, held) in enumerate(played(inputs.case)):
             if isinstance(action, Keep):
-                first = length - action.count
-                kept = np.array(
-                    [[*range(first), *(first + i for i in path)] for path in action.paths]
-                )
-                arrays[f"path_{n}"] = self.backend.array(kept, None)
-            length = held.positions.shape[1]
+                first = int(held.lengths[0]) - len(action.paths[0])
+                kept = [[*range(first), *(first + i for i in path)] for path in action.paths]
+                arrays[f"path_{n}"] = self.backend.array(np.array(kept), None)
         return arrays
 
     def read(
@@ -222,26 +219,24 @@ class SlotCache(TextbookCached):
         """
         case, arrays, s = inputs.case, super().masks(inputs), inputs.sizes
         slots, found = capacity(case), dict[str, Any]()
-        lengths = np.zeros(s.B, int)
         first = np.arange(s.B) * slots
         for n, (action, held) in enumerate(played(case)):
             if isinstance(action, Chunk):
-                own = np.array(action.own)
-                count = min(action.count, slots)
-                of = held.lengths[own][:, None] - count + np.arange(count)
-                found[f"slots_{n}"] = first[own][:, None] + of % slots
+                own, of = held.newest(action)
+                found[f"slots_{n}"] = first[own] + of[:, -slots:] % slots
                 if action.samples is not None:
-                    found[f"own_{n}"] = first[own][:, None] + np.arange(slots)
+                    found[f"own_{n}"] = first[own] + np.arange(slots)
             elif isinstance(action, Pick):
                 found[f"order_{n}"] = first[list(action.samples)][:, None] + np.arange(slots)
             elif isinstance(action, Keep):
-                starts = first + lengths - action.count
-                pairs = zip(starts, action.paths, strict=True)
-                old = [start + node for start, path in pairs for node in path]
-                pairs = zip(starts, action.paths, strict=True)
-                new = [start + place for start, path in pairs for place in range(len(path))]
-                found |= {f"from_{n}": np.array(old, int), f"slots_{n}": np.array(new, int)}
-            lengths = held.lengths
+                ends = zip(first + held.lengths, action.paths, strict=True)
+                moved = [
+                    (end - len(path) + node, end - len(path) + place)
+                    for end, path in ends
+                    for place, node in enumerate(path)
+                ]
+                old, new = np.array(moved, int).reshape(-1, 2).T
+                found |= {f"from_{n}": old, f"slots_{n}": new}
         for name, places in found.items():
             arrays[name] = self.backend.array(places.ravel(), None)
         for name, size in (("empty_key", s.D), ("empty_value", s.Dv)):
@@ -249,26 +244,23 @@ class SlotCache(TextbookCached):
             arrays[name] = self.backend.array(empty, inputs.dtype)
         return arrays
 
-    def seen(self, case: Case) -> Iterator[tuple[Action, np.ndarray, np.ndarray, np.ndarray]]:
+    def seen(self, case: Case) -> Iterator[tuple[Action, Held, np.ndarray]]:
         slots, B = capacity(case), case.sizes.B
         kept = np.full((B, slots), -1)
-        lengths = np.zeros(B, int)
         for action, held in played(case):
+            keys = kept
             if isinstance(action, Chunk):
-                own = np.array(action.own)
-                new = lengths[own][:, None] + action.depths
-                yield action, new, np.concatenate([kept[own], new], 1), held.padding[own]
-                of = (lengths[own][:, None] + np.arange(action.count))[:, -slots:]
-                kept[own[:, None], of % slots] = new[:, -slots:]
-            else:
-                if isinstance(action, Keep):  # in no ring
-                    kept = np.full((B, slots), -1)
-                    kept[:, : held.positions.shape[1]] = held.positions
-                elif isinstance(action, Pick):
-                    kept = kept[list(action.samples)]
-                kept = np.where(kept >= held.lengths[:, None], -1, kept)
-                yield action, kept, kept, held.padding
-            lengths = held.lengths
+                own, of = held.newest(action)
+                new = held.positions[own, of]
+                keys = np.concatenate([kept[own[:, 0]], new], 1)
+                kept[own, of[:, -slots:] % slots] = new[:, -slots:]
+            elif isinstance(action, Pick):
+                kept = kept[list(action.samples)]
+            elif isinstance(action, Keep):  # in no ring
+                kept = np.full((B, slots), -1)
+                kept[:, : held.positions.shape[1]] = held.positions
+            kept = np.where(kept >= held.lengths[:, None], -1, kept)
+            yield action, held, keys
 
     def begun(self, rest: dict[str, Any]) -> Any:
         return rest["empty_key"], rest["empty_value"]

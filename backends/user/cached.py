@@ -19,7 +19,7 @@ from backends.user.function import UserCallable
 from suite.spec.case import Case
 from suite.spec.inputs import Inputs, draw
 from suite.spec.operators.cached import FEATURES
-from suite.spec.operators.scripts import capacity
+from suite.spec.operators.scripts import capacity, has_documents
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,12 @@ def tree_mask(step: Step) -> Any:
     return None if chunk.tree is None else step.backend.array(chunk.tree.paths(chunk.count), None)
 
 
+def document_starts(step: Step) -> Any:
+    """The position (b, n) at which the document of each token begins; None without documents."""
+    several = has_documents(step.inputs.case)
+    return step.integers(step.turn.begins) if several else None
+
+
 def positions(step: Step) -> Any:
     """The positions (b, n) of the tokens."""
     return step.integers(step.turn.rows)
@@ -111,6 +117,7 @@ STEP: tuple[Parameter[Step], ...] = (
     Parameter("samples", ("subsets",), samples),
     Parameter("parents", ("tree",), parents),
     Parameter("tree_mask", ("tree",), tree_mask),
+    Parameter("document_starts", ("documents",), document_starts),
     Parameter("positions", (), positions),
 )
 """The keyword parameters of `step`."""

@@ -223,6 +223,7 @@ FEATURES = {
     "rollback": "tokens taken back from a cache",
     "reorder": "samples of a cache in another order, or several times",
     "subsets": "some samples of a cache that step alone, and samples of different lengths",
+    "documents": "several documents in a sample of a cache, one behind the other",
     "tree": "tokens that join a cache as a tree, in which a node attends its ancestors",
     "keep": "of a tree in a cache one path of each sample that stays",
     "int8-codes": "keys and values as 8-bit whole numbers times a scale",

@@ -118,7 +118,8 @@ class Serving:
 
     def step(
         self, state: dict[str, Any], query: Any, key: Any, value: Any, *,
-        samples: Any = None, tree_mask: Any = None, scale: float | None = None,
+        samples: Any = None, tree_mask: Any = None, document_starts: Any = None,
+        scale: float | None = None,
     ) -> tuple[Any, Any]:  # fmt: skip
         count, device = query.shape[2], query.device
         own = (
@@ -133,6 +134,8 @@ class Serving:
         k, v = (state[name][own].transpose(1, 2) for name in ("key", "value"))
         slots = torch.arange(k.shape[2], device=device)
         shown = slots <= places[:, :, None]
+        if document_starts is not None:
+            shown = shown & (slots >= document_starts[:, :, None])
         if tree_mask is not None:
             first = places[:, :1, None]
             node = (slots - first).clamp(0, count - 1).expand(len(own), count, -1)

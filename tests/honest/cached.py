@@ -168,6 +168,8 @@ class CachedStepByStep(CachedKernel):
         assert chunk is not None
         for part, sample, start in zip(own, chunk.own, chunk.starts, strict=True):
             part.chunk = replace(chunk, samples=(sample,), starts=(start,))
+            if held.begins is not None:
+                part.begins = held.begins[[chunk.own.index(sample)]]
         operands = zip(own, *(np.split(x, len(query)) for x in (query, key, value)), strict=True)
         rows = [super(CachedStepByStep, self).answer(*each) for each in operands]
         for n, part in enumerate(own):
@@ -185,6 +187,7 @@ class CachedTreeBranchByBranch(CachedKernel):
             return super().answer(held, query, key, value)
         count, rows = query.shape[2], []
         joining, tree, chunk = self.joining(held, count), held.tree, held.chunk
+        begins = held.begins
         assert chunk is not None
         for node, path in enumerate(tree.paths(count)):
             nodes = np.flatnonzero(path)
@@ -196,7 +199,8 @@ class CachedTreeBranchByBranch(CachedKernel):
             held.tree, of = None, slice(node, node + 1)
             starts = tuple(start + node for start in chunk.starts)
             held.chunk = replace(chunk, starts=starts, count=1)
+            held.begins = None if begins is None else begins[:, of]
             rows.append(self.attend(held, query[:, :, of], k, v, joining[:, of], keys))
-            held.tree, held.chunk = tree, chunk
+            held.tree, held.chunk, held.begins = tree, chunk, begins
         self.write(held, key, value)
         return np.concatenate(rows, 2)

@@ -16,7 +16,7 @@ from suite.spec.dtypes import round_to
 from suite.spec.inputs import Inputs
 from suite.spec.masks import Tree
 from suite.spec.operators.cached import FEATURES
-from suite.spec.operators.scripts import Chunk, capacity
+from suite.spec.operators.scripts import Chunk, capacity, has_documents
 
 
 @dataclass
@@ -28,6 +28,7 @@ class Held:
     - `totals` (B,): the number of tokens so far
     - `padding` (B,): how many first tokens of each sample are hidden
     - `tree`, `chunk`: those of the step
+    - `begins` (B, count): the positions at which the documents of a step's tokens begin
     """
 
     key: np.ndarray
@@ -38,6 +39,7 @@ class Held:
     inputs: Inputs
     tree: Tree | None = None
     chunk: Chunk | None = None
+    begins: np.ndarray | None = None
 
     ARRAYS = ("key", "value", "positions", "totals", "padding")
 
@@ -98,7 +100,7 @@ class CachedKernel(Stated, Scripted):
             raise ValueError(f"keys {key.shape} and values {value.shape} do not fit")
         if samples is not None:
             held = state.part(samples)
-        held.tree, held.chunk = turn.chunk.tree, turn.chunk
+        held.tree, held.chunk, held.begins = turn.chunk.tree, turn.chunk, turn.begins
         rows = self.answer(held, query.values, key.values, value.values)
         if samples is not None:
             state.merge(held, samples)
@@ -200,7 +202,15 @@ class CachedKernel(Stated, Scripted):
             shown = shown & (rows[:, :, None] - keys[:, None] <= left)
         if held.tree is not None:
             shown = shown & self.among(held, rows, keys)
+        if held.begins is not None and has_documents(held.inputs.case):
+            shown = shown & self.in_document(held, rows, keys, held.begins)
         return np.asarray(shown & ~self.padded(held, keys)[:, None])
+
+    def in_document(
+        self, held: Held, rows: np.ndarray, keys: np.ndarray, begins: np.ndarray
+    ) -> np.ndarray:
+        """The keys (B, rows, keys) that are no tokens of earlier documents."""
+        return keys[:, None] >= begins[:, :, None]
 
     def among(self, held: Held, rows: np.ndarray, keys: np.ndarray) -> np.ndarray:
         """The mask of a tree, which broadcasts to (B, rows, keys); the nodes are the last keys."""

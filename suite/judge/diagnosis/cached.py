@@ -13,7 +13,7 @@ from references.blocked import attention
 from suite.judge.diagnosis.layers import Another, Guess, made, of_scale, of_softcap, of_window
 from suite.judge.diagnosis.masks import of_tree
 from suite.spec.inputs import Inputs
-from suite.spec.operators.scripts import Chunk, Keep, View, actions, views
+from suite.spec.operators.scripts import Chunk, Keep, View, actions, has_documents, views
 
 Seen = Callable[[View, int], np.ndarray]
 """The mask (B, rows, keys) of a chunk, from what it sees and its number."""
@@ -136,6 +136,27 @@ def of_all(prefix: str) -> Callable[[str], str | None]:
     return lambda word: word.partition("of")[0] if word.startswith(prefix) else word
 
 
+def one_document(inputs: Inputs) -> Inputs:
+    """The inputs if every sample is one document."""
+
+    def words(word: str) -> str:
+        count, *of = word.partition("of")
+        return "".join([str(sum(map(int, count.split("+")))) if "+" in count else count, *of])
+
+    return other_script(inputs, words)
+
+
+def begun_earlier(inputs: Inputs) -> Seen:
+    """Tokens of a document that began in an earlier chunk attend all earlier documents."""
+    together = [view.mask for view in views(one_document(inputs).case)]
+
+    def seen(view: View, n: int) -> np.ndarray:
+        earlier = np.arange(view.chunk.count) < min(view.chunk.documents, default=view.chunk.count)
+        return np.where(earlier[:, None], together[n], view.mask)
+
+    return seen
+
+
 def kept_as(nodes: Callable[[str], str]) -> Callable[[str], str | None]:
     """Other nodes whose paths are kept."""
     return lambda word: f"keep{nodes(word[4:])}" if word.startswith("keep") else word
@@ -226,6 +247,10 @@ def of_cached(inputs: Inputs) -> Iterator[Another]:
         (lambda: other_script(inputs, of_all("back")), "A rollback of some samples is one of all.",
          "cache", ""),
         (lambda: inputs.replace(padding=None), "Left padding is attended.", "mask", ""),
+        (lambda: one_document(inputs), "Tokens attend earlier documents of their sample.", "mask", ""),
+        (lambda: answer(inputs, begun_earlier(inputs)) if has_documents(inputs.case) else inputs,
+         "Later chunks of a document attend the documents before it.", "mask",
+         "documents that are found in the positions of a chunk"),
         (lambda: other_script(inputs, dropped("back")), "Rollbacks do nothing.", "cache", ""),
         (lambda: other_script(inputs, back(-1)), "Of tokens that are taken back one stays.", "cache",
          "`[: length - n + 1]`"),

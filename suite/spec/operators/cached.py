@@ -16,6 +16,9 @@ Between chunks stand operations:
 A chunk, a rollback or a reset may be of some samples alone: `3of02` are three tokens of samples 0 and 2.
 All samples have Lq tokens in the end. Rows and tokens of a sample stand in its own order.
 
+`3+4` is a chunk of seven tokens, of which the last four begin another document: they, and the tokens
+of later chunks, attend no token before them. `0+4` begins with another document.
+
 `tree112` is a chunk whose tokens are the nodes of a tree: parents lie 1, 1 and 2 nodes before their
 nodes, and a parent before the first node is the last token in the cache. A node attends its ancestors,
 itself, and the cache; its position is its depth behind the cache. Then `keep2` keeps node 2 and its
@@ -69,6 +72,7 @@ from suite.spec.operators.scripts import (
     actions,
     capacity,
     differ,
+    has_documents,
     held,
     is_ring,
     views,
@@ -81,7 +85,7 @@ FEATURES = frozenset(
     {
         "window", "softcap", "sinks", "alibi-slopes", "scale", "grouped-heads", "value-size",
         "left-padding", "bias", "bias-with-mask", "ring", "window-rollback", "reset", "rollback",
-        "reorder", "subsets", "tree", "keep", "inner-stride", "other-shapes",
+        "reorder", "subsets", "documents", "tree", "keep", "inner-stride", "other-shapes",
     }
 )  # fmt: skip
 """Features of attention with a cache."""
@@ -158,6 +162,7 @@ def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> Map
         "rollback": rolls_back,
         "reorder": "pick" in script,
         "subsets": differ(case),
+        "documents": has_documents(case),
         "tree": "tree" in script,
         "keep": "keep" in script,
         "grouped-heads": sizes.H != sizes.Hkv,
@@ -185,11 +190,12 @@ def validate(case: Case) -> None:
         len(padding) != s.B
         or not any(padding)
         or max(padding) > s.Lk - s.Lq
-        or any(word.startswith("reset") for word in script)
+        or any(word.startswith("reset") or "+" in word for word in script)
     ):
         raise ValueError(
             "left padding is a number for each sample, not all 0, of tokens that are in the cache before "
-            f"the script begins; a script with padding has no reset: {case.id}"
+            "the script begins; a script with padding has no reset and no other document: "
+            f"{case.id}"
         )
     least, counts = padding or (0,) * s.B, [0] * s.B
     arrived, last = [0] * s.B, None
@@ -200,10 +206,12 @@ def validate(case: Case) -> None:
         if isinstance(last, Chunk) and last.tree and not isinstance(action, Keep | Reset):
             raise ValueError(f"after a tree stands keep or reset: {case.id}")
         match action:
-            case Chunk(count=count):
+            case Chunk(count=count, documents=documents):
                 for b in samples:
                     counts[b] += count
                     arrived[b] += count
+                if len({*documents, count}) <= len(documents):
+                    raise ValueError(f"a document has one token or more: {case.id}")
                 if count < 1 or (action.tree and (action.samples or is_ring(case))):
                     raise ValueError(
                         f"a chunk has one token or more; trees are of all samples, in no ring: {case.id}"
@@ -241,15 +249,18 @@ def validate(case: Case) -> None:
 def completed(sizes: Sizes, numbers: Sequence[int]) -> tuple[Sizes, Mapping[str, Any]]:
     """A random script.
 
-    A number is a chunk, and 0 a reset. 4 is a tree of four nodes, of which a path of three is kept. Of 5
-    tokens first sample 0 takes its own. After a chunk of 6 to 8 tokens 2 go back; after one of 9 samples
-    are exchanged. With an odd count the first number tells how many tokens the cache has before.
+    A number is a chunk, and 0 a reset. Of 3 tokens the last two begin another document. 4 is a tree of
+    four nodes, of which a path of three is kept. Of 5 tokens first sample 0 takes its own. After a chunk
+    of 6 to 8 tokens 2 go back; after one of 9 samples are exchanged. With an odd count the first number
+    tells how many tokens the cache has before.
     """
     before, script, queries = numbers[0] if len(numbers) % 2 else 0, list[str](), 0
     samples = max(sizes.B, 1)
     for n in numbers[len(numbers) % 2 :]:
         others = "".join(map(str, range(1, samples)))
-        if n == 4:
+        if n == 3:
+            script.append("1+2")
+        elif n == 4:
             script += ["tree1121", "keep3"]
         elif n == 5 and 1 < samples < 10:
             script += ["5of0", f"5of{others}"]

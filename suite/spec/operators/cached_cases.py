@@ -30,6 +30,8 @@ SMOKE = (
     f"{SMALL}/c3.tree1121.keep3.2",
     f"{SMALL}/c1.tree11213.keep4.3/slopes",
     f"{GROWN}/c1.tree112.keep2x0.4",
+    f"{GROWN}/c1+2.1.0+4",
+    f"{GROWN}/c1+2.1.2+1.back2.1/win3/slopes",
 )
 STANDARD = (
     f"{GROWN}/c1.1.1.1.4/offset",
@@ -77,6 +79,12 @@ STANDARD = (
     f"{GROWN}/c2.back1of1.6of1.pick102.6of02/slopes",
     f"{GROWN}/c4.resetof1.4/beside",
     f"{SMALL}/c4of0.resetof0.5of0.9of1/cap2.0/sinks",
+    # documents
+    f"{SMALL}/c2+3.1.3",
+    f"{GROWN}/c0+1.1.1.1+4/win2/room4",
+    f"{GROWN}/c2+2.back3.2.0+1.pick201.1/bias.1hqk",
+    f"{GROWN}/c1+2of02.1of1.2+5of1.5of02/cap2.0/sinks",
+    f"{GROWN}/c1+1.resetof1.1.1+3.0+1/slopes",
     # trees
     f"{SMALL}/c5.tree1121",
     f"{SMALL}/c2.tree11.keep1.tree112.keep2.2",

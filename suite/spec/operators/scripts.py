@@ -13,7 +13,7 @@ from suite.spec.case import Case
 from suite.spec.masks import Tree
 
 OF = r"(?:of\d+)?"
-ACTION = rf"(?:\d+{OF}|back\d+{OF}|reset{OF}|pick\d+|tree[1-9]+|keep[\dx]+)"
+ACTION = rf"(?:\d+(?:\+\d+)*{OF}|back\d+{OF}|reset{OF}|pick\d+|tree[1-9]+|keep[\dx]+)"
 
 SPARE = 2
 """Slots beyond the largest number of tokens, if a case has no capacity."""
@@ -31,6 +31,7 @@ class Chunk:
     - `starts`: the first token of each of the samples.
     - `before`: the tokens of every sample that have no query.
     - `tree`: the mask of the tokens if they are a tree.
+    - `documents`: the numbers, within the chunk, of tokens that begin a document.
     """
 
     samples: Samples
@@ -38,6 +39,7 @@ class Chunk:
     count: int
     before: int
     tree: Tree | None = None
+    documents: tuple[int, ...] = ()
 
     @property
     def asked(self) -> bool:
@@ -126,18 +128,24 @@ class Held:
 
     - `samples`, `places`, `positions` (B, n): slot j of sample b holds token `places[b, j]` of sample
       `samples[b, j]`; its position is -1 behind the last token.
-    - `padding` (B,): how many first tokens are hidden.
+    - `begins` (B, n): the position of the first token that each token attends without a window: behind
+      left padding, or at the beginning of its document.
     """
 
     samples: np.ndarray
     places: np.ndarray
     positions: np.ndarray
-    padding: np.ndarray
+    begins: np.ndarray
 
     @property
     def lengths(self) -> np.ndarray:
         """The number of tokens (B,)."""
         return np.asarray((self.positions >= 0).sum(1))
+
+    def newest(self, chunk: Chunk) -> tuple[np.ndarray, np.ndarray]:
+        """The index of a chunk's tokens (b, count) in these arrays, after the chunk has joined."""
+        own = np.array(chunk.own)[:, None]
+        return own, self.lengths[own] - chunk.count + np.arange(chunk.count)
 
 
 @dataclass(frozen=True)
@@ -234,9 +242,11 @@ def actions(case: Case) -> Iterator[Action]:
         else:
             drafted = body.removeprefix("tree")
             tree = None if drafted == body else Tree(tuple(map(int, drafted)))
-            count = int(body) if tree is None else len(drafted)
+            ends = np.cumsum([int(n) for n in body.split("+")] if tree is None else len(drafted))
+            count, documents = int(ends[-1]), tuple(ends[:-1].tolist())
             own = range(s.B) if samples is None else samples
-            chunk = Chunk(samples, tuple(following[n] for n in own), count, before, tree)
+            starts = tuple(following[n] for n in own)
+            chunk = Chunk(samples, starts, count, before, tree, documents)
             for n in own:
                 following[n] += count
             yield chunk
@@ -248,15 +258,18 @@ def played(case: Case, lenient: bool = False) -> Iterator[tuple[Action, Held]]:
 
     Raises ValueError for a rollback of more tokens than there are, unless `lenient`.
     """
-    tokens = [np.zeros((3, 0), int) for _ in range(case.sizes.B)]  # samples, places, positions
-    padding = np.array(case.option("padding") or (0,) * case.sizes.B)
+    tokens = [np.zeros((4, 0), int) for _ in range(case.sizes.B)]  # the arrays of `Held`
+    padding = case.option("padding") or (0,) * case.sizes.B
     everyone = range(case.sizes.B)
     for action in actions(case):
         match action:
-            case Chunk(starts=starts, count=count):
+            case Chunk(starts=starts, count=count, documents=documents):
                 for b, start in zip(action.own, starts, strict=True):
-                    arrived = np.full(count, b), start + np.arange(count)
-                    new = np.stack([*arrived, tokens[b].shape[1] + action.depths])
+                    length, places = tokens[b].shape[1], np.arange(count)
+                    begins = np.full(count, tokens[b][3, -1] if length else padding[b])
+                    for first in documents:
+                        begins[first:] = length + first
+                    new = [0 * places + b, start + places, length + action.depths, begins]
                     tokens[b] = np.concatenate([tokens[b], new], 1)
             case Crop(count=count, samples=samples):
                 for b in everyone if samples is None else samples:
@@ -268,20 +281,19 @@ def played(case: Case, lenient: bool = False) -> Iterator[tuple[Action, Held]]:
                 for b in everyone if samples is None else samples:
                     tokens[b] = tokens[b][:, :0]
             case Pick(samples=order):
-                tokens, padding = [tokens[n] for n in order], padding[list(order)]
+                tokens = [tokens[n] for n in order]
             case Keep(paths=paths, count=count):
                 for b, path in enumerate(paths):
                     first = tokens[b].shape[1] - count
                     kept = [*range(first), *(first + node for node in path)]
                     tokens[b] = tokens[b][:, kept]
-        samples_of, places, positions = _padded(tokens)
-        yield action, Held(samples_of, places, positions, padding)
+        yield action, Held(*_padded(tokens))
 
 
 def _padded(tokens: Sequence[np.ndarray]) -> np.ndarray:
-    """The tokens (3, n) of samples as one array (3, B, longest), with positions of -1 behind."""
+    """The tokens (4, n) of samples as one array (4, B, longest), with positions of -1 behind."""
     longest = max((x.shape[1] for x in tokens), default=0)
-    out = np.zeros((3, len(tokens), longest), int)
+    out = np.zeros((4, len(tokens), longest), int)
     out[2] = -1
     for b, x in enumerate(tokens):
         out[:, b, : x.shape[1]] = x
@@ -300,18 +312,19 @@ def views(case: Case) -> Iterator[View]:
                 x[own[:, None], np.maximum(back, 0)]
                 for x in (held.samples, held.places, held.positions)
             )
-            positions = np.where(back < 0, -1, positions)
-            at = positions[:, longest - action.count :]
-            mask = allowed(case, at, positions, held.padding[own], action.tree)
+            positions, newest = np.where(back < 0, -1, positions), held.newest(action)
+            rows = held.positions[newest], held.begins[newest]
+            mask = allowed(case, *rows, positions, action.tree)
             yield View(samples, places, positions, mask, action)
 
 
 def allowed(
-    case: Case, rows: np.ndarray, keys: np.ndarray, padding: np.ndarray, tree: Tree | None = None
+    case: Case, rows: np.ndarray, begins: np.ndarray, keys: np.ndarray, tree: Tree | None = None
 ) -> np.ndarray:
-    """The mask (B, rows, keys) for positions of rows (rows,) or (B, rows), and of keys (keys,) or (B,
-    keys). True attends. Negative positions of keys are no keys. Of a tree the last keys are the nodes."""
-    rows, keys = np.atleast_2d(rows), np.atleast_2d(keys)
+    """The mask (B, rows, keys) for positions of rows (B, rows), the first positions (B, rows) that they
+    attend, and positions of keys (keys,) or (B, keys). True attends. Negative positions of keys are no
+    keys. Of a tree the last keys are the nodes."""
+    keys = np.atleast_2d(keys)
     behind, left = rows[:, :, None] - keys[:, None], case.option("left")
     shown = (behind >= 0) & (keys >= 0)[:, None]
     if left is not None:
@@ -319,7 +332,7 @@ def allowed(
     if tree is not None:
         count = rows.shape[1]
         shown[:, :, keys.shape[1] - count :] &= tree.paths(count)
-    return np.asarray(shown & (keys >= padding[:, None])[:, None])
+    return np.asarray(shown & (keys[:, None] >= begins[:, :, None]))
 
 
 def joined(parts: Sequence[tuple[Chunk, Any]], concat: Concat, axis: int = 2) -> Any:
@@ -345,6 +358,11 @@ def differ(case: Case) -> bool:
     """True if some samples step alone, or if samples differ in their number of tokens."""
     alone = any("of" in word for word in case.option("script"))
     return alone or any(len({*after.lengths.tolist()}) > 1 for _, after in played(case))
+
+
+def has_documents(case: Case) -> bool:
+    """True if a sample has several documents."""
+    return any("+" in word for word in case.option("script"))
 
 
 def capacity(case: Case) -> int:
