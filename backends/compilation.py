@@ -12,8 +12,9 @@ from backends.declared import THROUGH, checked_name
 from backends.prepared import PreparedCall
 from backends.protocol import Backend, Implementation
 from suite.spec.catalogue import AnyCase
-from suite.spec.features import ARRAYS, WORDS
+from suite.spec.features import ARRAYS
 from suite.spec.inputs import Inputs
+from suite.spec.operators import WORDS
 
 KEPT = 64
 """Greatest number of kept programs per implementation."""

@@ -11,7 +11,8 @@ from typing import Any
 from backends.limits import ANY, Limits
 from suite.spec.dtypes import DTYPES, DType
 from suite.spec.elections import QUESTIONS
-from suite.spec.features import FEATURES, WORDS
+from suite.spec.features import FEATURES
+from suite.spec.operators import WORDS
 from suite.spec.operators.layers import PARAMETERS
 from suite.spec.vocabulary import INVARIANT, NUMERICS
 
@@ -78,38 +79,6 @@ LAYER_FEATURES = frozenset(
     }
 )  # fmt: skip
 """Features of attention layers, without dropout (`Declared.dropout`)."""
-
-ENCODER_FEATURES = frozenset(
-    {
-        "mask", "causal", "window", "padding", "mask-array", "native-causal", "other-shapes",
-        "inner-stride", "gradient", "head-width", "batch", "squeezed", "odd-heads", "pre-norm", "gelu",
-    }
-)  # fmt: skip
-"""Features of encoder layers."""
-
-ROTARY_FEATURES = frozenset(
-    {
-        "interleaved", "halves", "rotary-base", "partial-rotation", "positions", "gathered-positions",
-        "rotary-scaling", "empty-batch", "empty-queries", "gradient", "inner-stride", "other-shapes",
-    }
-)  # fmt: skip
-"""Features of rotary embeddings."""
-
-PACKED_FEATURES = frozenset(
-    {
-        "causal", "causal-bottom-right", "cross-lengths", "empty-segments", "scale", "grouped-heads",
-        "value-size", "inner-stride", "gradient", "other-shapes",
-    }
-)  # fmt: skip
-"""Features of packed attention."""
-
-MERGE_FEATURES = frozenset(
-    {
-        "empty-parts", "several-parts", "empty-batch", "empty-queries", "inner-stride", "gradient",
-        "other-shapes",
-    }
-)  # fmt: skip
-"""Features of merging."""
 
 THROUGH = "@"
 """Separates the names of an implementation and its compiler."""

@@ -14,9 +14,9 @@ from suite.spec.case import Case
 from suite.spec.catalogue import AnyCase
 from suite.spec.dtypes import DTYPES, DType
 from suite.spec.elections import QUESTIONS
-from suite.spec.features import WORDS
 from suite.spec.inputs import Inputs
 from suite.spec.operator import Operator
+from suite.spec.operators import WORDS
 from suite.spec.operators.sdpa import SDPA
 
 if TYPE_CHECKING:

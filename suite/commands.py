@@ -26,9 +26,9 @@ from suite.spec.catalogue import AnyCase, Selection, everything, find
 from suite.spec.claims import CLAIMS
 from suite.spec.dtypes import DTYPES
 from suite.spec.elections import QUESTIONS
-from suite.spec.features import WORDS
 from suite.spec.inputs import draw
 from suite.spec.levels import POSTPONED
+from suite.spec.operators import WORDS
 from suite.spec.text import printed
 from suite.spec.vocabulary import KINDS, LEVELS, NUMERICS, STATUSES
 from suite.sweep.command import add_sweep_parser

@@ -22,7 +22,7 @@ from suite.run.plan import Plan
 from suite.spec.catalogue import find
 from suite.spec.dtypes import DTYPES
 from suite.spec.elections import QUESTIONS
-from suite.spec.features import WORDS
+from suite.spec.operators import WORDS
 from suite.spec.vocabulary import BROKEN, NUMERICS
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "backend.md"

@@ -11,16 +11,7 @@ import pytest
 
 from backends import registry
 from backends._numpy import NumpyBackend, Rounded
-from backends.declared import (
-    ATTENTION_FEATURES,
-    ENCODER_FEATURES,
-    LAYER_FEATURES,
-    MERGE_FEATURES,
-    OF_BACKENDS,
-    PACKED_FEATURES,
-    ROTARY_FEATURES,
-    checked_name,
-)
+from backends.declared import ATTENTION_FEATURES, LAYER_FEATURES, OF_BACKENDS, checked_name
 from backends.memory import sequences
 from backends.prepared import LAYER_OUTPUTS, PreparedCall
 from backends.protocol import (
@@ -34,14 +25,18 @@ from backends.protocol import (
 from backends.registry import UsageError, function_implementation
 from suite.spec.case import Case
 from suite.spec.catalogue import cases, find
-from suite.spec.features import WORDS
 from suite.spec.inputs import Inputs, draw
+from suite.spec.operators import WORDS
 from suite.spec.operators.cached import FEATURES as CACHED_FEATURES
+from suite.spec.operators.encoder import FEATURES as ENCODER_FEATURES
 from suite.spec.operators.latent import FEATURES as LATENT_FEATURES
+from suite.spec.operators.merge import FEATURES as MERGE_FEATURES
+from suite.spec.operators.packed import FEATURES as PACKED_FEATURES
 from suite.spec.operators.paged import FEATURES as PAGED_FEATURES
 from suite.spec.operators.paged_write import FEATURES as WRITE_FEATURES
 from suite.spec.operators.quantized import FEATURES as QUANTIZED_FEATURES
 from suite.spec.operators.quantized_write import FEATURES as CODES_FEATURES
+from suite.spec.operators.rotary import FEATURES as ROTARY_FEATURES
 from suite.spec.vocabulary import DEVICES
 
 F32 = find("sdpa/none/mha/f32/b2h3q5k7d8").dtype

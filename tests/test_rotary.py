@@ -10,7 +10,6 @@ import mpmath
 import numpy as np
 import pytest
 
-from backends.declared import ROTARY_FEATURES
 from backends.registry import UsageError, function_implementation, load
 from references import rotary
 from suite.checks import all_checks
@@ -25,6 +24,7 @@ from suite.spec.levels import HALF
 from suite.spec.malformed import MALFORMED_CASES
 from suite.spec.operators.rotary import (
     FACTOR,
+    FEATURES,
     ORIGINAL_LENGTH,
     ROTARY,
     SCALINGS,
@@ -208,7 +208,7 @@ def test_what_is_bad_about_positions_needs_positions() -> None:
     assert {name for name, needs in bad.items() if "positions" in needs} == bad.keys() - {
         "odd-head-size"
     }
-    assert "positions" in ROTARY_FEATURES
+    assert "positions" in FEATURES
 
 
 @pytest.mark.parametrize(

@@ -28,10 +28,9 @@ from suite.spec.case import Case
 from suite.spec.catalogue import cases as catalogue_cases
 from suite.spec.catalogue import gradient_cases
 from suite.spec.dtypes import DTYPES
-from suite.spec.features import WORDS
 from suite.spec.inputs import draw
 from suite.spec.masks import And, Boolean, Causal, Mask, Or, Padding, Prefix, parse_mask
-from suite.spec.operators import OPERATORS
+from suite.spec.operators import OPERATORS, WORDS
 from suite.spec.recipes import RECIPES
 from suite.spec.vocabulary import HIDING
 

@@ -16,11 +16,10 @@ from suite.spec.catalogue import asked
 from suite.spec.covering import Row, Tuple, covering_array, each_value, feasible, pairs_of
 from suite.spec.dtypes import DTYPES
 from suite.spec.elections import QUESTIONS, ElectionCase
-from suite.spec.features import WORDS
 from suite.spec.levels import Covering
 from suite.spec.malformed import MALFORMED_CASES
 from suite.spec.operator import Operator
-from suite.spec.operators import OPERATORS, multi_head, sdpa_cases, sdpa_derived, sdpa_paths
+from suite.spec.operators import OPERATORS, WORDS, multi_head, sdpa_cases, sdpa_derived, sdpa_paths
 from suite.spec.operators.cached import CACHED
 from suite.spec.operators.multi_head import MULTI_HEAD
 from suite.spec.operators.packed import PACKED

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from backends._jax.engine import JaxEngine
-from backends.declared import ROTARY_FEATURES, Declared
+from backends.declared import Declared
 from backends.prepared import PreparedCall
 from backends.protocol import Implementation
 from suite.spec.case import Case
 from suite.spec.catalogue import AnyCase
 from suite.spec.inputs import Inputs
-from suite.spec.operators.rotary import ROTARY, Rotation
+from suite.spec.operators.rotary import FEATURES, ROTARY, Rotation
 
 LONGEST = 2**17
 """The largest number of rows that a call rotates."""
@@ -35,7 +35,7 @@ class EquinoxRotary(Implementation):
     operator = ROTARY
     declared = Declared(
         numerics="eager",
-        features=ROTARY_FEATURES,
+        features=FEATURES,
         refusals={
             "interleaved": "equinox rotates components half a head apart",
             "partial-rotation": "equinox rotates whole heads",

@@ -9,12 +9,12 @@ import numpy as np
 
 from backends._jax.attention import JaxNn
 from backends._jax.engine import JaxEngine
-from backends.declared import PACKED_FEATURES, Declared
+from backends.declared import Declared
 from backends.memory import sequences
 from backends.prepared import PreparedCall
 from backends.protocol import Implementation
 from suite.spec.inputs import Inputs
-from suite.spec.operators.packed import PACKED, summed
+from suite.spec.operators.packed import FEATURES, PACKED, summed
 
 
 class JaxNnPacked(Implementation):
@@ -27,7 +27,7 @@ class JaxNnPacked(Implementation):
     operator = PACKED
     declared = Declared(
         numerics=JaxNn.declared.numerics,
-        features=PACKED_FEATURES,
+        features=FEATURES,
         refusals={
             "causal-bottom-right": "is_causal is aligned at the first query",
             "value-size": JaxNn.declared.refusals["value-size"],

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from backends.declared import ROTARY_FEATURES, Declared
+from backends.declared import Declared
 from backends.prepared import PreparedCall
 from backends.protocol import Backend, Implementation
 from suite.spec.case import Case
 from suite.spec.catalogue import AnyCase
 from suite.spec.inputs import Inputs
-from suite.spec.operators.rotary import ROTARY, Rotation, scaling_parameters
+from suite.spec.operators.rotary import FEATURES, ROTARY, Rotation, scaling_parameters
 
 SCALED = {
     "ntk": "the layer's dynamic scaling uses neither the training length nor the sequence length",
@@ -36,7 +36,7 @@ class HubRotary(Implementation):
     operator = ROTARY
     declared = Declared(
         numerics={"f64": "single", "f32": "eager", "bf16": "eager", "f16": "eager"},
-        features=ROTARY_FEATURES,
+        features=FEATURES,
         refusals={
             "interleaved": "the layer rotates components half a head apart",
             "partial-rotation": "the layer rotates whole heads",

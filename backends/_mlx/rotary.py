@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 
 from backends._mlx.engine import MlxEngine
-from backends.declared import ROTARY_FEATURES, Declared
+from backends.declared import Declared
 from backends.prepared import PreparedCall
 from backends.protocol import Implementation
 from suite.spec.case import Case
 from suite.spec.catalogue import AnyCase
 from suite.spec.inputs import Inputs
-from suite.spec.operators.rotary import FACTOR, ROTARY, Rotation
+from suite.spec.operators.rotary import FACTOR, FEATURES, ROTARY, Rotation
 
 
 class FastRope(Implementation):
@@ -26,7 +26,7 @@ class FastRope(Implementation):
     operator = ROTARY
     declared = Declared(
         numerics={"f64": "single", "f32": "eager", "bf16": "eager", "f16": "eager"},
-        features=ROTARY_FEATURES,
+        features=FEATURES,
         refusals={
             "positions": "MLX takes no positions",
             "gathered-positions": "MLX numbers rows consecutively from an offset",

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from backends._numpy.engine import Rounded
-from backends.declared import MERGE_FEATURES, Declared
+from backends.declared import Declared
 from backends.prepared import PreparedCall
 from backends.protocol import Implementation
 from suite.spec.dtypes import round_to
 from suite.spec.inputs import Inputs
-from suite.spec.operators.merge import MERGE
+from suite.spec.operators.merge import FEATURES, MERGE
 
 
 class WeightedSum(Implementation):
@@ -24,7 +24,7 @@ class WeightedSum(Implementation):
     operator = MERGE
     declared = Declared(
         numerics="exact",
-        features=MERGE_FEATURES,
+        features=FEATURES,
         refusals={"gradient": "NumPy differentiates nothing"},
     )
 

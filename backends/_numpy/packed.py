@@ -6,12 +6,12 @@ import numpy as np
 
 from backends._numpy.attention import definition
 from backends._numpy.engine import Rounded
-from backends.declared import PACKED_FEATURES, Declared
+from backends.declared import Declared
 from backends.memory import segmented
 from backends.prepared import PreparedCall
 from backends.protocol import Implementation
 from suite.spec.inputs import Inputs
-from suite.spec.operators.packed import PACKED, allowed_pairs
+from suite.spec.operators.packed import FEATURES, PACKED, allowed_pairs
 
 
 class SegmentBySegment(Implementation):
@@ -21,7 +21,7 @@ class SegmentBySegment(Implementation):
     operator = PACKED
     declared = Declared(
         numerics="exact",
-        features=PACKED_FEATURES,
+        features=FEATURES,
         refusals={"gradient": "NumPy differentiates nothing"},
         elections={"nan-in-other-segment": "nobody", "segment-without-keys": "zeros"},
     )

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from backends._numpy.engine import Rounded
-from backends.declared import ROTARY_FEATURES, Declared
+from backends.declared import Declared
 from backends.prepared import PreparedCall
 from backends.protocol import Implementation
 from references.rotary import frequencies
 from suite.spec.dtypes import round_to
 from suite.spec.inputs import Inputs
-from suite.spec.operators.rotary import ROTARY, Rotation
+from suite.spec.operators.rotary import FEATURES, ROTARY, Rotation
 
 
 class ComplexRotation(Implementation):
@@ -22,7 +22,7 @@ class ComplexRotation(Implementation):
 
     name = "complex-rotation"
     operator = ROTARY
-    declared = Declared(numerics="exact", features=ROTARY_FEATURES)
+    declared = Declared(numerics="exact", features=FEATURES)
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         rotation, fmt = Rotation.of(inputs.case, inputs.sizes.D), inputs.dtype

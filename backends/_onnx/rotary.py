@@ -11,12 +11,12 @@ from backends._onnx.attention import packed
 from backends._onnx.engine import OnnxEngine
 from backends._onnx.graph import Symbol
 from backends._onnx.textbook import operations
-from backends.declared import ROTARY_FEATURES, Declared
+from backends.declared import Declared
 from backends.prepared import PreparedCall
 from backends.protocol import Implementation
 from backends.textbook.rotary import TextbookRotary
 from suite.spec.inputs import Inputs
-from suite.spec.operators.rotary import ROTARY, Rotation, table_length
+from suite.spec.operators.rotary import FEATURES, ROTARY, Rotation, table_length
 
 
 class OnnxRotary(Implementation):
@@ -27,7 +27,7 @@ class OnnxRotary(Implementation):
 
     name = "rotary-embedding"
     operator = ROTARY
-    declared = Declared(numerics="fused", features=ROTARY_FEATURES)
+    declared = Declared(numerics="fused", features=FEATURES)
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         backend, s = self.backend, inputs.sizes

@@ -12,14 +12,14 @@ import numpy as np
 from backends._torch.functional import module_state
 from backends._torch.masks import Masked, forced, load
 from backends._torch.norms import LAYER_NORM_ROUNDING
-from backends.declared import ENCODER_FEATURES, Declared
+from backends.declared import Declared
 from backends.masks import causal_alone
 from backends.prepared import LAYER_OUTPUTS, PreparedCall
 from backends.textbook.layer import Numerics, Operations, Textbook
 from backends.textbook.multi_head import PackedHeads
 from backends.textbook.norms import layer_norm
 from suite.spec.inputs import Inputs
-from suite.spec.operators.encoder import ENCODER
+from suite.spec.operators.encoder import ENCODER, FEATURES
 
 Wrap = Callable[[Any, Inputs], Callable[..., Any]]
 """Wraps a layer in a callable with the same arguments."""
@@ -31,7 +31,7 @@ class Encoder(Masked):
     name = "nn-encoder"
     operator = ENCODER
     declared = Declared(
-        features=ENCODER_FEATURES,
+        features=FEATURES,
         refusals={
             "head-width": "torch.nn.MultiheadAttention splits embed_dim among the heads",
         },
@@ -239,7 +239,7 @@ class TextbookEncoder(PackedHeads):
 
     name = "textbook-encoder"
     operator = ENCODER
-    declared = Textbook.declared.but(features=ENCODER_FEATURES).refusing(
+    declared = Textbook.declared.but(features=FEATURES).refusing(
         {"gelu": "textbook code has no error function"}
     )
 

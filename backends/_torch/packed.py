@@ -6,13 +6,13 @@ from typing import Any
 
 from backends._torch.engine import TorchEngine
 from backends._torch.flex import KEPT, looked_up, uncompiled
-from backends.declared import PACKED_FEATURES, Declared
+from backends.declared import Declared
 from backends.memory import segmented
 from backends.prepared import PreparedCall
 from backends.protocol import Implementation
 from suite.spec.cache import Cache
 from suite.spec.inputs import Inputs
-from suite.spec.operators.packed import PACKED
+from suite.spec.operators.packed import FEATURES, PACKED
 
 
 class NestedSdpa(Implementation):
@@ -26,7 +26,7 @@ class NestedSdpa(Implementation):
         # In 16 bits scaled queries and keys are rounded before their product. Only `working` has such
         # roundings (finding nested-in-16-bits).
         numerics={"f64": "eager", "f32": "eager", "bf16": "working", "f16": "working"},
-        features=PACKED_FEATURES | {"length-arrays"},
+        features=FEATURES | {"length-arrays"},
         refusals={
             "causal": "on a CPU is_causal does not work with nested tensors",
             "causal-bottom-right": "on a CPU is_causal does not work with nested tensors",
@@ -67,7 +67,7 @@ class FlexPacked(Implementation):
     operator = PACKED
     declared = Declared(
         numerics="eager",
-        features=PACKED_FEATURES,
+        features=FEATURES,
         refusals={
             "gradient": "flex_attention has no backward pass on CPU",
             "negative-views": "flex_attention has no kernel for tensors with the negative bit",

@@ -10,14 +10,14 @@ import numpy as np
 
 from backends._torch.engine import TorchEngine
 from backends._transformers.models import modeling
-from backends.declared import PACKED_FEATURES, Declared
+from backends.declared import Declared
 from backends.memory import sequences
 from backends.prepared import PreparedCall
 from backends.protocol import Implementation
 from suite.spec.case import Case
 from suite.spec.catalogue import AnyCase
 from suite.spec.inputs import Inputs
-from suite.spec.operators.packed import PACKED
+from suite.spec.operators.packed import FEATURES, PACKED
 
 ONE_LENGTH = "packing by positions needs as many keys as queries in a sequence"
 
@@ -31,7 +31,7 @@ class PackedByPositions(Implementation):
     operator = PACKED
     declared = Declared(
         numerics="eager",
-        features=PACKED_FEATURES,
+        features=FEATURES,
         refusals={"cross-lengths": ONE_LENGTH, "causal-bottom-right": ONE_LENGTH},
         elections={"nan-in-other-segment": "others"},
     )

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 
 from backends._transformers.models import modeling
-from backends.declared import ROTARY_FEATURES, Declared
+from backends.declared import Declared
 from backends.prepared import PreparedCall
 from backends.protocol import Backend, Implementation
 from suite.spec.inputs import Inputs
 from suite.spec.operators.rotary import (
     FACTOR,
+    FEATURES,
     ORIGINAL_LENGTH,
     ROTARY,
     Rotation,
@@ -35,7 +36,7 @@ class ModelRotary(Implementation):
     operator = ROTARY
     declared = Declared(
         numerics={"f64": "single", "f32": "eager", "bf16": "eager", "f16": "eager"},
-        features=ROTARY_FEATURES,
+        features=FEATURES,
     )
     model = ""
     """The model's name in transformers: "llama" for the class "Llama"."""

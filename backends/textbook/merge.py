@@ -8,18 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from backends.declared import MERGE_FEATURES, Declared
+from backends.declared import Declared
 from backends.prepared import PreparedCall
 from backends.textbook.operator import TextbookOperator
 from suite.spec.inputs import Inputs
-from suite.spec.operators.merge import MERGE
+from suite.spec.operators.merge import FEATURES, MERGE
 
 
 class TextbookMerge(TextbookOperator):
     """Merge in operations that all frameworks have."""
 
     operator = MERGE
-    declared = Declared(numerics="exact", features=MERGE_FEATURES)
+    declared = Declared(numerics="exact", features=FEATURES)
     own_class = True
 
     def prepare(self, inputs: Inputs) -> PreparedCall:

@@ -7,19 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from backends.declared import PACKED_FEATURES, Declared
+from backends.declared import Declared
 from backends.memory import sequences
 from backends.prepared import PreparedCall
 from backends.textbook.operator import TextbookOperator
 from suite.spec.inputs import Inputs
-from suite.spec.operators.packed import PACKED, allowed_pairs, hidden_pairs, segments
+from suite.spec.operators.packed import FEATURES, PACKED, allowed_pairs, hidden_pairs, segments
 
 
 class TextbookPacked(TextbookOperator):
     """Packed attention in operations that all frameworks have."""
 
     operator = PACKED
-    declared = Declared(features=PACKED_FEATURES)
+    declared = Declared(features=FEATURES)
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         return self.made(inputs, sequences(self.backend, inputs) | self.masks(inputs))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from backends.declared import ROTARY_FEATURES, Declared
+from backends.declared import Declared
 from backends.prepared import PreparedCall
 from backends.textbook.operator import TextbookOperator
 from suite.spec.dtypes import DTYPES
@@ -16,6 +16,7 @@ from suite.spec.operators.rotary import (
     BETA_FAST,
     BETA_SLOW,
     FACTOR,
+    FEATURES,
     HIGH_FREQUENCY,
     LOW_FREQUENCY,
     ORIGINAL_LENGTH,
@@ -29,7 +30,7 @@ class TextbookRotary(TextbookOperator):
 
     name = "textbook-rotary"
     operator = ROTARY
-    declared = Declared(numerics="exact", features=ROTARY_FEATURES)
+    declared = Declared(numerics="exact", features=FEATURES)
     own_class = True
     casts_table = False
     """True if sine and cosine are stored in the query's dtype, and products computed in this dtype.

@@ -13,7 +13,7 @@ import numpy as np
 
 from backends.binder import Binder, Parameter, arguments, ends_in
 from backends.claims import Claims
-from backends.declared import ENCODER_FEATURES, LAYER_FEATURES, Declared, UsageError
+from backends.declared import LAYER_FEATURES, Declared, UsageError
 from backends.masks import LayerMasks, full
 from backends.memory import sequences
 from backends.prepared import LAYER_OUTPUTS, PreparedCall
@@ -23,6 +23,7 @@ from suite.spec.catalogue import AnyCase, cases, gradient_cases, of_operator
 from suite.spec.dtypes import DType
 from suite.spec.inputs import Inputs, draw
 from suite.spec.operator import Operator
+from suite.spec.operators.encoder import FEATURES
 from suite.spec.vocabulary import OPERANDS
 
 
@@ -190,7 +191,7 @@ class UserLayer(Implementation):
     def declaration(self) -> Declared:
         """The layer's declaration, by its keywords and claims."""
         return self.claims.declared(
-            LAYER_FEATURES | ENCODER_FEATURES | {"qk-norm"},
+            LAYER_FEATURES | FEATURES | {"qk-norm"},
             refusals=self.refusals(),
             takes_parameters=self.seen.takes_parameters,
             dropout="elements" if self.trains and "rate" in self.factory.taken else "",

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from backends.declared import MERGE_FEATURES
 from backends.prepared import PreparedCall
 from backends.user.function import UserCallable
 from suite.spec.inputs import Inputs
-from suite.spec.operators.merge import MERGE
+from suite.spec.operators.merge import FEATURES, MERGE
 
 
 class UserMerge(UserCallable):
@@ -20,7 +19,7 @@ class UserMerge(UserCallable):
 
     operator = MERGE
     arrays = ("partial_output", "partial_lse")
-    features = MERGE_FEATURES
+    features = FEATURES
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         arrays, dtype = inputs.arrays, inputs.dtype

@@ -7,14 +7,13 @@ from typing import Any
 import numpy as np
 
 from backends.binder import Parameter
-from backends.declared import PACKED_FEATURES
 from backends.memory import segmented
 from backends.prepared import PreparedCall
 from backends.user.function import SCALES, UserCallable
 from suite.spec.case import Case
 from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import Inputs, draw
-from suite.spec.operators.packed import PACKED, hidden_pairs
+from suite.spec.operators.packed import FEATURES, PACKED, hidden_pairs
 
 SUMMED = ("cu_seqlens_q", "cu_seqlens_k")
 """Cumulative segment lengths of queries and keys."""
@@ -50,7 +49,7 @@ class UserPacked(UserCallable):
     operator = PACKED
     arrays = ("query", "key", "value", *SUMMED)
     table = KEYWORDS
-    features = PACKED_FEATURES | {"length-arrays"}
+    features = FEATURES | {"length-arrays"}
 
     def observed(self) -> dict[str, str]:
         if "causal" not in self.binder.taken or self.aligns_last():

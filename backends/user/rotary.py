@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 
 from backends.binder import Parameter
-from backends.declared import ROTARY_FEATURES
 from backends.prepared import PreparedCall
 from backends.user.function import UserCallable
 from suite.spec.case import Case
 from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import Inputs, draw
-from suite.spec.operators.rotary import ROTARY, Rotation, scaling_parameters, table_length
+from suite.spec.operators.rotary import FEATURES, ROTARY, Rotation, scaling_parameters, table_length
 
 
 def rotation(inputs: Inputs) -> Rotation:
@@ -52,7 +51,7 @@ class UserRotation(UserCallable):
     operator = ROTARY
     arrays = ("query", "position")
     table = KEYWORDS
-    features = ROTARY_FEATURES | {"position-table"}
+    features = FEATURES | {"position-table"}
 
     def observed(self) -> dict[str, str]:
         if "interleaved" in self.binder.taken:

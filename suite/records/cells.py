@@ -36,7 +36,7 @@ class CellRecord:
     """One judged cell.
 
     - `question`: the name of the election question, "" in other cells
-    - `features`: the features that the case needs (`suite.spec.vocabulary.FEATURES`)
+    - `features`: the features that the case needs (`suite.spec.operators.WORDS`)
     - `facts`: sizes, mask and options of the case by name (`suite.spec.case.Case.facts`)
     - `error_ratio`: max |error| / bound, None if nothing was measured
     - `ratios`: the same by operand or parameter, if several arrays were judged

@@ -66,10 +66,16 @@ class Topic:
 
 
 _DEFAULT = tuple(name for name, operator in OPERATORS.items() if operator.is_default)
-_OF_THEIR_OWN = (
-    "packed", "paged", "paged-write", "cached", "quantized", "quantized-write", "latent", "rotary",
-    "merge",
-)  # fmt: skip
+
+
+def _operators_by_topic() -> dict[tuple[str, str], list[str]]:
+    """The operators that are not plain attention, by topic."""
+    topics: dict[tuple[str, str], list[str]] = {}
+    for name, operator in OPERATORS.items():
+        if not operator.is_default:
+            topics.setdefault(operator.topic, []).append(name)
+    return topics
+
 
 TOPICS = (
     Topic("plain", "no mask, bias or other feature", groups=("none",)),
@@ -94,16 +100,7 @@ TOPICS = (
     Topic("batch", "the same answer in every batch", checks=("invariant_*", "*_independence")),
     Topic("refusals", "malformed problems are refused", checks=("bad_*",)),
     Topic("compiled", "through the framework's compilers", mode="compiled"),
-    Topic("packed", "segments without padding", operators=("packed",)),
-    Topic("pages", "keys in pages of a pool, read and written", operators=("paged", "paged-write")),
-    Topic("caches", "steps that share a cache of keys and values", operators=("cached",)),
-    Topic("latents", "multi-head latent attention", operators=("latent",)),
-    Topic("codes", "keys and values in 8 bits, read and written",
-          operators=("quantized", "quantized-write")),
-    Topic("rotary", "rotary positions", operators=("rotary",)),
-    Topic("merge", "partial answers merged", operators=("merge",)),
-    Topic("layers", "attention layers and norms",
-          operators=tuple(n for n in OPERATORS if n not in (*_DEFAULT, *_OF_THEIR_OWN))),
+    *(Topic(*topic, operators=tuple(names)) for topic, names in _operators_by_topic().items()),
 )  # fmt: skip
 """The columns of the matrix, in order."""
 

@@ -14,8 +14,10 @@ from suite.judge.verdict import Verdict
 from suite.records import machine
 from suite.records.cells import CellRecord, Header
 from suite.run.options import Options
+from suite.spec.case import Case
 from suite.spec.catalogue import AnyCase, find
 from suite.spec.elections import ElectionCase
+from suite.spec.operators.sdpa import group
 
 
 def header(
@@ -80,7 +82,7 @@ def _identity(cell: Cell) -> dict[str, Any]:
 def _case_fields(case: AnyCase) -> dict[str, Any]:
     """The fields of a case in a record, without its id."""
     return {
-        "group": case.group,
+        "group": group(case) if isinstance(case, Case) else case.group,
         "operator": case.operator.name,
         "question": case.question.name if isinstance(case, ElectionCase) else "",
         "features": case.needs,

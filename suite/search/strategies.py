@@ -239,7 +239,7 @@ def cases_of(
         options[option.name] = draw(rarely(st.just(option.default), others, one_in))
     if recipe in FIXED_SCALE:
         options["scale"] = FIXED_SCALE[recipe]
-    orders = operator.axis_orders
+    orders = operator.array_kinds.axis_orders
     axis_order = draw(rarely(st.just(orders[0]), st.sampled_from(orders), 3))
     form = "native"
     if mask is not None:

@@ -91,7 +91,7 @@ class Case:
             raise ValueError(f"{self.operator}: only layers have widths")
         for what, value, valid_values in (
             ("recipe", self.recipe, self.operator.recipes),
-            ("axis order", self.axis_order, self.operator.axis_orders),
+            ("axis order", self.axis_order, self.operator.array_kinds.axis_orders),
             ("form", self.form, (*FORMS, *VARIED_FORMS)),
         ):
             if value not in valid_values:
@@ -190,11 +190,6 @@ class Case:
     def mask_token(self) -> str:
         """The mask in the id."""
         return self.mask.token if self.mask else "none"
-
-    @property
-    def group(self) -> str:
-        """The row of the conformance table that counts this case."""
-        return self.operator.group(self) if self.operator.group else self.operator.name
 
     @cached_property
     def axes(self) -> Axes:

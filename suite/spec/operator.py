@@ -6,7 +6,7 @@ Every array axis has a letter (`LETTERS`), so checks can permute samples, keys o
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -168,6 +168,7 @@ class ArrayKinds:
     """Arrays that checks vary, arrays without a gradient, and arrays with another dtype than the case.
 
     - `operands`: the arrays whose memory, values and gradients checks vary.
+    - `axis_orders`: the orders of their axes in memory.
     - `letters(case)`: sizes of axes beside those of `Sizes`, by letter.
     - `statistics`, `integers`: no gradient. `integers` are not rounded to a dtype.
     - `wide`: arrays and outputs that are float32 beside 16-bit operands.
@@ -175,6 +176,7 @@ class ArrayKinds:
     """
 
     operands: tuple[str, ...] = OPERANDS
+    axis_orders: tuple[str, ...] = ("bhld",)
     letters: Callable[[Case], Mapping[str, int]] = lambda case: {}
     statistics: tuple[str, ...] = ()
     integers: tuple[str, ...] = ()
@@ -203,13 +205,14 @@ class Packing:
 class Operator:
     """What implementations compute, described as data.
 
+    - `words`: words for required features that only such operators need, with their meanings.
     - `axes`: the arrays of a case by name; `draw`: their values before rounding to the case's dtype, in
       the same order; `outputs`: the outputs of a case. All may depend on the options.
     - `needs(case, arrays, sizes, widths)`: the required features besides those of masks and biases, for
       a case or a variation of it.
     - `ties(options)`: axes of equal size under these options, as strings of letters; "1" means size 1.
     - `validate`: raises ValueError for a case that is invalid for another reason.
-    - `group`: the row of the conformance table that counts a case.
+    - `topic`: the column of the matrix that counts its cells, and what the column is about.
     - `is_layer`: takes sequences (B, L, width) and has parameters.
     - `has_keys`: queries attend keys.
     - `squeezed_axis`: the axis that the option `squeezed` leaves out, "b" or "q".
@@ -226,11 +229,11 @@ class Operator:
     asks: Asks
     questions: Questions = Questions()
     options: tuple[Option, ...] = ()
+    words: Mapping[str, str] = field(default_factory=dict)
     ties: Callable[[Mapping[str, Any]], tuple[str, ...]] = nothing
     validate: Callable[[Case], object] = nothing
-    group: Callable[[Case], str] | None = None
+    topic: tuple[str, str] = ("layers", "attention layers and norms")
     recipes: tuple[str, ...] = ("normal",)
-    axis_orders: tuple[str, ...] = ("bhld",)
     array_kinds: ArrayKinds = ArrayKinds()
     is_layer: bool = False
     has_keys: bool = True
@@ -253,6 +256,7 @@ class Operator:
         """True for plain attention (sdpa), which has special rules:
 
         - Ids of its questions and malformed problems leave out its name.
+        - Its features, biases and masks have rows of the conformance table, and columns of the matrix.
         - A mask of several parts is passed as one array, because flags may exclude each other.
         - Random search draws it as often as all other operators together.
         """

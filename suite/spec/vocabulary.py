@@ -199,46 +199,9 @@ FEATURES = {
     "raw-mask": "a mask array passed unchanged",
     "causal-alone": "a causal flag without a mask",
     "dropout": "dropout of the weights",
-    "pre-norm": "norms before attention and feed-forward network (pre-norm)",
-    "gelu": "the activation gelu",
-    "interleaved": "a rotation of neighbouring components",
-    "halves": "a rotation of components half a head apart",
-    "rotary-base": "a base of frequencies other than 10000",
-    "partial-rotation": "a rotation of the first components only",
-    "positions": "positions as an argument of the call",
-    "gathered-positions": "positions of every sample, in any order",
-    "rotary-scaling": "frequencies scaled for longer sequences",
-    "position-table": "a precomputed table of sine and cosine, one row per position",
-    "causal-bottom-right": "a causal mask of packed segments with more keys than queries, aligned at the "
-    "last query",
-    "empty-parts": "partial answers without keys, to be merged",
-    "several-parts": "more than two partial answers to be merged",
-    "cross-lengths": "packed segments with other numbers of queries than of keys",
-    "length-arrays": "lengths of packed segments as an array whose values are read",
-    "left-padding": "first tokens of a sample that nobody attends",
-    "ring": "a cache with fewer slots than tokens, which overwrites tokens that left the window",
-    "overflow": "tokens beyond the capacity of a cache that has no window",
-    "window-rollback": "tokens taken back after others have left the window",
-    "reset": "a cache that is emptied and used again",
-    "rollback": "tokens taken back from a cache",
-    "reorder": "samples of a cache in another order, or several times",
-    "subsets": "some samples of a cache that step alone, and samples of different lengths",
-    "documents": "several documents in a sample of a cache, one behind the other",
-    "tree": "tokens that join a cache as a tree, in which a node attends its ancestors",
-    "keep": "of a tree in a cache one path of each sample that stays",
-    "int8-codes": "keys and values as 8-bit whole numbers times a scale",
-    "int4-codes": "keys and values as 4-bit whole numbers times a scale",
-    "e4m3-codes": "keys and values as 8-bit floating-point numbers e4m3 times a scale",
-    "e5m2-codes": "keys and values as 8-bit floating-point numbers e5m2 times a scale",
-    "zero-points": "whole numbers that are subtracted from codes",
-    "scales-of-heads": "a scale of codes for every key/value head",
-    "scales-of-tokens": "a scale of codes for every token and key/value head",
-    "scales-of-channels": "a scale of codes for every component of every key/value head",
-    "saturation": "numbers beyond the range of codes, which take the largest code",
-    "skipped-slots": "tokens with a negative slot, which are not written",
-    "heads-before-slots": "pages (P, Hkv, S, D), heads before slots",
-    "empty-segments": "packed segments without a query, or without a token",
 }
-"""What a case or a check needs of an implementation beyond plain attention (see also
-`suite.spec.features`). An adapter passes a mask without a flag densely, so only masks that cannot be
-passed at all are missing."""
+"""What a case or a check needs of an implementation beyond plain attention, in words that several
+operators use. `suite.spec.features` and the operators have words of their own.
+
+An adapter passes a mask without a flag densely, so only masks that cannot be passed at all are missing.
+"""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from suite.spec.features import WORDS
+from suite.spec.operators import WORDS
 from suite.spec.text import did_you_mean
 from suite.vectors.index import (
     INDEX,

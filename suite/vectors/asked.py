@@ -20,11 +20,11 @@ from suite.judge.elections.probe import Probe
 from suite.judge.elections.questions import PROBES
 from suite.spec.case import Case
 from suite.spec.elections import ElectionCase
-from suite.spec.features import FEATURES, WORDS
+from suite.spec.features import FEATURES
 from suite.spec.inputs import Inputs, draw, draw_cotangent
 from suite.spec.masks import Causal
 from suite.spec.operator import Operator
-from suite.spec.operators import OPERATORS
+from suite.spec.operators import OPERATORS, WORDS
 from suite.spec.vocabulary import OPERANDS
 from suite.vectors.options import Selection
 from suite.vectors.tensors import SUFFIX, encoded, sha256, type_of, typed

@@ -8,21 +8,20 @@ from typing import Any
 import numpy as np
 from scipy.special import erf
 
-from backends.declared import ENCODER_FEATURES
 from backends.prepared import PreparedCall
 from references.encoder import reference
 from references.rounding import NO_ROUNDING
 from suite.faults.kernels.layer import LayerCall, MultiHeadKernel
 from suite.faults.kernels.layer_gradient import Arrays, Differentiated
 from suite.spec.inputs import Inputs
-from suite.spec.operators.encoder import ENCODER, PARAMETERS
+from suite.spec.operators.encoder import ENCODER, FEATURES, PARAMETERS
 
 
 class EncoderKernel(MultiHeadKernel):
     """Attention and feed-forward network with residuals and norms, in working precision, rounded once."""
 
     operator = ENCODER
-    features = ENCODER_FEATURES
+    features = FEATURES
     parameters = tuple(PARAMETERS)
     dropout = ""
     elections = {

@@ -8,19 +8,18 @@ from typing import Any
 import numpy as np
 
 from backends._numpy import Rounded
-from backends.declared import MERGE_FEATURES
 from backends.prepared import PreparedCall
 from suite.faults.kernels.attention import Stated
 from suite.spec.dtypes import DType, round_to
 from suite.spec.inputs import Inputs
-from suite.spec.operators.merge import MERGE
+from suite.spec.operators.merge import FEATURES, MERGE
 
 
 class MergeKernel(Stated):
     """All parts at once in float32, rounded once."""
 
     operator = MERGE
-    features = MERGE_FEATURES
+    features = FEATURES
     elections = {}
 
     def prepare(self, inputs: Inputs) -> PreparedCall:

@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 
 from backends._numpy import Rounded
-from backends.declared import PACKED_FEATURES
 from backends.prepared import PreparedCall
 from suite.faults.kernels.attention import Stated
 from suite.spec.dtypes import DType, round_to
 from suite.spec.inputs import Inputs
-from suite.spec.operators.packed import PACKED, allowed_pairs, summed
+from suite.spec.operators.packed import FEATURES, PACKED, allowed_pairs, summed
 from suite.spec.vocabulary import OPERANDS
 
 BOUNDS = ("query_lengths", "key_lengths")
@@ -46,7 +45,7 @@ class PackedKernel(Stated):
     """Segment after segment in float32, rounded once."""
 
     operator = PACKED
-    features = PACKED_FEATURES
+    features = FEATURES
     elections = {"nan-in-other-segment": "nobody", "segment-without-keys": "zeros"}
 
     def prepare(self, inputs: Inputs) -> PreparedCall:

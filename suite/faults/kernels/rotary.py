@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 
 from backends._numpy import Rounded
-from backends.declared import ROTARY_FEATURES
 from backends.prepared import PreparedCall
 from references.rotary import frequencies
 from suite.faults.kernels.attention import Stated
 from suite.spec.dtypes import DType, round_to
 from suite.spec.inputs import Inputs
-from suite.spec.operators.rotary import ROTARY, Rotation, table_length
+from suite.spec.operators.rotary import FEATURES, ROTARY, Rotation, table_length
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class RotaryKernel(Stated):
     """Angles in float32, sine and cosine in float32, products in float32, one rounding at the end."""
 
     operator = ROTARY
-    features = ROTARY_FEATURES
+    features = FEATURES
     elections = {}
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
@@ -133,7 +132,7 @@ class RotaryTableCast(RotaryKernel):
 class RotaryByTable(RotaryKernel):
     """Positions are rows of a table, and what is not in it is refused."""
 
-    features = ROTARY_FEATURES | {"position-table"}
+    features = FEATURES | {"position-table"}
 
     def position(self, turn: Turn) -> np.ndarray:
         rows = self.rows(turn)

@@ -13,7 +13,6 @@ from suite.spec.features.sinks import SINKS
 from suite.spec.features.slopes import SLOPES
 from suite.spec.features.softcap import SOFTCAP
 from suite.spec.features.window import WINDOW
-from suite.spec.vocabulary import FEATURES as WORDS_OF_OTHERS
 
 FEATURES: dict[str, Feature] = {
     feature.name: feature for feature in (WINDOW, SOFTCAP, SINKS, LSE, SLOPES, LOGIT_SCALE)
@@ -23,7 +22,4 @@ FEATURES: dict[str, Feature] = {
 ARRAYS = tuple(name for name, feature in FEATURES.items() if feature.axes)
 """The features that are arrays."""
 
-WORDS = WORDS_OF_OTHERS | {feature.word: feature.text for feature in FEATURES.values()}
-"""Every word for a required feature, with its meaning."""
-
-__all__ = ["ARRAYS", "FEATURES", "WORDS", "Feature", "Reduction"]
+__all__ = ["ARRAYS", "FEATURES", "Feature", "Reduction"]

@@ -6,6 +6,7 @@ mutants.
 
 from __future__ import annotations
 
+from suite.spec.features import FEATURES
 from suite.spec.operator import Operator
 from suite.spec.operators.additive import ADDITIVE
 from suite.spec.operators.batch_norm import BATCH_NORM
@@ -27,6 +28,7 @@ from suite.spec.operators.quantized_write import QUANTIZED_WRITE
 from suite.spec.operators.rotary import ROTARY
 from suite.spec.operators.sdpa import SDPA
 from suite.spec.operators.self_attention import SELF_ATTENTION
+from suite.spec.vocabulary import FEATURES as COMMON
 
 OPERATORS: dict[str, Operator] = {
     operator.name: operator
@@ -37,3 +39,10 @@ OPERATORS: dict[str, Operator] = {
     )
 }  # fmt: skip
 """Every operator by name."""
+
+WORDS: dict[str, str] = {
+    **COMMON,
+    **{feature.word: feature.text for feature in FEATURES.values()},
+    **{word: text for operator in OPERATORS.values() for word, text in operator.words.items()},
+}
+"""Every word for a required feature, with its meaning."""

@@ -81,11 +81,25 @@ from suite.spec.recipes import DRAWS
 from suite.spec.sizes import Sizes
 from suite.spec.vocabulary import OPERANDS
 
+WORDS = {
+    "left-padding": "first tokens of a sample that nobody attends",
+    "ring": "a cache with fewer slots than tokens, which overwrites tokens that left the window",
+    "overflow": "tokens beyond the capacity of a cache that has no window",
+    "window-rollback": "tokens taken back after others have left the window",
+    "reset": "a cache that is emptied and used again",
+    "rollback": "tokens taken back from a cache",
+    "reorder": "samples of a cache in another order, or several times",
+    "subsets": "some samples of a cache that step alone, and samples of different lengths",
+    "documents": "several documents in a sample of a cache, one behind the other",
+    "tree": "tokens that join a cache as a tree, in which a node attends its ancestors",
+    "keep": "of a tree in a cache one path of each sample that stays",
+}
+"""Words for required features of caches."""
+
 FEATURES = frozenset(
     {
         "window", "softcap", "sinks", "alibi-slopes", "scale", "grouped-heads", "value-size",
-        "left-padding", "bias", "bias-with-mask", "ring", "window-rollback", "reset", "rollback",
-        "reorder", "subsets", "documents", "tree", "keep", "inner-stride", "other-shapes",
+        "bias", "bias-with-mask", "inner-stride", "other-shapes", *(WORDS.keys() - {"overflow"}),
     }
 )  # fmt: skip
 """Features of attention with a cache."""
@@ -286,6 +300,8 @@ def dotted(text: str) -> tuple[int, ...]:
 CACHED = Operator(
     name="cached",
     text="attention in steps that share a cache",
+    topic=("caches", "steps that share a cache of keys and values"),
+    words=WORDS,
     axes=axes,
     draw=draw,
     outputs=lambda case: {"output": "bhqv"},

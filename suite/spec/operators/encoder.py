@@ -26,6 +26,20 @@ from suite.spec.operators.layers import draw_sequences, kernel
 from suite.spec.operators.multi_head import draw_projections
 from suite.spec.sizes import Sizes
 
+WORDS = {
+    "pre-norm": "norms before attention and feed-forward network (pre-norm)",
+    "gelu": "the activation gelu",
+}
+"""Words for required features of encoder layers."""
+
+FEATURES = frozenset(
+    {
+        *WORDS, "mask", "causal", "window", "padding", "mask-array", "native-causal", "other-shapes",
+        "inner-stride", "gradient", "head-width", "batch", "squeezed", "odd-heads",
+    }
+)  # fmt: skip
+"""Features of encoder layers."""
+
 ACTIVATIONS = ("relu", "gelu")
 """max(x, 0), and x Phi(x) with the normal distribution Phi (Hendrycks, Gimpel 2016)."""
 
@@ -78,6 +92,7 @@ def validate(case: Case) -> None:
 ENCODER = Operator(
     name="encoder",
     text="a layer of a Transformer's encoder: attention and a feed-forward network, with norms",
+    words=WORDS,
     axes=axes,
     draw=draw,
     outputs=lambda case: {"output": "bqx"},

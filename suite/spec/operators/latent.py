@@ -186,6 +186,7 @@ STANDARD = (
 LATENT = Operator(
     name="latent",
     text="multi-head latent attention: keys and values are projections of latents",
+    topic=("latents", "multi-head latent attention"),
     axes=lambda case: AXES,
     draw=draw,
     outputs=lambda case: {"output": "bhqv"} | ({"lse": "bhq"} if LSE.asked_by(case) else {}),

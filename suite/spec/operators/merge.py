@@ -23,6 +23,17 @@ from suite.spec.levels import Ask
 from suite.spec.operator import ArrayKinds, Asks, Axes, Operator, choice, flag
 from suite.spec.sizes import Sizes
 
+WORDS = {
+    "empty-parts": "partial answers without keys, to be merged",
+    "several-parts": "more than two partial answers to be merged",
+}
+"""Words for required features of merging."""
+
+FEATURES = frozenset(
+    {*WORDS, "empty-batch", "empty-queries", "inner-stride", "gradient", "other-shapes"}
+)
+"""Features of merging."""
+
 HEIGHTS = {"level": 0.0, "high": 200.0, "low": -200.0, "deep": -1e5}
 """Mean of the log-sum-exps of a case. Means far from 0 overflow or underflow unless the maximum is
 subtracted first."""
@@ -70,6 +81,8 @@ def validate(case: Case) -> None:
 MERGE = Operator(
     name="merge",
     text="partial answers over parts of the keys, merged by their log-sum-exps",
+    topic=("merge", "partial answers merged"),
+    words=WORDS,
     axes=axes,
     draw=draw,
     outputs=lambda case: {"output": "bhqv", "lse": "bhq"},

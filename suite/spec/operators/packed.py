@@ -37,6 +37,23 @@ from suite.spec.recipes import DRAWS
 from suite.spec.sizes import Sizes
 from suite.spec.vocabulary import OPERANDS
 
+WORDS = {
+    "causal-bottom-right": "a causal mask of packed segments with more keys than queries, aligned at the "
+    "last query",
+    "cross-lengths": "packed segments with other numbers of queries than of keys",
+    "length-arrays": "lengths of packed segments as an array whose values are read",
+    "empty-segments": "packed segments without a query, or without a token",
+}
+"""Words for required features of packed segments."""
+
+FEATURES = frozenset(
+    {
+        *(WORDS.keys() - {"length-arrays"}), "causal", "scale", "grouped-heads", "value-size",
+        "inner-stride", "gradient", "other-shapes",
+    }
+)  # fmt: skip
+"""Features of packed attention."""
+
 LENGTHS = r"seg(\d+(?:\.\d+)*(?:x\d+(?:\.\d+)*)?)"
 """Lengths of segments in an id: "seg5.7.12" for queries and keys, "seg2.0.3x9.4.7" for queries x keys.
 """
@@ -215,6 +232,8 @@ PATHS = (
 PACKED = Operator(
     name="packed",
     text="attention over sequences packed into one array, each by itself",
+    topic=("packed", "segments without padding"),
+    words=WORDS,
     axes=axes,
     draw=draw,
     outputs=lambda case: {"output": "qhv"},

@@ -50,10 +50,15 @@ from suite.spec.operators.packed import (
 )
 from suite.spec.sizes import Sizes
 
+WORDS = {
+    "heads-before-slots": "pages (P, Hkv, S, D), heads before slots",
+}
+"""Words for required features of pages."""
+
 FEATURES = frozenset(
     {
         "causal", "window", "softcap", "scale", "grouped-heads", "value-size", "empty-segments",
-        "heads-before-slots", "inner-stride", "gradient", "other-shapes",
+        *WORDS, "inner-stride", "gradient", "other-shapes",
     }
 )  # fmt: skip
 """Features of paged attention."""
@@ -293,6 +298,8 @@ STANDARD = (
 PAGED = Operator(
     name="paged",
     text="attention of packed queries over keys in pages",
+    topic=("pages", "keys in pages of a pool, read and written"),
+    words=WORDS,
     axes=axes,
     draw=draw,
     outputs=lambda case: {"output": "qhv"},

@@ -24,9 +24,22 @@ from suite.spec.inputs import Inputs
 from suite.spec.levels import Ask
 from suite.spec.operator import ArrayKinds, Asks, Axes, Operator, Option, Packing, choice, flag
 from suite.spec.operators.packed import LENGTHS, lengths, segments, written
-from suite.spec.operators.paged import PAGE, axes_of_pools, completed, draw_table, pool, validate
+from suite.spec.operators.paged import (
+    PAGE,
+    PAGED,
+    axes_of_pools,
+    completed,
+    draw_table,
+    pool,
+    validate,
+)
 from suite.spec.recipes import DRAWS
 from suite.spec.sizes import Sizes
+
+WORDS = {
+    "skipped-slots": "tokens with a negative slot, which are not written",
+}
+"""Words for required features of writing, besides those of pages."""
 
 FEATURES = frozenset(
     {
@@ -100,6 +113,8 @@ def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> Map
 PAGED_WRITE = Operator(
     name="paged-write",
     text="keys and values written into slots of pages",
+    topic=PAGED.topic,
+    words=WORDS,
     axes=axes,
     draw=draw,
     outputs=outputs,

@@ -44,17 +44,24 @@ from suite.spec.recipes import DRAWS
 from suite.spec.sizes import Sizes
 from suite.spec.vocabulary import OPERANDS
 
-OF_CODES = frozenset(
+WORDS = {
+    "int8-codes": "keys and values as 8-bit whole numbers times a scale",
+    "int4-codes": "keys and values as 4-bit whole numbers times a scale",
+    "e4m3-codes": "keys and values as 8-bit floating-point numbers e4m3 times a scale",
+    "e5m2-codes": "keys and values as 8-bit floating-point numbers e5m2 times a scale",
+    "zero-points": "whole numbers that are subtracted from codes",
+    "scales-of-heads": "a scale of codes for every key/value head",
+    "scales-of-tokens": "a scale of codes for every token and key/value head",
+    "scales-of-channels": "a scale of codes for every component of every key/value head",
+}
+"""Words for required features of codes and their scales."""
+
+FEATURES = frozenset(
     {
-        "int8-codes", "int4-codes", "e4m3-codes", "e5m2-codes", "zero-points", "scales-of-heads",
-        "scales-of-tokens", "scales-of-channels",
+        *WORDS, "causal", "scale", "grouped-heads", "value-size", "gradient", "inner-stride",
+        "other-shapes",
     }
 )  # fmt: skip
-"""Features of codes and their scales."""
-
-FEATURES = OF_CODES | {
-    "causal", "scale", "grouped-heads", "value-size", "gradient", "inner-stride", "other-shapes"
-}  # fmt: skip
 """Features of attention over codes."""
 
 GRANULES = {"tensor": "", "perhead": "g", "pertoken": "bgk", "perchannel": "gd"}
@@ -218,6 +225,8 @@ DECODING = "quantized/none/gqa4/{dt}/b2h8q1k130d64"
 QUANTIZED = Operator(
     name="quantized",
     text="attention over keys and values in 8-bit codes with scales",
+    topic=("codes", "keys and values in 8 bits, read and written"),
+    words=WORDS,
     axes=axes,
     draw=draw,
     outputs=lambda case: {"output": "bhqv"},

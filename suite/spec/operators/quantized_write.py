@@ -26,8 +26,8 @@ from suite.spec.levels import Ask
 from suite.spec.operator import ArrayKinds, Asks, Axes, Operator, flag
 from suite.spec.operators.quantized import (
     KINDS,
-    OF_CODES,
     OPTIONS,
+    QUANTIZED,
     axes_of,
     draw_scales,
     needs_of_codes,
@@ -35,10 +35,16 @@ from suite.spec.operators.quantized import (
     validate_codes,
     varied,
 )
+from suite.spec.operators.quantized import WORDS as OF_CODES
 from suite.spec.recipes import DRAWS
 from suite.spec.sizes import Sizes
 
-FEATURES = OF_CODES | {"saturation", "value-size", "inner-stride", "other-shapes"}
+WORDS = {
+    "saturation": "numbers beyond the range of codes, which take the largest code",
+}
+"""Words for required features of writing, besides those of codes."""
+
+FEATURES = frozenset({*OF_CODES, *WORDS, "value-size", "inner-stride", "other-shapes"})
 """Features of writing codes."""
 
 PLAIN = "quantized-write/none/mha/{dt}/b2h2q17k17d8/perhead"
@@ -73,6 +79,8 @@ UNEQUAL = "quantized-write/none/mha/{dt}/b3h2q9k9d8v6"
 QUANTIZED_WRITE = Operator(
     name="quantized-write",
     text="keys and values written as 8-bit codes of given scales",
+    topic=QUANTIZED.topic,
+    words=WORDS,
     axes=axes,
     draw=draw,
     outputs=lambda case: {"output": "bgkd", "value_output": "bgkv"},

@@ -29,6 +29,26 @@ from suite.spec.operator import (
 )
 from suite.spec.sizes import Sizes
 
+WORDS = {
+    "interleaved": "a rotation of neighbouring components",
+    "halves": "a rotation of components half a head apart",
+    "rotary-base": "a base of frequencies other than 10000",
+    "partial-rotation": "a rotation of the first components only",
+    "positions": "positions as an argument of the call",
+    "gathered-positions": "positions of every sample, in any order",
+    "rotary-scaling": "frequencies scaled for longer sequences",
+    "position-table": "a precomputed table of sine and cosine, one row per position",
+}
+"""Words for required features of rotations."""
+
+FEATURES = frozenset(
+    {
+        *(WORDS.keys() - {"position-table"}), "empty-batch", "empty-queries", "gradient",
+        "inner-stride", "other-shapes",
+    }
+)  # fmt: skip
+"""Features of rotary embeddings."""
+
 BASE = 10000.0
 """The base of frequencies if a case names none."""
 
@@ -239,6 +259,8 @@ STANDARD = (
 ROTARY = Operator(
     name="rotary",
     text="rotary position embedding: pairs of components rotated by position times frequency",
+    topic=("rotary", "rotary positions"),
+    words=WORDS,
     axes=axes,
     draw=draw,
     outputs=lambda case: {"output": "bhqd"},
@@ -270,6 +292,5 @@ ROTARY = Operator(
     ),
     questions=Questions(well_formed="rotary/none/mha/f32/b2h3q17k1d16"),
     has_keys=False,
-    axis_orders=("bhld", "blhd"),
-    array_kinds=ArrayKinds(integers=("position",)),
+    array_kinds=ArrayKinds(axis_orders=("bhld", "blhd"), integers=("position",)),
 )

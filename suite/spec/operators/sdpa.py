@@ -87,7 +87,10 @@ def validate(case: Case) -> None:
 
 
 def group(case: Case) -> str:
-    """A feature, a bias (including ALiBi), or the kind of mask."""
+    """The row of the conformance table that counts a case: its operator; for plain attention a feature,
+    a bias (including ALiBi), or the kind of mask."""
+    if not case.operator.is_default:
+        return case.operator.name
     groups = [f.group for f in reversed(asked_features(case)) if f.group]
     groups.sort(key="bias".__eq__)  # a bias last
     if groups:
@@ -132,6 +135,7 @@ SDPA = Operator(
     draw=draw,
     outputs=outputs,
     array_kinds=ArrayKinds(
+        axis_orders=AXIS_ORDERS,
         statistics=tuple(name for name, f in FEATURES.items() if f.constant),
         wide=tuple(name for f in FEATURES.values() if f.wide for name in (*f.outputs, f.name)),
     ),
@@ -151,7 +155,6 @@ SDPA = Operator(
         RATE,
         UNSEARCHED_TRAINING,
     ),
-    group=group,
     questions=Questions(
         elections=(
             "fully-masked-row", "minus-inf-row", "lowest-row", "fully-masked-row-gradient",
@@ -169,6 +172,5 @@ SDPA = Operator(
         trials=("sdpa/none/mha/{dt}/b2h4q16k16d64", "sdpa/none/mha/{dt}/b1h2q64k64d64"),
     ),
     recipes=RECIPES,
-    axis_orders=AXIS_ORDERS,
     work=work,
 )  # fmt: skip
