@@ -17,6 +17,7 @@ from suite.spec.elections import QUESTIONS
 from suite.spec.inputs import Inputs
 from suite.spec.operator import Operator
 from suite.spec.operators import WORDS
+from suite.spec.operators.paged import with_pages_of
 from suite.spec.operators.sdpa import SDPA
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ class Implementation(ABC):
     def beyond_limits(self, case: Case) -> str | None:
         """The reason why a case is beyond the declared limits, or None."""
         limits = self.declared.limits_for(case.dtype)
-        return limits.refusal(case.sizes, case.option("scale"))
+        return limits.refusal(case.sizes, case.option("scale"), case.option("page_size"))
 
     def refuses(self, inputs: Inputs) -> str | None:
         """The reason why inputs (of a case or a variation) are not supported, or None."""
@@ -173,6 +174,9 @@ class Implementation(ABC):
                 scale = limits.nearest_scale(nearest.option("scale"))
                 if scale is not None:
                     nearest = nearest.with_options(scale=scale)
+            pages = nearest.option("page_size")
+            if pages is not None:
+                nearest = with_pages_of(nearest, limits.nearest_page_size(pages))
             if not case.operator.is_layer:
                 apart = self.missing(["value-size"]) is None
                 nearest = replace(nearest, sizes=limits.fitted(nearest.sizes, apart))

@@ -20,6 +20,7 @@ class Limits:
     - `equal_lengths`: Lq must equal Lk
     - `equal_heads`: Hkv must equal H
     - `scales`: smallest and largest scale
+    - `page_sizes`: supported slots of a page
 
     Raises ValueError for sizes below 1, for scales in the wrong order, and for limits that no lengths
     meet.
@@ -33,9 +34,10 @@ class Limits:
     equal_lengths: bool = False
     equal_heads: bool = False
     scales: tuple[float, float] | None = None
+    page_sizes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("head_sizes", "value_sizes", "lengths_multiple_of"):
+        for name in ("head_sizes", "value_sizes", "lengths_multiple_of", "page_sizes"):
             if any(not isinstance(n, int) or n < 1 for n in getattr(self, name)):
                 raise ValueError(
                     f"{name} are whole numbers from 1 on, got {list(getattr(self, name))}"
@@ -75,8 +77,10 @@ class Limits:
         of = self.lengths_multiple_of or (1,)
         return of[0], of[-1]
 
-    def refusal(self, sizes: Sizes, scale: float | None = None) -> str | None:
-        """The reason why sizes or an explicit scale exceed the limits, or None."""
+    def refusal(
+        self, sizes: Sizes, scale: float | None = None, page_size: int | None = None
+    ) -> str | None:
+        """The reason why sizes, an explicit scale or pages exceed the limits, or None."""
         if self.head_sizes and sizes.D not in self.head_sizes:
             return f"declares head sizes {_listed(self.head_sizes)}, and {sizes.D} is none of them"
         if self.sizes_of_values and sizes.Dv not in self.sizes_of_values:
@@ -101,6 +105,9 @@ class Limits:
         if scale is not None and self.scales and not self.scales[0] <= scale <= self.scales[1]:
             low, high = self.scales
             return f"declares scales from {low:g} to {high:g}, and {scale:g} is none of them"
+        if page_size is not None and self.nearest_page_size(page_size) != page_size:
+            listed = _listed(self.page_sizes)
+            return f"declares pages of {listed} slots, and {page_size} is none of them"
         return None
 
     def fitted(self, sizes: Sizes, apart: bool = True) -> Sizes:
@@ -133,6 +140,10 @@ class Limits:
         if scale is None or self.scales is None:
             return scale
         return min(max(scale, self.scales[0]), self.scales[1])
+
+    def nearest_page_size(self, size: int) -> int:
+        """The next larger supported page, or the largest one."""
+        return _next(size, self.page_sizes)
 
     def _multiple(self, length: int, of: int) -> int:
         """The next multiple of `of`, or the largest one within `max_length`."""

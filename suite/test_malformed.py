@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from backends.protocol import Implementation
 from suite.judge.answer import parts
 from suite.judge.cell import Cell
 from suite.judge.check import check
+from suite.judge.comparison import expect_bitwise
 from suite.judge.verdict import Deviation, HarnessError, NotApplicable, first_line
 from suite.spec.catalogue import Ask, asked
 from suite.spec.inputs import Inputs
@@ -15,6 +18,9 @@ from suite.spec.malformed import MALFORMED_CASES, MalformedCase
 @check(lambda level: MALFORMED_CASES, applies_to=lambda declared: declared.validates)
 def test_bad_problem(cell: Cell) -> None:
     """An implementation may raise when a layer is built, when it is called, or when the output is read.
+
+    The answer to a page that does not exist, or to a wrong length of a sample, may also have nothing from
+    memory of others: rows of other samples keep their bits, and its own rows hang on no page of others.
 
     A user function is tested only as a drop-in replacement for the framework's own attention, and only
     with problems that the latter refuses.
@@ -28,7 +34,12 @@ def test_bad_problem(cell: Cell) -> None:
     native = cell.implementation.beside
     if native is not None and answer_to(native, inputs):
         raise NotApplicable("the framework's own attention answers it, too")
-    raise Deviation("no-raise", f"{cell.case.text}: answered with {answer}, must raise")
+    if cell.case.contained is None:
+        raise Deviation("no-raise", f"{cell.case.text}: answered with {answer}, must raise")
+    got = cell.run(inputs).values.copy()
+    for other, where in cell.case.contained(cell.case.well_formed(cell.seed), inputs):
+        want = np.where(where, cell.run(other).values, 0.0)
+        expect_bitwise(np.where(where, got, 0.0), want, "no-raise", cell.case.text)
 
 
 ARGUMENTS = (

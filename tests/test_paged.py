@@ -10,15 +10,16 @@ import numpy as np
 import pytest
 
 from backends.registry import UsageError, function_implementation, load
+from suite.judge.judge import judge
 from suite.judge.oracle import Oracle, Rounding
 from suite.spec.case import Case
 from suite.spec.catalogue import cases as every_case
 from suite.spec.catalogue import of_operator
 from suite.spec.inputs import Inputs, draw, draw_cotangent, draw_tangents
 from suite.spec.operators.packed import segments
-from suite.spec.operators.paged import MIXED, PAGED, PLAIN, page_counts, pool
+from suite.spec.operators.paged import MIXED, PAGED, PLAIN, page_counts, pool, with_pages_of
 from tests.plain import attention as plain_attention
-from tests.runtimes import of_person
+from tests.runtimes import CHECKS, of_person
 
 FUNCTIONS = Path(__file__).parent / "functions" / "paging.py"
 STEP = PLAIN.replace("{dt}", "f64")
@@ -176,6 +177,54 @@ def test_a_mask_that_is_aligned_at_the_first_query_fails() -> None:
 
 def test_a_function_that_reads_one_key_less_fails() -> None:
     assert statuses("short") == {"all": {"fail"}, "causal": {"fail", "unsupported"}}
+
+
+@pytest.mark.parametrize(
+    ("size", "text", "expected"),
+    [
+        (16, "seg1.3.5x7.12.5/causal", "b3h4q21k84d8/seg1.3.17x19.48.17/page16/causal"),
+        (16, "seg1.12.5x7.12.5/shared", "b3h4q66k84d8/seg1.48.17x19.48.17/page16/shared"),
+        (2, "seg1.3.5x7.12.5/causal", "b3h4q7k12d8/seg1.3.3x3.6.3/page2/causal"),
+        (1, "seg1.3.5x7.12.5/causal", "b3h4q6k7d8/seg1.3.2x2.3.2/page1/causal"),
+        (4, "seg1.3.5x7.12.5/page3/causal", "b3h4q10k31d8/seg1.3.6x9.16.6/causal"),
+    ],
+)
+def test_a_case_keeps_its_pages_in_another_size(size: int, text: str, expected: str) -> None:
+    queries = text.removeprefix("seg").partition("x")[0].split(".")
+    case = Case.parse(f"paged/none/gqa2/f32/b3h4q{sum(map(int, queries))}k24d8/{text}")
+    other = with_pages_of(case, size)
+    assert other.id == f"paged/none/gqa2/f32/{expected}" == Case.parse(other.id).id
+    assert page_counts(other)[0].tolist() == page_counts(case)[0].tolist()
+
+
+def test_a_claim_of_page_sizes_is_asked_in_pages_of_these_sizes() -> None:
+    claim = {"page_sizes": (16, 32)}
+    free, claimed, broken = (
+        list(of_person(f"{FUNCTIONS}:{name}", "paged", said))
+        for name, said in (("right", {}), ("sixteen", claim), ("ascending", claim))
+    )
+    judged = [cell.case for cell, verdict in claimed if verdict.status != "unsupported"]
+    assert {case.option("page_size") for case in judged} == {16}
+    assert {verdict.status for _, verdict in claimed} == {"pass", "unsupported"}
+    features = {"window", "heads-before-slots", "scale", "softcap"}  # which it does not take
+    assert len(judged) >= sum(not features & {*cell.case.needs} for cell, _ in free) > 0
+    assert "fail" in {verdict.status for _, verdict in broken}
+    with pytest.raises(UsageError, match="page_sizes are whole numbers from 1 on"):
+        function_implementation(
+            load("torch"), f"{FUNCTIONS}:sixteen", {"page_sizes": (0,)}, "paged"
+        )
+
+
+DROP_IN = {"drop_in": True}
+
+
+def test_a_drop_in_refuses_tables_and_lengths_that_name_nothing() -> None:
+    function, _ = function_implementation(load("torch"), f"{FUNCTIONS}:right", DROP_IN, "paged")
+    cells = CHECKS["bad_problem"].cells("smoke", [function])
+    messages = {cell.case.id.split("/")[2]: judge(cell).message for cell in cells}
+    answered = {name for name, message in messages.items() if message}
+    assert answered == {"page-negative", "pages-of-two-sizes"}
+    assert "changed from" in messages["page-negative"]
 
 
 def test_parameters_with_a_wrong_name_are_named() -> None:

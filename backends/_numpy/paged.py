@@ -11,7 +11,7 @@ from backends.memory import paged
 from backends.prepared import PreparedCall
 from backends.protocol import Implementation
 from suite.spec.inputs import Inputs
-from suite.spec.operators.paged import FEATURES, PAGED, allowed, slots_first
+from suite.spec.operators.paged import FEATURES, PAGED, allowed, refuse_malformed, slots_first
 
 
 class SampleBySample(Implementation):
@@ -21,7 +21,7 @@ class SampleBySample(Implementation):
     operator = PAGED
     declared = Declared(
         numerics="exact",
-        features=FEATURES,
+        features=FEATURES | {"length-arrays"},
         bitwise=("rerun", "pages"),
         refusals={"gradient": "NumPy differentiates nothing"},
         elections={"nan-behind-last-key": "blocked"},
@@ -40,12 +40,13 @@ class SampleBySample(Implementation):
             page_table: Rounded,
         ) -> Rounded:
             out = np.zeros((*query.values.shape[:2], value.values.shape[-1]))
-            starts = query_offsets.values
+            starts, table = query_offsets.values, page_table.values
+            pools = slots_first(case, key.values), slots_first(case, value.values)
+            refuse_malformed(query.values, *pools, starts, key_lengths.values, table)
             for n, of in enumerate(key_lengths.values):
                 rows = slice(starts[n], starts[n + 1])
-                pages = page_table.values[n]
-                k, v = (slots_first(case, x.values)[pages] for x in (key, value))
-                k, v = (x.reshape(-1, *x.shape[2:])[:of].transpose(1, 0, 2)[None] for x in (k, v))
+                taken = (pool[table[n]] for pool in pools)
+                k, v = (x.reshape(-1, *x.shape[2:])[:of].transpose(1, 0, 2)[None] for x in taken)
                 q = query.values[rows].transpose(1, 0, 2)[None]
                 mask = allowed(case, q.shape[2], int(of))
                 answer = definition(q, k, v, mask=mask, **settings)

@@ -43,7 +43,7 @@ class UserPaged(UserCallable):
     operator = PAGED
     arrays = ("query", "key_cache", "value_cache", "cu_seqlens_q", "seqused_k", "block_table")
     table = KEYWORDS
-    features = FEATURES
+    features = FEATURES | {"length-arrays"}
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         keywords = self.binder.bind(inputs, inputs.needs)

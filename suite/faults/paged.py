@@ -274,3 +274,59 @@ class PagedGradientOfFirstPages(PagedKernel):
         place = np.arange(len(tokens)) - np.repeat(pack.keys[:-1], np.diff(pack.keys))
         first = (place < pool.shape[1])[:, None, None]
         return super().put_back(np.where(first, tokens, 0.0), pack, pool)
+
+
+@fault("bad_problem", "`tl.load(block_table)` unchecked; raise unless `0 <= page < num_pages`")
+class PagedPageClamped(PagedKernel):
+    """A page that does not exist is read as the last or the first one of the pool."""
+
+    def gathered(self, arrays: dict[str, np.ndarray], inputs: Inputs) -> Paged:
+        pages = len(arrays["key"])
+        table = arrays["page_table"].clip(0, pages - 1)
+        return super().gathered({**arrays, "page_table": table}, inputs)
+
+
+@fault(
+    "bad_problem", "`cache[block_table]`, in which -1 is the last page; raise for negative pages"
+)
+class PagedPageFromTheEnd(PagedKernel):
+    """A negative page is counted from the end of the pool."""
+
+    def gathered(self, arrays: dict[str, np.ndarray], inputs: Inputs) -> Paged:
+        table, pages = arrays["page_table"], len(arrays["key"])
+        table = np.where(table < 0, table + pages, table)
+        return super().gathered({**arrays, "page_table": table}, inputs)
+
+
+@fault("bad_problem", "`block_table.view(-1)[b * T + j]`; raise if `seqused_k > T * page_size`")
+class PagedRowOverrun(PagedKernel):
+    """A sample with more keys than its row of the table has slots reads on in the next row."""
+
+    def refuse(self, arrays: dict[str, np.ndarray], case: Case) -> None:
+        slots = arrays["page_table"].shape[1] * self.pools(arrays, case)[0].shape[1]
+        super().refuse({**arrays, "key_lengths": arrays["key_lengths"].clip(max=slots)}, case)
+
+    def slots(self, table: np.ndarray, sample: int, length: int, size: int) -> np.ndarray:
+        keys, flat = np.arange(length), table.ravel()
+        entries = np.minimum(sample * table.shape[1] + keys // size, len(flat) - 1)
+        return flat[entries] * size + keys % size
+
+
+@fault("bad_problem", "`k[:length]`, which leaves keys out at the end; raise for negative lengths")
+class PagedLengthFromTheEnd(PagedKernel):
+    """A negative number of keys is counted from the last slot of the table."""
+
+    def gathered(self, arrays: dict[str, np.ndarray], inputs: Inputs) -> Paged:
+        lengths = arrays["key_lengths"]
+        slots = arrays["page_table"].shape[1] * inputs.letters["s"]
+        lengths = np.where(lengths < 0, lengths + slots, lengths)
+        return super().gathered({**arrays, "key_lengths": lengths}, inputs)
+
+
+@fault("bad_problem", "offsets taken as they come; raise if `cu_seqlens_q` falls")
+class PagedOffsetsUnchecked(PagedKernel):
+    """Offsets of queries that fall are taken as they come."""
+
+    def refuse(self, arrays: dict[str, np.ndarray], case: Case) -> None:
+        offsets = np.maximum.accumulate(arrays["query_offsets"])
+        super().refuse({**arrays, "query_offsets": offsets}, case)

@@ -131,3 +131,19 @@ class WriteGradientPassesThrough(PagedWriteKernel):
         self, arrays: dict[str, np.ndarray], cotangent: np.ndarray, case: Case
     ) -> dict[str, np.ndarray]:
         return {**super().gradients(arrays, cotangent, case), "key_cache": cotangent}
+
+
+@fault("bad_problem", "`slot % num_slots`; raise for slots beyond the pool")
+class WriteBeyondWraps(PagedWriteKernel):
+    """A slot beyond the pool is counted from its beginning."""
+
+    def put(self, flat: np.ndarray, slots: np.ndarray, tokens: np.ndarray, size: int) -> None:
+        super().put(flat, np.where(slots >= 0, slots % len(flat), slots), tokens, size)
+
+
+@fault("bad_problem", "a loop over `slot_mapping`; raise unless every token has a slot")
+class WriteTokensCut(PagedWriteKernel):
+    """Tokens without a slot are left out silently."""
+
+    def put(self, flat: np.ndarray, slots: np.ndarray, tokens: np.ndarray, size: int) -> None:
+        super().put(flat, slots, tokens[: len(slots)], size)

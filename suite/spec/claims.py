@@ -73,6 +73,7 @@ CLAIMS = {
         "True if the number of key heads must equal the number of query heads", bool
     ),
     "scales": per_dtype("the smallest and the largest scale", tuple[float, float]),
+    "page_sizes": per_dtype("supported numbers of slots of a page", tuple[int, ...]),
     "contiguous": Claim("True if query, key and value must be contiguous", bool),
     "forward_only": Claim("True if it cannot be differentiated", bool),
     "mended_interpreter": Claim(

@@ -69,6 +69,23 @@ def short(
     return attended(q, k, v, cu_seqlens_q, (seqused_k - 1).clamp(min=1), block_table, causal)
 
 
+def sixteen(
+    q: Any, key_cache: Any, value_cache: Any, cu_seqlens_q: Any, seqused_k: Any, block_table: Any,
+    causal: bool = False,
+) -> Any:  # fmt: skip
+    if key_cache.shape[1] % 16:
+        raise ValueError("pages have multiples of 16 slots")
+    return attended(q, key_cache, value_cache, cu_seqlens_q, seqused_k, block_table, causal)
+
+
+def ascending(
+    q: Any, key_cache: Any, value_cache: Any, cu_seqlens_q: Any, seqused_k: Any, block_table: Any,
+    causal: bool = False,
+) -> Any:  # fmt: skip
+    table = (block_table[:, :1] + torch.arange(block_table.shape[1])).clamp(max=len(key_cache) - 1)
+    return sixteen(q, key_cache, value_cache, cu_seqlens_q, seqused_k, table, causal)
+
+
 def misspelt(
     q: Any,
     k: Any,

@@ -12,7 +12,7 @@ from suite.faults.kernels.packed import Pack, PackedKernel
 from suite.spec.case import Case
 from suite.spec.inputs import Inputs
 from suite.spec.operators.packed import summed
-from suite.spec.operators.paged import FEATURES, PAGED, allowed, slots_first
+from suite.spec.operators.paged import FEATURES, PAGED, allowed, refuse_malformed, slots_first
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class PagedKernel(PackedKernel):
     """Pages are gathered by the table, then packed attention in float32, rounded once."""
 
     operator = PAGED
-    features = FEATURES
+    features = FEATURES | {"length-arrays"}
     elections = {"nan-behind-last-key": "blocked"}
 
     def arguments(self, inputs: Inputs) -> dict[str, Any]:
@@ -45,16 +45,28 @@ class PagedKernel(PackedKernel):
     def gathered(self, arrays: dict[str, np.ndarray], inputs: Inputs) -> Paged:
         """The keys and values of all samples, packed."""
         case, (P, S, *_) = inputs.case, self.pool(arrays["key"], inputs.case).shape
+        self.refuse(arrays, case)
         table, lengths = arrays["page_table"], self.lengths(arrays["key_lengths"], S)
         rows = [self.slots(table, n, int(of), S) for n, of in enumerate(lengths)]
         slots = np.concatenate([np.zeros(0, int), *rows]).clip(0, P * S - 1)
-        pools = self.pool(arrays["key"], case), self.pool(arrays["value"], case)
+        pools = self.pools(arrays, case)
         key, value = (x.reshape(P * S, *x.shape[2:])[slots] for x in pools)
         keys = summed([len(row) for row in rows])
         return Paged(
             arrays["query"], key, value, arrays["query_offsets"], keys, case.option("alignment"),
             inputs.effective_scale, inputs.dtype, slots, case, pools,
         )  # fmt: skip
+
+    def refuse(self, arrays: dict[str, np.ndarray], case: Case) -> None:
+        """Raise ValueError for a malformed problem."""
+        names = ("query_offsets", "key_lengths", "page_table")
+        refuse_malformed(
+            arrays["query"], *self.pools(arrays, case), *(arrays[name] for name in names)
+        )
+
+    def pools(self, arrays: dict[str, np.ndarray], case: Case) -> tuple[np.ndarray, np.ndarray]:
+        """The pools of keys and values."""
+        return self.pool(arrays["key"], case), self.pool(arrays["value"], case)
 
     def pool(self, array: np.ndarray, case: Case) -> np.ndarray:
         """A pool as (P, S, Hkv, .)."""

@@ -41,7 +41,7 @@ WORDS = {
     "causal-bottom-right": "a causal mask of packed segments with more keys than queries, aligned at the "
     "last query",
     "cross-lengths": "packed segments with other numbers of queries than of keys",
-    "length-arrays": "lengths of packed segments as an array whose values are read",
+    "length-arrays": "lengths of segments or samples as an array whose values are read",
     "empty-segments": "packed segments without a query, or without a token",
 }
 """Words for required features of packed segments."""

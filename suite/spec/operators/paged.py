@@ -90,6 +90,26 @@ def pool(case: Case) -> dict[str, int]:
     return {"p": owned + FREE, "s": case.option("page_size"), "t": int(counts.max()) + 1}
 
 
+def with_pages_of(case: Case, size: int) -> Case:
+    """The case with pages of another size, of which every sample has as many as before, full or not.
+
+    Whole prompts stay whole prompts.
+    """
+    old, (queries, keys) = case.option("page_size"), case.option("segments")
+    if size == old:
+        return case
+    grown = tuple(n // old * size + (n % old and max(1, min(n % old, size - 1))) for n in keys)
+    rows = tuple(
+        new if count == of else min(count, new)
+        for count, of, new in zip(queries, keys, grown, strict=True)
+    )
+    sizes = replace(case.sizes, Lq=sum(rows), Lk=sum(grown))
+    options = dict(case.options, segments=(rows, grown), page_size=size)
+    if size == PAGE.default:
+        del options["page_size"]
+    return replace(case, sizes=sizes, options=tuple(options.items()))
+
+
 def samples(inputs: Inputs) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
     """Of each sample: its queries, its slots in the order of its keys as numbers page * S + slot, and its
     mask (queries, keys), True attends."""
@@ -121,6 +141,28 @@ def flat_slots(case: Case, array: np.ndarray) -> np.ndarray:
     """All slots (P * S, Hkv, .) of a pool, whatever its layout."""
     paged = slots_first(case, array)
     return paged.reshape(-1, *paged.shape[2:])
+
+
+def refuse_malformed(
+    query: np.ndarray, key: np.ndarray, value: np.ndarray, query_offsets: np.ndarray,
+    key_lengths: np.ndarray, page_table: np.ndarray,
+) -> None:  # fmt: skip
+    """Raise ValueError unless lengths and table name queries, pages and slots that exist.
+
+    Pools are (P, S, Hkv, .), and `query_offsets` (B + 1,) are cumulative lengths.
+    """
+    (P, S), (B, T) = key.shape[:2], page_table.shape
+    if value.shape[:2] != (P, S):
+        raise ValueError(f"expected {P} pages of {S} values, got {value.shape[:2]}")
+    if (len(query_offsets), len(key_lengths)) != (B + 1, B):
+        raise ValueError(f"expected lengths of {B} samples, got those of {len(key_lengths)}")
+    if query_offsets[-1] != len(query) or (np.diff(query_offsets, prepend=0) < 0).any():
+        raise ValueError(f"expected offsets that rise to {len(query)}, got {query_offsets}")
+    if not ((key_lengths >= 0) & (key_lengths <= T * S)).all():
+        raise ValueError(f"expected lengths from 0 to {T * S}, got {key_lengths}")
+    read = page_table[np.arange(T) * S < key_lengths[:, None]]
+    if not ((read >= 0) & (read < P)).all():
+        raise ValueError(f"expected pages from 0 to {P - 1}, got {read}")
 
 
 def owned(inputs: Inputs) -> np.ndarray:
@@ -327,7 +369,9 @@ PAGED = Operator(
         SCALE,
     ),
     recipes=("normal", "large", "tiny", "ties", "onehot", "integers", "offset"),
-    questions=Questions(elections=("nan-behind-last-key",), probe=PLAIN),
+    questions=Questions(
+        elections=("nan-behind-last-key",), probe=PLAIN, well_formed=PLAIN.format(dt="f32")
+    ),
     array_kinds=ArrayKinds(letters=pool, integers=("query_lengths", "key_lengths", "page_table")),
     packing=Packing(completed=completed, choose=choose),
 )

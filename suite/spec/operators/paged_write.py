@@ -22,7 +22,17 @@ import numpy as np
 from suite.spec.case import Case
 from suite.spec.inputs import Inputs
 from suite.spec.levels import Ask
-from suite.spec.operator import ArrayKinds, Asks, Axes, Operator, Option, Packing, choice, flag
+from suite.spec.operator import (
+    ArrayKinds,
+    Asks,
+    Axes,
+    Operator,
+    Option,
+    Packing,
+    Questions,
+    choice,
+    flag,
+)
 from suite.spec.operators.packed import LENGTHS, lengths, segments, written
 from suite.spec.operators.paged import (
     PAGE,
@@ -156,6 +166,7 @@ PAGED_WRITE = Operator(
         flag("skipped", "skipped"),
     ),
     recipes=("normal", "tiny"),
+    questions=Questions(well_formed=PLAIN.format(dt="f32")),
     array_kinds=ArrayKinds(
         letters=pool, statistics=("value", "value_cache"), integers=("slot_mapping",)
     ),

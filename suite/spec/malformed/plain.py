@@ -1,65 +1,19 @@
-"""Malformed problems: requests without a meaning. An implementation must raise; a silent answer fails."""
+"""Malformed problems of plain attention, layers and rotations."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 
-from suite.spec.case import Case
-from suite.spec.dtypes import DTYPES, DType
-from suite.spec.inputs import Inputs, draw
+from suite.spec.inputs import Inputs
+from suite.spec.malformed.problem import MalformedCase
 from suite.spec.masks import Window
-from suite.spec.operator import Operator
 from suite.spec.operators import OPERATORS
-from suite.spec.operators.cached import CACHED
 from suite.spec.operators.multi_head import MULTI_HEAD
-from suite.spec.operators.packed import PACKED
 from suite.spec.operators.rotary import ROTARY
 from suite.spec.operators.sdpa import SDPA
-
-
-@dataclass(frozen=True)
-class MalformedCase:
-    """A malformed problem: a name, and the change that spoils a well-formed problem.
-
-    A layer is built for the well-formed problem and called with the spoilt one. A mask of the form
-    "raw" is passed unchanged. `needs` are the features without which the problem cannot be passed.
-    """
-
-    name: str
-    text: str
-    spoil: Callable[[Inputs], Inputs]
-    operator: Operator
-    needs: tuple[str, ...] = ()
-    dtype: DType = DTYPES["f32"]
-
-    group = "bad problems"
-
-    why = "a silent answer to a malformed problem is a fault"
-    """The reason for `list --why`."""
-
-    @property
-    def id(self) -> str:
-        return f"bad/{self.operator.qualified(self.name)}/{self.dtype.name}"
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """The facts of the problem by name (see `suite.spec.case.Case.facts`)."""
-        return {"problem": self.name}
-
-    def inputs(self, seed: int = 0) -> Inputs:
-        """The malformed inputs."""
-        return self.spoil(draw(Case.parse(self.operator.questions.well_formed), seed))
-
-    def describe(self) -> str:
-        """A description of the malformed problem in a few lines."""
-        return f"{self.id}\n  {self.text}; an implementation must raise"
-
-    def __str__(self) -> str:
-        return self.id
 
 
 def _mha(x: Inputs) -> Inputs:
@@ -84,7 +38,7 @@ _RATES = (
 )
 """Name, text and change of each malformed dropout rate."""
 
-_ATTENTION = (
+ATTENTION = (
     MalformedCase(
         "heads-do-not-divide",
         "4 query heads with 3 key/value heads",
@@ -181,7 +135,7 @@ _OF_EVERY_LAYER: tuple[tuple[str, str, Callable[[Inputs], Inputs]], ...] = (
 )
 """Name, text and change of the malformed problems of every layer."""
 
-_LAYERS = (
+LAYERS = (
     MalformedCase(
         "width-does-not-divide",
         "a width of 12 split among 5 heads",
@@ -217,7 +171,7 @@ def _positions(by: float, plus: int) -> Callable[[Inputs], Inputs]:
     return lambda x: x.replace(position=x.arrays["position"] * by + plus)
 
 
-_ROTARY = (
+ROTATIONS = (
     MalformedCase(
         "odd-head-size",
         "queries of 15 components, which make no pairs",
@@ -254,79 +208,3 @@ _ROTARY = (
         )
     ),
 )
-
-
-def _lengths(*added: int) -> Callable[[Inputs], Inputs]:
-    return lambda x: x.replace(key_lengths=x.arrays["key_lengths"] + np.array(added))
-
-
-_PACKED = (
-    MalformedCase(
-        "values-missing", "24 keys with 23 values", lambda x: x.replace(value=x.value[:-1]), PACKED
-    ),
-    *(
-        MalformedCase(name, text, _lengths(*added), PACKED, needs=("length-arrays",))
-        for name, text, added in (
-            (
-                "lengths-beyond-keys",
-                "lengths of segments that add up to 27 for 24 keys",
-                (0, 0, 3),
-            ),
-            (
-                "lengths-short-of-keys",
-                "lengths of segments that add up to 21 for 24 keys",
-                (0, 0, -3),
-            ),
-            (
-                "length-negative",
-                "a segment of -2 keys among those that add up to 24",
-                (-7, 7, 0),
-            ),
-        )
-    ),
-)
-
-
-def _scripted(*script: str) -> Callable[[Inputs], Inputs]:
-    """A change of the script to one that no case may have."""
-
-    def spoilt(x: Inputs) -> Inputs:
-        case = object.__new__(Case)  # unchecked
-        of = {field.name: getattr(x.case, field.name) for field in fields(Case)}
-        vars(case).update(of, options=(("script", script),))
-        return replace(x, case=case)
-
-    return spoilt
-
-
-_CACHED = (
-    MalformedCase(
-        "values-missing",
-        "9 keys with 8 values",
-        lambda x: x.replace(value=x.value[:, :, :8]),
-        CACHED,
-    ),
-    MalformedCase(
-        "key-value-heads-differ",
-        "2 key heads with 1 value head",
-        lambda x: x.replace(value=x.value[:, :1]),
-        CACHED,
-    ),
-    MalformedCase(
-        "query-key-size-differ",
-        "queries of size 8 with keys of size 6",
-        lambda x: x.replace(key=x.key[..., :6]),
-        CACHED,
-    ),
-    MalformedCase(
-        "rollback-beyond-length",
-        "a rollback of 7 tokens from a cache of 5",
-        _scripted("5", "back7", "1", "3"),
-        CACHED,
-        needs=("rollback",),
-    ),
-)
-
-MALFORMED_CASES: tuple[MalformedCase, ...] = (
-    *_ATTENTION, *_LAYERS, *_ROTARY, *_PACKED, *_CACHED,
-)  # fmt: skip

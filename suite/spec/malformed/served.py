@@ -1,0 +1,207 @@
+"""Malformed problems of packed sequences, pages and caches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import fields, replace
+
+import numpy as np
+
+from suite.spec.case import Case
+from suite.spec.inputs import Inputs
+from suite.spec.malformed.problem import MalformedCase
+from suite.spec.operators.cached import CACHED
+from suite.spec.operators.packed import PACKED, segments
+from suite.spec.operators.paged import PAGED, filled
+from suite.spec.operators.paged_write import PAGED_WRITE
+
+
+def _lengths(*added: int) -> Callable[[Inputs], Inputs]:
+    return lambda x: x.replace(key_lengths=x.arrays["key_lengths"] + np.array(added))
+
+
+PACKS = (
+    MalformedCase(
+        "values-missing", "24 keys with 23 values", lambda x: x.replace(value=x.value[:-1]), PACKED
+    ),
+    *(
+        MalformedCase(name, text, _lengths(*added), PACKED, needs=("length-arrays",))
+        for name, text, added in (
+            (
+                "lengths-beyond-keys",
+                "lengths of segments that add up to 27 for 24 keys",
+                (0, 0, 3),
+            ),
+            (
+                "lengths-short-of-keys",
+                "lengths of segments that add up to 21 for 24 keys",
+                (0, 0, -3),
+            ),
+            (
+                "length-negative",
+                "a segment of -2 keys among those that add up to 24",
+                (-7, 7, 0),
+            ),
+        )
+    ),
+)
+
+
+def _scripted(*script: str) -> Callable[[Inputs], Inputs]:
+    """A change of the script to one that no case may have."""
+
+    def spoilt(x: Inputs) -> Inputs:
+        case = object.__new__(Case)  # unchecked
+        of = {field.name: getattr(x.case, field.name) for field in fields(Case)}
+        vars(case).update(of, options=(("script", script),))
+        return replace(x, case=case)
+
+    return spoilt
+
+
+CACHES = (
+    MalformedCase(
+        "values-missing",
+        "9 keys with 8 values",
+        lambda x: x.replace(value=x.value[:, :, :8]),
+        CACHED,
+    ),
+    MalformedCase(
+        "key-value-heads-differ",
+        "2 key heads with 1 value head",
+        lambda x: x.replace(value=x.value[:, :1]),
+        CACHED,
+    ),
+    MalformedCase(
+        "query-key-size-differ",
+        "queries of size 8 with keys of size 6",
+        lambda x: x.replace(key=x.key[..., :6]),
+        CACHED,
+    ),
+    MalformedCase(
+        "rollback-beyond-length",
+        "a rollback of 7 tokens from a cache of 5",
+        _scripted("5", "back7", "1", "3"),
+        CACHED,
+        needs=("rollback",),
+    ),
+)
+
+
+def _last_page(x: Inputs) -> int:
+    """The first sample that does not read the last page of the pool, where NumPy finds page -1."""
+    return int(np.argmax((x.arrays["page_table"] != x.letters["p"] - 1).all(1)))
+
+
+def _page(of: Callable[[Inputs], float]) -> Callable[[Inputs], Inputs]:
+    """A change of the second page of a sample."""
+
+    def spoilt(x: Inputs) -> Inputs:
+        table = x.arrays["page_table"].copy()
+        table[_last_page(x), 1] = of(x)
+        return x.replace(page_table=table)
+
+    return spoilt
+
+
+def _entry(name: str, place: int, of: Callable[[Inputs], float]) -> Callable[[Inputs], Inputs]:
+    """A change of one number of an array (n,)."""
+
+    def spoilt(x: Inputs) -> Inputs:
+        array = x.arrays[name].copy()
+        array[place] = of(x)
+        return x.replace(**{name: array})
+
+    return spoilt
+
+
+def _own_pages(x: Inputs, spoilt: Inputs) -> Iterable[tuple[Inputs, np.ndarray]]:
+    """Rows of other samples are those of the well-formed problem, and rows of a spoilt sample are the
+    same if pages that its table does not name hold other numbers."""
+    names = ("query_lengths", "key_lengths", "page_table")
+    differs = [(x.arrays[n] != spoilt.arrays[n]).reshape(x.sizes.B, -1).any(1) for n in names]
+    pages, rows = np.zeros(x.letters["p"], bool), np.zeros((x.sizes.Lq, 1, 1), bool)
+    for n, (own, _) in enumerate(segments(x.case)):
+        if any(differ[n] for differ in differs):
+            count = max(0, -int(-spoilt.arrays["key_lengths"][n] // x.letters["s"]))
+            named = spoilt.arrays["page_table"][n, :count].astype(int)
+            pages[named[(named >= 0) & (named < len(pages))]] = True
+            rows[own] = True
+    others = np.repeat(~pages[:, None], x.letters["s"], 1)
+    return (x, ~rows), (filled(spoilt, others, 0.0, 50.0), rows)
+
+
+PAGES = (
+    MalformedCase(
+        "pages-of-two-sizes",
+        "pages of 4 keys with pages of 3 values",
+        lambda x: x.replace(value=x.value[:, :3]),
+        PAGED,
+    ),
+    MalformedCase(
+        "samples-without-table",
+        "lengths of 3 samples with a page table of 2",
+        lambda x: x.replace(page_table=x.arrays["page_table"][:2]),
+        PAGED,
+    ),
+    *(
+        MalformedCase(name, text, _page(of), PAGED, contained=_own_pages)
+        for name, text, of in (
+            ("page-beyond-pool", "page P in a table of P pages", lambda x: x.letters["p"]),
+            ("page-negative", "page -1 among those of a sample", lambda x: -1),
+        )
+    ),
+    *(
+        MalformedCase(
+            name, text, _entry(array, n, of), PAGED, needs=("length-arrays",), contained=_own_pages
+        )
+        for name, text, array, n, of in (
+            (
+                "keys-beyond-table",
+                "a sample with a key more than its row of the table has slots",
+                "key_lengths",
+                1,
+                lambda x: x.letters["t"] * x.letters["s"] + 1,
+            ),
+            ("keys-negative", "a sample of -2 keys", "key_lengths", 1, lambda x: -2),
+            (
+                "queries-missing",
+                "lengths that add up to 12 for 9 queries",
+                "query_lengths",
+                2,
+                lambda x: 8,
+            ),
+        )
+    ),
+    MalformedCase(
+        "offsets-fall",
+        "cumulative lengths of queries of 0, 5, 4 and 9",
+        lambda x: x.replace(query_lengths=np.array([5.0, -1.0, 5.0])),
+        PAGED,
+        needs=("length-arrays",),
+    ),
+)
+
+
+def _other_slots(x: Inputs, spoilt: Inputs) -> Iterable[tuple[Inputs, np.ndarray]]:
+    """Only the slot of the spoilt token may differ from the well-formed problem."""
+    slot = x.arrays["slot_mapping"][x.arrays["slot_mapping"] != spoilt.arrays["slot_mapping"]]
+    others = np.arange(x.letters["p"] * x.letters["s"]) != slot
+    return ((x, others.reshape(-1, x.letters["s"], 1, 1)),)
+
+
+WRITES = (
+    MalformedCase(
+        "slots-missing",
+        "8 slots for 9 tokens",
+        lambda x: x.replace(slot_mapping=x.arrays["slot_mapping"][:8]),
+        PAGED_WRITE,
+    ),
+    MalformedCase(
+        "slot-beyond-pool",
+        "slot P S in pools of P pages of S slots",
+        _entry("slot_mapping", 1, lambda x: x.letters["p"] * x.letters["s"]),
+        PAGED_WRITE,
+        contained=_other_slots,
+    ),
+)
