@@ -18,7 +18,7 @@ from backends.textbook.cached import TextbookCached
 from backends.user.function import UserCallable
 from suite.spec.case import Case
 from suite.spec.inputs import Inputs, draw
-from suite.spec.operators.cached import FEATURES
+from suite.spec.operators.cached import CACHED, FEATURES
 from suite.spec.operators.scripts import capacity, has_documents
 
 
@@ -148,6 +148,7 @@ class UserCached(Scripted, UserCallable):
       there are any, return the state. For some samples alone `reset` and `crop` get their numbers, too.
     """
 
+    operator = CACHED
     arrays = ("state", "query", "key", "value")
     takes_objects = True
     table = STEP
