@@ -86,6 +86,11 @@ class Reference:
         """The roundoffs of the composition, for an implementation with roundoffs `u`."""
         return u
 
+    def given(self, inputs: Inputs, answer: Mapping[str, np.ndarray]) -> Inputs:
+        """The problem whose answer the output is, once the other outputs of an answer are known; the
+        inputs themselves, if these tell nothing."""
+        return inputs
+
     @np.errstate(all="ignore")
     def forward(self, inputs: Inputs, rounding: Roundoffs, empty_rows: str = "zeros") -> Outputs:
         """The output and the further outputs requested (weights), each with its bound.

@@ -23,6 +23,20 @@ longer sums: |c| + |z| <= |c - z| + 2 |z| stands for |c - z|, in the accumulator
 
 Codes, scales and zero points have no gradient.
 
+New tokens. A call that writes tokens x as codes c and attends them makes two promises:
+
+- Every code is within the bound of writing (`references.quantized_write`); older codes keep their bits.
+- The output is that of attention over the codes that came back: the bound above, with these codes
+  (`OverCodes.given`).
+
+Without the codes only this is known: the key s (c - z) of a code within b of x / s + z lies within s b of
+x. So the output alone is bounded as attention over keys and values x, which are off by
+
+    |dk| <= s b + (u_s + u_p) (|x| + s b)
+
+and values likewise: half a step of int8, 2^-4 |x| or 2^-10 s of e4m3. `references.primitives.softmax`
+takes such errors into account to all orders.
+
 Sources: Higham, Accuracy and Stability of Numerical Algorithms (2002), section 3.1; Jacob et al.,
 Quantization and Training of Neural Networks, CVPR 2018, section 2.3 (zero points). The bounds are
 derived here.
@@ -30,24 +44,43 @@ derived here.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from references.composition import Composition, Problem, Reference
 from references.primitives.attend import Attend
 from references.primitives.pairs import Pairs
 from references.primitives.scores import Scores
+from references.quantized_write import coded
 from references.rounding import Bounded, gamma, magnitude
 from references.tape import Leaf
-from suite.spec.operators.quantized import allowed, broadcast, dequantized
+from suite.spec.inputs import Inputs
+from suite.spec.operators.quantized import KINDS, allowed, broadcast, dequantized, newest
+
+
+class OverCodes(Reference):
+    """Attention over codes; of a call that writes, over the codes that it wrote."""
+
+    def given(self, inputs: Inputs, answer: Mapping[str, np.ndarray]) -> Inputs:
+        """The problem of reading the codes of an answer; the inputs themselves, if nothing is written."""
+        if not inputs.case.option("writes"):
+            return inputs
+        codes = {f"{name}_codes": answer[f"{name}_output"] for name in KINDS}
+        return inputs.replace(writes=False, **codes, **dict.fromkeys(KINDS))
 
 
 def compose(problem: Problem) -> Composition:
-    """The output (B, H, Lq, Dv)."""
+    """The output (B, H, Lq, Dv), and all codes (B, Hkv, Lk, .) if some are written."""
     u, s = problem.u, problem.sizes
     pairs = Pairs((s.B, s.H, s.Lq, s.Lk), allowed(problem.inputs.case))
     key, value = operand(problem, "key", s.D), operand(problem, "value", s.Lk)
     scores = PlainScores(u, problem.leaf("query"), key, problem.scale, pairs)
-    return Composition(Attend(u, scores, value, pairs), keys=np.ones((1, 1, s.Lq), int))
+    codes = {}
+    if problem.inputs.case.option("writes"):
+        codes = {f"{name}_output": Leaf(u, all_codes(problem, name)) for name in KINDS}
+    keys = np.ones((1, 1, s.Lq), int)
+    return Composition(Attend(u, scores, value, pairs), codes, keys=keys)
 
 
 class PlainScores(Scores):
@@ -62,12 +95,27 @@ def operand(problem: Problem, name: str, summands: int) -> Leaf:
     """Keys or values (B, Hkv, Lk, .), with the errors of scales and codes that an implementation
     multiplies. A constant."""
     u, inputs = problem.u, problem.inputs
-    value = dequantized(inputs, name)
-    error = (u.score + u.weight) * magnitude(value) + u.weight_underflow
+    read = Bounded.exact(dequantized(inputs, name))
+    if inputs.case.option("writes"):
+        scale = newest(broadcast(inputs, f"{name}_scale"), inputs.arrays[name].shape[2])
+        stored = (coded(inputs, name, u).error * scale).astype(np.float64)
+        read = latest(read, Bounded(problem.arrays[name], stored))
+    error = read.error + (u.score + u.weight) * read.size + u.weight_underflow
     if inputs.case.option("zero"):
         zero = broadcast(inputs, f"{name}_scale") * broadcast(inputs, f"{name}_zero")
         error = error + 2 * gamma(summands + 2, u.accumulate) * magnitude(zero)
-    return Leaf(u, Bounded(value, error))
+    return Leaf(u, Bounded(read.value, error))
 
 
-reference = Reference(compose)
+def all_codes(problem: Problem, name: str) -> Bounded:
+    """The codes (B, Hkv, Lk, .) after the write: older ones as they were."""
+    old = Bounded.exact(problem.arrays[f"{name}_codes"])
+    return latest(old, coded(problem.inputs, name, problem.u))
+
+
+def latest(old: Bounded, new: Bounded) -> Bounded:
+    """Arrays (B, Hkv, Lk, .) whose last tokens are new ones."""
+    return old[:, :, : old.shape[2] - new.shape[2]].beside(new, 2)
+
+
+reference = OverCodes(compose)

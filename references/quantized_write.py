@@ -28,7 +28,7 @@ from references.outputs import Outputs, wide
 from references.rounding import Bounded, Roundoffs, magnitude
 from suite.spec.dtypes import CODES
 from suite.spec.inputs import Inputs
-from suite.spec.operators.quantized import KINDS, broadcast
+from suite.spec.operators.quantized import KINDS, broadcast, newest
 
 
 class OfCodes(Reference):
@@ -45,12 +45,13 @@ class OfCodes(Reference):
 
 
 def coded(inputs: Inputs, name: str, u: Roundoffs) -> Bounded:
-    """The codes of keys or values, with the bound of a rounded code."""
+    """The codes of new keys or values before they are rounded, with the bound of a rounded code."""
     code = CODES[inputs.case.option("codes")]
-    t = wide(inputs)[name] / broadcast(inputs, f"{name}_scale")
+    x = wide(inputs)[name]
+    t = x / newest(broadcast(inputs, f"{name}_scale"), x.shape[2])
     error = 3 * u.score * magnitude(t) + u.score_floor
     if inputs.case.option("zero"):
-        t = t + broadcast(inputs, f"{name}_zero")
+        t = t + newest(broadcast(inputs, f"{name}_zero"), x.shape[2])
         error = error + u.score * magnitude(t)
     lowest = -code.max - (0.5 if code.is_whole else 0.0)
     t = np.clip(t, lowest, code.max)

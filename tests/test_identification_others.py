@@ -20,6 +20,7 @@ torch = pytest.importorskip("torch")
 ROTARY = "rotary/none/mha/f32/b2h3q17k1d16"
 PAGED = "paged/none/gqa2/f32/b3h4q9k24d8/seg1.3.5x7.12.5/causal"
 LATENT = "latent/causalbr/mha/f32/b2h3q4k9d8v6"
+WRITES = "quantized/none/gqa2/f32/b2h4q3k17d8/perhead/causal/writes"
 QUANTIZED = "quantized/none/gqa2/f32/b2h4q3k17d8/perhead/causal"
 
 OTHERS = (
@@ -113,6 +114,13 @@ OTHERS = (
      "quantized/none/mqa/f32/b3h2q1k23d8v6/perchannel/zero"),
     ("quantized-bias-of-another-format", "an exponent bias larger by 1",
      "quantized/none/mqa/f32/b3h2q1k23d8v6/e4m3/perchannel"),
+    ("quantized-new-tokens-unrounded", "New tokens are attended before they become codes.", WRITES),
+    ("quantized-stored-too-late", "stored behind the attention", WRITES),
+    ("quantized-stored-one-slot-early", "New tokens are stored one slot early.", WRITES),
+    ("quantized-stored-in-the-old-range", "clipped to the range of the codes before.", WRITES),
+    ("quantized-stored-with-key-scales", "Values have the scales of keys.", WRITES),
+    ("quantized-stored-with-the-scale-before", "Every token has the scale of the token before.",
+     "quantized/none/gqa2/f32/b2h4q3k17d8/pertoken/zero/causal/writes"),
     ("codes-cut-off", "Numbers are rounded towards 0.",
      "quantized-write/none/mha/f32/b2h2q17k17d8/perhead"),
     ("codes-clipped-to-early-tokens", "clipped to the range of the first tokens",

@@ -52,6 +52,8 @@ def test_the_reference_is_attention_number_by_number(case: Case) -> None:
     s, arrays, wide = inputs.sizes, inputs.arrays, precision_for(inputs.dtype)
     expected = Oracle.forward(inputs, Rounding("exact")).expected["output"]
     key, value = (dequantized(inputs, name) for name in KINDS)
+    if case.option("writes"):
+        key[:, :, -s.Lq :], value[:, :, -s.Lq :] = arrays["key"], arrays["value"]
     for b, h, i in np.ndindex(s.B, s.H, s.Lq):
         g, last = h // s.group, s.Lk - s.Lq + i
         keys = range(s.Lk if case.option("alignment") == "all" else last + 1)
@@ -106,6 +108,26 @@ def test_bounds_of_writing_are_those_of_rounding(case: Case) -> None:
         assert (np.abs(codes - expected[output].value) <= expected[output].error).all()
 
 
+WRITES = [c for c in of_operator(QUANTIZED, every_case, "standard") if c.option("writes")]
+
+
+@pytest.mark.parametrize("case", WRITES, ids=str)
+def test_the_bound_without_codes_holds_for_the_codes_that_are_written(case: Case) -> None:
+    inputs, answer = draw(case), {}
+    oracle = Oracle.forward(inputs, Rounding("exact"))
+    for name in KINDS:
+        want, code = oracle.expected[f"{name}_output"], CODES[case.option("codes")]
+        answer[f"{name}_output"] = round_to(np.clip(want.value, -code.max, code.max), code)
+        old = slice(-case.sizes.Lq)
+        assert not want.error[:, :, old].any()
+        assert np.array_equal(want.value[:, :, old], inputs.arrays[f"{name}_codes"][:, :, old])
+    loose, given = oracle.expected["output"], oracle.given(answer).expected["output"]
+    away = np.abs(given.value - loose.value) + given.error
+    assert (away <= loose.error).all()
+    assert (away / loose.error).max() > 2.0**-6
+    assert given.error.max() < loose.error.max()
+
+
 def statuses(name: str, like: str) -> dict[tuple[str, bool], set[str]]:
     """Statuses of a function's cells of the check values at smoke, by format and zero points."""
     outcomes: dict[tuple[str, bool], set[str]] = {}
@@ -121,6 +143,12 @@ def test_a_persons_function_over_codes() -> None:
     some = statuses("whole_numbers", "quantized")
     assert some["int8", True] == some["e4m3", False] == {"unsupported"}
     assert "pass" in some["int8", False]
+    new = {
+        (cell.case.option("writes"), verdict.status)
+        for cell, verdict in of_person(f"{FUNCTIONS}:unrounded", "quantized")
+        if cell.dtype.name == "f32" and verdict.status != "unsupported"
+    }
+    assert new == {(False, "pass"), (True, "fail")}  # bfloat16 rounds as much as a code of int8
     assert "fail" in statuses("one_scale", "quantized")["int8", False]
 
 

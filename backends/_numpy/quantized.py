@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,9 @@ from backends.declared import Declared
 from backends.memory import coded
 from backends.prepared import PreparedCall
 from backends.protocol import Implementation
-from suite.spec.dtypes import CODES, round_to
+from suite.spec.dtypes import CODES, Code, round_to
 from suite.spec.inputs import Inputs
-from suite.spec.operators.quantized import FEATURES, KINDS, QUANTIZED, allowed
+from suite.spec.operators.quantized import FEATURES, KINDS, QUANTIZED, allowed, newest
 from suite.spec.operators.quantized_write import FEATURES as WRITE_FEATURES
 from suite.spec.operators.quantized_write import QUANTIZED_WRITE
 
@@ -31,22 +32,35 @@ class ScaledCodes(Implementation):
     )
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
-        fmt, mask = inputs.dtype, allowed(inputs.case)
+        fmt, mask, code = inputs.dtype, allowed(inputs.case), CODES[inputs.case.option("codes")]
         precision = np.longdouble if fmt.name == "f64" else np.float64
 
-        def call(query: Rounded, **arrays: Rounded) -> Rounded:
+        def call(query: Rounded, **arrays: Rounded) -> Any:
             plain: dict[str, Any] = {
                 n: array.values.astype(precision) for n, array in arrays.items()
             }
+            new = {n: nearest(plain, n, code) for n in KINDS if n in plain}
+            for n, codes in new.items():
+                plain[f"{n}_codes"][:, :, -codes.shape[2] :] = codes
             key, value = (
                 (plain[f"{n}_codes"] - plain.get(f"{n}_zero", 0)) * plain[f"{n}_scale"]
                 for n in KINDS
             )
-            return Rounded(
+            output = Rounded(
                 definition(query.values, key, value, mask=mask, scale=inputs.scale, fmt=fmt), fmt
             )
+            kept = (Rounded(plain[f"{n}_codes"].astype(np.float64), code) for n in new)
+            return (output, *kept) if new else output
 
-        return PreparedCall(call, coded(self.backend, inputs))
+        return PreparedCall(call, coded(self.backend, inputs), inputs.outputs)
+
+
+def nearest(arrays: Mapping[str, np.ndarray], name: str, code: Code) -> np.ndarray:
+    """The codes of new keys or values."""
+    x, zero = arrays[name], arrays.get(f"{name}_zero")
+    t = x / newest(arrays[f"{name}_scale"], x.shape[2])
+    t = t if zero is None else t + newest(zero, x.shape[2])
+    return round_to(np.clip(t, -code.max, code.max), code)
 
 
 class NearestCodes(Implementation):
@@ -61,8 +75,7 @@ class NearestCodes(Implementation):
 
         def call(**arrays: Rounded) -> tuple[Rounded, Rounded]:
             plain = {name: array.values for name, array in arrays.items()}
-            made = (plain[n] / plain[f"{n}_scale"] + plain.get(f"{n}_zero", 0) for n in KINDS)
-            key, value = (round_to(np.clip(x, -code.max, code.max), code) for x in made)
+            key, value = (nearest(plain, n, code) for n in KINDS)
             return Rounded(key, code), Rounded(value, code)
 
         return PreparedCall(call, coded(self.backend, inputs), inputs.outputs)

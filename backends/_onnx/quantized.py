@@ -38,8 +38,8 @@ REFUSALS = {
 
 
 class CodedGroupQuery(Implementation):
-    """The last tokens arrive as scale times code, and the operator writes their codes again. Scales of
-    heads are passed for every component."""
+    """New tokens are written and attended. If a case has none, its last tokens arrive as scale times
+    code, and the operator writes their codes again. Scales of heads are passed for every component."""
 
     backend: OnnxEngine
 
@@ -55,16 +55,18 @@ class CodedGroupQuery(Implementation):
         numbers = {"causal": int(case.option("alignment") == "causal"), "scale": inputs.scale}
         attributes = {name: x for name, x in numbers.items() if x is not None}
 
-        def call(query: Symbol, **arrays: Symbol) -> Symbol:
-            past = s.Lk - s.Lq
-            new = []
-            for name in KINDS:
+        def call(query: Symbol, **arrays: Symbol) -> Any:
+            past, writes = s.Lk - s.Lq, case.option("writes")
+            new = [arrays[name] for name in KINDS if writes]
+            for name in KINDS if not writes else ():
                 codes, scale = arrays[f"{name}_codes"], arrays[f"{name}_scale"]
                 new.append((codes[:, :, past:].cast(scale.dtype) * scale).cast(query.dtype))
             caches = [arrays[f"{name}_codes"][:, :, :past] for name in KINDS]
-            return attended(query, new, caches, arrays, case, attributes)[0]
+            answer = attended(query, new, caches, arrays, case, attributes)
+            return answer if writes else answer[0]
 
-        return self.backend.recorded(PreparedCall(call, coded(self.backend, inputs)))
+        made = PreparedCall(call, coded(self.backend, inputs), inputs.outputs)
+        return self.backend.recorded(made)
 
     def unsupported(self, case: AnyCase) -> str | None:
         if isinstance(case, Case) and case.option("alignment") == "all":

@@ -13,12 +13,29 @@ from backends.prepared import PreparedCall
 from backends.textbook.operator import TextbookOperator
 from suite.spec.dtypes import CODES
 from suite.spec.inputs import Inputs
-from suite.spec.operators.quantized import FEATURES, KINDS, QUANTIZED, allowed
+from suite.spec.operators.quantized import FEATURES, KINDS, QUANTIZED, allowed, newest
 from suite.spec.operators.quantized_write import FEATURES as WRITE_FEATURES
 from suite.spec.operators.quantized_write import QUANTIZED_WRITE
 
 
-class TextbookQuantized(TextbookOperator):
+class OverCodes(TextbookOperator):
+    """Textbook code that makes codes."""
+
+    def written(self, name: str, arrays: Mapping[str, Any], inputs: Inputs) -> Any:
+        """The codes of new keys or values (B, Hkv, L, .)."""
+        ops, code, x = self.ops, CODES[inputs.case.option("codes")], arrays[name]
+        scale, zero = (
+            None if array is None else newest(array, x.shape[2])
+            for array in (arrays[f"{name}_scale"], arrays.get(f"{name}_zero"))
+        )
+        x = ops.like(x, scale) / scale
+        if zero is not None:
+            x = x + ops.like(zero, scale)
+        x = ops.clip(x, -code.max, code.max)
+        return ops.cast(ops.rint(x) if code.is_whole else x, code.long_name)
+
+
+class TextbookQuantized(OverCodes):
     """Codes times scales, stored in the query's dtype, then attention."""
 
     name = "textbook-quantized"
@@ -32,10 +49,23 @@ class TextbookQuantized(TextbookOperator):
             arguments["hidden"] = backend.array(~mask[None, None], None)
 
         def call(query: Any, hidden: Any = None, **rest: Any) -> Any:
-            return self.compute(query, rest, hidden, inputs)
+            new = {
+                f"{name}_codes": self.codes(name, rest, inputs) for name in KINDS if name in rest
+            }
+            output = self.compute(query, rest | new, hidden, inputs)
+            return (output, *new.values()) if new else output
 
         constants = (inputs.sizes, inputs.dtype.name, inputs.case.options)
-        return ops.called(self, PreparedCall(call, arguments, constants=constants))
+        made = PreparedCall(call, arguments, inputs.outputs, constants=constants)
+        return ops.called(self, made)
+
+    def codes(self, name: str, rest: Mapping[str, Any], inputs: Inputs) -> Any:
+        """All codes of keys or values, with new ones in the place of the last. Codes pass through the
+        dtype of the scale, because not every framework joins arrays of 8-bit numbers."""
+        ops, scale, new = self.ops, rest[f"{name}_scale"], self.written(name, rest, inputs)
+        kept = rest[f"{name}_codes"].shape[2] - new.shape[2]
+        parts = [ops.like(rest[f"{name}_codes"], scale)[:, :, :kept], ops.like(new, scale)]
+        return ops.cast(ops.concat(parts, 2), CODES[inputs.case.option("codes")].long_name)
 
     def compute(self, query: Any, rest: Mapping[str, Any], hidden: Any, inputs: Inputs) -> Any:
         key, value = (self.by_head(self.scaled(name, rest, query), inputs) for name in KINDS)
@@ -66,6 +96,7 @@ class FoldedScales(TextbookQuantized):
 
     def compute(self, query: Any, rest: Mapping[str, Any], hidden: Any, inputs: Inputs) -> Any:
         ops, of_tokens = self.ops, inputs.case.option("scales") == "pertoken"
+        rest = {name: x for name, x in rest.items() if name not in KINDS}
         rest = {name: self.by_head(ops.like(x, query), inputs) for name, x in rest.items()}
         key, value, ks, vs = (
             rest[f"{name}_{kind}"] for kind in ("codes", "scale") for name in KINDS
@@ -87,7 +118,7 @@ class FoldedScales(TextbookQuantized):
         )
 
 
-class TextbookQuantizedWrite(TextbookOperator):
+class TextbookQuantizedWrite(OverCodes):
     """x / scale + zero, clipped to the range of the codes and rounded to the nearest one."""
 
     name = "textbook-quantized-write"
@@ -96,20 +127,12 @@ class TextbookQuantizedWrite(TextbookOperator):
     own_class = True
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
-        ops, code = self.ops, CODES[inputs.case.option("codes")]
-
         def call(**arrays: Any) -> tuple[Any, Any]:
-            key, value = (put(name, arrays) for name in KINDS)
+            key, value = (self.written(name, arrays, inputs) for name in KINDS)
             return key, value
-
-        def put(name: str, arrays: Mapping[str, Any]) -> Any:
-            scale = arrays[f"{name}_scale"]
-            x = ops.like(arrays[name], scale) / scale
-            if f"{name}_zero" in arrays:
-                x = x + ops.like(arrays[f"{name}_zero"], scale)
-            x = ops.clip(x, -code.max, code.max)
-            return ops.cast(ops.rint(x) if code.is_whole else x, code.long_name)
 
         constants = (inputs.sizes, inputs.dtype.name, inputs.case.options)
         arguments = coded(self.backend, inputs)
-        return ops.called(self, PreparedCall(call, arguments, inputs.outputs, constants=constants))
+        return self.ops.called(
+            self, PreparedCall(call, arguments, inputs.outputs, constants=constants)
+        )

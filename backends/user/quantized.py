@@ -28,14 +28,21 @@ ZEROS: tuple[Parameter[Inputs], ...] = (
 """The keywords of zero points, which are arrays."""
 
 
+NEW: tuple[Parameter[Inputs], ...] = (
+    Parameter("key", ("new-tokens",), lambda inputs: inputs.arrays.get("key")),
+    Parameter("value", ("new-tokens",), lambda inputs: inputs.arrays.get("value")),
+)
+"""The keywords of new tokens, which are arrays."""
+
+
 class UserOfCodes(UserCallable):
     """A user's function of codes. Scales and zero points broadcast with their keys or values."""
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         keywords = self.binder.bind(inputs, inputs.needs)
         given = coded(self.backend, inputs)
-        zeros = {name: given[name] for name in given if name in keywords}
-        own = {name: value for name, value in keywords.items() if name not in zeros}
+        named = {name: given[name] for name in given if name in keywords}
+        own = {name: value for name, value in keywords.items() if name not in named}
         if "dtype" in own:
             code = self.backend.array(np.zeros(1), CODES[inputs.case.option("codes")])
             own["dtype"] = getattr(code, "dtype", own["dtype"])
@@ -44,23 +51,26 @@ class UserOfCodes(UserCallable):
             placed = [arrays.pop(name) for name in self.arrays]
             return self.called(*placed, **arrays, **own)
 
-        arguments = {name: given[name] for name in self.arrays} | zeros
+        arguments = {name: given[name] for name in self.arrays} | named
         return PreparedCall(call, arguments, inputs.outputs, constants=tuple(own.items()))
 
 
 class UserQuantized(UserOfCodes):
     """A user's `function(query, key_codes, value_codes, key_scale, value_scale, ...)`.
 
-    The function returns (B, H, Lq, Dv) in the query's dtype.
+    The function returns (B, H, Lq, Dv) in the query's dtype. With `key` and `value` it writes these
+    tokens, and returns the output and both arrays of codes, with the new ones in the place of the last.
 
     - query (B, H, Lq, D), key_codes (B, Hkv, Lk, D), value_codes (B, Hkv, Lk, Dv)
     - key_scale, value_scale: float32, of the codes' rank
+    - key (B, Hkv, Lq, D), value (B, Hkv, Lq, Dv): new tokens
     """
 
     operator = QUANTIZED
     arrays = ("query", "key_codes", "value_codes", *SCALES)
     table = (
         *ZEROS,
+        *NEW,
         Parameter(
             "causal", ("causal",), lambda inputs: inputs.case.option("alignment") == "causal"
         ),

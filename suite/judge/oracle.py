@@ -103,19 +103,38 @@ class Oracle:
         """The oracle of the outputs in another class."""
         return Oracle.forward(self.inputs, replace(self.rounding, numerics=numerics), self.rows)
 
+    def given(self, arrays: Mapping[str, np.ndarray]) -> Oracle:
+        """The oracle of the output beside the other outputs of an answer, such as codes that a call
+        writes and attends; itself, if the output depends on no other output."""
+        inputs = references.of(self.inputs.operator).given(self.inputs, arrays)
+        if inputs is self.inputs:
+            return self
+        return Oracle.forward(inputs, self.rounding, self.rows)
+
+    def expected_beside(self, arrays: Mapping[str, np.ndarray]) -> dict[str, Bounded]:
+        """The expected arrays, with the output that belongs to the other outputs of an answer."""
+        return {**self.expected, "output": self.given(arrays).expected["output"]}
+
     def judge(self, arrays: Mapping[str, np.ndarray]) -> Measured:
         """Compare outputs by name with the expected arrays; returns the worst figures.
 
-        Grade and root mean square are those of the array `output`. Raises Deviation "value" or
-        "non-finite" with the worst element, and HarnessError if a judged element of the oracle is NaN.
+        Grade and root mean square are those of the array `output`. Outputs that `output` depends on are
+        judged first. Raises Deviation "value" or "non-finite" with the worst element, and HarnessError if
+        a judged element of the oracle is NaN.
         """
-        measured = self._judge_output(arrays["output"])
-        for name in arrays:
-            if name != "output":
-                beside = self._judge_beside(name, arrays[name])
-                worst = measured.grade
-                measured.worst_of(beside)
-                measured.grade = worst
+        of_output, beside = self.given(arrays), [name for name in arrays if name != "output"]
+        order = ["output", *beside] if of_output is self else [*beside, "output"]
+        found = {
+            name: of_output._judge_output(arrays[name])
+            if name == "output"
+            else self._judge_beside(name, arrays[name])
+            for name in order
+        }
+        measured = found["output"]
+        grade, rms = measured.grade, measured.rms
+        for name in beside:
+            measured.worst_of(found[name])
+        measured.grade, measured.rms = grade, rms
         return measured
 
     def _judge_output(self, got: np.ndarray) -> Measured:

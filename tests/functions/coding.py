@@ -11,7 +11,19 @@ import torch.nn.functional as F
 def right(
     query: Any, key_codes: Any, value_codes: Any, key_scale: Any, value_scale: Any,
     key_zero: Any = None, value_zero: Any = None, causal: bool = False, scale: float | None = None,
+    key: Any = None, value: Any = None,
 ) -> Any:  # fmt: skip
+    if key is not None:
+        new, n = [], key.shape[2]
+        for x in (key_scale, value_scale, key_zero, value_zero):
+            new.append(x[:, :, -n:] if x is not None and x.shape[2] > 1 else x)
+        codes = written(key, value, *new, dtype=key_codes.dtype)
+        kept = [
+            torch.cat([old.double()[:, :, :-n], x.double()], 2).to(x.dtype)
+            for old, x in zip((key_codes, value_codes), codes, strict=True)
+        ]
+        rest = (key_scale, value_scale, key_zero, value_zero, causal, scale)
+        return right(query, *kept, *rest), *kept
     operands = []
     for codes, of, zero in (
         (key_codes, key_scale, key_zero),
@@ -25,6 +37,25 @@ def right(
         rows, keys = query.shape[2], key_codes.shape[2]
         mask = torch.ones(rows, keys, dtype=torch.bool, device=query.device).tril(keys - rows)
     return F.scaled_dot_product_attention(query, *operands, mask, scale=scale, enable_gqa=True)
+
+
+def unrounded(
+    query: Any, key_codes: Any, value_codes: Any, key_scale: Any, value_scale: Any,
+    causal: bool = False, key: Any = None, value: Any = None,
+) -> Any:  # fmt: skip
+    if key is None:
+        return right(query, key_codes, value_codes, key_scale, value_scale, causal=causal)
+    codes = right(
+        query, key_codes, value_codes, key_scale, value_scale, causal=causal, key=key, value=value
+    )[1:]
+    scaled = zip(codes, (key_scale, value_scale), strict=True)
+    plain = [(x.to(scale.dtype) * scale).to(query.dtype) for x, scale in scaled]
+    for x, new in zip(plain, (key, value), strict=True):
+        x[:, :, -new.shape[2] :] = new
+    n = plain[0].shape[2]
+    mask = torch.ones(query.shape[2], n, dtype=torch.bool).tril(n - query.shape[2])
+    rows = F.scaled_dot_product_attention(query, *plain, mask if causal else None, enable_gqa=True)
+    return rows, *codes
 
 
 def one_scale(

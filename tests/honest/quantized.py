@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from suite.faults.kernels.quantized import Coded, QuantizedKernel, QuantizedWriteKernel
+from suite.faults.kernels.quantized import Coded, QuantizedKernel, QuantizedWriteKernel, Writing
 from suite.spec.dtypes import round_to
 
 
@@ -92,7 +92,7 @@ class QuantizedFoldedEager(QuantizedFolded):
         return round_to(x, call.fmt).astype(x.dtype)
 
 
-class CodesByReciprocal(QuantizedWriteKernel):
+class _ByReciprocal(Writing):
     """Numbers times the reciprocal of the scale. Ties go away from 0. Whole numbers end at -128 or -8."""
 
     def quotient(self, x: np.ndarray, scale: np.ndarray, call: Coded) -> np.ndarray:
@@ -106,6 +106,14 @@ class CodesByReciprocal(QuantizedWriteKernel):
         if not call.code.is_whole:
             return super().stored(x, call)
         return np.asarray(np.sign(x) * np.floor(np.abs(x) + 0.5), float)
+
+
+class CodesByReciprocal(_ByReciprocal, QuantizedWriteKernel):
+    """Writing by reciprocals."""
+
+
+class QuantizedByReciprocal(_ByReciprocal, QuantizedStored):
+    """New tokens are written by reciprocals, and attended as they are stored."""
 
 
 class CodesEager(QuantizedWriteKernel):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from suite.faults.kernels.attention import Stated
 from suite.spec.case import Case
 from suite.spec.dtypes import CODES, Code, DType, round_to
 from suite.spec.inputs import Inputs
-from suite.spec.operators.quantized import FEATURES, KINDS, QUANTIZED, allowed
+from suite.spec.operators.quantized import FEATURES, KINDS, QUANTIZED, allowed, newest
 from suite.spec.operators.quantized_write import FEATURES as WRITE_FEATURES
 from suite.spec.operators.quantized_write import QUANTIZED_WRITE
 
@@ -23,12 +23,13 @@ from suite.spec.operators.quantized_write import QUANTIZED_WRITE
 @dataclass(frozen=True)
 class Coded:
     """One call: its arrays by name in working precision, in which scales and zero points broadcast with
-    their keys or values."""
+    their keys or values. `given` are arrays as they were before new tokens were stored."""
 
     arrays: dict[str, np.ndarray]
     case: Case
     scale: float
     fmt: DType
+    given: dict[str, np.ndarray] = field(default_factory=dict)
 
     @classmethod
     def of(cls, arrays: dict[str, Rounded], inputs: Inputs) -> Coded:
@@ -58,8 +59,36 @@ class Scales(Stated):
         return call.arrays.get(f"{name}_zero")
 
 
-class QuantizedKernel(Scales):
-    """Codes times scales, then attention, in float32; rounded once."""
+class Writing(Scales):
+    """x / scale + zero, clipped and rounded to the nearest code."""
+
+    def written(self, name: str, call: Coded) -> np.ndarray:
+        """The codes of new keys or values."""
+        x = self.quotient(self.tokens(name, call), self.new_scale(name, call), call)
+        zero = self.zero_of(name, call)
+        x = x if zero is None else x + newest(zero, x.shape[2])
+        return self.stored(self.clipped(x, call), call)
+
+    def new_scale(self, name: str, call: Coded) -> np.ndarray:
+        """The scale with which new tokens are written."""
+        return np.asarray(newest(self.scale_of(name, call), call.arrays[name].shape[2]))
+
+    def tokens(self, name: str, call: Coded) -> np.ndarray:
+        return call.arrays[name]
+
+    def quotient(self, x: np.ndarray, scale: np.ndarray, call: Coded) -> np.ndarray:
+        return x / scale
+
+    def clipped(self, x: np.ndarray, call: Coded) -> np.ndarray:
+        return np.clip(x, -call.code.max, call.code.max)
+
+    def stored(self, x: np.ndarray, call: Coded) -> np.ndarray:
+        """The numbers as codes, float64."""
+        return np.rint(x).astype(float) if call.code.is_whole else round_to(x, call.code)
+
+
+class QuantizedKernel(Writing):
+    """Codes times scales, then attention, in float32; rounded once. New tokens are stored first."""
 
     operator = QUANTIZED
     features = FEATURES
@@ -67,9 +96,15 @@ class QuantizedKernel(Scales):
     def prepare(self, inputs: Inputs) -> PreparedCall:
         fmt = inputs.dtype
 
-        def call(**arrays: Rounded) -> Rounded:
+        def call(**arrays: Rounded) -> Any:
+            made = Coded.of(arrays, inputs)
             with np.errstate(all="ignore"):
-                return Rounded(round_to(self.output(Coded.of(arrays, inputs)), fmt), fmt)
+                codes = {f"{n}_codes": self.codes(n, made) for n in KINDS if n in made.arrays}
+                made.given.update(made.arrays)
+                made.arrays.update(codes)
+                output = Rounded(round_to(self.output(made), fmt), fmt)
+            kept = (Rounded(x.astype(np.float64), made.code) for x in codes.values())
+            return (output, *kept) if codes else output
 
         def vjp(cotangent: Rounded, wrt: Sequence[str], **arrays: Rounded) -> dict[str, Any]:
             made = Coded.of(arrays, inputs)
@@ -77,7 +112,15 @@ class QuantizedKernel(Scales):
             return {name: Rounded(round_to(gradient, fmt), fmt) for name in wrt}
 
         constants = (inputs.case.options, inputs.sizes, fmt.name)
-        return PreparedCall(call, coded(self.backend, inputs), vjp=vjp, constants=constants)
+        return PreparedCall(
+            call, coded(self.backend, inputs), inputs.outputs, vjp=vjp, constants=constants
+        )
+
+    def codes(self, name: str, call: Coded) -> np.ndarray:
+        """All codes of keys or values, with new ones in the place of the last."""
+        codes, new = call.arrays[f"{name}_codes"].copy(), self.written(name, call)
+        codes[:, :, -new.shape[2] :] = new
+        return codes
 
     def output(self, call: Coded) -> np.ndarray:
         """The output (B, H, Lq, Dv), not yet rounded."""
@@ -119,7 +162,7 @@ class QuantizedKernel(Scales):
         return np.asarray(dS @ self.by_head(self.scaled("key", call), call))
 
 
-class QuantizedWriteKernel(Scales):
+class QuantizedWriteKernel(Writing):
     """x / scale + zero in float32, clipped and rounded to the nearest code."""
 
     operator = QUANTIZED_WRITE
@@ -136,22 +179,3 @@ class QuantizedWriteKernel(Scales):
 
         constants = (inputs.case.options, inputs.dtype.name)
         return PreparedCall(call, coded(self.backend, inputs), inputs.outputs, constants=constants)
-
-    def written(self, name: str, call: Coded) -> np.ndarray:
-        """The codes of keys or values."""
-        x = self.quotient(self.tokens(name, call), self.scale_of(name, call), call)
-        zero = self.zero_of(name, call)
-        return self.stored(self.clipped(x if zero is None else x + zero, call), call)
-
-    def tokens(self, name: str, call: Coded) -> np.ndarray:
-        return call.arrays[name]
-
-    def quotient(self, x: np.ndarray, scale: np.ndarray, call: Coded) -> np.ndarray:
-        return x / scale
-
-    def clipped(self, x: np.ndarray, call: Coded) -> np.ndarray:
-        return np.clip(x, -call.code.max, call.code.max)
-
-    def stored(self, x: np.ndarray, call: Coded) -> np.ndarray:
-        """The numbers as codes, float64."""
-        return np.rint(x).astype(float) if call.code.is_whole else round_to(x, call.code)

@@ -58,18 +58,19 @@ def _right(
     got, own = tool.ask(inputs), tool.oracle(inputs)
     if got is None or own is None:
         return {}
+    bounds = own.expected_beside(got)
     if isinstance(of, Inputs):
         other = tool.oracle(of)
-        expected = {} if other is None else other.expected
+        expected = {} if other is None else other.expected_beside(got)
     else:
-        limits = {name: with_limits(own.expected)[name][1] for name in of}
+        limits = {name: with_limits(bounds)[name][1] for name in of}
         expected = {name: Bounded(x, np.full(x.shape, limits[name])) for name, x in of.items()}
     right = {}
     for name in names or got:
         if name not in expected:
             return {}
         x, want = got[name], expected[name]
-        if x.shape != want.value.shape or want.error.max() > 8 * own.expected[name].error.max():
+        if x.shape != want.value.shape or want.error.max() > 8 * bounds[name].error.max():
             return {}  # a wider bound lets other answers pass, too
         near = (np.abs(x - want.value) <= want.error) | (x == want.value)
         right[name] = bool((near | ~_judged(inputs, name, x.shape)).all())
@@ -107,7 +108,7 @@ def _outputs(tool: Instrument, inputs: Inputs, wrong: list[str]) -> Iterator[Fou
             return
     got, oracle, name = tool.ask(inputs), tool.oracle(inputs), wrong[0]
     if got is not None and oracle is not None:
-        want = oracle.expected[name]
+        want = oracle.expected_beside(got)[name]
         judged = _judged(inputs, name, got[name].shape)
         yield from _by_place(
             inputs, name, got[name], np.asarray(want.value, float), judged, want.error

@@ -7,10 +7,19 @@ from functools import partial
 
 import numpy as np
 
+from suite.judge.diagnosis.instrument import softmax
 from suite.judge.diagnosis.layers import Another, Guess, made, of_scale
 from suite.spec.dtypes import CODES, DTYPES, round_to
 from suite.spec.inputs import Inputs
-from suite.spec.operators.quantized import KINDS, axes_of, broadcast, scale_axes
+from suite.spec.operators.quantized import (
+    KINDS,
+    allowed,
+    axes_of,
+    broadcast,
+    dequantized,
+    newest,
+    scale_axes,
+)
 
 Change = Callable[[Inputs, str], np.ndarray]
 """Another array in place of one, by the array's name."""
@@ -147,6 +156,47 @@ def of_quantized(inputs: Inputs) -> Iterator[Another]:
         lambda: inputs.replace(alignment="all"), "The causal flag is ignored.", "mask", ""
     )  # fmt: skip
     yield from made(inputs, (*of_scales(inputs), *of, causal, *of_scale(inputs)))
+    if inputs.case.option("writes"):
+        yield from of_new_tokens(inputs)
+
+
+def of_new_tokens(inputs: Inputs) -> Iterator[Another]:
+    """Tokens that a call stores and attends: other slots, other ranges, another order."""
+    arrays, last = inputs.arrays, CODES[inputs.case.option("codes")].max
+    read = inputs.replace(writes=False, **dict.fromkeys(KINDS))
+    stale = "New tokens are stored behind the attention, which sees what was in their slots."
+    yield read, stale, "state", "attention before the store"
+    tokens = {name: dequantized(inputs, name).astype(float) for name in KINDS}
+    codes = {name: arrays[f"{name}_codes"].copy() for name in KINDS}
+    early = {name: x.copy() for name, x in codes.items()}
+    limited = {name: x.copy() for name, x in codes.items()}
+    count = inputs.sizes.Lq
+    for name in KINDS:
+        tokens[name][:, :, -count:] = arrays[name]
+        zero = f"{name}_zero"
+        t = arrays[name] / newest(broadcast(inputs, f"{name}_scale"), count)
+        t = np.clip(
+            t + newest(broadcast(inputs, zero), count) if zero in arrays else t, -last, last
+        )
+        codes[name][:, :, -count:] = early[name][:, :, -count:] = t
+        early[name][:, :, -count - 1 : -1] = t
+        limit = np.abs(limited[name][:, :, :-count]).max(initial=0.0) or last
+        limited[name][:, :, -count:] = np.clip(t, -limit, limit)
+    key, value = (np.repeat(tokens[name], inputs.sizes.group, 1) for name in KINDS)
+    scores = (inputs.query @ key.swapaxes(-1, -2)) * inputs.effective_scale
+    mask = allowed(inputs.case)
+    output = softmax(scores, np.ones_like(scores, bool) if mask is None else mask) @ value
+    text = "New tokens are attended before they become codes."
+    yield {"output": output}, text, "quantized", "attention over `key` and `value` themselves"
+    for changed, sentence, hint in (
+        (early, "New tokens are stored one slot early.", "`cache[position - 1]`"),
+        (
+            limited,
+            "New tokens are clipped to the range of the codes before.",
+            "a range that is kept",
+        ),
+    ):
+        yield {f"{name}_output": x for name, x in changed.items()}, sentence, "quantized", hint
 
 
 def of_quantized_write(inputs: Inputs) -> Iterator[Another]:

@@ -11,6 +11,12 @@ A scale is one number (`tensor`), one of each key/value head (`perhead`), of eac
 (`pertoken`) or of each component of a head (`perchannel`). A zero point has the shape of its scale. With
 `causal` the last query is aligned at the last key.
 
+With `writes` a call stores tokens and attends them: the keys and values of the queries' own tokens come
+in the dtype of the case, and the last Lq codes are stale.
+
+    key (B, Hkv, Lq, D), value (B, Hkv, Lq, Dv)                      new tokens, which are larger
+    key_output (B, Hkv, Lk, D), value_output (B, Hkv, Lk, Dv)        all codes, with those of new tokens
+
 Keys and values are given as codes, so an answer is judged as if they were exact: a wrong scale shows in
 16 bits, too. Scales of keys differ from those of values, and are never 1.
 
@@ -26,7 +32,7 @@ from typing import Any
 import numpy as np
 
 from suite.spec.case import Case
-from suite.spec.dtypes import CODES
+from suite.spec.dtypes import CODES, round_to
 from suite.spec.inputs import Inputs
 from suite.spec.levels import Ask
 from suite.spec.operator import (
@@ -58,8 +64,8 @@ WORDS = {
 
 FEATURES = frozenset(
     {
-        *WORDS, "causal", "scale", "grouped-heads", "value-size", "gradient", "inner-stride",
-        "other-shapes",
+        *WORDS, "new-tokens", "causal", "scale", "grouped-heads", "value-size", "gradient",
+        "inner-stride", "other-shapes",
     }
 )  # fmt: skip
 """Features of attention over codes."""
@@ -137,12 +143,23 @@ def draw_scales(case: Case, tokens: Mapping[str, np.ndarray]) -> dict[str, np.nd
 
 
 def axes(case: Case) -> Axes:
-    return {"query": "bhqd", "key_codes": "bgkd", "value_codes": "bgkv", **scale_axes(case)}
+    new = {"key": "bgqd", "value": "bgqv"} if case.option("writes") else {}
+    codes = {"key_codes": "bgkd", "value_codes": "bgkv"}
+    return {"query": "bhqd", **codes, **scale_axes(case), **new}
+
+
+def outputs(case: Case) -> Axes:
+    codes = {"key_output": "bgkd", "value_output": "bgkv"} if case.option("writes") else {}
+    return {"output": "bhqv", **codes}
 
 
 def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
     drawn = dict(zip(OPERANDS, DRAWS[case.recipe](rng, case.sizes, case.dtype), strict=True))
     tokens = {name: varied(case, name, drawn[name], rng) for name in KINDS}
+    if case.option("writes"):
+        for x in tokens.values():
+            x[:, :, -case.sizes.Lq :] *= 4.0
+        tokens = {name: round_to(x, case.dtype) for name, x in tokens.items()}
     scales, last = draw_scales(case, tokens), CODES[case.option("codes")].max
     arrays = {"query": drawn["query"]}
     for name, x in tokens.items():
@@ -151,7 +168,17 @@ def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarra
             for n in (f"{name}_scale", f"{name}_zero")
         )
         arrays[f"{name}_codes"] = np.clip(x / scale + zero, -last, last)
+    if case.option("writes"):
+        for name, x in tokens.items():
+            codes, new = arrays[f"{name}_codes"], slice(-case.sizes.Lq, None)
+            codes[:, :, new] = rng.permuted(codes[:, :, new])
+            scales[name] = x[:, :, new]
     return arrays | scales
+
+
+def newest(array: Any, tokens: int) -> Any:
+    """Scales or zero points (., ., Lk, .) of the last tokens; (., ., 1, .) are those of all tokens."""
+    return array[:, :, -tokens:] if array.shape[2] > 1 else array
 
 
 def dequantized(inputs: Inputs, name: str) -> np.ndarray:
@@ -190,6 +217,7 @@ def needs_of_codes(case: Case) -> Mapping[str, bool]:
 def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> Mapping[str, bool]:
     return {
         **needs_of_codes(case),
+        "new-tokens": case.option("writes"),
         "causal": case.option("alignment") != "all",
         "scale": case.option("scale") is not None,
         "grouped-heads": sizes.H != sizes.Hkv,
@@ -226,10 +254,10 @@ QUANTIZED = Operator(
     name="quantized",
     text="attention over keys and values in 8-bit codes with scales",
     topic=("codes", "keys and values in 8 bits, read and written"),
-    words=WORDS,
+    words=WORDS | {"new-tokens": "tokens that a call writes as codes and attends"},
     axes=axes,
     draw=draw,
-    outputs=lambda case: {"output": "bhqv"},
+    outputs=outputs,
     needs=needs,
     validate=validate,
     asks=Asks(
@@ -244,6 +272,9 @@ QUANTIZED = Operator(
                 f"{SMALL}/e5m2/perhead/causal/scale0.3",
                 f"{SMALL}/pertoken/zero/causal",
                 f"{UNEQUAL}/e4m3",
+                f"{SMALL}/perhead/causal/writes",
+                f"{SMALL}/pertoken/zero/causal/writes",
+                f"{UNEQUAL}/e4m3/perchannel/writes",
             ),
             Ask(
                 f"{SMALL}/zero/causal",
@@ -264,6 +295,12 @@ QUANTIZED = Operator(
                 f"{DECODING}/e4m3/perchannel",
                 "quantized/none/gqa2/{dt}/b1h4q67k131d32/e4m3/pertoken/causal",
                 "quantized/none/mha/{dt}/b2h3q33k33d16/perchannel/zero/causal",
+                f"{SMALL}/zero/causal/writes",
+                f"{SMALL}/e4m3/pertoken/causal/writes",
+                f"{SMALL}/e5m2/perhead/causal/writes/scale0.3",
+                f"{UNEQUAL}/int4/pertoken/writes",
+                f"{DECODING}/perhead/causal/writes",
+                "quantized/none/gqa2/{dt}/b1h4q17k17d8/e4m3/perhead/causal/writes",
                 since="standard",
             ),
         ),
@@ -273,12 +310,19 @@ QUANTIZED = Operator(
         ),
         common_sizes=("b2h4q3k17d8",),
     ),
-    options=(*OPTIONS, choice("alignment", ("all", "causal")), SCALE),
+    options=(*OPTIONS, choice("alignment", ("all", "causal")), flag("writes", "writes"), SCALE),
     recipes=("normal", "large", "ties"),
     array_kinds=ArrayKinds(
-        statistics=("key_scale", "value_scale"),
+        statistics=("key_scale", "value_scale", "key", "value"),
         wide=("key_scale", "value_scale"),
-        codes=("key_codes", "value_codes", "key_zero", "value_zero"),
+        codes=(
+            "key_codes",
+            "value_codes",
+            "key_zero",
+            "value_zero",
+            "key_output",
+            "value_output",
+        ),
     ),
     packing=Packing(completed=completed, choose=choose),
 )
