@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, get_origin
 
 import msgspec
@@ -29,11 +28,8 @@ REFUSED = {
 }
 """The features that a function lacks by a claim."""
 
-PLAIN = (
-    "numerics", "centred_keys", "absorbs", "stored_parts", "deterministic", "bitwise", "forbid",
-    "drop_in", "allow_unused", "mended_interpreter", *REFUSED,
-)  # fmt: skip
-"""Claims that are taken as they are said."""
+ROUNDING = tuple(one.name for one in fields(DeclaredRounding) if one.name in CLAIMS)
+"""Claims about rounding, which hold in every claimed dtype."""
 
 ORDER = ("f32", "bf16", "f16", "f64")
 """The dtypes, by descending number of cases."""
@@ -41,30 +37,27 @@ ORDER = ("f32", "bf16", "f16", "f64")
 
 @dataclass(frozen=True)
 class Claims:
-    """The claims of one function, read and checked; see `suite.spec.claims.CLAIMS`."""
+    """The claims of one function, read and checked.
 
-    numerics: str | Mapping[str, str] = field(default_factory=dict)
+    - `said`: what is claimed, by the names of `suite.spec.claims.CLAIMS`
+    - `dtypes`: the claimed dtypes, or all
+    - `elections`: the claimed answers to election questions
+    - `limits`: the claimed sizes and scales, or limits by short dtype name
+    - `expect`: manifests of expected failures
+    """
+
+    said: Mapping[str, Any] = field(default_factory=dict)
     dtypes: tuple[str, ...] = tuple(DTYPES)
+    elections: Mapping[str, Election] = field(default_factory=dict)
     limits: Limits | Mapping[str, Limits] = ANY
-    elections: Mapping[str, Election] = field(default_factory=lambda: MappingProxyType({}))
-    centred_keys: bool = False
-    absorbs: bool | None = None
-    stored_parts: bool = False
-    deterministic: bool = True
-    bitwise: tuple[str, ...] = ()
-    forbid: tuple[str, ...] = ()
-    drop_in: bool = False
-    allow_unused: bool = False
-    contiguous: bool = False
-    forward_only: bool = False
-    mended_interpreter: bool = False
     expect: tuple[Path, ...] = ()
 
     @classmethod
-    def of(cls, function: Any, said: Mapping[str, Any]) -> Claims:
+    def of(cls, function: Any, said: Mapping[str, Any], operator: str = "") -> Claims:
         """The claims in `said` (options) and of the function itself; options override the function's.
 
-        Elections and manifests of both are joined. Raises UsageError.
+        Elections and manifests of both are joined. Raises UsageError, also for a claim that a function
+        of `operator` cannot make.
         """
         try:
             own, others = (
@@ -77,51 +70,59 @@ class Claims:
             elections = {**own.get("elections", {}), **others.get("elections", {})}
             taken = {dtype(name).name for name in values.get("dtypes", DTYPES)}
             names = tuple(name for name in ORDER if name in taken)
-            limits = _limits(values, names)
-            plain = {n: values[n] for n in PLAIN if n in values}
-            claims = cls(dtypes=names, limits=limits, elections=elections, expect=expect, **plain)
+            claims = cls(values, names, elections, _limits(values, names), expect)
             claims.declared()
         except (TypeError, ValueError) as error:
             raise UsageError(f"a claim cannot be used: {error}") from error
+        for name in values if operator else ():
+            if CLAIMS[name].operator not in ("", operator):
+                raise UsageError(f"{name}: only functions of {CLAIMS[name].operator} claim it")
         return claims
+
+    @property
+    def forbid(self) -> tuple[str, ...]:
+        """The functions that must not be called."""
+        return self.said.get("forbid", ())
+
+    @property
+    def allow_unused(self) -> bool:
+        """True if parameters may have nearly the names of those passed."""
+        return self.said.get("allow_unused", False)
 
     def declared(
         self, features: Iterable[str] = (), beside: Declared | None = None, **more: Any
     ) -> Declared:
         """The declaration of the function's implementation; `beside` is the declaration of the
         framework's own attention. Raises DeclarationError."""
-        numerics = self.numerics
+        said, numerics = self.said, self.said.get("numerics", {})
         if not isinstance(numerics, str):
             widest = {name: _default(name, beside) for name in self.dtypes}
             numerics = {**widest, **numerics}
-        if self.centred_keys and features and "rounding" not in more:
-            raise UsageError(
-                "centred_keys: only functions with the framework's native signature claim it"
-            )
-        if self.absorbs is not None and features and not more.get("rounding", AS_CLASS).absorbs:
-            raise UsageError("absorbs: only latent attention claims it")
-        if self.stored_parts:
-            parts = DeclaredRounding(stored_parts=self.dtypes)
-            more["rounding"] = more.get("rounding", AS_CLASS).joined(parts)
         refusals = {
             feature: f"claims {name}"
             for name, lacking in REFUSED.items()
             for feature in lacking
-            if getattr(self, name)
+            if said.get(name)
         }
         more["refusals"] = {**more.get("refusals", {}), **refusals}
+        reruns = ("rerun",) if said.get("deterministic", True) else ()
         return Declared(
             numerics=numerics, features=frozenset(features), elections=self.elections,
-            dtypes=self.dtypes, limits=self.limits, drop_in=self.drop_in, is_user_code=True,
-            bitwise=(*(["rerun"] if self.deterministic else []), *self.bitwise), **more,
+            dtypes=self.dtypes, limits=self.limits, drop_in=said.get("drop_in", False),
+            is_user_code=True, bitwise=(*reruns, *said.get("bitwise", ())), rounding=self._rounding(),
+            **more,
         )  # fmt: skip
 
-    @property
-    def rounding(self) -> DeclaredRounding:
-        """The rounding that a function with the framework's native signature, or of latent attention,
-        declares."""
-        form = {} if self.absorbs is None else dict.fromkeys(self.dtypes, self.absorbs)
-        return DeclaredRounding(centred_keys=self.dtypes if self.centred_keys else (), absorbs=form)
+    def _rounding(self) -> DeclaredRounding:
+        """The claims about rounding, in every claimed dtype."""
+        claimed: dict[str, Any] = {}
+        for name in ROUNDING:
+            value = self.said.get(name)
+            if isinstance(getattr(AS_CLASS, name), Mapping) and value is not None:
+                claimed[name] = dict.fromkeys(self.dtypes, value)
+            elif value:
+                claimed[name] = self.dtypes
+        return DeclaredRounding(**claimed)
 
 
 def read(name: str, value: Any) -> Any:

@@ -281,7 +281,7 @@ def callable_implementation(
     if not callable(function) and not (own and own.takes_objects):
         raise UsageError(f"function {text!r} is {type(function).__name__}, not callable")
     try:
-        claims = Claims.of(function, said)
+        claims = Claims.of(function, said, like or "sdpa")
         if own:
             return own(backend, function, name, claims), claims
         if like:

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from backends.protocol import DeclaredRounding
-from backends.registry import UsageError, function_implementation, load
 from suite.faults.backend import KernelBackend
 from suite.faults.kernels.latent import AbsorbedKernel, LatentKernel
 from suite.judge.cell import Cell
@@ -180,10 +179,3 @@ def test_a_wrong_function_fails(name: str) -> None:
     found = verdicts(name, {})
     assert len(found["fail"]) >= 4
     assert not found.get("error")
-
-
-def test_a_form_is_a_claim_of_latent_attention_alone() -> None:
-    with pytest.raises(UsageError, match="only latent attention claims it"):
-        function_implementation(
-            load("torch"), "tests/functions/varlen.py:right", {"absorbs": True}, "packed"
-        )

@@ -39,12 +39,22 @@ def test_claims_that_say_nothing_list_what_does(options: dict[str, Any], message
         plan("textbook", **options)
 
 
-def test_functions_of_other_operators_do_not_claim_centred_keys() -> None:
+@pytest.mark.parametrize(
+    ("file", "like", "claim"),
+    [
+        ("merging.py:right", "merge", "centred_keys"),
+        ("latents.py:absorbed", "latent", "centred_keys"),
+        ("varlen.py:right", "packed", "absorbs"),
+        ("of_torch.py:smoothed", "", "absorbs=false"),
+    ],
+)
+def test_a_claim_of_one_operator_is_refused_from_functions_of_others(
+    file: str, like: str, claim: str
+) -> None:
     pytest.importorskip("torch")
-    with pytest.raises(UsageError, match="only functions with the framework's native signature"):
+    with pytest.raises(UsageError, match=f"{claim.partition('=')[0]}: only functions of "):
         Plan.make(Options(
-            ("torch",), function=(f"{CLAIMED / 'merging.py'}:right",), like="merge", level="smoke",
-            claim=("centred_keys",),
+            ("torch",), function=(f"{CLAIMED / file}",), like=like, level="smoke", claim=(claim,)
         ))  # fmt: skip
 
 

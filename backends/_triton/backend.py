@@ -88,7 +88,7 @@ class UserKernel(UserFunction):
         beside: Implementation,
     ) -> None:
         interpreted = backend.device == "cpu"
-        self.mended = interpreted and claims.mended_interpreter
+        self.mended = interpreted and claims.said.get("mended_interpreter", False)
         lost = interpreted and not self.mended and BFLOAT16.name in claims.dtypes
         if lost:
             left = tuple(n for n in claims.dtypes if n != BFLOAT16.name)

@@ -193,7 +193,6 @@ class UserFunction(UserCallable):
             may_be_forward_only=True,
             merges_mask_into_bias=self.native.merges_mask_into_bias,
             dropout="elements" if drops else "",
-            rounding=claims.rounding,
         )
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:

@@ -6,8 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 from backends.binder import Parameter
-from backends.claims import Claims
-from backends.declared import Declared
 from backends.masks import masked_arrays
 from backends.prepared import PreparedCall
 from backends.user.function import SCALES, UserCallable
@@ -37,11 +35,6 @@ class UserLatent(UserCallable):
     arrays = tuple(AXES)
     table = KEYWORDS
     features = FEATURES
-
-    def declaration(self, claims: Claims) -> Declared:
-        return claims.declared(
-            self.features, refusals=self.binder.lacking, rounding=claims.rounding
-        )
 
     def unsupported(self, case: AnyCase) -> str | None:
         """As for every function; a mask whose causal part is a flag needs no array for this part."""

@@ -24,11 +24,13 @@ MARK = "__claims__"
 @dataclass(frozen=True)
 class Claim:
     """A claim: its meaning for people, and the type of its value. With `by_dtype` the value can also be a
-    dictionary of one value per short dtype name."""
+    dictionary of one value per short dtype name. Only functions of `operator` make the claim, if given.
+    """
 
     text: str
     type: Any
     by_dtype: bool = False
+    operator: str = ""
 
 
 def per_dtype(text: str, kind: Any) -> Claim:
@@ -45,11 +47,13 @@ CLAIMS = {
         "True if a constant, such as their mean, is subtracted from the keys before the product (K "
         "smoothing)",
         bool,
+        operator="sdpa",
     ),
     "absorbs": Claim(
         "for latent attention: True if latents are attended with projected queries, False if keys and "
         "values are formed; default: either, with the larger of both bounds",
         bool,
+        operator="latent",
     ),
     "stored_parts": Claim(
         "True if answers over parts of the keys are stored in the dtype before they are merged (split "

@@ -163,7 +163,7 @@ class Remote(Asking, Backend):
                     self, stub, name, all_said, like, text
                 )
             else:
-                stub.layer, claims = facts["layer"], Claims.of(stub, all_said)
+                stub.layer, claims = facts["layer"], Claims.of(stub, all_said, like)
                 told = ToldLayer(self, stub, name, claims, OPERATORS[like])
         except UsageError:
             raise
