@@ -79,9 +79,10 @@ def test_each_answer_under_autocast_is_right() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "status"), [("weights_of_operands", "pass"), ("in_autocast", "fail")]
+    ("name", "status"),
+    [("weights_of_operands", "pass"), ("concatenated", "pass"), ("in_autocast", "fail")],
 )
-def test_code_may_round_to_the_dtype_of_its_operands_under_autocast(name: str, status: str) -> None:
+def test_operands_in_16_bits_meet_autocast_to_their_own_dtype(name: str, status: str) -> None:
     function = plan(name, "ambient.py", dtype=("bf16",)).functions[0]
     case = find("sdpa/pad/mha/bf16/b2h3q17k23d8")
     assert judge(Cell(CHECKS["ambient"], case, function)).status == status

@@ -17,6 +17,8 @@ from suite.spec.catalogue import cases
 
 torch = pytest.importorskip("torch")
 
+from tests.functions.caching import Growing  # noqa: E402
+
 ROTARY = "rotary/none/mha/f32/b2h3q17k1d16"
 PAGED = "paged/none/gqa2/f32/b3h4q9k24d8/seg1.3.5x7.12.5/causal"
 LATENT = "latent/causalbr/mha/f32/b2h3q4k9d8v6"
@@ -176,6 +178,21 @@ def test_honest_variants_are_told_nothing() -> None:
     for implementation in backend.implementations():
         mine = of_operator(implementation)[:6]
         assert not identify(backend, implementation, mine, seconds=60), implementation
+
+
+class Coarse(Growing):
+    """Keys and values in float16 pass through bfloat16."""
+
+    def step(self, state, query, key, value, **words):
+        if key.dtype == torch.float16:
+            key, value = key.bfloat16().half(), value.bfloat16().half()
+        return super().step(state, query, key, value, **words)
+
+
+def test_what_answers_rightly_explains_no_rounding() -> None:
+    case = "cached/none/gqa2/f16/b2h4q9k9d8/c5.1.3"
+    (found,) = of_user(Coarse, "cached", case)
+    assert "Output is wrong in" in found.sentence  # no window, which the case lacks
 
 
 def turned(query, position, *, theta=lambda i, D: 1e4 ** (-2 * i / D), angles="halves", pairs="halves",

@@ -167,6 +167,12 @@ def halved_gradient_in_deterministic_algorithms(query, key, value, attn_mask=Non
     return textbook(query, key, value, attn_mask)
 
 
+def concatenated(query, key, value, attn_mask=None, is_causal=False, scale=None):
+    """Right: keys come in two parts. Under autocast to float16 PyTorch concatenates no bfloat16."""
+    keys, values = (torch.cat([x[:, :, :1], x[:, :, 1:]], 2) for x in (key, value))
+    return textbook(query, keys, values, attn_mask, is_causal, scale)
+
+
 def weights_of_operands(query, key, value, attn_mask=None, is_causal=False, scale=None):
     """Right: weights are rounded to the dtype of the values, also if autocast computes in another one."""
     scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
