@@ -50,6 +50,10 @@ def test_where_all_parts_are_empty_the_answer_is_promised() -> None:
     assert np.isfinite(expected["output"].error).all()
 
 
+def test_no_rows_are_parts_without_keys_too() -> None:
+    assert draw(Case.parse("merge/none/mha/f32/b2h3q0k2d8/empty")).arrays["partial_lse"].size == 0
+
+
 @pytest.mark.parametrize("got", [np.nan, 0.0, np.inf])
 def test_nothing_but_minus_infinity_is_minus_infinity(got: float) -> None:
     want = np.full(3, -np.inf)
