@@ -144,7 +144,7 @@ def plan_of(
 
 def cells_of(plan: Plan, checks: Iterable[str] = ()) -> list[Cell]:
     """The cells of a plan, check by check. Raises UsageError for the name of an unknown check."""
-    known = {check.name: check for check in all_checks()}
+    known = all_checks()
     asked = (checks,) if isinstance(checks, str) else checks
     names = list(asked) or list(known)
     if unknown := [name for name in names if name not in known]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
+from types import MappingProxyType
 
 from suite.judge.check import CHECKS, Check
 from suite.spec.modules import defined_in
 
 
 @lru_cache(maxsize=1)
-def all_checks() -> tuple[Check, ...]:
-    """Every check, in the order of modules and of definition. Imports no framework."""
-    return tuple(CHECKS[value] for value in defined_in("suite", "test_") if value in CHECKS)
+def all_checks() -> Mapping[str, Check]:
+    """Every check by name, in the order of modules and of definition. Imports no framework."""
+    found = (CHECKS[value] for value in defined_in("suite", "test_") if value in CHECKS)
+    return MappingProxyType({check.name: check for check in found})

@@ -116,12 +116,14 @@ def _list(arguments: argparse.Namespace) -> int:
         print(_words())
         return 0
     if arguments.checks:
-        for check in all_checks():
+        for check in all_checks().values():
             text = check.function.__doc__ or sys.modules[check.function.__module__].__doc__ or ""
             count = len(list(check.cases(arguments.level)))
             print(f"{check.name:28} {count:5} cases  {' '.join(text.split())}")
         return 0
-    ids_of_checks = (case.id for check in all_checks() for case in check.cases(arguments.level))
+    ids_of_checks = (
+        case.id for check in all_checks().values() for case in check.cases(arguments.level)
+    )
     ids = [case.id for case in everything(arguments.level)]
     print("\n".join(dict.fromkeys([*ids, *ids_of_checks])))
     return 0
@@ -132,7 +134,7 @@ def _why(case_id: str) -> str:
     from suite.checks import all_checks
 
     lines = [case_id]
-    for check in all_checks():
+    for check in all_checks().values():
         for name, cases in ((check.name, check.cases), (f"{check.name}, compiled", check.compiled)):
             levels = [at for at in LEVELS if cases and any(c.id == case_id for c in cases(at))]
             if cases and levels:
@@ -193,7 +195,9 @@ def _facts(case: AnyCase) -> str:
     from suite.checks import all_checks
     from suite.judge.oracle import Oracle, Rounding
 
-    checks = [c.name for c in all_checks() if any(x.id == case.id for x in c.cases("full"))]
+    checks = [
+        c.name for c in all_checks().values() if any(x.id == case.id for x in c.cases("full"))
+    ]
     lines = [f"  checks  {', '.join(checks) or 'none (not in the catalogue)'}"]
     if isinstance(case, Case) and case.sizes.B and case.sizes.Lq:
         inputs = draw(case)
@@ -311,7 +315,7 @@ def _mutants(arguments: argparse.Namespace) -> int:
     except UsageError as error:
         print(error, file=sys.stderr)
         return 2
-    checks, mutants = all_checks(), backend.implementations()
+    checks, mutants = all_checks().values(), backend.implementations()
     kills = [kill(mutant, checks, arguments.level, arguments.seed) for mutant in mutants]
     print(format_table(kills))
     return 0 if all(kill.killed for kill in kills) else 1

@@ -82,8 +82,8 @@ def difference(
 
 def asked(level: str) -> dict[str, str]:
     """Every "CASE CHECK" of a level; the values are empty."""
-    sources = [(check.name, check.cases) for check in all_checks()]
-    sources += [(f"compiled:{c.name}", c.compiled) for c in all_checks() if c.compiled]
+    sources = [(check.name, check.cases) for check in all_checks().values()]
+    sources += [(f"compiled:{c.name}", c.compiled) for c in all_checks().values() if c.compiled]
     return {f"{case.id} {name}": "" for name, cases in sources for case in cases(level)}
 
 

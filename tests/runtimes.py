@@ -17,8 +17,6 @@ from suite.judge.verdict import Verdict
 from suite.spec.case import Case
 from suite.spec.dtypes import DTYPES
 
-CHECKS = {check.name: check for check in all_checks()}
-
 
 def of(backend: Backend, name: str) -> Implementation:
     """The implementation that is called so."""
@@ -27,7 +25,7 @@ def of(backend: Backend, name: str) -> Implementation:
 
 def judged(backend: Backend, name: str, text: str, check: str = "values") -> Verdict:
     """What a check says of an implementation and a case."""
-    return judge(Cell(CHECKS[check], Case.parse(text), of(backend, name)))
+    return judge(Cell(all_checks()[check], Case.parse(text), of(backend, name)))
 
 
 def of_person(
@@ -35,7 +33,7 @@ def of_person(
 ) -> Iterator[tuple[Cell, Verdict]]:
     """The cells of the check values for a person's function in PyTorch, with their verdicts."""
     function, _ = function_implementation(load("torch"), place, said, like)
-    for cell in CHECKS["values"].cells(level, [function]):
+    for cell in all_checks()["values"].cells(level, [function]):
         yield cell, judge(cell)
 
 

@@ -33,7 +33,6 @@ from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import draw
 
 ROOT = Path(__file__).resolve().parents[1]
-CHECKS = {check.name: check for check in all_checks()}
 
 
 @pytest.fixture(scope="module", params=["numpy", "torch", "tf", "jax"])
@@ -151,7 +150,7 @@ def test_threads_are_set_and_set_back(name: str) -> None:
 def test_what_a_backend_lacks_is_not_audited() -> None:
     pytest.importorskip("jax")
     jax_nn = next(i for i in registry.load("jax").implementations() if i.name == "jax-nn")
-    cell = Cell(CHECKS["layouts"], find("sdpa/none/mha/f32/b2h3q33k65d8"), jax_nn)
+    cell = Cell(all_checks()["layouts"], find("sdpa/none/mha/f32/b2h3q33k65d8"), jax_nn)
     verdict = judge(cell, Policy(audit=True))
     assert (verdict.status, "lie in memory" in verdict.message) == ("unsupported", True)
 
@@ -170,7 +169,7 @@ def test_jax_keeps_float64() -> None:
     backend = registry.load("jax")
     case = Case.parse("sdpa/none/mha/f64/b2h3q5k7d8")
     eager = next(i for i in backend.implementations() if i.name == "eager")
-    verdict = judge(Cell(CHECKS["values"], case, eager))
+    verdict = judge(Cell(all_checks()["values"], case, eager))
     assert verdict.status == "pass"
     assert verdict.measured.grade == "exact"
 

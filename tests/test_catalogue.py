@@ -34,9 +34,7 @@ from tests.honest import HONEST
 from tests.records_by_hand import cell as recorded
 from tests.records_by_hand import run
 
-VALUES, POISON = (
-    next(check for check in all_checks() if check.name == name) for name in ("values", "poison")
-)
+VALUES, POISON = (all_checks()[name] for name in ("values", "poison"))
 
 CASES = (
     "sdpa/causal/mha/f32/b2h3q7k7d8",
@@ -183,7 +181,7 @@ def test_what_nobody_elects_is_said_if_no_output_is_wrong() -> None:
     assert torch is not None
     backend = registry.load("torch")
     function = registry.callable_implementation(backend, flag_lost, "function", {})[0]
-    beside = next(check for check in all_checks() if check.name == "mask_beside_flag")
+    beside = all_checks()["mask_beside_flag"]
     election = next(c for c in ELECTION_CASES if c.id == "elect/causal-with-mask/f32")
     failing = Cell(beside, election, function)
     assert judge(failing).status == "fail"
@@ -209,7 +207,7 @@ def test_a_nan_that_is_replaced_is_said_beside_another_fault() -> None:
 
     backend = registry.load("torch")
     function = registry.callable_implementation(backend, replaces_nan, "function", {})[0]
-    check = next(check for check in all_checks() if check.name == "election")
+    check = all_checks()["election"]
     cells = [
         Cell(
             check, next(c for c in ELECTION_CASES if c.id == f"elect/nan-in-{place}/f32"), function

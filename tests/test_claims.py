@@ -47,7 +47,7 @@ def plan(name: str, file: str = "of_torch.py", **options: Any) -> Plan:
 
 def judged(of: Plan, *checks: str) -> list[tuple[Cell, Verdict]]:
     """The cells of some checks, by default all, with their verdicts."""
-    selection = [check for check in all_checks() if not checks or check.name in checks]
+    selection = [check for check in all_checks().values() if not checks or check.name in checks]
     return [(cell, judge(cell, of.policy(cell))) for check in selection for cell in of.cells(check)]
 
 
@@ -308,7 +308,7 @@ def test_gradients_follow_the_question_of_their_answer(bias: str) -> None:
     of a bias go."""
     (function,) = plan("finite_hiding").implementations
     case = find("sdpa/padempty/mha/f32/b2h3q5k7d8" + (f"/bias.{bias}" if bias != "none" else ""))
-    for check in all_checks():
+    for check in all_checks().values():
         if check.name in ("values", "gradients"):
             verdict = judge(Cell(check, case, function))
             assert verdict.status == "pass", verdict.message

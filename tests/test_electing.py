@@ -30,8 +30,6 @@ from tests.electing.table import (
     rows_of,
 )
 
-CHECKS = {check.name: check for check in all_checks()}
-
 
 @dataclass(frozen=True)
 class Kind:
@@ -87,13 +85,13 @@ KINDS = {
 
 
 def failures(
-    kernels: Sequence[Implementation], level: str, names: Iterable[str] = CHECKS
+    kernels: Sequence[Implementation], level: str, names: Iterable[str] = all_checks()
 ) -> list[dict[str, str]]:
     """The checks that fail of each kernel, each with its first failure. Cases are outermost, so that each
     needs its oracle once for all kernels."""
     failed: dict[Implementation, dict[str, str]] = {kernel: {} for kernel in kernels}
     for name in names:
-        for cell in CHECKS[name].cells(level, kernels):
+        for cell in all_checks()[name].cells(level, kernels):
             verdict = judge(cell)
             if verdict.status not in ("pass", "unsupported"):
                 message = f"{cell.case.id}: {verdict.status}, {verdict.message}"
@@ -131,7 +129,7 @@ def test_every_answer_is_one_that_a_kernel_gives(name: str) -> None:
 
 def put(kernel: Implementation, question: str) -> set[str]:
     """What becomes of the cells that put a question to a kernel."""
-    cells = CHECKS["election"].cells("standard", [kernel])
+    cells = all_checks()["election"].cells("standard", [kernel])
     asked = (
         c for c in cells if isinstance(c.case, ElectionCase) and c.case.question.name == question
     )

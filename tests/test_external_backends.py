@@ -26,7 +26,6 @@ from suite.spec.operators import WORDS
 from suite.spec.vocabulary import BROKEN, NUMERICS
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "backend.md"
-CHECKS = {check.name: check for check in all_checks()}
 
 
 @pytest.fixture
@@ -42,9 +41,8 @@ def plan(adapter: Path, **options: Any) -> Plan:
 
 
 def judged(of: Plan) -> list[tuple[Cell, Verdict]]:
-    return [
-        (cell, judge(cell, of.policy(cell))) for check in all_checks() for cell in of.cells(check)
-    ]
+    cells = (cell for check in all_checks().values() for cell in of.cells(check))
+    return [(cell, judge(cell, of.policy(cell))) for cell in cells]
 
 
 def test_the_adapter_of_the_page_is_right(adapter: Path) -> None:
@@ -83,7 +81,7 @@ def stub(adapter: Path, **declared: Any) -> Implementation:
 
 def test_a_dtype_that_is_left_out_needs_no_numerics_class(adapter: Path) -> None:
     partial = stub(adapter, numerics={"f32": "exact"}, dtypes=("f32",))
-    verdict = judge(Cell(CHECKS["values"], find("sdpa/none/mha/f64/b2h3q5k7d8"), partial))
+    verdict = judge(Cell(all_checks()["values"], find("sdpa/none/mha/f64/b2h3q5k7d8"), partial))
     assert (verdict.status, verdict.message) == ("unsupported", "dtype float64 is not supported")
     assert partial.numerics_for(DTYPES["f64"]) == ""
 
@@ -123,7 +121,7 @@ def test_probes_ask_unsupported(adapter: Path) -> None:
 
 def test_a_problem_that_the_adapter_cannot_convert_was_not_asked(adapter: Path) -> None:
     verdict = judge(
-        Cell(CHECKS["bad_problem"], find("bad/mask-rank-5/f32"), stub(adapter, numerics="exact",
+        Cell(all_checks()["bad_problem"], find("bad/mask-rank-5/f32"), stub(adapter, numerics="exact",
              features=frozenset({"mask", "mask-array"})))
     )  # fmt: skip
     assert verdict.status == "unsupported"

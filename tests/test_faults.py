@@ -22,17 +22,19 @@ NAMES = [fault.name for fault in all_faults()]
 @pytest.mark.parametrize("name", NAMES)
 def test_killed_by_the_check_named_for_it(name: str) -> None:
     (mutant,) = (m for m in load("suite.faults:mutants").implementations() if m.name == name)
-    outcome = kill(mutant, all_checks(), "standard")
+    outcome = kill(mutant, all_checks().values(), "standard")
     assert outcome.killed, f"{outcome.fault}: {outcome.message}"
 
 
 def test_every_check_kills_a_mutant() -> None:
-    assert {check.name for check in all_checks()} == {fault.killed_by for fault in all_faults()}
+    assert {check.name for check in all_checks().values()} == {
+        fault.killed_by for fault in all_faults()
+    }
 
 
 def test_smoke_kills_97_of_100_and_the_table_lists_all() -> None:
     mutants = load("suite.faults:mutants").implementations()
-    kills = [kill(mutant, all_checks(), "smoke") for mutant in mutants]
+    kills = [kill(mutant, all_checks().values(), "smoke") for mutant in mutants]
     killed = {kill.fault.name for kill in kills if kill.killed}
     assert len(killed) >= 0.97 * len(NAMES), sorted(set(NAMES) - killed)
     text = format_table(kills)
@@ -68,7 +70,7 @@ def test_names_are_unique() -> None:
 def test_declared_low_precision_fails_precision_alone(mutant: type[Kernel]) -> None:
     backend = KernelBackend("low", (mutant,))
     statuses: dict[str, set[str]] = {}
-    for check in all_checks():
+    for check in all_checks().values():
         for cell in check.cells("smoke", backend.implementations()):
             verdict = judge(cell)
             statuses.setdefault(verdict.status, set()).add(check.name)
@@ -79,7 +81,7 @@ def test_declared_low_precision_fails_precision_alone(mutant: type[Kernel]) -> N
 def test_an_honest_implementation_survives(monkeypatch: pytest.MonkeyPatch) -> None:
     definition = next(iter(load("numpy").implementations()))
     monkeypatch.setitem(FAULTS, type(definition), Fault(type(definition), "values", ""))
-    outcome = kill(definition, all_checks(), "smoke")
+    outcome = kill(definition, all_checks().values(), "smoke")
     assert not outcome.killed
     assert re.fullmatch(r"\d+ pass", outcome.message)
     assert format_table([outcome]).startswith("survivor ")
@@ -88,7 +90,7 @@ def test_an_honest_implementation_survives(monkeypatch: pytest.MonkeyPatch) -> N
 def test_an_implementation_without_a_fault_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     definition = next(iter(load("numpy").implementations()))
     with pytest.raises(ValueError, match="is no mutant"):
-        kill(definition, all_checks(), "smoke")
+        kill(definition, all_checks().values(), "smoke")
     monkeypatch.setitem(FAULTS, type(definition), Fault(type(definition), "nothing", ""))
     with pytest.raises(ValueError, match="which is no check"):
-        kill(definition, all_checks(), "smoke")
+        kill(definition, all_checks().values(), "smoke")

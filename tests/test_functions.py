@@ -18,8 +18,6 @@ from suite.judge.verdict import Verdict
 from suite.spec.case import Case
 from suite.spec.catalogue import find
 
-CHECKS = {check.name: check for check in all_checks()}
-
 KERNELS = """
 import torch
 
@@ -74,7 +72,7 @@ def judged(kernels: Path, name: str, case: str, check: str = "values") -> Verdic
     implementation = registry.function_implementation(
         registry.load("torch"), f"{kernels}:{name}", {}
     )[0]
-    return judge(Cell(CHECKS[check], find(case), implementation))
+    return judge(Cell(all_checks()[check], find(case), implementation))
 
 
 def test_a_parameter_that_must_change_nothing_is_passed_once_in_a_while(kernels: Path) -> None:
@@ -159,9 +157,9 @@ def test_a_feature_that_a_function_lacks_costs_no_other_question() -> None:
     twin = function.nearest_supported(Case.parse(text))
     assert twin is not None
     assert twin.id == "sdpa/none/mha/f32/b2h6q17k23d8/scale0.0"
-    asked = {cell.case.id for cell in CHECKS["values"].cells("standard", [function])}
+    asked = {cell.case.id for cell in all_checks()["values"].cells("standard", [function])}
     assert "sdpa/none/mha/f32/b1h1q1k1d1" in asked
-    about_sinks = list(CHECKS["sink_equals_key"].cells("standard", [function]))
+    about_sinks = list(all_checks()["sink_equals_key"].cells("standard", [function]))
     assert all("sinks" in cell.case.needs for cell in about_sinks)
 
 
@@ -171,8 +169,8 @@ def test_a_backward_pass_that_is_wrong_in_models_alone_fails(name: str, kind: st
     path = f"tests.functions.backward:{name}"
     function = registry.function_implementation(registry.load("torch"), path, {})[0]
     case = find("sdpa/none/mha/f32/b4h4q4k4d4")
-    assert judge(Cell(CHECKS["gradients"], case, function)).status == "pass"
-    verdict = judge(Cell(CHECKS["gradient_passes"], case, function))
+    assert judge(Cell(all_checks()["gradients"], case, function)).status == "pass"
+    verdict = judge(Cell(all_checks()["gradient_passes"], case, function))
     assert (verdict.status, verdict.kind) == ("fail", kind)
 
 
@@ -202,7 +200,7 @@ def test_a_file_imports_its_neighbours(tmp_path: Path, package: bool) -> None:
     path = f"{folder / 'flash.py'}:flash"
     function = registry.function_implementation(registry.load("torch"), path, {})[0]
     case = find("sdpa/none/mha/f32/b2h3q17k23d8")
-    assert judge(Cell(CHECKS["values"], case, function)).status == "pass"
+    assert judge(Cell(all_checks()["values"], case, function)).status == "pass"
     source = import_source(function.judged, "flash")
     script = f"{source}\nimport torch\nprint(flash(*torch.ones(3, 1, 1, 2, 4)).sum().item())"
     out = subprocess.run(

@@ -14,8 +14,6 @@ from suite.judge.judge import judge
 BITWISE = ("bad_problem", "contract", "dropout", "election", "empty", "nan", "poison")
 """Checks that hold or not whatever is drawn: asked with one seed."""
 
-CHECKS = {check.name: check for check in all_checks()}
-
 
 def failures(level: str, seed: int, checks: Iterable[Check]) -> list[str]:
     """What fails. Cases are outermost, so that each needs its oracle once for all variants."""
@@ -34,23 +32,23 @@ def failures(level: str, seed: int, checks: Iterable[Check]) -> list[str]:
 
 def test_smoke() -> None:
     """What does not depend on a seed; the rest is asked with other seeds below."""
-    assert not failures("smoke", 0, [CHECKS[name] for name in BITWISE])
+    assert not failures("smoke", 0, [all_checks()[name] for name in BITWISE])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CHECKS)
+@pytest.mark.parametrize("name", all_checks())
 def test_standard(name: str) -> None:
-    assert not failures("standard", 0, [CHECKS[name]])
+    assert not failures("standard", 0, [all_checks()[name]])
 
 
 @pytest.mark.parametrize(
     "seed", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in range(2, 21))]
 )
 def test_smoke_of_many_seeds(seed: int) -> None:
-    assert not failures("smoke", seed, [c for c in CHECKS.values() if c.name not in BITWISE])
+    assert not failures("smoke", seed, [c for c in all_checks().values() if c.name not in BITWISE])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CHECKS)
+@pytest.mark.parametrize("name", all_checks())
 def test_full(name: str) -> None:
-    assert not failures("full", 0, [CHECKS[name]])
+    assert not failures("full", 0, [all_checks()[name]])

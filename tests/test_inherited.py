@@ -24,7 +24,6 @@ from suite.spec.catalogue import find
 from tests.functions.own_attention import torch_own
 from tests.test_runs import ISOLATED, run
 
-CHECKS = {check.name: check for check in all_checks()}
 FUNCTIONS = Path(__file__).parent / "functions"
 
 NEGATIVE = "sdpa/causal/gqa2/f32/b2h6q17k23d8/scale-0.2"
@@ -44,7 +43,7 @@ FAILING = (
 def judged(of: Plan, check: str, case: str) -> Any:
     """The record of the one function of a plan."""
     (function,) = of.functions
-    cell = Cell(CHECKS[check], find(case), function)
+    cell = Cell(all_checks()[check], find(case), function)
     return record(cell, judge(cell, of.policy(cell)))
 
 
@@ -165,7 +164,7 @@ def test_a_compiled_function_inherits_from_what_the_same_compiler_takes() -> Non
     of = plan("torch_own", mode="compiled")
     (function,) = (f for f in of.functions if f.name == "torch_own@vmap")
     cells = [
-        Cell(CHECKS[check], find(case), function)
+        Cell(all_checks()[check], find(case), function)
         for check, case in (
             ("gradients", "sdpa/none/mha/f32/b2h3q5k7d8/bias.inf"),
             ("values", NEGATIVE),  # which the manifest knows of eager attention alone

@@ -125,7 +125,7 @@ def test_dtypes_come_a_level_later_where_others_ask_them(backend: Backend) -> No
         """The cells of an implementation, by the dtype of their cases."""
         (one,) = (i for i in backend.implementations() if i.name == name)
         ids: dict[str, set[str]] = {dtype: set() for dtype in DTYPES}
-        for check in all_checks():
+        for check in all_checks().values():
             for cell in check.cells(level, [one]) if check.name != "election" else ():
                 ids[cell.case.dtype.name].add(f"{check.name} {cell.case.id}")
         return ids
@@ -295,7 +295,7 @@ def test_kernels_in_pallas_are_right(backend: Backend, name: str, text: str) -> 
 
 def test_kernels_in_pallas_wait_for_full(backend: Backend) -> None:
     kernel = implementation(backend, "pallas-gpu-mha")
-    (values,) = (check for check in all_checks() if check.name == "values")
+    values = all_checks()["values"]
     asked = {level: sum(1 for _ in values.cells(level, [kernel])) for level in LEVELS}
     assert asked["smoke"] == asked["standard"] == 0
     assert asked["full"] > 10

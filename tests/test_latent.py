@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from backends.protocol import DeclaredRounding
+from suite.checks import all_checks
 from suite.faults.backend import KernelBackend
 from suite.faults.kernels.latent import AbsorbedKernel, LatentKernel
 from suite.judge.cell import Cell
@@ -19,7 +20,7 @@ from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import Inputs, draw, draw_cotangent, draw_tangents
 from suite.spec.operators.latent import AXES, plain, read, split_causal
 from tests.plain import attention as plain_attention
-from tests.runtimes import CHECKS, of_person
+from tests.runtimes import of_person
 
 FUNCTIONS = Path(__file__).parent / "functions" / "latents.py"
 CASES = (
@@ -117,7 +118,7 @@ def test_one_form_prefills_and_the_other_decodes() -> None:
     """The rows of both forms agree within the sum of their bounds, and not within a tenth of it."""
     backend = KernelBackend("latent", (LatentKernel, AbsorbedKernel))
     whole, step = backend.members
-    values, worst = CHECKS["values"], 0.0
+    values, worst = all_checks()["values"], 0.0
     for seed in range(20):
         case = Case.parse("latent/causalbr/mha/bf16/b2h3q4k9d8v6")
         prefill, decode = Cell(values, case, whole, seed), Cell(values, case, step, seed)

@@ -24,8 +24,6 @@ from suite.spec.inputs import draw
 from suite.spec.operators import OPERATORS
 from tests.records_by_hand import cell, run
 
-CHECKS = {check.name: check for check in all_checks()}
-
 PLAIN = "multi-head/none/mha/f32/b2h4q7k7d3/e12.12.12.12/self"
 CAUSAL = "multi-head/causal/mha/f32/b2h4q7k7d3/e12.12.12.12/self"
 PADDED = "multi-head/causal+pad/mha/f32/b2h4q7k7d3/e12.12.12.12/self"
@@ -108,7 +106,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def judged(check: str, text: str, implementation: Implementation) -> Verdict:
-    return judge(Cell(CHECKS[check], Case.parse(text), implementation))
+    return judge(Cell(all_checks()[check], Case.parse(text), implementation))
 
 
 def user_layer(backend: Any, own: Path, name: str) -> Any:
@@ -289,7 +287,7 @@ def test_user_layers_are_built_once_where_they_keep_their_parameters(
 def layer_dtypes(level: str) -> dict[tuple[Any, ...], set[str]]:
     """The dtypes, by operator, sizes and widths, in which any check asks a layer."""
     dtypes: dict[tuple[Any, ...], set[str]] = {}
-    for check in all_checks():
+    for check in all_checks().values():
         for case in check.cases(level):
             if isinstance(case, Case) and case.operator.is_layer:
                 key = (case.operator, case.sizes, case.widths)

@@ -27,13 +27,12 @@ from suite.spec.text import printable
 from tests import unruly
 from tests.miniatures import Miniatures
 
-CHECKS = {check.name: check for check in all_checks()}
 CASE = "sdpa/none/mha/f32/b2h3q5k17d8"
 
 
 def verdict_of(act: Callable[[], object]) -> Verdict:
     (implementation,) = Miniatures("cpu", unruly.unruly(act)).implementations()
-    return judge(Cell(CHECKS["values"], find(CASE), implementation))
+    return judge(Cell(all_checks()["values"], find(CASE), implementation))
 
 
 def test_seeds_are_the_same_for_every_cell() -> None:
@@ -169,7 +168,7 @@ def test_another_functions_gradients_are_judged_after_a_leak(tmp_path: Path) -> 
     assert "left gradient mode at False, it was True" in plan.notes[0]
     leaky, honest = plan.implementations
     case = find("sdpa/none/mha/f32/b2h3q5k7d8")
-    cells = [Cell(CHECKS["gradients"], case, i) for i in (leaky, honest)]
+    cells = [Cell(all_checks()["gradients"], case, i) for i in (leaky, honest)]
     seen = {cell.implementation: judge(cell, plan.policy(cell)) for cell in cells}
     assert (seen[leaky].status, seen[leaky].kind) == ("fail", "leaked-state"), seen[leaky].message
     for what in ("gradient mode", "the default dtype", "the flushing of subnormals"):
@@ -192,7 +191,7 @@ def test_what_comes_out_of_a_call_is_the_implementations() -> None:
 def test_an_exit_on_a_malformed_problem_is_no_refusal() -> None:
     (implementation,) = Miniatures("cpu", Leaves).implementations()
     for case, status in (("bad/batch-differs/f32", "fail"), ("elect/integer-mask/f32", "fail")):
-        check = CHECKS["bad_problem" if case.startswith("bad") else "election"]
+        check = all_checks()["bad_problem" if case.startswith("bad") else "election"]
         verdict = judge(Cell(check, find(case), implementation))
         assert (verdict.status, verdict.kind) == (status, "raised"), verdict
 

@@ -13,7 +13,9 @@ from suite.spec.vocabulary import LEVELS
 
 
 def selections() -> list[Selection]:
-    sources = [source for check in all_checks() for source in (check.cases, check.compiled)]
+    sources = [
+        source for check in all_checks().values() for source in (check.cases, check.compiled)
+    ]
     return [source for source in sources if isinstance(source, Selection)]
 
 

@@ -18,7 +18,6 @@ from suite.spec.case import Case
 from suite.spec.inputs import draw
 from suite.spec.recipes import alibi_slopes
 
-CHECKS = {check.name: check for check in all_checks()}
 NUMBERED = "sdpa/none/mha/f32/b1h12q5k24d8/bias.alibikeys"
 ROTATION = "rotary/none/mha/f32/b2h3q17k1d16"
 LAYER = "multi-head/pad/mha/f32/b2h2q5k9d6/e12.10.14.12"
@@ -40,7 +39,7 @@ def of(backend: str, name: str) -> Implementation:
 
 
 def judged(implementation: Implementation, text: str, check: str = "values") -> Verdict:
-    return judge(Cell(CHECKS[check], Case.parse(text), implementation))
+    return judge(Cell(all_checks()[check], Case.parse(text), implementation))
 
 
 def by_the_authors(heads: int) -> list[float]:

@@ -145,7 +145,9 @@ def known(monkeypatch: pytest.MonkeyPatch) -> None:
 def judged(name: str, level: str = "standard") -> Mapping[Cell, Verdict]:
     """The verdicts of all checks on one of the implementations."""
     implementations = [i for i in Means().implementations() if i.name == name]
-    cells = [cell for check in all_checks() for cell in check.cells(level, implementations)]
+    cells = [
+        cell for check in all_checks().values() for cell in check.cells(level, implementations)
+    ]
     return {cell: judge(cell) for cell in cells}
 
 

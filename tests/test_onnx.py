@@ -330,7 +330,9 @@ def test_smoke_asks_textbook_code_of_a_framework_for_one_answer_to_a_case(runtim
 
     def checks(level: str) -> dict[str, bool]:
         """Whether answers from files would do, of the checks that ask a cell."""
-        return {c.name: c.single_answer for c in all_checks() if any(c.cells(level, [one]))}
+        return {
+            c.name: c.single_answer for c in all_checks().values() if any(c.cells(level, [one]))
+        }
 
     standard = checks("standard")
     assert {name: standard[name] for name in ("values", "contract", "poison")} == {

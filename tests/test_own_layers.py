@@ -144,7 +144,9 @@ def test_a_layer_without_biases_is_asked_every_case_without_them(
         layer.nearest_supported(Case.parse(bare := PLAIN.replace("/self", "/nobias/self"))) is None
     )
     assert layer.nearest_supported(Case.parse(PLAIN)) == Case.parse(bare)
-    cells = [cell for check in all_checks() for cell in check.cells("smoke", [layer, other])]
+    cells = [
+        cell for check in all_checks().values() for cell in check.cells("smoke", [layer, other])
+    ]
     supported_cells = [c for c in cells if c.check.unsupported(c.implementation, c.case) is None]
     of_layer = sum(c.implementation is layer for c in supported_cells)
     assert of_layer > 0.8 * (len(supported_cells) - of_layer) > 10
@@ -248,7 +250,8 @@ def test_a_layer_is_told_what_it_names_and_which_parameter_adds_cells() -> None:
     )
     assert told is not None, note
     # The same layer with a mask is asked so many cells more.
-    cells = [(check, cell.case) for check in all_checks() for cell in check.cells("smoke", [layer])]
+    checks = all_checks().values()
+    cells = [(check, cell.case) for check in checks for cell in check.cells("smoke", [layer])]
     other = layer.with_one_more()["mask of the layer"]
     asked, more = (
         sum(check.unsupported(one, case) is None for check, case in cells) for one in (layer, other)

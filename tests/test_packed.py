@@ -10,6 +10,7 @@ import pytest
 
 from backends.protocol import DeclaredRounding
 from backends.registry import UsageError, function_implementation, load
+from suite.checks import all_checks
 from suite.judge.cell import Cell
 from suite.judge.oracle import Oracle, Rounding
 from suite.spec.case import Case
@@ -17,7 +18,7 @@ from suite.spec.catalogue import cases
 from suite.spec.inputs import Inputs, draw, draw_cotangent, draw_tangents
 from suite.spec.operators.packed import hidden_pairs, lengths, segments, summed, written
 from tests.plain import attention as plain_attention
-from tests.runtimes import CHECKS, of_person
+from tests.runtimes import of_person
 
 FUNCTIONS = Path(__file__).parent / "functions" / "varlen.py"
 PLAIN = "packed/none/mha/f64/b3h4q24k24d8/seg5.7.12"
@@ -58,7 +59,7 @@ def test_products_may_be_cut_off_where_the_backend_says_so(monkeypatch: pytest.M
     for text in texts:
         case = Case.parse(text)
         one = next(i for i in backend.implementations() if i.operator is case.operator)
-        declared = Cell(CHECKS["values"], case, one).rounding.declared
+        declared = Cell(all_checks()["values"], case, one).rounding.declared
         cut.append(case.dtype.name in declared.truncates_matmul)
     assert cut == [True, True, False, False]
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from backends.registry import UsageError, function_implementation, load
+from suite.checks import all_checks
 from suite.judge.judge import judge
 from suite.judge.oracle import Oracle, Rounding
 from suite.spec.case import Case
@@ -19,7 +20,7 @@ from suite.spec.inputs import Inputs, draw, draw_cotangent, draw_tangents
 from suite.spec.operators.packed import segments
 from suite.spec.operators.paged import MIXED, PAGED, PLAIN, page_counts, pool, with_pages_of
 from tests.plain import attention as plain_attention
-from tests.runtimes import CHECKS, of_person
+from tests.runtimes import of_person
 
 FUNCTIONS = Path(__file__).parent / "functions" / "paging.py"
 STEP = PLAIN.replace("{dt}", "f64")
@@ -220,7 +221,7 @@ DROP_IN = {"drop_in": True}
 
 def test_a_drop_in_refuses_tables_and_lengths_that_name_nothing() -> None:
     function, _ = function_implementation(load("torch"), f"{FUNCTIONS}:right", DROP_IN, "paged")
-    cells = CHECKS["bad_problem"].cells("smoke", [function])
+    cells = all_checks()["bad_problem"].cells("smoke", [function])
     messages = {cell.case.id.split("/")[2]: judge(cell).message for cell in cells}
     answered = {name for name, message in messages.items() if message}
     assert answered == {"page-negative", "pages-of-two-sizes"}

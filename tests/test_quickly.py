@@ -37,8 +37,6 @@ from tests.runtimes import of
 
 PLAIN = "sdpa/none/mha/f32/b2h3q5k7d8"
 
-CHECKS = {check.name: check for check in all_checks()}
-
 
 class Hasty(Miniatures):
     """A backend of which there is a quick one, which computes the same; `is_quick` says which this is.
@@ -102,7 +100,7 @@ def judged(
     *wrong: bool,
     manifest: Manifest | None = None,
     act: Callable[[], object] | None = None,
-    check: Check = CHECKS["values"],
+    check: Check | None = None,
     **options: Any,
 ) -> tuple[Verdict, list[bool]]:
     """The verdict of a cell whose answer is wrong where `wrong` says so, and how it was compiled, call by
@@ -111,7 +109,7 @@ def judged(
     backend.wrong, backend.act = wrong, act
     plan = planned(backend, manifest, **options)
     (implementation,) = plan.implementations
-    cell = Cell(check, Case.parse(PLAIN), implementation)
+    cell = Cell(check or all_checks()["values"], Case.parse(PLAIN), implementation)
     return judge(cell, plan.policy(cell)), backend.calls
 
 
@@ -181,7 +179,7 @@ def test_what_hangs_on_calls_and_no_compiler_is_not_asked_again() -> None:
             cell.run()
             raise Deviation(kind, "wrong")
 
-        verdict, calls = judged(check=Check("wrong", wrong, CHECKS["values"].cases))
+        verdict, calls = judged(check=Check("wrong", wrong, all_checks()["values"].cases))
         assert (verdict.kind, calls) == (kind, [True, False][: 1 + again])
 
 
@@ -208,14 +206,16 @@ def test_a_share_of_values_is_compiled_as_people_do(backend: Any) -> None:
         return sum(cell.asks_optimized for cell in cells) / len(cells)
 
     one_of = OPTIMIZED["values"]
-    assert 0.5 / one_of < share(CHECKS["values"], jax_nn) < 2 / one_of
-    assert share(CHECKS["values"], eager) == share(CHECKS["gradients"], jax_nn) == 0
+    assert 0.5 / one_of < share(all_checks()["values"], jax_nn) < 2 / one_of
+    assert share(all_checks()["values"], eager) == share(all_checks()["gradients"], jax_nn) == 0
     case = next(
-        cell.case for cell in CHECKS["values"].cells("standard", [jax_nn]) if cell.asks_optimized
+        cell.case
+        for cell in all_checks()["values"].cells("standard", [jax_nn])
+        if cell.asks_optimized
     )
     own = Hasty()
     plan = planned(own)
-    cell = Cell(CHECKS["values"], case, plan.implementations[0])
+    cell = Cell(all_checks()["values"], case, plan.implementations[0])
     judge(cell, plan.policy(cell))
     assert {*own.calls} == {False}
 

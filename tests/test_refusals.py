@@ -13,6 +13,7 @@ from backends.claims import Claims
 from backends.compilation import compiled_forms
 from backends.prepared import PreparedCall
 from backends.registry import load
+from suite.checks import all_checks
 from suite.judge import refusal
 from suite.judge.cell import Cell
 from suite.judge.diagnosis.diagnose import diagnose
@@ -24,7 +25,6 @@ from suite.spec.inputs import Inputs
 from suite.spec.vocabulary import BROKEN, REFUSED
 from tests.functions import partly
 from tests.miniatures import Miniature, Miniatures
-from tests.runtimes import CHECKS
 
 torch = pytest.importorskip("torch")
 
@@ -32,7 +32,7 @@ torch = pytest.importorskip("torch")
 def judged(name: str, check: str, case: str) -> Verdict:
     function = getattr(partly, name)
     implementation = load("torch").function(function, name, Claims.of(function, {}))
-    return judge(Cell(CHECKS[check], find(case), implementation))
+    return judge(Cell(all_checks()[check], find(case), implementation))
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_validation_is_an_election(
 def test_validation_refuses_a_case_that_nobody_elects() -> None:
     function = load("torch").function(partly.decodes_or_validates, "decodes", Claims())
     assert trial(function) is None
-    verdict = judge(Cell(CHECKS["values"], find("sdpa/none/mha/f32/b2h3q5k7d8"), function))
+    verdict = judge(Cell(all_checks()["values"], find("sdpa/none/mha/f32/b2h3q5k7d8"), function))
     assert (verdict.status, verdict.kind) == ("unsupported", "refused")
     assert verdict.message == ("the function refuses: ValueError: query: expected length 1, got 5")
 
@@ -172,7 +172,9 @@ class CrashesBesideAMask(Miniature):
 def test_a_backend_declares_what_it_raises(elections: dict[str, str], status: str) -> None:
     implementation = CrashesBesideAMask(Miniatures())
     implementation.declared = implementation.declared.electing(elections)
-    verdict = judge(Cell(CHECKS["election"], find("elect/fully-masked-row/f32"), implementation))
+    verdict = judge(
+        Cell(all_checks()["election"], find("elect/fully-masked-row/f32"), implementation)
+    )
     assert verdict.status == status, verdict.message
 
 
@@ -187,7 +189,7 @@ def test_a_backend_declares_what_it_raises(elections: dict[str, str], status: st
 def test_what_refuses_rightly_never_fails(name: str, passes_most: bool) -> None:
     function = getattr(partly, name)
     implementation = load("torch").function(function, name, Claims.of(function, {}))
-    cells = [c for check in CHECKS.values() for c in check.cells("smoke", [implementation])]
+    cells = [c for check in all_checks().values() for c in check.cells("smoke", [implementation])]
     verdicts = [judge(cell) for cell in cells if cell.dtype.name == "f32"]
     assert not [v.message for v in verdicts if v.status in BROKEN]
     passed = sum(verdict.status == "pass" for verdict in verdicts)
@@ -209,7 +211,7 @@ def test_a_compiled_function_refuses_by_the_same_errors(
 ) -> None:
     function = load("torch").function(getattr(partly, name), name, Claims())
     compiled = next(i for i in compiled_forms(function.backend, [function]) if "aot" in i.name)
-    got = judge(Cell(CHECKS[check], find(case), compiled))
+    got = judge(Cell(all_checks()[check], find(case), compiled))
     assert (got.status, got.kind) == verdict, got.message
 
 
@@ -217,7 +219,7 @@ def test_a_maximum_of_no_keys_is_told_the_line_that_mends_it() -> None:
     backend, source = load("torch"), inspect.getsource(partly.of_the_largest)
     implementation = backend.function(partly.of_the_largest, "largest", Claims())
     no_keys = [find("elect/no-keys/f16"), find("elect/no-keys/f32")]
-    failing = [Cell(CHECKS["election"], case, implementation) for case in no_keys]
+    failing = [Cell(all_checks()["election"], case, implementation) for case in no_keys]
     assert {judge(cell).kind for cell in failing} == {"raised"}
     (one,) = diagnose(backend, implementation, failing, [])
     assert one.sentence == (
@@ -229,6 +231,6 @@ def test_a_maximum_of_no_keys_is_told_the_line_that_mends_it() -> None:
     mended: dict[str, Any] = {"torch": torch}
     exec(source.replace("    scores = q", f"    {line}\n    scores = q", 1), mended)
     function = backend.function(mended["of_the_largest"], "mended", Claims())
-    assert judge(Cell(CHECKS["election"], no_keys[1], function)).kind == REFUSED
+    assert judge(Cell(all_checks()["election"], no_keys[1], function)).kind == REFUSED
     elsewhere = "sdpa/causal/mha/f32/b2h3q17k23d8"
-    assert judge(Cell(CHECKS["values"], find(elsewhere), function)).status == "pass"
+    assert judge(Cell(all_checks()["values"], find(elsewhere), function)).status == "pass"

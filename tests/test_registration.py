@@ -16,8 +16,6 @@ torch = pytest.importorskip("torch")
 
 from tests.functions import operators  # noqa: E402
 
-CHECKS = {check.name: check for check in all_checks()}
-
 
 def handed_over(name: str) -> Implementation:
     function = getattr(operators, name)
@@ -25,7 +23,7 @@ def handed_over(name: str) -> Implementation:
 
 
 def verdicts(name: str, check: str = "registration") -> list[Verdict]:
-    cells = CHECKS[check].cells("smoke", [handed_over(name)])
+    cells = all_checks()[check].cells("smoke", [handed_over(name)])
     return [judge(cell) for cell in cells if check == "registration" or "f32" in cell.case.id]
 
 
@@ -74,4 +72,4 @@ def test_other_functions_have_no_rules() -> None:
 
     backend = registry.load("torch")
     plain, _ = registry.callable_implementation(backend, scaled_dot_product_attention, "plain", {})
-    assert not [*CHECKS["registration"].cells("full", [plain, *backend.implementations()])]
+    assert not [*all_checks()["registration"].cells("full", [plain, *backend.implementations()])]

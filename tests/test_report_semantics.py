@@ -61,7 +61,7 @@ def test_invariance_is_the_worst_grade() -> None:
 
 def test_every_check_of_invariance_is_in_the_table() -> None:
     assert set(semantics.CHECKS_OF_INVARIANCE) == {
-        c.name for c in all_checks() if c.name.startswith("invariant_")
+        c.name for c in all_checks().values() if c.name.startswith("invariant_")
     }
 
 

@@ -33,7 +33,6 @@ from suite.spec.operators.rotary import (
 )
 from suite.spec.operators.rotary import SMOKE as ROTARY_SMOKE
 
-CHECKS = {check.name: check for check in all_checks()}
 PLAIN = "rotary/none/mha/f64/b2h3q17k1d16"
 FUNCTIONS = Path(__file__).parent / "functions" / "rotations.py"
 
@@ -164,7 +163,7 @@ def statuses(name: str) -> dict[tuple[str, str], set[str]]:
     outcomes: dict[tuple[str, str], set[str]] = {}
     for case in parsed(x.replace("{dt}", dt) for x in ROTARY_SMOKE[:3] for dt in HALF):
         pairing = "interleaved" if case.option("interleaved") else "halves"
-        status = judge(Cell(CHECKS["values"], case, judged)).status
+        status = judge(Cell(all_checks()["values"], case, judged)).status
         outcomes.setdefault((case.dtype.name, pairing), set()).add(status)
     return outcomes
 
@@ -225,8 +224,8 @@ def test_a_table_refuses_positions_that_it_does_not_have(
     judged, _ = function_implementation(
         load("torch"), f"{FUNCTIONS}:{name}", {"drop_in": True}, "rotary"
     )
-    cells = CHECKS["bad_problem"].cells("smoke", [judged])
+    cells = all_checks()["bad_problem"].cells("smoke", [judged])
     outcomes = {cell.case.name: judge(cell).status for cell in cells}  # type: ignore[union-attr]
     assert {n: outcomes[f"position-{n}"] for n in refused} == refused
-    plain = judge(Cell(CHECKS["values"], Case.parse(PLAIN.replace("f64", "f32")), judged))
+    plain = judge(Cell(all_checks()["values"], Case.parse(PLAIN.replace("f64", "f32")), judged))
     assert plain.status == "pass", plain.message

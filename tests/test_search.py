@@ -35,7 +35,6 @@ from suite.spec.recipes import RECIPES
 from suite.spec.vocabulary import HIDING
 
 ROOT = Path(__file__).resolve().parents[1]
-CHECKS = {check.name: check for check in all_checks()}
 
 
 def search(backend: str, hits: list[Failure] | None = None, **options: Any) -> Summary:
@@ -55,7 +54,7 @@ def value_cell(backend: str, implementation: str, case: str, **options: Any) -> 
     """The value cell of one implementation."""
     plan = Plan.make(Options((backend,), **options))
     chosen = next(i for i in plan.implementations if i.name == implementation)
-    return Cell(CHECKS["values"], Case.parse(case), chosen)
+    return Cell(all_checks()["values"], Case.parse(case), chosen)
 
 
 @settings(max_examples=150, deadline=None, database=None)
@@ -306,7 +305,7 @@ def test_other_dtypes_and_operators_than_an_entry_names_are_not_alike(pattern: s
     )
     plan = Plan.make(Options(("suite.faults:mutants",), implementation=entry.implementation))
     cell = Cell(
-        CHECKS["values"],
+        all_checks()["values"],
         Case.parse("sdpa/padleft/mha/f32/b2h3q5k7d8/dense"),
         plan.implementations[0],
     )

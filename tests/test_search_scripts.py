@@ -14,6 +14,7 @@ import pytest
 
 from backends.compilation import mode_of
 from backends.prepared import PreparedCall
+from suite.checks import all_checks
 from suite.judge.cell import Cell
 from suite.judge.judge import judge
 from suite.judge.verdict import Verdict
@@ -23,7 +24,7 @@ from suite.run.plan import Plan
 from suite.spec.case import Case
 from suite.spec.dtypes import DTYPES, round_to
 from suite.spec.inputs import draw
-from tests.test_search import CHECKS, command_line, value_cell
+from tests.test_search import command_line, value_cell
 
 WRONG = """
 import torch
@@ -160,7 +161,7 @@ class TestTorch:
         """It shows a right answer as right, and what it does not compute as wrong."""
         plan = Plan.make(Options(("torch",), implementation=("luong",)))
         (layer,) = plan.implementations
-        cell = Cell(CHECKS[check], Case.parse(case), layer)
+        cell = Cell(all_checks()[check], Case.parse(case), layer)
         with pytest.raises(script.NoScript, match="has no source text of its call"):
             script.script(cell, Verdict("fail", "value", "as if"))
         plain = layer.prepare
@@ -233,7 +234,7 @@ def _script_passes(
     """The script of a right answer, written as if its last element were the worst, exits with 0."""
     plan = Plan.make(Options((backend,), mode=mode_of(name)))
     chosen = next(i for i in plan.implementations if i.name == name)
-    cell = Cell(CHECKS[check], Case.parse(case), chosen)
+    cell = Cell(all_checks()[check], Case.parse(case), chosen)
     assert judge(cell).status == "pass"
     shown = alone(_script_of_any_element(cell, monkeypatch), folder)
     assert shown.returncode == 0, shown.stderr

@@ -63,8 +63,8 @@ def test_unknown_levels_are_refused() -> None:
 def test_ids_are_unique_and_parse_back() -> None:
     catalogued = catalogue.everything("full")
     assert len({case.id for case in catalogued}) == len(catalogued)
-    problems = {case.id: case for check in all_checks() for case in check.cases("full")}
-    compiled = [check.compiled("full") for check in all_checks() if check.compiled]
+    problems = {case.id: case for check in all_checks().values() for case in check.cases("full")}
+    compiled = [check.compiled("full") for check in all_checks().values() if check.compiled]
     problems |= {case.id: case for cases in compiled for case in cases}
     for case in {**problems, **{case.id: case for case in catalogued}}.values():
         assert set(case.needs) <= WORDS.keys()
@@ -196,7 +196,7 @@ def test_contradictory_forbidden_pairs_are_an_error() -> None:
 
 def test_every_recipe_is_asked() -> None:
     assert SDPA.recipes == RECIPES
-    cases = [case for check in all_checks() for case in check.cases("full")]
+    cases = [case for check in all_checks().values() for case in check.cases("full")]
     assert {case.recipe for case in cases if isinstance(case, Case)} == set(RECIPES)
 
 

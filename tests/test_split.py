@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from backends.declared import DeclaredRounding
+from suite.checks import all_checks
 from suite.faults.backend import KernelBackend
 from suite.faults.split import SplitLseInTheDtype
 from suite.judge.judge import judge
@@ -20,7 +21,7 @@ from suite.judge.verdict import Verdict
 from suite.spec.case import Case
 from suite.spec.inputs import draw
 from tests.honest.split import SplitSingleKeys, SplitStored
-from tests.runtimes import CHECKS, of_person
+from tests.runtimes import of_person
 
 FUNCTIONS = Path(__file__).parent / "functions" / "paging.py"
 CASE = "paged/none/gqa2/bf16/b6h4q18k50d8/seg1.4.12.0.0.1x9.11.12.8.0.10/causal"
@@ -43,7 +44,7 @@ def verdicts(kernel: type[SplitStored], level: str = "standard") -> Iterator[tup
     """The verdicts of a kernel in the check values, in 16 bits."""
     kernels = KernelBackend("split", (kernel,)).implementations()
     for seed in range(3):
-        for cell in CHECKS["values"].cells(level, kernels, seed):
+        for cell in all_checks()["values"].cells(level, kernels, seed):
             if cell.case.dtype.is_half:
                 yield cell.case, judge(cell)
 

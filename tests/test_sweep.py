@@ -40,7 +40,7 @@ def plainly(seed: int) -> tuple[str, list[CellRecord]]:
     """The digest of a plain run of `tests.sweeps_by_hand.FEW`, and its records."""
     options = Options(("numpy",), level="smoke", dtype=("f16",), seed=seed)
     plan = Plan.make(options)
-    cells = [cell for check in all_checks() for cell in plan.cells(check)]
+    cells = [cell for check in all_checks().values() for cell in plan.cells(check)]
     records = [replace(record(c, judge(c, plan.policy(c))), seconds=0.0) for c in cells]
     return plan.digest()[0], sorted(records, key=lambda c: c.key)
 

@@ -16,8 +16,6 @@ from suite.run.plan import Plan
 from suite.spec.catalogue import find
 from tests.test_runs import FEW, ISOLATED, ROOT, run
 
-CHECKS = {check.name: check for check in all_checks()}
-
 OF_WORKERS = "an exit, a signal, or a crash of what it called"
 
 
@@ -67,7 +65,7 @@ def test_a_tensor_that_holds_its_values_otherwise_is_judged() -> None:
     for name in HARMLESS:
         plan = planned(name)
         (function,) = plan.implementations
-        cell = Cell(CHECKS["values"], find("sdpa/none/mha/f32/b2h3q5k7d8"), function)
+        cell = Cell(all_checks()["values"], find("sdpa/none/mha/f32/b2h3q5k7d8"), function)
         assert judge(cell).status == "pass", name
 
 

@@ -75,7 +75,7 @@ def test_a_folder_has_a_file_for_each_case(folder: Path, index: dict[str, Any]) 
     assert (level, seed, index["numerics"]) == ("smoke", 0, list(NUMERICS))
     wanted = {
         case.id
-        for check in all_checks()
+        for check in all_checks().values()
         if check.name in ("values", "gradients", "long_rows", "precision")
         for case in check.cases("smoke")
         if case.operator.name in SELECTION.operator and case.dtype.name in SELECTION.dtype
@@ -276,7 +276,7 @@ def test_the_page_says_what_the_schema_says() -> None:
             assert f"| `{name}` | {field['description']} |" in text, (kind.__name__, name)
     for letter in LETTERS:
         assert re.search(rf"`{letter}`", text), letter
-    stored = {check.name for check in all_checks() if check.single_answer}
+    stored = {check.name for check in all_checks().values() if check.single_answer}
     section = text[text.index("## What is judged") :]
     assert stored == set(re.findall(r"`([a-z_]+)`", section[: section.index("Not asked")]))
 

@@ -27,7 +27,7 @@ def diagnosed(fault: Fault) -> tuple[int, list[Diagnosis]]:
     (kernel,) = KernelBackend("mine", (fault.kernel,)).implementations()
     failing: list[Cell] = []
     passing: list[Cell] = []
-    for check in all_checks():
+    for check in all_checks().values():
         if check.name not in (VALUES, *GRADIENTS, fault.killed_by):
             continue
         for cell in check.cells("smoke", [kernel]):

@@ -143,7 +143,7 @@ def _told(plan: Plan, cells: Sequence[CellRecord], folder: Path | None) -> Told:
 
 
 def _cells(implementation: Implementation, records: Iterable[CellRecord]) -> list[Cell]:
-    checks = {check.name: check for check in all_checks()}
+    checks = all_checks()
     return [
         Cell(checks[record.check], find(record.case), implementation, record.seed)
         for record in records

@@ -213,7 +213,7 @@ def lacking_parameters(function: Implementation, level: str) -> list[str]:
         return []
     cells = [
         (check, cell.case)
-        for check in all_checks()
+        for check in all_checks().values()
         for cell in check.cells(level, [function])
         if check.unsupported(function, cell.case) is not None
     ]

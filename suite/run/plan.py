@@ -157,7 +157,7 @@ class Plan:
         return any(
             entry.names(case.id) and i.unsupported(case) is None
             for i in present
-            for check in all_checks()
+            for check in all_checks().values()
             if entry.asks(i.name, check.name)
             for case in asked_at_full(check, i)
         )
@@ -166,13 +166,15 @@ class Plan:
         """True if a cell of this part, or of the whole run, is supported."""
         return any(
             check.unsupported(cell.implementation, cell.case) is None
-            for check in all_checks()
+            for check in all_checks().values()
             for cell in self.cells(check, whole)
         )
 
     def digest(self) -> tuple[str, int]:
         """Digest and number of all cells of the whole run, every shard included."""
-        keys = [record_key(cell) for check in all_checks() for cell in self.cells(check, True)]
+        keys = [
+            record_key(cell) for check in all_checks().values() for cell in self.cells(check, True)
+        ]
         return digest(keys), len(keys)
 
     def identity(self) -> dict[str, Any]:

@@ -102,8 +102,8 @@ def pairs(
     one: Implementation, other: Implementation, options: Options
 ) -> Iterator[tuple[Cell, Cell]]:
     """The cells of a level that both support, one of each with the same inputs."""
-    by_name = {check.name: check for check in all_checks()}
-    for check in map(by_name.__getitem__, CHECKS):
+    for name in CHECKS:
+        check = all_checks()[name]
         cells = check.cells(options.level, (one, other), options.seed)
         for case in {c.case.id: c.case for c in cells}.values():
             asked = not options.dtype or case.dtype.name in options.dtype

@@ -81,8 +81,7 @@ class Search:
         self.found, self.drawn, self.judging = found, drawn, judging
         self.implementations = plan.implementations
         self.operators = list(dict.fromkeys(i.operator for i in self.implementations))
-        by_name = {check.name: check for check in all_checks()}
-        self.checks = [by_name[name] for name in (SEARCHED if gradients else SEARCHED[:1])]
+        self.checks = [all_checks()[name] for name in (SEARCHED if gradients else SEARCHED[:1])]
         self.summary = Summary(seed)
         self.seconds = None if minutes is None else 60.0 * minutes
         self.dtypes = [dtype(n) for n in plan.options.dtype] or list(strategies.EVERY_DTYPE)

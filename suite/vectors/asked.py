@@ -146,7 +146,7 @@ def problems_of(selection: Selection) -> list[StoredProblem]:
     checks: dict[str, list[str]] = {}
     cases: dict[str, StoredCase] = {}
     differentiated = set()
-    for check in all_checks():
+    for check in all_checks().values():
         for case in check.cases(selection.level) if check.single_answer else ():
             if not isinstance(case, StoredCase) or not selection.takes(case) or not _is_put(case):
                 continue

@@ -42,7 +42,7 @@ class StoredPlan(Plan):
 
     def every_cell(self) -> list[Cell]:
         """The cells of all checks."""
-        return [cell for check in all_checks() for cell in self.cells(check)]
+        return [cell for check in all_checks().values() for cell in self.cells(check)]
 
     @property
     def title(self) -> str:
