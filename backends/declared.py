@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from backends.limits import ANY, Limits
-from suite.spec.dtypes import DTYPES, DType
+from suite.spec.dtypes import CODES, DTYPES, DType
 from suite.spec.elections import QUESTIONS
 from suite.spec.features import FEATURES
 from suite.spec.operators import WORDS
@@ -130,6 +130,8 @@ class DeclaredRounding:
     - `absorbs`: whether latent attention attends the latents themselves; a dtype left out may do either
     - `centred_keys`: the dtypes in which a constant, such as their mean, is subtracted from the keys of
       scaled dot-product attention
+    - `codes`: the format of `suite.spec.dtypes.CODES` in which a cache keeps keys and values, with a
+      scale of every token and head
     - `exp_error`: the relative error of an approximated exponential
     - `gradient_blocks`: the rows and the keys after which running sums of gradients are stored in the
       dtype
@@ -149,6 +151,7 @@ class DeclaredRounding:
     truncates_matmul: tuple[str, ...] = ()
     centred_keys: tuple[str, ...] = ()
     absorbs: Mapping[str, bool] = field(default_factory=_nothing)
+    codes: Mapping[str, str] = field(default_factory=_nothing)
 
     def __post_init__(self) -> None:
         for one in fields(self):
@@ -158,6 +161,7 @@ class DeclaredRounding:
                 object.__setattr__(self, one.name, _frozen(value))
         for names in self.narrow_biases.values():
             checked_words("parameter", names, PARAMETERS)
+        checked_words("format of codes", self.codes.values(), CODES)
 
     def joined(self, other: DeclaredRounding) -> DeclaredRounding:
         """The rounding of both; `other` prevails for a dtype that has a value in both."""

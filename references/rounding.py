@@ -69,6 +69,7 @@ class Roundoffs:
       narrow_statistics   derivatives of a norm take its mean and root in the case's dtype
       centred_keys        a constant is subtracted from the keys (`references.primitives.centred`)
       absorbs             latents are attended themselves (`references.latent`); None: that or not
+      codes               the format in which a cache keeps keys and values (`references.cached`)
     """
 
     accumulate: float
@@ -89,6 +90,7 @@ class Roundoffs:
     narrow_statistics: bool = False
     centred_keys: bool = False
     absorbs: bool | None = None
+    codes: str | None = None
 
     @property
     def input(self) -> float:

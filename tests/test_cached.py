@@ -5,6 +5,7 @@ A person's cache is a class or an object; what it lacks is not asked, and said."
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -239,6 +240,16 @@ def test_a_persons_cache() -> None:
         "c1+2.1.0+4", "c1+2.1.2+1.back2.1/win3/slopes",  # no document_starts
     ]  # fmt: skip
     assert set(found.values()) == {"pass", "unsupported"}
+
+
+def test_a_person_claims_the_format_of_a_cache_of_codes() -> None:
+    def found(name: str, said: Mapping[str, Any]) -> set[str]:
+        cells = of_person(f"{FUNCTIONS}:{name}", "cached", said)
+        return {verdict.status for _, verdict in cells} - {"unsupported"}
+
+    assert found("Coded", {"codes": "int8"}) == {"pass"}
+    assert "fail" in found("Coded", {})
+    assert "fail" in found("CodedCoarsely", {"codes": "int8"})
 
 
 def test_a_persons_cache_of_samples_that_step_alone_and_of_trees() -> None:

@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from backends.declared import Declared
+from backends.declared import Declared, DeclaredRounding
 from backends.masks import feature_arrays
 from backends.memory import sequences
 from backends.prepared import PreparedCall
 from backends.textbook.attention import attention
 from backends.textbook.packed import TextbookPacked
 from suite.spec.case import Case
+from suite.spec.dtypes import CODES, DTYPES
 from suite.spec.inputs import Inputs
 from suite.spec.operators.cached import CACHED, FEATURES
 from suite.spec.operators.scripts import (
@@ -196,6 +197,34 @@ class GrowingCache(TextbookCached):
         tokens = self.ops.transpose(x[sample : sample + 1], axes)
         taken = self.ops.take(tokens, self.ops.reshape(path[sample : sample + 1], (-1,)))
         return self.ops.transpose(taken, (1, 2, 0, 3))
+
+
+class CodedCache(GrowingCache):
+    """Keys and values become int8 codes when they arrive. A token of a head has the scale of its largest
+    component."""
+
+    name = "textbook-cached-codes"
+    declared = GrowingCache.declared.but(
+        rounding=DeclaredRounding(codes=dict.fromkeys(DTYPES, "int8"))
+    )
+    later = frozenset({*DTYPES, "variations"})
+
+    def compute(
+        self, query: Any, key: Any, value: Any, rest: dict[str, Any], inputs: Inputs
+    ) -> Any:
+        held = {name: self.kept(rest[name], inputs) for name in rest if name.startswith("held")}
+        key, value = (self.kept(x, inputs) for x in (key, value))
+        return super().compute(query, key, value, rest | held, inputs)
+
+    def kept(self, x: Any, inputs: Inputs) -> Any:
+        """Keys or values as their codes give them back."""
+        ops, last = self.ops, CODES["int8"].max
+        wide = ops.cast(x, inputs.dtype.widened.long_name)
+        size = ops.largest(ops.concat([wide, -wide], 3), 3)
+        size = ops.clip(size, 2.0**-100, 2.0**100)  # a token may be 0
+        scale = ops.reshape(size, (*x.shape[:3], 1)) / last
+        codes = ops.cast(ops.rint(ops.clip(wide / scale, -last, last)), "int8")
+        return ops.like(ops.like(codes, scale) * scale, x)
 
 
 class SlotCache(TextbookCached):

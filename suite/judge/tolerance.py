@@ -116,6 +116,7 @@ def declared_roundoffs(
         narrow_statistics=fmt.name in declared.narrow_statistics,
         centred_keys=fmt.name in declared.centred_keys,
         absorbs=declared.absorbs.get(fmt.name),
+        codes=declared.codes.get(fmt.name),
     )
 
 

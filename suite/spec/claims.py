@@ -55,6 +55,12 @@ CLAIMS = {
         bool,
         operator="latent",
     ),
+    "codes": Claim(
+        "for caches: the format in which keys and values are kept, with a scale of every token and head: "
+        "int8, int4, e4m3, e5m2",
+        str,
+        operator="cached",
+    ),
     "stored_parts": Claim(
         "True if answers over parts of the keys are stored in the dtype before they are merged (split "
         "keys)",

@@ -49,6 +49,25 @@ class Growing:
         return state[0][samples], state[1][samples]
 
 
+class Coded(Growing):
+    """Concatenates tokens that have been int8 codes, with a scale of every token and head."""
+
+    last = 127
+
+    def step(self, state: State, query: Any, key: Any, value: Any, **more: Any) -> Any:
+        return super().step(state, query, self.kept(key), self.kept(value), **more)
+
+    def kept(self, x: Any) -> Any:
+        scale = (x.double().abs().amax(-1, keepdim=True) / self.last).clamp(min=2.0**-100)
+        return ((x.double() / scale).round().clamp(-128, 127) * scale).to(x.dtype)
+
+
+class CodedCoarsely(Coded):
+    """Scales are four times as large: two of the eight bits are not used."""
+
+    last = 32
+
+
 class Slots:
     """Slots in place, which hold every token: no window, no ring."""
 

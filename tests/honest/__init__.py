@@ -31,6 +31,7 @@ from suite.spec.modules import classes_in
 
 KERNELS: tuple[type[Implementation], ...] = (
     cached.CachedKernel,
+    cached.CodedKernel,
     centred.CentredAttended,
     centred.CentredByConstant,
     centred.CentredEager,

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 
 from backends._numpy import Rounded
+from backends.declared import DeclaredRounding
 from suite.faults.kernels.attention import Eager
-from suite.faults.kernels.cached import CachedKernel, Held
+from suite.faults.kernels.cached import CachedKernel, CodedKernel, Held
+from suite.spec.dtypes import CODES, DTYPES, round_to
 from suite.spec.inputs import Inputs
 
 ONE_LENGTH = CachedKernel.features - {"subsets"}
@@ -204,3 +206,46 @@ class CachedTreeBranchByBranch(CachedKernel):
             held.tree, held.chunk, held.begins = tree, chunk, begins
         self.write(held, key, value)
         return np.concatenate(rows, 2)
+
+
+class CachedCodesOfOlderTokens(CodedKernel):
+    """A chunk attends its own tokens as they came, and older ones as codes."""
+
+    def answer(
+        self, held: Held, query: np.ndarray, key: np.ndarray, value: np.ndarray
+    ) -> np.ndarray:
+        return CachedKernel.answer(self, held, query, key, value)
+
+    def put(self, held: Held, slots: np.ndarray, key: np.ndarray, value: np.ndarray) -> None:
+        super().put(held, slots, self.kept(key, held), self.kept(value, held))
+
+
+class CachedCodesWithZeros(CodedKernel):
+    """A token of a head has a zero point, and its codes reach from its least to its largest component."""
+
+    def kept(self, x: np.ndarray, held: Held) -> np.ndarray:
+        least, largest = (f(x, axis=-1, keepdims=True) for f in (np.min, np.max))
+        scale = np.maximum(largest, 0) - np.minimum(least, 0)
+        scale = np.where(scale > 0, scale, 1) / 255
+        zero = np.rint(-128 - np.minimum(least, 0) / scale)
+        codes = np.clip(np.rint(x / scale) + zero, -128, 127)
+        return np.asarray((codes - zero) * scale)
+
+
+class CachedCodesInE4m3(CodedKernel):
+    """Tokens are kept in e4m3."""
+
+    kept_in = CODES["e4m3"]
+    rounding = DeclaredRounding(codes=dict.fromkeys(DTYPES, "e4m3"))
+
+
+class CachedCodesInInt4(CodedKernel):
+    """Tokens are kept in int4. Scales of tokens are stored in the dtype of the case."""
+
+    numerics = "eager"
+    kept_in = CODES["int4"]
+    rounding = DeclaredRounding(codes=dict.fromkeys(DTYPES, "int4"))
+
+    def scale_of(self, x: np.ndarray, held: Held) -> np.ndarray:
+        scale = super().scale_of(x, held)
+        return round_to(scale, held.inputs.dtype)

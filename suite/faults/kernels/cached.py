@@ -11,8 +11,9 @@ import numpy as np
 
 from backends._numpy import Rounded
 from backends.caching import Scripted, Turn
+from backends.declared import DeclaredRounding
 from suite.faults.kernels.attention import Call, Kernel, Stated
-from suite.spec.dtypes import round_to
+from suite.spec.dtypes import CODES, DTYPES, round_to
 from suite.spec.inputs import Inputs
 from suite.spec.masks import Tree
 from suite.spec.operators.cached import FEATURES
@@ -274,3 +275,34 @@ class CachedKernel(Stated, Scripted):
         """Sample n goes on with the history of sample `samples[n]`."""
         for name in held.ARRAYS:
             setattr(held, name, getattr(held, name)[samples])
+
+
+class CodedKernel(CachedKernel):
+    """Keys and values become codes of a format when they arrive. A token of a head has the scale of its
+    largest component."""
+
+    kept_in = CODES["int8"]
+    rounding = DeclaredRounding(codes=dict.fromkeys(DTYPES, "int8"))
+
+    def answer(
+        self, held: Held, query: np.ndarray, key: np.ndarray, value: np.ndarray
+    ) -> np.ndarray:
+        return super().answer(held, query, self.kept(key, held), self.kept(value, held))
+
+    def kept(self, x: np.ndarray, held: Held) -> np.ndarray:
+        """Keys or values (B, Hkv, n, .) as their codes give them back."""
+        scale = self.scale_of(x, held)
+        t = x / np.where(scale > 0, scale, 1)
+        return np.asarray(self.codes_of(t) * self.read_scale(scale))
+
+    def scale_of(self, x: np.ndarray, held: Held) -> np.ndarray:
+        """The scale (B, Hkv, n, 1) with which tokens are written."""
+        return np.abs(x).max(-1, keepdims=True) / self.kept_in.max
+
+    def read_scale(self, scale: np.ndarray) -> np.ndarray:
+        """The scale with which they are read."""
+        return scale
+
+    def codes_of(self, t: np.ndarray) -> np.ndarray:
+        last = self.kept_in.max
+        return round_to(np.clip(t, -last, last), self.kept_in)
