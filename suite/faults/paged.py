@@ -32,6 +32,14 @@ class PagedFirstEntryAlone(PagedKernel):
         return table[sample, 0] * size + np.arange(length)
 
 
+@fault("values", "`key_cache.shape[1] == num_kv_heads` for a layout; take the layout that is given")
+class PagedLayoutByShape(PagedKernel):
+    """Pools with as many slots in a page as heads are read as (P, S, Hkv, D), whatever their layout."""
+
+    def pool(self, array: np.ndarray, case: Case) -> np.ndarray:
+        return array if array.shape[1] == array.shape[2] else super().pool(array, case)
+
+
 @fault("values", "`j % page_size + 1`, positions counted from 1")
 class PagedSlotLate(PagedKernel):
     """Every key is read one slot late."""

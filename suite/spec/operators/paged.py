@@ -312,6 +312,7 @@ SMOKE = (
     "paged/none/gqa2/f32/b3h4q9k24d8/seg1.3.5x7.12.5/page1/causal",
     "paged/none/gqa2/f32/b3h4q9k24d8/seg1.3.5x7.12.5/page16/causal",
     "paged/none/gqa2/f32/b3h4q9k24d8/seg1.3.5x7.12.5/hnd/causal",
+    "paged/none/mha/f32/b3h4q9k24d8/seg1.3.5x7.12.5/hnd/causal",
     "paged/none/gqa2/f32/b3h4q9k24d8/seg1.3.5x7.12.5/shared/causal",
     "paged/none/mha/f32/b3h4q9k24d8/seg1.3.5x7.12.5/ascending/causal/win3",
     "paged/none/mha/f32/b3h4q9k24d8/seg1.3.5x7.12.5/causal/cap2.0/scale0.3",
