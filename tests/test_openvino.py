@@ -29,9 +29,9 @@ def models(backend: Any, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     seen: list[Any] = []
     compiled = backend.compiled_model
 
-    def kept(model: Any) -> Any:
+    def kept(model: Any, **config: Any) -> Any:
         seen.append(model)
-        return compiled(model)
+        return compiled(model, **config)
 
     monkeypatch.setattr(backend, "compiled_model", kept)
     backend._models.clear()
@@ -62,6 +62,35 @@ def test_values_cross_exactly(backend: Any, name: str) -> None:
 def test_implementations_are_right(backend: Any, name: str, text: str) -> None:
     verdict = judged(backend, name, text)
     assert verdict.status == "pass", verdict.message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "cached/none/gqa2/bf16/b2h4q9k9d8/c5.1.3",
+        "cached/none/gqa2/f16/b2h4q9k9d8/c5.back2.1.3/bias.1hqk",
+        "cached/none/gqa2/f32/b3h4q9k9d8/c5.pick210.1.3/sinks",
+        "cached/none/gqa2/bf16/b2h4q9k9d8/c3.tree1121.keep3.2",
+        "cached/none/mqa/f32/b2h4q9k9d8v6/c5.1.3",
+    ],
+)
+def test_a_model_keeps_the_tokens_of_a_request(backend: Any, models: list[Any], text: str) -> None:
+    verdict = judged(backend, "sdpa-stateful", text)
+    assert verdict.status == "pass", verdict.message
+    (model,) = models
+    compiled = backend.compiled_model(model)
+    names = {node.get_rt_info()["layerType"] for node in compiled.get_runtime_model().get_ops()}
+    assert "ScaledDotProductAttention" in {str(name.astype(str)) for name in names}
+
+
+def test_a_state_holds_keys_in_their_dtype(backend: Any) -> None:
+    """By default the plugin stores 8 bits."""
+    case = Case.parse("cached/none/mha/f32/b2h4q9k9d8/c5.1.3")
+    inputs = draw(case)
+    stateful = of(backend, "sdpa-stateful")
+    state = stateful.init(inputs, backend.array(inputs.key, case.dtype))
+    compiled = state.request.get_compiled_model()
+    assert compiled.get_property("KV_CACHE_PRECISION") == backend.openvino.Type.f32
 
 
 def test_what_a_model_fixes(backend: Any, models: list[Any]) -> None:

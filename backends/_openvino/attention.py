@@ -23,6 +23,9 @@ from suite.spec.inputs import Inputs
 from suite.spec.malformed import MalformedCase
 from suite.spec.vocabulary import OPERANDS
 
+LOST = "with dynamic sizes operands of wrong shapes can end the process"
+"""Why malformed problems are not asked of dynamic models. Finding openvino-lost-errors."""
+
 OF_EMPTY_ROWS = {"f64": "uniform", "f32": "nan", "f16": "nan"}
 """Values of fully masked rows. In float64 infinity becomes the largest float32 number. Not declared for
 bfloat16: NaN on CPUs with AVX512_BF16, uniform on others."""
@@ -64,8 +67,7 @@ class Sdpa(Implementation):
 
     def unsupported(self, case: AnyCase) -> str | None:
         if isinstance(case, MalformedCase) and not self.fixed:
-            # Finding openvino-lost-errors.
-            return "with dynamic sizes operands of wrong shapes can end the process"
+            return LOST
         if isinstance(case, Case):
             if case.sizes.Hkv not in (1, case.sizes.H):
                 return "the operator broadcasts heads: keys have as many heads as queries, or one"

@@ -50,13 +50,18 @@ class OpenvinoEngine(RuntimeArrays):
     def kept(self, key: Any, model: Callable[[], Any]) -> Any:
         """The request of the model under a key, for the present number of threads; made on first use.
         Each thread has its own, because a request infers once at a time."""
-        at = (key, self.thread_count)
-        compiled = self._models.get(at, lambda: self.compiled_model(model()))
-        return self._requests.get((*at, get_ident()), compiled.create_infer_request)
+        at = (key, self.thread_count, get_ident())
+        return self._requests.get(at, self.kept_model(key, model).create_infer_request)
 
-    def compiled_model(self, model: Any) -> Any:
+    def kept_model(self, key: Any, model: Callable[[], Any], **config: Any) -> Any:
+        """The compiled model under a key, for the present number of threads; made on first use."""
+        return self._models.get(
+            (key, self.thread_count), lambda: self.compiled_model(model(), **config)
+        )
+
+    def compiled_model(self, model: Any, **config: Any) -> Any:
         """The model, compiled for the present number of threads."""
-        config = {
+        config |= {
             "INFERENCE_PRECISION_HINT": "f32",
             "INFERENCE_NUM_THREADS": self.thread_count,
         }
