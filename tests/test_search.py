@@ -208,7 +208,7 @@ def test_the_control_and_the_honest_variants_pass() -> None:
         summary = search(backend, seed=5, examples=examples, gradients=False)
         assert not summary.failures, [(f.case.id, f.verdict) for f in summary.failures]
         assert summary.examples == examples
-        assert summary.statuses["pass"] >= examples
+        assert summary.statuses["pass"] >= 0.9 * examples  # full caches are refused
 
 
 FAULTS: Iterable[Any] = (
