@@ -79,8 +79,8 @@ def attention(
     - Query head h uses key/value head h // (H / Hkv).
     - `mask`: True attends. An array that broadcasts to (B, H, Lq, Lk), or a function from a slice of
       rows to such an array. A bias of -inf hides a pair, too.
-    - `features`: values of features (`suite.spec.features`) by name: numbers, and arrays (H,). Slopes
-      may be multiplied by distances already, and then broadcast to (B, H, Lq, Lk).
+    - `features`: values of features (`suite.spec.features`) by name: numbers, arrays (H,), or operands of
+      steps, which broadcast to (B, H, Lq, Lk).
     - `empty_rows`: output of a fully masked row, "zeros", "nan" or "uniform" (the mean of all Lk
       values). With a finite score of a key of value 0 the output is 0: that key has all the weight.
     - Keys and values that no row attends may hold anything, NaN included.
@@ -218,8 +218,7 @@ def _check_shapes(
     if isinstance(mask, np.ndarray) and mask.dtype != bool:
         raise ValueError(f"mask must be boolean, got {mask.dtype}")
     for name, value in features.items():
-        multiplied = name == "alibi_slopes" and value.ndim == 4
-        if FEATURES[name].axes and value.shape != (H,) and not multiplied:
+        if FEATURES[name].axes and value.shape != (H,) and value.ndim != 4:
             raise ValueError(f"{name} must have a number per query head, ({H},), got {value.shape}")
 
 

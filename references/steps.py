@@ -65,13 +65,15 @@ def steps(
     features: Mapping[str, Any], rows: int, keys: int, precision: type[np.floating[Any]]
 ) -> tuple[list[Step], Step | None]:
     """The steps on scores of features with their values by name, in the order of the computation, and
-    the step that is a key of value 0, if there is one."""
+    the step that is a key of value 0, if there is one. A value of rank 4 is the operand of its step."""
     made = []
     for name, value in features.items():
         reduction = FEATURES[name].reduction
         if reduction.to in (*ON_SCORES, "key"):
             wide = value.astype(precision) if isinstance(value, np.ndarray) else value
-            made.append(Step(name, reduction, reduction.operand(wide, rows, keys)))
+            is_operand = np.ndim(wide) == 4
+            operand = wide if is_operand else reduction.operand(wide, rows, keys)
+            made.append(Step(name, reduction, operand))
     made.sort(key=lambda step: list(STEPS).index(step.reduction.to))
     zero_key = made.pop() if made and made[-1].reduction.to == "key" else None
     return made, zero_key

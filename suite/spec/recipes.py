@@ -213,9 +213,7 @@ def alibi_slopes(heads: int) -> np.ndarray:
 
 def alibi_bias(slopes: np.ndarray, rows: int, keys: int) -> np.ndarray:
     """ALiBi bias (1, H, rows, keys): -slope times the distance of row and key, for slopes (H,). The
-    last row is at the last key. Slopes of rank 4 are already multiplied by other distances."""
-    if slopes.ndim == 4:
-        return -slopes
+    last row is at the last key."""
     distance = np.abs(np.arange(rows)[:, None] + (keys - rows) - np.arange(keys))
     return -slopes[None, :, None, None] * distance.astype(slopes.dtype)
 

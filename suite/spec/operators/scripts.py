@@ -199,13 +199,13 @@ class View:
         array[self.of[:, None], :, self.rows] = np.moveaxis(rows, 2, 1)
 
     def features(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The features of a call of plain attention for the chunk: of a tree the slopes are multiplied by
-        distances, since its positions are depths."""
+        """The features of a call of plain attention for the chunk: of a tree the slopes are a bias (b, H,
+        rows, tokens), since its positions are depths."""
         slopes = values.get("alibi_slopes")
         if self.tree is None or slopes is None:
             return values
         distance = self.at[:, :, None] - np.maximum(self.positions, 0)[:, None]
-        return {**values, "alibi_slopes": slopes[:, None, None] * distance[:, None]}
+        return {**values, "alibi_slopes": -slopes[:, None, None] * distance[:, None]}
 
 
 def actions(case: Case) -> Iterator[Action]:
