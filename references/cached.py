@@ -22,6 +22,11 @@ Values are off likewise. The chunk's own tokens may be attended as they came, or
 that of attention over such keys and values, which `references.primitives.softmax` has to all orders in
 dk. There is no variance model for codes.
 
+If the call rotates queries and keys, both have the errors of a rotation at their positions
+(`references.rotary`), stored in the dtype of the case, and the scores inherit these errors. Positions
+count from the first token in the cache: the scores depend on differences of positions alone, so that
+positions behind left padding, or from the beginning of a document, are smaller, with smaller errors.
+
 The output is forward only: serving differentiates nothing.
 
 Source: Vaswani et al. 2017, section 3.2.3 (masked positions); Shazeer, Fast Transformer Decoding, arXiv
@@ -30,49 +35,50 @@ Source: Vaswani et al. 2017, section 3.2.3 (masked positions); Shazeer, Fast Tra
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
-
 import numpy as np
 
-from references import sdpa
 from references.blocked import bounded
 from references.composition import Composition, Problem, Reference
 from references.outputs import Outputs
-from references.rounding import Bounded, Roundoffs, known, precision_for
-from references.tape import Leaf
-from suite.spec.case import Case
+from references.primitives.pairs import Pairs
+from references.primitives.rotation import Rotated
+from references.rotary import table
+from references.rounding import Bounded, Roundoffs, known, narrowed, precision_for
+from references.sdpa import attended
+from references.steps import steps
+from references.tape import Leaf, Node
 from suite.spec.dtypes import CODES
 from suite.spec.inputs import Inputs
-from suite.spec.operators.scripts import views
-from suite.spec.operators.sdpa import SDPA
-from suite.spec.vocabulary import OPERANDS
+from suite.spec.operators.rotary import Rotation
+from suite.spec.operators.scripts import View, rotation, views
 
 
 class OfChunks(Reference):
     """Plain attention chunk by chunk. It has no derivatives."""
 
+    @np.errstate(all="ignore")
     def forward(self, inputs: Inputs, rounding: Roundoffs, empty_rows: str = "zeros") -> Outputs:
         """The output (B, H, Lq, Dv), with its standard deviation in 16-bit dtypes.
 
-        Every row has keys, so `empty_rows` has no influence. Raises NoExtendedPrecision.
+        Every row has keys, so `empty_rows` has no influence. There is no standard deviation if keys have
+        errors before they attend. Raises NoExtendedPrecision.
         """
-        s = inputs.sizes
+        s, exact = inputs.sizes, rotation(inputs.case) is None and not rounding.codes
         shape = (s.B, s.H, s.Lq, s.Dv)
         output = Bounded(np.zeros(shape, precision_for(inputs.dtype)), np.zeros(shape))
-        deviation = np.zeros(shape) if inputs.dtype.is_half else None
+        deviation = np.zeros(shape) if inputs.dtype.is_half and exact else None
         for n, view in enumerate(views(inputs.case)):
-            operands = view.queries(inputs.query), *map(view.gathered, (inputs.key, inputs.value))
-            mask, bias = view.mask[:, None], view.bias(inputs.bias)
-            features = view.features(inputs.features)
-            part = (
-                over_codes(inputs, rounding, operands, mask, bias, features)
-                if rounding.codes
-                else bounded(
-                    inputs, rounding, *operands, part=n, mask=mask, bias=bias, features=features
-                )
-            )
+            if not exact:
+                answer = composed(Problem(inputs, rounding, "zeros", "zeros"), view)
+                view.put(output.value, answer.value)
+                view.put(output.error, answer.error)
+                continue
+            part = bounded(
+                inputs, rounding, view.queries(inputs.query),
+                *map(view.gathered, (inputs.key, inputs.value)),
+                part=n, mask=view.mask[:, None], bias=view.bias(inputs.bias),
+                features=view.features(inputs.features),
+            )  # fmt: skip
             found = part.arrays["output"]
             view.put(output.value, found.value)
             view.put(output.error, found.error)
@@ -81,14 +87,47 @@ class OfChunks(Reference):
         return Outputs({"output": output}, np.ones((1, 1, s.Lq), int), deviation)
 
 
-class FromCodes(Problem):
-    """A chunk whose keys and values have been codes."""
+def composed(problem: Problem, view: View) -> Bounded:
+    """The rows (b, H, rows, Dv) of a chunk whose keys have errors before they attend: of a rotation, of
+    codes, or of both. A cache may rotate keys before they become codes, or when they are read."""
+    u, inputs, arrays = problem.u, problem.inputs, problem.arrays
+    turn = rotation(inputs.case)
 
-    def leaf(self, name: str) -> Leaf:
-        if name not in ("key", "value"):
-            return super().leaf(name)
-        x = Bounded.exact(self.arrays[name])
-        return Leaf(self.u, Bounded(x.value, kept_error(x.size, self.u)))
+    def leaf(array: np.ndarray) -> Leaf:
+        return Leaf(u, narrowed(array, u))
+
+    key, value = (view.gathered(arrays[name]) for name in ("key", "value"))
+    query: Node = leaf(view.queries(arrays["query"]))
+    attending: Node = leaf(key)
+    if turn is not None:
+        query, attending = (
+            turned(x, at, turn) for x, at in ((query, view.at), (attending, view.positions))
+        )
+    if u.codes:
+        kept = with_codes(attending.output, u)
+        if turn is not None:
+            read = turned(Leaf(u, with_codes(Bounded.exact(key), u)), view.positions, turn).output
+            kept = Bounded(kept.value, np.maximum(kept.error, read.error))
+        attending = Leaf(u, kept)
+    values = Leaf(u, with_codes(Bounded.exact(value), u)) if u.codes else leaf(value)
+    rows, keys = query.shape[2], key.shape[2]
+    made = steps(view.features(inputs.features), rows, keys, precision_for(inputs.dtype))
+    zero_key = None if made[1] is None else made[1].operand
+    pairs = Pairs((*query.shape[:3], keys), view.mask[:, None], zero_key=zero_key)
+    added = view.bias(arrays.get("bias"))
+    bias = None if added is None else leaf(added)
+    return known(attended(problem, query, attending, values, pairs, bias, made).output)
+
+
+def turned(x: Node, positions: np.ndarray, turn: Rotation) -> Rotated:
+    """x (b, H, n, D) rotated by positions (b, n); negative ones count as 0."""
+    at = np.maximum(positions, 0).astype(x.output.value.dtype)
+    return Rotated(x.u, x, *table(turn, at, x.u), turn)
+
+
+def with_codes(x: Bounded, u: Roundoffs) -> Bounded:
+    """Keys or values (..., D) as a cache of codes gives them back."""
+    return Bounded(x.value, x.error + kept_error(x.size, u))
 
 
 def kept_error(size: np.ndarray, u: Roundoffs) -> np.ndarray:
@@ -100,22 +139,6 @@ def kept_error(size: np.ndarray, u: Roundoffs) -> np.ndarray:
     step = np.maximum(code.unit_roundoff * (t + error), code.smallest_subnormal / 2)
     kept = scale * (step + error)
     return np.asarray(kept + (u.score + u.weight) * (size + kept) + u.weight_underflow)
-
-
-def over_codes(
-    inputs: Inputs, u: Roundoffs, operands: tuple[np.ndarray, ...], mask: np.ndarray,
-    bias: np.ndarray | None, features: Mapping[str, Any],
-) -> Outputs:  # fmt: skip
-    """The rows of a chunk as plain attention (`references.sdpa`) over keys and values with errors."""
-    (B, _, rows, _), keys = operands[0].shape, operands[1].shape[2]
-    s = replace(inputs.sizes, B=B, Lq=rows, Lk=keys)
-    case = Case.of(SDPA, s, inputs.dtype, scale=inputs.scale, softcap=inputs.case.option("softcap"))
-    arrays = dict(zip(OPERANDS, operands, strict=True)) | ({} if bias is None else {"bias": bias})
-    arrays |= {name: x for name, x in features.items() if isinstance(x, np.ndarray)}
-    chunk = Inputs(case, arrays, s, mask)
-    with np.errstate(all="ignore"):
-        found = sdpa.compose(FromCodes(chunk, u, "zeros", "zeros")).output.output
-    return Outputs({"output": known(found)}, np.ones((1, 1, s.Lq), int))
 
 
 def compose(problem: Problem) -> Composition:

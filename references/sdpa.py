@@ -21,6 +21,8 @@ Sources: Vaswani et al. 2017, section 3.2.1; Higham, Accuracy and Stability of N
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from references.blocked import attention, bounded
 from references.composition import Composition, Problem, Reference
 from references.outputs import Outputs
@@ -37,30 +39,41 @@ from references.steps import Step, steps
 from references.tape import Leaf, Node
 from suite.spec.features import FEATURES
 from suite.spec.inputs import Inputs
+from suite.spec.vocabulary import OPERANDS
 
 
 def compose(problem: Problem) -> Composition:
     """The output (B, H, Lq, Dv), and without a key of value 0 the log-sum-exp (B, H, Lq), without a
     JVP."""
-    u, inputs, s = problem.u, problem.inputs, problem.sizes
-    made, zero_key = steps(inputs.features, s.Lq, s.Lk, precision_for(inputs.dtype))
-    pairs = Pairs.of(problem, None if zero_key is None else zero_key.operand)
-    query, key, scale = problem.leaf("query"), problem.leaf("key"), problem.scale
+    inputs, s = problem.inputs, problem.sizes
+    made = steps(inputs.features, s.Lq, s.Lk, precision_for(inputs.dtype))
+    pairs = Pairs.of(problem, None if made[1] is None else made[1].operand)
+    query, key, value = (problem.leaf(name) for name in OPERANDS)
+    bias = None if inputs.bias is None else problem.leaf("bias")
+    attend = attended(problem, query, key, value, pairs, bias, made)
+    if attend.column is None:
+        return Composition(attend, {"lse": LogSumExp(attend)}, pairs.keys)
+    return Composition(attend, keys=pairs.keys, has_zero_key=pairs.has_zero_key)
+
+
+def attended(
+    problem: Problem, query: Node, key: Node, value: Node, pairs: Pairs, bias: Node | None,
+    made: tuple[Sequence[Step], Step | None],
+) -> Attend:  # fmt: skip
+    """Attention of these nodes, with the steps on scores and the key of value 0 in `made`."""
+    u, scale, (others, zero_key) = problem.u, problem.scale, made
     scores: Node = Scores(u, query, key, scale, pairs)
     if u.centred_keys:
         scores = CentredScores(u, query, Centred(u, key, pairs), scale, pairs)
-    for step in made:
+    for step in others:
         scores = stepped(problem, step, scores)
-    if inputs.bias is not None:
-        scores = Biased(u, scores, problem.leaf("bias"))
-    value = problem.leaf("value")
+    if bias is not None:
+        scores = Biased(u, scores, bias)
     if zero_key is None:
-        attend = Attend(u, scores, value, pairs)
-        return Composition(attend, {"lse": LogSumExp(attend)}, pairs.keys)
+        return Attend(u, scores, value, pairs)
     column = problem.exact(zero_key.name)
     assert column is not None
-    attend = Attend(u, scores, value, pairs, ZeroKey(u, column, scores, pairs, zero_key.unit(u)))
-    return Composition(attend, keys=pairs.keys, has_zero_key=pairs.has_zero_key)
+    return Attend(u, scores, value, pairs, ZeroKey(u, column, scores, pairs, zero_key.unit(u)))
 
 
 def stepped(problem: Problem, step: Step, scores: Node) -> Node:

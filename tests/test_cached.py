@@ -45,7 +45,22 @@ CASES = (
     "cached/none/gqa2/f64/b2h4q9k11d8/c2.tree11.keep1.tree112.reset.2",
     f"{GROWN}/c2+2.back3.2.0+1.pick201.1/win3/slopes",
     f"{GROWN}/c1+2of02.1of1.2+5of1.5of02/bias.bhqk",
+    "cached/none/gqa2/f64/b2h4q9k9d8/c5.1.3/rot.halves",
+    f"{GROWN}/c1.5.back2.pick110.1.1/win3/pad5.0.12/rot.interleaved/cap2.0/sinks/slopes",
+    "cached/none/gqa2/f64/b2h4q9k9d8/c3.tree1121.keep3.2/bias.bhqk/rot.halves",
 )
+
+
+def rotated(x: np.ndarray, positions: list[int], pairs: str) -> np.ndarray:
+    """x (1, H, n, D) whose pairs are rotated, each by a matrix."""
+    out, size = x.copy(), x.shape[-1]
+    for n, position in enumerate(positions):
+        for i in range(size // 2):
+            one, two = (i, i + size // 2) if pairs == "halves" else (2 * i, 2 * i + 1)
+            angle = position * 10000 ** (-2 * i / size)
+            turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
+            out[:, :, n, [one, two]] = x[:, :, n, [one, two]] @ turn.T
+    return out
 
 
 def token_by_token(inputs: Inputs) -> np.ndarray:
@@ -103,6 +118,10 @@ def token_by_token(inputs: Inputs) -> np.ndarray:
                     )
                     for x in (inputs.key, inputs.value)
                 )
+                query = inputs.query[b : b + 1, :, row : row + 1]
+                if case.option("rotary") != "none":
+                    pairs, ats = case.option("rotary"), [at for _, _, at in seen]
+                    query, key = rotated(query, [position], pairs), rotated(key, ats, pairs)
                 behind = position - np.array([at for _, _, at in seen])
                 slopes = inputs.arrays.get("alibi_slopes", np.zeros(s.H))
                 own = np.zeros((s.H, len(seen)))
@@ -110,7 +129,7 @@ def token_by_token(inputs: Inputs) -> np.ndarray:
                     of = inputs.bias[b if len(inputs.bias) > 1 else 0]
                     own = of[:, row, [at for _, _, at in seen]]
                 answer = plain_attention(
-                    inputs.query[b : b + 1, :, row : row + 1], key, value,
+                    query, key, value,
                     bias=own[:, None] - slopes[:, None, None] * behind, scale=inputs.effective_scale,
                     softcap=case.option("softcap"), sinks=inputs.arrays.get("sinks"),
                 )  # fmt: skip
@@ -213,6 +232,7 @@ def test_random_scripts_are_valid() -> None:
         ("b2h4q9k12d8/c9/pad3", "left padding is a number for each sample"),
         ("b2h4q9k12d8/c5.reset.4/pad3.0", "has no reset"),
         ("b2h4q9k12d8/c5+4/pad3.0", "no other document"),
+        ("b2h4q9k9d7/c5.4/rot.halves", "a rotation is of pairs of components"),
         ("b2h4q9k9d8/c5+0.4", "a document has one token or more"),
         ("b2h4q9k9d8/c2+0+3.4", "a document has one token or more"),
         ("b2h4q9k9d8/c9/cap0.0", "softcap must be positive"),
@@ -238,6 +258,8 @@ def test_a_persons_cache() -> None:
         "c3of0.3of12.back2.5", "c2.back2of0.3of1.resetof2.3of20.3",  # no samples
         "c3.tree1121.keep3.2", "c1.tree11213.keep4.3/slopes", "c1.tree112.keep2x0.4",
         "c1+2.1.0+4", "c1+2.1.2+1.back2.1/win3/slopes",  # no document_starts
+        "c5.1.3/rot.halves", "c1.5.1.1/win3/room8/pad5.0.12/rot.interleaved",  # no rotary_base
+        "c2.back2of0.3of1.resetof2.3of20.3/rot.halves",
     ]  # fmt: skip
     assert set(found.values()) == {"pass", "unsupported"}
 
@@ -261,6 +283,7 @@ def test_a_persons_cache_of_samples_that_step_alone_and_of_trees() -> None:
     )
     answered = {
         "c3of0.3of12.back2.5", "c3.tree1121.keep3.2", "c1.tree112.keep2x0.4", "c1+2.1.0+4",
+        "c5.1.3/rot.halves", "c2.back2of0.3of1.resetof2.3of20.3/rot.halves",
     }  # fmt: skip
     assert answered <= {*found} - {*refused}
     found = statuses("KeepsFirst")

@@ -52,6 +52,7 @@ class NnxDecode(Scripted):
             "reorder": NO_METHOD,
             "subsets": "the cache has one index for all samples",
             **dict.fromkeys(("bias", "bias-with-mask"), "Flax has no bias"),
+            **dict.fromkeys(("rotary", "halves", "interleaved"), "Flax rotates nothing"),
             "tree": "the layer takes one token a call",
             "keep": NO_METHOD,
             "ring": RING,

@@ -49,6 +49,7 @@ class CachedDecode(Scripted):
             "subsets": "the cache has one index for all samples",
             **dict.fromkeys(("bias", "bias-with-mask"), "the layer has no bias"),
             "ring": "the layer writes no ring",
+            **dict.fromkeys(("rotary", "halves", "interleaved"), "the layer rotates nothing"),
             "keep": "the cache keeps its first tokens, and no others",
         },
         elections={"nan-in-freed-slot": "leaks", "beyond-capacity": "raises"},

@@ -18,6 +18,7 @@ from backends.masks import feature_array
 from backends.protocol import Implementation
 from suite.spec.inputs import Inputs
 from suite.spec.operators.cached import FEATURES
+from suite.spec.operators.scripts import rotation
 
 CACHES = {
     "lm-kv-cache": "KVCache",
@@ -69,9 +70,18 @@ class LmCache(Scripted):
         return getattr(cache, kind)(*settings)
 
     def step(self, state: Any, query: Any, key: Any, value: Any, turn: Turn) -> tuple[Any, Any]:
+        import mlx.core as mx
         from mlx_lm.models.base import create_attention_mask, scaled_dot_product_attention
 
-        inputs = turn.inputs
+        inputs, turns = turn.inputs, rotation(turn.inputs.case)
+        if turns is not None:
+            query, key = (
+                mx.fast.rope(
+                    x, turns.size, traditional=turns.interleaved, base=turns.base, scale=1.0,
+                    offset=state.offset,
+                )
+                for x in (query, key)
+            )  # fmt: skip
         tokens = query.transpose(0, 2, 1, 3)
         left = inputs.case.option("left")
         window = None if self.rotates or left is None else left + 1

@@ -6,13 +6,22 @@ import numpy as np
 
 from backends._numpy.attention import definition
 from backends._numpy.engine import Rounded
+from backends._numpy.rotary import complex_product
 from backends.declared import Declared
 from backends.memory import sequences
 from backends.prepared import PreparedCall
 from backends.protocol import Implementation
+from references.rotary import frequencies
 from suite.spec.inputs import Inputs
 from suite.spec.operators.cached import CACHED, FEATURES
-from suite.spec.operators.scripts import views
+from suite.spec.operators.rotary import Rotation
+from suite.spec.operators.scripts import rotation, views
+
+
+def rotated(x: np.ndarray, positions: np.ndarray, turn: Rotation) -> np.ndarray:
+    """x (b, H, n, D) rotated by positions (b, n)."""
+    theta = frequencies(turn, positions.astype(np.float64)).theta
+    return complex_product(x, np.exp(1j * positions[:, None, :, None] * theta), turn)
 
 
 class ChunkByChunk(Implementation):
@@ -27,14 +36,15 @@ class ChunkByChunk(Implementation):
     )
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
-        fmt = inputs.dtype
-        s = inputs.sizes
+        fmt, s, turn = inputs.dtype, inputs.sizes, rotation(inputs.case)
 
         def call(query: Rounded, key: Rounded, value: Rounded) -> Rounded:
             out = np.zeros((s.B, s.H, s.Lq, s.Dv))
             for view in views(inputs.case):
                 k, v = (view.gathered(x.values) for x in (key, value))
                 q, mask = view.queries(query.values), view.mask[:, None]
+                if turn is not None:
+                    q, k = (rotated(x, at, turn) for x, at in ((q, view.at), (k, view.positions)))
                 settings = {**view.features(inputs.features), "bias": view.bias(inputs.bias)}
                 settings |= {"mask": mask, "scale": inputs.scale, "fmt": fmt}
                 view.put(out, definition(q, k, v, **settings))

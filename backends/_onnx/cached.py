@@ -6,6 +6,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from backends._onnx.contrib import HEAD_SIZES, group_query
 from backends._onnx.engine import OnnxEngine
 from backends._onnx.graph import Symbol
@@ -14,8 +16,11 @@ from backends.declared import Declared
 from backends.implementation import Implementation
 from backends.limits import Limits
 from backends.textbook.cached import GrowingCache
+from suite.spec.case import Case
+from suite.spec.catalogue import AnyCase
 from suite.spec.inputs import Inputs
 from suite.spec.operators.cached import FEATURES
+from suite.spec.operators.scripts import held, rotation
 
 
 def extended(present: Symbol, past: Symbol | None, new: Symbol) -> Symbol:
@@ -39,6 +44,7 @@ class PastAttention(GrowingCache):
             "sinks": "Attention has no sinks", "alibi-slopes": "Attention has no slopes",
             "subsets": "the past of all samples has one length",
             **dict.fromkeys(("bias", "bias-with-mask"), "not passed by this adapter"),
+            **dict.fromkeys(("rotary", "halves", "interleaved"), "Attention rotates nothing"),
         },
         elections={"nan-in-freed-slot": "blocked", "beyond-capacity": "grows"},
     )  # fmt: skip
@@ -51,11 +57,15 @@ class PastAttention(GrowingCache):
             operations(backend), called=lambda layer, call: backend.recorded(call, self.opset)
         )
 
+    def rotated(self, x: Any, n: int, rest: dict[str, Any], inputs: Inputs) -> Any:
+        return x  # the node rotates
+
     def step(
         self, state: Any, query: Any, key: Any, value: Any, n: int, rest: dict[str, Any],
         inputs: Inputs,
     ) -> tuple[Any, Any]:  # fmt: skip
         if query is None:
+            key = super().rotated(key, n, rest, inputs)
             return None, self.read(state, key, value, n, rest)
         outputs = self.node(state, query, key, value, n, rest, inputs)
         past = state or (None, None)
@@ -100,6 +110,24 @@ class PastGroupQuery(PastAttention):
         elections=PastAttention.declared.elections,
     )
 
+    def unsupported(self, case: AnyCase) -> str | None:
+        if isinstance(case, Case) and "rotary" in case.needs:
+            if case.sizes.D % 16:
+                return "a rotation is of a multiple of 16 components"
+            if case.dtype.is_half:
+                return "sine and cosine are stored in the dtype of the case"
+        return super().unsupported(case)
+
+    def masks(self, inputs: Inputs) -> dict[str, Any]:
+        """Also `cosine` and `sine` (tokens, D / 2) of all positions."""
+        arrays, turn = super().masks(inputs), rotation(inputs.case)
+        if turn is not None:
+            theta = turn.base ** (-np.arange(0, turn.size, 2) / turn.size)
+            angles = np.arange(held(inputs.case))[:, None] * theta
+            for name, table in (("cosine", np.cos(angles)), ("sine", np.sin(angles))):
+                arrays[name] = self.backend.array(table, inputs.dtype)
+        return arrays
+
     def node(
         self, state: Any, query: Any, key: Any, value: Any, n: int, rest: dict[str, Any],
         inputs: Inputs,
@@ -112,11 +140,14 @@ class PastGroupQuery(PastAttention):
             "local_window_size": None if left is None else left + 1,
         }  # fmt: skip
         attributes = {name: x for name, x in numbers.items() if x is not None}
+        turn = rotation(case)
+        if turn is not None:
+            attributes |= {"do_rotary": 1, "rotary_interleaved": int(turn.interleaved)}
         query, *new = (x.transpose((0, 2, 1, 3)) for x in (query, key, value))
         last, whole = graph.constant([total - 1] * B, "int32"), graph.constant([total], "int32")
         chunks = None if state is None else graph.constant([L] * B, "int32")
         rows, key, value = group_query(
             query, new, state or (None, None), last, whole, sinks=rest.get("sinks"), chunks=chunks,
-            **attributes,
+            table=(rest.get("cosine"), rest.get("sine")), **attributes,
         )  # fmt: skip
         return rows.transpose((0, 2, 1, 3)), key, value

@@ -42,13 +42,14 @@ ELECTIONS = {
 def group_query(
     query: Symbol, new: Sequence[Symbol], past: Sequence[Symbol | None], last: Symbol, total: Symbol,
     *, bias: Symbol | None = None, sinks: Symbol | None = None,
-    scales: Sequence[Symbol | None] = (None, None), chunks: Symbol | None = None, **attributes: Any,
+    scales: Sequence[Symbol | None] = (None, None), chunks: Symbol | None = None,
+    table: Sequence[Symbol | None] = (None, None), **attributes: Any,
 ) -> tuple[Symbol, Symbol, Symbol]:  # fmt: skip
     """GroupQueryAttention of a query (B, Lq, H, D) and new keys and values (B, L, Hkv, D): the output
     (B, Lq, H, D), and the cache with the new tokens."""
     B, Lq, H, D = query.shape
     rows, key, value = query.graph.add(
-        "GroupQueryAttention", *map(packed, (query, *new)), *past, last, total, *[None] * 3, bias, sinks,
+        "GroupQueryAttention", *map(packed, (query, *new)), *past, last, total, *table, None, bias, sinks,
         *scales, None, None, chunks, domain=DOMAIN, outputs=3, shape=lambda: (B, Lq, H * D),
         num_heads=H, kv_num_heads=new[0].shape[2], **attributes,
     )  # fmt: skip

@@ -16,9 +16,11 @@ from backends._torch.engine import TorchEngine
 from backends._transformers.models import modeling
 from backends.caching import Scripted, Turn
 from backends.declared import Declared
+from suite.spec.case import Case
+from suite.spec.catalogue import AnyCase
 from suite.spec.inputs import Inputs
 from suite.spec.operators.cached import FEATURES
-from suite.spec.operators.scripts import capacity
+from suite.spec.operators.scripts import capacity, rotation
 
 NO_FEATURES = dict.fromkeys(
     ("softcap", "sinks", "alibi-slopes"), "these attention functions have none of it"
@@ -39,6 +41,7 @@ class DynamicSdpa(Scripted):
         refusals={
             **NO_FEATURES,
             "subsets": "the samples of a cache have one length",
+            "interleaved": "Mistral rotates components half a head apart",
             "documents": "masking_utils finds documents in positions only without a cache",
             **dict.fromkeys(
                 ("bias", "bias-with-mask"), "masks of masking_utils are made of booleans"
@@ -55,15 +58,20 @@ class DynamicSdpa(Scripted):
     def function(self) -> Any:
         return import_module("transformers.integrations.sdpa_attention").sdpa_attention_forward
 
+    def unsupported(self, case: AnyCase) -> str | None:
+        if isinstance(case, Case) and "rotary" in case.needs and case.dtype.name == "f64":
+            return "sine and cosine are float32, also in float64 calls"
+        return super().unsupported(case)
+
     def init(self, inputs: Inputs, key: Any) -> Any:
         """The cache, the configuration, and a layer."""
         from transformers import MistralConfig
 
-        s, left = inputs.sizes, inputs.case.option("left")
-        # Caches and masks read no head size; a rotation, which is not called, refuses odd ones.
+        s, left, turn = inputs.sizes, inputs.case.option("left"), rotation(inputs.case)
+        # Caches and masks read no head size; a configuration refuses odd ones.
         config = MistralConfig(
-            num_hidden_layers=1, num_attention_heads=s.H, num_key_value_heads=s.Hkv, head_dim=2,
-            sliding_window=None if left is None else left + 1,
+            num_hidden_layers=1, num_attention_heads=s.H, num_key_value_heads=s.Hkv,
+            head_dim=s.D if turn else 2, sliding_window=None if left is None else left + 1,
         )  # fmt: skip
         config._attn_implementation = self.chosen
         layer = self.backend.torch.nn.Module().eval()
@@ -90,6 +98,8 @@ class DynamicSdpa(Scripted):
             if slides
             else masking_utils.create_causal_mask
         )
+        if rotation(turn.inputs.case) is not None:
+            query, key = self.rotated(query, key, state, turn)
         embeddings = query.new_zeros(s.B, query.shape[2], 1)
         mask = make(config, embeddings, padding, cache)
         key, value = cache.update(key, value, 0)
@@ -99,6 +109,16 @@ class DynamicSdpa(Scripted):
             layer, query, key, value, mask, scaling=turn.inputs.effective_scale, dropout=0.0
         )
         return rows.transpose(1, 2), state
+
+    def rotated(self, query: Any, key: Any, state: Any, turn: Turn) -> tuple[Any, Any]:
+        """Query and key, rotated as in Mistral's model: positions begin at what the cache holds."""
+        torch, home, (cache, config, _) = self.backend.torch, modeling("mistral"), state
+        first, tree = cache.get_seq_length(), turn.chunk.tree
+        places = first + torch.arange(query.shape[2], device=query.device)
+        positions = places[None] if tree is None else self.backend.array(turn.rows, None)
+        embedding = home.MistralRotaryEmbedding(config=config).to(query.device)
+        pair: tuple[Any, Any] = home.apply_rotary_pos_emb(query, key, *embedding(query, positions))
+        return pair
 
     def of_tree(self, turn: Turn, key: Any) -> Any:
         """The mask (B, 1, rows, keys) of a tree, 0 or -inf, for the keys that the cache returns.

@@ -15,6 +15,7 @@ from backends.memory import sequences
 from backends.prepared import PreparedCall
 from backends.textbook.attention import attention
 from backends.textbook.packed import TextbookPacked
+from backends.textbook.rotary import turned
 from suite.spec.case import Case
 from suite.spec.dtypes import CODES, DTYPES
 from suite.spec.inputs import Inputs
@@ -32,6 +33,7 @@ from suite.spec.operators.scripts import (
     capacity,
     joined,
     played,
+    rotation,
 )
 
 
@@ -47,6 +49,7 @@ class TextbookCached(TextbookPacked):
         first = slice(0, inputs.sizes.Lk - inputs.sizes.Lq)
         arguments = sequences(self.backend, inputs) | self.masks(inputs)
         old_key, old_value = (arguments[name][:, :, first] for name in ("key", "value"))
+        old_key = self.rotated(old_key, 0, arguments, inputs)
         held = self.written(self.begun(arguments), old_key, old_value, 0, arguments, inputs)
         arguments |= zip(("held_key", "held_value"), held, strict=True)
         return self.made(inputs, arguments, "timed")
@@ -57,15 +60,22 @@ class TextbookCached(TextbookPacked):
 
     def masks(self, inputs: Inputs) -> dict[str, Any]:
         """By action n: `mask_n` (b, 1, rows, keys), True attends; `distance_n` of the same shape if there
-        are slopes; `bias_n` (b, H, rows, keys); `order_n` (B,) of samples. The arrays of the features by
-        name."""
+        are slopes; `bias_n` (b, H, rows, keys); `order_n` (B,) of samples; `cosine_n` and `sine_n` (b, 1,
+        tokens, D / 2) of a rotation. The arrays of the features by name."""
         case, arrays, biases = inputs.case, dict[str, np.ndarray](), dict[str, np.ndarray]()
+        tables, turn = dict[str, np.ndarray](), rotation(case)
         for n, (action, held, keys) in enumerate(self.seen(case)):
             if isinstance(action, Pick):
                 arrays[f"order_{n}"] = np.array(action.samples, np.int32)
-            elif isinstance(action, Chunk) and action.asked:
-                newest = held.newest(action)
-                rows = held.positions[newest]
+            if not isinstance(action, Chunk):
+                continue
+            newest = held.newest(action)
+            rows = held.positions[newest]
+            if turn is not None:
+                theta = turn.base ** (-np.arange(0, turn.size, 2) / turn.size)
+                angles = (rows[:, :, None] * theta)[:, None]
+                tables |= {f"cosine_{n}": np.cos(angles), f"sine_{n}": np.sin(angles)}
+            if action.asked:
                 mask = allowed(case, rows, held.begins[newest], keys, action.tree)
                 arrays[f"mask_{n}"] = mask[:, None]
                 if inputs.bias is not None:
@@ -75,6 +85,7 @@ class TextbookCached(TextbookPacked):
                     arrays[f"distance_{n}"] = distance[:, None]
         made = {name: self.backend.array(x, None) for name, x in arrays.items()}
         made |= {name: self.backend.array(x, inputs.dtype) for name, x in biases.items()}
+        made |= {name: self.backend.array(x, inputs.dtype.widened) for name, x in tables.items()}
         return made | feature_arrays(self.backend, inputs)
 
     def seen(self, case: Case) -> Iterator[tuple[Action, Held, np.ndarray]]:
@@ -93,11 +104,21 @@ class TextbookCached(TextbookPacked):
             if isinstance(action, Chunk):
                 cut = partial(action.cut, concat=self.ops.concat)
                 q = cut(query, queries=True) if action.asked else None
-                rows, state = self.step(state, q, cut(key), cut(value), n, rest, inputs)
+                q, k = (self.rotated(x, n, rest, inputs) for x in (q, cut(key)))
+                rows, state = self.step(state, q, k, cut(value), n, rest, inputs)
                 answers += [] if rows is None else [(action, rows)]
             elif state is not None:
                 state = self.changed(state, action, n, rest)
         return joined(answers, self.ops.concat)
+
+    def rotated(self, x: Any, n: int, rest: dict[str, Any], inputs: Inputs) -> Any:
+        """Queries or keys of the chunk that is action n, rotated by their positions; as they are without
+        a rotation."""
+        turn, wide = rotation(inputs.case), inputs.dtype.widened.long_name
+        if turn is None or x is None:
+            return x
+        tables = rest[f"cosine_{n}"], rest[f"sine_{n}"]
+        return self.ops.like(turned(self.ops, self.ops.cast(x, wide), *tables, turn), x)
 
     def step(
         self, state: Any, query: Any, key: Any, value: Any, n: int, rest: dict[str, Any],

@@ -9,6 +9,7 @@ import numpy as np
 
 from backends.declared import Declared
 from backends.prepared import PreparedCall
+from backends.textbook.layer import Operations
 from backends.textbook.operator import TextbookOperator
 from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import Inputs
@@ -23,6 +24,20 @@ from suite.spec.operators.rotary import (
     ROTARY,
     Rotation,
 )
+
+
+def turned(ops: Operations, x: Any, cosine: Any, sine: Any, rotation: Rotation) -> Any:
+    """x (B, H, L, D) with rotated pairs, for cosine and sine that broadcast to (B, H, L, r / 2)."""
+    size = rotation.size
+    rest = [x[..., size:]] if size < x.shape[-1] else []
+    if rotation.interleaved:
+        pairs = ops.reshape(x[..., :size], (*x.shape[:-1], size // 2, 2))
+        one, two = pairs[..., 0:1], pairs[..., 1:2]
+        cosine, sine = (ops.reshape(t, (*t.shape, 1)) for t in (cosine, sine))
+        both = ops.concat([one * cosine - two * sine, two * cosine + one * sine], -1)
+        return ops.concat([ops.reshape(both, (*x.shape[:-1], size)), *rest], -1)
+    one, two = x[..., : size // 2], x[..., size // 2 : size]
+    return ops.concat([one * cosine - two * sine, two * cosine + one * sine, *rest], -1)
 
 
 class TextbookRotary(TextbookOperator):
@@ -59,9 +74,9 @@ class TextbookRotary(TextbookOperator):
                 cosine, sine = cosine * number(factor), sine * number(factor)
             if self.casts_table:
                 cosine, sine = (ops.cast(x, inputs.dtype.long_name) for x in (cosine, sine))
-                return self.turned(query, cosine, sine, rotation)
-            turned = self.turned(ops.cast(query, wide.long_name), cosine, sine, rotation)
-            return ops.cast(turned, inputs.dtype.long_name)
+                return turned(ops, query, cosine, sine, rotation)
+            wider = ops.cast(query, wide.long_name)
+            return ops.cast(turned(ops, wider, cosine, sine, rotation), inputs.dtype.long_name)
 
         constants = (rotation, length, inputs.dtype.name)
         return ops.called(self, PreparedCall(call, arguments, constants=constants))
@@ -93,19 +108,6 @@ class TextbookRotary(TextbookOperator):
             factors = rotation.long_factors() if long else rotation.short_factors()
             return theta / number(factors), math.sqrt(1 + math.log(f) / math.log(ORIGINAL_LENGTH))
         return theta, 1.0
-
-    def turned(self, x: Any, cosine: Any, sine: Any, rotation: Rotation) -> Any:
-        """x (B, H, L, D) with rotated pairs."""
-        ops, size = self.ops, rotation.size
-        rest = [x[..., size:]] if size < x.shape[-1] else []
-        if rotation.interleaved:
-            pairs = ops.reshape(x[..., :size], (*x.shape[:-1], size // 2, 2))
-            one, two = pairs[..., 0:1], pairs[..., 1:2]
-            cosine, sine = (ops.reshape(t, (*t.shape, 1)) for t in (cosine, sine))
-            both = ops.concat([one * cosine - two * sine, two * cosine + one * sine], -1)
-            return ops.concat([ops.reshape(both, (*x.shape[:-1], size)), *rest], -1)
-        one, two = x[..., : size // 2], x[..., size // 2 : size]
-        return ops.concat([one * cosine - two * sine, two * cosine + one * sine, *rest], -1)
 
 
 class TextbookRotaryCast(TextbookRotary):

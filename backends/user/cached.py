@@ -19,7 +19,8 @@ from backends.user.function import UserCallable
 from suite.spec.case import Case
 from suite.spec.inputs import Inputs, draw
 from suite.spec.operators.cached import CACHED, FEATURES
-from suite.spec.operators.scripts import capacity, has_documents
+from suite.spec.operators.rotary import Rotation
+from suite.spec.operators.scripts import capacity, has_documents, rotation
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,11 @@ def bias(step: Step) -> Any:
     return step.backend.array(turn.chunk.biases(whole, keys), step.inputs.dtype)
 
 
+def turn(step: Step) -> Rotation | None:
+    """The rotation of queries and keys, or None."""
+    return rotation(step.inputs.case)
+
+
 def parents(step: Step) -> Any:
     """The parent (n,) of each node of a tree, -1 for the last token in the cache; None without a tree."""
     chunk = step.turn.chunk
@@ -114,6 +120,12 @@ STEP: tuple[Parameter[Step], ...] = (
     Parameter("alibi_slopes", ("alibi-slopes",), lambda step: step.array("alibi_slopes")),
     Parameter("scale", ("scale",), lambda step: step.inputs.scale),
     Parameter("bias", ("bias", "bias-with-mask"), bias),
+    Parameter("rotary_base", ("rotary",), lambda step: getattr(turn(step), "base", None)),
+    Parameter(
+        "rotary_interleaved",
+        ("interleaved",),
+        lambda step: getattr(turn(step), "interleaved", None),
+    ),
     Parameter("samples", ("subsets",), samples),
     Parameter("parents", ("tree",), parents),
     Parameter("tree_mask", ("tree",), tree_mask),

@@ -16,6 +16,16 @@ def attend(query: Any, key: Any, value: Any, shown: Any, scale: float | None = N
     return torch.softmax(scores.masked_fill(~shown, -torch.inf), -1) @ value
 
 
+def rotate(x: Any, positions: Any, base: float) -> Any:
+    """Halves of x (b, H, n, D) as pairs, rotated by positions (b, n)."""
+    half = x.shape[-1] // 2
+    theta = base ** (-torch.arange(half, dtype=torch.float64) / half)
+    angle = (positions[:, None, :, None] * theta).to(x.dtype)
+    cosine, sine = torch.cos(angle), torch.sin(angle)
+    one, two = x[..., :half], x[..., half:]
+    return torch.cat([one * cosine - two * sine, two * cosine + one * sine], -1)
+
+
 class Growing:
     """Concatenates. Knows windows, left padding and all operations."""
 
@@ -138,9 +148,11 @@ class Serving:
     def step(
         self, state: dict[str, Any], query: Any, key: Any, value: Any, *,
         samples: Any = None, tree_mask: Any = None, document_starts: Any = None,
-        scale: float | None = None,
+        positions: Any = None, rotary_base: float | None = None, scale: float | None = None,
     ) -> tuple[Any, Any]:  # fmt: skip
         count, device = query.shape[2], query.device
+        if rotary_base is not None:
+            query, key = (rotate(x, positions, rotary_base) for x in (query, key))
         own = (
             torch.arange(len(state["lengths"]), device=device)
             if samples is None

@@ -153,6 +153,25 @@ class CachedInPages(CachedKernel):
         held.table = [list(held.table[n]) for n in samples]
 
 
+class CachedRotatedOnRead(CachedKernel):
+    """Keys are kept as they come, and rotated whenever a chunk attends them. Positions count from behind
+    left padding, and from the beginning of a document."""
+
+    def turned(
+        self, held: Held, query: np.ndarray, key: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        return query, key
+
+    def attend(
+        self, held: Held, query: np.ndarray, key: np.ndarray, value: np.ndarray,
+        rows: np.ndarray, keys: np.ndarray,
+    ) -> np.ndarray:  # fmt: skip
+        assert held.begins is not None
+        first = held.begins[:, :1]
+        q = self.rotated(held, query, rows - first)
+        return super().attend(held, q, self.rotated(held, key, keys - first), value, rows, keys)
+
+
 class CachedEager(CachedKernel):
     """Scores and weights are stored in the dtype of the case."""
 

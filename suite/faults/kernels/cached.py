@@ -13,11 +13,13 @@ from backends._numpy import Rounded
 from backends.caching import Scripted, Turn
 from backends.declared import DeclaredRounding
 from suite.faults.kernels.attention import Call, Kernel, Stated
+from suite.faults.kernels.rotary import RotaryKernel
+from suite.faults.kernels.rotary import Turn as Rotating
 from suite.spec.dtypes import CODES, DTYPES, round_to
 from suite.spec.inputs import Inputs
 from suite.spec.masks import Tree
 from suite.spec.operators.cached import FEATURES
-from suite.spec.operators.scripts import Chunk, capacity, has_documents
+from suite.spec.operators.scripts import Chunk, capacity, has_documents, rotation
 
 
 @dataclass
@@ -102,7 +104,7 @@ class CachedKernel(Stated, Scripted):
         if samples is not None:
             held = state.part(samples)
         held.tree, held.chunk, held.begins = turn.chunk.tree, turn.chunk, turn.begins
-        rows = self.answer(held, query.values, key.values, value.values)
+        rows = self.answer(held, *self.turned(held, query.values, key.values), value.values)
         if samples is not None:
             state.merge(held, samples)
         return Rounded(round_to(rows, fmt), fmt), state
@@ -126,6 +128,33 @@ class CachedKernel(Stated, Scripted):
         out = self.attend(held, query, k, v, rows, keys)
         self.write(held, key, value)
         return out
+
+    def turned(
+        self, held: Held, query: np.ndarray, key: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Queries and keys of a chunk as they attend and are kept: rotated if the call rotates."""
+        count = key.shape[2]
+        return (
+            self.rotated(held, query, self.query_turns(held, count)),
+            self.rotated(held, key, self.key_turns(held, count)),
+        )
+
+    def rotated(self, held: Held, x: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """x (B, H, n, D) rotated by positions (B, n), rounded to the dtype of the case."""
+        turn, fmt = rotation(held.inputs.case), held.inputs.dtype
+        if turn is None:
+            return x
+        return round_to(
+            RotaryKernel(self.backend).turned(Rotating(x, positions, turn, fmt, 0)), fmt
+        )
+
+    def key_turns(self, held: Held, count: int) -> np.ndarray:
+        """The positions (B, count) by which a chunk's keys are rotated."""
+        return self.joining(held, count)
+
+    def query_turns(self, held: Held, count: int) -> np.ndarray:
+        """The positions (B, count) by which a chunk's queries are rotated."""
+        return self.key_turns(held, count)
 
     def joining(self, held: Held, count: int) -> np.ndarray:
         """The positions (B, count) of a chunk's tokens: those of a tree are depths."""

@@ -10,10 +10,25 @@ from typing import Any
 import numpy as np
 
 from references.blocked import attention
+from references.cached import turned
+from references.rounding import NO_ROUNDING, Bounded
+from references.tape import Leaf
 from suite.judge.diagnosis.layers import Another, Guess, made, of_scale, of_softcap, of_window
 from suite.judge.diagnosis.masks import of_tree
 from suite.spec.inputs import Inputs
-from suite.spec.operators.scripts import Chunk, Keep, View, actions, has_documents, views
+from suite.spec.operators.scripts import (
+    Chunk,
+    Keep,
+    View,
+    actions,
+    capacity,
+    has_documents,
+    rotation,
+    views,
+)
+
+Turns = Callable[[View], tuple[np.ndarray, np.ndarray]]
+"""The positions by which the queries (b, rows) and the keys (b, keys) of a chunk are rotated."""
 
 Seen = Callable[[View, int], np.ndarray]
 """The mask (B, rows, keys) of a chunk, from what it sees and its number."""
@@ -40,15 +55,22 @@ def answer(
     features: Callable[[View, int], Mapping[str, Any]] | None = None,
     values: Callable[[View], np.ndarray] | None = None,
     read: Callable[[View, int], View] = lambda view, n: view,
+    turns: Turns = lambda view: (view.at, view.positions),
 ) -> Mapping[str, np.ndarray]:
-    """The output of chunks with other masks, features, values (B, Hkv, keys, Dv), or views."""
-    s = inputs.sizes
+    """The output of chunks with other masks, features, values (B, Hkv, keys, Dv), views, or positions by
+    which queries and keys are rotated."""
+    s, turn = inputs.sizes, rotation(inputs.case)
     out = np.zeros((s.B, s.H, s.Lq, s.Dv))
     for n, each in enumerate(views(inputs.case)):
         view = read(each, n)
         v = view.gathered(inputs.value) if values is None else values(view)
         own = view.features(inputs.features) if features is None else features(view, n)
-        operands = view.queries(inputs.query), view.gathered(inputs.key), v
+        q, k = view.queries(inputs.query), view.gathered(inputs.key)
+        if turn is not None:
+            leaves = (Leaf(NO_ROUNDING, Bounded.exact(x.astype(float))) for x in (q, k))
+            ats = zip(leaves, turns(view), strict=True)
+            q, k = (turned(leaf, at, turn).output.value for leaf, at in ats)
+        operands = q, k, v
         mask = seen(view, n)[:, None]
         bias = view.bias(inputs.bias)
         made = attention(*operands, mask=mask, bias=bias, scale=inputs.scale, features=own)
@@ -209,6 +231,52 @@ def returned(word: str) -> str:
     return f"pick{''.join(map(str, inverse))}"
 
 
+def of_rotation(inputs: Inputs) -> tuple[Guess, ...]:
+    """Rotations by other positions."""
+    case, s = inputs.case, inputs.sizes
+    if rotation(case) is None:
+        return ()
+    other = {"halves": "interleaved", "interleaved": "halves"}[case.option("rotary")]
+    place, slots = np.zeros((s.B, s.Lk), int), capacity(case)  # in its chunk
+    for chunk in actions(case):
+        if isinstance(chunk, Chunk):
+            for b, start in zip(chunk.own, chunk.starts, strict=True):
+                place[b, start : start + chunk.count] = chunk.depths
+    padding = np.array(case.option("padding") or (0,) * s.B)
+
+    def of_chunks(view: View) -> tuple[np.ndarray, np.ndarray]:
+        found = place[view.samples, view.places]
+        return found[:, -view.chunk.count :], found
+
+    def arrived(view: View) -> tuple[np.ndarray, np.ndarray]:
+        return view.places[:, -view.chunk.count :], view.places
+
+    def again(view: View) -> tuple[np.ndarray, np.ndarray]:
+        return view.at, np.where(of_the_chunk(view)[:, 0], 1, 2) * view.positions
+
+    ways: tuple[tuple[Turns, str, str], ...] = (
+        (of_chunks, "The positions of a rotation begin at 0 in every chunk.",
+         "`arange(chunk)` without the length of the cache"),
+        (lambda view: (of_chunks(view)[0], view.positions),
+         "Keys are rotated by their positions, and queries by their places in the chunk.", ""),
+        (lambda view: (view.at % slots, view.positions % slots),
+         "Positions of a rotation begin at 0 again once the ring went round.",
+         "the slot of a token for its position"),
+        (arrived, "The positions of a rotation count tokens that have left the cache, too.",
+         "an offset that no rollback moves back"),
+        (lambda view: (view.at - padding[view.of][:, None], view.positions),
+         "Queries are rotated by positions behind the left padding, and keys by their slots.", ""),
+        (again, "Keys in the cache are rotated again when they are read.", ""),
+    )  # fmt: skip
+    return (
+        (lambda: inputs.replace(rotary="none"), "Nothing is rotated.", "rotary", ""),
+        (lambda: inputs.replace(rotary=other),
+         f"The pairs of a rotation are {other}, expected {case.option('rotary')}.", "rotary", ""),
+        *((lambda way=way: answer(inputs, turns=way), sentence, "rotary", hint)
+          for way, sentence, hint in ways),
+    )  # fmt: skip
+
+
 def of_cached(inputs: Inputs) -> Iterator[Another]:
     """Other scripts, masks, windows, features and scales."""
     own, trees = np.arange(inputs.sizes.B)[:, None], "keep" in "".join(inputs.case.option("script"))
@@ -262,6 +330,7 @@ def of_cached(inputs: Inputs) -> Iterator[Another]:
         (lambda: answer(inputs, values=lambda view: np.moveaxis(
             inputs.value[own[view.of] + 0 * view.samples, :, view.places], 1, 2)),
          "Keys are reordered, and values are not.", "cache", ""),
+        *of_rotation(inputs),
         of_softcap(inputs),
         (lambda: without(inputs, "softcap", lambda view, n: view.mask.shape[1] == 1),
          "Steps of one token have no softcap.", "scores", ""),

@@ -28,8 +28,8 @@ sample 2.
 Capacity is the number of slots of the cache (`room8`). With fewer slots than tokens the cache is a ring:
 tokens that have left the window are overwritten. `pad3.0` hides the first 3 tokens of sample 0 (left
 padding). `bias.1hqk` is added to the scores, a row for every query and a column for every position; all
-samples share it. With `beside` a second cache takes other tokens, step by step in turn with the first
-one.
+samples share it. With `rot.halves` or `rot.interleaved` the call rotates queries and keys by their
+positions. With `beside` a second cache takes other tokens, step by step in turn with the first one.
 """
 
 from __future__ import annotations
@@ -75,6 +75,7 @@ from suite.spec.operators.scripts import (
     has_documents,
     held,
     is_ring,
+    rotation,
     views,
 )
 from suite.spec.recipes import DRAWS
@@ -90,6 +91,7 @@ WORDS = {
     "rollback": "tokens taken back from a cache",
     "reorder": "samples of a cache in another order, or several times",
     "subsets": "some samples of a cache that step alone, and samples of different lengths",
+    "rotary": "queries and keys that the call rotates by their positions in a cache",
     "documents": "several documents in a sample of a cache, one behind the other",
     "tree": "tokens that join a cache as a tree, in which a node attends its ancestors",
     "keep": "of a tree in a cache one path of each sample that stays",
@@ -99,7 +101,8 @@ WORDS = {
 FEATURES = frozenset(
     {
         "window", "softcap", "sinks", "alibi-slopes", "scale", "grouped-heads", "value-size",
-        "bias", "bias-with-mask", "inner-stride", "other-shapes", *(WORDS.keys() - {"overflow"}),
+        "bias", "bias-with-mask", "inner-stride", "other-shapes", "halves", "interleaved",
+        *(WORDS.keys() - {"overflow"}),
     }
 )  # fmt: skip
 """Features of attention with a cache."""
@@ -177,6 +180,9 @@ def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> Map
         "reorder": "pick" in script,
         "subsets": differ(case),
         "documents": has_documents(case),
+        "rotary": rotation(case) is not None,
+        "halves": case.option("rotary") == "halves",
+        "interleaved": case.option("rotary") == "interleaved",
         "tree": "tree" in script,
         "keep": "keep" in script,
         "grouped-heads": sizes.H != sizes.Hkv,
@@ -255,6 +261,8 @@ def validate(case: Case) -> None:
         raise ValueError(f"a ring has a slot for each key of its window: {case.id}")
     if case.option("bias") != "none" and held(case) > s.Lk:
         raise ValueError(f"a bias has a column for every position: {case.id}")
+    if rotation(case) is not None and s.D % 2:
+        raise ValueError(f"a rotation is of pairs of components: {case.id}")
     SLOPES.validate(case)
     if case.option("softcap") is not None:
         SOFTCAP.validate(case)
@@ -322,6 +330,7 @@ CACHED = Operator(
         Option("padding", r"pad(\d+(?:\.\d+)*)", dotted, lambda n: f"pad{'.'.join(map(str, n))}"),
         flag("beside", "beside"),
         choice("bias", ("none", "1hqk", "bhqk"), "bias."),
+        choice("rotary", ("none", "halves", "interleaved"), "rot."),
         *(feature.option for feature in CARRIED if feature.option),
         SCALE,
     ),

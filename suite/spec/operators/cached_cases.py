@@ -32,6 +32,9 @@ SMOKE = (
     f"{GROWN}/c1.tree112.keep2x0.4",
     f"{GROWN}/c1+2.1.0+4",
     f"{GROWN}/c1+2.1.2+1.back2.1/win3/slopes",
+    f"{SMALL}/c5.1.3/rot.halves",
+    f"{GROWN}/c1.5.1.1/win3/room8/pad5.0.12/rot.interleaved",
+    f"{GROWN}/c2.back2of0.3of1.resetof2.3of20.3/rot.halves",
 )
 STANDARD = (
     f"{GROWN}/c1.1.1.1.4/offset",
@@ -85,6 +88,16 @@ STANDARD = (
     f"{GROWN}/c2+2.back3.2.0+1.pick201.1/bias.1hqk",
     f"{GROWN}/c1+2of02.1of1.2+5of1.5of02/cap2.0/sinks",
     f"{GROWN}/c1+1.resetof1.1.1+3.0+1/slopes",
+    # rotations
+    f"{SMALL}/c9/rot.interleaved",
+    f"{SMALL}/c5.back2.1.3/rot.interleaved",
+    f"{SMALL}/c4.1.3.reset.1/rot.halves",
+    f"{GROWN}/c1.3.1.3/pad5.0.12/rot.halves",
+    f"{GROWN}/c1.1.1.1.4/win3/room5/rot.halves",
+    f"{GROWN}/c3.pick200.1.4/rot.halves/sinks/slopes",
+    f"{GROWN}/c1+2.1.2+1.back2.1/rot.halves",
+    f"{SMALL}/c3.tree1121.keep3.2/bias.bhqk/rot.interleaved/cap2.0",
+    "cached/none/gqa4/{dt}/b2h8q3k130d64/c1.2/rot.halves",
     # trees
     f"{SMALL}/c5.tree1121",
     f"{SMALL}/c2.tree11.keep1.tree112.keep2.2",

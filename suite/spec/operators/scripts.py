@@ -11,6 +11,7 @@ import numpy as np
 
 from suite.spec.case import Case
 from suite.spec.masks import Tree
+from suite.spec.operators.rotary import BASE, Rotation
 
 OF = r"(?:of\d+)?"
 ACTION = rf"(?:\d+(?:\+\d+)*{OF}|back\d+{OF}|reset{OF}|pick\d+|tree[1-9]+|keep[\dx]+)"
@@ -358,6 +359,12 @@ def differ(case: Case) -> bool:
     """True if some samples step alone, or if samples differ in their number of tokens."""
     alone = any("of" in word for word in case.option("script"))
     return alone or any(len({*after.lengths.tolist()}) > 1 for _, after in played(case))
+
+
+def rotation(case: Case) -> Rotation | None:
+    """The rotation of queries and keys by their positions, or None."""
+    pairs = case.option("rotary")
+    return None if pairs == "none" else Rotation(case.sizes.D, pairs != "halves", BASE, "none")
 
 
 def has_documents(case: Case) -> bool:
