@@ -13,17 +13,8 @@ from backends.prepared import PreparedCall
 from backends.protocol import Implementation
 from suite.spec.inputs import Inputs
 from suite.spec.operators.cached import CACHED
-from suite.spec.operators.scripts import (
-    Chunk,
-    Crop,
-    Held,
-    Keep,
-    Pick,
-    Reset,
-    allowed,
-    joined,
-    played,
-)
+from suite.spec.operators.scripts import Chunk, Crop, Held, Keep, Pick, Reset, joined, played
+from suite.spec.operators.views import allowed
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,8 @@ from references.tape import Leaf, Node
 from suite.spec.dtypes import CODES
 from suite.spec.inputs import Inputs
 from suite.spec.operators.rotary import Rotation
-from suite.spec.operators.scripts import View, rotation, views
+from suite.spec.operators.scripts import rotation
+from suite.spec.operators.views import View, views
 
 
 class OfChunks(Reference):

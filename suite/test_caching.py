@@ -18,7 +18,8 @@ from suite.spec.catalogue import Ask, asked
 from suite.spec.dtypes import round_to
 from suite.spec.inputs import Inputs
 from suite.spec.operators.cached_cases import PLAIN
-from suite.spec.operators.scripts import Chunk, actions, attended, freed
+from suite.spec.operators.scripts import Chunk, actions, freed
+from suite.spec.operators.views import attended
 from suite.test_invariance import expect_within
 from suite.test_masking import expect_same
 

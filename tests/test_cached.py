@@ -22,7 +22,8 @@ from suite.spec.catalogue import cases as every_case
 from suite.spec.catalogue import of_operator
 from suite.spec.inputs import Inputs, draw
 from suite.spec.operators.cached import CACHED, completed
-from suite.spec.operators.scripts import attended, capacity, held
+from suite.spec.operators.scripts import capacity, held
+from suite.spec.operators.views import attended
 from suite.spec.sizes import Sizes
 from suite.test_caching import tokens
 from tests.plain import attention as plain_attention

@@ -17,7 +17,8 @@ from backends.declared import Declared
 from backends.implementation import ALL_BUT_FLOAT32
 from suite.spec.inputs import Inputs
 from suite.spec.operators.cached import FEATURES
-from suite.spec.operators.scripts import allowed, capacity
+from suite.spec.operators.scripts import capacity
+from suite.spec.operators.views import allowed
 
 NO_METHOD = "the layer has no method for it"
 RING = "the layer writes no ring"

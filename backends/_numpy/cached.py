@@ -15,7 +15,8 @@ from references.rotary import frequencies
 from suite.spec.inputs import Inputs
 from suite.spec.operators.cached import CACHED, FEATURES
 from suite.spec.operators.rotary import Rotation
-from suite.spec.operators.scripts import rotation, views
+from suite.spec.operators.scripts import rotation
+from suite.spec.operators.views import views
 
 
 def rotated(x: np.ndarray, positions: np.ndarray, turn: Rotation) -> np.ndarray:

@@ -29,12 +29,12 @@ from suite.spec.operators.scripts import (
     Pick,
     Reset,
     actions,
-    allowed,
     capacity,
     joined,
     played,
     rotation,
 )
+from suite.spec.operators.views import allowed
 
 
 class TextbookCached(TextbookPacked):

@@ -16,16 +16,8 @@ from references.tape import Leaf
 from suite.judge.diagnosis.layers import Another, Guess, made, of_scale, of_softcap, of_window
 from suite.judge.diagnosis.masks import of_tree
 from suite.spec.inputs import Inputs
-from suite.spec.operators.scripts import (
-    Chunk,
-    Keep,
-    View,
-    actions,
-    capacity,
-    has_documents,
-    rotation,
-    views,
-)
+from suite.spec.operators.scripts import Chunk, Keep, actions, capacity, has_documents, rotation
+from suite.spec.operators.views import View, views
 
 Turns = Callable[[View], tuple[np.ndarray, np.ndarray]]
 """The positions by which the queries (b, rows) and the keys (b, keys) of a chunk are rotated."""

@@ -9,7 +9,8 @@ import numpy as np
 from suite.judge.elections.probe import Probe
 from suite.judge.verdict import Deviation, NotApplicable
 from suite.spec.inputs import Inputs
-from suite.spec.operators.scripts import attended, freed, views
+from suite.spec.operators.scripts import freed
+from suite.spec.operators.views import attended, views
 
 FREED = (
     "cached/none/gqa2/{dt}/b2h4q9k9d8/c3.2.back2.1.3",

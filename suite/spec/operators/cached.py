@@ -76,8 +76,8 @@ from suite.spec.operators.scripts import (
     held,
     is_ring,
     rotation,
-    views,
 )
+from suite.spec.operators.views import views
 from suite.spec.recipes import DRAWS
 from suite.spec.sizes import Sizes
 from suite.spec.vocabulary import OPERANDS
