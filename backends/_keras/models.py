@@ -98,13 +98,12 @@ def functional(
             name: keras.Input(tuple(array.shape[1:]), dtype=backend.dtype_name(array))
             for name, array in arrays.items()
         }
-        answer = plain(**{name: symbols[one] for name, one in names.items()})
-        model = keras.Model(symbols, answer)
-        if through != "predict":
-            symbols_out, answer = answer, model(arrays)
-            for said, shape in zip(
-                _shapes(symbols_out, scores), _shapes(answer, scores), strict=True
-            ):
+        outputs = plain(**{name: symbols[one] for name, one in names.items()})
+        model = keras.Model(symbols, outputs)
+        if through == "function":
+            answer = model(arrays)
+            stated, returned = _shapes(outputs, scores), _shapes(answer, scores)
+            for said, shape in zip(stated, returned, strict=True):
                 if said[0] not in (None, shape[0]) or said[1:] != shape[1:]:
                     raise RuntimeError(f"the model says shape {said}, and answers {shape}")
             return answer

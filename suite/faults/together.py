@@ -17,12 +17,12 @@ def empty_together(kernel: Kernel, call: Call) -> Any:
     """The rows (B, H, Lq, 1) that are without keys by flag and mask together alone."""
     if call.mask is None or not call.causal:
         return False
-    flag, mask = (
-        kernel.causal(call),
-        np.broadcast_to(call.mask.values, (1, 1, *call.mask.shape)[-4:]),
+    flag = kernel.causal(call)
+    mask = np.broadcast_to(call.mask.values, (1, 1, *call.mask.shape)[-4:])
+    flag_leaves, mask_leaves, both_leave = (
+        seen.any(-1, keepdims=True) for seen in (flag, mask, flag & mask)
     )
-    alone = flag.any(-1, keepdims=True) & mask.any(-1, keepdims=True)
-    return alone & ~(flag & mask).any(-1, keepdims=True)
+    return flag_leaves & mask_leaves & ~both_leave
 
 
 @fault(

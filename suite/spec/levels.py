@@ -12,7 +12,7 @@ level that asks it and a row of `DTYPES_AT`. A level includes all levels before 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -178,19 +178,14 @@ class Ask:
         if LEVELS.index(level) < LEVELS.index(self.since):
             return {}
         row = DTYPES_AT[self.dtypes]
-        by_dtype, names = f"{self.dtypes}: {row.why}", getattr(row, level)
-        why = f"{self.why}; {by_dtype}" if self.why else by_dtype
-        ids: dict[str, str] = {}
-        patterns: list[str] = []
-        for each in self.ids:
-            if isinstance(each, Covering):
-                ids |= dict.fromkeys(each.ids(level, names), why)
-            else:
-                patterns += each() if callable(each) else [each]
+        dtypes: tuple[str, ...] = getattr(row, level)
+        why = "; ".join(part for part in (self.why, f"{self.dtypes}: {row.why}") if part)
+        arrays = [each for each in self.ids if isinstance(each, Covering)]
+        ids = {name: why for array in arrays for name in array.ids(level, dtypes)}
         turns: Counter[str] = Counter()
-        for pattern in patterns:
-            own = names
-            if names == TURNS:
+        for pattern in self._patterns():
+            own = dtypes
+            if dtypes == TURNS:
                 operator = part(pattern, "OPERATOR")
                 own = (HALF[turns[operator] % len(HALF)],)
                 turns[operator] += 1
@@ -199,6 +194,14 @@ class Ask:
             reason = why if "{dt}" in pattern else self.why or "a case by itself"
             ids |= dict.fromkeys((pattern.replace("{dt}", dt) for dt in own), reason)
         return ids
+
+    def _patterns(self) -> Iterator[str]:
+        """The patterns, without covering arrays."""
+        for each in self.ids:
+            if isinstance(each, str):
+                yield each
+            elif not isinstance(each, Covering):
+                yield from each()
 
 
 def levels_up_to(level: str) -> tuple[str, ...]:

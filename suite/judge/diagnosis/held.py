@@ -72,16 +72,17 @@ class Evidence:
 def alike(cells: Iterable[Cell], cases: Sequence[Case]) -> list[Cell]:
     """The cells of cases, those first that have the mask and most properties of one of `cases`."""
 
-    def apart(known: tuple[Cell, Case]) -> tuple[bool, int]:
-        words = {*_properties(known[1]).values(), *known[1].needs}
-        return min(
-            ((known[1].mask_token != case.mask_token, len(words ^ about)) for case, about in of),
-            default=(False, 0),
-        )
+    def words(case: Case) -> set[str]:
+        return {*_properties(case).values(), *case.needs}
 
-    of = [(case, {*_properties(case).values(), *case.needs}) for case in cases]
-    known = [(cell, cell.case) for cell in cells if isinstance(cell.case, Case)]
-    return [cell for cell, _ in sorted(known, key=apart)]
+    def difference(cell: Cell) -> tuple[bool, int]:
+        """Whether the masks differ, and the number of differing properties, for the nearest case."""
+        assert isinstance(cell.case, Case)
+        token, own = cell.case.mask_token, words(cell.case)
+        return min(((token != mask, len(own ^ other)) for mask, other in known), default=(False, 0))
+
+    known = [(case.mask_token, words(case)) for case in cases]
+    return sorted((cell for cell in cells if isinstance(cell.case, Case)), key=difference)
 
 
 def _predicted(found: Found, look: Look) -> tuple[np.ndarray, np.ndarray, float] | None:

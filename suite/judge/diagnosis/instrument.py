@@ -376,14 +376,11 @@ def _small(case: Case, D: int) -> Case | None:
     if not case.operator.takes_masks or case.operator.is_layer or not s.Lk or not s.H:
         return None
     Hkv = 1 if s.Hkv == 1 else 3
-    H = Hkv if s.H == s.Hkv else (3 if Hkv == 1 else 6)
+    H = Hkv if s.H == s.Hkv else 3 if s.Hkv == 1 else 6
     Lq, Lk = (1, 7) if s.Lq == 1 else (7, 7) if s.Lq == s.Lk else (5, 7) if s.Lq < s.Lk else (7, 5)
-    plain = {"rate": 0.0, "training": False}
-    known = {name: value for name, value in plain.items() if case.operator.option(name)}
     sizes = Sizes(min(s.B, 2) or 1, H, Hkv, Lq, Lk, D, D)
-    return replace(
-        case, sizes=sizes, dtype=DTYPES["f32"], recipe="normal", axis_order="bhld"
-    ).with_options(**known)
+    small = replace(case, sizes=sizes, dtype=DTYPES["f32"], recipe="normal", axis_order="bhld")
+    return small.with_options(rate=0.0, training=False) if case.operator.option("rate") else small
 
 
 def plain(case: Case) -> Case:

@@ -91,11 +91,12 @@ def group(case: Case) -> str:
     a bias (including ALiBi), or the kind of mask."""
     if not case.operator.is_default:
         return case.operator.name
-    groups = [f.group for f in reversed(asked_features(case)) if f.group]
-    groups.sort(key="bias".__eq__)  # a bias last
-    if groups:
-        return groups[0]
-    return "bias" if case.option("bias") != "none" else re.sub(r"[^a-z].*", "", case.mask_token)
+    groups = [feature.group for feature in asked_features(case) if feature.group]
+    others = [name for name in groups if name != "bias"]
+    if others:
+        return others[-1]
+    biased = groups or case.option("bias") != "none"
+    return "bias" if biased else re.sub(r"[^a-z].*", "", case.mask_token)
 
 
 def pairs(inputs: Inputs) -> int:
