@@ -51,11 +51,29 @@ CASES = (
     "batch-norm/none/mha/f64/b2h1q3k3d5/e5.5.5.5/plain/self/train",
     "batch-norm/none/mha/f64/b2h1q3k3d5/e5.5.5.5/self",
     "batch-norm/none/mha/f64/b2h1q3k3d5/e5.5.5.5/averaged2.0/self",
+    "packed/none/mqa/f64/b3h2q6k7d4v3/seg2.1.3x3.2.2",
+    "packed/none/gqa2/f64/b3h4q5k8d4/seg2.0.3x2.1.5/causalbr",
+    "paged/none/mqa/f64/b3h2q5k9d4v3/seg1.3.1x5.3.1/page3/scale0.3",
+    "paged/none/gqa2/f64/b2h4q4k9d4/seg1.3x5.4/shared/hnd/causal",
+    "merge/none/mha/f64/b2h2q3k4d4",
+    "latent/causalbr/mha/f64/b2h2q3k4d3v2/r4e2/scale0.3",
+    "latent/pad/mha/f64/b2h2q3k4d3/r3e2",
+    "rotary/none/mha/f64/b2h2q3k1d6/interleaved",
+    "gated/causal/gqa2/f64/b2h4q3k3d2v3/e5.5.5.4/self",
 )
+
+VALUES_ALONE = (
+    "quantized/none/gqa2/f64/b2h4q3k5d4/pertoken/zero/causal",
+    "paged-write/none/mha/f64/b2h2q4k9d4v3/seg1.3x5.4/skipped",
+    "encoder/pad/mha/f64/b2h2q3k3d2/e4.4.4.5/gelu/self",
+    "encoder/causal/mha/f64/b2h2q3k3d2/e4.4.4.5/pre/self",
+)
+"""Cases without a chain in float32: keys that are wide, derivatives that do not round, and a chain that
+is so long that bounds say little."""
 
 EMPTY = tuple(text for text in CASES if draw(Case.parse(text)).has_empty_rows)
 
-ROWS = [(text, "zeros") for text in CASES] + [(text, "uniform") for text in EMPTY]
+ROWS = [(text, "zeros") for text in (*CASES, *VALUES_ALONE)] + [(text, "uniform") for text in EMPTY]
 """Every case, and those with rows without keys by what these stand for."""
 
 STEP = np.longdouble(2.0) ** -20
@@ -64,7 +82,7 @@ STEP = np.longdouble(2.0) ** -20
 
 def differentiable(inputs: Inputs) -> list[str]:
     """The names of the arrays that have a gradient."""
-    left_out = set(inputs.operator.array_kinds.statistics) | (
+    left_out = set(inputs.operator.array_kinds.constants) | (
         {"key", "value"} if inputs.self_attention else set()
     )
     if not inputs.operator.has_keys:

@@ -7,13 +7,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from suite.judge.oracle import Oracle, Rounding
 from suite.spec.case import Case
 from suite.spec.catalogue import cases as every_case
 from suite.spec.catalogue import of_operator
-from suite.spec.inputs import Inputs, draw, draw_cotangent, draw_tangents
+from suite.spec.inputs import Inputs, draw, draw_cotangent
 from suite.spec.operators.paged_write import PAGED_WRITE
 from tests.runtimes import of_person
 
@@ -45,17 +44,9 @@ def test_the_reference_is_a_copy_token_by_token() -> None:
         assert (slots < 0).any() == case.option("skipped")
 
 
-def test_derivatives_are_those_of_a_copy() -> None:
+def test_skipped_tokens_have_no_gradient() -> None:
     inputs = draw(Case.parse(SKIPPED))
-    names = ("key", "key_cache")
-    cotangent, tangents = draw_cotangent(inputs.case), draw_tangents(inputs.case, names)
-    gradients = Oracle.vjp(inputs, cotangent, Rounding("exact")).expected
-    moved = Oracle.jvp(inputs, tangents, Rounding("exact")).expected["output"].value
-    changed = inputs.replace(**{name: inputs.arrays[name] + tangents[name] for name in names})
-    difference = token_by_token(changed, "key") - token_by_token(inputs, "key")
-    assert np.allclose(moved.astype(float), difference, rtol=0, atol=1e-14)
-    backward = sum(float((gradients[name].value * tangents[name]).sum()) for name in names)
-    assert float((cotangent * moved).sum()) == pytest.approx(backward, rel=1e-12)
+    gradients = Oracle.vjp(inputs, draw_cotangent(inputs.case), Rounding("exact")).expected
     skipped = inputs.arrays["slot_mapping"] < 0
     assert set(gradients) == {"key", "key_cache"}
     assert not gradients["key"].value[skipped].any()
