@@ -12,7 +12,8 @@ import numpy as np
 from suite.spec.dtypes import DType
 from suite.spec.inputs import Inputs
 from suite.spec.operators.packed import summed
-from suite.spec.operators.quantized import broadcast
+from suite.spec.operators.quantized import argument
+from suite.spec.operators.tiles import TILE
 from suite.spec.vocabulary import ARRANGEMENTS, OPERANDS
 
 if TYPE_CHECKING:
@@ -241,11 +242,26 @@ def written(backend: Backend, inputs: Inputs) -> dict[str, Any]:
 
 def coded(backend: Backend, inputs: Inputs) -> dict[str, Any]:
     """The arrays of attention over codes, or of writing codes, by name. Scales and zero points broadcast
-    with their keys or values."""
+    with their keys or values, but for one number of every tile."""
     return {
         name: backend.array(
-            broadcast(inputs, name) if name.endswith(("scale", "zero")) else array,
+            argument(inputs, name) if name.endswith(("scale", "zero")) else array,
             inputs.case.dtype_of(name),
         )
         for name, array in inputs.arrays.items()
+    }
+
+
+def by_component(
+    arrays: Mapping[str, Any], inputs: Inputs, repeat: Callable[[Any, int, int], Any]
+) -> dict[str, Any]:
+    """The arrays of `coded`, with scales and zero points of tiles repeated for every component of keys
+    and values; `repeat(array, times, axis)` is the framework's."""
+    sizes = {"key": inputs.sizes.D, "value": inputs.sizes.Dv}
+    tiled = inputs.case.option("scales") == "pertile"
+    return {
+        name: repeat(x, TILE, 3)[..., : sizes[name.partition("_")[0]]]
+        if tiled and name.endswith(("scale", "zero"))
+        else x
+        for name, x in arrays.items()
     }

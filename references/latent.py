@@ -9,6 +9,10 @@ u_o |k|, the absorbed form queries with errors gamma_D |q| |W| + u_o |q~|, and a
 relative to |a| |W|. Either bound may be several times the other. `Roundoffs.absorbs` says which form is
 meant; None stands for either, elementwise the larger bound.
 
+Latents that are codes times scales are exact in the reference, and have the errors of keys that are codes
+(`references.quantized`): (u_s + u_p) |c|, whether scales multiply codes, or sums over a tile. They have
+no gradient.
+
 Source: DeepSeek-AI, DeepSeek-V2, arXiv 2405.04434 (2024), section 2.1.2 and appendix C.
 """
 
@@ -27,15 +31,16 @@ from references.primitives.attend import Attend, LogSumExp
 from references.primitives.latent import Expanded, Lifted, PartedScores, PerHead
 from references.primitives.pairs import Pairs
 from references.primitives.scores import Scores
-from references.rounding import Bounded, Roundoffs
-from references.tape import Node
+from references.rounding import Bounded, Roundoffs, magnitude
+from references.tape import Leaf, Node
 from suite.spec.inputs import Inputs
+from suite.spec.operators.latent import dequantized
 
 
 def compose(problem: Problem) -> Composition:
     """The output (B, H, Lq, Dv) and the log-sum-exp (B, H, Lq)."""
     u, s = problem.u, problem.sizes
-    pairs, latent = Pairs.of(problem), problem.leaf("latent")
+    pairs, latent = Pairs.of(problem), latents(problem)
     w_uk, w_uv = problem.leaf("w_uk"), problem.leaf("w_uv")
 
     def scores(query: Node, key: Node, rope: Node) -> PartedScores:
@@ -58,6 +63,15 @@ def compose(problem: Problem) -> Composition:
         key, value = (Moved(Expanded(u, latent, w, features=features), 2, 1) for w in (w_uk, w_uv))
         output = attend = Attend(u, scores(query, key, rope), value, pairs)
     return Composition(output, {"lse": LogSumExp(attend)}, pairs.keys)
+
+
+def latents(problem: Problem) -> Leaf:
+    """The latents (B, Lk, R). Decoded ones are constants with errors."""
+    u = problem.u
+    if "latent" in problem.arrays:
+        return problem.leaf("latent")
+    value = dequantized(problem.arrays)
+    return Leaf(u, Bounded(value, (u.score + u.weight) * magnitude(value) + u.weight_underflow))
 
 
 class _Latent(Reference):

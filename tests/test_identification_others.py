@@ -22,6 +22,8 @@ from tests.functions.caching import Growing  # noqa: E402
 ROTARY = "rotary/none/mha/f32/b2h3q17k1d16"
 PAGED = "paged/none/gqa2/f32/b3h4q9k24d8/seg1.3.5x7.12.5/causal"
 LATENT = "latent/causalbr/mha/f32/b2h3q4k9d8v6"
+TILED = "quantized/none/gqa2/f32/b1h4q3k9d160v130/e4m3/pertile/causal"
+LATENT_CODES = "latent/causalbr/mha/f32/b2h3q4k9d8v6/r160e4/e4m3"
 WRITES = "quantized/none/gqa2/f32/b2h4q3k17d8/perhead/causal/writes"
 QUANTIZED = "quantized/none/gqa2/f32/b2h4q3k17d8/perhead/causal"
 
@@ -135,6 +137,19 @@ OTHERS = (
     ("quantized-stored-with-key-scales", "Values have the scales of keys.", WRITES),
     ("quantized-stored-with-the-scale-before", "Every token has the scale of the token before.",
      "quantized/none/gqa2/f32/b2h4q3k17d8/pertoken/zero/causal/writes"),
+    ("quantized-value-scale-forgotten", "The scales of values are not used.", QUANTIZED),
+    ("quantized-zero-after-the-scale", "Zero points are subtracted behind the scale.",
+     "quantized/none/mqa/f32/b3h2q1k23d8v6/perchannel/zero"),
+    ("quantized-unsigned", "Codes are read as unsigned numbers.", WRITES),
+    ("quantized-tiles-of64", "A tile has 64 components.", TILED),
+    ("quantized-scale-of-the-first-tile", "All tiles have the scale of tile 0.", TILED),
+    ("quantized-last-tile-forgotten", "The last tile is not multiplied by its scale.", TILED),
+    ("latent-last-tile-forgotten", "The last tile is not multiplied by its scale.", LATENT_CODES),
+    ("latent-rotary-key-scaled", "Rotary keys are multiplied by the scale", LATENT_CODES),
+    ("latent-scale-roughly", "The scale is 1.01 times the right one.", LATENT),
+    ("codes-tiles-of64", "A tile has 64 components.",
+     "quantized-write/none/mha/f32/b1h2q5k5d160v130/pertile"),
+    ("codes-cut-off", "Numbers are rounded towards 0.", "quantized-write/none/mha/f32/b3h2q9k9d8v6/e5m2"),
     ("codes-cut-off", "Numbers are rounded towards 0.",
      "quantized-write/none/mha/f32/b2h2q17k17d8/perhead"),
     ("codes-clipped-to-early-tokens", "clipped to the range of the first tokens",

@@ -145,8 +145,8 @@ def verdicts(name: str, said: dict[str, Any]) -> dict[str, set[str]]:
     [
         ("absorbed", {}, {"the function has no parameter return_lse"}),
         ("absorbed", {"absorbs": True}, {"the function has no parameter return_lse"}),
-        ("unabsorbed", {}, set()),
-        ("unabsorbed", {"absorbs": False}, set()),
+        ("unabsorbed", {}, {"the function has no parameter latent_scale"}),
+        ("unabsorbed", {"absorbs": False}, {"the function has no parameter latent_scale"}),
     ],
 )
 def test_a_right_function_passes(name: str, said: dict[str, Any], lacks: set[str]) -> None:

@@ -74,6 +74,17 @@ def test_keys_are_scale_times_code_minus_zero() -> None:
         assert value[b, g, k, v] == arrays["value_scale"][b, g, k] * code
 
 
+@pytest.mark.parametrize("name", KINDS)
+def test_a_tile_has_128_components_and_the_last_one_the_rest(name: str) -> None:
+    inputs = draw(Case.parse("quantized/none/gqa2/f32/b1h4q3k5d160v130/pertile/zero"))
+    arrays, value = inputs.arrays, dequantized(inputs, name)
+    scale, zero, codes = (arrays[f"{name}_{kind}"] for kind in ("scale", "zero", "codes"))
+    assert scale.shape[-1] == 2
+    for place in np.ndindex(value.shape):
+        tile = (*place[:3], place[3] // 128)
+        assert value[place] == scale[tile] * (codes[place] - zero[tile])
+
+
 PROMISED = {
     "int8": (0.0, 0.5), "int4": (0.0, 0.5), "e4m3": (2.0**-4, 2.0**-10), "e5m2": (2.0**-3, 2.0**-17),
 }  # fmt: skip
@@ -124,7 +135,8 @@ def test_the_bound_without_codes_holds_for_the_codes_that_are_written(case: Case
     loose, given = oracle.expected["output"], oracle.given(answer).expected["output"]
     away = np.abs(given.value - loose.value) + given.error
     assert (away <= loose.error).all()
-    assert (away / loose.error).max() > 2.0**-6
+    near = case.sizes.D < 100  # with more components scores are off by more than 1, in e4m3
+    assert (away / loose.error).max() > (2.0**-6 if near else 0)
     assert given.error.max() < loose.error.max()
 
 
@@ -155,6 +167,6 @@ def test_a_persons_function_over_codes() -> None:
 def test_a_persons_function_that_writes_codes() -> None:
     assert set().union(*statuses("written", "quantized-write").values()) == {"pass"}
     whole = statuses("cut_off", "quantized-write")
-    assert whole["int8", False] == {"fail"}
+    assert whole["int8", False] == {"fail", "unsupported"}  # it knows no tiles
     assert whole["int8", True] == whole["e4m3", False] == {"unsupported"}
-    assert statuses("floats", "quantized-write")["int8", False] == {"fail"}
+    assert statuses("floats", "quantized-write")["int8", False] == {"fail", "unsupported"}

@@ -14,7 +14,7 @@ from backends.prepared import PreparedCall, attention_call
 from backends.protocol import Implementation
 from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import Inputs
-from suite.spec.operators.latent import FEATURES, LATENT, plain
+from suite.spec.operators.latent import FEATURES, IN_CODES, LATENT, plain
 
 
 class ProjectedKeys(Implementation):
@@ -24,7 +24,7 @@ class ProjectedKeys(Implementation):
     operator = LATENT
     declared = Declared(
         numerics="exact",
-        features=FEATURES,
+        features=FEATURES | IN_CODES,
         refusals={"gradient": "NumPy differentiates nothing"},
         elections={"fully-masked-row": "zeros", "lse-of-empty-row": "minus-inf"},
         rounding=DeclaredRounding(absorbs=dict.fromkeys(DTYPES, False)),

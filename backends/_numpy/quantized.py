@@ -10,7 +10,7 @@ import numpy as np
 from backends._numpy.attention import definition
 from backends._numpy.engine import Rounded
 from backends.declared import Declared
-from backends.memory import coded
+from backends.memory import by_component, coded
 from backends.prepared import PreparedCall
 from backends.protocol import Implementation
 from suite.spec.dtypes import CODES, Code, round_to
@@ -39,6 +39,7 @@ class ScaledCodes(Implementation):
             plain: dict[str, Any] = {
                 n: array.values.astype(precision) for n, array in arrays.items()
             }
+            plain = by_component(plain, inputs, np.repeat)
             new = {n: nearest(plain, n, code) for n in KINDS if n in plain}
             for n, codes in new.items():
                 plain[f"{n}_codes"][:, :, -codes.shape[2] :] = codes
@@ -75,6 +76,7 @@ class NearestCodes(Implementation):
 
         def call(**arrays: Rounded) -> tuple[Rounded, Rounded]:
             plain = {name: array.values for name, array in arrays.items()}
+            plain = by_component(plain, inputs, np.repeat)
             key, value = (nearest(plain, n, code) for n in KINDS)
             return Rounded(key, code), Rounded(value, code)
 

@@ -32,6 +32,7 @@ REFUSALS = {
     "e5m2-codes": FLOATS,
     "zero-points": "GroupQueryAttention has no zero points",
     "scales-of-tokens": "GroupQueryAttention has a scale for the tensor, or for every component",
+    "scales-of-tiles": "GroupQueryAttention has a scale for the tensor, or for every component",
     "value-size": "GroupQueryAttention has values of the keys' size",
     "gradient": "models have no gradients",
 }

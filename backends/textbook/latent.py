@@ -14,7 +14,8 @@ from backends.textbook.attention import attention
 from backends.textbook.operator import TextbookOperator
 from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import Inputs
-from suite.spec.operators.latent import FEATURES, LATENT
+from suite.spec.operators.latent import FEATURES, IN_CODES, LATENT
+from suite.spec.operators.tiles import TILE
 
 
 def form(absorbs: bool) -> DeclaredRounding:
@@ -26,18 +27,26 @@ class TextbookLatent(TextbookOperator):
     """Latent attention, of either form."""
 
     operator = LATENT
-    declared = Declared(features=FEATURES)
+    declared = Declared(features=FEATURES | IN_CODES)
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         lse = "lse" in inputs.outputs
 
         def call(mask: Any = None, **arrays: Any) -> Any:
+            if "latent_codes" in arrays:
+                arrays["latent"] = self.decoded(arrays)
             return self.compute(arrays, mask, inputs.effective_scale, lse)
 
         constants = (inputs.effective_scale, lse)
         arguments = masked_arrays(self.backend, inputs)
         plain = PreparedCall(call, arguments, inputs.outputs, constants=constants)
         return self.ops.called(self, plain)
+
+    def decoded(self, x: Mapping[str, Any]) -> Any:
+        """The latents (B, Lk, R) of codes, in the dtype of the query."""
+        ops, scale, R = self.ops, x["latent_scale"], x["latent_codes"].shape[2]
+        scales = ops.repeat(scale, TILE, 2)[..., :R]
+        return ops.like(ops.like(x["latent_codes"], scale) * scales, x["query"])
 
     @abstractmethod
     def compute(self, x: Mapping[str, Any], mask: Any, scale: float, lse: bool) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from backends.declared import Declared
-from backends.memory import coded
+from backends.memory import by_component, coded
 from backends.prepared import PreparedCall
 from backends.textbook.operator import TextbookOperator
 from suite.spec.dtypes import CODES
@@ -49,6 +49,7 @@ class TextbookQuantized(OverCodes):
             arguments["hidden"] = backend.array(~mask[None, None], None)
 
         def call(query: Any, hidden: Any = None, **rest: Any) -> Any:
+            rest = by_component(rest, inputs, ops.repeat)
             new = {
                 f"{name}_codes": self.codes(name, rest, inputs) for name in KINDS if name in rest
             }
@@ -91,7 +92,11 @@ class FoldedScales(TextbookQuantized):
 
     name = "textbook-quantized-folded"
     declared = Declared(
-        features=FEATURES, refusals={"zero-points": "zero points are not folded in here"}
+        features=FEATURES,
+        refusals={
+            "zero-points": "zero points are not folded in here",
+            "scales-of-tiles": "a scale of a tile is no factor of scores, weights or outputs",
+        },
     )
 
     def compute(self, query: Any, rest: Mapping[str, Any], hidden: Any, inputs: Inputs) -> Any:
@@ -128,6 +133,7 @@ class TextbookQuantizedWrite(OverCodes):
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         def call(**arrays: Any) -> tuple[Any, Any]:
+            arrays = by_component(arrays, inputs, self.ops.repeat)
             key, value = (self.written(name, arrays, inputs) for name in KINDS)
             return key, value
 

@@ -13,12 +13,13 @@ from suite.spec.case import Case
 from suite.spec.catalogue import AnyCase
 from suite.spec.inputs import Inputs
 from suite.spec.masks import And
-from suite.spec.operators.latent import AXES, FEATURES, LATENT, split_causal
+from suite.spec.operators.latent import AXES, FEATURES, IN_CODES, LATENT, split_causal
 
 KEYWORDS: tuple[Parameter[Inputs], ...] = (
     Parameter("causal", ("causal",)),
     Parameter("mask", ("mask", "mask-array", "causal", "window", "padding")),
     *SCALES,
+    Parameter("latent_scale", ("scales-of-tiles",)),
     Parameter("return_lse", ("lse",), lambda inputs: "lse" in inputs.outputs or None),
 )
 """The keyword parameters of latent attention."""
@@ -28,13 +29,14 @@ class UserLatent(UserCallable):
     """A user's `function(query, query_rope, latent, key_rope, w_uk, w_uv, ...)`.
 
     The function returns (B, H, Lq, Dv), with `return_lse` also the log-sum-exp (B, H, Lq), and receives
-    the `KEYWORDS` that it takes. A causal flag is aligned at the last key.
+    the `KEYWORDS` that it takes. A causal flag is aligned at the last key. With `latent_scale` (B, Lk,
+    R / 128) the latents are codes.
     """
 
     operator = LATENT
     arrays = tuple(AXES)
     table = KEYWORDS
-    features = FEATURES
+    features = FEATURES | IN_CODES
 
     def unsupported(self, case: AnyCase) -> str | None:
         """As for every function; a mask whose causal part is a flag needs no array for this part."""
@@ -53,6 +55,9 @@ class UserLatent(UserCallable):
 
         def call(mask: Any = None, **arrays: Any) -> Any:
             more = keywords if mask is None else keywords | {"mask": mask}
+            if "latent_codes" in arrays:
+                arrays["latent"] = arrays["latent_codes"]
+                more = more | {"latent_scale": arrays["latent_scale"]}
             return self.called(*(arrays[name] for name in self.arrays), **more)
 
         return PreparedCall(call, arrays, inputs.outputs, constants=tuple(sorted(keywords.items())))

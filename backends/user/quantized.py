@@ -15,6 +15,7 @@ from suite.spec.inputs import Inputs
 from suite.spec.operators.quantized import FEATURES, QUANTIZED
 from suite.spec.operators.quantized_write import FEATURES as WRITE_FEATURES
 from suite.spec.operators.quantized_write import QUANTIZED_WRITE
+from suite.spec.operators.tiles import TILE
 
 SCALES = ("key_scale", "value_scale")
 
@@ -28,6 +29,13 @@ ZEROS: tuple[Parameter[Inputs], ...] = (
 """The keywords of zero points, which are arrays."""
 
 
+SIZE: Parameter[Inputs] = Parameter(
+    "tile",
+    ("scales-of-tiles",),
+    lambda inputs: TILE if inputs.case.option("scales") == "pertile" else None,
+)
+"""The keyword of scales that do not broadcast: the components that share one."""
+
 NEW: tuple[Parameter[Inputs], ...] = (
     Parameter("key", ("new-tokens",), lambda inputs: inputs.arrays.get("key")),
     Parameter("value", ("new-tokens",), lambda inputs: inputs.arrays.get("value")),
@@ -36,7 +44,8 @@ NEW: tuple[Parameter[Inputs], ...] = (
 
 
 class UserOfCodes(UserCallable):
-    """A user's function of codes. Scales and zero points broadcast with their keys or values."""
+    """A user's function of codes. Scales and zero points broadcast with their keys or values, but with a
+    `tile` they have one number for so many components."""
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         keywords = self.binder.bind(inputs, inputs.needs)
@@ -71,6 +80,7 @@ class UserQuantized(UserOfCodes):
     table = (
         *ZEROS,
         *NEW,
+        SIZE,
         Parameter(
             "causal", ("causal",), lambda inputs: inputs.case.option("alignment") == "causal"
         ),
@@ -92,6 +102,7 @@ class UserQuantizedWrite(UserOfCodes):
     arrays = ("key", "value", *SCALES)
     table = (
         *ZEROS,
+        SIZE,
         Parameter(
             "dtype", ("e4m3-codes", "e5m2-codes"), lambda inputs: inputs.case.option("codes")
         ),

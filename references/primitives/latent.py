@@ -25,7 +25,8 @@ Bounds, in the notation of `references.rounding`; |.| is elementwise, delta boun
           p_j c_jm, their sums and the stored average round in every component m of its own.
 
 A projection that only selects or negates components, with at most one entry of 1 or -1 per column, rounds
-nothing: other products are zeros.
+nothing: other products are zeros. Latents that come with an error, such as codes times scales, are no
+numbers of the dtype, and are rounded when keys and values of them are stored.
 
 Source: the bounds are derived here, with Higham (2002), sections 3.1 and 3.3.
 """
@@ -68,7 +69,7 @@ class Expanded(Linear):
         flat = kernel.value.reshape(len(kernel.value), -1)
         chosen = selects(flat).reshape(1, 1, *kernel.shape[1:])
         inherited = (x @ Bounded(flat, kernel.error.reshape(flat.shape))).reshape(*y.shape)
-        return Bounded(y.value, np.where(chosen, inherited.error, y.error))
+        return Bounded(y.value, np.where(chosen & (inherited.error == 0), 0.0, y.error))
 
 
 class PerHead(Node):

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from backends._numpy import Rounded
 from suite.faults.fault import fault
 from suite.faults.kernels.attention import Call
 from suite.faults.kernels.latent import AbsorbedKernel, Arrays, LatentKernel
 from suite.spec.dtypes import DTYPES, DType, round_to
+from suite.spec.operators.tiles import TILE
 
 FAMILY = "latent"
 
@@ -224,3 +227,51 @@ class LatentProjectionWithoutGradient(AbsorbedKernel):
 
     def gradients(self, x: Arrays, call: Call, cotangent: np.ndarray) -> dict[str, np.ndarray]:
         return {**super().gradients(x, call, cotangent), "w_uv": np.zeros_like(x["w_uv"])}
+
+
+@fault("values", "`scale[0]` of a token; every 128 components have a scale", family="quantized")
+class LatentScaleOfTheFirstTile(AbsorbedKernel):
+    """All tiles of a latent have the scale of the first tile."""
+
+    def of_tiles(self, scale: np.ndarray, size: int) -> np.ndarray:
+        return super().of_tiles(scale[..., :1] + 0 * scale, size)
+
+
+@fault("values", "`component // 64`; a tile has 128 components", family="quantized")
+class LatentTilesOf64(LatentKernel):
+    """A tile of a latent has 64 components."""
+
+    def of_tiles(self, scale: np.ndarray, size: int) -> np.ndarray:
+        return scale[..., np.minimum(np.arange(size) // 64, scale.shape[-1] - 1)]
+
+
+@fault("values", "`width // 128` tiles; round up", family="quantized")
+class LatentLastTileForgotten(AbsorbedKernel):
+    """The components of a latent behind the last whole tile are not multiplied by a scale."""
+
+    def of_tiles(self, scale: np.ndarray, size: int) -> np.ndarray:
+        whole = size - size % TILE
+        return np.where(np.arange(size) < whole, super().of_tiles(scale, size), 1)
+
+
+@fault("values", "`scale[slot - 1]`, written after the codes", family="quantized")
+class LatentScaleOfTheTokenBefore(LatentKernel):
+    """A latent has the scales of the token before."""
+
+    def of_tiles(self, scale: np.ndarray, size: int) -> np.ndarray:
+        return super().of_tiles(np.roll(scale, 1, 1), size)
+
+
+@fault(
+    "values",
+    "the whole row of the cache times `scale`; rotary keys are no codes",
+    family="quantized",
+)
+class LatentRotaryKeyScaled(AbsorbedKernel):
+    """Rotary keys are multiplied by the scale of the last tile, too."""
+
+    def read(self, arrays: Mapping[str, Rounded]) -> Arrays:
+        x = super().read(arrays)
+        if "latent_scale" not in x:
+            return x
+        return {**x, "key_rope": x["key_rope"] * x["latent_scale"][..., -1:]}

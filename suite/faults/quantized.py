@@ -7,6 +7,7 @@ import numpy as np
 from suite.faults.fault import fault
 from suite.faults.kernels.quantized import Coded, QuantizedKernel, Scales
 from suite.spec.dtypes import DTYPES, round_to
+from suite.spec.operators.tiles import TILE
 
 FAMILY = "quantized"
 
@@ -20,8 +21,8 @@ class KeyScales(Scales):
     """The scales of keys and values are those of the keys."""
 
     def scale_of(self, name: str, call: Coded) -> np.ndarray:
-        key, value = (call.arrays[f"{kind}_scale"] for kind in ("key", "value"))
-        return key[..., : value.shape[-1]]
+        own = super().scale_of(name, call)
+        return super().scale_of("key", call)[..., : own.shape[-1]]
 
 
 class FirstHeadScales(Scales):
@@ -42,7 +43,9 @@ class QuantizedScalesExchanged(QuantizedKernel):
 
     def scale_of(self, name: str, call: Coded) -> np.ndarray:
         other = "value" if name == "key" else "key"
-        scale, own = (call.arrays[f"{kind}_scale"] for kind in (other, name))
+        scale, own = (
+            super(QuantizedScalesExchanged, self).scale_of(n, call) for n in (other, name)
+        )
         return scale if scale.shape == own.shape else own
 
 
@@ -119,6 +122,41 @@ class QuantizedScaleOfTheNextChannel(QuantizedKernel):
 
     def scale_of(self, name: str, call: Coded) -> np.ndarray:
         return rolled(super().scale_of(name, call), 3)
+
+
+@fault("values", "`scale[0]`; every tile of 128 components has a scale")
+class QuantizedScaleOfTheFirstTile(QuantizedKernel):
+    """All tiles of a token have the scale of the first tile."""
+
+    def of_tiles(self, array: np.ndarray, size: int) -> np.ndarray:
+        return super().of_tiles(array[..., :1] + 0 * array, size)
+
+
+@fault(
+    "values", "`component * tiles // width`; a tile has 128 components, and the last one the rest"
+)
+class QuantizedTilesOfOneWidth(QuantizedKernel):
+    """The width is divided into tiles of one width."""
+
+    def of_tiles(self, array: np.ndarray, size: int) -> np.ndarray:
+        return np.asarray(array[..., np.arange(size) * array.shape[-1] // size])
+
+
+@fault("values", "`component // 64`; a tile has 128 components")
+class QuantizedTilesOf64(QuantizedKernel):
+    """A tile has 64 components."""
+
+    def of_tiles(self, array: np.ndarray, size: int) -> np.ndarray:
+        return array[..., np.minimum(np.arange(size) // 64, array.shape[-1] - 1)]
+
+
+@fault("values", "`width // 128` tiles; round up")
+class QuantizedLastTileForgotten(QuantizedKernel):
+    """The components behind the last whole tile are not multiplied by a scale."""
+
+    def of_tiles(self, array: np.ndarray, size: int) -> np.ndarray:
+        whole = size - size % TILE
+        return np.where(np.arange(size) < whole, super().of_tiles(array, size), 1)
 
 
 @fault("values", "codes of asymmetric quantisation read as symmetric ones; `scale * (code - zero)`")
@@ -216,7 +254,7 @@ class FrozenScales(Scales):
 
     def scale_of(self, name: str, call: Coded) -> np.ndarray:
         kept: dict[str, np.ndarray] = self.__dict__.setdefault("kept", {})
-        return kept.setdefault(f"{call.case.id} {name}", call.arrays[f"{name}_scale"])
+        return kept.setdefault(f"{call.case.id} {name}", super().scale_of(name, call))
 
 
 @fault(

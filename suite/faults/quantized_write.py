@@ -137,6 +137,14 @@ class CodesScaleOfTheTokenBefore(QuantizedWriteKernel):
         return np.roll(super().scale_of(name, call), 1, 2)
 
 
+@fault("values", "`component // 64`; a tile has 128 components")
+class CodesTilesOf64(QuantizedWriteKernel):
+    """Numbers are written with the scales of tiles of 64 components."""
+
+    def of_tiles(self, array: np.ndarray, size: int) -> np.ndarray:
+        return array[..., np.minimum(np.arange(size) // 64, array.shape[-1] - 1)]
+
+
 @fault("values", "`scale[0]`; every head has a scale", family="heads")
 class CodesScaleOfTheFirstHead(FirstHeadScales, QuantizedWriteKernel):
     """All heads are written with the scales of the first head."""

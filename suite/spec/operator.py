@@ -38,6 +38,9 @@ LETTERS = {
     "z": "features of the value",
     "o": "features of the output",
     "r": "size of a latent",
+    "m": "tiles of 128 of d",
+    "n": "tiles of 128 of v",
+    "l": "tiles of 128 of r",
     "e": "rotary size of a query and a key beside d",
 }
 """Meaning of axis letters. Features belong to layers. d is also the units of additive attention."""

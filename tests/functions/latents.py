@@ -20,8 +20,11 @@ def attended(query: Any, key: Any, value: Any, scale: float, causal: bool, mask:
 
 def absorbed(
     query: Any, query_rope: Any, latent: Any, key_rope: Any, w_uk: Any, w_uv: Any,
-    causal: bool = False, mask: Any = None, scale: float | None = None,
+    causal: bool = False, mask: Any = None, scale: float | None = None, latent_scale: Any = None,
 ) -> Any:  # fmt: skip
+    if latent_scale is not None:
+        scales = latent_scale.repeat_interleave(128, -1)[..., : latent.shape[-1]]
+        latent = (latent.to(scales.dtype) * scales).to(query.dtype)
     scale = (query.shape[-1] + query_rope.shape[-1]) ** -0.5 if scale is None else scale
     lifted = torch.einsum("bhqd,rhd->bhqr", query, w_uk)
     query = torch.cat([lifted, query_rope], -1)

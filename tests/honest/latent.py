@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
+from backends._numpy import Rounded
 from backends.protocol import DeclaredRounding
 from suite.faults.kernels.attention import Call, Online
 from suite.faults.kernels.latent import AbsorbedKernel, Arrays, LatentKernel
@@ -21,6 +24,33 @@ class LatentFused(AbsorbedKernel):
 
     numerics = "fused"
     stores = ("queries", "average", "weights")
+
+
+class LatentCodesStored(LatentKernel):
+    """Unabsorbed, with decoded latents and weights in the dtype of the case."""
+
+    numerics = "fused"
+    stores = ("keys", "latents", "weights")
+
+    def read(self, arrays: Mapping[str, Rounded]) -> Arrays:
+        x, fmt = super().read(arrays), arrays["query"].fmt
+        assert fmt is not None
+        return {**x, "latent": self.held(x["latent"], "latents", fmt)}
+
+
+class LatentCodesEager(AbsorbedKernel):
+    """Absorbed, with scales, decoded latents, scores and weights in the dtype of the case."""
+
+    numerics = "eager"
+    stores = ("queries", "average", "scores", "weights", "latents")
+
+    def read(self, arrays: Mapping[str, Rounded]) -> Arrays:
+        x, fmt = dict(super().read(arrays)), arrays["query"].fmt
+        assert fmt is not None
+        if "latent_scale" in x:
+            x["latent_scale"] = self.held(x["latent_scale"], "latents", fmt)
+            x["latent"] = self.held(self.decoded(x), "latents", fmt)
+        return x
 
 
 class LatentEager(LatentKernel):

@@ -7,6 +7,8 @@ import numpy as np
 from suite.faults.kernels.quantized import Coded, QuantizedKernel, QuantizedWriteKernel, Writing
 from suite.spec.dtypes import round_to
 
+TILED = "a scale of a tile is no factor of scores or outputs"
+
 
 class QuantizedStored(QuantizedKernel):
     """Codes times scales are stored in the dtype of the case, and so are weights."""
@@ -38,6 +40,8 @@ class QuantizedEager(QuantizedStored):
 class QuantizedFolded(QuantizedKernel):
     """Products with codes: scales and zero points of keys multiply and move scores, those of values the
     output."""
+
+    refusals = {"scales-of-tiles": TILED}
 
     def output(self, call: Coded) -> np.ndarray:
         weights, key = self.weights(self.scores(call), call), call.arrays["value_codes"]
@@ -80,7 +84,10 @@ class QuantizedFoldedEager(QuantizedFolded):
     """Folded scales; scales, scores, weights and the output are stored in the dtype of the case."""
 
     numerics = "eager"
-    refusals = {"zero-points": "sums of codes in 16 bits lose what zero points leave"}
+    refusals = {
+        "zero-points": "sums of codes in 16 bits lose what zero points leave",
+        "scales-of-tiles": TILED,
+    }
 
     def scale_of(self, name: str, call: Coded) -> np.ndarray:
         return self.kept(super().scale_of(name, call), call)

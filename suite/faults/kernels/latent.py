@@ -15,7 +15,8 @@ from suite.faults.kernels.attention import Call
 from suite.faults.kernels.gradient import Differentiable
 from suite.spec.dtypes import DTYPES, DType, round_to
 from suite.spec.inputs import Inputs
-from suite.spec.operators.latent import FEATURES, LATENT, split_causal
+from suite.spec.operators.latent import FEATURES, IN_CODES, LATENT, split_causal
+from suite.spec.operators.tiles import untiled
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -24,7 +25,7 @@ class LatentKernel(Differentiable):
     """Keys and values of all heads are formed, and stored in the dtype of the case (unabsorbed)."""
 
     operator = LATENT
-    features = FEATURES
+    features = FEATURES | IN_CODES
     elections = {
         "fully-masked-row": "zeros",
         "fully-masked-row-gradient": "nothing",
@@ -69,10 +70,20 @@ class LatentKernel(Differentiable):
     def read(self, arrays: Mapping[str, Rounded]) -> Arrays:
         """The arrays of the call in working precision."""
         wide = {name: x.fmt is DTYPES["f64"] for name, x in arrays.items()}
-        return {
+        read = {
             name: x.values.astype(np.float64 if wide[name] else np.float32)
             for name, x in arrays.items()
         }
+        return read | {"latent": self.decoded(read)} if "latent_codes" in read else read
+
+    def decoded(self, x: Arrays) -> np.ndarray:
+        """The latents (B, Lk, R) of codes."""
+        codes = x["latent_codes"]
+        return np.asarray(codes * self.of_tiles(x["latent_scale"], codes.shape[-1]))
+
+    def of_tiles(self, scale: np.ndarray, size: int) -> np.ndarray:
+        """The scales of tiles (B, Lk, tiles) for every component (B, Lk, R)."""
+        return untiled(scale, size)
 
     def held(self, x: np.ndarray, what: str, fmt: DType) -> np.ndarray:
         """`x` as it is stored, in the case's dtype if `what` is among `stores`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,9 +15,10 @@ from suite.faults.kernels.attention import Stated
 from suite.spec.case import Case
 from suite.spec.dtypes import CODES, Code, DType, round_to
 from suite.spec.inputs import Inputs
-from suite.spec.operators.quantized import FEATURES, KINDS, QUANTIZED, allowed, newest
+from suite.spec.operators.quantized import FEATURES, KINDS, QUANTIZED, allowed, axes_of, newest
 from suite.spec.operators.quantized_write import FEATURES as WRITE_FEATURES
 from suite.spec.operators.quantized_write import QUANTIZED_WRITE
+from suite.spec.operators.tiles import untiled
 
 
 @dataclass(frozen=True)
@@ -52,11 +53,23 @@ class Scales(Stated):
 
     def scale_of(self, name: str, call: Coded) -> np.ndarray:
         """The scale of keys or values."""
-        return call.arrays[f"{name}_scale"]
+        return self.by_component(f"{name}_scale", call)
 
     def zero_of(self, name: str, call: Coded) -> np.ndarray | None:
         """The zero point of keys or values; None without one."""
-        return call.arrays.get(f"{name}_zero")
+        zero = f"{name}_zero"
+        return self.by_component(zero, call) if zero in call.arrays else None
+
+    def by_component(self, name: str, call: Coded) -> np.ndarray:
+        """A scale or zero point in a shape that broadcasts with its keys or values."""
+        array = call.arrays[name]
+        if call.case.option("scales") != "pertile":
+            return array
+        return self.of_tiles(array, call.case.letters[axes_of(name.partition("_")[0])[-1]])
+
+    def of_tiles(self, array: np.ndarray, size: int) -> np.ndarray:
+        """Numbers of tiles (..., tiles) as numbers of components (..., size)."""
+        return untiled(array, size)
 
 
 class Writing(Scales):
@@ -97,17 +110,15 @@ class QuantizedKernel(Writing):
         fmt = inputs.dtype
 
         def call(**arrays: Rounded) -> Any:
-            made = Coded.of(arrays, inputs)
             with np.errstate(all="ignore"):
-                codes = {f"{n}_codes": self.codes(n, made) for n in KINDS if n in made.arrays}
-                made.given.update(made.arrays)
-                made.arrays.update(codes)
+                made = self.after_writing(Coded.of(arrays, inputs))
                 output = Rounded(round_to(self.output(made), fmt), fmt)
-            kept = (Rounded(x.astype(np.float64), made.code) for x in codes.values())
-            return (output, *kept) if codes else output
+            names = [f"{name}_codes" for name in KINDS if name in made.arrays]
+            kept = (Rounded(made.arrays[name].astype(np.float64), made.code) for name in names)
+            return (output, *kept) if names else output
 
         def vjp(cotangent: Rounded, wrt: Sequence[str], **arrays: Rounded) -> dict[str, Any]:
-            made = Coded.of(arrays, inputs)
+            made = self.after_writing(Coded.of(arrays, inputs))
             gradient = self.gradient(made, cotangent.values.astype(made.arrays["query"].dtype))
             return {name: Rounded(round_to(gradient, fmt), fmt) for name in wrt}
 
@@ -115,6 +126,11 @@ class QuantizedKernel(Writing):
         return PreparedCall(
             call, coded(self.backend, inputs), inputs.outputs, vjp=vjp, constants=constants
         )
+
+    def after_writing(self, call: Coded) -> Coded:
+        """The call whose codes are those after the store of new tokens."""
+        codes = {f"{name}_codes": self.codes(name, call) for name in KINDS if name in call.arrays}
+        return replace(call, arrays=call.arrays | codes, given=call.arrays)
 
     def codes(self, name: str, call: Coded) -> np.ndarray:
         """All codes of keys or values, with new ones in the place of the last."""

@@ -11,9 +11,11 @@ import numpy as np
 from suite.judge.diagnosis.instrument import softmax
 from suite.judge.diagnosis.layers import RESHAPED, Another, Guess, made
 from suite.judge.diagnosis.masks import meanings
+from suite.judge.diagnosis.quantized import misread
 from suite.spec.dtypes import DTYPES, round_to
 from suite.spec.inputs import Inputs
-from suite.spec.operators.latent import plain
+from suite.spec.operators.latent import dequantized, plain
+from suite.spec.operators.tiles import untiled
 
 NAMES = {"w_uk": "keys", "w_uv": "values"}
 """What each up-projection makes."""
@@ -24,7 +26,12 @@ Changes = Mapping[str, tuple[Mapping[str, Any], str, str]]
 
 def of_latent(inputs: Inputs) -> Iterator[Another]:
     """Other parts of the scores, projections, scales, values and masks."""
-    changes = {**_of_parts(inputs), **_of_projections(inputs), **_of_scales(inputs)}
+    changes = {
+        **_of_codes(inputs),
+        **_of_parts(inputs),
+        **_of_projections(inputs),
+        **_of_scales(inputs),
+    }
     guesses: list[Guess] = [
         (partial(inputs.replace, **change), sentence, family, hint)
         for sentence, (change, family, hint) in changes.items()
@@ -45,7 +52,8 @@ def of_latent(inputs: Inputs) -> Iterator[Another]:
 def _of_parts(inputs: Inputs) -> Changes:
     """Parts of scores that are left out, or belong to other tokens or samples."""
     query, rope = inputs.query, inputs.arrays["query_rope"]
-    latent, key = inputs.arrays["latent"], inputs.arrays["key_rope"]
+    key = inputs.arrays["key_rope"]
+    latents = {n: x for n, x in inputs.arrays.items() if n.startswith("latent")}
     both, token = "`q_nope @ k_nope + q_pe @ k_pe`", "`k_pe[j]` goes with `c[j]`"
     sample = "an index of samples"
     return {
@@ -61,9 +69,42 @@ def _of_parts(inputs: Inputs) -> Changes:
             {"key_rope": 0 * key + key[:1]}, "heads", sample,
         ),
         "All samples have the latents of sample 0.": (
-            {"latent": 0 * latent + latent[:1]}, "heads", sample,
+            {n: 0 * x + x[:1] for n, x in latents.items()}, "heads", sample,
         ),
     }  # fmt: skip
+
+
+def _of_codes(inputs: Inputs) -> Changes:
+    """Scales of latents that are codes: of other tiles and tokens."""
+    scale = inputs.arrays.get("latent_scale")
+    if scale is None:
+        return {}
+    changes = {
+        "All tiles of a latent have the scale of tile 0.": (0 * scale + scale[..., :1], "`scale[0]`"),
+        "A tile of a latent has the scale of the next tile.": (
+            np.roll(scale, -1, 2), "an index of tiles",
+        ),
+        "A latent has the scales of the token before.": (np.roll(scale, 1, 1), "`scale[slot - 1]`"),
+        "A latent has the scales of the next token.": (np.roll(scale, -1, 1), "`scale[slot + 1]`"),
+        "All samples have the scales of sample 0.": (0 * scale + scale[:1], "an index of samples"),
+        "Scales of latents are not used.": (0 * scale + 1, "`latent_scale` that is not read"),
+        "Scales of latents count as their reciprocals.": (1 / scale, "`scale_inv`"),
+        "Scales of latents are rounded to bfloat16.": (
+            round_to(scale, DTYPES["bf16"]), "`scale.to(bfloat16)`",
+        ),
+    }  # fmt: skip
+    found: dict[str, tuple[dict[str, Any], str, str]] = {
+        text: ({"latent_scale": other}, "quantized", hint)
+        for text, (other, hint) in changes.items()
+    }
+    scaled = {"key_rope": inputs.arrays["key_rope"] * scale[..., -1:]}
+    hint = "the whole row of the cache times `scale`"
+    found["Rotary keys are multiplied by the scale of the last tile."] = scaled, "quantized", hint
+    for text, wrong, hint in misread(scale, inputs.letters["r"]):
+        right = untiled(scale, inputs.letters["r"])
+        codes = {"latent_codes": inputs.arrays["latent_codes"] * wrong / right}
+        found[text] = codes, "quantized", hint
+    return found
 
 
 def _of_projections(inputs: Inputs) -> Changes:
@@ -122,7 +163,7 @@ def _of_averages(inputs: Inputs) -> Iterator[Another]:
     lifted = np.einsum("bhqd,rhd->bhqr", inputs.query, inputs.arrays["w_uk"])
     for fmt in (DTYPES["f16"], DTYPES["bf16"]):
         apart = round_to(lifted, fmt) - lifted
-        moved = np.einsum("bhqr,bkr->bhqk", apart, inputs.arrays["latent"])
+        moved = np.einsum("bhqr,bkr->bhqk", apart, dequantized(inputs.arrays))
         rounded = (products + moved) * inputs.effective_scale
         text = f"Projected queries are rounded to {fmt.long_name}."
         output = softmax(rounded, inputs.attends) @ value

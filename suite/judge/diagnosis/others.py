@@ -73,11 +73,21 @@ def _right(
         if name not in expected:
             return {}
         x, want = got[name], expected[name]
-        if x.shape != want.value.shape or want.error.max() > 8 * bounds[name].error.max():
+        if x.shape != want.value.shape or not _tells(want, bounds[name]):
             return {}  # a wider bound lets other answers pass, too
         near = (np.abs(x - want.value) <= want.error) | (x == want.value)
         right[name] = bool((near | ~_judged(inputs, name, x.shape)).all())
     return right
+
+
+def _tells(other: Bounded, right: Bounded) -> bool:
+    """True if an array within the bound of another problem says something: that bound is not much wider
+    than the right one, or narrow beside what the problems differ by."""
+    wide = other.error.max()
+    apart = np.abs(other.value - right.value)
+    return bool(
+        wide <= 8 * right.error.max() or 8 * wide <= apart[np.isfinite(apart)].max(initial=0)
+    )
 
 
 def _judged(inputs: Inputs, name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -95,7 +105,7 @@ def wrong_outputs(tool: Instrument, inputs: Inputs) -> list[str]:
 
 def _outputs(tool: Instrument, inputs: Inputs, wrong: list[str]) -> Iterator[Found]:
     """What is wrong with the outputs called `wrong`."""
-    for other, sentence, family, hint in PROBLEMS.get(inputs.operator.name, of_layer)(inputs):
+    for other, sentence, family, hint in _problems(tool, inputs, wrong):
         right = _right(tool, inputs, other, wrong)
         if right and all(right.values()):
             first = (
@@ -104,6 +114,12 @@ def _outputs(tool: Instrument, inputs: Inputs, wrong: list[str]) -> Iterator[Fou
             problem = partial(_problem, sentence, hint) if "output" in wrong else None
             yield Found(first + sentence, family, hint, problem=problem)
             return
+    scaled = _of_factor(tool, inputs) if "output" in wrong else None
+    if scaled is not None and all(_right(tool, inputs, scaled(inputs), wrong).values()):
+        factor = scaled(inputs).effective_scale / inputs.effective_scale
+        text = f"The scale is {factor:.4g} times the right one."
+        yield Found(text, "scale", "a constant with few digits", problem=scaled)
+        return
     if inputs.operator is PACKED:
         found = boundaries(tool, inputs)
         if found is not None:
@@ -118,12 +134,50 @@ def _outputs(tool: Instrument, inputs: Inputs, wrong: list[str]) -> Iterator[Fou
         )
 
 
+def _problems(tool: Instrument, inputs: Inputs, wrong: list[str]) -> Iterator[Another]:
+    """Other problems, also of what belongs to the other outputs of the answer, if these are right."""
+    known, got, oracle = (
+        PROBLEMS.get(inputs.operator.name, of_layer),
+        tool.ask(inputs),
+        tool.oracle(inputs),
+    )
+    yield from known(inputs)
+    if got is not None and oracle is not None and wrong == ["output"]:
+        given = oracle.given(got).inputs
+        yield from known(given) if given is not inputs else ()
+
+
 def _problem(sentence: str, hint: str, inputs: Inputs) -> Inputs | Mapping[str, np.ndarray] | None:
     """The problem that a sentence with a hint names, for other inputs."""
     known = PROBLEMS.get(inputs.operator.name, of_layer)(inputs)
     return next(
         (other for other, *said, code in known if (said[0], code) == (sentence, hint)), None
     )
+
+
+def _of_factor(tool: Instrument, inputs: Inputs) -> Callable[[Inputs], Inputs] | None:
+    """The problem whose scale of the scores, times a factor, is nearest to the output; None if none is
+    near, or the operator has no scale. The factor is found by Gauss-Newton steps."""
+    got, factor = tool.ask(inputs), 1.0
+    if got is None or inputs.operator.option("scale") is None or not inputs.effective_scale:
+        return None
+
+    def scaled(factor: float, inputs: Inputs) -> Inputs:
+        return inputs.replace(scale=float(factor * inputs.effective_scale))
+
+    for _ in range(4):
+        found = [tool.oracle(scaled(factor * (1 + step), inputs)) for step in (0.0, 2.0**-10)]
+        here, beside = (
+            None if oracle is None else oracle.expected_beside(got)["output"].value.astype(float)
+            for oracle in found
+        )
+        if here is None or beside is None:
+            return None
+        slope = (beside - here) / (factor * 2.0**-10)
+        factor += float(((got["output"] - here) * slope).sum() / max((slope * slope).sum(), 1e-300))
+        if not 0.1 < factor < 10:
+            return None
+    return partial(scaled, factor)
 
 
 def _by_place(

@@ -9,7 +9,7 @@ import numpy as np
 
 from suite.judge.diagnosis.instrument import softmax
 from suite.judge.diagnosis.layers import Another, Guess, made, of_scale
-from suite.spec.dtypes import CODES, DTYPES, round_to
+from suite.spec.dtypes import CODES, DTYPES, Code, DType, round_to
 from suite.spec.inputs import Inputs
 from suite.spec.operators.quantized import (
     KINDS,
@@ -20,6 +20,7 @@ from suite.spec.operators.quantized import (
     newest,
     scale_axes,
 )
+from suite.spec.operators.tiles import TILE, TILES, untiled
 
 Change = Callable[[Inputs, str], np.ndarray]
 """Another array in place of one, by the array's name."""
@@ -60,6 +61,15 @@ def before(x: np.ndarray, axis: int) -> np.ndarray:
     return np.roll(x, 1, axis)
 
 
+def of_tiles(how: Callable[[np.ndarray, int], np.ndarray]) -> Change:
+    """A change along the tiles of 128 components."""
+
+    def change(inputs: Inputs, name: str) -> np.ndarray:
+        return along(TILES[axes_of(name.partition("_")[0])[-1]], how)(inputs, name)
+
+    return change
+
+
 def next_component(inputs: Inputs, name: str) -> np.ndarray:
     """The scales of the next component. Raises ValueError if scales have no components."""
     return along(axes_of(name.partition("_")[0])[-1], later)(inputs, name)
@@ -70,7 +80,8 @@ def of_scales(inputs: Inputs) -> tuple[Guess, ...]:
     arrays = inputs.arrays
 
     def exchanged(_: Inputs, name: str) -> np.ndarray:
-        return arrays[("value" if name.startswith("key") else "key") + name[name.index("_") :]]
+        other = arrays[("value" if name.startswith("key") else "key") + name[name.index("_") :]]
+        return other[..., : arrays[name].shape[-1]] if other.ndim else other
 
     def power(n: float) -> Change:
         return lambda _, name: arrays[name] ** n
@@ -85,6 +96,19 @@ def of_scales(inputs: Inputs) -> tuple[Guess, ...]:
         ("The scales of values are not used.", power(0), KINDS[1:], "`v_scale` that is not read"),
         ("The scales of keys are not used.", power(0), KINDS[:1], "`k_scale` that is not read"),
         ("Scales are not used.", power(0), KINDS, ""),
+        *(
+            (f"{name.capitalize()}s have {whose}.", change, (name,), hint)
+            for name in KINDS
+            for whose, change, hint in (
+                ("the scales of head 0", along("g", first), "`scale[0]`"),
+                ("the scales of the next head", along("g", later), "an index of heads"),
+                ("the scales of sample 0", along("b", first), "an index of samples"),
+                ("the scales of the next token", along("k", later), "an index of tokens"),
+                ("the scales of the token before", along("k", before), "an index of tokens"),
+                ("the scales of the next component", next_component, "an index of components"),
+                ("reciprocals of their scales", power(-1), "`scale_inv` of another library"),
+            )
+        ),
         ("Scales count as their reciprocals.", power(-1), KINDS, "`scale_inv` of another library"),
         ("The scales of keys count twice.", power(2), KINDS[:1], "a query that is scaled already"),
         ("The scales of values count twice.", power(2), KINDS[1:], ""),
@@ -98,12 +122,17 @@ def of_scales(inputs: Inputs) -> tuple[Guess, ...]:
         ("All tokens have the scales of token 0.", along("k", first), KINDS, "scales kept from prefill"),
         ("Every component has the scale of the next component.", next_component, KINDS,
          "an interleaved order of components"),
+        ("All tiles have the scale of tile 0.", of_tiles(first), KINDS, "`scale[0]` of a token"),
+        ("Every tile has the scale of the next tile.", of_tiles(later), KINDS, "an index of tiles"),
         ("Scales are rounded to bfloat16.", narrow, KINDS, "`scale.to(bfloat16)`"),
     )  # fmt: skip
     zeros: tuple[tuple[str, Change, str], ...] = (
         ("Zero points are subtracted behind the scale.",
          lambda _, name: arrays[name] / arrays[name.replace("zero", "scale")],
          "`code * scale - zero`"),
+        ("Zero points are added behind the scale.",
+         lambda _, name: -arrays[name] / arrays[name.replace("zero", "scale")],
+         "`code * scale + zero`"),
         ("Zero points are ignored.", lambda _, name: 0 * arrays[name], "symmetric codes"),
         ("Zero points have the other sign.", lambda _, name: -arrays[name], ""),
         ("Zero points of keys and values are exchanged.", exchanged, "the order of arguments"),
@@ -117,6 +146,26 @@ def of_scales(inputs: Inputs) -> tuple[Guess, ...]:
         for sentence, change, hint in zeros
     ]
     return tuple(guesses)
+
+
+def misread(scale: np.ndarray, size: int) -> Iterator[tuple[str, np.ndarray, str]]:
+    """Scales of tiles as components (..., size) get them that count tiles in another way, with a sentence
+    and a hint."""
+    tiles, at = scale.shape[-1], np.arange(size)
+    of_64, even = np.minimum(at // 64, tiles - 1), at * tiles // size
+    yield "A tile has 64 components.", scale[..., of_64], "`component // 64`"
+    yield "The width is divided into equal tiles.", scale[..., even], "`component * tiles // width`"
+    rest = np.where(at < size - size % TILE, untiled(scale, size), 1.0)
+    yield "The last tile is not multiplied by its scale.", rest, "`width // 128` tiles"
+
+
+def by_tile(inputs: Inputs) -> Iterator[tuple[str, dict[str, np.ndarray], str]]:
+    """`misread` scales of keys and values by name, as factors of the right ones."""
+    sizes = {"key": inputs.sizes.D, "value": inputs.sizes.Dv}
+    found = {name: misread(inputs.arrays[f"{name}_scale"], sizes[name]) for name in KINDS}
+    for (text, key, hint), (_, value, _) in zip(*found.values(), strict=True):
+        wrong = {"key": key, "value": value}
+        yield text, {n: x / broadcast(inputs, f"{n}_scale") for n, x in wrong.items()}, hint
 
 
 def of_quantized(inputs: Inputs) -> Iterator[Another]:
@@ -156,6 +205,10 @@ def of_quantized(inputs: Inputs) -> Iterator[Another]:
         lambda: inputs.replace(alignment="all"), "The causal flag is ignored.", "mask", ""
     )  # fmt: skip
     yield from made(inputs, (*of_scales(inputs), *of, causal, *of_scale(inputs)))
+    if inputs.case.option("scales") == "pertile" and not inputs.case.option("zero"):
+        for text, wrong, hint in by_tile(inputs):
+            codes = {f"{n}_codes": inputs.arrays[f"{n}_codes"] * x for n, x in wrong.items()}
+            yield inputs.replace(**codes), text, "quantized", hint
     if inputs.case.option("writes"):
         yield from of_new_tokens(inputs)
 
@@ -219,19 +272,33 @@ def of_quantized_write(inputs: Inputs) -> Iterator[Another]:
         ("Codes are 0 below the smallest normal code.", "subnormals flushed",
          lambda t: np.where(np.abs(t) < code.smallest_normal, 0.0, t)),
         ("Codes end at 240.", "`float8_e4m3fnuz` for `float8_e4m3fn`", lambda t: np.clip(t, -240, 240)),
+        ("Numbers are rounded towards 0.", "digits that are cut off",
+         lambda t: towards_zero(t, code)),
         ("Numbers pass through e5m2.", "a format in between", lambda t: round_to(t, CODES["e5m2"])),
     ] if not code.is_whole else [
         ("Numbers are rounded towards 0.", "`x.to(int8)` without rounding", np.trunc),
         ("Numbers are rounded down.", "`floor`", np.floor),
         ("Numbers beyond the range wrap around.", "`x.to(int8)` without `clamp`",
          lambda t: (np.rint(t) + 128) % 256 - 128),
-        ("Quotients are rounded to bfloat16.", "`x / scale` in bfloat16",
-         lambda t: np.rint(round_to(t, DTYPES["bf16"]))),
     ]  # fmt: skip
     for sentence, hint, change in answers:
-        lowest = -code.max - (code.is_whole)
+        lowest = -code.max - code.is_whole / 2  # -128 and -127 are both right
         changed = (np.clip(change(t), lowest, code.max) for t in numbers.values())
         yield dict(zip(inputs.outputs, changed, strict=True)), sentence, "numerics", hint
+    if code.is_whole:
+        narrow = quotients(inputs, DTYPES["bf16"])
+        changed = (np.clip(np.rint(t), -code.max - 0.5, code.max) for t in narrow.values())
+        text = "Quotients are rounded to bfloat16."
+        yield (
+            dict(zip(inputs.outputs, changed, strict=True)),
+            text,
+            "numerics",
+            "`x / scale` in bfloat16",
+        )
+    if inputs.case.option("scales") == "pertile":
+        for text, wrong, hint in by_tile(inputs):
+            tokens = {name: inputs.arrays[name] / x for name, x in wrong.items()}
+            yield inputs.replace(**tokens), text, "quantized", hint
     if inputs.case.option("zero"):
         moved = {name: broadcast(inputs, f"{name}_zero") for name in KINDS}
         clipped = (
@@ -247,13 +314,21 @@ def of_quantized_write(inputs: Inputs) -> Iterator[Another]:
         )
 
 
-def quotients(inputs: Inputs) -> Mapping[str, np.ndarray]:
-    """The numbers that become codes, before they are clipped and rounded. As in implementations quotients
-    are rounded to float32."""
+def towards_zero(t: np.ndarray, code: Code) -> np.ndarray:
+    """Numbers as floating-point codes, rounded towards 0."""
+    nearest = round_to(t, code)
+    _, exponent = np.frexp(t)
+    step = np.exp2(np.maximum(exponent - 1, code.min_exponent) - (code.precision - 1.0))
+    return np.where(np.abs(nearest) > np.abs(t), nearest - np.sign(t) * step, nearest)
+
+
+def quotients(inputs: Inputs, fmt: DType | None = None) -> Mapping[str, np.ndarray]:
+    """The numbers that become codes, before they are clipped and rounded. Quotients are rounded to `fmt`,
+    by default to float32 as in implementations."""
     numbers = {}
     for name in KINDS:
         quotient = inputs.arrays[name] / broadcast(inputs, f"{name}_scale")
-        numbers[name] = round_to(quotient, inputs.dtype.widened)
+        numbers[name] = round_to(quotient, fmt or inputs.dtype.widened)
         if inputs.case.option("zero"):
             numbers[name] = numbers[name] + broadcast(inputs, f"{name}_zero")
     return numbers

@@ -12,11 +12,17 @@ The rotary parts come rotated. An implementation forms keys and values (unabsorb
 latents themselves with queries w_uk q, and projects the average with w_uv (absorbed). The second form
 rounds other numbers (`DeclaredRounding.absorbs`).
 
+With `e4m3` (or `int8`, `int4`, `e5m2`) a cache keeps latents as codes, and rotary keys in the dtype of
+the case. A token has a scale for every 128 components of its latent (`suite.spec.operators.tiles`):
+
+    latent_codes (B, Lk, R) in place of latent, latent_scale (B, Lk, R / 128) float32
+
 In ids `r32e8` is R = 32, E = 8; the default is `r16e4`. With `select` every column of an up-projection
 has a single one, so both forms compute plain attention over components of the latents: nothing is
 rounded that plain attention does not round, and a scale that is off by 1 % shows in 16 bits, too.
 
-Source: DeepSeek-AI, DeepSeek-V2, arXiv 2405.04434 (2024), section 2.1 and appendix C.
+Sources: DeepSeek-AI, DeepSeek-V2, arXiv 2405.04434 (2024), section 2.1 and appendix C;
+DeepSeek-V3 Technical Report, arXiv 2412.19437 (2024), section 3.3.2 (tiles).
 """
 
 from __future__ import annotations
@@ -27,6 +33,7 @@ from typing import Any
 import numpy as np
 
 from suite.spec.case import Case
+from suite.spec.dtypes import CODES
 from suite.spec.features.lse import LSE
 from suite.spec.inputs import Inputs
 from suite.spec.levels import Ask
@@ -35,13 +42,16 @@ from suite.spec.operator import (
     SCALE,
     ArrayKinds,
     Asks,
+    Axes,
     Operator,
     Option,
     Questions,
     Work,
+    choice,
     flag,
 )
 from suite.spec.operators.layers import FACTORS, kernel
+from suite.spec.operators.tiles import by_tile, counted, untiled
 from suite.spec.sizes import Sizes
 
 FEATURES = frozenset(
@@ -51,6 +61,9 @@ FEATURES = frozenset(
     }
 )  # fmt: skip
 """Features of latent attention."""
+
+IN_CODES = frozenset({f"{name}-codes" for name in CODES} | {"scales-of-tiles"})
+"""Features of latents that are codes."""
 
 AXES = {
     "query": "bhqd", "query_rope": "bhqe", "latent": "bkr", "key_rope": "bke", "w_uk": "rhd",
@@ -77,7 +90,33 @@ WIDTHS = Option(
 
 
 def letters(case: Case) -> Mapping[str, int]:
-    return dict(zip("re", case.option("latent_sizes"), strict=True))
+    sizes = dict(zip("re", case.option("latent_sizes"), strict=True))
+    return sizes | counted(sizes)
+
+
+def axes(case: Case) -> Axes:
+    if case.option("codes") == "none":
+        return AXES
+    named = {"latent_codes" if name == "latent" else name: of for name, of in AXES.items()}
+    return named | {"latent_scale": "bkl"}
+
+
+def coded(case: Case, latent: np.ndarray, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Codes and scales of latents, whose tiles have other sizes. The largest number of every tile takes
+    the last code, or 448."""
+    R, last = latent.shape[-1], min(CODES[case.option("codes")].max, CODES["e4m3"].max)
+    sizes = 0.5 + 1.5 * rng.random((*latent.shape[:2], case.letters["l"]))
+    scale = np.abs(by_tile(latent * untiled(sizes, R))).max(-1) / last
+    codes = latent * untiled(sizes / scale, R)
+    return {"latent_codes": np.clip(codes, -last, last), "latent_scale": scale}
+
+
+def dequantized(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The latents (B, Lk, R), exact in the precision of the arrays."""
+    if "latent" in arrays:
+        return arrays["latent"]
+    codes = arrays["latent_codes"]
+    return np.asarray(codes * untiled(arrays["latent_scale"], codes.shape[-1]))
 
 
 def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
@@ -102,13 +141,17 @@ def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarra
             name: np.rint(np.clip(array * (1.5 if name.startswith("w") else 1), -2, 2))
             for name, array in arrays.items()
         }
-    return arrays
+    if case.option("codes") != "none":
+        arrays |= coded(case, arrays.pop("latent"), rng)
+    return {name: arrays[name] for name in case.axes}
 
 
 def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> Mapping[str, bool]:
     return {
         "scale": case.option("scale") is not None,
         "value-size": sizes.D != sizes.Dv,
+        f"{case.option('codes')}-codes": case.option("codes") != "none",
+        "scales-of-tiles": case.option("codes") != "none",
         "lse": LSE.asked_by(case),
         "empty-batch": sizes.B == 0,
         "empty-queries": sizes.Lq == 0,
@@ -126,7 +169,8 @@ def plain(
     """Query and key (B, H, L, D + E) and value (B, H, Lk, Dv) of the plain attention that the arrays
     stand for, in a precision."""
     x = {name: array.astype(precision) for name, array in arrays.items()}
-    key, value = (np.einsum("bkr,rhd->bhkd", x["latent"], x[name]) for name in ("w_uk", "w_uv"))
+    latent = dequantized(x)
+    key, value = (np.einsum("bkr,rhd->bhkd", latent, x[name]) for name in ("w_uk", "w_uv"))
     rope = np.broadcast_to(x["key_rope"][:, None], (*key.shape[:3], x["key_rope"].shape[-1]))
     query = np.concatenate([x["query"], x["query_rope"]], -1)
     return query, np.concatenate([key, rope], -1), value
@@ -162,6 +206,7 @@ SMOKE = (
     "latent/causal/mha/{dt}/b2h4q7k7d8/r32e8/lse",
     "latent/bool.bhqk/mha/{dt}/b2h3q4k9d8v6/scale0.3/dense",
 )
+CODED = "latent/causalbr/mha/{dt}/b2h3q4k9d8v6/r160e4"
 EXACT = (
     "latent/causalbr/mha/{dt}/b2h3q4k9d8v6/select/large",
     "latent/none/mha/{dt}/b2h3q4k9d8v6/select",
@@ -187,7 +232,7 @@ LATENT = Operator(
     name="latent",
     text="multi-head latent attention: keys and values are projections of latents",
     topic=("latents", "multi-head latent attention"),
-    axes=lambda case: AXES,
+    axes=axes,
     draw=draw,
     outputs=lambda case: {"output": "bhqv"} | ({"lse": "bhq"} if LSE.asked_by(case) else {}),
     needs=needs,
@@ -198,7 +243,16 @@ LATENT = Operator(
         cases=(
             Ask(*SMOKE),
             Ask(*EXACT, dtypes="half"),
+            Ask(f"{CODED}/e4m3", f"{CODED}/select/int8", dtypes="half"),
             Ask(*STANDARD, since="standard"),
+            Ask(
+                f"{CODED}/int8/large",
+                "latent/pad/mha/{dt}/b3h4q1k9d8v6/r128e8/e4m3/lse",
+                "latent/none/mha/{dt}/b1h2q1k33d16/r257e8/e5m2",
+                "latent/causalbr/mha/{dt}/b2h3q4k9d8v6/r130e2/int4",
+                "latent/causal/mha/{dt}/b2h4q7k7d8/e4m3",
+                since="standard",
+            ),
         ),
         gradients=(
             Ask("latent/causalbr/mha/{dt}/b2h3q4k9d8v6", dtypes="float32 first"),
@@ -209,6 +263,7 @@ LATENT = Operator(
     options=(
         WIDTHS,
         flag("select", "select"),
+        choice("codes", ("none", *CODES)),
         SCALE,
         *(option for option in (LSE.option,) if option),
     ),
@@ -218,6 +273,12 @@ LATENT = Operator(
         probe="latent/{mask}/mha/{dt}/b2h4q5k5d8v6",
         gradient_probe="latent/bool.bhqk.empty/mha/{dt}/b2h3q4k9d8v6/dense",
     ),
-    array_kinds=ArrayKinds(operands=tuple(AXES), letters=letters, wide=("lse",)),
+    array_kinds=ArrayKinds(
+        operands=tuple(AXES),
+        letters=letters,
+        statistics=("latent_scale",),
+        wide=("lse", "latent_scale"),
+        codes=("latent_codes",),
+    ),
     work=work,
 )

@@ -8,7 +8,8 @@
     key = scale (code - zero), value likewise
 
 A scale is one number (`tensor`), one of each key/value head (`perhead`), of each token and head
-(`pertoken`) or of each component of a head (`perchannel`). A zero point has the shape of its scale. With
+(`pertoken`), of each component of a head (`perchannel`), or of each token, head and tile of 128
+components (`pertile`, see `suite.spec.operators.tiles`). A zero point has the shape of its scale. With
 `causal` the last query is aligned at the last key.
 
 With `writes` a call stores tokens and attends them: the keys and values of the queries' own tokens come
@@ -46,6 +47,7 @@ from suite.spec.operator import (
     flag,
 )
 from suite.spec.operators.packed import allowed_pairs
+from suite.spec.operators.tiles import TILES, by_tile, counted, untiled
 from suite.spec.recipes import DRAWS
 from suite.spec.sizes import Sizes
 from suite.spec.vocabulary import OPERANDS
@@ -59,6 +61,7 @@ WORDS = {
     "scales-of-heads": "a scale of codes for every key/value head",
     "scales-of-tokens": "a scale of codes for every token and key/value head",
     "scales-of-channels": "a scale of codes for every component of every key/value head",
+    "scales-of-tiles": "a scale of codes for every 128 components of a token and key/value head",
 }
 """Words for required features of codes and their scales."""
 
@@ -70,8 +73,10 @@ FEATURES = frozenset(
 )  # fmt: skip
 """Features of attention over codes."""
 
-GRANULES = {"tensor": "", "perhead": "g", "pertoken": "bgk", "perchannel": "gd"}
-"""The axes of a scale of keys. Scales of values have v in place of d."""
+GRANULES = {
+    "tensor": "", "perhead": "g", "pertoken": "bgk", "perchannel": "gd", "pertile": "bgkm",
+}  # fmt: skip
+"""The axes of a scale of keys. Scales of values have v in place of d, and their tiles in place of m."""
 
 OPTIONS = (choice("codes", CODES), choice("scales", GRANULES), flag("zero", "zero"))
 
@@ -91,21 +96,33 @@ def scale_axes(case: Case) -> Axes:
     granule = GRANULES[case.option("scales")]
     kinds = ("scale", "zero") if case.option("zero") else ("scale",)
     return {
-        f"{name}_{kind}": granule.replace("d", axes_of(name)[-1])
+        f"{name}_{kind}": granule.replace("d", axes_of(name)[-1]).replace(
+            "m", TILES[axes_of(name)[-1]]
+        )
         for kind in kinds
         for name in KINDS
     }
 
 
-def spread(array: np.ndarray, axes: str, of: str) -> np.ndarray:
-    """An array with `axes` in a shape that broadcasts with arrays with the axes `of`."""
-    sizes = iter(array.shape)
-    return array.reshape([next(sizes) if letter in axes else 1 for letter in of])
+def spread(array: np.ndarray, axes: str, of: str, sizes: Mapping[str, int]) -> np.ndarray:
+    """An array with `axes` in a shape that broadcasts with arrays with the axes `of`. Numbers of tiles
+    become numbers of components."""
+    if axes[-1:] == TILES[of[-1]]:
+        return untiled(array, sizes[of[-1]])
+    shape = iter(array.shape)
+    return array.reshape([next(shape) if letter in axes else 1 for letter in of])
 
 
 def broadcast(inputs: Inputs, name: str) -> np.ndarray:
     """A scale or zero point in a shape that broadcasts with its keys or values."""
-    return spread(inputs.arrays[name], inputs.axes(name), axes_of(name.partition("_")[0]))
+    of = axes_of(name.partition("_")[0])
+    return spread(inputs.arrays[name], inputs.axes(name), of, inputs.letters)
+
+
+def argument(inputs: Inputs, name: str) -> np.ndarray:
+    """A scale or zero point as an implementation gets it: `broadcast`, but one number for a tile."""
+    tiled = inputs.case.option("scales") == "pertile"
+    return inputs.arrays[name] if tiled else broadcast(inputs, name)
 
 
 def varied(case: Case, name: str, tokens: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -116,7 +133,8 @@ def varied(case: Case, name: str, tokens: np.ndarray, rng: np.random.Generator) 
     """
     axes = scale_axes(case)[f"{name}_scale"]
     sizes = 0.5 + 1.5 * rng.random([case.letters[letter] for letter in axes])
-    size = spread(sizes * (3.0 if name == "value" else 1.0), axes, axes_of(name))
+    sizes *= 3.0 if name == "value" else 1.0
+    size = spread(sizes, axes, axes_of(name), case.letters)
     varied = (tokens + case.option("zero")) * size
     if not CODES[case.option("codes")].is_whole and "k" not in axes:
         varied[:, :, 0] *= 2.0**-14
@@ -131,8 +149,10 @@ def draw_scales(case: Case, tokens: Mapping[str, np.ndarray]) -> dict[str, np.nd
         last = min(last, CODES["e4m3"].max)  # e5m2 reaches too far for scales in float16
     scales, zeros = {}, {}
     for name, x in tokens.items():
-        axes = scale_axes(case)[f"{name}_scale"]
-        away = tuple(n for n, letter in enumerate(axes_of(name)) if letter not in axes)
+        axes, of = scale_axes(case)[f"{name}_scale"], axes_of(name)
+        if axes[-1:] == TILES[of[-1]]:
+            x, of = by_tile(x), of[:-1] + axes[-1] + of[-1]
+        away = tuple(n for n, letter in enumerate(of) if letter not in axes)
         lowest, largest = x.min(away, initial=0.0), x.max(away, initial=0.0)
         if case.option("zero"):
             scale = scales[f"{name}_scale"] = (largest - lowest) / (2 * last)
@@ -164,7 +184,9 @@ def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarra
     arrays = {"query": drawn["query"]}
     for name, x in tokens.items():
         scale, zero = (
-            spread(scales[n], scale_axes(case)[n], axes_of(name)) if n in scales else 0.0
+            spread(scales[n], scale_axes(case)[n], axes_of(name), case.letters)
+            if n in scales
+            else 0.0
             for n in (f"{name}_scale", f"{name}_zero")
         )
         arrays[f"{name}_codes"] = np.clip(x / scale + zero, -last, last)
@@ -210,7 +232,10 @@ def needs_of_codes(case: Case) -> Mapping[str, bool]:
     return {
         f"{case.option('codes')}-codes": True,
         "zero-points": case.option("zero"),
-        **{f"scales-of-{kind}s": scales == f"per{kind}" for kind in ("head", "token", "channel")},
+        **{
+            f"scales-of-{kind}s": scales == f"per{kind}"
+            for kind in ("head", "token", "channel", "tile")
+        },
     }
 
 
@@ -246,6 +271,7 @@ def completed(sizes: Sizes, numbers: Sequence[int]) -> tuple[Sizes, Mapping[str,
     return replace(sizes, B=max(sizes.B, 1), Lq=queries, Lk=max(sizes.Lq, sizes.Lk)), {}
 
 
+WIDE = "quantized/none/gqa2/{dt}/b1h4q3k9d160v130"
 SMALL = "quantized/none/gqa2/{dt}/b2h4q3k17d8"
 UNEQUAL = "quantized/none/mqa/{dt}/b3h2q1k23d8v6"
 DECODING = "quantized/none/gqa4/{dt}/b2h8q1k130d64"
@@ -275,6 +301,8 @@ QUANTIZED = Operator(
                 f"{SMALL}/perhead/causal/writes",
                 f"{SMALL}/pertoken/zero/causal/writes",
                 f"{UNEQUAL}/e4m3/perchannel/writes",
+                f"{WIDE}/e4m3/pertile/causal",
+                f"{WIDE}/pertile/causal/writes",
             ),
             Ask(
                 f"{SMALL}/zero/causal",
@@ -301,6 +329,10 @@ QUANTIZED = Operator(
                 f"{UNEQUAL}/int4/pertoken/writes",
                 f"{DECODING}/perhead/causal/writes",
                 "quantized/none/gqa2/{dt}/b1h4q17k17d8/e4m3/perhead/causal/writes",
+                f"{WIDE}/pertile/zero",
+                "quantized/none/mqa/{dt}/b2h3q1k17d257v64/e4m3/pertile/writes",
+                "quantized/none/gqa2/{dt}/b1h4q3k9d128/pertile/causal",
+                "quantized/none/gqa2/{dt}/b1h4q3k9d128v256/e5m2/pertile",
                 since="standard",
             ),
         ),
@@ -313,6 +345,7 @@ QUANTIZED = Operator(
     options=(*OPTIONS, choice("alignment", ("all", "causal")), flag("writes", "writes"), SCALE),
     recipes=("normal", "large", "ties"),
     array_kinds=ArrayKinds(
+        letters=lambda case: counted(case.sizes.letters),
         statistics=("key_scale", "value_scale", "key", "value"),
         wide=("key_scale", "value_scale"),
         codes=(

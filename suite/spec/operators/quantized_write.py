@@ -36,6 +36,7 @@ from suite.spec.operators.quantized import (
     varied,
 )
 from suite.spec.operators.quantized import WORDS as OF_CODES
+from suite.spec.operators.tiles import counted
 from suite.spec.recipes import DRAWS
 from suite.spec.sizes import Sizes
 
@@ -74,6 +75,7 @@ def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> Map
     }
 
 
+WIDE = "quantized-write/none/mha/{dt}/b1h2q5k5d160v130/pertile"
 UNEQUAL = "quantized-write/none/mha/{dt}/b3h2q9k9d8v6"
 
 QUANTIZED_WRITE = Operator(
@@ -99,6 +101,7 @@ QUANTIZED_WRITE = Operator(
                 f"{UNEQUAL}/beyond",
                 "quantized-write/none/mha/f32/b2h2q17k17d8/perhead/zero/beyond",
                 "quantized-write/none/mha/f32/b2h2q17k17d8/e4m3/beyond",
+                WIDE,
             ),
             Ask(
                 "quantized-write/none/mha/{dt}/b2h2q17k17d8",
@@ -112,6 +115,9 @@ QUANTIZED_WRITE = Operator(
                 "quantized-write/none/mha/{dt}/b1h3q67k67d64/e4m3/perchannel/beyond",
                 f"{UNEQUAL}/e5m2/perchannel",
                 f"{UNEQUAL}/pertoken/beyond",
+                "quantized-write/none/mha/{dt}/b1h2q5k5d160v130/e4m3/pertile",
+                f"{WIDE}/zero/beyond",
+                "quantized-write/none/mha/{dt}/b1h2q5k5d257v64/e4m3/pertile/beyond",
                 since="standard",
             ),
         ),
@@ -120,6 +126,7 @@ QUANTIZED_WRITE = Operator(
     options=(*OPTIONS, flag("beyond", "beyond")),
     recipes=("normal", "large"),
     array_kinds=ArrayKinds(
+        letters=lambda case: counted(case.sizes.letters),
         statistics=("key_scale", "value_scale"),
         wide=("key_scale", "value_scale"),
         codes=("output", "value_output", "key_zero", "value_zero"),

@@ -1,0 +1,34 @@
+"""Tiles: 128 neighbouring components of a head or a latent, which share a scale of codes.
+
+The last tile is shorter if the width is no multiple of 128.
+
+Source: DeepSeek-AI, DeepSeek-V3 Technical Report, arXiv 2412.19437 (2024), section 3.3.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+TILE = 128
+
+TILES = {"d": "m", "v": "n", "r": "l"}
+"""The letter of the axis of tiles, by the letter of the components."""
+
+
+def counted(sizes: Mapping[str, int]) -> dict[str, int]:
+    """The numbers of tiles by letter, for sizes by letter."""
+    return {TILES[x]: -(-n // TILE) for x, n in sizes.items() if x in TILES}
+
+
+def by_tile(x: np.ndarray) -> np.ndarray:
+    """An array (..., size) as (..., tiles, 128), with zeros behind the last component."""
+    behind = -x.shape[-1] % TILE
+    padded = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, behind)])
+    return padded.reshape(*x.shape[:-1], -1, TILE)
+
+
+def untiled(array: np.ndarray, size: int) -> np.ndarray:
+    """A number of every tile (..., tiles) for every component (..., size)."""
+    return np.repeat(array, TILE, -1)[..., :size]
