@@ -14,8 +14,10 @@ import pytest
 
 from backends.protocol import Implementation
 from backends.registry import UsageError, callable_implementation, function_implementation, load
+from suite.checks import all_checks
 from suite.judge.cell import Cell
 from suite.judge.check import Check
+from suite.judge.judge import judge
 from suite.judge.oracle import Oracle, Rounding
 from suite.spec.case import Case
 from suite.spec.catalogue import cases as every_case
@@ -313,6 +315,18 @@ def test_two_caches_with_one_state_fail() -> None:
 def test_a_chunk_that_sees_its_future_fails() -> None:
     found = statuses("NoFuture")
     assert found["c5.1.3"] == found["c9"] == found["c1.1.1.1.4"] == "fail"
+
+
+def test_a_drop_in_refuses_samples_that_do_not_exist() -> None:
+    claims = {"drop_in": True}
+    cache, _ = function_implementation(load("torch"), f"{FUNCTIONS}:Growing", claims, "cached")
+    cells = all_checks()["bad_problem"].cells("smoke", [cache])
+    verdicts = {cell.case.id.split("/")[2]: judge(cell) for cell in cells}
+    # [:-7] of five tokens leaves none, and index -1 is the last sample.
+    assert {name for name, verdict in verdicts.items() if verdict.status == "fail"} == {
+        "rollback-beyond-length", "history-negative",
+    }  # fmt: skip
+    assert "changed from" in verdicts["history-negative"].message
 
 
 def test_what_a_cache_lacks_is_said() -> None:

@@ -93,6 +93,8 @@ OTHERS = (
      "cached/none/gqa2/f32/b2h4q9k9d8/c5.1.3/rot.halves"),
     ("cached-rotary-of-keys-alone", "and queries by their places in the chunk.",
      "cached/none/gqa2/f32/b2h4q9k9d8/c5.1.3/rot.halves"),
+    ("cached-rotary-of-queries-later", "Queries are rotated by positions behind their chunk.",
+     "cached/none/gqa2/f32/b2h4q9k9d8/c5.1.3/rot.halves"),
     ("cached-rotary-of-slots", "Positions of a rotation begin at 0 again once the ring went round.",
      "cached/none/mha/f32/b3h2q8k20d8/c1.5.1.1/win3/room8/pad5.0.12/rot.interleaved"),
     ("cached-rotary-counts-on", "The positions of a rotation count tokens that have left the cache, too.",

@@ -10,7 +10,7 @@ import numpy as np
 from backends._numpy import Rounded
 from suite.faults.fault import fault
 from suite.faults.kernels.attention import Kernel
-from suite.faults.kernels.cached import CachedKernel, Held, chosen
+from suite.faults.kernels.cached import CachedKernel, Held
 from suite.spec.inputs import Inputs
 
 FAMILY = "cache"
@@ -99,7 +99,7 @@ class CachedStaleAfterReset(CachedKernel):
     """After a reset slots of the sequence before are attended until they are overwritten."""
 
     def reset(self, state: Held, *samples: Rounded) -> Held:
-        state.totals[chosen(samples)] = 0
+        state.totals[self.chosen(state, samples)] = 0
         return state
 
 
@@ -108,7 +108,7 @@ class CachedRollbackLeavesAKey(CachedKernel):
     """Of tokens that are taken back the first one stays visible."""
 
     def crop(self, state: Held, count: int, *samples: Rounded) -> Held:
-        state.totals[chosen(samples)] -= count
+        state.totals[self.chosen(state, samples)] -= count
         state.positions[state.positions > state.totals[:, None]] = -1
         return state
 
@@ -118,7 +118,7 @@ class CachedRollbackOfTheIndex(CachedKernel):
     """Tokens that are taken back stay visible to rows of the next chunk behind them."""
 
     def crop(self, state: Held, count: int, *samples: Rounded) -> Held:
-        state.totals[chosen(samples)] -= count
+        state.totals[self.chosen(state, samples)] -= count
         return state
 
 
@@ -185,66 +185,6 @@ class CachedPaddingOfSlots(CachedKernel):
         places = np.broadcast_to(np.arange(held.slots), (len(keys), held.slots))
         slots = np.concatenate([places, keys[:, held.slots :]], 1)
         return super().padded(held, slots)
-
-
-@fault("values", "`is_causal=True` over all that the cache holds; hide earlier documents")
-class CachedDocumentsTogether(CachedKernel):
-    """Tokens attend earlier documents of their sample."""
-
-    def in_document(
-        self, held: Held, rows: np.ndarray, keys: np.ndarray, begins: np.ndarray
-    ) -> np.ndarray:
-        return np.ones((*rows.shape, keys.shape[1]), bool)
-
-
-@fault(
-    "values", "documents are found in the positions of a chunk; remember where the last one began"
-)
-class CachedDocumentsOfTheChunk(CachedKernel):
-    """Tokens of a document that began in an earlier chunk attend the documents before it."""
-
-    def in_document(
-        self, held: Held, rows: np.ndarray, keys: np.ndarray, begins: np.ndarray
-    ) -> np.ndarray:
-        known = np.where(begins < rows[:, :1], 0, begins)
-        return super().in_document(held, rows, keys, known)
-
-
-@dataclass
-class HeldDocument(Held):
-    """A cache that keeps the position at which the last document began."""
-
-    latest: int = 0
-
-
-@fault("values", "`start = max(start, ...)`; a rollback may end in the document before")
-class CachedRollbackKeepsTheDocument(CachedKernel):
-    """After a rollback into the document before tokens attend from the beginning of the later one."""
-
-    def init(self, inputs: Inputs, key: Any) -> Held:
-        return HeldDocument(**vars(super().init(inputs, key)))
-
-    def crop(self, state: Held, count: int, *samples: Rounded) -> Held:
-        assert isinstance(state, HeldDocument)
-        if state.begins is not None:
-            state.latest = int(state.begins.max())
-        return super().crop(state, count, *samples)
-
-    def in_document(
-        self, held: Held, rows: np.ndarray, keys: np.ndarray, begins: np.ndarray
-    ) -> np.ndarray:
-        assert isinstance(held, HeldDocument)
-        return super().in_document(
-            held, rows, keys, np.minimum(np.maximum(begins, held.latest), rows)
-        )
-
-
-@fault("bad_problem", "`max(length - n, 0)`; refuse more tokens than there are")
-class CachedRollbackBeyondTheLength(CachedKernel):
-    """A rollback of more tokens than there are empties the cache."""
-
-    def crop(self, state: Held, count: int, *samples: Rounded) -> Held:
-        return super().crop(state, min(count, state.total), *samples)
 
 
 class Unguarded(Kernel):

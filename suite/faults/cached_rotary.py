@@ -31,6 +31,14 @@ class CachedRotaryOfKeysAlone(CachedKernel):
         return np.broadcast_to(self.depths(held, count), (len(held.totals), count))
 
 
+@fault("values", "`offset` read after the update of the cache, or a view of it that moves on")
+class CachedRotaryOfQueriesLater(CachedKernel):
+    """Queries are rotated by positions behind their chunk."""
+
+    def query_turns(self, held: Held, count: int) -> np.ndarray:
+        return self.joining(held, count) + count
+
+
 @fault("values", "the slot of a token for its position; they differ once the ring went round")
 class CachedRotaryOfSlots(CachedKernel):
     """Positions of a rotation begin at 0 again once the ring went round."""

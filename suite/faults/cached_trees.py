@@ -1,8 +1,9 @@
-"""Faults of caches whose samples step alone, and into which trees of tokens come."""
+"""Faults of caches whose samples step alone or hold several documents, and into which trees come."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -10,6 +11,7 @@ from backends._numpy import Rounded
 from backends.caching import Turn
 from suite.faults.fault import fault
 from suite.faults.kernels.cached import CachedKernel, Held
+from suite.spec.inputs import Inputs
 from suite.spec.masks import Tree
 
 FAMILY = "cache"
@@ -183,3 +185,55 @@ class CachedRollbackOfAll(CachedKernel):
 
     def crop(self, state: Held, count: int, *samples: Rounded) -> Held:
         return super().crop(state, count)
+
+
+@fault("values", "`is_causal=True` over all that the cache holds; hide earlier documents")
+class CachedDocumentsTogether(CachedKernel):
+    """Tokens attend earlier documents of their sample."""
+
+    def in_document(
+        self, held: Held, rows: np.ndarray, keys: np.ndarray, begins: np.ndarray
+    ) -> np.ndarray:
+        return np.ones((*rows.shape, keys.shape[1]), bool)
+
+
+@fault(
+    "values", "documents are found in the positions of a chunk; remember where the last one began"
+)
+class CachedDocumentsOfTheChunk(CachedKernel):
+    """Tokens of a document that began in an earlier chunk attend the documents before it."""
+
+    def in_document(
+        self, held: Held, rows: np.ndarray, keys: np.ndarray, begins: np.ndarray
+    ) -> np.ndarray:
+        known = np.where(begins < rows[:, :1], 0, begins)
+        return super().in_document(held, rows, keys, known)
+
+
+@dataclass
+class HeldDocument(Held):
+    """A cache that keeps the position at which the last document began."""
+
+    latest: int = 0
+
+
+@fault("values", "`start = max(start, ...)`; a rollback may end in the document before")
+class CachedRollbackKeepsTheDocument(CachedKernel):
+    """After a rollback into the document before tokens attend from the beginning of the later one."""
+
+    def init(self, inputs: Inputs, key: Any) -> Held:
+        return HeldDocument(**vars(super().init(inputs, key)))
+
+    def crop(self, state: Held, count: int, *samples: Rounded) -> Held:
+        assert isinstance(state, HeldDocument)
+        if state.begins is not None:
+            state.latest = int(state.begins.max())
+        return super().crop(state, count, *samples)
+
+    def in_document(
+        self, held: Held, rows: np.ndarray, keys: np.ndarray, begins: np.ndarray
+    ) -> np.ndarray:
+        assert isinstance(held, HeldDocument)
+        return super().in_document(
+            held, rows, keys, np.minimum(np.maximum(begins, held.latest), rows)
+        )

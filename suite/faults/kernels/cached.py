@@ -70,11 +70,6 @@ class Held:
             getattr(self, name)[list(samples)] = getattr(part, name)
 
 
-def chosen(samples: Sequence[Rounded]) -> np.ndarray | slice:
-    """The index of the samples of an operation; all without an argument."""
-    return samples[0].values if samples else slice(None)
-
-
 class CachedKernel(Stated, Scripted):
     """A chunk attends all slots and its own tokens by `kernel`, then its last tokens take their slots."""
 
@@ -110,8 +105,14 @@ class CachedKernel(Stated, Scripted):
         return Rounded(round_to(rows, fmt), fmt), state
 
     def reorder(self, state: Held, samples: Rounded) -> Held:
-        self.pick(state, samples.values.tolist())
+        self.pick(state, self.existing(state, samples.values))
         return state
+
+    def existing(self, held: Held, samples: np.ndarray) -> list[int]:
+        """The samples. Raises ValueError for samples that do not exist."""
+        if (samples < 0).any() or (samples >= len(held.totals)).any():
+            raise ValueError(f"samples {samples} of a batch of {len(held.totals)}")
+        return [int(n) for n in samples]
 
     def concat(self, arrays: Sequence[Rounded], axis: int) -> Rounded:
         return Rounded(np.concatenate([x.values for x in arrays], axis), arrays[0].fmt)
@@ -268,7 +269,7 @@ class CachedKernel(Stated, Scripted):
         return (keys >= 0) & (keys < held.padding[:, None])
 
     def crop(self, state: Held, count: int, *samples: Rounded) -> Held:
-        own = chosen(samples)
+        own = self.chosen(state, samples)
         self.validate(state, count)
         state.totals[own] -= count
         state.positions[state.positions >= state.totals[:, None]] = -1
@@ -279,8 +280,12 @@ class CachedKernel(Stated, Scripted):
         if count > held.total:
             raise ValueError(f"a rollback of {count} tokens, and there are {held.total}")
 
+    def chosen(self, held: Held, samples: Sequence[Rounded]) -> list[int] | slice:
+        """The index of the samples of an operation; all without an argument."""
+        return self.existing(held, samples[0].values) if samples else slice(None)
+
     def reset(self, state: Held, *samples: Rounded) -> Held:
-        own = chosen(samples)
+        own = self.chosen(state, samples)
         state.totals[own] = 0
         state.positions[own] = -1
         return state

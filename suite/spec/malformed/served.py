@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import fields, replace
+from typing import Any
 
 import numpy as np
 
 from suite.spec.case import Case
 from suite.spec.inputs import Inputs
-from suite.spec.malformed.problem import MalformedCase
+from suite.spec.malformed.problem import Contained, MalformedCase
 from suite.spec.operators.cached import CACHED
 from suite.spec.operators.packed import PACKED, segments
 from suite.spec.operators.paged import PAGED, filled
@@ -47,16 +48,32 @@ PACKS = (
 )
 
 
-def _scripted(*script: str) -> Callable[[Inputs], Inputs]:
-    """A change of the script to one that no case may have."""
+def _optioned(**options: Any) -> Callable[[Inputs], Inputs]:
+    """A change of options to what no case may have."""
 
     def spoilt(x: Inputs) -> Inputs:
         case = object.__new__(Case)  # unchecked
         of = {field.name: getattr(x.case, field.name) for field in fields(Case)}
-        vars(case).update(of, options=(("script", script),))
+        vars(case).update(of, options=tuple({**dict(x.case.options), **options}.items()))
         return replace(x, case=case)
 
     return spoilt
+
+
+def _of_itself(**right: Any) -> Contained:
+    """Sample 1 is answered as with the options `right`, and has no influence on sample 0."""
+
+    def contained(x: Inputs, spoilt: Inputs) -> Iterable[tuple[Inputs, np.ndarray]]:
+        first = np.arange(x.sizes.B)[:, None, None, None] == 0
+        other = {name: np.where(first, x.arrays[name], 50.0) for name in ("key", "value")}
+        return (_optioned(**right)(x), ~first), (spoilt.replace(**other), first)
+
+    return contained
+
+
+def _as_with(**right: Any) -> Contained:
+    """The answer is that with the options `right`."""
+    return lambda x, spoilt: ((_optioned(**right)(x), np.ones((1, 1, 1, 1), bool)),)
 
 
 CACHES = (
@@ -81,9 +98,56 @@ CACHES = (
     MalformedCase(
         "rollback-beyond-length",
         "a rollback of 7 tokens from a cache of 5",
-        _scripted("5", "back7", "1", "3"),
+        _optioned(script=("5", "back7", "1", "3")),
         CACHED,
         needs=("rollback",),
+    ),
+    *(
+        MalformedCase(name, text, _optioned(**options), CACHED, needs=needs, contained=contained)
+        for name, text, options, needs, contained in (
+            (
+                "history-beyond-batch",
+                "sample 0 goes on with the history of sample 2 in a batch of 2",
+                {"script": ("5", "pick21", "1", "3")},
+                ("reorder",),
+                _of_itself(script=("5", "pick11", "1", "3")),
+            ),
+            (
+                "history-negative",
+                "sample 0 goes on with the history of sample -1",
+                {"script": ("5", "pickx1", "1", "3")},
+                ("reorder",),
+                _of_itself(script=("5", "pick11", "1", "3")),
+            ),
+            (
+                "reset-beyond-batch",
+                "a reset of sample 2 in a batch of 2",
+                {"script": ("5", "resetof2", "1", "3")},
+                ("reset", "subsets"),
+                _as_with(),
+            ),
+            (
+                "rollback-beyond-batch",
+                "a rollback of sample 2 in a batch of 2",
+                {"script": ("5", "back2of2", "1", "3")},
+                ("rollback", "subsets"),
+                _as_with(),
+            ),
+            (
+                "padding-negative",
+                "left padding of -1 tokens",
+                {"padding": (-1, 0)},
+                ("left-padding",),
+                _as_with(padding=(0, 0)),
+            ),
+            (
+                "padding-beyond-length",
+                "left padding of 20 tokens of a sample with 9",
+                {"padding": (20, 0)},
+                ("left-padding",),
+                _of_itself(padding=(1, 0)),
+            ),
+        )
     ),
 )
 

@@ -168,7 +168,7 @@ def actions(case: Case) -> Iterator[Action]:
         elif body.startswith("back"):
             yield Crop(int(body[4:]), samples)
         elif body.startswith("pick"):
-            yield Pick(tuple(map(int, body[4:])))
+            yield Pick(tuple(-1 if n == "x" else int(n) for n in body[4:]))
         elif body.startswith("keep"):
             nodes = body[4:] if len(body) > 5 else body[4:] * s.B
             numbers = [int(node) for node in nodes if node != "x"]
@@ -197,11 +197,20 @@ def actions(case: Case) -> Iterator[Action]:
 def played(case: Case, lenient: bool = False) -> Iterator[tuple[Action, Held]]:
     """Each action with the cache after it.
 
-    Raises ValueError for a rollback of more tokens than there are, unless `lenient`.
+    Raises ValueError for a rollback of more tokens than there are, and for samples that do not exist,
+    unless `lenient`: then all tokens go back, samples that do not exist are left out, and a history that
+    does not exist is that of the nearest sample.
     """
     tokens = [np.zeros((4, 0), int) for _ in range(case.sizes.B)]  # the arrays of `Held`
     padding = case.option("padding") or (0,) * case.sizes.B
     everyone = range(case.sizes.B)
+
+    def existing(samples: Samples) -> Sequence[int]:
+        some = everyone if samples is None else samples
+        if not lenient and any(n not in everyone for n in some):
+            raise ValueError(f"samples {some} of a batch of {len(everyone)}")
+        return [n for n in some if n in everyone]
+
     for action in actions(case):
         match action:
             case Chunk(starts=starts, count=count, documents=documents):
@@ -213,16 +222,17 @@ def played(case: Case, lenient: bool = False) -> Iterator[tuple[Action, Held]]:
                     new = [0 * places + b, start + places, length + action.depths, begins]
                     tokens[b] = np.concatenate([tokens[b], new], 1)
             case Crop(count=count, samples=samples):
-                for b in everyone if samples is None else samples:
+                for b in existing(samples):
                     length = tokens[b].shape[1]
                     if length < count and not lenient:
                         raise ValueError(f"a rollback of {count} tokens, and there are {length}")
                     tokens[b] = tokens[b][:, : max(length - count, 0)]
             case Reset(samples=samples):
-                for b in everyone if samples is None else samples:
+                for b in existing(samples):
                     tokens[b] = tokens[b][:, :0]
             case Pick(samples=order):
-                tokens = [tokens[n] for n in order]
+                existing(order)
+                tokens = [tokens[min(max(n, 0), everyone[-1])] for n in order]
             case Keep(paths=paths, count=count):
                 for b, path in enumerate(paths):
                     first = tokens[b].shape[1] - count
@@ -263,7 +273,8 @@ def held(case: Case) -> int:
 def differ(case: Case) -> bool:
     """True if some samples step alone, or if samples differ in their number of tokens."""
     alone = any("of" in word for word in case.option("script"))
-    return alone or any(len({*after.lengths.tolist()}) > 1 for _, after in played(case))
+    lengths = (after.lengths.tolist() for _, after in played(case, lenient=True))
+    return alone or any(len({*each}) > 1 for each in lengths)
 
 
 def rotation(case: Case) -> Rotation | None:
