@@ -1,14 +1,10 @@
-"""Promise: merging is attention over all keys, part by part, forward and backward, in any nesting; a
-person's function is judged."""
+"""Promise: merging is attention over all keys, part by part, in any nesting."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from backends.registry import function_implementation, load
 from suite.judge.comparison import against_oracle
 from suite.judge.oracle import Oracle, Rounding
 from suite.judge.verdict import Deviation
@@ -16,9 +12,7 @@ from suite.spec.case import Case
 from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import draw
 from tests.plain import attention as plain_attention
-from tests.runtimes import of_person
 
-FUNCTIONS = Path(__file__).parent / "functions" / "merging.py"
 FOUR = "merge/none/mha/f64/b2h3q5k4d8"
 
 
@@ -91,31 +85,3 @@ def test_log_sum_exps_are_drawn_in_float32_beside_sixteen_bits() -> None:
     assert np.array_equal(lse, lse.astype(np.float32))
     assert 150 < lse.min()
     assert len(np.unique(lse)) == lse.size
-
-
-def statuses(name: str) -> dict[str, set[str]]:
-    """Statuses of a function's cells of the check values, by what the id says of log-sum-exps."""
-    outcomes: dict[str, set[str]] = {}
-    for cell, verdict in of_person(f"{FUNCTIONS}:{name}", "merge"):
-        height = "empty" if cell.case.option("empty") else cell.case.option("height")
-        outcomes.setdefault(height, set()).add(verdict.status)
-    return outcomes
-
-
-def test_a_persons_merge() -> None:
-    assert statuses("right") == {key: {"pass"} for key in ("level", "empty", "high", "deep")}
-
-
-def test_a_merge_that_knows_no_empty_part_fails() -> None:
-    passing = {key: {"pass"} for key in ("level", "high", "deep")}
-    assert statuses("empty_is_nan") == {**passing, "empty": {"fail"}}
-
-
-def test_a_merge_that_overflows_fails() -> None:
-    assert statuses("overflows")["high"] == {"fail"}
-    assert statuses("overflows")["level"] == {"pass"}
-
-
-def test_parameters_that_nobody_passes_are_named() -> None:
-    judged, _ = function_implementation(load("torch"), f"{FUNCTIONS}:with_scale", {}, "merge")
-    assert judged.remarks == ("never passed, so that the default is judged: scale",)

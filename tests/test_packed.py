@@ -1,15 +1,13 @@
 """Promise: packed attention is plain attention segment by segment, forward and backward; ids say lengths,
-and what they cannot mean is refused; a person's function is judged by the words that it takes."""
+and what they cannot mean is refused."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from backends.protocol import DeclaredRounding
-from backends.registry import UsageError, function_implementation, load
+from backends.registry import load
 from suite.checks import all_checks
 from suite.judge.cell import Cell
 from suite.judge.oracle import Oracle, Rounding
@@ -18,9 +16,7 @@ from suite.spec.catalogue import cases
 from suite.spec.inputs import Inputs, draw, draw_cotangent
 from suite.spec.operators.packed import hidden_pairs, lengths, segments, summed, written
 from tests.plain import attention as plain_attention
-from tests.runtimes import of_person
 
-FUNCTIONS = Path(__file__).parent / "functions" / "varlen.py"
 PLAIN = "packed/none/mha/f64/b3h4q24k24d8/seg5.7.12"
 CROSS = "packed/none/gqa2/f64/b4h4q10k24d8/seg3.0.6.1x5.11.7.1/causalbr"
 CASES = (PLAIN, f"{PLAIN}/causal", CROSS, "packed/none/mqa/f64/b3h4q10k24d8v6/seg3.1.6x5.12.7")
@@ -99,41 +95,3 @@ def test_segments_are_chosen_as_samples_are() -> None:
         Oracle.forward(x, Rounding("exact")).expected["output"].value for x in (inputs, chosen)
     )
     assert np.array_equal(part, np.concatenate([whole[3:9], whole[:3]]))
-
-
-def statuses(name: str, level: str = "smoke") -> dict[str, set[str]]:
-    """Statuses of a function's cells of the check values, by the alignment of the case."""
-    outcomes: dict[str, set[str]] = {}
-    for cell, verdict in of_person(f"{FUNCTIONS}:{name}", "packed", level=level):
-        outcomes.setdefault(cell.case.option("alignment"), set()).add(verdict.status)
-    return outcomes
-
-
-def test_a_persons_function() -> None:
-    assert statuses("right", "standard") == {
-        "all": {"pass"}, "causal": {"pass"}, "causalbr": {"pass"}
-    }  # fmt: skip
-
-
-def test_a_function_is_judged_in_the_alignment_that_it_was_seen_to_follow() -> None:
-    outcomes = statuses("top_left", "standard")
-    assert outcomes["causalbr"] == {"unsupported"}
-    assert outcomes["causal"] == {"pass", "unsupported"}  # it has no scale
-
-
-def test_segments_that_begin_later_fail() -> None:
-    outcomes = statuses("shifted")
-    assert outcomes["all"] == {"fail"}
-    assert outcomes["causal"] == {"unsupported"}
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("misspelt", "never passed: is_causal; did you mean causal.*Passed are max_seqlen_q"),
-        ("padded", "expected padded\\(query, key, value, cu_seqlens_q, cu_seqlens_k"),
-    ],
-)
-def test_functions_that_do_not_fit(name: str, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        function_implementation(load("torch"), f"{FUNCTIONS}:{name}", {}, "packed")

@@ -140,28 +140,6 @@ def test_what_ids_cannot_mean_is_refused(text: str, message: str) -> None:
         Case.parse(f"paged/none/mha/f32/{text}")
 
 
-def statuses(name: str) -> dict[str, set[str]]:
-    """Statuses of a function's cells of the check values at smoke, by causal or all."""
-    outcomes: dict[str, set[str]] = {}
-    for cell, verdict in of_person(f"{FUNCTIONS}:{name}", "paged"):
-        outcomes.setdefault(cell.case.option("alignment"), set()).add(verdict.status)
-    return outcomes
-
-
-def test_a_persons_function() -> None:
-    assert statuses("right") == {"all": {"pass"}, "causal": {"pass", "unsupported"}}  # no softcap
-
-
-def test_a_mask_that_is_aligned_at_the_first_query_fails() -> None:
-    outcomes = statuses("top_left")
-    assert outcomes["all"] == {"pass"}
-    assert outcomes["causal"] == {"fail", "unsupported"}
-
-
-def test_a_function_that_reads_one_key_less_fails() -> None:
-    assert statuses("short") == {"all": {"fail"}, "causal": {"fail", "unsupported"}}
-
-
 @pytest.mark.parametrize(
     ("size", "text", "expected"),
     [
@@ -208,8 +186,3 @@ def test_a_drop_in_refuses_tables_and_lengths_that_name_nothing() -> None:
     answered = {name for name, message in messages.items() if message}
     assert answered == {"page-negative", "pages-of-two-sizes"}
     assert "changed from" in messages["page-negative"]
-
-
-def test_parameters_with_a_wrong_name_are_named() -> None:
-    with pytest.raises(UsageError, match="never passed: kv_layouts; did you mean kv_layout"):
-        function_implementation(load("torch"), f"{FUNCTIONS}:misspelt", {}, "paged")

@@ -1,10 +1,6 @@
-"""Promise: writing changes the slots of the tokens and nothing else, to the last bit.
-
-A person's function may write in place."""
+"""Promise: writing changes the slots of the tokens and nothing else, to the last bit."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import numpy as np
 
@@ -14,9 +10,7 @@ from suite.spec.catalogue import cases as every_case
 from suite.spec.catalogue import of_operator
 from suite.spec.inputs import Inputs, draw, draw_cotangent
 from suite.spec.operators.paged_write import PAGED_WRITE
-from tests.runtimes import of_person
 
-FUNCTIONS = Path(__file__).parent / "functions" / "paging.py"
 SKIPPED = "paged-write/none/mha/f64/b3h2q9k24d8v6/seg1.3.5x7.12.5/hnd/shuffled/skipped"
 
 
@@ -51,20 +45,3 @@ def test_skipped_tokens_have_no_gradient() -> None:
     assert set(gradients) == {"key", "key_cache"}
     assert not gradients["key"].value[skipped].any()
     assert gradients["key"].value[~skipped].all()
-
-
-def statuses(name: str) -> dict[bool, set[str]]:
-    """Statuses of a function's cells of the check values at smoke, by whether slots are skipped."""
-    outcomes: dict[bool, set[str]] = {}
-    for cell, verdict in of_person(f"{FUNCTIONS}:{name}", "paged-write"):
-        outcomes.setdefault(cell.case.option("skipped"), set()).add(verdict.status)
-    return outcomes
-
-
-def test_a_persons_function_returns_pools_or_writes_in_place() -> None:
-    assert statuses("written") == {False: {"pass", "unsupported"}, True: {"pass"}}  # no kv_layout
-    assert statuses("written_in_place") == {False: {"pass"}, True: {"pass"}}
-
-
-def test_negative_slots_that_count_from_the_end_fail() -> None:
-    assert statuses("wraps") == {False: {"pass", "unsupported"}, True: {"fail"}}

@@ -10,7 +10,7 @@ import mpmath
 import numpy as np
 import pytest
 
-from backends.registry import UsageError, function_implementation, load
+from backends.registry import function_implementation, load
 from references import rotary
 from suite.checks import all_checks
 from suite.judge.cell import Cell
@@ -168,37 +168,10 @@ def statuses(name: str) -> dict[tuple[str, str], set[str]]:
     return outcomes
 
 
-def test_a_persons_rotation() -> None:
-    assert statuses("rotate") == {
-        (dt, pairing): {"pass"} for dt in ("f32", "bf16") for pairing in ("halves", "interleaved")
-    }
-
-
-def test_a_rotation_without_a_word_for_pairs_is_judged_in_those_that_it_turns() -> None:
-    outcomes = statuses("neighbours")
-    assert outcomes["f32", "interleaved"] == outcomes["bf16", "interleaved"] == {"pass"}
-    assert outcomes["f32", "halves"] == outcomes["bf16", "halves"] == {"unsupported"}
-
-
 def test_frequencies_in_sixteen_bits_fail() -> None:
     outcomes = statuses("narrow_table")
     assert "fail" not in outcomes["f32", "halves"]
     assert "fail" in outcomes["bf16", "halves"]
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        (
-            "misspelt",
-            "never passed: interleave; did you mean interleaved.*Passed are base, interleaved",
-        ),
-        ("alone", "expected alone\\(query, position"),
-    ],
-)
-def test_functions_that_do_not_fit(name: str, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        function_implementation(load("torch"), f"{FUNCTIONS}:{name}", {}, "rotary")
 
 
 def test_what_is_bad_about_positions_needs_positions() -> None:
