@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -75,14 +76,20 @@ def import_source(function: Any, name: str) -> str:
     if home is None or getattr(home, name, None) is not function or not name.isidentifier():
         return ""
     if home.__name__.rpartition(".")[2].startswith(JUDGED):
-        path = Path(str(home.__file__)).resolve()
-        folder, package = home_of(path)
-        run = f"path({str(path)!r})" if not package else f"module({f'{package}.{path.stem}'!r})"
-        return (
-            f"import runpy\nimport sys\nsys.path.insert(0, {str(folder)!r})\n"
-            f"{name} = runpy.run_{run}[{name!r}]"
-        )
+        return _run_source(str(home.__file__), name)
     return f"from {home.__name__} import {name}"
+
+
+@lru_cache(maxsize=64)
+def _run_source(file: str, name: str) -> str:
+    """Lines that run a user's file and take `name` from it."""
+    path = Path(file).resolve()
+    folder, package = home_of(path)
+    run = f"path({str(path)!r})" if not package else f"module({f'{package}.{path.stem}'!r})"
+    return (
+        f"import runpy\nimport sys\nsys.path.insert(0, {str(folder)!r})\n"
+        f"{name} = runpy.run_{run}[{name!r}]"
+    )
 
 
 def function_source(function: Any, name: str, arguments: Iterable[str]) -> str:

@@ -156,10 +156,10 @@ def test_a_child_that_dies_or_hangs_costs_one_cell() -> None:
 def test_what_no_child_says_ends_the_child(answer: bytes) -> None:
     link = Link({}, Limits(""), ())
     parent, child = socket.socketpair()
-    link._channel, link._child = parent, cast(Any, Dead())
+    link._channel, link._child = wire.as_file(parent), cast(Any, Dead())
     link.errors = BytesIO()
-    with child:
-        wire.send(child, answer)
+    with wire.as_file(child) as channel:
+        wire.send(channel, answer)
         with pytest.raises(ProcessDied, match="answered what is no answer"):
             link.at("anything")
     assert link.dead

@@ -31,7 +31,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import reduce
 from itertools import islice
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -45,7 +45,7 @@ from suite.judge import leaks
 from suite.judge.process_settings import PROCESS
 from suite.judge.verdict import text_of
 from suite.run.isolation.emptied import empty
-from suite.run.isolation.wire import CARRIERS, receive, send, to_bytes
+from suite.run.isolation.wire import CARRIERS, as_file, found, receive, send, to_bytes
 from suite.run.process import YOUNG
 from suite.spec.dtypes import DTYPES
 from suite.spec.features import FEATURES
@@ -232,9 +232,8 @@ class Host:
         return {"handle": self.handle(value)}
 
     def call(self, value: PreparedCall) -> dict[str, Any]:
-        own = {name: self.shown(one) for name, one in vars(value).items() if name not in UNSHOWN}
-        plain = value.within is contextlib.nullcontext
-        return own | {"within": None if plain else self.shown(value.within)}
+        facts = vars(value).items()
+        return {n: self.shown(one) for n, one in facts if n not in UNSHOWN and one != PLAIN[n]}
 
     def handle(self, value: Any) -> dict[str, Any]:
         kind = type(value)
@@ -271,8 +270,11 @@ def signature(function: Any) -> list[list[Any]] | None:
     return [[p.name, p.kind.name, p.default is not p.empty] for p in parameters]
 
 
-UNSHOWN = ("within", "problem", "source", "through")
+UNSHOWN = ("problem", "source", "through")
 """The fields of a call that stay in the child: the parent knows the problem, and prints no text of it."""
+
+PLAIN = vars(PreparedCall(PreparedCall))
+"""The fields of a call by default, which the parent has, too."""
 
 
 SHARED: dict[str, Mapping[str, Any]] = {
@@ -282,14 +284,16 @@ SHARED: dict[str, Mapping[str, Any]] = {
 
 
 class Request(pickle.Unpickler):
-    """A request of the parent, in which numbers stand for handles."""
+    """A request of the parent, in which names stand for objects (see `wire.found`)."""
 
     def __init__(self, text: bytes, host: Host) -> None:
         super().__init__(io.BytesIO(text))
         self.host = host
 
-    def persistent_load(self, of: Any) -> Any:
-        kind, name = of
+    def find_class(self, module: str, name: str) -> Any:
+        return self.found if name == found.__name__ else super().find_class(module, name)
+
+    def found(self, kind: str, name: Any) -> Any:
         if kind == "path":
             return self.host.find(name)
         return self.host.handles.objects[name] if kind == "handle" else SHARED[kind][name]
@@ -302,14 +306,14 @@ def answer(host: Host, text: bytes) -> dict[str, Any]:
         target, arguments, keywords = Request(text, host).load()
         value = target(*arguments, **keywords)
         shown = {"value": host.shown(value)}
-        if not (host.contexts or isinstance(value, PreparedCall)):
+        if not host.contexts:
             host.add_those(host.outputs)
         return shown
     except BaseException as error:
         return {"raised": host.error(error)}
 
 
-def serve(channel: socket.socket, host: Host) -> None:
+def serve(channel: BinaryIO, host: Host) -> None:
     """Answer requests until the parent is gone.
 
     A request has a pickle of a target with its arguments, and a pickle of the thread in which to make the
@@ -334,8 +338,9 @@ def serve(channel: socket.socket, host: Host) -> None:
 
 
 def main() -> None:
-    channel = socket.socket(fileno=int(sys.argv[1]))
-    channel.set_inheritable(False)
+    parent = socket.socket(fileno=int(sys.argv[1]))
+    parent.set_inheritable(False)
+    channel = as_file(parent)
     start, _ = receive(channel)
     leaks.watch()
     with leaks.quiet():

@@ -21,7 +21,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from types import MappingProxyType
-from typing import Any
+from typing import Any, BinaryIO
 from weakref import WeakValueDictionary
 
 from backends.prepared import ForbiddenCall, ForwardOnly, PreparedCall, ProcessDied
@@ -114,20 +114,17 @@ SHARED = {Operator: "operator", Feature: "feature", DType: "dtype"}
 class Writer(pickle.Pickler):
     """A request: handles, paths, and the objects that both processes have, travel as names."""
 
-    def persistent_id(self, value: Any) -> tuple[str, Any] | None:
+    def reducer_override(self, value: Any) -> Any:
         if isinstance(value, Handle):
             if value.generation != value.link.generation:
                 raise ProcessDied("the process of the function died, and its arrays with it")
-            return "handle", value.number
+            return wire.found, ("handle", value.number)
         if isinstance(value, Within):
-            return "handle", value.make.number
+            return wire.found, ("handle", value.make.number)
         if type(value) is Place:
-            return "path", tuple(value)
+            return wire.found, ("path", tuple(value))
         if type(value) in SHARED:
-            return SHARED[type(value)], value.name
-        return None
-
-    def reducer_override(self, value: Any) -> Any:
+            return wire.found, (SHARED[type(value)], value.name)
         if isinstance(value, PreparedCall) and value.problem is not None:
             return PreparedCall, tuple({**vars(value), "problem": None}.values())
         if isinstance(value, MappingProxyType):
@@ -153,7 +150,7 @@ class Link:
         self._types: dict[tuple[str, str], type] = {}
         self._lock = threading.RLock()
         self._child: subprocess.Popen[bytes] | None = None
-        self._channel: socket.socket | None = None
+        self._channel: BinaryIO | None = None
 
     def run(self) -> None:
         """Start a child, and let it load the backend. Raises ProcessDied."""
@@ -171,12 +168,12 @@ class Link:
             pass_fds=[others.fileno()], start_new_session=True,
         )  # fmt: skip
         others.close()
-        self._channel = own
+        self._channel = channel = wire.as_file(own)
         self.generation += 1
         self.handles, self.gone = WeakValueDictionary(), []
         with self._living():
-            wire.send(own, pickle.dumps(self.start))
-            said = wire.parsed(wire.receive(own, (wire.MOST_JSON, 0))[0])
+            wire.send(channel, pickle.dumps(self.start))
+            said = wire.parsed(wire.receive(channel, (wire.MOST_JSON, 0))[0])
             left = checked(said.get("open"), list, "what is open")
             self.open = [printable(checked(one, str, "a sentence")) for one in left]
 
@@ -220,11 +217,12 @@ class Link:
         return value
 
     def read(self, handle: Handle) -> bytes:
-        """The values of an array. Those that the last answer brought are taken from there; besides are
-        read all that were read before."""
+        """The values of an array. Those that the last answer brought are taken from there. Otherwise the
+        arrays that the child told of next are read, too: they are probably asked for next."""
         if handle.raw is None or handle.raw[0] != self.count:
-            others = (one for one in [*self.handles.values()] if one.raw and one is not handle)
-            self.at("read", handle, *islice(others, MOST_TOGETHER))
+            living = [*self.handles.values()]
+            later = (one for one in living if one.claims and one.number > handle.number)
+            self.at("read", handle, *islice(later, MOST_TOGETHER))
         if handle.raw is None or handle.raw[0] != self.count:
             raise ValueError("the process of the function sent no values")
         return handle.raw[1]
@@ -329,11 +327,13 @@ class Link:
 
     def call(self, of: dict[str, Any]) -> PreparedCall:
         facts = {name: self.value(one) for name, one in of.items()}
-        within = facts.pop("within")
-        if not isinstance(facts["function"], Handle) or type(facts["arguments"]) is not dict:
+        if (
+            not isinstance(facts["function"], Handle)
+            or type(facts.get("arguments", {})) is not dict
+        ):
             raise Garbled("a call without a function")
-        if within is not None:
-            facts["within"] = Within(within)
+        if "within" in facts:
+            facts["within"] = Within(facts["within"])
         return PreparedCall(**facts)
 
     def error(self, of: Any, depth: int = 0) -> BaseException:

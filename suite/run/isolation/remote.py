@@ -84,7 +84,7 @@ class Remote(Asking, Backend):
         self.compilers = RemoteCompilers(self, link, home.compilers)
         self.profiler = RemoteProfiler(self, link, home.profiler)
         self._told: dict[str, Any] = {}
-        self._after_death = False
+        self._after_death, self._looked = False, -1
         self._settings = {
             name: Setting(
                 partial(self._read, name), partial(self._restore, name), self._modes(name, setting)
@@ -206,7 +206,8 @@ class Remote(Asking, Backend):
         return self._told[name]
 
     def _look(self) -> None:
-        """Read the settings that changed. In the cell in which the child died none did."""
+        """Read the settings that changed. None did if the child was asked nothing since the last look, or
+        died in this cell."""
         link = self.link
         if link.dead and link.generation and not self._after_death:
             self._after_death = True
@@ -214,10 +215,13 @@ class Remote(Asking, Backend):
         self._after_death = False
         if link.dead:
             self._told = {}
+        elif link.count == self._looked:
+            return
         changed, died = link.at("sweep")
         for event in died:
             leaks.hear(printable(checked(event, str, "an event")))
         self._told |= {name: Told.of(value) for name, value in changed.items()}
+        self._looked = link.count
 
     def _restore(self, name: str, before: Any) -> None:
         several = isinstance(before, dict)

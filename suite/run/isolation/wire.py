@@ -12,7 +12,7 @@ import math
 import re
 import socket
 import struct
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 
@@ -22,6 +22,9 @@ MOST_JSON, MOST_BYTES = 1 << 26, 1 << 31
 """The greatest sizes of the two parts of an answer."""
 
 MOST_AXES = 64
+
+BUFFER = 1 << 16
+"""The bytes that a process reads at once: most messages."""
 
 HEAD = struct.Struct("<QQ")
 
@@ -39,30 +42,39 @@ class Garbled(Exception):
     """An answer of the child is none that the child's own program gives."""
 
 
-def send(channel: socket.socket, text: bytes, raw: bytes = b"") -> None:
+def as_file(end: socket.socket) -> BinaryIO:
+    """A socket as a file, which takes the socket over."""
+    with end:
+        return cast(BinaryIO, end.makefile("rwb", BUFFER))
+
+
+def send(channel: BinaryIO, text: bytes, raw: bytes = b"") -> None:
     """Send a message of two parts."""
-    channel.sendall(HEAD.pack(len(text), len(raw)) + text + raw)
+    channel.write(HEAD.pack(len(text), len(raw)) + text + raw)
+    channel.flush()
 
 
 def receive(
-    channel: socket.socket, most: tuple[int, int] = (MOST_BYTES, MOST_BYTES)
+    channel: BinaryIO, most: tuple[int, int] = (MOST_BYTES, MOST_BYTES)
 ) -> tuple[bytes, bytes]:
     """A message of two parts, each at most so long. Raises EOFError if the other process is gone, and
     Garbled."""
     text, raw = HEAD.unpack(_exactly(channel, HEAD.size))
     if text > most[0] or raw > most[1]:
         raise Garbled(f"an answer of {text} and {raw} bytes")
-    return bytes(_exactly(channel, text)), bytes(_exactly(channel, raw))
+    return _exactly(channel, text), _exactly(channel, raw)
 
 
-def _exactly(channel: socket.socket, count: int) -> bytearray:
-    got = bytearray()
-    while len(got) < count:
-        part = channel.recv(min(count - len(got), 1 << 20))
-        if not part:
-            raise EOFError
-        got += part
+def _exactly(channel: BinaryIO, count: int) -> bytes:
+    got = channel.read(count)
+    if len(got) < count:
+        raise EOFError
     return got
+
+
+def found(kind: str, name: Any) -> Any:
+    """Stands in a request for an object of the child, which the child finds by kind and name."""
+    raise NotImplementedError
 
 
 def to_bytes(values: np.ndarray, dtype: str) -> bytes:
