@@ -15,6 +15,7 @@ from references.rounding import NO_ROUNDING, Bounded
 from references.tape import Leaf
 from suite.judge.diagnosis.layers import Another, Guess, made, of_scale, of_softcap, of_window
 from suite.judge.diagnosis.masks import of_tree
+from suite.judge.diagnosis.split import COUNTS
 from suite.spec.inputs import Inputs
 from suite.spec.operators.scripts import Chunk, Keep, actions, capacity, has_documents, rotation
 from suite.spec.operators.views import View, views
@@ -330,6 +331,13 @@ def of_cached(inputs: Inputs) -> Iterator[Another]:
         (lambda: without(inputs, "softcap", lambda view, n: view.mask.shape[1] == 1),
          "Steps of one token have no softcap.", "scores", ""),
         (lambda: inputs.replace(sinks=None), "The sinks are ignored.", "sinks", ""),
+        *(
+            # n sinks with one logit weigh as much as one whose logit is greater by log n
+            (lambda n=n: inputs.replace(sinks=inputs.arrays["sinks"] + np.log(n))
+             if "sinks" in inputs.arrays else inputs,
+             f"The sinks count {n} times.", "sinks", "sinks in every part of the keys; they count once")
+            for n in COUNTS
+        ),
         (lambda: without(inputs, "sinks", lambda view, n: n > 0), "Only the first chunk has sinks.",
          "sinks", ""),
         (lambda: inputs.replace(bias=None), "The bias is ignored.", "scores", ""),

@@ -52,6 +52,12 @@ def answered(inputs: Inputs, count: int, together: bool, restarts: bool = False)
     return answers
 
 
+def parts_with_keys(inputs: Inputs, count: int) -> list[int]:
+    """How many of the parts that `answered` cuts together have a key, for each sample with queries."""
+    lengths = [len(slots) for rows, slots, _ in samples(inputs) if rows.stop > rows.start]
+    return [-(-length // -(-max(lengths) // count)) for length in lengths]
+
+
 @np.errstate(all="ignore")
 def merged(
     inputs: Inputs, parts: Iterable[Part], change: Callable[[np.ndarray], np.ndarray]
@@ -64,6 +70,23 @@ def merged(
         shares = shares / shares.sum(0)
         out[rows] = (shares[..., None] * outputs).sum(0).swapaxes(0, 1)
     return {"output": out}
+
+
+def old(parts: Iterable[Part], slots: Iterable[int], last: bool) -> Iterator[Part]:
+    """Parts in which parts without a key keep the answer of the sample before, that of its last row or of
+    its row of the same number. `slots` are the numbers of keys per sample."""
+    kept: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+    for (rows, outputs, sums), count in zip(parts, slots, strict=True):
+        outputs, sums = outputs.copy(), sums.copy()
+        for n in range(len(sums)):
+            if n >= count and n in kept:
+                before, lse = kept[n]
+                of = np.minimum(np.arange(sums.shape[2]), lse.shape[1] - 1)
+                of = np.full_like(of, lse.shape[1] - 1) if last else of
+                outputs[n], sums[n] = before[:, of], lse[:, of]
+            else:
+                kept[n] = outputs[n], sums[n]
+        yield rows, outputs, sums
 
 
 def of_split(inputs: Inputs) -> Iterator[Another]:
@@ -83,6 +106,14 @@ def of_split(inputs: Inputs) -> Iterator[Another]:
             parts = answered(inputs, count, together)
             for sentence, hint, change in wrong:
                 yield merged(inputs, parts, change), sentence, "merge", hint
+            if together:
+                filled = parts_with_keys(inputs, count)
+                for last in (True, False):
+                    answer = merged(inputs, old(parts, filled, last), np.asarray)
+                    text = (
+                        "A part in which a sample has no key keeps the answer of the sample before."
+                    )
+                    yield answer, text, "merge", "a workspace that is not cleared"
             text = "In every part of the keys the mask is that of the first part."
             hint = "positions counted from the first key of a part"
             parts = answered(inputs, count, together, restarts=True)
