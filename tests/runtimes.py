@@ -14,7 +14,7 @@ from suite.checks import all_checks
 from suite.judge.cell import Cell
 from suite.judge.judge import judge
 from suite.judge.verdict import Verdict
-from suite.spec.case import Case
+from suite.spec.catalogue import AnyCase, find
 from suite.spec.dtypes import DTYPES
 
 
@@ -23,9 +23,17 @@ def of(backend: Backend, name: str) -> Implementation:
     return next(i for i in backend.implementations() if i.name == name)
 
 
+def verdict_of(
+    implementation: Implementation, case: AnyCase | str, check: str = "values"
+) -> Verdict:
+    """What a check says of an implementation and a case, or the case with this id."""
+    case = find(case) if isinstance(case, str) else case
+    return judge(Cell(all_checks()[check], case, implementation))
+
+
 def judged(backend: Backend, name: str, text: str, check: str = "values") -> Verdict:
-    """What a check says of an implementation and a case."""
-    return judge(Cell(all_checks()[check], Case.parse(text), of(backend, name)))
+    """What a check says of the implementation that is called so and a case."""
+    return verdict_of(of(backend, name), text, check)
 
 
 def of_person(

@@ -31,6 +31,7 @@ from suite.spec.case import Case
 from suite.spec.catalogue import find
 from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import draw
+from tests.runtimes import of, verdict_of
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -149,7 +150,7 @@ def test_threads_are_set_and_set_back(name: str) -> None:
 
 def test_what_a_backend_lacks_is_not_audited() -> None:
     pytest.importorskip("jax")
-    jax_nn = next(i for i in registry.load("jax").implementations() if i.name == "jax-nn")
+    jax_nn = of(registry.load("jax"), "jax-nn")
     cell = Cell(all_checks()["layouts"], find("sdpa/none/mha/f32/b2h3q33k65d8"), jax_nn)
     verdict = judge(cell, Policy(audit=True))
     assert (verdict.status, "lie in memory" in verdict.message) == ("unsupported", True)
@@ -157,7 +158,7 @@ def test_what_a_backend_lacks_is_not_audited() -> None:
 
 def test_a_forced_kernel_is_that_kernel_or_an_error() -> None:
     pytest.importorskip("torch")
-    flash = next(i for i in registry.load("torch").implementations() if i.name == "sdpa-flash")
+    flash = of(registry.load("torch"), "sdpa-flash")
     other_size = draw(Case.parse("sdpa/none/mha/f32/b2h3q5k7d8v4"))
     with pytest.raises(RuntimeError, match="No available kernel"):
         flash.prepare(other_size)()
@@ -168,8 +169,8 @@ def test_jax_keeps_float64() -> None:
     pytest.importorskip("jax")
     backend = registry.load("jax")
     case = Case.parse("sdpa/none/mha/f64/b2h3q5k7d8")
-    eager = next(i for i in backend.implementations() if i.name == "eager")
-    verdict = judge(Cell(all_checks()["values"], case, eager))
+    eager = of(backend, "eager")
+    verdict = verdict_of(eager, case)
     assert verdict.status == "pass"
     assert verdict.measured.grade == "exact"
 
@@ -266,7 +267,7 @@ def test_second_derivatives_in_torch(name: str, case: str) -> None:
     """torch's own numerical check of the derivative of the backward pass, in float64."""
     torch = pytest.importorskip("torch")
     backend = registry.load("torch")
-    implementation = next(i for i in backend.implementations() if i.name == name)
+    implementation = of(backend, name)
     inputs = draw(Case.parse(case))
     prepared = implementation.prepare(inputs)
     names = [n for n in inputs.arrays if prepared.argument(n) in prepared.arguments]

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from suite.checks import all_checks
-from suite.judge.cell import Cell
-from suite.judge.judge import judge
 from suite.spec.catalogue import find
+from tests.runtimes import verdict_of
 from tests.test_claims import judged, plan, wrong
 
 
@@ -85,7 +83,7 @@ def test_each_answer_under_autocast_is_right() -> None:
 def test_operands_in_16_bits_meet_autocast_to_their_own_dtype(name: str, status: str) -> None:
     function = plan(name, "ambient.py", dtype=("bf16",)).functions[0]
     case = find("sdpa/pad/mha/bf16/b2h3q17k23d8")
-    assert judge(Cell(all_checks()["ambient"], case, function)).status == status
+    assert verdict_of(function, case, "ambient").status == status
 
 
 DROPOUT = ("dropout", "dropout_off", "dropout_gradients", "dropout_mean")

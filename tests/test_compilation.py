@@ -21,6 +21,7 @@ from suite.judge.verdict import Verdict
 from suite.spec.case import Case
 from suite.spec.features import FEATURES
 from suite.spec.inputs import Inputs, draw
+from tests.runtimes import verdict_of
 
 CASE = "sdpa/none/mha/f32/b2h3q11k9d6"
 ALIKE = "sdpa/none/mha/f32/b2h3q11k9d6/large"  # other values, and the same program
@@ -224,6 +225,6 @@ def test_only_the_compiled_have_the_sign_in_their_names() -> None:
 def test_a_twin_for_rewrites_refuses_what_it_does_not_compute(token: str) -> None:
     pytest.importorskip("torch")
     (twin,) = load("torch").compilers.implementations()
-    assert judge(Cell(all_checks()["values"], Case.parse(CASE), twin)).status == "pass"
+    assert verdict_of(twin, CASE).status == "pass"
     case = Case.parse(f"{CASE}/{token}")
-    assert judge(Cell(all_checks()["values"], case, twin)).status == "unsupported"
+    assert verdict_of(twin, case).status == "unsupported"

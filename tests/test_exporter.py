@@ -16,10 +16,11 @@ pytest.importorskip("onnxscript")
 pytest.importorskip("onnxruntime")
 
 from backends._torch import exporter
+from tests.runtimes import of
 
 
 def implementation(name: str) -> Any:
-    return next(i for i in load("torch").implementations() if i.name == name)
+    return of(load("torch"), name)
 
 
 def exported(name: str, compiler: str, case: str) -> tuple[np.ndarray, np.ndarray]:

@@ -24,6 +24,7 @@ from suite.spec.dtypes import DTYPES
 from suite.spec.elections import QUESTIONS
 from suite.spec.operators import WORDS
 from suite.spec.vocabulary import BROKEN, NUMERICS
+from tests.runtimes import verdict_of
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "backend.md"
 
@@ -81,7 +82,7 @@ def stub(adapter: Path, **declared: Any) -> Implementation:
 
 def test_a_dtype_that_is_left_out_needs_no_numerics_class(adapter: Path) -> None:
     partial = stub(adapter, numerics={"f32": "exact"}, dtypes=("f32",))
-    verdict = judge(Cell(all_checks()["values"], find("sdpa/none/mha/f64/b2h3q5k7d8"), partial))
+    verdict = verdict_of(partial, "sdpa/none/mha/f64/b2h3q5k7d8")
     assert (verdict.status, verdict.message) == ("unsupported", "dtype float64 is not supported")
     assert partial.numerics_for(DTYPES["f64"]) == ""
 

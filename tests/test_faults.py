@@ -15,13 +15,14 @@ from suite.faults.kernels.attention import Kernel
 from suite.faults.precision import SingleInside, SumsInDtype
 from suite.judge.judge import judge
 from suite.run.kill_table import format_table, kill
+from tests.runtimes import of
 
 NAMES = [fault.name for fault in all_faults()]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_killed_by_the_check_named_for_it(name: str) -> None:
-    (mutant,) = (m for m in load("suite.faults:mutants").implementations() if m.name == name)
+    mutant = of(load("suite.faults:mutants"), name)
     outcome = kill(mutant, all_checks().values(), "standard")
     assert outcome.killed, f"{outcome.fault}: {outcome.message}"
 

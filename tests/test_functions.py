@@ -12,11 +12,10 @@ from backends import registry
 from backends.registry import UsageError
 from backends.sources import import_source
 from suite.checks import all_checks
-from suite.judge.cell import Cell
-from suite.judge.judge import judge
 from suite.judge.verdict import Verdict
 from suite.spec.case import Case
 from suite.spec.catalogue import find
+from tests.runtimes import verdict_of
 
 KERNELS = """
 import torch
@@ -72,7 +71,7 @@ def judged(kernels: Path, name: str, case: str, check: str = "values") -> Verdic
     implementation = registry.function_implementation(
         registry.load("torch"), f"{kernels}:{name}", {}
     )[0]
-    return judge(Cell(all_checks()[check], find(case), implementation))
+    return verdict_of(implementation, case, check)
 
 
 def test_a_parameter_that_must_change_nothing_is_passed_once_in_a_while(kernels: Path) -> None:
@@ -169,8 +168,8 @@ def test_a_backward_pass_that_is_wrong_in_models_alone_fails(name: str, kind: st
     path = f"tests.functions.backward:{name}"
     function = registry.function_implementation(registry.load("torch"), path, {})[0]
     case = find("sdpa/none/mha/f32/b4h4q4k4d4")
-    assert judge(Cell(all_checks()["gradients"], case, function)).status == "pass"
-    verdict = judge(Cell(all_checks()["gradient_passes"], case, function))
+    assert verdict_of(function, case, "gradients").status == "pass"
+    verdict = verdict_of(function, case, "gradient_passes")
     assert (verdict.status, verdict.kind) == ("fail", kind)
 
 
@@ -200,7 +199,7 @@ def test_a_file_imports_its_neighbours(tmp_path: Path, package: bool) -> None:
     path = f"{folder / 'flash.py'}:flash"
     function = registry.function_implementation(registry.load("torch"), path, {})[0]
     case = find("sdpa/none/mha/f32/b2h3q17k23d8")
-    assert judge(Cell(all_checks()["values"], case, function)).status == "pass"
+    assert verdict_of(function, case).status == "pass"
     source = import_source(function.judged, "flash")
     script = f"{source}\nimport torch\nprint(flash(*torch.ones(3, 1, 1, 2, 4)).sum().item())"
     out = subprocess.run(

@@ -18,6 +18,7 @@ from suite.spec.catalogue import cases
 torch = pytest.importorskip("torch")
 
 from tests.functions.caching import Growing  # noqa: E402
+from tests.runtimes import of  # noqa: E402
 
 ROTARY = "rotary/none/mha/f32/b2h3q17k1d16"
 PAGED = "paged/none/gqa2/f32/b3h4q9k24d8/seg1.3.5x7.12.5/causal"
@@ -187,7 +188,7 @@ OTHERS = (
 @pytest.mark.parametrize(("name", "sentence", "case"), OTHERS)
 def test_other_operators_are_read(name: str, sentence: str, case: str) -> None:
     backend = registry.load("suite.faults:mutants")
-    (wrong,) = (i for i in backend.implementations() if i.name == name)
+    wrong = of(backend, name)
     found = identify(backend, wrong, [Case.parse(case)], seconds=60)
     assert sentence in found[0].sentence
 

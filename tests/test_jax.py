@@ -17,13 +17,13 @@ import pytest
 from backends import registry
 from backends.compilation import Compiled
 from backends.prepared import PreparedCall
-from backends.protocol import Backend, Implementation
+from backends.protocol import Backend
 from suite.checks import all_checks
 from suite.spec.case import Case
 from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import Inputs, draw, draw_cotangent
 from suite.spec.vocabulary import LEVELS
-from tests.runtimes import judged
+from tests.runtimes import judged, of
 
 pytest.importorskip("jax")
 
@@ -35,10 +35,6 @@ LAYER = "multi-head/none/mha/f32/b2h4q7k7d3/e12.12.12.12/self"
 @pytest.fixture(scope="module")
 def backend() -> Backend:
     return registry.load("jax")
-
-
-def implementation(backend: Backend, name: str) -> Implementation:
-    return next(i for i in backend.implementations() if i.name == name)
 
 
 class Counted:
@@ -83,10 +79,10 @@ def test_a_call_is_one_program_that_other_values_share(
     if name.startswith("flax"):
         pytest.importorskip("flax")
     with counted:
-        first = implementation(backend, name).prepare(inputs_of(text))()
+        first = of(backend, name).prepare(inputs_of(text))()
     assert counted.programs == 1
     with counted:
-        second = implementation(backend, name).prepare(inputs_of(text, seed=1))()
+        second = of(backend, name).prepare(inputs_of(text, seed=1))()
     assert counted.programs == 0
     one, other = (x[0] if isinstance(x, tuple) else x for x in (first, second))
     assert not np.array_equal(np.asarray(one), np.asarray(other))
@@ -94,7 +90,7 @@ def test_a_call_is_one_program_that_other_values_share(
 
 def test_gradients_and_tangents_are_one_program_each(backend: Backend, counted: Counted) -> None:
     inputs = inputs_of(PLAIN)
-    prepared = implementation(backend, "eager").prepare(inputs)
+    prepared = of(backend, "eager").prepare(inputs)
     cotangent = backend.array(draw_cotangent(inputs.case, 0), inputs.dtype)
     with counted:
         _, gradients = backend.vjp(prepared, ("query", "key", "value"), cotangent)
@@ -109,7 +105,7 @@ def test_what_a_program_hangs_on_has_a_program_of_its_own(
     backend: Backend, counted: Counted, scales: tuple[float, float]
 ) -> None:
     inputs = inputs_of("sdpa/none/mha/f32/b2h3q6k7d8/scale0.5")
-    eager = implementation(backend, "eager")
+    eager = of(backend, "eager")
     for scale in scales:
         prepared = eager.prepare(inputs.replace(scale=scale))
         with counted:
@@ -123,7 +119,7 @@ def test_dtypes_come_a_level_later_where_others_ask_them(backend: Backend) -> No
 
     def cells(level: str, name: str) -> dict[str, set[str]]:
         """The cells of an implementation, by the dtype of their cases."""
-        (one,) = (i for i in backend.implementations() if i.name == name)
+        one = of(backend, name)
         ids: dict[str, set[str]] = {dtype: set() for dtype in DTYPES}
         for check in all_checks().values():
             for cell in check.cells(level, [one]) if check.name != "election" else ():
@@ -144,13 +140,13 @@ def test_dtypes_come_a_level_later_where_others_ask_them(backend: Backend) -> No
     assert {name: dtypes("smoke", name) for name in expected} == expected
     for name in expected:
         assert dtypes("standard", name) == {*DTYPES}, name
-    with patch.object(type(implementation(backend, "jax-nn")), "later", frozenset()):
+    with patch.object(type(of(backend, "jax-nn")), "later", frozenset()):
         all_of = {level: cells(level, "jax-nn") for level in LEVELS}
-    of = {level: cells(level, "jax-nn") for level in LEVELS}
-    assert not of["smoke"]["f16"]
-    assert of["standard"]["f16"] == all_of["smoke"]["f16"]
-    assert of["full"] == all_of["full"]
-    assert of["standard"]["f32"] == all_of["standard"]["f32"] > of["smoke"]["f32"]
+    asked = {level: cells(level, "jax-nn") for level in LEVELS}
+    assert not asked["smoke"]["f16"]
+    assert asked["standard"]["f16"] == all_of["smoke"]["f16"]
+    assert asked["full"] == all_of["full"]
+    assert asked["standard"]["f32"] == all_of["standard"]["f32"] > asked["smoke"]["f32"]
 
 
 def double(query: Any, flag: Any) -> Any:
@@ -160,7 +156,7 @@ def double(query: Any, flag: Any) -> Any:
 def test_numbers_and_flags_of_equal_value_are_told_apart(backend: Any) -> None:
     """1 == True, and both are hashed alike."""
     query = backend.array(np.ones((2, 3)), inputs_of(PLAIN).dtype)
-    eager = implementation(backend, "jax-nn")
+    eager = of(backend, "jax-nn")
     answers = []
     for flag in (True, 1):
         plain = PreparedCall(double, {"query": query, "flag": flag}, constants=("double",))
@@ -173,7 +169,7 @@ def test_numbers_and_flags_of_equal_value_are_told_apart(backend: Any) -> None:
 def test_one_array_under_several_names_is_one_argument(backend: Backend) -> None:
     """Its gradient is what it receives as all of them, and its tangent moves all of them."""
     inputs = inputs_of(LAYER.replace("f32", "f64"))
-    layer = implementation(backend, "packed-heads")
+    layer = of(backend, "packed-heads")
     own = layer.prepare(inputs)
     apart = layer.prepare(inputs.replace(self_attention=False))
     cotangent = backend.array(draw_cotangent(inputs.case, 0), inputs.dtype)
@@ -189,7 +185,7 @@ def test_one_array_under_several_names_is_one_argument(backend: Backend) -> None
 
 def test_a_call_operation_by_operation_is_no_program(backend: Backend, counted: Counted) -> None:
     inputs = inputs_of("sdpa/none/mha/f32/b2h3q6k9d8")
-    eager = implementation(backend, "eager")
+    eager = of(backend, "eager")
     compiled = Compiled(eager, "ops")
     with counted:
         by_operation = compiled.prepare(inputs)()
@@ -207,8 +203,8 @@ def test_forms_are_asked_of_what_is_called_otherwise(backend: Any, tmp_path: Any
         0
     ]
     assert backend.compilers.of(judged) == ("jit", "aot", "vmap")
-    assert backend.compilers.of(implementation(backend, "eager")) == ("ops", "aot", "vmap")
-    assert backend.compilers.of(implementation(backend, "luong")) == ("ops",)
+    assert backend.compilers.of(of(backend, "eager")) == ("ops", "aot", "vmap")
+    assert backend.compilers.of(of(backend, "luong")) == ("ops",)
 
 
 def programs(*words: str, level: str = "smoke", minutes: int = 25) -> tuple[int, int]:
@@ -294,7 +290,7 @@ def test_kernels_in_pallas_are_right(backend: Backend, name: str, text: str) -> 
 
 
 def test_kernels_in_pallas_wait_for_full(backend: Backend) -> None:
-    kernel = implementation(backend, "pallas-gpu-mha")
+    kernel = of(backend, "pallas-gpu-mha")
     values = all_checks()["values"]
     asked = {level: sum(1 for _ in values.cells(level, [kernel])) for level in LEVELS}
     assert asked["smoke"] == asked["standard"] == 0

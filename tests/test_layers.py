@@ -13,8 +13,6 @@ from backends.protocol import Implementation
 from backends.registry import UsageError, function_implementation, load
 from backends.user.layer import UserLayer
 from suite.checks import all_checks
-from suite.judge.cell import Cell
-from suite.judge.judge import judge
 from suite.judge.verdict import Verdict
 from suite.report import frames, semantics
 from suite.spec.case import Case
@@ -23,6 +21,7 @@ from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import draw
 from suite.spec.operators import OPERATORS
 from tests.records_by_hand import cell, run
+from tests.runtimes import of, verdict_of
 
 PLAIN = "multi-head/none/mha/f32/b2h4q7k7d3/e12.12.12.12/self"
 CAUSAL = "multi-head/causal/mha/f32/b2h4q7k7d3/e12.12.12.12/self"
@@ -106,7 +105,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def judged(check: str, text: str, implementation: Implementation) -> Verdict:
-    return judge(Cell(all_checks()[check], Case.parse(text), implementation))
+    return verdict_of(implementation, text, check)
 
 
 def user_layer(backend: Any, own: Path, name: str) -> Any:
@@ -202,7 +201,7 @@ def test_the_fast_path_is_what_runs(torch_backend: Any) -> None:
 
 
 def test_paths_name_what_is_wrong(torch_backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    layer = next(i for i in torch_backend.implementations() if i.name == "nn-mha")
+    layer = of(torch_backend, "nn-mha")
     whole = type(layer).paths
 
     def broken(self: Any, inputs: Any) -> Any:

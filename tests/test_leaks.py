@@ -26,13 +26,14 @@ from suite.spec.inputs import draw
 from suite.spec.text import printable
 from tests import unruly
 from tests.miniatures import Miniatures
+from tests.runtimes import verdict_of
 
 CASE = "sdpa/none/mha/f32/b2h3q5k17d8"
 
 
-def verdict_of(act: Callable[[], object]) -> Verdict:
+def acting(act: Callable[[], object]) -> Verdict:
     (implementation,) = Miniatures("cpu", unruly.unruly(act)).implementations()
-    return judge(Cell(all_checks()["values"], find(CASE), implementation))
+    return verdict_of(implementation, CASE)
 
 
 def test_seeds_are_the_same_for_every_cell() -> None:
@@ -42,7 +43,7 @@ def test_seeds_are_the_same_for_every_cell() -> None:
         drawn.append((random.random(), np.random.random()))
 
     for act in (draws, unruly.reseed, draws):
-        assert verdict_of(act).status == "pass"
+        assert acting(act).status == "pass"
     assert len(set(drawn)) == 1
 
 
@@ -179,13 +180,13 @@ def test_another_functions_gradients_are_judged_after_a_leak(tmp_path: Path) -> 
 
 def test_what_comes_out_of_a_call_is_the_implementations() -> None:
     for act in ("skips", "expects_failure", "ends_pytest", "exits", "nasty", "mute"):
-        verdict = verdict_of(unruly.ACTS[act])
+        verdict = acting(unruly.ACTS[act])
         assert (verdict.status, verdict.kind) == ("fail", "raised"), act
     assert verdict.message == "Mute: (its text raises RuntimeError)"
-    late = verdict_of(raising(TimeOver("too long")))
+    late = acting(raising(TimeOver("too long")))
     assert (late.status, late.kind, late.message) == ("crash", "timeout", "too long")
     with pytest.raises(KeyboardInterrupt):
-        verdict_of(raising(KeyboardInterrupt()))
+        acting(raising(KeyboardInterrupt()))
 
 
 def test_an_exit_on_a_malformed_problem_is_no_refusal() -> None:

@@ -10,13 +10,11 @@ import pytest
 
 from backends import registry
 from backends.protocol import BackendUnavailable, Implementation
-from suite.checks import all_checks
-from suite.judge.cell import Cell
-from suite.judge.judge import judge
-from suite.judge.verdict import Verdict
 from suite.spec.case import Case
 from suite.spec.inputs import draw
 from suite.spec.recipes import alibi_slopes
+from tests import runtimes
+from tests.runtimes import verdict_of
 
 NUMBERED = "sdpa/none/mha/f32/b1h12q5k24d8/bias.alibikeys"
 ROTATION = "rotary/none/mha/f32/b2h3q17k1d16"
@@ -35,11 +33,7 @@ def of(backend: str, name: str) -> Implementation:
         loaded = registry.load(backend)
     except BackendUnavailable as error:
         pytest.skip(str(error))
-    return next(i for i in loaded.implementations() if i.name == name)
-
-
-def judged(implementation: Implementation, text: str, check: str = "values") -> Verdict:
-    return judge(Cell(all_checks()[check], Case.parse(text), implementation))
+    return runtimes.of(loaded, name)
 
 
 def by_the_authors(heads: int) -> list[float]:
@@ -84,16 +78,16 @@ def test_who_makes_a_bias_is_given_none(name: str) -> None:
 
 
 def test_what_is_rounded_to_eight_bits_is_seen() -> None:
-    assert judged(of("transformers", "mpt-alibi"), NUMBERED).status == "pass"
-    verdict = judged(of("transformers", "falcon-alibi"), NUMBERED)
+    assert verdict_of(of("transformers", "mpt-alibi"), NUMBERED).status == "pass"
+    verdict = verdict_of(of("transformers", "falcon-alibi"), NUMBERED)
     assert (verdict.status, verdict.kind) == ("fail", "value")
 
 
 def test_two_bases_share_a_table_whatever_was_asked_before() -> None:
     rotary = of("equinox", "rotary")
     for before in (f"{ROTATION}/at4097", f"{ROTATION}/base500000.0"):
-        assert judged(rotary, before).status == "pass"
-        verdict = judged(rotary, ROTATION, "stateless")
+        assert verdict_of(rotary, before).status == "pass"
+        verdict = verdict_of(rotary, ROTATION, "stateless")
         assert (verdict.status, verdict.kind) == ("fail", "stale")
 
 
@@ -110,7 +104,7 @@ def test_equinox_counts_rows_from_the_first_position() -> None:
 def test_equinox_takes_every_width_and_maps_over_masks() -> None:
     layer = of("equinox", "multi-head")
     for text in (LAYER, "multi-head/none/mha/f32/b2h4q5k9d3v5/e10.11.13.7"):
-        assert judged(layer, text).status == "pass"
+        assert verdict_of(layer, text).status == "pass"
     paths = layer.paths(draw(Case.parse(LAYER)))
     assert {"operation by operation", "mask of every head", "inference in the call"} == {*paths}
     assert paths["mask of every head"].arguments["mask"].shape == (2, 2, 5, 9)
@@ -140,7 +134,7 @@ def test_a_cache_is_filled_and_read(
         return plain(self, query, value, key, **rest)
 
     monkeypatch.setattr(kind, "call", call)
-    assert judged(implementation, LAYER).status == "pass"
+    assert verdict_of(implementation, LAYER).status == "pass"
     assert [index for index, _ in seen] == updates
     for _, cache in seen if len(updates) > 1 else ():
         assert cache.shape == (2, 2, 9, 2, 6)
@@ -168,7 +162,7 @@ def test_keras_hub_is_told_positions_or_where_they_begin() -> None:
 @pytest.mark.parametrize("scaling", ["linear", "yarn"])
 def test_keras_hub_scales_as_it_is_told(scaling: str) -> None:
     rotary = of("keras-hub", "rotary")
-    assert judged(rotary, f"{ROTATION}/{scaling}/at4097").status == "pass"
+    assert verdict_of(rotary, f"{ROTATION}/{scaling}/at4097").status == "pass"
     for other in ("ntk", "llama3", "longrope"):
         assert rotary.unsupported(Case.parse(f"{ROTATION}/{other}"))
 
@@ -186,8 +180,8 @@ def test_a_statistic_that_an_optimizer_would_train_is_the_layers_failure(
         self.moving_mean.trainable = True
 
     text = "batch-norm/none/mha/f32/b4h1q4k4d4/e4.4.4.4/plain/self/train"
-    assert judged(norm, text, "gradients").status == "pass"
+    assert verdict_of(norm, text, "gradients").status == "pass"
     monkeypatch.setattr(keras.layers.BatchNormalization, "build", trained)
-    verdict = judged(norm, text, "gradients")
+    verdict = verdict_of(norm, text, "gradients")
     assert (verdict.status, verdict.kind) == ("fail", "raised")
     assert "mean: an optimizer would change these statistics" in verdict.message

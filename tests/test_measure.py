@@ -26,6 +26,7 @@ from suite.spec.case import Case
 from suite.spec.catalogue.workloads import WORKLOADS, named, sweep
 from suite.spec.inputs import draw
 from suite.spec.operators.sdpa import pairs as pairs_of_sdpa
+from tests.runtimes import of
 from tests.twins import (
     AntiCausal,
     Asynchronous,
@@ -172,7 +173,7 @@ def test_layers_are_timed_backward_by_inputs_and_parameters(
     name: str, case: str, parameters: int, direction: str
 ) -> None:
     pytest.importorskip("torch")
-    (layer,) = (i for i in load("torch").implementations() if i.name == name)
+    layer = of(load("torch"), name)
     call = TimedCall(layer, Case.parse(case), direction)
     preparation = call.prepare()
     assert min(call.sample() for _ in range(10)) > 0
@@ -190,7 +191,7 @@ def test_layers_are_timed_backward_by_inputs_and_parameters(
 def test_a_wrong_gradient_of_a_parameter_is_refused() -> None:
     """Of a layer whose output is right, and whose derivative forgets half of one parameter's."""
     torch = pytest.importorskip("torch")
-    (layer,) = (i for i in load("torch").implementations() if i.name == "bahdanau")
+    layer = of(load("torch"), "bahdanau")
     call = TimedCall(layer, Case.parse(LAYERS[2][1]), "backward")
 
     class Halved(torch.autograd.Function):

@@ -25,6 +25,7 @@ from suite.spec.inputs import Inputs
 from suite.spec.vocabulary import BROKEN, REFUSED
 from tests.functions import partly
 from tests.miniatures import Miniature, Miniatures
+from tests.runtimes import verdict_of
 
 torch = pytest.importorskip("torch")
 
@@ -32,7 +33,7 @@ torch = pytest.importorskip("torch")
 def judged(name: str, check: str, case: str) -> Verdict:
     function = getattr(partly, name)
     implementation = load("torch").function(function, name, Claims.of(function, {}))
-    return judge(Cell(all_checks()[check], find(case), implementation))
+    return verdict_of(implementation, case, check)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +121,7 @@ def test_validation_is_an_election(
 def test_validation_refuses_a_case_that_nobody_elects() -> None:
     function = load("torch").function(partly.decodes_or_validates, "decodes", Claims())
     assert trial(function) is None
-    verdict = judge(Cell(all_checks()["values"], find("sdpa/none/mha/f32/b2h3q5k7d8"), function))
+    verdict = verdict_of(function, "sdpa/none/mha/f32/b2h3q5k7d8")
     assert (verdict.status, verdict.kind) == ("unsupported", "refused")
     assert verdict.message == ("the function refuses: ValueError: query: expected length 1, got 5")
 
@@ -172,9 +173,7 @@ class CrashesBesideAMask(Miniature):
 def test_a_backend_declares_what_it_raises(elections: dict[str, str], status: str) -> None:
     implementation = CrashesBesideAMask(Miniatures())
     implementation.declared = implementation.declared.electing(elections)
-    verdict = judge(
-        Cell(all_checks()["election"], find("elect/fully-masked-row/f32"), implementation)
-    )
+    verdict = verdict_of(implementation, "elect/fully-masked-row/f32", "election")
     assert verdict.status == status, verdict.message
 
 
@@ -211,7 +210,7 @@ def test_a_compiled_function_refuses_by_the_same_errors(
 ) -> None:
     function = load("torch").function(getattr(partly, name), name, Claims())
     compiled = next(i for i in compiled_forms(function.backend, [function]) if "aot" in i.name)
-    got = judge(Cell(all_checks()[check], find(case), compiled))
+    got = verdict_of(compiled, case, check)
     assert (got.status, got.kind) == verdict, got.message
 
 
@@ -231,6 +230,6 @@ def test_a_maximum_of_no_keys_is_told_the_line_that_mends_it() -> None:
     mended: dict[str, Any] = {"torch": torch}
     exec(source.replace("    scores = q", f"    {line}\n    scores = q", 1), mended)
     function = backend.function(mended["of_the_largest"], "mended", Claims())
-    assert judge(Cell(all_checks()["election"], no_keys[1], function)).kind == REFUSED
+    assert verdict_of(function, no_keys[1], "election").kind == REFUSED
     elsewhere = "sdpa/causal/mha/f32/b2h3q17k23d8"
-    assert judge(Cell(all_checks()["values"], find(elsewhere), function)).status == "pass"
+    assert verdict_of(function, elsewhere).status == "pass"

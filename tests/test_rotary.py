@@ -13,7 +13,6 @@ import pytest
 from backends.registry import function_implementation, load
 from references import rotary
 from suite.checks import all_checks
-from suite.judge.cell import Cell
 from suite.judge.judge import judge
 from suite.judge.oracle import Oracle, Rounding
 from suite.spec.case import Case
@@ -32,6 +31,7 @@ from suite.spec.operators.rotary import (
     scaling_parameters,
 )
 from suite.spec.operators.rotary import SMOKE as ROTARY_SMOKE
+from tests.runtimes import verdict_of
 
 PLAIN = "rotary/none/mha/f64/b2h3q17k1d16"
 FUNCTIONS = Path(__file__).parent / "functions" / "rotations.py"
@@ -163,7 +163,7 @@ def statuses(name: str) -> dict[tuple[str, str], set[str]]:
     outcomes: dict[tuple[str, str], set[str]] = {}
     for case in parsed(x.replace("{dt}", dt) for x in ROTARY_SMOKE[:3] for dt in HALF):
         pairing = "interleaved" if case.option("interleaved") else "halves"
-        status = judge(Cell(all_checks()["values"], case, judged)).status
+        status = verdict_of(judged, case).status
         outcomes.setdefault((case.dtype.name, pairing), set()).add(status)
     return outcomes
 
@@ -200,5 +200,5 @@ def test_a_table_refuses_positions_that_it_does_not_have(
     cells = all_checks()["bad_problem"].cells("smoke", [judged])
     outcomes = {cell.case.name: judge(cell).status for cell in cells}  # type: ignore[union-attr]
     assert {n: outcomes[f"position-{n}"] for n in refused} == refused
-    plain = judge(Cell(all_checks()["values"], Case.parse(PLAIN.replace("f64", "f32")), judged))
+    plain = verdict_of(judged, PLAIN.replace("f64", "f32"))
     assert plain.status == "pass", plain.message

@@ -21,10 +21,7 @@ from backends import registry
 from backends.claims import Claims
 from backends.protocol import Backend, Implementation, UsageError
 from suite.checks import all_checks
-from suite.judge.cell import Cell
-from suite.judge.judge import judge
-from suite.spec.case import Case
-from tests.runtimes import judged
+from tests.runtimes import judged, verdict_of
 
 # Before a test of this process imports Triton.
 if importlib.util.find_spec("triton"):
@@ -146,7 +143,7 @@ def of_function(backend: Backend, function: Any, **said: Any) -> Implementation:
 
 @pytest.mark.parametrize("text", sorted({*KILLED_BY.values()}))
 def test_the_kernel_is_right(kernel: Implementation, text: str) -> None:
-    verdict = judge(Cell(all_checks()["values"], Case.parse(text), kernel))
+    verdict = verdict_of(kernel, text)
     assert verdict.status == "pass", verdict.message
 
 
@@ -159,7 +156,7 @@ def test_cases_are_asked_at_smoke(kernel: Implementation) -> None:
 @pytest.mark.parametrize("name", FAULTS.FAULTS)
 def test_faults_die(backend: Backend, name: str, tmp_path: Path) -> None:
     wrong = of_function(backend, FAULTS.faulty(name, tmp_path))
-    verdict = judge(Cell(all_checks()["values"], Case.parse(KILLED_BY[name]), wrong))
+    verdict = verdict_of(wrong, KILLED_BY[name])
     assert verdict.status == "fail"
     if ("behind the end" in name and "score" not in name) or "next row" in name:
         assert "outside of the memory of its arguments" in verdict.message
