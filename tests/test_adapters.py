@@ -212,7 +212,7 @@ def test_unknown_names_list_the_valid_ones() -> None:
     with pytest.raises(
         UsageError,
         match="numpy, torch, triton, tf, jax, keras-torch, keras-jax, keras-numpy, transformers, "
-        "keras-hub, equinox, onnxruntime, onnx-reference, openvino, mlx, tensorflow",
+        "executorch, keras-hub, equinox, onnxruntime, onnx-reference, openvino, mlx, tensorflow",
     ):
         registry.canonical("caffe")
     assert registry.canonical("tensorflow") == "tf"

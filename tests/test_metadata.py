@@ -68,7 +68,7 @@ def test_classifiers_say_what_is_true() -> None:
     assert (ROOT / "attention_conformance" / "py.typed").is_file()
 
 
-ELSEWHERE = {"docs", "equinox", "export", "keras-hub", "onnx", "transformers"}
+ELSEWHERE = {"docs", "equinox", "executorch", "export", "keras-hub", "onnx", "transformers"}
 """Extras that jobs of their own install; where they are missing, tests skip."""
 
 

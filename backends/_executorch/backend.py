@@ -1,0 +1,29 @@
+"""The ExecuTorch backend, with torch's arrays."""
+
+from __future__ import annotations
+
+import warnings
+from importlib.metadata import version
+
+from backends._executorch.cached import CustomCache, CustomRing, FusedCache
+from backends._torch.engine import TorchEngine
+from backends.protocol import Implementation, needed
+
+
+class ExecutorchBackend(TorchEngine):
+    """ExecuTorch's operators on torch, on the CPU."""
+
+    name = "executorch"
+
+    def __init__(self, device: str = "cpu") -> None:
+        super().__init__(device)
+        with needed(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from executorch.extension.llm.custom_ops import custom_ops  # noqa: F401
+
+    @property
+    def versions(self) -> dict[str, str]:
+        return {"executorch": version("executorch"), "torch": version("torch")}
+
+    def implementations(self) -> list[Implementation]:
+        return [FusedCache(self), CustomCache(self), CustomRing(self)]

@@ -1,0 +1,206 @@
+"""Attention with a cache by ExecuTorch's operators sdpa_with_kv_cache, custom_sdpa and update_cache.
+
+Positions are the caller's: a rollback and a reset move the position back, as ExecuTorch's runner does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from backends._torch.engine import TorchEngine
+from backends.caching import Scripted, Turn
+from backends.declared import Declared
+from suite.spec.case import Case
+from suite.spec.catalogue import AnyCase
+from suite.spec.elections import ElectionCase
+from suite.spec.inputs import Inputs
+from suite.spec.malformed import MalformedCase
+from suite.spec.operators.cached import FEATURES
+from suite.spec.operators.scripts import Chunk, actions, capacity
+
+NO_FEATURES = {
+    **dict.fromkeys(("softcap", "sinks", "alibi-slopes"), "the operators have none of it"),
+    **dict.fromkeys(("bias", "bias-with-mask"), "a mask has no heads"),
+    **dict.fromkeys(("left-padding", "documents"), "a mask has no samples"),
+    "value-size": "the caches of keys and values have one size",
+    "keep": "a cache keeps its first tokens, and no others",
+}
+
+
+@dataclass(frozen=True)
+class Filled:
+    """A cache, and the number of its tokens."""
+
+    cache: Any
+    count: int = 0
+
+
+def attended(
+    torch: Any, state: Filled, query: Any, key: Any, value: Any, turn: Turn, mask: Any = None
+) -> tuple[Any, Filled]:
+    """The rows of a chunk, and the state, as a layer of the llama model has them. The mask (rows,
+    columns), 0 or -inf, is the given one, or that of a ring, or else causal."""
+    first, count = state.count, key.shape[1]
+    positions = torch.arange(first, first + count)
+    held = state.cache.update(positions, key.transpose(1, 2), value.transpose(1, 2))
+    key, value = (array.transpose(1, 2) for array in held)
+    if getattr(state.cache, "is_ring_buffer", False):
+        mask = state.cache.create_causal_mask_for_ring_buffer(first, count)
+    start, causal = (first, True) if mask is None else (0, False)
+    rows = torch.ops.llama.custom_sdpa(
+        query, key, value, start, mask, 0.0, causal, turn.inputs.scale
+    )
+    return rows, Filled(state.cache, first + count)
+
+
+class FusedCache(Scripted):
+    """`sdpa_with_kv_cache`: one operator writes keys and values (B, C, Hkv, D), and attends causally."""
+
+    backend: TorchEngine
+
+    name = "sdpa-with-kv-cache"
+    declared = Declared(
+        numerics="fused",
+        dtypes=("f32", "bf16", "f16"),
+        features=FEATURES,
+        refusals={
+            **NO_FEATURES,
+            **dict.fromkeys(("window", "ring", "window-rollback"), "the operator has no window"),
+            "tree": "the operator is causal",
+            "subsets": "the samples of a cache have one length",
+        },
+    )
+    axis_order = "blhd"
+
+    def unsupported(self, case: AnyCase) -> str | None:
+        if isinstance(case, MalformedCase) and case.name != "rollback-beyond-length":
+            # Finding executorch-unchecked.
+            return "operands of wrong shapes are read beyond their ends, or end the process"
+        return super().unsupported(case)
+
+    def init(self, inputs: Inputs, key: Any) -> Any:
+        s = inputs.sizes
+        shape = (s.B, capacity(inputs.case), s.Hkv, s.D)
+        return Filled([key.new_zeros(shape) for _ in range(2)])
+
+    def step(self, state: Filled, query: Any, key: Any, value: Any, turn: Turn) -> tuple[Any, Any]:
+        rows = self.backend.torch.ops.llama.sdpa_with_kv_cache(
+            query, key, value, *state.cache, state.count, key.shape[1], None, 0.0, True,
+            turn.inputs.scale,
+        )  # fmt: skip
+        return rows, replace(state, count=state.count + key.shape[1])
+
+    def crop(self, state: Filled, count: int, *samples: Any) -> Filled:
+        if count > state.count:  # the caller counts
+            raise ValueError(f"a rollback of {count} tokens, and there are {state.count}")
+        return replace(state, count=state.count - count)
+
+    def reset(self, state: Filled, *samples: Any) -> Filled:
+        return replace(state, count=0)
+
+    def reorder(self, state: Filled, samples: Any) -> Filled:
+        return replace(state, cache=[array[samples] for array in state.cache])
+
+    def concat(self, arrays: Sequence[Any], axis: int) -> Any:
+        return self.backend.torch.cat(list(arrays), axis)
+
+
+class CustomCache(FusedCache):
+    """`CustomKVCache`, written by `update_cache`, and `custom_sdpa`, causal or under a mask."""
+
+    name = "custom-kv-cache"
+    declared = FusedCache.declared.taking("window", "tree", "window-rollback")
+
+    def unsupported(self, case: AnyCase) -> str | None:
+        if isinstance(case, ElectionCase) and case.question.name == "beyond-capacity":
+            # Finding executorch-beyond-capacity.
+            return "custom_sdpa ends the process beyond the capacity"
+        return super().unsupported(case)
+
+    def init(self, inputs: Inputs, key: Any) -> Any:
+        from executorch.examples.models.llama.source_transformation.custom_kv_cache import (
+            CustomKVCache,
+        )
+
+        s = inputs.sizes
+        return Filled(CustomKVCache(s.B, capacity(inputs.case), s.Hkv, s.D, key.dtype))
+
+    def step(self, state: Filled, query: Any, key: Any, value: Any, turn: Turn) -> tuple[Any, Any]:
+        mask = None
+        if turn.chunk.tree is not None or turn.inputs.case.option("left") is not None:
+            hidden = ~turn.mask(state.cache.max_context_length)[0]
+            mask = self.backend.array(np.where(hidden, -np.inf, 0.0).astype(np.float32), None)
+        return attended(self.backend.torch, state, query, key, value, turn, mask)
+
+    def reorder(self, state: Filled, samples: Any) -> Filled:
+        cache = deepcopy(state.cache)
+        for array in (cache.k_cache, cache.v_cache):
+            array.copy_(array[samples])
+        return replace(state, cache=cache)
+
+
+class CustomRing(FusedCache):
+    """`CustomRingKVCache` of twice as many slots as the window has keys, with the mask that it makes, and
+    `custom_sdpa`. Its indices are those of one sample, so every sample has a cache.
+
+    A ring refuses chunks of more tokens than it has slots. Earlier tokens are written in chunks of one
+    window.
+    """
+
+    name = "custom-ring-kv-cache"
+    declared = FusedCache.declared.taking("window", "ring", "window-rollback", "subsets").electing(
+        {"nan-in-freed-slot": "leaks"}
+    )
+
+    def init(self, inputs: Inputs, key: Any) -> Any:
+        from executorch.examples.models.llama.source_transformation.custom_kv_cache import (
+            CustomRingKVCache,
+        )
+
+        s, window = inputs.sizes, inputs.case.option("left") + 1
+        made = (CustomRingKVCache(1, window, s.Hkv, s.D, key.dtype) for _ in range(s.B))
+        return tuple(map(Filled, made))
+
+    def unsupported(self, case: AnyCase) -> str | None:
+        if not isinstance(case, Case) or case.option("left") is None:
+            return "a ring has a window"
+        slots = 2 * (case.option("left") + 1)
+        asked = (one for one in actions(case) if isinstance(one, Chunk) and one.asked)
+        if any(chunk.count > slots for chunk in asked):
+            return "a chunk has at most as many tokens as the ring has slots"
+        return super().unsupported(case)
+
+    def fill(self, state: Any, query: Any, key: Any, value: Any, turn: Turn) -> Any:
+        size = turn.inputs.case.option("left") + 1
+        for first in range(0, key.shape[1], size):
+            q, k, v = (array[:, first : first + size] for array in (query, key, value))
+            state = self.step(state, q, k, v, turn)[1]
+        return state
+
+    def step(self, state: Any, query: Any, key: Any, value: Any, turn: Turn) -> tuple[Any, Any]:
+        states, answers = list(state), []
+        for n, sample in enumerate(turn.chunk.own):
+            q, k, v = (array[n : n + 1] for array in (query, key, value))
+            rows, states[sample] = attended(self.backend.torch, states[sample], q, k, v, turn)
+            answers.append(rows)
+        return self.concat(answers, 0), tuple(states)
+
+    def crop(self, state: Any, count: int, *samples: Any) -> Any:
+        return self.each(state, samples, lambda one: super(CustomRing, self).crop(one, count))
+
+    def reset(self, state: Any, *samples: Any) -> Any:
+        return self.each(state, samples, super().reset)
+
+    def reorder(self, state: Any, samples: Any) -> Any:
+        return tuple(deepcopy(state[n]) for n in samples.tolist())
+
+    @staticmethod
+    def each(state: Any, samples: tuple[Any, ...], change: Callable[[Filled], Filled]) -> Any:
+        """The caches of all samples, those of some samples changed; without samples all are."""
+        own = samples[0].tolist() if samples else range(len(state))
+        return tuple(change(one) if n in own else one for n, one in enumerate(state))
