@@ -163,6 +163,16 @@ class DeclaredRounding:
             checked_words("parameter", names, PARAMETERS)
         checked_words("format of codes", self.codes.values(), CODES)
 
+    def in_dtype(self, dtype: str) -> dict[str, Any]:
+        """The declaration in a dtype, by name: the value of a mapping if the mapping has the dtype, and
+        whether a tuple of dtypes has it."""
+        declared = {one.name: getattr(self, one.name) for one in fields(self)}
+        return {
+            name: value[dtype] if isinstance(value, Mapping) else dtype in value
+            for name, value in declared.items()
+            if dtype in value or not isinstance(value, Mapping)
+        }
+
     def joined(self, other: DeclaredRounding) -> DeclaredRounding:
         """The rounding of both; `other` prevails for a dtype that has a value in both."""
         both: dict[str, Any] = {}

@@ -280,7 +280,7 @@ def callable_implementation(
 ) -> tuple[Implementation, Claims]:
     """`function_implementation` of a function object, with a name; messages call the function `text`."""
     text, own = text or name, OWN.get(OPERATORS[like]) if like else None
-    if not callable(function) and not (own and own.takes_objects):
+    if not callable(function) and not (own and own.method_names):
         raise UsageError(f"function {text!r} is {type(function).__name__}, not callable")
     try:
         claims = Claims.of(function, said, like or "sdpa")

@@ -86,7 +86,7 @@ class Roundoffs:
     exp_error: float = 0.0
     part: float = 0.0
     gradient_blocks: tuple[int, int] | None = None
-    narrow_biases: frozenset[str] = frozenset()
+    narrow_biases: tuple[str, ...] = ()
     narrow_statistics: bool = False
     centred_keys: bool = False
     absorbs: bool | None = None

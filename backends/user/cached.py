@@ -134,9 +134,6 @@ STEP: tuple[Parameter[Step], ...] = (
 )
 """The keyword parameters of `step`."""
 
-METHODS = ("init", "step", "reset", "crop", "reorder", "keep")
-"""The methods that a person's cache may have."""
-
 OPERATIONS = {
     "reset": ("reset",), "crop": ("rollback", "window-rollback"), "reorder": ("reorder",),
     "keep": ("keep",),
@@ -162,7 +159,7 @@ class UserCached(Scripted, UserCallable):
 
     operator = CACHED
     arrays = ("state", "query", "key", "value")
-    takes_objects = True
+    method_names = ("init", "step", "reset", "crop", "reorder", "keep")
     table = STEP
     features = FEATURES
 
@@ -179,9 +176,9 @@ class UserCached(Scripted, UserCallable):
 
     def bound(self, function: Callable[..., Any], name: str) -> Binder[Any]:
         made = self.made(function)
-        found = {name: getattr(made, name, None) for name in METHODS}
+        found = {name: getattr(made, name, None) for name in self.method_names}
         self.methods = {name: method for name, method in found.items() if callable(method)}
-        lacking = [name for name in METHODS[:2] if name not in self.methods]
+        lacking = [name for name in self.method_names[:2] if name not in self.methods]
         if lacking:
             raise UsageError(f"{name} has no {' and no '.join(lacking)}; expected both as methods")
         self.initial = Binder.of(made.init, f"{name}.init", INIT, ())

@@ -122,8 +122,10 @@ class UserCallable(Implementation):
     arrays: tuple[str, ...]
     table: tuple[Parameter[Any], ...] = ()
     features: frozenset[str]
-    takes_objects = False
-    """True if methods of an object are called, which is not callable itself."""
+    method_names: tuple[str, ...] = ()
+    """The methods of an object that are called, if the object is not called itself."""
+    methods: Mapping[str, Callable[..., Any]] = {}
+    """The methods that the object has, by name."""
 
     def __init__(
         self, backend: Backend, function: Callable[..., Any], name: str, claims: Claims

@@ -36,7 +36,7 @@ Higham, Mary, arXiv 1906.10465 (the variance model behind `rms`).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 from scipy.special import lambertw, stdtrit
@@ -102,21 +102,15 @@ def declared_roundoffs(
 ) -> Roundoffs:
     """The unit roundoffs of a class, with what is declared besides. The error of a truncated product is
     up to one ulp."""
-    base = roundoffs(numerics, fmt, flushes, backward)
-    if fmt.name in declared.truncates_matmul:
+    base, own = roundoffs(numerics, fmt, flushes, backward), declared.in_dtype(fmt.name)
+    if own["truncates_matmul"]:
         stored = base.score >= base.output
         base = replace(base, score=base.score * (1 + stored), output=2 * base.output)
     return replace(
         base,
-        reduction=fmt.unit_roundoff if fmt.name in declared.narrow_reductions else 0.0,
-        exp_error=declared.exp_error.get(fmt.name, 0.0),
-        part=fmt.unit_roundoff if fmt.name in declared.stored_parts else 0.0,
-        gradient_blocks=declared.gradient_blocks.get(fmt.name),
-        narrow_biases=frozenset(declared.narrow_biases.get(fmt.name, ())),
-        narrow_statistics=fmt.name in declared.narrow_statistics,
-        centred_keys=fmt.name in declared.centred_keys,
-        absorbs=declared.absorbs.get(fmt.name),
-        codes=declared.codes.get(fmt.name),
+        reduction=fmt.unit_roundoff if own["narrow_reductions"] else 0.0,
+        part=fmt.unit_roundoff if own["stored_parts"] else 0.0,
+        **{one.name: own[one.name] for one in fields(Roundoffs) if one.name in own},
     )
 
 

@@ -39,7 +39,7 @@ from backends import registry
 from backends.claims import stated
 from backends.prepared import PreparedCall, end_fork
 from backends.protocol import Backend, ForwardOnly
-from backends.user.cached import UserCached
+from backends.user.function import UserCallable
 from backends.user.layer import UserLayer
 from suite.judge import leaks
 from suite.judge.process_settings import PROCESS
@@ -155,13 +155,12 @@ class Host:
         self.implementation, _ = registry.callable_implementation(
             self.backend, function, name, said, like, text
         )
-        layer = None
+        layer, methods = None, {}
         if isinstance(self.implementation, UserLayer):
             seen = self.implementation.seen
             unread = [[sorted(names), reason] for names, reason in seen.unread.items()]
             layer = [signature(seen.call), seen.switches, seen.takes_parameters, unread]
-        methods = {}
-        if isinstance(self.implementation, UserCached):
+        elif isinstance(self.implementation, UserCallable):
             methods = {n: signature(x) for n, x in self.implementation.methods.items()}
         return {
             "function": function, "signature": signature(function),

@@ -26,7 +26,6 @@ from backends.implementation import Implementation
 from backends.prepared import PreparedCall, ProcessDied
 from backends.protocol import Backend, Setting
 from backends.registry import UsageError
-from backends.user.cached import METHODS
 from suite.judge import leaks
 from suite.judge.verdict import first_line
 from suite.records.machine import ROOT
@@ -153,7 +152,8 @@ class Remote(Asking, Backend):
             own = {} if untrusted else self._claims(facts["claims"], text)
             stub = Signature(facts["function"], facts["name"], facts["signature"])
             methods = checked(facts["methods"], dict, "methods")
-            for method in METHODS:
+            kind = registry.OWN.get(OPERATORS[like]) if like else None
+            for method in kind.method_names if kind else ():
                 if method in methods:
                     setattr(stub, method, Signature(stub, method, methods[method]))
             # Calls are watched in the child; here nothing is called.
