@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,13 +13,12 @@ from backends.binder import Binder, Parameter
 from backends.caching import Scripted, Turn
 from backends.claims import Claims
 from backends.declared import Declared, UsageError
-from backends.masks import feature_array
 from backends.protocol import Backend, own_attention
 from backends.textbook.cached import TextbookCached
-from backends.user.function import UserCallable
+from backends.user.function import UserCallable, value_of
 from suite.spec.case import Case
 from suite.spec.inputs import Inputs, draw
-from suite.spec.operators.cached import CACHED, FEATURES
+from suite.spec.operators.cached import CACHED, CARRIED, FEATURES
 from suite.spec.operators.rotary import Rotation
 from suite.spec.operators.scripts import capacity, has_documents, rotation
 
@@ -37,10 +37,6 @@ class Step(Beginning):
     """What is known of a step of a person's cache."""
 
     turn: Turn
-
-    def array(self, name: str) -> Any:
-        """The array of a feature, or None."""
-        return feature_array(self.backend, self.inputs, name)
 
     @property
     def left_padding(self) -> Any:
@@ -115,9 +111,7 @@ INIT: tuple[Parameter[Beginning], ...] = (
 STEP: tuple[Parameter[Step], ...] = (
     Parameter("window", ("window",), window),
     Parameter("left_padding", ("left-padding",), lambda step: step.left_padding),
-    Parameter("softcap", ("softcap",), lambda step: step.inputs.case.option("softcap")),
-    Parameter("sinks", ("sinks",), lambda step: step.array("sinks")),
-    Parameter("alibi_slopes", ("alibi-slopes",), lambda step: step.array("alibi_slopes")),
+    *(Parameter(one.name, (one.word,), partial(value_of, one)) for one in CARRIED),
     Parameter("scale", ("scale",), lambda step: step.inputs.scale),
     Parameter("bias", ("bias", "bias-with-mask"), bias),
     Parameter("rotary_base", ("rotary",), lambda step: getattr(turn(step), "base", None)),

@@ -36,6 +36,11 @@ def given(feature: Feature, call: AttentionCall) -> Any:
     if feature.reduction.to == "mask":
         part, sizes = getattr(call.native, feature.name), call.inputs.sizes
         return None if part is None else feature.reduction.operand(part, sizes.Lq, sizes.Lk)
+    return value_of(feature, call)
+
+
+def value_of(feature: Feature, call: Any) -> Any:
+    """The array or number of a feature for a call with a backend and inputs, or None."""
     if feature.axes:
         return feature_array(call.backend, call.inputs, feature.name)
     return call.inputs.feature(feature.name) if feature.asked_by(call.inputs.case) else None

@@ -98,17 +98,17 @@ WORDS = {
 }
 """Words for required features of caches."""
 
+CARRIED = (SOFTCAP, SINKS, SLOPES)
+"""The features of attention that a step may have."""
+
 FEATURES = frozenset(
     {
-        "window", "softcap", "sinks", "alibi-slopes", "scale", "grouped-heads", "value-size",
-        "bias", "bias-with-mask", "inner-stride", "other-shapes", "halves", "interleaved",
-        *(WORDS.keys() - {"overflow"}),
+        "window", "scale", "grouped-heads", "value-size", "bias", "bias-with-mask", "inner-stride",
+        "other-shapes", "halves", "interleaved",
+        *(feature.word for feature in CARRIED), *(WORDS.keys() - {"overflow"}),
     }
 )  # fmt: skip
 """Features of attention with a cache."""
-
-CARRIED = (SOFTCAP, SINKS, SLOPES)
-"""The features of attention that a step may have."""
 
 
 def axes(case: Case) -> Axes:
