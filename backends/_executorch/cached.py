@@ -27,6 +27,7 @@ NO_FEATURES = {
     **dict.fromkeys(("softcap", "sinks", "alibi-slopes"), "the operators have none of it"),
     **dict.fromkeys(("bias", "bias-with-mask"), "a mask has no heads"),
     **dict.fromkeys(("left-padding", "documents"), "a mask has no samples"),
+    **dict.fromkeys(("rotary", "halves", "interleaved"), "the operators rotate nothing"),
     "value-size": "the caches of keys and values have one size",
     "keep": "a cache keeps its first tokens, and no others",
 }

@@ -48,6 +48,7 @@ class Stateful(Scripted):
         refusals={
             "softcap": "the operator has no softcap",
             "alibi-slopes": "the operator has no slopes",
+            **dict.fromkeys(("rotary", "halves", "interleaved"), "the operator rotates nothing"),
             "subsets": "the variables of all samples have one length",
         },
         dtypes=("f32", "bf16", "f16"),  # the plugin cannot set variables of float64
