@@ -102,8 +102,17 @@ class Memory:
         self.backend = backend
 
     def overwrite(self, array: Any, values: Any) -> bool:
-        """Copy `values` into `array`, both the framework's arrays; False if arrays are immutable."""
-        return False
+        """Copy `values` into `array`, both the framework's arrays or variables; False if arrays are
+        immutable."""
+        if not hasattr(array, "assign"):
+            return False
+        array.assign(values)
+        return True
+
+    def parameters(self, layer: Any) -> tuple[Any, ...]:
+        """The parameters of a user's layer that training changes in place; none if the layer is a
+        function of its parameters."""
+        return tuple(getattr(layer, "trainable_variables", ()))
 
     def transpose(self, array: Any, *axes: int) -> Any:
         """The array with permuted axes: a view if the framework has views."""

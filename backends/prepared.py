@@ -111,6 +111,8 @@ class PreparedCall:
       Calls of an implementation with equal constants have equal functions
     - `compiled`: the framework's compiled program, or None
     - `ahead`: computes values that must not be part of a compiled call, or None
+    - `held`: the parameters of the layer that the function calls, if they are no arguments and can be
+      changed in place
     - `problem`: the problem that a path (`Implementation.paths`) answers, if it differs from the case's
     """
 
@@ -127,6 +129,7 @@ class PreparedCall:
     constants: tuple[Any, ...] | None = None
     compiled: Any = None
     ahead: Callable[[], None] | None = None
+    held: tuple[Any, ...] = ()
     problem: Inputs | None = None
 
     def __call__(self) -> Any:

@@ -1,7 +1,8 @@
 """Promise: an output depends only on the values of the arguments.
 
 It does not depend on which arrays hold these values, on earlier calls (of other values, scalars, flags,
-masks or sizes), or on old contents of reused buffers.
+masks or sizes), or on old contents of reused buffers. Parameters of a layer are arguments, too: what a
+layer makes of them when it is created is stale once training has changed them.
 """
 
 from __future__ import annotations
@@ -105,6 +106,19 @@ def overwritten(cell: Cell, call: PreparedCall, other: PreparedCall) -> bool:
     )
 
 
+def reparametrised(inputs: Inputs) -> Inputs:
+    """The same problem with other parameters."""
+    return inputs.replace(**{name: np.flip(array) for name, array in inputs.parameters.items()})
+
+
+def held_overwritten(cell: Cell, call: PreparedCall, other: PreparedCall) -> bool:
+    """Write the parameters of the layer of `other` into those of the layer of `call`; False if there are
+    none, or if they cannot be changed."""
+    memory = cell.implementation.backend.memory
+    pairs = list(zip(call.held, other.held, strict=True))
+    return bool(pairs) and all(memory.overwrite(*pair) for pair in pairs)
+
+
 @check(with_plain(*CASES))
 def test_stateless(cell: Cell) -> None:
     inputs, other = cell.inputs, changed(cell.inputs)
@@ -115,6 +129,13 @@ def test_stateless(cell: Cell) -> None:
     if overwritten(cell, prepared, later):
         answer = cell.read(cell.call(prepared), other, prepared)
         expect_right(cell, answer, other, "after the arguments were changed in place")
+    if prepared.held:
+        trained = reparametrised(inputs)
+        prepared, later = cell.prepare(inputs), cell.prepare(trained)
+        cell.call(prepared)
+        if held_overwritten(cell, prepared, later):
+            answer = cell.read(cell.call(prepared), trained, prepared)
+            expect_right(cell, answer, trained, "after parameters were changed in place")
     del prepared, later
     for _ in range(TURNS):
         for these in (inputs, other):

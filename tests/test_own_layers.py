@@ -43,6 +43,16 @@ class Forgetful(Loaded):
         own = self.out.bias.data
         super().load_attention({n: p[n] for n in p if n != "output_bias"} | {"output_bias": own})
 
+class Folded(Loaded):
+    def load_attention(self, p):
+        super().load_attention(p)
+        self.folded = self.qkv.weight.detach().clone()
+
+    def projected(self, x):
+        B, L, _ = x.shape
+        qkv = nn.functional.linear(x, self.folded, self.qkv.bias)
+        return [t.view(B, L, self.heads, -1).transpose(1, 2) for t in qkv.chunk(3, -1)]
+
 class Dropping(Loaded):
     def __init__(self, query_width, heads, rate=0.0):
         super().__init__(query_width, heads)
@@ -157,6 +167,15 @@ def test_parameters_that_are_never_read_are_named(torch_backend: Any, more: Path
         UsageError, match=r"layer Forgetful: load_attention never reads output_bias[.]"
     ):
         user_layer(torch_backend, more, "Forgetful")
+
+
+def test_a_layer_that_folds_its_parameters_is_stale(torch_backend: Any, more: Path) -> None:
+    right, folded = (user_layer(torch_backend, more, name) for name in ("Loaded", "Folded"))
+    assert judged("values", PLAIN, folded).status == "pass"
+    verdict = judged("stateless", PLAIN, folded)
+    assert (verdict.status, verdict.kind) == ("fail", "stale")
+    assert verdict.message.startswith("after parameters were changed in place")
+    assert judged("stateless", PLAIN, right).status == "pass"
 
 
 def test_dropout_of_a_layer_is_asked_where_it_takes_a_rate(torch_backend: Any, more: Path) -> None:

@@ -209,7 +209,8 @@ class KerasLayer(Implementation):
             return output, weights if wanted else None
 
         if called is None:
-            return PreparedCall(run, arrays, LAYER_OUTPUTS)
+            held = tuple(variable.value for variable in self.variables(layer).values())
+            return PreparedCall(run, arrays, LAYER_OUTPUTS, held=held)
         variables = self.variables(layer) | random_state(layer)
         stateless = by_values(self.backend, run, arrays, variables, inputs, constants)
         return called(self, stateless, inputs.dtype)

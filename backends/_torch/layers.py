@@ -119,7 +119,8 @@ class MultiheadAttention(Masked):
                 output = output.transpose(0, 1)
             return output, weights if inputs.returned != "none" else None
 
-        return PreparedCall(self.backend.seeded(run, inputs), arguments, LAYER_OUTPUTS)
+        function, held = self.backend.seeded(run, inputs), tuple(layer.parameters())
+        return PreparedCall(function, arguments, LAYER_OUTPUTS, held=held)
 
     def differentiable(self, inputs: Inputs) -> PreparedCall:
         import torch

@@ -22,6 +22,11 @@ class TorchMemory(Memory):
             array.copy_(values)
         return True
 
+    def parameters(self, layer: Any) -> tuple[Any, ...]:
+        import torch
+
+        return tuple(layer.parameters()) if isinstance(layer, torch.nn.Module) else ()
+
     def transpose(self, array: Any, *axes: int) -> Any:
         return array.permute(*axes)
 

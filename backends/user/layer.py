@@ -319,7 +319,8 @@ class UserLayer(Implementation):
             pair = isinstance(answer, tuple) and len(answer) == 2
             return (answer[0], answer[1]) if pair else (answer, None)
 
-        return PreparedCall(call, arrays | named, LAYER_OUTPUTS)
+        held = backend.memory.parameters(layer)
+        return PreparedCall(call, arrays | named, LAYER_OUTPUTS, held=held)
 
 
 def parameters_of(case: Case) -> frozenset[str]:

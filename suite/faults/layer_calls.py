@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from backends._numpy import Rounded
 from suite.faults.fault import fault
-from suite.faults.kernels.layer import Heads, LayerCall, MultiHeadKernel, SelfAttentionKernel
+from suite.faults.kernels.holding import LayerHolding
+from suite.faults.kernels.layer import (
+    Heads,
+    LayerCall,
+    MultiHeadKernel,
+    SelfAttentionKernel,
+)
 from suite.faults.kernels.single import AdditiveKernel, DotKernel
 from suite.spec.dtypes import DTYPES
 
@@ -223,6 +230,34 @@ class ParametersShared(MultiHeadKernel):
         kernel = super().kernel(name, call)
         kept = self.__dict__.setdefault("kept", {})
         return kept.setdefault((name, kernel.shape, call.fmt.name), kernel)
+
+
+@fault(
+    "stateless",
+    "weights folded or packed in the constructor; make them of the parameters at every call",
+    family="state",
+)
+class LayerFoldedAtCreation(LayerHolding):
+    """The layer computes with copies of its parameters that were made when it was created."""
+
+    def taken(
+        self, held: Mapping[str, Rounded], made: Mapping[str, Rounded]
+    ) -> Mapping[str, Rounded]:
+        return made
+
+
+@fault(
+    "stateless",
+    "a product of two weights that is kept at creation; absorb them at every call",
+    family="state",
+)
+class LayerAbsorbedAtCreation(LayerHolding):
+    """The output projection, absorbed into other weights, stays as it was at the layer's creation."""
+
+    def taken(
+        self, held: Mapping[str, Rounded], made: Mapping[str, Rounded]
+    ) -> Mapping[str, Rounded]:
+        return {n: made[n] if n.startswith("output") else array for n, array in held.items()}
 
 
 @fault(
