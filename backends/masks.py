@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from backends.binder import Parameter, arguments
+from backends.memory import native
 from suite.spec.features import ARRAYS
 from suite.spec.inputs import Inputs
 from suite.spec.masks import Causal, Mask, Padding, Window
@@ -211,7 +212,7 @@ def dense_arguments(backend: Backend, inputs: Inputs) -> dict[str, Any]:
 
 def own_arrays(backend: Backend, inputs: Inputs) -> dict[str, Any]:
     """All arrays of the inputs, as the framework's arrays."""
-    return {n: backend.array(x, inputs.case.dtype_of(n)) for n, x in inputs.arrays.items()}
+    return {name: native(backend, inputs, name, x) for name, x in inputs.arrays.items()}
 
 
 def masked_arrays(

@@ -11,6 +11,7 @@ import numpy as np
 
 from suite.spec.dtypes import DType
 from suite.spec.inputs import Inputs
+from suite.spec.operators.in_pages import TABLE, flat, is_pooled
 from suite.spec.operators.packed import summed
 from suite.spec.operators.quantized import argument
 from suite.spec.operators.tiles import TILE
@@ -249,16 +250,49 @@ def written(backend: Backend, inputs: Inputs) -> dict[str, Any]:
     return {**dense, "slot_mapping": slots}
 
 
+def native(backend: Backend, inputs: Inputs, name: str, values: np.ndarray) -> Any:
+    """An array of the inputs as the framework's array: whole numbers as int32, others in their dtype."""
+    if name in inputs.operator.array_kinds.integers:
+        return backend.array(values.astype(np.int32), None)
+    return backend.array(values, inputs.case.dtype_of(name))
+
+
 def coded(backend: Backend, inputs: Inputs) -> dict[str, Any]:
     """The arrays of attention over codes, or of writing codes, by name. Scales and zero points broadcast
     with their keys or values, but for one number of every tile."""
     return {
-        name: backend.array(
-            argument(inputs, name) if name.endswith(("scale", "zero")) else array,
-            inputs.case.dtype_of(name),
+        name: native(
+            backend, inputs, name, argument(inputs, name) if name.endswith(("scale", "zero")) else x
         )
-        for name, array in inputs.arrays.items()
+        for name, x in inputs.arrays.items()
     }
+
+
+def from_pages(
+    arrays: Mapping[str, Any],
+    inputs: Inputs,
+    take: Callable[[Any, Any], Any],
+    reshape: Callable[[Any, Shape], Any],
+    transpose: Callable[[Any, Shape], Any],
+) -> dict[str, Any]:
+    """The arrays of a call with the tokens that the page table takes from pools, (B, Lk, .) or
+    (B, Hkv, Lk, .). Scales that all tokens share get the order of these axes. Without a table the arrays
+    as they are.
+
+    The functions are the framework's: take(array, indices) takes slices along the first axis.
+    """
+    if "page_table" not in arrays:
+        return dict(arrays)
+    of, table, made = flat(inputs.case).axes, arrays["page_table"], dict[str, Any]()
+    for name, x in arrays.items():
+        if name in TABLE:
+            continue
+        if is_pooled(of.get(name, "")):
+            x = take(x, table)
+            x = reshape(x, (table.shape[0], -1, *x.shape[3:]))[:, : inputs.sizes.Lk]
+        heads = len(x.shape) == 4 and name.endswith(("_codes", "_scale", "_zero"))
+        made[name] = transpose(x, (0, 2, 1, 3)) if heads else x
+    return made
 
 
 def by_component(

@@ -24,7 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from references.composition import Composition, Problem, Reference
+from references.composition import Composition, Problem
+from references.in_pages import InPages
 from references.outputs import Outputs
 from references.primitives.arranged import Moved, Reshaped
 from references.primitives.attend import Attend, LogSumExp
@@ -74,7 +75,7 @@ def latents(problem: Problem) -> Leaf:
     return Leaf(u, Bounded(value, (u.score + u.weight) * magnitude(value) + u.weight_underflow))
 
 
-class _Latent(Reference):
+class _Latent(InPages):
     """The form that the roundoffs declare; without a declaration the larger bound of both."""
 
     def forward(self, inputs: Inputs, rounding: Roundoffs, empty_rows: str = "zeros") -> Outputs:

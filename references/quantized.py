@@ -48,7 +48,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from references.composition import Composition, Problem, Reference
+from references.composition import Composition, Problem
+from references.in_pages import InPages
 from references.primitives.attend import Attend
 from references.primitives.pairs import Pairs
 from references.primitives.scores import Scores
@@ -59,7 +60,7 @@ from suite.spec.inputs import Inputs
 from suite.spec.operators.quantized import KINDS, allowed, broadcast, dequantized, newest
 
 
-class OverCodes(Reference):
+class OverCodes(InPages):
     """Attention over codes; of a call that writes, over the codes that it wrote."""
 
     def given(self, inputs: Inputs, answer: Mapping[str, np.ndarray]) -> Inputs:

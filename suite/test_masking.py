@@ -24,8 +24,9 @@ RECIPES = ("normal", "ties", "integers", "onehot")
 
 
 def masked(case: Case) -> bool:
-    """True if a mask hides some of several keys with ordinary values."""
+    """True if a mask hides some of several keys with ordinary values, which lie in no pages."""
     ordinary = case.mask is not None and case.recipe in RECIPES
+    ordinary = ordinary and any("k" in of for of in case.axes.values())
     return ordinary and case.sizes.Lk > 1 and min(case.sizes.B, case.sizes.Lq) > 0
 
 

@@ -30,6 +30,7 @@ from suite.spec.operators import WORDS
 from suite.spec.operators.cached import FEATURES as CACHED_FEATURES
 from suite.spec.operators.encoder import FEATURES as ENCODER_FEATURES
 from suite.spec.operators.latent import FEATURES as LATENT_FEATURES
+from suite.spec.operators.latent import SERVED
 from suite.spec.operators.merge import FEATURES as MERGE_FEATURES
 from suite.spec.operators.packed import FEATURES as PACKED_FEATURES
 from suite.spec.operators.paged import FEATURES as PAGED_FEATURES
@@ -159,7 +160,7 @@ def test_the_sets_of_features_hold_what_was_asked_before_sinks() -> None:
     assert features["paged"] <= PAGED_FEATURES
     assert features["paged-write"] <= WRITE_FEATURES
     assert features["cached"] <= CACHED_FEATURES
-    assert features["latent"] <= LATENT_FEATURES
+    assert features["latent"] <= LATENT_FEATURES | SERVED
     assert features["quantized"] <= QUANTIZED_FEATURES
     assert features["quantized-write"] <= CODES_FEATURES
     assert features["layers"] - LAYER_FEATURES - ENCODER_FEATURES == {"qk-norm"}

@@ -17,6 +17,7 @@ from suite.spec.catalogue import cases as every_case
 from suite.spec.catalogue import of_operator
 from suite.spec.dtypes import CODES, round_to
 from suite.spec.inputs import Inputs, draw
+from suite.spec.operators.in_pages import gathered
 from suite.spec.operators.quantized import KINDS, QUANTIZED, broadcast, dequantized
 from suite.spec.operators.quantized_write import QUANTIZED_WRITE
 from tests.runtimes import of_person
@@ -48,7 +49,7 @@ def test_formats_have_the_numbers_of_their_bits(name: str) -> None:
 
 @pytest.mark.parametrize("case", of_operator(QUANTIZED, every_case, "smoke"), ids=str)
 def test_the_reference_is_attention_number_by_number(case: Case) -> None:
-    inputs = draw(case)
+    inputs = gathered(draw(case))
     s, arrays, wide = inputs.sizes, inputs.arrays, precision_for(inputs.dtype)
     expected = Oracle.forward(inputs, Rounding("exact")).expected["output"]
     key, value = (dequantized(inputs, name) for name in KINDS)
@@ -124,7 +125,7 @@ WRITES = [c for c in of_operator(QUANTIZED, every_case, "standard") if c.option(
 
 @pytest.mark.parametrize("case", WRITES, ids=str)
 def test_the_bound_without_codes_holds_for_the_codes_that_are_written(case: Case) -> None:
-    inputs, answer = draw(case), {}
+    inputs, answer = gathered(draw(case)), {}
     oracle = Oracle.forward(inputs, Rounding("exact"))
     for name in KINDS:
         want, code = oracle.expected[f"{name}_output"], CODES[case.option("codes")]

@@ -10,11 +10,12 @@ from backends._numpy.attention import definition, given
 from backends._numpy.engine import Rounded
 from backends.declared import Declared, DeclaredRounding
 from backends.masks import masked_arrays
+from backends.memory import from_pages
 from backends.prepared import PreparedCall, attention_call
 from backends.protocol import Implementation
 from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import Inputs
-from suite.spec.operators.latent import FEATURES, IN_CODES, LATENT, plain
+from suite.spec.operators.latent import FEATURES, LATENT, SERVED, plain
 
 
 class ProjectedKeys(Implementation):
@@ -24,7 +25,7 @@ class ProjectedKeys(Implementation):
     operator = LATENT
     declared = Declared(
         numerics="exact",
-        features=FEATURES | IN_CODES,
+        features=FEATURES | SERVED,
         refusals={"gradient": "NumPy differentiates nothing"},
         elections={"fully-masked-row": "zeros", "lse-of-empty-row": "minus-inf"},
         rounding=DeclaredRounding(absorbs=dict.fromkeys(DTYPES, False)),
@@ -36,7 +37,9 @@ class ProjectedKeys(Implementation):
         settings = {"scale": inputs.effective_scale, "fmt": fmt, **inputs.features}
 
         def call(mask: Rounded | None = None, **arrays: Rounded) -> Any:
-            query, key, value = plain({n: x.values for n, x in arrays.items()}, precision)
+            x = {name: array.values for name, array in arrays.items()}
+            x = from_pages(x, inputs, lambda x, at: x[at.astype(int)], np.reshape, np.transpose)
+            query, key, value = plain(x, precision)
             shown = None if mask is None else mask.values
             with np.errstate(all="ignore"):
                 return given(definition(query, key, value, mask=shown, **settings), inputs)

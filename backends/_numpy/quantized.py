@@ -10,12 +10,13 @@ import numpy as np
 from backends._numpy.attention import definition
 from backends._numpy.engine import Rounded
 from backends.declared import Declared
-from backends.memory import by_component, coded
+from backends.memory import by_component, coded, from_pages
 from backends.prepared import PreparedCall
 from backends.protocol import Implementation
 from suite.spec.dtypes import CODES, Code, round_to
 from suite.spec.inputs import Inputs
-from suite.spec.operators.quantized import FEATURES, KINDS, QUANTIZED, allowed, newest
+from suite.spec.operators.in_pages import numbers, put
+from suite.spec.operators.quantized import FEATURES, KINDS, QUANTIZED, allowed, axes_of, newest
 from suite.spec.operators.quantized_write import FEATURES as WRITE_FEATURES
 from suite.spec.operators.quantized_write import QUANTIZED_WRITE
 
@@ -39,7 +40,10 @@ class ScaledCodes(Implementation):
             plain: dict[str, Any] = {
                 n: array.values.astype(precision) for n, array in arrays.items()
             }
-            plain = by_component(plain, inputs, np.repeat)
+            pools, plain = plain, by_component(plain, inputs, np.repeat)
+            plain = from_pages(
+                plain, inputs, lambda x, at: x[at.astype(int)], np.reshape, np.transpose
+            )
             new = {n: nearest(plain, n, code) for n in KINDS if n in plain}
             for n, codes in new.items():
                 plain[f"{n}_codes"][:, :, -codes.shape[2] :] = codes
@@ -50,8 +54,12 @@ class ScaledCodes(Implementation):
             output = Rounded(
                 definition(query.values, key, value, mask=mask, scale=inputs.scale, fmt=fmt), fmt
             )
-            kept = (Rounded(plain[f"{n}_codes"].astype(np.float64), code) for n in new)
-            return (output, *kept) if new else output
+            kept = [plain[f"{n}_codes"] for n in new]
+            if "page_table" in pools:
+                size = inputs.letters["s"]
+                at = numbers(pools["page_table"], size, inputs.sizes.Lk)
+                kept = [put(pools[f"{n}_codes"], at, plain[f"{n}_codes"], axes_of(n)) for n in new]
+            return (output, *(Rounded(x.astype(np.float64), code) for x in kept)) if new else output
 
         return PreparedCall(call, coded(self.backend, inputs), inputs.outputs)
 

@@ -33,6 +33,7 @@ REFUSALS = {
     "zero-points": "GroupQueryAttention has no zero points",
     "scales-of-tokens": "GroupQueryAttention has a scale for the tensor, or for every component",
     "scales-of-tiles": "GroupQueryAttention has a scale for the tensor, or for every component",
+    "pages": "the operator over pages has no kernel for the CPU",
     "value-size": "GroupQueryAttention has values of the keys' size",
     "gradient": "models have no gradients",
 }

@@ -14,7 +14,7 @@ from backends.textbook.attention import attention
 from backends.textbook.operator import TextbookOperator
 from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import Inputs
-from suite.spec.operators.latent import FEATURES, IN_CODES, LATENT
+from suite.spec.operators.latent import FEATURES, LATENT, SERVED
 from suite.spec.operators.tiles import TILE
 
 
@@ -27,17 +27,18 @@ class TextbookLatent(TextbookOperator):
     """Latent attention, of either form."""
 
     operator = LATENT
-    declared = Declared(features=FEATURES | IN_CODES)
+    declared = Declared(features=FEATURES | SERVED)
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         lse = "lse" in inputs.outputs
 
         def call(mask: Any = None, **arrays: Any) -> Any:
+            arrays = self.unpaged(arrays, inputs)
             if "latent_codes" in arrays:
                 arrays["latent"] = self.decoded(arrays)
             return self.compute(arrays, mask, inputs.effective_scale, lse)
 
-        constants = (inputs.effective_scale, lse)
+        constants = (inputs.effective_scale, lse, inputs.sizes, inputs.case.options)
         arguments = masked_arrays(self.backend, inputs)
         plain = PreparedCall(call, arguments, inputs.outputs, constants=constants)
         return self.ops.called(self, plain)

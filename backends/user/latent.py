@@ -13,13 +13,15 @@ from suite.spec.case import Case
 from suite.spec.catalogue import AnyCase
 from suite.spec.inputs import Inputs
 from suite.spec.masks import And
-from suite.spec.operators.latent import AXES, FEATURES, IN_CODES, LATENT, split_causal
+from suite.spec.operators.latent import AXES, FEATURES, LATENT, SERVED, split_causal
 
 KEYWORDS: tuple[Parameter[Inputs], ...] = (
     Parameter("causal", ("causal",)),
     Parameter("mask", ("mask", "mask-array", "causal", "window", "padding")),
     *SCALES,
     Parameter("latent_scale", ("scales-of-tiles",)),
+    Parameter("page_table", ("pages",)),
+    Parameter("key_lengths"),
     Parameter("return_lse", ("lse",), lambda inputs: "lse" in inputs.outputs or None),
 )
 """The keyword parameters of latent attention."""
@@ -30,13 +32,14 @@ class UserLatent(UserCallable):
 
     The function returns (B, H, Lq, Dv), with `return_lse` also the log-sum-exp (B, H, Lq), and receives
     the `KEYWORDS` that it takes. A causal flag is aligned at the last key. With `latent_scale` (B, Lk,
-    R / 128) the latents are codes.
+    R / 128) the latents are codes. With `page_table` (B, T) latents, their scales and rotary keys are
+    pools (P, S, .).
     """
 
     operator = LATENT
     arrays = tuple(AXES)
     table = KEYWORDS
-    features = FEATURES | IN_CODES
+    features = FEATURES | SERVED
 
     def unsupported(self, case: AnyCase) -> str | None:
         """As for every function; a mask whose causal part is a flag needs no array for this part."""
@@ -55,9 +58,9 @@ class UserLatent(UserCallable):
 
         def call(mask: Any = None, **arrays: Any) -> Any:
             more = keywords if mask is None else keywords | {"mask": mask}
-            if "latent_codes" in arrays:
-                arrays["latent"] = arrays["latent_codes"]
-                more = more | {"latent_scale": arrays["latent_scale"]}
+            named = ("latent_scale", "page_table", "key_lengths")
+            more |= {n: arrays[n] for n in named if n in arrays and n in self.binder.taken}
+            arrays["latent"] = arrays.get("latent_codes", arrays.get("latent"))
             return self.called(*(arrays[name] for name in self.arrays), **more)
 
         return PreparedCall(call, arrays, inputs.outputs, constants=tuple(sorted(keywords.items())))

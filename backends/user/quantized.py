@@ -36,6 +36,12 @@ SIZE: Parameter[Inputs] = Parameter(
 )
 """The keyword of scales that do not broadcast: the components that share one."""
 
+PAGES: tuple[Parameter[Inputs], ...] = (
+    Parameter("page_table", ("pages",), lambda inputs: inputs.arrays.get("page_table")),
+    Parameter("key_lengths", (), lambda inputs: inputs.arrays.get("key_lengths")),
+)
+"""The keywords of codes in pages, which are arrays."""
+
 NEW: tuple[Parameter[Inputs], ...] = (
     Parameter("key", ("new-tokens",), lambda inputs: inputs.arrays.get("key")),
     Parameter("value", ("new-tokens",), lambda inputs: inputs.arrays.get("value")),
@@ -73,6 +79,8 @@ class UserQuantized(UserOfCodes):
     - query (B, H, Lq, D), key_codes (B, Hkv, Lk, D), value_codes (B, Hkv, Lk, Dv)
     - key_scale, value_scale: float32, of the codes' rank
     - key (B, Hkv, Lq, D), value (B, Hkv, Lq, Dv): new tokens
+    - page_table (B, T), key_lengths (B,) of int32; codes are pools (P, S, Hkv, .), as are those that come
+      back, and scales broadcast with them
     """
 
     operator = QUANTIZED
@@ -80,6 +88,7 @@ class UserQuantized(UserOfCodes):
     table = (
         *ZEROS,
         *NEW,
+        *PAGES,
         SIZE,
         Parameter(
             "causal", ("causal",), lambda inputs: inputs.case.option("alignment") == "causal"

@@ -12,7 +12,27 @@ def right(
     query: Any, key_codes: Any, value_codes: Any, key_scale: Any, value_scale: Any,
     key_zero: Any = None, value_zero: Any = None, causal: bool = False, scale: float | None = None,
     key: Any = None, value: Any = None, tile: int | None = None,
+    page_table: Any = None, key_lengths: Any = None,
 ) -> Any:  # fmt: skip
+    if page_table is not None:
+        keys, table = int(key_lengths[0]), page_table.long()
+        pools = (key_codes, value_codes, key_scale, value_scale, key_zero, value_zero)
+        flat = []
+        for x in pools:
+            if x is not None and x.shape[0] > 1:
+                x = x[table].flatten(1, 2)[:, :keys]
+            flat.append(x if x is None else x.transpose(1, 2))
+        answer = right(query, *flat, causal, scale, key, value, tile)
+        if key is None:
+            return answer
+        at = torch.arange(keys - key.shape[2], keys)
+        size = key_codes.shape[1]
+        kept = []
+        for pool, codes in zip((key_codes, value_codes), answer[1:], strict=True):
+            copy = pool.clone()
+            copy[table[:, at // size], at % size] = codes[:, :, at].transpose(1, 2)
+            kept.append(copy)
+        return answer[0], *kept
     if tile is not None:
         (D, Dv), scales = (x.shape[-1] for x in (key_codes, value_codes)), []
         for x, size in ((key_scale, D), (value_scale, Dv), (key_zero, D), (value_zero, Dv)):

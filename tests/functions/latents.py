@@ -21,7 +21,14 @@ def attended(query: Any, key: Any, value: Any, scale: float, causal: bool, mask:
 def absorbed(
     query: Any, query_rope: Any, latent: Any, key_rope: Any, w_uk: Any, w_uv: Any,
     causal: bool = False, mask: Any = None, scale: float | None = None, latent_scale: Any = None,
+    page_table: Any = None, key_lengths: Any = None,
 ) -> Any:  # fmt: skip
+    if page_table is not None:
+        keys, table = int(key_lengths[0]), page_table.long()
+        latent, key_rope, latent_scale = (
+            None if x is None else x[table].flatten(1, 2)[:, :keys]
+            for x in (latent, key_rope, latent_scale)
+        )
     if latent_scale is not None:
         scales = latent_scale.repeat_interleave(128, -1)[..., : latent.shape[-1]]
         latent = (latent.to(scales.dtype) * scales).to(query.dtype)
@@ -48,6 +55,29 @@ def unabsorbed(
     scores = query @ key.mT * scale
     hidden = scores if mask is None else scores.masked_fill(~mask, -torch.inf)
     return output, torch.logsumexp(hidden.to(torch.promote_types(hidden.dtype, torch.float32)), -1)
+
+
+def without_the_table(
+    query: Any, query_rope: Any, latent: Any, key_rope: Any, w_uk: Any, w_uv: Any,
+    causal: bool = False, mask: Any = None, page_table: Any = None, key_lengths: Any = None,
+) -> Any:  # fmt: skip
+    if page_table is not None:
+        own = page_table[:, :-1]
+        page_table = torch.arange(own.numel()).reshape(own.shape)
+    return absorbed(
+        query,
+        query_rope,
+        latent,
+        key_rope,
+        w_uk,
+        w_uv,
+        causal,
+        mask,
+        None,
+        None,
+        page_table,
+        key_lengths,
+    )
 
 
 def scaled_by_the_latent(

@@ -9,13 +9,14 @@ import numpy as np
 
 from backends._numpy import Rounded
 from backends.masks import masked_arrays
+from backends.memory import from_pages
 from backends.prepared import PreparedCall
 from backends.protocol import DeclaredRounding
 from suite.faults.kernels.attention import Call
 from suite.faults.kernels.gradient import Differentiable
 from suite.spec.dtypes import DTYPES, DType, round_to
 from suite.spec.inputs import Inputs
-from suite.spec.operators.latent import FEATURES, IN_CODES, LATENT, split_causal
+from suite.spec.operators.latent import FEATURES, LATENT, SERVED, split_causal
 from suite.spec.operators.tiles import untiled
 
 Arrays = Mapping[str, np.ndarray]
@@ -25,7 +26,7 @@ class LatentKernel(Differentiable):
     """Keys and values of all heads are formed, and stored in the dtype of the case (unabsorbed)."""
 
     operator = LATENT
-    features = FEATURES | IN_CODES
+    features = FEATURES | SERVED
     elections = {
         "fully-masked-row": "zeros",
         "fully-masked-row-gradient": "nothing",
@@ -39,7 +40,7 @@ class LatentKernel(Differentiable):
         fmt, lse = inputs.dtype, "lse" in inputs.outputs
 
         def made(arrays: Mapping[str, Rounded], mask: Rounded | None) -> tuple[Arrays, Call]:
-            x = self.read(arrays)
+            x = self.read(self.gathered(arrays, inputs))
             parts = (self.queries(x, fmt), self.keys(x, fmt), self.values(x, fmt))
             query, key, value = (Rounded(part, fmt) for part in parts)
             return x, Call(
@@ -66,6 +67,14 @@ class LatentKernel(Differentiable):
         return PreparedCall(
             call, masked_arrays(self.backend, inputs, rest), inputs.outputs, vjp=vjp, constants=constants
         )  # fmt: skip
+
+    def gathered(self, arrays: Mapping[str, Rounded], inputs: Inputs) -> Mapping[str, Rounded]:
+        """The arrays with tokens taken from their pages."""
+        if "page_table" not in arrays:
+            return arrays
+        plain = {name: x.values for name, x in arrays.items()}
+        made = from_pages(plain, inputs, lambda x, at: x[at.astype(int)], np.reshape, np.transpose)
+        return {name: Rounded(x, arrays[name].fmt) for name, x in made.items()}
 
     def read(self, arrays: Mapping[str, Rounded]) -> Arrays:
         """The arrays of the call in working precision."""

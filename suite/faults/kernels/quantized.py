@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 
 from backends._numpy import Rounded
-from backends.memory import coded
+from backends.memory import coded, from_pages
 from backends.prepared import PreparedCall
 from suite.faults.kernels.attention import Stated
 from suite.spec.case import Case
 from suite.spec.dtypes import CODES, Code, DType, round_to
 from suite.spec.inputs import Inputs
+from suite.spec.operators.in_pages import numbers, put
 from suite.spec.operators.quantized import FEATURES, KINDS, QUANTIZED, allowed, axes_of, newest
 from suite.spec.operators.quantized_write import FEATURES as WRITE_FEATURES
 from suite.spec.operators.quantized_write import QUANTIZED_WRITE
@@ -111,14 +112,17 @@ class QuantizedKernel(Writing):
 
         def call(**arrays: Rounded) -> Any:
             with np.errstate(all="ignore"):
-                made = self.after_writing(Coded.of(arrays, inputs))
+                made = self.after_writing(Coded.of(arrays, inputs), inputs)
                 output = Rounded(round_to(self.output(made), fmt), fmt)
             names = [f"{name}_codes" for name in KINDS if name in made.arrays]
-            kept = (Rounded(made.arrays[name].astype(np.float64), made.code) for name in names)
+            whole = {name: made.arrays[name].astype(np.float64) for name in names}
+            if "page_table" in arrays:
+                whole = {n: self.put(arrays, n, x, inputs) for n, x in whole.items()}
+            kept = (Rounded(x, made.code) for x in whole.values())
             return (output, *kept) if names else output
 
         def vjp(cotangent: Rounded, wrt: Sequence[str], **arrays: Rounded) -> dict[str, Any]:
-            made = self.after_writing(Coded.of(arrays, inputs))
+            made = self.after_writing(Coded.of(arrays, inputs), inputs)
             gradient = self.gradient(made, cotangent.values.astype(made.arrays["query"].dtype))
             return {name: Rounded(round_to(gradient, fmt), fmt) for name in wrt}
 
@@ -127,8 +131,24 @@ class QuantizedKernel(Writing):
             call, coded(self.backend, inputs), inputs.outputs, vjp=vjp, constants=constants
         )
 
-    def after_writing(self, call: Coded) -> Coded:
-        """The call whose codes are those after the store of new tokens."""
+    def put(
+        self, arrays: dict[str, Rounded], name: str, codes: np.ndarray, inputs: Inputs
+    ) -> np.ndarray:
+        """The pool with the last of `codes` (B, Hkv, Lk, .) in their slots."""
+        new, of = inputs.sizes.Lq, axes_of(name.partition("_")[0])
+        at = numbers(arrays["page_table"].values, inputs.letters["s"], inputs.sizes.Lk)
+        return put(arrays[name].values, at[:, -new:], codes[:, :, -new:], of)
+
+    def gathered(self, call: Coded, inputs: Inputs) -> Coded:
+        """The call with tokens taken from their pages."""
+        arrays = from_pages(
+            call.arrays, inputs, lambda x, at: x[at.astype(int)], np.reshape, np.transpose
+        )
+        return replace(call, arrays=arrays)
+
+    def after_writing(self, call: Coded, inputs: Inputs) -> Coded:
+        """The call whose codes are those after the store of new tokens, taken from their pages."""
+        call = self.gathered(call, inputs)
         codes = {f"{name}_codes": self.codes(name, call) for name in KINDS if name in call.arrays}
         return replace(call, arrays=call.arrays | codes, given=call.arrays)
 

@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from suite.judge.diagnosis.in_pages import of_pages
 from suite.judge.diagnosis.instrument import softmax
 from suite.judge.diagnosis.layers import RESHAPED, Another, Guess, made
 from suite.judge.diagnosis.masks import meanings
 from suite.judge.diagnosis.quantized import misread
 from suite.spec.dtypes import DTYPES, round_to
 from suite.spec.inputs import Inputs
+from suite.spec.operators.in_pages import gathered
 from suite.spec.operators.latent import dequantized, plain
 from suite.spec.operators.tiles import untiled
 
@@ -25,7 +27,9 @@ Changes = Mapping[str, tuple[Mapping[str, Any], str, str]]
 
 
 def of_latent(inputs: Inputs) -> Iterator[Another]:
-    """Other parts of the scores, projections, scales, values and masks."""
+    """Other pages, parts of the scores, projections, scales, values and masks."""
+    yield from of_pages(inputs)
+    inputs = gathered(inputs)
     changes = {
         **_of_codes(inputs),
         **_of_parts(inputs),

@@ -104,13 +104,19 @@ def wrong_outputs(tool: Instrument, inputs: Inputs) -> list[str]:
 
 
 def _outputs(tool: Instrument, inputs: Inputs, wrong: list[str]) -> Iterator[Found]:
-    """What is wrong with the outputs called `wrong`."""
+    """What is wrong with the outputs called `wrong`; not with an output that belongs to others, if these
+    are wrong, too."""
+    answer, oracle, every = tool.ask(inputs), tool.oracle(inputs), wrong
+    if answer is not None and oracle is not None and oracle.given(answer) is not oracle:
+        wrong = [name for name in wrong if name != "output"] or wrong
     for other, sentence, family, hint in _problems(tool, inputs, wrong):
         right = _right(tool, inputs, other, wrong)
         if right and all(right.values()):
+            names = " and ".join(every)
             first = (
-                "" if "output" in wrong else f"Of what is returned only the {wrong[0]} is wrong. "
+                f"Of what is returned only the {names} {'are' if len(every) > 1 else 'is'} wrong. "
             )
+            first = "" if "output" in every else first
             problem = partial(_problem, sentence, hint) if "output" in wrong else None
             yield Found(first + sentence, family, hint, problem=problem)
             return

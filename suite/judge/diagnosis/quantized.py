@@ -7,10 +7,12 @@ from functools import partial
 
 import numpy as np
 
+from suite.judge.diagnosis.in_pages import of_pages
 from suite.judge.diagnosis.instrument import softmax
 from suite.judge.diagnosis.layers import Another, Guess, made, of_scale
 from suite.spec.dtypes import CODES, DTYPES, Code, DType, round_to
 from suite.spec.inputs import Inputs
+from suite.spec.operators.in_pages import gathered, numbers, put
 from suite.spec.operators.quantized import (
     KINDS,
     allowed,
@@ -169,7 +171,12 @@ def by_tile(inputs: Inputs) -> Iterator[tuple[str, dict[str, np.ndarray], str]]:
 
 
 def of_quantized(inputs: Inputs) -> Iterator[Another]:
-    """Other scales, zero points, codes, masks and scales of the scores."""
+    """Other pages, scales, zero points, codes, masks and scales of the scores."""
+    yield from of_pages(inputs)
+    if inputs.case.option("writes") and "page_table" in inputs.arrays:
+        yield from of_slots(inputs)
+        return
+    inputs = gathered(inputs)
     code = CODES[inputs.case.option("codes")]
     whole = code.is_whole
 
@@ -207,10 +214,44 @@ def of_quantized(inputs: Inputs) -> Iterator[Another]:
     yield from made(inputs, (*of_scales(inputs), *of, causal, *of_scale(inputs)))
     if inputs.case.option("scales") == "pertile" and not inputs.case.option("zero"):
         for text, wrong, hint in by_tile(inputs):
+            wrong = {
+                n: np.broadcast_to(x, inputs.arrays[f"{n}_codes"].shape) for n, x in wrong.items()
+            }
             codes = {f"{n}_codes": inputs.arrays[f"{n}_codes"] * x for n, x in wrong.items()}
+            if inputs.case.option("writes"):
+                codes = {n: inputs.arrays[n] / newest(x, inputs.sizes.Lq) for n, x in wrong.items()}
             yield inputs.replace(**codes), text, "quantized", hint
     if inputs.case.option("writes"):
         yield from of_new_tokens(inputs)
+
+
+def stored(inputs: Inputs, name: str) -> np.ndarray:
+    """The codes of new keys or values, before they are rounded."""
+    last, zero = CODES[inputs.case.option("codes")].max, f"{name}_zero"
+    t = inputs.arrays[name] / newest(broadcast(inputs, f"{name}_scale"), inputs.sizes.Lq)
+    if zero in inputs.arrays:
+        t = t + newest(broadcast(inputs, zero), inputs.sizes.Lq)
+    return np.asarray(np.clip(t, -last, last))
+
+
+def of_slots(inputs: Inputs) -> Iterator[Another]:
+    """New codes in other pages, and slots behind them that do not keep their codes."""
+    table, size, s = inputs.arrays["page_table"], inputs.letters["s"], inputs.sizes
+    new = {name: stored(gathered(inputs), name) for name in KINDS}
+
+    def pools(table: np.ndarray) -> dict[str, np.ndarray]:
+        at = numbers(table, size, s.Lk)[:, -s.Lq :]
+        codes = {name: inputs.arrays[f"{name}_codes"] for name in KINDS}
+        return {f"{n}_output": put(codes[n], at, x, axes_of(n)) for n, x in new.items()}
+
+    for by, where, hint in ((1, "before", "size - 1"), (-1, "after", "size + 1")):
+        text = f"New tokens are stored in the page {where} theirs."
+        yield pools(np.roll(table, by, 1)), text, "paged", f"`position // {hint}`"
+    behind = pools(table)
+    for pool in behind.values():
+        pool[table.astype(int)[:, (s.Lk - 1) // size], (s.Lk - 1) % size + 1 :] = 0
+    text = "The slots behind the last token of a page are set to 0."
+    yield behind, text, "paged", "a whole page is written"
 
 
 def of_new_tokens(inputs: Inputs) -> Iterator[Another]:
@@ -226,11 +267,7 @@ def of_new_tokens(inputs: Inputs) -> Iterator[Another]:
     count = inputs.sizes.Lq
     for name in KINDS:
         tokens[name][:, :, -count:] = arrays[name]
-        zero = f"{name}_zero"
-        t = arrays[name] / newest(broadcast(inputs, f"{name}_scale"), count)
-        t = np.clip(
-            t + newest(broadcast(inputs, zero), count) if zero in arrays else t, -last, last
-        )
+        t = stored(inputs, name)
         codes[name][:, :, -count:] = early[name][:, :, -count:] = t
         early[name][:, :, -count - 1 : -1] = t
         limit = np.abs(limited[name][:, :, :-count]).max(initial=0.0) or last

@@ -17,6 +17,9 @@ the case. A token has a scale for every 128 components of its latent (`suite.spe
 
     latent_codes (B, Lk, R) in place of latent, latent_scale (B, Lk, R / 128) float32
 
+With `page4` latents, their scales and rotary keys lie in pages of four slots
+(`suite.spec.operators.in_pages`).
+
 In ids `r32e8` is R = 32, E = 8; the default is `r16e4`. With `select` every column of an up-projection
 has a single one, so both forms compute plain attention over components of the latents: nothing is
 rounded that plain attention does not round, and a scale that is off by 1 % shows in 16 bits, too.
@@ -28,6 +31,7 @@ DeepSeek-V3 Technical Report, arXiv 2412.19437 (2024), section 3.3.2 (tiles).
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -50,6 +54,7 @@ from suite.spec.operator import (
     choice,
     flag,
 )
+from suite.spec.operators import in_pages
 from suite.spec.operators.layers import FACTORS, kernel
 from suite.spec.operators.tiles import by_tile, counted, untiled
 from suite.spec.sizes import Sizes
@@ -62,8 +67,8 @@ FEATURES = frozenset(
 )  # fmt: skip
 """Features of latent attention."""
 
-IN_CODES = frozenset({f"{name}-codes" for name in CODES} | {"scales-of-tiles"})
-"""Features of latents that are codes."""
+SERVED = frozenset({f"{name}-codes" for name in CODES} | {"scales-of-tiles", "pages"})
+"""Features of latents in a server's cache: codes, and pages."""
 
 AXES = {
     "query": "bhqd", "query_rope": "bhqe", "latent": "bkr", "key_rope": "bke", "w_uk": "rhd",
@@ -91,14 +96,15 @@ WIDTHS = Option(
 
 def letters(case: Case) -> Mapping[str, int]:
     sizes = dict(zip("re", case.option("latent_sizes"), strict=True))
-    return sizes | counted(sizes)
+    return {**sizes, **counted(sizes), **in_pages.letters(case)}
 
 
 def axes(case: Case) -> Axes:
-    if case.option("codes") == "none":
-        return AXES
-    named = {"latent_codes" if name == "latent" else name: of for name, of in AXES.items()}
-    return named | {"latent_scale": "bkl"}
+    arrays = dict(AXES)
+    if case.option("codes") != "none":
+        arrays = {"latent_codes" if name == "latent" else name: of for name, of in AXES.items()}
+        arrays["latent_scale"] = "bkl"
+    return {**in_pages.axes(case, arrays), **in_pages.table_axes(case)}
 
 
 def coded(case: Case, latent: np.ndarray, rng: np.random.Generator) -> dict[str, np.ndarray]:
@@ -152,6 +158,7 @@ def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> Map
         "value-size": sizes.D != sizes.Dv,
         f"{case.option('codes')}-codes": case.option("codes") != "none",
         "scales-of-tiles": case.option("codes") != "none",
+        "pages": case.option("page_size") is not None,
         "lse": LSE.asked_by(case),
         "empty-batch": sizes.B == 0,
         "empty-queries": sizes.Lq == 0,
@@ -233,7 +240,7 @@ LATENT = Operator(
     text="multi-head latent attention: keys and values are projections of latents",
     topic=("latents", "multi-head latent attention"),
     axes=axes,
-    draw=draw,
+    draw=partial(in_pages.drawn, draw),
     outputs=lambda case: {"output": "bhqv"} | ({"lse": "bhq"} if LSE.asked_by(case) else {}),
     needs=needs,
     ties=lambda options: ("hg",),
@@ -244,6 +251,11 @@ LATENT = Operator(
             Ask(*SMOKE),
             Ask(*EXACT, dtypes="half"),
             Ask(f"{CODED}/e4m3", f"{CODED}/select/int8", dtypes="half"),
+            Ask(
+                "latent/causalbr/mha/{dt}/b2h3q4k9d8v6/page4",
+                "latent/pad/mha/{dt}/b3h4q1k9d8v6/page3",
+                f"{CODED}/e4m3/page4",
+            ),
             Ask(*STANDARD, since="standard"),
             Ask(
                 f"{CODED}/int8/large",
@@ -251,6 +263,9 @@ LATENT = Operator(
                 "latent/none/mha/{dt}/b1h2q1k33d16/r257e8/e5m2",
                 "latent/causalbr/mha/{dt}/b2h3q4k9d8v6/r130e2/int4",
                 "latent/causal/mha/{dt}/b2h4q7k7d8/e4m3",
+                f"{CODED}/select/int8/page1",
+                "latent/causal/mha/{dt}/b2h4q7k7d8/page4/lse",
+                "latent/pad/mha/{dt}/b3h4q1k9d8v6/r128e8/e4m3/page16",
                 since="standard",
             ),
         ),
@@ -264,6 +279,7 @@ LATENT = Operator(
         WIDTHS,
         flag("select", "select"),
         choice("codes", ("none", *CODES)),
+        in_pages.IN_PAGES,
         SCALE,
         *(option for option in (LSE.option,) if option),
     ),
@@ -279,6 +295,7 @@ LATENT = Operator(
         statistics=("latent_scale",),
         wide=("lse", "latent_scale"),
         codes=("latent_codes",),
+        integers=in_pages.TABLE,
     ),
     work=work,
 )

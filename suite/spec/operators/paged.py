@@ -93,8 +93,10 @@ def pool(case: Case) -> dict[str, int]:
 def with_pages_of(case: Case, size: int) -> Case:
     """The case with pages of another size, of which every sample has as many as before, full or not.
 
-    Whole prompts stay whole prompts.
+    Whole prompts stay whole prompts. Where all samples have Lk keys the number of pages changes.
     """
+    if case.option("segments") is None:
+        return case.with_options(page_size=size)
     old, (queries, keys) = case.option("page_size"), case.option("segments")
     if size == old:
         return case

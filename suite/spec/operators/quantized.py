@@ -18,6 +18,8 @@ in the dtype of the case, and the last Lq codes are stale.
     key (B, Hkv, Lq, D), value (B, Hkv, Lq, Dv)                      new tokens, which are larger
     key_output (B, Hkv, Lk, D), value_output (B, Hkv, Lk, Dv)        all codes, with those of new tokens
 
+With `page4` codes, and scales of tokens, lie in pages of four slots (`suite.spec.operators.in_pages`).
+
 Keys and values are given as codes, so an answer is judged as if they were exact: a wrong scale shows in
 16 bits, too. Scales of keys differ from those of values, and are never 1.
 
@@ -28,6 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -46,6 +49,7 @@ from suite.spec.operator import (
     choice,
     flag,
 )
+from suite.spec.operators import in_pages
 from suite.spec.operators.packed import allowed_pairs
 from suite.spec.operators.tiles import TILES, by_tile, counted, untiled
 from suite.spec.recipes import DRAWS
@@ -67,7 +71,7 @@ WORDS = {
 
 FEATURES = frozenset(
     {
-        *WORDS, "new-tokens", "causal", "scale", "grouped-heads", "value-size", "gradient",
+        *WORDS, "new-tokens", "pages", "causal", "scale", "grouped-heads", "value-size", "gradient",
         "inner-stride", "other-shapes",
     }
 )  # fmt: skip
@@ -116,6 +120,7 @@ def spread(array: np.ndarray, axes: str, of: str, sizes: Mapping[str, int]) -> n
 def broadcast(inputs: Inputs, name: str) -> np.ndarray:
     """A scale or zero point in a shape that broadcasts with its keys or values."""
     of = axes_of(name.partition("_")[0])
+    of = of if inputs.case.option("page_size") is None else in_pages.pooled(of)
     return spread(inputs.arrays[name], inputs.axes(name), of, inputs.letters)
 
 
@@ -165,12 +170,13 @@ def draw_scales(case: Case, tokens: Mapping[str, np.ndarray]) -> dict[str, np.nd
 def axes(case: Case) -> Axes:
     new = {"key": "bgqd", "value": "bgqv"} if case.option("writes") else {}
     codes = {"key_codes": "bgkd", "value_codes": "bgkv"}
-    return {"query": "bhqd", **codes, **scale_axes(case), **new}
+    arrays = {"query": "bhqd", **codes, **scale_axes(case), **new}
+    return {**in_pages.axes(case, arrays), **in_pages.table_axes(case)}
 
 
 def outputs(case: Case) -> Axes:
     codes = {"key_output": "bgkd", "value_output": "bgkv"} if case.option("writes") else {}
-    return {"output": "bhqv", **codes}
+    return {"output": "bhqv", **in_pages.axes(case, codes)}
 
 
 def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
@@ -243,6 +249,7 @@ def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> Map
     return {
         **needs_of_codes(case),
         "new-tokens": case.option("writes"),
+        "pages": case.option("page_size") is not None,
         "causal": case.option("alignment") != "all",
         "scale": case.option("scale") is not None,
         "grouped-heads": sizes.H != sizes.Hkv,
@@ -280,9 +287,13 @@ QUANTIZED = Operator(
     name="quantized",
     text="attention over keys and values in 8-bit codes with scales",
     topic=("codes", "keys and values in 8 bits, read and written"),
-    words=WORDS | {"new-tokens": "tokens that a call writes as codes and attends"},
+    words={
+        **WORDS,
+        **in_pages.WORDS,
+        "new-tokens": "tokens that a call writes as codes and attends",
+    },
     axes=axes,
-    draw=draw,
+    draw=partial(in_pages.drawn, draw),
     outputs=outputs,
     needs=needs,
     validate=validate,
@@ -303,6 +314,9 @@ QUANTIZED = Operator(
                 f"{UNEQUAL}/e4m3/perchannel/writes",
                 f"{WIDE}/e4m3/pertile/causal",
                 f"{WIDE}/pertile/causal/writes",
+                f"{SMALL}/perhead/causal/page4",
+                f"{SMALL}/e4m3/pertoken/causal/page3",
+                f"{SMALL}/pertoken/causal/writes/page4",
             ),
             Ask(
                 f"{SMALL}/zero/causal",
@@ -330,6 +344,11 @@ QUANTIZED = Operator(
                 f"{DECODING}/perhead/causal/writes",
                 "quantized/none/gqa2/{dt}/b1h4q17k17d8/e4m3/perhead/causal/writes",
                 f"{WIDE}/pertile/zero",
+                f"{SMALL}/pertoken/zero/page1",
+                f"{WIDE}/e4m3/pertile/causal/page4",
+                f"{UNEQUAL}/perchannel/page16",
+                f"{UNEQUAL}/e5m2/writes/page4",
+                f"{DECODING}/e4m3/perhead/causal/writes/page16",
                 "quantized/none/mqa/{dt}/b2h3q1k17d257v64/e4m3/pertile/writes",
                 "quantized/none/gqa2/{dt}/b1h4q3k9d128/pertile/causal",
                 "quantized/none/gqa2/{dt}/b1h4q3k9d128v256/e5m2/pertile",
@@ -342,10 +361,17 @@ QUANTIZED = Operator(
         ),
         common_sizes=("b2h4q3k17d8",),
     ),
-    options=(*OPTIONS, choice("alignment", ("all", "causal")), flag("writes", "writes"), SCALE),
+    options=(
+        *OPTIONS,
+        choice("alignment", ("all", "causal")),
+        flag("writes", "writes"),
+        in_pages.IN_PAGES,
+        SCALE,
+    ),
     recipes=("normal", "large", "ties"),
     array_kinds=ArrayKinds(
-        letters=lambda case: counted(case.sizes.letters),
+        letters=lambda case: {**counted(case.sizes.letters), **in_pages.letters(case)},
+        integers=in_pages.TABLE,
         statistics=("key_scale", "value_scale", "key", "value"),
         wide=("key_scale", "value_scale"),
         codes=(

@@ -1,0 +1,124 @@
+"""Faults of codes and latents in pages: which page is read or written for a token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from backends._numpy import Rounded
+from suite.faults.fault import fault
+from suite.faults.kernels.latent import AbsorbedKernel, LatentKernel
+from suite.faults.kernels.quantized import Coded, QuantizedKernel
+from suite.spec.inputs import Inputs
+from suite.spec.operators.in_pages import in_order
+
+FAMILY = "paged"
+
+
+class QuantizedTable(QuantizedKernel):
+    """Attention over codes in pages of another table."""
+
+    def table(self, table: np.ndarray) -> np.ndarray:
+        return table
+
+    def gathered(self, call: Coded, inputs: Inputs) -> Coded:
+        table = call.arrays.get("page_table")
+        if table is not None:
+            call = replace(call, arrays={**call.arrays, "page_table": self.table(table)})
+        return super().gathered(call, inputs)
+
+
+@fault("values", "`pool[: pages]`; take pages by the table")
+class QuantizedPagesInOrder(QuantizedTable):
+    """The table of pages is not used: codes are read in the order of the pool."""
+
+    def table(self, table: np.ndarray) -> np.ndarray:
+        return in_order(table)
+
+
+@fault("values", "`page_table[b + 1]`, an index of samples", family="heads")
+class QuantizedPagesOfTheNextSample(QuantizedTable):
+    """Codes are read from the pages of the next sample."""
+
+    def table(self, table: np.ndarray) -> np.ndarray:
+        return np.roll(table, -1, 0)
+
+
+@fault("values", "`scale[position]` beside `codes[page_table]`; both lie in pages")
+class QuantizedScalesInOrder(QuantizedKernel):
+    """Codes are read by the table, and their scales in the order of the pool."""
+
+    def gathered(self, call: Coded, inputs: Inputs) -> Coded:
+        right, table = super().gathered(call, inputs), call.arrays.get("page_table")
+        if table is None:
+            return right
+        other = replace(call, arrays={**call.arrays, "page_table": in_order(table)})
+        names = [name for name in call.arrays if name.endswith("scale")]
+        wrong = super().gathered(other, inputs).arrays
+        return replace(right, arrays={**right.arrays, **{name: wrong[name] for name in names}})
+
+
+@fault("values", "`page_table[b, position // size - 1]`; count pages from 0")
+class QuantizedStoredInThePageBefore(QuantizedKernel):
+    """New codes are stored in the page before, and read from where they belong."""
+
+    def put(
+        self, arrays: dict[str, Rounded], name: str, codes: np.ndarray, inputs: Inputs
+    ) -> np.ndarray:
+        table = arrays["page_table"]
+        moved = {**arrays, "page_table": Rounded(np.roll(table.values, 1, 1), table.fmt)}
+        return super().put(moved, name, codes, inputs)
+
+
+@fault("values", "a whole page is written; slots behind the last token keep their bits")
+class QuantizedPageOverwritten(QuantizedKernel):
+    """The slots behind the last token of a page are set to 0 when new codes are stored."""
+
+    def put(
+        self, arrays: dict[str, Rounded], name: str, codes: np.ndarray, inputs: Inputs
+    ) -> np.ndarray:
+        pool, size = super().put(arrays, name, codes, inputs), inputs.letters["s"]
+        last = arrays["page_table"].values.astype(int)[:, (inputs.sizes.Lk - 1) // size]
+        pool[last, (inputs.sizes.Lk - 1) % size + 1 :] = 0
+        return pool
+
+
+@fault("values", "`page_table[b + 1]`, an index of samples", family="heads")
+class LatentPagesOfTheNextSample(AbsorbedKernel):
+    """Latents are read from the pages of the next sample."""
+
+    def gathered(self, arrays: Mapping[str, Rounded], inputs: Inputs) -> Mapping[str, Rounded]:
+        table = arrays.get("page_table")
+        if table is not None:
+            arrays = {**arrays, "page_table": Rounded(np.roll(table.values, -1, 0), table.fmt)}
+        return super().gathered(arrays, inputs)
+
+
+class InOrder(LatentKernel):
+    """Some arrays are read in the order of the pool."""
+
+    names: tuple[str, ...] = ()
+
+    def gathered(self, arrays: Mapping[str, Rounded], inputs: Inputs) -> Mapping[str, Rounded]:
+        right, table = super().gathered(arrays, inputs), arrays.get("page_table")
+        if table is None:
+            return right
+        other = {**arrays, "page_table": Rounded(in_order(table.values), table.fmt)}
+        wrong = super().gathered(other, inputs)
+        return {**right, **{name: wrong[name] for name in self.names if name in wrong}}
+
+
+@fault("values", "`k_pe[position]` beside `c[page_table]`; both lie in pages")
+class LatentRotaryKeysInOrder(InOrder):
+    """Latents are read by the table, and rotary keys in the order of the pool."""
+
+    names = ("key_rope",)
+
+
+@fault("values", "`scale[position]` beside `c[page_table]`; both lie in pages", family="quantized")
+class LatentScalesInOrder(InOrder):
+    """Codes of latents are read by the table, and their scales in the order of the pool."""
+
+    names = ("latent_scale",)
