@@ -45,7 +45,7 @@ class MlxEngine(Backend):
     def array(self, values: np.ndarray, dtype: DType | None) -> Any:
         if dtype is None:
             return self.mlx.array(np.ascontiguousarray(values))
-        wide = np.float64 if dtype.name == "f64" else np.float32
+        wide = dtype.working
         kind = getattr(self.mlx, dtype.long_name)
         return self.mlx.array(np.array(values, wide, order="C"), dtype=kind)
 

@@ -7,6 +7,7 @@ format. `carrier` is the narrowest NumPy type that holds these numbers.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -58,6 +59,11 @@ class DType:
     def widened(self) -> DType:
         """float32 for 16-bit formats, else the format itself."""
         return DTYPES["f32"] if self.is_half else self
+
+    @property
+    def working(self) -> type[np.floating[Any]]:
+        """The NumPy type in which kernels compute: float64 for float64, else float32."""
+        return np.float64 if self.name == "f64" else np.float32
 
     def __str__(self) -> str:
         return self.name

@@ -60,7 +60,7 @@ class Call:
     @property
     def work(self) -> type:
         """The NumPy type of sums."""
-        return np.float64 if self.fmt.name == "f64" else np.float32
+        return self.fmt.working
 
     @property
     def sizes(self) -> Sizes:

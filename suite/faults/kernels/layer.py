@@ -69,7 +69,7 @@ class LayerCall:
     @property
     def work(self) -> type:
         """The NumPy type of sums."""
-        return np.float64 if self.fmt.name == "f64" else np.float32
+        return self.fmt.working
 
 
 class LayerKernel(Drops, Stated):

@@ -32,8 +32,8 @@ class MergeKernel(Stated):
         def call(partial_output: Rounded, partial_lse: Rounded) -> tuple[Rounded, Rounded]:
             with np.errstate(all="ignore"):
                 output, lse = self.merged(
-                    partial_output.values.astype(self.work(fmt)),
-                    partial_lse.values.astype(self.work(fmt)),
+                    partial_output.values.astype(fmt.working),
+                    partial_lse.values.astype(fmt.working),
                     fmt,
                 )
             return (
@@ -44,15 +44,12 @@ class MergeKernel(Stated):
         def vjp(
             partial_output: Rounded, partial_lse: Rounded, cotangent: Rounded, wrt: Sequence[str]
         ) -> dict[str, Any]:
-            outputs, lse = (x.values.astype(self.work(fmt)) for x in (partial_output, partial_lse))
-            gradients = self.gradients(outputs, lse, cotangent.values.astype(self.work(fmt)))
+            outputs, lse = (x.values.astype(fmt.working) for x in (partial_output, partial_lse))
+            gradients = self.gradients(outputs, lse, cotangent.values.astype(fmt.working))
             fmts = {"partial_output": fmt, "partial_lse": fmt.widened}
             return {n: Rounded(round_to(gradients[n], fmts[n]), fmts[n]) for n in wrt}
 
         return PreparedCall(call, arguments, inputs.outputs, vjp=vjp, constants=(fmt.name,))
-
-    def work(self, fmt: DType) -> type[np.floating[Any]]:
-        return np.float64 if fmt.name == "f64" else np.float32
 
     def merged(
         self, outputs: np.ndarray, lse: np.ndarray, fmt: DType

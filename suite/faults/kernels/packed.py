@@ -38,7 +38,7 @@ class Pack:
 
     @property
     def work(self) -> type[np.floating[Any]]:
-        return np.float64 if self.fmt.name == "f64" else np.float32
+        return self.fmt.working
 
 
 class PackedKernel(Stated):

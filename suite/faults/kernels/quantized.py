@@ -35,8 +35,7 @@ class Coded:
 
     @classmethod
     def of(cls, arrays: dict[str, Rounded], inputs: Inputs) -> Coded:
-        work = np.float64 if inputs.dtype.name == "f64" else np.float32
-        plain = {name: array.values.astype(work) for name, array in arrays.items()}
+        plain = {name: array.values.astype(inputs.dtype.working) for name, array in arrays.items()}
         return cls(plain, inputs.case, inputs.effective_scale, inputs.dtype)
 
     @property

@@ -31,7 +31,7 @@ class Turn:
 
     @property
     def work(self) -> type[np.floating[Any]]:
-        return np.float64 if self.fmt.name == "f64" else np.float32
+        return self.fmt.working
 
     @property
     def length(self) -> int:
