@@ -282,6 +282,8 @@ def test_functions_see_numbers_of_64_bits_in_float64_alone(backend: Backend) -> 
         ("pallas-gpu-mha", "sdpa/causal/mha/f32/b1h2q32k48d6"),
         ("pallas-gpu-decode", "sdpa/pad/gqa2/f32/b2h4q1k64d8"),
         ("pallas-tpu-splash", "sdpa/causal/gqa2/bf16/b1h4q32k128d64"),
+        ("pallas-gpu-paged", "paged/none/gqa2/bf16/b2h4q2k65d16/seg1.1x49.16/page16/causal/cap2.0"),
+        ("ragged-reference", "paged/none/gqa2/bf16/b2h4q3k12d8/seg1.2x7.5/causal/win3"),
     ],
 )
 def test_kernels_in_pallas_are_right(backend: Backend, name: str, text: str) -> None:

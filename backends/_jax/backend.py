@@ -12,6 +12,7 @@ from backends._jax.compilers import JIT, JaxCompilers
 from backends._jax.engine import JaxEngine
 from backends._jax.layers import layers
 from backends._jax.packed import JaxNnPacked
+from backends._jax.paged import GpuPaged, RaggedReference
 from backends._jax.pallas import GpuDecode, GpuMha, TpuSplash
 from backends._jax.rings import ORDERS, Ring
 from backends.claims import Claims
@@ -64,6 +65,8 @@ class JaxBackend(JaxEngine):
             JaxNnPacked(self),
             GpuMha(self),
             GpuDecode(self),
+            GpuPaged(self),
+            RaggedReference(self),
         ]
         if self.device == "cuda":
             of_attention.append(JaxNnCudnn(self))

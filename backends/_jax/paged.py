@@ -1,0 +1,122 @@
+"""Paged attention that JAX ships: the definition of its ragged kernel for TPUs, and a kernel for GPUs,
+which Pallas interprets on a CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from backends._jax.engine import JaxEngine
+from backends._jax.pallas import NO_FLOAT64
+from backends.declared import Declared
+from backends.limits import Limits
+from backends.memory import paged
+from backends.prepared import PreparedCall
+from backends.protocol import Implementation
+from suite.spec.case import Case
+from suite.spec.catalogue import AnyCase
+from suite.spec.inputs import Inputs
+from suite.spec.operators.paged import FEATURES, PAGED
+
+
+class JaxPaged(Implementation):
+    """A function over pages (P, S, Hkv, D)."""
+
+    backend: JaxEngine
+
+    operator = PAGED
+    later = frozenset({"kernels"})
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        case = inputs.case
+
+        def call(**arrays: Any) -> Any:
+            return self.attend(inputs, **arrays)
+
+        constants = (inputs.scale, case.options)
+        prepared = PreparedCall(call, paged(self.backend, inputs), constants=constants)
+        return prepared.under(self.backend.x64_for(inputs.dtype))
+
+    def attend(
+        self, inputs: Inputs, query: Any, key: Any, value: Any, query_offsets: Any,
+        key_lengths: Any, page_table: Any,
+    ) -> Any:  # fmt: skip
+        """The output (Lq, H, D)."""
+        raise NotImplementedError
+
+
+class RaggedReference(JaxPaged):
+    """`ref_ragged_paged_attention`, always causal; keys and values are stored head by head in turn."""
+
+    name = "ragged-reference"
+    declared = Declared(
+        # Scores are float32, and weights are stored in the dtype.
+        numerics="eager",
+        features=FEATURES | {"length-arrays"},
+        dtypes=NO_FLOAT64,
+        refusals={
+            "value-size": "keys and values lie in one array",
+            "heads-before-slots": "pages have slots before heads",
+        },
+        elections={"nan-behind-last-key": "blocked"},
+    )
+
+    def unsupported(self, case: AnyCase) -> str | None:
+        if isinstance(case, Case) and case.option("alignment") == "all":
+            return "the function is always causal"
+        return super().unsupported(case)
+
+    def attend(
+        self, inputs: Inputs, query: Any, key: Any, value: Any, query_offsets: Any,
+        key_lengths: Any, page_table: Any,
+    ) -> Any:  # fmt: skip
+        from jax.experimental.pallas.ops.tpu.ragged_paged_attention import (
+            ref_ragged_paged_attention,
+        )
+
+        numpy, left = self.backend.numpy, inputs.case.option("left")
+        P, S, Hkv, D = key.shape
+        pages = numpy.reshape(numpy.stack([key, value], 3), (P, S, 2 * Hkv, D))
+        return ref_ragged_paged_attention(
+            query, pages, key_lengths, page_table, query_offsets,
+            numpy.array([len(key_lengths)], numpy.int32), sm_scale=inputs.effective_scale,
+            sliding_window=None if left is None else left + 1,
+            soft_cap=inputs.case.option("softcap"),
+        )  # fmt: skip
+
+
+class GpuPaged(JaxPaged):
+    """`jax.experimental.pallas.ops.gpu.paged_attention`: one query of every sample, and the pages in two
+    parts if their number is even. The query is scaled before the call."""
+
+    name = "pallas-gpu-paged"
+    declared = Declared(
+        numerics="stepwise",
+        features=FEATURES,
+        refusals={
+            "window": "the kernel has no window",
+            "value-size": "the pools have one shape",
+            "heads-before-slots": "the adapter passes pages with slots before heads",
+            "gradient": "the kernel is for decoding",
+        },
+        dtypes=NO_FLOAT64,
+        limits=Limits(head_sizes=(16, 32, 64, 128), page_sizes=(16, 32)),
+    )
+
+    def unsupported(self, case: AnyCase) -> str | None:
+        if not isinstance(case, Case) or {*case.option("segments")[0]} != {1}:
+            return "the kernel takes one query of every sample"
+        return super().unsupported(case)
+
+    def attend(
+        self, inputs: Inputs, query: Any, key: Any, value: Any, query_offsets: Any,
+        key_lengths: Any, page_table: Any,
+    ) -> Any:  # fmt: skip
+        from jax.experimental.pallas.ops.gpu.paged_attention import paged_attention
+
+        keys, values = (self.backend.numpy.transpose(x, (2, 0, 1, 3)) for x in (key, value))
+        return paged_attention(
+            query * inputs.effective_scale, keys, values, page_table, key_lengths,
+            pages_per_compute_block=1, k_splits=1 + (page_table.shape[1] + 1) % 2,
+            attn_logits_soft_cap=inputs.case.option("softcap"),
+            interpret=self.backend.device == "cpu",
+        )  # fmt: skip
