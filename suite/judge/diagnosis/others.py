@@ -1,4 +1,4 @@
-"""Layers, rotary embeddings, packed attention and merges: which other problem an answer is right for.
+"""Operators that are not plain attention: which other problem an answer is right for.
 
 An implementation that ignores a bias answers the problem with a bias of zeros. So the oracle of the other
 problem, with its own bound, tells what an implementation computes instead.
@@ -12,7 +12,6 @@ from functools import partial
 
 import numpy as np
 
-from references.rotary import frequencies
 from references.rounding import Bounded
 from suite.judge.diagnosis import gradients
 from suite.judge.diagnosis.cached import of_cached
@@ -20,16 +19,17 @@ from suite.judge.diagnosis.instrument import Found, Instrument, few
 from suite.judge.diagnosis.latent import of_latent
 from suite.judge.diagnosis.layers import Another, of_layer
 from suite.judge.diagnosis.look import with_limits
+from suite.judge.diagnosis.merge import of_merge
 from suite.judge.diagnosis.packed import boundaries, of_packed
 from suite.judge.diagnosis.paged import moderate, of_paged
 from suite.judge.diagnosis.paged_write import of_paged_write
 from suite.judge.diagnosis.quantized import of_quantized, of_quantized_write
+from suite.judge.diagnosis.rotary import of_rotary
 from suite.spec.case import Case
-from suite.spec.dtypes import DTYPES, DType, round_to
+from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import Inputs
 from suite.spec.operators.packed import PACKED
 from suite.spec.operators.paged import PAGED
-from suite.spec.operators.rotary import Rotation
 
 
 def ask(tool: Instrument, case: Case) -> Iterator[Found]:
@@ -231,159 +231,9 @@ def _by_place(
         yield Found(f"{name.capitalize()} is wrong in {' and '.join(parts)} alone.", family)
 
 
-def _of_rotary(inputs: Inputs) -> Iterator[Another]:
-    """Other rotations: pairing, sign, offset, base, number of rotated components, scaling."""
-    for other, sentence, hint in (*_of_positions(inputs), *_of_frequencies(inputs)):
-        yield other, sentence, "rotary", hint
-
-
-def _of_positions(inputs: Inputs) -> Iterator[tuple[Inputs | dict[str, np.ndarray], str, str]]:
-    """Rotations of other pairs, by other positions, or by other angles."""
-    place, length = inputs.arrays["position"], inputs.sizes.Lq
-    pairing = inputs.case.option("interleaved")
-    names = {True: "components 2i and 2i + 1", False: "components i and i + D/2"}
-    other = inputs.replace(interleaved=not pairing)
-    yield from (
-        (other, f"Pairs are {names[not pairing]}, expected {names[pairing]}.",
-         "`rotate_half` of another model family"),
-        (inputs.replace(position=-place),
-         "Pairs are rotated the other way: the angle has the other sign.",
-         "`x1 cos + x2 sin` for `x1 cos - x2 sin`"),
-        (other.replace(position=-place),
-         f"Pairs are {names[not pairing]}, and the angle has the other sign.", ""),
-        *((inputs.replace(position=place + n),
-           f"Position p is rotated as position p {'+' if n > 0 else '-'} {abs(n)}.",
-           "`arange(1, n + 1)`, the length of a cache that counts twice")
-          for n in (1, -1, *range(2, 5), *range(-4, -1), length, -length)),
-        (inputs.replace(position=0 * place + np.arange(length)),
-         "Positions are counted from 0, whatever is passed.", "`arange(L)` for the positions"),
-        (inputs.replace(position=0 * place), "Nothing is rotated.", ""),
-        (inputs.replace(position=np.broadcast_to(place[:1] if place.ndim > 1 else place, place.shape)),
-         "Every sample has the positions of sample 0.", "`position[0]`"),
-    )  # fmt: skip
-    yield from _other_angles(inputs)
-
-
-def _of_frequencies(inputs: Inputs) -> Iterator[tuple[Inputs, str, str]]:
-    """Rotations by other frequencies, or of another number of components."""
-    case, D = inputs.case, inputs.sizes.D
-    base, size = case.option("base") or 1e4, case.option("rotated") or D
-    for power, text in ((0.5, "-i/D"), (2.0, "-4i/D")):
-        text = f"The frequencies are base^({text}), expected base^(-2i/D)."
-        yield inputs.replace(base=base**power), text, "`arange(0, D, 2) / D` are the exponents"
-    for one in (1e4, 1e2, 1e3, 1e5, 1e6, 5e5, base / 2, base * 2):
-        if one != base:
-            text = f"The base of the frequencies is {one:g}, expected {base:g}."
-            yield inputs.replace(base=one), text, "`theta` of another model, or a default"
-    for part in (D, size // 2, size - 2):
-        if part != size and part > 0 and part % 2 == 0:
-            wrong = inputs.replace(rotated=part if part != D else 0)
-            text = f"{part} components are rotated, expected {size}"
-            yield wrong, f"{text}.", "`rotary_dim` that is not used"
-            wrong = wrong.replace(base=base ** (size / part))
-            yield wrong, f"{text}, with the frequencies of {size}.", ""
-    if size != D:
-        text = "Frequencies are those of all components, expected of the rotated ones."
-        hint = "`arange(0, dim, 2) / head_size` for `/ rotary_size`"
-        yield inputs.replace(base=base ** (size / D)), text, hint
-    for scaling in ("none", "linear", "ntk", "llama3", "yarn", "longrope"):
-        known = size >= 4 or scaling != "ntk"  # which one frequency does not have
-        if known and case.option("scaling") != scaling:
-            text = f"Frequencies are scaled as {scaling!r}, expected {case.option('scaling')!r}."
-            yield inputs.replace(scaling=scaling), text, "`rope_scaling` that is not used"
-
-
-def _other_angles(inputs: Inputs) -> Iterator[tuple[dict[str, np.ndarray], str, str]]:
-    """Rotations whose angles belong to other pairs than those rotated, or whose angles are rounded."""
-    query, position, pairing = (
-        inputs.query,
-        inputs.arrays["position"],
-        inputs.case.option("interleaved"),
-    )
-    rotation = Rotation.of(inputs.case, query.shape[-1])
-    found = frequencies(rotation, np.asarray(position, float))
-
-    def rotated(
-        theta: np.ndarray,
-        place: np.ndarray,
-        of_pairs: bool,
-        of_angles: bool,
-        rounded: Callable[[np.ndarray], np.ndarray] = np.asarray,
-    ) -> dict[str, np.ndarray]:
-        """The rotated query; True means neighbours, of the components and of the angles."""
-        angle = rounded(place[..., None] * theta)
-        angle = angle[:, None] if angle.ndim == 3 else angle
-        angle = np.repeat(angle, 2, -1) if of_angles else np.concatenate([angle, angle], -1)
-        x = query[..., : rotation.size]
-        if of_pairs:
-            across = np.stack([-x[..., 1::2], x[..., ::2]], -1).reshape(x.shape)
-        else:
-            one, two = np.split(x, 2, -1)
-            across = np.concatenate([-two, one], -1)
-        cosine, sine = (rounded(f(angle)) * found.attention for f in (np.cos, np.sin))
-        rest = query[..., rotation.size :]
-        return {"output": np.concatenate([x * cosine + across * sine, rest], -1)}
-
-    for of_pairs, text in (
-        (False, "Angles belong to neighbours 2i and 2i + 1, and halves i and i + D/2 are rotated."),
-        (True, "Angles belong to halves i and i + D/2, and neighbours 2i and 2i + 1 are rotated."),
-    ):
-        output = rotated(found.theta, position, of_pairs, not of_pairs)
-        hint = "`repeat_interleave(2)` goes with neighbours, `cat([angle, angle])` with halves"
-        yield output, text, hint
-    for name in ("bf16", "f16", "f32"):
-        fmt = DTYPES[name]
-
-        def rounded(x: np.ndarray, fmt: DType = fmt) -> np.ndarray:
-            return round_to(x, fmt)
-
-        theta, place = rounded(found.theta), rounded(position)
-        hint = "`position.to(query.dtype)`, frequencies in the dtype of the model"
-        for output, what in (
-            (rotated(theta, place, pairing, pairing, rounded), "Angles are computed"),
-            (rotated(theta, place, pairing, pairing), "Positions and frequencies are rounded"),
-            (rotated(found.theta, place, pairing, pairing), "Positions are rounded"),
-            (rotated(theta, position, pairing, pairing), "Frequencies are rounded"),
-        ):
-            to = f"{'in' if 'computed' in what else 'to'} {fmt.long_name}"
-            yield output, f"{what} {to} before the sine and cosine.", hint
-
-
-def _of_merge(inputs: Inputs) -> Iterator[Another]:
-    """Other weights of the parts."""
-    lse = inputs.arrays["partial_lse"]
-    part = np.arange(len(lse)).reshape(-1, *[1] * (lse.ndim - 1))
-    least = np.finfo(np.float32).min / 4
-    for other, sentence, hint in (
-        (np.where(np.isneginf(lse), lse, 0.0),
-         "All parts weigh the same: log-sum-exps are not used.", "a mean of the outputs"),
-        (np.where(np.isneginf(lse), lse, -lse), "Parts weigh exp(-lse), expected exp(lse).", "a sign"),
-        (lse * np.log(2), "Parts weigh 2^lse, expected e^lse.", "`exp2` of a log-sum-exp to base e"),
-        (lse / np.log(2), "Log-sum-exps are multiplied by log2(e), and e is raised to them.",
-         "a log-sum-exp to base 2"),
-        (2 * lse, "Parts weigh exp(2 lse), expected exp(lse).", ""),
-        (lse[::-1], "Parts have the weights of the parts in reverse order.", "`1 - w`"),
-        (np.where(part == 0, lse, least), "Only the first part counts.", ""),
-        (np.where(part == len(lse) - 1, lse, least),
-         "Only the last part counts.", "an accumulator that is overwritten"),
-        (np.where(lse == lse.max(0), lse, least),
-         "Only the part with the largest log-sum-exp counts.", "`argmax`"),
-        (0 * lse + lse[:, :, :1], "All heads have the log-sum-exps of head 0.", "an index of heads"),
-        (0 * lse + lse[:, :1], "All samples have the log-sum-exps of sample 0.", "an index of samples"),
-        (np.roll(lse, 1, -1), "Rows have the log-sum-exps of other rows.", "an index of rows"),
-        (np.roll(lse, 1, -2), "Heads have the log-sum-exps of other heads.", "an index of heads"),
-    ):  # fmt: skip
-        yield inputs.replace(partial_lse=other), sentence, "merge", hint
-    for merged, text in (
-        (lse.sum(0), "sum"), (lse.mean(0), "mean"), (lse.max(0), "maximum"), (lse[0], "first"),
-    ):  # fmt: skip
-        sentence = f"The merged log-sum-exp is the {text} of the parts' log-sum-exps."
-        yield {"lse": merged}, sentence, "merge", "`lse1 + lse2` for `logaddexp(lse1, lse2)`"
-
-
 PROBLEMS: Mapping[str, Callable[[Inputs], Iterator[Another]]] = {
-    "rotary": _of_rotary, "packed": of_packed, "paged": of_paged, "paged-write": of_paged_write,
-    "cached": of_cached, "merge": _of_merge, "quantized": of_quantized,
+    "rotary": of_rotary, "packed": of_packed, "paged": of_paged, "paged-write": of_paged_write,
+    "cached": of_cached, "merge": of_merge, "quantized": of_quantized,
     "quantized-write": of_quantized_write, "latent": of_latent,
 }  # fmt: skip
 """The other problems of operators that are no layers."""
