@@ -17,6 +17,11 @@ weights and outputs. Both round, and one bound serves both: an error of
   output, the output is stored twice more in `eager` (2 u_s |o| <= 2 u_s sum_j p_j |v_j|), and in other
   classes multiplied in the accumulator.
 
+A folded scale may underflow beside codes that are large: a product of scale and query, or of scale and
+weight, loses up to w, the underflow of a stored weight. Codes |c| times that is an error of the score,
+|scale| w sum_i |c_ji|, or of the output, w sum_j |c_jv|, whatever the weight of a key. It shows in
+float16 alone. With a zero point |c| + |z| stands for |c|.
+
 A zero point z that is folded in as well, as in q (c - z 1) = q c - z sum_i q_i, adds the roundings of
 longer sums: |c| + |z| <= |c - z| + 2 |z| stands for |c - z|, in the accumulator. So n summands add
 2 gamma_{n+2}(u_acc) |scale z|, with n = D for keys and n = Lk for values.
@@ -45,6 +50,7 @@ derived here.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 
 import numpy as np
 
@@ -76,20 +82,61 @@ def compose(problem: Problem) -> Composition:
     u, s = problem.u, problem.sizes
     pairs = Pairs((s.B, s.H, s.Lq, s.Lk), allowed(problem.inputs.case))
     key, value = operand(problem, "key", s.D), operand(problem, "value", s.Lk)
+    folded = problem.inputs.case.option("scales")
     scores = PlainScores(u, problem.leaf("query"), key, problem.scale, pairs)
+    output = OverTokens(u, scores, value, pairs)
+    if folded == "pertoken":
+        output.lost = by_row(pairs, u.weight_underflow * sizes(problem, value, "value"))
+    elif folded != "pertile":
+        lost = u.weight_underflow * sizes(problem, key, "key").sum(-1)
+        scores.lost = scores.factor * np.repeat(lost, s.group, 1)[:, :, None]
     codes = {}
     if problem.inputs.case.option("writes"):
         codes = {f"{name}_output": Leaf(u, all_codes(problem, name)) for name in KINDS}
     keys = np.ones((1, 1, s.Lq), int)
-    return Composition(Attend(u, scores, value, pairs), codes, keys=keys)
+    return Composition(output, codes, keys=keys)
 
 
 class PlainScores(Scores):
-    """Scores of queries that are not scaled and stored before the product."""
+    """Scores of queries that are not scaled and stored before the product. `lost` is an error of scores
+    that folded scales add."""
+
+    lost: np.ndarray | float = 0.0
+
+    @cached_property
+    def recomputed(self) -> Bounded:
+        scores = super().recomputed
+        return Bounded(scores.value, scores.error + self.lost)
 
     @property
     def output(self) -> Bounded:
         return self.recomputed
+
+
+class OverTokens(Attend):
+    """Attention, and the error `lost` of outputs that folded scales of tokens add."""
+
+    lost: np.ndarray | float = 0.0
+
+    @property
+    def output(self) -> Bounded:
+        output = super().output
+        return Bounded(output.value, output.error + self.lost)
+
+
+def sizes(problem: Problem, x: Leaf, name: str) -> np.ndarray:
+    """The sizes |c| + |z| of the codes of keys or values (B, Hkv, Lk, .), at most."""
+    scale = broadcast(problem.inputs, f"{name}_scale")
+    codes = x.output.size / magnitude(scale)
+    if not problem.inputs.case.option("zero"):
+        return np.asarray(codes)
+    return np.asarray(codes + 2 * magnitude(broadcast(problem.inputs, f"{name}_zero")))
+
+
+def by_row(pairs: Pairs, x: np.ndarray) -> np.ndarray:
+    """The sums (B, H, Lq, .) of what rows attend, for (B, Hkv, Lk, .)."""
+    shown = np.ones(pairs.shape[2:]) if pairs.shown is None else pairs.shown.astype(np.float64)
+    return np.repeat(shown @ x, pairs.shape[1] // x.shape[1], 1)
 
 
 def operand(problem: Problem, name: str, summands: int) -> Leaf:
