@@ -164,6 +164,8 @@ OTHERS = (
     ("latent-rotary-keys-in-order", "Rotary keys are taken in the order of the pool",
      f"{LATENT_CODES}/page4"),
     ("latent-scales-in-order", "Scales are taken in the order of the pool", f"{LATENT_CODES}/page4"),
+    ("cached-codes-of-four-bits", "times what codes in int8 allow.",
+     "cached/none/gqa2/f32/b2h4q9k9d8/c5.1.3"),
     ("latent-scale-roughly", "The scale is 1.01 times the right one.", LATENT),
     ("codes-tiles-of64", "A tile has 64 components.",
      "quantized-write/none/mha/f32/b1h2q5k5d160v130/pertile"),

@@ -241,7 +241,7 @@ class CodedCache(GrowingCache):
         """Keys or values as their codes give them back."""
         ops, last = self.ops, CODES["int8"].max
         wide = ops.cast(x, inputs.dtype.widened.long_name)
-        size = ops.largest(ops.concat([wide, -wide], 3), 3)
+        size = ops.largest(ops.concat([wide, wide * ops.number(-1.0, wide)], 3), 3)
         size = ops.clip(size, 2.0**-100, 2.0**100)  # a token may be 0
         scale = ops.reshape(size, (*x.shape[:3], 1)) / last
         codes = ops.cast(ops.rint(ops.clip(wide / scale, -last, last)), "int8")

@@ -135,6 +135,15 @@ def _outputs(tool: Instrument, inputs: Inputs, wrong: list[str]) -> Iterator[Fou
     if got is not None and oracle is not None:
         want = oracle.expected_beside(got)[name]
         judged = _judged(inputs, name, got[name].shape)
+        kept = oracle.rounding.declared.codes.get(inputs.dtype.name)
+        if kept is not None and np.isfinite(got[name][judged]).all():
+            times = (np.abs(got[name] - want.value) / want.error)[judged].max()
+            text = f"The {name} is off by up to {times:.2g} times what codes in {kept} allow."
+            hint = (
+                "codes that are clipped, wrap around or are coarser, or the scale of another token"
+            )
+            yield Found(text, "quantized", hint)
+            return
         yield from _by_place(
             inputs, name, got[name], np.asarray(want.value, float), judged, want.error
         )
