@@ -22,7 +22,7 @@ from suite.run.isolation.link import Link
 from suite.run.isolation.sandbox import Limits
 from suite.run.options import Options
 from suite.run.plan import Plan
-from suite.spec.dtypes import DTYPES, DType, round_to
+from suite.spec.dtypes import CODES, DTYPES, Code, DType, round_to
 from tests.enclosed import TRIED, enclosed, left_open
 from tests.test_runs import run
 
@@ -193,6 +193,13 @@ def test_bytes_that_are_no_array_are_no_answer(
 ) -> None:
     with pytest.raises(ValueError, match="no array of"):
         wire.from_bytes(raw, dtype, shape)
+
+
+@pytest.mark.parametrize("code", CODES.values(), ids=str)
+def test_codes_travel_exactly(code: Code) -> None:
+    values = np.array([code.max, -code.max, 0.0, -code.smallest_subnormal, code.smallest_normal])
+    raw = wire.to_bytes(values, code.long_name)
+    np.testing.assert_array_equal(wire.from_bytes(raw, code.long_name, (5,)), values)
 
 
 @pytest.mark.parametrize("fmt", DTYPES.values(), ids=str)

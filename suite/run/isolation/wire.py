@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 
-from suite.spec.dtypes import DTYPES
+from suite.spec.dtypes import CODES, DTYPES
 
 MOST_JSON, MOST_BYTES = 1 << 26, 1 << 31
 """The greatest sizes of the two parts of an answer."""
@@ -29,10 +29,11 @@ BUFFER = 1 << 16
 HEAD = struct.Struct("<QQ")
 
 CARRIERS = {
-    **{fmt.long_name: fmt.carrier for fmt in DTYPES.values()}, "bfloat16": "uint16",
+    **{fmt.long_name: fmt.carrier for fmt in (*DTYPES.values(), *CODES.values())}, "bfloat16": "uint16",
     **{name: name for name in ("bool", "int8", "int16", "int32", "int64", "uint8")},
 }  # fmt: skip
-"""The NumPy dtypes of arrays on the wire, by the dtype of the array. bfloat16 travels as its bits."""
+"""The NumPy dtypes of arrays on the wire, by the dtype of the array. bfloat16 travels as its bits, and
+floating-point codes as float32."""
 
 NAME = re.compile(r"[\w.<>\[\], ]{0,200}")
 """The names of types, dtypes and devices that are taken from a child."""
