@@ -8,7 +8,13 @@ from importlib.metadata import version
 from backends._torch.engine import TorchEngine
 from backends._transformers.alibi import BloomAlibi, FalconAlibi, MptAlibi
 from backends._transformers.attention import Gemma2Eager, GptOssEager, LlamaEager, SdpaForward
-from backends._transformers.cached import DynamicEager, DynamicRecording, DynamicSdpa, StaticSdpa
+from backends._transformers.cached import (
+    DynamicEager,
+    DynamicRecording,
+    DynamicSdpa,
+    QuantizedFp8,
+    StaticSdpa,
+)
 from backends._transformers.latent import DeepseekV2, DeepseekV3, DeepseekV3Sdpa
 from backends._transformers.packed import PackedByPositions, PackedEager
 from backends._transformers.rotary import CohereRotary, GlmRotary, LlamaRotary, LlamaRotaryCast
@@ -35,7 +41,7 @@ class TransformersBackend(TorchEngine):
         every = (
             LlamaEager, Gemma2Eager, GptOssEager, SdpaForward, BloomAlibi, FalconAlibi, MptAlibi,
             LlamaRotary, LlamaRotaryCast, GlmRotary, CohereRotary, PackedByPositions, PackedEager,
-            DynamicSdpa, DynamicEager, DynamicRecording, StaticSdpa,
+            DynamicSdpa, DynamicEager, DynamicRecording, QuantizedFp8, StaticSdpa,
             DeepseekV3, DeepseekV3Sdpa, DeepseekV2,
         )  # fmt: skip
         return [implementation(self) for implementation in every]

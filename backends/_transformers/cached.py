@@ -15,9 +15,10 @@ import numpy as np
 from backends._torch.engine import TorchEngine
 from backends._transformers.models import modeling
 from backends.caching import Scripted, Turn
-from backends.declared import Declared
+from backends.declared import Declared, DeclaredRounding
 from suite.spec.case import Case
 from suite.spec.catalogue import AnyCase
+from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import Inputs
 from suite.spec.operators.cached import FEATURES
 from suite.spec.operators.scripts import capacity, rotation
@@ -167,6 +168,23 @@ class DynamicRecording(DynamicSdpa):
         cache = super().cache(config, inputs)
         cache.activate_past_recording()
         return cache
+
+
+class QuantizedFp8(DynamicSdpa):
+    """`QuantizedCache` of the backend fp8: e4m3, with one scale for all tokens."""
+
+    name = "quantized-cache-fp8"
+    declared = DynamicSdpa.declared.refusing(
+        {
+            **dict.fromkeys(("window", "ring"), "QuantizedCache has no windows"),
+            "rollback": "crop cuts keys that are not quantized, of which there are none",
+        }
+    ).but(rounding=DeclaredRounding(codes=dict.fromkeys(DTYPES, "e4m3")))
+
+    def cache(self, config: Any, inputs: Inputs) -> Any:
+        from transformers import QuantizedCache
+
+        return QuantizedCache(backend="fp8", config=config)
 
 
 class StaticSdpa(DynamicSdpa):

@@ -29,7 +29,8 @@ Capacity is the number of slots of the cache (`room8`). With fewer slots than to
 tokens that have left the window are overwritten. `pad3.0` hides the first 3 tokens of sample 0 (left
 padding). `bias.1hqk` is added to the scores, a row for every query and a column for every position; all
 samples share it. With `rot.halves` or `rot.interleaved` the call rotates queries and keys by their
-positions. With `beside` a second cache takes other tokens, step by step in turn with the first one.
+positions. With `beside` a second cache takes other tokens, step by step in turn with the first one. With
+`growing` keys and values grow along the sequence, by factors of 1, 2 and 4.
 """
 
 from __future__ import annotations
@@ -118,6 +119,9 @@ def axes(case: Case) -> Axes:
 
 def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
     arrays = dict(zip(OPERANDS, DRAWS[case.recipe](rng, case.sizes, case.dtype), strict=True))
+    if case.option("growing"):
+        factor = 2.0 ** np.floor(3 * np.arange(case.sizes.Lk) / case.sizes.Lk)
+        arrays |= {name: arrays[name] * factor[:, None] for name in ("key", "value")}
     for feature in CARRIED:
         if feature.draw is not None and feature.asked_by(case):
             arrays[feature.name] = feature.draw(case.sizes, rng)
@@ -329,6 +333,7 @@ CACHED = Operator(
         ),
         Option("padding", r"pad(\d+(?:\.\d+)*)", dotted, lambda n: f"pad{'.'.join(map(str, n))}"),
         flag("beside", "beside"),
+        flag("growing", "growing"),
         choice("bias", ("none", "1hqk", "bhqk"), "bias."),
         choice("rotary", ("none", "halves", "interleaved"), "rot."),
         *(feature.option for feature in CARRIED if feature.option),

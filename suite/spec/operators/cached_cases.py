@@ -76,6 +76,7 @@ STANDARD = (
     f"{SMALL}/c5.1.3/scale0.0",
     f"{SMALL}/c5.1.3/large",
     f"{SMALL}/c5.1.3/tiny",
+    f"{SMALL}/c5.1.3/growing/scale0.01",  # values alone count, so that their clipping is seen in 8 bits
     # samples alone
     f"{GROWN}/c1.5of20.5of1.2/win3/room8",
     f"{GROWN}/c1of2.7of2.8of01/pad5.0.12",
