@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from backends._numpy import Definition, NumpyBackend
@@ -18,7 +19,7 @@ from backends.registry import load
 from suite.judge.derivative import names_of
 from suite.measure import protocol
 from suite.measure.call import TimedCall
-from suite.measure.clock import Rotation
+from suite.measure.clock import Clock, Rotation
 from suite.measure.protocol import RefusedTime, UnsupportedCall
 from suite.measure.run import Measurement
 from suite.measure.seen import KEPT, Seen
@@ -343,3 +344,45 @@ def test_a_sample_costs_next_to_nothing() -> None:
     call.prepare()
     call.call = lambda: None
     assert min(call.sample(1000) for _ in range(5)) < 3e-6
+
+
+def trials_until_verdict(rng: np.random.Generator, jitter: float, lazy: float, late: float) -> str:
+    """What is decided of a call of 1.2 ms whose answer is read in 10 ms and up to `jitter` more, if each
+    reading computes for `lazy` seconds, and a reading at once waits for `late` seconds."""
+
+    def read(extra: float = 0.0) -> float:
+        return 0.01 + extra + rng.uniform(0, jitter)
+
+    readings, kind = protocol.Readings(), None
+    while kind is None:
+        readings.take(read(lazy + late), read(lazy), [read() for _ in range(protocol.COPIES)])
+        kind = readings.verdict(1.2e-3, 1.2e-3)
+    return kind
+
+
+@pytest.mark.parametrize("jitter", [0.0, 1.8e-3, 0.01])
+def test_readings_that_vary_refuse_no_honest_time(jitter: float) -> None:
+    rng = np.random.default_rng(0)
+    refused = [kind for _ in range(500) if (kind := trials_until_verdict(rng, jitter, 0, 0))]
+    assert len(refused) <= 500 * 2 * 0.002
+
+
+@pytest.mark.parametrize("jitter", [0.0, 1.8e-3])
+def test_what_is_computed_on_reading_shows_where_readings_vary(jitter: float) -> None:
+    rng = np.random.default_rng(1)
+    computed = Counter(trials_until_verdict(rng, jitter, 1.2e-3, 0) for _ in range(200))
+    waited = Counter(trials_until_verdict(rng, jitter, 0, 1.2e-3) for _ in range(200))
+    assert computed["lazy"] >= 190
+    assert waited["not-synced"] >= 190
+
+
+def test_a_time_whose_readings_vary_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng, reads = np.random.default_rng(2), [0]
+
+    def reading(clock: Clock, out: Any) -> float:
+        reads[0] += 1
+        return 0.01 + rng.uniform(0, 1.8e-3)
+
+    monkeypatch.setattr(Clock, "reading", reading)
+    assert judged(Twin).error_ratio <= 1
+    assert reads[0] == protocol.READINGS * (2 + protocol.COPIES)

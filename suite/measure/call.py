@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from random import SystemRandom
 from typing import Any
 
@@ -279,28 +278,41 @@ class TimedCall:
         return self.cell.inputs.replace(**{name: other.arrays[name] for name in other.operands})
 
     def _judge_sync(self) -> Any:
-        """The last of three answers. Raises RefusedTime if a call is unfinished when the clock stops, or
-        if a finished answer is read more slowly than a plain array.
+        """The answer of the last call. Raises RefusedTime "not-synced" if a call is unfinished when the clock stops, and
+        "lazy" if an answer is read more slowly than a plain array."""
+        readings, samples = protocol.Readings(), [*self.samples]
 
-        An unfinished answer takes longer to read in every trial; a busy machine delays only some reads.
-        """
-        for _ in range(protocol.TRIALS):
-            timed = [self.clock.timed(self.calls, 1) for _ in range(3)]
-            took, (first, finished, last) = min(t for t, _ in timed), (out for _, out in timed)
-            plain = self._attempt(partial(self.clock.plain, first))
-            # The second answer is finished: the first was read after the last call began.
-            read = partial(self.clock.extra_reading, last, finished, plain)
-            waited, computed = self._attempt(read)
-            usual, slowest = statistics.median([took, *self.samples]), max([took, *self.samples])
-            lazy = protocol.late(computed, usual)
-            if not lazy and not protocol.late(waited, slowest):
-                return last
-        stopped = f"the clock stopped after {took * 1e3:.3g} ms, but"
-        if lazy:
+        def called() -> Any:
+            seconds, out = self.clock.timed(self.calls, 1)
+            samples.append(seconds)
+            return out
+
+        def read_later(out: Any) -> float:
+            protocol.wait(max(protocol.PAUSE, 2 * protocol.allowed(max(samples))))
+            return self.clock.reading(out)
+
+        def trial() -> Any:
+            at_once = self.clock.reading(called())
+            later = read_later(last := called())
+            plain, last = self.clock.plain(last), called()
+            again = (self.clock.reading(plain) for _ in range(1, protocol.COPIES))
+            readings.take(at_once, later, [read_later(plain), *again])
+            return last
+
+        kind = None
+        while kind is None:
+            last = self._attempt(trial)
+            usual, slowest = statistics.median(samples), max(samples)
+            kind = readings.verdict(usual, slowest)
+        computed, waited = map(statistics.median, (readings.computed, readings.waited))
+        stopped = f"the clock stopped after {usual * 1e3:.3g} ms, but"
+        if kind == "lazy":
             said = f"reading the answer takes {computed * 1e3:.3g} ms more than a plain array"
-            raise RefusedTime("lazy", f"{stopped} {said}")
-        said = f"the answer was complete only {waited * 1e3:.3g} ms later"
-        raise RefusedTime("not-synced", f"{stopped} {said}")
+            raise RefusedTime(kind, f"{stopped} {said}")
+        if kind:
+            said = f"the answer was complete only {waited * 1e3:.3g} ms later"
+            raise RefusedTime(kind, f"{stopped} {said}")
+        return last
 
     def _arguments(self, inputs: Inputs) -> Any:
         """The native arguments of other inputs of the case."""

@@ -63,18 +63,12 @@ class Clock:
         """New arrays with the values of an output. Raises what reading raises."""
         return plain_copies(out, self.backend)
 
-    def extra_reading(self, last: Any, finished: Any, plain: Any) -> tuple[float, float]:
-        """Seconds by which reading the last output takes longer than reading a finished one, and by
-        which reading the finished one takes longer than reading plain arrays."""
-
-        def seconds(out: Any) -> float:
-            start = protocol.now()
-            for array in arrays_of(self.opened(out), self.backend):
-                self.backend.to_numpy(array)
-            return protocol.now() - start
-
-        unread, read, copied = map(seconds, (last, finished, plain))
-        return unread - read, read - copied
+    def reading(self, out: Any) -> float:
+        """Seconds of reading all arrays of an output."""
+        start = protocol.now()
+        for array in arrays_of(self.opened(out), self.backend):
+            self.backend.to_numpy(array)
+        return protocol.now() - start
 
     def keep(self) -> None:
         """Let `check` see the last time."""

@@ -13,6 +13,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -56,12 +57,19 @@ APART, APART_SECONDS = 0.25, 1e-3
 that judges, less an empty sample: a share of the sample, and seconds more for a busy machine."""
 
 UNSYNCED = 0.25
-"""Greatest extra time of reading a timed output over reading a finished output, and of reading a finished
-output over reading a plain array, as a share of a sample. Beyond this share the clock stopped before the
-call had finished, or the answer is computed as it is read."""
+"""Greatest extra time of reading an output at once over reading it after a wait, and of reading an output
+over reading a plain array, as a share of a sample (see `Readings`)."""
+
+PAUSE = 1e-3
+"""Least seconds of that wait, ten times the least limit: what an unfinished call does in it shows."""
+
+READINGS, COPIES, CERTAIN = 40, 3, 0.999
+"""Greatest number of trials of readings, readings of a plain array in each, and the confidence of the
+interval beyond the limit. If the times of both readings are distributed alike, the interval is beyond in
+some trial with a probability of 0.2 %."""
 
 TRIALS = 5
-"""Number of trials that must all exceed a limit (`UNSYNCED`, `STALE`)."""
+"""Number of trials that must all exceed the limit `STALE`."""
 
 OVER_CEILING = 1.05
 """Greatest believable share of the measured limit, which is known to a few percent."""
@@ -83,6 +91,13 @@ now = time.perf_counter
 """The clock, bound before a person's file is imported: a file may replace `time.perf_counter`."""
 
 
+def wait(seconds: float) -> None:
+    """Wait without giving the processor away."""
+    end = now() + seconds
+    while now() < end:
+        pass
+
+
 def timed(
     call: Callable[[], Any], sync: Callable[[Any], None], inner: int, slow: float = 0.0
 ) -> tuple[float, Any]:
@@ -93,15 +108,59 @@ def timed(
     for _ in range(inner):
         out = call()
         sync(out)
-    end = start + (now() - start) * (1.0 + slow)
-    while now() < end:
-        pass
+    wait((now() - start) * slow)
     return (now() - start) / max(inner, 1), out
 
 
-def late(extra: float, sample: float) -> bool:
-    """True if a read takes so many seconds more than it should, beside a sample of so many seconds."""
-    return extra > max(UNSYNCED * sample, STALE_SECONDS)
+def allowed(sample: float) -> float:
+    """The greatest extra seconds of a reading beside a sample of so many seconds."""
+    return max(UNSYNCED * sample, STALE_SECONDS)
+
+
+@dataclass
+class Readings:
+    """Seconds of readings in each trial: of an output at once, of an output after a wait, and of a plain
+    array with the values of an output, several times.
+
+    All three kinds follow a call: reading is slower then. A trial decides if readings of plain arrays
+    vary less than the limit. Otherwise the median of the differences over several trials does, by its
+    interval: reading many bytes from a device may vary by more than the whole call takes.
+    """
+
+    at_once: list[float] = field(default_factory=list)
+    later: list[float] = field(default_factory=list)
+    plain: list[Sequence[float]] = field(default_factory=list)
+
+    def take(self, at_once: float, later: float, plain: Sequence[float]) -> None:
+        """Add a trial."""
+        self.at_once.append(at_once)
+        self.later.append(later)
+        self.plain.append(plain)
+
+    @property
+    def waited(self) -> list[float]:
+        """Seconds in which outputs were completed after the clock had stopped."""
+        return [a - b for a, b in zip(self.at_once, self.later, strict=True)]
+
+    @property
+    def computed(self) -> list[float]:
+        """Seconds in which outputs were computed as they were read."""
+        return [a - b[0] for a, b in zip(self.later, self.plain, strict=True)]
+
+    def verdict(self, usual: float, slowest: float) -> str | None:
+        """The kind of a refused time, "" for an accepted one, or None if more trials decide. `usual` and
+        `slowest` are seconds of samples."""
+        kinds = {
+            "not-synced": (self.waited, allowed(slowest)),
+            "lazy": (self.computed, allowed(usual)),
+        }
+        for kind, (extra, limit) in kinds.items():
+            if interval(extra, CERTAIN)[0] > limit:
+                return kind
+        every = [seconds for trial in self.plain for seconds in trial]
+        vary = max(every) - min(every) > allowed(usual)
+        late = any(extra[-1] > limit for extra, limit in kinds.values())
+        return None if (vary or late) and len(self.plain) < READINGS else ""
 
 
 def calls_per_sample(seconds: float) -> int:
