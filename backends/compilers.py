@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from backends.declared import Declared, checked_words
 from backends.implementation import Implementation
 from backends.prepared import PreparedCall
+from suite.spec.dtypes import DType
 
 if TYPE_CHECKING:
     from backends.protocol import Backend
@@ -87,6 +89,11 @@ class Compilers:
         """The features that an implementation loses in a compiler, with the reason. A key may also be a
         dtype's long name, or "compiled" if the compiler cannot compile the implementation."""
         return {}
+
+    def surroundings(self, dtype: DType) -> Callable[[], AbstractContextManager[Any]]:
+        """What makes the context in which people's programs call with arrays of a dtype; by default
+        none."""
+        return nullcontext
 
     def signature(self, array: Any) -> tuple[Any, ...]:
         """The properties of an array that a compiler may fix: shape, dtype, and strides if any."""

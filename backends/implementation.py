@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from backends.declared import OF_BACKENDS, THROUGH, Declared, checked_name
@@ -22,6 +23,21 @@ from suite.spec.operators.sdpa import SDPA
 
 if TYPE_CHECKING:
     from backends.protocol import Backend
+
+
+def as_in_programs(
+    prepare: Callable[[Any, Inputs], PreparedCall],
+) -> Callable[[Any, Inputs], PreparedCall]:
+    """A method `prepare` of people's code, which runs as in their own programs (see
+    `Compilers.surroundings`)."""
+
+    @wraps(prepare)
+    def prepared(self: Any, inputs: Inputs) -> PreparedCall:
+        within = self.backend.compilers.surroundings(inputs.dtype)
+        with within():
+            return prepare(self, inputs).under(within)
+
+    return prepared
 
 
 ALL_BUT_FLOAT32 = tuple(name for name in DTYPES if name != "f32")

@@ -146,6 +146,8 @@ class PreparedCall:
 
     def under(self, within: Callable[[], AbstractContextManager[Any]]) -> PreparedCall:
         """The call in a context of the thread that makes the call; its derivatives, too."""
+        if within is nullcontext:
+            return self
         inner = self.function
 
         def function(**arguments: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import subprocess
 import sys
@@ -16,8 +17,11 @@ import pytest
 
 from backends import registry
 from backends.compilation import Compiled
+from backends.implementation import as_in_programs
 from backends.prepared import PreparedCall
 from backends.protocol import Backend
+from backends.user.function import UserFunction
+from backends.user.layer import UserLayer
 from suite.checks import all_checks
 from suite.spec.case import Case
 from suite.spec.dtypes import DTYPES
@@ -274,6 +278,46 @@ def test_functions_see_numbers_of_64_bits_in_float64_alone(backend: Backend) -> 
         step()
         assert {*seen} == {integers}
         assert len(seen) >= 5
+
+
+OF_OTHER_KINDS = {
+    "rotary": (lambda query, position: query, "rotary/none/mha/{}/b2h3q17k1d16"),
+    "merge": (lambda outputs, lse: outputs[0], "merge/none/mha/{}/b2h3q5k2d8"),
+    "packed": (
+        lambda query, key, value, cu_seqlens_q, cu_seqlens_k: query,
+        "packed/none/mha/{}/b2h2q5k12d8/seg2.3x5.7",
+    ),
+    "dot": (
+        lambda *, dtype: lambda query, key, value: value,
+        "dot/none/mha/{}/b2h1q5k9d8v6/e8.8.6.6",
+    ),
+}
+
+
+@pytest.mark.parametrize("like", OF_OTHER_KINDS)
+def test_functions_of_other_kinds_see_numbers_of_64_bits_in_float64_alone(
+    backend: Backend, like: str
+) -> None:
+    import jax
+
+    seen: list[str] = []
+    answers, text = OF_OTHER_KINDS[like]
+
+    @functools.wraps(answers)
+    def watched(*arguments: Any, **more: Any) -> Any:
+        seen.append(str(jax.numpy.arange(2).dtype))
+        return answers(*arguments, **more)
+
+    function, _ = registry.callable_implementation(backend, watched, "watched", {}, like)
+    for dtype, integers in (("f32", "int32"), ("f64", "int64")):
+        seen.clear()
+        function.prepare(draw(Case.parse(text.format(dtype))))()
+        assert {*seen} == {integers}
+
+
+@pytest.mark.parametrize("kind", [*registry.OWN.values(), UserFunction, UserLayer])
+def test_every_kind_is_asked_as_in_programs(kind: Any) -> None:
+    assert kind.prepare.__code__ is as_in_programs(kind.prepare).__code__
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from backends.prepared import PreparedCall, attention_call, kernel_missing, vari
 from backends.protocol import Implementation
 from backends.sources import call_source
 from backends.textbook.attention import TextbookAttention
-from backends.user.function import NativeSignature, UserFunction
+from backends.user.function import NativeSignature
 from suite.spec.inputs import Inputs
 from suite.spec.vocabulary import OPERANDS
 
@@ -66,15 +66,6 @@ SIGNATURE = NativeSignature(
         lengths="key_value_seq_lengths" in binder.taken,
     ),
 )
-
-
-class Handed(UserFunction):
-    """A user's function, asked with 64-bit numbers only in float64: people's programs have none."""
-
-    backend: JaxEngine
-
-    def prepare(self, inputs: Inputs) -> PreparedCall:
-        return super().prepare(inputs).under(self.backend.x64_for(inputs.dtype))
 
 
 class Eager(TextbookAttention):

@@ -7,7 +7,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
 
-from backends._jax.attention import SIGNATURE, Eager, Handed, JaxNn, JaxNnCudnn
+from backends._jax.attention import SIGNATURE, Eager, JaxNn, JaxNnCudnn
 from backends._jax.compilers import JIT, JaxCompilers
 from backends._jax.engine import JaxEngine
 from backends._jax.layers import layers
@@ -18,6 +18,7 @@ from backends._jax.rings import ORDERS, Ring
 from backends.claims import Claims
 from backends.protocol import Implementation
 from backends.sources import Dialect
+from backends.user.function import UserFunction
 from suite.spec.vocabulary import DEVICES
 
 DIALECT = Dialect(
@@ -75,4 +76,4 @@ class JaxBackend(JaxEngine):
         return [*of_attention, *(Ring(self, order) for order in ORDERS), *layers(self)]
 
     def function(self, function: Callable[..., Any], name: str, claims: Claims) -> Implementation:
-        return Handed(self, function, name, claims, SIGNATURE)
+        return UserFunction(self, function, name, claims, SIGNATURE)

@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from backends._jax.programs import JitPrograms, Jitted, by_operation
@@ -16,6 +18,7 @@ from backends.prepared import PreparedCall
 from backends.protocol import Backend, Compilers, Implementation
 from backends.user.function import UserFunction
 from backends.user.layer import UserLayer
+from suite.spec.dtypes import DType
 
 JIT = "jax.jit({function})"
 """A function through `jax.jit`, as text."""
@@ -56,12 +59,18 @@ class JaxCompilers(Compilers):
     """Forms of a call. What people hand over is asked through "jit", and all else without it. `programs`
     are the jitted functions of the backend."""
 
+    backend: Any
     ambient = {"jit": "traced", "vmap": "mapped"}
     compiles_shapes = True
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
         self.programs = JitPrograms(JIT)
+
+    def surroundings(self, dtype: DType) -> Callable[[], AbstractContextManager[Any]]:
+        """Numbers of 64 bits only in float64: people's own programs have none."""
+        wide = dtype.name == "f64"
+        return nullcontext if wide else partial(self.backend.jax.enable_x64, False)
 
     def of(self, implementation: Implementation) -> tuple[str, ...]:
         own = "ops" if isinstance(implementation, HANDED_OVER) else "jit"

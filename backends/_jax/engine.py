@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -85,11 +84,6 @@ class JaxEngine(Backend):
     @cached_property
     def settings(self) -> Mapping[str, Setting]:
         return settings.settings(self.jax)
-
-    def x64_for(self, dtype: DType) -> Callable[[], AbstractContextManager[Any]]:
-        """What makes the context of a call that people write: numbers of 64 bits only if its dtype is
-        float64, as in their own programs."""
-        return nullcontext if dtype.name == "f64" else partial(self.jax.enable_x64, False)
 
     def jitted(self, owner: Implementation, prepared: PreparedCall) -> PreparedCall:
         """The call through `jax.jit`; calls of an implementation with equal constants

@@ -34,7 +34,7 @@ class JaxPaged(Implementation):
 
         constants = (inputs.scale, case.options)
         prepared = PreparedCall(call, paged(self.backend, inputs), constants=constants)
-        return prepared.under(self.backend.x64_for(inputs.dtype))
+        return prepared.under(self.backend.compilers.surroundings(inputs.dtype))
 
     def attend(
         self, inputs: Inputs, query: Any, key: Any, value: Any, query_offsets: Any,

@@ -48,7 +48,7 @@ class Pallas(Implementation):
         arguments = flagged_arguments(self.backend, inputs, native, (LENGTHS,))
         kernel = self.kernel(inputs, native.causal)
         call = attention_call(kernel, arguments, inputs, axis_order="blhd")
-        return call.under(self.backend.x64_for(inputs.dtype))
+        return call.under(self.backend.compilers.surroundings(inputs.dtype))
 
     def kernel(self, inputs: Inputs, causal: bool) -> Callable[..., Any]:
         """The function of the arrays."""

@@ -13,6 +13,8 @@ from backends.binder import Binder, Parameter
 from backends.caching import Scripted, Turn
 from backends.claims import Claims
 from backends.declared import Declared, UsageError
+from backends.implementation import as_in_programs
+from backends.prepared import PreparedCall
 from backends.protocol import Backend, own_attention
 from backends.textbook.cached import TextbookCached
 from backends.user.function import UserCallable, value_of
@@ -195,6 +197,10 @@ class UserCached(Scripted, UserCallable):
             reason = "init takes a capacity and no window"
             refusals |= {"ring": reason, "window-rollback": reason}
         return claims.declared(self.features, refusals=refusals)
+
+    @as_in_programs
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        return super().prepare(inputs)
 
     def init(self, inputs: Inputs, key: Any) -> Any:
         """The pair of a person's object and its state, as in all methods."""

@@ -16,6 +16,7 @@ from backends.binder import Binder, Parameter, UnreadableSignature
 from backends.claims import Claims
 from backends.declared import TEXTBOOK_FEATURES, Declared
 from backends.forbidden import watched
+from backends.implementation import as_in_programs
 from backends.masks import IS_CAUSAL, AttentionCall, Native, feature_array, split_native
 from backends.prepared import PreparedCall, attention_call
 from backends.protocol import Backend, Implementation, own_attention
@@ -208,6 +209,7 @@ class UserFunction(UserCallable):
         ways = {n: way for n, way in self.ways.items() if not way.keys() & plain.arguments.keys()}
         return plain.written_out(ways)
 
+    @as_in_programs
     def prepare(self, inputs: Inputs) -> PreparedCall:
         """The function's call: query, key and value by position, the rest by keyword."""
         backend, native, function = self.backend, self.native, self.called

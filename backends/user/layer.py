@@ -14,6 +14,7 @@ import numpy as np
 from backends.binder import Binder, Parameter, arguments, ends_in
 from backends.claims import Claims
 from backends.declared import LAYER_FEATURES, Declared, UsageError
+from backends.implementation import as_in_programs
 from backends.masks import LayerMasks, full
 from backends.memory import sequences
 from backends.prepared import LAYER_OUTPUTS, PreparedCall
@@ -300,6 +301,7 @@ class UserLayer(Implementation):
             self.kept[key] = layer
         return layer
 
+    @as_in_programs
     def prepare(self, inputs: Inputs) -> PreparedCall:
         backend, layer = self.backend, self.build(inputs)
         taken = self.called.taken

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from backends.implementation import as_in_programs
 from backends.prepared import PreparedCall
 from backends.user.function import UserCallable
 from suite.spec.inputs import Inputs
@@ -21,6 +22,7 @@ class UserMerge(UserCallable):
     arrays = ("partial_output", "partial_lse")
     features = FEATURES
 
+    @as_in_programs
     def prepare(self, inputs: Inputs) -> PreparedCall:
         arrays, dtype = inputs.arrays, inputs.dtype
         arguments = {

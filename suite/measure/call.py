@@ -278,8 +278,8 @@ class TimedCall:
         return self.cell.inputs.replace(**{name: other.arrays[name] for name in other.operands})
 
     def _judge_sync(self) -> Any:
-        """The answer of the last call. Raises RefusedTime "not-synced" if a call is unfinished when the clock stops, and
-        "lazy" if an answer is read more slowly than a plain array."""
+        """The answer of the last call. Raises RefusedTime "not-synced" if a call is unfinished when the
+        clock stops, and "lazy" if an answer is read more slowly than a plain array."""
         readings, samples = protocol.Readings(), [*self.samples]
 
         def called() -> Any:
