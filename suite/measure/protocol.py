@@ -147,20 +147,33 @@ class Readings:
         """Seconds in which outputs were computed as they were read."""
         return [a - b[0] for a, b in zip(self.later, self.plain, strict=True)]
 
-    def verdict(self, usual: float, slowest: float) -> str | None:
-        """The kind of a refused time, "" for an accepted one, or None if more trials decide. `usual` and
-        `slowest` are seconds of samples."""
-        kinds = {
-            "not-synced": (self.waited, allowed(slowest)),
-            "lazy": (self.computed, allowed(usual)),
-        }
-        for kind, (extra, limit) in kinds.items():
+    def accepted(self, samples: Sequence[float]) -> bool:
+        """True if the seconds of `samples` are accepted, False if more trials decide. Raises RefusedTime
+        "not-synced" or "lazy"."""
+        usual = statistics.median(samples)
+        late = False
+        for kind, extra, limit, said in (
+            (
+                "not-synced",
+                self.waited,
+                allowed(max(samples)),
+                "the answer was complete only {} later",
+            ),
+            (
+                "lazy",
+                self.computed,
+                allowed(usual),
+                "reading the answer takes {} more than a plain array",
+            ),
+        ):
             if interval(extra, CERTAIN)[0] > limit:
-                return kind
+                stopped = f"the clock stopped after {usual * 1e3:.3g} ms"
+                more = f"{statistics.median(extra) * 1e3:.3g} ms"
+                raise RefusedTime(kind, f"{stopped}, but {said.format(more)}")
+            late |= extra[-1] > limit
         every = [seconds for trial in self.plain for seconds in trial]
         vary = max(every) - min(every) > allowed(usual)
-        late = any(extra[-1] > limit for extra, limit in kinds.values())
-        return None if (vary or late) and len(self.plain) < READINGS else ""
+        return not (vary or late) or len(self.plain) == READINGS
 
 
 def calls_per_sample(seconds: float) -> int:
