@@ -346,3 +346,16 @@ def test_smoke_asks_textbook_code_of_a_framework_for_one_answer_to_a_case(runtim
         smoke = checks("smoke")
     assert "values" in smoke
     assert all(smoke.values())
+
+
+def test_a_cache_of_slots_is_written_by_tensor_scatter(backend: Any) -> None:
+    scatter = of(backend, "tensor-scatter-24")
+    for text in (
+        "cached/none/gqa2/f32/b2h4q9k9d8/c5.back2.1.3",
+        "cached/none/gqa2/f32/b3h4q9k9d8/c5.pick210.1.3/win2",
+        "cached/none/gqa2/f32/b2h4q9k9d8/c5.tree1121",
+    ):
+        verdict = judged(backend, scatter.name, text)
+        assert verdict.status == "pass", verdict.message
+    ring = Case.parse("cached/none/gqa2/f32/b2h4q9k9d8/c3.6/win2/room4")
+    assert "once" in (scatter.unsupported(ring) or "")

@@ -15,12 +15,21 @@ from backends._onnx.textbook import operations
 from backends.declared import Declared
 from backends.implementation import Implementation
 from backends.limits import Limits
+from backends.prepared import PreparedCall
 from backends.textbook.cached import GrowingCache
 from suite.spec.case import Case
 from suite.spec.catalogue import AnyCase
 from suite.spec.inputs import Inputs
 from suite.spec.operators.cached import FEATURES
-from suite.spec.operators.scripts import held, rotation
+from suite.spec.operators.scripts import (
+    Action,
+    Chunk,
+    Pick,
+    capacity,
+    held,
+    played,
+    rotation,
+)
 
 
 def extended(present: Symbol, past: Symbol | None, new: Symbol) -> Symbol:
@@ -87,6 +96,66 @@ class PastAttention(GrowingCache):
             shape=lambda: (*query.shape[:3], value.shape[3]), is_causal=1, **attributes,
         )  # fmt: skip
         return rows, *present
+
+
+class ScatterAttention(PastAttention):
+    """Attention of opset 24 over slots that TensorScatter writes: the token at position p lies in slot p.
+
+    The numbers of written slots are an input of Attention. Masks are boolean.
+    """
+
+    name = "tensor-scatter-24"
+    declared = PastAttention.declared.refusing(
+        {
+            "ring": "slots are written in turn once",
+            "keep": "tokens stay in their slots",
+        }
+    ).electing({"nan-in-freed-slot": "leaks", "beyond-capacity": "raises"})
+
+    def timed(self, inputs: Inputs) -> PreparedCall:
+        return self.prepare(inputs)
+
+    def masks(self, inputs: Inputs) -> dict[str, Any]:
+        """Also the empty slots, and by chunk n the first slot that is written, `write_n` (B,), and the
+        number of written ones, `written_n` (B,)."""
+        s, backend, arrays = inputs.sizes, self.backend, super().masks(inputs)
+        for name, size in (("empty_key", s.D), ("empty_value", s.Dv)):
+            empty = np.zeros((s.B, s.Hkv, capacity(inputs.case), size))
+            arrays[name] = backend.array(empty, inputs.dtype)
+        for n, (action, kept) in enumerate(played(inputs.case)):
+            if f"mask_{n}" in arrays:  # slots that are not written yet are hidden
+                spare = max(capacity(inputs.case) - kept.positions.shape[1], 0)
+                arrays[f"mask_{n}"] = np.pad(arrays[f"mask_{n}"], ((0, 0),) * 3 + ((0, spare),))
+            if isinstance(action, Chunk):
+                arrays[f"write_{n}"] = backend.array(kept.lengths - action.count, None)
+                arrays[f"written_{n}"] = backend.array(kept.lengths, None)
+        return arrays
+
+    def begun(self, rest: dict[str, Any]) -> Any:
+        return rest["empty_key"], rest["empty_value"]
+
+    def step(
+        self, state: Any, query: Any, key: Any, value: Any, n: int, rest: dict[str, Any],
+        inputs: Inputs,
+    ) -> tuple[Any, Any]:  # fmt: skip
+        key, value = (
+            new.graph.add(
+                "TensorScatter", old, new, rest[f"write_{n}"], shape=lambda of=old: of.shape
+            )
+            for old, new in zip(state, (key, value), strict=True)
+        )
+        if query is None:
+            return None, (key, value)
+        numbers = {"scale": inputs.scale, "softcap": inputs.case.option("softcap")}
+        rows = query.graph.add(
+            "Attention", query, key, value, rest[f"mask_{n}"], None, None, rest[f"written_{n}"],
+            shape=lambda: (*query.shape[:3], value.shape[3]),
+            **{name: x for name, x in numbers.items() if x is not None},
+        )  # fmt: skip
+        return rows, (key, value)
+
+    def changed(self, state: tuple[Any, Any], action: Action, n: int, rest: dict[str, Any]) -> Any:
+        return super().changed(state, action, n, rest) if isinstance(action, Pick) else state
 
 
 class PastGroupQuery(PastAttention):

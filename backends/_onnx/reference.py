@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from backends._onnx.attention import BY_DEFINITION, Attention25
-from backends._onnx.cached import PastAttention
+from backends._onnx.cached import PastAttention, ScatterAttention
 from backends._onnx.engine import KEPT, OnnxEngine, declared_here
 from backends._onnx.norms import OnnxBatchNorm, OnnxLayerNorm
 from backends._onnx.rotary import OnnxRotary, OnnxRotaryByIds
@@ -29,7 +29,7 @@ DECLARED: dict[type[Implementation], Declared] = {
         kind: kind.declared.but(
             numerics=NUMERICS | {"f16": "working"}, limits=Limits(scales=(0.0, np.inf))
         )
-        for kind in (*BY_DEFINITION, Attention25, PastAttention)
+        for kind in (*BY_DEFINITION, Attention25, PastAttention, ScatterAttention)
     },
     OnnxLayerNorm: OnnxLayerNorm.declared.but(numerics="stepwise"),
     OnnxBatchNorm: OnnxBatchNorm.declared.but(numerics="stepwise"),

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from backends._onnx.attention import BY_DEFINITION, Attention25
-from backends._onnx.cached import PastAttention, PastGroupQuery
+from backends._onnx.cached import PastAttention, PastGroupQuery, ScatterAttention
 from backends._onnx.contrib import CachedGroupQuery, GroupQuery, MultiHead
 from backends._onnx.engine import KEPT, OnnxEngine, declared_here
 from backends._onnx.norms import OnnxBatchNorm, OnnxLayerNorm
@@ -46,7 +46,7 @@ DECLARED: dict[type[Implementation], Declared] = {
     ),
     **{
         kind: kind.declared.but(limits={"f64": ROOT, "f32": POSITIVE, "f16": POSITIVE}, **ATTENTION)
-        for kind in (*BY_DEFINITION, PastAttention)
+        for kind in (*BY_DEFINITION, PastAttention, ScatterAttention)
     },
     # Opset 25 has no kernel in any dtype.
     Attention25: Attention25.declared.but(limits=ROOT, **ATTENTION),
