@@ -280,12 +280,11 @@ class TimedCall:
     def _judge_sync(self) -> Any:
         """The answer of the last call. Raises RefusedTime "not-synced" if a call is unfinished when the
         clock stops, and "lazy" if an answer is read more slowly than a plain array."""
-        readings, samples = protocol.Readings(), [*self.samples]
+        readings = protocol.Readings()
+        samples = self.samples or [self.clock.timed(self.calls, 1)[0]]
 
         def called() -> Any:
-            seconds, out = self.clock.timed(self.calls, 1)
-            samples.append(seconds)
-            return out
+            return self.clock.timed(self.calls, 1)[1]
 
         def read_later(out: Any) -> float:
             protocol.wait(max(protocol.PAUSE, 2 * protocol.allowed(max(samples))))
