@@ -13,6 +13,7 @@ from backends._transformers.cached import (
     DynamicRecording,
     DynamicSdpa,
     QuantizedFp8,
+    QuantizedQuanto,
     StaticSdpa,
 )
 from backends._transformers.latent import DeepseekV2, DeepseekV3, DeepseekV3Sdpa
@@ -41,7 +42,7 @@ class TransformersBackend(TorchEngine):
         every = (
             LlamaEager, Gemma2Eager, GptOssEager, SdpaForward, BloomAlibi, FalconAlibi, MptAlibi,
             LlamaRotary, LlamaRotaryCast, GlmRotary, CohereRotary, PackedByPositions, PackedEager,
-            DynamicSdpa, DynamicEager, DynamicRecording, QuantizedFp8, StaticSdpa,
+            DynamicSdpa, DynamicEager, DynamicRecording, QuantizedFp8, QuantizedQuanto, StaticSdpa,
             DeepseekV3, DeepseekV3Sdpa, DeepseekV2,
         )  # fmt: skip
         return [implementation(self) for implementation in every]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -185,6 +186,28 @@ class QuantizedFp8(DynamicSdpa):
         from transformers import QuantizedCache
 
         return QuantizedCache(backend="fp8", config=config)
+
+
+class QuantizedQuanto(QuantizedFp8):
+    """`QuantizedCache` of the backend quanto: int4 with a scale and a zero point for every token of a
+    head, after two tokens have waited as they are. Needs optimum-quanto."""
+
+    name = "quantized-cache-quanto"
+    declared = QuantizedFp8.declared.refusing(
+        {"value-size": "groups of codes have one size for keys and values"}
+    ).but(rounding=DeclaredRounding(codes=dict.fromkeys(DTYPES, "int4")))
+
+    def unsupported(self, case: AnyCase) -> str | None:
+        missing = not find_spec("optimum") or not find_spec("optimum.quanto")
+        return "optimum-quanto is not installed" if missing else super().unsupported(case)
+
+    def cache(self, config: Any, inputs: Inputs) -> Any:
+        from transformers import QuantizedCache
+
+        s = inputs.sizes
+        return QuantizedCache(
+            backend="quanto", config=config, nbits=4, q_group_size=s.D, residual_length=2
+        )
 
 
 class StaticSdpa(DynamicSdpa):
