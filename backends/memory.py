@@ -289,7 +289,8 @@ def from_pages(
             continue
         if is_pooled(of.get(name, "")):
             x = take(x, table)
-            x = reshape(x, (table.shape[0], -1, *x.shape[3:]))[:, : inputs.sizes.Lk]
+            (samples, pages), size = table.shape, x.shape[2]
+            x = reshape(x, (samples, pages * size, *x.shape[3:]))[:, : inputs.sizes.Lk]
         heads = len(x.shape) == 4 and name.endswith(("_codes", "_scale", "_zero"))
         made[name] = transpose(x, (0, 2, 1, 3)) if heads else x
     return made

@@ -72,7 +72,8 @@ from references.rounding import Bounded, Roundoffs, drawing, gamma, magnitude, p
 
 NEGLIGIBLE_WEIGHT = 1e-9
 """Keys of a smaller weight do not count for the largest score error: times e^5 such a weight is still
-below the roundoff of 16-bit outputs."""
+below the roundoff of 16-bit outputs. Up to an error of 5 they count by themselves, with e^d - 1 for d: an
+output may be small beside its values."""
 
 
 @dataclass(frozen=True)
@@ -255,7 +256,8 @@ def attend(
     n = np.where(empty, Lk, keys[..., None])
     d = np.where(empty | (weight == 0), 0.0, d)
     peak = np.where(weight > NEGLIGIBLE_WEIGHT, d, 0.0).max(-1, initial=0.0, keepdims=True)
-    moved, factor = weight * d, growth(peak)
+    small = (weight <= NEGLIGIBLE_WEIGHT) & (d <= 5.0)
+    moved, factor = weight * np.where(small, np.expm1(np.minimum(d, 5.0)), d), growth(peak)
 
     if drawing():
         p = _drawn_weights(Bounded(p, (d + 2 * u.exp_error) * weight), n, u)

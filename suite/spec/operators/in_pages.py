@@ -82,9 +82,9 @@ def drawn(draw: Draw, case: Case, rng: np.random.Generator, seed: int) -> dict[s
     order = rng.permutation(np.arange(1, n["p"]))[
         : n["p"] - FREE
     ]  # page 0 is free, and another one
-    table = np.concatenate([order.reshape(s.B, n["t"] - 1), rng.choice(order, (s.B, 1))], 1).astype(
-        np.float64
-    )
+    table = np.concatenate(
+        [order.reshape(s.B, n["t"] - 1), rng.integers(0, n["p"], (s.B, 1))], 1
+    ).astype(np.float64)
     slots = numbers(table, n["s"], s.Lk)
     for name, x in arrays.items():
         if is_pooled(of[name]):

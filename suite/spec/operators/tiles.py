@@ -24,9 +24,9 @@ def counted(sizes: Mapping[str, int]) -> dict[str, int]:
 
 def by_tile(x: np.ndarray) -> np.ndarray:
     """An array (..., size) as (..., tiles, 128), with zeros behind the last component."""
-    behind = -x.shape[-1] % TILE
-    padded = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, behind)])
-    return padded.reshape(*x.shape[:-1], -1, TILE)
+    tiles = -(-x.shape[-1] // TILE)
+    padded = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, tiles * TILE - x.shape[-1])])
+    return padded.reshape(*x.shape[:-1], tiles, TILE)
 
 
 def untiled(array: np.ndarray, size: int) -> np.ndarray:
