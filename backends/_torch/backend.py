@@ -16,7 +16,7 @@ from backends._torch.kernels import SdpaCudnn, SdpaEfficient, SdpaFlash, SdpaMat
 from backends._torch.layers import MultiheadAttentionFast, layers
 from backends._torch.operators import CustomOperator, overload_of
 from backends._torch.packed import FlexPacked, NestedSdpa
-from backends._torch.paged import FlexPaged
+from backends._torch.paged import FlexPaged, FlexWrite
 from backends._torch.rings import rings
 from backends.claims import Claims
 from backends.prepared import PreparedCall
@@ -77,6 +77,7 @@ class TorchBackend(TorchEngine):
             NestedSdpa(self),
             FlexPacked(self),
             FlexPaged(self),
+            FlexWrite(self),
             *rings(self),
         ]
 

@@ -1,4 +1,4 @@
-"""Paged attention in PyTorch: `flex_attention` with masks of the experimental `PagedAttention`."""
+"""Pages in PyTorch: masks of the experimental `PagedAttention` with `flex_attention`, and its writes."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import numpy as np
 from backends._torch.engine import TorchEngine
 from backends._torch.flex import looked_up, uncompiled
 from backends.declared import Declared
-from backends.memory import paged
+from backends.memory import paged, written
 from backends.prepared import PreparedCall
 from backends.protocol import Implementation
 from suite.spec.inputs import Inputs
+from suite.spec.operators import paged_write
 from suite.spec.operators.paged import FEATURES, PAGED, page_counts
 
 
@@ -101,3 +102,51 @@ class FlexPaged(Implementation):
         # The function knows lengths, and the sizes of the pool.
         constants = (inputs.scale, case.options, tuple(n.items()))
         return PreparedCall(call, arguments, constants=constants)
+
+
+class FlexWrite(Implementation):
+    """`PagedAttention.assign` of one sample that has all pages in order, so that positions are slots.
+
+    Pools are copied into caches (1, Hkv, P S, D). Skipped tokens are left out before the call.
+    """
+
+    backend: TorchEngine
+
+    name = "flex-paged-write"
+    operator = paged_write.PAGED_WRITE
+    declared = Declared(
+        numerics="exact",
+        features=paged_write.FEATURES,
+        refusals={"gradient": "assign refuses tensors that require gradients"},
+    )
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        from torch.nn.attention.experimental._paged_attention import PagedAttention
+
+        n, hnd = inputs.letters, inputs.case.option("layout") == "hnd"
+        torch, device = self.backend.torch, self.backend.device
+
+        def turned(pool: Any) -> Any:
+            return pool if hnd else pool.transpose(1, 2)
+
+        def call(
+            key: Any, value: Any, key_cache: Any, value_cache: Any, slot_mapping: Any
+        ) -> tuple[Any, Any]:
+            manager = PagedAttention(n["p"], n["s"], 1, device=device)
+            manager.page_table[0] = torch.arange(n["p"], device=device)
+            kept = slot_mapping >= 0
+            tokens = (x[kept].transpose(0, 1)[None] for x in (key, value))
+            caches = [
+                turned(x).transpose(0, 1).flatten(1, 2)[None].clone()
+                for x in (key_cache, value_cache)
+            ]
+            first = torch.zeros(1, dtype=torch.int64, device=device)
+            manager.assign(first, slot_mapping[kept][None], *tokens, *caches)
+            new_key, new_value = (
+                turned(x[0].unflatten(1, (n["p"], n["s"])).transpose(0, 1)) for x in caches
+            )
+            return new_key, new_value
+
+        constants = (tuple(n.items()), hnd)
+        arguments = written(self.backend, inputs)
+        return PreparedCall(call, arguments, inputs.outputs, constants=constants)
