@@ -1,4 +1,4 @@
-"""`flax.nnx.MultiHeadAttention` that decodes: one token a call, with a cache by `init_cache`.
+"""Flax' layers that decode: one token a call, with a cache.
 
 Projections are the identity, so that the layer is attention over its operands.
 """
@@ -99,19 +99,23 @@ class NnxDecode(Scripted):
 
     def program(self, graph: Any) -> Callable[..., Any]:
         """A step of one token: the one at place `n` of arrays (B, L, H, D)."""
-        from flax import nnx
-
         jax = self.backend.jax
 
         def step(state: Any, query: Any, key: Any, value: Any, mask: Any, n: Any) -> Any:
-            layer = nnx.merge(graph, state)
             tokens = (jax.lax.dynamic_slice_in_dim(x, n, 1, 1) for x in (query, key, value))
-            q, k, v = (x.reshape((*x.shape[:2], -1)) for x in tokens)
-            rows = layer(q, k, v, mask=mask)
-            return rows.reshape((*rows.shape[:2], *query.shape[2:])), nnx.state(layer)
+            flat = [x.reshape((*x.shape[:2], -1)) for x in tokens]
+            rows, changed = self.called(graph, state, flat, mask)
+            return rows.reshape((*rows.shape[:2], *query.shape[2:])), changed
 
         compiled: Callable[..., Any] = jax.jit(step)
         return compiled
+
+    def called(self, graph: Any, state: Any, tokens: Sequence[Any], mask: Any) -> tuple[Any, Any]:
+        """The rows (B, 1, width) of one token for query, key and value, and the state after it."""
+        from flax import nnx
+
+        layer = nnx.merge(graph, state)
+        return layer(*tokens, mask=mask), nnx.state(layer)
 
     def step(
         self, state: Decoding, query: Any, key: Any, value: Any, turn: Turn
@@ -133,3 +137,37 @@ class NnxDecode(Scripted):
 
     def concat(self, arrays: Sequence[Any], axis: int) -> Any:
         return self.backend.numpy.concatenate(list(arrays), axis)
+
+
+class LinenDecode(NnxDecode):
+    """`flax.linen.MultiHeadDotProductAttention` with `decode=True`, whose cache is a collection."""
+
+    name = "flax-linen-decode"
+    declared = NnxDecode.declared.refusing(
+        {"grouped-heads": "Linen has as many key heads as query heads"}
+    ).but(numerics="stepwise")
+
+    def init(self, inputs: Inputs, key: Any) -> Decoding:
+        from flax import linen
+
+        s, jax, jnp = inputs.sizes, self.backend.jax, self.backend.numpy
+        width = s.H * s.D
+        layer = linen.MultiHeadDotProductAttention(
+            num_heads=s.H, qkv_features=width, out_features=width, use_bias=False, decode=True,
+            dtype=key.dtype, param_dtype=key.dtype, deterministic=True,
+        )  # fmt: skip
+        x = jnp.zeros((s.B, capacity(inputs.case), width), key.dtype)
+        shapes = jax.eval_shape(lambda: layer.init(jax.random.key(0), x, x, x))
+        cache = jax.tree.map(lambda of: jnp.zeros(of.shape, of.dtype), shapes["cache"])
+        same = jnp.asarray(np.eye(width), key.dtype)
+        kernels = {part: same.reshape(width, s.H, s.D) for part in ("query", "key", "value")}
+        kernels["out"] = same.reshape(s.H, s.D, width)
+        parameters = {part: {"kernel": kernel} for part, kernel in kernels.items()}
+        self.programs.setdefault(self.shape(inputs), self.program((layer, parameters)))
+        return Decoding(cache, cache)
+
+    def called(self, graph: Any, state: Any, tokens: Sequence[Any], mask: Any) -> tuple[Any, Any]:
+        layer, parameters = graph
+        variables = {"params": parameters, "cache": state}
+        rows, changed = layer.apply(variables, *tokens, mask=mask, mutable=["cache"])
+        return rows, changed["cache"]

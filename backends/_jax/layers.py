@@ -20,13 +20,14 @@ def layers(backend: JaxEngine) -> list[Implementation]:
     of_textbooks = [i for i in made if not isinstance(i, GrowingCache)]
     if not find_spec("flax"):
         return of_textbooks
-    from backends._jax.flax_decode import NnxDecode
+    from backends._jax.flax_decode import LinenDecode, NnxDecode
     from backends._jax.flax_functions import LinenFunction, NnxFunction
     from backends._jax.flax_linen import Linen
     from backends._jax.flax_nnx import Nnx, NnxWeights
     from backends._jax.flax_norms import LinenBatchNorm, LinenLayerNorm
 
     kinds: tuple[type[Implementation], ...] = (
-        NnxFunction, LinenFunction, Nnx, NnxWeights, NnxDecode, Linen, LinenLayerNorm, LinenBatchNorm
+        NnxFunction, LinenFunction, Nnx, NnxWeights, NnxDecode, LinenDecode, Linen, LinenLayerNorm,
+        LinenBatchNorm
     )  # fmt: skip
     return [*of_textbooks, *(kind(backend) for kind in kinds)]
