@@ -125,7 +125,7 @@ class Cell:
     def attempt(self, call: Callable[[], Any]) -> Any:
         """The return value of a call. Raises:
 
-        - NotApplicable if the call refuses to differentiate, and the implementation may be forward only.
+        - NotApplicable if a derivative is refused, and the implementation may be forward only.
         - Refused if a user function refuses the case (see `suite.judge.refusal`), twice.
         - Deviation "stale" if the user function answers the second time.
         - Deviation "forbidden" if the user function calls what it must not call.
@@ -134,7 +134,10 @@ class Cell:
         try:
             return call()
         except ForwardOnly as error:
-            if error.declared or self.implementation.declared.may_be_forward_only:
+            # A function that raises this in a plain call would not be asked.
+            derives = not isinstance(call, PreparedCall)
+            declared = error.declared or self.implementation.declared.may_be_forward_only
+            if derives and declared:
                 raise NotApplicable(f"forward only: {error}") from error
             raise Deviation("raised", first_line(error)) from error
         except ENDS:

@@ -224,7 +224,8 @@ class Link:
             later = (one for one in living if one.claims and one.number > handle.number)
             self.at("read", handle, *islice(later, MOST_TOGETHER))
         if handle.raw is None or handle.raw[0] != self.count:
-            raise ValueError("the process of the function sent no values")
+            self.kill(False)
+            raise ProcessDied("the process of the function died: it sent no values of an array")
         return handle.raw[1]
 
     def _keep(self, read: list[Any], raw: bytes) -> None:
