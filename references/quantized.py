@@ -70,8 +70,9 @@ class OverCodes(InPages):
     """Attention over codes; of a call that writes, over the codes that it wrote."""
 
     def given(self, inputs: Inputs, answer: Mapping[str, np.ndarray]) -> Inputs:
-        """The problem of reading the codes of an answer; the inputs themselves, if it has none."""
-        if "key_output" not in answer:
+        """The problem of reading the codes of an answer; the inputs themselves, if nothing is written, or
+        the answer has no codes."""
+        if not inputs.case.option("writes") or "key_output" not in answer:
             return inputs
         codes = {f"{name}_codes": answer[f"{name}_output"] for name in KINDS}
         return inputs.replace(writes=False, **codes, **dict.fromkeys(KINDS))
