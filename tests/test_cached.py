@@ -40,6 +40,7 @@ CASES = (
     f"{GROWN}/c1.5.pick110.1.1/pad5.0.12",
     f"{GROWN}/c3.pick201.1.pick000.4/beside/slopes",
     f"{GROWN}/c2.back2of0.3of1.resetof2.3of20.3/win3/slopes",
+    f"{GROWN}/c3.pick200.back2of1.2of1.5of02.3of1/win3/room8/pad5.0.12",
     f"{GROWN}/c2.back1of1.6of1.pick102.6of02/pad5.0.12",
     "cached/none/gqa2/f64/b2h4q9k9d8/c1.tree11213.keep4.3/slopes",
     f"{GROWN}/c1.tree112.keep2x0.4/win2/pad5.0.12/sinks/slopes",
@@ -258,7 +259,8 @@ def test_a_persons_cache() -> None:
     found = statuses("Growing")
     assert [script for script, status in found.items() if status != "pass"] == [
         "c5.1.3/win3/cap2.0/sinks/slopes/scale0.3", "c5.1.3/bias.1hqk",  # no softcap, no bias
-        "c3of0.3of12.back2.5", "c2.back2of0.3of1.resetof2.3of20.3",  # no samples
+        "c3of0.3of12.back2.5", "c2.back2of0.3of1.resetof2.3of20.3",
+        "c2.pick200.2of1.3of02.4of1.3of02",  # no samples
         "c3.tree1121.keep3.2", "c1.tree11213.keep4.3/slopes", "c1.tree112.keep2x0.4",
         "c1+2.1.0+4", "c1+2.1.2+1.back2.1/win3/slopes",  # no document_starts
         "c5.1.3/rot.halves", "c1.5.1.1/win3/room8/pad5.0.12/rot.interleaved",  # no rotary_base

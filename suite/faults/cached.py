@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 
 from backends._numpy import Rounded
+from backends.caching import Turn
 from suite.faults.fault import fault
 from suite.faults.kernels.attention import Kernel
 from suite.faults.kernels.cached import CachedKernel, Held
 from suite.spec.inputs import Inputs
+from suite.spec.operators.scripts import Chunk
 
 FAMILY = "cache"
 
@@ -124,16 +126,16 @@ class CachedRollbackOfTheIndex(CachedKernel):
 
 @dataclass
 class HeldOnce(Held):
-    """A cache whose samples may lie in one place; `places` are the samples that hold them."""
+    """A cache whose samples may lie in one place; `places` are the samples that hold them, and `forked`
+    the tokens that they had when they parted."""
 
     places: tuple[int, ...] = ()
+    forked: int = 0
 
 
 @fault("values", "`expand`, or one entry of a table for two samples; copy when one of them writes")
 class CachedForkShares(CachedKernel):
     """Samples that go on with one history write into one place: the last of them wins."""
-
-    features = CachedKernel.features - {"subsets"}
 
     def init(self, inputs: Inputs, key: Any) -> Held:
         return HeldOnce(**vars(super().init(inputs, key)), places=tuple(range(inputs.sizes.B)))
@@ -142,11 +144,41 @@ class CachedForkShares(CachedKernel):
         assert isinstance(held, HeldOnce)
         super().pick(held, samples)
         held.places = tuple(samples.index(n) for n in samples)
+        held.forked = held.total
 
-    def put(self, held: Held, slots: np.ndarray, key: np.ndarray, value: np.ndarray) -> None:
-        assert isinstance(held, HeldOnce)
-        last = [max(n for n, of in enumerate(held.places) if of == place) for place in held.places]
-        super().put(held, slots, key[last], value[last])
+    def step(
+        self, state: Held, query: Rounded, key: Rounded, value: Rounded, turn: Turn
+    ) -> tuple[Rounded, Held]:
+        answer = super().step(state, query, key, value, turn)
+        assert isinstance(state, HeldOnce)
+        self.share(state, turn.chunk)
+        return answer
+
+    def share(self, held: HeldOnce, chunk: Chunk, slots: slice = slice(None)) -> None:
+        """These slots of samples in one place take what the last one that stepped has there."""
+        last = {held.places[n]: n for n in chunk.own}
+        of = [last.get(place, n) for n, place in enumerate(held.places)]
+        for cache in (held.key, held.value):
+            cache[:, :, slots] = cache[of][:, :, slots]
+
+
+@fault("values", "a fork that is copied in steps of all samples; copy when one branch steps, too")
+class CachedForkSharesUntilAllStep(CachedForkShares):
+    """Branches of one history write into one place until all samples step together."""
+
+    def share(self, held: HeldOnce, chunk: Chunk, slots: slice = slice(None)) -> None:
+        if chunk.samples is None:
+            held.places = tuple(range(len(held.places)))
+        super().share(held, chunk, slots)
+
+
+@fault("values", "full pages shared as if they were read alone; a rollback writes into them")
+class CachedForkSharesItsHistory(CachedForkShares):
+    """Without a window all branches see what one of them writes over tokens of the common history."""
+
+    def share(self, held: HeldOnce, chunk: Chunk, slots: slice = slice(None)) -> None:
+        if held.left is None:
+            super().share(held, chunk, slice(held.forked))
 
 
 @fault("values", "`reorder_cache` of the keys alone")

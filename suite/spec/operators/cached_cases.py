@@ -27,6 +27,7 @@ SMOKE = (
     f"{SMALL}/c5.1.3/bias.1hqk",
     f"{GROWN}/c3of0.3of12.back2.5",
     f"{GROWN}/c2.back2of0.3of1.resetof2.3of20.3",
+    f"{GROWN}/c2.pick200.2of1.3of02.4of1.3of02",
     f"{SMALL}/c3.tree1121.keep3.2",
     f"{SMALL}/c1.tree11213.keep4.3/slopes",
     f"{GROWN}/c1.tree112.keep2x0.4",
@@ -83,6 +84,11 @@ STANDARD = (
     f"{GROWN}/c2.back1of1.6of1.pick102.6of02/slopes",
     f"{GROWN}/c4.resetof1.4/beside",
     f"{SMALL}/c4of0.resetof0.5of0.9of1/cap2.0/sinks",
+    # branches of one history that step alone, go back into it, or leave it
+    f"{GROWN}/c2.pick200.2of1.3of02.4of1.3of02/win3/room8",
+    f"{GROWN}/c3.pick200.back2of1.2of1.5of02.3of1",
+    f"{GROWN}/c3.pick200.back2of1.2of1.5of02.3of1/win3/room8/pad5.0.12",
+    f"{GROWN}/c3.pick200.resetof1.5of1.5of02",
     # documents
     f"{SMALL}/c2+3.1.3",
     f"{GROWN}/c0+1.1.1.1+4/win2/room4",
