@@ -1,6 +1,7 @@
 """The claim `forbid`: a user's function that calls one of these functions raises ForbiddenCall.
 
-- An operator of the framework is recognised by its name, whoever calls it (`Profiler.operators`).
+- An operator of the framework is recognised by its name, whoever calls it (`Profiler.operators`), in
+  threads of the function, too, from the call after the one that starts them.
 - Any other function is replaced, in every module that has it, by a function that notes its calls.
 
 A compiled program calls no Python. So what a function called once for arguments of some shapes and dtypes
@@ -12,8 +13,10 @@ from __future__ import annotations
 import pkgutil
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial, wraps
 from re import Pattern
+from threading import get_ident
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +26,15 @@ from backends.prepared import ForbiddenCall
 if TYPE_CHECKING:
     from backends.protocol import Backend
 
-_RUNNING: dict[int, set[str]] = {}
-"""The names of forbidden functions that each running call of a watched function has called."""
+_RUNNING: dict[int, tuple[int, set[str]]] = {}
+"""Each running call of a watched function: its thread, and the names of functions that note their calls
+and were called meanwhile."""
+
+_STARTS = ("_thread.start_new_thread", "_thread.start_joinable_thread")
+"""The functions that start threads; the second one from Python 3.13 on."""
+
+_BEFORE: set[int] = set()
+"""The threads that ran before the functions began to note their calls."""
 
 _NOTED: dict[str, Callable[..., Any]] = {}
 """The functions that note their calls, by name."""
@@ -39,6 +49,7 @@ def watched(
     if not operators:
         return function
     known: dict[str, set[str]] = {}
+    has_threads = bool({*sys._current_frames()} - _BEFORE)
 
     @wraps(function)
     def call(*arguments: Any, **keywords: Any) -> Any:
@@ -46,11 +57,15 @@ def watched(
             return function(*arguments, **keywords)
         called = known.setdefault(_signature(arguments, keywords), set())
         heard: set[str] = set()
-        _RUNNING[id(heard)] = heard
+        _RUNNING[id(heard)] = get_ident(), heard
+        nonlocal has_threads
         try:
-            output, ran = backend.profiler.operators(partial(function, *arguments, **keywords))
+            output, ran = backend.profiler.operators(
+                partial(function, *arguments, **keywords), has_threads
+            )
         finally:
             del _RUNNING[id(heard)]
+            has_threads |= not heard.isdisjoint(_STARTS)
         called |= {name for name in heard if name in operators}
         called |= {name for name, op in operators.items() if op and any(map(op.fullmatch, ran))}
         if called:
@@ -79,23 +94,29 @@ def listen(backend: Backend, names: Iterable[str]) -> dict[str, Pattern[str] | N
         if operators[name] is None and name not in _NOTED:
             if isinstance(function, type) or not callable(function):
                 raise UsageError(f"forbid: {name} is no function; name a function or a method")
-            _NOTED[name] = _noting(name, function)
-            _replace(name, function, _NOTED[name])
+            _replace(name, function)
+    if operators and not _BEFORE:
+        _BEFORE.update(sys._current_frames())
+        for name in _STARTS:
+            with suppress(AttributeError):
+                _replace(name, pkgutil.resolve_name(name))
     return operators
 
 
 def _noting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)
     def noting(*arguments: Any, **keywords: Any) -> Any:
-        for heard in [*_RUNNING.values()]:
-            heard.add(name)
+        for thread, heard in [*_RUNNING.values()]:
+            if name not in _STARTS or thread == get_ident():
+                heard.add(name)
         return function(*arguments, **keywords)
 
     return noting
 
 
-def _replace(name: str, old: Any, new: Any) -> None:
-    """Replace a function where `name` says, and in every module that has the function."""
+def _replace(name: str, old: Any) -> None:
+    """Let a function note its calls where `name` says, and in every module that has the function."""
+    new = _NOTED[name] = _noting(name, old)
     place, _, last = name.rpartition(".")
     setattr(pkgutil.resolve_name(place), last, new)
     for module in [*sys.modules.values()]:

@@ -88,9 +88,9 @@ class Profiler:
         function is no operator."""
         return None
 
-    def operators(self, call: Callable[[], Any]) -> tuple[Any, Iterable[str]]:
-        """The value of a call, and the names of the operators that it ran in this thread, as far as the
-        framework tells them."""
+    def operators(self, call: Callable[[], Any], threads: bool) -> tuple[Any, Iterable[str]]:
+        """The value of a call, and the names of the operators that it ran in this thread, or in all
+        `threads` of Python, as far as the framework tells them."""
         return call(), ()
 
     def traces(self) -> bool:

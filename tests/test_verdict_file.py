@@ -9,7 +9,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from suite.checks import all_checks
 from suite.judge.cell import Cell
+from suite.run.options import Options
+from suite.run.plan import Plan
 from suite.run.varied import varied
 from suite.spec.case import Case
 from tests.test_isolation import plan
@@ -70,11 +73,24 @@ def test_the_verdict_goes_to_a_descriptor(tmp_path: Path) -> None:
         assert json.loads(file.read())["verdict"] == "right"
 
 
+def test_drawn_sizes_keep_within_claims() -> None:
+    options = Options(
+        backend=("tests.isolated:backend",), function=("tests/isolated.py:attend",), level="smoke",
+        dtype=("f32",), claim=("lengths_multiple_of=16", "head_sizes=64"),
+    )  # fmt: skip
+    made = Plan.make(options)
+    cells = made.cells(all_checks()["values"])
+    asked = [cell for cell in cells if cell.check.unsupported(made.functions[0], cell.case) is None]
+    others = [cell.case for cell in varied(cells)]
+    assert len(others) > 0.9 * len(asked) > 30
+    for case in others:
+        assert isinstance(case, Case)
+        assert (case.sizes.Lq % 16, case.sizes.Lk % 16, case.sizes.D) == (0, 0, 64)
+
+
 def test_sizes_hang_on_the_seed_and_keep_what_is_equal() -> None:
     made = plan("attend")
     made.functions[0].backend.link.close()  # type: ignore[attr-defined]
-    from suite.checks import all_checks
-
     check = all_checks()["values"]
     cells = made.cells(check)
     by_seed = [

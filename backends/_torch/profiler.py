@@ -65,19 +65,30 @@ class TorchProfiler(Profiler):
             return None
         return re.compile("|".join([re.escape(name), *KERNELS.get(name, ())]))
 
-    def operators(self, call: Callable[[], Any]) -> tuple[Any, Iterable[str]]:
-        """All operators that the dispatcher calls, also from C++ and from compiled code."""
+    def operators(self, call: Callable[[], Any], threads: bool) -> tuple[Any, Iterable[str]]:
+        """All operators that the dispatcher calls, also from C++ and from compiled code. Listening to all
+        threads costs some 30 ms a call."""
         from torch import _C, autograd
 
         if _C._autograd._profiler_enabled():
             return call(), ()
-        none = (False, False, False, False, False, _C._profiler._ExperimentalConfig())
-        autograd._enable_profiler_legacy(autograd.ProfilerConfig(autograd.ProfilerState.CPU, *none))
+        state = autograd.ProfilerState.KINETO if threads else autograd.ProfilerState.CPU
+        of_threads = _C._profiler._ExperimentalConfig(profile_all_threads=threads)
+        config = autograd.ProfilerConfig(state, False, False, False, False, False, of_threads)
+        if threads:
+            activities = {autograd.ProfilerActivity.CPU}
+            autograd._prepare_profiler(config, activities)
+            autograd._enable_profiler(config, activities)
+        else:
+            autograd._enable_profiler_legacy(config)
         try:
             value = call()
         finally:
-            threads = autograd._disable_profiler_legacy()
-        return value, {event.name() for thread in threads for event in thread}
+            if threads:
+                events: Iterable[Any] = autograd._disable_profiler().events()
+            else:
+                events = [e for thread in autograd._disable_profiler_legacy() for e in thread]
+        return value, {event.name() for event in events}
 
     def traces(self) -> bool:
         import torch

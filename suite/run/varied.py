@@ -12,7 +12,8 @@ from suite.spec.sizes import Sizes
 
 
 def varied(cells: Iterable[Cell]) -> Iterator[Cell]:
-    """Each supported cell of plain attention again, in other sizes, as far as its case has any."""
+    """Each supported cell of plain attention again, in other sizes, the nearest within claimed limits, as
+    far as its case has any."""
     for cell in cells:
         case, implementation = cell.case, cell.implementation
         if not isinstance(case, Case) or not case.operator.is_default:
@@ -23,6 +24,7 @@ def varied(cells: Iterable[Cell]) -> Iterator[Cell]:
             other = Case.parse(replace(case, sizes=drawn(case, cell.seed)).id)
         except ValueError:
             continue  # for example a mask that names lengths
+        other = implementation.nearest_supported(other) or other
         if other.sizes != case.sizes and implementation.unsupported(other) is None:
             yield Cell(cell.check, other, implementation, cell.seed)
 
