@@ -12,6 +12,7 @@ from backends._numpy import Rounded
 from suite.faults.fault import fault
 from suite.faults.kernels.attention import Call
 from suite.faults.kernels.latent import AbsorbedKernel, Arrays, LatentKernel
+from suite.faults.split import NarrowLse
 from suite.spec.dtypes import DTYPES, DType, round_to
 from suite.spec.operators.tiles import TILE
 
@@ -169,6 +170,18 @@ class LatentHalvesAveraged(AbsorbedKernel):
             for p in parts
         )
         return (one + two) / 2
+
+
+@fault(
+    "values",
+    "`torch.empty_like(lse, dtype=query.dtype)`; keep log-sum-exps in float32",
+    family="merge",
+)
+class LatentLseInTheDtype(NarrowLse, AbsorbedKernel):
+    """Log-sum-exps of parts are stored in float16, the dtype of the query."""
+
+    dtypes, lse_dtype = ("f16",), "f16"
+    numerics = "fused"
 
 
 @fault("values", "`logsumexp(q_nope @ k_nope)`; the whole scores count", family="lse")

@@ -7,6 +7,7 @@ import numpy as np
 from suite.faults.fault import fault
 from suite.faults.kernels.quantized import Coded, QuantizedKernel, Scales
 from suite.spec.dtypes import DTYPES, round_to
+from suite.spec.operators.quantized import allowed
 from suite.spec.operators.tiles import TILE
 
 FAMILY = "quantized"
@@ -239,6 +240,36 @@ class QuantizedScaledTwice(QuantizedKernel):
     def scale_of(self, name: str, call: Coded) -> np.ndarray:
         scale = super().scale_of(name, call)
         return scale * scale if name == "key" else scale
+
+
+@fault(
+    "values",
+    "`torch.empty_like(lse, dtype=query.dtype)`; keep log-sum-exps in float32",
+    family="merge",
+)
+class QuantizedLseInTheDtype(QuantizedKernel):
+    """Log-sum-exps of both halves of the keys are stored in float16, the dtype of the query."""
+
+    dtypes = ("f16",)
+
+    def weights(self, scores: np.ndarray, call: Coded) -> np.ndarray:
+        mask, halves = allowed(call.case), []
+        shown = scores if mask is None else np.where(mask, scores, -np.inf)
+        for half in np.array_split(shown, 2, axis=-1):
+            lse = np.logaddexp.reduce(half, axis=-1, keepdims=True, initial=-1e4)
+            # A half whose log-sum-exp is off weighs as if all its scores were off as far.
+            halves.append(half + (round_to(lse, call.fmt).astype(lse.dtype) - lse))
+        return super().weights(np.concatenate(halves, -1), call)
+
+
+@fault(
+    "values", "`scores.max()` of a head; subtract the largest score of the row", family="numerics"
+)
+class QuantizedMaximumOfTheHead(QuantizedKernel):
+    """The softmax of a row subtracts the largest score of its head."""
+
+    def raised(self, scores: np.ndarray) -> np.ndarray:
+        return np.exp(scores - scores.max((-2, -1), keepdims=True))
 
 
 @fault("gradients", "the backward pass reads codes as keys; multiply them by their scale")

@@ -144,12 +144,14 @@ class CachedSinkOfEveryPart(CachedKernel):
     kernel = SinkInEveryChunk
 
 
-class LseInBfloat16(MergedChunks):
-    """Log-sum-exps of parts in bfloat16."""
+class NarrowLse(MergedChunks):
+    """Log-sum-exps of parts in 16 bits."""
+
+    lse_dtype = "bf16"
 
     def merge(self, parts: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
         return super().merge(
-            [(out, round_to(lse, DTYPES["bf16"]).astype(lse.dtype)) for out, lse in parts]
+            [(out, round_to(lse, DTYPES[self.lse_dtype]).astype(lse.dtype)) for out, lse in parts]
         )
 
 
@@ -157,4 +159,4 @@ class LseInBfloat16(MergedChunks):
 class CachedLseInBfloat16(CachedKernel):
     """A step merges parts of the keys by log-sum-exps in bfloat16."""
 
-    kernel = LseInBfloat16
+    kernel = NarrowLse

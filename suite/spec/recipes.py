@@ -63,17 +63,23 @@ def _tiny(rng: np.random.Generator, s: Sizes, fmt: DType) -> Operands:
     return q, k, v * fmt.smallest_normal
 
 
-def _offset(rng: np.random.Generator, s: Sizes, fmt: DType) -> Operands:
-    """Every score of a row has the same large offset. A softmax must subtract the maximum of the row,
-    not of the head.
+def add_offset(query: np.ndarray, key: np.ndarray, depth: int) -> None:
+    """Write a large offset of all scores of a row into queries (..., Lq, D) and keys (..., Lk, D).
 
-    The first component of queries alternates between 8 and -8, of keys it is about 32 sqrt(D) (a power
-    of two). So scores with the default scale are near 256 and -256, beyond the range of exp in float32.
+    The first component of queries alternates between 8 and -8, of keys it is about 32 sqrt(depth) (a
+    power of two). So scores with the scale 1 / sqrt(depth) are near 256 and -256, beyond the range of exp
+    in float32.
     """
+    query[..., 0] = 8.0 * (-1.0) ** np.arange(query.shape[-2])
+    key[..., 0] = 2.0 ** np.round(np.log2(32 * np.sqrt(depth)))
+
+
+def _offset(rng: np.random.Generator, s: Sizes, fmt: DType) -> Operands:
+    """Every score of a row has the same large offset (`add_offset`). A softmax must subtract the maximum
+    of the row, not of the head. Log-sum-exps of parts of the keys must be kept in float32."""
     q, k, v = _normal(rng, s, fmt)
     if s.D:
-        q[..., 0] = 8.0 * (-1.0) ** np.arange(s.Lq)
-        k[..., 0] = 2.0 ** np.round(np.log2(32 * np.sqrt(s.D)))
+        add_offset(q, k, s.D)
     return q, k, v
 
 

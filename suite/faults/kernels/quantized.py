@@ -171,8 +171,12 @@ class QuantizedKernel(Writing):
         mask = allowed(call.case)
         if mask is not None:
             scores = np.where(mask, scores, -np.inf)
-        exponentials = np.exp(scores - scores.max(-1, keepdims=True))
+        exponentials = self.raised(scores)
         return np.asarray(exponentials / exponentials.sum(-1, keepdims=True))
+
+    def raised(self, scores: np.ndarray) -> np.ndarray:
+        """The exponentials of scores, in units of the largest of a row."""
+        return np.asarray(np.exp(scores - scores.max(-1, keepdims=True)))
 
     def scaled(self, name: str, call: Coded) -> np.ndarray:
         """Keys or values (B, Hkv, Lk, .)."""

@@ -57,6 +57,7 @@ from suite.spec.operator import (
 from suite.spec.operators import in_pages
 from suite.spec.operators.layers import FACTORS, kernel
 from suite.spec.operators.tiles import by_tile, counted, untiled
+from suite.spec.recipes import add_offset
 from suite.spec.sizes import Sizes
 
 FEATURES = frozenset(
@@ -127,7 +128,8 @@ def dequantized(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
 
 def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
     """Unit normals, and up-projections of which keys and values are unit normals. `large`: scores with a
-    standard deviation of 16; `integers`: integers from -2 to 2, up-projections from -1 to 1."""
+    standard deviation of 16; `integers`: integers from -2 to 2, up-projections from -1 to 1; `offset`:
+    an offset of the scores in the rotary parts, which both forms read as they are."""
     n = case.letters
     arrays = {
         name: rng.standard_normal(tuple(n[x] for x in axes)) for name, axes in AXES.items()
@@ -147,6 +149,8 @@ def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarra
             name: np.rint(np.clip(array * (1.5 if name.startswith("w") else 1), -2, 2))
             for name, array in arrays.items()
         }
+    if case.recipe == "offset":
+        add_offset(arrays["query_rope"], arrays["key_rope"], n["d"] + n["e"])
     if case.option("codes") != "none":
         arrays |= coded(case, arrays.pop("latent"), rng)
     return {name: arrays[name] for name in case.axes}
@@ -230,6 +234,7 @@ STANDARD = (
     "latent/win3.0/mha/{dt}/b2h4q7k7d8",
     "latent/padleft/mha/{dt}/b3h4q1k9d8v6/lse",
     "latent/none/mha/{dt}/b1h2q1k129d16/r64e8",
+    "latent/none/mha/{dt}/b1h2q1k129d16/r64e8/offset",
     "latent/causalbr/mha/{dt}/b1h2q33k65d16/r64e8",
     "latent/none/mha/{dt}/b2h3q5k1d8v6",
     "latent/pad/mha/{dt}/b3h4q1k9d8v6/select/integers",
@@ -256,6 +261,7 @@ LATENT = Operator(
                 "latent/pad/mha/{dt}/b3h4q1k9d8v6/page3",
                 f"{CODED}/e4m3/page4",
             ),
+            Ask(f"{PLAIN}/offset", dtypes="float32 first"),
             Ask(*STANDARD, since="standard"),
             Ask(
                 f"{CODED}/int8/large",
@@ -283,7 +289,7 @@ LATENT = Operator(
         SCALE,
         *(option for option in (LSE.option,) if option),
     ),
-    recipes=("normal", "large", "integers"),
+    recipes=("normal", "large", "integers", "offset"),
     questions=Questions(
         elections=("fully-masked-row", "fully-masked-row-gradient", "lse-of-empty-row"),
         probe="latent/{mask}/mha/{dt}/b2h4q5k5d8v6",

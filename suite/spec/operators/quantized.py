@@ -335,6 +335,7 @@ QUANTIZED = Operator(
                 f"{UNEQUAL}/perhead/zero",
                 f"{DECODING}/perhead",
                 f"{DECODING}/e4m3/perchannel",
+                f"{DECODING}/perhead/offset",
                 "quantized/none/gqa2/{dt}/b1h4q67k131d32/e4m3/pertoken/causal",
                 "quantized/none/mha/{dt}/b2h3q33k33d16/perchannel/zero/causal",
                 f"{SMALL}/zero/causal/writes",
@@ -354,6 +355,7 @@ QUANTIZED = Operator(
                 "quantized/none/gqa2/{dt}/b1h4q3k9d128v256/e5m2/pertile",
                 since="standard",
             ),
+            Ask(f"{PLAIN}/offset", dtypes="float32 first"),
         ),
         gradients=(
             Ask(PLAIN, dtypes="float32"),
@@ -368,7 +370,7 @@ QUANTIZED = Operator(
         in_pages.IN_PAGES,
         SCALE,
     ),
-    recipes=("normal", "large", "ties"),
+    recipes=("normal", "large", "ties", "offset"),
     array_kinds=ArrayKinds(
         letters=lambda case: {**counted(case.sizes.letters), **in_pages.letters(case)},
         integers=in_pages.TABLE,
