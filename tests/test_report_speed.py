@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 import subprocess
 import sys
 from importlib import metadata
@@ -15,13 +16,18 @@ import pandas as pd
 import pytest
 
 from suite.__main__ import main
+from suite.measure import gate
 from suite.measure.releases import LOCKS, LockError, make_project, read
+from suite.measure.run import decoded
+from suite.records import speed
 from suite.records.lines import RecordError
 from suite.records.speed import SpeedRun
 from suite.report.frames import asv_results, measurements
 from suite.report.kinds import SPEED
 from suite.report.laws import cost_law, fit, law
 from suite.report.speed import ASV_HISTORY
+from suite.spec.case import Case
+from suite.spec.catalogue.workloads import WORKLOADS
 from tests.speed_by_hand import record, run, sweep, write
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -42,11 +48,44 @@ def test_latency_and_shares_are_those_of_the_median() -> None:
     assert row["implementation"] == "torch:sdpa"
     assert (row["ms"], row["q1"], row["q3"]) == pytest.approx((20, 15, 30))
     assert (row["share_of_gemm"], row["share_of_copy"]) == pytest.approx((0.5, 0.05))
+    assert math.isnan(row["tokens_per_second"])
     assert (row["first_call_ms"], row["MiB"], row["error_ratio"]) == (500, 1, 0.25)
     assert row["settled"]
     (out,) = report["refused"].to_dict("records")
     shown = [out[name] for name in ("implementation", "kind", "message")]
     assert shown == ["torch:wrong", "value", "far off"]
+
+
+def test_tokens_per_second_are_those_of_the_median() -> None:
+    report = tables([run(record("sdpa", 0.02, workload="llama-cache-batch", tokens=8))], ["speed"])
+    assert list(report["speed"]["tokens_per_second"]) == [400]
+
+
+def test_tokens_of_a_step_of_decoding_are_counted() -> None:
+    """One of each sample; a packed query has none of its samples twice."""
+    counted = {w.name: count for w in WORKLOADS if (count := decoded(w.case()))}
+    assert counted == {
+        "llama-decode": 1, "llama-decode-batch": 8, "llama-cache": 1, "llama-cache-batch": 8,
+        "llama-cache-server": 64, "deepseek-decode": 1, "deepseek-decode-batch": 8, "falcon-decode": 1,
+        "whisper-cross-decode": 5, "bahdanau-seq2seq": 16,
+    }  # fmt: skip
+    assert decoded(Case.parse("cached/none/gqa2/f32/b2h4q3k27d8/c3")) == 6
+    assert decoded(Case.parse("paged/none/gqa2/f32/b3h4q9k24d8/seg1.3.5x7.12.5/shared/causal")) == 9
+
+
+def test_a_step_of_decoding_has_tokens_per_second(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = tmp_path / "speed.jsonl"
+    names = [f"--workload=sdpa/none/gqa2/f32/b3h4q{n}k9d8" for n in (1, 9)]
+    common = ["bench", "--backend=numpy", "--implementation=definition", "--direction=forward"]
+    assert main([*common, "--quick", *names, f"--results={results}"]) == gate.OK
+    step, whole = speed.load(results).records
+    assert step.tokens_per_second == 3 / statistics.median(step.samples)
+    assert whole.tokens_per_second is None
+    shown = [text for text in capsys.readouterr().out.splitlines() if "tokens/s" in text]
+    assert len(shown) == 1
+    assert f"{step.tokens_per_second:.4g} tokens/s" in shown[0]
 
 
 def test_a_refused_answer_has_no_figure_in_any_table() -> None:

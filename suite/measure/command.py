@@ -149,7 +149,8 @@ def _say(text: str) -> None:
 
 
 def line(record: SpeedRecord) -> str:
-    """One record as a line: implementation, time, share of the limits, error ratio, memory."""
+    """One record as a line: implementation, time, share of the limits, tokens per second, error ratio,
+    memory."""
     who = f"{record.backend}:{record.implementation}"
     head = f"{record.workload:24} {who:28} {record.direction:16} {record.dtype:4}"
     seconds = record.seconds
@@ -158,6 +159,8 @@ def line(record: SpeedRecord) -> str:
     parts = [f"{seconds * 1e3:9.3f} ms"]
     for share, what in ((record.share_of_gemm, "gemm"), (record.share_of_copy, "copy")):
         parts.append(f"{share:6.1%} {what}" if share is not None else " " * 11)
+    if record.tokens_per_second is not None:
+        parts.append(f"{record.tokens_per_second:.4g} tokens/s")
     parts.append(f"error ratio {record.error_ratio:.2g}")
     if record.peak_bytes is not None:
         parts.append(f"{record.peak_bytes / 2**20:.1f} MiB")

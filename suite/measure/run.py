@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
@@ -125,6 +126,14 @@ class Measurement:
         return SpeedRecord(**every, status="timed" if self.preparation["settled"] else "unsettled")
 
 
+def decoded(case: Case) -> int:
+    """The tokens that a call computes, of all samples, if it is a step of decoding: it has fewer queries
+    than keys. 0 for other calls."""
+    if case.sizes.Lq >= case.sizes.Lk:
+        return 0
+    return math.prod(case.letters[axis] for axis in case.axes.get("query", "") if axis in "bq")
+
+
 def _beyond(record: SpeedRecord) -> bool:
     return (record.share_of_gemm or 0.0) > protocol.OVER_CEILING
 
@@ -172,6 +181,7 @@ def _group(
             "operator": case.operator.name,
             "keys": case.sizes.Lk,
             "swept": workload.swept,
+            "tokens": decoded(case) if direction == "forward" else 0,
         }
         measurements.append(Measurement(worker, f"{backend}:{offer.name}", identity))
     while measurements:

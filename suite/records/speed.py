@@ -32,6 +32,7 @@ class SpeedRecord:
     - `peak_bytes`: peak memory of the call, as the framework reports it
     - `error_ratio`: max |error| / bound of the timed output
     - `keys`: the number of keys; `swept`: whether the workload belongs to the sweep over lengths
+    - `tokens`: the tokens that a step of decoding computes, of all samples; 0 for other calls
     """
 
     workload: str
@@ -64,6 +65,7 @@ class SpeedRecord:
     operator: str = ""
     keys: NonNegativeInt = 0
     swept: bool = False
+    tokens: NonNegativeInt = 0
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -96,6 +98,11 @@ class SpeedRecord:
         if not seconds or not self.bytes or not self.copy:
             return None
         return self.bytes / seconds / self.copy
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Tokens of a step over its median; None without a time, and for what is no step of decoding."""
+        return self.tokens / self.seconds if self.seconds and self.tokens else None
 
 
 @dataclass(frozen=True)

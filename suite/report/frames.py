@@ -204,6 +204,7 @@ def measurements(runs: Iterable[SpeedRun], baseline: str = "") -> pd.DataFrame:
 
     seconds, low, high            float64: the median of the samples and their quartiles; NaN: no time
     share_of_gemm, share_of_copy  float64: parts of the machine's best matrix product and copy
+    tokens_per_second             float64: tokens of a step of decoding over its median; NaN: no such step
     speedup                       float64: seconds of the baseline over seconds
     label, source, started        text: "backend:name", with the file if files hold the same measurement;
                                   the file; when its run started
@@ -223,6 +224,7 @@ def measurements(runs: Iterable[SpeedRun], baseline: str = "") -> pd.DataFrame:
         "seconds",
         "share_of_gemm",
         "share_of_copy",
+        "tokens_per_second",
         "error_ratio",
         "peak_bytes",
         "first_call",
@@ -272,6 +274,7 @@ def _measured(record: SpeedRecord) -> dict[str, Any]:
         "high": float(high),
         "share_of_gemm": record.share_of_gemm,
         "share_of_copy": record.share_of_copy,
+        "tokens_per_second": record.tokens_per_second,
     }
 
 

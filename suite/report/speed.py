@@ -26,7 +26,7 @@ def _times(column: str, factor: float) -> Callable[[pd.DataFrame], pd.Series]:
 SPEED = Table(
     "speed",
     "Times of right answers: the median of a call and its quartiles in ms, shares of the machine's best "
-    "matrix product and copy, the first call, peak memory.",
+    "matrix product and copy, tokens per second of decoding, the first call, peak memory.",
     over="measurements",
     rows=_WAS_TIMED,
     columns={
@@ -35,7 +35,7 @@ SPEED = Table(
         "ms": _times("seconds", 1e3),
         "q1": _times("low", 1e3),
         "q3": _times("high", 1e3),
-        **same("share_of_gemm", "share_of_copy"),
+        **same("share_of_gemm", "share_of_copy", "tokens_per_second"),
         "first_call_ms": _times("first_call", 1e3),
         "MiB": _times("peak_bytes", 2.0**-20),
         **same("error_ratio"),
