@@ -148,6 +148,13 @@ class Scripted(Implementation):
         return PreparedCall(call, arguments, axis_order=self.axis_order)
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
+        return self.scripted(inputs)
+
+    def refusing(self, inputs: Inputs) -> PreparedCall:
+        return self.scripted(inputs, refusing=True)
+
+    def scripted(self, inputs: Inputs, refusing: bool = False) -> PreparedCall:
+        """The call that plays the script: as `prepare`, or as `refusing`."""
         backend, case = self.backend, inputs.case
         actions = list(played(case, lenient=True))  # what is malformed the cache refuses
 
@@ -159,8 +166,11 @@ class Scripted(Implementation):
 
         def call(query: Any, key: Any, value: Any, earlier: Any = None) -> Any:
             states = [self.init(inputs, key) for _ in range(1 + case.option("beside"))]
-            parts = list[tuple[Chunk, Any]]()
+            parts, refused = list[tuple[Chunk, Any]](), False
             for action, held in actions:
+                if refused and isinstance(action, Crop):
+                    refused = False
+                    continue
                 for n, state in enumerate(states):
                     match action:
                         case Chunk():
@@ -172,7 +182,12 @@ class Scripted(Implementation):
                                 states[n] = self.fill(state, earlier, k, v, turn)
                                 continue
                             q = action.cut(query, self.concat, self.place, queries=True)
-                            rows, states[n] = self.step(state, q, k, v, turn)
+                            try:
+                                rows, states[n] = self.step(state, q, k, v, turn)
+                            except Exception:
+                                if not refusing:
+                                    raise
+                                rows, refused = 0 * q, True
                             parts += [(action, rows)] if n == 0 else []
                         case Crop(count=count, samples=samples):
                             states[n] = self.crop(state, count, *some(samples))

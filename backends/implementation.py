@@ -25,17 +25,15 @@ if TYPE_CHECKING:
     from backends.protocol import Backend
 
 
-def as_in_programs(
-    prepare: Callable[[Any, Inputs], PreparedCall],
-) -> Callable[[Any, Inputs], PreparedCall]:
+def as_in_programs(prepare: Callable[..., PreparedCall]) -> Callable[..., PreparedCall]:
     """A method `prepare` of people's code, which runs as in their own programs (see
     `Compilers.surroundings`)."""
 
     @wraps(prepare)
-    def prepared(self: Any, inputs: Inputs) -> PreparedCall:
+    def prepared(self: Any, inputs: Inputs, **how: Any) -> PreparedCall:
         within = self.backend.compilers.surroundings(inputs.dtype)
         with within():
-            return prepare(self, inputs).under(within)
+            return prepare(self, inputs, **how).under(within)
 
     return prepared
 
@@ -110,6 +108,11 @@ class Implementation(ABC):
     def prepare_fresh(self, inputs: Inputs) -> PreparedCall:
         """`prepare`; a compiled call has its own program."""
         return self.prepare(inputs)
+
+    def refusing(self, inputs: Inputs) -> PreparedCall | None:
+        """`prepare` of a cache that goes on after steps that raise; None without steps of its own. The
+        rows of such a step are zeros, and the rollback behind the step is left out."""
+        return None
 
     def differentiable(self, inputs: Inputs) -> PreparedCall:
         """The call to differentiate. It also takes canonical parameters as arguments, if possible."""

@@ -199,8 +199,8 @@ class UserCached(Scripted, UserCallable):
         return claims.declared(self.features, refusals=refusals)
 
     @as_in_programs
-    def prepare(self, inputs: Inputs) -> PreparedCall:
-        return super().prepare(inputs)
+    def scripted(self, inputs: Inputs, refusing: bool = False) -> PreparedCall:
+        return super().scripted(inputs, refusing=refusing)
 
     def init(self, inputs: Inputs, key: Any) -> Any:
         """The pair of a person's object and its state, as in all methods."""

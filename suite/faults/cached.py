@@ -253,6 +253,19 @@ class CachedOverflowsIntoTheNext(CachedKernel):
         return None
 
 
+@fault("election", "slots are cleared and then counted; count first, and raise before a write")
+class CachedClearedWhenFull(CachedKernel):
+    """A chunk beyond the capacity raises, after all slots were zeroed."""
+
+    elections = CachedKernel.elections | {"beyond-capacity": "raises"}
+
+    def write(self, held: Held, key: np.ndarray, value: np.ndarray) -> None:
+        if held.left is None and held.total + key.shape[2] > held.slots:
+            held.key[:], held.value[:] = 0.0, 0.0
+            raise ValueError(f"{key.shape[2]} tokens for a cache of {held.slots} slots")
+        super().write(held, key, value)
+
+
 @fault("values", "`cache_position` that is never advanced, or a copy that is written")
 class CachedFrozen(CachedKernel):
     """Only the first chunk is kept."""

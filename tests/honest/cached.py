@@ -52,6 +52,17 @@ class CachedConcatenated(CachedKernel):
         return self.cut(kept, kept.total)
 
 
+class CachedRaisesWhenFull(CachedKernel):
+    """Without a window a chunk beyond the capacity raises before it is written."""
+
+    elections = CachedKernel.elections | {"beyond-capacity": "raises"}
+
+    def write(self, held: Held, key: np.ndarray, value: np.ndarray) -> None:
+        if held.left is None and held.total + key.shape[2] > held.slots:
+            raise ValueError(f"{key.shape[2]} tokens for a cache of {held.slots} slots")
+        super().write(held, key, value)
+
+
 class CachedRolled(CachedKernel):
     """The last tokens stand in order at the end of the slots, and move to the front at every chunk."""
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from itertools import pairwise
 
 import numpy as np
 
 from suite.judge.elections.probe import Probe
 from suite.judge.verdict import Deviation, NotApplicable
 from suite.spec.inputs import Inputs
-from suite.spec.operators.scripts import freed
+from suite.spec.operators.scripts import Chunk, Crop, actions, freed
 from suite.spec.operators.views import attended, views
 
 FREED = (
@@ -19,11 +20,21 @@ FREED = (
 )
 """Scripts after whose operation slots hold tokens that left the cache."""
 
+SLOTS = 6
+"""The capacity of the scripts below."""
+
 BEYOND = (
     "cached/none/gqa2/{dt}/b2h4q9k9d8/c4.1.1.1.1.1/room6",
     "cached/none/gqa2/{dt}/b2h4q9k9d8/c4.1of0.1of0.1of0.1.1.1of1.1of1.1of1/room6",
 )
 """Steps beyond the capacity, of all samples together, and of one sample beside another one."""
+
+REFUSED = (
+    "cached/none/gqa2/{dt}/b2h4q9k9d8/c4.3.back3.2/room6",
+    "cached/none/gqa2/{dt}/b2h4q9k9d8/c4.3of0.back3of0.3of1.back3of1.2/room6",
+)
+"""Chunks beyond the capacity: a cache that raises has the tokens that it had before, and takes others.
+The rollbacks are for the reference alone."""
 
 
 def poisoned(inputs: Inputs) -> Inputs:
@@ -63,7 +74,7 @@ def _nan_in_freed_slot(p: Probe) -> str:
 
 def _beyond_capacity(p: Probe) -> str:
     answers = set()
-    for inputs in _supported(p, BEYOND, lacking="overflow"):
+    for inputs in _supported(p, BEYOND, {"overflow"}):
         slots = inputs.case.option("capacity")
         got = p.values(inputs, lacking=True)
         grown = inputs.replace(capacity=None)
@@ -84,18 +95,46 @@ def _beyond_capacity(p: Probe) -> str:
         raise Deviation(
             "election", f"tokens beyond the capacity give {' and '.join(sorted(answers))}"
         )
+    if answers == {"raises"}:
+        _read_after_refusal(p)
     return answers.pop()
 
 
-def _supported(p: Probe, scripts: tuple[str, ...], lacking: str = "") -> Iterator[Inputs]:
-    """The inputs of the scripts that the implementation takes, apart from a feature that it lacks.
+def _read_after_refusal(p: Probe) -> None:
+    """Raise Deviation "election" unless a cache that raises beyond its capacity goes on as if it had not
+    been asked."""
+    for inputs in _supported(p, REFUSED, {"overflow", "rollback"}):
+        call = p.implementation.refusing(inputs)
+        if call is None:
+            continue
+        rows = np.ones((inputs.sizes.B, inputs.sizes.Lq), bool)
+        for action, after in pairwise(actions(inputs.case)):
+            if isinstance(action, Chunk) and isinstance(after, Crop):
+                rows[np.array(action.own)[:, None], action.rows] = False
+        got = p.values(inputs, lacking=True, prepared=call)
+        shape = (len(rows), inputs.sizes.H, rows.shape[1])
+        where = np.broadcast_to(rows[:, None], shape)
+        if got is None or not p.matches(got, inputs.replace(capacity=None), where=where):
+            raise Deviation(
+                "election",
+                "a cache that raises for tokens beyond its capacity does not go on with those before",
+            )
+
+
+def _supported(
+    p: Probe, scripts: tuple[str, ...], lacking: Collection[str] = ()
+) -> Iterator[Inputs]:
+    """The inputs of the scripts that the implementation takes, apart from features that it may lack.
 
     Raises NotApplicable without any.
     """
     reasons = []
     for script in scripts:
         inputs = p.drawn(script)
-        needed = [word for word in inputs.needs if word != lacking]
+        # The nearest case has more slots. On a GPU an index beyond them would end the process.
+        if "overflow" in lacking and p.implementation.backend.device == "cpu":
+            inputs = inputs.replace(capacity=SLOTS)
+        needed = [word for word in inputs.needs if word not in lacking]
         reason = p.implementation.missing(needed)
         if reason is None:
             yield inputs

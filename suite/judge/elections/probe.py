@@ -101,20 +101,22 @@ class Probe:
             return
         raise NotApplicable(reason)
 
-    def arrays(self, inputs: Inputs, lacking: bool = False) -> dict[str, np.ndarray] | None:
+    def arrays(
+        self, inputs: Inputs, lacking: bool = False, prepared: PreparedCall | None = None
+    ) -> dict[str, np.ndarray] | None:
         """The outputs by name in float64, or None if the framework raises. Raises Refused if a user
         function refuses, and Deviation "raised" and "shape".
 
         `lacking`: the inputs may need features that the implementation lacks; then an error is the
-        answer.
+        answer. `prepared`: another call than that of the implementation.
         """
         self.require(inputs, lacking)
         # What is observed is remembered, and must not depend on programs of cells before this one.
-        prepared = self.implementation.prepare_fresh(inputs)
+        prepared = prepared or self.implementation.prepare_fresh(inputs)
         try:
             native = prepared()
         except Exception as error:
-            self._take_as_answer(error)
+            self._take_as_answer(error, self.any_error or lacking)
             return None
         return self.read(native, inputs, prepared)
 
@@ -131,22 +133,24 @@ class Probe:
             raise Deviation("shape", f"expected shape {want} of the output, got {got}")
         return arrays
 
-    def _take_as_answer(self, error: Exception) -> None:
+    def _take_as_answer(self, error: Exception, any_error: bool) -> None:
         """Raise Refused if a user function refuses by this error, and Deviation "raised" if the error is
         no answer."""
         is_user_code = self.implementation.declared.is_user_code
         inside = self.implementation.backend.compilers.raised_inside(error)
         if isinstance(inside, NotImplementedError if is_user_code else NoKernel):
             raise refusal.outcome(self.implementation, error) from error
-        if self.any_error:
+        if any_error:
             return
         refuses = refusal.refuses(self.implementation, error)
         if not refuses or (is_user_code and not self.may_refuse):
             raise refusal.outcome(self.implementation, error) from error
 
-    def values(self, inputs: Inputs, lacking: bool = False) -> np.ndarray | None:
+    def values(
+        self, inputs: Inputs, lacking: bool = False, prepared: PreparedCall | None = None
+    ) -> np.ndarray | None:
         """The output in float64, or None if the framework raises."""
-        arrays = self.arrays(inputs, lacking)
+        arrays = self.arrays(inputs, lacking, prepared)
         return None if arrays is None else arrays["output"]
 
     def matches(
@@ -205,7 +209,7 @@ class Probe:
         except ForwardOnly as error:
             raise NotApplicable(f"forward only: {error}") from error
         except Exception as error:
-            self._take_as_answer(error)
+            self._take_as_answer(error, self.any_error)
             return None
         if not gradients or any(gradient is None for gradient in gradients.values()):
             raise NotApplicable(
@@ -226,7 +230,7 @@ class Probe:
                 raise NotApplicable(f"forward only: {error}") from error
             return None
         except Exception as error:
-            self._take_as_answer(error)
+            self._take_as_answer(error, self.any_error)
             return None
         backend, zeros = self.implementation.backend, np.zeros(1)
         return {
