@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from backends.declared import Limits
 from suite.faults.fault import fault
 from suite.faults.kernels.attention import Call, Kernel
 from suite.faults.kernels.gradient import Differentiable
+from suite.faults.split import NarrowLse
 
 FAMILY = "tiles"
 
@@ -63,6 +65,16 @@ class RingStepDropped(Kernel):
         last = (rank_of(rows)[:, None] + 1) % RANKS == rank_of(keys)
         last &= keys > RANKS
         return super().attend(np.where(last, -np.inf, scores), value, call)
+
+
+@fault("values", "log-sum-exps that go around in float16; keep them in float32", family="merge")
+class RingLseInTheDtype(NarrowLse):
+    """Ranks merge what arrives by log-sum-exps in float16, the dtype of the query."""
+
+    chunks, lse_dtype = RANKS, "f16"
+    dtypes, numerics = ("f16",), "fused"
+    features = frozenset({"causal"})
+    limits = Limits(lengths_multiple_of=(RANKS,), equal_lengths=True, equal_heads=True)
 
 
 @fault(

@@ -187,6 +187,7 @@ SIZES = (
 SMOKE_FAR = (
     "sdpa/none/mha/{dt}/b4h5q9k129d8/scale1.0/staircase",
     "sdpa/none/mha/{dt}/b2h3q17k23d8/bias.deep",
+    "sdpa/causal/mha/{dt}/b2h3q16k16d16/offset",  # of lengths that rings take
 )
 
 FAR = (
