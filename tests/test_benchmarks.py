@@ -61,7 +61,7 @@ def test_no_module_of_benchmarks_is_left_out() -> None:
 def test_every_parameter_of_a_benchmark_resolves(name: str, framework: str) -> None:
     pytest.importorskip(framework)
     asked = [group for group in groups(BENCHMARKS[name]) if issubclass(group, benchmark.Benchmark)]
-    assert len(asked) == (4 if framework == "tensorflow" else 5)  # decoding
+    assert len(asked) == (6 if framework == "torch" else 5)  # latents
     for group in asked:
         for case, implementation in itertools.product(*group.params):
             call = benchmark.resolved(group.backend, case, implementation, group.direction)
@@ -101,6 +101,24 @@ def test_a_case_that_is_declared_unsupported_has_no_value() -> None:
         benchmark.resolved("numpy", CASE, "definition", "backward")
 
 
+@pytest.mark.usefixtures("here")
+def test_a_step_of_decoding_is_a_share_of_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A query and three rows of keys and values in, a row out: 8 rows of 8 numbers, 4 bytes each."""
+    copies: list[Any] = []
+
+    def rate(_: Any, *what: Any) -> tuple[float, float]:
+        copies.append(what[:2])
+        return 1e6, 0.0
+
+    monkeypatch.setattr(benchmark, "rate_of", rate)
+    step, case = benchmark.Decode(), "sdpa/none/mha/f32/b1h1q1k3d8"
+    step.timed = benchmark.resolved("numpy", case, "definition", "forward")
+    seconds = iter((0.9, 0.01, 0.02, 0.001, 0.04))
+    monkeypatch.setattr(step.timed, "sample", lambda: next(seconds))
+    assert step.track_share_of_copy(case, "definition") == pytest.approx(8 * 8 * 4 / 0.02 / 1e6)
+    assert copies == [("copy", 8 * 8 // 2)]
+
+
 def test_a_workload_that_does_not_exist_fails_a_module() -> None:
     with pytest.raises(ValueError, match=r"unknown workload 'gpt2-trian'; valid: .*gpt2-train"):
         benchmark.ids("gpt2-trian")
@@ -121,10 +139,10 @@ def test_the_history_of_asv_goes_on() -> None:
                 unit = getattr(getattr(group, text), "unit", "")
                 identity = (group.param_names, group.params, group.version, unit)  # type: ignore[attr-defined]
                 every[f"{name}.{group.__name__}.{text}"] = identity
-    assert len(every) == 25
+    assert len(every) == 31
     assert every["bench_torch.Forward.time_forward"][1][1] == ["sdpa", "eager"]
     text = json.dumps(every, sort_keys=True)
-    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "31e54fd7f2a62c40"
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "d7149a6cdcd9d7fb"
 
 
 @pytest.mark.slow

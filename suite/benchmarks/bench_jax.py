@@ -12,8 +12,8 @@ class Forward(_Jax, _benchmark.Forward):
     cases = _benchmark.ids("gpt2-train", "bert-base-padded", "llama-decode", "vit-base-197")
 
 
-class Decode(_Jax, _benchmark.Forward):
-    cases = _benchmark.ids("llama-cache")
+class Decode(_Jax, _benchmark.Decode):
+    cases = _benchmark.ids("llama-cache", "llama-cache-batch")
     implementations = ["textbook-cached-slots"]
 
 

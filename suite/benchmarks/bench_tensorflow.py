@@ -13,6 +13,11 @@ class Forward(_Tensorflow, _benchmark.Forward):
     implementations = ["keras-ops@function", "keras-ops@xla"]
 
 
+class Decode(_Tensorflow, _benchmark.Decode):
+    cases = _benchmark.ids("llama-cache", "llama-cache-batch")
+    implementations = ["textbook-cached-slots"]
+
+
 class Backward(_Tensorflow, _benchmark.Backward): ...
 
 

@@ -12,9 +12,14 @@ class Forward(_Torch, _benchmark.Forward):
     cases = _benchmark.ids("gpt2-train", "bert-base-padded", "llama-decode", "vit-base-197")
 
 
-class Decode(_Torch, _benchmark.Forward):
-    cases = _benchmark.ids("llama-cache")
+class Decode(_Torch, _benchmark.Decode):
+    cases = _benchmark.ids("llama-cache", "llama-cache-batch")
     implementations = ["textbook-cached-slots"]
+
+
+class DecodeLatent(_Torch, _benchmark.Decode):
+    cases = _benchmark.ids("deepseek-decode")
+    implementations = ["textbook-latent-absorbed"]
 
 
 class Backward(_Torch, _benchmark.Backward): ...

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import statistics
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from importlib import metadata
@@ -27,6 +28,7 @@ from suite.measure.worker import implementations, pin, rate_of
 from suite.run.options import Options
 from suite.spec.case import Case
 from suite.spec.catalogue.workloads import named
+from suite.spec.operator import Work
 from suite.spec.vocabulary import STATUSES
 
 THREADS = "ATTENTION_THREADS"
@@ -86,6 +88,16 @@ class Benchmark:
         self.last = self.timed.calls()
         self.timed.backend.profiler.sync(self.last)
 
+    def _median(self) -> float:
+        """The median of five samples."""
+        return statistics.median(self.timed.sample() for _ in range(5))
+
+    def _work(self, case: str) -> Work:
+        """Operations and bytes of the call. Raises NotImplementedError if the operator counts none."""
+        if self.timed.work is None:
+            raise NotImplementedError(f"the operator of {case} counts no operations")
+        return self.timed.work
+
     def teardown(self, case: str, implementation: str) -> None:
         """Judge the last answer. Raises RefusedTime."""
         if self.last is not None:
@@ -109,6 +121,19 @@ class Backward(Benchmark):
         self._call()
 
 
+class Decode(Forward):
+    """Seconds of a step of decoding, and speed as a share of a copy of the bytes that the step moves."""
+
+    timeout = 300
+
+    @unit("share of a copy")
+    def track_share_of_copy(self, case: str, implementation: str) -> float:
+        work, fmt = self._work(case), self.timed.case.dtype
+        size = work.bytes // 2 // fmt.itemsize
+        rate, _ = rate_of(self.timed.backend, "copy", size, fmt)
+        return work.bytes / self._median() / rate
+
+
 class Quality(Benchmark):
     """Error ratio, and speed as a share of the fastest matrix product."""
 
@@ -118,12 +143,9 @@ class Quality(Benchmark):
 
     @unit("share of the largest matrix product")
     def track_share_of_gemm(self, case: str, implementation: str) -> float:
-        samples = sorted(self.timed.sample() for _ in range(5))
-        fmt, work = self.timed.case.dtype, self.timed.work
-        if work is None:
-            raise NotImplementedError(f"the operator of {case} counts no operations")
+        work, fmt = self._work(case), self.timed.case.dtype
         best = max(rate_of(self.timed.backend, "gemm", size, fmt)[0] for size in (512, 1024))
-        return work.flops / samples[2] / best
+        return work.flops / self._median() / best
 
 
 class ProcessMemory(Benchmark):
