@@ -187,7 +187,7 @@ class Scripted(Implementation):
                             except Exception:
                                 if not refusing:
                                     raise
-                                rows, refused = 0 * q, True
+                                rows, refused = q, True
                             parts += [(action, rows)] if n == 0 else []
                         case Crop(count=count, samples=samples):
                             states[n] = self.crop(state, count, *some(samples))

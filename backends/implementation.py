@@ -111,7 +111,7 @@ class Implementation(ABC):
 
     def refusing(self, inputs: Inputs) -> PreparedCall | None:
         """`prepare` of a cache that goes on after steps that raise; None without steps of its own. The
-        rows of such a step are zeros, and the rollback behind the step is left out."""
+        rows of such a step are its queries, and the rollback behind the step is left out."""
         return None
 
     def differentiable(self, inputs: Inputs) -> PreparedCall:
