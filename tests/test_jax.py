@@ -317,7 +317,8 @@ def test_functions_of_other_kinds_see_numbers_of_64_bits_in_float64_alone(
 
 @pytest.mark.parametrize("kind", [*registry.OWN.values(), UserFunction, UserLayer])
 def test_every_kind_is_asked_as_in_programs(kind: Any) -> None:
-    assert kind.prepare.__code__ is as_in_programs(kind.prepare).__code__
+    prepare = getattr(kind, "scripted", kind.prepare)
+    assert prepare.__code__ is as_in_programs(prepare).__code__
 
 
 @pytest.mark.parametrize(

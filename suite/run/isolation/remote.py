@@ -259,6 +259,9 @@ class RemoteFunction(Asking, Implementation):
     def prepare_fresh(self, inputs: Inputs) -> PreparedCall:
         return self._ask("prepare_fresh", inputs)
 
+    def refusing(self, inputs: Inputs) -> PreparedCall | None:
+        return self._ask("refusing", inputs)
+
     def differentiable(self, inputs: Inputs) -> PreparedCall:
         return self._ask("differentiable", inputs)
 
