@@ -80,6 +80,14 @@ def _right(
     return right
 
 
+def _explains(
+    tool: Instrument, inputs: Inputs, of: Inputs | Mapping[str, np.ndarray], names: list[str]
+) -> bool:
+    """True if the outputs called `names` were read, and are all those of another problem or answer."""
+    right = _right(tool, inputs, of, names)
+    return bool(right) and all(right.values())
+
+
 def _tells(other: Bounded, right: Bounded) -> bool:
     """True if an array within the bound of another problem says something: that bound is not much wider
     than the right one, or narrow beside what the problems differ by."""
@@ -107,21 +115,20 @@ def _outputs(tool: Instrument, inputs: Inputs, wrong: list[str]) -> Iterator[Fou
     """What is wrong with the outputs called `wrong`; not with an output that belongs to others, if these
     are wrong, too."""
     answer, oracle, every = tool.ask(inputs), tool.oracle(inputs), wrong
-    if answer is not None and oracle is not None and oracle.given(answer) is not oracle:
+    given = inputs if answer is None or oracle is None else oracle.given(answer).inputs
+    if given is not inputs:
         wrong = [name for name in wrong if name != "output"] or wrong
-    for other, sentence, family, hint in _problems(tool, inputs, wrong):
-        right = _right(tool, inputs, other, wrong)
-        if right and all(right.values()):
-            names = " and ".join(every)
-            first = (
-                f"Of what is returned only the {names} {'are' if len(every) > 1 else 'is'} wrong. "
-            )
-            first = "" if "output" in every else first
+    for other, sentence, family, hint in _problems(inputs, given, wrong):
+        if _explains(tool, inputs, other, wrong):
+            first = ""
+            if "output" not in every:
+                verb = "is" if len(every) == 1 else "are"
+                first = f"Of what is returned only the {' and '.join(every)} {verb} wrong. "
             problem = partial(_problem, sentence, hint) if "output" in wrong else None
             yield Found(first + sentence, family, hint, problem=problem)
             return
     scaled = _of_factor(tool, inputs) if "output" in wrong else None
-    if scaled is not None and all(_right(tool, inputs, scaled(inputs), wrong).values()):
+    if scaled is not None and _explains(tool, inputs, scaled(inputs), wrong):
         factor = scaled(inputs).effective_scale / inputs.effective_scale
         text = f"The scale is {factor:.4g} times the right one."
         yield Found(text, "scale", "a constant with few digits", problem=scaled)
@@ -149,17 +156,12 @@ def _outputs(tool: Instrument, inputs: Inputs, wrong: list[str]) -> Iterator[Fou
         )
 
 
-def _problems(tool: Instrument, inputs: Inputs, wrong: list[str]) -> Iterator[Another]:
-    """Other problems, also of what belongs to the other outputs of the answer, if these are right."""
-    known, got, oracle = (
-        PROBLEMS.get(inputs.operator.name, of_layer),
-        tool.ask(inputs),
-        tool.oracle(inputs),
-    )
+def _problems(inputs: Inputs, given: Inputs, wrong: list[str]) -> Iterator[Another]:
+    """Other problems, also of the inputs `given` the other outputs of the answer, if these are right."""
+    known = PROBLEMS.get(inputs.operator.name, of_layer)
     yield from known(inputs)
-    if got is not None and oracle is not None and wrong == ["output"]:
-        given = oracle.given(got).inputs
-        yield from known(given) if given is not inputs else ()
+    if given is not inputs and wrong == ["output"]:
+        yield from known(given)
 
 
 def _problem(sentence: str, hint: str, inputs: Inputs) -> Inputs | Mapping[str, np.ndarray] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 
 import numpy as np
@@ -214,9 +214,6 @@ def of_quantized(inputs: Inputs) -> Iterator[Another]:
     yield from made(inputs, (*of_scales(inputs), *of, causal, *of_scale(inputs)))
     if inputs.case.option("scales") == "pertile" and not inputs.case.option("zero"):
         for text, wrong, hint in by_tile(inputs):
-            wrong = {
-                n: np.broadcast_to(x, inputs.arrays[f"{n}_codes"].shape) for n, x in wrong.items()
-            }
             codes = {f"{n}_codes": inputs.arrays[f"{n}_codes"] * x for n, x in wrong.items()}
             if inputs.case.option("writes"):
                 codes = {n: inputs.arrays[n] / newest(x, inputs.sizes.Lq) for n, x in wrong.items()}
@@ -225,24 +222,23 @@ def of_quantized(inputs: Inputs) -> Iterator[Another]:
         yield from of_new_tokens(inputs)
 
 
-def stored(inputs: Inputs, name: str) -> np.ndarray:
-    """The codes of new keys or values, before they are rounded."""
-    last, zero = CODES[inputs.case.option("codes")].max, f"{name}_zero"
-    t = inputs.arrays[name] / newest(broadcast(inputs, f"{name}_scale"), inputs.sizes.Lq)
-    if zero in inputs.arrays:
-        t = t + newest(broadcast(inputs, zero), inputs.sizes.Lq)
-    return np.asarray(np.clip(t, -last, last))
+def stored(inputs: Inputs) -> dict[str, np.ndarray]:
+    """The codes of new keys and values, before they are rounded."""
+    last = CODES[inputs.case.option("codes")].max
+    return {name: np.clip(t, -last, last) for name, t in quotients(inputs, DTYPES["f64"]).items()}
 
 
 def of_slots(inputs: Inputs) -> Iterator[Another]:
     """New codes in other pages, and slots behind them that do not keep their codes."""
     table, size, s = inputs.arrays["page_table"], inputs.letters["s"], inputs.sizes
-    new = {name: stored(gathered(inputs), name) for name in KINDS}
+    new = stored(gathered(inputs))
 
     def pools(table: np.ndarray) -> dict[str, np.ndarray]:
         at = numbers(table, size, s.Lk)[:, -s.Lq :]
-        codes = {name: inputs.arrays[f"{name}_codes"] for name in KINDS}
-        return {f"{n}_output": put(codes[n], at, x, axes_of(n)) for n, x in new.items()}
+        return {
+            f"{n}_output": put(inputs.arrays[f"{n}_codes"], at, x, axes_of(n))
+            for n, x in new.items()
+        }
 
     for by, where, hint in ((1, "before", "size - 1"), (-1, "after", "size + 1")):
         text = f"New tokens are stored in the page {where} theirs."
@@ -261,15 +257,13 @@ def of_new_tokens(inputs: Inputs) -> Iterator[Another]:
     stale = "New tokens are stored behind the attention, which sees what was in their slots."
     yield read, stale, "state", "attention before the store"
     tokens = {name: dequantized(inputs, name).astype(float) for name in KINDS}
-    codes = {name: arrays[f"{name}_codes"].copy() for name in KINDS}
-    early = {name: x.copy() for name, x in codes.items()}
-    limited = {name: x.copy() for name, x in codes.items()}
+    early, limited = ({n: arrays[f"{n}_codes"].copy() for n in KINDS} for _ in range(2))
     count = inputs.sizes.Lq
-    for name in KINDS:
+    slot = max(inputs.sizes.Lk - count - 1, 0)
+    for name, t in stored(inputs).items():
         tokens[name][:, :, -count:] = arrays[name]
-        t = stored(inputs, name)
-        codes[name][:, :, -count:] = early[name][:, :, -count:] = t
-        early[name][:, :, -count - 1 : -1] = t
+        early[name][:, :, -count:] = t
+        early[name][:, :, slot : slot + count] = t
         limit = np.abs(limited[name][:, :, :-count]).max(initial=0.0) or last
         limited[name][:, :, -count:] = np.clip(t, -limit, limit)
     key, value = (np.repeat(tokens[name], inputs.sizes.group, 1) for name in KINDS)
@@ -304,51 +298,42 @@ def of_quantized_write(inputs: Inputs) -> Iterator[Another]:
     }
     text = "Numbers are clipped to the range of the first tokens."
     yield inputs.replace(**early), text, "quantized", "a range that is kept from prefill"
-    numbers = quotients(inputs)
-    answers: list[tuple[str, str, Callable[[np.ndarray], np.ndarray]]] = [
+    t, narrow = quotients(inputs), quotients(inputs, DTYPES["bf16"])
+
+    def written(codes: Iterable[np.ndarray]) -> dict[str, np.ndarray]:
+        return dict(zip(inputs.outputs, codes, strict=True))
+
+    answers: list[tuple[str, str, Callable[[str], np.ndarray]]] = [
         ("Codes are 0 below the smallest normal code.", "subnormals flushed",
-         lambda t: np.where(np.abs(t) < code.smallest_normal, 0.0, t)),
-        ("Codes end at 240.", "`float8_e4m3fnuz` for `float8_e4m3fn`", lambda t: np.clip(t, -240, 240)),
+         lambda n: np.where(np.abs(t[n]) < code.smallest_normal, 0.0, t[n])),
+        ("Codes end at 240.", "`float8_e4m3fnuz` for `float8_e4m3fn`",
+         lambda n: np.clip(t[n], -240, 240)),
         ("Numbers are rounded towards 0.", "digits that are cut off",
-         lambda t: towards_zero(t, code)),
-        ("Numbers pass through e5m2.", "a format in between", lambda t: round_to(t, CODES["e5m2"])),
+         lambda n: towards_zero(t[n], code)),
+        ("Numbers pass through e5m2.", "a format in between",
+         lambda n: round_to(t[n], CODES["e5m2"])),
     ] if not code.is_whole else [
-        ("Numbers are rounded towards 0.", "`x.to(int8)` without rounding", np.trunc),
-        ("Numbers are rounded down.", "`floor`", np.floor),
+        ("Numbers are rounded towards 0.", "`x.to(int8)` without rounding", lambda n: np.trunc(t[n])),
+        ("Numbers are rounded down.", "`floor`", lambda n: np.floor(t[n])),
         ("Numbers beyond the range wrap around.", "`x.to(int8)` without `clamp`",
-         lambda t: (np.rint(t) + 128) % 256 - 128),
+         lambda n: (np.rint(t[n]) + 128) % 256 - 128),
+        ("Quotients are rounded to bfloat16.", "`x / scale` in bfloat16",
+         lambda n: np.rint(narrow[n])),
     ]  # fmt: skip
-    for sentence, hint, change in answers:
-        lowest = -code.max - code.is_whole / 2  # -128 and -127 are both right
-        changed = (np.clip(change(t), lowest, code.max) for t in numbers.values())
-        yield dict(zip(inputs.outputs, changed, strict=True)), sentence, "numerics", hint
-    if code.is_whole:
-        narrow = quotients(inputs, DTYPES["bf16"])
-        changed = (np.clip(np.rint(t), -code.max - 0.5, code.max) for t in narrow.values())
-        text = "Quotients are rounded to bfloat16."
-        yield (
-            dict(zip(inputs.outputs, changed, strict=True)),
-            text,
-            "numerics",
-            "`x / scale` in bfloat16",
-        )
+    lowest = -code.max - code.is_whole / 2  # -128 and -127 are both right
+    for sentence, hint, answer in answers:
+        codes = written(np.clip(answer(name), lowest, code.max) for name in KINDS)
+        yield codes, sentence, "numerics", hint
     if inputs.case.option("scales") == "pertile":
         for text, wrong, hint in by_tile(inputs):
             tokens = {name: inputs.arrays[name] / x for name, x in wrong.items()}
             yield inputs.replace(**tokens), text, "quantized", hint
     if inputs.case.option("zero"):
         moved = {name: broadcast(inputs, f"{name}_zero") for name in KINDS}
-        clipped = (
-            np.rint(numbers[n] - moved[n]).clip(-code.max, code.max) + moved[n] for n in KINDS
-        )
-        codes = ((x + 128) % 256 - 128 for x in clipped)
+        clipped = (np.rint(t[n] - moved[n]).clip(-code.max, code.max) + moved[n] for n in KINDS)
+        codes = written((x + 128) % 256 - 128 for x in clipped)
         text = "Zero points are added behind clipping."
-        yield (
-            dict(zip(inputs.outputs, codes, strict=True)),
-            text,
-            "quantized",
-            "`clamp` before the sum",
-        )
+        yield codes, text, "quantized", "`clamp` before the sum"
 
 
 def towards_zero(t: np.ndarray, code: Code) -> np.ndarray:
@@ -362,10 +347,11 @@ def towards_zero(t: np.ndarray, code: Code) -> np.ndarray:
 def quotients(inputs: Inputs, fmt: DType | None = None) -> Mapping[str, np.ndarray]:
     """The numbers that become codes, before they are clipped and rounded. Quotients are rounded to `fmt`,
     by default to float32 as in implementations."""
-    numbers = {}
+    found = {}
     for name in KINDS:
-        quotient = inputs.arrays[name] / broadcast(inputs, f"{name}_scale")
-        numbers[name] = round_to(quotient, fmt or inputs.dtype.widened)
+        x, tokens = inputs.arrays[name], inputs.arrays[name].shape[2]
+        quotient = x / newest(broadcast(inputs, f"{name}_scale"), tokens)
+        found[name] = round_to(quotient, fmt or inputs.dtype.widened)
         if inputs.case.option("zero"):
-            numbers[name] = numbers[name] + broadcast(inputs, f"{name}_zero")
-    return numbers
+            found[name] = found[name] + newest(broadcast(inputs, f"{name}_zero"), tokens)
+    return found
