@@ -10,10 +10,13 @@ import pytest
 
 from backends import registry
 from backends.protocol import Implementation
+from suite.judge.diagnosis import others
 from suite.judge.diagnosis.finding import Diagnosis
 from suite.judge.diagnosis.identify import identify
+from suite.judge.diagnosis.instrument import Instrument
 from suite.spec.case import Case
 from suite.spec.catalogue import cases
+from suite.spec.inputs import Inputs
 
 torch = pytest.importorskip("torch")
 
@@ -138,6 +141,8 @@ OTHERS = (
     ("quantized-bias-of-another-format", "an exponent bias larger by 1",
      "quantized/none/mqa/f32/b3h2q1k23d8v6/e4m3/perchannel"),
     ("quantized-new-tokens-unrounded", "New tokens are attended before they become codes.", WRITES),
+    ("quantized-new-tokens-unrounded", "New tokens are attended before they become codes.",
+     "quantized/none/gqa2/f32/b1h4q17k17d8/e4m3/perhead/causal/writes"),
     ("quantized-stored-too-late", "stored behind the attention", WRITES),
     ("quantized-stored-one-slot-early", "New tokens are stored one slot early.", WRITES),
     ("quantized-stored-in-the-old-range", "clipped to the range of the codes before.", WRITES),
@@ -204,6 +209,21 @@ def test_other_operators_are_read(name: str, sentence: str, case: str) -> None:
     wrong = of(backend, name)
     found = identify(backend, wrong, [Case.parse(case)], seconds=60)
     assert sentence in found[0].sentence
+
+
+def test_a_scale_that_was_not_read_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    nearest = others._of_factor
+
+    def at_the_last_moment(tool: Instrument, inputs: Inputs) -> Any:
+        problem = nearest(tool, inputs)
+        assert problem is not None
+        monkeypatch.setattr(Instrument, "late", True)
+        return problem
+
+    monkeypatch.setattr(others, "_of_factor", at_the_last_moment)
+    backend = registry.load("suite.faults:mutants")
+    wrong = of(backend, "latent-scale-roughly")
+    assert not identify(backend, wrong, [Case.parse(LATENT)], seconds=60)
 
 
 def of_user(function: Callable[..., Any], like: str, case: str) -> list[Diagnosis]:
