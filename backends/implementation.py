@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def as_in_programs(prepare: Callable[..., PreparedCall]) -> Callable[..., PreparedCall]:
-    """A method `prepare` of people's code, which runs as in their own programs (see
+    """A method that prepares calls of people's code: both run as in people's own programs (see
     `Compilers.surroundings`)."""
 
     @wraps(prepare)

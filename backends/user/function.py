@@ -162,6 +162,14 @@ class UserCallable(Implementation):
         """The features that the function lacks as a trial call shows, with the reason."""
         return {}
 
+    @as_in_programs
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        return self.call_of(inputs)
+
+    def call_of(self, inputs: Inputs) -> PreparedCall:
+        """The call of the function."""
+        raise NotImplementedError
+
 
 class UserFunction(UserCallable):
     """A user's function with a framework's native signature. Its elections are compared with those of
@@ -209,8 +217,7 @@ class UserFunction(UserCallable):
         ways = {n: way for n, way in self.ways.items() if not way.keys() & plain.arguments.keys()}
         return plain.written_out(ways)
 
-    @as_in_programs
-    def prepare(self, inputs: Inputs) -> PreparedCall:
+    def call_of(self, inputs: Inputs) -> PreparedCall:
         """The function's call: query, key and value by position, the rest by keyword."""
         backend, native, function = self.backend, self.native, self.called
         call = AttentionCall(backend, inputs, native.divide(inputs, self.binder))

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 from backends.binder import Parameter
-from backends.implementation import as_in_programs
 from backends.masks import masked_arrays
 from backends.prepared import PreparedCall
 from backends.user.function import SCALES, UserCallable
@@ -51,8 +50,7 @@ class UserLatent(UserCallable):
                 case = replace(case, mask=left)
         return super().unsupported(case)
 
-    @as_in_programs
-    def prepare(self, inputs: Inputs) -> PreparedCall:
+    def call_of(self, inputs: Inputs) -> PreparedCall:
         flagged, rest = split_causal(inputs.mask, inputs.form, inputs.sizes)
         flagged = flagged and "causal" in self.binder.taken
         arrays = masked_arrays(self.backend, inputs, rest if flagged else None)

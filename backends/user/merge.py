@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from backends.implementation import as_in_programs
 from backends.prepared import PreparedCall
 from backends.user.function import UserCallable
 from suite.spec.inputs import Inputs
@@ -22,8 +21,7 @@ class UserMerge(UserCallable):
     arrays = ("partial_output", "partial_lse")
     features = FEATURES
 
-    @as_in_programs
-    def prepare(self, inputs: Inputs) -> PreparedCall:
+    def call_of(self, inputs: Inputs) -> PreparedCall:
         arrays, dtype = inputs.arrays, inputs.dtype
         arguments = {
             "partial_output": self.backend.array(arrays["partial_output"], dtype),

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from backends.binder import Parameter
-from backends.implementation import as_in_programs
 from backends.memory import segmented
 from backends.prepared import PreparedCall
 from backends.user.function import SCALES, UserCallable
@@ -68,8 +67,7 @@ class UserPacked(UserCallable):
         want = expected(inputs)
         return got.shape == want.shape and bool(np.abs(got - want).max() < 0.1)
 
-    @as_in_programs
-    def prepare(self, inputs: Inputs) -> PreparedCall:
+    def call_of(self, inputs: Inputs) -> PreparedCall:
         keywords = self.binder.bind(inputs, inputs.needs)
         arguments = segmented(self.backend, inputs, SUMMED, np.int32)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from backends.binder import Parameter
-from backends.implementation import as_in_programs
 from backends.memory import paged
 from backends.prepared import PreparedCall
 from backends.user.function import SCALES, UserCallable
@@ -46,8 +45,7 @@ class UserPaged(UserCallable):
     table = KEYWORDS
     features = FEATURES | {"length-arrays"}
 
-    @as_in_programs
-    def prepare(self, inputs: Inputs) -> PreparedCall:
+    def call_of(self, inputs: Inputs) -> PreparedCall:
         keywords = self.binder.bind(inputs, inputs.needs)
         arguments = paged(self.backend, inputs)
 

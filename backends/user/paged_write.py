@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from backends.binder import Parameter
-from backends.implementation import as_in_programs
 from backends.memory import written
 from backends.prepared import PreparedCall
 from backends.user.function import UserCallable
@@ -36,8 +35,7 @@ class UserPagedWrite(UserCallable):
     table = KEYWORDS
     features = FEATURES
 
-    @as_in_programs
-    def prepare(self, inputs: Inputs) -> PreparedCall:
+    def call_of(self, inputs: Inputs) -> PreparedCall:
         keywords = self.binder.bind(inputs, inputs.needs)
 
         def call(key: Any, value: Any, key_cache: Any, value_cache: Any, slot_mapping: Any) -> Any:

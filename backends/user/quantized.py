@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from backends.binder import Parameter
-from backends.implementation import as_in_programs
 from backends.memory import coded
 from backends.prepared import PreparedCall
 from backends.user.function import UserCallable
@@ -54,8 +53,7 @@ class UserOfCodes(UserCallable):
     """A user's function of codes. Scales and zero points broadcast with their keys or values, but with a
     `tile` they have one number for so many components."""
 
-    @as_in_programs
-    def prepare(self, inputs: Inputs) -> PreparedCall:
+    def call_of(self, inputs: Inputs) -> PreparedCall:
         keywords = self.binder.bind(inputs, inputs.needs)
         given = coded(self.backend, inputs)
         named = {name: given[name] for name in given if name in keywords}

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from backends.binder import Parameter
-from backends.implementation import as_in_programs
 from backends.prepared import PreparedCall
 from backends.user.function import UserCallable
 from suite.spec.case import Case
@@ -79,8 +78,7 @@ class UserRotation(UserCallable):
         ]
         return bool(far[1] < far[0])
 
-    @as_in_programs
-    def prepare(self, inputs: Inputs) -> PreparedCall:
+    def call_of(self, inputs: Inputs) -> PreparedCall:
         backend, keywords = self.backend, self.binder.bind(inputs, inputs.needs)
         position = inputs.arrays["position"]
         whole = not (position % 1).any()
