@@ -53,6 +53,14 @@ class Turn:
         return self.held.positions[self.held.newest(self.chunk)]
 
 
+def rolled_back(length: int, count: int) -> int:
+    """The number of tokens after a rollback of `count`, for caches whose caller counts. Raises
+    ValueError."""
+    if count > length:
+        raise ValueError(f"a rollback of {count} tokens, and there are {length}")
+    return length - count
+
+
 class Scripted(Implementation):
     """A cache with methods for the actions of a script. Each of them returns the state after it.
 

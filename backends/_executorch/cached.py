@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from backends._torch.engine import TorchEngine
-from backends.caching import Scripted, Turn
+from backends.caching import Scripted, Turn, rolled_back
 from backends.declared import Declared
 from suite.spec.case import Case
 from suite.spec.catalogue import AnyCase
@@ -97,9 +98,7 @@ class FusedCache(Scripted):
         return rows, replace(state, count=state.count + key.shape[1])
 
     def crop(self, state: Filled, count: int, *samples: Any) -> Filled:
-        if count > state.count:  # the caller counts
-            raise ValueError(f"a rollback of {count} tokens, and there are {state.count}")
-        return replace(state, count=state.count - count)
+        return replace(state, count=rolled_back(state.count, count))
 
     def reset(self, state: Filled, *samples: Any) -> Filled:
         return replace(state, count=0)
@@ -192,7 +191,7 @@ class CustomRing(FusedCache):
         return self.concat(answers, 0), tuple(states)
 
     def crop(self, state: Any, count: int, *samples: Any) -> Any:
-        return self.each(state, samples, lambda one: super(CustomRing, self).crop(one, count))
+        return self.each(state, samples, partial(super().crop, count=count))
 
     def reset(self, state: Any, *samples: Any) -> Any:
         return self.each(state, samples, super().reset)

@@ -14,7 +14,7 @@ import numpy as np
 
 from backends._keras.engine import WithKeras
 from backends._keras.multi_head import MultiHead
-from backends.caching import Scripted, Turn
+from backends.caching import Scripted, Turn, rolled_back
 from backends.declared import Declared
 from suite.spec.inputs import Inputs
 from suite.spec.operators.cached import FEATURES
@@ -84,9 +84,7 @@ class CachedDecode(Scripted):
         return ops.reshape(rows, (B, L, H, D)), Filled(state.layer, cache, state.count + L)
 
     def crop(self, state: Filled, count: int, *samples: Any) -> Filled:
-        if count > state.count:  # the caller counts, and the layer takes any index
-            raise ValueError(f"a rollback of {count} tokens, and there are {state.count}")
-        return replace(state, count=state.count - count)
+        return replace(state, count=rolled_back(state.count, count))
 
     def reset(self, state: Filled, *samples: Any) -> Filled:
         return replace(state, count=0)

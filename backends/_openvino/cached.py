@@ -15,7 +15,7 @@ import numpy as np
 
 from backends._openvino.attention import LOST
 from backends._openvino.engine import OpenvinoEngine
-from backends.caching import Scripted, Turn
+from backends.caching import Scripted, Turn, rolled_back
 from backends.declared import Declared
 from suite.spec.catalogue import AnyCase
 from suite.spec.inputs import Inputs
@@ -30,6 +30,11 @@ class Request:
     request: Any
     order: np.ndarray
     count: int = 0
+
+    @classmethod
+    def of(cls, request: Any, samples: int, count: int = 0) -> Request:
+        """A request whose samples go on with their own histories."""
+        return cls(request, np.arange(samples, dtype=np.int32), count)
 
 
 class Stateful(Scripted):
@@ -61,17 +66,14 @@ class Stateful(Scripted):
         return super().unsupported(case)
 
     def init(self, inputs: Inputs, key: Any) -> Request:
-        s, more = (
-            inputs.sizes,
-            {"sinks": "sinks" in inputs.arrays, "biased": inputs.bias is not None},
-        )
-        kind, backend = key.dtype, self.backend
+        s, kind, backend = inputs.sizes, key.dtype, self.backend
+        more = {"sinks": "sinks" in inputs.arrays, "biased": inputs.bias is not None}
         compiled = backend.kept_model(
             (self.name, s.H, s.Hkv, s.D, s.Dv, kind.name, inputs.scale, *more.values()),
             lambda: self.model(inputs, kind, **more),
             KV_CACHE_PRECISION=backend.type_of(kind),
         )
-        return Request(compiled.create_infer_request(), np.arange(s.B, dtype=np.int32))
+        return Request.of(compiled.create_infer_request(), s.B)
 
     def model(self, inputs: Inputs, kind: np.dtype, sinks: bool, biased: bool) -> Any:
         """A model of query, key, value, samples, mask and sinks, with dynamic batch and lengths."""
@@ -124,8 +126,7 @@ class Stateful(Scripted):
         sinks = inputs.arrays.get("sinks")
         more = [] if sinks is None else [backend.array(sinks.reshape(1, -1, 1, 1), inputs.dtype)]
         rows = backend.run(state.request, [query, key, value, state.order, mask, *more])
-        order, count = np.arange(len(state.order), dtype=np.int32), state.count + key.shape[2]
-        return rows, Request(state.request, order, count)
+        return rows, Request.of(state.request, len(state.order), state.count + key.shape[2])
 
     def changed(self, state: Request, tokens: np.ndarray) -> Request:
         """The state with the tokens (B, n) of its variables."""
@@ -134,17 +135,15 @@ class Stateful(Scripted):
             array = np.array(held.data)[state.order]
             kept = np.take_along_axis(array, tokens[:, None, :, None], 2)
             variable.state = self.backend.openvino.Tensor(kept, kept.shape, held.element_type)
-        return Request(state.request, np.arange(len(tokens), dtype=np.int32), tokens.shape[1])
+        return Request.of(state.request, *tokens.shape)
 
     def crop(self, state: Request, count: int, *samples: Any) -> Request:
-        if count > state.count:  # the caller counts, and sets the variables
-            raise ValueError(f"a rollback of {count} tokens, and there are {state.count}")
-        kept = np.arange(state.count - count)
+        kept = np.arange(rolled_back(state.count, count))
         return self.changed(state, np.tile(kept, (len(state.order), 1)))
 
     def reset(self, state: Request, *samples: Any) -> Request:
         state.request.reset_state()
-        return Request(state.request, np.arange(len(state.order), dtype=np.int32))
+        return Request.of(state.request, len(state.order))
 
     def keep(self, state: Request, paths: Any, count: int) -> Request:
         before = state.count - count
@@ -152,7 +151,7 @@ class Stateful(Scripted):
         return self.changed(state, np.concatenate([first, before + paths], 1))
 
     def reorder(self, state: Request, samples: Any) -> Request:
-        return replace(state, order=state.order[samples].astype(np.int32))
+        return replace(state, order=state.order[samples])
 
     def concat(self, arrays: Sequence[Any], axis: int) -> Any:
         return np.concatenate(list(arrays), axis)
