@@ -17,6 +17,7 @@ from backends.implementation import Implementation
 from backends.limits import Limits
 from backends.prepared import PreparedCall
 from backends.textbook.cached import GrowingCache
+from backends.textbook.rotary import tables
 from suite.spec.case import Case
 from suite.spec.catalogue import AnyCase
 from suite.spec.inputs import Inputs
@@ -191,10 +192,9 @@ class PastGroupQuery(PastAttention):
         """Also `cosine` and `sine` (tokens, D / 2) of all positions."""
         arrays, turn = super().masks(inputs), rotation(inputs.case)
         if turn is not None:
-            theta = turn.base ** (-np.arange(0, turn.size, 2) / turn.size)
-            angles = np.arange(held(inputs.case))[:, None] * theta
-            for name, table in (("cosine", np.cos(angles)), ("sine", np.sin(angles))):
-                arrays[name] = self.backend.array(table, inputs.dtype)
+            cosine, sine = tables(turn, np.arange(held(inputs.case)))
+            arrays["cosine"] = self.backend.array(cosine, inputs.dtype)
+            arrays["sine"] = self.backend.array(sine, inputs.dtype)
         return arrays
 
     def node(

@@ -15,7 +15,7 @@ from backends.memory import sequences
 from backends.prepared import PreparedCall
 from backends.textbook.attention import attention
 from backends.textbook.packed import TextbookPacked
-from backends.textbook.rotary import turned
+from backends.textbook.rotary import tables, turned
 from suite.spec.case import Case
 from suite.spec.dtypes import CODES, DTYPES
 from suite.spec.inputs import Inputs
@@ -63,7 +63,7 @@ class TextbookCached(TextbookPacked):
         are slopes; `bias_n` (b, H, rows, keys); `order_n` (B,) of samples; `cosine_n` and `sine_n` (b, 1,
         tokens, D / 2) of a rotation. The arrays of the features by name."""
         case, arrays, biases = inputs.case, dict[str, np.ndarray](), dict[str, np.ndarray]()
-        tables, turn = dict[str, np.ndarray](), rotation(case)
+        pairs, turn = dict[str, np.ndarray](), rotation(case)
         for n, (action, held, keys) in enumerate(self.seen(case)):
             if isinstance(action, Pick):
                 arrays[f"order_{n}"] = np.array(action.samples, np.int32)
@@ -72,9 +72,7 @@ class TextbookCached(TextbookPacked):
             newest = held.newest(action)
             rows = held.positions[newest]
             if turn is not None:
-                theta = turn.base ** (-np.arange(0, turn.size, 2) / turn.size)
-                angles = (rows[:, :, None] * theta)[:, None]
-                tables |= {f"cosine_{n}": np.cos(angles), f"sine_{n}": np.sin(angles)}
+                pairs[f"cosine_{n}"], pairs[f"sine_{n}"] = tables(turn, rows[:, None])
             if action.asked:
                 mask = allowed(case, rows, held.begins[newest], keys, action.tree)
                 arrays[f"mask_{n}"] = mask[:, None]
@@ -85,7 +83,7 @@ class TextbookCached(TextbookPacked):
                     arrays[f"distance_{n}"] = distance[:, None]
         made = {name: self.backend.array(x, None) for name, x in arrays.items()}
         made |= {name: self.backend.array(x, inputs.dtype) for name, x in biases.items()}
-        made |= {name: self.backend.array(x, inputs.dtype.widened) for name, x in tables.items()}
+        made |= {name: self.backend.array(x, inputs.dtype.widened) for name, x in pairs.items()}
         return made | feature_arrays(self.backend, inputs)
 
     def seen(self, case: Case) -> Iterator[tuple[Action, Held, np.ndarray]]:

@@ -40,6 +40,13 @@ def turned(ops: Operations, x: Any, cosine: Any, sine: Any, rotation: Rotation) 
     return ops.concat([one * cosine - two * sine, two * cosine + one * sine, *rest], -1)
 
 
+def tables(rotation: Rotation, position: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Cosine and sine (..., r / 2) in float64 of positions (...), for a rotation that is not scaled."""
+    theta = rotation.base ** (-np.arange(0, rotation.size, 2) / rotation.size)
+    angle = position[..., None] * theta
+    return np.cos(angle), np.sin(angle)
+
+
 class TextbookRotary(TextbookOperator):
     """Sine, cosine and products in float32; the output is rounded once."""
 
