@@ -133,8 +133,7 @@ class Attention(Implementation):
 
     def attributes(self, inputs: Inputs, native: Native) -> dict[str, Any]:
         """The operator's attributes, without the numbers of heads."""
-        numbers = {"scale": inputs.scale, "softcap": inputs.feature("softcap")}
-        attributes = {name: number for name, number in numbers.items() if number is not None}
+        attributes = {"scale": inputs.scale, "softcap": inputs.feature("softcap")}
         return attributes | ({"is_causal": 1} if native.causal else {})
 
     def node(

@@ -90,11 +90,10 @@ class PastAttention(GrowingCache):
         case, mask = inputs.case, None
         if {"tree", "documents", "window", "left-padding"} & {*inputs.needs}:
             mask = rest[f"mask_{n}"]
-        numbers = {"scale": inputs.scale, "softcap": case.option("softcap")}
-        attributes = {name: x for name, x in numbers.items() if x is not None}
         rows, *present = query.graph.add(
             "Attention", query, key, value, mask, *(state or (None, None)), outputs=3,
-            shape=lambda: (*query.shape[:3], value.shape[3]), is_causal=1, **attributes,
+            shape=lambda: (*query.shape[:3], value.shape[3]), is_causal=1, scale=inputs.scale,
+            softcap=case.option("softcap"),
         )  # fmt: skip
         return rows, *present
 
@@ -147,11 +146,10 @@ class ScatterAttention(PastAttention):
         )
         if query is None:
             return None, (key, value)
-        numbers = {"scale": inputs.scale, "softcap": inputs.case.option("softcap")}
         rows = query.graph.add(
             "Attention", query, key, value, rest[f"mask_{n}"], None, None, rest[f"written_{n}"],
-            shape=lambda: (*query.shape[:3], value.shape[3]),
-            **{name: x for name, x in numbers.items() if x is not None},
+            shape=lambda: (*query.shape[:3], value.shape[3]), scale=inputs.scale,
+            softcap=inputs.case.option("softcap"),
         )  # fmt: skip
         return rows, (key, value)
 
@@ -204,11 +202,10 @@ class PastGroupQuery(PastAttention):
         case, (B, _, L, _), graph = inputs.case, query.shape, query.graph
         total = L + (0 if state is None else state[0].shape[2])
         left = case.option("left")
-        numbers = {
+        attributes = {
             "scale": inputs.scale, "softcap": case.option("softcap"),
             "local_window_size": None if left is None else left + 1,
         }  # fmt: skip
-        attributes = {name: x for name, x in numbers.items() if x is not None}
         turn = rotation(case)
         if turn is not None:
             attributes |= {"do_rotary": 1, "rotary_interleaved": int(turn.interleaved)}

@@ -91,7 +91,7 @@ class ContribAttention(Implementation):
 
     def attributes(self, inputs: Inputs, native: Native) -> dict[str, Any]:
         """The operator's attributes, without the numbers of heads."""
-        return {} if inputs.scale is None else {"scale": inputs.scale}
+        return {"scale": inputs.scale}
 
     def node(
         self, query: Symbol, key: Symbol, value: Symbol, rest: Mapping[str, Symbol],
@@ -205,8 +205,7 @@ class GroupQuery(ContribAttention):
                     "local_window_size includes the query's own key: expected 1 or more"
                 )
             more["local_window_size"] = 1 + native.window.left
-        if inputs.feature("softcap") is not None:
-            more["softcap"] = inputs.feature("softcap")
+        more["softcap"] = inputs.feature("softcap")
         return super().attributes(inputs, native) | more
 
     def node(

@@ -52,8 +52,8 @@ class Graph:
     ) -> Any:  # fmt: skip
         """Record a node; returns its output, or a tuple of outputs.
 
-        None is an absent input. `shape` computes the shape of the first output, if callers need it. The
-        dtype is that of the first input unless `dtype` is given.
+        None is an absent input or attribute. `shape` computes the shape of the first output, if callers
+        need it. The dtype is that of the first input unless `dtype` is given.
         """
         while inputs and inputs[-1] is None:
             inputs = inputs[:-1]

@@ -54,8 +54,7 @@ class CodedGroupQuery(Implementation):
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         case, s = inputs.case, inputs.sizes
-        numbers = {"causal": int(case.option("alignment") == "causal"), "scale": inputs.scale}
-        attributes = {name: x for name, x in numbers.items() if x is not None}
+        attributes = {"causal": int(case.option("alignment") == "causal"), "scale": inputs.scale}
 
         def call(query: Symbol, **arrays: Symbol) -> Any:
             past, writes = s.Lk - s.Lq, case.option("writes")
