@@ -117,63 +117,53 @@ def allowed(sample: float) -> float:
     return max(UNSYNCED * sample, STALE_SECONDS)
 
 
+LATE = {
+    "not-synced": "the answer was complete only {} later",
+    "lazy": "reading the answer takes {} more than a plain array",
+}
+"""What is said of a time that is refused for its readings."""
+
+
 @dataclass
 class Readings:
-    """Seconds of readings in each trial: of an output at once, of an output after a wait, and of a plain
-    array with the values of an output, several times.
+    """Seconds of readings: of an output at once, of an output after a wait, and of a plain array with the
+    values of an output, several times.
+
+    - `waited`: of each trial, the seconds in which an output was completed after the clock had stopped
+    - `computed`: of each trial, the seconds in which an output was computed as it was read
+    - `plain`: the seconds of all readings of plain arrays
 
     All three kinds follow a call: reading is slower then. A trial decides if readings of plain arrays
     vary less than the limit. Otherwise the median of the differences over several trials does, by its
     interval: reading many bytes from a device may vary by more than the whole call takes.
     """
 
-    at_once: list[float] = field(default_factory=list)
-    later: list[float] = field(default_factory=list)
-    plain: list[Sequence[float]] = field(default_factory=list)
+    waited: list[float] = field(default_factory=list)
+    computed: list[float] = field(default_factory=list)
+    plain: list[float] = field(default_factory=list)
 
     def take(self, at_once: float, later: float, plain: Sequence[float]) -> None:
         """Add a trial."""
-        self.at_once.append(at_once)
-        self.later.append(later)
-        self.plain.append(plain)
-
-    @property
-    def waited(self) -> list[float]:
-        """Seconds in which outputs were completed after the clock had stopped."""
-        return [a - b for a, b in zip(self.at_once, self.later, strict=True)]
-
-    @property
-    def computed(self) -> list[float]:
-        """Seconds in which outputs were computed as they were read."""
-        return [a - b[0] for a, b in zip(self.later, self.plain, strict=True)]
+        self.waited.append(at_once - later)
+        self.computed.append(later - plain[0])
+        self.plain += plain
 
     def accepted(self, samples: Sequence[float]) -> bool:
         """True if the seconds of `samples` are accepted, False if more trials decide. Raises RefusedTime
         "not-synced" or "lazy"."""
-        usual = statistics.median(samples)
+        usual, slowest = statistics.median(samples), max(samples)
         late = False
-        for kind, extra, limit, said in (
-            (
-                "not-synced",
-                self.waited,
-                allowed(max(samples)),
-                "the answer was complete only {} later",
-            ),
-            (
-                "lazy",
-                self.computed,
-                allowed(usual),
-                "reading the answer takes {} more than a plain array",
-            ),
+        for kind, extra, limit in (
+            ("not-synced", self.waited, allowed(slowest)),
+            ("lazy", self.computed, allowed(usual)),
         ):
             if interval(extra, CERTAIN)[0] > limit:
                 stopped = f"the clock stopped after {usual * 1e3:.3g} ms"
                 more = f"{statistics.median(extra) * 1e3:.3g} ms"
-                raise RefusedTime(kind, f"{stopped}, but {said.format(more)}")
+                raise RefusedTime(kind, f"{stopped}, but {LATE[kind].format(more)}")
             late |= extra[-1] > limit
-        every = [seconds for trial in self.plain for seconds in trial]
-        vary = max(every) - min(every) > allowed(usual)
-        return not (vary or late) or len(self.plain) == READINGS
+        vary = max(self.plain) - min(self.plain) > allowed(usual)
+        return not (vary or late) or len(self.waited) == READINGS
 
 
 def calls_per_sample(seconds: float) -> int:
