@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from backends.protocol import UsageError
-from suite.measure import benchmark
+from suite.measure import benchmark, worker
 from suite.report.frames import asv_results
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -110,7 +110,7 @@ def test_a_step_of_decoding_is_a_share_of_a_copy(monkeypatch: pytest.MonkeyPatch
         copies.append(what[:2])
         return 1e6, 0.0
 
-    monkeypatch.setattr(benchmark, "rate_of", rate)
+    monkeypatch.setattr(worker, "rate_of", rate)
     step, case = benchmark.Decode(), "sdpa/none/mha/f32/b1h1q1k3d8"
     step.timed = benchmark.resolved("numpy", case, "definition", "forward")
     seconds = iter((0.9, 0.01, 0.02, 0.001, 0.04))

@@ -24,7 +24,7 @@ from backends.protocol import UsageError
 from suite.measure import protocol
 from suite.measure.call import Accuracy, TimedCall
 from suite.measure.protocol import UnsupportedCall
-from suite.measure.worker import implementations, pin, rate_of
+from suite.measure.worker import implementations, pin, rate_of, rate_of_copy
 from suite.run.options import Options
 from suite.spec.case import Case
 from suite.spec.catalogue.workloads import named
@@ -128,10 +128,9 @@ class Decode(Forward):
 
     @unit("share of a copy")
     def track_share_of_copy(self, case: str, implementation: str) -> float:
-        work, fmt = self._work(case), self.timed.case.dtype
-        size = work.bytes // 2 // fmt.itemsize
-        rate, _ = rate_of(self.timed.backend, "copy", size, fmt)
-        return work.bytes / self._median() / rate
+        moved = self._work(case).bytes
+        rate = rate_of_copy(self.timed.backend, moved, self.timed.case.dtype)
+        return moved / self._median() / rate
 
 
 class Quality(Benchmark):

@@ -115,8 +115,7 @@ class Server:
                     break
             self.limits[gemm] = best
         if request["bytes"] and (copy not in self.limits or request["again"]):
-            size = max(1, request["bytes"] // 2 // fmt.itemsize)
-            rate, _ = rate_of(self.backend, "copy", size, fmt)
+            rate = rate_of_copy(self.backend, request["bytes"], fmt)
             self.limits[copy] = max(self.limits.get(copy, 0.0), rate)
         return {"gemm": self.limits[gemm], "copy": self.limits.get(copy)}
 
@@ -129,6 +128,11 @@ def rate_of(backend: Any, what: str, size: int, fmt: Any) -> tuple[float, float]
     inner = protocol.calls_per_sample(once)
     took = min(protocol.timed(call, backend.profiler.sync, inner)[0] for _ in range(5))
     return amount / took, took
+
+
+def rate_of_copy(backend: Any, moved: int, fmt: Any) -> float:
+    """Bytes per second of a copy that moves so many bytes: half are read, half are written."""
+    return rate_of(backend, "copy", max(1, moved // 2 // fmt.itemsize), fmt)[0]
 
 
 def implementations(name: str, options: Options) -> tuple[Any, dict[str, Any]]:
