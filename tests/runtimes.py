@@ -37,11 +37,12 @@ def judged(backend: Backend, name: str, text: str, check: str = "values") -> Ver
 
 
 def of_person(
-    place: str, like: str, said: Mapping[str, Any] = MappingProxyType({}), level: str = "smoke"
-) -> Iterator[tuple[Cell, Verdict]]:
-    """The cells of the check values for a person's function in PyTorch, with their verdicts."""
+    place: str, like: str, said: Mapping[str, Any] = MappingProxyType({}), level: str = "smoke",
+    check: str = "values",
+) -> Iterator[tuple[Cell, Verdict]]:  # fmt: skip
+    """The cells of a check for a person's function in PyTorch, with their verdicts."""
     function, _ = function_implementation(load("torch"), place, said, like)
-    for cell in all_checks()["values"].cells(level, [function]):
+    for cell in all_checks()[check].cells(level, [function]):
         yield cell, judge(cell)
 
 

@@ -14,10 +14,8 @@ import pytest
 
 from backends.protocol import Implementation
 from backends.registry import UsageError, callable_implementation, function_implementation, load
-from suite.checks import all_checks
 from suite.judge.cell import Cell
 from suite.judge.check import Check
-from suite.judge.judge import judge
 from suite.judge.oracle import Oracle, Rounding
 from suite.spec.case import Case
 from suite.spec.catalogue import cases as every_case
@@ -320,10 +318,9 @@ def test_a_chunk_that_sees_its_future_fails() -> None:
 
 
 def test_a_drop_in_refuses_samples_that_do_not_exist() -> None:
-    claims = {"drop_in": True}
-    cache, _ = function_implementation(load("torch"), f"{FUNCTIONS}:Growing", claims, "cached")
-    cells = all_checks()["bad_problem"].cells("smoke", [cache])
-    verdicts = {cell.case.id.split("/")[2]: judge(cell) for cell in cells}
+    place, claims = f"{FUNCTIONS}:Growing", {"drop_in": True}
+    judged = of_person(place, "cached", claims, check="bad_problem")
+    verdicts = {cell.case.id.split("/")[2]: verdict for cell, verdict in judged}
     # [:-7] of five tokens leaves none, and index -1 is the last sample.
     assert {name for name, verdict in verdicts.items() if verdict.status == "fail"} == {
         "rollback-beyond-length", "history-negative",

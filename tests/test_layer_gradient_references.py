@@ -128,7 +128,7 @@ def test_what_a_projection_declares_widens_its_bounds() -> None:
     def bounds(**declared: Any) -> dict[str, Bounded]:
         return references.of(inputs.operator).vjp(inputs, cotangent, replace(u, **declared)).arrays
 
-    plain, narrow = bounds(), bounds(narrow_biases=tuple({"key_bias", "output_bias"}))
+    plain, narrow = bounds(), bounds(narrow_biases=("key_bias", "output_bias"))
     changed = {n for n, x in narrow.items() if not np.array_equal(x.error, plain[n].error)}
     assert changed == {"key_bias", "output_bias"}
 

@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 
 from backends.registry import UsageError, function_implementation, load
-from suite.checks import all_checks
-from suite.judge.judge import judge
 from suite.judge.oracle import Oracle, Rounding
 from suite.spec.case import Case
 from suite.spec.catalogue import cases as every_case
@@ -176,13 +174,10 @@ def test_a_claim_of_page_sizes_is_asked_in_pages_of_these_sizes() -> None:
         )
 
 
-DROP_IN = {"drop_in": True}
-
-
 def test_a_drop_in_refuses_tables_and_lengths_that_name_nothing() -> None:
-    function, _ = function_implementation(load("torch"), f"{FUNCTIONS}:right", DROP_IN, "paged")
-    cells = all_checks()["bad_problem"].cells("smoke", [function])
-    messages = {cell.case.id.split("/")[2]: judge(cell).message for cell in cells}
+    place, claims = f"{FUNCTIONS}:right", {"drop_in": True}
+    judged = of_person(place, "paged", claims, check="bad_problem")
+    messages = {cell.case.id.split("/")[2]: verdict.message for cell, verdict in judged}
     answered = {name for name, message in messages.items() if message}
     assert answered == {"page-negative", "pages-of-two-sizes"}
     assert "changed from" in messages["page-negative"]

@@ -8,6 +8,13 @@ import torch
 import torch.nn.functional as F
 
 
+def spread(scale: Any, tile: int | None, size: int) -> Any:
+    """Scales or zero points of tiles, for each of `size` components."""
+    if scale is None or tile is None:
+        return scale
+    return scale.repeat_interleave(tile, -1)[..., :size]
+
+
 def right(
     query: Any, key_codes: Any, value_codes: Any, key_scale: Any, value_scale: Any,
     key_zero: Any = None, value_zero: Any = None, causal: bool = False, scale: float | None = None,
@@ -33,11 +40,10 @@ def right(
             copy[table[:, at // size], at % size] = codes[:, :, at].transpose(1, 2)
             kept.append(copy)
         return answer[0], *kept
-    if tile is not None:
-        (D, Dv), scales = (x.shape[-1] for x in (key_codes, value_codes)), []
-        for x, size in ((key_scale, D), (value_scale, Dv), (key_zero, D), (value_zero, Dv)):
-            scales.append(x if x is None else x.repeat_interleave(tile, -1)[..., :size])
-        key_scale, value_scale, key_zero, value_zero = scales
+    key_scale, key_zero = (spread(x, tile, key_codes.shape[-1]) for x in (key_scale, key_zero))
+    value_scale, value_zero = (
+        spread(x, tile, value_codes.shape[-1]) for x in (value_scale, value_zero)
+    )
     if key is not None:
         new, n = [], key.shape[2]
         for x in (key_scale, value_scale, key_zero, value_zero):
@@ -110,15 +116,11 @@ def whole_numbers(
 def written(
     key: Any, value: Any, key_scale: Any, value_scale: Any,
     key_zero: Any = None, value_zero: Any = None, dtype: Any = torch.int8, bits: int = 8,
-    tile: int = 1,
+    tile: int | None = None,
 ) -> Any:  # fmt: skip
     codes = []
     for x, scale, zero in ((key, key_scale, key_zero), (value, value_scale, value_zero)):
-        if tile > 1:
-            scale, zero = (
-                s if s is None else s.repeat_interleave(tile, -1)[..., : x.shape[-1]]
-                for s in (scale, zero)
-            )
+        scale, zero = (spread(one, tile, x.shape[-1]) for one in (scale, zero))
         x = x.to(scale.dtype) / scale
         x = x if zero is None else x + zero.to(scale.dtype)
         last = 2 ** (bits - 1) - 1 if dtype == torch.int8 else torch.finfo(dtype).max

@@ -65,19 +65,9 @@ def without_the_table(
         own = page_table[:, :-1]
         page_table = torch.arange(own.numel()).reshape(own.shape)
     return absorbed(
-        query,
-        query_rope,
-        latent,
-        key_rope,
-        w_uk,
-        w_uv,
-        causal,
-        mask,
-        None,
-        None,
-        page_table,
-        key_lengths,
-    )
+        query, query_rope, latent, key_rope, w_uk, w_uv, causal, mask,
+        page_table=page_table, key_lengths=key_lengths,
+    )  # fmt: skip
 
 
 def scaled_by_the_latent(
