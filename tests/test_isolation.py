@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import socket
 import time
@@ -13,12 +14,14 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from backends.implementation import Implementation
 from backends.prepared import ProcessDied
 from suite.checks import all_checks
 from suite.judge.judge import judge
 from suite.records import cells as records
 from suite.run.isolation import wire
 from suite.run.isolation.link import Link
+from suite.run.isolation.remote import RemoteFunction
 from suite.run.isolation.sandbox import Limits
 from suite.run.options import Options
 from suite.run.plan import Plan
@@ -108,6 +111,15 @@ def _command_line(process: Path) -> str:
 def test_a_signal_that_ends_the_child_is_told() -> None:
     assert enclosed("os.abort()").returncode == -signal.SIGABRT
     assert enclosed("os.kill(os.getpid(), 9)").returncode == -signal.SIGKILL
+
+
+def test_every_call_of_an_implementation_is_made_in_the_child() -> None:
+    """Also those that most implementations inherit, such as the steps of a cache that raises."""
+    methods = vars(Implementation).items()
+    returned = {n: getattr(m, "__annotations__", {}).get("return") or "" for n, m in methods}
+    made = {name for name, kind in returned.items() if re.search("PreparedCall|Callable", kind)}
+    assert {"prepare", "refusing", "paths", "refused"} <= made
+    assert made <= vars(RemoteFunction).keys()
 
 
 def plan(function: str) -> Plan:
