@@ -79,9 +79,7 @@ def drawn(draw: Draw, case: Case, rng: np.random.Generator, seed: int) -> dict[s
     if case.option("page_size") is None:
         return draw(case, rng, seed)
     arrays, of, s, n = draw(flat(case), rng, seed), flat(case).axes, case.sizes, letters(case)
-    order = rng.permutation(np.arange(1, n["p"]))[
-        : n["p"] - FREE
-    ]  # page 0 is free, and another one
+    order = owned_pages(n["p"], rng)
     table = np.concatenate(
         [order.reshape(s.B, n["t"] - 1), rng.integers(0, n["p"], (s.B, 1))], 1
     ).astype(np.float64)
@@ -99,10 +97,16 @@ def drawn(draw: Draw, case: Case, rng: np.random.Generator, seed: int) -> dict[s
     return {**arrays, "page_table": table, "key_lengths": np.full(s.B, float(s.Lk))}
 
 
+def owned_pages(pages: int, rng: np.random.Generator) -> np.ndarray:
+    """The pages that samples own, of a pool with this many, in any order. Page 0 is free, and another
+    one in between."""
+    return rng.permutation(np.arange(1, pages))[: pages - FREE]
+
+
 def numbers(table: np.ndarray, size: int, keys: int) -> np.ndarray:
-    """The slots (B, keys) of keys as numbers page * S + slot."""
+    """The slots (B, keys) of keys as numbers page * S + slot, or (keys,) for one row of the table."""
     at = np.arange(keys)
-    return np.asarray(table.astype(int)[:, at // size] * size + at % size)
+    return np.asarray(table.astype(int)[..., at // size] * size + at % size)
 
 
 def in_order(table: np.ndarray) -> np.ndarray:

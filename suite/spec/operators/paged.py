@@ -40,6 +40,7 @@ from suite.spec.operator import (
     choice,
     flag,
 )
+from suite.spec.operators.in_pages import FREE, numbers, owned_pages
 from suite.spec.operators.packed import (
     LENGTHS,
     allowed_pairs,
@@ -68,9 +69,6 @@ PLAIN = "paged/none/gqa2/{dt}/b3h4q9k24d8/seg1.3.5x7.12.5/causal"
 
 PAGE = Option("page_size", r"page(\d+)", int, lambda size: f"page{size}", 4, (1, 2, 3, 7, 16))
 """The number of slots of a page."""
-
-FREE = 2
-"""Pages of the pool that no sample owns."""
 
 
 def page_counts(case: Case) -> tuple[np.ndarray, int]:
@@ -116,10 +114,8 @@ def samples(inputs: Inputs) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
     """Of each sample: its queries, its slots in the order of its keys as numbers page * S + slot, and its
     mask (queries, keys), True attends."""
     case, size = inputs.case, inputs.case.option("page_size")
-    tables = inputs.arrays["page_table"].astype(int)
-    for (rows, keys), table in zip(segments(case), tables, strict=True):
-        places = np.arange(keys.stop - keys.start)
-        slots = table[places // size] * size + places % size
+    for (rows, keys), pages in zip(segments(case), inputs.arrays["page_table"], strict=True):
+        slots = numbers(pages, size, keys.stop - keys.start)
         yield rows, slots, allowed(case, rows.stop - rows.start, len(slots))
 
 
@@ -210,8 +206,7 @@ def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarra
         slots = np.empty((n["p"] * n["s"], s.Hkv, of.shape[-1]))
         slots[:] = large[:, None, None]
         for (_, keys), pages in zip(segments(case), table, strict=True):
-            places = np.arange(keys.stop - keys.start)
-            slots[pages[places // n["s"]] * n["s"] + places % n["s"]] = of[keys]
+            slots[numbers(pages, n["s"], keys.stop - keys.start)] = of[keys]
         paged = slots.reshape(n["p"], n["s"], s.Hkv, -1)
         arrays[name] = np.ascontiguousarray(slots_first(case, paged))
     counts = (np.asarray(part, np.float64) for part in case.option("segments"))
@@ -220,9 +215,9 @@ def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarra
 
 
 def draw_table(case: Case, rng: np.random.Generator) -> np.ndarray:
-    """Page numbers (B, T): in any order, or ascending. Page 0 is free, and another one in between."""
+    """Page numbers (B, T): in any order, or ascending."""
     n, (counts, shared) = pool(case), page_counts(case)
-    order = rng.permutation(np.arange(1, n["p"]))[: n["p"] - FREE]
+    order = owned_pages(n["p"], rng)
     if case.option("order") == "ascending":
         order = np.sort(order)
     table, place = rng.choice(order, (len(counts), n["t"])), shared

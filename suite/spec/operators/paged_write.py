@@ -33,6 +33,7 @@ from suite.spec.operator import (
     choice,
     flag,
 )
+from suite.spec.operators.in_pages import numbers
 from suite.spec.operators.packed import LENGTHS, lengths, segments, written
 from suite.spec.operators.paged import (
     PAGE,
@@ -87,8 +88,7 @@ def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarra
     slots: list[int] = []
     for (rows, keys), pages in zip(segments(case), draw_table(case, rng), strict=True):
         of = keys.stop - keys.start
-        places = np.arange(of - (rows.stop - rows.start), of)
-        slots += (pages[places // n["s"]] * n["s"] + places % n["s"]).tolist()
+        slots += numbers(pages, n["s"], of)[of - (rows.stop - rows.start) :].tolist()
     mapping = np.array(slots, np.float64)
     if case.option("shuffled"):
         mapping = rng.permutation(mapping)
