@@ -152,7 +152,7 @@ CACHES = (
 )
 
 
-def _last_page(x: Inputs) -> int:
+def _without_last_page(x: Inputs) -> int:
     """The first sample that does not read the last page of the pool, where NumPy finds page -1."""
     return int(np.argmax((x.arrays["page_table"] != x.letters["p"] - 1).all(1)))
 
@@ -162,7 +162,7 @@ def _page(of: Callable[[Inputs], float]) -> Callable[[Inputs], Inputs]:
 
     def spoilt(x: Inputs) -> Inputs:
         table = x.arrays["page_table"].copy()
-        table[_last_page(x), 1] = of(x)
+        table[_without_last_page(x), 1] = of(x)
         return x.replace(page_table=table)
 
     return spoilt
