@@ -42,6 +42,8 @@ from references.composition import Composition, Problem, Reference
 from references.outputs import Outputs
 from references.primitives.pairs import Pairs
 from references.primitives.rotation import Rotated
+from references.quantized import scaled
+from references.quantized_write import code_error
 from references.rotary import table
 from references.rounding import Bounded, Roundoffs, known, narrowed, precision_for
 from references.sdpa import attended
@@ -68,9 +70,10 @@ class OfChunks(Reference):
         shape = (s.B, s.H, s.Lq, s.Dv)
         output = Bounded(np.zeros(shape, precision_for(inputs.dtype)), np.zeros(shape))
         deviation = np.zeros(shape) if inputs.dtype.is_half and exact else None
+        problem = Problem(inputs, rounding, "zeros", "zeros")
         for n, view in enumerate(views(inputs.case)):
             if not exact:
-                answer = composed(Problem(inputs, rounding, "zeros", "zeros"), view)
+                answer = composed(problem, view)
                 view.put(output.value, answer.value)
                 view.put(output.error, answer.error)
                 continue
@@ -128,18 +131,11 @@ def turned(x: Node, positions: np.ndarray, turn: Rotation) -> Rotated:
 
 def with_codes(x: Bounded, u: Roundoffs) -> Bounded:
     """Keys or values (..., D) as a cache of codes gives them back."""
-    return Bounded(x.value, x.error + kept_error(x.size, u))
-
-
-def kept_error(size: np.ndarray, u: Roundoffs) -> np.ndarray:
-    """How far a key or value (..., D) of this size is from what a cache of codes gives back."""
     code = CODES[u.codes or ""]
-    scale = size.max(-1, keepdims=True, initial=0.0) / code.max
-    t = size / np.where(scale > 0, scale, 1)
-    error = 4 * u.score * t + u.score_floor
-    step = np.maximum(code.unit_roundoff * (t + error), code.smallest_subnormal / 2)
-    kept = scale * (step + error)
-    return np.asarray(kept + (u.score + u.weight) * (size + kept) + u.weight_underflow)
+    scale = x.size.max(-1, keepdims=True, initial=0.0) / code.max
+    t = x.size / np.where(scale > 0, scale, 1)
+    kept = scale * code_error(t, 4 * u.score * t + u.score_floor, code)
+    return scaled(Bounded(x.value, x.error + kept), u)
 
 
 def compose(problem: Problem) -> Composition:

@@ -15,7 +15,7 @@ from references.composition import Reference
 from references.outputs import Outputs
 from references.rounding import Bounded, Roundoffs
 from suite.spec.inputs import Inputs
-from suite.spec.operators.in_pages import flat, gathered, is_pooled, put, slots, taken
+from suite.spec.operators.in_pages import flat, gathered, is_pooled, put, slots
 
 
 class InPages(Reference):
@@ -24,7 +24,7 @@ class InPages(Reference):
     def forward(self, inputs: Inputs, rounding: Roundoffs, empty_rows: str = "zeros") -> Outputs:
         """As `Reference.forward`."""
         found = super().forward(gathered(inputs), rounding, empty_rows)
-        return pooled(inputs, found, flat(inputs.case).operator.outputs(flat(inputs.case)))
+        return pooled(inputs, found, inputs.operator.outputs(flat(inputs.case)))
 
     def vjp(
         self, inputs: Inputs, cotangent: np.ndarray, rounding: Roundoffs,
@@ -39,14 +39,9 @@ class InPages(Reference):
         empty_rows: str = "zeros",
     ) -> Outputs:  # fmt: skip
         """As `Reference.jvp`."""
-        of = flat(inputs.case).axes
-        moved = {
-            name: taken(x, slots(inputs), of[name])
-            if "page_table" in inputs.arrays and is_pooled(of[name])
-            else x
-            for name, x in tangents.items()
-        }
-        return super().jvp(gathered(inputs), moved, rounding, empty_rows)
+        moved = gathered(replace(inputs, arrays={**inputs.arrays, **tangents})).arrays
+        tangents = {name: moved[name] for name in tangents}
+        return super().jvp(gathered(inputs), tangents, rounding, empty_rows)
 
 
 def pooled(inputs: Inputs, found: Outputs, axes: Mapping[str, str]) -> Outputs:

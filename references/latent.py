@@ -32,7 +32,8 @@ from references.primitives.attend import Attend, LogSumExp
 from references.primitives.latent import Expanded, Lifted, PartedScores, PerHead
 from references.primitives.pairs import Pairs
 from references.primitives.scores import Scores
-from references.rounding import Bounded, Roundoffs, magnitude
+from references.quantized import scaled
+from references.rounding import Bounded, Roundoffs
 from references.tape import Leaf, Node
 from suite.spec.inputs import Inputs
 from suite.spec.operators.latent import dequantized
@@ -68,11 +69,9 @@ def compose(problem: Problem) -> Composition:
 
 def latents(problem: Problem) -> Leaf:
     """The latents (B, Lk, R). Decoded ones are constants with errors."""
-    u = problem.u
     if "latent" in problem.arrays:
         return problem.leaf("latent")
-    value = dequantized(problem.arrays)
-    return Leaf(u, Bounded(value, (u.score + u.weight) * magnitude(value) + u.weight_underflow))
+    return Leaf(problem.u, scaled(Bounded.exact(dequantized(problem.arrays)), problem.u))
 
 
 class _Latent(InPages):

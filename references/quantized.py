@@ -60,7 +60,7 @@ from references.primitives.attend import Attend
 from references.primitives.pairs import Pairs
 from references.primitives.scores import Scores
 from references.quantized_write import coded
-from references.rounding import Bounded, gamma, magnitude
+from references.rounding import Bounded, Roundoffs, gamma, magnitude
 from references.tape import Leaf
 from suite.spec.inputs import Inputs
 from suite.spec.operators.quantized import KINDS, allowed, broadcast, dequantized, newest
@@ -149,11 +149,17 @@ def operand(problem: Problem, name: str, summands: int) -> Leaf:
         scale = newest(broadcast(inputs, f"{name}_scale"), inputs.arrays[name].shape[2])
         stored = (coded(inputs, name, u).error * scale).astype(np.float64)
         read = latest(read, Bounded(problem.arrays[name], stored))
-    error = read.error + (u.score + u.weight) * read.size + u.weight_underflow
+    read = scaled(read, u)
     if inputs.case.option("zero"):
         zero = broadcast(inputs, f"{name}_scale") * broadcast(inputs, f"{name}_zero")
-        error = error + 2 * gamma(summands + 2, u.accumulate) * magnitude(zero)
-    return Leaf(u, Bounded(read.value, error))
+        longer = 2 * gamma(summands + 2, u.accumulate) * magnitude(zero)
+        read = Bounded(read.value, read.error + longer)
+    return Leaf(u, read)
+
+
+def scaled(x: Bounded, u: Roundoffs) -> Bounded:
+    """Codes times scales as an implementation multiplies them, for their exact products `x`."""
+    return Bounded(x.value, x.error + (u.score + u.weight) * x.size + u.weight_underflow)
 
 
 def all_codes(problem: Problem, name: str) -> Bounded:

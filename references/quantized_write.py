@@ -26,7 +26,7 @@ import numpy as np
 from references.composition import Composition, Problem, Reference
 from references.outputs import Outputs, wide
 from references.rounding import Bounded, Roundoffs, magnitude
-from suite.spec.dtypes import CODES
+from suite.spec.dtypes import CODES, Code
 from suite.spec.inputs import Inputs
 from suite.spec.operators.quantized import KINDS, broadcast, newest
 
@@ -55,8 +55,13 @@ def coded(inputs: Inputs, name: str, u: Roundoffs) -> Bounded:
         error = error + u.score * magnitude(t)
     lowest = -code.max - (0.5 if code.is_whole else 0.0)
     t = np.clip(t, lowest, code.max)
-    step = np.maximum(code.unit_roundoff * (magnitude(t) + error), code.smallest_subnormal / 2)
-    return Bounded(t, step + error)
+    return Bounded(t, code_error(magnitude(t), error, code))
+
+
+def code_error(size: np.ndarray, error: np.ndarray, code: Code) -> np.ndarray:
+    """How far the nearest code is from a number of this size, which was computed with this error."""
+    step = np.maximum(code.unit_roundoff * (size + error), code.smallest_subnormal / 2)
+    return np.asarray(step + error)
 
 
 def compose(problem: Problem) -> Composition:
