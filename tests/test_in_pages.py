@@ -10,6 +10,7 @@ from suite.spec.case import Case
 from suite.spec.catalogue import cases as every_case
 from suite.spec.catalogue import of_operator
 from suite.spec.inputs import draw
+from suite.spec.operator import Operator
 from suite.spec.operators.in_pages import gathered, slots
 from suite.spec.operators.latent import LATENT
 from suite.spec.operators.quantized import QUANTIZED
@@ -59,3 +60,9 @@ def test_gradients_of_pools_are_those_of_their_tokens() -> None:
     moved = {"latent": np.ones_like(pool)}
     of_ones = Oracle.jvp(inputs, moved, Rounding("exact")).expected["output"].value
     assert np.isclose(float((of_ones * cotangent).sum()), float(plain["latent"].value.sum()))
+
+
+@pytest.mark.parametrize("operator", [QUANTIZED, LATENT], ids=str)
+def test_a_page_has_a_slot(operator: Operator) -> None:
+    with pytest.raises(ValueError, match="page0"):
+        Case.parse(f"{operator.asks.plain.format(dt='f32')}/page0")

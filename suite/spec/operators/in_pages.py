@@ -24,7 +24,7 @@ from suite.spec.inputs import Inputs
 from suite.spec.operator import Axes, Option
 
 IN_PAGES = Option(
-    "page_size", r"page(\d+)", int, lambda size: f"page{size}", None, (1, 3, 16), rare=True
+    "page_size", r"page([1-9]\d*)", int, lambda size: f"page{size}", None, (1, 3, 16), rare=True
 )
 """The number of slots of a page; None without pages."""
 
