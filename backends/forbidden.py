@@ -53,12 +53,12 @@ def watched(
 
     @wraps(function)
     def call(*arguments: Any, **keywords: Any) -> Any:
+        nonlocal has_threads
         if backend.profiler.traces():
             return function(*arguments, **keywords)
         called = known.setdefault(_signature(arguments, keywords), set())
         heard: set[str] = set()
         _RUNNING[id(heard)] = get_ident(), heard
-        nonlocal has_threads
         try:
             output, ran = backend.profiler.operators(
                 partial(function, *arguments, **keywords), has_threads

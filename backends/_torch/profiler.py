@@ -68,27 +68,26 @@ class TorchProfiler(Profiler):
     def operators(self, call: Callable[[], Any], threads: bool) -> tuple[Any, Iterable[str]]:
         """All operators that the dispatcher calls, also from C++ and from compiled code. Listening to all
         threads costs some 30 ms a call."""
+        import torch
         from torch import _C, autograd
 
         if _C._autograd._profiler_enabled():
             return call(), ()
-        state = autograd.ProfilerState.KINETO if threads else autograd.ProfilerState.CPU
-        of_threads = _C._profiler._ExperimentalConfig(profile_all_threads=threads)
-        config = autograd.ProfilerConfig(state, False, False, False, False, False, of_threads)
         if threads:
-            activities = {autograd.ProfilerActivity.CPU}
-            autograd._prepare_profiler(config, activities)
-            autograd._enable_profiler(config, activities)
-        else:
-            autograd._enable_profiler_legacy(config)
+            every = _C._profiler._ExperimentalConfig(profile_all_threads=True)
+            activities = [torch.profiler.ProfilerActivity.CPU]
+            with torch.profiler.profile(
+                activities=activities, experimental_config=every
+            ) as profile:
+                value = call()
+            return value, {event.key for event in profile.key_averages()}
+        none = (False, False, False, False, False, _C._profiler._ExperimentalConfig())
+        autograd._enable_profiler_legacy(autograd.ProfilerConfig(autograd.ProfilerState.CPU, *none))
         try:
             value = call()
         finally:
-            if threads:
-                events: Iterable[Any] = autograd._disable_profiler().events()
-            else:
-                events = [e for thread in autograd._disable_profiler_legacy() for e in thread]
-        return value, {event.name() for event in events}
+            heard = autograd._disable_profiler_legacy()
+        return value, {event.name() for thread in heard for event in thread}
 
     def traces(self) -> bool:
         import torch
