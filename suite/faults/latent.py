@@ -12,9 +12,9 @@ from backends._numpy import Rounded
 from suite.faults.fault import fault
 from suite.faults.kernels.attention import Call
 from suite.faults.kernels.latent import AbsorbedKernel, Arrays, LatentKernel
+from suite.faults.quantized import FirstTileScales, TilesOf64, WholeTilesAlone
 from suite.faults.split import NarrowLse
 from suite.spec.dtypes import DTYPES, DType, round_to
-from suite.spec.operators.tiles import TILE
 
 FAMILY = "latent"
 
@@ -243,36 +243,26 @@ class LatentProjectionWithoutGradient(AbsorbedKernel):
 
 
 @fault("values", "`scale[0]` of a token; every 128 components have a scale", family="quantized")
-class LatentScaleOfTheFirstTile(AbsorbedKernel):
+class LatentScaleOfTheFirstTile(FirstTileScales, AbsorbedKernel):
     """All tiles of a latent have the scale of the first tile."""
-
-    def of_tiles(self, scale: np.ndarray, size: int) -> np.ndarray:
-        return super().of_tiles(scale[..., :1] + 0 * scale, size)
 
 
 @fault("values", "`component // 64`; a tile has 128 components", family="quantized")
-class LatentTilesOf64(LatentKernel):
+class LatentTilesOf64(TilesOf64, LatentKernel):
     """A tile of a latent has 64 components."""
-
-    def of_tiles(self, scale: np.ndarray, size: int) -> np.ndarray:
-        return scale[..., np.minimum(np.arange(size) // 64, scale.shape[-1] - 1)]
 
 
 @fault("values", "`width // 128` tiles; round up", family="quantized")
-class LatentLastTileForgotten(AbsorbedKernel):
+class LatentLastTileForgotten(WholeTilesAlone, AbsorbedKernel):
     """The components of a latent behind the last whole tile are not multiplied by a scale."""
-
-    def of_tiles(self, scale: np.ndarray, size: int) -> np.ndarray:
-        whole = size - size % TILE
-        return np.where(np.arange(size) < whole, super().of_tiles(scale, size), 1)
 
 
 @fault("values", "`scale[slot - 1]`, written after the codes", family="quantized")
 class LatentScaleOfTheTokenBefore(LatentKernel):
     """A latent has the scales of the token before."""
 
-    def of_tiles(self, scale: np.ndarray, size: int) -> np.ndarray:
-        return super().of_tiles(np.roll(scale, 1, 1), size)
+    def of_tiles(self, array: np.ndarray, size: int) -> np.ndarray:
+        return super().of_tiles(np.roll(array, 1, 1), size)
 
 
 @fault(

@@ -10,12 +10,7 @@ import numpy as np
 from backends._numpy import Rounded
 from suite.faults.fault import fault
 from suite.faults.kernels.holding import LayerHolding
-from suite.faults.kernels.layer import (
-    Heads,
-    LayerCall,
-    MultiHeadKernel,
-    SelfAttentionKernel,
-)
+from suite.faults.kernels.layer import Heads, LayerCall, MultiHeadKernel, SelfAttentionKernel
 from suite.faults.kernels.single import AdditiveKernel, DotKernel
 from suite.spec.dtypes import DTYPES
 

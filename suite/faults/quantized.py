@@ -8,7 +8,7 @@ from suite.faults.fault import fault
 from suite.faults.kernels.quantized import Coded, QuantizedKernel, Scales
 from suite.spec.dtypes import DTYPES, round_to
 from suite.spec.operators.quantized import allowed
-from suite.spec.operators.tiles import TILE
+from suite.spec.operators.tiles import TILE, untiled
 
 FAMILY = "quantized"
 
@@ -33,6 +33,27 @@ class FirstHeadScales(Scales):
         return super().scale_of(name, call)[:, :1]
 
 
+class FirstTileScales:
+    """All tiles of codes have the scale of the first tile."""
+
+    def of_tiles(self, array: np.ndarray, size: int) -> np.ndarray:
+        return untiled(array[..., :1] + 0 * array, size)
+
+
+class TilesOf64:
+    """A tile of codes has 64 components."""
+
+    def of_tiles(self, array: np.ndarray, size: int) -> np.ndarray:
+        return array[..., np.minimum(np.arange(size) // 64, array.shape[-1] - 1)]
+
+
+class WholeTilesAlone:
+    """Components behind the last whole tile of codes have the scale 1."""
+
+    def of_tiles(self, array: np.ndarray, size: int) -> np.ndarray:
+        return np.where(np.arange(size) < size - size % TILE, untiled(array, size), 1)
+
+
 @fault("values", "`k_scale` for both, a line copied and half changed")
 class QuantizedKeyScaleForValues(KeyScales, QuantizedKernel):
     """Values are multiplied by the scales of the keys."""
@@ -44,9 +65,7 @@ class QuantizedScalesExchanged(QuantizedKernel):
 
     def scale_of(self, name: str, call: Coded) -> np.ndarray:
         other = "value" if name == "key" else "key"
-        scale, own = (
-            super(QuantizedScalesExchanged, self).scale_of(n, call) for n in (other, name)
-        )
+        scale, own = super().scale_of(other, call), super().scale_of(name, call)
         return scale if scale.shape == own.shape else own
 
 
@@ -126,11 +145,8 @@ class QuantizedScaleOfTheNextChannel(QuantizedKernel):
 
 
 @fault("values", "`scale[0]`; every tile of 128 components has a scale")
-class QuantizedScaleOfTheFirstTile(QuantizedKernel):
+class QuantizedScaleOfTheFirstTile(FirstTileScales, QuantizedKernel):
     """All tiles of a token have the scale of the first tile."""
-
-    def of_tiles(self, array: np.ndarray, size: int) -> np.ndarray:
-        return super().of_tiles(array[..., :1] + 0 * array, size)
 
 
 @fault(
@@ -144,20 +160,13 @@ class QuantizedTilesOfOneWidth(QuantizedKernel):
 
 
 @fault("values", "`component // 64`; a tile has 128 components")
-class QuantizedTilesOf64(QuantizedKernel):
+class QuantizedTilesOf64(TilesOf64, QuantizedKernel):
     """A tile has 64 components."""
-
-    def of_tiles(self, array: np.ndarray, size: int) -> np.ndarray:
-        return array[..., np.minimum(np.arange(size) // 64, array.shape[-1] - 1)]
 
 
 @fault("values", "`width // 128` tiles; round up")
-class QuantizedLastTileForgotten(QuantizedKernel):
+class QuantizedLastTileForgotten(WholeTilesAlone, QuantizedKernel):
     """The components behind the last whole tile are not multiplied by a scale."""
-
-    def of_tiles(self, array: np.ndarray, size: int) -> np.ndarray:
-        whole = size - size % TILE
-        return np.where(np.arange(size) < whole, super().of_tiles(array, size), 1)
 
 
 @fault("values", "codes of asymmetric quantisation read as symmetric ones; `scale * (code - zero)`")

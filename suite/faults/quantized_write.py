@@ -6,7 +6,7 @@ import numpy as np
 
 from suite.faults.fault import fault
 from suite.faults.kernels.quantized import Coded, QuantizedKernel, QuantizedWriteKernel
-from suite.faults.quantized import FirstHeadScales, FrozenScales, KeyScales
+from suite.faults.quantized import FirstHeadScales, FrozenScales, KeyScales, TilesOf64
 from suite.spec.dtypes import CODES, DTYPES, round_to
 from suite.spec.operators.quantized import newest
 
@@ -138,11 +138,8 @@ class CodesScaleOfTheTokenBefore(QuantizedWriteKernel):
 
 
 @fault("values", "`component // 64`; a tile has 128 components")
-class CodesTilesOf64(QuantizedWriteKernel):
+class CodesTilesOf64(TilesOf64, QuantizedWriteKernel):
     """Numbers are written with the scales of tiles of 64 components."""
-
-    def of_tiles(self, array: np.ndarray, size: int) -> np.ndarray:
-        return array[..., np.minimum(np.arange(size) // 64, array.shape[-1] - 1)]
 
 
 @fault("values", "`scale[0]`; every head has a scale", family="heads")

@@ -90,9 +90,9 @@ class LatentKernel(Differentiable):
         codes = x["latent_codes"]
         return np.asarray(codes * self.of_tiles(x["latent_scale"], codes.shape[-1]))
 
-    def of_tiles(self, scale: np.ndarray, size: int) -> np.ndarray:
+    def of_tiles(self, array: np.ndarray, size: int) -> np.ndarray:
         """The scales of tiles (B, Lk, tiles) for every component (B, Lk, R)."""
-        return untiled(scale, size)
+        return untiled(array, size)
 
     def held(self, x: np.ndarray, what: str, fmt: DType) -> np.ndarray:
         """`x` as it is stored, in the case's dtype if `what` is among `stores`."""
