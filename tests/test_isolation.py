@@ -122,12 +122,12 @@ def test_every_call_of_an_implementation_is_made_in_the_child() -> None:
     assert made <= vars(RemoteFunction).keys()
 
 
-def plan(function: str) -> Plan:
-    """The plan of an isolated run of a function of `tests.isolated`."""
+def plan(function: str, isolate: bool = True, claim: tuple[str, ...] = ()) -> Plan:
+    """The plan of a run of a function of `tests.isolated`."""
     return Plan.make(
         Options(
             backend=("tests.isolated:backend",), function=(f"tests/isolated.py:{function}",),
-            level="smoke", dtype=("f32",), isolate=True,
+            level="smoke", dtype=("f32",), isolate=isolate, claim=claim,
         )
     )  # fmt: skip
 

@@ -11,8 +11,6 @@ from typing import Any
 
 from suite.checks import all_checks
 from suite.judge.cell import Cell
-from suite.run.options import Options
-from suite.run.plan import Plan
 from suite.run.varied import varied
 from suite.spec.case import Case
 from tests.test_isolation import plan
@@ -74,11 +72,7 @@ def test_the_verdict_goes_to_a_descriptor(tmp_path: Path) -> None:
 
 
 def test_drawn_sizes_keep_within_claims() -> None:
-    options = Options(
-        backend=("tests.isolated:backend",), function=("tests/isolated.py:attend",), level="smoke",
-        dtype=("f32",), claim=("lengths_multiple_of=16", "head_sizes=64"),
-    )  # fmt: skip
-    made = Plan.make(options)
+    made = plan("attend", isolate=False, claim=("lengths_multiple_of=16", "head_sizes=64"))
     cells = made.cells(all_checks()["values"])
     asked = [cell for cell in cells if cell.check.unsupported(made.functions[0], cell.case) is None]
     others = [cell.case for cell in varied(cells)]
