@@ -326,7 +326,7 @@ def test_of_textbook_code_the_rotation_in_float32_alone_takes_bfloat16(runtime: 
 
 def test_smoke_asks_textbook_code_of_a_framework_for_one_answer_to_a_case(runtime: Any) -> None:
     """Variations of its cases come at standard; a runtime that rewrites it is asked them at smoke."""
-    one = next(i for i in runtime.implementations() if i.textbook)
+    one = of(runtime, "packed-heads")
 
     def checks(level: str) -> dict[str, bool]:
         """Whether answers from files would do, of the checks that ask a cell."""

@@ -226,7 +226,12 @@ class CodedCache(GrowingCache):
     declared = GrowingCache.declared.but(
         rounding=DeclaredRounding(codes=dict.fromkeys(DTYPES, "int8"))
     )
-    later = frozenset({*DTYPES, "variations"})
+
+    @property
+    def later(self) -> frozenset[str]:
+        """As of all textbook code, and float32, too."""
+        others = super().later
+        return others | {"f32"} if others else others
 
     def compute(
         self, query: Any, key: Any, value: Any, rest: dict[str, Any], inputs: Inputs
