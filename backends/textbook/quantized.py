@@ -49,20 +49,20 @@ class TextbookQuantized(OverCodes):
         if mask is not None:
             arguments["hidden"] = backend.array(~mask[None, None], None)
 
-        def call(query: Any, hidden: Any = None, **rest: Any) -> Any:
+        def call(query: Any, hidden: Any = None, written: Any = None, **rest: Any) -> Any:
             given = by_component(rest, inputs, ops.repeat)
             rest = self.unpaged(given, inputs)
             new = {
                 f"{name}_codes": self.codes(name, rest, inputs) for name in KINDS if name in rest
             }
             output = self.compute(query, rest | new, hidden, inputs)
-            if "slots" in given:
-                new = {name: self.put(given, name, codes, inputs) for name, codes in new.items()}
+            if written is not None:
+                new = {n: self.put(given, n, codes, written, inputs) for n, codes in new.items()}
             return (output, *new.values()) if new else output
 
         if inputs.case.option("writes") and "page_table" in inputs.arrays:
             at = slots(inputs)[:, -inputs.sizes.Lq :].ravel().astype(np.int32)
-            arguments["slots"] = backend.array(at, None)
+            arguments["written"] = backend.array(at, None)
         constants = (inputs.sizes, inputs.dtype.name, inputs.case.options)
         made = PreparedCall(call, arguments, inputs.outputs, constants=constants)
         return ops.called(self, made)
@@ -75,13 +75,15 @@ class TextbookQuantized(OverCodes):
         parts = [ops.like(rest[f"{name}_codes"], scale)[:, :, :kept], ops.like(new, scale)]
         return ops.cast(ops.concat(parts, 2), CODES[inputs.case.option("codes")].long_name)
 
-    def put(self, given: Mapping[str, Any], name: str, codes: Any, inputs: Inputs) -> Any:
-        """The pool of codes with the last of `codes` (B, Hkv, Lk, .) in their slots."""
+    def put(
+        self, given: Mapping[str, Any], name: str, codes: Any, written: Any, inputs: Inputs
+    ) -> Any:
+        """The pool of codes with the last of `codes` (B, Hkv, Lk, .) in the slots `written` (B Lq,)."""
         ops, scale = self.ops, given[name.replace("codes", "scale")]
         P, S, heads, size = given[name].shape
         tokens = ops.transpose(ops.like(codes, scale)[:, :, -inputs.sizes.Lq :], (0, 2, 1, 3))
         pool = ops.reshape(ops.like(given[name], scale), (P * S, heads, size))
-        pool = ops.put(pool, given["slots"], ops.reshape(tokens, (-1, heads, size)))
+        pool = ops.put(pool, written, ops.reshape(tokens, (-1, heads, size)))
         dtype = CODES[inputs.case.option("codes")].long_name
         return ops.cast(ops.reshape(pool, (P, S, heads, size)), dtype)
 
@@ -118,7 +120,7 @@ class FoldedScales(TextbookQuantized):
 
     def compute(self, query: Any, rest: Mapping[str, Any], hidden: Any, inputs: Inputs) -> Any:
         ops, of_tokens = self.ops, inputs.case.option("scales") == "pertoken"
-        rest = {name: x for name, x in rest.items() if name not in (*KINDS, "slots")}
+        rest = {name: x for name, x in rest.items() if name not in KINDS}
         rest = {name: self.by_head(ops.like(x, query), inputs) for name, x in rest.items()}
         key, value, ks, vs = (
             rest[f"{name}_{kind}"] for kind in ("codes", "scale") for name in KINDS
