@@ -212,6 +212,7 @@ JUDGED = (
     ("packed-heads", "multi-head/causal/gqa3/f32/b2h6q5k5d4/e12.12.12.12/self/head"),
     ("bahdanau", "additive/pad/mha/f32/b2h1q5k9d16v14/e16.16.14.14/identity/head"),
     ("textbook-rotary", "rotary/none/mha/f32/b2h3q17k1d16/llama3/at4097"),
+    ("textbook-quantized", "quantized/none/mqa/f32/b3h2q1k23d8v6/perchannel/writes/page4"),
 )
 OF_RUNTIME = (
     ("ms-multi-head", "sdpa/pad/mha/f32/b2h3q5k7d8v6/bias.qk"),

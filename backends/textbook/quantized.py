@@ -61,7 +61,7 @@ class TextbookQuantized(OverCodes):
             return (output, *new.values()) if new else output
 
         if inputs.case.option("writes") and "page_table" in inputs.arrays:
-            at = slots(inputs)[:, -inputs.sizes.Lq :].ravel().astype(np.int32)
+            at = slots(inputs)[:, -inputs.sizes.Lq :].ravel()
             arguments["written"] = backend.array(at, None)
         constants = (inputs.sizes, inputs.dtype.name, inputs.case.options)
         made = PreparedCall(call, arguments, inputs.outputs, constants=constants)
