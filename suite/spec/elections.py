@@ -28,6 +28,8 @@ class Question:
     - `by_dtype`: the answer may differ between dtypes.
     - `accidental`: frameworks answer as their kernels happen to compute, and document no answer. A
       drop-in replacement is not held to such answers.
+    - `any_error`: every error is the answer "raises", of a user's function, too: writing beyond an array
+      raises whatever the framework's indexing raises.
 
     A call that gives none of the answers fails: each is that of a released implementation.
     """
@@ -41,6 +43,7 @@ class Question:
     by_machine: bool = False
     by_dtype: bool = False
     accidental: bool = False
+    any_error: bool = False
 
     @property
     def canonical(self) -> str:
@@ -300,6 +303,7 @@ QUESTIONS: dict[str, Question] = {
             "Without a window, tokens beyond the capacity of a cache",
             ("grows", "ring", "raises"),
             ("f32",),
+            any_error=True,
         ),
         Question(
             "lse-gradient",

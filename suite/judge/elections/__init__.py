@@ -71,12 +71,12 @@ def observe(question: str, implementation: Implementation, dtype: DType) -> str:
 def any_error_answers(question: str, implementation: Implementation, dtype: DType) -> bool:
     """True if every error is an answer to a question, and not refusals alone. This holds:
 
-    - if an answer is declared;
+    - if the question says so, or an answer is declared;
     - if the framework's own attention raises, too;
     - for frameworks' own implementations on a device other than the CPU, whose elections nobody
       verified.
     """
-    if implementation.elected(question, dtype) is not None:
+    if QUESTIONS[question].any_error or implementation.elected(question, dtype) is not None:
         return True
     if implementation.declared.is_user_code:
         return of_native(question, implementation, dtype) == "raises"

@@ -116,7 +116,7 @@ class Probe:
         try:
             native = prepared()
         except Exception as error:
-            self._take_as_answer(error, self.any_error or lacking)
+            self._take_as_answer(error)
             return None
         return self.read(native, inputs, prepared)
 
@@ -133,14 +133,14 @@ class Probe:
             raise Deviation("shape", f"expected shape {want} of the output, got {got}")
         return arrays
 
-    def _take_as_answer(self, error: Exception, any_error: bool) -> None:
+    def _take_as_answer(self, error: Exception) -> None:
         """Raise Refused if a user function refuses by this error, and Deviation "raised" if the error is
         no answer."""
         is_user_code = self.implementation.declared.is_user_code
         inside = self.implementation.backend.compilers.raised_inside(error)
         if isinstance(inside, NotImplementedError if is_user_code else NoKernel):
             raise refusal.outcome(self.implementation, error) from error
-        if any_error:
+        if self.any_error:
             return
         refuses = refusal.refuses(self.implementation, error)
         if not refuses or (is_user_code and not self.may_refuse):
@@ -209,7 +209,7 @@ class Probe:
         except ForwardOnly as error:
             raise NotApplicable(f"forward only: {error}") from error
         except Exception as error:
-            self._take_as_answer(error, self.any_error)
+            self._take_as_answer(error)
             return None
         if not gradients or any(gradient is None for gradient in gradients.values()):
             raise NotApplicable(
@@ -230,7 +230,7 @@ class Probe:
                 raise NotApplicable(f"forward only: {error}") from error
             return None
         except Exception as error:
-            self._take_as_answer(error, self.any_error)
+            self._take_as_answer(error)
             return None
         backend, zeros = self.implementation.backend, np.zeros(1)
         return {
