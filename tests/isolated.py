@@ -4,6 +4,7 @@ process and in a child."""
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable
 from typing import Any
@@ -78,4 +79,11 @@ def ends(query, key, value):  # type: ignore[no-untyped-def]
         os._exit(0)
     if query.shape[1] == 9:
         time.sleep(60)
+    return attend(query, key, value)
+
+
+def is_killed(query, key, value):  # type: ignore[no-untyped-def]
+    """Right, and kills its process as the system does that runs out of memory."""
+    if query.shape[1] == 17:
+        os.kill(os.getpid(), signal.SIGKILL)
     return attend(query, key, value)

@@ -47,7 +47,7 @@ def test_a_secret_run_can_be_repeated_also_without_assertions(tmp_path: Path) ->
 def test_the_verdict_names_the_first_failure_and_the_worst_cell(tmp_path: Path) -> None:
     words = ("--function=tests/isolated.py:attend_too_much", "--isolate")
     code, verdict, _ = judged(tmp_path / "a.json", ARRAYS, *words)
-    assert (code, verdict["verdict"], verdict["exit_code"]) == (1, "failed", 1)
+    assert (code, verdict["verdict"], verdict["exit_code"]) == (1, "wrong", 1)
     assert verdict["first_failure"]["status"] == "fail"
     assert verdict["cells"]["fail"] > 1
     assert verdict["worst"]["error_ratio"] > 1
@@ -57,8 +57,20 @@ def test_a_usage_error_and_a_death_are_no_verdict_on_a_kernel(tmp_path: Path) ->
     code, verdict, _ = judged(tmp_path / "a.json", ARRAYS, "--function=tests/isolated.py:absent")
     assert (code, verdict["verdict"]) == (4, "not judged")
     assert "has no 'absent'" in verdict["reasons"][0]
-    code, verdict, _ = judged(tmp_path / "b.json", ARRAYS, "--function=tests/isolated.py:ends")
-    assert (code, verdict["cells"], verdict["reasons"]) == (1, {}, ["the judging process died"])
+
+
+def test_the_verdict_of_a_run_that_dies_has_what_was_judged(tmp_path: Path) -> None:
+    """The function ends its process, or somebody ends it from outside."""
+    code, died, _ = judged(tmp_path / "a.json", ARRAYS, "--function=tests/isolated.py:ends")
+    assert (code, died["verdict"], died["functions"]) == (1, "wrong", ["ends"])
+    assert died["cells"].pop("crash") == 1
+    assert died["first_failure"]["message"] == died["reasons"][0]
+    assert died["missing"] > died["cells"].pop("pass") > 0
+    assert {*died["cells"]} <= {"unsupported"}
+    code, killed, _ = judged(tmp_path / "b.json", ARRAYS, "--function=tests/isolated.py:is_killed")
+    assert (code, killed["verdict"], killed["first_failure"]) == (1, "not judged enough", None)
+    assert "died of SIGKILL while it judged" in killed["reasons"][0]
+    assert killed["cells"]["pass"] > 0
 
 
 def test_the_verdict_goes_to_a_descriptor(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def test_times_have_intervals(tmp_path: Path) -> None:
 def test_a_wrong_answer_has_no_time(tmp_path: Path) -> None:
     words = ("--function=tests/isolated.py:attend_too_much", "--isolate", "--samples=2")
     code, verdict = bench(tmp_path / "a.json", *words)
-    assert (code, verdict["verdict"], verdict["times"]) == (gate.WRONG, "failed", [])
+    assert (code, verdict["verdict"], verdict["times"]) == (gate.WRONG, "wrong", [])
     assert verdict["first_failure"]["kind"] == "value"
     assert verdict["first_failure"]["error_ratio"] > 1
 

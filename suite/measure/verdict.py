@@ -14,7 +14,7 @@ from suite.measure.options import BenchOptions
 from suite.records.speed import SpeedRecord
 from suite.run.verdict import RunVerdict, named, worst
 
-WORDS = {gate.OK: "right", gate.WRONG: "failed", gate.REGRESSION: "slower"}
+WORDS = {gate.OK: "right", gate.WRONG: "wrong", gate.REGRESSION: "slower"}
 """The verdicts by exit code; any other code is "not judged"."""
 
 NAMED = (

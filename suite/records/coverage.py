@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from suite.records.cells import CellRecord
-from suite.spec.vocabulary import REFUSED, VALUES
+from suite.spec.vocabulary import BROKEN, REFUSED, VALUES
 
 ENOUGH = 0.5
 """A user function must answer this share of the cells that its signature and claims allow."""
 
 NOT_JUDGED_ENOUGH = 6
 """The exit code of a run without failures in which too few cells were judged. pytest uses 0 to 5."""
+
+
+def word(totals: Counter[str], shortfalls: Sequence[str] = ()) -> str:
+    """The verdict: WRONG if a cell fails, BROKEN if only the suite or an adapter broke, NOT JUDGED ENOUGH
+    if there are `shortfalls`, or no cell passed, else RIGHT. `totals` counts cells by status."""
+    if any(totals[status] for status in BROKEN):
+        return "WRONG" if totals["fail"] or totals["crash"] else "BROKEN"
+    return "RIGHT" if totals["pass"] and not shortfalls else "NOT JUDGED ENOUGH"
 
 
 def percent(share: float) -> str:

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from suite.records.cells import Run
-from suite.records.coverage import percent, shortfalls
+from suite.records.coverage import percent, shortfalls, word
 from suite.records.files import new_file, new_folder
 from suite.records.lines import RecordError
 from suite.report.conformance import UNSUPPORTED
-from suite.report.summary import word
 from suite.spec.dtypes import DTYPES
 from suite.spec.vocabulary import GRADES, VALUES
 

@@ -5,13 +5,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
 from suite.records.cells import Run
-from suite.records.coverage import percent, scored
+from suite.records.coverage import percent, scored, word
 from suite.records.expectations import Expectation
 from suite.records.findings import manifests, title_of
 from suite.report.conformance import ACCURACY, OF_STATUSES, OF_UNSUPPORTED, UNSUPPORTED
@@ -30,14 +29,6 @@ FINDINGS = 12
 
 HIDDEN = "accuracy, elections and unsupported cells: -v, or `python -m suite report` of --results"
 """The line that stands for the tables that are left out."""
-
-
-def word(totals: Counter[str], shortfalls: Sequence[str] = ()) -> str:
-    """The verdict: WRONG if a cell fails, BROKEN if only the suite or an adapter broke, NOT JUDGED ENOUGH
-    if there are `shortfalls`, or no cell passed, else RIGHT. `totals` counts cells by status."""
-    if any(totals[status] for status in BROKEN):
-        return "WRONG" if totals["fail"] or totals["crash"] else "BROKEN"
-    return "RIGHT" if totals["pass"] and not shortfalls else "NOT JUDGED ENOUGH"
 
 
 def verdict(run: Run, shortfalls: Sequence[str] = ()) -> str:

@@ -21,8 +21,8 @@ from suite.checks import all_checks
 from suite.judge import leaks
 from suite.judge.trial import trial
 from suite.records.expectations import ExpectationError, Manifest, load, load_named
-from suite.run.isolation.remote import Remote, forbidden, isolated
-from suite.run.options import NOTHING, Options
+from suite.run.isolation.remote import Remote, isolated
+from suite.run.options import Options
 from suite.run.process import limited
 from suite.run.suggestions import suggestion
 from suite.spec.case import Case
@@ -121,10 +121,6 @@ def load_backend(backend: Backend, options: Options, user: UserCode = NO_CODE) -
         notes += [
             f"importing {text} left {change}; cells are judged with what was" for change in left
         ]
-        if own := forbidden(backend, options):
-            notes.append(
-                f"{function}: a call of {own} fails (--untrusted); --forbid={NOTHING} allows it"
-            )
         if isinstance(asked, Remote):
             notes += [f"{function}: {open_way}" for open_way in asked.link.open]
         expect += [path for path in files if path not in expect]

@@ -21,7 +21,7 @@ from suite.records.coverage import shortfalls
 from suite.records.diagnoses import LINE, NOTHING
 from suite.records.files import new_file, remove_empty
 from suite.records.lines import RecordError, Writer
-from suite.run.options import NAMES, Options
+from suite.run.options import ALLOWS, NAMES, Options
 from suite.run.recorded import crashed, header
 from suite.run.suggestions import suggestions
 from suite.run.terminal import FAILED, Terminal
@@ -31,6 +31,9 @@ from suite.spec.vocabulary import BROKEN
 
 if TYPE_CHECKING:
     from suite.run.plan import Plan
+
+CELLS = pytest.StashKey[str]()
+"""A file for the records of a run without --results, which another process reads if this one dies."""
 
 FILTERS = ("-k", "-m", "--deselect", "--lf", "--ff", "--last-failed", "--ignore", "--sw")
 """Options of pytest that leave out tests."""
@@ -80,8 +83,15 @@ class RunLog:
 
     @property
     def notes(self) -> list[str]:
-        """The notes of the plan, and the claims that errors suggest."""
-        return [*self._notes, *suggestions(self.cells, self.functions)]
+        """The notes of the plan, what allows forbidden calls that were made, and the claims that errors
+        suggest."""
+        by_default = self.options.untrusted and not self.options.forbid
+        called = by_default and any(cell.kind == "forbidden" for cell in self.cells)
+        return [
+            *self._notes,
+            *([ALLOWS] if called else []),
+            *suggestions(self.cells, self.functions),
+        ]
 
     @property
     def missing(self) -> list[str]:
@@ -89,11 +99,12 @@ class RunLog:
         return [node for node in self._owed if node not in self._keys]
 
     def reserve(self) -> str:
-        """Open the file of --results, and return its path; "" without the option. Raises
+        """Open the file of --results or `CELLS`, and return its path; "" if there is none. Raises
         pytest.UsageError."""
-        if not self.results:
+        name = self.results or self.config.stash.get(CELLS, "")
+        if not name:
             return ""
-        path = self.config.invocation_params.dir / self.results
+        path = self.config.invocation_params.dir / name
         try:
             self._file = new_file(path)
         except FileExistsError as error:
@@ -113,8 +124,8 @@ class RunLog:
             return
         reasons = [usage] if usage else [*self.failures(), *self.shortfalls()]
         verdict = of_run(
-            exit_code, self.cells, functions=tuple(self.functions), seed=self.options.seed,
-            missing=len(self.missing), reasons=tuple(dict.fromkeys(reasons)),
+            exit_code, self.cells, reasons, functions=tuple(self.functions), seed=self.options.seed,
+            missing=len(self.missing),
             diagnoses=tuple(one.sentence for one in self.told.diagnoses),
         )  # fmt: skip
         self.door.write(verdict)

@@ -69,6 +69,9 @@ OUTSIDE = {
 NOTHING = "nothing"
 """The value of --forbid that lets an untrusted function call the framework's own attention."""
 
+ALLOWS = f"--untrusted fails a call of the framework's own attention; --forbid={NOTHING} allows it"
+"""What a run says in which such a call failed."""
+
 SECRET = "secret"
 """The value of --seed that draws a seed, which nobody knows before the run."""
 

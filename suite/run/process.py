@@ -177,8 +177,9 @@ def can_fork() -> bool:
 def supervised(work: Callable[[Board], int], advice: str = "") -> tuple[int, Fields]:
     """Do `work` in a fork of this process; returns the exit code and the facts on the fork's board.
 
-    If the fork dies before it has an exit code, the code is `DIED`, and standard error says how and at
-    which cell the fork died, with an `advice`.
+    If the fork dies before it has an exit code, the code is `DIED`. Standard error and the fact `died`
+    say how and at which cell the fork died, with an `advice`; the fact `signal` is the number of the
+    signal that ended the fork, or 0.
     """
     board, (written, stacks) = Board(), os.pipe()
     os.set_blocking(written, False)  # processes that the fork started may outlive it
@@ -193,12 +194,12 @@ def supervised(work: Callable[[Board], int], advice: str = "") -> tuple[int, Fie
     # An interrupt from the keyboard reaches the child, too, which says what becomes of the run; a
     # termination reaches this process alone and is handed on.
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    ended = signal.signal(signal.SIGTERM, lambda *details: os.kill(child, signal.SIGTERM))
+    terminates = signal.signal(signal.SIGTERM, lambda *details: os.kill(child, signal.SIGTERM))
     try:
         _, status = os.waitpid(child, 0)
     finally:
         signal.signal(signal.SIGINT, before)
-        signal.signal(signal.SIGTERM, ended)
+        signal.signal(signal.SIGTERM, terminates)
     said = board.read()
     os.close(stacks)
     try:
@@ -211,9 +212,10 @@ def supervised(work: Callable[[Board], int], advice: str = "") -> tuple[int, Fie
         print(f"\nWARNING: {what}, and was ended: {late}", file=sys.stderr, flush=True)
     if "code" in said:
         return said["code"], said
-    death = _death(os.waitstatus_to_exitcode(status), said, advice)
+    ended = os.waitstatus_to_exitcode(status)
+    death = _death(ended, said, advice)
     print(f"\nERROR: {death}", file=sys.stderr, flush=True)
-    return DIED, said
+    return DIED, said | {"died": death, "signal": max(0, -ended)}
 
 
 def orphaned(board: Board | None) -> bool:

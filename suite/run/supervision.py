@@ -10,19 +10,27 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import tempfile
 from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from suite.judge.cell import Cell
+from suite.records import cells as records
 from suite.records.files import remove_empty
-from suite.run.log import RunLog
-from suite.run.options import NAMES
-from suite.run.process import Board, can_fork, place_in, supervised
-from suite.run.verdict import Door, of_run
+from suite.records.lines import RecordError
+from suite.run.log import CELLS, RunLog, cell_of
+from suite.run.options import NAMES, Options
+from suite.run.process import Board, Fields, can_fork, place_in, supervised
+from suite.run.recorded import crashed
+from suite.run.verdict import Door, RunVerdict, of_run
+
+FROM_OUTSIDE = (signal.SIGTERM, signal.SIGKILL)
+"""Signals by which people and the system end a run; no kernel is blamed for them."""
 
 BOARD = pytest.StashKey[Board]()
 USAGE, IDENTITY = "attention-usage", "attention-identity"
@@ -50,15 +58,36 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
             board.say(usage=str(error))
             return int(pytest.ExitCode.USAGE_ERROR)
 
-    code, said = supervised(judge, "With -n 1 such a cell is one crash, and the run goes on")
-    if "results" in said:
-        remove_empty(said["results"])
     path, descriptor = map(config.getoption, map(NAMES.destination, ("verdict", "verdict-fd")))
-    if (path or descriptor) and "verdict" not in said and "usage" not in said:
-        Door(path, descriptor, True).write(of_run(code, (), reasons=("the judging process died",)))
+    with tempfile.TemporaryDirectory(prefix="attention-") as folder:
+        if path or descriptor:
+            config.stash[CELLS] = str(Path(folder) / "cells.jsonl")
+        code, said = supervised(judge, "With -n 1 such a cell is one crash, and the run goes on")
+        if "results" in said:
+            remove_empty(said["results"])
+        if (path or descriptor) and "died" in said and "verdict" not in said:
+            options = Options.of(lambda name: config.getoption(NAMES.destination(name)))
+            Door(path, descriptor, True).write(of_death(options, code, said))
     if "usage" in said:
         raise pytest.UsageError(said["usage"])
     return code
+
+
+def of_death(options: Options, code: int, said: Fields) -> RunVerdict:
+    """The verdict of a run whose process died, by the records that it wrote before. The cell that it
+    judged then is a crash, unless somebody else ended the process."""
+    cells: list[records.CellRecord] = []
+    with suppress(RecordError):
+        cells += records.load(said.get("results", ""), partial=True).cells
+    at = cell_of(said.get("cell", "")) if said["signal"] not in FROM_OUTSIDE else None
+    if at is not None:
+        crash = crashed(*at, "crash", said["died"], options)
+        cells += [crash] if crash.key not in {cell.key for cell in cells} else []
+    return of_run(
+        code, cells, [said["died"]], seed=options.seed,
+        missing=max(0, said.get("owed", 0) - len(cells)),
+        functions=tuple(text.rpartition(":")[2] for text in options.function),
+    )  # fmt: skip
 
 
 class Controller:

@@ -140,7 +140,7 @@ class Terminal:
             terminalreporter.write_line(f"{printable(text)}: the run fails", red=True)
         if log.options.seed in DRAWN:
             terminalreporter.write_line(f"drawn, and now known: --seed={log.options.seed}")
-        if log.writer:
+        if log.writer and log.results:
             terminalreporter.write_line(printable(f"records: {log.results}"))
 
 

@@ -17,20 +17,21 @@ from typing import Any
 import msgspec
 
 from suite.records.cells import CellRecord
-from suite.records.coverage import NOT_JUDGED_ENOUGH
+from suite.records.coverage import word
 from suite.spec.vocabulary import BROKEN, REFUSED
 
 VERSION = 1
 
-WORDS = {0: "right", 1: "failed", NOT_JUDGED_ENOUGH: "not judged enough"}
-"""The verdicts by exit code; any other code is "not judged"."""
+NOT_JUDGED = "not judged"
+"""The verdict of a run that judged no cell, as after a usage error."""
 
 
 @dataclass(frozen=True)
 class RunVerdict:
     """What a run says.
 
-    - `verdict`: one of `WORDS`, or "not judged"; `exit_code` of the run
+    - `verdict`: the word of the run's first line (`suite.records.coverage.word`) in small letters, or
+      `NOT_JUDGED`; `exit_code` of the run
     - `reasons`: sentences, if the verdict follows from no single cell
     - `seed`: the seed of values and sizes, with which the run can be repeated
     - `cells`: the number of cells by status, and `missing` cells that have no verdict
@@ -68,12 +69,16 @@ NAMED = (
 )
 
 
-def of_run(exit_code: int, cells: Sequence[CellRecord], **more: Any) -> RunVerdict:
-    """The verdict of a run with these records; `more` are other fields."""
+def of_run(
+    exit_code: int, cells: Sequence[CellRecord], reasons: Sequence[str], **more: Any
+) -> RunVerdict:
+    """The verdict of a run with these records; `more` are other fields. Only exit code 0 is right."""
     failed = next((cell for cell in cells if cell.status in BROKEN), None)
+    totals = Counter(cell.status for cell in cells)
+    said = word(totals, [*reasons, *(["ended early"] if exit_code else [])]).lower()
     return RunVerdict(
-        WORDS.get(exit_code, "not judged"), exit_code,
-        cells=dict(Counter(cell.status for cell in cells)),
+        said if cells else NOT_JUDGED, exit_code,
+        cells=dict(totals), reasons=tuple(dict.fromkeys(reasons)),
         first_failure=named(failed), worst=named(worst(cells)),
         refusals=dict(Counter(cell.message for cell in cells if cell.kind == REFUSED)),
         **more,
