@@ -375,7 +375,7 @@ def test_every_table_of_almost_nothing(cells: list[CellRecord]) -> None:
 
 def test_tables_are_chosen_by_name() -> None:
     frames = frames_of(run(cell()))
-    rare = {"cells", "changed", "distribution", "history", "together"}
+    rare = {"cells", "changed", "distribution", "history", "largest", "operators", "together"}
     assert list(CONFORMANCE.of(frames)) == [name for name in CONFORMANCE.tables if name not in rare]
     assert list(CONFORMANCE.of(frames, ["failures", "statuses"])) == ["statuses", "failures"]
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from suite.checks import all_checks
 from suite.records.cells import CellRecord
-from suite.report import conformance, semantics
+from suite.report import semantics
 from tests.records_by_hand import cell, elect, frame
 
 
@@ -83,7 +83,7 @@ def test_what_works_together() -> None:
         cell(case.format(3), "torch:two", features=alone),
         cell(case.format(4), "torch:two"),
     )
-    table = conformance.TOGETHER.of(cells)
+    table = semantics.TOGETHER.of(cells)
     assert table.loc["sdpa"].to_dict("index") == {
         "sinks": {"torch:one": "wrong (1 of 2)", "torch:two": "refused"},
         "window": {"torch:one": "wrong (1 of 3)", "torch:two": "right"},

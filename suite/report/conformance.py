@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from itertools import combinations, pairwise
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from suite.report.table import Columns, Table, across, same
@@ -66,6 +66,14 @@ OF_STATUSES = Table(
     columns=COUNTS,
 )
 
+OF_OPERATORS = Table(
+    "operators",
+    "Cells per status of every implementation, by operator, and the seconds that they took.",
+    by={"operator": "operator", **BY_IMPLEMENTATION},
+    columns={**COUNTS, "seconds": ("seconds", "sum")},
+    rare=True,
+)
+
 
 def _named(rows: pd.DataFrame) -> str:
     """The first implementations, and the number of others."""
@@ -89,37 +97,6 @@ CONFORMANCE = Table(
     "are not judged.",
     by=BY_IMPLEMENTATION,
     columns=lambda rows: {**COUNTS, **across("group", tally)(rows)},
-)
-
-
-def _of_pairs(cells: pd.DataFrame) -> pd.DataFrame:
-    """The cells of the check `VALUES`, once for every feature that the case needs, and every two."""
-    rows = cells[cells["check"] == VALUES]
-    together = rows["features"].map(
-        lambda needed: [
-            " + ".join(some) for count in (1, 2) for some in combinations(sorted(needed), count)
-        ]
-    )
-    return rows.assign(together=together).explode("together").dropna(subset="together")
-
-
-def _verdict(rows: pd.DataFrame) -> str:
-    """Refused if no cell was judged, right if all judged cells pass, else wrong, with numbers."""
-    judged = rows["status"][rows["status"] != UNSUPPORTED]
-    wrong = int((judged != "pass").sum())
-    if not len(judged):
-        return "refused"
-    return f"wrong ({wrong} of {len(judged)})" if wrong else "right"
-
-
-TOGETHER = Table(
-    "together",
-    "What works together: for every feature of a case, and every two, whether all judged cells of the "
-    "check values are right, some are wrong, or all are refused.",
-    rows=_of_pairs,
-    by={"operator": "operator", "features": "together"},
-    columns=across("label", _verdict),
-    rare=True,
 )
 
 
@@ -176,6 +153,22 @@ ACCURACY = Table(
         "rms": ("rms", "max"),
         "case": _worst_case,
     },
+)
+
+
+LARGEST = Table(
+    "largest",
+    "The check values: the largest error ratio of right answers, over all seeds of the records, by "
+    "operator, framework, numerics class and dtype.",
+    rows=lambda cells: _measured(cells).query("status == 'pass' and error_ratio.notna()"),
+    by={"operator": "operator", "backend": "backend", "numerics": "numerics"},
+    columns=lambda rows: {
+        "implementations": ("implementation", "nunique"),
+        "seeds": ("seed", "nunique"),
+        "cells": len,
+        **across("dtype", lambda some: some["error_ratio"].max(), absent=math.nan)(rows),
+    },
+    rare=True,
 )
 
 

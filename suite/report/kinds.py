@@ -105,9 +105,10 @@ CONFORMANCE = Kind(
     accepts=cells.FILE_SCHEMA.accepts,
     read=_conformance,
     tables=_named(
-        conformance.RUNS, conformance.DIAGNOSES, conformance.OF_STATUSES,
-        conformance.OF_UNSUPPORTED, conformance.CONFORMANCE, conformance.TOGETHER,
-        conformance.ACCURACY, conformance.DISTRIBUTION, conformance.OF_GRADIENTS, conformance.KERNELS,
+        conformance.RUNS, conformance.DIAGNOSES, conformance.OF_STATUSES, conformance.OF_OPERATORS,
+        conformance.OF_UNSUPPORTED, conformance.CONFORMANCE, semantics.TOGETHER,
+        conformance.ACCURACY, conformance.LARGEST, conformance.DISTRIBUTION,
+        conformance.OF_GRADIENTS, conformance.KERNELS,
         semantics.ELECTIONS, semantics.INVARIANCE, semantics.LAYERS,
         conformance.EXPLAINED, conformance.ONLY_HERE, conformance.EVERYWHERE, conformance.FAILURES,
         conformance.SLOWEST, conformance.HISTORY, conformance.CHANGED, conformance.CELLS,

@@ -1,9 +1,11 @@
-"""Tables of judged cells: elections, invariance of answers, and differences of layers."""
+"""Tables of judged cells: elections, invariance of answers, differences of layers, and features that work
+together."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from itertools import combinations
 from typing import TYPE_CHECKING
 
 from suite.report.conformance import BY_IMPLEMENTATION, UNSUPPORTED
@@ -168,4 +170,35 @@ LAYERS = Table(
     rows=_layers,
     by=BY_IMPLEMENTATION,
     columns=_of_layer,
+)
+
+
+def _of_pairs(cells: pd.DataFrame) -> pd.DataFrame:
+    """The cells of the check `VALUES`, once for every feature that the case needs, and every two."""
+    rows = cells[cells["check"] == VALUES]
+    together = rows["features"].map(
+        lambda needed: [
+            " + ".join(some) for count in (1, 2) for some in combinations(sorted(needed), count)
+        ]
+    )
+    return rows.assign(together=together).explode("together").dropna(subset="together")
+
+
+def _verdict(rows: pd.DataFrame) -> str:
+    """Refused if no cell was judged, right if all judged cells pass, else wrong, with numbers."""
+    judged = rows["status"][rows["status"] != UNSUPPORTED]
+    wrong = int((judged != "pass").sum())
+    if not len(judged):
+        return "refused"
+    return f"wrong ({wrong} of {len(judged)})" if wrong else "right"
+
+
+TOGETHER = Table(
+    "together",
+    "What works together: for every feature of a case, and every two, whether all judged cells of the "
+    "check values are right, some are wrong, or all are refused.",
+    rows=_of_pairs,
+    by={"operator": "operator", "features": "together"},
+    columns=across("label", _verdict),
+    rare=True,
 )

@@ -1,0 +1,87 @@
+"""The page docs/data/together.md, made from records.
+
+    python -m tests.together RECORDS... > docs/data/together.md
+
+The page has the cells by status of every operator and implementation of the records, and for every
+operator which features are right, wrong or refused beside one another.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from suite.report.conformance import OF_OPERATORS
+from suite.report.frames import provenance
+from suite.report.kinds import frames_of, load_runs
+from suite.report.render import as_markdown
+from suite.report.semantics import TOGETHER
+from suite.spec.operators import OPERATORS
+
+TEXT = """\
+After reading this page you know which implementation may be used for a combination of features.
+[FINDINGS.md](../../FINDINGS.md) says what causes the known failures. Seconds are those of all cells of a
+run on one core.
+
+    pytest suite --backend=torch -k "{operators}" --results=torch.jsonl
+    python -m tests.together torch.jsonl > docs/data/together.md
+
+Made with {versions}.
+
+In the tables of features an entry is *right* if all judged cells of the check `values` are right, *wrong*
+with the number of wrong cells, *refused* if the implementation takes none of them, and empty if no case
+needs the feature. Implementations with equal entries share a column. Two features have a row only if
+their entry does not follow from theirs: a pair without a row is refused if one of its features is
+refused, and otherwise right.
+"""
+
+
+def follows(pair: str, singles: Sequence[str]) -> bool:
+    """True if the entry of two features is what their own entries let expect."""
+    return pair == ("refused" if "refused" in singles else "right") or not pair
+
+
+def of_operator(cells: pd.DataFrame) -> pd.DataFrame:
+    """The table `together` of one operator: without pairs whose entries follow, and with one column for
+    implementations with equal entries."""
+    table = TOGETHER.of(cells).droplevel("operator").sort_index()
+
+    def surprises(name: str) -> bool:
+        parts = name.split(" + ")
+        rows = table.loc[parts]
+        return len(parts) == 1 or any(
+            not follows(entry, rows[label].tolist()) for label, entry in table.loc[name].items()
+        )
+
+    kept = table[table.index.map(surprises)]
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for label in kept:
+        alike.setdefault((*kept[label],), []).append(str(label))
+    return pd.DataFrame(
+        {", ".join(labels): entries for entries, labels in alike.items()}, index=kept.index
+    )
+
+
+def page(paths: list[Path]) -> str:
+    """The page in Markdown. Raises RecordError if a file is invalid."""
+    frames = frames_of(load_runs(paths, partial=True))
+    cells = frames["cells"].sort_values(
+        "operator", key=lambda names: names.map([*OPERATORS].index), kind="stable"
+    )
+    tables = {"cells by status": OF_OPERATORS.of(cells).drop(columns=["score", "coverage"])}
+    for operator, rows in cells.groupby("operator", sort=False):
+        tables[str(operator)] = of_operator(rows)
+    text = TEXT.format(
+        operators=" or ".join(f"{name}/" for name in dict.fromkeys(cells["operator"])),
+        versions=provenance(frames["headers"].values()),
+    )
+    made = as_markdown(tables, "What works together")
+    title, _, rest = made.partition("\n\n")
+    return f"{title}\n\n{text}\n{rest}"
+
+
+if __name__ == "__main__":
+    print(page([Path(name) for name in sys.argv[1:]]), end="")
