@@ -42,7 +42,7 @@ class AnswersWithoutBatch(Kernel):
         return super().deliver(out[0] if call.sizes.B == 1 else out, call)
 
 
-@fault("contract", "`out.transpose(1, 2)`; return (B, H, Lq, Dv)", like="E12", family="layout")
+@fault("contract", "`out.transpose(1, 2)`; return (B, H, Lq, Dv)", family="layout")
 class AnswersHeadsInside(Kernel):
     """The answer comes as (B, Lq, H, Dv), not (B, H, Lq, Dv)."""
 
@@ -132,10 +132,7 @@ class BufferNotCleared(Kernel):
 
 
 @fault(
-    "future",
-    "a cache whose key is the query alone; keys and values belong to it",
-    like="B28",
-    family="state",
+    "future", "a cache whose key is the query alone; keys and values belong to it", family="state"
 )
 class KeysKeptByQuery(Kernel):
     """Keys and values of the first call with a query serve all later calls with it."""
@@ -240,11 +237,7 @@ class FitsMasks(Kernel):
         pass
 
 
-@fault(
-    "bad_problem",
-    "`mask[:, :, :Lq, :Lk]`; raise ValueError if the mask does not broadcast",
-    like="C23",
-)
+@fault("bad_problem", "`mask[:, :, :Lq, :Lk]`; raise ValueError if the mask does not broadcast")
 class MaskCutToFit(FitsMasks):
     """A mask that is too large is cut, not refused."""
 
@@ -256,7 +249,6 @@ class MaskCutToFit(FitsMasks):
 @fault(
     "bad_problem",
     "`F.pad(mask, (0, missing), value=True)`; raise ValueError if the mask is too short",
-    like="C23",
 )
 class MaskPaddedToFit(FitsMasks):
     """A mask of too few keys is accepted, and keys beyond its end are seen."""

@@ -60,12 +60,12 @@ class OutputDropped(Dropping):
         return output * self.factor_of(output.shape, call)
 
 
-@fault("dropout", "a pattern (B, 1, Lq, Lk); every weight has its own: (B, H, Lq, Lk)", like="F8")
+@fault("dropout", "a pattern (B, 1, Lq, Lk); every weight has its own: (B, H, Lq, Lk)")
 class PatternOfFirstHead(SharedByHeads, Dropping):
     """All heads share one dropout pattern, though one for every element is declared."""
 
 
-@fault("dropout", "a pattern (1, H, Lq, Lk); every weight has its own: (B, H, Lq, Lk)", like="F8")
+@fault("dropout", "a pattern (1, H, Lq, Lk); every weight has its own: (B, H, Lq, Lk)")
 class PatternOfFirstSample(SharedBySamples, Dropping):
     """All samples share one dropout pattern, though one for every element is declared."""
 

@@ -49,15 +49,12 @@ class Fault:
     - `kernel`: an implementation with this one fault; its docstring is the sentence
     - `killed_by`: the name of the check that must end in `fail` on one of its cases
     - `hint`: what people probably wrote, in terms of their code, and what is right
-    - `like`: the published bug that the fault is an instance of, as numbered in the list of published
-      bugs ("E1"), or ""
     - `family`: one of `FAMILIES`
     """
 
     kernel: type[Implementation]
     killed_by: str
     hint: str
-    like: str = ""
     family: str = ""
 
     @property
@@ -70,13 +67,13 @@ class Fault:
         return (self.kernel.__doc__ or "").strip()
 
 
-def fault(killed_by: str, hint: str = "", *, like: str = "", family: str = "") -> Callable[[K], K]:
+def fault(killed_by: str, hint: str = "", *, family: str = "") -> Callable[[K], K]:
     """Add a kernel or a layer to the catalogue (see `Fault`). The default family is the `FAMILY` of its
     module."""
 
     def mark(kernel: K) -> K:
         of = family or getattr(sys.modules[kernel.__module__], "FAMILY", "")
-        FAULTS[kernel] = Fault(kernel, killed_by, hint, like, of)
+        FAULTS[kernel] = Fault(kernel, killed_by, hint, of)
         return kernel
 
     return mark

@@ -10,11 +10,7 @@ from suite.faults.kernels.attention import Call, Kernel
 FAMILY = "mask"
 
 
-@fault(
-    "election",
-    "`tril(diagonal=Lk - Lq)`, `j <= i + Lk - Lq`; top-left is `tril()`, `j <= i`",
-    like="B4",
-)
+@fault("election", "`tril(diagonal=Lk - Lq)`, `j <= i + Lk - Lq`; top-left is `tril()`, `j <= i`")
 class CausalBottomRight(Kernel):
     """The causal flag is aligned bottom-right, though top-left is declared."""
 
@@ -23,9 +19,7 @@ class CausalBottomRight(Kernel):
         return key <= row + call.sizes.Lk - call.sizes.Lq
 
 
-@fault(
-    "values", "`j <= i + min(0, Lk - Lq)`; top-left is `j <= i`, whatever Lq and Lk are", like="B3"
-)
+@fault("values", "`j <= i + min(0, Lk - Lq)`; top-left is `j <= i`, whatever Lq and Lk are")
 class CausalSwitchesAlignment(Kernel):
     """With more queries than keys the causal flag is aligned bottom-right."""
 
@@ -56,9 +50,7 @@ class CausalExcludesSelf(Kernel):
 
 
 @fault(
-    "future",
-    "`is_causal` is accepted and not used; `scores.masked_fill(j > i, -inf)` is missing",
-    like="B18",
+    "future", "`is_causal` is accepted and not used; `scores.masked_fill(j > i, -inf)` is missing"
 )
 class CausalNoEffect(Kernel):
     """The causal flag has no effect."""
@@ -76,11 +68,7 @@ class CausalByTiles(Kernel):
         return key // 16 <= row // 16
 
 
-@fault(
-    "election",
-    "`if mask is not None: ... elif is_causal: ...`; both apply: `mask & (j <= i)`",
-    like="B13",
-)
+@fault("election", "`if mask is not None: ... elif is_causal: ...`; both apply: `mask & (j <= i)`")
 class CausalIgnoredWithMask(Kernel):
     """Beside a mask the causal flag has no effect."""
 
@@ -89,7 +77,7 @@ class CausalIgnoredWithMask(Kernel):
         return kept if call.mask is None else np.ones_like(kept)
 
 
-@fault("election", "`if is_causal: mask = tril(...)`; both apply: `mask & tril(...)`", like="B10")
+@fault("election", "`if is_causal: mask = tril(...)`; both apply: `mask & tril(...)`")
 class CausalReplacesMask(Kernel):
     """With the causal flag the mask has no effect."""
 
@@ -97,7 +85,7 @@ class CausalReplacesMask(Kernel):
         return np.ones_like(mask) if call.causal else mask
 
 
-@fault("values", "`is_causal and Lq > 1`; top-left, one query sees key 0 alone", like="B1")
+@fault("values", "`is_causal and Lq > 1`; top-left, one query sees key 0 alone")
 class CausalIgnoredInDecoding(Kernel):
     """With one query the causal flag has no effect."""
 
@@ -106,11 +94,7 @@ class CausalIgnoredInDecoding(Kernel):
         return np.ones_like(kept) if call.sizes.Lq == 1 else kept
 
 
-@fault(
-    "values",
-    "`j <= row // group`, for rows that hold a group's heads; these do not: `j <= i`",
-    like="E14",
-)
+@fault("values", "`j <= row // group`, for rows that hold a group's heads; these do not: `j <= i`")
 class CausalLimitOfPackedRows(Kernel):
     """With grouped heads query i sees keys up to i // group instead of i."""
 
@@ -120,9 +104,7 @@ class CausalLimitOfPackedRows(Kernel):
 
 
 @fault(
-    "values",
-    "`scores + tril(ones)`; an additive mask adds 0 where a key is seen, -inf elsewhere",
-    like="C18",
+    "values", "`scores + tril(ones)`; an additive mask adds 0 where a key is seen, -inf elsewhere"
 )
 class CausalAddsOne(Kernel):
     """The causal flag adds 1 to the scores, before the softcap."""
@@ -134,7 +116,6 @@ class CausalAddsOne(Kernel):
 @fault(
     "flag_equals_dense",
     "`mask.equal(tril)` replaced by a causal flag that means `j <= i + Lk - Lq`",
-    like="B2",
 )
 class TrianglesAreCausal(Kernel):
     """A lower-triangular mask is replaced by a causal flag, which is aligned bottom-right."""
@@ -146,11 +127,7 @@ class TrianglesAreCausal(Kernel):
         return (key <= row + call.sizes.Lk - call.sizes.Lq)[None, None]
 
 
-@fault(
-    "values",
-    "`i - j < left`; the key `left` places before is seen, too: `i - j <= left`",
-    like="M1",
-)
+@fault("values", "`i - j < left`; the key `left` places before is seen, too: `i - j <= left`")
 class WindowOneShort(Kernel):
     """A window hides the last key on its left that it should show."""
 
@@ -158,7 +135,7 @@ class WindowOneShort(Kernel):
         return super().windowed(call, None if left is None else left - 1, right)
 
 
-@fault("future", "`j <= i + right + 1`; the last key seen is `j = i + right`", like="M2")
+@fault("future", "`j <= i + right + 1`; the last key seen is `j = i + right`")
 class WindowOneLate(Kernel):
     """A window shows one key too many on its right."""
 
@@ -169,7 +146,6 @@ class WindowOneLate(Kernel):
 @fault(
     "flag_equals_dense",
     "the window is applied inside `if mask is not None` or `if is_causal` alone",
-    like="B16",
 )
 class WindowIgnoredWithoutMask(Kernel):
     """Without a mask, causal flag or lengths beside it, a window has no effect."""
@@ -187,7 +163,7 @@ class WindowRightIgnored(Kernel):
         return super().windowed(call, left, right if right == 0 else None)
 
 
-@fault("wide_window", "`if left >= Lk: window = None`; the right side still limits", like="M4")
+@fault("wide_window", "`if left >= Lk: window = None`; the right side still limits")
 class WideWindowUnbounded(Kernel):
     """A window that reaches left beyond all keys loses its right edge."""
 
@@ -196,11 +172,7 @@ class WideWindowUnbounded(Kernel):
         return super().windowed(call, left, None if wide else right)
 
 
-@fault(
-    "wide_window",
-    "`left % Lk`, as in a ring buffer; a side wider than Lk shows all keys on it",
-    like="M16",
-)
+@fault("wide_window", "`left % Lk`, as in a ring buffer; a side wider than Lk shows all keys on it")
 class WindowModuloKeys(Kernel):
     """The left side of a window is taken modulo the number of keys."""
 
@@ -211,7 +183,6 @@ class WindowModuloKeys(Kernel):
 @fault(
     "bad_problem",
     "-1 means unbounded inside, and is not refused outside; raise ValueError if `window < 0`",
-    like="M5",
     family="contract",
 )
 class NegativeWindowUnbounded(Kernel):
@@ -244,7 +215,7 @@ class LengthsOfFirstSample(Kernel):
         return super().within(np.broadcast_to(lengths[:1], lengths.shape), call)
 
 
-@fault("values", "`length or Lk`, `if length:`; a sample of length 0 has no key", like="K7")
+@fault("values", "`length or Lk`, `if length:`; a sample of length 0 has no key")
 class LengthZeroMeansAll(Kernel):
     """A key length of 0 is taken for no limit."""
 
@@ -252,11 +223,7 @@ class LengthZeroMeansAll(Kernel):
         return super().within(np.where(lengths == 0, call.sizes.Lk, lengths), call)
 
 
-@fault(
-    "values",
-    "`(i < length) & (j < length)`; key lengths limit keys alone: `j < length`",
-    like="A11",
-)
+@fault("values", "`(i < length) & (j < length)`; key lengths limit keys alone: `j < length`")
 class LengthsHideQueries(Kernel):
     """Key lengths hide the queries beyond them, too, whose answers become zero."""
 
@@ -294,9 +261,7 @@ class CausalRestartsEveryBlock(Kernel):
         return key <= row % 64
 
 
-@fault(
-    "values", "`lengths.repeat(H)` for B * H rows; use `lengths.repeat_interleave(H)`", like="C20"
-)
+@fault("values", "`lengths.repeat(H)` for B * H rows; use `lengths.repeat_interleave(H)`")
 class LengthsTiled(Kernel):
     """Key lengths are tiled over the heads, not repeated: heads get the length of another sample."""
 

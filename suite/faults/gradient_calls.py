@@ -31,7 +31,6 @@ class CotangentReadAsContiguous(Differentiable):
 @fault(
     "gradient_arrangements",
     "stride 0, as after `dout.expand(B, ...)`, read as size 1; use the stride as it is",
-    like="J4",
 )
 class StrideZeroCotangent(Differentiable):
     """If dout is expanded along the batch, samples after the first get no gradient."""
@@ -46,7 +45,6 @@ class StrideZeroCotangent(Differentiable):
 @fault(
     "gradient_arrangements",
     "after `out.sum()` dout is one number with stride 0 everywhere; use strides as they are",
-    like="J4",
 )
 class ScalarCotangent(Differentiable):
     """If dout is one number expanded to all elements, only the first row is read."""
@@ -129,11 +127,7 @@ class GradientsRedrawn(Differentiable):
         return Rounded(round_to(out, call.fmt), call.fmt)
 
 
-@fault(
-    "gradients",
-    "`Lq // 8` blocks of queries; use `cdiv(Lq, 8)`, and mask rows beyond Lq",
-    like="E5",
-)
+@fault("gradients", "`Lq // 8` blocks of queries; use `cdiv(Lq, 8)`, and mask rows beyond Lq")
 class TailOfRowsDropped(Differentiable):
     """The gradient of the values leaves out queries after the last whole block of 8."""
 
@@ -163,7 +157,6 @@ class BaseTwoBackward(Differentiable):
 @fault(
     "gradients",
     "`ctx.save_for_backward(..., lse.to(q.dtype))`; save it in float32",
-    like="G13",
     family="numerics",
 )
 class LseInHalf(DifferentiableFused):
@@ -203,7 +196,6 @@ class KeyOverwrittenBackward(Differentiable):
 @fault(
     "gradient_hidden",
     "p of hidden keys is small, not 0; `where(mask, p, 0)` before `(p * dp).sum(-1)`",
-    like="I13",
 )
 class HiddenSlotsTakePart(Differentiable):
     """In the backward pass hidden keys have a tiny weight in the sum of p dp."""
@@ -219,7 +211,6 @@ class HiddenSlotsTakePart(Differentiable):
 @fault(
     "gradient_hidden",
     "`p * dp` where p is 0 and dp NaN; use `where(p == 0, 0, p * dp)`, or zero hidden values",
-    like="I13",
 )
 class NanInHiddenValueLeaks(Differentiable):
     """A NaN in a hidden value reaches the gradients, times a weight of zero."""
@@ -232,7 +223,6 @@ class NanInHiddenValueLeaks(Differentiable):
 @fault(
     "gradient_hidden",
     "`ds @ k` where ds is 0 and k NaN; zero the keys that no row sees: `where(seen, k, 0)`",
-    like="I13",
 )
 class NanInHiddenKeyLeaks(Differentiable):
     """A NaN in a hidden key reaches the gradient of the queries, times zero."""
@@ -300,9 +290,7 @@ class TangentOfKeysForgotten(Differentiable):
 
 
 @fault(
-    "tangents",
-    "`(p * dS).sum(-1) / p.sum(-1)` is 0 / 0 in a fully masked row; p needs no division",
-    like="I15",
+    "tangents", "`(p * dS).sum(-1) / p.sum(-1)` is 0 / 0 in a fully masked row; p needs no division"
 )
 class TangentOfEmptyRowNan(Differentiable):
     """The JVP of a fully masked row is NaN, though its answer is zero."""

@@ -39,11 +39,7 @@ class QueryGradientScaledTwice(Differentiable):
         return factor * factor * (dt @ key)
 
 
-@fault(
-    "gradients",
-    "`dk[:, ::group]`; sum over the group: `dk.view(B, Hkv, group, Lk, D).sum(2)`",
-    like="I10",
-)
+@fault("gradients", "`dk[:, ::group]`; sum over the group: `dk.view(B, Hkv, group, Lk, D).sum(2)`")
 class GroupNotSummed(Differentiable):
     """The gradients of keys and values are those of the first query head of a group."""
 
@@ -51,9 +47,7 @@ class GroupNotSummed(Differentiable):
         return self.by_group(x, call)[:, :, 0]
 
 
-@fault(
-    "gradients", "`.mean(2)` over a group; sum: `dk.view(B, Hkv, group, Lk, D).sum(2)`", like="I10"
-)
+@fault("gradients", "`.mean(2)` over a group; sum: `dk.view(B, Hkv, group, Lk, D).sum(2)`")
 class GroupAveraged(Differentiable):
     """The gradients of keys and values are averaged over the query heads of a group."""
 
@@ -64,7 +58,6 @@ class GroupAveraged(Differentiable):
 @fault(
     "gradients",
     "`dk.view(B, group, Hkv, Lk, D).sum(1)`; it is `.view(B, Hkv, group, Lk, D).sum(2)`",
-    like="E1",
 )
 class GroupTiledBackward(Differentiable):
     """The gradients of keys and values sum heads h, h + Hkv ... and not the heads of a group."""
@@ -77,7 +70,6 @@ class GroupTiledBackward(Differentiable):
 @fault(
     "gradient_of_bias",
     "`zeros_like(bias)` in backward; use `dbias = p * (dp - (p * dp).sum(-1, keepdim=True))`",
-    like="I8",
 )
 class BiasGradientZero(Differentiable):
     """The gradient of the bias is zero."""
@@ -133,7 +125,6 @@ class BiasGradientAveragedOverQueries(Differentiable):
 @fault(
     "gradient_of_bias",
     "backward runs `if ctx.needs_input_grad[0]` alone; ask for the bias's flag, too",
-    like="I1",
 )
 class BiasAloneForgotten(Differentiable):
     """If only the bias asks for a gradient, it gets none."""
@@ -161,9 +152,7 @@ class BiasGradientAfterCap(Differentiable):
         return gradients
 
 
-@fault(
-    "gradients", "`ds = p * dp`; use `ds = p * (dp - (p * dp).sum(-1, keepdim=True))`", like="I11"
-)
+@fault("gradients", "`ds = p * dp`; use `ds = p * (dp - (p * dp).sum(-1, keepdim=True))`")
 class MeanForgotten(Differentiable):
     """The gradient of the softmax is p dp: the row's sum of p dp is not subtracted."""
 
@@ -210,11 +199,7 @@ class CapSlopeNotSquared(Differentiable):
         return 1 - np.abs(bend)
 
 
-@fault(
-    "gradients",
-    "`ds @ k.mT`, which has a fitting shape if Lk == D; use `dq = scale * ds @ k`",
-    like="I7",
-)
+@fault("gradients", "`ds @ k.mT`, which has a fitting shape if Lk == D; use `dq = scale * ds @ k`")
 class KeyTransposedTwice(Differentiable):
     """With Lk == D the gradient of the queries takes the keys transposed."""
 
@@ -227,7 +212,6 @@ class KeyTransposedTwice(Differentiable):
 @fault(
     "gradients",
     "backward recomputes `p` without the mask; save it (`ctx.save_for_backward`) and apply it",
-    like="I13",
 )
 class MaskForgottenBackward(Differentiable):
     """The backward pass recomputes the weights without the boolean mask."""
@@ -247,11 +231,7 @@ class CausalForgottenBackward(Differentiable):
         return self.allowed(Call(**{**vars(call), "causal": False}))
 
 
-@fault(
-    "gradients",
-    "backward recomputes `p` without the key lengths; save them and apply them",
-    like="I14",
-)
+@fault("gradients", "backward recomputes `p` without the key lengths; save them and apply them")
 class PaddingForgottenBackward(Differentiable):
     """The backward pass recomputes the weights as if no key were padding."""
 
@@ -283,11 +263,7 @@ class BiasForgottenBackward(Differentiable):
         return scores
 
 
-@fault(
-    "gradients",
-    "`exp(s - lse)` where lse is -inf gives NaN; set p to 0 in fully masked rows",
-    like="I15",
-)
+@fault("gradients", "`exp(s - lse)` where lse is -inf gives NaN; set p to 0 in fully masked rows")
 class EmptyRowNanBackward(Differentiable):
     """The gradient of a fully masked query is NaN, though its answer is zero."""
 
@@ -299,7 +275,6 @@ class EmptyRowNanBackward(Differentiable):
 @fault(
     "gradients",
     "backward's softmax gives fully masked rows weights of 1 / Lk; these rows add nothing to dv",
-    like="I15",
 )
 class EmptyRowPoisonsValues(Differentiable):
     """A fully masked row hands its gradient to all values, though its answer is zero."""

@@ -13,7 +13,6 @@ FAMILY = "heads"
 @fault(
     "groups_equal_repeated_heads",
     "`k.repeat(1, group, 1, 1)`, `h % Hkv`; use `repeat_interleave(group, dim=1)`, `h // group`",
-    like="E1",
 )
 class HeadsTiled(Kernel):
     """Key/value heads are tiled (0, 1, 0, 1), not repeated (0, 0, 1, 1)."""
@@ -52,11 +51,7 @@ class FirstKeyHeadOnly(Kernel):
         return x if s.H == s.Hkv else np.repeat(x[:, :1], s.H, axis=1)
 
 
-@fault(
-    "values",
-    "tiles of 16 query heads with one key head each; take `h // group` for every head",
-    like="E4",
-)
+@fault("values", "tiles of 16 query heads with one key head each; take `h // group` for every head")
 class WideGroupsCrossTiles(Kernel):
     """With groups of more than 16 query heads, 16 heads in a row share the key head of the first."""
 
@@ -67,11 +62,7 @@ class WideGroupsCrossTiles(Kernel):
         return x[:, np.arange(call.sizes.H) // 16 * 16 // group]
 
 
-@fault(
-    "values",
-    "a grid of `2 ** int(log2(H))` heads; launch H, or round up and mask",
-    like="E6",
-)
+@fault("values", "a grid of `2 ** int(log2(H))` heads; launch H, or round up and mask")
 class HeadsRoundedDown(Kernel):
     """Heads beyond the largest power of two are not computed."""
 

@@ -12,7 +12,7 @@ from suite.faults.kernels.variants import MergedChunks
 FAMILY = "mask"
 
 
-@fault("values", "`scores + mask` for a boolean mask; use `masked_fill(~mask, -inf)`", like="C4")
+@fault("values", "`scores + mask` for a boolean mask; use `masked_fill(~mask, -inf)`")
 class MaskAdded(Kernel):
     """A boolean mask is added to the scores as 0 and 1."""
 
@@ -20,11 +20,7 @@ class MaskAdded(Kernel):
         return scores if allowed is None else scores + allowed.astype(scores.dtype)
 
 
-@fault(
-    "poison",
-    "`scores * mask`; a score of 0 has a weight: use `masked_fill(~mask, -inf)`",
-    like="C17",
-)
+@fault("poison", "`scores * mask`; a score of 0 has a weight: use `masked_fill(~mask, -inf)`")
 class MaskMultiplied(Kernel):
     """A boolean mask multiplies the scores: hidden ones are 0, not -inf."""
 
@@ -87,9 +83,7 @@ class HiddenAfterSoftmax(Kernel):
         return super().hide(scores, allowed, call)
 
 
-@fault(
-    "future", "`m = scores.amax(-1)` before `masked_fill`; take it of the masked scores", like="G13"
-)
+@fault("future", "`m = scores.amax(-1)` before `masked_fill`; take it of the masked scores")
 class MaximumBeforeMask(Kernel):
     """The row's maximum counts hidden keys: far below a large hidden score the row underflows."""
 
@@ -115,7 +109,6 @@ class EmptyRowsUniform(Kernel):
 @fault(
     "election",
     "`softmax` of a row of -inf is NaN; set fully masked rows to 0: `where(mask.any(-1), out, 0)`",
-    like="A1",
 )
 class EmptyRowsNan(Kernel):
     """Fully masked rows are NaN, though zeros are declared."""
@@ -127,7 +120,6 @@ class EmptyRowsNan(Kernel):
 @fault(
     "values",
     "`if (m == -inf).any()` skips a tile of rows; treat every row by itself",
-    like="A17",
     family="tiles",
 )
 class EmptyRowSilencesTile(Kernel):
@@ -145,7 +137,6 @@ class EmptyRowSilencesTile(Kernel):
 @fault(
     "padding_invariance",
     "`exp(s - m)` is NaN if m is -inf in a part of the keys; take 0 for such an m",
-    like="A25",
 )
 class HiddenChunkNan(MergedChunks):
     """A row that sees no key in one part of the keys is NaN."""
@@ -155,9 +146,7 @@ class HiddenChunkNan(MergedChunks):
         return maximum + np.log(np.exp(scores - maximum).sum(-1, keepdims=True))
 
 
-@fault(
-    "values", "`exp(m_old - m_new)` is NaN if both are -inf; take 0 for such an m_new", like="A15"
-)
+@fault("values", "`exp(m_old - m_new)` is NaN if both are -inf; take 0 for such an m_new")
 class HiddenFirstTileNan(Online):
     """A row that sees no key of the first tile is NaN."""
 
@@ -168,7 +157,6 @@ class HiddenFirstTileNan(Online):
 @fault(
     "election",
     "`scores + where(mask, 0, -inf)`; NaN stays NaN: replace it by `where(mask, scores, -inf)`",
-    like="H1",
 )
 class NanKeyLeaks(Kernel):
     """A NaN in a hidden key reaches the answer, since the mask is added as 0 and -inf."""
@@ -181,7 +169,6 @@ class NanKeyLeaks(Kernel):
 @fault(
     "election",
     "`p @ v` where `0 * nan` is NaN; zero the values that no row sees: `where(seen, v, 0)`",
-    like="H4",
 )
 class NanValueLeaks(Kernel):
     """A NaN in a hidden value reaches the answer, times a weight of zero."""
@@ -191,9 +178,7 @@ class NanValueLeaks(Kernel):
 
 
 @fault(
-    "nan",
-    "`mask.any((0, 1, 2))` says which values are zeroed; say so for every sample and head",
-    like="H6",
+    "nan", "`mask.any((0, 1, 2))` says which values are zeroed; say so for every sample and head"
 )
 class NanValueLeaksPerHead(Kernel):
     """Hidden values are zeroed only where they are hidden in every sample and head: NaN leaks."""
@@ -203,7 +188,7 @@ class NanValueLeaksPerHead(Kernel):
         return np.where(hidden[:, None], value.dtype.type(0), value)
 
 
-@fault("nan", "values are zeroed where the mask hides them; a window hides some, too", like="H4")
+@fault("nan", "values are zeroed where the mask hides them; a window hides some, too")
 class NanPastWindowLeaks(Kernel):
     """Values that only a window hides are not zeroed: NaN in them reaches the answer."""
 
@@ -215,11 +200,7 @@ class NanPastWindowLeaks(Kernel):
         return value if self.window else super().visible(value, scores)
 
 
-@fault(
-    "election",
-    "`softmax(scores).nan_to_num()` for fully masked rows; find these by the mask",
-    like="G11",
-)
+@fault("election", "`softmax(scores).nan_to_num()` for fully masked rows; find these by the mask")
 class NanQueryZeros(Kernel):
     """A row of NaN scores gives zeros, though NaN is declared."""
 
@@ -247,11 +228,7 @@ class MaskBeforeScale(Kernel):
         return scores if allowed is None else np.where(allowed, scores, hidden)
 
 
-@fault(
-    "nan",
-    "`where(v.isnan(), 0, v)`; infinity times 0 is NaN: zero all values that no row sees",
-    like="H1",
-)
+@fault("nan", "`where(v.isnan(), 0, v)`; infinity times 0 is NaN: zero all values that no row sees")
 class InfiniteValueLeaks(Kernel):
     """An infinite hidden value reaches the answer; of hidden values only NaN is zeroed."""
 
@@ -259,7 +236,7 @@ class InfiniteValueLeaks(Kernel):
         return np.where(np.isnan(value), super().visible(value, scores), value)
 
 
-@fault("election", "`v.nan_to_num()`; zero only the values that no row sees", like="G11")
+@fault("election", "`v.nan_to_num()`; zero only the values that no row sees")
 class VisibleNanEmptied(Kernel):
     """A NaN in an attended value is replaced by 0."""
 

@@ -38,11 +38,7 @@ class ScaleByPlace(Kernel):
         return super().scores(query, key, call) * place.astype(call.work)
 
 
-@fault(
-    "invariant_batch",
-    "a path for `B == 1`, as split keys, whose last part ends one key early",
-    like="L10",
-)
+@fault("invariant_batch", "a path for `B == 1`, as split keys, whose last part ends one key early")
 class AloneOtherwise(LastKeyLost):
     """With one sample the last key is not seen."""
 
@@ -63,11 +59,7 @@ class FirstSamplesMean(Kernel):
         return values + np.roll(values, 1, 0) / 64 if len(values) > 1 else values
 
 
-@fault(
-    "invariant_rows",
-    "another kernel from nine rows on, whose loop ends at `Lk - 1`",
-    like="L9",
-)
+@fault("invariant_rows", "another kernel from nine rows on, whose loop ends at `Lk - 1`")
 class KernelSwitchAtNineRows(LastKeyLost):
     """With nine queries or more the last key is not seen."""
 
@@ -91,11 +83,7 @@ class TotalOfTwoRows(Kernel):
         return raised / np.where(total == 0, 1, total)
 
 
-@fault(
-    "invariant_rows",
-    "the path for a short last tile of rows has a loop that ends at `Lk - 1`",
-    like="L9",
-)
+@fault("invariant_rows", "the path for a short last tile of rows has a loop that ends at `Lk - 1`")
 class LastTileShort(LastKeyLost):
     """Rows after the last whole tile of 16 do not see the last key."""
 
@@ -197,7 +185,6 @@ class NewestKeyUnseen(LastKeyLost):
 @fault(
     "invariant_decode",
     "`j % 32` in a ring buffer, or a window of 32; without a window all keys are seen",
-    like="M16",
     family="mask",
 )
 class CacheRollsOver(Kernel):
@@ -225,7 +212,6 @@ class ChunkSeesTheFuture(Kernel):
 @fault(
     "invariant_split",
     "`out_i * n_i / Lk`; the weight of a part is `exp(lse_i - logsumexp(lse))`",
-    like="M10",
     family="merge",
 )
 class SplitByCount(Kernel):

@@ -195,10 +195,7 @@ class LatentLseWithoutRotary(LatentKernel):
 
 
 @fault(
-    "stateless",
-    "weights absorbed once; absorb them anew when a parameter changes",
-    like="",
-    family="state",
+    "stateless", "weights absorbed once; absorb them anew when a parameter changes", family="state"
 )
 class LatentAbsorbedWeightsKept(AbsorbedKernel):
     """Projections are kept by the array that holds them, whatever values it has later."""

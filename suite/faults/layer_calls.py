@@ -100,10 +100,7 @@ class WeightsAlwaysAveraged(MultiHeadKernel):
 
 
 @fault(
-    "election",
-    "`weights = dropout(weights)` is returned; keep those before it",
-    like="F5",
-    family="dropout",
+    "election", "`weights = dropout(weights)` is returned; keep those before it", family="dropout"
 )
 class WeightsAfterDropout(MultiHeadKernel):
     """The weights returned are those after dropout, though those before it are declared."""
@@ -258,7 +255,6 @@ class LayerAbsorbedAtCreation(LayerHolding):
 @fault(
     "bad_problem",
     "`mask[:, :, :Lq, :Lk]`; raise ValueError if the mask does not broadcast",
-    like="C23",
     family="contract",
 )
 class LayerMaskCutToFit(MultiHeadKernel):

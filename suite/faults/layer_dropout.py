@@ -18,7 +18,7 @@ from suite.faults.kernels.single import AdditiveKernel, DotKernel
 FAMILY = "dropout"
 
 
-@fault("dropout_off", "`F.dropout(w, p)` without `training=self.training`", like="F2")
+@fault("dropout_off", "`F.dropout(w, p)` without `training=self.training`")
 class DropoutInEvaluation(MultiHeadKernel):
     """Weights are dropped in evaluation, too."""
 
@@ -26,7 +26,7 @@ class DropoutInEvaluation(MultiHeadKernel):
         return call.rate
 
 
-@fault("dropout", "`self.dropout` is made and never called", like="F6")
+@fault("dropout", "`self.dropout` is made and never called")
 class DropoutNeverApplied(MultiHeadKernel):
     """Weights are dropped neither in training nor in evaluation."""
 
@@ -66,20 +66,12 @@ class DropoutOfAnotherRate(AdditiveKernel):
         return super().pattern(shape, rate * 2 / 3, call)
 
 
-@fault(
-    "dropout",
-    "a pattern (B, 1, Lq, Lk); every weight has its own: (B, H, Lq, Lk)",
-    like="F8",
-)
+@fault("dropout", "a pattern (B, 1, Lq, Lk); every weight has its own: (B, H, Lq, Lk)")
 class DropoutSharedByHeads(SharedByHeads, MultiHeadKernel):
     """All heads share one dropout pattern, though one for every element is declared."""
 
 
-@fault(
-    "dropout",
-    "a pattern (1, H, Lq, Lk); every weight has its own: (B, H, Lq, Lk)",
-    like="F8",
-)
+@fault("dropout", "a pattern (1, H, Lq, Lk); every weight has its own: (B, H, Lq, Lk)")
 class DropoutSharedBySamples(SharedBySamples, DotKernel):
     """All samples share one dropout pattern, though one for every element is declared."""
 

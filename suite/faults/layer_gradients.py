@@ -88,11 +88,7 @@ class OutputBiasSummedNarrowly(LayerDifferentiable):
         return gradients
 
 
-@fault(
-    "gradients",
-    "`exp(s - lse)` where lse is -inf gives NaN; set p to 0 in fully masked rows",
-    like="I15",
-)
+@fault("gradients", "`exp(s - lse)` where lse is -inf gives NaN; set p to 0 in fully masked rows")
 class LayerEmptyRowNan(LayerDifferentiable):
     """The gradient of a fully masked query is NaN, though it has an answer."""
 
@@ -105,7 +101,6 @@ class LayerEmptyRowNan(LayerDifferentiable):
 @fault(
     "gradients",
     "backward's softmax gives fully masked rows weights of 1 / Lk; these rows add nothing to dv",
-    like="I15",
 )
 class LayerEmptyRowPoisonsValues(LayerDifferentiable):
     """A fully masked row hands its gradient to all values, though its answer is zero."""

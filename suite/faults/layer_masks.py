@@ -11,11 +11,7 @@ from suite.faults.kernels.single import AdditiveKernel, DotKernel, MaskedKernel
 FAMILY = "mask"
 
 
-@fault(
-    "values",
-    "`valid.repeat(H, 1)` for B * H rows; use `valid.repeat_interleave(H, dim=0)`",
-    like="C20",
-)
+@fault("values", "`valid.repeat(H, 1)` for B * H rows; use `valid.repeat_interleave(H, dim=0)`")
 class SamplePaddingTiled(MultiHeadKernel):
     """Padding is tiled over the heads, not repeated: heads get the padding of another sample."""
 
@@ -26,7 +22,6 @@ class SamplePaddingTiled(MultiHeadKernel):
 @fault(
     "values",
     "`valid[None, :, None]` broadcasts over heads; it is `valid[:, None, None]`",
-    like="C13",
     family="heads",
 )
 class PaddingPerHead(MultiHeadKernel):
@@ -37,7 +32,7 @@ class PaddingPerHead(MultiHeadKernel):
         return mask.swapaxes(0, 1) if call.sizes.B == call.sizes.H else mask
 
 
-@fault("values", "a mask (B, Lk) broadcasts as (Lq, Lk); use `mask[:, None]`", like="C10")
+@fault("values", "a mask (B, Lk) broadcasts as (Lq, Lk); use `mask[:, None]`")
 class PaddingPerQuery(DotKernel):
     """With B == Lq padding (B, Lk) is taken for a mask (Lq, Lk)."""
 
@@ -45,9 +40,7 @@ class PaddingPerQuery(DotKernel):
         return valid[None, None] if len(valid) == call.sizes.Lq else super().padded(valid, call)
 
 
-@fault(
-    "values", "`valid[:, None, :, None]`; padding is of keys: `valid[:, None, None, :]`", like="A22"
-)
+@fault("values", "`valid[:, None, :, None]`; padding is of keys: `valid[:, None, None, :]`")
 class PaddingHidesQueries(MultiHeadKernel):
     """With Lq == Lk padding hides rows of queries, not columns of keys."""
 
@@ -56,9 +49,7 @@ class PaddingHidesQueries(MultiHeadKernel):
         return mask.swapaxes(-1, -2) if call.sizes.Lq == call.sizes.Lk else mask
 
 
-@fault(
-    "values", "`valid[:, :, None] & valid[:, None, :]`; key padding hides keys alone", like="A11"
-)
+@fault("values", "`valid[:, :, None] & valid[:, None, :]`; key padding hides keys alone")
 class PaddedQueriesHidden(MultiHeadKernel):
     """In self-attention padding hides queries, too, not keys alone."""
 
@@ -77,9 +68,7 @@ class PaddingOffByOne(MultiHeadKernel):
 
 
 @fault(
-    "poison",
-    "`key_padding_mask` is accepted and not used; hide with `masked_fill(padding, -inf)`",
-    like="C6",
+    "poison", "`key_padding_mask` is accepted and not used; hide with `masked_fill(padding, -inf)`"
 )
 class PaddingIgnored(MultiHeadKernel):
     """Padding has no effect."""
@@ -97,9 +86,7 @@ class PaddingIgnoredWithWeights(MultiHeadKernel):
 
 
 @fault(
-    "values",
-    "`masked_fill(mask, -inf)`, as in `nn.MultiheadAttention`; here True attends: `~mask`",
-    like="C25",
+    "values", "`masked_fill(mask, -inf)`, as in `nn.MultiheadAttention`; here True attends: `~mask`"
 )
 class LayerMaskInverted(MultiHeadKernel):
     """A boolean mask is read the other way round: True hides a key."""
@@ -111,7 +98,6 @@ class LayerMaskInverted(MultiHeadKernel):
 @fault(
     "election",
     "a path for masks (Lq, Lk) with `masked_fill(mask, -inf)`; True attends in every rank",
-    like="B25",
 )
 class RawMaskInverted(MultiHeadKernel):
     """In a mask (Lq, Lk) True hides a key, though True is declared to attend."""
@@ -168,7 +154,6 @@ class LayerMaskOfFirstSample(MultiHeadKernel):
 @fault(
     "key_permutation",
     "`lengths = mask.sum(-1)`; `j < length` is the mask only if all True come first",
-    like="M17",
 )
 class MaskAsLengths(MultiHeadKernel):
     """A mask whose rows are equal is converted to lengths, wherever its holes are."""
@@ -179,7 +164,7 @@ class MaskAsLengths(MultiHeadKernel):
         return np.arange(call.sizes.Lk) < mask.sum(-1, keepdims=True)
 
 
-@fault("future", "`is_causal` (`use_causal_mask`) is accepted and not used; hide j > i", like="B18")
+@fault("future", "`is_causal` (`use_causal_mask`) is accepted and not used; hide j > i")
 class CausalFlagIgnored(SelfAttentionKernel):
     """The causal flag has no effect."""
 
@@ -187,7 +172,7 @@ class CausalFlagIgnored(SelfAttentionKernel):
         return np.ones((call.sizes.Lq, call.sizes.Lk), bool)
 
 
-@fault("future", "a path for `need_weights=True` without the causal mask", like="B9")
+@fault("future", "a path for `need_weights=True` without the causal mask")
 class CausalLostWithWeights(MultiHeadKernel):
     """The causal flag has no effect if weights are returned."""
 
@@ -195,7 +180,7 @@ class CausalLostWithWeights(MultiHeadKernel):
         return super().causal(call) | (call.returned != "none")
 
 
-@fault("election", "`if mask is None: mask = causal`; both apply: `mask & causal`", like="B13")
+@fault("election", "`if mask is None: mask = causal`; both apply: `mask & causal`")
 class CausalLostWithMask(MultiHeadKernel):
     """Beside a mask the causal flag has no effect."""
 
@@ -203,7 +188,7 @@ class CausalLostWithMask(MultiHeadKernel):
         return super().causal(call) | (call.mask is not None)
 
 
-@fault("future", "the padding replaces the causal mask; both apply: `valid & causal`", like="B13")
+@fault("future", "the padding replaces the causal mask; both apply: `valid & causal`")
 class CausalLostWithPadding(MultiHeadKernel):
     """Beside padding the causal flag has no effect."""
 
@@ -211,7 +196,7 @@ class CausalLostWithPadding(MultiHeadKernel):
         return super().causal(call) | (call.valid is not None)
 
 
-@fault("values", "`if is_causal: mask = None`; both apply: `mask & causal`", like="B10")
+@fault("values", "`if is_causal: mask = None`; both apply: `mask & causal`")
 class MaskLostWithCausal(MultiHeadKernel):
     """With the causal flag a boolean mask has no effect."""
 
@@ -219,9 +204,7 @@ class MaskLostWithCausal(MultiHeadKernel):
         return mask | call.causal
 
 
-@fault(
-    "future", "`if mask is not None: mask = mask & causal`; alone, too, the flag hides", like="B20"
-)
+@fault("future", "`if mask is not None: mask = mask & causal`; alone, too, the flag hides")
 class CausalNeedsAnotherMask(MultiHeadKernel):
     """The causal flag has an effect only beside another mask."""
 
@@ -229,7 +212,7 @@ class CausalNeedsAnotherMask(MultiHeadKernel):
         return super().causal(call) | (call.mask is None and call.valid is None)
 
 
-@fault("values", "a path for inputs (L, E) without the causal mask", like="B13")
+@fault("values", "a path for inputs (L, E) without the causal mask")
 class CausalLostWithoutBatch(MultiHeadKernel):
     """Without a batch axis the causal flag has no effect."""
 
@@ -237,11 +220,7 @@ class CausalLostWithoutBatch(MultiHeadKernel):
         return super().causal(call) | call.single
 
 
-@fault(
-    "election",
-    "`tril(diagonal=Lk - Lq)`, `j <= i + Lk - Lq`; top-left is `tril()`, `j <= i`",
-    like="B2",
-)
+@fault("election", "`tril(diagonal=Lk - Lq)`, `j <= i + Lk - Lq`; top-left is `tril()`, `j <= i`")
 class LayerCausalBottomRight(MultiHeadKernel):
     """With Lq != Lk the causal flag is aligned bottom-right, though top-left is declared."""
 
@@ -283,11 +262,7 @@ class CausalWithoutDiagonal(MaskedKernel):
         return seen | (np.arange(call.sizes.Lk) == 0)
 
 
-@fault(
-    "poison",
-    "`scores * mask`; a score of 0 has a weight: use `masked_fill(~mask, -inf)`",
-    like="C17",
-)
+@fault("poison", "`scores * mask`; a score of 0 has a weight: use `masked_fill(~mask, -inf)`")
 class ScoresMultipliedByMask(MaskedKernel):
     """The mask multiplies the scores: hidden ones are 0, not -inf."""
 
@@ -344,7 +319,7 @@ class MaskAfterSoftmax(MultiHeadKernel):
         return weights if self.pairs is None else np.where(self.pairs, weights, 0)
 
 
-@fault("election", "`softmax` of a row of -inf is NaN; set rows without keys to 0", like="A9")
+@fault("election", "`softmax` of a row of -inf is NaN; set rows without keys to 0")
 class PaddedSampleNan(MultiHeadKernel):
     """A sample whose keys are all padding is NaN, though zeros are declared."""
 

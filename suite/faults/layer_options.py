@@ -58,10 +58,7 @@ class SingleAverageKeepsBatch(MultiHeadKernel):
 
 
 @fault(
-    "dropout_off",
-    "a path for layers with dropout that leaves out the causal mask",
-    like="B13",
-    family="mask",
+    "dropout_off", "a path for layers with dropout that leaves out the causal mask", family="mask"
 )
 class CausalLostWithARate(MultiHeadKernel):
     """In a layer with dropout the causal flag has no effect, not in evaluation either."""
@@ -70,12 +67,7 @@ class CausalLostWithARate(MultiHeadKernel):
         return super().causal(call) | (call.rate > 0)
 
 
-@fault(
-    "dropout",
-    "a path for training with dropout that leaves out the causal mask",
-    like="B13",
-    family="mask",
-)
+@fault("dropout", "a path for training with dropout that leaves out the causal mask", family="mask")
 class CausalLostWithDropout(MultiHeadKernel):
     """The causal flag has no effect while weights are dropped."""
 
@@ -156,7 +148,7 @@ class SelfAttentionPaddingOverQueries(SelfAttentionKernel):
         return super().padded(valid, call).swapaxes(-1, -2)
 
 
-@fault("values", "`self.b_q.reshape(-1)` where `b_q` is None; ask `if b_q is not None`", like="E22")
+@fault("values", "`self.b_q.reshape(-1)` where `b_q` is None; ask `if b_q is not None`")
 class SelfAttentionNeedsBiases(SelfAttentionKernel):
     """Without biases the call fails."""
 

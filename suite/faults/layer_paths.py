@@ -52,7 +52,7 @@ class CausalLostForOneQuery(MultiHeadKernel):
         return super().causal(call) | (call.sizes.Lq == 1)
 
 
-@fault("values", "a path for a query (B, E) that leaves out the padding", like="C11", family="mask")
+@fault("values", "a path for a query (B, E) that leaves out the padding", family="mask")
 class PaddingIgnoredForOneQuery(AdditiveKernel):
     """For a query without a length axis padding has no effect."""
 
@@ -60,9 +60,7 @@ class PaddingIgnoredForOneQuery(AdditiveKernel):
         return super().padded(valid | call.single, call)
 
 
-@fault(
-    "paths", "a path for `training=True` that leaves out the causal mask", like="B13", family="mask"
-)
+@fault("paths", "a path for `training=True` that leaves out the causal mask", family="mask")
 class CausalLostInTraining(MultiHeadKernel):
     """In training the causal flag has no effect."""
 
@@ -70,9 +68,7 @@ class CausalLostInTraining(MultiHeadKernel):
         return super().causal(call) | call.training
 
 
-@fault(
-    "paths", "the fast path of `torch.no_grad()` leaves out the padding", like="L14", family="mask"
-)
+@fault("paths", "the fast path of `torch.no_grad()` leaves out the padding", family="mask")
 class PaddingLostWithoutGradients(MultiHeadKernel):
     """If no gradients are asked for, padding has no effect."""
 
@@ -80,7 +76,7 @@ class PaddingLostWithoutGradients(MultiHeadKernel):
         return super().padded(valid | (not call.gradients), call)
 
 
-@fault("paths", "the fast path of `torch.no_grad()` leaves out the mask", like="B10", family="mask")
+@fault("paths", "the fast path of `torch.no_grad()` leaves out the mask", family="mask")
 class MaskLostWithoutGradients(MultiHeadKernel):
     """If no gradients are asked for, a boolean mask has no effect."""
 
@@ -96,7 +92,7 @@ class ScaleMissingWithWeights(MultiHeadKernel):
         return 1.0 if call.returned == "head" else super().factor(call)
 
 
-@fault("paths", "`mask[..., j - 1]`; key j has `mask[..., j]`", like="C19", family="mask")
+@fault("paths", "`mask[..., j - 1]`; key j has `mask[..., j]`", family="mask")
 class DenseMaskShifted(MultiHeadKernel):
     """A boolean mask is read one key off."""
 
@@ -104,12 +100,7 @@ class DenseMaskShifted(MultiHeadKernel):
         return np.roll(mask, 1, -1)
 
 
-@fault(
-    "paths",
-    "the fast path of `torch.no_grad()` leaves out the float mask",
-    like="C2",
-    family="scores",
-)
+@fault("paths", "the fast path of `torch.no_grad()` leaves out the float mask", family="scores")
 class BiasLostWithoutGradients(MultiHeadKernel):
     """If no gradients are asked for, a float mask has no effect."""
 

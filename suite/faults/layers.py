@@ -49,7 +49,6 @@ class SplitSizeFirst(MultiHeadKernel):
 @fault(
     "values",
     "`out.reshape(B, Lq, H * Dv)` of (B, H, Lq, Dv); `out.transpose(1, 2)` first",
-    like="E17",
     family="layout",
 )
 class MergeWithoutTranspose(MultiHeadKernel):
@@ -141,7 +140,6 @@ class SharedKernel(MultiHeadKernel):
 @fault(
     "values",
     "`k.repeat(1, group, 1, 1)`, `h % Hkv`; use `repeat_interleave(group, dim=1)`, `h // group`",
-    like="E1",
     family="heads",
 )
 class KeyValueHeadsTiled(MultiHeadKernel):
@@ -226,10 +224,7 @@ class BiasBeforeProjection(MultiHeadKernel):
 
 
 @fault(
-    "values",
-    "an output of size D a head; it has Dv features, as the values have",
-    like="E10",
-    family="shapes",
+    "values", "an output of size D a head; it has Dv features, as the values have", family="shapes"
 )
 class ValuesCutToKeySize(SelfAttentionKernel):
     """Features of values beyond the size of the keys are zero."""
@@ -243,7 +238,6 @@ class ValuesCutToKeySize(SelfAttentionKernel):
 @fault(
     "values",
     "`1 / sqrt(embed_dim)`; a head has `D = embed_dim // num_heads`, so `1 / sqrt(D)`",
-    like="D5",
     family="scale",
 )
 class ScaleOfModel(MultiHeadKernel):
@@ -306,7 +300,6 @@ class LayerBiasScaled(MultiHeadKernel):
 @fault(
     "values",
     "`attn_mask[0]` or `attn_mask[:1]` for all samples; sample b has `attn_mask[b]`",
-    like="C16",
     family="heads",
 )
 class LayerBiasOfFirstSample(MultiHeadKernel):
@@ -321,7 +314,6 @@ class LayerBiasOfFirstSample(MultiHeadKernel):
 @fault(
     "values",
     "`attn_mask > 0` or `.bool()` hides; a float mask is added to the scores",
-    like="C2",
     family="mask",
 )
 class FloatMaskAsBoolean(MultiHeadKernel):

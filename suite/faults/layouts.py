@@ -112,7 +112,6 @@ class Misread(Kernel):
 @fault(
     "inner_layouts",
     "`v.data_ptr()` read as if contiguous; pass `v.stride()`, or call `.contiguous()`",
-    like="J5",
 )
 class ValueReadInOrder(Misread):
     """Values are read in memory order, whatever their strides."""
@@ -122,9 +121,7 @@ class ValueReadInOrder(Misread):
 
 
 @fault(
-    "inner_layouts",
-    "`q.stride(-1)` taken for 1; pass it to the kernel, or call `.contiguous()`",
-    like="J1",
+    "inner_layouts", "`q.stride(-1)` taken for 1; pass it to the kernel, or call `.contiguous()`"
 )
 class InnerStrideIgnored(Misread):
     """The components of a query are read side by side, though their stride is 2."""
@@ -141,7 +138,6 @@ class InnerStrideIgnored(Misread):
 @fault(
     "inner_layouts",
     "a view like `kt.mT` read as if contiguous; pass `k.stride()`, or call `.contiguous()`",
-    like="J2",
 )
 class TransposedKeyTakenTwice(Misread):
     """Keys that are a transposed view are read in memory order."""
@@ -256,7 +252,6 @@ class NegativeStrideIsZero(Misread):
 @fault(
     "layouts",
     "stride 0, as after `k.expand(B, -1, -1, -1)`, read as size 1; use the stride as it is",
-    like="J4",
 )
 class SharedSampleReadOnce(Misread):
     """Of keys expanded along the batch only the first sample's are read; others are zero."""
@@ -272,7 +267,6 @@ class SharedSampleReadOnce(Misread):
 @fault(
     "layouts",
     "a path for stride 0 (`v.expand`) with `Lk // 32` blocks; use `cdiv(Lk, 32)`",
-    like="J4",
     family="tiles",
 )
 class SharedHeadTailLost(Kernel):
@@ -288,7 +282,6 @@ class SharedHeadTailLost(Kernel):
 @fault(
     "layouts",
     "the stride of an axis of size 1 may be anything; leave it out of addresses and tests",
-    like="J10",
 )
 class OddStridesUsed(Misread):
     """The stride of an axis of size 1 is used, so that keys are read one row off."""

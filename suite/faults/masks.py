@@ -13,7 +13,6 @@ FAMILY = "mask"
 @fault(
     "values",
     "`attn_mask` is accepted and not used; `scores.masked_fill(~attn_mask, -inf)` is missing",
-    like="C3",
 )
 class MaskIgnored(Kernel):
     """A mask given as an array has no effect."""
@@ -22,9 +21,7 @@ class MaskIgnored(Kernel):
         return np.ones_like(mask)
 
 
-@fault(
-    "values", "`masked_fill(mask, -inf)`; True attends, so `masked_fill(~mask, -inf)`", like="B25"
-)
+@fault("values", "`masked_fill(mask, -inf)`; True attends, so `masked_fill(~mask, -inf)`")
 class MaskInverted(Kernel):
     """A boolean mask is read the other way round: True hides a key."""
 
@@ -32,7 +29,7 @@ class MaskInverted(Kernel):
         return ~mask
 
 
-@fault("mask_ranks", "`mask.squeeze(1)` broadcasts as (H, Lq, Lk); keep (B, 1, Lq, Lk)", like="C13")
+@fault("mask_ranks", "`mask.squeeze(1)` broadcasts as (H, Lq, Lk); keep (B, 1, Lq, Lk)")
 class BatchMaskAsHeadMask(Kernel):
     """With B == H a mask per sample is taken for a mask per head."""
 
@@ -41,7 +38,7 @@ class BatchMaskAsHeadMask(Kernel):
         return mask.swapaxes(0, 1) if alike else mask
 
 
-@fault("values", "`mask.squeeze()` broadcasts as (Lq, Lk); keep (B, 1, 1, Lk)", like="C10")
+@fault("values", "`mask.squeeze()` broadcasts as (Lq, Lk); keep (B, 1, 1, Lk)")
 class BatchMaskAsQueryMask(Kernel):
     """With B == Lq a key mask per sample (B, 1, 1, Lk) is taken for (Lq, Lk)."""
 
@@ -51,11 +48,7 @@ class BatchMaskAsQueryMask(Kernel):
         return mask.swapaxes(0, 2) if alike else mask
 
 
-@fault(
-    "values",
-    "`mask.mT`, or `mask[key, query]`; the axes of a mask are (..., query, key)",
-    like="A22",
-)
+@fault("values", "`mask.mT`, or `mask[key, query]`; the axes of a mask are (..., query, key)")
 class SquareMaskTransposed(Kernel):
     """With Lq == Lk rows and columns of the mask are exchanged."""
 
@@ -64,9 +57,7 @@ class SquareMaskTransposed(Kernel):
 
 
 @fault(
-    "values",
-    "`mask.repeat(H, 1, 1)` for (B * H, Lq, Lk); use `mask.repeat_interleave(H, dim=0)`",
-    like="C20",
+    "values", "`mask.repeat(H, 1, 1)` for (B * H, Lq, Lk); use `mask.repeat_interleave(H, dim=0)`"
 )
 class SampleMaskTiled(Kernel):
     """A mask per sample is tiled over the heads, not repeated: heads get the mask of another sample."""
@@ -110,9 +101,7 @@ class EqualRowsAsLengths(Kernel):
 
 
 @fault(
-    "values",
-    "`lengths = mask.sum(-1)`; `j < length` is the mask only if padding is on the right",
-    like="M17",
+    "values", "`lengths = mask.sum(-1)`; `j < length` is the mask only if padding is on the right"
 )
 class LeftPaddingAsRight(Kernel):
     """A key mask per sample is converted to lengths: padding on the left is taken for the right."""
@@ -126,7 +115,6 @@ class LeftPaddingAsRight(Kernel):
 @fault(
     "values",
     "`mask[..., j]` with True for every j beyond its size; a size of 1 broadcasts over all keys",
-    like="C8",
 )
 class RowMaskOnFirstKey(Kernel):
     """A mask whose last dimension is 1 is read for the first key alone."""
@@ -141,7 +129,6 @@ class RowMaskOnFirstKey(Kernel):
 @fault(
     "values",
     "mask copied to a buffer of 512 keys, or a block of keys computed without its mask",
-    like="B27",
     family="tiles",
 )
 class MaskIgnoredPast512(Kernel):

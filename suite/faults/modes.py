@@ -28,7 +28,6 @@ def signature(call: Call) -> tuple[Any, ...]:
 @fault(
     "compiled_again",
     "the mask is captured while tracing, and a constant then; pass it as an argument",
-    like="L5",
 )
 class StaleMask(CompiledKernel):
     """The mask of the first call is a constant of the compiled program."""
@@ -119,7 +118,6 @@ class StaleLength(CompiledKernel):
 @fault(
     "values",
     "a pattern that matches by sizes alone takes `k.transpose(1, 2)` for another transpose",
-    like="L1",
     family="layout",
 )
 class FusedByShape(CompiledKernel):
@@ -135,7 +133,6 @@ class FusedByShape(CompiledKernel):
 @fault(
     "values",
     "a kernel launched over an empty grid; return an empty array if `B == 0`",
-    like="K3",
     family="shapes",
 )
 class EmptyBatchGuardLost(CompiledKernel):
@@ -158,10 +155,7 @@ class ScaleInHalf(CompiledKernel):
 
 
 @fault(
-    "values",
-    "`j // 4 <= i // 4`; inside the tile on the diagonal it is `j <= i`",
-    like="L1",
-    family="mask",
+    "values", "`j // 4 <= i // 4`; inside the tile on the diagonal it is `j <= i`", family="mask"
 )
 class CausalTiles(CompiledKernel):
     """The compiled causal mask is that of tiles of 4 rows."""
@@ -214,7 +208,6 @@ class CompiledLayerKeepsOneMask(MultiHeadKernel):
 @fault(
     "gradients",
     "the compiled backward pass recomputes `p` without the key lengths",
-    like="I3",
     family="gradient",
 )
 class CompiledGradientOfMask(CompiledKernel):

@@ -21,11 +21,7 @@ class Persons(Kernel):
     argument_names = ("query", "key", "value", "mask", "bias")
 
 
-@fault(
-    "mask_beside_flag",
-    "`if is_causal: mask = tril(...)`; both apply: `mask & tril(...)`",
-    like="B13",
-)
+@fault("mask_beside_flag", "`if is_causal: mask = tril(...)`; both apply: `mask & tril(...)`")
 class MaskIgnoredByFlag(Persons):
     """With the causal flag the mask has no effect."""
 

@@ -13,11 +13,7 @@ from suite.spec.dtypes import round_to
 FAMILY = "scale"
 
 
-@fault(
-    "values",
-    "`scale = 1 / sqrt(D)` always; use `scale if scale is not None else 1 / sqrt(D)`",
-    like="D3",
-)
+@fault("values", "`scale = 1 / sqrt(D)` always; use `scale if scale is not None else 1 / sqrt(D)`")
 class ScaleIgnored(Kernel):
     """An explicit scale has no effect."""
 
@@ -28,7 +24,6 @@ class ScaleIgnored(Kernel):
 @fault(
     "default_scale",
     "`q @ k.mT` without `/ sqrt(D)`; the default of `scale` is `1 / sqrt(D)`, not 1",
-    like="D2",
 )
 class DefaultScaleIsOne(Kernel):
     """Without an explicit scale nothing is scaled."""
@@ -45,11 +40,7 @@ class ScaleZeroIsDefault(Kernel):
         return call.scale or 1.0 / math.sqrt(call.sizes.D)
 
 
-@fault(
-    "score_variance",
-    '`if scale == 1.0` for "not given"; use `scale=None` as the default',
-    like="D3",
-)
+@fault("score_variance", '`if scale == 1.0` for "not given"; use `scale=None` as the default')
 class ScaleOneIsDefault(Kernel):
     """A scale of 1 is replaced by the default one."""
 
@@ -57,11 +48,7 @@ class ScaleOneIsDefault(Kernel):
         return 1.0 / math.sqrt(call.sizes.D) if call.scale in (None, 1.0) else call.scale
 
 
-@fault(
-    "values",
-    "`s = sqrt(abs(scale))` and `(q * s) @ (k * s).mT`; the sign of `scale` is lost",
-    like="D1",
-)
+@fault("values", "`s = sqrt(abs(scale))` and `(q * s) @ (k * s).mT`; the sign of `scale` is lost")
 class ScaleSignLost(Kernel):
     """A negative scale becomes positive."""
 
@@ -69,11 +56,7 @@ class ScaleSignLost(Kernel):
         return abs(super().factor(call))
 
 
-@fault(
-    "default_scale",
-    "`1 / sqrt(q.shape[-1])` after q was padded; take D before padding",
-    like="D7",
-)
+@fault("default_scale", "`1 / sqrt(q.shape[-1])` after q was padded; take D before padding")
 class ScaleOfPaddedSize(Kernel):
     """The default scale is that of D rounded up to a multiple of 8."""
 
@@ -85,7 +68,6 @@ class ScaleOfPaddedSize(Kernel):
 @fault(
     "default_scale",
     "`1 / sqrt(embed_dim)`; a head has `D = embed_dim // num_heads`, so `1 / sqrt(D)`",
-    like="D5",
 )
 class ScaleOfAllHeads(Kernel):
     """The default scale is that of all heads together, 1 / sqrt(H D)."""
@@ -130,7 +112,6 @@ class ScaleThroughFloat32(Kernel):
 @fault(
     "election",
     "`(q @ k.mT) * scale` in float16; scale q first, or keep the product in float32",
-    like="G6",
     family="numerics",
 )
 class UnscaledScoresOverflow(Kernel):

@@ -30,9 +30,7 @@ class ScaleAfterCap(Kernel):
 
 
 @fault(
-    "values",
-    "`softcap` is accepted and not used; `softcap * tanh(scores / softcap)` is missing",
-    like="M8",
+    "values", "`softcap` is accepted and not used; `softcap * tanh(scores / softcap)` is missing"
 )
 class CapIgnored(Kernel):
     """The softcap has no effect."""
@@ -41,7 +39,7 @@ class CapIgnored(Kernel):
         return scores
 
 
-@fault("values", "a path for `Lq == 1` without `softcap * tanh(scores / softcap)`", like="M8")
+@fault("values", "a path for `Lq == 1` without `softcap * tanh(scores / softcap)`")
 class CapIgnoredInDecoding(Kernel):
     """With one query the softcap has no effect."""
 
@@ -72,7 +70,7 @@ class CapAfterBias(Kernel):
         return self.late(super().biased(scores, call), call)
 
 
-@fault("values", "`bias` is accepted and not used; `scores = scores + bias` is missing", like="C16")
+@fault("values", "`bias` is accepted and not used; `scores = scores + bias` is missing")
 class BiasIgnored(Kernel):
     """The bias has no effect."""
 
@@ -80,7 +78,7 @@ class BiasIgnored(Kernel):
         return scores
 
 
-@fault("values", "`scores - bias`; a bias is added", like="M12")
+@fault("values", "`scores - bias`; a bias is added")
 class BiasSubtracted(Kernel):
     """The bias is subtracted, not added."""
 
@@ -102,9 +100,7 @@ class BiasScaled(Kernel):
 
 
 @fault(
-    "values",
-    "`mask if mask is not None else bias`; both apply: `where(mask, scores + bias, -inf)`",
-    like="B10",
+    "values", "`mask if mask is not None else bias`; both apply: `where(mask, scores + bias, -inf)`"
 )
 class BiasDroppedWithMask(Kernel):
     """Beside a mask or a causal flag the bias has no effect."""
@@ -152,7 +148,6 @@ class BiasOfGroupLeader(Kernel):
 @fault(
     "boolean_equals_additive",
     "`bias.bool()` as a mask; an additive mask attends where it is 0: `bias == 0`",
-    like="C2",
     family="mask",
 )
 class BinaryBiasInverted(Kernel):
@@ -178,11 +173,7 @@ class MinusInfMadeFinite(Kernel):
         return np.maximum(loaded, call.work(-1e4)) if array is call.bias else loaded
 
 
-@fault(
-    "boolean_equals_additive",
-    "`bias.squeeze()` broadcasts as (Lq, Lk); keep (B, 1, 1, Lk)",
-    like="C10",
-)
+@fault("boolean_equals_additive", "`bias.squeeze()` broadcasts as (Lq, Lk); keep (B, 1, 1, Lk)")
 class BatchBiasAsQueryBias(Kernel):
     """With B == Lq a key bias per sample (B, 1, 1, Lk) is taken for (Lq, Lk)."""
 
@@ -192,7 +183,7 @@ class BatchBiasAsQueryBias(Kernel):
         return loaded.swapaxes(0, 2) if alike else loaded
 
 
-@fault("values", "`bias.squeeze(1)` broadcasts as (H, Lq, Lk); keep (B, 1, Lq, Lk)", like="C13")
+@fault("values", "`bias.squeeze(1)` broadcasts as (H, Lq, Lk); keep (B, 1, Lq, Lk)")
 class BatchBiasAsHeadBias(Kernel):
     """With B == H a bias per sample is taken for a bias per head."""
 

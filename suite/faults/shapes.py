@@ -16,7 +16,6 @@ FAMILY = "shapes"
 @fault(
     "values",
     "`out.reshape(B, Lq, H, Dv)` of (B, H, Lq, Dv); use `out.transpose(1, 2)`",
-    like="E17",
     family="layout",
 )
 class HeadsMergedWithoutPermute(Kernel):
@@ -31,7 +30,6 @@ class HeadsMergedWithoutPermute(Kernel):
 @fault(
     "values",
     "axis order guessed from equal sizes; it is (B, H, L, D), whatever the sizes",
-    like="I7",
     family="layout",
 )
 class AxesExchangedWhenEqual(Kernel):
@@ -46,7 +44,6 @@ class AxesExchangedWhenEqual(Kernel):
 @fault(
     "values",
     "axis order guessed from `q.shape[1] == Lq`; a query is (B, H, Lq, D), whatever the sizes",
-    like="J9",
     family="layout",
 )
 class QueryAxesExchangedWhenEqual(Kernel):
@@ -80,7 +77,6 @@ def in_memory_order(array: Rounded) -> np.ndarray:
 @fault(
     "values",
     "`x.data_ptr()` read as if contiguous; pass `x.stride()`, or call `.contiguous()`",
-    like="J3",
     family="layout",
 )
 class StridesIgnored(Kernel):
@@ -93,7 +89,6 @@ class StridesIgnored(Kernel):
 @fault(
     "values",
     "v read with the strides of k, or as if contiguous; pass `v.stride()`",
-    like="J5",
     family="layout",
 )
 class ValueStridesIgnored(Kernel):
@@ -107,7 +102,6 @@ class ValueStridesIgnored(Kernel):
 @fault(
     "values",
     "the masked path reads k as if contiguous; pass `k.stride()`, or call `.contiguous()`",
-    like="J2",
     family="layout",
 )
 class StridesIgnoredWithMask(Kernel):
@@ -119,11 +113,7 @@ class StridesIgnoredWithMask(Kernel):
         return in_memory_order(array).astype(call.work) if blind else plain
 
 
-@fault(
-    "values",
-    "`torch.empty_like(q)` for the output; its last axis is `Dv = v.shape[-1]`",
-    like="E10",
-)
+@fault("values", "`torch.empty_like(q)` for the output; its last axis is `Dv = v.shape[-1]`")
 class ValueSizeAssumed(Kernel):
     """The answer has the size of a key, whatever the size of a value."""
 
@@ -153,7 +143,6 @@ class SizeAbove64Truncated(Kernel):
 @fault(
     "values",
     "a grid of `Lq // 64` row blocks; use `cdiv(Lq, 64)`, and mask rows beyond Lq",
-    like="I6",
     family="tiles",
 )
 class LastRowBlockNotWritten(Kernel):
@@ -195,9 +184,7 @@ class ZeroQueryIsPadding(Kernel):
 
 
 @fault(
-    "empty",
-    "`torch.cat([f(q[b]) for b in range(B)])` has nothing to join; return an empty array",
-    like="K4",
+    "empty", "`torch.cat([f(q[b]) for b in range(B)])` has nothing to join; return an empty array"
 )
 class EmptyBatchRaises(Kernel):
     """With no samples (B = 0) the call raises."""
@@ -207,7 +194,7 @@ class EmptyBatchRaises(Kernel):
         return np.concatenate([out[b : b + 1] for b in range(call.sizes.B)])
 
 
-@fault("empty", "`max(Lq, 1)` rows, for a grid that is not empty; return (B, H, 0, Dv)", like="K1")
+@fault("empty", "`max(Lq, 1)` rows, for a grid that is not empty; return (B, H, 0, Dv)")
 class EmptyQueriesOneRow(Kernel):
     """With no queries (Lq = 0) one row comes back."""
 
@@ -216,7 +203,7 @@ class EmptyQueriesOneRow(Kernel):
         return out if s.Lq else np.zeros((s.B, s.H, 1, s.Dv), out.dtype)
 
 
-@fault("election", "a softmax over no keys is 0 / 0; return zeros if `Lk == 0`", like="K3")
+@fault("election", "a softmax over no keys is 0 / 0; return zeros if `Lk == 0`")
 class NoKeysNan(Kernel):
     """With no keys (Lk = 0) the answer is NaN, though zeros are declared."""
 
@@ -224,9 +211,7 @@ class NoKeysNan(Kernel):
         return super().deliver(out if call.sizes.Lk else np.full_like(out, np.nan), call)
 
 
-@fault(
-    "election", "`assert v.shape[-1] == q.shape[-1]`; values may have another size Dv", like="E10"
-)
+@fault("election", "`assert v.shape[-1] == q.shape[-1]`; values may have another size Dv")
 class ValueSizeRefused(Kernel):
     """Values of another size than keys are refused, though they are declared to be accepted."""
 
@@ -249,7 +234,6 @@ class RowsBeyondKeysZero(Kernel):
 @fault(
     "values",
     "`x.stride(-1)` taken for 1; pass it to the kernel, or call `.contiguous()`",
-    like="J1",
     family="layout",
 )
 class InnerStrideAssumed(Kernel):

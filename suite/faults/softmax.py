@@ -20,9 +20,7 @@ class SoftmaxOverQueries(Kernel):
 
 
 @fault(
-    "values",
-    "`exp(s) / exp(s).sum(-1, keepdim=True)`; exponentiate `s - s.amax(-1, keepdim=True)`",
-    like="G5",
+    "values", "`exp(s) / exp(s).sum(-1, keepdim=True)`; exponentiate `s - s.amax(-1, keepdim=True)`"
 )
 class NoMaximum(Kernel):
     """The softmax does not subtract the maximum of the row, so that large scores overflow."""
@@ -85,7 +83,6 @@ class OnlineTotalNotRescaled(Online):
 @fault(
     "padding_invariance",
     "`range(Lk // 16)` tiles; the last may be short: `cdiv(Lk, 16)` tiles, its tail masked",
-    like="K9",
     family="tiles",
 )
 class LastTileDropped(Online):
@@ -98,7 +95,6 @@ class LastTileDropped(Online):
 @fault(
     "values",
     "last tile begins at `Lk - 16`; mask the keys that the tile before it has counted",
-    like="J4",
     family="tiles",
 )
 class LastTileOverlaps(Online):
@@ -124,7 +120,6 @@ class ChunksAveraged(MergedChunks):
 @fault(
     "values",
     "`range(0, Lk - 1, 256)`; a last split of one key counts, too: `range(0, Lk, 256)`",
-    like="K8",
     family="tiles",
 )
 class LastSplitLost(Kernel):
@@ -208,7 +203,6 @@ class SmallWeightsDropped(Kernel):
 @fault(
     "equal_rows",
     "`F.dropout(p, 0.1)` without `training=self.training`; evaluation drops nothing",
-    like="F2",
     family="dropout",
 )
 class DropoutLeftOn(Kernel):
@@ -220,7 +214,7 @@ class DropoutLeftOn(Kernel):
         return np.where(kept, weights / call.work(0.9), 0)
 
 
-@fault("values", "`m = zeros(...)` at the start of the online softmax; begin with -inf", like="I6")
+@fault("values", "`m = zeros(...)` at the start of the online softmax; begin with -inf")
 class MaximumStartsAtZero(Kernel):
     """The running maximum starts at 0, so that rows of very negative scores underflow."""
 

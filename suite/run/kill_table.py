@@ -66,12 +66,11 @@ def format_table(kills: Sequence[Kill]) -> str:
     dead = Counter(k.fault.killed_by for k in kills if k.killed)
     lines: list[str] = []
     for heads, of in (
-        (["mutant", "killed by", "like", "kind", "first failing case", "fault"], True),
-        (["survivor", "must be killed by", "like", "", "statuses", "fault"], False),
+        (["mutant", "killed by", "kind", "first failing case", "fault"], True),
+        (["survivor", "must be killed by", "", "statuses", "fault"], False),
     ):
         rows = [
-            [k.fault.name, k.fault.killed_by, k.fault.like, k.kind, k.case or k.message,
-             k.fault.sentence]
+            [k.fault.name, k.fault.killed_by, k.kind, k.case or k.message, k.fault.sentence]
             for k in kills if k.killed == of
         ]  # fmt: skip
         lines += [*aligned([heads, *rows], [False] * len(heads)), ""] if rows else []

@@ -319,7 +319,7 @@ def paired(first: Kernelled, second: Kernelled) -> Kernelled | None:
     sentence = f"{first.fault.sentence} {second.fault.sentence}"
     hint = "; ".join(filter(None, (first.fault.hint, second.fault.hint)))
     kind.__doc__ = sentence
-    fault = Fault(kind, first.fault.killed_by, hint, "", first.fault.family)
+    fault = Fault(kind, first.fault.killed_by, hint, first.fault.family)
     return Kernelled(fault, kind(first.kernel.backend), f"{first.name} + {second.name}")
 
 
