@@ -7,7 +7,7 @@ A declared answer (--elect), or one that the framework's own attention also give
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from backends.protocol import Declared
 from suite.judge import elections
@@ -16,19 +16,13 @@ from suite.judge.check import check
 from suite.judge.elections import NOBODY, lse
 from suite.judge.verdict import Deviation, HarnessError, NotApplicable
 from suite.spec.dtypes import DTYPES, DType
-from suite.spec.elections import ELECTION_CASES, QUESTIONS, ElectionCase
+from suite.spec.elections import QUESTIONS, ElectionCase, of_questions
 
 ROWS = ("fully-masked-row", "padded-sample", "minus-inf-row")
 """Questions about fully masked rows; each has a question about its gradient."""
 
 FINITE = ("zeros", "uniform", "unmasked")
 """Finite answers for fully masked rows."""
-
-
-def of_questions(names: Sequence[str]) -> Callable[[str], list[ElectionCase]]:
-    """The cases of these questions."""
-    cases = [case for case in ELECTION_CASES if case.question.name in names]
-    return lambda level: cases
 
 
 def user_functions(declared: Declared) -> bool:
@@ -125,16 +119,11 @@ def test_gradient_of_finite_rows(cell: Cell) -> None:
     expect(cell, not constant, names, (gradient, row), what)
 
 
-def in_several_dtypes(level: str) -> list[ElectionCase]:
-    """Questions with one answer in all dtypes that are asked in more than one dtype."""
-    return [
-        case
-        for case in ELECTION_CASES
-        if len(case.question.dtypes) > 1 and case.question.one_answer
-    ]
+IN_ALL_DTYPES = [q.name for q in QUESTIONS.values() if len(q.dtypes) > 1 and q.one_answer]
+"""Questions with one answer in all their dtypes."""
 
 
-@check(in_several_dtypes, applies_to=user_functions, single_answer=True)
+@check(of_questions(IN_ALL_DTYPES), applies_to=user_functions, single_answer=True)
 def test_one_answer_in_all_dtypes(cell: Cell) -> None:
     """The answer is the same in all dtypes."""
     question = question_of(cell)

@@ -6,7 +6,8 @@ from suite.judge import elections
 from suite.judge.cell import Cell
 from suite.judge.check import check
 from suite.judge.verdict import Deviation, HarnessError
-from suite.spec.elections import ELECTION_CASES, ElectionCase, in_few_dtypes
+from suite.spec.elections import QUESTIONS, ElectionCase, of_questions
+from suite.spec.operator import MODES
 
 ROWS = (
     "fully-masked-row", "padded-sample", "minus-inf-row", "fully-masked-row-gradient",
@@ -15,16 +16,16 @@ ROWS = (
 """Questions for compiled implementations: answers that a compiler's rewriting may change."""
 
 
-def of_compiled(level: str) -> list[ElectionCase]:
-    names = ("f32",) if level == "smoke" else ("f32", "bf16")
-    cases = (case for case in ELECTION_CASES if case.question.name in ROWS)
-    return [case for case in cases if case.dtype.name in names]
+def of_frameworks(level: str) -> list[ElectionCase]:
+    """The questions that frameworks' own implementations are asked."""
+    others = [name for name in QUESTIONS if name not in MODES]
+    return of_questions(others, "own")(level) + of_questions(MODES, "own, modes")(level)
 
 
 @check(
-    lambda level: ELECTION_CASES,
-    compiled=of_compiled,
-    builtin_cases=in_few_dtypes,
+    of_questions(),
+    compiled=of_questions(ROWS, "compiled"),
+    builtin_cases=of_frameworks,
     single_answer=True,
 )
 def test_election(cell: Cell) -> None:

@@ -8,6 +8,7 @@ from suite.__main__ import main
 from suite.checks import all_checks
 from suite.spec.catalogue import Ask, Selection, asked, cases, find, one_in
 from suite.spec.levels import ALL, DTYPES_AT, HALF, SHARES, postponed
+from suite.spec.operator import MODES
 from suite.spec.operators import OPERATORS
 from suite.spec.vocabulary import LEVELS
 
@@ -28,6 +29,18 @@ def test_every_row_of_the_table_is_used() -> None:
     }
     assert DTYPES_AT.keys() <= reasons
     assert {f"share {name}" for name in SHARES} <= reasons
+
+
+def test_frameworks_answer_questions_in_few_dtypes_at_first() -> None:
+    check = next(check for check in all_checks().values() if check.name == "election")
+    assert check.builtin_cases
+    assert check.compiled
+    smoke, standard, full = ({*check.builtin_cases(level)} for level in LEVELS)
+    assert {case.dtype.name for case in smoke} == {*HALF, "f16"}
+    assert all(case.question.dtypes[0] == "f16" for case in smoke if case.dtype.name == "f16")
+    assert smoke | standard < full == {*check.cases("smoke")}
+    assert {case.question.name for case in full - standard} == {*MODES}
+    assert {case.dtype.name for case in check.compiled("full")} == {*HALF}
 
 
 def test_every_case_has_a_reason_and_keeps_its_place_at_later_levels() -> None:

@@ -9,12 +9,13 @@ copied from documentation.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
 from suite.spec.dtypes import DTYPES, DType
-from suite.spec.levels import HALF
-from suite.spec.operator import MODES, Operator
+from suite.spec.levels import ALL, ELECTIONS_AT, HALF
+from suite.spec.operator import Operator
 from suite.spec.operators import OPERATORS
 
 
@@ -374,21 +375,15 @@ ELECTION_CASES: tuple[ElectionCase, ...] = tuple(
 )
 
 
-def in_few_dtypes(level: str) -> tuple[ElectionCase, ...]:
-    """The probes for frameworks' own implementations at a level.
+def of_questions(
+    names: Collection[str] = QUESTIONS, dtypes: str = ""
+) -> Callable[[str], list[ElectionCase]]:
+    """The cases of these questions at a level: in a question's first dtype, and in those of the row
+    `dtypes` of `ELECTIONS_AT`; without a row in all its dtypes."""
 
-    At smoke: the dtypes of `HALF`, or all dtypes of a question without one in `HALF`. At standard: all
-    dtypes, or one for questions about modes.
-    """
-    if level == "full":
-        return ELECTION_CASES
-    if level == "standard":
-        first = (c for c in ELECTION_CASES if c.dtype.name == c.question.dtypes[0])
-        modes = {case for case in first if case.question.name in MODES}
-        return tuple(c for c in ELECTION_CASES if c.question.name not in MODES or c in modes)
-    few = {(c.question.name, c.operator) for c in ELECTION_CASES if c.dtype.name in HALF}
-    return tuple(
-        case
-        for case in ELECTION_CASES
-        if case.dtype.name in HALF or (case.question.name, case.operator) not in few
-    )
+    def at(level: str) -> list[ElectionCase]:
+        asked = getattr(ELECTIONS_AT[dtypes], level) if dtypes else ALL
+        cases = (case for case in ELECTION_CASES if case.question.name in names)
+        return [case for case in cases if case.dtype.name in (case.question.dtypes[0], *asked)]
+
+    return at

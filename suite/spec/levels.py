@@ -86,6 +86,14 @@ DTYPES_AT: Mapping[str, DtypesAt] = {
 }
 """The dtypes of each level, by kind of patterns. Patterns without {dt} are unchanged."""
 
+ELECTIONS_AT: Mapping[str, DtypesAt] = {
+    "own": DtypesAt(HALF, ALL, ALL, "a framework has few kernels, and these serve several dtypes"),
+    "own, modes": DtypesAt(HALF, (), ALL, "what a mode does depends on few dtypes"),
+    "compiled": DtypesAt(("f32",), HALF, HALF, "each case compiles"),
+}
+"""The dtypes in which elections are asked of frameworks' own implementations and in compiled mode, beside
+the first dtype of a question. Users' functions are asked in all dtypes of a question."""
+
 POSTPONED = {
     "variations": "smoke asks each case once, and standard its variations, because another "
     "implementation runs the same code",
