@@ -16,7 +16,6 @@ from suite.judge.diagnosis.identify import identify
 from suite.judge.diagnosis.instrument import Instrument
 from suite.spec.case import Case
 from suite.spec.catalogue import cases
-from suite.spec.inputs import Inputs
 
 torch = pytest.importorskip("torch")
 
@@ -214,8 +213,8 @@ def test_other_operators_are_read(name: str, sentence: str, case: str) -> None:
 def test_a_scale_that_was_not_read_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
     nearest = others._of_factor
 
-    def at_the_last_moment(tool: Instrument, inputs: Inputs) -> Any:
-        problem = nearest(tool, inputs)
+    def at_the_last_moment(answered: others.Answered) -> Any:
+        problem = nearest(answered)
         assert problem is not None
         monkeypatch.setattr(Instrument, "late", True)
         return problem

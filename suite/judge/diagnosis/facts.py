@@ -88,7 +88,8 @@ def _compared(tool: Instrument, case: Case) -> str:
     inputs, found = tool.drawn(case), list(others.ask(tool, case))
     if found:
         return " ".join(f.sentence for f in found)
-    return "as defined" if not others.wrong_outputs(tool, inputs) else "another answer than defined"
+    answered = others.Answered.of(tool, inputs)
+    return "another answer than defined" if answered and answered.wrong else "as defined"
 
 
 def _case(

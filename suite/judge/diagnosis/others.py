@@ -7,8 +7,8 @@ problem, with its own bound, tells what an implementation computes instead.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from suite.judge.diagnosis.paged import moderate, of_paged
 from suite.judge.diagnosis.paged_write import of_paged_write
 from suite.judge.diagnosis.quantized import of_quantized, of_quantized_write
 from suite.judge.diagnosis.rotary import of_rotary
+from suite.judge.oracle import Oracle
 from suite.spec.case import Case
 from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import Inputs
@@ -38,54 +39,68 @@ def ask(tool: Instrument, case: Case) -> Iterator[Found]:
         typed = replace(case, dtype=DTYPES[name])
         if tool.implementation.unsupported(typed) is None:
             inputs = moderate(tool.drawn(typed)) if case.operator is PAGED else tool.drawn(typed)
-            wrong = wrong_outputs(tool, inputs)
-            if wrong:
-                yield from _outputs(tool, inputs, wrong)
+            answered = Answered.of(tool, inputs)
+            if answered is not None and answered.wrong:
+                yield from _outputs(answered)
                 return
     typed = replace(case, dtype=DTYPES["f32"])
     yield from gradients.ask(tool, case if tool.implementation.unsupported(typed) else typed)
 
 
-def _right(
-    tool: Instrument,
-    inputs: Inputs,
-    of: Inputs | Mapping[str, np.ndarray],
-    names: list[str] | None = None,
-) -> dict[str, bool]:
-    """Whether the outputs for `inputs` called `names` are the right ones of the problem `of`, or those of
-    the answer `of` within the bound of the right ones, without fully masked rows. {} if there is no
-    reading."""
-    got, own = tool.ask(inputs), tool.oracle(inputs)
-    if got is None or own is None:
-        return {}
-    bounds = own.expected_beside(got)
-    if isinstance(of, Inputs):
-        other = tool.oracle(of)
-        expected = {} if other is None else other.expected_beside(got)
-    else:
-        far = (np.abs(x - bounds[n].value) > bounds[n].error for n, x in of.items())
-        if not any(elements.any() for elements in far):
-            return {}  # the right answer explains nothing
-        limits = {name: with_limits(bounds)[name][1] for name in of}
-        expected = {name: Bounded(x, np.full(x.shape, limits[name])) for name, x in of.items()}
-    right = {}
-    for name in names or got:
-        if name not in expected:
-            return {}
-        x, want = got[name], expected[name]
-        if x.shape != want.value.shape or not _tells(want, bounds[name]):
-            return {}  # a wider bound lets other answers pass, too
-        near = (np.abs(x - want.value) <= want.error) | (x == want.value)
-        right[name] = bool((near | ~_judged(inputs, name, x.shape)).all())
-    return right
+@dataclass(frozen=True, eq=False)
+class Answered:
+    """The outputs `got` of an implementation for inputs, beside the right ones."""
 
+    tool: Instrument
+    inputs: Inputs
+    got: Mapping[str, np.ndarray]
+    oracle: Oracle
 
-def _explains(
-    tool: Instrument, inputs: Inputs, of: Inputs | Mapping[str, np.ndarray], names: list[str]
-) -> bool:
-    """True if the outputs called `names` were read, and are all those of another problem or answer."""
-    right = _right(tool, inputs, of, names)
-    return bool(right) and all(right.values())
+    @classmethod
+    def of(cls, tool: Instrument, inputs: Inputs) -> Answered | None:
+        """The reading of an implementation, or None if there is none."""
+        got, oracle = tool.ask(inputs), tool.oracle(inputs)
+        return None if got is None or oracle is None else cls(tool, inputs, got, oracle)
+
+    @cached_property
+    def bounds(self) -> dict[str, Bounded]:
+        """The right outputs."""
+        return self.oracle.expected_beside(self.got)
+
+    @cached_property
+    def wrong(self) -> list[str]:
+        """The outputs that rounding does not explain."""
+        return [name for name, right in self._right(self.bounds, [*self.got]).items() if not right]
+
+    def explained(self, of: Inputs | Mapping[str, np.ndarray], names: list[str]) -> bool:
+        """True if the outputs called `names` are all those of the problem `of`, or those of the answer
+        `of` within the bound of the right ones. False after the tool's time is over."""
+        if self.tool.late:
+            return False
+        if isinstance(of, Inputs):
+            other = self.tool.oracle(of)
+            expected = {} if other is None else other.expected_beside(self.got)
+        else:
+            far = (np.abs(x - self.bounds[n].value) > self.bounds[n].error for n, x in of.items())
+            if not any(elements.any() for elements in far):
+                return False  # the right answer explains nothing
+            limits = with_limits(self.bounds)
+            expected = {n: Bounded(x, np.full(x.shape, limits[n][1])) for n, x in of.items()}
+        right = self._right(expected, names)
+        return bool(right) and all(right.values())
+
+    def _right(self, expected: Mapping[str, Bounded], names: list[str]) -> dict[str, bool]:
+        """Whether outputs are the expected ones, without fully masked rows. {} if that says nothing."""
+        right = {}
+        for name in names:
+            if name not in expected:
+                return {}
+            x, want = self.got[name], expected[name]
+            if x.shape != want.value.shape or not _tells(want, self.bounds[name]):
+                return {}  # a wider bound lets other answers pass, too
+            near = (np.abs(x - want.value) <= want.error) | (x == want.value)
+            right[name] = bool((near | ~_judged(self.inputs, name, x.shape)).all())
+        return right
 
 
 def _tells(other: Bounded, right: Bounded) -> bool:
@@ -106,20 +121,15 @@ def _judged(inputs: Inputs, name: str, shape: tuple[int, ...]) -> np.ndarray:
     return np.broadcast_to(~inputs.rows_along(inputs.fully_masked_rows, axes), shape)
 
 
-def wrong_outputs(tool: Instrument, inputs: Inputs) -> list[str]:
-    """The outputs that rounding does not explain."""
-    return [name for name, right in _right(tool, inputs, inputs).items() if not right]
-
-
-def _outputs(tool: Instrument, inputs: Inputs, wrong: list[str]) -> Iterator[Found]:
-    """What is wrong with the outputs called `wrong`; not with an output that belongs to others, if these
-    are wrong, too."""
-    answer, oracle, every = tool.ask(inputs), tool.oracle(inputs), wrong
-    given = inputs if answer is None or oracle is None else oracle.given(answer).inputs
+def _outputs(answered: Answered) -> Iterator[Found]:
+    """What is wrong with the outputs; not with an output that belongs to others, if these are wrong,
+    too."""
+    tool, inputs, every = answered.tool, answered.inputs, answered.wrong
+    given, wrong = answered.oracle.given(answered.got).inputs, every
     if given is not inputs:
         wrong = [name for name in wrong if name != "output"] or wrong
     for other, sentence, family, hint in _problems(inputs, given, wrong):
-        if _explains(tool, inputs, other, wrong):
+        if answered.explained(other, wrong):
             first = ""
             if "output" not in every:
                 verb = "is" if len(every) == 1 else "are"
@@ -127,8 +137,8 @@ def _outputs(tool: Instrument, inputs: Inputs, wrong: list[str]) -> Iterator[Fou
             problem = partial(_problem, sentence, hint) if "output" in wrong else None
             yield Found(first + sentence, family, hint, problem=problem)
             return
-    scaled = _of_factor(tool, inputs) if "output" in wrong else None
-    if scaled is not None and _explains(tool, inputs, scaled(inputs), wrong):
+    scaled = _of_factor(answered) if "output" in wrong else None
+    if scaled is not None and answered.explained(scaled(inputs), wrong):
         factor = scaled(inputs).effective_scale / inputs.effective_scale
         text = f"The scale is {factor:.4g} times the right one."
         yield Found(text, "scale", "a constant with few digits", problem=scaled)
@@ -138,22 +148,19 @@ def _outputs(tool: Instrument, inputs: Inputs, wrong: list[str]) -> Iterator[Fou
         if found is not None:
             yield found
             return
-    got, oracle, name = tool.ask(inputs), tool.oracle(inputs), wrong[0]
-    if got is not None and oracle is not None:
-        want = oracle.expected_beside(got)[name]
-        judged = _judged(inputs, name, got[name].shape)
-        kept = oracle.rounding.declared.codes.get(inputs.dtype.name)
-        if kept is not None and np.isfinite(got[name][judged]).all():
-            times = (np.abs(got[name] - want.value) / want.error)[judged].max()
-            text = f"The {name} is off by up to {times:.2g} times what codes in {kept} allow."
-            hint = (
-                "codes that are clipped, wrap around or are coarser, or the scale of another token"
-            )
-            yield Found(text, "quantized", hint)
-            return
-        yield from _by_place(
-            inputs, name, got[name], np.asarray(want.value, float), judged, want.error
-        )
+    if tool.late:
+        return
+    name = wrong[0]
+    got, want = answered.got[name], answered.bounds[name]
+    judged = _judged(inputs, name, got.shape)
+    kept = answered.oracle.rounding.declared.codes.get(inputs.dtype.name)
+    if kept is not None and np.isfinite(got[judged]).all():
+        times = (np.abs(got - want.value) / want.error)[judged].max()
+        text = f"The {name} is off by up to {times:.2g} times what codes in {kept} allow."
+        hint = "codes that are clipped, wrap around or are coarser, or the scale of another token"
+        yield Found(text, "quantized", hint)
+        return
+    yield from _by_place(inputs, name, got, np.asarray(want.value, float), judged, want.error)
 
 
 def _problems(inputs: Inputs, given: Inputs, wrong: list[str]) -> Iterator[Another]:
@@ -172,11 +179,11 @@ def _problem(sentence: str, hint: str, inputs: Inputs) -> Inputs | Mapping[str, 
     )
 
 
-def _of_factor(tool: Instrument, inputs: Inputs) -> Callable[[Inputs], Inputs] | None:
+def _of_factor(answered: Answered) -> Callable[[Inputs], Inputs] | None:
     """The problem whose scale of the scores, times a factor, is nearest to the output; None if none is
     near, or the operator has no scale. The factor is found by Gauss-Newton steps."""
-    got, factor = tool.ask(inputs), 1.0
-    if got is None or inputs.operator.option("scale") is None or not inputs.effective_scale:
+    tool, inputs, got, factor = answered.tool, answered.inputs, answered.got, 1.0
+    if tool.late or inputs.operator.option("scale") is None or not inputs.effective_scale:
         return None
 
     def scaled(factor: float, inputs: Inputs) -> Inputs:
