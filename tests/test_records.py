@@ -201,6 +201,7 @@ DEEP = "[" * 100_000 + "]" * 100_000
     [
         (2, f'"case": "{A.case}"', '"case": ["a"]', "Expected `str`, got `array` - at `$.case`"),
         (2, '"seed": 0', '"seed": ' + "1" * 400, "at `$.seed`"),
+        (2, '"seed": 0', f'"seed": {2**64}', "at `$.seed`"),
         (2, '"seed": 0', '"seed": ' + "1" * 10_000, "out of range"),
         (2, '"seed": 0', '"seed": true', "Expected `int`, got `bool`"),
         (2, '"ratios": {}', '"ratios": null', "Expected `object`, got `null` - at `$.ratios`"),

@@ -11,6 +11,9 @@ from typing import Any
 
 from suite.checks import all_checks
 from suite.judge.cell import Cell
+from suite.records import cells as records
+from suite.report import frames
+from suite.run.options import DRAWN, SECRET, seed
 from suite.run.varied import varied
 from suite.spec.case import Case
 from tests.test_isolation import plan
@@ -42,6 +45,23 @@ def test_a_secret_run_can_be_repeated_also_without_assertions(tmp_path: Path) ->
     assert said.count(str(secret["seed"])) == 1
     code, again, _ = judged(tmp_path / "b.json", *words, f"--seed={secret['seed']}")
     assert (code, again) == (0, secret)
+
+
+def test_a_secret_seed_has_64_bits() -> None:
+    drawn = [seed(SECRET) for _ in range(64)]
+    assert len({*drawn}) == 64
+    assert min(drawn) < 2**62 < 2**63 < max(drawn) < 2**64
+    DRAWN.difference_update(drawn)
+
+
+def test_records_and_workers_have_the_greatest_seed(tmp_path: Path) -> None:
+    most, path = 2**64 - 1, tmp_path / "cells.jsonl"
+    words = (ARRAYS, "--function=tests/isolated.py:attend", "-n1", f"--seed={most}")
+    code, verdict, said = judged(tmp_path / "a.json", *words, f"--results={path}")
+    assert (code, verdict["seed"]) == (0, most), said
+    cells = frames.cells(records.load(path, partial=True))
+    assert {*cells["seed"]} == {most}
+    assert cells["seed"].dtype == "uint64"
 
 
 def test_the_verdict_names_the_first_failure_and_the_worst_cell(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from suite.records import diagnoses
 from suite.records.diagnoses import DiagnosisRecord
-from suite.records.lines import DuplicateCell, Fact, FileSchema, NonNegativeInt, RecordError
+from suite.records.lines import DuplicateCell, Fact, FileSchema, NonNegativeInt, RecordError, Seed
 from suite.records.machine import Origin
 from suite.spec.vocabulary import STATUSES
 
@@ -63,7 +63,7 @@ class CellRecord:
     seconds: float = 0.0
     group: str = ""
     numerics: str = ""
-    seed: NonNegativeInt = 0
+    seed: Seed = 0
     operator: str = ""
     question: str = ""
     features: tuple[str, ...] = ()

@@ -38,7 +38,10 @@ import msgspec
 from suite.records.files import new_file
 
 NonNegativeInt = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
-"""A count or a seed. The limit is that of 64-bit columns."""
+"""A count. The limit is that of 64-bit columns."""
+
+Seed = Annotated[int, msgspec.Meta(ge=0)]
+"""A seed, of 64 bits without a sign. msgspec has no limit beyond 2**63; `FileSchema` has one."""
 
 Fact = str | Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)] | float | bool | None
 """One fact about a case: a size, a word, a number, a flag, or None."""
@@ -219,6 +222,8 @@ class FileSchema(Generic[H, R]):
         for name in self.figures:
             if name in entry:
                 entry[name] = _figures(entry[name])
+        if large := next((n for n, v in entry.items() if type(v) is int and v >= 2**64), ""):
+            raise BrokenLine(f"{where}: Expected `int` of 64 bits - at `$.{large}`; {CHANGED}")
         record = _typed(where, entry, self.record)
         if record.status not in self.statuses:
             raise BrokenLine(

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import msgspec
 
-from suite.records.lines import Content, FileSchema, NonNegativeInt
+from suite.records.lines import Content, FileSchema, NonNegativeInt, Seed
 from suite.records.machine import Origin
 
 STATUSES = ("timed", "unsettled", "refused", "unsupported", "error")
@@ -61,7 +61,7 @@ class SpeedRecord:
     error_ratio: float | None = None
     grade: str = ""
     kernel: str = ""
-    seed: NonNegativeInt = 0
+    seed: Seed = 0
     operator: str = ""
     keys: NonNegativeInt = 0
     swept: bool = False

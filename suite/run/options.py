@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import secrets
+from argparse import ArgumentTypeError
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from reprlib import repr as brief
 from typing import Any
@@ -12,7 +14,7 @@ from typing import Any
 from backends import registry
 from backends.claims import DEFAULT_NUMERICS, read_claims, read_elections
 from backends.registry import UsageError
-from suite.flags import LARGEST, CommandOptions, Flag, dashed, flags, number, option, whole
+from suite.flags import CommandOptions, Flag, dashed, flags, number, option, whole
 from suite.spec.claims import CLAIMS
 from suite.spec.dtypes import DTYPES, dtype
 from suite.spec.operators import OPERATORS
@@ -80,12 +82,15 @@ DRAWN: set[int] = set()
 
 
 def seed(text: str) -> int:
-    """The seed that an option says, or a new one for "secret". Raises ArgumentTypeError."""
-    if text != SECRET:
-        return whole(text)
-    drawn = secrets.randbelow(LARGEST)
-    DRAWN.add(drawn)
-    return drawn
+    """The seed that an option says, or a new one of 64 bits for "secret". Raises ArgumentTypeError."""
+    if text == SECRET:
+        drawn = secrets.randbits(64)
+        DRAWN.add(drawn)
+        return drawn
+    with suppress(ValueError):
+        if 0 <= int(text) < 2**64:
+            return int(text)
+    raise ArgumentTypeError(f"expected a whole number of 64 bits, 0 or more, got {brief(text)}")
 
 
 @dataclass(frozen=True)
