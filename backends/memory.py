@@ -11,7 +11,7 @@ import numpy as np
 
 from suite.spec.dtypes import DType
 from suite.spec.inputs import Inputs
-from suite.spec.operators.in_pages import TABLE, flat, is_pooled
+from suite.spec.operators.in_pages import TABLE, flat, is_pooled, readable, slots, slots_of
 from suite.spec.operators.packed import summed
 from suite.spec.operators.quantized import argument
 from suite.spec.operators.tiles import TILE
@@ -268,14 +268,22 @@ def coded(backend: Backend, inputs: Inputs) -> dict[str, Any]:
     }
 
 
+def in_slots(backend: Backend, inputs: Inputs) -> dict[str, Any]:
+    """The slots of tokens (B, Lk) for `from_pages`, as int64 by name; nothing without pages."""
+    if "page_table" not in inputs.arrays:
+        return {}
+    return {"slots": backend.array(readable(slots(inputs)), None)}
+
+
 def from_pages(
     arrays: Mapping[str, Any],
+    at: Any,
     inputs: Inputs,
     take: Callable[[Any, Any], Any],
     reshape: Callable[[Any, Shape], Any],
     transpose: Callable[[Any, Shape], Any],
 ) -> dict[str, Any]:
-    """The arrays of a call with the tokens that the page table takes from pools, (B, Lk, .) or
+    """The arrays of a call with the tokens in the slots `at` (B, Lk) of pools, (B, Lk, .) or
     (B, Hkv, Lk, .). Scales that all tokens share get the order of these axes. Without a table the arrays
     as they are.
 
@@ -283,17 +291,24 @@ def from_pages(
     """
     if "page_table" not in arrays:
         return dict(arrays)
-    of, table, made = flat(inputs.case).axes, arrays["page_table"], dict[str, Any]()
+    of, made = flat(inputs.case).axes, dict[str, Any]()
     for name, x in arrays.items():
         if name in TABLE:
             continue
         if is_pooled(of.get(name, "")):
-            x = take(x, table)
-            (samples, pages), size = table.shape, x.shape[2]
-            x = reshape(x, (samples, pages * size, *x.shape[3:]))[:, : inputs.sizes.Lk]
+            x = take(reshape(x, (x.shape[0] * x.shape[1], *x.shape[2:])), at)
         heads = len(x.shape) == 4 and name.endswith(("_codes", "_scale", "_zero"))
         made[name] = transpose(x, (0, 2, 1, 3)) if heads else x
     return made
+
+
+def unpaged(arrays: Mapping[str, np.ndarray], inputs: Inputs) -> dict[str, np.ndarray]:
+    """`from_pages` of NumPy arrays, by their own table and lengths."""
+    if "page_table" not in arrays:
+        return dict(arrays)
+    table, counts = arrays["page_table"], arrays["key_lengths"]
+    at = readable(slots_of(table, counts, inputs.letters["s"], inputs.sizes.Lk))
+    return from_pages(arrays, at, inputs, lambda x, at: x[at], np.reshape, np.transpose)
 
 
 def by_component(

@@ -81,7 +81,7 @@ class OverCodes(InPages):
 def compose(problem: Problem) -> Composition:
     """The output (B, H, Lq, Dv), and all codes (B, Hkv, Lk, .) if some are written."""
     u, s = problem.u, problem.sizes
-    pairs = Pairs((s.B, s.H, s.Lq, s.Lk), allowed(problem.inputs.case))
+    pairs = Pairs((s.B, s.H, s.Lq, s.Lk), allowed(problem.inputs))
     key, value = operand(problem, "key", s.D), operand(problem, "value", s.Lk)
     folded = problem.inputs.case.option("scales")
     scores = PlainScores(u, problem.leaf("query"), key, problem.scale, pairs)

@@ -11,7 +11,7 @@ from suite.spec.catalogue import cases as every_case
 from suite.spec.catalogue import of_operator
 from suite.spec.inputs import draw
 from suite.spec.operator import Operator
-from suite.spec.operators.in_pages import gathered, slots
+from suite.spec.operators.in_pages import TABLE, gathered, lengths, slots
 from suite.spec.operators.latent import LATENT
 from suite.spec.operators.quantized import QUANTIZED
 
@@ -23,22 +23,27 @@ PAGED = [
 ]
 
 
+ALONE = [case for case in PAGED if case.sizes.Lq > 1 and not case.option("writes")]
+
+
 @pytest.mark.parametrize("case", PAGED, ids=str)
 def test_the_reference_reads_by_the_table_and_keeps_all_other_slots(case: Case) -> None:
     inputs = draw(case)
-    flat, size = gathered(inputs), case.option("page_size")
-    table = inputs.arrays["page_table"].astype(int)
+    flat, size, Lk = gathered(inputs), case.option("page_size"), case.sizes.Lk
+    table, counts = (inputs.arrays[name].astype(int) for name in TABLE)
     for name, pool in inputs.arrays.items():
         if inputs.axes(name)[:2] == "ps":
             keys = flat.axes(name).index("k")
-            for b, k in np.ndindex(case.sizes.B, case.sizes.Lk):
-                token = pool[table[b, k // size], k % size]
-                assert np.array_equal(flat.arrays[name][b].take(k, keys - 1), token)
+            for b, k in np.ndindex(case.sizes.B, Lk):
+                if k < counts[b]:
+                    token = pool[table[b, k // size], k % size]
+                    at = Lk - counts[b] + k  # the last key is the last one
+                    assert np.array_equal(flat.arrays[name][b].take(at, keys - 1), token)
     whole, plain = (Oracle.forward(x, Rounding("exact")).expected for x in (inputs, flat))
     assert np.array_equal(whole["output"].value, plain["output"].value)
     assert np.array_equal(whole["output"].error, plain["output"].error)
     owned = np.zeros((inputs.letters["p"], size), bool)
-    owned.reshape(-1)[slots(inputs)] = True
+    owned.reshape(-1)[slots(inputs)[slots(inputs) >= 0]] = True
     assert not owned.all()
     for name in [name for name in whole if name.endswith("_output")]:
         before = inputs.arrays[name.replace("_output", "_codes")]
@@ -53,13 +58,36 @@ def test_gradients_of_pools_are_those_of_their_tokens() -> None:
     whole, plain = (
         Oracle.vjp(x, cotangent, Rounding("exact")).expected for x in (inputs, gathered(inputs))
     )
-    pool = whole["latent"].value
-    tokens = pool.reshape(-1, pool.shape[-1])
-    assert np.array_equal(tokens[slots(inputs)], plain["latent"].value)
-    assert np.count_nonzero(tokens.any(1)) == slots(inputs).size
+    pool, at = whole["latent"].value, slots(inputs)
+    tokens, own = pool.reshape(-1, pool.shape[-1]), at >= 0
+    assert np.array_equal(tokens[at[own]], plain["latent"].value[own])
+    assert not plain["latent"].value[~own].any()
+    assert np.count_nonzero(tokens.any(1)) == own.sum() == inputs.arrays["key_lengths"].sum()
     moved = {"latent": np.ones_like(pool)}
     of_ones = Oracle.jvp(inputs, moved, Rounding("exact")).expected["output"].value
     assert np.isclose(float((of_ones * cotangent).sum()), float(plain["latent"].value.sum()))
+
+
+@pytest.mark.parametrize("case", ALONE, ids=str)
+def test_a_sample_is_answered_as_alone(case: Case) -> None:
+    """The last query is at the last key of each sample, whatever the others have."""
+    inputs = draw(case)
+    whole = Oracle.forward(inputs, Rounding("exact")).expected["output"].value
+    flat, counts = gathered(inputs), inputs.arrays["key_lengths"].astype(int)
+    for b, count in enumerate(counts):
+        alone = flat.replace(mask_array=None, mask=case.mask).select("b", [b])
+        keys = alone.select("k", slice(case.sizes.Lk - count, None))
+        own = Oracle.forward(keys, Rounding("exact")).expected["output"].value
+        assert np.allclose(own[0], whole[b], rtol=1e-12)
+
+
+def test_samples_in_pages_have_different_lengths_and_one_a_full_page() -> None:
+    for case in PAGED:
+        if (s := case.sizes).B > 1 and s.Lk - s.Lq >= s.B:
+            counts, size = lengths(case), case.option("page_size")
+            assert len({*counts}) == s.B, case.id
+            assert counts.max() == counts[-1] == s.Lk, case.id
+            assert size > s.Lk // 2 or counts[0] % size == 0, case.id
 
 
 @pytest.mark.parametrize("operator", [QUANTIZED, LATENT], ids=str)

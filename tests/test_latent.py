@@ -158,8 +158,12 @@ def test_a_right_function_passes(name: str, said: dict[str, Any], lacks: set[str
     assert found.keys() == {"pass"} | lacks, found
 
 
-@pytest.mark.parametrize("name", ["scaled_by_the_latent", "without_rotary", "without_the_table"])
+@pytest.mark.parametrize(
+    "name", ["scaled_by_the_latent", "without_rotary", "without_the_table", "first_length"]
+)
 def test_a_wrong_function_fails(name: str) -> None:
     found = verdicts(name, {})
     assert len(found["fail"]) >= 3
+    if name == "first_length":
+        assert {"/page" in case for case in found["fail"]} == {True}
     assert not found.get("error")

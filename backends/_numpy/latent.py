@@ -10,11 +10,12 @@ from backends._numpy.attention import definition, given
 from backends._numpy.engine import Rounded
 from backends.declared import Declared, DeclaredRounding
 from backends.masks import masked_arrays
-from backends.memory import from_pages
+from backends.memory import unpaged
 from backends.prepared import PreparedCall, attention_call
 from backends.protocol import Implementation
 from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import Inputs
+from suite.spec.operators.in_pages import masked
 from suite.spec.operators.latent import FEATURES, LATENT, SERVED, plain
 
 
@@ -38,10 +39,9 @@ class ProjectedKeys(Implementation):
 
         def call(mask: Rounded | None = None, **arrays: Rounded) -> Any:
             x = {name: array.values for name, array in arrays.items()}
-            x = from_pages(x, inputs, lambda x, at: x[at.astype(int)], np.reshape, np.transpose)
-            query, key, value = plain(x, precision)
+            query, key, value = plain(unpaged(x, inputs), precision)
             shown = None if mask is None else mask.values
             with np.errstate(all="ignore"):
                 return given(definition(query, key, value, mask=shown, **settings), inputs)
 
-        return attention_call(call, masked_arrays(self.backend, inputs), inputs)
+        return attention_call(call, masked_arrays(self.backend, masked(inputs)), inputs)

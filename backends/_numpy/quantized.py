@@ -10,12 +10,12 @@ import numpy as np
 from backends._numpy.attention import definition
 from backends._numpy.engine import Rounded
 from backends.declared import Declared
-from backends.memory import by_component, coded, from_pages
+from backends.memory import by_component, coded, unpaged
 from backends.prepared import PreparedCall
 from backends.protocol import Implementation
 from suite.spec.dtypes import CODES, Code, round_to
 from suite.spec.inputs import Inputs
-from suite.spec.operators.in_pages import numbers, put
+from suite.spec.operators.in_pages import put, slots
 from suite.spec.operators.quantized import FEATURES, KINDS, QUANTIZED, allowed, axes_of, newest
 from suite.spec.operators.quantized_write import FEATURES as WRITE_FEATURES
 from suite.spec.operators.quantized_write import QUANTIZED_WRITE
@@ -33,7 +33,7 @@ class ScaledCodes(Implementation):
     )
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
-        fmt, mask, code = inputs.dtype, allowed(inputs.case), CODES[inputs.case.option("codes")]
+        fmt, mask, code = inputs.dtype, allowed(inputs), CODES[inputs.case.option("codes")]
         precision = np.longdouble if fmt.name == "f64" else np.float64
 
         def call(query: Rounded, **arrays: Rounded) -> Any:
@@ -41,9 +41,7 @@ class ScaledCodes(Implementation):
                 n: array.values.astype(precision) for n, array in arrays.items()
             }
             pools, plain = plain, by_component(plain, inputs, np.repeat)
-            plain = from_pages(
-                plain, inputs, lambda x, at: x[at.astype(int)], np.reshape, np.transpose
-            )
+            plain = unpaged(plain, inputs)
             new = {n: nearest(plain, n, code) for n in KINDS if n in plain}
             for n, codes in new.items():
                 plain[f"{n}_codes"][:, :, -codes.shape[2] :] = codes
@@ -56,8 +54,7 @@ class ScaledCodes(Implementation):
             )
             kept = [plain[f"{n}_codes"] for n in new]
             if "page_table" in pools:
-                size = inputs.letters["s"]
-                at = numbers(pools["page_table"], size, inputs.sizes.Lk)
+                at = slots(inputs)
                 kept = [put(pools[f"{n}_codes"], at, plain[f"{n}_codes"], axes_of(n)) for n in new]
             return (output, *(Rounded(x.astype(np.float64), code) for x in kept)) if new else output
 

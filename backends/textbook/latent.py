@@ -9,11 +9,13 @@ from typing import Any
 
 from backends.declared import Declared, DeclaredRounding
 from backends.masks import masked_arrays
+from backends.memory import in_slots
 from backends.prepared import PreparedCall
 from backends.textbook.attention import attention
 from backends.textbook.operator import TextbookOperator
 from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import Inputs
+from suite.spec.operators.in_pages import masked
 from suite.spec.operators.latent import FEATURES, LATENT, SERVED
 from suite.spec.operators.tiles import TILE
 
@@ -32,14 +34,14 @@ class TextbookLatent(TextbookOperator):
     def prepare(self, inputs: Inputs) -> PreparedCall:
         lse = "lse" in inputs.outputs
 
-        def call(mask: Any = None, **arrays: Any) -> Any:
-            arrays = self.unpaged(arrays, inputs)
+        def call(mask: Any = None, slots: Any = None, **arrays: Any) -> Any:
+            arrays = self.unpaged(arrays, inputs, slots)
             if "latent_codes" in arrays:
                 arrays["latent"] = self.decoded(arrays)
             return self.compute(arrays, mask, inputs.effective_scale, lse)
 
         constants = (inputs.effective_scale, lse, inputs.sizes, inputs.case.options)
-        arguments = masked_arrays(self.backend, inputs)
+        arguments = masked_arrays(self.backend, masked(inputs)) | in_slots(self.backend, inputs)
         plain = PreparedCall(call, arguments, inputs.outputs, constants=constants)
         return self.ops.called(self, plain)
 

@@ -35,9 +35,11 @@ class TextbookOperator(Implementation):
         super().__init__(backend, declared=declared)
         self.ops = ops
 
-    def unpaged(self, arrays: Mapping[str, Any], inputs: Inputs) -> dict[str, Any]:
-        """The arrays with tokens taken from their pages. Codes pass through the dtype of their scale: not
-        every framework takes slices of 8-bit numbers."""
+    def unpaged(
+        self, arrays: Mapping[str, Any], inputs: Inputs, slots: Any = None
+    ) -> dict[str, Any]:
+        """The arrays with tokens taken from the slots (B, Lk) of pools. Codes pass through the dtype of
+        their scale: not every framework takes slices of 8-bit numbers."""
         ops = self.ops
         if "page_table" in arrays:
             scales = {name: name.replace("_codes", "_scale") for name in arrays}
@@ -45,7 +47,7 @@ class TextbookOperator(Implementation):
                 name: x if scales[name] == name else ops.like(x, arrays[scales[name]])
                 for name, x in arrays.items()
             }
-        return from_pages(arrays, inputs, ops.take, ops.reshape, ops.transpose)
+        return from_pages(arrays, slots, inputs, ops.take, ops.reshape, ops.transpose)
 
     def weighted(self, query: Any, key: Any, value: Any, hidden: Any, inputs: Inputs) -> Any:
         """Plain attention of operands (..., L, D); `hidden` pairs have no weight."""

@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 
 from backends.declared import Declared
-from backends.memory import by_component, coded
+from backends.memory import by_component, coded, in_slots
 from backends.prepared import PreparedCall
 from backends.textbook.operator import TextbookOperator
 from suite.spec.dtypes import CODES
 from suite.spec.inputs import Inputs
-from suite.spec.operators.in_pages import slots
 from suite.spec.operators.quantized import FEATURES, KINDS, QUANTIZED, allowed, newest
 from suite.spec.operators.quantized_write import FEATURES as WRITE_FEATURES
 from suite.spec.operators.quantized_write import QUANTIZED_WRITE
@@ -44,25 +43,22 @@ class TextbookQuantized(OverCodes):
     declared = Declared(features=FEATURES)
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
-        ops, mask, backend = self.ops, allowed(inputs.case), self.backend
-        arguments = coded(backend, inputs)
+        ops, mask, backend = self.ops, allowed(inputs), self.backend
+        arguments = coded(backend, inputs) | in_slots(backend, inputs)
         if mask is not None:
-            arguments["hidden"] = backend.array(~mask[None, None], None)
+            arguments["hidden"] = backend.array(~mask, None)
 
-        def call(query: Any, hidden: Any = None, written: Any = None, **rest: Any) -> Any:
+        def call(query: Any, hidden: Any = None, slots: Any = None, **rest: Any) -> Any:
             given = by_component(rest, inputs, ops.repeat)
-            rest = self.unpaged(given, inputs)
+            rest = self.unpaged(given, inputs, slots)
             new = {
                 f"{name}_codes": self.codes(name, rest, inputs) for name in KINDS if name in rest
             }
             output = self.compute(query, rest | new, hidden, inputs)
-            if written is not None:
-                new = {n: self.put(given, n, codes, written, inputs) for n, codes in new.items()}
+            if slots is not None:
+                new = {n: self.put(given, n, codes, slots, inputs) for n, codes in new.items()}
             return (output, *new.values()) if new else output
 
-        if inputs.case.option("writes") and "page_table" in inputs.arrays:
-            at = slots(inputs)[:, -inputs.sizes.Lq :].ravel()
-            arguments["written"] = backend.array(at, None)
         constants = (inputs.sizes, inputs.dtype.name, inputs.case.options)
         made = PreparedCall(call, arguments, inputs.outputs, constants=constants)
         return ops.called(self, made)
@@ -76,13 +72,14 @@ class TextbookQuantized(OverCodes):
         return ops.cast(ops.concat(parts, 2), CODES[inputs.case.option("codes")].long_name)
 
     def put(
-        self, given: Mapping[str, Any], name: str, codes: Any, written: Any, inputs: Inputs
+        self, given: Mapping[str, Any], name: str, codes: Any, slots: Any, inputs: Inputs
     ) -> Any:
-        """The pool of codes with the last of `codes` (B, Hkv, Lk, .) in the slots `written` (B Lq,)."""
+        """The pool of codes with the last of `codes` (B, Hkv, Lk, .) in their `slots` (B, Lk)."""
         ops, scale = self.ops, given[name.replace("codes", "scale")]
         P, S, heads, size = given[name].shape
         tokens = ops.transpose(ops.like(codes, scale)[:, :, -inputs.sizes.Lq :], (0, 2, 1, 3))
         pool = ops.reshape(ops.like(given[name], scale), (P * S, heads, size))
+        written = ops.reshape(slots[:, -inputs.sizes.Lq :], (-1,))
         pool = ops.put(pool, written, ops.reshape(tokens, (-1, heads, size)))
         dtype = CODES[inputs.case.option("codes")].long_name
         return ops.cast(ops.reshape(pool, (P, S, heads, size)), dtype)

@@ -13,6 +13,7 @@ from suite.spec.case import Case
 from suite.spec.catalogue import AnyCase
 from suite.spec.inputs import Inputs
 from suite.spec.masks import And
+from suite.spec.operators.in_pages import by_position
 from suite.spec.operators.latent import AXES, FEATURES, LATENT, SERVED, split_causal
 
 KEYWORDS: tuple[Parameter[Inputs], ...] = (
@@ -53,7 +54,10 @@ class UserLatent(UserCallable):
     def call_of(self, inputs: Inputs) -> PreparedCall:
         flagged, rest = split_causal(inputs.mask, inputs.form, inputs.sizes)
         flagged = flagged and "causal" in self.binder.taken
-        arrays = masked_arrays(self.backend, inputs, rest if flagged else None)
+        shown = by_position(inputs)
+        if shown is not inputs and (flagged or inputs.dense_mask is None):
+            shown = replace(shown, mask_array=None)  # the lengths say as much
+        arrays = masked_arrays(self.backend, shown, rest if flagged else None)
         keywords = self.binder.bind(inputs, inputs.needs) | ({"causal": True} if flagged else {})
 
         def call(mask: Any = None, **arrays: Any) -> Any:

@@ -8,11 +8,13 @@ from dataclasses import replace
 import numpy as np
 
 from backends._numpy import Rounded
+from backends.prepared import PreparedCall
+from backends.protocol import Implementation
 from suite.faults.fault import fault
 from suite.faults.kernels.latent import AbsorbedKernel, LatentKernel
 from suite.faults.kernels.quantized import Coded, QuantizedKernel
 from suite.spec.inputs import Inputs
-from suite.spec.operators.in_pages import in_order
+from suite.spec.operators.in_pages import in_order, masked, slots
 
 FAMILY = "paged"
 
@@ -80,8 +82,8 @@ class QuantizedPageOverwritten(QuantizedKernel):
         self, arrays: dict[str, Rounded], name: str, codes: np.ndarray, inputs: Inputs
     ) -> np.ndarray:
         pool, size = super().put(arrays, name, codes, inputs), inputs.letters["s"]
-        last = arrays["page_table"].values.astype(int)[:, (inputs.sizes.Lk - 1) // size]
-        pool[last, (inputs.sizes.Lk - 1) % size + 1 :] = 0
+        for slot in slots(inputs)[:, -1]:
+            pool[slot // size, slot % size + 1 :] = 0
         return pool
 
 
@@ -94,6 +96,63 @@ class LatentPagesOfTheNextSample(AbsorbedKernel):
         if table is not None:
             arrays = {**arrays, "page_table": Rounded(np.roll(table.values, -1, 0), table.fmt)}
         return super().gathered(arrays, inputs)
+
+
+class Misread(Implementation):
+    """A call whose inputs are read in another way if tokens lie in pages."""
+
+    def meant(self, inputs: Inputs) -> Inputs:
+        """The inputs as they are read."""
+        return inputs
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        inputs = self.meant(inputs) if "page_table" in inputs.arrays else inputs
+        return super().prepare(inputs)  # type: ignore[safe-super]
+
+
+class FirstLength(Misread):
+    """All samples have as many keys as the first one."""
+
+    def meant(self, inputs: Inputs) -> Inputs:
+        counts = inputs.arrays["key_lengths"]
+        return inputs.replace(key_lengths=0 * counts + counts[:1])
+
+
+class AlignedAtTheLongest(Misread):
+    """The last query of every sample is at the last key of the longest one."""
+
+    def meant(self, inputs: Inputs) -> Inputs:
+        s, shown = inputs.sizes, masked(inputs).attends[:, :, -1:]
+        if inputs.mask is None and inputs.case.option("alignment") in (None, "all"):
+            return inputs
+        ahead = s.Lk - s.Lq + s.Lk - inputs.arrays["key_lengths"][:, None, None, None]
+        causal = np.arange(s.Lk) <= np.arange(s.Lq)[:, None] + ahead
+        changes = {} if inputs.mask is not None else {"alignment": "all"}
+        return inputs.replace(mask=None, form="dense", mask_array=shown & causal, **changes)
+
+
+@fault("values", "`key_lengths[0]` for the whole batch; every sample has its own length")
+class QuantizedKeysOfTheFirstLength(FirstLength, QuantizedKernel):
+    """All samples have as many keys in pages as the first one."""
+
+
+@fault("values", "`key_lengths[0]` for the whole batch; every sample has its own length")
+class LatentKeysOfTheFirstLength(FirstLength, AbsorbedKernel):
+    """All samples have as many latents as the first one."""
+
+
+@fault(
+    "values", "`tril(key_lengths.max() - queries)`; the last query of a sample is at its last key"
+)
+class QuantizedAlignedAtTheLongest(AlignedAtTheLongest, QuantizedKernel):
+    """The causal mask of all samples in pages is aligned at the last key of the longest one."""
+
+
+@fault(
+    "values", "`tril(key_lengths.max() - queries)`; the last query of a sample is at its last key"
+)
+class LatentAlignedAtTheLongest(AlignedAtTheLongest, AbsorbedKernel):
+    """The causal mask of all samples is aligned at the last latent of the longest one."""
 
 
 class InOrder(LatentKernel):

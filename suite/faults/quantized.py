@@ -7,7 +7,6 @@ import numpy as np
 from suite.faults.fault import fault
 from suite.faults.kernels.quantized import Coded, QuantizedKernel, Scales
 from suite.spec.dtypes import DTYPES, round_to
-from suite.spec.operators.quantized import allowed
 from suite.spec.operators.tiles import TILE, untiled
 
 FAMILY = "quantized"
@@ -262,7 +261,7 @@ class QuantizedLseInTheDtype(QuantizedKernel):
     dtypes = ("f16",)
 
     def weights(self, scores: np.ndarray, call: Coded) -> np.ndarray:
-        mask, halves = allowed(call.case), []
+        mask, halves = call.shown, []
         shown = scores if mask is None else np.where(mask, scores, -np.inf)
         for half in np.array_split(shown, 2, axis=-1):
             lse = np.logaddexp.reduce(half, axis=-1, keepdims=True, initial=-1e4)

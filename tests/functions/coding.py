@@ -22,24 +22,26 @@ def right(
     page_table: Any = None, key_lengths: Any = None,
 ) -> Any:  # fmt: skip
     if page_table is not None:
-        keys, table = int(key_lengths[0]), page_table.long()
+        rows, kept, size = [], [key_codes.clone(), value_codes.clone()], key_codes.shape[1]
         pools = (key_codes, value_codes, key_scale, value_scale, key_zero, value_zero)
-        flat = []
-        for x in pools:
-            if x is not None and x.shape[0] > 1:
-                x = x[table].flatten(1, 2)[:, :keys]
-            flat.append(x if x is None else x.transpose(1, 2))
-        answer = right(query, *flat, causal, scale, key, value, tile)
-        if key is None:
-            return answer
-        at = torch.arange(keys - key.shape[2], keys)
-        size = key_codes.shape[1]
-        kept = []
-        for pool, codes in zip((key_codes, value_codes), answer[1:], strict=True):
-            copy = pool.clone()
-            copy[table[:, at // size], at % size] = codes[:, :, at].transpose(1, 2)
-            kept.append(copy)
-        return answer[0], *kept
+        for b, (pages, keys) in enumerate(
+            zip(page_table.long(), key_lengths.tolist(), strict=True)
+        ):
+            flat, own = [], slice(b, b + 1)
+            for x in pools:
+                if x is not None and x.shape[0] > 1:
+                    x = x[pages].flatten(0, 1)[None, :keys]
+                flat.append(x if x is None else x.transpose(1, 2))
+            new = [None if x is None else x[own] for x in (key, value)]
+            answer = right(query[own], *flat, causal, scale, *new, tile)
+            if key is None:
+                rows.append(answer)
+                continue
+            rows.append(answer[0])
+            at = torch.arange(keys - key.shape[2], keys)
+            for pool, codes in zip(kept, answer[1:], strict=True):
+                pool[pages[at // size], at % size] = codes[0, :, at].transpose(0, 1)
+        return torch.cat(rows) if key is None else (torch.cat(rows), *kept)
     key_scale, key_zero = (spread(x, tile, key_codes.shape[-1]) for x in (key_scale, key_zero))
     value_scale, value_zero = (
         spread(x, tile, value_codes.shape[-1]) for x in (value_scale, value_zero)
@@ -68,6 +70,18 @@ def right(
         rows, keys = query.shape[2], key_codes.shape[2]
         mask = torch.ones(rows, keys, dtype=torch.bool, device=query.device).tril(keys - rows)
     return F.scaled_dot_product_attention(query, *operands, mask, scale=scale, enable_gqa=True)
+
+
+def first_length(
+    query: Any, key_codes: Any, value_codes: Any, key_scale: Any, value_scale: Any,
+    causal: bool = False, scale: float | None = None, page_table: Any = None, key_lengths: Any = None,
+) -> Any:  # fmt: skip
+    if key_lengths is not None:
+        key_lengths = key_lengths[:1].expand(key_lengths.shape)
+    return right(
+        query, key_codes, value_codes, key_scale, value_scale, causal=causal, scale=scale,
+        page_table=page_table, key_lengths=key_lengths,
+    )  # fmt: skip
 
 
 def unrounded(

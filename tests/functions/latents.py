@@ -24,11 +24,19 @@ def absorbed(
     page_table: Any = None, key_lengths: Any = None,
 ) -> Any:  # fmt: skip
     if page_table is not None:
-        keys, table = int(key_lengths[0]), page_table.long()
-        latent, key_rope, latent_scale = (
-            None if x is None else x[table].flatten(1, 2)[:, :keys]
-            for x in (latent, key_rope, latent_scale)
-        )
+        rows = []
+        for b, (pages, keys) in enumerate(
+            zip(page_table.long(), key_lengths.tolist(), strict=True)
+        ):
+            latents, ropes, scales = (
+                None if x is None else x[pages].flatten(0, 1)[None, :keys]
+                for x in (latent, key_rope, latent_scale)
+            )
+            own = (x[b : b + 1] for x in (query, query_rope))
+            shown = None if mask is None else mask[..., :keys].expand(len(query), -1, -1, -1)[b]
+            parts = (*own, latents, ropes, w_uk, w_uv, causal, shown, scale, scales)
+            rows.append(absorbed(*parts))
+        return torch.cat(rows)
     if latent_scale is not None:
         scales = latent_scale.repeat_interleave(128, -1)[..., : latent.shape[-1]]
         latent = (latent.to(scales.dtype) * scales).to(query.dtype)
@@ -63,7 +71,19 @@ def without_the_table(
 ) -> Any:  # fmt: skip
     if page_table is not None:
         own = page_table[:, :-1]
-        page_table = torch.arange(own.numel()).reshape(own.shape)
+        page_table = torch.arange(own.numel()).reshape(own.shape) % len(latent)
+    return absorbed(
+        query, query_rope, latent, key_rope, w_uk, w_uv, causal, mask,
+        page_table=page_table, key_lengths=key_lengths,
+    )  # fmt: skip
+
+
+def first_length(
+    query: Any, query_rope: Any, latent: Any, key_rope: Any, w_uk: Any, w_uv: Any,
+    causal: bool = False, mask: Any = None, page_table: Any = None, key_lengths: Any = None,
+) -> Any:  # fmt: skip
+    if key_lengths is not None:
+        key_lengths = key_lengths[:1].expand(key_lengths.shape)
     return absorbed(
         query, query_rope, latent, key_rope, w_uk, w_uv, causal, mask,
         page_table=page_table, key_lengths=key_lengths,

@@ -9,13 +9,14 @@ import numpy as np
 
 from backends._numpy import Rounded
 from backends.masks import masked_arrays
-from backends.memory import from_pages
+from backends.memory import unpaged
 from backends.prepared import PreparedCall
 from backends.protocol import DeclaredRounding
 from suite.faults.kernels.attention import Call
 from suite.faults.kernels.gradient import Differentiable
 from suite.spec.dtypes import DTYPES, DType, round_to
 from suite.spec.inputs import Inputs
+from suite.spec.operators.in_pages import masked
 from suite.spec.operators.latent import FEATURES, LATENT, SERVED, split_causal
 from suite.spec.operators.tiles import untiled
 
@@ -36,7 +37,8 @@ class LatentKernel(Differentiable):
     stores = ("keys", "average")
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
-        flagged, rest = split_causal(inputs.mask, inputs.form, inputs.sizes)
+        shown = masked(inputs)
+        flagged, rest = split_causal(shown.mask, inputs.form, inputs.sizes)
         fmt, lse = inputs.dtype, "lse" in inputs.outputs
 
         def made(arrays: Mapping[str, Rounded], mask: Rounded | None) -> tuple[Arrays, Call]:
@@ -65,7 +67,7 @@ class LatentKernel(Differentiable):
 
         constants = (fmt.name, flagged, lse, inputs.scale)
         return PreparedCall(
-            call, masked_arrays(self.backend, inputs, rest), inputs.outputs, vjp=vjp, constants=constants
+            call, masked_arrays(self.backend, shown, rest), inputs.outputs, vjp=vjp, constants=constants
         )  # fmt: skip
 
     def gathered(self, arrays: Mapping[str, Rounded], inputs: Inputs) -> Mapping[str, Rounded]:
@@ -73,7 +75,7 @@ class LatentKernel(Differentiable):
         if "page_table" not in arrays:
             return arrays
         plain = {name: x.values for name, x in arrays.items()}
-        made = from_pages(plain, inputs, lambda x, at: x[at.astype(int)], np.reshape, np.transpose)
+        made = unpaged(plain, inputs)
         return {name: Rounded(x, arrays[name].fmt) for name, x in made.items()}
 
     def read(self, arrays: Mapping[str, Rounded]) -> Arrays:

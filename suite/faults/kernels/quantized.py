@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from backends._numpy import Rounded
-from backends.memory import coded, from_pages
+from backends.memory import coded, unpaged
 from backends.prepared import PreparedCall
 from suite.faults.kernels.attention import Stated
 from suite.spec.case import Case
 from suite.spec.dtypes import CODES, Code, DType, round_to
 from suite.spec.inputs import Inputs
-from suite.spec.operators.in_pages import numbers, put
+from suite.spec.operators.in_pages import put, slots_of
 from suite.spec.operators.quantized import FEATURES, KINDS, QUANTIZED, allowed, axes_of, newest
 from suite.spec.operators.quantized_write import FEATURES as WRITE_FEATURES
 from suite.spec.operators.quantized_write import QUANTIZED_WRITE
@@ -25,18 +25,24 @@ from suite.spec.operators.tiles import untiled
 @dataclass(frozen=True)
 class Coded:
     """One call: its arrays by name in working precision, in which scales and zero points broadcast with
-    their keys or values. `given` are arrays as they were before new tokens were stored."""
+    their keys or values.
+
+    - `shown`: the mask, None if all pairs attend
+    - `given`: arrays as they were before new tokens were stored
+    """
 
     arrays: dict[str, np.ndarray]
     case: Case
     scale: float
     fmt: DType
+    shown: np.ndarray | None = None
     given: dict[str, np.ndarray] = field(default_factory=dict)
 
     @classmethod
     def of(cls, arrays: dict[str, Rounded], inputs: Inputs) -> Coded:
         plain = {name: array.values.astype(inputs.dtype.working) for name, array in arrays.items()}
-        return cls(plain, inputs.case, inputs.effective_scale, inputs.dtype)
+        shown = allowed(inputs) if inputs.operator.has_keys else None
+        return cls(plain, inputs.case, inputs.effective_scale, inputs.dtype, shown)
 
     @property
     def code(self) -> Code:
@@ -135,15 +141,13 @@ class QuantizedKernel(Writing):
     ) -> np.ndarray:
         """The pool with the last of `codes` (B, Hkv, Lk, .) in their slots."""
         new, of = inputs.sizes.Lq, axes_of(name.partition("_")[0])
-        at = numbers(arrays["page_table"].values, inputs.letters["s"], inputs.sizes.Lk)
+        table, counts = arrays["page_table"].values, arrays["key_lengths"].values
+        at = slots_of(table, counts, inputs.letters["s"], inputs.sizes.Lk)
         return put(arrays[name].values, at[:, -new:], codes[:, :, -new:], of)
 
     def gathered(self, call: Coded, inputs: Inputs) -> Coded:
         """The call with tokens taken from their pages."""
-        arrays = from_pages(
-            call.arrays, inputs, lambda x, at: x[at.astype(int)], np.reshape, np.transpose
-        )
-        return replace(call, arrays=arrays)
+        return replace(call, arrays=unpaged(call.arrays, inputs))
 
     def after_writing(self, call: Coded, inputs: Inputs) -> Coded:
         """The call whose codes are those after the store of new tokens, taken from their pages."""
@@ -168,7 +172,7 @@ class QuantizedKernel(Writing):
         return np.asarray((call.arrays["query"] @ key.swapaxes(-1, -2)) * call.scale)
 
     def weights(self, scores: np.ndarray, call: Coded) -> np.ndarray:
-        mask = allowed(call.case)
+        mask = call.shown
         if mask is not None:
             scores = np.where(mask, scores, -np.inf)
         exponentials = self.raised(scores)

@@ -31,6 +31,12 @@ def of_pages(inputs: Inputs) -> Iterator[Another]:
         yield inputs.replace(page_table=other), what, "paged", hint
     if inputs.case.option("writes"):
         return
+    counts = inputs.arrays["key_lengths"]
+    for length, text, hint in (
+        (counts[:1], "All samples have as many keys as sample 0.", "`key_lengths[0]`"),
+        (counts.max(), "All samples have as many keys as the longest.", "`key_lengths.max()`"),
+    ):
+        yield inputs.replace(key_lengths=0 * counts + length), text, "paged", hint
     right, wrong = gathered(inputs), gathered(inputs.replace(page_table=in_order(table)))
     axes = flat(inputs.case).axes
     for end, what in NAMES.items():

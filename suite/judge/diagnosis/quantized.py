@@ -12,7 +12,7 @@ from suite.judge.diagnosis.instrument import softmax
 from suite.judge.diagnosis.layers import Another, Guess, made, of_scale
 from suite.spec.dtypes import CODES, DTYPES, Code, DType, round_to
 from suite.spec.inputs import Inputs
-from suite.spec.operators.in_pages import gathered, numbers, put
+from suite.spec.operators.in_pages import TABLE, gathered, put, slots_of
 from suite.spec.operators.quantized import (
     KINDS,
     allowed,
@@ -230,11 +230,12 @@ def stored(inputs: Inputs) -> dict[str, np.ndarray]:
 
 def of_slots(inputs: Inputs) -> Iterator[Another]:
     """New codes in other pages, and slots behind them that do not keep their codes."""
-    table, size, s = inputs.arrays["page_table"], inputs.letters["s"], inputs.sizes
+    table, counts = (inputs.arrays[name] for name in TABLE)
+    size, s = inputs.letters["s"], inputs.sizes
     new = stored(gathered(inputs))
 
     def pools(table: np.ndarray) -> dict[str, np.ndarray]:
-        at = numbers(table, size, s.Lk)[:, -s.Lq :]
+        at = slots_of(table, counts, size, s.Lk)[:, -s.Lq :]
         return {
             f"{n}_output": put(inputs.arrays[f"{n}_codes"], at, x, axes_of(n))
             for n, x in new.items()
@@ -244,8 +245,10 @@ def of_slots(inputs: Inputs) -> Iterator[Another]:
         text = f"New tokens are stored in the page {where} theirs."
         yield pools(np.roll(table, by, 1)), text, "paged", f"`position // {hint}`"
     behind = pools(table)
+    last = slots_of(table, counts, size, s.Lk)[:, -1]
     for pool in behind.values():
-        pool[table.astype(int)[:, (s.Lk - 1) // size], (s.Lk - 1) % size + 1 :] = 0
+        for slot in last:
+            pool[slot // size, slot % size + 1 :] = 0
     text = "The slots behind the last token of a page are set to 0."
     yield behind, text, "paged", "a whole page is written"
 
@@ -268,7 +271,7 @@ def of_new_tokens(inputs: Inputs) -> Iterator[Another]:
         limited[name][:, :, -count:] = np.clip(t, -limit, limit)
     key, value = (np.repeat(tokens[name], inputs.sizes.group, 1) for name in KINDS)
     scores = (inputs.query @ key.swapaxes(-1, -2)) * inputs.effective_scale
-    mask = allowed(inputs.case)
+    mask = allowed(inputs)
     output = softmax(scores, np.ones_like(scores, bool) if mask is None else mask) @ value
     text = "New tokens are attended before they become codes."
     yield {"output": output}, text, "quantized", "attention over `key` and `value` themselves"

@@ -4,12 +4,13 @@ An array (B, ..., Lk, ...) of the operator becomes a pool (P, S, ...) of P pages
 are added:
 
     page_table (B, T)    the pages of each sample, in the order of its keys
-    key_lengths (B,)     the number of keys of each sample, which is Lk
+    key_lengths (B,)     the number of keys of each sample: different ones, Lk of the last sample
 
-Key j of sample b lies in page page_table[b, j // S], slot j % S. Pages that no sample owns, slots behind
-the last key, and entries of the table behind the last page have no influence. In drawn inputs these slots
-hold large numbers, and these entries pages of any sample. Whatever the operator computes, it computes of
-the arrays that `gathered` takes from the pools.
+Key j of sample b lies in page page_table[b, j // S], slot j % S. The last query and the last new token of
+a sample are at its last key. Pages that no sample owns, slots behind the last key, and entries of the
+table behind the last page have no influence. In drawn inputs these slots hold large numbers, and these
+entries pages of any sample. Whatever the operator computes, it computes of the arrays that `gathered`
+takes from the pools.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import numpy as np
 
 from suite.spec.case import Case
 from suite.spec.inputs import Inputs
+from suite.spec.masks import Causal
 from suite.spec.operator import Axes, Option
 
 IN_PAGES = Option(
@@ -65,25 +67,48 @@ def table_axes(case: Case) -> Axes:
     return {} if case.option("page_size") is None else {"page_table": "bt", "key_lengths": "b"}
 
 
+def lengths(case: Case) -> np.ndarray:
+    """The number of keys of each sample, int (B,), at least Lq if Lk is. The last sample has Lk, and the
+    first one a last page that is full, if its keys fill one."""
+    s, size = case.sizes, case.option("page_size")
+    counts = s.Lk - np.arange(s.B)[::-1] * (max(s.Lk - max(s.Lq, 1), 0) // max(s.B, 1))
+    full = counts[:1] // size * size
+    if s.B > 1 and full.min() >= max(s.Lq, 1):
+        counts[:1] = full
+    return counts
+
+
 def letters(case: Case) -> Mapping[str, int]:
     """The numbers of pages, of slots and of entries of the table, by letter."""
     size = case.option("page_size")
     if size is None:
         return {}
-    pages = -(-case.sizes.Lk // size)
-    return {"p": case.sizes.B * pages + FREE, "s": size, "t": pages + 1}
+    counts = -(-lengths(case) // size)
+    return {"p": int(counts.sum()) + FREE, "s": size, "t": int(counts.max(initial=0)) + 1}
+
+
+def validate(case: Case) -> None:
+    """Raises ValueError for a mask in pages that does not count from the last key."""
+    if case.option("page_size") is None or case.mask is None:
+        return
+    square = case.sizes.Lq == case.sizes.Lk
+    if not isinstance(case.mask, Causal) or not (case.mask.bottom_right or square):
+        raise ValueError(f"the last query of a sample in pages is at its last key: {case.id}")
 
 
 def drawn(draw: Draw, case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
-    """What `draw` draws for the case without pages, in pages if the case has pages."""
+    """What `draw` draws for the case without pages, in pages if the case has pages: of each sample the
+    last keys."""
     if case.option("page_size") is None:
         return draw(case, rng, seed)
-    arrays, of, s, n = draw(flat(case), rng, seed), flat(case).axes, case.sizes, letters(case)
-    order = owned_pages(n["p"], rng)
-    table = np.concatenate(
-        [order.reshape(s.B, n["t"] - 1), rng.integers(0, n["p"], (s.B, 1))], 1
-    ).astype(np.float64)
-    slots = numbers(table, n["s"], s.Lk)
+    arrays, of, n, counts = (
+        draw(flat(case), rng, seed),
+        flat(case).axes,
+        letters(case),
+        lengths(case),
+    )
+    table = draw_table(-(-counts // n["s"]), n, owned_pages(n["p"], rng), rng)
+    at = slots_of(table, counts, n["s"], case.sizes.Lk)
     for name, x in arrays.items():
         if is_pooled(of[name]):
             tokens = in_front(x, of[name])
@@ -92,9 +117,22 @@ def drawn(draw: Draw, case: Case, rng: np.random.Generator, seed: int) -> dict[s
             )
             pool = np.full((n["p"] * n["s"], *tokens.shape[2:]), large)
             pool[::2] *= -1 if large and not name.endswith("scale") else 1
-            pool[slots] = tokens
-            arrays[name] = pool.reshape(n["p"], n["s"], *tokens.shape[2:])
-    return {**arrays, "page_table": table, "key_lengths": np.full(s.B, float(s.Lk))}
+            arrays[name] = put(pool.reshape(n["p"], n["s"], *tokens.shape[2:]), at, x, of[name])
+    return {**arrays, "page_table": table.astype(np.float64), "key_lengths": counts.astype(float)}
+
+
+def draw_table(
+    counts: np.ndarray, n: Mapping[str, int], order: np.ndarray, rng: np.random.Generator,
+    shared: int = 0,
+) -> np.ndarray:  # fmt: skip
+    """A table of pages: `counts` pages of each sample, in this order, of which the first ones are shared.
+    Later entries are pages of any sample."""
+    table, place = rng.choice(order, (len(counts), n["t"])), shared
+    for row, count in zip(table, counts, strict=True):
+        own = max(count - shared, 0)
+        row[:count] = [*order[:shared], *order[place : place + own]][:count]
+        place += own
+    return table
 
 
 def owned_pages(pages: int, rng: np.random.Generator) -> np.ndarray:
@@ -109,16 +147,32 @@ def numbers(table: np.ndarray, size: int, keys: int) -> np.ndarray:
     return np.asarray(table.astype(int)[..., at // size] * size + at % size)
 
 
+def slots_of(table: np.ndarray, counts: np.ndarray, size: int, keys: int) -> np.ndarray:
+    """The slots (B, keys) of keys as numbers page * S + slot, -1 in front of the first key of a sample.
+    The last key of every sample is the last one of its row."""
+    place = np.arange(keys) - (keys - counts.astype(int)[:, None])
+    entries = np.take_along_axis(table.astype(int), np.maximum(place, 0) // size, 1)
+    return np.where(place < 0, -1, entries * size + place % size)
+
+
 def in_order(table: np.ndarray) -> np.ndarray:
     """A table whose samples have the first pages of the pool, in their order."""
     other = table.copy()
-    other[:, :-1] = np.arange(other[:, :-1].size).reshape(other[:, :-1].shape)
+    order = np.arange(other[:, :-1].size) % (table.max(initial=0) + 1)
+    other[:, :-1] = order.reshape(other[:, :-1].shape)
     return other
 
 
 def slots(inputs: Inputs) -> np.ndarray:
-    """The slots (B, Lk) of the keys of inputs with pages."""
-    return numbers(inputs.arrays["page_table"], inputs.letters["s"], inputs.sizes.Lk)
+    """`slots_of` the keys of inputs with pages, (B, Lk)."""
+    arrays = inputs.arrays
+    table, counts = arrays["page_table"], arrays["key_lengths"]
+    return slots_of(table, counts, inputs.letters["s"], inputs.sizes.Lk)
+
+
+def readable(at: np.ndarray) -> np.ndarray:
+    """Slots of `slots_of`, with a slot of the sample in front of its first key."""
+    return np.where(at < 0, at.max(1, keepdims=True, initial=0), at)
 
 
 def in_front(x: np.ndarray, of: str) -> np.ndarray:
@@ -128,22 +182,48 @@ def in_front(x: np.ndarray, of: str) -> np.ndarray:
 
 def taken(pool: np.ndarray, at: np.ndarray, of: str) -> np.ndarray:
     """The tokens in the slots `at` (B, Lk) of a pool, with the axes `of`."""
-    tokens = pool.reshape(-1, *pool.shape[2:])[at]
+    tokens = pool.reshape(-1, *pool.shape[2:])[readable(at)]
     return np.moveaxis(tokens, (0, 1), (of.index("b"), of.index("k")))
 
 
 def put(pool: np.ndarray, at: np.ndarray, x: np.ndarray, of: str) -> np.ndarray:
-    """A copy of a pool, with tokens (axes `of`) in the slots `at`."""
+    """A copy of a pool, with tokens (axes `of`) in the slots `at` (B, Lk) that are not negative."""
     copy = pool.copy()
-    copy.reshape(-1, *pool.shape[2:])[at] = in_front(x, of)
+    copy.reshape(-1, *pool.shape[2:])[at[at >= 0]] = in_front(x, of)[at >= 0]
     return copy
 
 
+def masked(inputs: Inputs) -> Inputs:
+    """The inputs with a mask over the tokens of `gathered`, which hides what lies in front of the first
+    key of a sample; the inputs as they are without pages, and if all samples have Lk keys."""
+    counts = inputs.arrays.get("key_lengths")
+    if counts is None or (counts == inputs.sizes.Lk).all():
+        return inputs
+    own = (slots(inputs) >= 0)[:, None, None]
+    mask = inputs.dense_mask
+    return inputs.with_dense(mask_array=own if mask is None else mask & own)
+
+
+def by_position(inputs: Inputs) -> Inputs:
+    """`masked` inputs whose mask is that of keys at their positions: the first key of a sample is the
+    first one."""
+    made = masked(inputs)
+    if made is inputs or made.mask_array is None:
+        return made
+    ahead = (inputs.sizes.Lk - inputs.arrays["key_lengths"].astype(int))[:, None, None, None]
+    places = (np.arange(inputs.sizes.Lk) + ahead) % inputs.sizes.Lk
+    mask = made.mask_array
+    shape = np.broadcast_shapes(mask.shape, places.shape)
+    places = np.broadcast_to(places, shape)
+    return replace(made, mask_array=np.take_along_axis(np.broadcast_to(mask, shape), places, 3))
+
+
 def gathered(inputs: Inputs) -> Inputs:
-    """The inputs without pages."""
+    """The inputs without pages: the last token of every sample is the last one."""
     if "page_table" not in inputs.arrays:
         return inputs
-    case, at = flat(inputs.case), slots(inputs)
+    at, inputs = slots(inputs), masked(inputs)
+    case = flat(inputs.case)
     arrays = {
         name: taken(x, at, case.axes[name]) if is_pooled(case.axes.get(name, "")) else x
         for name, x in inputs.arrays.items()

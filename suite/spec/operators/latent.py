@@ -170,6 +170,7 @@ def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> Map
 
 
 def validate(case: Case) -> None:
+    in_pages.validate(case)
     if min(case.option("latent_sizes")) < 1 or not case.sizes.D:
         raise ValueError(f"{case.operator} needs sizes d, r and e of 1 or more: {case.id}")
 
@@ -258,7 +259,7 @@ LATENT = Operator(
             Ask(f"{CODED}/e4m3", f"{CODED}/select/int8", dtypes="half"),
             Ask(
                 "latent/causalbr/mha/{dt}/b2h3q4k9d8v6/page4",
-                "latent/pad/mha/{dt}/b3h4q1k9d8v6/page3",
+                "latent/none/mha/{dt}/b3h4q1k9d8v6/page3",
                 f"{CODED}/e4m3/page4",
             ),
             Ask(f"{PLAIN}/offset", dtypes="float32 first"),
@@ -271,7 +272,7 @@ LATENT = Operator(
                 "latent/causal/mha/{dt}/b2h4q7k7d8/e4m3",
                 f"{CODED}/select/int8/page1",
                 "latent/causal/mha/{dt}/b2h4q7k7d8/page4/lse",
-                "latent/pad/mha/{dt}/b3h4q1k9d8v6/r128e8/e4m3/page16",
+                "latent/none/mha/{dt}/b3h4q1k9d8v6/r128e8/e4m3/page16",
                 since="standard",
             ),
         ),

@@ -40,6 +40,7 @@ from suite.spec.operator import (
     choice,
     flag,
 )
+from suite.spec.operators import in_pages
 from suite.spec.operators.in_pages import FREE, numbers, owned_pages
 from suite.spec.operators.packed import (
     LENGTHS,
@@ -220,12 +221,7 @@ def draw_table(case: Case, rng: np.random.Generator) -> np.ndarray:
     order = owned_pages(n["p"], rng)
     if case.option("order") == "ascending":
         order = np.sort(order)
-    table, place = rng.choice(order, (len(counts), n["t"])), shared
-    for row, count in zip(table, counts, strict=True):
-        own = max(count - shared, 0)
-        row[:count] = [*order[:shared], *order[place : place + own]][:count]
-        place += own
-    return table
+    return in_pages.draw_table(counts, n, order, rng, shared)
 
 
 def choose(inputs: Inputs, order: Sequence[int] | np.ndarray) -> Inputs:

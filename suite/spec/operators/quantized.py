@@ -218,11 +218,14 @@ def dequantized(inputs: Inputs, name: str) -> np.ndarray:
     return np.asarray(codes * broadcast(inputs, f"{name}_scale"))
 
 
-def allowed(case: Case) -> np.ndarray | None:
-    """The mask (Lq, Lk), True attends; None if all pairs attend."""
-    if case.option("alignment") == "all":
-        return None
-    return allowed_pairs(case.sizes.Lq, case.sizes.Lk, "causalbr")
+def allowed(inputs: Inputs) -> np.ndarray | None:
+    """The mask (1 or B, 1, Lq, Lk) over the tokens of all samples, or of those that pages hold (see
+    `in_pages.gathered`), True attends; None if all pairs attend."""
+    own, s = in_pages.masked(inputs).mask_array, inputs.sizes
+    if inputs.case.option("alignment") == "all":
+        return own
+    shown = allowed_pairs(s.Lq, s.Lk, "causalbr")[None, None]
+    return shown if own is None else shown & own
 
 
 def choose(inputs: Inputs, order: Sequence[int] | np.ndarray) -> Inputs:
