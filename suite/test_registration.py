@@ -11,8 +11,7 @@ from suite.judge.cell import Cell
 from suite.judge.check import check
 from suite.judge.verdict import Deviation
 from suite.spec.catalogue import Ask, asked
-
-REGISTERED = "registered-operator"
+from suite.spec.vocabulary import REGISTERED
 
 
 def registered(declared: Declared) -> bool:

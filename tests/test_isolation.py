@@ -117,9 +117,23 @@ def test_every_call_of_an_implementation_is_made_in_the_child() -> None:
     """Also those that most implementations inherit, such as the steps of a cache that raises."""
     methods = vars(Implementation).items()
     returned = {n: getattr(m, "__annotations__", {}).get("return") or "" for n, m in methods}
-    made = {name for name, kind in returned.items() if re.search("PreparedCall|Callable", kind)}
-    assert {"prepare", "refusing", "paths", "refused"} <= made
+    made = {
+        name for name, kind in returned.items() if re.search("PreparedCall|Callable|Mapping", kind)
+    }
+    assert {"prepare", "refusing", "paths", "refused", "broken_rules"} <= made
     assert made <= vars(RemoteFunction).keys()
+
+
+@pytest.mark.parametrize(("name", "says"), [("differentiable", ""), ("writes", "test_schema")])
+def test_a_registered_operator_is_asked_its_rules_in_the_child(name: str, says: str) -> None:
+    pytest.importorskip("torch")
+    path = f"tests/functions/operators.py:{name}"
+    made = Plan.make(Options(("torch",), function=(path,), level="smoke", isolate=True))
+    verdicts = [judge(cell, made.policy(cell)) for cell in made.cells(all_checks()["registration"])]
+    made.functions[0].backend.link.close()  # type: ignore[attr-defined]
+    assert {v.kind for v in verdicts} == ({"registration"} if says else {""})
+    assert len(verdicts) == 2
+    assert all(says in v.message for v in verdicts)
 
 
 def plan(function: str, isolate: bool = True, claim: tuple[str, ...] = ()) -> Plan:

@@ -242,6 +242,28 @@ def test_an_error_that_names_a_limit_suggests_a_claim(message: str, case: str, c
     assert said == (f"; claim {claim}?" if claim else "")
 
 
+@pytest.mark.parametrize(
+    ("error", "hint"),
+    [
+        ("ModuleNotFoundError(\"No module named 'triton'\")", True),
+        ("RuntimeError('0 active drivers ([]). There should only be one.')", True),
+        ("RuntimeError('no GPU')", False),
+    ],
+)
+@pytest.mark.parametrize("within", [False, True])
+def test_a_kernel_that_needs_triton_is_told_its_backend(
+    tmp_path: Path, error: str, hint: bool, within: bool
+) -> None:
+    """At the import of its file, and in its first call."""
+    pytest.importorskip("torch")
+    path = tmp_path / "kernel.py"
+    called = f"def flash(query, key, value):\n    raise {error}\n"
+    path.write_text(called if within else f"raise {error}\n{called}")
+    with pytest.raises(UsageError) as said:
+        Plan.make(Options(("torch",), function=(f"{path}:flash",)))
+    assert ("; --backend=triton runs Triton kernels on a CPU" in str(said.value)) == hint
+
+
 def test_the_trial_suggests_a_claim(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     path = tmp_path / "narrow.py"

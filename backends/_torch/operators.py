@@ -12,7 +12,7 @@ from backends.declared import Declared
 from backends.protocol import ForwardOnly, PreparedCall
 from backends.user.function import UserFunction
 from suite.spec.inputs import Inputs
-from suite.spec.vocabulary import OPERANDS
+from suite.spec.vocabulary import OPERANDS, REGISTERED
 
 OF_TORCH = ("aten", "prim", "prims")
 """Namespaces of torch's own operators."""
@@ -62,7 +62,7 @@ class CustomOperator(UserFunction):
         return super().bound(function, name)
 
     def declaration(self, claims: Claims) -> Declared:
-        return super().declaration(claims).taking("registered-operator")
+        return super().declaration(claims).taking(REGISTERED)
 
     def broken_rules(self, inputs: Inputs) -> Mapping[str, str]:
         """The tests of `torch.library.opcheck` that fail. Tensors require gradients only if the operator

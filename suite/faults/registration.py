@@ -10,7 +10,7 @@ from suite.faults.fault import fault
 from suite.faults.kernels.attention import Call
 from suite.faults.persons import Persons
 from suite.spec.inputs import Inputs
-from suite.spec.vocabulary import OPERANDS
+from suite.spec.vocabulary import OPERANDS, REGISTERED
 
 FAMILY = "contract"
 
@@ -18,7 +18,7 @@ FAMILY = "contract"
 class Registered(Persons):
     """An operator, whose shapes, writes and memory are checked as frameworks do."""
 
-    features = Persons.features | {"registered-operator"}
+    features = Persons.features | {REGISTERED}
 
     def fake_shape(self, inputs: Inputs) -> tuple[int, ...]:
         """The shape of the output that the operator says without values."""

@@ -29,6 +29,7 @@ from suite.run.options import Options
 from suite.run.process import limited
 from suite.run.recorded import record_key
 from suite.run.steps import computed, expected, inherited, overflow
+from suite.run.suggestions import of_triton
 from suite.run.varied import varied
 from suite.spec.catalogue import AnyCase
 from suite.spec.dtypes import dtype
@@ -54,6 +55,14 @@ class Plan:
         sentence that is to be said if the process dies now. Raises UsageError.
         """
         options.check()
+        try:
+            return cls._made(options, user, told)
+        except UsageError as error:
+            hint = of_triton(error, options.backends, options.device)
+            raise UsageError(f"{error}{hint}") from error
+
+    @classmethod
+    def _made(cls, options: Options, user: UserCode, told: Callable[[str], object]) -> Plan:
         try:
             with limited(options.start_timeout, "importing frameworks and kernels"):
                 loaded, unavailable = load_backends(options, user)

@@ -23,6 +23,18 @@ FOUND = re.compile(r"; only NotImplementedError|\b(?:got|found|but|not)\b")
 """Where the limit ends in a message: what was found, or the suite's own words follow."""
 
 
+NEEDS_TRITON = re.compile(r"\btriton\b|active drivers")
+"""What an error says in which Triton is missing, or finds no GPU."""
+
+
+def of_triton(error: object, backends: Collection[str], device: str) -> str:
+    """The end of a sentence about a function that cannot be called because its Triton kernels need a
+    GPU; "" for any other error."""
+    if [*backends] != ["torch"] or device != "cpu" or not NEEDS_TRITON.search(str(error)):
+        return ""
+    return "; --backend=triton runs Triton kernels on a CPU (docs/function.md)"
+
+
 def named(message: str, case: Case) -> Iterator[str]:
     """The claims that an error's message about a case may mean, such as "lengths_multiple_of=16"."""
     text = FOUND.split(message)[0]

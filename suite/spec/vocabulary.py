@@ -46,6 +46,9 @@ BROKEN = ("fail", "error", "crash")
 REFUSED = "refused"
 """The kind of an unsupported cell that a user function refused."""
 
+REGISTERED = "registered-operator"
+"""The feature of a function that is an operator of its framework, and has rules."""
+
 KINDS = {
     "value": "an element differs from the oracle by more than rounding explains",
     "non-finite": "NaN or infinity where the oracle is finite, or the reverse",
@@ -176,7 +179,7 @@ FEATURES = {
     "threads": "a number of threads that can be changed between calls",
     "mask-array": "masks given as arrays",
     "native-causal": "a native causal flag",
-    "registered-operator": "an operator registered with the framework, which states rules for it",
+    REGISTERED: "an operator registered with the framework, which states rules for it",
     "other-shapes": "a compiled call with other lengths than its first ones",
     "gradient": "an output that can be differentiated",
     "gradient-of-bias": "a gradient of the bias",

@@ -25,7 +25,7 @@ from suite.spec.inputs import Inputs, draw, draw_cotangent
 from suite.spec.masks import Causal
 from suite.spec.operator import Operator
 from suite.spec.operators import OPERATORS, WORDS
-from suite.spec.vocabulary import OPERANDS
+from suite.spec.vocabulary import OPERANDS, REGISTERED
 from suite.vectors.options import Selection
 from suite.vectors.tensors import SUFFIX, encoded, sha256, type_of, typed
 
@@ -41,7 +41,7 @@ NOT_STORED = {
 }
 """Election questions that vectors leave out, with the reason."""
 
-ALL = Declared(features=frozenset(WORDS) - OF_BACKENDS - {"dropout", "registered-operator"})
+ALL = Declared(features=frozenset(WORDS) - OF_BACKENDS - {"dropout", REGISTERED})
 """The features that files can ask: all except memory layout, threads, dropout and rules of operators."""
 
 

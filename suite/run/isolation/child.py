@@ -50,6 +50,7 @@ from suite.run.process import YOUNG
 from suite.spec.dtypes import DTYPES
 from suite.spec.features import FEATURES
 from suite.spec.operators import OPERATORS
+from suite.spec.vocabulary import REGISTERED
 
 MOST_TEXT = 10_000
 """Characters of an error's text."""
@@ -165,6 +166,7 @@ class Host:
         return {
             "function": function, "signature": signature(function),
             "name": getattr(function, "__name__", ""), "layer": layer,
+            "registered": REGISTERED in self.implementation.declared.features,
             "methods": methods, "claims": json.dumps(stated(function), default=list),
         }  # fmt: skip
 

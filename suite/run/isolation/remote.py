@@ -43,6 +43,7 @@ from suite.spec.dtypes import DType
 from suite.spec.inputs import Inputs
 from suite.spec.operators import OPERATORS
 from suite.spec.text import printable
+from suite.spec.vocabulary import REGISTERED
 
 HIDDEN = ("references",)
 """Folders of this project that an untrusted child cannot read: it would find the right answers there."""
@@ -169,6 +170,8 @@ class Remote(Asking, Backend):
             raise
         except Exception as error:
             raise UsageError(f"function {text!r}: {printable(first_line(error))}") from error
+        if checked(facts["registered"], bool, "a claim"):
+            told.declared = told.declared.taking(REGISTERED)
         self.link.loaded = True
         return RemoteFunction(self, told), claims
 
@@ -273,6 +276,10 @@ class RemoteFunction(Asking, Implementation):
 
     def refused(self, inputs: Inputs) -> Mapping[str, Callable[[], Any]]:
         return self._ask("refused", inputs)
+
+    def broken_rules(self, inputs: Inputs) -> Mapping[str, str]:
+        said = checked(self._ask("broken_rules", inputs), dict, "rules")
+        return {printable(n): printable(checked(one, str, "a reason")) for n, one in said.items()}
 
     def unsupported(self, case: AnyCase) -> str | None:
         return self.told.unsupported(case)
