@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 
 from backends import registry
+from backends._numpy.engine import Rounded
+from backends._numpy.operations import operations
 from backends.compilation import Compiled
 from backends.hlo import kernels_in
 from backends.limits import ANY
@@ -29,7 +31,7 @@ from suite.run.options import Options
 from suite.run.plan import Plan
 from suite.spec.case import Case
 from suite.spec.catalogue import find
-from suite.spec.dtypes import DTYPES
+from suite.spec.dtypes import DTYPES, round_to
 from suite.spec.inputs import draw
 from tests.runtimes import of, verdict_of
 
@@ -42,6 +44,31 @@ def backend(request: pytest.FixtureRequest) -> Backend:
         return registry.load(request.param)
     except BackendUnavailable as error:
         pytest.skip(f"{request.param} is not installed: {error}")
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_operations_of_numpy_round_once(name: str) -> None:
+    fmt, (a, b) = DTYPES[name], np.random.default_rng(5).standard_normal((2, 3, 4))
+    x, y = (Rounded(round_to(values, fmt), fmt) for values in (a, b))
+    exact = {
+        "+": x.values + y.values, "-": x.values - y.values, "*": x.values * y.values,
+        "/": x.values / y.values, "@": x.values @ y.values.T,
+    }  # fmt: skip
+    got = {
+        "+": x + y,
+        "-": x - y,
+        "*": x * y,
+        "/": x / y,
+        "@": x @ operations().transpose(y, (1, 0)),
+    }
+    for sign, want in exact.items():
+        assert got[sign].fmt == fmt
+        assert np.array_equal(got[sign].values, round_to(want, fmt)), sign
+    weights = operations().softmax(x)
+    assert np.array_equal(weights.values, round_to(weights.values, fmt))
+    assert operations().logsumexp(x).fmt == fmt.widened
+    with pytest.raises(IndexError, match="got -1"):
+        operations().take(x, Rounded(np.array([0, -1]), None))
 
 
 @pytest.mark.parametrize("name", DTYPES)

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from backends._numpy.engine import NumpyEngine
+from backends._numpy.operations import operations
 from backends.protocol import Implementation
+from backends.textbook import textbooks
 from suite.spec.modules import classes_in
+
+MEMORIES = ("cached", "paged", "paged-write", "latent", "quantized", "quantized-write")
+"""The operators whose textbook code runs in NumPy, too: those that keep keys and values."""
 
 
 class NumpyBackend(NumpyEngine):
-    """NumPy on the CPU, with the reference implementations of the modules here."""
+    """NumPy on the CPU, with the reference implementations of the modules here, and textbook code."""
 
     name = "numpy"
 
     def implementations(self) -> list[Implementation]:
-        return [kind(self) for kind in classes_in("backends._numpy", Implementation)]
+        own = [kind(self) for kind in classes_in("backends._numpy", Implementation)]
+        textbook = textbooks(self, operations(), "eager")
+        return own + [i for i in textbook if i.operator.name in MEMORIES]

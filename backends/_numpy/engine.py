@@ -15,7 +15,7 @@ import numpy as np
 from backends.memory import Shape, view
 from backends.prepared import ForwardOnly, PreparedCall
 from backends.protocol import Ambient, Backend, Memory, Profiler, Setting
-from suite.spec.dtypes import DType
+from suite.spec.dtypes import DType, round_to
 
 
 @dataclass
@@ -34,6 +34,29 @@ class Rounded:
 
     def __neg__(self) -> Rounded:
         return Rounded(-self.values, self.fmt)
+
+    def __add__(self, other: Any) -> Rounded:
+        return rounded(np.add, self.fmt, self, other)
+
+    def __sub__(self, other: Any) -> Rounded:
+        return rounded(np.subtract, self.fmt, self, other)
+
+    def __mul__(self, other: Any) -> Rounded:
+        return rounded(np.multiply, self.fmt, self, other)
+
+    def __truediv__(self, other: Any) -> Rounded:
+        return rounded(np.divide, self.fmt, self, other)
+
+    def __matmul__(self, other: Any) -> Rounded:
+        return rounded(np.matmul, self.fmt, self, other)
+
+
+def rounded(function: Callable[..., Any], fmt: DType | None, *operands: Any) -> Rounded:
+    """A NumPy function of the operands' values, rounded once to `fmt`. Other operands are passed on."""
+    plain = [x.values if isinstance(x, Rounded) else x for x in operands]
+    with np.errstate(all="ignore"):
+        values = function(*plain)
+        return Rounded(values if fmt is None else round_to(values, fmt), fmt)
 
 
 class RoundedMemory(Memory):

@@ -1,0 +1,88 @@
+"""The operations of textbook code in NumPy: each computes in float64 and rounds once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from backends._numpy.engine import Rounded, rounded
+from backends.textbook.layer import Operations
+from suite.spec.dtypes import CODES, DTYPES
+
+FORMATS = {
+    fmt.long_name: fmt for fmt in (*DTYPES.values(), CODES["e5m2"], CODES["e4m3"], CODES["int8"])
+}
+"""The formats that textbook code casts to. int4 codes lie in bytes, as int8 codes do."""
+
+
+def of(function: Callable[..., Any]) -> Callable[..., Rounded]:
+    """`function` of an array's values, rounded to the array's format. More arrays may follow."""
+
+    def called(x: Rounded, *rest: Any) -> Rounded:
+        return rounded(function, x.fmt, x, *rest)
+
+    return called
+
+
+def softmax(x: np.ndarray) -> np.ndarray:
+    """The softmax over the last axis; NaN where all scores are -inf."""
+    weights = np.exp(x - x.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True)
+
+
+def take(x: np.ndarray, indices: np.ndarray) -> np.ndarray:
+    """Slices along the first axis. Raises IndexError for negative indices, which NumPy would count from
+    the end."""
+    if indices.min(initial=0) < 0:
+        raise IndexError(f"an index is 0 or more, got {indices.min()}")
+    return x[indices]
+
+
+def put(x: np.ndarray, indices: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """A copy of x with `values` at `indices` of its first axis."""
+    written = x.copy()
+    written[indices] = values
+    return written
+
+
+def concat(arrays: Sequence[Rounded], axis: int) -> Rounded:
+    arrays = list(arrays)
+    return Rounded(np.concatenate([x.values for x in arrays], axis), arrays[0].fmt)
+
+
+def operations() -> Operations:
+    """NumPy's names for the operations of textbook code."""
+    return Operations(
+        softmax=of(softmax),
+        fill=of(lambda x, hidden, number: np.where(hidden, number, x)),
+        tanh=of(np.tanh),
+        total=of(np.sum),
+        mean=of(np.mean),
+        root=of(np.sqrt),
+        concat=concat,
+        transpose=of(np.transpose),
+        reshape=of(np.reshape),
+        put=of(put),
+        take=of(take),
+        repeat=of(np.repeat),
+        cos=of(np.cos),
+        sin=of(np.sin),
+        power=of(np.power),
+        clip=of(np.clip),
+        rint=of(np.rint),
+        exp=of(np.exp),
+        log=of(np.log),
+        largest=of(np.max),
+        cast=lambda x, dtype: rounded(np.asarray, FORMATS[dtype], x),
+        number=lambda value, x: value,
+        hide=of(lambda scores, mask: np.where(mask, scores, -np.inf)),
+        broadcast=of(np.broadcast_to),
+        logsumexp=lambda x: rounded(
+            lambda scores: np.logaddexp.reduce(scores, -1), x.fmt and x.fmt.widened, x
+        ),
+        like=lambda x, other: rounded(np.asarray, other.fmt, x),
+        counted=lambda n, x: Rounded(np.arange(n, dtype=np.float64), x.fmt),
+        overflowing_fill="nan",
+    )
