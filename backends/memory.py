@@ -11,6 +11,7 @@ import numpy as np
 
 from suite.spec.dtypes import DType
 from suite.spec.inputs import Inputs
+from suite.spec.operators import in_pages
 from suite.spec.operators.in_pages import TABLE, flat, is_pooled, readable, slots, slots_of
 from suite.spec.operators.packed import summed
 from suite.spec.operators.quantized import argument
@@ -272,7 +273,18 @@ def in_slots(backend: Backend, inputs: Inputs) -> dict[str, Any]:
     """The slots of tokens (B, Lk) for `from_pages`, as int64 by name; nothing without pages."""
     if "page_table" not in inputs.arrays:
         return {}
+    refuse_malformed(inputs.arrays, inputs)
     return {"slots": backend.array(readable(slots(inputs)), None)}
+
+
+def refuse_malformed(arrays: Mapping[str, Any], inputs: Inputs) -> None:
+    """As `in_pages.refuse_malformed`, and ValueError for pools of several sizes."""
+    found = {arrays[name].shape[:2] for name in in_pages.pools(inputs)}
+    if len(found) > 1:
+        raise ValueError(f"expected pools of one size, got {found}")
+    ((pages, size),) = found
+    table, counts = (arrays[name] for name in TABLE)
+    in_pages.refuse_malformed(table, counts, size, pages, inputs.sizes.B)
 
 
 def from_pages(
@@ -306,6 +318,7 @@ def unpaged(arrays: Mapping[str, np.ndarray], inputs: Inputs) -> dict[str, np.nd
     """`from_pages` of NumPy arrays, by their own table and lengths."""
     if "page_table" not in arrays:
         return dict(arrays)
+    refuse_malformed(arrays, inputs)
     table, counts = arrays["page_table"], arrays["key_lengths"]
     at = readable(slots_of(table, counts, inputs.letters["s"], inputs.sizes.Lk))
     return from_pages(arrays, at, inputs, lambda x, at: x[at], np.reshape, np.transpose)

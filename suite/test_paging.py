@@ -1,4 +1,4 @@
-"""Promise: pages are an arrangement of keys and values, and nothing else.
+"""Promise: pages are an arrangement of tokens, and nothing else.
 
 Where a page lies in the pool changes no answer, and what no sample owns has exactly no influence.
 """
@@ -11,12 +11,13 @@ from suite.judge.cell import Cell
 from suite.judge.check import check
 from suite.spec.catalogue import asked
 from suite.spec.inputs import Inputs
-from suite.spec.operators.paged import PLAIN, filled, owned, page_counts
+from suite.spec.operators import OPERATORS
+from suite.spec.operators.in_pages import filled, owned, pools, read_entries
 from suite.test_invariance import expect_within
 from suite.test_masking import expect_same
 
-PAGES = asked(PLAIN, "paged/none/gqa2/{dt}/b3h4q9k24d8/seg1.3.5x7.12.5/shared/hnd/causal")
-"""Pages of one sample, and pages that samples share."""
+PAGES = asked(*(case for operator in OPERATORS.values() for case in operator.asks.pages))
+"""The cases of pages of all operators with a page table."""
 
 ELSEWHERE, WEIGHING = 50.0, 0.0
 """Values, and keys whose scores are 0: a slot that is read by mistake has weight, and shows."""
@@ -24,31 +25,31 @@ ELSEWHERE, WEIGHING = 50.0, 0.0
 
 def read_pages(inputs: Inputs) -> list[int]:
     """The pages that hold keys of a sample, in the order of the table."""
-    counts, _ = page_counts(inputs.case)
-    table = inputs.arrays["page_table"].astype(int)
     return list(
-        dict.fromkeys(int(n) for row, of in zip(table, counts, strict=True) for n in row[:of])
+        dict.fromkeys(inputs.arrays["page_table"].astype(int)[read_entries(inputs)].tolist())
     )
 
 
 def moved(inputs: Inputs, order: np.ndarray) -> Inputs:
     """The same problem with page `order[n]` at place n of the pool."""
-    place = np.argsort(order)
-    table = place[inputs.arrays["page_table"].astype(int)]
-    return inputs.replace(
-        key=inputs.key[order], value=inputs.value[order], page_table=table.astype(float)
-    )
+    table = np.argsort(order)[inputs.arrays["page_table"].astype(int)]
+    arrays = {name: inputs.arrays[name][order] for name in pools(inputs)}
+    return inputs.replace(**arrays, page_table=table.astype(float))
 
 
 @check(PAGES)
 def test_invariant_pages(cell: Cell) -> None:
-    """Pages at other places of the pool give the same output: in the order in which they are read, and in
-    the reverse order."""
+    """Pages at other places of the pool give the same output: in the order in which they are read, with
+    and without a gap, and in the reverse order."""
     inputs = cell.inputs
     whole, bound = cell.run().values.copy(), cell.bound(inputs)
     read = read_pages(inputs)
     free = [n for n in range(inputs.letters["p"]) if n not in read]
-    for what, order in (("in reading order", [*read, *free]), ("in reverse", [*free, *read[::-1]])):
+    for what, order in (
+        ("in reading order", [*read, *free]),
+        ("in reading order with a gap", [*read[:-1], *free, read[-1]]),
+        ("in reverse", [*free, *read[::-1]]),
+    ):
         got = cell.run(moved(inputs, np.array(order))).values
         expect_within(cell, got, whole, 2 * bound, f"pages {what}")
 
@@ -66,21 +67,20 @@ def test_pages_apart(cell: Cell) -> None:
     own = owned(inputs)
     free = np.broadcast_to(~own.any(1, keepdims=True), own.shape)
     unused = ~own & ~free
-    counts, _ = page_counts(inputs.case)
-    behind = np.arange(n["t"]) >= counts[:, None]
     table, read = inputs.arrays["page_table"], read_pages(inputs)
     next_read = np.zeros(n["p"])
     next_read[read] = np.roll(read, 1)
     others = {
-        "NaN in pages of no table": filled(inputs, free, np.nan, np.nan),
-        "infinity in pages of no table": filled(inputs, free, np.inf, np.inf),
-        "other numbers behind the last keys": filled(inputs, unused, WEIGHING, ELSEWHERE),
+        "NaN in pages of no table": filled(inputs, free, np.nan),
+        "infinity in pages of no table": filled(inputs, free, np.inf),
+        "other numbers behind the last keys": filled(inputs, unused, ELSEWHERE, WEIGHING),
         "other pages behind the last ones": inputs.replace(
-            page_table=np.where(behind, next_read[table.astype(int)], table)
+            page_table=np.where(read_entries(inputs), table, next_read[table.astype(int)])
         ),
     }
-    if cell.elected("nan-behind-last-key") == "blocked":
-        others["NaN behind the last keys"] = filled(inputs, unused, np.nan, np.nan)
+    election = "nan-behind-last-key"
+    if election in inputs.operator.questions.elections and cell.elected(election) == "blocked":
+        others["NaN behind the last keys"] = filled(inputs, unused, np.nan)
     everywhere = np.ones(before.shape, bool)
     for what, other in others.items():
         expect_same(cell, cell.run(other).values, before, everywhere, what)

@@ -26,9 +26,13 @@ class ProjectedKeys(Implementation):
     operator = LATENT
     declared = Declared(
         numerics="exact",
-        features=FEATURES | SERVED,
+        features=FEATURES | SERVED | {"length-arrays"},
         refusals={"gradient": "NumPy differentiates nothing"},
-        elections={"fully-masked-row": "zeros", "lse-of-empty-row": "minus-inf"},
+        elections={
+            "fully-masked-row": "zeros",
+            "lse-of-empty-row": "minus-inf",
+            "nan-behind-last-key": "blocked",
+        },
         rounding=DeclaredRounding(absorbs=dict.fromkeys(DTYPES, False)),
     )
 

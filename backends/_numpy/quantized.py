@@ -28,7 +28,7 @@ class ScaledCodes(Implementation):
     operator = QUANTIZED
     declared = Declared(
         numerics="exact",
-        features=FEATURES,
+        features=FEATURES | {"length-arrays"},
         refusals={"gradient": "NumPy differentiates nothing"},
     )
 

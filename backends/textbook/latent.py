@@ -29,7 +29,7 @@ class TextbookLatent(TextbookOperator):
     """Latent attention, of either form."""
 
     operator = LATENT
-    declared = Declared(features=FEATURES | SERVED)
+    declared = Declared(features=FEATURES | SERVED, elections={"nan-behind-last-key": "blocked"})
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         lse = "lse" in inputs.outputs

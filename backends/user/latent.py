@@ -40,7 +40,7 @@ class UserLatent(UserCallable):
     operator = LATENT
     arrays = tuple(AXES)
     table = KEYWORDS
-    features = FEATURES | SERVED
+    features = FEATURES | SERVED | {"length-arrays"}
 
     def unsupported(self, case: AnyCase) -> str | None:
         """As for every function; a mask whose causal part is a flag needs no array for this part."""

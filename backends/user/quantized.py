@@ -95,7 +95,7 @@ class UserQuantized(UserOfCodes):
         ),
         Parameter("scale", ("scale",), lambda inputs: inputs.scale),
     )
-    features = FEATURES
+    features = FEATURES | {"length-arrays"}
 
 
 class UserQuantizedWrite(UserOfCodes):

@@ -14,7 +14,7 @@ from suite.faults.fault import fault
 from suite.faults.kernels.latent import AbsorbedKernel, LatentKernel
 from suite.faults.kernels.quantized import Coded, QuantizedKernel
 from suite.spec.inputs import Inputs
-from suite.spec.operators.in_pages import in_order, masked, slots
+from suite.spec.operators.in_pages import in_order, masked, read_entries, slots
 
 FAMILY = "paged"
 
@@ -153,6 +153,77 @@ class QuantizedAlignedAtTheLongest(AlignedAtTheLongest, QuantizedKernel):
 )
 class LatentAlignedAtTheLongest(AlignedAtTheLongest, AbsorbedKernel):
     """The causal mask of all samples is aligned at the last latent of the longest one."""
+
+
+class PagesClamped(Misread):
+    """Pages that do not exist are read as the last or the first one of the pool."""
+
+    def meant(self, inputs: Inputs) -> Inputs:
+        table = inputs.arrays["page_table"].clip(0, inputs.letters["p"] - 1)
+        return inputs.replace(page_table=table)
+
+
+@fault("bad_problem", "`tl.load(page_table)` unchecked; raise unless `0 <= page < num_pages`")
+class QuantizedPageClamped(PagesClamped, QuantizedKernel):
+    """A page of codes that does not exist is read as the last or the first one of the pool."""
+
+
+@fault("bad_problem", "`tl.load(page_table)` unchecked; raise unless `0 <= page < num_pages`")
+class LatentPageClamped(PagesClamped, LatentKernel):
+    """A page of latents that does not exist is read as the last or the first one of the pool."""
+
+
+class AscendingAsOne(Misread):
+    """Tokens of a sample lie without gaps if its entries of the table rise."""
+
+    def meant(self, inputs: Inputs) -> Inputs:
+        table, read = inputs.arrays["page_table"], read_entries(inputs)
+        if (np.diff(table[read]) < 0).any():
+            return inputs
+        own = table[:, :1] + np.arange(table.shape[1])
+        return inputs.replace(page_table=np.where(read, own, table))
+
+
+@fault(
+    "invariant_pages", "`if (diff(page_table) > 0).all()` reads one range of the pool, gaps and all"
+)
+class QuantizedAscendingAsOne(AscendingAsOne, QuantizedKernel):
+    """If pages of codes rise in the table, they are taken to follow each other."""
+
+
+@fault(
+    "invariant_pages", "`if (diff(page_table) > 0).all()` reads one range of the pool, gaps and all"
+)
+class LatentAscendingAsOne(AscendingAsOne, AbsorbedKernel):
+    """If pages of latents rise in the table, they are taken to follow each other."""
+
+
+@fault(
+    "pages_apart", "`amax` of the whole pool of scales; take those of the tokens that are attended"
+)
+class QuantizedScaledByThePool(QuantizedKernel):
+    """Scales are divided by a number that depends on all slots of the pool."""
+
+    def gathered(self, call: Coded, inputs: Inputs) -> Coded:
+        made, arrays = super().gathered(call, inputs), dict(call.arrays)
+        if "page_table" not in arrays or inputs.case.option("scales") != "pertoken":
+            return made
+        name = "value_scale"
+        largest = arrays[name].dtype.type(1 + np.nan_to_num(arrays[name], posinf=0).mean())
+        return replace(made, arrays={**made.arrays, name: made.arrays[name] / largest * largest})
+
+
+@fault("pages_apart", "`0 * c` of hidden slots is NaN for NaN; load zeros where slots are hidden")
+class LatentTailByFactor(LatentKernel):
+    """Latents behind the last one of a sample are added times 0, so that NaN comes through."""
+
+    def gathered(self, arrays: Mapping[str, Rounded], inputs: Inputs) -> Mapping[str, Rounded]:
+        made, name = dict(super().gathered(arrays, inputs)), "key_rope"
+        if "page_table" in arrays:
+            pool = arrays[name].values
+            last = pool[slots(inputs)[:, -1] // inputs.letters["s"], -1]  # of the last pages
+            made[name] = Rounded(made[name].values + 0 * last[:, None], arrays[name].fmt)
+        return made
 
 
 class InOrder(LatentKernel):

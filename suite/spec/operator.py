@@ -133,6 +133,8 @@ class Asks:
 
     - `cases`: values are judged. `gradients`: derivatives are judged.
     - `compiled`, `compiled_gradients`: the same in compiled mode.
+    - `pages`: ids with {dt} of cases with a page table; checks of pages use them, and an election the
+      first one.
     - `plain`: id with {dt} of a case without a mask; checks of memory layouts and state use it.
     - `common_sizes`: patterns with these sizes are asked in every dtype at standard.
     """
@@ -141,6 +143,7 @@ class Asks:
     gradients: tuple[Ask, ...] = ()
     compiled: tuple[Ask, ...] = ()
     compiled_gradients: tuple[Ask, ...] = ()
+    pages: tuple[str, ...] = ()
     plain: str = ""
     common_sizes: tuple[str, ...] = ()
 

@@ -27,11 +27,12 @@ class LatentKernel(Differentiable):
     """Keys and values of all heads are formed, and stored in the dtype of the case (unabsorbed)."""
 
     operator = LATENT
-    features = FEATURES | SERVED
+    features = FEATURES | SERVED | {"length-arrays"}
     elections = {
         "fully-masked-row": "zeros",
         "fully-masked-row-gradient": "nothing",
         "lse-of-empty-row": "minus-inf",
+        "nan-behind-last-key": "blocked",
     }
     rounding = DeclaredRounding(absorbs=dict.fromkeys(DTYPES, False))
     stores = ("keys", "average")

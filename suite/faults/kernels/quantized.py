@@ -110,7 +110,7 @@ class QuantizedKernel(Writing):
     """Codes times scales, then attention, in float32; rounded once. New tokens are stored first."""
 
     operator = QUANTIZED
-    features = FEATURES
+    features = FEATURES | {"length-arrays"}
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         fmt = inputs.dtype

@@ -10,17 +10,17 @@ import numpy as np
 from suite.judge.diagnosis.layers import Another, Guess, made, of_scale, of_softcap, of_window
 from suite.judge.diagnosis.split import of_split
 from suite.spec.inputs import Inputs
-from suite.spec.operators.paged import filled, flat_slots, owned, page_counts, slots_first
+from suite.spec.operators.in_pages import filled, owned
+from suite.spec.operators.paged import flat_slots, page_counts, slots_first
 from suite.spec.recipes import generator
 
 
 def moderate(inputs: Inputs) -> Inputs:
     """The inputs with small numbers in the slots that no sample owns. Bounds of problems that read these
     slots stay narrow."""
-    rng, paged = generator(f"{inputs.case.id}/moderate", inputs.seed), []
-    for name in ("key", "value"):
-        paged.append(rng.standard_normal(slots_first(inputs.case, inputs.arrays[name]).shape))
-    return filled(inputs, ~owned(inputs), *paged)
+    rng = generator(f"{inputs.case.id}/moderate", inputs.seed)
+    key, value = (rng.standard_normal(x.shape) for x in (inputs.key, inputs.value))
+    return filled(inputs, ~owned(inputs), value, key)
 
 
 def with_keys(inputs: Inputs, of: Callable[[np.ndarray], np.ndarray]) -> Inputs:

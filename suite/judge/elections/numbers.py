@@ -10,7 +10,7 @@ import numpy as np
 from suite.judge.elections.probe import Probe, empty_row, hidden_key
 from suite.judge.verdict import Deviation
 from suite.spec.inputs import Inputs
-from suite.spec.operators import paged
+from suite.spec.operators import in_pages
 from suite.spec.vocabulary import OPERANDS
 
 
@@ -157,12 +157,13 @@ def _segment_without_keys(p: Probe) -> str:
 
 
 def _nan_behind_last_key(p: Probe) -> str:
-    inputs = p.inputs()
-    if p.implementation.refuses(inputs) is not None:
+    inputs = p.drawn(p.operator.asks.pages[0])
+    if p.implementation.refuses(inputs) is not None and inputs.case.option("alignment"):
         inputs = inputs.replace(alignment="all")
-    own = paged.owned(inputs)
+    p.require(inputs)
+    own = in_pages.owned(inputs)
     behind = ~own & own.any(1, keepdims=True)
-    got = p.values(paged.filled(inputs, behind, np.nan, np.nan))
+    got = p.values(in_pages.filled(inputs, behind, np.nan))
     if got is None:
         raise Deviation("election", "a NaN behind the last key raised")
     if np.isnan(got).any():

@@ -11,9 +11,12 @@ import numpy as np
 from suite.spec.case import Case
 from suite.spec.inputs import Inputs
 from suite.spec.malformed.problem import Contained, MalformedCase
+from suite.spec.operator import Operator
+from suite.spec.operators import OPERATORS
 from suite.spec.operators.cached import CACHED
-from suite.spec.operators.packed import PACKED, segments
-from suite.spec.operators.paged import PAGED, filled
+from suite.spec.operators.in_pages import TABLE, filled, pools, read_entries
+from suite.spec.operators.packed import PACKED
+from suite.spec.operators.paged import PAGED
 from suite.spec.operators.paged_write import PAGED_WRITE
 
 
@@ -158,11 +161,11 @@ def _without_last_page(x: Inputs) -> int:
 
 
 def _page(of: Callable[[Inputs], float]) -> Callable[[Inputs], Inputs]:
-    """A change of the second page of a sample."""
+    """A change of the last page of a sample."""
 
     def spoilt(x: Inputs) -> Inputs:
-        table = x.arrays["page_table"].copy()
-        table[_without_last_page(x), 1] = of(x)
+        table, sample = x.arrays["page_table"].copy(), _without_last_page(x)
+        table[sample, read_entries(x)[sample].sum() - 1] = of(x)
         return x.replace(page_table=table)
 
     return spoilt
@@ -179,63 +182,83 @@ def _entry(name: str, place: int, of: Callable[[Inputs], float]) -> Callable[[In
     return spoilt
 
 
+def _smaller(x: Inputs) -> Inputs:
+    """The last pool has a slot less."""
+    name, of = list(pools(x).items())[-1]
+    array = x.arrays[name]
+    return x.replace(**{name: array.take(range(x.letters["s"] - 1), of.index("s"))})
+
+
+def _rows_of(x: Inputs, samples: np.ndarray) -> np.ndarray:
+    """The rows of some samples (boolean (B,)), broadcastable to the output."""
+    axes = x.operator.outputs(x.case)["output"]
+    rows = samples if "b" in axes else np.repeat(samples, x.case.option("segments")[0])
+    return np.asarray(rows.reshape(-1, *[1] * (len(axes) - 1)))
+
+
 def _own_pages(x: Inputs, spoilt: Inputs) -> Iterable[tuple[Inputs, np.ndarray]]:
     """Rows of other samples are those of the well-formed problem, and rows of a spoilt sample are the
     same if pages that its table does not name hold other numbers."""
-    names = ("query_lengths", "key_lengths", "page_table")
+    names = [name for name in ("query_lengths", *TABLE) if name in x.arrays]
     differs = [(x.arrays[n] != spoilt.arrays[n]).reshape(x.sizes.B, -1).any(1) for n in names]
-    pages, rows = np.zeros(x.letters["p"], bool), np.zeros((x.sizes.Lq, 1, 1), bool)
-    for n, (own, _) in enumerate(segments(x.case)):
-        if any(differ[n] for differ in differs):
-            count = max(0, -int(-spoilt.arrays["key_lengths"][n] // x.letters["s"]))
-            named = spoilt.arrays["page_table"][n, :count].astype(int)
-            pages[named[(named >= 0) & (named < len(pages))]] = True
-            rows[own] = True
+    samples, pages = np.any(differs, 0), np.zeros(x.letters["p"], bool)
+    named = spoilt.arrays["page_table"][samples[:, None] & read_entries(spoilt)].astype(int)
+    pages[named[(named >= 0) & (named < len(pages))]] = True
     others = np.repeat(~pages[:, None], x.letters["s"], 1)
-    return (x, ~rows), (filled(spoilt, others, 0.0, 50.0), rows)
+    rows = _rows_of(x, samples)
+    return (x, ~rows), (filled(spoilt, others, 50.0, 0.0), rows)
+
+
+def _of_pages(operator: Operator) -> tuple[MalformedCase, ...]:
+    """Malformed problems of an operator with a page table."""
+    return (
+        MalformedCase(
+            "pages-of-two-sizes", "two pools, in which pages have other sizes", _smaller, operator
+        ),
+        MalformedCase(
+            "samples-without-table",
+            "lengths of all samples with a page table of one sample less",
+            lambda x: x.replace(page_table=x.arrays["page_table"][:-1]),
+            operator,
+        ),
+        *(
+            MalformedCase(name, text, _page(of), operator, contained=_own_pages)
+            for name, text, of in (
+                ("page-beyond-pool", "page P in a table of P pages", lambda x: x.letters["p"]),
+                ("page-negative", "page -1 among those of a sample", lambda x: -1),
+            )
+        ),
+        *(
+            MalformedCase(
+                name, text, _entry("key_lengths", 1, of), operator, needs=("length-arrays",),
+                contained=_own_pages,
+            )
+            for name, text, of in (
+                (
+                    "keys-beyond-table",
+                    "a sample with a key more than its row of the table has slots",
+                    lambda x: x.letters["t"] * x.letters["s"] + 1,
+                ),
+                ("keys-negative", "a sample of -2 keys", lambda x: -2),
+            )
+        ),
+    )  # fmt: skip
 
 
 PAGES = (
-    MalformedCase(
-        "pages-of-two-sizes",
-        "pages of 4 keys with pages of 3 values",
-        lambda x: x.replace(value=x.value[:, :3]),
-        PAGED,
-    ),
-    MalformedCase(
-        "samples-without-table",
-        "lengths of 3 samples with a page table of 2",
-        lambda x: x.replace(page_table=x.arrays["page_table"][:2]),
-        PAGED,
-    ),
     *(
-        MalformedCase(name, text, _page(of), PAGED, contained=_own_pages)
-        for name, text, of in (
-            ("page-beyond-pool", "page P in a table of P pages", lambda x: x.letters["p"]),
-            ("page-negative", "page -1 among those of a sample", lambda x: -1),
-        )
+        problem
+        for operator in OPERATORS.values()
+        if operator.asks.pages
+        for problem in _of_pages(operator)
     ),
-    *(
-        MalformedCase(
-            name, text, _entry(array, n, of), PAGED, needs=("length-arrays",), contained=_own_pages
-        )
-        for name, text, array, n, of in (
-            (
-                "keys-beyond-table",
-                "a sample with a key more than its row of the table has slots",
-                "key_lengths",
-                1,
-                lambda x: x.letters["t"] * x.letters["s"] + 1,
-            ),
-            ("keys-negative", "a sample of -2 keys", "key_lengths", 1, lambda x: -2),
-            (
-                "queries-missing",
-                "lengths that add up to 12 for 9 queries",
-                "query_lengths",
-                2,
-                lambda x: 8,
-            ),
-        )
+    MalformedCase(
+        "queries-missing",
+        "lengths that add up to 12 for 9 queries",
+        _entry("query_lengths", 2, lambda x: 8),
+        PAGED,
+        needs=("length-arrays",),
+        contained=_own_pages,
     ),
     MalformedCase(
         "offsets-fall",

@@ -17,10 +17,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from suite.spec.case import Case
+from suite.spec.dtypes import Code, round_to
 from suite.spec.inputs import Inputs
 from suite.spec.masks import Causal
 from suite.spec.operator import Axes, Option
@@ -191,6 +193,61 @@ def put(pool: np.ndarray, at: np.ndarray, x: np.ndarray, of: str) -> np.ndarray:
     copy = pool.copy()
     copy.reshape(-1, *pool.shape[2:])[at[at >= 0]] = in_front(x, of)[at >= 0]
     return copy
+
+
+def pools(inputs: Inputs) -> dict[str, str]:
+    """The axes of the arrays that are pools, by name."""
+    return {name: of for name, of in inputs.case.axes.items() if {"p", "s"} <= {*of}}
+
+
+def read_entries(inputs: Inputs) -> np.ndarray:
+    """The entries of the table that name a page with a key of their sample, boolean (B, T)."""
+    counts, n = inputs.arrays["key_lengths"], inputs.letters
+    return np.asarray(np.arange(n["t"]) * n["s"] < counts[:, None])
+
+
+def owned(inputs: Inputs) -> np.ndarray:
+    """The slots that hold a key of some sample, boolean (P, S)."""
+    n, table, counts = inputs.letters, *(inputs.arrays[name] for name in TABLE)
+    own = np.zeros((n["p"], n["s"]), bool)
+    for row, count in zip(table, counts, strict=True):
+        own.reshape(-1)[numbers(row, n["s"], int(count))] = True
+    return own
+
+
+def filled(inputs: Inputs, slots: np.ndarray, number: Any, key: Any = None) -> Inputs:
+    """The inputs with another number in some slots (boolean (P, S)) of all pools, and with `key` in those
+    of keys. Codes have NaN in place of infinity, and whole ones their largest code.
+
+    Arrays have the axes of their pools.
+    """
+    arrays = {}
+    for name, of in pools(inputs).items():
+        new = number if key is None or not name.startswith("key") else key
+        fmt = inputs.case.dtype_of(name)
+        if isinstance(fmt, Code):
+            finite = np.clip(np.nan_to_num(new, nan=fmt.max), -fmt.max, fmt.max)
+            new = np.where(np.isfinite(new) | fmt.is_whole, finite, np.nan)
+        where = slots.reshape([inputs.letters[x] if x in "ps" else 1 for x in of])
+        arrays[name] = round_to(np.where(where, new, inputs.arrays[name]), fmt)
+    return inputs.replace(**arrays)
+
+
+def refuse_malformed(
+    table: np.ndarray, counts: np.ndarray, size: int, pages: int, samples: int
+) -> None:
+    """Raise ValueError unless lengths (B,) and table (B, T) name slots that exist, in a pool with so many
+    pages of `size` slots."""
+    T = table.shape[1]
+    if (len(table), len(counts)) != (samples, samples):
+        raise ValueError(
+            f"expected {samples} samples, got {len(table)} rows, {len(counts)} lengths"
+        )
+    if not ((counts >= 0) & (counts <= T * size)).all():
+        raise ValueError(f"expected lengths from 0 to {T * size}, got {counts}")
+    read = table[np.arange(T) * size < counts[:, None]]
+    if not ((read >= 0) & (read < pages)).all():
+        raise ValueError(f"expected pages from 0 to {pages - 1}, got {read}")
 
 
 def masked(inputs: Inputs) -> Inputs:

@@ -218,6 +218,12 @@ SMOKE = (
     "latent/causal/mha/{dt}/b2h4q7k7d8/r32e8/lse",
     "latent/bool.bhqk/mha/{dt}/b2h3q4k9d8v6/scale0.3/dense",
 )
+IN_PAGES = (
+    "latent/causalbr/mha/{dt}/b2h3q4k9d8v6/page4",
+    "latent/causalbr/mha/{dt}/b2h3q4k9d8v6/r160e4/e4m3/page4",
+)
+"""Latents in pages, and codes of latents with their scales."""
+
 CODED = "latent/causalbr/mha/{dt}/b2h3q4k9d8v6/r160e4"
 EXACT = (
     "latent/causalbr/mha/{dt}/b2h3q4k9d8v6/select/large",
@@ -253,15 +259,12 @@ LATENT = Operator(
     validate=validate,
     asks=Asks(
         plain=PLAIN,
+        pages=IN_PAGES,
         cases=(
             Ask(*SMOKE),
             Ask(*EXACT, dtypes="half"),
             Ask(f"{CODED}/e4m3", f"{CODED}/select/int8", dtypes="half"),
-            Ask(
-                "latent/causalbr/mha/{dt}/b2h3q4k9d8v6/page4",
-                "latent/none/mha/{dt}/b3h4q1k9d8v6/page3",
-                f"{CODED}/e4m3/page4",
-            ),
+            Ask(*IN_PAGES, "latent/none/mha/{dt}/b3h4q1k9d8v6/page3"),
             Ask(f"{PLAIN}/offset", dtypes="float32 first"),
             Ask(*STANDARD, since="standard"),
             Ask(
@@ -292,7 +295,13 @@ LATENT = Operator(
     ),
     recipes=("normal", "large", "integers", "offset"),
     questions=Questions(
-        elections=("fully-masked-row", "fully-masked-row-gradient", "lse-of-empty-row"),
+        elections=(
+            "fully-masked-row",
+            "fully-masked-row-gradient",
+            "lse-of-empty-row",
+            "nan-behind-last-key",
+        ),
+        well_formed=IN_PAGES[0].format(dt="f32"),
         probe="latent/{mask}/mha/{dt}/b2h4q5k5d8v6",
         gradient_probe="latent/bool.bhqk.empty/mha/{dt}/b2h3q4k9d8v6/dense",
     ),

@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 
 from suite.spec.case import Case
-from suite.spec.dtypes import round_to
 from suite.spec.features.softcap import SOFTCAP
 from suite.spec.inputs import Inputs
 from suite.spec.levels import Ask
@@ -150,37 +149,14 @@ def refuse_malformed(
 
     Pools are (P, S, Hkv, .), and `query_offsets` (B + 1,) are cumulative lengths.
     """
-    (P, S), (B, T) = key.shape[:2], page_table.shape
+    (P, S), B = key.shape[:2], len(page_table)
     if value.shape[:2] != (P, S):
         raise ValueError(f"expected {P} pages of {S} values, got {value.shape[:2]}")
-    if (len(query_offsets), len(key_lengths)) != (B + 1, B):
-        raise ValueError(f"expected lengths of {B} samples, got those of {len(key_lengths)}")
+    if len(query_offsets) != B + 1:
+        raise ValueError(f"expected offsets of {B} samples, got {len(query_offsets)}")
     if query_offsets[-1] != len(query) or (np.diff(query_offsets, prepend=0) < 0).any():
         raise ValueError(f"expected offsets that rise to {len(query)}, got {query_offsets}")
-    if not ((key_lengths >= 0) & (key_lengths <= T * S)).all():
-        raise ValueError(f"expected lengths from 0 to {T * S}, got {key_lengths}")
-    read = page_table[np.arange(T) * S < key_lengths[:, None]]
-    if not ((read >= 0) & (read < P)).all():
-        raise ValueError(f"expected pages from 0 to {P - 1}, got {read}")
-
-
-def owned(inputs: Inputs) -> np.ndarray:
-    """The slots that hold a key of some sample, boolean (P, S)."""
-    slots = np.zeros((inputs.letters["p"], inputs.letters["s"]), bool)
-    for _, own, _ in samples(inputs):
-        slots.reshape(-1)[own] = True
-    return slots
-
-
-def filled(inputs: Inputs, slots: np.ndarray, key: Any, value: Any) -> Inputs:
-    """The inputs with other numbers in some slots, boolean (P, S): numbers, or arrays like the pools with
-    slots before heads."""
-    arrays = {}
-    for name, new in (("key", key), ("value", value)):
-        paged = slots_first(inputs.case, inputs.arrays[name])
-        other = np.where(slots[..., None, None], new, paged)
-        arrays[name] = round_to(np.ascontiguousarray(slots_first(inputs.case, other)), inputs.dtype)
-    return inputs.replace(**arrays)
+    in_pages.refuse_malformed(page_table, key_lengths, S, P, B)
 
 
 def axes_of_pools(case: Case) -> tuple[str, str]:
@@ -343,6 +319,7 @@ PAGED = Operator(
     validate=validate,
     asks=Asks(
         plain=PLAIN,
+        pages=(PLAIN, "paged/none/gqa2/{dt}/b3h4q9k24d8/seg1.3.5x7.12.5/shared/hnd/causal"),
         cases=(Ask(*SMOKE), Ask(*STANDARD, since="standard")),
         gradients=(
             Ask(PLAIN, dtypes="float32 first"),

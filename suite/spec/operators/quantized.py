@@ -46,6 +46,7 @@ from suite.spec.operator import (
     Axes,
     Operator,
     Packing,
+    Questions,
     choice,
     flag,
 )
@@ -286,6 +287,9 @@ SMALL = "quantized/none/gqa2/{dt}/b2h4q3k17d8"
 UNEQUAL = "quantized/none/mqa/{dt}/b3h2q1k23d8v6"
 DECODING = "quantized/none/gqa4/{dt}/b2h8q1k130d64"
 
+IN_PAGES = (f"{SMALL}/e4m3/pertoken/causal/page3", f"{SMALL}/pertoken/causal/writes/page4")
+"""Codes and scales in pages, read and written."""
+
 QUANTIZED = Operator(
     name="quantized",
     text="attention over keys and values in 8-bit codes with scales",
@@ -302,6 +306,7 @@ QUANTIZED = Operator(
     validate=validate,
     asks=Asks(
         plain=PLAIN,
+        pages=IN_PAGES,
         cases=(
             Ask(
                 PLAIN,
@@ -318,8 +323,7 @@ QUANTIZED = Operator(
                 f"{WIDE}/e4m3/pertile/causal",
                 f"{WIDE}/pertile/causal/writes",
                 f"{SMALL}/perhead/causal/page4",
-                f"{SMALL}/e4m3/pertoken/causal/page3",
-                f"{SMALL}/pertoken/causal/writes/page4",
+                *IN_PAGES,
             ),
             Ask(
                 f"{SMALL}/zero/causal",
@@ -374,6 +378,7 @@ QUANTIZED = Operator(
         SCALE,
     ),
     recipes=("normal", "large", "ties", "offset"),
+    questions=Questions(well_formed=IN_PAGES[0].format(dt="f32")),
     array_kinds=ArrayKinds(
         letters=lambda case: {**counted(case.sizes.letters), **in_pages.letters(case)},
         integers=in_pages.TABLE,
