@@ -38,62 +38,68 @@ def _drop(weights, dropout_p):
     return F.dropout(weights, dropout_p) if dropout_p > 0.0 else weights
 
 
+def _attention(kernel):
+    """A kernel with the signature of torch's attention.
+
+    The kernel gets wide operands, keys and values for every query head, and a scale. The output has the
+    dtype of the query.
+    """
+
+    def attention(
+        query,
+        key,
+        value,
+        attn_mask=None,
+        dropout_p=0.0,
+        is_causal=False,
+        scale=None,
+        enable_gqa=False,
+    ):
+        dtype = query.dtype
+        query, key, value = _wide(query, key, value)
+        key, value = _spread(query, key, value, enable_gqa)
+        scale = 1.0 / math.sqrt(query.size(-1)) if scale is None else scale
+        return kernel(query, key, value, attn_mask, dropout_p, is_causal, scale).to(dtype)
+
+    return attention
+
+
 # masks
 
 
 # vllm-omni#5865 (kind): a mask is taken for key padding and one row of it stands for all
-def first_row_of_mask(
-    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
-):
-    dtype = query.dtype
-    query, key, value = _wide(query, key, value)
-    key, value = _spread(query, key, value, enable_gqa)
-    scale = 1.0 / math.sqrt(query.size(-1)) if scale is None else scale
+@_attention
+def first_row_of_mask(query, key, value, attn_mask, dropout_p, is_causal, scale):
     scores = query @ key.transpose(-2, -1) * scale
     if attn_mask is not None:
         attn_mask = attn_mask[..., :1, :]
     weights = _softmax(_masked(scores, attn_mask, is_causal))
-    return (_drop(weights, dropout_p) @ value).to(dtype)
+    return _drop(weights, dropout_p) @ value
 
 
 # pytorch#107084 (kind): a float mask becomes a boolean one, its finite values are lost
-def float_mask_to_bool(
-    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
-):
-    dtype = query.dtype
-    query, key, value = _wide(query, key, value)
-    key, value = _spread(query, key, value, enable_gqa)
-    scale = 1.0 / math.sqrt(query.size(-1)) if scale is None else scale
+@_attention
+def float_mask_to_bool(query, key, value, attn_mask, dropout_p, is_causal, scale):
     scores = query @ key.transpose(-2, -1) * scale
     if attn_mask is not None and attn_mask.dtype != torch.bool:
         attn_mask = attn_mask > -1e4
     weights = _softmax(_masked(scores, attn_mask, is_causal))
-    return (_drop(weights, dropout_p) @ value).to(dtype)
+    return _drop(weights, dropout_p) @ value
 
 
 # mlx-node PR#24 review, 2026: causal masking only where the two lengths are equal
-def triangle_only_when_square(
-    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
-):
-    dtype = query.dtype
-    query, key, value = _wide(query, key, value)
-    key, value = _spread(query, key, value, enable_gqa)
-    scale = 1.0 / math.sqrt(query.size(-1)) if scale is None else scale
+@_attention
+def triangle_only_when_square(query, key, value, attn_mask, dropout_p, is_causal, scale):
     scores = query @ key.transpose(-2, -1) * scale
     causal = is_causal and query.size(-2) > 1 and query.size(-2) == key.size(-2)
     weights = _softmax(_masked(scores, attn_mask, causal))
-    return (_drop(weights, dropout_p) @ value).to(dtype)
+    return _drop(weights, dropout_p) @ value
 
 
 # lsdefine/attention-is-all-you-need-keras#36 (kind): samples and heads are flattened, the masks are
 # repeated in the other order, so that a head reads the mask of another sample
-def mask_of_another_sample(
-    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
-):
-    dtype = query.dtype
-    query, key, value = _wide(query, key, value)
-    key, value = _spread(query, key, value, enable_gqa)
-    scale = 1.0 / math.sqrt(query.size(-1)) if scale is None else scale
+@_attention
+def mask_of_another_sample(query, key, value, attn_mask, dropout_p, is_causal, scale):
     lead, (length, width) = query.shape[:-2], (query.size(-2), key.size(-2))
     count = math.prod(lead)
     q, k, v = (t.reshape(count, *t.shape[-2:]) for t in (query, key, value))
@@ -104,7 +110,7 @@ def mask_of_another_sample(
         else:
             attn_mask = attn_mask.expand(*lead, length, width).reshape(count, length, width)
     weights = _drop(_softmax(_masked(scores, attn_mask, is_causal)), dropout_p)
-    return torch.bmm(weights, v).reshape(*lead, length, v.size(-1)).to(dtype)
+    return torch.bmm(weights, v).reshape(*lead, length, v.size(-1))
 
 
 # scale
@@ -161,34 +167,24 @@ def values_tiled(
 
 
 # plausible slip of merging heads: the kernel's (B, L, H, E) answer is viewed instead of transposed
-def answer_viewed_as_heads(
-    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
-):
-    dtype = query.dtype
-    query, key, value = _wide(query, key, value)
-    key, value = _spread(query, key, value, enable_gqa)
-    scale = 1.0 / math.sqrt(query.size(-1)) if scale is None else scale
+@_attention
+def answer_viewed_as_heads(query, key, value, attn_mask, dropout_p, is_causal, scale):
     scores = query @ key.transpose(-2, -1) * scale
     weights = _drop(_softmax(_masked(scores, attn_mask, is_causal)), dropout_p)
     out = weights @ value
     if out.dim() < 4:
-        return out.to(dtype)
+        return out
     shape = out.shape
     out = out.transpose(-3, -2).contiguous()
-    return out.view(shape).to(dtype)
+    return out.view(shape)
 
 
 # softmax axis and normalisation
 
 
 # plausible slip: the axis that torch picked for four dimensions when `dim` was left out
-def softmax_over_heads(
-    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
-):
-    dtype = query.dtype
-    query, key, value = _wide(query, key, value)
-    key, value = _spread(query, key, value, enable_gqa)
-    scale = 1.0 / math.sqrt(query.size(-1)) if scale is None else scale
+@_attention
+def softmax_over_heads(query, key, value, attn_mask, dropout_p, is_causal, scale):
     scores = query @ key.transpose(-2, -1) * scale
     scores = _masked(scores, attn_mask, is_causal)
     axis = 1 if scores.dim() == 4 else -1
@@ -196,38 +192,29 @@ def softmax_over_heads(
     weights = torch.softmax(scores.masked_fill(empty, 0.0), dim=axis).masked_fill(
         scores == -math.inf, 0.0
     )
-    return (_drop(weights, dropout_p) @ value).to(dtype)
+    return _drop(weights, dropout_p) @ value
 
 
 # kyegomez/AttentionIsOFFByOne#5 (kind): one is added to the sum of the exponentials
-def one_in_the_denominator(
-    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
-):
-    dtype = query.dtype
-    query, key, value = _wide(query, key, value)
-    key, value = _spread(query, key, value, enable_gqa)
-    scale = 1.0 / math.sqrt(query.size(-1)) if scale is None else scale
+@_attention
+def one_in_the_denominator(query, key, value, attn_mask, dropout_p, is_causal, scale):
     scores = _masked(query @ key.transpose(-2, -1) * scale, attn_mask, is_causal)
     if scores.size(-1) == 0:
-        return (scores @ value).to(dtype)
+        return scores @ value
     top = scores.detach().amax(dim=-1, keepdim=True)
     top = torch.where(top == -math.inf, 0.0, top)
     powers = torch.exp(scores - top)
     weights = powers / (1.0 + powers.sum(dim=-1, keepdim=True))
-    return (_drop(weights, dropout_p) @ value).to(dtype)
+    return _drop(weights, dropout_p) @ value
 
 
 # tiles and the online softmax
 
 
 # diffusers#8837, 2024: the number of slices is rounded down, what is left over is never computed
-def last_keys_left_out(
-    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
-):
-    dtype, block = query.dtype, 8
-    query, key, value = _wide(query, key, value)
-    key, value = _spread(query, key, value, enable_gqa)
-    scale = 1.0 / math.sqrt(query.size(-1)) if scale is None else scale
+@_attention
+def last_keys_left_out(query, key, value, attn_mask, dropout_p, is_causal, scale):
+    block = 8
     scores = _masked(query @ key.transpose(-2, -1) * scale, attn_mask, is_causal)
     tiles = max(key.size(-2) // block, 1)
     pieces, logs = [], []
@@ -237,33 +224,25 @@ def last_keys_left_out(
         logs.append(torch.logsumexp(part, dim=-1, keepdim=True))
     share = _softmax(torch.cat(logs, dim=-1))
     out = sum(share[..., i : i + 1] * piece for i, piece in enumerate(pieces))
-    return out.to(dtype)
+    return out
 
 
 # flashinfer PR#5090, 2026: lanes behind the last key of a partial tile have the score 0 and weigh
-def lanes_behind_the_last_key(
-    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
-):
-    dtype, block = query.dtype, 16
-    query, key, value = _wide(query, key, value)
-    key, value = _spread(query, key, value, enable_gqa)
-    scale = 1.0 / math.sqrt(query.size(-1)) if scale is None else scale
+@_attention
+def lanes_behind_the_last_key(query, key, value, attn_mask, dropout_p, is_causal, scale):
+    block = 16
     scores = _masked(query @ key.transpose(-2, -1) * scale, attn_mask, is_causal)
     extra = -key.size(-2) % block if key.size(-2) > block else 0
     scores = F.pad(scores, (0, extra))
     value = F.pad(value, (0, 0, 0, extra))
     weights = _softmax(scores)
-    return (_drop(weights, dropout_p) @ value).to(dtype)
+    return _drop(weights, dropout_p) @ value
 
 
 # plausible slip of the online softmax: the sum is rescaled by the new maximum, the accumulator is not
-def accumulator_keeps_old_maximum(
-    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
-):
-    dtype, block = query.dtype, 16
-    query, key, value = _wide(query, key, value)
-    key, value = _spread(query, key, value, enable_gqa)
-    scale = 1.0 / math.sqrt(query.size(-1)) if scale is None else scale
+@_attention
+def accumulator_keeps_old_maximum(query, key, value, attn_mask, dropout_p, is_causal, scale):
+    block = 16
     scores = _masked(query @ key.transpose(-2, -1) * scale, attn_mask, is_causal)
     top = scores.new_full((*scores.shape[:-1], 1), -math.inf)
     total, out = torch.zeros_like(top), scores[..., :0] @ value[..., :0, :]
@@ -275,17 +254,13 @@ def accumulator_keeps_old_maximum(
         total = total * torch.exp(top - safe) + powers.sum(dim=-1, keepdim=True)
         out = out + _drop(powers, dropout_p) @ value[..., start : start + block, :]
         top = new
-    return (out / torch.where(total == 0.0, 1.0, total)).to(dtype)
+    return out / torch.where(total == 0.0, 1.0, total)
 
 
 # flashinfer#4051, #4547 (kind): log-sum-exp in base 2 of the parts, merged in base e
-def merge_in_another_base(
-    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
-):
-    dtype, half = query.dtype, (key.size(-2) + 1) // 2
-    query, key, value = _wide(query, key, value)
-    key, value = _spread(query, key, value, enable_gqa)
-    scale = 1.0 / math.sqrt(query.size(-1)) if scale is None else scale
+@_attention
+def merge_in_another_base(query, key, value, attn_mask, dropout_p, is_causal, scale):
+    half = (key.size(-2) + 1) // 2
     scores = _masked(query @ key.transpose(-2, -1) * scale, attn_mask, is_causal)
     outs, logs = [], []
     for part, rows in (
@@ -295,17 +270,13 @@ def merge_in_another_base(
         outs.append(_drop(_softmax(part), dropout_p) @ rows)
         logs.append(torch.logsumexp(part, dim=-1, keepdim=True) / math.log(2.0))
     share = _softmax(torch.cat(logs, dim=-1))
-    return (share[..., :1] * outs[0] + share[..., 1:] * outs[1]).to(dtype)
+    return share[..., :1] * outs[0] + share[..., 1:] * outs[1]
 
 
 # InvokeAI#7887, 2025: queries in chunks, and each chunk is given is_causal as if it began at row 0
-def triangle_begins_anew_per_chunk(
-    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
-):
-    dtype, chunk = query.dtype, 16
-    query, key, value = _wide(query, key, value)
-    key, value = _spread(query, key, value, enable_gqa)
-    scale = 1.0 / math.sqrt(query.size(-1)) if scale is None else scale
+@_attention
+def triangle_begins_anew_per_chunk(query, key, value, attn_mask, dropout_p, is_causal, scale):
+    chunk = 16
     outs = []
     for start in range(0, max(query.size(-2), 1), chunk):
         rows = query[..., start : start + chunk, :]
@@ -315,4 +286,4 @@ def triangle_begins_anew_per_chunk(
         scores = rows @ key.transpose(-2, -1) * scale
         weights = _softmax(_masked(scores, mask, is_causal))
         outs.append(_drop(weights, dropout_p) @ value)
-    return torch.cat(outs, dim=-2).to(dtype)
+    return torch.cat(outs, dim=-2)

@@ -4,17 +4,13 @@ import math
 
 import torch
 
-from tests.diagnosed.later import _drop, _masked, _softmax, _spread, _wide
+from tests.diagnosed.later import _attention, _drop, _masked, _softmax, _spread, _wide
 
 
-def backwards_through_the_keys(
-    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
-):
+@_attention
+def backwards_through_the_keys(query, key, value, attn_mask, dropout_p, is_causal, scale):
     """Online softmax in tiles of seven keys, the last tile first."""
-    dtype, block = query.dtype, 7
-    query, key, value = _wide(query, key, value)
-    key, value = _spread(query, key, value, enable_gqa)
-    scale = 1.0 / math.sqrt(query.size(-1)) if scale is None else scale
+    block = 7
     scores = _masked(query @ key.transpose(-2, -1) * scale, attn_mask, is_causal)
     top = scores.new_full((*scores.shape[:-1], 1), -math.inf)
     total, out = torch.zeros_like(top), scores[..., :0] @ value[..., :0, :]
@@ -26,44 +22,35 @@ def backwards_through_the_keys(
         total = total * fade + powers.sum(dim=-1, keepdim=True)
         out = out * fade + _drop(powers, dropout_p) @ value[..., start : start + block, :]
         top = new
-    return (out / torch.where(total == 0.0, 1.0, total)).to(dtype)
+    return out / torch.where(total == 0.0, 1.0, total)
 
 
-def by_log_sum_exp(
-    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
-):
+@_attention
+def by_log_sum_exp(query, key, value, attn_mask, dropout_p, is_causal, scale):
     """Weights as exp(score - log of the sum), with roots of the scale on either side."""
-    dtype = query.dtype
-    query, key, value = _wide(query, key, value)
-    key, value = _spread(query, key, value, enable_gqa)
-    scale = 1.0 / math.sqrt(query.size(-1)) if scale is None else scale
     root = math.sqrt(abs(scale))
     scores = (query * math.copysign(root, scale)) @ (key * root).transpose(-2, -1)
     scores = _masked(scores, attn_mask, is_causal)
     empty = (scores == -math.inf).all(dim=-1, keepdim=True)
     scores = scores.masked_fill(empty, 0.0)
     weights = torch.exp(scores - torch.logsumexp(scores, dim=-1, keepdim=True))
-    return (_drop(weights.masked_fill(empty, 0.0), dropout_p) @ value).to(dtype)
+    return _drop(weights.masked_fill(empty, 0.0), dropout_p) @ value
 
 
-def in_base_two(
-    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
-):
+@_attention
+def in_base_two(query, key, value, attn_mask, dropout_p, is_causal, scale):
     """Powers of two: the scale and the float mask are both divided by log(2)."""
-    dtype, base = query.dtype, 1.0 / math.log(2.0)
-    query, key, value = _wide(query, key, value)
-    key, value = _spread(query, key, value, enable_gqa)
-    scale = 1.0 / math.sqrt(query.size(-1)) if scale is None else scale
+    base = 1.0 / math.log(2.0)
     if attn_mask is not None and attn_mask.dtype != torch.bool:
         attn_mask = attn_mask.to(query.dtype) * base
     scores = _masked(query @ key.transpose(-2, -1) * (scale * base), attn_mask, is_causal)
     if scores.size(-1) == 0:
-        return (scores @ value).to(dtype)
+        return scores @ value
     top = scores.detach().amax(dim=-1, keepdim=True)
     powers = torch.exp2(scores - torch.where(top == -math.inf, 0.0, top))
     total = powers.sum(dim=-1, keepdim=True)
     weights = powers / torch.where(total == 0.0, 1.0, total)
-    return (_drop(weights, dropout_p) @ value).to(dtype)
+    return _drop(weights, dropout_p) @ value
 
 
 def groups_without_copies(
@@ -102,32 +89,23 @@ class _ByHand(torch.autograd.Function):
         return d_query, d_key, weights.mT @ grad, d_scores.sum_to_size(ctx.bias_shape), None
 
 
-def gradients_by_hand(
-    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
-):
+@_attention
+def gradients_by_hand(query, key, value, attn_mask, dropout_p, is_causal, scale):
     """The backward pass of flash attention, written out."""
-    dtype = query.dtype
-    query, key, value = _wide(query, key, value)
-    key, value = _spread(query, key, value, enable_gqa)
-    scale = 1.0 / math.sqrt(query.size(-1)) if scale is None else scale
     bias = _masked(query.new_zeros(query.size(-2), key.size(-2)), attn_mask, is_causal)
     if dropout_p > 0.0:
-        return (_drop(_softmax(query @ key.mT * scale + bias), dropout_p) @ value).to(dtype)
+        return _drop(_softmax(query @ key.mT * scale + bias), dropout_p) @ value
     lead = torch.broadcast_shapes(
         query.shape[:-2], key.shape[:-2], value.shape[:-2], bias.shape[:-2]
     )
     query, key, value = (t.expand(*lead, *t.shape[-2:]) for t in (query, key, value))
-    return _ByHand.apply(query, key, value, bias, scale).to(dtype)
+    return _ByHand.apply(query, key, value, bias, scale)
 
 
-def queries_in_chunks(
-    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
-):
+@_attention
+def queries_in_chunks(query, key, value, attn_mask, dropout_p, is_causal, scale):
     """Five queries at a time, with their rows of the mask and of the triangle."""
-    dtype, chunk = query.dtype, 5
-    query, key, value = _wide(query, key, value)
-    key, value = _spread(query, key, value, enable_gqa)
-    scale = 1.0 / math.sqrt(query.size(-1)) if scale is None else scale
+    chunk = 5
     outs = []
     for start in range(0, max(query.size(-2), 1), chunk):
         rows, mask = query[..., start : start + chunk, :], attn_mask
@@ -140,4 +118,4 @@ def queries_in_chunks(
                 torch.arange(key.size(-2), device=key.device) > own[:, None], -math.inf
             )
         outs.append(_drop(_softmax(scores), dropout_p) @ value)
-    return torch.cat(outs, dim=-2).to(dtype)
+    return torch.cat(outs, dim=-2)

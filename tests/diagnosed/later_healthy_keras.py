@@ -2,25 +2,13 @@
 
 from keras import ops
 
-from tests.diagnosed.later_keras import _hide, _logits, _prepare
+from tests.diagnosed.later_keras import _attention, _hide, _logits
 
 
-def in_two_halves(
-    query,
-    key,
-    value,
-    bias=None,
-    mask=None,
-    scale=None,
-    is_causal=False,
-    flash_attention=None,
-    attn_logits_soft_cap=None,
-):
+@_attention
+def in_two_halves(query, key, value, bias, mask, scale, is_causal):
     """Keys in two halves under one maximum, summed at the end."""
-    query, key, value = _prepare(query, key, value)
-    logits = _logits(query, key, scale)
-    if bias is not None:
-        logits = logits + ops.cast(bias, logits.dtype)
+    logits = _logits(query, key, scale, bias)
     logits = _hide(logits, mask, is_causal)
     middle = (key.shape[1] + 1) // 2
     top = ops.max(logits, axis=-1, keepdims=True)

@@ -6,12 +6,21 @@ import keras
 from keras import ops
 
 
-def _prepare(query, key, value):
-    query, key, value = (ops.convert_to_tensor(x) for x in (query, key, value))
-    groups = query.shape[2] // key.shape[2]
-    if groups > 1:
-        key, value = ops.repeat(key, groups, axis=2), ops.repeat(value, groups, axis=2)
-    return query, key, value
+def _attention(kernel):
+    """A kernel with the signature of Keras' attention. The kernel gets tensors, with keys and values
+    for every query head."""
+
+    def attention(
+        query, key, value, bias=None, mask=None, scale=None, is_causal=False,
+        flash_attention=None, attn_logits_soft_cap=None,
+    ):  # fmt: skip
+        query, key, value = (ops.convert_to_tensor(x) for x in (query, key, value))
+        groups = query.shape[2] // key.shape[2]
+        if groups > 1:
+            key, value = ops.repeat(key, groups, axis=2), ops.repeat(value, groups, axis=2)
+        return kernel(query, key, value, bias, mask, scale, is_causal)
+
+    return attention
 
 
 def _wide(x):
@@ -20,9 +29,10 @@ def _wide(x):
     )
 
 
-def _logits(query, key, scale):
+def _logits(query, key, scale, bias=None):
     scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
-    return _wide(ops.einsum("btnh,bsnh->bnts", query, key)) * scale
+    logits = _wide(ops.einsum("btnh,bsnh->bnts", query, key)) * scale
+    return logits if bias is None else logits + ops.cast(bias, logits.dtype)
 
 
 def _low(x):
@@ -46,21 +56,9 @@ def _mix(logits, value):
 
 
 # openxla/xla PR#11444 (kind): the scores are multiplied by the mask, hidden keys have the score 0
-def scores_times_the_mask(
-    query,
-    key,
-    value,
-    bias=None,
-    mask=None,
-    scale=None,
-    is_causal=False,
-    flash_attention=None,
-    attn_logits_soft_cap=None,
-):
-    query, key, value = _prepare(query, key, value)
-    logits = _logits(query, key, scale)
-    if bias is not None:
-        logits = logits + ops.cast(bias, logits.dtype)
+@_attention
+def scores_times_the_mask(query, key, value, bias, mask, scale, is_causal):
+    logits = _logits(query, key, scale, bias)
     if mask is not None:
         logits = logits * ops.cast(mask, logits.dtype)
     logits = _hide(logits, None, is_causal)
@@ -68,21 +66,9 @@ def scores_times_the_mask(
 
 
 # plausible slip (kind of stevezheng23/reading_comprehension_tf PR#30): softmax along the queries
-def softmax_along_the_queries(
-    query,
-    key,
-    value,
-    bias=None,
-    mask=None,
-    scale=None,
-    is_causal=False,
-    flash_attention=None,
-    attn_logits_soft_cap=None,
-):
-    query, key, value = _prepare(query, key, value)
-    logits = _logits(query, key, scale)
-    if bias is not None:
-        logits = logits + ops.cast(bias, logits.dtype)
+@_attention
+def softmax_along_the_queries(query, key, value, bias, mask, scale, is_causal):
+    logits = _logits(query, key, scale, bias)
     logits = _hide(logits, mask, is_causal)
     weights = ops.softmax(logits, axis=-2)
     weights = ops.cast(weights, value.dtype)
@@ -90,21 +76,9 @@ def softmax_along_the_queries(
 
 
 # maxtext PR#1225, 2025 (kind): scores and softmax in bfloat16 although the inputs are float32
-def softmax_in_bfloat16(
-    query,
-    key,
-    value,
-    bias=None,
-    mask=None,
-    scale=None,
-    is_causal=False,
-    flash_attention=None,
-    attn_logits_soft_cap=None,
-):
-    query, key, value = _prepare(query, key, value)
-    logits = _logits(query, key, scale)
-    if bias is not None:
-        logits = logits + ops.cast(bias, logits.dtype)
+@_attention
+def softmax_in_bfloat16(query, key, value, bias, mask, scale, is_causal):
+    logits = _logits(query, key, scale, bias)
     logits = ops.cast(logits, "bfloat16")
     logits = _hide(logits, mask, is_causal)
     weights = ops.softmax(logits, axis=-1)
@@ -114,18 +88,8 @@ def softmax_in_bfloat16(
 
 # plausible slip: a bias is turned to (query, key) by a look at its shape, and a square one is turned
 # as well
-def square_bias_transposed(
-    query,
-    key,
-    value,
-    bias=None,
-    mask=None,
-    scale=None,
-    is_causal=False,
-    flash_attention=None,
-    attn_logits_soft_cap=None,
-):
-    query, key, value = _prepare(query, key, value)
+@_attention
+def square_bias_transposed(query, key, value, bias, mask, scale, is_causal):
     logits = _logits(query, key, scale)
     if bias is not None:
         bias = ops.cast(bias, logits.dtype)
@@ -137,21 +101,9 @@ def square_bias_transposed(
 
 
 # onnxruntime PR#25927 (kind): the current position is left out of the causal triangle
-def triangle_without_diagonal(
-    query,
-    key,
-    value,
-    bias=None,
-    mask=None,
-    scale=None,
-    is_causal=False,
-    flash_attention=None,
-    attn_logits_soft_cap=None,
-):
-    query, key, value = _prepare(query, key, value)
-    logits = _logits(query, key, scale)
-    if bias is not None:
-        logits = logits + ops.cast(bias, logits.dtype)
+@_attention
+def triangle_without_diagonal(query, key, value, bias, mask, scale, is_causal):
+    logits = _logits(query, key, scale, bias)
     if is_causal:
         rows, columns = ops.arange(query.shape[1]), ops.arange(key.shape[1])
         earlier = (rows[:, None] > columns[None, :])[None, None]
@@ -161,18 +113,8 @@ def triangle_without_diagonal(
 
 
 # plausible slip: scores are clipped "for stability", large ones are all alike
-def scores_clipped(
-    query,
-    key,
-    value,
-    bias=None,
-    mask=None,
-    scale=None,
-    is_causal=False,
-    flash_attention=None,
-    attn_logits_soft_cap=None,
-):
-    query, key, value = _prepare(query, key, value)
+@_attention
+def scores_clipped(query, key, value, bias, mask, scale, is_causal):
     logits = _logits(query, key, scale)
     logits = ops.clip(logits, -20.0, 20.0)
     if bias is not None:
@@ -182,21 +124,9 @@ def scores_clipped(
 
 
 # mlx-node PR#24 (kind): "a single query needs no mask", so that padding is visible in decoding
-def single_query_without_mask(
-    query,
-    key,
-    value,
-    bias=None,
-    mask=None,
-    scale=None,
-    is_causal=False,
-    flash_attention=None,
-    attn_logits_soft_cap=None,
-):
-    query, key, value = _prepare(query, key, value)
-    logits = _logits(query, key, scale)
-    if bias is not None:
-        logits = logits + ops.cast(bias, logits.dtype)
+@_attention
+def single_query_without_mask(query, key, value, bias, mask, scale, is_causal):
+    logits = _logits(query, key, scale, bias)
     if query.shape[1] == 1:
         mask = None
     logits = _hide(logits, mask, is_causal)
@@ -204,18 +134,8 @@ def single_query_without_mask(
 
 
 # plausible slip: the scale that is passed comes on top of the usual one
-def passed_scale_on_top(
-    query,
-    key,
-    value,
-    bias=None,
-    mask=None,
-    scale=None,
-    is_causal=False,
-    flash_attention=None,
-    attn_logits_soft_cap=None,
-):
-    query, key, value = _prepare(query, key, value)
+@_attention
+def passed_scale_on_top(query, key, value, bias, mask, scale, is_causal):
     query = query / math.sqrt(query.shape[-1])
     logits = _logits(query, key, 1.0 if scale is None else scale)
     if bias is not None:

@@ -5,7 +5,7 @@ import math
 
 import torch
 
-from tests.diagnosed.later import _drop, _masked, _softmax, _spread, _wide
+from tests.diagnosed.later import _attention, _drop, _masked, _softmax, _spread, _wide
 
 # precision inside
 
@@ -26,18 +26,13 @@ def doubles_become_singles(
 
 
 # HabanaAI/vllm-fork#275, 2024: a constant is subtracted where the maximum belongs
-def constant_instead_of_maximum(
-    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
-):
-    dtype = query.dtype
-    query, key, value = _wide(query, key, value)
-    key, value = _spread(query, key, value, enable_gqa)
-    scale = 1.0 / math.sqrt(query.size(-1)) if scale is None else scale
+@_attention
+def constant_instead_of_maximum(query, key, value, attn_mask, dropout_p, is_causal, scale):
     scores = _masked(query @ key.transpose(-2, -1) * scale, attn_mask, is_causal)
     powers = torch.exp(scores - 10.0)
     total = powers.sum(dim=-1, keepdim=True)
     weights = powers / torch.where((scores == -math.inf).all(dim=-1, keepdim=True), 1.0, total)
-    return (_drop(weights, dropout_p) @ value).to(dtype)
+    return _drop(weights, dropout_p) @ value
 
 
 # gradients
@@ -68,23 +63,16 @@ class _NoScaleForKeys(torch.autograd.Function):
 
 
 # AiDotNet.Tensors#49 (kind): the gradient of the keys lacks the scale
-def keys_gradient_without_scale(
-    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
-):
-    dtype = query.dtype
-    query, key, value = _wide(query, key, value)
-    key, value = _spread(query, key, value, enable_gqa)
-    scale = 1.0 / math.sqrt(query.size(-1)) if scale is None else scale
+@_attention
+def keys_gradient_without_scale(query, key, value, attn_mask, dropout_p, is_causal, scale):
     bias = _masked(query.new_zeros(query.size(-2), key.size(-2)), attn_mask, is_causal)
     if dropout_p > 0.0:
-        return (
-            _drop(_softmax(query @ key.transpose(-2, -1) * scale + bias), dropout_p) @ value
-        ).to(dtype)
+        return _drop(_softmax(query @ key.transpose(-2, -1) * scale + bias), dropout_p) @ value
     lead = torch.broadcast_shapes(
         query.shape[:-2], key.shape[:-2], value.shape[:-2], bias.shape[:-2]
     )
     query, key, value = (t.expand(*lead, *t.shape[-2:]) for t in (query, key, value))
-    return _NoScaleForKeys.apply(query, key, value, bias, scale).to(dtype)
+    return _NoScaleForKeys.apply(query, key, value, bias, scale)
 
 
 class _UnmaskedBackward(torch.autograd.Function):
@@ -112,23 +100,16 @@ class _UnmaskedBackward(torch.autograd.Function):
 
 
 # flash-attention#2424, 2026: the mask is not saved, so that the backward pass runs without it
-def backward_without_the_mask(
-    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
-):
-    dtype = query.dtype
-    query, key, value = _wide(query, key, value)
-    key, value = _spread(query, key, value, enable_gqa)
-    scale = 1.0 / math.sqrt(query.size(-1)) if scale is None else scale
+@_attention
+def backward_without_the_mask(query, key, value, attn_mask, dropout_p, is_causal, scale):
     bias = _masked(query.new_zeros(query.size(-2), key.size(-2)), attn_mask, is_causal)
     if dropout_p > 0.0:
-        return (
-            _drop(_softmax(query @ key.transpose(-2, -1) * scale + bias), dropout_p) @ value
-        ).to(dtype)
+        return _drop(_softmax(query @ key.transpose(-2, -1) * scale + bias), dropout_p) @ value
     lead = torch.broadcast_shapes(
         query.shape[:-2], key.shape[:-2], value.shape[:-2], bias.shape[:-2]
     )
     query, key, value = (t.expand(*lead, *t.shape[-2:]) for t in (query, key, value))
-    return _UnmaskedBackward.apply(query, key, value, bias, scale).to(dtype)
+    return _UnmaskedBackward.apply(query, key, value, bias, scale)
 
 
 class _FirstOfTheGroup(torch.autograd.Function):
@@ -200,17 +181,12 @@ def query_scaled_in_place(
 
 
 # pytorch PR#131060 review, 2024: every NaN of the weights becomes 0, also one that came with the inputs
-def nan_of_the_input_hidden(
-    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
-):
-    dtype = query.dtype
-    query, key, value = _wide(query, key, value)
-    key, value = _spread(query, key, value, enable_gqa)
-    scale = 1.0 / math.sqrt(query.size(-1)) if scale is None else scale
+@_attention
+def nan_of_the_input_hidden(query, key, value, attn_mask, dropout_p, is_causal, scale):
     scores = query @ key.transpose(-2, -1) * scale
     scores = _masked(scores, attn_mask, is_causal)
     weights = torch.nan_to_num(_softmax(scores), nan=0.0)
-    return (_drop(weights, dropout_p) @ value).to(dtype)
+    return _drop(weights, dropout_p) @ value
 
 
 # bias
@@ -218,15 +194,10 @@ def nan_of_the_input_hidden(
 
 # TransformerEngine PR#103 (kind): softmax(scale * (logits + bias)) instead of softmax(scale * logits
 # + bias)
-def bias_is_scaled_too(
-    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
-):
-    dtype = query.dtype
-    query, key, value = _wide(query, key, value)
-    key, value = _spread(query, key, value, enable_gqa)
-    scale = 1.0 / math.sqrt(query.size(-1)) if scale is None else scale
+@_attention
+def bias_is_scaled_too(query, key, value, attn_mask, dropout_p, is_causal, scale):
     scores = query @ key.transpose(-2, -1)
     if attn_mask is not None and attn_mask.dtype != torch.bool:
         scores, attn_mask = scores + attn_mask, None
     weights = _softmax(_masked(scores * scale, attn_mask, is_causal))
-    return (_drop(weights, dropout_p) @ value).to(dtype)
+    return _drop(weights, dropout_p) @ value

@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from tests.diagnosed.later import _drop, _masked, _softmax, _spread, _wide
+from tests.diagnosed.later import _attention, _drop, _masked, _softmax, _spread, _wide
 
 
 # plausible slips: the scale lacks the root; grouped keys and values are tiled instead of interleaved
@@ -39,13 +39,8 @@ def inverted_and_scale_unread(
 
 
 # plausible slip (triangle one key too wide); pytorch PR#131060 review, 2024 (NaN of the input becomes 0)
-def next_key_and_nan_hidden(
-    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
-):
-    dtype = query.dtype
-    query, key, value = _wide(query, key, value)
-    key, value = _spread(query, key, value, enable_gqa)
-    scale = 1.0 / math.sqrt(query.size(-1)) if scale is None else scale
+@_attention
+def next_key_and_nan_hidden(query, key, value, attn_mask, dropout_p, is_causal, scale):
     scores = _masked(query @ key.transpose(-2, -1) * scale, attn_mask, False)
     if is_causal:
         hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(
@@ -53,22 +48,19 @@ def next_key_and_nan_hidden(
         )
         scores = scores.masked_fill(hidden, -math.inf)
     weights = torch.nan_to_num(_softmax(scores), nan=0.0)
-    return (_drop(weights, dropout_p) @ value).to(dtype)
+    return _drop(weights, dropout_p) @ value
 
 
 # torch-spyre#4526, 2026 (additive mask dropped); plausible slip (values detached)
+@_attention
 def float_mask_dropped_and_values_detached(
-    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
+    query, key, value, attn_mask, dropout_p, is_causal, scale
 ):
-    dtype = query.dtype
-    query, key, value = _wide(query, key, value)
-    key, value = _spread(query, key, value, enable_gqa)
-    scale = 1.0 / math.sqrt(query.size(-1)) if scale is None else scale
     scores = query @ key.transpose(-2, -1) * scale
     if attn_mask is not None and attn_mask.dtype != torch.bool:
         attn_mask = None
     weights = _softmax(_masked(scores, attn_mask, is_causal))
-    return (_drop(weights, dropout_p) @ value.detach()).to(dtype)
+    return _drop(weights, dropout_p) @ value.detach()
 
 
 # diffusers#8837, 2024 (what is left over of the tiles is skipped); jax PR#34114 (float64 through float32)
@@ -86,13 +78,8 @@ def tail_skipped_and_doubles_narrowed(
 
 
 # plausible slip (keys detached); sparkinfer#3 (kind: the triangle ends at the last key)
-def keys_detached_and_lower_right(
-    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
-):
-    dtype = query.dtype
-    query, key, value = _wide(query, key, value)
-    key, value = _spread(query, key, value, enable_gqa)
-    scale = 1.0 / math.sqrt(query.size(-1)) if scale is None else scale
+@_attention
+def keys_detached_and_lower_right(query, key, value, attn_mask, dropout_p, is_causal, scale):
     scores = query @ key.detach().transpose(-2, -1) * scale
     scores = _masked(scores, attn_mask, False)
     if is_causal:
@@ -101,22 +88,17 @@ def keys_detached_and_lower_right(
             diagonal=width - length
         )
         scores = scores.masked_fill(~seen, -math.inf)
-    return (_drop(_softmax(scores), dropout_p) @ value).to(dtype)
+    return _drop(_softmax(scores), dropout_p) @ value
 
 
 # plausible slip (the mask of head 0 for every head); iree#24175, 2026 (a row without keys is NaN)
-def first_heads_mask_and_nan_rows(
-    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
-):
-    dtype = query.dtype
-    query, key, value = _wide(query, key, value)
-    key, value = _spread(query, key, value, enable_gqa)
-    scale = 1.0 / math.sqrt(query.size(-1)) if scale is None else scale
+@_attention
+def first_heads_mask_and_nan_rows(query, key, value, attn_mask, dropout_p, is_causal, scale):
     scores = query @ key.transpose(-2, -1) * scale
     if attn_mask is not None and attn_mask.dim() >= 3:
         attn_mask = attn_mask[..., :1, :, :]
     weights = torch.softmax(_masked(scores, attn_mask, is_causal), dim=-1)
-    return (_drop(weights, dropout_p) @ value).to(dtype)
+    return _drop(weights, dropout_p) @ value
 
 
 # vllm-project/flash-attention PR#176, 2026 (kind: batch stride 0); plausible slip (scale of the
