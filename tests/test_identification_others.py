@@ -208,6 +208,7 @@ def test_other_operators_are_read(name: str, sentence: str, case: str) -> None:
     wrong = of(backend, name)
     found = identify(backend, wrong, [Case.parse(case)], seconds=60)
     assert sentence in found[0].sentence
+    assert {one.family for one in found} == {found[0].family}
 
 
 def test_a_scale_that_was_not_read_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
