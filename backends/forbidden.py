@@ -3,6 +3,7 @@
 - An operator of the framework is recognised by its name, whoever calls it (`Profiler.operators`), in
   threads of the function, too, from the call after the one that starts them.
 - Any other function is replaced, in every module that has it, by a function that notes its calls.
+- A function cannot stop that: what would is replaced by what raises ForbiddenCall (`Profiler.guard`).
 
 A compiled program calls no Python. So what a function called once for arguments of some shapes and dtypes
 counts for every call with such arguments.
@@ -36,8 +37,8 @@ _STARTS = ("_thread.start_new_thread", "_thread.start_joinable_thread")
 _BEFORE: set[int] = set()
 """The threads that ran before the functions began to note their calls."""
 
-_NOTED: dict[str, Callable[..., Any]] = {}
-"""The functions that note their calls, by name."""
+_NOTED: set[str] = set()
+"""The names of functions that note their calls."""
 
 
 def watched(
@@ -94,13 +95,22 @@ def listen(backend: Backend, names: Iterable[str]) -> dict[str, Pattern[str] | N
         if operators[name] is None and name not in _NOTED:
             if isinstance(function, type) or not callable(function):
                 raise UsageError(f"forbid: {name} is no function; name a function or a method")
-            _replace(name, function)
+            for place in (name, *backend.profiler.ways(name)):
+                _note(name, place)
+    if operators:
+        backend.profiler.guard()
     if operators and not _BEFORE:
         _BEFORE.update(sys._current_frames())
         for name in _STARTS:
             with suppress(AttributeError):
-                _replace(name, pkgutil.resolve_name(name))
+                _note(name, name)
     return operators
+
+
+def _note(name: str, place: str) -> None:
+    """Let the function at a place note its calls as calls of `name`."""
+    _NOTED.add(name)
+    replace(place, _noting(name, pkgutil.resolve_name(place)))
 
 
 def _noting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -114,10 +124,9 @@ def _noting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return noting
 
 
-def _replace(name: str, old: Any) -> None:
-    """Let a function note its calls where `name` says, and in every module that has the function."""
-    new = _NOTED[name] = _noting(name, old)
-    place, _, last = name.rpartition(".")
+def replace(name: str, new: Callable[..., Any]) -> None:
+    """Put another function where `name` says, and in every module that has the function there."""
+    old, (place, _, last) = pkgutil.resolve_name(name), name.rpartition(".")
     setattr(pkgutil.resolve_name(place), last, new)
     for module in [*sys.modules.values()]:
         if isinstance(module, ModuleType):

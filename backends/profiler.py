@@ -93,6 +93,14 @@ class Profiler:
         `threads` of Python, as far as the framework tells them."""
         return call(), ()
 
+    def ways(self, name: str) -> Sequence[str]:
+        """The places of other functions by which code may call the function `name`."""
+        return ()
+
+    def guard(self) -> None:
+        """Let nobody else stop what `operators` hears: what would raises ForbiddenCall from now on."""
+        return
+
     def traces(self) -> bool:
         """True while the framework reads Python code, and runs no operators."""
         return False

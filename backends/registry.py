@@ -252,12 +252,11 @@ def function_implementation(
     return callable_implementation(backend, function, text.rpartition(":")[2], said, like, text)
 
 
-def native_name(backend: Backend) -> str:
-    """The place of the framework's own attention function, as `jax.nn.dot_product_attention`; "" if it
-    has none."""
+def own_attention(backend: Backend) -> tuple[str, ...]:
+    """The places of the framework's own attention functions, as `jax.nn.dot_product_attention`."""
     user = backend.function(lambda query, key, value: value, "any", Claims())
     name = getattr(getattr(user, "native", None), "name", "")
-    return name if "." in name else ""
+    return (*((name,) if "." in name else ()), *backend.other_attention)
 
 
 def load_function(backend: Backend, text: str, said: Mapping[str, Any]) -> Any:
@@ -314,6 +313,6 @@ __all__ = [
     "installed",
     "load",
     "load_function",
-    "native_name",
+    "own_attention",
     "together",
 ]  # fmt: skip

@@ -18,6 +18,8 @@ from suite.run.plan import Plan
 from suite.spec.dtypes import DTYPES
 
 OF_TORCH = "torch.nn.functional.scaled_dot_product_attention"
+OF_FLEX = "torch.nn.attention.flex_attention.flex_attention"
+OF_LAYERS = "torch.nn.functional.multi_head_attention_forward"
 OF_JAX = "jax.nn.dot_product_attention"
 OF_KERAS = "keras.ops.dot_product_attention"
 
@@ -84,12 +86,79 @@ def test_an_operator_is_seen_whoever_calls_it(function: Callable[..., Any]) -> N
 
 @pytest.mark.parametrize(
     ("backend", "name"),
-    [("torch", OF_TORCH), ("jax", OF_JAX), ("tf", OF_KERAS), ("tests.isolated:backend", "")],
-)
-def test_the_frameworks_own_attention_has_a_name(backend: str, name: str) -> None:
+    [
+        ("torch", (OF_TORCH, OF_FLEX, OF_LAYERS)), ("jax", (OF_JAX,)), ("tf", (OF_KERAS,)),
+        ("tests.isolated:backend", ()),
+    ],
+)  # fmt: skip
+def test_the_frameworks_own_attention_has_names(backend: str, name: tuple[str, ...]) -> None:
     if ":" not in backend:
         pytest.importorskip({"tf": "tensorflow"}.get(backend, backend))
-    assert registry.native_name(registry.load(backend)) == name
+    assert registry.own_attention(registry.load(backend)) == name
+
+
+def of_flex(query: Any, key: Any, value: Any) -> Any:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return flex_attention(query, key, value)
+
+
+def of_flex_by_operator(query: Any, key: Any, value: Any) -> Any:
+    import torch
+    from torch.nn.attention.flex_attention import _create_empty_block_mask
+
+    blocks = _create_empty_block_mask(query, key).as_tuple()
+    attend = torch.ops.higher_order.flex_attention
+    return attend(query, key, value, lambda s, *place: s, blocks, 0.5, {})[0]
+
+
+def of_layer(query: Any, key: Any, value: Any) -> Any:
+    import torch
+
+    return torch.nn.MultiheadAttention(4, 1)(query[0], key[0], value[0])[0]
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [(of_flex, OF_FLEX), (of_flex_by_operator, OF_FLEX), (of_layer, OF_LAYERS)],
+)
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+def test_other_attention_of_torch_is_seen(function: Callable[..., Any], name: str) -> None:
+    pytest.importorskip("torch")
+    with pytest.raises(ForbiddenCall, match=f"calls {name}, which is forbidden"):
+        call("torch", function, OF_TORCH, OF_FLEX, OF_LAYERS)
+
+
+def unrecorded(query: Any, key: Any, value: Any) -> Any:
+    import torch
+
+    torch.autograd._enable_record_function(False)
+    return by_name(query, key, value)
+
+
+def profiled(query: Any, key: Any, value: Any) -> Any:
+    import torch
+
+    with torch.profiler.profile():
+        return query @ key.transpose(-2, -1) @ value
+
+
+def profiles_again(query: Any, key: Any, value: Any) -> Any:
+    from torch import _C, autograd
+
+    autograd._disable_profiler_legacy()
+    output = by_name(query, key, value)
+    none = (False, False, False, False, False, _C._profiler._ExperimentalConfig())
+    config = autograd.ProfilerConfig(autograd.ProfilerState.CPU, *none)
+    autograd._enable_profiler_legacy(config)
+    return output
+
+
+@pytest.mark.parametrize("function", [unrecorded, profiled, profiles_again])
+def test_a_function_cannot_hide_its_calls(function: Callable[..., Any]) -> None:
+    pytest.importorskip("torch")
+    with pytest.raises(ForbiddenCall, match=r"calls torch\.autograd\.\w+, which hides its calls"):
+        call("torch", function, OF_TORCH)
 
 
 def test_what_calls_something_else_answers() -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import cache, partial, wraps
 from types import BuiltinFunctionType, MethodDescriptorType
 from typing import Any
 
 from backends._torch.autograd import step_by_autograd
-from backends.prepared import PreparedCall, set_to
+from backends.forbidden import replace
+from backends.prepared import ForbiddenCall, PreparedCall, set_to
 from backends.protocol import Backend, Profiler, Step
 
 COLD_BYTES = 256 * 2**20
@@ -22,6 +25,71 @@ KERNELS = {
     )
 }  # fmt: skip
 """Patterns of the private operators by which code may call a public one."""
+
+
+WAYS = {
+    "torch.nn.attention.flex_attention.flex_attention": (
+        "torch._higher_order_ops.flex_attention.FlexAttentionHOP.__call__",
+    )
+}  # fmt: skip
+"""The private functions, written in Python, by which code may call a public one."""
+
+SWITCHES = (
+    "_enable_record_function", "_enable_profiler", "_disable_profiler", "_enable_profiler_legacy",
+    "_disable_profiler_legacy",
+)  # fmt: skip
+"""The functions that decide whether torch's profilers hear of calls."""
+
+
+class _Own(threading.local):
+    """Does this thread switch a profiler for `TorchProfiler`?"""
+
+    switches = False
+
+
+OWN = _Own()
+
+
+def own() -> AbstractContextManager[None]:
+    """A context in which profilers can be switched."""
+    return set_to(True, lambda: OWN.switches, partial(setattr, OWN, "switches"))
+
+
+@contextmanager
+def profiled(**settings: Any) -> Iterator[Any]:
+    """A context in which torch's profiler hears of calls on the CPU; gives the profiler."""
+    import torch
+
+    profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], **settings)
+    with own():
+        profile.__enter__()
+    try:
+        yield profile
+    finally:
+        with own():
+            profile.__exit__(None, None, None)
+
+
+def guarded(name: str, switch: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of `SWITCHES` that raises ForbiddenCall unless it is called within `own`."""
+
+    @wraps(switch)
+    def call(*arguments: Any) -> Any:
+        if not OWN.switches:
+            raise ForbiddenCall(f"the function calls {name}, which hides its calls")
+        return switch(*arguments)
+
+    return call
+
+
+@cache
+def guard_switches() -> None:
+    """Replace the functions of `SWITCHES`, once."""
+    from torch import autograd
+
+    for name in SWITCHES:
+        switch = getattr(autograd, name)
+        replace(f"torch._C._autograd.{name}", guarded(f"torch.autograd.{name}", switch))
 
 
 class TorchProfiler(Profiler):
@@ -43,9 +111,7 @@ class TorchProfiler(Profiler):
 
     def kernels(self, prepared: PreparedCall) -> str:
         """The fused attention kernels that torch's profiler sees, or else the matrix products."""
-        import torch
-
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        with profiled() as profile:
             prepared()
         names = {event.key.removeprefix("aten::") for event in profile.key_averages()}
         fused = sorted(n for n in names if re.match(r"_scaled_dot_product_\w*(attention|math)", n))
@@ -65,28 +131,34 @@ class TorchProfiler(Profiler):
             return None
         return re.compile("|".join([re.escape(name), *KERNELS.get(name, ())]))
 
+    def ways(self, name: str) -> Sequence[str]:
+        return WAYS.get(name, ())
+
+    def guard(self) -> None:
+        guard_switches()
+
     def operators(self, call: Callable[[], Any], threads: bool) -> tuple[Any, Iterable[str]]:
         """All operators that the dispatcher calls, also from C++ and from compiled code. Listening to all
-        threads costs some 30 ms a call."""
-        import torch
+        threads costs some 30 ms a call. Calls that are profiled for another purpose are not heard."""
         from torch import _C, autograd
 
         if _C._autograd._profiler_enabled():
             return call(), ()
         if threads:
             every = _C._profiler._ExperimentalConfig(profile_all_threads=True)
-            activities = [torch.profiler.ProfilerActivity.CPU]
-            with torch.profiler.profile(
-                activities=activities, experimental_config=every
-            ) as profile:
+            with profiled(experimental_config=every) as profile:
                 value = call()
             return value, {event.key for event in profile.key_averages()}
         none = (False, False, False, False, False, _C._profiler._ExperimentalConfig())
-        autograd._enable_profiler_legacy(autograd.ProfilerConfig(autograd.ProfilerState.CPU, *none))
+        with own():
+            autograd._enable_profiler_legacy(
+                autograd.ProfilerConfig(autograd.ProfilerState.CPU, *none)
+            )
         try:
             value = call()
         finally:
-            heard = autograd._disable_profiler_legacy()
+            with own():
+                heard = autograd._disable_profiler_legacy()
         return value, {event.name() for thread in heard for event in thread}
 
     def traces(self) -> bool:
@@ -126,8 +198,7 @@ class TorchProfiler(Profiler):
             call()
             torch.cuda.synchronize()
             return int(torch.cuda.max_memory_allocated() - before)
-        activities = [torch.profiler.ProfilerActivity.CPU]
-        with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
+        with profiled(profile_memory=True) as profile:
             kept = call()
         results: Any = profile.profiler
         events = [e for e in results.kineto_results.events() if e.name() == "[memory]"]

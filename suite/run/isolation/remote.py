@@ -289,10 +289,10 @@ class RemoteFunction(Asking, Implementation):
 
 
 def forbidden(home: Backend, options: Options) -> str:
-    """The place of the framework's own attention if a user function must not call it because it is
-    untrusted, else ""."""
+    """The places of the framework's own attention, divided by commas, if a user function must not call it
+    because it is untrusted, else ""."""
     exempt = options.forbid or options.like or options.mode == "compiled"
-    return registry.native_name(home) if options.untrusted and not exempt else ""
+    return ",".join(registry.own_attention(home)) if options.untrusted and not exempt else ""
 
 
 def isolated(home: Backend, options: Options, text: str, kernel: str = "") -> Remote:
