@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -56,6 +56,20 @@ def settings(torch: Any, of: str) -> Mapping[str, Setting]:
     meta = Ambient(partial(torch.device, "meta"), question="other-default-device")
     certain = Ambient(partial(set_to, "warn", *debug_mode))
 
+    def modes(stack: Callable[[], list[Any]], pop: Callable[[], object]) -> Setting:
+        """The modes that were entered, the default device left out; those that were not left are left."""
+
+        def names() -> tuple[str, ...]:
+            device = torch.utils._device.DeviceContext
+            return tuple(type(mode).__name__ for mode in stack() if type(mode) is not device)
+
+        def leave(before: tuple[str, ...]) -> None:
+            while len(names()) > len(before):
+                pop()
+
+        return Setting(names, leave)
+
+    c, overrides, dispatch = torch._C, torch.overrides, torch.utils._python_dispatch
     return {
         "gradient mode": Setting(torch.is_grad_enabled, torch.set_grad_enabled, no_gradients),
         "the default dtype": Setting(
@@ -63,6 +77,12 @@ def settings(torch: Any, of: str) -> Mapping[str, Setting]:
         ),
         "the default device": Setting(
             lambda: torch.get_default_device().type, place, {"default device meta": meta}
+        ),
+        "the modes of functions": modes(
+            overrides._get_current_function_mode_stack, c._pop_torch_function_stack
+        ),
+        "the modes of operators": modes(
+            dispatch._get_current_dispatch_mode_stack, partial(c._pop_torch_dispatch_stack, None)
         ),
         "the number of threads": Setting(torch.get_num_threads, torch.set_num_threads),
         "the flushing of subnormals": Setting(flushes, torch.set_flush_denormal),
