@@ -34,6 +34,8 @@ class Profiler:
 
     has_threads = False
     """True if the number of threads of a call can be chosen."""
+    attention: tuple[str, ...] = ()
+    """Functions that compute attention beside the native one, which untrusted code must not call."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend

@@ -131,8 +131,6 @@ class Backend(ABC):
     native = ""
     """The name of the framework's own attention, whose signature a user's function must have; "" if there
     is none."""
-    other_attention: tuple[str, ...] = ()
-    """Other functions of the framework that compute attention, which untrusted code must not call."""
     rounding: DeclaredRounding = AS_CLASS
     """Rounding of all implementations, on every device, that differs from their numerics classes."""
     validation_errors: tuple[type[Exception], ...] = (ValueError, TypeError)

@@ -256,7 +256,7 @@ def own_attention(backend: Backend) -> tuple[str, ...]:
     """The places of the framework's own attention functions, as `jax.nn.dot_product_attention`."""
     user = backend.function(lambda query, key, value: value, "any", Claims())
     name = getattr(getattr(user, "native", None), "name", "")
-    return (*((name,) if "." in name else ()), *backend.other_attention)
+    return (*((name,) if "." in name else ()), *backend.profiler.attention)
 
 
 def load_function(backend: Backend, text: str, said: Mapping[str, Any]) -> Any:

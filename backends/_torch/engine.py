@@ -23,11 +23,6 @@ from suite.spec.inputs import Inputs
 class TorchEngine(Backend):
     """Arrays of PyTorch; subclasses list the implementations."""
 
-    other_attention = (
-        "torch.nn.attention.flex_attention.flex_attention",
-        "torch.nn.functional.multi_head_attention_forward",
-    )
-
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)
         with needed():

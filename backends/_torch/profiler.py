@@ -27,11 +27,9 @@ KERNELS = {
 """Patterns of the private operators by which code may call a public one."""
 
 
-WAYS = {
-    "torch.nn.attention.flex_attention.flex_attention": (
-        "torch._higher_order_ops.flex_attention.FlexAttentionHOP.__call__",
-    )
-}  # fmt: skip
+FLEX = "torch.nn.attention.flex_attention.flex_attention"
+
+WAYS = {FLEX: ("torch._higher_order_ops.flex_attention.FlexAttentionHOP.__call__",)}
 """The private functions, written in Python, by which code may call a public one."""
 
 SWITCHES = (
@@ -96,6 +94,7 @@ class TorchProfiler(Profiler):
     """torch's own profiler, and the clock and the allocator of a GPU."""
 
     has_threads = True
+    attention = (FLEX, "torch.nn.functional.multi_head_attention_forward")
 
     def __init__(self, backend: Backend) -> None:
         import torch
