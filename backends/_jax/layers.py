@@ -8,16 +8,13 @@ from backends._jax.engine import JaxEngine
 from backends._jax.operations import spelled
 from backends.protocol import Implementation
 from backends.textbook import Numerics, textbooks
-from backends.textbook.cached import GrowingCache
 
 NUMERICS: Numerics = "stepwise"
 
 
 def layers(backend: JaxEngine) -> list[Implementation]:
     """All layers on JAX, and Flax's functions."""
-    made = textbooks(backend, spelled(backend), NUMERICS)
-    # A cache that grows compiles a program for every step: on JAX caches have slots.
-    of_textbooks = [i for i in made if not isinstance(i, GrowingCache)]
+    of_textbooks = textbooks(backend, spelled(backend), NUMERICS)
     if not find_spec("flax"):
         return of_textbooks
     from backends._jax.flax_decode import LinenDecode, NnxDecode
