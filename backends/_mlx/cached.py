@@ -16,10 +16,11 @@ from backends.caching import Scripted, Turn
 from backends.declared import Declared
 from backends.masks import feature_array
 from backends.protocol import Implementation
+from suite.spec.case import Case
 from suite.spec.catalogue import AnyCase
 from suite.spec.inputs import Inputs
 from suite.spec.operators.cached import FEATURES
-from suite.spec.operators.scripts import rotation
+from suite.spec.operators.scripts import paddings, rotation
 
 CACHES = {
     "lm-kv-cache": "KVCache",
@@ -60,19 +61,21 @@ class LmCache(Scripted):
     def unsupported(self, case: AnyCase) -> str | None:
         if case.id.startswith("bad/cached/history-beyond-batch"):  # finding cache-filter-unchecked
             return "MLX reads memory behind the array, which holds something else at every call"
+        if isinstance(case, Case) and {"left-padding", "reset"} <= {*case.needs}:
+            return "a cache takes left padding when it is made, and trimming keeps it"
         return super().unsupported(case)
 
     def init(self, inputs: Inputs, key: Any) -> Any:
         from mlx_lm.models import cache
 
-        left, padding = inputs.case.option("left"), inputs.case.option("padding")
+        left = inputs.case.option("left")
         kind, settings = self.kind, list[Any]()
         if self.rotates and left is not None:
             settings.append(left + 1)
         else:
             kind = kind.replace("Rotating", "")
         if "Batch" in kind:
-            settings.append([*(padding or [0] * inputs.sizes.B)])
+            settings.append(paddings(inputs.case)[:, 0].tolist())
         return getattr(cache, kind)(*settings)
 
     def step(self, state: Any, query: Any, key: Any, value: Any, turn: Turn) -> tuple[Any, Any]:

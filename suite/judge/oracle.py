@@ -26,6 +26,10 @@ from suite.spec.inputs import Inputs
 _CACHE: Cache[Outputs] = Cache(512)
 
 
+UNJUDGED = ("nan", "unmasked", "unread")
+"""Expected fully masked rows that are compared with no numbers."""
+
+
 @dataclass(frozen=True)
 class Rounding:
     """The roundings of an implementation: its numerics class, and its other declarations."""
@@ -45,8 +49,8 @@ class Rounding:
 class Oracle:
     """Expected arrays by name, each with its bound.
 
-    `rows` are the expected fully masked rows: "zeros", "uniform", "nan", or "unmasked" (the answer to
-    another problem, which is not judged).
+    `rows` are the expected fully masked rows: "zeros", "uniform", "nan", "unmasked" (the answer to
+    another problem, which is not judged), or "unread" (not judged, because nobody reads them).
     """
 
     outputs: Outputs
@@ -224,8 +228,8 @@ class Oracle:
 def judged_elements(got: np.ndarray, fully_masked_rows: np.ndarray, rows: str) -> np.ndarray:
     """A boolean array: True for the elements of an answer that are judged.
 
-    The elements of fully masked rows are left out if the implementation elects NaN for such rows, or
-    answers another problem there ("unmasked").
+    The elements of fully masked rows are left out if the implementation elects NaN for such rows, if it
+    answers another problem there ("unmasked"), or if nobody reads them.
 
     Raises Deviation "non-finite" where an element elected to be NaN is not.
     """
@@ -236,11 +240,7 @@ def judged_elements(got: np.ndarray, fully_masked_rows: np.ndarray, rows: str) -
             raise Deviation(
                 "non-finite", f"element {at} of a row without keys: got {got[at]!r}, elected NaN"
             )
-    return (
-        ~fully_masked_rows
-        if rows in ("nan", "unmasked")
-        else np.ones(fully_masked_rows.shape, bool)
-    )
+    return ~fully_masked_rows if rows in UNJUDGED else np.ones(fully_masked_rows.shape, bool)
 
 
 def _cached(key: tuple, compute: object) -> Outputs:

@@ -25,7 +25,7 @@ from suite.judge.derivative import (
     native_cotangent,
     vjp,
 )
-from suite.judge.oracle import Oracle
+from suite.judge.oracle import UNJUDGED, Oracle
 from suite.judge.tolerance import ratios
 from suite.judge.verdict import Verdict
 from suite.run.definition import arrays_text, definition
@@ -119,9 +119,7 @@ def _worst(cell: Cell) -> _Worst | None:
         fully_masked_rows = np.broadcast_to(
             inputs.rows_along(inputs.fully_masked_rows, axes), got.shape
         )
-        left_out = fully_masked_rows & (
-            name != "output" or cell.rows(inputs) in ("nan", "unmasked")
-        )
+        left_out = fully_masked_rows & (name != "output" or cell.rows(inputs) in UNJUDGED)
         shape = inputs.output_shape(name) if inputs.squeezed else got.shape
         arrays = (got, expected[name].value, expected[name].error, ~left_out)
         add(name, *(array.reshape(shape) for array in arrays))

@@ -260,10 +260,13 @@ class Inputs:
     @cached_property
     def fully_masked_rows(self) -> np.ndarray:
         """Boolean (B, H, Lq): rows without any key, except in heads with a finite score of a key of value
-        0 (a sink).
+        0 (a sink). Of some operators: rows that nobody reads.
 
         With such a key the output of the row is exactly 0, so it follows no election.
         """
+        s, packing = self.sizes, self.operator.packing
+        if packing is not None and packing.unread is not None:
+            return np.broadcast_to(packing.unread(self.case)[:, None], (s.B, s.H, s.Lq))
         rows: np.ndarray = ~np.asarray(self.attends.any(-1))
         for name, value in self.features.items():
             if FEATURES[name].reduction.to == "key":

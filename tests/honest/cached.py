@@ -183,6 +183,17 @@ class CachedRotatedOnRead(CachedKernel):
         return super().attend(held, q, self.rotated(held, key, keys - first), value, rows, keys)
 
 
+class CachedPaddingUnanswered(CachedKernel):
+    """Rows of left padding are not computed, and NaN stands there."""
+
+    def attend(
+        self, held: Held, query: np.ndarray, key: np.ndarray, value: np.ndarray,
+        rows: np.ndarray, keys: np.ndarray,
+    ) -> np.ndarray:  # fmt: skip
+        out = super().attend(held, query, key, value, rows, keys)
+        return np.where((rows < held.padding[:, None])[:, None, :, None], np.nan, out)
+
+
 class CachedEager(CachedKernel):
     """Scores and weights are stored in the dtype of the case."""
 

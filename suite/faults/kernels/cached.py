@@ -85,7 +85,7 @@ class CachedKernel(Stated, Scripted):
     def init(self, inputs: Inputs, key: Any) -> Held:
         """An empty cache."""
         s, slots = inputs.sizes, capacity(inputs.case)
-        padding = np.array(inputs.case.option("padding") or (0,) * s.B)
+        padding = np.zeros(s.B, int)
         keys, values = (np.zeros((s.B, s.Hkv, slots, size)) for size in (s.D, s.Dv))
         positions, totals = np.full((s.B, slots), -1), np.zeros(s.B, int)
         return Held(keys, values, positions, totals, padding, inputs)
@@ -98,11 +98,16 @@ class CachedKernel(Stated, Scripted):
             raise ValueError(f"keys {key.shape} and values {value.shape} do not fit")
         if samples is not None:
             held = state.part(samples)
+        held.padding = self.begun(held, turn)
         held.tree, held.chunk, held.begins = turn.chunk.tree, turn.chunk, turn.begins
         rows = self.answer(held, *self.turned(held, query.values, key.values), value.values)
         if samples is not None:
             state.merge(held, samples)
         return Rounded(round_to(rows, fmt), fmt), state
+
+    def begun(self, held: Held, turn: Turn) -> np.ndarray:
+        """The left padding (B,): a chunk that begins a prompt says that of its samples."""
+        return np.where(held.totals == 0, turn.padding, held.padding)
 
     def reorder(self, state: Held, samples: Rounded) -> Held:
         self.pick(state, self.existing(state, samples.values))

@@ -17,7 +17,15 @@ from suite.judge.diagnosis.layers import Another, Guess, made, of_scale, of_soft
 from suite.judge.diagnosis.masks import of_tree
 from suite.judge.diagnosis.split import COUNTS
 from suite.spec.inputs import Inputs
-from suite.spec.operators.scripts import Chunk, Keep, actions, capacity, has_documents, rotation
+from suite.spec.operators.scripts import (
+    Chunk,
+    Keep,
+    actions,
+    capacity,
+    has_documents,
+    paddings,
+    rotation,
+)
 from suite.spec.operators.views import View, views
 
 Turns = Callable[[View], tuple[np.ndarray, np.ndarray]]
@@ -235,7 +243,7 @@ def of_rotation(inputs: Inputs) -> tuple[Guess, ...]:
         if isinstance(chunk, Chunk):
             for b, start in zip(chunk.own, chunk.starts, strict=True):
                 place[b, start : start + chunk.count] = chunk.depths
-    padding = np.array(case.option("padding") or (0,) * s.B)
+    padding = paddings(case)[:, 0]
 
     def of_chunks(view: View) -> tuple[np.ndarray, np.ndarray]:
         found = place[view.samples, view.places]

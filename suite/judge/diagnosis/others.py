@@ -115,8 +115,6 @@ def _tells(other: Bounded, right: Bounded) -> bool:
 
 def _judged(inputs: Inputs, name: str, shape: tuple[int, ...]) -> np.ndarray:
     """The elements of an output that no election decides."""
-    if not inputs.operator.takes_masks:
-        return np.ones(shape, bool)
     axes = inputs.operator.outputs(inputs.case)[name]
     return np.broadcast_to(~inputs.rows_along(inputs.fully_masked_rows, axes), shape)
 

@@ -27,7 +27,8 @@ sample 2.
 
 Capacity is the number of slots of the cache (`room8`). With fewer slots than tokens the cache is a ring:
 tokens that have left the window are overwritten. `pad3.0` hides the first 3 tokens of sample 0 (left
-padding). `bias.1hqk` is added to the scores, a row for every query and a column for every position; all
+padding), and `pad3.0.0.1` also the first token of sample 1 after its reset. Nobody reads the rows of
+padding. `bias.1hqk` is added to the scores, a row for every query and a column for every position; all
 samples share it. With `rot.halves` or `rot.interleaved` the call rotates queries and keys by their
 positions. With `beside` a second cache takes other tokens, step by step in turn with the first one. With
 `growing` keys and values grow along the sequence, by factors of 1, 2 and 4.
@@ -76,9 +77,10 @@ from suite.spec.operators.scripts import (
     has_documents,
     held,
     is_ring,
+    paddings,
     rotation,
 )
-from suite.spec.operators.views import views
+from suite.spec.operators.views import unread, views
 from suite.spec.recipes import DRAWS
 from suite.spec.sizes import Sizes
 from suite.spec.vocabulary import OPERANDS
@@ -155,8 +157,8 @@ def choose(inputs: Inputs, order: Sequence[int] | np.ndarray) -> Inputs:
             script.append(f"{body}of{some}" if of else word)
     options = {**dict(case.options), "script": tuple(script)}
     if padding is not None:
-        chosen = tuple(padding[n] for n in order)
-        options = {**options, "padding": chosen if any(chosen) else None}
+        chosen = paddings(case)[order].T.reshape(-1).tolist()
+        options = {**options, "padding": tuple(chosen) if any(chosen) else None}
     sizes = replace(case.sizes, B=len(order))
     arrays = {
         n: x[order] if inputs.axes(n)[0] == "b" and len(x) > 1 else x
@@ -210,18 +212,21 @@ def validate(case: Case) -> None:
             raise ValueError(
                 f"samples are numbers below {s.B}, and pick has one for each: {case.id}"
             )
+    resets = sum(word.startswith("reset") for word in script)
+    wrong_padding = ValueError(
+        "left padding is a number for each sample, or for each sample of every prompt, not all 0 in the "
+        "last of them; every prompt has a token behind it; a script with padding has no other document: "
+        f"{case.id}"
+    )
     if padding is not None and (
-        len(padding) != s.B
-        or not any(padding)
-        or max(padding) > s.Lk - s.Lq
-        or any(word.startswith("reset") or "+" in word for word in script)
+        len(padding) % s.B
+        or len(padding) > (1 + resets) * s.B
+        or not any(padding[-s.B :])
+        or any("+" in word for word in script)
     ):
-        raise ValueError(
-            "left padding is a number for each sample, not all 0, of tokens that are in the cache before "
-            "the script begins; a script with padding has no reset and no other document: "
-            f"{case.id}"
-        )
-    least, counts = padding or (0,) * s.B, [0] * s.B
+        raise wrong_padding
+    prompts = [iter(own) for own in paddings(case)]
+    least, counts = [next(own) for own in prompts], [0] * s.B
     arrived, last = [0] * s.B, None
     for action in actions(case):
         samples = getattr(action, "samples", None) or range(s.B)
@@ -240,6 +245,8 @@ def validate(case: Case) -> None:
                     raise ValueError(
                         f"a chunk has one token or more; trees are of all samples, in no ring: {case.id}"
                     )
+                if action.tree and any(counts[b] - count < least[b] for b in samples):
+                    raise wrong_padding
             case Crop(count=less):
                 for b in samples:
                     counts[b] -= less
@@ -251,15 +258,19 @@ def validate(case: Case) -> None:
                         f"a ring that goes back {less} tokens has at least {needed} slots: {case.id}"
                     )
             case Reset():
+                if any(counts[b] <= least[b] > 0 for b in samples):
+                    raise wrong_padding
                 for b in samples:
-                    counts[b] = 0
+                    counts[b], least[b] = 0, next(prompts[b], 0)
             case Pick(samples=order):
-                counts = [counts[n] for n in order]
+                counts, least = ([numbers[n] for n in order] for numbers in (counts, least))
             case Keep(paths=paths, count=count):
                 counts = [n - count + len(path) for n, path in zip(counts, paths, strict=True)]
         last = action
     if {*arrived} != {s.Lk}:
         raise together
+    if any(count <= padded > 0 for count, padded in zip(counts, least, strict=True)):
+        raise wrong_padding
     left = case.option("left")
     if is_ring(case) and left is not None and capacity(case) < left + 1:
         raise ValueError(f"a ring has a slot for each key of its window: {case.id}")
@@ -341,7 +352,7 @@ CACHED = Operator(
     ),
     recipes=("normal", "large", "tiny", "ties", "onehot", "integers", "offset"),
     array_kinds=ArrayKinds(statistics=("alibi_slopes",), wide=("alibi_slopes",)),
-    packing=Packing(completed=completed, choose=choose),
+    packing=Packing(completed=completed, choose=choose, unread=unread),
     questions=Questions(
         elections=("nan-in-freed-slot", "beyond-capacity"), probe=PLAIN,
         well_formed=PLAIN.format(dt="f32"),

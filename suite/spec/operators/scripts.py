@@ -202,7 +202,8 @@ def played(case: Case, lenient: bool = False) -> Iterator[tuple[Action, Held]]:
     does not exist is that of the nearest sample.
     """
     tokens = [np.zeros((4, 0), int) for _ in range(case.sizes.B)]  # the arrays of `Held`
-    padding = case.option("padding") or (0,) * case.sizes.B
+    prompts = [iter(padding) for padding in paddings(case)]
+    begin = [next(padding) for padding in prompts]
     everyone = range(case.sizes.B)
 
     def existing(samples: Samples) -> Sequence[int]:
@@ -216,7 +217,7 @@ def played(case: Case, lenient: bool = False) -> Iterator[tuple[Action, Held]]:
             case Chunk(starts=starts, count=count, documents=documents):
                 for b, start in zip(action.own, starts, strict=True):
                     length, places = tokens[b].shape[1], np.arange(count)
-                    begins = np.full(count, tokens[b][3, -1] if length else padding[b])
+                    begins = np.full(count, tokens[b][3, -1] if length else begin[b])
                     for first in documents:
                         begins[first:] = length + first
                     new = [0 * places + b, start + places, length + action.depths, begins]
@@ -229,7 +230,7 @@ def played(case: Case, lenient: bool = False) -> Iterator[tuple[Action, Held]]:
                     tokens[b] = tokens[b][:, : max(length - count, 0)]
             case Reset(samples=samples):
                 for b in existing(samples):
-                    tokens[b] = tokens[b][:, :0]
+                    tokens[b], begin[b] = tokens[b][:, :0], next(prompts[b], 0)
             case Pick(samples=order):
                 existing(order)
                 tokens = [tokens[min(max(n, 0), everyone[-1])] for n in order]
@@ -275,6 +276,13 @@ def differ(case: Case) -> bool:
     alone = any("of" in word for word in case.option("script"))
     lengths = (after.lengths.tolist() for _, after in played(case, lenient=True))
     return alone or any(len({*each}) > 1 for each in lengths)
+
+
+def paddings(case: Case) -> np.ndarray:
+    """The left padding (B, prompts) of each sample: of its first prompt, of that after its first reset,
+    and so on. Later prompts have none."""
+    samples = case.sizes.B
+    return np.array(case.option("padding") or (0,) * samples).reshape(-1, samples).T
 
 
 def rotation(case: Case) -> Rotation | None:

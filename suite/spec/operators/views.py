@@ -108,6 +108,13 @@ def allowed(
     return np.asarray(shown & (keys[:, None] >= begins[:, :, None]))
 
 
+def unread(case: Case) -> np.ndarray:
+    """The rows (B, Lq) that are left padding themselves: they attend no token."""
+    if case.option("padding") is None:
+        return np.zeros((case.sizes.B, case.sizes.Lq), bool)
+    return np.asarray(~attended(case).any((2, 3)))
+
+
 def attended(case: Case) -> np.ndarray:
     """The tokens that each row attends, boolean (B, Lq, B, Lk): row (b, q) and token (c, k)."""
     s = case.sizes

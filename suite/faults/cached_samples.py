@@ -1,0 +1,144 @@
+"""Faults of caches whose samples have left padding, or go on with histories of others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from backends._numpy import Rounded
+from backends.caching import Turn
+from suite.faults.fault import fault
+from suite.faults.kernels.cached import CachedKernel, Held
+from suite.spec.inputs import Inputs
+from suite.spec.operators.scripts import Chunk
+
+FAMILY = "cache"
+
+
+@dataclass
+class HeldOnce(Held):
+    """A cache whose samples may lie in one place; `places` are the samples that hold them, and `forked`
+    the tokens that they had when they parted."""
+
+    places: tuple[int, ...] = ()
+    forked: int = 0
+
+
+@fault("values", "`expand`, or one entry of a table for two samples; copy when one of them writes")
+class CachedForkShares(CachedKernel):
+    """Samples that go on with one history write into one place: the last of them wins."""
+
+    def init(self, inputs: Inputs, key: Any) -> Held:
+        return HeldOnce(**vars(super().init(inputs, key)), places=tuple(range(inputs.sizes.B)))
+
+    def pick(self, held: Held, samples: list[int]) -> None:
+        assert isinstance(held, HeldOnce)
+        super().pick(held, samples)
+        held.places = tuple(samples.index(n) for n in samples)
+        held.forked = held.total
+
+    def step(
+        self, state: Held, query: Rounded, key: Rounded, value: Rounded, turn: Turn
+    ) -> tuple[Rounded, Held]:
+        answer = super().step(state, query, key, value, turn)
+        assert isinstance(state, HeldOnce)
+        self.share(state, turn.chunk)
+        return answer
+
+    def share(self, held: HeldOnce, chunk: Chunk, slots: slice = slice(None)) -> None:
+        """These slots of samples in one place take what the last one that stepped has there."""
+        last = {held.places[n]: n for n in chunk.own}
+        of = [last.get(place, n) for n, place in enumerate(held.places)]
+        for cache in (held.key, held.value):
+            cache[:, :, slots] = cache[of][:, :, slots]
+
+
+@fault("values", "a fork that is copied in steps of all samples; copy when one branch steps, too")
+class CachedForkSharesUntilAllStep(CachedForkShares):
+    """Branches of one history write into one place until all samples step together."""
+
+    def share(self, held: HeldOnce, chunk: Chunk, slots: slice = slice(None)) -> None:
+        if chunk.samples is None:
+            held.places = tuple(range(len(held.places)))
+        super().share(held, chunk, slots)
+
+
+@fault("values", "full pages shared as if they were read alone; a rollback writes into them")
+class CachedForkSharesItsHistory(CachedForkShares):
+    """Without a window all branches see what one of them writes over tokens of the common history."""
+
+    def share(self, held: HeldOnce, chunk: Chunk, slots: slice = slice(None)) -> None:
+        if held.left is None:
+            super().share(held, chunk, slice(held.forked))
+
+
+@fault("values", "`reorder_cache` of the keys alone")
+class CachedValuesStay(CachedKernel):
+    """Reordered samples have the keys of their new history, and the values of their old one."""
+
+    def pick(self, held: Held, samples: list[int]) -> None:
+        value = held.value
+        super().pick(held, samples)
+        held.value = value
+
+
+@fault("values", "`left_padding` belongs to a sample's history; reorder it, too")
+class CachedPaddingStays(CachedKernel):
+    """Reordered samples keep their own left padding."""
+
+    def pick(self, held: Held, samples: list[int]) -> None:
+        padding = held.padding
+        super().pick(held, samples)
+        held.padding = padding
+
+
+@fault("values", "`is_causal=True` without the padding mask once there is a cache")
+class CachedPaddingAttended(CachedKernel):
+    """Left padding is attended."""
+
+    def padded(self, held: Held, keys: np.ndarray) -> np.ndarray:
+        return np.zeros(keys.shape, bool)
+
+
+@fault("values", "no `attention_mask` in the prefill; padding comes with the prompt's own chunk")
+class CachedPaddingOfThePromptAttended(CachedKernel):
+    """Left padding is attended in the chunk that it comes with."""
+
+    def padded(self, held: Held, keys: np.ndarray) -> np.ndarray:
+        return super().padded(held, keys) & (held.totals > 0)[:, None]
+
+
+@fault("values", "a sliding mask of the prefill that leaves out `attention_mask`")
+class CachedPaddingInTheWindowAttended(CachedKernel):
+    """With a window left padding is attended in the chunk that it comes with."""
+
+    def padded(self, held: Held, keys: np.ndarray) -> np.ndarray:
+        return super().padded(held, keys) & ((held.totals > 0) | (held.left is None))[:, None]
+
+
+@fault("values", "the `attention_mask` of the first chunk; padding may be longer than a chunk")
+class CachedPaddingOfTheFirstChunk(CachedKernel):
+    """Left padding ends with the first chunk of a prompt."""
+
+    def begun(self, held: Held, turn: Turn) -> np.ndarray:
+        return np.minimum(super().begun(held, turn), np.maximum(held.totals, turn.chunk.count))
+
+
+@fault("values", "`left_padding` that is read once; a reset forgets that of the prompt before")
+class CachedPaddingOutlivesReset(CachedKernel):
+    """After a reset a prompt has the left padding of the prompt before."""
+
+    def begun(self, held: Held, turn: Turn) -> np.ndarray:
+        return np.where(np.array(turn.chunk.starts) == 0, turn.padding, held.padding)
+
+
+@fault("values", "padding of the first slots; subtract what has left the ring")
+class CachedPaddingOfSlots(CachedKernel):
+    """Left padding hides the first slots of a ring, also when other tokens lie there."""
+
+    def padded(self, held: Held, keys: np.ndarray) -> np.ndarray:
+        places = np.broadcast_to(np.arange(held.slots), (len(keys), held.slots))
+        slots = np.concatenate([places, keys[:, held.slots :]], 1)
+        return super().padded(held, slots)
