@@ -124,6 +124,52 @@ def test_every_call_of_an_implementation_is_made_in_the_child() -> None:
     assert made <= vars(RemoteFunction).keys()
 
 
+STRIDED = """
+import torch
+
+
+def of_memory(x):
+    return x.as_strided(x.shape, torch.empty(x.shape).stride())
+
+
+def flash(query, key, value, attn_mask=None, is_causal=False, scale=None, enable_gqa=False):
+    operands = [READ for x in (query, key, value)]
+    return torch.nn.functional.scaled_dot_product_attention(
+        *operands, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa
+    ).transpose(1, 2).contiguous().transpose(1, 2)
+"""
+
+
+@pytest.mark.parametrize("read", ["x", "of_memory(x)"])
+def test_operands_lie_in_the_childs_memory_as_they_are_asked(tmp_path: Path, read: str) -> None:
+    """A function that reads operands without their strides fails in the same cells, with the same words;
+    one whose outputs have other strides is right."""
+    pytest.importorskip("torch")
+    path = tmp_path / "strided.py"
+    path.write_text(STRIDED.replace("READ", read))
+    plain, isolated = (
+        [
+            (cell.case.id, verdict.status, verdict.message)
+            for name in ("layouts", "negative_layouts", "gradient_layouts")
+            for cell in made.cells(all_checks()[name])
+            for verdict in [judge(cell, made.policy(cell))]
+        ]
+        for made in (
+            Plan.make(
+                Options(
+                    ("torch",), function=(f"{path}:flash",), level="smoke", dtype=("f32",),
+                    inherit_known="no", isolate=isolate,
+                )
+            )
+            for isolate in (False, True)
+        )
+    )  # fmt: skip
+    assert isolated == plain
+    statuses = {status for _, status, _ in plain}
+    assert statuses >= ({"pass"} if read == "x" else {"fail"})
+    assert "fail" not in statuses or read != "x"
+
+
 @pytest.mark.parametrize(("name", "says"), [("differentiable", ""), ("writes", "test_schema")])
 def test_a_registered_operator_is_asked_its_rules_in_the_child(name: str, says: str) -> None:
     pytest.importorskip("torch")

@@ -13,7 +13,8 @@ from suite.checks import all_checks
 from suite.judge.cell import Cell
 from suite.records import cells as records
 from suite.report import frames
-from suite.run.options import DRAWN, SECRET, seed
+from suite.run.options import DRAWN, SECRET, Options, seed
+from suite.run.plan import Plan
 from suite.run.varied import varied
 from suite.spec.case import Case
 from tests.test_isolation import plan
@@ -112,6 +113,48 @@ def test_drawn_sizes_keep_within_claims() -> None:
     for case in others:
         assert isinstance(case, Case)
         assert (case.sizes.Lq % 16, case.sizes.Lk % 16, case.sizes.D) == (0, 0, 64)
+
+
+DRAWS_ITSELF = """
+import numpy as np
+import suite.checks
+import suite.judge.cell
+import suite.run.varied
+import suite.spec.inputs
+import suite.spec.recipes
+
+
+def zero(name, seed):
+    return np.random.Generator(np.random.PCG64(0))
+
+
+for module in (suite.spec.recipes, suite.spec.inputs, suite.run.varied):
+    module.generator = zero
+suite.run.varied.drawn = lambda case, seed: case.sizes
+suite.judge.cell.draw = None
+suite.checks.all_checks = dict
+from tests.isolated import attend
+"""
+
+
+def test_the_import_of_a_file_changes_no_question(tmp_path: Path) -> None:
+    """Cases, sizes, order and values are those of a file that does nothing, of the same signature."""
+    path = tmp_path / "kernel.py"
+    asked = []
+    for text in ("from tests.isolated import attend\n", DRAWS_ITSELF):
+        path.write_text(text)
+        made = Plan.make(
+            Options(
+                ("tests.isolated:backend",), function=(f"{path}:attend",), level="smoke",
+                dtype=("f32",), seed=77, untrusted=True,
+            )
+        )  # fmt: skip
+        cells = made.cells(all_checks()["values"])
+        values = [cell.inputs.query.tobytes() for cell in cells]
+        asked.append((made.digest(), [cell.case.id for cell in cells], values))
+        made.functions[0].backend.link.close()  # type: ignore[attr-defined]
+    assert asked[0] == asked[1]
+    assert len(asked[0][1]) > 100
 
 
 def test_sizes_hang_on_the_seed_and_keep_what_is_equal() -> None:
