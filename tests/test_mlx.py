@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -84,3 +85,38 @@ def test_a_full_ring_of_mlx_lm_refuses_to_go_back(backend: Any) -> None:
     ring = of(backend, "lm-rotating-cache")
     back = Case.parse("cached/none/mha/f32/b3h2q8k20d8/c1.5.reset.1.1/win3/room8")
     assert "cannot be trimmed" in str(ring.unsupported(back))
+
+
+@pytest.mark.skipif(find_spec("mlx_lm") is None, reason="needs mlx-lm")
+@pytest.mark.parametrize(
+    ("name", "text", "check"),
+    [
+        ("lm-quantized-cache", "cached/none/gqa4/f32/b2h8q3k130d64/c1.2", "values"),
+        ("lm-chunked-cache", "cached/none/mha/f32/b3h2q8k20d8/c1.5.1.1/win3/room8", "values"),
+        ("lm-deepseek-v3", "latent/causalbr/mha/f32/b2h3q4k9d8v6", "values"),
+        ("lm-deepseek-v3", "latent/pad/mha/bf16/b3h4q1k9d8v6", "values"),
+        ("lm-deepseek-v3", "latent/causalbr/mha/f32/b2h3q4k9d8v6", "gradients"),
+    ],
+)
+def test_codes_fronts_and_latents_of_mlx_lm_are_right(
+    backend: Any, name: str, text: str, check: str
+) -> None:
+    verdict = judged(backend, name, text, check)
+    assert verdict.status == "pass", verdict.message
+
+
+@pytest.mark.skipif(find_spec("mlx_lm") is None, reason="needs mlx-lm")
+def test_a_chunked_cache_holds_its_window_alone(backend: Any) -> None:
+    from mlx_lm.models.cache import ChunkedKVCache
+
+    cut, kept = list[int](), ChunkedKVCache.update_and_fetch
+
+    def update(cache: Any, keys: Any, values: Any) -> Any:
+        cut.append(cache.start_position)
+        return kept(cache, keys, values)
+
+    case = Case.parse("cached/none/mha/f32/b3h2q8k20d8/c1.5.1.1/win3/room8")
+    with patch.object(ChunkedKVCache, "update_and_fetch", update):
+        prepared = of(backend, "lm-chunked-cache").prepare(draw(case))
+        prepared.function(**prepared.arguments)
+    assert cut == [0, 8, 9, 14, 15]  # 12, 13, 18 and 19 tokens, of which four stay

@@ -13,14 +13,16 @@ from typing import Any
 from backends._mlx.attention import Fast
 from backends._mlx.engine import MlxEngine
 from backends.caching import Scripted, Turn
-from backends.declared import Declared
+from backends.declared import Declared, DeclaredRounding
+from backends.limits import Limits
 from backends.masks import feature_array
 from backends.protocol import Implementation
 from suite.spec.case import Case
 from suite.spec.catalogue import AnyCase
+from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import Inputs
 from suite.spec.operators.cached import FEATURES
-from suite.spec.operators.scripts import paddings, rotation
+from suite.spec.operators.scripts import held, paddings, rotation
 
 CACHES = {
     "lm-kv-cache": "KVCache",
@@ -29,6 +31,9 @@ CACHES = {
     "lm-batch-rotating-cache": "BatchRotatingKVCache",
 }
 """The class of each implementation."""
+
+GROUP = 64
+"""Components that share a scale in a `QuantizedKVCache`, of 32, 64 or 128."""
 
 
 class LmCache(Scripted):
@@ -56,6 +61,8 @@ class LmCache(Scripted):
             lacks |= dict.fromkeys(("reorder", "left-padding"), f"{kind} knows no samples")
         if self.rotates:
             lacks |= dict.fromkeys(("window-rollback", "reset"), f"a full {kind} cannot be trimmed")
+        if kind == "ChunkedKVCache":
+            lacks |= dict.fromkeys(("window-rollback", "reset"), "its front may have been cut off")
         super().__init__(backend, name, self.declared.refusing(lacks))
 
     def unsupported(self, case: AnyCase) -> str | None:
@@ -80,7 +87,7 @@ class LmCache(Scripted):
 
     def step(self, state: Any, query: Any, key: Any, value: Any, turn: Turn) -> tuple[Any, Any]:
         import mlx.core as mx
-        from mlx_lm.models.base import create_attention_mask, scaled_dot_product_attention
+        from mlx_lm.models.base import scaled_dot_product_attention
 
         inputs, turns = turn.inputs, rotation(turn.inputs.case)
         if turns is not None:
@@ -91,16 +98,21 @@ class LmCache(Scripted):
                 )
                 for x in (query, key)
             )  # fmt: skip
-        tokens = query.transpose(0, 2, 1, 3)
-        left = inputs.case.option("left")
-        window = None if self.rotates or left is None else left + 1
-        mask = create_attention_mask(tokens, state, window_size=window)
+        mask = self.mask(state, query.transpose(0, 2, 1, 3), turn)
         key, value = state.update_and_fetch(key, value)
         rows = scaled_dot_product_attention(
             query, key, value, state, inputs.effective_scale, mask,
             sinks=feature_array(self.backend, inputs, "sinks"),
         )  # fmt: skip
         return rows, state
+
+    def mask(self, state: Any, tokens: Any, turn: Turn) -> Any:
+        """The mask that the cache makes for new tokens (B, rows, H, D): an array, "causal" or None."""
+        from mlx_lm.models.base import create_attention_mask
+
+        left = turn.inputs.case.option("left")
+        window = None if self.rotates or left is None else left + 1
+        return create_attention_mask(tokens, state, window_size=window)
 
     def crop(self, state: Any, count: int, *samples: Any) -> Any:
         from mlx_lm.models.cache import trim_prompt_cache
@@ -111,7 +123,7 @@ class LmCache(Scripted):
 
     def reset(self, state: Any, *samples: Any) -> Any:
         """As mlx-lm's server does: all tokens are trimmed."""
-        return self.crop(state, state.size())
+        return self.crop(state, state.size() or state.offset)
 
     def reorder(self, state: Any, samples: Any) -> Any:
         state.filter(samples)
@@ -121,6 +133,53 @@ class LmCache(Scripted):
         return self.backend.mlx.concatenate(list(arrays), axis=axis)
 
 
+class LmQuantized(LmCache):
+    """`QuantizedKVCache` of 8 bits: 64 components share a scale, so a token of a head of 64 components is
+    one group. Scales have the dtype of the keys; the bound of codes has float32 scales."""
+
+    declared = LmCache.declared.but(
+        dtypes=("f32",),
+        limits=Limits(head_sizes=(GROUP,)),
+        rounding=DeclaredRounding(codes=dict.fromkeys(DTYPES, "int8")),
+    ).refusing({"sinks": "attention over codes has no sinks"})
+
+    def unsupported(self, case: AnyCase) -> str | None:
+        if not isinstance(case, Case):  # its heads are smaller
+            return "a group of codes has 64 components"
+        return super().unsupported(case)
+
+    def init(self, inputs: Inputs, key: Any) -> Any:
+        from mlx_lm.models.cache import QuantizedKVCache
+
+        return QuantizedKVCache(GROUP)
+
+
+class LmChunked(LmCache):
+    """`ChunkedKVCache`, whose front is cut to the window before every step, as Llama 4 does. The masks of
+    Llama 4 are of whole blocks, so those here are the suite's."""
+
+    def init(self, inputs: Inputs, key: Any) -> Any:
+        from mlx_lm.models.cache import ChunkedKVCache
+
+        left = inputs.case.option("left")
+        return ChunkedKVCache(held(inputs.case) if left is None else left + 1)
+
+    def mask(self, state: Any, tokens: Any, turn: Turn) -> Any:
+        state.maybe_trim_front()
+        seen = turn.mask(turn.total)[:, None, :, state.start_position :]
+        return self.backend.array(seen, None)
+
+
 def caches(backend: MlxEngine) -> list[Implementation]:
-    """The caches, if mlx-lm is installed."""
-    return [LmCache(backend, *names) for names in CACHES.items()] if find_spec("mlx_lm") else []
+    """The caches and the layer with latents, if mlx-lm is installed."""
+    if not find_spec("mlx_lm"):
+        return []
+    from backends._mlx.latent import LmDeepseek
+
+    plain = [LmCache(backend, *names) for names in CACHES.items()]
+    return [
+        *plain,
+        LmQuantized(backend, "lm-quantized-cache", "QuantizedKVCache"),
+        LmChunked(backend, "lm-chunked-cache", "ChunkedKVCache"),
+        LmDeepseek(backend),
+    ]
