@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from suite.spec.ids import part
 from suite.spec.levels import Ask
 from suite.spec.sizes import Sizes
 from suite.spec.vocabulary import OPERANDS
@@ -136,16 +137,21 @@ class Asks:
     - `pages`: ids with {dt} of cases with a page table; checks of pages use them, and an election the
       first one.
     - `plain`: id with {dt} of a case without a mask; checks of memory layouts and state use it.
-    - `common_sizes`: patterns with these sizes are asked in every dtype at standard.
+    - `also_common`: more `common_sizes`.
     """
 
+    plain: str
     cases: tuple[Ask, ...]
     gradients: tuple[Ask, ...] = ()
     compiled: tuple[Ask, ...] = ()
     compiled_gradients: tuple[Ask, ...] = ()
     pages: tuple[str, ...] = ()
-    plain: str = ""
-    common_sizes: tuple[str, ...] = ()
+    also_common: tuple[str, ...] = ()
+
+    @property
+    def common_sizes(self) -> tuple[str, ...]:
+        """The sizes of `plain`, and others: patterns with them are asked in every dtype at standard."""
+        return (part(self.plain, "SIZES"), *self.also_common)
 
 
 @dataclass(frozen=True)

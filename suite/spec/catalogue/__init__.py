@@ -160,7 +160,7 @@ def plain_beside(patterns: Sequence[str], keep: Callable[[Case], bool]) -> list[
     """The plain ids, with {dt}, of all operators without a pattern in `patterns`. `keep` selects the
     cases."""
     names = {part(pattern, "OPERATOR") for pattern in patterns}
-    plain = [o.asks.plain for name, o in OPERATORS.items() if o.asks.plain and name not in names]
+    plain = [o.asks.plain for name, o in OPERATORS.items() if name not in names]
     return [pattern for pattern in plain if keep(Case.parse(pattern.replace("{dt}", "f32")))]
 
 

@@ -21,8 +21,6 @@ from suite.spec.operators.layers import (
 )
 from suite.spec.sizes import Sizes
 
-COMMON_SIZES = ("b2h1q5k9d16v14",)
-
 
 def axes(case: Case) -> Axes:
     if case.option("vector"):
@@ -116,7 +114,6 @@ ADDITIVE = Operator(
         compiled=(
             Ask("additive/causal/mha/f32/b2h1q7k7d12/e12.12.12.12/identity", since="standard"),
         ),
-        common_sizes=COMMON_SIZES,
     ),
     options=options("without_projections", "identity", flag("vector", "vector")),
     questions=Questions(

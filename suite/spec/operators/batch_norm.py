@@ -72,7 +72,6 @@ BATCH_NORM = Operator(
             ),
             Ask("batch-norm/none/mha/f32/b4h1q4k4d4/e4.4.4.4/plain/self/train", since="standard"),
         ),
-        common_sizes=layer_norm.COMMON_SIZES,
     ),
     options=options("without_affine", "plain", layer_norm.ADDED, AVERAGED, trains=True),
     array_kinds=ArrayKinds(statistics=STATISTICS),

@@ -333,7 +333,6 @@ CACHED = Operator(
     asks=Asks(
         plain=PLAIN,
         cases=(Ask(*SMOKE), Ask(*STANDARD, since="standard")),
-        common_sizes=("b2h4q9k9d8",),
     ),
     options=(
         Option("script", rf"c({ACTION}(?:\.{ACTION})*)", lambda text: tuple(text.split(".")),

@@ -10,8 +10,6 @@ from suite.spec.operator import Asks, Axes, Operator, Questions
 from suite.spec.operators import layers
 from suite.spec.operators.layers import draw_sequences, one_head_outputs, options
 
-COMMON_SIZES = ("b2h1q5k9d8v6",)
-
 
 def axes(case: Case) -> Axes:
     scale = {} if case.option("without_scale") else {"scale": ""}
@@ -57,7 +55,6 @@ CONCAT = Operator(
                 since="full",
             ),
         ),
-        common_sizes=COMMON_SIZES,
     ),
     options=options("without_scale", "unscaled"),
     questions=Questions(

@@ -10,8 +10,6 @@ from suite.spec.operator import Asks, Axes, Operator, Questions
 from suite.spec.operators import layers
 from suite.spec.operators.layers import draw_sequences, one_head_outputs, options
 
-COMMON_SIZES = ("b2h1q5k9d8v6",)
-
 
 def axes(case: Case) -> Axes:
     return layers.SEQUENCES if case.option("without_scale") else layers.SEQUENCES | {"scale": ""}
@@ -64,7 +62,6 @@ DOT = Operator(
             ),
         ),
         compiled=(Ask("dot/pad/mha/f32/b7h1q7k7d8/e8.8.8.8", since="standard"),),
-        common_sizes=COMMON_SIZES,
     ),
     options=options("without_scale", "unscaled"),
     questions=Questions(

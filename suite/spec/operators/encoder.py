@@ -43,8 +43,6 @@ FEATURES = frozenset(
 ACTIVATIONS = ("relu", "gelu")
 """max(x, 0), and x Phi(x) with the normal distribution Phi (Hendrycks, Gimpel 2016)."""
 
-COMMON_SIZES = ("b2h4q7k7d3",)
-
 PARAMETERS = {
     "query_kernel": "xhd", "key_kernel": "ygd", "value_kernel": "zgv", "output_kernel": "hvx",
     "query_bias": "hd", "key_bias": "gd", "value_bias": "gv", "output_bias": "x",
@@ -135,7 +133,6 @@ ENCODER = Operator(
             ),
             Ask("encoder/causal/mha/f64/b2h4q7k7d3/e12.12.12.20/pre/self", since="full"),
         ),
-        common_sizes=COMMON_SIZES,
     ),
     options=(
         flag("pre", "pre"),

@@ -18,9 +18,6 @@ from suite.spec.operators import multi_head
 from suite.spec.operators.layers import kernel
 from suite.spec.sizes import Sizes
 
-COMMON_SIZES = ("b2h4q7k7d3",)
-
-
 PARAMETERS = {"gate_kernel": "xhv", "gate_bias": "hv"}
 """Parameters besides those of multi-head attention, with their axes."""
 
@@ -81,7 +78,6 @@ GATED = Operator(
                 since="standard",
             ),
         ),
-        common_sizes=COMMON_SIZES,
     ),
     options=(flag("without_biases", "nobias"), flag("self_attention", "self")),
     is_layer=True,

@@ -283,7 +283,6 @@ LATENT = Operator(
             Ask("latent/causalbr/mha/{dt}/b2h3q4k9d8v6", dtypes="float32 first"),
             Ask(PLAIN, "latent/pad/mha/{dt}/b3h4q1k9d8v6", dtypes="two", since="standard"),
         ),
-        common_sizes=("b2h3q4k9d8v6",),
     ),
     options=(
         WIDTHS,

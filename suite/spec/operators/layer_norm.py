@@ -25,8 +25,6 @@ ADDED = Option(
 )
 """Another epsilon. Each framework's default is asked as a path."""
 
-COMMON_SIZES = ("b32h1q3k3d64",)
-
 GAIN: Mapping[str, str] = {"gain": "x", "offset": "x"}
 
 
@@ -77,7 +75,6 @@ LAYER_NORM = Operator(
             Ask("layer-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self", dtypes="halves first"),
             Ask("layer-norm/none/mha/f32/b4h1q4k4d4/e4.4.4.4/plain/self", since="standard"),
         ),
-        common_sizes=COMMON_SIZES,
     ),
     options=options("without_affine", "plain", ADDED),
     is_layer=True,

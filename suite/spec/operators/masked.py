@@ -10,8 +10,6 @@ from suite.spec.operator import Asks, Operator, Questions
 from suite.spec.operators import layers
 from suite.spec.operators.layers import draw_sequences, one_head_outputs, options
 
-COMMON_SIZES = ("b2h1q5k9d8v6",)
-
 
 def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
     return draw_sequences(case, rng)
@@ -44,7 +42,6 @@ MASKED = Operator(
             Ask("masked/causal+pad/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6", dtypes="float32 first"),
             Ask("masked/padempty/mha/f32/b2h1q5k9d8v6/e8.8.6.6", since="standard"),
         ),
-        common_sizes=COMMON_SIZES,
     ),
     options=options("without_biases", "nobias"),
     questions=Questions(

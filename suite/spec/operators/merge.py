@@ -42,8 +42,6 @@ SPREAD, APART = 3.0, 40.0
 """Standard deviation of the log-sum-exps, normally and with the option `apart`, where most parts have
 no weight."""
 
-COMMON_SIZES = ("b2h3q5k2d8",)
-
 
 def axes(case: Case) -> Axes:
     return {"partial_output": "kbhqv", "partial_lse": "kbhq"}
@@ -123,7 +121,6 @@ MERGE = Operator(
                 since="standard",
             ),
         ),
-        common_sizes=COMMON_SIZES,
     ),
     options=(choice("height", HEIGHTS), flag("apart", "apart"), flag("empty", "empty")),
     has_keys=False,

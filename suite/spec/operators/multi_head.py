@@ -117,8 +117,6 @@ STANDARD = (
     "multi-head/none/mha/f32/b2h4q7k7d3/e12.12.12.12/bias.bits/self",
 )
 
-COMMON_SIZES = tuple(sizes_of(shape).token for shape in SHAPES)
-
 # Mostly three inputs of their own, so that each has a gradient of its own; one tensor as all three takes
 # other paths in some libraries.
 GRADIENTS = (
@@ -236,7 +234,7 @@ MULTI_HEAD = Operator(
         gradients=GRADIENTS,
         compiled=COMPILED,
         compiled_gradients=(Ask("multi-head/none/mha/f32/b2h3q5k9d4/e12.12.12.12", since="standard"),),
-        common_sizes=COMMON_SIZES,
+        also_common=tuple(sizes_of(shape).token for shape in SHAPES),
     ),
     options=options("without_biases", "nobias", flag("qk_norm", "qknorm", rare=True), ADDED),
     questions=Questions(

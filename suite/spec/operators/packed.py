@@ -66,8 +66,6 @@ ALIGNMENTS = ("all", "causal", "causalbr")
 - causalbr: as causal, with the last query aligned to the last key. Not used if both have equal numbers.
 """
 
-COMMON_SIZES = ("b3h4q24k24d8",)
-
 Lengths = tuple[tuple[int, ...], tuple[int, ...]]
 
 
@@ -254,7 +252,6 @@ PACKED = Operator(
             ),
             Ask(*PATHS, dtypes="float32", since="standard"),
         ),
-        common_sizes=COMMON_SIZES,
     ),
     options=(
         Option("segments", LENGTHS, lengths, written),

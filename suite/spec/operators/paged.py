@@ -326,7 +326,6 @@ PAGED = Operator(
             Ask("paged/none/gqa2/f32/b3h4q9k24d8/seg1.3.5x7.12.5/shared/causal"),
             Ask(f"{MIXED}/hnd/causal", dtypes="two", since="standard"),
         ),
-        common_sizes=("b3h4q9k24d8",),
     ),
     options=(
         Option("segments", LENGTHS, lengths, written),

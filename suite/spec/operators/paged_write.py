@@ -155,7 +155,6 @@ PAGED_WRITE = Operator(
             Ask(PLAIN, dtypes="float32"),
             Ask(f"{PLAIN}/hnd/shuffled/skipped", dtypes="float32", since="standard"),
         ),
-        common_sizes=("b3h2q9k24d8",),
     ),
     options=(
         Option("segments", LENGTHS, lengths, written),

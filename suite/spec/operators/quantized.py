@@ -368,7 +368,6 @@ QUANTIZED = Operator(
             Ask(PLAIN, dtypes="float32"),
             Ask(f"{SMALL}/e4m3/pertoken/causal", dtypes="two", since="standard"),
         ),
-        common_sizes=("b2h4q3k17d8",),
     ),
     options=(
         *OPTIONS,

@@ -121,7 +121,6 @@ QUANTIZED_WRITE = Operator(
                 since="standard",
             ),
         ),
-        common_sizes=("b2h2q17k17d8",),
     ),
     options=(*OPTIONS, flag("beyond", "beyond")),
     recipes=("normal", "large"),

@@ -90,8 +90,6 @@ FAR = 100003
 REACH = 3
 """Random positions are drawn up to this many times the sequence length."""
 
-COMMON_SIZES = ("b2h3q17k1d16",)
-
 _OFFSET = Option(
     "offset", r"at(\d+)", int, lambda value: f"at{value}", 0, (1, 255, 4097, FAR, 10**6)
 )
@@ -280,7 +278,6 @@ ROTARY = Operator(
                 since="standard",
             ),
         ),
-        common_sizes=COMMON_SIZES,
     ),
     options=(
         flag("interleaved", "interleaved"),

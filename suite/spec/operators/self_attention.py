@@ -9,8 +9,6 @@ from suite.spec.operators import layers
 from suite.spec.operators.layers import one_head_outputs, options, projections_work
 from suite.spec.operators.multi_head import draw
 
-COMMON_SIZES = ("b2h1q7k7d5v6",)
-
 
 def axes(case: Case) -> Axes:
     kernels = {"query_kernel": "xhd", "key_kernel": "ygd", "value_kernel": "zgv"}
@@ -49,7 +47,6 @@ SELF_ATTENTION = Operator(
                 since="standard",
             ),
         ),
-        common_sizes=COMMON_SIZES,
     ),
     options=options("without_biases", "nobias"),
     is_layer=True,
