@@ -8,7 +8,7 @@ operator which features are right, wrong or refused beside one another.
 
 from __future__ import annotations
 
-import sys
+import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -83,5 +83,11 @@ def page(paths: list[Path]) -> str:
     return f"{title}\n\n{text}\n{rest}"
 
 
+def main(words: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.together")
+    parser.add_argument("records", nargs="+", type=Path, metavar="RECORDS")
+    print(page(parser.parse_args(words).records), end="")
+
+
 if __name__ == "__main__":
-    print(page([Path(name) for name in sys.argv[1:]]), end="")
+    main()
