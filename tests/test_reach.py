@@ -36,6 +36,10 @@ def right(query, key, value, attn_mask=None, is_causal=False, scale=None):
     return scaled_dot_product_attention(query, key, value, attn_mask, 0.0, is_causal, scale=scale)
 
 
+def launches(query, key, value, attn_mask=None, is_causal=False, scale=None):
+    return right(query, key, value, attn_mask, is_causal, scale)
+
+
 def wrong(query, key, value, attn_mask=None, is_causal=False, scale=None):
     return right(query, key, value, attn_mask, is_causal, 1.0 if scale is None else scale)
 """
@@ -86,6 +90,28 @@ def test_the_action_judges_a_function(name: str, code: int, word: str, tmp_path:
     assert not (folder / "mine.svg").exists(), "a run of few cells has no badge"
     records = (folder / "mine.jsonl").read_text("utf-8")
     assert '"claim": ["head_sizes=8", "value_sizes=8"]' in records.partition("\n")[0]
+
+
+def test_the_action_judges_a_function_that_nobody_trusts(tmp_path: Path) -> None:
+    (tmp_path / "kernels.py").write_text(KERNELS, encoding="utf-8")
+    inputs = {
+        "untrusted": "true",
+        "seed": "77",
+        "kernel": "right",
+        "forbid": "torch.tanh,torch.bmm",
+    }
+    code, _ = acted(
+        tmp_path, backend="torch", function="kernels.py:launches", arguments=FEW, **inputs
+    )
+    assert code == 0
+    folder = tmp_path / "attention"
+    header = json.loads((folder / "attention.jsonl").read_text("utf-8").partition("\n")[0])
+    asked = header["options"]
+    assert (asked["untrusted"], asked["seed"], asked["kernel"]) == (True, 77, "right")
+    assert asked["forbid"] == [inputs["forbid"]]
+    place = ACTION["outputs"]["verdict"]["value"].replace("${{ runner.temp }}", str(tmp_path))
+    verdict = Path(place.replace("${{ inputs.name }}", "attention"))
+    assert json.loads(verdict.read_text("utf-8"))["seed"] == 77
 
 
 def test_a_whole_run_has_a_badge(tmp_path: Path) -> None:
