@@ -98,7 +98,7 @@ def test_the_action_judges_a_function_that_nobody_trusts(tmp_path: Path) -> None
         "untrusted": "true",
         "seed": "77",
         "kernel": "right",
-        "forbid": "torch.tanh,torch.bmm",
+        "forbid": "torch.tanh,torch.erf",
     }
     code, _ = acted(
         tmp_path, backend="torch", function="kernels.py:launches", arguments=FEW, **inputs
