@@ -32,6 +32,12 @@ class RowsOf2049(LongRows):
     longer, longest, only = 2048, 2049, "bf16"
 
 
+skipped = fault(
+    "long_rows",
+    "between two tiles or splits of a long row one key is skipped: see `start` and `stop` of each",
+)
+
+
 class Dropped(LongRows):
     """One key is not seen."""
 
@@ -42,68 +48,53 @@ class Dropped(LongRows):
         return scores
 
 
-@fault(
-    "long_rows",
-    "between two tiles or splits of a long row one key is skipped: see `start` and `stop` of each",
-)
+@skipped
 class LongRowsDropAKey(Dropped):
     """In float32 one key of a row of more than 512 is not seen."""
 
 
-@fault(
-    "long_rows",
-    "between two tiles or splits of a long row one key is skipped: see `start` and `stop` of each",
-)
+@skipped
 class LongRowsDropAKeyBfloat16(Dropped, Fused):
     """In bfloat16 one key of a row of more than 512 is not seen."""
 
     only = "bf16"
 
 
-@fault(
-    "long_rows",
-    "between two tiles or splits of a long row one key is skipped: see `start` and `stop` of each",
-)
+@skipped
 class LongRowsDropAKeyFloat16(Dropped, Fused):
     """In float16 one key of a row of more than 512 is not seen."""
 
     only = "f16"
 
 
-@fault(
-    "long_rows",
-    "between two tiles or splits of a long row one key is skipped: see `start` and `stop` of each",
-)
+@skipped
 class VeryLongRowsDropAKey(Dropped):
     """In float32 one key of a row of more than 4096 is not seen."""
 
     longer = 4096
 
 
-@fault(
-    "long_rows",
-    "between two tiles or splits of a long row one key is skipped: see `start` and `stop` of each",
-)
+@skipped
 class VeryLongRowsDropAKeyBfloat16(Dropped, Fused):
     """In bfloat16 one key of a row of more than 4096 is not seen."""
 
     longer, only = 4096, "bf16"
 
 
-@fault(
-    "long_rows",
-    "between two tiles or splits of a long row one key is skipped: see `start` and `stop` of each",
-)
+@skipped
 class RowsOf2049DropAKey(RowsOf2049, Dropped, Fused):
     """In bfloat16 one key of 2049 is not seen."""
 
 
-@fault(
-    "long_rows",
-    "between two tiles or splits of a long row one key is skipped: see `start` and `stop` of each",
-)
+@skipped
 class RowsOf2049DropAKeyOfStoredScores(RowsOf2049, Dropped, Eager):
     """In bfloat16 one key of 2049 is not seen, in a kernel that stores its scores."""
+
+
+overlapping = fault(
+    "long_rows",
+    "two tiles or splits of a long row overlap by one key: see `start` and `stop` of each",
+)
 
 
 class Doubled(LongRows):
@@ -116,38 +107,31 @@ class Doubled(LongRows):
         return scores
 
 
-@fault(
-    "long_rows",
-    "two tiles or splits of a long row overlap by one key: see `start` and `stop` of each",
-)
+@overlapping
 class LongRowsCountAKeyTwice(Doubled):
     """In float32 one key of a row of more than 512 counts twice."""
 
 
-@fault(
-    "long_rows",
-    "two tiles or splits of a long row overlap by one key: see `start` and `stop` of each",
-)
+@overlapping
 class LongRowsCountAKeyTwiceBfloat16(Doubled, Fused):
     """In bfloat16 one key of a row of more than 512 counts twice."""
 
     only = "bf16"
 
 
-@fault(
-    "long_rows",
-    "two tiles or splits of a long row overlap by one key: see `start` and `stop` of each",
-)
+@overlapping
 class RowsOf2049CountAKeyTwice(RowsOf2049, Doubled, Fused):
     """In bfloat16 one key of 2049 counts twice."""
 
 
-@fault(
-    "long_rows",
-    "two tiles or splits of a long row overlap by one key: see `start` and `stop` of each",
-)
+@overlapping
 class RowsOf2049CountAKeyTwiceOfStoredScores(RowsOf2049, Doubled, Eager):
     """In bfloat16 one key of 2049 counts twice, in a kernel that stores its scores."""
+
+
+exchanged = fault(
+    "long_rows", "k is read in another order (pages, swizzled lanes) than v; index both alike"
+)
 
 
 class Exchanged(LongRows):
@@ -161,30 +145,30 @@ class Exchanged(LongRows):
         return scores
 
 
-@fault("long_rows", "k is read in another order (pages, swizzled lanes) than v; index both alike")
+@exchanged
 class LongRowsExchangeKeys(Exchanged):
     """In float32 two keys of a row of more than 512 are exchanged, and their values are not."""
 
 
-@fault("long_rows", "k is read in another order (pages, swizzled lanes) than v; index both alike")
+@exchanged
 class LongRowsExchangeKeysBfloat16(Exchanged, Fused):
     """In bfloat16 two keys of a row of more than 512 are exchanged, and their values are not."""
 
     only = "bf16"
 
 
-@fault("long_rows", "k is read in another order (pages, swizzled lanes) than v; index both alike")
+@exchanged
 class VeryLongRowsExchangeKeys(Exchanged):
     """In float32 two keys of a row of more than 4096 are exchanged, and their values are not."""
 
     longer = 4096
 
 
-@fault("long_rows", "k is read in another order (pages, swizzled lanes) than v; index both alike")
+@exchanged
 class RowsOf2049ExchangeKeys(RowsOf2049, Exchanged, Fused):
     """In bfloat16 two keys of 2049 are exchanged, and their values are not."""
 
 
-@fault("long_rows", "k is read in another order (pages, swizzled lanes) than v; index both alike")
+@exchanged
 class RowsOf2049ExchangeKeysOfStoredScores(RowsOf2049, Exchanged, Eager):
     """In bfloat16 two keys of 2049 are exchanged, and their values are not; scores are stored."""
