@@ -29,14 +29,19 @@ class Kernel:
     like: str = ""
 
 
+def fault(families: str, *patterns: str) -> Fault:
+    """A fault of families with blanks between them."""
+    return Fault(tuple(families.split()), patterns)
+
+
 def one(name: str, families: str, *patterns: str, **more: str) -> Kernel:
     """A kernel with one fault."""
-    return Kernel(name, (Fault(tuple(families.split()), patterns),), **more)
+    return Kernel(name, (fault(families, *patterns),), **more)
 
 
-def two(name: str, *faults: Fault, **more: str) -> Kernel:
-    """A kernel of `pairs.py` with two faults."""
-    return Kernel(f"pairs.py:{name}", faults, **more)
+def two(name: str, *faults: Fault) -> Kernel:
+    """A kernel with two faults."""
+    return Kernel(name, faults)
 
 
 IGNORED = (
@@ -89,49 +94,42 @@ MORE_IN_SUM = (
     r"epsilon|\beps\b|\+ ?eps"
 )
 
-next_key = Fault(("mask",), (NEXT_KEY,))
-true_hides = Fault(("mask",), (TRUE_HIDES,))
-no_scale = Fault(("scale", "scores"), (NO_SCALE,))
-by_d = Fault(("scale",), (r"scal|divi", BY_D))
-tiled = Fault(("heads",), (r"head|group", TILED))
-scale_ignored = Fault(("scale",), (r"scal", IGNORED + r"|default|always|1 ?/ ?sqrt"))
-bias_scaled = Fault(
-    ("scores", "scale", "bias", "mask"),
-    (r"bias", r"scal|factor|times|multipl|divi"),
-)
-viewed = Fault(
-    ("heads", "layout"),
+next_key = fault("mask", NEXT_KEY)
+true_hides = fault("mask", TRUE_HIDES)
+no_scale = fault("scale scores", NO_SCALE)
+by_d = fault("scale", r"scal|divi", BY_D)
+tiled = fault("heads", r"head|group", TILED)
+scale_ignored = fault("scale", r"scal", IGNORED + r"|default|always|1 ?/ ?sqrt")
+bias_scaled = fault("scores scale bias mask", r"bias", r"scal|factor|times|multipl|divi")
+viewed = fault(
+    "heads layout",
     (
         r"reshape|view|transpos|permut|scrambl|\baxes|\baxis|mixed|mixes|(heads?.{0,40}(rows?|length|quer|position))|"
-        r"order|rearrang",
+        r"order|rearrang"
     ),
 )
-mask_beside_flag = Fault(("mask",), (r"mask", IGNORED, r"flag|causal|both|together|beside"))
-own_key = Fault(("mask",), (OWN_KEY,))
-future_only = Fault(
-    ("mask",), (r"future|later|upper|triu|ahead|behind|j > i|k > q|opposite|invert|revers",)
+mask_beside_flag = fault("mask", r"mask", IGNORED, r"flag|causal|both|together|beside")
+own_key = fault("mask", OWN_KEY)
+future_only = fault(
+    "mask", r"future|later|upper|triu|ahead|behind|j > i|k > q|opposite|invert|revers"
 )
-first_head = Fault(("heads",), (r"first|head 0|single|one (key )?head|multi-?query|key head",))
-masked_weights = Fault(("mask", "softmax"), (AFTER_SOFTMAX,))
-zero_score = Fault(("mask", "scores"), (ZERO_SCORE,))
-no_maximum = Fault(("numerics", "softmax"), (r"overflow|maxim|\bmax\b|largest|exp\b",))
-window_wider = Fault(
-    ("mask",), (r"window", r"one|wide|off[ -]by|\+ ?1|further|more|more than|reaches \d+ keys")
+first_head = fault("heads", r"first|head 0|single|one (key )?head|multi-?query|key head")
+masked_weights = fault("mask softmax", AFTER_SOFTMAX)
+zero_score = fault("mask scores", ZERO_SCORE)
+no_maximum = fault("numerics softmax", r"overflow|maxim|\bmax\b|largest|exp\b")
+window_wider = fault(
+    "mask", r"window", r"one|wide|off[ -]by|\+ ?1|further|more|more than|reaches \d+ keys"
 )
-cap_ignored = Fault(("scores",), (r"cap", IGNORED))
-slopes_sign = Fault(
-    ("scores", "mask"),
-    (
-        r"slope|alibi|distance",
-        r"sign|revers|opposite|negat|flip|-1|reward|grow|posit|plus|added|\+",
-    ),
+cap_ignored = fault("scores", r"cap", IGNORED)
+slopes_sign = fault(
+    "scores mask",
+    r"slope|alibi|distance",
+    r"sign|revers|opposite|negat|flip|-1|reward|grow|posit|plus|added|\+",
 )
-whole_width = Fault(("scale",), (r"scal|divi", r"width|all heads|H ?\*? ?D|model|embed|heads"))
-one_more = Fault(("softmax",), (MORE_IN_SUM,))
-halves_averaged = Fault(
-    ("softmax", "state", "numerics"),
-    (
-        r"tile|block|part|chunk|half|halves|split",
-        r"normali|softmax|average|mean|separate|alone|own|sum|merge|weigh",
-    ),
+whole_width = fault("scale", r"scal|divi", r"width|all heads|H ?\*? ?D|model|embed|heads")
+one_more = fault("softmax", MORE_IN_SUM)
+halves_averaged = fault(
+    "softmax state numerics",
+    r"tile|block|part|chunk|half|halves|split",
+    r"normali|softmax|average|mean|separate|alone|own|sum|merge|weigh",
 )

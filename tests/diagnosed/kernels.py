@@ -15,6 +15,7 @@ from tests.diagnosed.expected import (
     bias_scaled,
     by_d,
     cap_ignored,
+    fault,
     first_head,
     future_only,
     halves_averaged,
@@ -87,7 +88,7 @@ OTHERS = (
     ),
     Kernel("of_keras.py:tiled_groups", (tiled,), "tf"),
     one("of_keras.py:bias_is_lost", "scores mask", r"bias", IGNORED, backend="tf"),
-    Kernel("of_keras.py:dropout_stays_on", (Fault(("dropout", "state"), (DROPOUT_ON,)),), "tf"),
+    Kernel("of_keras.py:dropout_stays_on", (fault("dropout state", DROPOUT_ON),), "tf"),
     Kernel(
         "layers.py:MergedWithoutTranspose",
         (Fault(("layer", *viewed.families), viewed.patterns),),
@@ -199,55 +200,54 @@ OTHERS = (
 FAULTY = (*TORCH, *OTHERS)
 
 PAIRS = (
-    two("next_key_and_no_scale", next_key, no_scale),
-    two("tiled_and_divided_by_d", tiled, by_d),
-    two("true_hides_and_next_key", true_hides, next_key),
+    two("pairs.py:next_key_and_no_scale", next_key, no_scale),
+    two("pairs.py:tiled_and_divided_by_d", tiled, by_d),
+    two("pairs.py:true_hides_and_next_key", true_hides, next_key),
     two(
-        "ignored_scale_and_softmax_over_queries",
+        "pairs.py:ignored_scale_and_softmax_over_queries",
         scale_ignored,
-        Fault(("softmax",), (r"softmax|normali|sum", OVER_QUERIES)),
+        fault("softmax", r"softmax|normali|sum", OVER_QUERIES),
     ),
-    two("viewed_heads_and_no_scale", viewed, no_scale),
-    two("bfloat16_and_next_key", Fault(("numerics",), (BF16,)), next_key),
-    two("flag_beside_mask_and_bias_scaled", mask_beside_flag, bias_scaled),
+    two("pairs.py:viewed_heads_and_no_scale", viewed, no_scale),
+    two("pairs.py:bfloat16_and_next_key", fault("numerics", BF16), next_key),
+    two("pairs.py:flag_beside_mask_and_bias_scaled", mask_beside_flag, bias_scaled),
     two(
-        "weights_masked_and_scaled_by_values",
+        "pairs.py:weights_masked_and_scaled_by_values",
         masked_weights,
-        Fault(("scale",), (r"scal|divi", r"value|\bDv\b")),
+        fault("scale", r"scal|divi", r"value|\bDv\b"),
     ),
-    two("multiplied_mask_and_first_head", zero_score, first_head),
-    two("no_maximum_and_own_key_hidden", no_maximum, own_key),
-    two("whole_width_and_future_only", whole_width, future_only),
-    two("window_wider_and_cap_ignored", window_wider, cap_ignored),
-    two("slopes_reversed_and_tiled", slopes_sign, tiled),
+    two("pairs.py:multiplied_mask_and_first_head", zero_score, first_head),
+    two("pairs.py:no_maximum_and_own_key_hidden", no_maximum, own_key),
+    two("pairs.py:whole_width_and_future_only", whole_width, future_only),
+    two("pairs.py:window_wider_and_cap_ignored", window_wider, cap_ignored),
+    two("pairs.py:slopes_reversed_and_tiled", slopes_sign, tiled),
     two(
-        "in_place_and_ignored_scale",
-        Fault(
-            ("state",), (r"in[ -]?place|changes?|modif|overwrit|writes?|input|operand|untouched",)
-        ),
+        "pairs.py:in_place_and_ignored_scale",
+        fault("state", r"in[ -]?place|changes?|modif|overwrit|writes?|input|operand|untouched"),
         scale_ignored,
     ),
     two(
-        "keys_dropped_and_divided_by_d",
-        Fault(
-            ("mask", "softmax", "layout", "state"),
-            (r"last|tail|remainder|partial|multiple|behind|end", r"key|block|tile"),
+        "pairs.py:keys_dropped_and_divided_by_d",
+        fault(
+            "mask softmax layout state",
+            r"last|tail|remainder|partial|multiple|behind|end",
+            r"key|block|tile",
         ),
         by_d,
     ),
-    two("one_more_and_next_key", one_more, next_key),
-    two("float16_scores_and_true_hides", Fault(("numerics",), (F16,)), true_hides),
+    two("pairs.py:one_more_and_next_key", one_more, next_key),
+    two("pairs.py:float16_scores_and_true_hides", fault("numerics", F16), true_hides),
     two(
-        "fill_lost_and_values_of_another_head",
-        Fault(("mask",), (r"mask|hidden", IGNORED)),
-        Fault(("heads",), (r"value", r"head")),
+        "pairs.py:fill_lost_and_values_of_another_head",
+        fault("mask", r"mask|hidden", IGNORED),
+        fault("heads", r"value", r"head"),
     ),
     two(
-        "mean_of_halves_and_flag_lost",
+        "pairs.py:mean_of_halves_and_flag_lost",
         halves_averaged,
-        Fault(("mask",), (r"causal|flag|future", IGNORED)),
+        fault("mask", r"causal|flag|future", IGNORED),
     ),
-    two("dropout_and_next_key", Fault(("dropout", "state"), (DROPOUT_ON,)), next_key),
+    two("pairs.py:dropout_and_next_key", fault("dropout state", DROPOUT_ON), next_key),
 )
 """Kernels with two faults."""
 

@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from tests.diagnosed.later import _attention, _drop, _masked, _softmax, _spread, _wide
+from tests.diagnosed.later import _attention, _by_hand, _drop, _masked, _softmax, _spread, _wide
 
 
 @_attention
@@ -93,13 +93,7 @@ class _ByHand(torch.autograd.Function):
 def gradients_by_hand(query, key, value, attn_mask, dropout_p, is_causal, scale):
     """The backward pass of flash attention, written out."""
     bias = _masked(query.new_zeros(query.size(-2), key.size(-2)), attn_mask, is_causal)
-    if dropout_p > 0.0:
-        return _drop(_softmax(query @ key.mT * scale + bias), dropout_p) @ value
-    lead = torch.broadcast_shapes(
-        query.shape[:-2], key.shape[:-2], value.shape[:-2], bias.shape[:-2]
-    )
-    query, key, value = (t.expand(*lead, *t.shape[-2:]) for t in (query, key, value))
-    return _ByHand.apply(query, key, value, bias, scale)
+    return _by_hand(_ByHand, query, key, value, bias, dropout_p, scale)
 
 
 @_attention

@@ -4,7 +4,7 @@ them."""
 
 from __future__ import annotations
 
-from tests.diagnosed.expected import Fault, Kernel, one
+from tests.diagnosed.expected import Kernel, fault, one, two
 
 FAULTY = (
     one("later.py:first_row_of_mask", "mask heads", r"mask",
@@ -87,61 +87,45 @@ FAULTY = (
 )  # fmt: skip
 
 PAIRS = (
-    Kernel(
+    two(
         "later_pairs.py:rootless_and_tiled",
-        (
-            Fault(("scale",), (r"scale", r"sqrt|root|1/(E|d)")),
-            Fault(("heads",), (r"group|gqa", r"til|order|interleav|repeat|another")),
-        ),
+        fault("scale", r"scale", r"sqrt|root|1/(E|d)"),
+        fault("heads", r"group|gqa", r"til|order|interleav|repeat|another"),
     ),
-    Kernel(
+    two(
         "later_pairs.py:inverted_and_scale_unread",
-        (
-            Fault(("mask",), (r"mask", r"invert|True|opposite|polarity")),
-            Fault(("scale",), (r"scale", r"ignor|no effect|not|never")),
-        ),
+        fault("mask", r"mask", r"invert|True|opposite|polarity"),
+        fault("scale", r"scale", r"ignor|no effect|not|never"),
     ),
-    Kernel(
+    two(
         "later_pairs.py:next_key_and_nan_hidden",
-        (
-            Fault(("mask",), (r"causal", r"next|off[ -]by[ -]one|one key|future|i ?\+ ?1")),
-            Fault(("numerics",), (r"nan", r"hid|zero|\b0\b|lost|swallow")),
-        ),
+        fault("mask", r"causal", r"next|off[ -]by[ -]one|one key|future|i ?\+ ?1"),
+        fault("numerics", r"nan", r"hid|zero|\b0\b|lost|swallow"),
     ),
-    Kernel(
+    two(
         "later_pairs.py:float_mask_dropped_and_values_detached",
-        (
-            Fault(("mask", "scores"), (r"float|additive", r"ignor|drop|no effect|lost")),
-            Fault(("gradient",), (r"value", r"gradient|detach")),
-        ),
+        fault("mask scores", r"float|additive", r"ignor|drop|no effect|lost"),
+        fault("gradient", r"value", r"gradient|detach"),
     ),
-    Kernel(
+    two(
         "later_pairs.py:tail_skipped_and_doubles_narrowed",
-        (
-            Fault(("tiles", "shapes"), (r"key", r"tile|block|multiple|last|tail|\b16\b")),
-            Fault(("numerics",), (r"float64|double", r"float32|single|precision")),
-        ),
+        fault("tiles shapes", r"key", r"tile|block|multiple|last|tail|\b16\b"),
+        fault("numerics", r"float64|double", r"float32|single|precision"),
     ),
-    Kernel(
+    two(
         "later_pairs.py:keys_detached_and_lower_right",
-        (
-            Fault(("gradient",), (r"key", r"gradient|detach")),
-            Fault(("mask",), (r"causal", r"right|align|offset|S ?- ?L|bottom|lower")),
-        ),
+        fault("gradient", r"key", r"gradient|detach"),
+        fault("mask", r"causal", r"right|align|offset|S ?- ?L|bottom|lower"),
     ),
-    Kernel(
+    two(
         "later_pairs.py:first_heads_mask_and_nan_rows",
-        (
-            Fault(("mask", "heads"), (r"mask", r"head")),
-            Fault(("numerics", "mask"), (r"nan", r"row|fully|every key|no key|all keys")),
-        ),
+        fault("mask heads", r"mask", r"head"),
+        fault("numerics mask", r"nan", r"row|fully|every key|no key|all keys"),
     ),
-    Kernel(
+    two(
         "later_pairs.py:first_samples_keys_and_value_scale",
-        (
-            Fault(("heads",), (r"sample|batch", r"key|first|other|another|mix")),
-            Fault(("scale",), (r"scale", r"value|\bEv\b|Dv")),
-        ),
+        fault("heads", r"sample|batch", r"key|first|other|another|mix"),
+        fault("scale", r"scale", r"value|\bEv\b|Dv"),
     ),
 )
 

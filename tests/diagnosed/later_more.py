@@ -5,7 +5,7 @@ import math
 
 import torch
 
-from tests.diagnosed.later import _attention, _drop, _masked, _softmax, _spread, _wide
+from tests.diagnosed.later import _attention, _by_hand, _drop, _masked, _softmax, _spread, _wide
 
 # precision inside
 
@@ -66,13 +66,7 @@ class _NoScaleForKeys(torch.autograd.Function):
 @_attention
 def keys_gradient_without_scale(query, key, value, attn_mask, dropout_p, is_causal, scale):
     bias = _masked(query.new_zeros(query.size(-2), key.size(-2)), attn_mask, is_causal)
-    if dropout_p > 0.0:
-        return _drop(_softmax(query @ key.transpose(-2, -1) * scale + bias), dropout_p) @ value
-    lead = torch.broadcast_shapes(
-        query.shape[:-2], key.shape[:-2], value.shape[:-2], bias.shape[:-2]
-    )
-    query, key, value = (t.expand(*lead, *t.shape[-2:]) for t in (query, key, value))
-    return _NoScaleForKeys.apply(query, key, value, bias, scale)
+    return _by_hand(_NoScaleForKeys, query, key, value, bias, dropout_p, scale)
 
 
 class _UnmaskedBackward(torch.autograd.Function):
@@ -103,13 +97,7 @@ class _UnmaskedBackward(torch.autograd.Function):
 @_attention
 def backward_without_the_mask(query, key, value, attn_mask, dropout_p, is_causal, scale):
     bias = _masked(query.new_zeros(query.size(-2), key.size(-2)), attn_mask, is_causal)
-    if dropout_p > 0.0:
-        return _drop(_softmax(query @ key.transpose(-2, -1) * scale + bias), dropout_p) @ value
-    lead = torch.broadcast_shapes(
-        query.shape[:-2], key.shape[:-2], value.shape[:-2], bias.shape[:-2]
-    )
-    query, key, value = (t.expand(*lead, *t.shape[-2:]) for t in (query, key, value))
-    return _UnmaskedBackward.apply(query, key, value, bias, scale)
+    return _by_hand(_UnmaskedBackward, query, key, value, bias, dropout_p, scale)
 
 
 class _FirstOfTheGroup(torch.autograd.Function):
