@@ -27,7 +27,7 @@ from suite.judge.check import check
 from suite.judge.derivative import asked_of, judge_gradients, native_cotangent, read_gradients
 from suite.judge.elections.modes import modes_of, transformed
 from suite.judge.verdict import Deviation, NotApplicable
-from suite.spec.catalogue import Ask, asked, plain_beside
+from suite.spec.catalogue import Ask, asked, with_plain
 from suite.spec.dtypes import DTYPES, DType, round_to
 from suite.spec.inputs import Inputs
 from suite.spec.levels import HALF
@@ -59,24 +59,22 @@ LAYERS = (
     "rotary/none/mha/{dt}/b2h3q17k1d16",
 )
 
-PLAIN = partial(plain_beside, (*MASKS, *LAYERS), lambda case: True)
-"""The plain cases of the other operators."""
-
 WIDE = "sdpa/causal/mha/f64/b2h3q17k23d8"
 """Automatic mixed precision leaves float64 alone."""
 
-CASES = asked(
+CASES = with_plain(
     Ask(*MASKS, *LAYERS, dtypes="growing"),
     Ask(GROUPED, dtypes="float32"),
     Ask(WIDE),
-    Ask(PLAIN, dtypes="half", since="standard"),
+    dtypes="half",
 )
 
 FEW = (GROUPED, "sdpa/bool.qk.empty/mha/{dt}/b2h3q17k23d8/dense", LAYERS[2], LAYERS[3])
 
-OF_FRAMEWORKS = asked(
+OF_FRAMEWORKS = with_plain(
     Ask(*FEW, dtypes="float32"),
-    Ask(*MASKS, *LAYERS, PLAIN, dtypes="float32", since="standard"),
+    Ask(*MASKS, *LAYERS, dtypes="float32", since="standard"),
+    dtypes="float32",
 )
 """Frameworks' own implementations are asked fewer cases: their users call in these modes every day."""
 

@@ -20,7 +20,7 @@ from suite.judge.cell import Cell
 from suite.judge.check import check
 from suite.judge.comparison import expect_bitwise
 from suite.judge.verdict import Deviation, NotApplicable
-from suite.spec.catalogue import Ask, asked, cases, plain_beside
+from suite.spec.catalogue import Ask, cases, with_plain
 from suite.spec.inputs import Inputs
 from suite.spec.vocabulary import OPERANDS
 
@@ -107,11 +107,12 @@ OWN = (
 
 
 @check(
-    asked(
+    with_plain(
         Ask(OWN[0], dtypes="float32"),
-        Ask(*OWN[1:], lambda: plain_beside(OWN, lambda case: True), dtypes="float32", since="standard"),
+        Ask(*OWN[1:], dtypes="float32", since="standard"),
+        dtypes="float32",
     )
-)  # fmt: skip
+)
 def test_own_memory(cell: Cell) -> None:
     """An output shares no memory with an argument, or with another output of the same or a later call.
 

@@ -33,7 +33,7 @@ from suite.spec.catalogue import (
     asked,
     compiled_gradient_cases,
     gradient_cases,
-    plain_beside,
+    with_plain,
 )
 from suite.spec.inputs import draw_tangents
 from suite.spec.vocabulary import OPERANDS
@@ -117,12 +117,7 @@ def apart(case: Case) -> bool:
     return set(OPERANDS) <= case.axes.keys() and not case.option("self_attention")
 
 
-alone = asked(
-    Ask(*ALONE, dtypes="growing"),
-    Ask(lambda: plain_beside(ALONE, apart), dtypes="growing", since="standard"),
-)
-"""Plain attention; from standard on also the plain case of every other operator with three arrays.
-"""
+alone = with_plain(Ask(*ALONE, dtypes="growing"), dtypes="growing", keep=apart)
 
 
 @check(alone, ("gradient",))

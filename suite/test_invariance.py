@@ -20,7 +20,7 @@ from suite.judge.cell import Cell
 from suite.judge.check import check
 from suite.judge.comparison import expect_bitwise, expect_close
 from suite.judge.oracle import Oracle
-from suite.spec.catalogue import Ask, asked, with_plain
+from suite.spec.catalogue import Ask, asked, has_axes, with_plain
 from suite.spec.inputs import Inputs
 from suite.spec.masks import Causal
 from suite.spec.operators.packed import segments
@@ -116,7 +116,7 @@ def test_invariant_rerun(cell: Cell) -> None:
         expect_within(cell, again, first, 2 * bound, f"call {n + 2} on the same values")
 
 
-@check(with_plain(NARROW, *LAYERS, long(LONG), axes="b"))
+@check(with_plain(NARROW, *LAYERS, long(LONG), keep=has_axes("b")))
 def test_invariant_batch(cell: Cell) -> None:
     """A sample has the same output alone, at another place in the batch, and beside other samples."""
     inputs, s = cell.inputs, cell.inputs.sizes
@@ -145,7 +145,7 @@ def counts(Lq: int) -> list[int]:
     return [count for count in ((1, 8) if Lq < 32 else around) if 0 < count < Lq]
 
 
-@check(with_plain(NARROW, *LAYERS, long(LONG), axes="q"))
+@check(with_plain(NARROW, *LAYERS, long(LONG), keep=has_axes("q")))
 def test_invariant_rows(cell: Cell) -> None:
     """A row has the same output among fewer rows (mlx#3573), at another place, and beside other rows."""
     inputs, s = cell.inputs, cell.inputs.sizes

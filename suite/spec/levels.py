@@ -191,7 +191,7 @@ class Ask:
         arrays = [each for each in self.ids if isinstance(each, Covering)]
         ids = {name: why for array in arrays for name in array.ids(level, dtypes)}
         turns: Counter[str] = Counter()
-        for pattern in self._patterns():
+        for pattern in self.patterns():
             own = dtypes
             if dtypes == TURNS:
                 operator = part(pattern, "OPERATOR")
@@ -203,7 +203,7 @@ class Ask:
             ids |= dict.fromkeys((pattern.replace("{dt}", dt) for dt in own), reason)
         return ids
 
-    def _patterns(self) -> Iterator[str]:
+    def patterns(self) -> Iterator[str]:
         """The patterns, without covering arrays."""
         for each in self.ids:
             if isinstance(each, str):

@@ -8,7 +8,6 @@ full      standard, and products of axes
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from zlib import crc32
 
 from suite.spec.case import Case
@@ -145,31 +144,35 @@ compiled_gradient_cases = _of_operators("compiled_gradients")
 """Cases for derivatives of compiled implementations."""
 
 
-def with_plain(*asks: Ask | str, axes: str = "") -> Selection:
+def with_plain(
+    *asks: Ask | str, dtypes: str = "promise", keep: Callable[[Case], bool] = lambda case: True
+) -> Selection:
     """The cases of `asked`, and from standard on the plain case of every other operator.
 
-    Plain cases are included only if their output has the `axes` (letters) and none of them is tied to
-    another axis.
+    `dtypes` is the row of `DTYPES_AT` for the plain cases, and `keep` selects them.
     """
-    patterns = [ask for ask in asks if isinstance(ask, str)]
-    plain = partial(plain_beside, patterns, lambda case: _apart(case, axes))
-    return asked(*asks, Ask(plain, dtypes="promise", since="standard"))
+
+    def plain() -> list[str]:
+        texts = (
+            text for ask in asks for text in ([ask] if isinstance(ask, str) else ask.patterns())
+        )
+        named = {part(text, "OPERATOR") for text in texts}
+        others = (o.asks.plain for name, o in OPERATORS.items() if name not in named)
+        return [text for text in others if keep(Case.parse(text.replace("{dt}", "f32")))]
+
+    return asked(*asks, Ask(plain, dtypes=dtypes, since="standard"))
 
 
-def plain_beside(patterns: Sequence[str], keep: Callable[[Case], bool]) -> list[str]:
-    """The plain ids, with {dt}, of all operators without a pattern in `patterns`. `keep` selects the
-    cases."""
-    names = {part(pattern, "OPERATOR") for pattern in patterns}
-    plain = [o.asks.plain for name, o in OPERATORS.items() if name not in names]
-    return [pattern for pattern in plain if keep(Case.parse(pattern.replace("{dt}", "f32")))]
+def has_axes(axes: str) -> Callable[[Case], bool]:
+    """A function that is True for a case whose output has the `axes` (letters), of which none is tied to
+    another axis, and whose arrays have an axis of samples."""
 
+    def has(case: Case) -> bool:
+        tied = "".join(tie for tie in case.ties if "1" not in tie)
+        free = set(case.operator.outputs(case)["output"]) - set(tied)
+        return case.operator.packing is None and set(axes) <= free
 
-def _apart(case: Case, axes: str) -> bool:
-    """True if the output has the axes, all of different size, and samples are an axis of the arrays."""
-    if axes and case.operator.packing is not None:
-        return False
-    tied = "".join(tie for tie in case.ties if "1" not in tie)
-    return set(axes) <= set(case.operator.outputs(case)["output"]) - set(tied)
+    return has
 
 
 def everything(level: str = "standard") -> tuple[AnyCase, ...]:
@@ -189,6 +192,5 @@ def find(case_id: str) -> AnyCase:
 
 __all__ = [
     "AnyCase", "Ask", "Selection", "asked", "cases", "compiled_cases", "compiled_gradient_cases",
-    "everything", "find", "gradient_cases", "of_operator", "one_in", "parsed", "plain_beside",
-    "with_plain",
+    "everything", "find", "gradient_cases", "has_axes", "of_operator", "one_in", "parsed", "with_plain",
 ]  # fmt: skip
