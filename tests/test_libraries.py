@@ -203,3 +203,15 @@ def test_a_lock_of_a_killed_process_ends_the_wait(tmp_path: Path) -> None:
     with pytest.raises(TimeoutError):
         await_build(lock, patience=0.5)
     assert time.monotonic() - start >= 0.4
+
+
+def test_flex_attention_behind_a_cache_is_not_compiled() -> None:
+    cache = of("transformers", "dynamic-cache-flex")
+    counters = pytest.importorskip("torch._dynamo.utils").counters
+    before = counters["frames"]["total"]
+    for more in ("win3/cap2.0", "bias.1hqk", "pad5.0.12/bias.bhqk"):
+        text = "b3h2q8k20d8/c1.5.1.1" if "pad" in more else "b2h4q9k9d8/c5.1.3"
+        heads = "mha" if "pad" in more else "gqa2"
+        verdict = verdict_of(cache, f"cached/none/{heads}/f32/{text}/{more}")
+        assert verdict.status == "pass", verdict.message
+    assert counters["frames"]["total"] == before

@@ -10,6 +10,7 @@ from backends._transformers.alibi import BloomAlibi, FalconAlibi, MptAlibi
 from backends._transformers.attention import Gemma2Eager, GptOssEager, LlamaEager, SdpaForward
 from backends._transformers.cached import (
     DynamicEager,
+    DynamicFlex,
     DynamicRecording,
     DynamicSdpa,
     QuantizedFp8,
@@ -42,7 +43,7 @@ class TransformersBackend(TorchEngine):
         every = (
             LlamaEager, Gemma2Eager, GptOssEager, SdpaForward, BloomAlibi, FalconAlibi, MptAlibi,
             LlamaRotary, LlamaRotaryCast, GlmRotary, CohereRotary, PackedByPositions, PackedEager,
-            DynamicSdpa, DynamicEager, DynamicRecording, QuantizedFp8, QuantizedQuanto, StaticSdpa,
-            DeepseekV3, DeepseekV3Sdpa, DeepseekV2,
+            DynamicSdpa, DynamicEager, DynamicFlex, DynamicRecording, QuantizedFp8, QuantizedQuanto,
+            StaticSdpa, DeepseekV3, DeepseekV3Sdpa, DeepseekV2,
         )  # fmt: skip
         return [implementation(self) for implementation in every]

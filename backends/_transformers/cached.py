@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from backends._torch.engine import TorchEngine
+from backends._torch.flex import Flex, uncompiled
 from backends._transformers.models import modeling
 from backends.caching import Scripted, Turn
 from backends.declared import Declared, DeclaredRounding
@@ -105,14 +107,24 @@ class DynamicSdpa(Scripted):
         if rotation(turn.inputs.case) is not None:
             query, key = self.rotated(query, key, state, turn)
         embeddings = query.new_zeros(s.B, query.shape[2], 1)
-        mask = make(config, embeddings, padding, cache)
+        with self.making_masks():
+            mask = make(config, embeddings, padding, cache)
         key, value = cache.update(key, value, 0)
         if turn.chunk.tree is not None:
             mask = self.of_tree(turn, key)
         rows, _ = self.function(
-            layer, query, key, value, mask, scaling=turn.inputs.effective_scale, dropout=0.0
-        )
+            layer, query, key, value, mask, scaling=turn.inputs.effective_scale, dropout=0.0,
+            **self.more(turn, key),
+        )  # fmt: skip
         return rows.transpose(1, 2), state
+
+    def making_masks(self) -> AbstractContextManager[Any]:
+        """The context in which a mask is made."""
+        return nullcontext()
+
+    def more(self, turn: Turn, key: Any) -> dict[str, Any]:
+        """More arguments of the attention function, for the keys that the cache returns."""
+        return {}
 
     def rotated(self, query: Any, key: Any, state: Any, turn: Turn) -> tuple[Any, Any]:
         """Query and key, rotated as in Mistral's model: positions begin at what the cache holds."""
@@ -159,6 +171,37 @@ class DynamicEager(DynamicSdpa):
     @property
     def function(self) -> Any:
         return modeling("llama").eager_attention_forward
+
+
+class DynamicFlex(DynamicSdpa):
+    """`DynamicCache` with `flex_attention_forward` and its block masks. Nothing is compiled, which would
+    take seconds for every shape."""
+
+    name = "dynamic-cache-flex"
+    declared = DynamicSdpa.declared.taking("softcap", "bias", "bias-with-mask").refusing(
+        {"negative-views": Flex.declared.refusals["negative-views"]}
+    )
+    chosen = "flex_attention"
+
+    @property
+    def function(self) -> Any:
+        module = import_module("transformers.integrations.flex_attention")
+        # The object that keeps the compiled function for the whole process.
+        kept = module.WrappedFlexAttention(training=False)
+        kept._compiled_flex_attention = uncompiled(module.flex_attention)
+        return module.flex_attention_forward
+
+    def making_masks(self) -> AbstractContextManager[Any]:
+        stance: AbstractContextManager[Any] = self.backend.torch.compiler.set_stance("force_eager")
+        return stance
+
+    def more(self, turn: Turn, key: Any) -> dict[str, Any]:
+        inputs, own = turn.inputs, list(turn.chunk.own)
+        if inputs.bias is None:
+            return {"softcap": inputs.case.option("softcap")}
+        positions = turn.held.positions[own, -key.shape[2] :]
+        bias = self.backend.array(turn.chunk.biases(inputs.bias, positions), inputs.dtype)
+        return {"softcap": inputs.case.option("softcap"), "position_bias": bias}
 
 
 class DynamicRecording(DynamicSdpa):
