@@ -31,12 +31,12 @@ from references.primitives.arranged import Moved, Reshaped
 from references.primitives.attend import Attend, LogSumExp
 from references.primitives.latent import Expanded, Lifted, PartedScores, PerHead
 from references.primitives.pairs import Pairs
-from references.primitives.scores import Scores
+from references.primitives.scores import HeldScores, Scores
 from references.quantized import scaled
 from references.rounding import Bounded, Roundoffs
 from references.tape import Leaf, Node
 from suite.spec.inputs import Inputs
-from suite.spec.operators.latent import dequantized
+from suite.spec.operators.latent import dequantized, plain
 
 
 def compose(problem: Problem) -> Composition:
@@ -45,10 +45,14 @@ def compose(problem: Problem) -> Composition:
     pairs, latent = Pairs.of(problem), latents(problem)
     w_uk, w_uv = problem.leaf("w_uk"), problem.leaf("w_uv")
 
-    def scores(query: Node, key: Node, rope: Node) -> PartedScores:
+    def scores(query: Node, key: Node, rope: Node) -> Node:
         parts = ((query, key), (problem.leaf("query_rope"), rope))
         one, two = (Scores(u, q, k, problem.scale, pairs) for q, k in parts)
-        return PartedScores(one, two)
+        both = PartedScores(one, two)
+        if problem.inputs.case.recipe != "level":
+            return both
+        q, k, _ = plain(problem.arrays)
+        return HeldScores(both, q, k, float(problem.scale))
 
     def shared(x: Node) -> Node:
         """What all heads share, (B, 1, Lk, .)."""

@@ -58,10 +58,10 @@ from references.composition import Composition, Problem
 from references.in_pages import InPages
 from references.primitives.attend import Attend
 from references.primitives.pairs import Pairs
-from references.primitives.scores import Scores
+from references.primitives.scores import HeldScores, Scores
 from references.quantized_write import coded
 from references.rounding import Bounded, Roundoffs, gamma, magnitude
-from references.tape import Leaf
+from references.tape import Leaf, Node
 from suite.spec.inputs import Inputs
 from suite.spec.operators.quantized import KINDS, allowed, broadcast, dequantized, newest
 
@@ -85,7 +85,11 @@ def compose(problem: Problem) -> Composition:
     key, value = operand(problem, "key", s.D), operand(problem, "value", s.Lk)
     folded = problem.inputs.case.option("scales")
     scores = PlainScores(u, problem.leaf("query"), key, problem.scale, pairs)
-    output = OverTokens(u, scores, value, pairs)
+    attended: Node = scores
+    if problem.inputs.case.recipe == "level":
+        exact = dequantized(problem.inputs, "key")
+        attended = HeldScores(scores, problem.arrays["query"], exact, float(problem.scale))
+    output = OverTokens(u, attended, value, pairs)
     if folded == "pertoken":
         output.lost = by_row(pairs, u.weight_underflow * sizes(problem, value, "value"))
     elif folded != "pertile":

@@ -31,7 +31,6 @@ from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import draw
 from suite.spec.masks import And, Boolean, Causal, Mask, Or, Padding, Prefix, parse_mask
 from suite.spec.operators import OPERATORS, WORDS
-from suite.spec.recipes import RECIPES
 from suite.spec.vocabulary import HIDING
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -94,7 +93,7 @@ def test_draws_reach_what_the_table_does() -> None:
     for seed in range(4):
         batch = strategies.cases_of(OPERATORS["sdpa"], (DTYPES["f16"],))
         engine.run_batch(batch, seed, half.append, engine.BATCH)
-    assert {c.recipe for c in seen + half} == set(RECIPES)
+    assert {c.recipe for c in seen + half} == set(OPERATORS["sdpa"].recipes)
     assert len({c.option("bias") for c in seen}) >= 6  # -inf goes with no mask: it is rare
     assert {c.option("sinks") for c in seen} == {False, True} == {c.option("lse") for c in seen}
     assert {type(p).__name__ for p in parts} >= {"Causal", "Window", "Padding", "Segments", "Or"}

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from backends.declared import DeclaredRounding
+from references.primitives.scores import unit
 from suite.checks import all_checks
 from suite.faults.backend import KernelBackend
 from suite.faults.split import SplitLseInTheDtype
@@ -19,7 +20,12 @@ from suite.judge.oracle import Oracle, Rounding
 from suite.judge.tolerance import roundoffs
 from suite.judge.verdict import Verdict
 from suite.spec.case import Case
+from suite.spec.catalogue import cases as every_case
+from suite.spec.catalogue import of_operator
 from suite.spec.inputs import draw
+from suite.spec.operator import Operator
+from suite.spec.operators.latent import LATENT
+from suite.spec.operators.quantized import QUANTIZED
 from tests.honest.split import SplitSingleKeys, SplitStored
 from tests.runtimes import of_person
 
@@ -52,6 +58,26 @@ def verdicts(kernel: type[SplitStored], level: str = "standard") -> Iterator[tup
 @pytest.mark.parametrize("kernel", [SplitStored, SplitSingleKeys])
 def test_stored_answers_of_parts_are_a_declaration(kernel: type[SplitStored]) -> None:
     assert {verdict.status for _, verdict in verdicts(kernel)} <= {"pass", "unsupported"}
+
+
+@pytest.mark.parametrize("operator", [LATENT, QUANTIZED], ids=str)
+def test_scores_that_no_store_rounds_have_the_bound_of_the_accumulator(operator: Operator) -> None:
+    """Of the recipe level; of other scores, and with one digit more, that of their stores."""
+    for case in of_operator(operator, every_case, "standard"):
+        if case.recipe == "level":
+            inputs = draw(case)
+            narrow = Oracle.forward(inputs, Rounding("stepwise")).expected["output"].error
+            wide = inputs.replace(query=inputs.query * (1 + 2.0**-7))
+            assert (
+                narrow < Oracle.forward(wide, Rounding("stepwise")).expected["output"].error
+            ).all()
+
+
+def test_the_unit_of_numbers_is_the_power_of_two_that_divides_all() -> None:
+    assert unit(np.array([0.0, -3.0, 6.0])) == 1
+    assert unit(np.array([0.75, 96.0])) == 0.25
+    assert unit(np.array([2.0**-30 + 2.0**-31])) == 2.0**-31
+    assert unit(np.zeros(2)) == np.inf
 
 
 def test_stored_answers_of_parts_fail_without_it() -> None:

@@ -24,13 +24,76 @@ Bounds, in the notation of `references.rounding`; delta bounds an error:
 
 from __future__ import annotations
 
+import math
 from functools import cached_property
 
 import numpy as np
 
 from references.primitives.pairs import Pairs
-from references.rounding import Bounded, Roundoffs, gamma, product, stored, summed, together
+from references.rounding import (
+    Bounded,
+    Roundoffs,
+    gamma,
+    magnitude,
+    product,
+    stored,
+    summed,
+    together,
+)
 from references.tape import Gradients, Node
+
+
+class HeldScores(Node):
+    """Scores (B, H, Lq, Lk) that no store rounds, because they are numbers of the formats in which they
+    may be stored. The accumulator rounds as always, and so may the log-sum-exps of parts of the keys.
+
+    `query` and `key` (B, H or Hkv, L, .) are the exact operands. Let all q_i be multiples of a, and all
+    k_ji of b, powers of two like the scale. Then every product and every sum of products is a multiple of
+    a b, and a number of the format with unit roundoff u if sum_i |q_i k_ji| <= a b / u. Otherwise the
+    bound is that of `scores`.
+    """
+
+    def __init__(
+        self, scores: Scores | Node, query: np.ndarray, key: np.ndarray, scale: float
+    ) -> None:
+        super().__init__(scores.u, scores)
+        self.scores, self.scale = scores, abs(scale)
+        self.sizes = [
+            magnitude(x) for x in (query, np.repeat(key, query.shape[1] // key.shape[1], 1))
+        ]
+
+    @cached_property
+    def output(self) -> Bounded:
+        scores, u = self.scores.output, self.u
+        query, key = self.sizes
+        products, widest = query @ key.swapaxes(-1, -2), max(u.score, u.weight, u.output)
+        units = [unit(x) for x in self.sizes]
+        reach = (
+            products.max(initial=0),
+            query.max(initial=0) * units[1],
+            key.max(initial=0) * units[0],
+        )
+        if max(reach) * widest > units[0] * units[1] or math.frexp(self.scale)[0] != 0.5:
+            return scores
+        error = gamma(query.shape[-1] + 2, u.accumulate) * self.scale * products
+        return Bounded(scores.value, error)
+
+    @property
+    def recomputed(self) -> Bounded:
+        return self.scores.recomputed
+
+    def gradients(self, received: Bounded) -> Gradients:
+        return (received,)
+
+    def tangent(self, *moved: Bounded | None) -> Bounded | None:
+        return moved[0]
+
+
+def unit(x: np.ndarray) -> float:
+    """The largest power of two of which all numbers of an array are multiples; infinite for zeros."""
+    digits, exponents = np.frexp(x[x != 0])
+    whole = np.ldexp(digits, 53).astype(np.int64)
+    return float(np.ldexp((whole & -whole).astype(float), exponents - 53).min(initial=np.inf))
 
 
 class Scores(Node):

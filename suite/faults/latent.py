@@ -178,10 +178,10 @@ class LatentHalvesAveraged(AbsorbedKernel):
     family="merge",
 )
 class LatentLseInTheDtype(NarrowLse, AbsorbedKernel):
-    """Log-sum-exps of parts are stored in float16, the dtype of the query."""
+    """Log-sum-exps of parts are stored in bfloat16, the dtype of the query."""
 
-    dtypes, lse_dtype = ("f16",), "f16"
-    numerics = "fused"
+    dtypes, lse_dtype = ("bf16",), "bf16"
+    numerics = "stepwise"
 
 
 @fault("values", "`logsumexp(q_nope @ k_nope)`; the whole scores count", family="lse")

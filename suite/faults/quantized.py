@@ -256,9 +256,10 @@ class QuantizedScaledTwice(QuantizedKernel):
     family="merge",
 )
 class QuantizedLseInTheDtype(QuantizedKernel):
-    """Log-sum-exps of both halves of the keys are stored in float16, the dtype of the query."""
+    """Log-sum-exps of both halves of the keys are stored in 16 bits, the dtype of the query."""
 
-    dtypes = ("f16",)
+    dtypes = ("f16", "bf16")
+    numerics = "stepwise"
 
     def weights(self, scores: np.ndarray, call: Coded) -> np.ndarray:
         mask, halves = call.shown, []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal, localcontext
 
@@ -81,6 +82,47 @@ def _offset(rng: np.random.Generator, s: Sizes, fmt: DType) -> Operands:
     if s.D:
         add_offset(q, k, s.D)
     return q, k, v
+
+
+def level(
+    rng: np.random.Generator, query: np.ndarray, key: np.ndarray, depth: int, fmt: DType
+) -> tuple[float, float]:
+    """Write queries (..., Lq, D) and keys (..., Lk, D) whose scores with the scale 1 / sqrt(depth) are
+    whole numbers from -2 to 2. Returns numbers of a further component of queries and keys, by which
+    scores are near 1024, or 128 in bfloat16.
+
+    Such scores, their products and sums are numbers of the dtype, so that no store of them rounds. A
+    log-sum-exp of them is none, and must be kept in float32. Raises ValueError as `power_of_4` does.
+    """
+    root, size = math.isqrt(power_of_4(depth)), 128.0 if fmt.name == "bf16" else 1024.0
+    read = rng.permuted(np.broadcast_to(np.arange(query.shape[-1]), query.shape), axis=-1) < 2
+    query[...] = 512 / size * read
+    key[...] = size * root / 512 * rng.integers(-1, 2, key.shape)
+    return 16.0, size * root / 16
+
+
+def _level(rng: np.random.Generator, s: Sizes, fmt: DType) -> Operands:
+    """Large scores that the dtype holds (`level`), rows in turn near one and minus one size. Values rise
+    with their keys, so that parts of the keys have different answers."""
+    q, k, v = _normal(rng, s, fmt)
+    if s.D:
+        first, second = level(rng, q[..., 1:], k[..., 1:], s.D, fmt)
+        q[..., 0], k[..., 0] = first * (-1.0) ** np.arange(s.Lq), second
+    return q, k, v / 4 + rising(s.Lk)
+
+
+def power_of_4(depth: int) -> int:
+    """The size of a query, whose scale is a power of two. Raises ValueError for other sizes."""
+    if depth.bit_count() != 1 or depth.bit_length() % 2 == 0:
+        raise ValueError(
+            f"scores are whole numbers if a query has 1, 4, 16, ... components, got {depth}"
+        )
+    return depth
+
+
+def rising(keys: int) -> np.ndarray:
+    """Numbers from -2 to 2, (Lk, 1)."""
+    return np.linspace(-2.0, 2.0, keys)[:, None]
 
 
 def _sunk(rng: np.random.Generator, s: Sizes, fmt: DType) -> Operands:
@@ -167,6 +209,7 @@ DRAWS: dict[str, Draw] = {
     "integers": _integers,
     "tiny": _tiny,
     "offset": _offset,
+    "level": _level,
     "sunk": _sunk,
     "overflow": _overflow,
     "needle": _needle,
@@ -178,7 +221,8 @@ RECIPES = tuple(DRAWS)
 """Names of the input recipes."""
 
 FIXED_SCALE: Mapping[str, float | None] = {
-    **dict.fromkeys(("large", "offset", "sunk", "needle")), "overflow": 2.0**-14, "staircase": 1.0,
+    **dict.fromkeys(("large", "offset", "level", "sunk", "needle")),
+    "overflow": 2.0**-14, "staircase": 1.0,
 }  # fmt: skip
 """Recipes that set the size of the scores, with the scale that they need; None is the default scale."""
 

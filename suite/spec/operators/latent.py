@@ -57,7 +57,7 @@ from suite.spec.operator import (
 from suite.spec.operators import in_pages
 from suite.spec.operators.layers import FACTORS, kernel
 from suite.spec.operators.tiles import by_tile, counted, untiled
-from suite.spec.recipes import add_offset
+from suite.spec.recipes import add_offset, level, power_of_4, rising
 from suite.spec.sizes import Sizes
 
 FEATURES = frozenset(
@@ -126,10 +126,17 @@ def dequantized(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
     return np.asarray(codes * untiled(arrays["latent_scale"], codes.shape[-1]))
 
 
+def selection(rng: np.random.Generator, among: int, R: int, H: int, size: int) -> np.ndarray:
+    """An up-projection (R, H, size) whose columns select one of the first `among` components."""
+    chosen = np.array([rng.permutation(among)[np.arange(size) % among] for _ in range(H)])
+    return np.asarray(np.arange(R)[:, None, None] == chosen.reshape(H, size)).astype(float)
+
+
 def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
     """Unit normals, and up-projections of which keys and values are unit normals. `large`: scores with a
     standard deviation of 16; `integers`: integers from -2 to 2, up-projections from -1 to 1; `offset`:
-    an offset of the scores in the rotary parts, which both forms read as they are."""
+    an offset of the scores in the rotary parts, which both forms read as they are; `level`: scores near
+    1024 that the dtype holds (`suite.spec.recipes.level`)."""
     n = case.letters
     arrays = {
         name: rng.standard_normal(tuple(n[x] for x in axes)) for name, axes in AXES.items()
@@ -138,16 +145,27 @@ def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarra
         "w_uv": kernel(rng, n["r"], n["r"], n["h"], n["v"]),
     }
     if case.option("select"):
-        for name in ("w_uk", "w_uv"):
-            R, H, size = arrays[name].shape
-            chosen = np.array([rng.permutation(R)[np.arange(size) % R] for _ in range(H)])
-            arrays[name] = (np.arange(R)[:, None, None] == chosen.reshape(H, size)).astype(float)
+        for name, kernels in ((name, arrays[name].shape) for name in ("w_uk", "w_uv")):
+            arrays[name] = selection(rng, n["r"], *kernels)
     if case.recipe == "large":
         arrays |= {name: 16 * arrays[name] for name in ("query", "query_rope")}
     if case.recipe == "integers":
         arrays |= {
             name: np.rint(np.clip(array * (1.5 if name.startswith("w") else 1), -2, 2))
             for name, array in arrays.items()
+        }
+    if case.recipe == "level":
+        half = n["r"] // 2 or 1  # keys are components of the first half, values of the second one
+        first, second = level(
+            rng, arrays["query"], arrays["latent"][..., :half], n["d"] + n["e"], case.dtype
+        )
+        arrays["query_rope"][...], arrays["key_rope"][...] = 0.0, 0.0
+        arrays["query_rope"][..., 0] = first * (-1.0) ** np.arange(n["q"])
+        arrays["key_rope"][..., 0] = second
+        arrays["latent"][..., half:] = arrays["latent"][..., half:] / 4 + rising(n["k"])
+        arrays |= {
+            "w_uk": selection(rng, half, n["r"], n["h"], n["d"]),
+            "w_uv": selection(rng, half, n["r"], n["h"], n["v"])[::-1],
         }
     if case.recipe == "offset":
         add_offset(arrays["query_rope"], arrays["key_rope"], n["d"] + n["e"])
@@ -173,6 +191,8 @@ def validate(case: Case) -> None:
     in_pages.validate(case)
     if min(case.option("latent_sizes")) < 1 or not case.sizes.D:
         raise ValueError(f"{case.operator} needs sizes d, r and e of 1 or more: {case.id}")
+    if case.recipe == "level":
+        power_of_4(case.sizes.D + case.option("latent_sizes")[1])
 
 
 def plain(
@@ -266,6 +286,10 @@ LATENT = Operator(
             Ask(f"{CODED}/e4m3", f"{CODED}/select/int8", dtypes="half"),
             Ask(*IN_PAGES, "latent/none/mha/{dt}/b3h4q1k9d8v6/page3"),
             Ask(f"{PLAIN}/offset", dtypes="float32 first"),
+            Ask("latent/none/mha/{dt}/b2h3q4k9d12v6/level", dtypes="sixteen"),
+            Ask(
+                "latent/causalbr/mha/{dt}/b1h2q5k33d12v16/level", dtypes="sixteen", since="standard"
+            ),
             Ask(*STANDARD, since="standard"),
             Ask(
                 f"{CODED}/int8/large",
@@ -292,7 +316,7 @@ LATENT = Operator(
         SCALE,
         *(option for option in (LSE.option,) if option),
     ),
-    recipes=("normal", "large", "integers", "offset"),
+    recipes=("normal", "large", "integers", "offset", "level"),
     questions=Questions(
         elections=(
             "fully-masked-row",

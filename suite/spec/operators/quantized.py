@@ -38,11 +38,9 @@ import numpy as np
 from suite.spec.case import Case
 from suite.spec.dtypes import CODES, round_to
 from suite.spec.inputs import Inputs
-from suite.spec.levels import Ask
 from suite.spec.operator import (
     SCALE,
     ArrayKinds,
-    Asks,
     Axes,
     Operator,
     Packing,
@@ -52,8 +50,9 @@ from suite.spec.operator import (
 )
 from suite.spec.operators import in_pages
 from suite.spec.operators.packed import allowed_pairs
+from suite.spec.operators.quantized_cases import ASKS, IN_PAGES
 from suite.spec.operators.tiles import TILES, by_tile, counted, untiled
-from suite.spec.recipes import DRAWS
+from suite.spec.recipes import DRAWS, power_of_4
 from suite.spec.sizes import Sizes
 from suite.spec.vocabulary import OPERANDS
 
@@ -87,8 +86,8 @@ OPTIONS = (choice("codes", CODES), choice("scales", GRANULES), flag("zero", "zer
 
 KINDS = ("key", "value")
 
-PLAIN = "quantized/none/gqa2/{dt}/b2h4q3k17d8/perhead/causal"
-"""A chunk behind a cache, whose heads have scales of their own."""
+KEPT = ("key_output", "value_output")
+"""Codes that come back from a call that writes."""
 
 
 def axes_of(name: str) -> str:
@@ -188,6 +187,10 @@ def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarra
             x[:, :, -case.sizes.Lq :] *= 4.0
         tokens = {name: round_to(x, case.dtype) for name, x in tokens.items()}
     scales, last = draw_scales(case, tokens), CODES[case.option("codes")].max
+    if case.recipe == "level":
+        tokens["key"] = drawn["key"]
+        whole = np.abs(drawn["key"]).max() / 32  # scales and codes that give back such keys
+        scales["key_scale"] = whole / rng.integers(1, 3, scales["key_scale"].shape)
     arrays = {"query": drawn["query"]}
     for name, x in tokens.items():
         scale, zero = (
@@ -272,6 +275,10 @@ def validate_codes(case: Case) -> None:
 
 def validate(case: Case) -> None:
     validate_codes(case)
+    if case.recipe == "level":
+        power_of_4(case.sizes.D)
+        if case.option("zero") or case.option("writes") or case.option("codes") == "int4":
+            raise ValueError(f"whole scores need codes up to 64 without zero points: {case.id}")
     if not 0 < case.sizes.Lq <= case.sizes.Lk:
         raise ValueError(f"{case.operator} has queries, and as many keys or more: {case.id}")
 
@@ -281,14 +288,6 @@ def completed(sizes: Sizes, numbers: Sequence[int]) -> tuple[Sizes, Mapping[str,
     queries = max(min(sizes.Lq, sizes.Lk), 1)
     return replace(sizes, B=max(sizes.B, 1), Lq=queries, Lk=max(sizes.Lq, sizes.Lk)), {}
 
-
-WIDE = "quantized/none/gqa2/{dt}/b1h4q3k9d160v130"
-SMALL = "quantized/none/gqa2/{dt}/b2h4q3k17d8"
-UNEQUAL = "quantized/none/mqa/{dt}/b3h2q1k23d8v6"
-DECODING = "quantized/none/gqa4/{dt}/b2h8q1k130d64"
-
-IN_PAGES = (f"{SMALL}/e4m3/pertoken/causal/page3", f"{SMALL}/pertoken/causal/writes/page4")
-"""Codes and scales in pages, read and written."""
 
 QUANTIZED = Operator(
     name="quantized",
@@ -304,71 +303,7 @@ QUANTIZED = Operator(
     outputs=outputs,
     needs=needs,
     validate=validate,
-    asks=Asks(
-        plain=PLAIN,
-        pages=IN_PAGES,
-        cases=(
-            Ask(
-                PLAIN,
-                f"{SMALL}/e4m3/pertoken/causal",
-                f"{UNEQUAL}/perchannel/zero",
-                f"{SMALL}",
-                f"{UNEQUAL}/e4m3/perchannel",
-                f"{SMALL}/e5m2/perhead/causal/scale0.3",
-                f"{SMALL}/pertoken/zero/causal",
-                f"{UNEQUAL}/e4m3",
-                f"{SMALL}/perhead/causal/writes",
-                f"{SMALL}/pertoken/zero/causal/writes",
-                f"{UNEQUAL}/e4m3/perchannel/writes",
-                f"{WIDE}/e4m3/pertile/causal",
-                f"{WIDE}/pertile/causal/writes",
-                f"{SMALL}/perhead/causal/page4",
-                *IN_PAGES,
-            ),
-            Ask(
-                f"{SMALL}/zero/causal",
-                f"{SMALL}/int4/perchannel/causal",
-                f"{UNEQUAL}/int4/pertoken/zero",
-                f"{SMALL}/perhead/zero/scale-0.2",
-                f"{SMALL}/perchannel/causal",
-                f"{SMALL}/e4m3/perhead",
-                f"{SMALL}/e5m2",
-                f"{SMALL}/e5m2/pertoken",
-                f"{SMALL}/e5m2/perchannel/causal",
-                f"{SMALL}/pertoken/causal/large",
-                f"{SMALL}/e4m3/perchannel/causal/large",
-                f"{SMALL}/perhead/ties",
-                f"{UNEQUAL}/pertoken",
-                f"{UNEQUAL}/perhead/zero",
-                f"{DECODING}/perhead",
-                f"{DECODING}/e4m3/perchannel",
-                f"{DECODING}/perhead/offset",
-                "quantized/none/gqa2/{dt}/b1h4q67k131d32/e4m3/pertoken/causal",
-                "quantized/none/mha/{dt}/b2h3q33k33d16/perchannel/zero/causal",
-                f"{SMALL}/zero/causal/writes",
-                f"{SMALL}/e4m3/pertoken/causal/writes",
-                f"{SMALL}/e5m2/perhead/causal/writes/scale0.3",
-                f"{UNEQUAL}/int4/pertoken/writes",
-                f"{DECODING}/perhead/causal/writes",
-                "quantized/none/gqa2/{dt}/b1h4q17k17d8/e4m3/perhead/causal/writes",
-                f"{WIDE}/pertile/zero",
-                f"{SMALL}/pertoken/zero/page1",
-                f"{WIDE}/e4m3/pertile/causal/page4",
-                f"{UNEQUAL}/perchannel/page16",
-                f"{UNEQUAL}/e5m2/writes/page4",
-                f"{DECODING}/e4m3/perhead/causal/writes/page16",
-                "quantized/none/mqa/{dt}/b2h3q1k17d257v64/e4m3/pertile/writes",
-                "quantized/none/gqa2/{dt}/b1h4q3k9d128/pertile/causal",
-                "quantized/none/gqa2/{dt}/b1h4q3k9d128v256/e5m2/pertile",
-                since="standard",
-            ),
-            Ask(f"{PLAIN}/offset", dtypes="float32 first"),
-        ),
-        gradients=(
-            Ask(PLAIN, dtypes="float32"),
-            Ask(f"{SMALL}/e4m3/pertoken/causal", dtypes="two", since="standard"),
-        ),
-    ),
+    asks=ASKS,
     options=(
         *OPTIONS,
         choice("alignment", ("all", "causal")),
@@ -376,21 +311,14 @@ QUANTIZED = Operator(
         in_pages.IN_PAGES,
         SCALE,
     ),
-    recipes=("normal", "large", "ties", "offset"),
+    recipes=("normal", "large", "ties", "offset", "level"),
     questions=Questions(well_formed=IN_PAGES[0].format(dt="f32")),
     array_kinds=ArrayKinds(
         letters=lambda case: {**counted(case.sizes.letters), **in_pages.letters(case)},
         integers=in_pages.TABLE,
         statistics=("key_scale", "value_scale", "key", "value"),
         wide=("key_scale", "value_scale"),
-        codes=(
-            "key_codes",
-            "value_codes",
-            "key_zero",
-            "value_zero",
-            "key_output",
-            "value_output",
-        ),
+        codes=("key_codes", "value_codes", "key_zero", "value_zero", *KEPT),
     ),
     packing=Packing(completed=completed, choose=choose),
 )

@@ -72,7 +72,9 @@ AXES: dict[str, tuple[object, ...]] = {
     "scale": (None, 0.3, 0.0, -0.2, 2.5),
     "softcap": (None, 2.0),
     # overflow makes sense only in float16 with a small scale, sunk only in float32 and float64
-    "recipe": tuple(r for r in RECIPES if r not in ("overflow", "sunk", "needle", "staircase")),
+    "recipe": tuple(
+        r for r in RECIPES if r not in ("overflow", "sunk", "needle", "staircase", "level")
+    ),
     # bhdl is in designed cases only: frameworks without views lack it
     "axis_order": ("bhld", "blhd"),
     "form": ("native", "dense"),
