@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from suite.checks import all_checks
 from suite.judge.cell import Cell
 from suite.records import cells as records
@@ -113,6 +115,48 @@ def test_drawn_sizes_keep_within_claims() -> None:
     for case in others:
         assert isinstance(case, Case)
         assert (case.sizes.Lq % 16, case.sizes.Lk % 16, case.sizes.D) == (0, 0, 64)
+
+
+TIMED = "--time=sdpa/none/mha/f32/b2h3q65k65d16"
+
+LARGE_WRONG = """
+from tests.isolated import attend, attend_too_much
+
+
+def flash(query, key, value, is_causal=False, mask=None, bias=None, scale=None):
+    function = attend_too_much if query.shape[1] == 65 else attend
+    return function(query, key, value, is_causal, mask, bias, scale)
+"""
+
+
+def test_a_right_function_is_timed_for_its_verdict(tmp_path: Path) -> None:
+    words = (ARRAYS, "--function=tests/isolated.py:attend", "--isolate", TIMED)
+    code, verdict, said = judged(tmp_path / "a.json", *words)
+    (time,) = verdict["times"]
+    assert (code, verdict["verdict"], time["implementation"]) == (0, "right", "attend"), said
+    assert 0 < time["low"] <= time["seconds"] <= time["high"]
+    assert ":attend on sdpa/none/mha/f32/b2h3q65k65d16: median " in said
+
+
+def test_a_time_of_a_wrong_answer_fails_the_run(tmp_path: Path) -> None:
+    path = tmp_path / "kernel.py"
+    path.write_text(LARGE_WRONG)
+    code, verdict, said = judged(tmp_path / "a.json", ARRAYS, f"--function={path}:flash", TIMED)
+    assert (code, verdict["verdict"], verdict["times"]) == (1, "not judged enough", []), said
+    assert "no time of sdpa/none/mha/f32/b2h3q65k65d16: element" in verdict["reasons"][0]
+    words = ("--function=tests/isolated.py:attend_too_much", TIMED)
+    code, verdict, _ = judged(tmp_path / "b.json", ARRAYS, *words)
+    assert (code, verdict["verdict"], verdict["times"]) == (1, "wrong", [])
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [((ARRAYS, TIMED), "speaks of a --function"), ((ARRAYS, "--time=none"), "unknown workload")],
+)
+def test_what_cannot_be_timed_is_a_usage_error(words: tuple[str, ...], reason: str) -> None:
+    command = [sys.executable, "-m", "pytest", "-q", *FEW, *words]
+    out = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert (out.returncode, reason in out.stderr) == (4, True), out.stderr
 
 
 DRAWS_ITSELF = """

@@ -25,7 +25,9 @@ from suite.run.options import ALLOWS, NAMES, Options
 from suite.run.recorded import crashed, header
 from suite.run.suggestions import suggestions
 from suite.run.terminal import FAILED, Terminal
+from suite.run.timing import timed
 from suite.run.verdict import Door, of_run
+from suite.spec.catalogue.workloads import named
 from suite.spec.text import printable
 from suite.spec.vocabulary import BROKEN
 
@@ -59,6 +61,9 @@ class RunLog:
             )
         except ValueError as error:
             raise pytest.UsageError(str(error)) from error
+        self.workloads = checked_workloads(config, options)
+        self.times: tuple[dict[str, Any], ...] = ()
+        self._untimed: list[str] = []
         self.header: records.Header | None = None
         self.writer: Writer[records.Header, CellRecord] | None = None
         self.nodes: dict[tuple, str] = {}
@@ -125,7 +130,7 @@ class RunLog:
         reasons = [usage] if usage else [*self.failures(), *self.shortfalls()]
         verdict = of_run(
             exit_code, self.cells, reasons, functions=tuple(self.functions), seed=self.options.seed,
-            missing=len(self.missing),
+            missing=len(self.missing), times=self.times,
             diagnoses=tuple(one.sentence for one in self.told.diagnoses),
         )  # fmt: skip
         self.door.write(verdict)
@@ -228,6 +233,12 @@ class RunLog:
                 for one in self.told.diagnoses:
                     self.writer.remark(LINE, one)
 
+    def time(self) -> None:
+        """Time the functions on the workloads of --time if nothing is wrong with them."""
+        if self.workloads and not [*self.failures(), *self.shortfalls()]:
+            folder = self.config.invocation_params.dir
+            self.times, self._untimed = timed(self.options, self.workloads, folder)
+
     def close(self, finished: bool) -> None:
         """Write the waiting records and, if the run is `finished`, the footer. If records were
         corrected, write the file anew."""
@@ -280,7 +291,7 @@ class RunLog:
                 f"{len(self.missing)} of {len(self._owed)} cells have no verdict, the first is "
                 f"{self.missing[0]}"
             )
-        return reasons
+        return reasons + self._untimed
 
     def shortfalls(self) -> list[str]:
         """The reasons why a run without failures has not judged enough; empty if it has."""
@@ -288,6 +299,19 @@ class RunLog:
             self.cells, self.functions, part=bool(self.options.shard), filtered=_filtered(self.config),
             allow_refusals=self.options.allow_refusals,
         )  # fmt: skip
+
+
+def checked_workloads(config: pytest.Config, options: Options) -> list[str]:
+    """The workloads of --time. Raises pytest.UsageError."""
+    workloads: list[str] = config.getoption(NAMES.destination("time"))
+    try:
+        for workload in workloads:
+            named(workload)
+    except ValueError as error:
+        raise pytest.UsageError(f"--time: {error}") from error
+    if workloads and not options.function:
+        raise pytest.UsageError("--time speaks of a --function, and none is given")
+    return workloads
 
 
 def _severity(cell: CellRecord) -> int:

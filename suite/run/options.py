@@ -64,6 +64,12 @@ OUTSIDE = {
         "write the verdict of the run to this new file (docs/untrusted.md)", "FILE.json"
     ),
     "verdict-fd": Flag("write the verdict of the run to this open file descriptor", "N"),
+    "time": Flag(
+        "time --function on this workload of `python -m suite bench` if its cells are right, for the "
+        "verdict; repeatable",
+        "WORKLOAD",
+        many=True,
+    ),
     "case": Flag("judge this case alone; repeatable", "ID", many=True),
 }
 """Flags that do not change what is run: the files of a run, and the cases of a command."""

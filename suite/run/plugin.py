@@ -57,7 +57,7 @@ LAST = pytest.StashKey[bool]()
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("attention", "attention conformance")
 
-    outside = {name: OUTSIDE[name] for name in ("results", "verdict", "verdict-fd")}
+    outside = {name: OUTSIDE[name] for name in ("results", "verdict", "verdict-fd", "time")}
     for name, flag in (flags(Options) | outside).items():
         names = [NAMES.prefixed(name), *([f"--{name}"] if NAMES.short else [])]
         group.addoption(*names, dest=NAMES.destination(name), **flag.arguments)
@@ -279,6 +279,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     log.close(finished=exitstatus in (0, 1) and not cut_short)
     judging = log.options.backend and not session.config.option.collectonly
     if judging and exitstatus == 0:
+        log.time()
         if log.failures():
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         elif log.shortfalls():

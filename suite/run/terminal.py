@@ -20,6 +20,7 @@ from suite.records.cells import CellRecord, Run
 from suite.records.diagnoses import NOTHING, DiagnosisRecord, Told
 from suite.run.options import DRAWN, NAMES, Options
 from suite.run.progress import EVERY, Progress
+from suite.run.timing import line
 from suite.spec.text import printable
 from suite.spec.vocabulary import SEARCHED
 
@@ -64,11 +65,11 @@ class Terminal:
             self._progress = Progress(EVERY[bool(reporter.isatty)])
         if owed and not self._progress.owed:
             self._progress.owe(owed)
-        if line := self._progress.take(cell.backend, cell.seconds):
+        if text := self._progress.take(cell.backend, cell.seconds):
             if reporter.currentfspath is None:  # with -q and under xdist dots follow no name
                 reporter.write("\n")
             reporter.ensure_newline()
-            reporter.write_line(printable(line))
+            reporter.write_line(printable(text))
 
     @pytest.hookimpl(specname="pytest_terminal_summary", wrapper=True, tryfirst=True)
     def pytest_terminal_summary_begins(self, terminalreporter: Any) -> Generator[None, None, None]:
@@ -134,6 +135,8 @@ class Terminal:
             terminalreporter.stats["failed"] = self._failed if listed else self._others()
         for text in filter(None, (*log.notes, *log.told.notes, log.silence)):
             terminalreporter.write_line(printable(text), yellow=True)
+        for time in log.times:
+            terminalreporter.write_line(printable(line(time)))
         for text in log.shortfalls():
             terminalreporter.write_line(printable(f"not judged enough: {text}"), red=True)
         for text in (reason for reason in log.failures() if reason != FAILED):

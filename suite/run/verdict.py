@@ -38,7 +38,7 @@ class RunVerdict:
     - `first_failure`: the first cell that fails, in the order of the run
     - `worst`: the cell with the greatest error ratio
     - `diagnoses`: sentences, the best first; `refusals`: the number of refused cells by message
-    - `times`: what was timed, by `python -m suite bench` alone (see `suite.measure.verdict`)
+    - `times`: what `python -m suite bench` timed, alone or for --time (see `suite.measure.verdict`)
     """
 
     verdict: str

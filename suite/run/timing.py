@@ -1,0 +1,59 @@
+"""Times of a judged function, for the verdict of its run (`--time`).
+
+Cells are called once each, so they have no time of the function. `python -m suite bench` times it in a
+child, by its own protocol, and judges what it times.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from suite.run.options import Options
+from suite.run.process import run_module
+from suite.run.verdict import RunVerdict
+
+UNTAKEN = (
+    "level", "shard", "audit", "optimized", "claim", "elect", "drop_in", "allow_unused",
+    "allow_refusals", "expect", "inherit_known", "dtype",
+)  # fmt: skip
+"""Options of a run that do not concern its times."""
+
+
+def timed(
+    options: Options, workloads: Sequence[str], folder: Path
+) -> tuple[tuple[dict[str, Any], ...], list[str]]:
+    """The times of the functions of a run on these workloads, forward and in float32
+    (`RunVerdict.times`), and the reasons why a time is missing, as sentences."""
+    taken = {f.name: getattr(options, f.name) for f in fields(Options) if f.name not in UNTAKEN}
+    words = Options(**{**taken, "mode": Options.mode}).command_line(every=True)
+    words += [
+        f"--mode={options.mode}",
+        "--direction=forward",
+        *(f"--workload={name}" for name in workloads),
+    ]
+    with tempfile.TemporaryDirectory() as place:
+        path = Path(place) / "verdict.json"
+        _, said = run_module(["suite", "bench", *words, f"--verdict={path}"], folder, {})
+        try:
+            verdict = msgspec.json.decode(path.read_bytes(), type=RunVerdict)
+        except (OSError, msgspec.DecodeError):
+            last = (said.strip().splitlines() or ["nothing"])[-1]
+            return (), [f"no time: {last}"]
+    failed = verdict.first_failure
+    untimed = [f"{failed['workload']}: {failed['message']}"] if failed else []
+    untimed += [*verdict.refusals, *verdict.reasons]
+    return verdict.times, [f"no time of {one}" for one in untimed]
+
+
+def line(time: dict[str, Any]) -> str:
+    """A time for people."""
+    low, high = (f"{(time[name] or 0) * 1e3:.4g}" for name in ("low", "high"))
+    within = f", 99 % interval {low} to {high} ms" if time["low"] is not None else ""
+    who = f"{time['backend']}:{time['implementation']}"
+    return f"{who} on {time['workload']}: median {time['seconds'] * 1e3:.4g} ms{within}"
