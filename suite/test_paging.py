@@ -9,10 +9,13 @@ import numpy as np
 
 from suite.judge.cell import Cell
 from suite.judge.check import check
+from suite.judge.comparison import expect_bitwise
 from suite.spec.catalogue import asked
 from suite.spec.inputs import Inputs
 from suite.spec.operators import OPERATORS
 from suite.spec.operators.in_pages import filled, owned, pools, read_entries
+from suite.spec.operators.paged_write import PLAIN as WRITTEN
+from suite.spec.operators.paged_write import in_turn
 from suite.test_invariance import expect_within
 from suite.test_masking import expect_same
 
@@ -52,6 +55,19 @@ def test_invariant_pages(cell: Cell) -> None:
     ):
         got = cell.run(moved(inputs, np.array(order))).values
         expect_within(cell, got, whole, 2 * bound, f"pages {what}")
+
+
+@check(asked(WRITTEN, f"{WRITTEN}/hnd"))
+def test_written_in_turn(cell: Cell) -> None:
+    """Chunks that two calls write into one page give the bits of one call that writes all tokens. The
+    second call has the pools that the first one returned."""
+    inputs = cell.inputs
+    whole = {name: array.copy() for name, array in cell.run(inputs).arrays.items()}
+    first, second = in_turn(inputs)
+    half = {name: array.copy() for name, array in cell.run(first).arrays.items()}
+    pools = {"key_cache": half["output"], "value_cache": half["value_output"]}
+    for name, array in cell.run(second.replace(**pools)).arrays.items():
+        expect_bitwise(array, whole[name], "unequal", f"{name} after two calls")
 
 
 @check(PAGES)

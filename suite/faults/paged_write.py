@@ -123,6 +123,18 @@ class WriteThroughBfloat16(PagedWriteKernel):
         return round_to(tokens, DTYPES["bf16"])
 
 
+@fault("written_in_turn", "a page that is known by its content is complete; its free slots are not")
+class WriteKnownPagesKept(PagedWriteKernel):
+    """A page that an earlier call has written is known by its content, and is not written again."""
+
+    def put(self, flat: np.ndarray, slots: np.ndarray, tokens: np.ndarray, size: int) -> None:
+        known: set[bytes] = self.__dict__.setdefault("known", set())
+        pages = flat.reshape(-1, size, *flat.shape[1:])
+        kept = np.array([page.tobytes() in known for page in pages])
+        super().put(flat, np.where(kept[slots // size], -1, slots), tokens, size)
+        known.update(pages[page].tobytes() for page in np.unique(slots[slots >= 0] // size))
+
+
 @fault("gradients", "the old pool's gradient is passed on whole; slots that are written take none")
 class WriteGradientPassesThrough(PagedWriteKernel):
     """The old pool has a gradient in slots that are overwritten, too."""

@@ -110,6 +110,39 @@ def choose(inputs: Inputs, order: Sequence[int] | np.ndarray) -> Inputs:
     return replace(inputs, case=other, arrays={**inputs.arrays, **chosen}, sizes=sizes)
 
 
+def in_turn(inputs: Inputs) -> tuple[Inputs, Inputs]:
+    """The write in two calls: of each sample's tokens the first half, and then the rest, whose call has
+    the pools as they are before both. Raises ValueError for tokens in another order."""
+    if inputs.case.option("shuffled"):
+        raise ValueError(f"tokens of a sample stand together: {inputs.case.id}")
+    (queries, keys), starts = inputs.case.option("segments"), [0]
+    for count in queries:
+        starts.append(starts[-1] + count)
+    calls = []
+    for second in (False, True):
+        rows = [
+            np.arange(start + count // 2, start + count)
+            if second
+            else start + np.arange(count // 2)
+            for start, count in zip(starts, queries, strict=False)
+        ]
+        written = tuple(len(row) for row in rows)
+        held = (
+            keys
+            if second
+            else tuple(
+                of - count + new for of, count, new in zip(keys, queries, written, strict=True)
+            )
+        )
+        sizes = replace(inputs.sizes, Lq=sum(written), Lk=sum(held))
+        options = tuple(dict(inputs.case.options, segments=(written, held)).items())
+        case, chosen = replace(inputs.case, sizes=sizes, options=options), np.concatenate(rows)
+        names = ("key", "value", "slot_mapping")
+        arrays = {**inputs.arrays, **{name: inputs.arrays[name][chosen] for name in names}}
+        calls.append(replace(inputs, case=case, arrays=arrays, sizes=sizes))
+    return calls[0], calls[1]
+
+
 def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> Mapping[str, bool]:
     queries, keys = case.option("segments")
     return {
