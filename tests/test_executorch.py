@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -31,6 +32,9 @@ def backend() -> Any:
         ("custom-kv-cache", LARGER.removesuffix("/room4")),
         ("custom-ring-kv-cache", "cached/none/mha/f32/b3h2q8k20d8/c1.5.back2.1.1/win3/room8"),
         ("custom-ring-kv-cache", "cached/none/mha/bf16/b3h2q8k20d8/c1.5of20.5of1.2/win3/room8"),
+        ("quantized-kv-cache", "cached/none/gqa2/f32/b3h4q9k9d8/c5.pick210.1.back1.3"),
+        ("quantized-kv-cache", "cached/none/gqa2/f32/b2h4q9k9d8/c5.1.3/growing/scale0.3"),
+        ("attention-sink-kv-cache", "cached/none/mha/f32/b3h2q8k20d8/c1.5.back2.1.1/win3/room8"),
     ],
 )
 def test_implementations_are_right(backend: Any, name: str, text: str) -> None:
@@ -38,8 +42,9 @@ def test_implementations_are_right(backend: Any, name: str, text: str) -> None:
     assert verdict.status == "pass", verdict.message
 
 
-def test_a_ring_loses_keys_in_a_chunk_of_more_than_a_window(backend: Any) -> None:
-    verdict = judged(backend, "custom-ring-kv-cache", LARGER)
+@pytest.mark.parametrize("name", ["custom-ring-kv-cache", "attention-sink-kv-cache"])
+def test_a_ring_loses_keys_in_a_chunk_of_more_than_a_window(backend: Any, name: str) -> None:
+    verdict = judged(backend, name, LARGER)
     assert (verdict.status, verdict.kind) == ("fail", "value")
 
 
@@ -63,3 +68,19 @@ def test_what_ends_the_process_is_not_asked(backend: Any) -> None:
     plain = of(backend, "custom-kv-cache")
     assert "end the process" in (plain.unsupported(malformed["key-value-heads-differ"]) or "")
     assert plain.unsupported(malformed["rollback-beyond-length"]) is None
+
+
+def test_the_first_token_keeps_its_slot(backend: Any) -> None:
+    ring = of(backend, "attention-sink-kv-cache")
+    made, init = list[Any](), ring.init
+
+    def kept(*arguments: Any) -> Any:
+        made.append(init(*arguments))
+        return made[-1]
+
+    with patch.object(ring, "init", kept):
+        ring.prepare(draw(Case.parse("cached/none/mha/f32/b3h2q8k20d8/c1.5.1.1/win3/room8")))()
+    ((first, *_),) = made
+    assert first.cache.cache_positions_manager.cache_positions.tolist() == [
+        0, 17, 18, 19, 12, 13, 14, 15, 16,
+    ]  # fmt: skip

@@ -5,7 +5,13 @@ from __future__ import annotations
 import warnings
 from importlib.metadata import version
 
-from backends._executorch.cached import CustomCache, CustomRing, FusedCache
+from backends._executorch.cached import (
+    CodedCache,
+    CustomCache,
+    CustomRing,
+    FusedCache,
+    SinkRing,
+)
 from backends._torch.engine import TorchEngine
 from backends.protocol import Implementation, needed
 
@@ -26,4 +32,5 @@ class ExecutorchBackend(TorchEngine):
         return {"executorch": version("executorch"), "torch": version("torch")}
 
     def implementations(self) -> list[Implementation]:
-        return [FusedCache(self), CustomCache(self), CustomRing(self)]
+        kinds = (FusedCache, CustomCache, CodedCache, CustomRing, SinkRing)
+        return [kind(self) for kind in kinds]

@@ -15,9 +15,10 @@ import numpy as np
 
 from backends._torch.engine import TorchEngine
 from backends.caching import Scripted, Turn, rolled_back
-from backends.declared import Declared
+from backends.declared import Declared, DeclaredRounding
 from suite.spec.case import Case
 from suite.spec.catalogue import AnyCase
+from suite.spec.dtypes import DTYPES
 from suite.spec.elections import ElectionCase
 from suite.spec.inputs import Inputs
 from suite.spec.malformed import MalformedCase
@@ -53,6 +54,11 @@ def attended(
     key, value = (array.transpose(1, 2) for array in held)
     if getattr(state.cache, "is_ring_buffer", False):
         mask = state.cache.create_causal_mask_for_ring_buffer(first, count)
+        if hasattr(state.cache, "sink_size"):
+            held_at = state.cache.cache_positions_manager.cache_positions
+            mask = mask.masked_fill(
+                positions[:, None] - held_at >= state.cache.window_size, -np.inf
+            )
     start, causal = (first, True) if mask is None else (0, False)
     rows = torch.ops.llama.custom_sdpa(
         query, key, value, start, mask, 0.0, causal, turn.inputs.scale
@@ -139,9 +145,28 @@ class CustomCache(FusedCache):
 
     def reorder(self, state: Filled, samples: Any) -> Filled:
         cache = deepcopy(state.cache)
-        for array in (cache.k_cache, cache.v_cache):
+        for array in cache.buffers():
             array.copy_(array[samples])
         return replace(state, cache=cache)
+
+
+class CodedCache(CustomCache):
+    """`QuantizedKVCache`: int8 with a scale and a zero point for every token of a head, read as float32.
+    A chunk's own tokens are attended as they came."""
+
+    name = "quantized-kv-cache"
+    declared = CustomCache.declared.but(
+        dtypes=("f32",), rounding=DeclaredRounding(codes=dict.fromkeys(DTYPES, "int8"))
+    )
+
+    def init(self, inputs: Inputs, key: Any) -> Any:
+        from executorch.examples.models.llama.source_transformation.custom_kv_cache import (
+            QuantizedCacheType,
+            QuantizedKVCache,
+        )
+
+        s, asymmetric = inputs.sizes, QuantizedCacheType.AffineAsymmetric
+        return Filled(QuantizedKVCache(s.B, capacity(inputs.case), s.Hkv, s.D, asymmetric, True))
 
 
 class CustomRing(FusedCache):
@@ -204,3 +229,25 @@ class CustomRing(FusedCache):
         """The caches of all samples, those of some samples changed; without samples all are."""
         own = samples[0].tolist() if samples else range(len(state))
         return tuple(change(one) if n in own else one for n, one in enumerate(state))
+
+
+class SinkRing(CustomRing):
+    """`KVCacheWithAttentionSink`, whose first token keeps its slot. The mask of the cache shows this
+    token to every row; here it is hidden behind the window, as all tokens are."""
+
+    name = "attention-sink-kv-cache"
+
+    def init(self, inputs: Inputs, key: Any) -> Any:
+        from executorch.examples.models.llama.source_transformation.attention_sink import (
+            KVCacheWithAttentionSink,
+        )
+
+        s, window = inputs.sizes, inputs.case.option("left") + 1
+        return tuple(
+            Filled(
+                KVCacheWithAttentionSink(
+                    s.Hkv, s.D, False, None, window, sink_size=1, dtype=key.dtype
+                )
+            )
+            for _ in range(s.B)
+        )
