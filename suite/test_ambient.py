@@ -27,7 +27,7 @@ from suite.judge.check import check
 from suite.judge.derivative import asked_of, judge_gradients, native_cotangent, read_gradients
 from suite.judge.elections.modes import modes_of, transformed
 from suite.judge.verdict import Deviation, NotApplicable
-from suite.spec.catalogue import Ask, asked, with_plain
+from suite.spec.catalogue import Ask, asked, plain, with_plain
 from suite.spec.dtypes import DTYPES, DType, round_to
 from suite.spec.inputs import Inputs
 from suite.spec.levels import HALF
@@ -56,7 +56,7 @@ LAYERS = (
     "multi-head/none/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self",
     "multi-head/causal/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self",
     "multi-head/pad/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self",
-    "rotary/none/mha/{dt}/b2h3q17k1d16",
+    *plain("rotary"),
 )
 
 WIDE = "sdpa/causal/mha/f64/b2h3q17k23d8"

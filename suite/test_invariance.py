@@ -20,7 +20,7 @@ from suite.judge.cell import Cell
 from suite.judge.check import check
 from suite.judge.comparison import expect_bitwise, expect_close
 from suite.judge.oracle import Oracle
-from suite.spec.catalogue import Ask, asked, has_axes, with_plain
+from suite.spec.catalogue import Ask, asked, has_axes, plain, with_plain
 from suite.spec.inputs import Inputs
 from suite.spec.masks import Causal
 from suite.spec.operators.packed import segments
@@ -34,9 +34,7 @@ GROWING, LONG_GROWING = (
     "sdpa/causal/gqa2/{dt}/b2h4q66k66d64",
 )
 LAYERS = (
-    "multi-head/none/mha/{dt}/b2h3q5k9d4/e12.12.12.12",
-    "additive/none/mha/{dt}/b2h1q5k9d16v14/e12.10.14.14",
-    "dot/none/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
+    *plain("multi-head", "additive", "dot"),
     "rotary/none/mha/{dt}/b2h3q17k1d16/gathered",
 )
 PACKED = "packed/none/mha/{dt}/b3h4q24k24d8/seg5.7.12"

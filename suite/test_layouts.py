@@ -23,7 +23,7 @@ from suite.judge.cell import Cell
 from suite.judge.check import check
 from suite.judge.derivative import asked_of, judge_gradients, vjp
 from suite.judge.verdict import Deviation, NotApplicable
-from suite.spec.catalogue import Ask, asked, with_plain
+from suite.spec.catalogue import Ask, asked, plain, with_plain
 from suite.spec.inputs import Inputs
 from suite.spec.vocabulary import ARRANGEMENTS, OPERANDS
 
@@ -40,10 +40,7 @@ CASES = with_plain(
     "sdpa/none/mha/{dt}/b2h3q33k65d8",
     "sdpa/bool.bhqk/mha/{dt}/b2h3q31k33d16/dense",
     "sdpa/bool.b1qk/mqa/{dt}/b1h2q1k65d8/dense",
-    "multi-head/none/mha/{dt}/b2h3q5k9d4/e12.12.12.12",
-    "additive/none/mha/{dt}/b2h1q5k9d16v14/e12.10.14.14",
-    "dot/none/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
-    "rotary/none/mha/{dt}/b2h3q17k1d16",
+    *plain("multi-head", "additive", "dot", "rotary"),
 )
 MASKED = asked(
     "sdpa/bool.bhqk/mha/{dt}/b2h3q31k33d16/dense",
@@ -53,7 +50,7 @@ MASKED = asked(
 DIFFERENTIATED = with_plain(
     "sdpa/bool.bhqk/mha/{dt}/b2h2q7k33d8/dense",
     "sdpa/none/mha/{dt}/b2h2q7k33d8/bias.bhqk",
-    "multi-head/none/mha/{dt}/b2h3q5k9d4/e12.12.12.12",
+    *plain("multi-head"),
 )
 
 
@@ -214,7 +211,7 @@ ONE_PROJECTION = (
     "sdpa/causal/mha/{dt}/b2h3q16k16d16",
     "sdpa/none/gqa2/{dt}/b2h4q7k7d8",
     "multi-head/none/mha/{dt}/b2h4q7k7d3/e12.12.12.12",
-    "packed/none/mha/{dt}/b3h4q24k24d8/seg5.7.12",
+    *plain("packed"),
 )
 """Cases with as many keys as queries."""
 

@@ -14,7 +14,7 @@ from suite.judge.check import check
 from suite.judge.comparison import expect_bitwise, expect_close
 from suite.judge.verdict import Deviation, NotApplicable
 from suite.spec.case import Case
-from suite.spec.catalogue import Ask, asked, cases
+from suite.spec.catalogue import Ask, asked, cases, plain
 from suite.spec.dtypes import round_to
 from suite.spec.inputs import Inputs
 from suite.spec.operators import packed
@@ -154,7 +154,7 @@ def test_poison(cell: Cell) -> None:
 
 
 SEGMENTS = (
-    "packed/none/mha/{dt}/b3h4q24k24d8/seg5.7.12",
+    *plain("packed"),
     "packed/none/gqa2/{dt}/b3h4q24k24d8/seg5.7.12/causal",
     "packed/none/mha/{dt}/b4h4q24k24d8/seg0.7.17.0",
 )

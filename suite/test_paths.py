@@ -7,7 +7,7 @@ from dataclasses import replace
 from suite.judge.cell import Cell
 from suite.judge.check import check
 from suite.judge.verdict import Deviation, NotApplicable
-from suite.spec.catalogue import Ask, asked
+from suite.spec.catalogue import Ask, asked, plain
 
 SLIDING = "multi-head/win2.2/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self"
 
@@ -20,9 +20,9 @@ FIRST = (
     "multi-head/bool.bhqk/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self/dense",
     "additive/causal/mha/{dt}/b2h1q7k7d12/e12.12.12.12/identity",
     "dot/causal+pad/mha/{dt}/b7h1q7k7d8/e8.8.8.8",
-    "layer-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self",
+    *plain("layer-norm"),
     "batch-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self/train",
-    "batch-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self",
+    *plain("batch-norm"),
     "sdpa/none/mha/{dt}/b2h3q17k23d8",
     "sdpa/bool.b1qk/mqa/{dt}/b1h2q1k65d8/dense",
     "sdpa/causal/mha/{dt}/b2h3q17k23d8",
@@ -99,7 +99,7 @@ MEMORY = (
 
 @check(
     asked(
-        Ask("multi-head/none/mha/{dt}/b2h3q5k9d4/e12.12.12.12", dtypes="float32 first"),
+        Ask(*plain("multi-head"), dtypes="float32 first"),
         Ask(*MEMORY, dtypes="promise", since="standard"),
     )
 )

@@ -11,11 +11,11 @@ import numpy as np
 from suite.judge.cell import Cell
 from suite.judge.check import check
 from suite.judge.comparison import expect_close
-from suite.spec.catalogue import asked
+from suite.spec.catalogue import asked, plain
 from suite.spec.inputs import Inputs
 
 CASES = (
-    "rotary/none/mha/{dt}/b2h3q17k1d16",
+    *plain("rotary"),
     "rotary/none/mha/{dt}/b2h3q17k1d16/interleaved/at4097",
 )
 

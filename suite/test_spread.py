@@ -15,7 +15,7 @@ from suite.judge.derivative import vjp
 from suite.judge.monte_carlo import DRAWS, Spread, directions, forward_drawn, gradients_drawn
 from suite.judge.tolerance import RMS_CLASSES
 from suite.judge.verdict import NotApplicable
-from suite.spec.catalogue import Ask, asked
+from suite.spec.catalogue import Ask, asked, plain
 from suite.spec.inputs import Inputs, draw, draw_cotangent
 
 MOST_SCORES = 1 << 17
@@ -24,7 +24,7 @@ support equal lengths only."""
 
 SHORT = (
     "sdpa/none/mha/{dt}/b4h4q4k4d4",
-    "multi-head/none/mha/{dt}/b2h3q5k9d4/e12.12.12.12",
+    *plain("multi-head"),
 )
 
 # Enough numbers that a correlated error exceeds the random roundings of bfloat16.
@@ -32,10 +32,9 @@ WIDE = (
     "sdpa/none/mha/{dt}/b2h3q17k23d8",
     "sdpa/causal/gqa2/{dt}/b2h4q11k9d6",
     "sdpa/bool.bhqk/mha/{dt}/b2h3q5k13d8v10/bias.bhqk/dense",
-    "packed/none/mha/{dt}/b3h4q24k24d8/seg5.7.12",
+    *plain("packed"),
     "latent/causalbr/mha/{dt}/b2h3q4k9d8v6",
-    "rotary/none/mha/{dt}/b2h3q17k1d16",
-    "layer-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self",
+    *plain("rotary", "layer-norm"),
     "batch-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self/train",
     "encoder/causal/mha/{dt}/b2h4q7k7d3/e12.12.12.20/pre/gelu/self",
     "encoder/pad/mha/{dt}/b2h4q7k7d3/e12.12.12.20/gelu/self",
@@ -43,7 +42,7 @@ WIDE = (
 # The only bound of these in 16 bits. Gradients jump with relu: a number near 0 may have one sign in the
 # output, and the other sign in all random samples.
 KINKED = (
-    "encoder/none/mha/{dt}/b2h4q7k7d3/e12.12.12.20/self",
+    *plain("encoder"),
     "encoder/causal+pad/mha/{dt}/b2h4q7k7d3/e12.12.12.20/self",
     "encoder/bool.qk/mha/{dt}/b2h4q7k7d3/e12.12.12.20/self/dense",
     "encoder/bool.bhqk/mha/{dt}/b2h4q7k7d3/e12.12.12.20/self/dense",

@@ -22,7 +22,7 @@ from suite.judge.check import check
 from suite.judge.comparison import expect_bitwise
 from suite.judge.refusal import inconsistent
 from suite.judge.verdict import Deviation, NotApplicable, Refused
-from suite.spec.catalogue import Ask, asked, with_plain
+from suite.spec.catalogue import Ask, asked, plain, with_plain
 from suite.spec.dtypes import DTYPES, round_to
 from suite.spec.features import FEATURES
 from suite.spec.inputs import Inputs
@@ -30,20 +30,12 @@ from suite.spec.masks import Causal, parse_mask
 from suite.spec.vocabulary import OPERANDS
 
 CASES = (
-    "sdpa/none/mha/{dt}/b3h2q18k34d8",
+    *plain("sdpa"),
     "sdpa/bool.bhqk/mha/{dt}/b3h3q11k17d8/dense",
     "sdpa/bool.b1qk/mha/f32/b3h3q11k17d8/bias.b1qk/dense",
-    "multi-head/none/mha/{dt}/b2h3q5k9d4/e12.12.12.12",
-    "additive/none/mha/{dt}/b2h1q5k9d16v14/e12.10.14.14",
-    "dot/none/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
-    "rotary/none/mha/{dt}/b2h3q17k1d16",
+    *plain("multi-head", "additive", "dot", "rotary"),
     "rotary/none/mha/f32/b2h3q17k1d16/ntk/at4097",
-    "packed/none/mha/{dt}/b3h4q24k24d8/seg5.7.12",
-    "paged/none/gqa2/{dt}/b3h4q9k24d8/seg1.3.5x7.12.5/causal",
-    "cached/none/gqa2/{dt}/b2h4q9k9d8/c5.1.3",
-    "latent/none/mha/{dt}/b2h3q4k9d8v6",
-    "quantized/none/gqa2/{dt}/b2h4q3k17d8/perhead/causal",
-    "quantized-write/none/mha/{dt}/b2h2q17k17d8/perhead",
+    *plain("packed", "paged", "cached", "latent", "quantized", "quantized-write"),
 )
 """Sizes of other checks, with a mask and a bias, which kernels may cache."""
 
@@ -169,9 +161,7 @@ MASKS = ("causal", "win2.1", "win4.0", "pad", "bool.b1qk", "bool.bhqk", "causal+
 
 REMEMBERED = (
     "sdpa/none/mha/{dt}/b2h4q6k11d8",
-    "multi-head/none/mha/{dt}/b2h3q5k9d4/e12.12.12.12",
-    "additive/none/mha/{dt}/b2h1q5k9d16v14/e12.10.14.14",
-    "dot/none/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
+    *plain("multi-head", "additive", "dot"),
 )
 """Operators with masks; of them plain attention has scalars, too."""
 

@@ -144,6 +144,11 @@ compiled_gradient_cases = _of_operators("compiled_gradients")
 """Cases for derivatives of compiled implementations."""
 
 
+def plain(*names: str) -> tuple[str, ...]:
+    """The ids, with {dt}, of the plain cases of operators."""
+    return tuple(OPERATORS[name].asks.plain for name in names)
+
+
 def with_plain(
     *asks: Ask | str, dtypes: str = "promise", keep: Callable[[Case], bool] = lambda case: True
 ) -> Selection:
@@ -152,15 +157,15 @@ def with_plain(
     `dtypes` is the row of `DTYPES_AT` for the plain cases, and `keep` selects them.
     """
 
-    def plain() -> list[str]:
+    def others() -> list[str]:
         texts = (
             text for ask in asks for text in ([ask] if isinstance(ask, str) else ask.patterns())
         )
         named = {part(text, "OPERATOR") for text in texts}
-        others = (o.asks.plain for name, o in OPERATORS.items() if name not in named)
-        return [text for text in others if keep(Case.parse(text.replace("{dt}", "f32")))]
+        own = plain(*(name for name in OPERATORS if name not in named))
+        return [text for text in own if keep(Case.parse(text.replace("{dt}", "f32")))]
 
-    return asked(*asks, Ask(plain, dtypes=dtypes, since="standard"))
+    return asked(*asks, Ask(others, dtypes=dtypes, since="standard"))
 
 
 def has_axes(axes: str) -> Callable[[Case], bool]:
@@ -192,5 +197,6 @@ def find(case_id: str) -> AnyCase:
 
 __all__ = [
     "AnyCase", "Ask", "Selection", "asked", "cases", "compiled_cases", "compiled_gradient_cases",
-    "everything", "find", "gradient_cases", "has_axes", "of_operator", "one_in", "parsed", "with_plain",
+    "everything", "find", "gradient_cases", "has_axes", "of_operator", "one_in", "parsed", "plain",
+    "with_plain",
 ]  # fmt: skip
