@@ -56,11 +56,15 @@ def cut(inputs: Inputs, size: int) -> Inputs:
 
 @check(UNCUT)
 def test_invariant_cutting(cell: Cell) -> None:
-    """All at once, token by token, and two by two give the same rows."""
+    """All at once, token by token, and two by two give the same rows, where chunks of this size are
+    supported."""
     inputs = cell.inputs
     whole, bound = cell.run().values.copy(), cell.bound(inputs)
     for size in (inputs.sizes.Lq, 1, 2):
-        got = cell.run(cut(inputs, size)).values
+        other = cut(inputs, size)
+        if cell.implementation.unsupported(other.case) is not None:
+            continue
+        got = cell.run(other).values
         expect_within(cell, got, whole, 2 * bound, f"chunks of {size} tokens")
 
 

@@ -355,8 +355,21 @@ def test_a_cache_of_slots_is_written_by_tensor_scatter(backend: Any) -> None:
         "cached/none/gqa2/f32/b2h4q9k9d8/c5.back2.1.3",
         "cached/none/gqa2/f32/b3h4q9k9d8/c5.pick210.1.3/win2",
         "cached/none/gqa2/f32/b2h4q9k9d8/c5.tree1121",
+        "cached/none/mha/f32/b3h2q8k20d8/c1.5of20.5of1.2/win3/room8",
+        "cached/none/mha/f32/b3h2q8k20d8/c1.5.back2.1.1/win3/room8",
+        "cached/none/mha/f32/b3h2q8k20d8/c1.5.1.1/win3/room8/pad5.0.12/bias.bhqk",
     ):
         verdict = judged(backend, scatter.name, text)
         assert verdict.status == "pass", verdict.message
     ring = Case.parse("cached/none/gqa2/f32/b2h4q9k9d8/c3.6/win2/room4")
-    assert "once" in (scatter.unsupported(ring) or "")
+    assert "before it is attended" in (scatter.unsupported(ring) or "")
+
+
+def test_a_bias_joins_past_keys_and_the_causal_flag(backend: Any) -> None:
+    past = of(backend, "attention-24-past")
+    for text in (
+        "cached/none/gqa2/f32/b2h4q9k9d8/c5.1.3/bias.1hqk",
+        "cached/none/mha/f32/b3h2q8k20d8/c1.5.1.1/win3/room8/pad5.0.12/bias.bhqk",
+    ):
+        verdict = judged(backend, past.name, text)
+        assert verdict.status == "pass", verdict.message

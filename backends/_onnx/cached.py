@@ -16,7 +16,7 @@ from backends.declared import Declared
 from backends.implementation import Implementation
 from backends.limits import Limits
 from backends.prepared import PreparedCall
-from backends.textbook.cached import GrowingCache
+from backends.textbook.cached import GrowingCache, SlotCache
 from backends.textbook.rotary import tables
 from suite.spec.case import Case
 from suite.spec.catalogue import AnyCase
@@ -26,6 +26,7 @@ from suite.spec.operators.scripts import (
     Action,
     Chunk,
     Pick,
+    actions,
     capacity,
     held,
     played,
@@ -44,7 +45,7 @@ class PastAttention(GrowingCache):
     """The standard's operator Attention of opset 24, with past_key and past_value.
 
     The causal flag is bottom-right behind a cache. Windows, left padding, documents and trees are boolean
-    masks.
+    masks, or -inf in a bias.
     """
 
     name = "attention-24-past"
@@ -53,7 +54,6 @@ class PastAttention(GrowingCache):
         refusals={
             "sinks": "Attention has no sinks", "alibi-slopes": "Attention has no slopes",
             "subsets": "the past of all samples has one length",
-            **dict.fromkeys(("bias", "bias-with-mask"), "not passed by this adapter"),
             **dict.fromkeys(("rotary", "halves", "interleaved"), "Attention rotates nothing"),
         },
         elections={"nan-in-freed-slot": "blocked", "beyond-capacity": "grows"},
@@ -69,6 +69,11 @@ class PastAttention(GrowingCache):
 
     def rotated(self, x: Any, n: int, rest: dict[str, Any], inputs: Inputs) -> Any:
         return x  # the node rotates
+
+    def mask(self, n: int, rest: dict[str, Any]) -> Any:
+        """The mask of the chunk that is action n: boolean, or with a bias the bias and -inf."""
+        mask, bias = rest[f"mask_{n}"], rest.get(f"bias_{n}")
+        return mask if bias is None else self.ops.hide(bias, mask)
 
     def step(
         self, state: Any, query: Any, key: Any, value: Any, n: int, rest: dict[str, Any],
@@ -87,9 +92,9 @@ class PastAttention(GrowingCache):
         inputs: Inputs,
     ) -> tuple[Any, Any, Any]:  # fmt: skip
         """The rows (B, H, rows, Dv), and present keys and values."""
-        case, mask = inputs.case, None
+        case, mask = inputs.case, rest.get(f"bias_{n}")
         if {"tree", "documents", "window", "left-padding"} & {*inputs.needs}:
-            mask = rest[f"mask_{n}"]
+            mask = self.mask(n, rest)
         rows, *present = query.graph.add(
             "Attention", query, key, value, mask, *(state or (None, None)), outputs=3,
             shape=lambda: (*query.shape[:3], value.shape[3]), is_causal=1, scale=inputs.scale,
@@ -99,36 +104,56 @@ class PastAttention(GrowingCache):
 
 
 class ScatterAttention(PastAttention):
-    """Attention of opset 24 over slots that TensorScatter writes: the token at position p lies in slot p.
+    """Attention of opset 24 over slots that TensorScatter writes: the token at position p lies in slot p,
+    or in a ring of C slots in slot p % C (mode "circular").
 
-    The numbers of written slots are an input of Attention. Masks are boolean.
+    The numbers of written slots are an input of Attention. A chunk of some samples gathers their slots,
+    and scatters them back.
     """
 
     name = "tensor-scatter-24"
-    declared = PastAttention.declared.refusing(
-        {
-            "ring": "slots are written in turn once",
-            "keep": "tokens stay in their slots",
-        }
-    ).electing({"nan-in-freed-slot": "leaks", "beyond-capacity": "raises"})
+    declared = (
+        PastAttention.declared.taking("subsets")
+        .refusing({"keep": "tokens stay in their slots"})
+        .electing({"nan-in-freed-slot": "leaks", "beyond-capacity": "raises"})
+    )
+    seen = SlotCache.seen
+
+    def unsupported(self, case: AnyCase) -> str | None:
+        if isinstance(case, Case) and "ring" in case.needs:
+            asked = (one for one in actions(case) if isinstance(one, Chunk) and one.asked)
+            if any(one.count + case.option("left") > capacity(case) for one in asked):
+                return "a chunk is written before it is attended: a ring has slots for it and the window"
+        return super().unsupported(case)
 
     def timed(self, inputs: Inputs) -> PreparedCall:
         return self.prepare(inputs)
 
     def masks(self, inputs: Inputs) -> dict[str, Any]:
-        """Also the empty slots, and by chunk n the first slot that is written, `write_n` (B,), and the
-        number of written ones, `written_n` (B,)."""
+        """Also the empty slots.
+
+        By chunk n the first slot that is written, `write_n` (b,), and the number of written ones,
+        `written_n` (b,). If other samples do not step, also the numbers of its samples, `own_n` (b,).
+        Masks and biases have a column for every slot.
+        """
         s, backend, arrays = inputs.sizes, self.backend, super().masks(inputs)
+        slots = capacity(inputs.case)
         for name, size in (("empty_key", s.D), ("empty_value", s.Dv)):
-            empty = np.zeros((s.B, s.Hkv, capacity(inputs.case), size))
-            arrays[name] = backend.array(empty, inputs.dtype)
+            arrays[name] = backend.array(np.zeros((s.B, s.Hkv, slots, size)), inputs.dtype)
         for n, (action, kept) in enumerate(played(inputs.case)):
-            if f"mask_{n}" in arrays:  # slots that are not written yet are hidden
-                spare = max(capacity(inputs.case) - kept.positions.shape[1], 0)
-                arrays[f"mask_{n}"] = np.pad(arrays[f"mask_{n}"], ((0, 0),) * 3 + ((0, spare),))
-            if isinstance(action, Chunk):
-                arrays[f"write_{n}"] = backend.array(kept.lengths - action.count, None)
-                arrays[f"written_{n}"] = backend.array(kept.lengths, None)
+            if not isinstance(action, Chunk):
+                continue
+            own, of = kept.newest(action)
+            for name in {f"mask_{n}", f"bias_{n}"} & {*arrays}:
+                old, new = np.split(arrays[name], [slots], 3)
+                for sample, places in enumerate(of):
+                    old[sample, ..., places % slots] = np.moveaxis(new[sample], -1, 0)
+                arrays[name] = old
+            ends = kept.lengths[own[:, 0]]
+            arrays[f"write_{n}"] = backend.array(ends - min(action.count, slots), None)
+            arrays[f"written_{n}"] = backend.array(np.minimum(ends, slots), None)
+            if action.samples is not None:
+                arrays[f"own_{n}"] = backend.array(own[:, 0], None)
         return arrays
 
     def begun(self, rest: dict[str, Any]) -> Any:
@@ -138,20 +163,32 @@ class ScatterAttention(PastAttention):
         self, state: Any, query: Any, key: Any, value: Any, n: int, rest: dict[str, Any],
         inputs: Inputs,
     ) -> tuple[Any, Any]:  # fmt: skip
-        key, value = (
-            new.graph.add(
-                "TensorScatter", old, new, rest[f"write_{n}"], shape=lambda of=old: of.shape
+        own, slots = rest.get(f"own_{n}"), capacity(inputs.case)
+        turns = "circular" if "ring" in inputs.needs else None
+
+        def written(kept: Any, new: Any) -> Any:
+            held = kept if own is None else self.ops.take(kept, own)
+            last = new if query is not None else new[:, :, max(new.shape[2] - slots, 0) :]
+            return new.graph.add(
+                "TensorScatter",
+                held,
+                last,
+                rest[f"write_{n}"],
+                shape=lambda: held.shape,
+                mode=turns,
             )
-            for old, new in zip(state, (key, value), strict=True)
-        )
+
+        key, value = (written(*pair) for pair in zip(state, (key, value), strict=True))
+        puts = () if own is None else zip(state, (key, value), strict=True)
+        state = tuple(self.ops.put(kept, own, new) for kept, new in puts) or (key, value)
         if query is None:
-            return None, (key, value)
+            return None, state
         rows = query.graph.add(
-            "Attention", query, key, value, rest[f"mask_{n}"], None, None, rest[f"written_{n}"],
+            "Attention", query, key, value, self.mask(n, rest), None, None, rest[f"written_{n}"],
             shape=lambda: (*query.shape[:3], value.shape[3]), scale=inputs.scale,
             softcap=inputs.case.option("softcap"),
         )  # fmt: skip
-        return rows, (key, value)
+        return rows, state
 
     def changed(self, state: tuple[Any, Any], action: Action, n: int, rest: dict[str, Any]) -> Any:
         return super().changed(state, action, n, rest) if isinstance(action, Pick) else state
