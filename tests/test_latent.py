@@ -167,3 +167,12 @@ def test_a_wrong_function_fails(name: str) -> None:
     if name == "first_length":
         assert {"/page" in case for case in found["fail"]} == {True}
     assert not found.get("error")
+
+
+@pytest.mark.parametrize(("name", "status"), [("absorbed", "pass"), ("unabsorbed", "unsupported")])
+def test_a_slot_behind_the_last_key_is_asked_of_functions_with_pages(
+    name: str, status: str
+) -> None:
+    found = of_person(f"{FUNCTIONS}:{name}", "latent", check="election")
+    asked = [verdict for cell, verdict in found if "nan-behind-last-key" in cell.case.id]
+    assert {verdict.status for verdict in asked} == {status}

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from suite.judge.elections.probe import Probe, empty_row, hidden_key
-from suite.judge.verdict import Deviation
+from suite.judge.verdict import Deviation, NotApplicable
 from suite.spec.inputs import Inputs
 from suite.spec.operators import in_pages
 from suite.spec.vocabulary import OPERANDS
@@ -158,6 +158,8 @@ def _segment_without_keys(p: Probe) -> str:
 
 def _nan_behind_last_key(p: Probe) -> str:
     inputs = p.drawn(p.operator.asks.pages[0])
+    if not in_pages.pools(inputs):
+        raise NotApplicable("the implementation takes no pages")
     if p.implementation.refuses(inputs) is not None and inputs.case.option("alignment"):
         inputs = inputs.replace(alignment="all")
     p.require(inputs)
