@@ -12,7 +12,15 @@ import numpy as np
 from suite.spec.dtypes import DType
 from suite.spec.inputs import Inputs
 from suite.spec.operators import in_pages
-from suite.spec.operators.in_pages import TABLE, flat, is_pooled, readable, slots, slots_of
+from suite.spec.operators.in_pages import (
+    TABLE,
+    flat,
+    heads_first,
+    is_pooled,
+    readable,
+    slots,
+    slots_of,
+)
 from suite.spec.operators.packed import summed
 from suite.spec.operators.quantized import argument
 from suite.spec.operators.tiles import TILE
@@ -279,7 +287,8 @@ def in_slots(backend: Backend, inputs: Inputs) -> dict[str, Any]:
 
 def refuse_malformed(arrays: Mapping[str, Any], inputs: Inputs) -> None:
     """As `in_pages.refuse_malformed`, and ValueError for pools of several sizes."""
-    found = {arrays[name].shape[:2] for name in in_pages.pools(inputs)}
+    pools = in_pages.pools(inputs).items()
+    found = {tuple(arrays[name].shape[of.index(x)] for x in "ps") for name, of in pools}
     if len(found) > 1:
         raise ValueError(f"expected pools of one size, got {found}")
     ((pages, size),) = found
@@ -303,11 +312,13 @@ def from_pages(
     """
     if "page_table" not in arrays:
         return dict(arrays)
-    of, made = flat(inputs.case).axes, dict[str, Any]()
+    of, made, case = flat(inputs.case).axes, dict[str, Any](), inputs.case
     for name, x in arrays.items():
         if name in TABLE:
             continue
         if is_pooled(of.get(name, "")):
+            if heads_first(case, of[name]):
+                x = transpose(x, (0, 2, 1, *range(3, len(x.shape))))
             x = take(reshape(x, (x.shape[0] * x.shape[1], *x.shape[2:])), at)
         heads = len(x.shape) == 4 and name.endswith(("_codes", "_scale", "_zero"))
         made[name] = transpose(x, (0, 2, 1, 3)) if heads else x

@@ -15,7 +15,15 @@ from references.composition import Reference
 from references.outputs import Outputs
 from references.rounding import Bounded, Roundoffs
 from suite.spec.inputs import Inputs
-from suite.spec.operators.in_pages import flat, gathered, is_pooled, put, slots
+from suite.spec.operators.in_pages import (
+    flat,
+    gathered,
+    in_front,
+    is_pooled,
+    put,
+    slots,
+    slots_first,
+)
 
 
 class InPages(Reference):
@@ -32,7 +40,7 @@ class InPages(Reference):
     ) -> Outputs:  # fmt: skip
         """As `Reference.vjp`; gradients of pools have their shapes."""
         found = super().vjp(gathered(inputs), cotangent, rounding, empty_rows, of)
-        return pooled(inputs, found, flat(inputs.case).axes)
+        return added(inputs, found, flat(inputs.case).axes, rounding)
 
     def jvp(
         self, inputs: Inputs, tangents: Mapping[str, np.ndarray], rounding: Roundoffs,
@@ -45,14 +53,39 @@ class InPages(Reference):
 
 
 def pooled(inputs: Inputs, found: Outputs, axes: Mapping[str, str]) -> Outputs:
-    """Outputs or gradients with these axes without pages, in pools if the inputs have pages."""
+    """Outputs with these axes without pages, in pools if the inputs have pages."""
     if "page_table" not in inputs.arrays:
         return found
-    arrays, at = dict(found.arrays), slots(inputs)
+    arrays, at, case = dict(found.arrays), slots(inputs), inputs.case
     for name, x in found.arrays.items():
-        if is_pooled(axes[name]):
+        if is_pooled(of := axes[name]):
             pool = inputs.arrays[name.replace("_output", "_codes")].astype(x.value.dtype)
-            pool = 0 * pool if name in inputs.arrays else pool
-            value = put(pool, at, x.value, axes[name])
-            arrays[name] = Bounded(value, put(np.zeros(pool.shape), at, x.error, axes[name]))
+            value = put(case, pool, at, x.value, of)
+            arrays[name] = Bounded(value, put(case, np.zeros(pool.shape), at, x.error, of))
+    return replace(found, arrays=arrays)
+
+
+def added(inputs: Inputs, found: Outputs, axes: Mapping[str, str], u: Roundoffs) -> Outputs:
+    """Gradients with these axes without pages, in pools if the inputs have pages. A slot that several
+    samples share has the sum of their gradients, and every partial sum is stored."""
+    if "page_table" not in inputs.arrays:
+        return found
+    arrays, at, case = dict(found.arrays), slots(inputs), inputs.case
+    owners = np.zeros(inputs.letters["p"] * inputs.letters["s"])
+    np.add.at(owners, at[at >= 0], 1)
+    for name, x in found.arrays.items():
+        if is_pooled(of := axes[name]):
+            parts = []
+            for part in (x.value, x.error, x.size):
+                tokens = in_front(part, of)
+                sums = np.zeros((len(owners), *tokens.shape[2:]), tokens.dtype)
+                np.add.at(sums, at[at >= 0], tokens[at >= 0])
+                parts.append(sums)
+            value, error, size = parts
+            stores = np.maximum(owners - 1, 0).reshape(-1, *[1] * (size.ndim - 1))
+            error = error + stores * (u.output * size + u.floor)
+            shape = (inputs.letters["p"], inputs.letters["s"], *size.shape[1:])
+            arrays[name] = Bounded(
+                *(slots_first(case, part.reshape(shape), of) for part in (value, error))
+            )
     return replace(found, arrays=arrays)

@@ -11,7 +11,8 @@ import numpy as np
 from references.composition import Composition, Problem, Reference
 from references.rounding import Bounded
 from references.tape import Gradients, Node
-from suite.spec.operators.paged import flat_slots, slots_first
+from suite.spec.operators.in_pages import slots_first
+from suite.spec.operators.paged import flat_slots
 
 
 class Written(Node):

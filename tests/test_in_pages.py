@@ -11,7 +11,7 @@ from suite.spec.catalogue import cases as every_case
 from suite.spec.catalogue import of_operator
 from suite.spec.inputs import draw
 from suite.spec.operator import Operator
-from suite.spec.operators.in_pages import TABLE, gathered, lengths, slots
+from suite.spec.operators.in_pages import TABLE, gathered, lengths, owned, pools, slots, slots_first
 from suite.spec.operators.latent import LATENT
 from suite.spec.operators.quantized import QUANTIZED
 
@@ -32,7 +32,8 @@ def test_the_reference_reads_by_the_table_and_keeps_all_other_slots(case: Case) 
     flat, size, Lk = gathered(inputs), case.option("page_size"), case.sizes.Lk
     table, counts = (inputs.arrays[name].astype(int) for name in TABLE)
     for name, pool in inputs.arrays.items():
-        if inputs.axes(name)[:2] == "ps":
+        if name in pools(inputs):
+            pool = slots_first(case, pool, flat.axes(name))
             keys = flat.axes(name).index("k")
             for b, k in np.ndindex(case.sizes.B, Lk):
                 if k < counts[b]:
@@ -42,27 +43,40 @@ def test_the_reference_reads_by_the_table_and_keeps_all_other_slots(case: Case) 
     whole, plain = (Oracle.forward(x, Rounding("exact")).expected for x in (inputs, flat))
     assert np.array_equal(whole["output"].value, plain["output"].value)
     assert np.array_equal(whole["output"].error, plain["output"].error)
-    owned = np.zeros((inputs.letters["p"], size), bool)
-    owned.reshape(-1)[slots(inputs)[slots(inputs) >= 0]] = True
-    assert not owned.all()
+    own = owned(inputs)
+    assert not own.all()
     for name in [name for name in whole if name.endswith("_output")]:
         before = inputs.arrays[name.replace("_output", "_codes")]
-        assert np.array_equal(whole[name].value[~owned], before[~owned])
-        assert not whole[name].error[~owned].any()
+        value, error, before = (
+            slots_first(case, x) for x in (whole[name].value, whole[name].error, before)
+        )
+        assert np.array_equal(value[~own], before[~own])
+        assert not error[~own].any()
         assert whole[name].error.any()
 
 
-def test_gradients_of_pools_are_those_of_their_tokens() -> None:
-    inputs = draw(Case.parse("latent/causalbr/mha/f32/b2h3q4k9d8v6/page4"))
+@pytest.mark.parametrize("shared", ["", "/shared"])
+def test_gradients_of_pools_are_those_of_their_tokens(shared: str) -> None:
+    inputs = draw(Case.parse(f"latent/causalbr/mha/f32/b2h3q4k9d8v6/page4{shared}"))
     cotangent = np.ones((2, 3, 4, 6))
     whole, plain = (
         Oracle.vjp(x, cotangent, Rounding("exact")).expected for x in (inputs, gathered(inputs))
     )
     pool, at = whole["latent"].value, slots(inputs)
     tokens, own = pool.reshape(-1, pool.shape[-1]), at >= 0
-    assert np.array_equal(tokens[at[own]], plain["latent"].value[own])
+    sums = np.zeros_like(tokens)
+    np.add.at(sums, at[own], plain["latent"].value[own])
+    assert np.array_equal(tokens, sums)
     assert not plain["latent"].value[~own].any()
-    assert np.count_nonzero(tokens.any(1)) == own.sum() == inputs.arrays["key_lengths"].sum()
+    assert np.count_nonzero(tokens.any(1)) == np.unique(at[own]).size
+    assert own.sum() == inputs.arrays["key_lengths"].sum()
+    stored = whole["latent"].error.reshape(tokens.shape)
+    alone = np.zeros_like(tokens)
+    np.add.at(alone, at[own], plain["latent"].error[own])
+    twice = np.bincount(at[own], minlength=len(tokens)) > 1
+    assert twice.any() == bool(shared)
+    assert (stored[twice] > alone[twice]).all()
+    assert np.array_equal(stored[~twice], alone[~twice])
     moved = {"latent": np.ones_like(pool)}
     of_ones = Oracle.jvp(inputs, moved, Rounding("exact")).expected["output"].value
     assert np.isclose(float((of_ones * cotangent).sum()), float(plain["latent"].value.sum()))

@@ -11,7 +11,8 @@ from backends.memory import paged
 from backends.prepared import PreparedCall
 from backends.protocol import Implementation
 from suite.spec.inputs import Inputs
-from suite.spec.operators.paged import FEATURES, PAGED, allowed, refuse_malformed, slots_first
+from suite.spec.operators.in_pages import slots_first
+from suite.spec.operators.paged import FEATURES, PAGED, allowed, refuse_malformed
 
 
 class SampleBySample(Implementation):

@@ -8,7 +8,7 @@ from backends.memory import written
 from backends.prepared import PreparedCall
 from backends.protocol import Implementation
 from suite.spec.inputs import Inputs
-from suite.spec.operators.paged import slots_first
+from suite.spec.operators.in_pages import slots_first
 from suite.spec.operators.paged_write import FEATURES, PAGED_WRITE
 
 

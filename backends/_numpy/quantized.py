@@ -55,7 +55,10 @@ class ScaledCodes(Implementation):
             kept = [plain[f"{n}_codes"] for n in new]
             if "page_table" in pools:
                 at = slots(inputs)
-                kept = [put(pools[f"{n}_codes"], at, plain[f"{n}_codes"], axes_of(n)) for n in new]
+                kept = [
+                    put(inputs.case, pools[f"{n}_codes"], at, plain[f"{n}_codes"], axes_of(n))
+                    for n in new
+                ]
             return (output, *(Rounded(x.astype(np.float64), code) for x in kept)) if new else output
 
         return PreparedCall(call, coded(self.backend, inputs), inputs.outputs)

@@ -76,13 +76,15 @@ class TextbookQuantized(OverCodes):
     ) -> Any:
         """The pool of codes with the last of `codes` (B, Hkv, Lk, .) in their `slots` (B, Lk)."""
         ops, scale = self.ops, given[name.replace("codes", "scale")]
-        P, S, heads, size = given[name].shape
+        order = (0, 2, 1, 3) if inputs.case.option("layout") == "hnd" else (0, 1, 2, 3)
+        pool = ops.transpose(ops.like(given[name], scale), order)
+        P, S, heads, size = pool.shape
         tokens = ops.transpose(ops.like(codes, scale)[:, :, -inputs.sizes.Lq :], (0, 2, 1, 3))
-        pool = ops.reshape(ops.like(given[name], scale), (P * S, heads, size))
+        pool = ops.reshape(pool, (P * S, heads, size))
         written = ops.reshape(slots[:, -inputs.sizes.Lq :], (-1,))
         pool = ops.put(pool, written, ops.reshape(tokens, (-1, heads, size)))
         dtype = CODES[inputs.case.option("codes")].long_name
-        return ops.cast(ops.reshape(pool, (P, S, heads, size)), dtype)
+        return ops.cast(ops.transpose(ops.reshape(pool, (P, S, heads, size)), order), dtype)
 
     def compute(self, query: Any, rest: Mapping[str, Any], hidden: Any, inputs: Inputs) -> Any:
         key, value = (self.by_head(self.scaled(name, rest, query), inputs) for name in KINDS)

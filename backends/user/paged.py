@@ -19,13 +19,18 @@ def window(inputs: Inputs) -> tuple[int, int] | None:
     return None if left is None else (left, 0)
 
 
+LAYOUT: Parameter[Inputs] = Parameter(
+    "kv_layout", ("heads-before-slots",), lambda inputs: inputs.case.option("layout").upper()
+)
+"""The order of slots and heads in a page."""
+
 KEYWORDS: tuple[Parameter[Inputs], ...] = (
     Parameter("max_seqlen_q", value=lambda inputs: longest(inputs, "query_lengths")),
     Parameter("max_seqlen_k", value=lambda inputs: longest(inputs, "key_lengths")),
     Parameter("causal", ("causal",), lambda inputs: inputs.case.option("alignment") == "causal"),
     Parameter("window_size", ("window",), window),
     Parameter("softcap", ("softcap",), lambda inputs: inputs.case.option("softcap")),
-    Parameter("kv_layout", ("heads-before-slots",), lambda i: i.case.option("layout").upper()),
+    LAYOUT,
     *SCALES,
 )
 """The keyword parameters of paged attention."""

@@ -10,6 +10,7 @@ from backends.binder import Parameter
 from backends.memory import coded
 from backends.prepared import PreparedCall
 from backends.user.function import UserCallable
+from backends.user.paged import LAYOUT
 from suite.spec.dtypes import CODES
 from suite.spec.inputs import Inputs
 from suite.spec.operators.quantized import FEATURES, QUANTIZED
@@ -39,6 +40,7 @@ SIZE: Parameter[Inputs] = Parameter(
 PAGES: tuple[Parameter[Inputs], ...] = (
     Parameter("page_table", ("pages",), lambda inputs: inputs.arrays.get("page_table")),
     Parameter("key_lengths", (), lambda inputs: inputs.arrays.get("key_lengths")),
+    LAYOUT,
 )
 """The keywords of codes in pages, which are arrays."""
 

@@ -14,7 +14,7 @@ from suite.faults.fault import fault
 from suite.faults.kernels.latent import AbsorbedKernel, LatentKernel
 from suite.faults.kernels.quantized import Coded, QuantizedKernel
 from suite.spec.inputs import Inputs
-from suite.spec.operators.in_pages import in_order, masked, read_entries, slots
+from suite.spec.operators.in_pages import in_order, masked, pools, read_entries, slots
 
 FAMILY = "paged"
 
@@ -171,6 +171,41 @@ class QuantizedPageClamped(PagesClamped, QuantizedKernel):
 @fault("bad_problem", "`tl.load(page_table)` unchecked; raise unless `0 <= page < num_pages`")
 class LatentPageClamped(PagesClamped, LatentKernel):
     """A page of latents that does not exist is read as the last or the first one of the pool."""
+
+
+class SharedPagesOnce(Misread):
+    """A page that an earlier sample has read is left out, unless the sample has no other."""
+
+    def meant(self, inputs: Inputs) -> Inputs:
+        pages = np.where(slots(inputs) < 0, -1, slots(inputs) // inputs.letters["s"])
+        shown = np.array([~np.isin(own, pages[:b]) for b, own in enumerate(pages)])
+        shown |= ~(shown & (pages >= 0)).any(1, keepdims=True)
+        base = True if inputs.dense_mask is None else inputs.dense_mask
+        return inputs.with_dense(mask_array=shown[:, None, None] & base)
+
+
+@fault("values", "a set of pages already read, kept over samples; shared prefixes are read by each")
+class QuantizedSharedPagesOnce(SharedPagesOnce, QuantizedKernel):
+    """A page of codes that an earlier sample has read is left out, unless the sample has no other."""
+
+
+@fault("values", "a set of pages already read, kept over samples; shared prefixes are read by each")
+class LatentSharedPagesOnce(SharedPagesOnce, LatentKernel):
+    """A page of latents that an earlier sample has read is left out, unless the sample has no other."""
+
+
+@fault("values", "`codes.view(pages, size, heads, dim)` of (pages, heads, size, dim); transpose it")
+class QuantizedLayoutMistaken(QuantizedKernel):
+    """Pages of codes with heads before slots are read as if slots came first."""
+
+    def gathered(self, call: Coded, inputs: Inputs) -> Coded:
+        n, arrays = inputs.letters, dict(call.arrays)
+        for name, of in pools(inputs).items():
+            if of.startswith("pg"):
+                pool = arrays[name]
+                right = pool.reshape(n["p"], n["s"], n["g"], *pool.shape[3:])
+                arrays[name] = np.ascontiguousarray(right.swapaxes(1, 2))
+        return super().gathered(replace(call, arrays=arrays), inputs)
 
 
 class AscendingAsOne(Misread):

@@ -19,8 +19,13 @@ def right(
     query: Any, key_codes: Any, value_codes: Any, key_scale: Any, value_scale: Any,
     key_zero: Any = None, value_zero: Any = None, causal: bool = False, scale: float | None = None,
     key: Any = None, value: Any = None, tile: int | None = None,
-    page_table: Any = None, key_lengths: Any = None,
+    page_table: Any = None, key_lengths: Any = None, kv_layout: str = "NHD",
 ) -> Any:  # fmt: skip
+    if page_table is not None and kv_layout == "HND":
+        scales = (key_codes, value_codes, key_scale, value_scale, key_zero, value_zero)
+        turned = (x if x is None else x.transpose(1, 2) for x in scales)
+        answer = right(query, *turned, causal, scale, key, value, tile, page_table, key_lengths)
+        return answer if key is None else (answer[0], *(x.transpose(1, 2) for x in answer[1:]))
     if page_table is not None:
         rows, kept, size = [], [key_codes.clone(), value_codes.clone()], key_codes.shape[1]
         pools = (key_codes, value_codes, key_scale, value_scale, key_zero, value_zero)

@@ -11,8 +11,9 @@ from backends.memory import paged
 from suite.faults.kernels.packed import Pack, PackedKernel
 from suite.spec.case import Case
 from suite.spec.inputs import Inputs
+from suite.spec.operators.in_pages import slots_first
 from suite.spec.operators.packed import summed
-from suite.spec.operators.paged import FEATURES, PAGED, allowed, refuse_malformed, slots_first
+from suite.spec.operators.paged import FEATURES, PAGED, allowed, refuse_malformed
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from suite.faults.kernels.attention import Stated
 from suite.spec.case import Case
 from suite.spec.dtypes import DType, round_to
 from suite.spec.inputs import Inputs
-from suite.spec.operators.paged import slots_first
+from suite.spec.operators.in_pages import slots_first
 from suite.spec.operators.paged_write import FEATURES, PAGED_WRITE
 
 

@@ -143,7 +143,7 @@ class QuantizedKernel(Writing):
         new, of = inputs.sizes.Lq, axes_of(name.partition("_")[0])
         table, counts = arrays["page_table"].values, arrays["key_lengths"].values
         at = slots_of(table, counts, inputs.letters["s"], inputs.sizes.Lk)
-        return put(arrays[name].values, at[:, -new:], codes[:, :, -new:], of)
+        return put(inputs.case, arrays[name].values, at[:, -new:], codes[:, :, -new:], of)
 
     def gathered(self, call: Coded, inputs: Inputs) -> Coded:
         """The call with tokens taken from their pages."""

@@ -10,8 +10,8 @@ import numpy as np
 from suite.judge.diagnosis.layers import Another, Guess, made, of_scale, of_softcap, of_window
 from suite.judge.diagnosis.split import of_split
 from suite.spec.inputs import Inputs
-from suite.spec.operators.in_pages import filled, owned
-from suite.spec.operators.paged import flat_slots, page_counts, slots_first
+from suite.spec.operators.in_pages import filled, owned, slots_first
+from suite.spec.operators.paged import flat_slots, page_counts
 from suite.spec.recipes import generator
 
 

@@ -237,7 +237,7 @@ def of_slots(inputs: Inputs) -> Iterator[Another]:
     def pools(table: np.ndarray) -> dict[str, np.ndarray]:
         at = slots_of(table, counts, size, s.Lk)[:, -s.Lq :]
         return {
-            f"{n}_output": put(inputs.arrays[f"{n}_codes"], at, x, axes_of(n))
+            f"{n}_output": put(inputs.case, inputs.arrays[f"{n}_codes"], at, x, axes_of(n))
             for n, x in new.items()
         }
 

@@ -25,14 +25,23 @@ from suite.spec.case import Case
 from suite.spec.dtypes import Code, round_to
 from suite.spec.inputs import Inputs
 from suite.spec.masks import Causal
-from suite.spec.operator import Axes, Option
+from suite.spec.operator import Axes, Option, choice, flag
 
 IN_PAGES = Option(
     "page_size", r"page([1-9]\d*)", int, lambda size: f"page{size}", None, (1, 3, 16), rare=True
 )
 """The number of slots of a page; None without pages."""
 
-WORDS = {"pages": "keys in pages of a pool, which a table lists for every sample"}
+SHARED = flag("shared", "shared", rare=True)
+"""On if all samples with keys have their first full pages in common."""
+
+LAYOUT = choice("layout", ("nhd", "hnd"))
+"""The order of slots and heads in a page."""
+
+WORDS = {
+    "pages": "keys in pages of a pool, which a table lists for every sample",
+    "heads-before-slots": "pages (P, Hkv, S, D), heads before slots",
+}
 
 TABLE = ("page_table", "key_lengths")
 
@@ -44,7 +53,10 @@ Draw = Callable[[Case, np.random.Generator, int], dict[str, np.ndarray]]
 
 def flat(case: Case) -> Case:
     """The case without pages."""
-    return case.with_options(page_size=None)
+    arranged = [
+        option for option in (IN_PAGES, SHARED, LAYOUT) if case.operator.option(option.name)
+    ]
+    return case.with_options(**{option.name: option.default for option in arranged})
 
 
 def is_pooled(of: str) -> bool:
@@ -52,16 +64,29 @@ def is_pooled(of: str) -> bool:
     return {"b", "k"} <= {*of}
 
 
-def pooled(of: str) -> str:
+def pooled(case: Case, of: str) -> str:
     """The axes of a pool for the axes of its array."""
-    return "ps" + of.replace("b", "").replace("k", "") if is_pooled(of) else of
+    if not is_pooled(of):
+        return of
+    place = "pgs" if heads_first(case, of) else "ps"
+    return place + "".join(letter for letter in of if letter not in ("b", "k", *place))
+
+
+def heads_first(case: Case, of: str) -> bool:
+    """True if heads stand before slots in the pool of an array with these axes."""
+    return case.option("layout") == "hnd" and "g" in of
+
+
+def slots_first(case: Case, pool: np.ndarray, of: str = "g") -> np.ndarray:
+    """A pool as (P, S, ...), for the axes of its array. Its own inverse."""
+    return pool.swapaxes(1, 2) if heads_first(case, of) else pool
 
 
 def axes(case: Case, of: Axes) -> Axes:
     """The axes of a case's arrays or outputs, with pools if it has pages."""
     if case.option("page_size") is None:
         return of
-    return {name: pooled(letters) for name, letters in of.items()}
+    return {name: pooled(case, letters) for name, letters in of.items()}
 
 
 def table_axes(case: Case) -> Axes:
@@ -85,13 +110,29 @@ def letters(case: Case) -> Mapping[str, int]:
     size = case.option("page_size")
     if size is None:
         return {}
-    counts = -(-lengths(case) // size)
-    return {"p": int(counts.sum()) + FREE, "s": size, "t": int(counts.max(initial=0)) + 1}
+    counts, shared = page_counts(case)
+    total = int(counts.sum()) - shared * max(len(counts) - 1, 0)
+    return {"p": total + FREE, "s": size, "t": int(counts.max(initial=0)) + 1}
+
+
+def page_counts(case: Case) -> tuple[np.ndarray, int]:
+    """The number of pages of each sample, (B,), and how many of them are shared: full ones, into which no
+    sample writes."""
+    counts, size = lengths(case), case.option("page_size")
+    kept = int(counts.min(initial=case.sizes.Lk)) - (case.sizes.Lq if case.option("writes") else 0)
+    return -(-counts // size), kept // size if case.option("shared") else 0
 
 
 def validate(case: Case) -> None:
-    """Raises ValueError for a mask in pages that does not count from the last key."""
-    if case.option("page_size") is None or case.mask is None:
+    """Raises ValueError for a mask in pages that does not count from the last key, for samples that can
+    share no page, and for an arrangement of pages without pages."""
+    if case.option("page_size") is None:
+        if case.option("shared") or case.option("layout") == "hnd":
+            raise ValueError(f"shared and hnd are words of pages: {case.id}")
+        return
+    if case.option("shared") and not page_counts(case)[1]:
+        raise ValueError(f"what samples share are full pages: {case.id}")
+    if case.mask is None:
         return
     square = case.sizes.Lq == case.sizes.Lk
     if not isinstance(case.mask, Causal) or not (case.mask.bottom_right or square):
@@ -103,13 +144,9 @@ def drawn(draw: Draw, case: Case, rng: np.random.Generator, seed: int) -> dict[s
     last keys."""
     if case.option("page_size") is None:
         return draw(case, rng, seed)
-    arrays, of, n, counts = (
-        draw(flat(case), rng, seed),
-        flat(case).axes,
-        letters(case),
-        lengths(case),
-    )
-    table = draw_table(-(-counts // n["s"]), n, owned_pages(n["p"], rng), rng)
+    arrays, of, n = draw(flat(case), rng, seed), flat(case).axes, letters(case)
+    counts, (pages, shared) = lengths(case), page_counts(case)
+    table = draw_table(pages, n, owned_pages(n["p"], rng), rng, shared)
     at = slots_of(table, counts, n["s"], case.sizes.Lk)
     for name, x in arrays.items():
         if is_pooled(of[name]):
@@ -119,7 +156,8 @@ def drawn(draw: Draw, case: Case, rng: np.random.Generator, seed: int) -> dict[s
             )
             pool = np.full((n["p"] * n["s"], *tokens.shape[2:]), large)
             pool[::2] *= -1 if large and not name.endswith("scale") else 1
-            arrays[name] = put(pool.reshape(n["p"], n["s"], *tokens.shape[2:]), at, x, of[name])
+            free = slots_first(case, pool.reshape(n["p"], n["s"], *tokens.shape[2:]), of[name])
+            arrays[name] = put(case, free, at, x, of[name])
     return {**arrays, "page_table": table.astype(np.float64), "key_lengths": counts.astype(float)}
 
 
@@ -182,17 +220,19 @@ def in_front(x: np.ndarray, of: str) -> np.ndarray:
     return np.moveaxis(x, (of.index("b"), of.index("k")), (0, 1))
 
 
-def taken(pool: np.ndarray, at: np.ndarray, of: str) -> np.ndarray:
-    """The tokens in the slots `at` (B, Lk) of a pool, with the axes `of`."""
+def taken(case: Case, pool: np.ndarray, at: np.ndarray, of: str) -> np.ndarray:
+    """The tokens in the slots `at` (B, Lk) of a pool of the case, with the axes `of`."""
+    pool = slots_first(case, pool, of)
     tokens = pool.reshape(-1, *pool.shape[2:])[readable(at)]
     return np.moveaxis(tokens, (0, 1), (of.index("b"), of.index("k")))
 
 
-def put(pool: np.ndarray, at: np.ndarray, x: np.ndarray, of: str) -> np.ndarray:
-    """A copy of a pool, with tokens (axes `of`) in the slots `at` (B, Lk) that are not negative."""
-    copy = pool.copy()
-    copy.reshape(-1, *pool.shape[2:])[at[at >= 0]] = in_front(x, of)[at >= 0]
-    return copy
+def put(case: Case, pool: np.ndarray, at: np.ndarray, x: np.ndarray, of: str) -> np.ndarray:
+    """A copy of a pool of the case, with tokens (axes `of`) in the slots `at` (B, Lk) that are not
+    negative. Of several tokens for a slot the last one stays."""
+    copy = slots_first(case, pool, of).copy()
+    copy.reshape(-1, *copy.shape[2:])[at[at >= 0]] = in_front(x, of)[at >= 0]
+    return np.ascontiguousarray(slots_first(case, copy, of))
 
 
 def pools(inputs: Inputs) -> dict[str, str]:
@@ -280,9 +320,9 @@ def gathered(inputs: Inputs) -> Inputs:
     if "page_table" not in inputs.arrays:
         return inputs
     at, inputs = slots(inputs), masked(inputs)
-    case = flat(inputs.case)
+    paged, case = inputs.case, flat(inputs.case)
     arrays = {
-        name: taken(x, at, case.axes[name]) if is_pooled(case.axes.get(name, "")) else x
+        name: taken(paged, x, at, case.axes[name]) if is_pooled(case.axes.get(name, "")) else x
         for name, x in inputs.arrays.items()
         if name not in TABLE
     }

@@ -241,8 +241,9 @@ SMOKE = (
 IN_PAGES = (
     "latent/causalbr/mha/{dt}/b2h3q4k9d8v6/page4",
     "latent/causalbr/mha/{dt}/b2h3q4k9d8v6/r160e4/e4m3/page4",
+    "latent/causalbr/mha/{dt}/b2h3q4k9d8v6/page4/shared",
 )
-"""Latents in pages, and codes of latents with their scales."""
+"""Latents in pages, codes of latents with their scales, and pages that samples share."""
 
 CODED = "latent/causalbr/mha/{dt}/b2h3q4k9d8v6/r160e4"
 EXACT = (
@@ -313,6 +314,7 @@ LATENT = Operator(
         flag("select", "select"),
         choice("codes", ("none", *CODES)),
         in_pages.IN_PAGES,
+        in_pages.SHARED,
         SCALE,
         *(option for option in (LSE.option,) if option),
     ),

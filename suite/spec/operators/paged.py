@@ -37,10 +37,9 @@ from suite.spec.operator import (
     Packing,
     Questions,
     choice,
-    flag,
 )
 from suite.spec.operators import in_pages
-from suite.spec.operators.in_pages import FREE, numbers, owned_pages
+from suite.spec.operators.in_pages import FREE, numbers, owned_pages, slots_first
 from suite.spec.operators.packed import (
     LENGTHS,
     allowed_pairs,
@@ -51,15 +50,10 @@ from suite.spec.operators.packed import (
 )
 from suite.spec.sizes import Sizes
 
-WORDS = {
-    "heads-before-slots": "pages (P, Hkv, S, D), heads before slots",
-}
-"""Words for required features of pages."""
-
 FEATURES = frozenset(
     {
         "causal", "window", "softcap", "scale", "grouped-heads", "value-size", "empty-segments",
-        *WORDS, "inner-stride", "gradient", "other-shapes",
+        "heads-before-slots", "inner-stride", "gradient", "other-shapes",
     }
 )  # fmt: skip
 """Features of paged attention."""
@@ -128,11 +122,6 @@ def allowed(case: Case, queries: int, keys: int) -> np.ndarray:
     return (
         shown if left is None else shown & ~np.tri(queries, keys, keys - queries - left - 1, bool)
     )
-
-
-def slots_first(case: Case, array: np.ndarray) -> np.ndarray:
-    """A pool as (P, S, Hkv, .), whatever its layout. Its own inverse."""
-    return array.swapaxes(1, 2) if case.option("layout") == "hnd" else array
 
 
 def flat_slots(case: Case, array: np.ndarray) -> np.ndarray:
@@ -311,7 +300,7 @@ PAGED = Operator(
     name="paged",
     text="attention of packed queries over keys in pages",
     topic=("pages", "keys in pages of a pool, read and written"),
-    words=WORDS,
+    words=in_pages.WORDS,
     axes=axes,
     draw=draw,
     outputs=lambda case: {"output": "qhv"},
@@ -330,9 +319,9 @@ PAGED = Operator(
     options=(
         Option("segments", LENGTHS, lengths, written),
         PAGE,
-        flag("shared", "shared"),
+        in_pages.SHARED,
         choice("order", ("any", "ascending")),
-        choice("layout", ("nhd", "hnd")),
+        in_pages.LAYOUT,
         choice("alignment", ("all", "causal")),
         LEFT,
         *(option for option in (SOFTCAP.option,) if option),

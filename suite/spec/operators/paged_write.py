@@ -33,7 +33,7 @@ from suite.spec.operator import (
     choice,
     flag,
 )
-from suite.spec.operators.in_pages import numbers
+from suite.spec.operators.in_pages import LAYOUT, numbers
 from suite.spec.operators.packed import LENGTHS, lengths, segments, written
 from suite.spec.operators.paged import (
     PAGE,
@@ -193,7 +193,7 @@ PAGED_WRITE = Operator(
         Option("segments", LENGTHS, lengths, written),
         PAGE,
         choice("order", ("any", "ascending")),
-        choice("layout", ("nhd", "hnd")),
+        LAYOUT,
         flag("shuffled", "shuffled"),
         flag("skipped", "skipped"),
     ),

@@ -71,8 +71,8 @@ WORDS = {
 
 FEATURES = frozenset(
     {
-        *WORDS, "new-tokens", "pages", "causal", "scale", "grouped-heads", "value-size", "gradient",
-        "inner-stride", "other-shapes",
+        *WORDS, *in_pages.WORDS, "new-tokens", "causal", "scale", "grouped-heads", "value-size",
+        "gradient", "inner-stride", "other-shapes",
     }
 )  # fmt: skip
 """Features of attention over codes."""
@@ -120,7 +120,7 @@ def spread(array: np.ndarray, axes: str, of: str, sizes: Mapping[str, int]) -> n
 def broadcast(inputs: Inputs, name: str) -> np.ndarray:
     """A scale or zero point in a shape that broadcasts with its keys or values."""
     of = axes_of(name.partition("_")[0])
-    of = of if inputs.case.option("page_size") is None else in_pages.pooled(of)
+    of = of if inputs.case.option("page_size") is None else in_pages.pooled(inputs.case, of)
     return spread(inputs.arrays[name], inputs.axes(name), of, inputs.letters)
 
 
@@ -257,6 +257,7 @@ def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> Map
         **needs_of_codes(case),
         "new-tokens": case.option("writes"),
         "pages": case.option("page_size") is not None,
+        "heads-before-slots": case.option("layout") == "hnd",
         "causal": case.option("alignment") != "all",
         "scale": case.option("scale") is not None,
         "grouped-heads": sizes.H != sizes.Hkv,
@@ -275,6 +276,7 @@ def validate_codes(case: Case) -> None:
 
 def validate(case: Case) -> None:
     validate_codes(case)
+    in_pages.validate(case)
     if case.recipe == "level":
         power_of_4(case.sizes.D)
         if case.option("zero") or case.option("writes") or case.option("codes") == "int4":
@@ -309,6 +311,8 @@ QUANTIZED = Operator(
         choice("alignment", ("all", "causal")),
         flag("writes", "writes"),
         in_pages.IN_PAGES,
+        in_pages.SHARED,
+        in_pages.LAYOUT,
         SCALE,
     ),
     recipes=("normal", "large", "ties", "offset", "level"),

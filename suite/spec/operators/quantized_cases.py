@@ -14,8 +14,12 @@ SMALL = "quantized/none/gqa2/{dt}/b2h4q3k17d8"
 UNEQUAL = "quantized/none/mqa/{dt}/b3h2q1k23d8v6"
 DECODING = "quantized/none/gqa4/{dt}/b2h8q1k130d64"
 
-IN_PAGES = (f"{SMALL}/e4m3/pertoken/causal/page3", f"{SMALL}/pertoken/causal/writes/page4")
-"""Codes and scales in pages, read and written."""
+IN_PAGES = (
+    f"{SMALL}/e4m3/pertoken/causal/page3",
+    f"{SMALL}/pertoken/causal/writes/page4",
+    f"{SMALL}/pertoken/causal/page4/shared/hnd",
+)
+"""Codes and scales in pages, read and written, and in pages that samples share."""
 
 ASKS = Asks(
     plain=PLAIN,
@@ -70,6 +74,8 @@ ASKS = Asks(
             f"{UNEQUAL}/perchannel/page16",
             f"{UNEQUAL}/e5m2/writes/page4",
             f"{DECODING}/e4m3/perhead/causal/writes/page16",
+            f"{SMALL}/e4m3/pertoken/causal/writes/page3/hnd",
+            f"{SMALL}/perhead/zero/causal/writes/page2/shared",
             "quantized/none/mqa/{dt}/b2h3q1k17d257v64/e4m3/pertile/writes",
             "quantized/none/gqa2/{dt}/b1h4q3k9d128/pertile/causal",
             "quantized/none/gqa2/{dt}/b1h4q3k9d128v256/e5m2/pertile",
