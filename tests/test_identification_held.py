@@ -195,3 +195,9 @@ def test_weights_of_layers_are_held_against_no_cell() -> None:
     found = Found("Weights are equal.", "softmax", formula=lambda reading: reading.seen + 0.0)
     case = looks[0].inputs.case
     assert Evidence(looks, failing).held(found, [case]) == (found, [case], 0)
+
+
+def test_without_failures_nothing_is_said() -> None:
+    judged = registry.load("torch")
+    (sdpa,) = [one for one in judged.implementations() if one.name == "sdpa"]
+    assert identify(judged, sdpa, []) == []

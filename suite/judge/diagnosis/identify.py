@@ -87,8 +87,10 @@ def _beside(
     """What is wrong with weights beside what small problems have told, each with a failing case: a second
     fault may need many keys, sizes of heads that differ, or a causal mask alone."""
     families = {found.family for found in told}
+    if not families or families & {"state", "contract", "dropout"}:
+        return
     first = groups[0][0]
-    if not families or families & {"state", "contract", "dropout"} or not first.operator.is_default:
+    if not first.operator.is_default:
         return
     asked = {first: replace(first, dtype=DTYPES["f32"], recipe="normal")}
     causal = (case for group in groups for case in group if "causal" in case.mask_token)
