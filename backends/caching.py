@@ -99,13 +99,14 @@ class Scripted(Implementation):
         """The empty state."""
         raise NotImplementedError
 
-    def keep(self, state: Any, paths: Any, count: int) -> Any:
-        """The state with the nodes `paths` (B, longest) of its last `count` tokens, a tree. -1 stands
+    def keep(self, state: Any, paths: Any, count: int, *samples: Any) -> Any:
+        """The state with the nodes `paths` (b, longest) of its last `count` tokens, a tree. -1 stands
         behind shorter paths."""
         raise NotImplementedError
 
     def reorder(self, state: Any, samples: Any) -> Any:
-        """The state whose sample n goes on with the history of sample `samples[n]`."""
+        """The state whose sample n goes on with the history of sample `samples[n]`. There may be fewer
+        samples than before, or more."""
         raise NotImplementedError
 
     @abstractmethod
@@ -203,8 +204,9 @@ class Scripted(Implementation):
                             states[n] = self.reset(state, *some(samples))
                         case Pick(samples=samples):
                             states[n] = self.reorder(state, integers(samples))
-                        case Keep(count=count):
-                            states[n] = self.keep(state, integers(action.table), count)
+                        case Keep(count=count, samples=samples):
+                            paths = integers(action.table)
+                            states[n] = self.keep(state, paths, count, *some(samples))
             return joined(parts, self.concat, self.place)
 
         return PreparedCall(call, self.arguments(inputs), axis_order=self.axis_order)

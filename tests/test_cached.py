@@ -39,6 +39,10 @@ CASES = (
     "cached/none/gqa2/f64/b2h4q9k9d8/c3.3.1.2/pad4.1/rot.halves",
     "cached/none/gqa2/f64/b2h4q9k9d8/c3.3.pick10.1.2/win3/room5/pad4.1/sinks/slopes",
     f"{GROWN}/c1.resetof1.3.reset.4/pad5.0.12.0.2.2",
+    f"{GROWN}/c2.pick20.3.pick011.3/slopes",
+    f"{GROWN}/c2.pick12.3of0.3of1.pick101.3/win3/room8/pad5.0.12",
+    f"{GROWN}/c1.tree112of21.keep0x.3of0.4/win2/room6/pad5.0.12/rot.halves",
+    "cached/none/gqa2/f64/b2h4q9k9d8/c4.tree112.keep2.2/win2/room5/slopes",
     "cached/none/gqa2/f64/b2h4q9k9d8/c3.tree1121.keep3.2/bias.bhqk/rot.halves",
 )
 
@@ -62,14 +66,14 @@ def token_by_token(inputs: Inputs) -> np.ndarray:
     histories: list[list[Token]] = [
         [(b, place, place, 0) for place in range(s.Lk - s.Lq)] for b in range(s.B)
     ]
-    documents = 0
+    documents, drafting = 0, list[int]()
     prompts, left = [*(case.option("padding") or ()), *[0] * 9 * s.B], case.option("left")
     padding, resets = prompts[: s.B], [0] * s.B
     arrived, nodes = [s.Lk - s.Lq] * s.B, list[list[list[Token]]]()
     out = np.zeros((s.B, s.H, s.Lq, s.Dv))
     for word in case.option("script"):
         body, _, of = word.partition("of")
-        samples = [int(n) for n in of] or list(range(s.B))
+        samples = [int(n) for n in of] or list(range(len(histories)))
         if body == "reset":
             for b in samples:
                 resets[b] += 1
@@ -81,14 +85,14 @@ def token_by_token(inputs: Inputs) -> np.ndarray:
             histories = [list(histories[int(n)]) for n in body[4:]]
             padding = [padding[int(n)] for n in body[4:]]
         elif body.startswith("keep"):
-            kept = body[4:] if len(body) - 4 == s.B else body[4:] * s.B
-            for b, node in enumerate(kept):
+            kept = body[4:] if len(body) - 4 == len(drafting) else body[4:] * s.B
+            for b, node in zip(drafting, kept[: len(drafting)], strict=True):
                 histories[b] = histories[b] + (nodes[b][int(node)] if node != "x" else [])
         steps = [int(n) for n in body[4:]] if body.startswith("tree") else []
         parts = [] if steps else [int(n) for n in body.split("+") if n.isdigit()]
         count = len(steps) or sum(parts)
         begin = {sum(parts[:n]) for n in range(1, len(parts))}
-        nodes = [[] for _ in range(s.B)]
+        nodes, drafting = [[] for _ in range(s.B)], samples
         for b in samples if count else ():
             for n in range(count):
                 document = (nodes[b][-1] if nodes[b] else histories[b] or [(0, 0, 0, 0)])[-1][3]
@@ -215,16 +219,25 @@ def test_random_scripts_are_valid() -> None:
         ("b2h4q9k8d8/c9", "keys are as many or more"),
         ("b2h4q9k9d8/c5.back6.4", "not 6 tokens to take back"),
         ("b2h4q9k9d8/c5.pick02.4", "samples are numbers below 2"),
-        ("b2h4q9k9d8/c5.pick0.4", "samples are numbers below 2"),
+        ("b2h4q9k9d8/c5.pick0.3.pick01.1", "samples are numbers below 1"),
+        ("b2h4q9k9d8/c5.pick0.1of1.4", "samples are numbers below 1"),
+        ("b2h4q9k9d8/c5.pick001.4", "samples are numbers below 2"),
+        ("b2h4q9k10d8/c5.pick0.5", "add up to the number of queries"),
         ("b2h4q9k9d8/c9/win4/room4", "a slot for each key of its window"),
-        ("b2h4q9k9d8/c5.back2.4/win3/room4", "goes back 2 tokens has at least 5 slots"),
+        ("b2h4q9k9d8/c5.back2.4/win3/room4", "with a rollback of 2 tokens has at least 5 slots"),
         ("b2h4q9k9d8/c5of2.4", "samples are numbers below 2"),
         ("b2h4q9k9d8/c5of00.4", "a sample steps once at a time"),
         ("b2h4q9k9d8/c5of0.4", "add up to the number of queries"),
         ("b2h4q9k9d8/c5.tree1121.keep4.0", "keep has a node of the tree"),
         ("b2h4q9k9d8/c5.keep1.4", "keep has a node of the tree"),
         ("b2h4q9k9d8/c5.tree11.2", "after a tree stands keep or reset"),
-        ("b2h4q9k9d8/c5.tree1121/win3/room6", "in no ring"),
+        (
+            "b2h4q9k9d8/c5.tree1121/win3/room6",
+            "a ring with a tree of 4 tokens has at least 7 slots",
+        ),
+        ("b2h4q9k9d8/c5.tree11of1.keep10.2", "keep has a node of the tree"),
+        ("b2h4q9k9d8/c5.tree11.resetof1.2", "after a tree stands keep or reset"),
+        ("b2h4q9k9d8/c5.tree11of1.3of0.2", "after a tree stands keep or reset"),
         ("b2h4q9k9d8/c2.6of1.pick11.7of0.1of1/bias.1hqk", "a column for every position"),
         ("b2h4q9k12d8/c9/pad12.0", "every prompt has a token behind it"),
         ("b2h4q9k12d8/c9/pad3", "left padding is a number for each sample"),

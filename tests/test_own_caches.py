@@ -35,6 +35,7 @@ def test_a_persons_cache() -> None:
         "c3of0.3of12.back2.5", "c2.back2of0.3of1.resetof2.3of20.3",
         "c2.pick200.2of1.3of02.4of1.3of02",  # no samples
         "c3.tree1121.keep3.2", "c1.tree11213.keep4.3/slopes", "c1.tree112.keep2x0.4",
+        "c1.tree112of02.keep2x.3of1.4", "c4.tree112.keep2.2/win2/room5",
         "c1+2.1.0+4", "c1+2.1.2+1.back2.1/win3/slopes",  # no document_starts
         "c5.1.3/rot.halves", "c1.5.1.1/win3/room8/pad5.0.12/rot.interleaved",  # no rotary_base
         "c2.back2of0.3of1.resetof2.3of20.3/rot.halves",
@@ -67,6 +68,7 @@ def test_a_persons_cache_of_samples_that_step_alone_and_of_trees() -> None:
     found = statuses("KeepsFirst")
     assert {script for script, status in found.items() if status == "fail"} == {
         "c3.tree1121.keep3.2", "c1.tree11213.keep4.3", "c1.tree112.keep2x0.4",
+        "c1.tree112of02.keep2x.3of1.4",
     }  # fmt: skip
 
 

@@ -145,8 +145,8 @@ class CustomCache(FusedCache):
 
     def reorder(self, state: Filled, samples: Any) -> Filled:
         cache = deepcopy(state.cache)
-        for array in cache.buffers():
-            array.copy_(array[samples])
+        for name, array in [*cache.named_buffers()]:
+            setattr(cache, name, array[samples])
         return replace(state, cache=cache)
 
 

@@ -145,7 +145,7 @@ class Stateful(Scripted):
         state.request.reset_state()
         return Request.of(state.request, len(state.order))
 
-    def keep(self, state: Request, paths: Any, count: int) -> Request:
+    def keep(self, state: Request, paths: Any, count: int, *samples: Any) -> Request:
         before = state.count - count
         first = np.tile(np.arange(before), (len(paths), 1))
         return self.changed(state, np.concatenate([first, before + paths], 1))

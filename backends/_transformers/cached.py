@@ -94,7 +94,7 @@ class DynamicSdpa(Scripted):
         from transformers import masking_utils
 
         cache, config, layer = state
-        torch, s, padding = self.backend.torch, turn.inputs.sizes, None
+        torch, padding = self.backend.torch, None
         if turn.inputs.case.option("padding") is not None:
             hidden = torch.tensor(turn.padding, device=query.device)[:, None]
             padding = torch.arange(turn.total, device=query.device) >= hidden
@@ -106,7 +106,7 @@ class DynamicSdpa(Scripted):
         )
         if rotation(turn.inputs.case) is not None:
             query, key = self.rotated(query, key, state, turn)
-        embeddings = query.new_zeros(s.B, query.shape[2], 1)
+        embeddings = query.new_zeros(query.shape[0], query.shape[2], 1)
         with self.making_masks():
             mask = make(config, embeddings, padding, cache)
         key, value = cache.update(key, value, 0)

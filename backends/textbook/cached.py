@@ -282,10 +282,9 @@ class SlotCache(TextbookCached):
             elif isinstance(action, Pick):
                 found[f"order_{n}"] = first[list(action.samples)][:, None] + np.arange(slots)
             elif isinstance(action, Keep):
-                ends = zip(first + held.lengths, action.paths, strict=True)
                 moved = [
-                    (end - len(path) + node, end - len(path) + place)
-                    for end, path in ends
+                    first[b] + (held.lengths[b] - len(path) + np.array([node, place])) % slots
+                    for b, path in zip(action.own, action.paths, strict=True)
                     for place, node in enumerate(path)
                 ]
                 old, new = np.array(moved, int).reshape(-1, 2).T
@@ -309,9 +308,12 @@ class SlotCache(TextbookCached):
                 kept[own, of[:, -slots:] % slots] = new[:, -slots:]
             elif isinstance(action, Pick):
                 kept = kept[list(action.samples)]
-            elif isinstance(action, Keep):  # in no ring
-                kept = np.full((B, slots), -1)
-                kept[:, : held.positions.shape[1]] = held.positions
+            elif isinstance(action, Keep):
+                for b, path in zip(action.own, action.paths, strict=True):
+                    first = held.lengths[b] - len(path)
+                    nodes = np.arange(first, first + action.count) % slots
+                    kept[b, nodes] = -1
+                    kept[b, nodes[: len(path)]] = held.positions[b, first:][: len(path)]
             kept = np.where(kept >= held.lengths[:, None], -1, kept)
             yield action, held, keys
 

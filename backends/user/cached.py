@@ -150,7 +150,7 @@ class UserCached(Scripted, UserCallable):
     - `step(state, query, key, value, ...)` returns the rows of a chunk and the state, and receives the
       keywords of `STEP` that it takes. Arrays have the order of the framework's own attention.
     - `reset(state)`, `crop(state, count)`, `reorder(state, samples)`, `keep(state, paths, count)`, if
-      there are any, return the state. For some samples alone `reset` and `crop` get their numbers, too.
+      there are any, return the state. For some samples alone all but `reorder` get their numbers, too.
     """
 
     operator = CACHED
@@ -223,8 +223,8 @@ class UserCached(Scripted, UserCallable):
     def reorder(self, state: Any, samples: Any) -> Any:
         return state[0], state[0].reorder(state[1], samples)
 
-    def keep(self, state: Any, paths: Any, count: int) -> Any:
-        return state[0], state[0].keep(state[1], paths, count)
+    def keep(self, state: Any, paths: Any, count: int, *samples: Any) -> Any:
+        return state[0], state[0].keep(state[1], paths, count, *samples)
 
     def concat(self, arrays: Sequence[Any], axis: int) -> Any:
         return self.ops.concat(arrays, axis)

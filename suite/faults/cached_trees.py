@@ -105,7 +105,7 @@ class CachedKeepLeavesASibling(CachedKernel):
         first = held.totals[sample] - count
         super().leave(held, sample, path, count)
         if len(path) < count:
-            held.positions[sample, first + len(path)] = held.totals[sample] - 1
+            held.positions[sample, (first + len(path)) % held.slots] = held.totals[sample] - 1
 
 
 @fault("values", "keys are moved to the front, and values are not")
@@ -131,8 +131,32 @@ class CachedKeepCountsTheTree(CachedKernel):
 class CachedKeepsOnePath(CachedKernel):
     """All samples keep the path of the first one."""
 
-    def keep(self, state: Held, paths: Rounded, count: int) -> Held:
-        return super().keep(state, Rounded(0 * paths.values + paths.values[:1], None), count)
+    def keep(self, state: Held, paths: Rounded, count: int, *samples: Rounded) -> Held:
+        same = Rounded(0 * paths.values + paths.values[:1], None)
+        return super().keep(state, same, count, *samples)
+
+
+@fault("values", "`for n, path in enumerate(paths)`; the n-th path is that of `samples[n]`")
+class CachedKeepsForTheFirst(CachedKernel):
+    """Of the tree of some samples alone the first samples of the cache keep the paths."""
+
+    def keep(self, state: Held, paths: Rounded, count: int, *samples: Rounded) -> Held:
+        first = [Rounded(np.arange(len(x.values)), None) for x in samples]
+        return super().keep(state, paths, count, *first)
+
+
+@fault("values", "`slots[first + node]`; in a ring `(first + node) % capacity`")
+class CachedKeepOfTheRing(CachedKernel):
+    """The nodes of a path stay where they are if the ring begins anew within their tree."""
+
+    def leave(self, held: Held, sample: int, path: list[int], count: int) -> None:
+        before, around = (
+            (held.key.copy(), held.value.copy()),
+            held.totals[sample] % held.slots < count,
+        )
+        super().leave(held, sample, path, count)
+        if held.totals[sample] > held.slots and around:
+            held.key, held.value = before
 
 
 @fault("values", "`cache[: len(samples)]`; `cache[samples]`")

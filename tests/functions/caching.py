@@ -182,8 +182,11 @@ class Serving:
         state["lengths"][slice(None) if samples is None else samples.long()] -= count
         return state
 
-    def keep(self, state: dict[str, Any], paths: Any, count: int) -> dict[str, Any]:
-        for sample, path in enumerate(paths):
+    def keep(
+        self, state: dict[str, Any], paths: Any, count: int, samples: Any = None
+    ) -> dict[str, Any]:
+        own = range(len(paths)) if samples is None else samples.tolist()
+        for sample, path in zip(own, paths, strict=True):
             path = path[path >= 0].long()
             first = int(state["lengths"][sample]) - count
             for name in ("key", "value"):
@@ -195,9 +198,12 @@ class Serving:
 class KeepsFirst(Serving):
     """Of a tree the first nodes stay, as many as the path has."""
 
-    def keep(self, state: dict[str, Any], paths: Any, count: int) -> dict[str, Any]:
+    def keep(
+        self, state: dict[str, Any], paths: Any, count: int, samples: Any = None
+    ) -> dict[str, Any]:
         first = torch.arange(paths.shape[1]).expand_as(paths)
-        return super().keep(state, torch.where(paths < 0, paths, first.to(paths.dtype)), count)
+        moved = torch.where(paths < 0, paths, first.to(paths.dtype))
+        return super().keep(state, moved, count, samples)
 
 
 class Stepless:

@@ -47,7 +47,7 @@ class CachedConcatenated(CachedKernel):
     def reset(self, state: Held, *samples: Rounded) -> Held:
         return self.cut(state, 0)
 
-    def keep(self, state: Held, paths: Rounded, count: int) -> Held:
+    def keep(self, state: Held, paths: Rounded, count: int, *samples: Rounded) -> Held:
         kept = super().keep(state, paths, count)
         return self.cut(kept, kept.total)
 
@@ -84,7 +84,7 @@ class CachedRolled(CachedKernel):
         state.positions[:, :count] = -1
         return state
 
-    def keep(self, state: Held, paths: Rounded, count: int) -> Held:
+    def keep(self, state: Held, paths: Rounded, count: int, *samples: Rounded) -> Held:
         nodes = [[*path] for path in paths.values]
         hidden = count - len(nodes[0])
         first, samples = state.slots - count, np.arange(len(nodes))[:, None]

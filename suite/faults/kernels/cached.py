@@ -295,20 +295,22 @@ class CachedKernel(Stated, Scripted):
         state.positions[own] = -1
         return state
 
-    def keep(self, state: Held, paths: Rounded, count: int) -> Held:
-        for sample, path in enumerate(paths.values):
+    def keep(self, state: Held, paths: Rounded, count: int, *samples: Rounded) -> Held:
+        own = self.existing(state, samples[0].values) if samples else range(len(state.totals))
+        for sample, path in zip(own, paths.values, strict=True):
             self.leave(state, sample, [int(node) for node in path if node >= 0], count)
         return state
 
     def leave(self, held: Held, sample: int, path: list[int], count: int) -> None:
         """The nodes of a path move to the front of the tree's slots."""
         first = held.totals[sample] - count
-        end = first + len(path)
+        kept = np.arange(first, first + len(path))
+        nodes = np.arange(first, first + count) % held.slots
         for cache in (held.key, held.value):
-            cache[sample, :, first:end] = cache[sample][:, [first + node for node in path]]
-        held.positions[sample, first:end] = np.arange(first, end)
-        held.positions[sample, end:] = -1
-        held.totals[sample] = end
+            cache[sample][:, nodes[: len(path)]] = cache[sample][:, nodes[path]]
+        held.positions[sample, nodes] = -1
+        held.positions[sample, nodes[: len(path)]] = kept
+        held.totals[sample] = first + len(path)
 
     def pick(self, held: Held, samples: list[int]) -> None:
         """Sample n goes on with the history of sample `samples[n]`."""

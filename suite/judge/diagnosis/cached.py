@@ -213,9 +213,9 @@ def first_nodes(inputs: Inputs) -> Mapping[str, np.ndarray]:
             last = action
         if isinstance(action, Keep):
             assert last is not None
-            for b, path in enumerate(action.paths):
+            for b, start, path in zip(action.own, last.starts, action.paths, strict=True):
                 for n, node in enumerate(path):
-                    table[b, last.starts[b] + node] = last.starts[b] + n
+                    table[b, start + node] = start + n
 
     def read(view: View, n: int) -> View:
         return replace(view, places=tables[n][view.samples, view.places])

@@ -12,9 +12,11 @@ Between chunks stand operations:
 - `back2`: the last two tokens of every sample leave the cache.
 - `reset`: all tokens leave the cache.
 - `pick100`: sample 0 goes on with the history of sample 1, samples 1 and 2 with that of sample 0.
+  `pick20` leaves two samples in the cache, and `pick100` behind it three again.
 
-A chunk, a rollback or a reset may be of some samples alone: `3of02` are three tokens of samples 0 and 2.
-All samples have Lq tokens in the end. Rows and tokens of a sample stand in its own order.
+A chunk, a tree, a rollback or a reset may be of some samples alone: `3of02` are three tokens of samples 0
+and 2. All samples have Lq tokens in the end, or fewer if the number of samples changes; nobody reads rows
+that a sample does not have. Rows and tokens of a sample stand in its own order.
 
 `3+4` is a chunk of seven tokens, of which the last four begin another document: they, and the tokens
 of later chunks, attend no token before them. `0+4` begins with another document.
@@ -22,8 +24,8 @@ of later chunks, attend no token before them. `0+4` begins with another document
 `tree112` is a chunk whose tokens are the nodes of a tree: parents lie 1, 1 and 2 nodes before their
 nodes, and a parent before the first node is the last token in the cache. A node attends its ancestors,
 itself, and the cache; its position is its depth behind the cache. Then `keep2` keeps node 2 and its
-ancestors for all samples, and `keep2x0` keeps node 2 for sample 0, no node for sample 1, and node 0 for
-sample 2.
+ancestors for all samples of the tree, and `keep2x0` keeps node 2 for sample 0, no node for sample 1, and
+node 0 for sample 2.
 
 Capacity is the number of slots of the cache (`room8`). With fewer slots than tokens the cache is a ring:
 tokens that have left the window are overwritten. `pad3.0` hides the first 3 tokens of sample 0 (left
@@ -78,6 +80,7 @@ from suite.spec.operators.scripts import (
     held,
     is_ring,
     paddings,
+    resized,
     rotation,
 )
 from suite.spec.operators.views import unread, views
@@ -143,18 +146,25 @@ def work(inputs: Inputs, direction: str) -> Work:
 
 def choose(inputs: Inputs, order: Sequence[int] | np.ndarray) -> Inputs:
     """The inputs with some of their samples, in this order. Raises ValueError if a sample goes on with
-    the history of one that is left out."""
+    the history of one that is left out, and for a batch whose number of samples changes."""
     case, order = inputs.case, [int(n) for n in order]
-    script, padding = [], case.option("padding")
+    if resized(case):
+        raise ValueError(f"samples leave the batch or join it: {case.id}")
+    script, padding, drafting = [], case.option("padding"), ""
     for word in case.option("script"):
         body, _, of = word.partition("of")
         some = "".join(str(n) for n, old in enumerate(order) if str(old) in of)
         if word.startswith("pick"):
             script.append(f"pick{''.join(str(order.index(int(word[4 + n]))) for n in order)}")
         elif word.startswith("keep") and len(word) > 5:
-            script.append(f"keep{''.join(word[4 + n] for n in order)}")
+            nodes = (word[4 + drafting.index(str(n))] for n in order if str(n) in drafting)
+            script.append(f"keep{''.join(nodes)}")
+        elif word.startswith("keep") and not {*map(str, order)} & {*drafting}:
+            continue
         elif some or not of:
             script.append(f"{body}of{some}" if of else word)
+        if word.startswith("tree"):
+            drafting = of or "".join(map(str, range(case.sizes.B)))
     options = {**dict(case.options), "script": tuple(script)}
     if padding is not None:
         chosen = paddings(case)[order].T.reshape(-1).tolist()
@@ -206,12 +216,6 @@ def validate(case: Case) -> None:
     )
     if s.Lk < s.Lq or not s.B:
         raise together
-    for word in script:
-        named = word[4:] if word.startswith("pick") else word.partition("of")[2]
-        if any(int(n) >= s.B for n in named) or (word.startswith("pick") and len(named) != s.B):
-            raise ValueError(
-                f"samples are numbers below {s.B}, and pick has one for each: {case.id}"
-            )
     resets = sum(word.startswith("reset") for word in script)
     wrong_padding = ValueError(
         "left padding is a number for each sample, or for each sample of every prompt, not all 0 in the "
@@ -228,12 +232,22 @@ def validate(case: Case) -> None:
     prompts = [iter(own) for own in paddings(case)]
     least, counts = [next(own) for own in prompts], [0] * s.B
     arrived, last = [0] * s.B, None
+
+    def slots(what: str, count: int) -> None:
+        needed = (case.option("left") or 0) + count
+        if is_ring(case) and capacity(case) < needed:
+            raise ValueError(f"a ring with {what} has at least {needed} slots: {case.id}")
+
     for action in actions(case):
-        samples = getattr(action, "samples", None) or range(s.B)
+        samples = getattr(action, "samples", None) or range(len(counts))
+        if max(samples) >= len(counts) or (isinstance(action, Pick) and len(samples) > s.B):
+            raise ValueError(f"samples are numbers below {len(counts)}: {case.id}")
         if len({*samples}) < len(samples) and not isinstance(action, Pick):
             raise ValueError(f"a sample steps once at a time: {case.id}")
-        if isinstance(last, Chunk) and last.tree and not isinstance(action, Keep | Reset):
-            raise ValueError(f"after a tree stands keep or reset: {case.id}")
+        if isinstance(last, Chunk) and last.tree:
+            reset = isinstance(action, Reset) and {*samples} >= {*last.own}
+            if not (reset or isinstance(action, Keep)):
+                raise ValueError(f"after a tree stands keep or reset: {case.id}")
         match action:
             case Chunk(count=count, documents=documents):
                 for b in samples:
@@ -241,10 +255,10 @@ def validate(case: Case) -> None:
                     arrived[b] += count
                 if len({*documents, count}) <= len(documents):
                     raise ValueError(f"a document has one token or more: {case.id}")
-                if count < 1 or (action.tree and (action.samples or is_ring(case))):
-                    raise ValueError(
-                        f"a chunk has one token or more; trees are of all samples, in no ring: {case.id}"
-                    )
+                if count < 1:
+                    raise ValueError(f"a chunk has one token or more: {case.id}")
+                if action.tree:
+                    slots(f"a tree of {count} tokens", count)
                 if action.tree and any(counts[b] - count < least[b] for b in samples):
                     raise wrong_padding
             case Crop(count=less):
@@ -252,11 +266,7 @@ def validate(case: Case) -> None:
                     counts[b] -= less
                 if less < 1 or any(counts[b] < least[b] for b in samples):
                     raise ValueError(f"there are not {less} tokens to take back: {case.id}")
-                needed = (case.option("left") or 0) + less
-                if is_ring(case) and capacity(case) < needed:
-                    raise ValueError(
-                        f"a ring that goes back {less} tokens has at least {needed} slots: {case.id}"
-                    )
+                slots(f"a rollback of {less} tokens", less)
             case Reset():
                 if any(counts[b] <= least[b] > 0 for b in samples):
                     raise wrong_padding
@@ -265,9 +275,10 @@ def validate(case: Case) -> None:
             case Pick(samples=order):
                 counts, least = ([numbers[n] for n in order] for numbers in (counts, least))
             case Keep(paths=paths, count=count):
-                counts = [n - count + len(path) for n, path in zip(counts, paths, strict=True)]
+                for b, path in zip(action.own, paths, strict=True):
+                    counts[b] -= count - len(path)
         last = action
-    if {*arrived} != {s.Lk}:
+    if max(arrived) != s.Lk or min(arrived) < (s.Lk - s.Lq + 1 if resized(case) else s.Lk):
         raise together
     if any(count <= padded > 0 for count, padded in zip(counts, least, strict=True)):
         raise wrong_padding

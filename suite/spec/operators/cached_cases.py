@@ -26,6 +26,7 @@ SMOKE = (
     f"{SMALL}/c4.1.3.reset.1",
     f"{GROWN}/c3.pick200.1.4",
     f"{GROWN}/c3.pick200.1.4/pad5.0.12",
+    f"{GROWN}/c2.pick20.3.pick011.3",
     f"{SMALL}/c5.1.3/win3/cap2.0/sinks/slopes/scale0.3",
     f"{SMALL}/c5.1.3/room9/beside",
     f"{SMALL}/c5.1.3/bias.1hqk",
@@ -35,6 +36,8 @@ SMOKE = (
     f"{SMALL}/c3.tree1121.keep3.2",
     f"{SMALL}/c1.tree11213.keep4.3/slopes",
     f"{GROWN}/c1.tree112.keep2x0.4",
+    f"{GROWN}/c1.tree112of02.keep2x.3of1.4",
+    f"{SMALL}/c4.tree112.keep2.2/win2/room5",
     f"{GROWN}/c1+2.1.0+4",
     f"{GROWN}/c1+2.1.2+1.back2.1/win3/slopes",
     f"{SMALL}/c5.1.3/rot.halves",
@@ -67,6 +70,7 @@ STANDARD = (
     f"{GROWN}/c1.5.pick200.1.1/win3/room8",
     f"{GROWN}/c1.5.pick110.1.1/pad5.0.12",
     f"{GROWN}/c1.back2.1.pick120.6/beside",
+    f"{GROWN}/c2.pick12.3of0.3of1.pick101.3/win3/room8/pad5.0.12/slopes",
     # features together
     f"{GROWN}/c1.5.1.1/win3/room8/pad5.0.12/slopes",
     f"{GROWN}/c1.5.1.1/pad5.0.12/cap2.0/sinks",
@@ -119,6 +123,8 @@ STANDARD = (
     f"{SMALL}/c3.tree1121.keepx2.2/cap2.0/sinks/slopes",
     f"{GROWN}/c1.tree11213.keep4.2/win3",
     f"{GROWN}/c1.tree1121.keep3.3/pad5.0.12/slopes",
+    f"{GROWN}/c1.tree112of21.keep0x.3of0.4/win2/room6/pad5.0.12/rot.halves",
+    f"{SMALL}/c2.tree112of1.resetof1.3of0.4/bias.bhqk",
     # past borders of tiles
     "cached/none/gqa4/{dt}/b2h8q3k130d64/c1.2",
     "cached/none/gqa4/{dt}/b2h8q67k131d64/c1.64.2/win32/room96",

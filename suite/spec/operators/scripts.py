@@ -14,7 +14,7 @@ from suite.spec.masks import Tree
 from suite.spec.operators.rotary import BASE, Rotation
 
 OF = r"(?:of\d+)?"
-ACTION = rf"(?:\d+(?:\+\d+)*{OF}|back\d+{OF}|reset{OF}|pick\d+|tree[1-9]+|keep[\dx]+)"
+ACTION = rf"(?:\d+(?:\+\d+)*{OF}|back\d+{OF}|reset{OF}|pick\d+|tree[1-9]+{OF}|keep[\dx]+)"
 
 SPARE = 2
 """Slots beyond the largest number of tokens, if a case has no capacity."""
@@ -76,6 +76,8 @@ class Chunk:
         """The chunk's tokens, or their queries, in an array with samples along axis 0 and tokens along
         `axis`."""
         starts = [start - self.before * queries for start in self.starts]
+        if len(starts) < array.shape[0] and self.samples is None:
+            array = array[: len(starts)]
         parts = [(slice(None),) * axis + (slice(n, n + self.count),) for n in starts]
         if self.samples is None and len(set(starts)) == 1:
             return array[parts[0]]
@@ -100,21 +102,27 @@ class Reset:
 
 @dataclass(frozen=True)
 class Pick:
-    """Sample n goes on with the history of sample `samples[n]`."""
+    """Sample n goes on with the history of sample `samples[n]`; there are as many samples afterwards."""
 
     samples: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Keep:
-    """Of the last `count` tokens, a tree, sample n keeps the nodes `paths[n]`."""
+    """Of the last `count` tokens, a tree, the n-th of the samples keeps the nodes `paths[n]`."""
 
     paths: tuple[tuple[int, ...], ...]
     count: int
+    samples: Samples = None
+
+    @property
+    def own(self) -> Sequence[int]:
+        """The samples as numbers."""
+        return range(len(self.paths)) if self.samples is None else self.samples
 
     @property
     def table(self) -> np.ndarray:
-        """The nodes (B, longest path), int32, with -1 behind shorter paths."""
+        """The nodes (b, longest path), int32, with -1 behind shorter paths."""
         longest = max(map(len, self.paths))
         padded = [(*path, *(-1,) * (longest - len(path))) for path in self.paths]
         return np.array(padded, np.int32).reshape(len(self.paths), longest)
@@ -152,10 +160,10 @@ class Held:
 def actions(case: Case) -> Iterator[Action]:
     """The script of a case. Tokens that are in the cache before the script begins are a first chunk.
 
-    Raises ValueError for a path that is kept of no tree.
+    Raises ValueError for a path that is kept of no tree, and for tokens of samples that do not exist.
     """
     s, last = case.sizes, None
-    before = s.Lk - s.Lq
+    before, present = s.Lk - s.Lq, s.B
     following = [before] * s.B
     if before:
         yield Chunk(None, (0,) * s.B, before, before)
@@ -168,24 +176,27 @@ def actions(case: Case) -> Iterator[Action]:
         elif body.startswith("back"):
             yield Crop(int(body[4:]), samples)
         elif body.startswith("pick"):
+            present = len(body[4:])
             yield Pick(tuple(-1 if n == "x" else int(n) for n in body[4:]))
         elif body.startswith("keep"):
-            nodes = body[4:] if len(body) > 5 else body[4:] * s.B
+            wrong = ValueError(f"keep has a node of the tree before it for each sample: {case.id}")
+            if last is None or last.tree is None:
+                raise wrong
+            nodes = body[4:] if len(body) > 5 else body[4:] * len(last.own)
             numbers = [int(node) for node in nodes if node != "x"]
-            tree, count = (None, 0) if last is None else (last.tree, last.count)
-            if tree is None or len(nodes) != s.B or max(numbers, default=0) >= count:
-                raise ValueError(
-                    f"keep has a node of the tree before it for each sample: {case.id}"
-                )
-            paths = [np.flatnonzero(path).tolist() for path in tree.paths(count)]
+            if len(nodes) != len(last.own) or max(numbers, default=0) >= last.count:
+                raise wrong
+            paths = [np.flatnonzero(path).tolist() for path in last.tree.paths(last.count)]
             kept = (() if node == "x" else tuple(paths[int(node)]) for node in nodes)
-            yield Keep(tuple(kept), count)
+            yield Keep(tuple(kept), last.count, last.samples)
         else:
             drafted = body.removeprefix("tree")
             tree = None if drafted == body else Tree(tuple(map(int, drafted)))
             ends = np.cumsum([int(n) for n in body.split("+")] if tree is None else len(drafted))
             count, documents = int(ends[-1]), tuple(ends[:-1].tolist())
-            own = range(s.B) if samples is None else samples
+            own = range(present) if samples is None else samples
+            if max(own) >= present:
+                raise ValueError(f"samples are numbers below {present}: {case.id}")
             starts = tuple(following[n] for n in own)
             chunk = Chunk(samples, starts, count, before, tree, documents)
             for n in own:
@@ -204,9 +215,9 @@ def played(case: Case, lenient: bool = False) -> Iterator[tuple[Action, Held]]:
     tokens = [np.zeros((4, 0), int) for _ in range(case.sizes.B)]  # the arrays of `Held`
     prompts = [iter(padding) for padding in paddings(case)]
     begin = [next(padding) for padding in prompts]
-    everyone = range(case.sizes.B)
 
     def existing(samples: Samples) -> Sequence[int]:
+        everyone = range(len(tokens))
         some = everyone if samples is None else samples
         if not lenient and any(n not in everyone for n in some):
             raise ValueError(f"samples {some} of a batch of {len(everyone)}")
@@ -233,9 +244,9 @@ def played(case: Case, lenient: bool = False) -> Iterator[tuple[Action, Held]]:
                     tokens[b], begin[b] = tokens[b][:, :0], next(prompts[b], 0)
             case Pick(samples=order):
                 existing(order)
-                tokens = [tokens[min(max(n, 0), everyone[-1])] for n in order]
+                tokens = [tokens[min(max(n, 0), len(tokens) - 1)] for n in order]
             case Keep(paths=paths, count=count):
-                for b, path in enumerate(paths):
+                for b, path in zip(action.own, paths, strict=True):
                     first = tokens[b].shape[1] - count
                     kept = [*range(first), *(first + node for node in path)]
                     tokens[b] = tokens[b][:, kept]
@@ -254,14 +265,19 @@ def _padded(tokens: Sequence[np.ndarray]) -> np.ndarray:
 
 def joined(parts: Sequence[tuple[Chunk, Any]], concat: Concat, axis: int = 2) -> Any:
     """The rows of chunks as one array, with samples along axis 0 and rows along `axis`: the rows of every
-    sample in the order of its own chunks."""
-    if all(chunk.samples is None for chunk, _ in parts):
+    sample in the order of its own chunks, and others behind the last one of a sample that left."""
+    longest = max(len(chunk.starts) for chunk, _ in parts)
+    if all(chunk.own == range(longest) for chunk, _ in parts):
         return concat([rows for _, rows in parts], axis)
     samples = sorted({b for chunk, _ in parts for b in chunk.own})
     rows_of = [
         [rows[n : n + 1] for chunk, rows in parts for n, of in enumerate(chunk.own) if of == b]
         for b in samples
     ]
+    counts = [sum(rows.shape[axis] for rows in own) for own in rows_of]
+    first = (slice(None),) * axis + (slice(1),)
+    for own, count in zip(rows_of, counts, strict=True):
+        own += [own[0][first]] * (max(counts) - count)
     return concat([concat(own, axis) for own in rows_of], 0)
 
 
@@ -283,6 +299,12 @@ def paddings(case: Case) -> np.ndarray:
     and so on. Later prompts have none."""
     samples = case.sizes.B
     return np.array(case.option("padding") or (0,) * samples).reshape(-1, samples).T
+
+
+def resized(case: Case) -> bool:
+    """True if samples leave the batch or join it."""
+    picks = (word[4:] for word in case.option("script") if word.startswith("pick"))
+    return any(len(samples) != case.sizes.B for samples in picks)
 
 
 def rotation(case: Case) -> Rotation | None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from suite.spec.case import Case
 from suite.spec.masks import Tree
-from suite.spec.operators.scripts import Chunk, played
+from suite.spec.operators.scripts import Chunk, played, resized
 
 
 @dataclass(frozen=True)
@@ -109,8 +109,9 @@ def allowed(
 
 
 def unread(case: Case) -> np.ndarray:
-    """The rows (B, Lq) that are left padding themselves: they attend no token."""
-    if case.option("padding") is None:
+    """The rows (B, Lq) that attend no token: those that are left padding themselves, and those that a
+    sample which has left does not ask."""
+    if case.option("padding") is None and not resized(case):
         return np.zeros((case.sizes.B, case.sizes.Lq), bool)
     return np.asarray(~attended(case).any((2, 3)))
 
