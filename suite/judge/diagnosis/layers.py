@@ -207,8 +207,7 @@ def _composed(inputs: Inputs) -> Iterator[Another]:
 
 
 def _reordered(inputs: Inputs) -> Iterator[Another]:
-    """Problems with projections whose heads and components lie in another order, and grouped heads that
-    are tiled."""
+    """Problems with projections whose heads and components lie in another order."""
     params, s = inputs.parameters, inputs.sizes
     order: dict[str, Callable[[np.ndarray], np.ndarray]] = {}
     for name in OPERANDS:
@@ -237,9 +236,3 @@ def _reordered(inputs: Inputs) -> Iterator[Another]:
                 turned = inputs.replace(**{f"{name}_kernel": flat.T.reshape(kernel.shape)})
                 text = f"The {name} kernel is transposed."
                 yield turned, text, "layer", "`x @ W` for `x @ W.T`"
-    if s.group > 1 and "key_kernel" in params:
-        tiled = {n: np.take(params[n], np.arange(s.H) % s.Hkv, axis=params[n].ndim - 2)
-                 for n in ("key_kernel", "key_bias",
-                     "value_kernel", "value_bias") if n in params}  # fmt: skip
-        text = "Key/value heads are tiled, expected each repeated for its group."
-        yield inputs.replace(**tiled), text, "heads", "`repeat`, `tile` for `repeat_interleave`"

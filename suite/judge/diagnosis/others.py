@@ -163,15 +163,26 @@ def _outputs(answered: Answered) -> Iterator[Found]:
 
 def _problems(inputs: Inputs, given: Inputs, wrong: list[str]) -> Iterator[Another]:
     """Other problems, also of the inputs `given` the other outputs of the answer, if these are right."""
-    known = PROBLEMS.get(inputs.operator.name, of_layer)
-    yield from known(inputs)
+    yield from _known(inputs)
     if given is not inputs and wrong == ["output"]:
-        yield from known(given)
+        yield from _known(given)
+
+
+def _known(inputs: Inputs) -> Iterator[Another]:
+    """The other problems that people make of an operator's inputs."""
+    yield from PROBLEMS.get(inputs.operator.name, of_layer)(inputs)
+    of_heads = {n: axes.index("g") for n in inputs.arrays if "g" in (axes := inputs.axes(n))}
+    stored = any("g" in axes for axes in inputs.operator.outputs(inputs.case).values())
+    if of_heads and inputs.sizes.group > 1 and not stored:
+        tiled = np.arange(inputs.sizes.H) % inputs.sizes.Hkv
+        arrays = {name: inputs.arrays[name].take(tiled, axis) for name, axis in of_heads.items()}
+        text = "Key/value heads are tiled, expected each repeated for its group."
+        yield inputs.replace(**arrays), text, "heads", "`repeat`, `tile` for `repeat_interleave`"
 
 
 def _problem(sentence: str, hint: str, inputs: Inputs) -> Inputs | Mapping[str, np.ndarray] | None:
     """The problem that a sentence with a hint names, for other inputs."""
-    known = PROBLEMS.get(inputs.operator.name, of_layer)(inputs)
+    known = _known(inputs)
     return next(
         (other for other, *said, code in known if (said[0], code) == (sentence, hint)), None
     )

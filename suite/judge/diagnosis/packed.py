@@ -152,12 +152,3 @@ def of_packed(inputs: Inputs) -> Iterator[Another]:
                 "scale",
                 "",
             )
-    s = inputs.sizes
-    if s.group > 1:
-        tiled = np.arange(s.H) % s.Hkv
-        yield (
-            inputs.replace(key=inputs.key[:, tiled], value=inputs.value[:, tiled]),
-            "Key/value heads are tiled, expected each repeated for its group.",
-            "heads",
-            "`repeat` for `repeat_interleave`",
-        )
