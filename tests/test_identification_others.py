@@ -80,6 +80,8 @@ OTHERS = (
      "paged-write/none/mha/f32/b3h2q9k24d8/seg1.3.5x7.12.5/skipped"),
     ("write-values-forgotten", "Values are not written.",
      "paged-write/none/mha/f32/b3h2q9k24d8/seg1.3.5x7.12.5"),
+    ("paged-heads-in-turn", "Key/value heads are tiled, expected each repeated for its group.",
+     "paged/none/gqa2/f32/b3h4q9k24d8/seg1.3.5x7.12.5/causal"),
     ("cached-mask-of-the-chunk", "The causal mask is aligned at the first token of a chunk.",
      "cached/none/gqa2/f32/b2h4q9k9d8/c5.1.3"),
     ("cached-chunk-sees-itself", "attend the whole chunk", "cached/none/gqa2/f32/b2h4q9k9d8/c5.1.3"),

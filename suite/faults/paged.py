@@ -338,3 +338,11 @@ class PagedOffsetsUnchecked(PagedKernel):
     def refuse(self, arrays: dict[str, np.ndarray], case: Case) -> None:
         offsets = np.maximum.accumulate(arrays["query_offsets"])
         super().refuse({**arrays, "query_offsets": offsets}, case)
+
+
+@fault("values", "`k[:, h % Hkv]`; it is `k[:, h // (H // Hkv)]`", family="heads")
+class PagedHeadsInTurn(PagedKernel):
+    """Query heads take the heads of pages in turn (0, 1, 0, 1), not by groups (0, 0, 1, 1)."""
+
+    def heads(self, pack: Pack) -> np.ndarray:
+        return np.arange(pack.query.shape[1]) % pack.key.shape[1]
