@@ -46,6 +46,7 @@ ELSEWHERE = {
     r"(ruff|lint-imports|mypy|pytest tests)\b": ".ci/run runs it",
     r"python -m tests\.frozen ": "tests/test_frozen.py runs it",
     r"python -m tests\.page_questions": "tests/test_page.py asks its questions",
+    r"python -m tests\.costs": "tests/test_costs.py runs it",
     r"python -m tests\.together": "tests/test_together.py makes its page",
     r"python -m tests\.acceptance": "tests/test_acceptance.py holds its figures",
     r"python -m tests\.diagnosed": "tests/test_diagnosed.py judges its kernels",

@@ -205,8 +205,9 @@ def actions(case: Case) -> Iterator[Action]:
         last = chunk
 
 
-def played(case: Case, lenient: bool = False) -> Iterator[tuple[Action, Held]]:
-    """Each action with the cache after it.
+@lru_cache(maxsize=256)
+def played(case: Case, lenient: bool = False) -> tuple[tuple[Action, Held], ...]:
+    """Each action with the cache after it; the arrays are read-only.
 
     Raises ValueError for a rollback of more tokens than there are, and for samples that do not exist,
     unless `lenient`: then all tokens go back, samples that do not exist are left out, and a history that
@@ -215,6 +216,7 @@ def played(case: Case, lenient: bool = False) -> Iterator[tuple[Action, Held]]:
     tokens = [np.zeros((4, 0), int) for _ in range(case.sizes.B)]  # the arrays of `Held`
     prompts = [iter(padding) for padding in paddings(case)]
     begin = [next(padding) for padding in prompts]
+    history = []
 
     def existing(samples: Samples) -> Sequence[int]:
         everyone = range(len(tokens))
@@ -250,7 +252,8 @@ def played(case: Case, lenient: bool = False) -> Iterator[tuple[Action, Held]]:
                     first = tokens[b].shape[1] - count
                     kept = [*range(first), *(first + node for node in path)]
                     tokens[b] = tokens[b][:, kept]
-        yield action, Held(*_padded(tokens))
+        history.append((action, Held(*_padded(tokens))))
+    return tuple(history)
 
 
 def _padded(tokens: Sequence[np.ndarray]) -> np.ndarray:
@@ -260,6 +263,7 @@ def _padded(tokens: Sequence[np.ndarray]) -> np.ndarray:
     out[2] = -1
     for b, x in enumerate(tokens):
         out[:, b, : x.shape[1]] = x
+    out.flags.writeable = False
     return out
 
 
@@ -281,7 +285,6 @@ def joined(parts: Sequence[tuple[Chunk, Any]], concat: Concat, axis: int = 2) ->
     return concat([concat(own, axis) for own in rows_of], 0)
 
 
-@lru_cache(maxsize=64)
 def held(case: Case) -> int:
     """The largest number of tokens of a sample in the cache, as if nothing left the window."""
     return max(after.positions.shape[1] for _, after in played(case, lenient=True))
