@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import wraps
 from typing import Any
 
@@ -90,11 +90,15 @@ def costs(options: Options, operators: Collection[str]) -> pd.DataFrame:
     return table
 
 
-if __name__ == "__main__":
+def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser("python -m tests.costs")
     parser.add_argument("--backend", required=True)
     parser.add_argument("--level", default="standard")
     parser.add_argument("--operator", nargs="+", choices=[*OPERATORS], default=[*OPERATORS])
-    args = parser.parse_args()
+    args = parser.parse_args(words)
     table = costs(Options(backend=(args.backend,), level=args.level), args.operator)
     print(as_markdown({f"{args.backend} at {args.level}": table}, "Processor seconds"), end="")
+
+
+if __name__ == "__main__":
+    main()

@@ -181,3 +181,13 @@ def test_a_drop_in_refuses_tables_and_lengths_that_name_nothing() -> None:
     answered = {name for name, message in messages.items() if message}
     assert answered == {"page-negative", "pages-of-two-sizes"}
     assert "changed from" in messages["page-negative"]
+
+
+def test_the_work_of_a_call_is_what_its_samples_attend() -> None:
+    """Samples of 1, 3 and 5 queries with 7, 12 and 5 keys in a window of 3 keys."""
+    case = Case.parse("paged/none/gqa2/f32/b3h4q9k24d8v6/seg1.3.5x7.12.5/causal/win2")
+    assert PAGED.work is not None
+    found = PAGED.work(draw(case), "forward")
+    assert found.pairs == 4 * (3 + 9 + (1 + 2 + 3 + 3 + 3))
+    assert found.flops == 2 * found.pairs * (8 + 6)
+    assert found.bytes == 4 * (8 + 6) * (9 * 4 + 2 * (3 + 5 + 5))

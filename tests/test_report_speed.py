@@ -66,7 +66,8 @@ def test_tokens_of_a_step_of_decoding_are_counted() -> None:
     counted = {w.name: count for w in WORKLOADS if (count := decoded(w.case()))}
     assert counted == {
         "llama-decode": 1, "llama-decode-batch": 8, "llama-cache": 1, "llama-cache-batch": 8,
-        "llama-cache-server": 64, "deepseek-decode": 1, "deepseek-decode-batch": 8, "falcon-decode": 1,
+        "llama-cache-server": 64, "llama-paged-decode": 1, "llama-paged-decode-batch": 8,
+        "llama-int8-decode": 1, "deepseek-decode": 1, "deepseek-decode-batch": 8, "falcon-decode": 1,
         "whisper-cross-decode": 5, "bahdanau-seq2seq": 16,
     }  # fmt: skip
     assert decoded(Case.parse("cached/none/gqa2/f32/b2h4q3k27d8/c3")) == 6

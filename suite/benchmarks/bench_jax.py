@@ -13,8 +13,23 @@ class Forward(_Jax, _benchmark.Forward):
 
 
 class Decode(_Jax, _benchmark.Decode):
-    cases = _benchmark.ids("llama-cache", "llama-cache-batch")
+    cases = _benchmark.ids("llama-cache", "llama-cache-batch", "llama-cache-server")
     implementations = ["textbook-cached-slots"]
+
+
+class DecodePaged(_Jax, _benchmark.Decode):
+    cases = _benchmark.ids("llama-paged-decode")
+    implementations = ["textbook-paged"]
+
+
+class DecodeCodes(_Jax, _benchmark.Decode):
+    cases = _benchmark.ids("llama-int8-decode")
+    implementations = ["textbook-quantized", "textbook-quantized-folded"]
+
+
+class DecodeLatent(_Jax, _benchmark.Decode):
+    cases = _benchmark.ids("deepseek-decode")
+    implementations = ["textbook-latent-absorbed"]
 
 
 class Backward(_Jax, _benchmark.Backward): ...

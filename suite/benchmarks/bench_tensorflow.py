@@ -14,8 +14,23 @@ class Forward(_Tensorflow, _benchmark.Forward):
 
 
 class Decode(_Tensorflow, _benchmark.Decode):
-    cases = _benchmark.ids("llama-cache", "llama-cache-batch")
+    cases = _benchmark.ids("llama-cache", "llama-cache-batch", "llama-cache-server")
     implementations = ["textbook-cached-slots"]
+
+
+class DecodePaged(_Tensorflow, _benchmark.Decode):
+    cases = _benchmark.ids("llama-paged-decode")
+    implementations = ["textbook-paged"]
+
+
+class DecodeCodes(_Tensorflow, _benchmark.Decode):
+    cases = _benchmark.ids("llama-int8-decode")
+    implementations = ["textbook-quantized", "textbook-quantized-folded"]
+
+
+class DecodeLatent(_Tensorflow, _benchmark.Decode):
+    cases = _benchmark.ids("deepseek-decode")
+    implementations = ["textbook-latent-absorbed"]
 
 
 class Backward(_Tensorflow, _benchmark.Backward): ...

@@ -13,8 +13,18 @@ class Forward(_Torch, _benchmark.Forward):
 
 
 class Decode(_Torch, _benchmark.Decode):
-    cases = _benchmark.ids("llama-cache", "llama-cache-batch")
+    cases = _benchmark.ids("llama-cache", "llama-cache-batch", "llama-cache-server")
     implementations = ["textbook-cached-slots"]
+
+
+class DecodePaged(_Torch, _benchmark.Decode):
+    cases = _benchmark.ids("llama-paged-decode")
+    implementations = ["textbook-paged"]
+
+
+class DecodeCodes(_Torch, _benchmark.Decode):
+    cases = _benchmark.ids("llama-int8-decode")
+    implementations = ["textbook-quantized", "textbook-quantized-folded"]
 
 
 class DecodeLatent(_Torch, _benchmark.Decode):

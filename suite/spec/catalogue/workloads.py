@@ -73,6 +73,20 @@ WORKLOADS: tuple[Workload, ...] = (
         "one token each of 64 sequences joins a cache of 4096: Llama 3.2 1B, 4 of 32 heads",
     ),
     Workload(
+        "llama-paged-decode", "paged/none/gqa4/{dt}/b1h32q1k4096d128/seg1x4096/page16",
+        "one token of Llama 3 8B against 4096 keys in pages of 16",
+    ),
+    Workload(
+        "llama-paged-decode-batch",
+        "paged/none/gqa4/{dt}/b8h8q8k16384d128"
+        "/seg1.1.1.1.1.1.1.1x4096.3584.2560.2048.1536.1280.1024.256/page16",
+        "one token each of eight sequences of different lengths, 8 of 32 heads, pages of 16",
+    ),
+    Workload(
+        "llama-int8-decode", "quantized/none/gqa4/{dt}/b1h32q1k4096d128/pertoken",
+        "one token of Llama 3 8B against 4096 keys in 8 bits, with a scale of each token and head",
+    ),
+    Workload(
         "deepseek-decode", "latent/none/mha/{dt}/b1h16q1k4096d128/r512e64",
         "one token of DeepSeek-V2-Lite (2024) against 4096 cached latents",
     ),

@@ -36,10 +36,12 @@ from suite.spec.operator import (
     Option,
     Packing,
     Questions,
+    Work,
     choice,
 )
 from suite.spec.operators import in_pages
 from suite.spec.operators.in_pages import FREE, numbers, owned_pages, slots_first
+from suite.spec.operators.layers import FACTORS, PASSES
 from suite.spec.operators.packed import (
     LENGTHS,
     allowed_pairs,
@@ -244,6 +246,16 @@ def validate(case: Case) -> None:
         raise ValueError(f"what samples share are full pages: {case.id}")
 
 
+def work(inputs: Inputs, direction: str) -> Work:
+    """2 P (D + Dv) operations for P pairs. Each sample reads the keys that it attends once."""
+    s, masks = inputs.sizes, [mask for _, _, mask in samples(inputs)]
+    pairs = s.H * sum(int(mask.sum()) for mask in masks)
+    tokens = s.Hkv * sum(int(mask.any(0).sum()) for mask in masks)
+    numbers = (s.Lq * s.H + tokens) * (s.D + s.Dv)
+    flops = 2.0 * pairs * (s.D + s.Dv) * FACTORS[direction]
+    return Work(pairs, flops, numbers * inputs.dtype.itemsize * PASSES[direction])
+
+
 def completed(sizes: Sizes, numbers: Sequence[int]) -> tuple[Sizes, Mapping[str, Any]]:
     """Random samples. Numbers are read as pairs of queries and further keys; a last one alone counts the
     queries of a prompt."""
@@ -333,4 +345,5 @@ PAGED = Operator(
     ),
     array_kinds=ArrayKinds(letters=pool, integers=("query_lengths", "key_lengths", "page_table")),
     packing=Packing(completed=completed, choose=choose),
+    work=work,
 )

@@ -45,10 +45,12 @@ from suite.spec.operator import (
     Operator,
     Packing,
     Questions,
+    Work,
     choice,
     flag,
 )
 from suite.spec.operators import in_pages
+from suite.spec.operators.layers import FACTORS, PASSES
 from suite.spec.operators.packed import allowed_pairs
 from suite.spec.operators.quantized_cases import ASKS, IN_PAGES
 from suite.spec.operators.tiles import TILES, by_tile, counted, untiled
@@ -232,6 +234,19 @@ def allowed(inputs: Inputs) -> np.ndarray | None:
     return shown if own is None else shown & own
 
 
+def work(inputs: Inputs, direction: str) -> Work:
+    """2 P (D + Dv) operations for P pairs. Codes and scales of attended tokens are read once."""
+    s, of, mask = inputs.sizes, in_pages.gathered(inputs), allowed(inputs)
+    seen = np.broadcast_to(True if mask is None else mask, (s.B, 1, s.Lq, s.Lk))
+    pairs, share = s.H * int(seen.sum()), seen.any(2).mean()
+    moved = s.B * s.H * s.Lq * s.Dv * inputs.dtype.itemsize
+    for name, array in of.arrays.items():
+        read = array.size * of.case.dtype_of(name).itemsize
+        moved += int(read * share) if in_pages.is_pooled(of.axes(name)) else read
+    flops = 2.0 * pairs * (s.D + s.Dv) * FACTORS[direction]
+    return Work(pairs, flops, moved * PASSES[direction])
+
+
 def choose(inputs: Inputs, order: Sequence[int] | np.ndarray) -> Inputs:
     """The inputs with some of their samples, in this order."""
     order, sizes = [int(n) for n in order], replace(inputs.sizes, B=len(order))
@@ -325,4 +340,5 @@ QUANTIZED = Operator(
         codes=("key_codes", "value_codes", "key_zero", "value_zero", *KEPT),
     ),
     packing=Packing(completed=completed, choose=choose),
+    work=work,
 )
