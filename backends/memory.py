@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from suite.spec.dtypes import DType
+from suite.spec.dtypes import Code, DType
 from suite.spec.inputs import Inputs
 from suite.spec.operators import in_pages
 from suite.spec.operators.in_pages import (
@@ -153,7 +153,8 @@ class Memory:
             array = self.backend.array(np.ascontiguousarray(values), dtype)
             return array, array
         shape, window_of = WINDOWS[how](values.shape)
-        gap = ~values if values.dtype == bool else np.full((1,), np.nan)
+        number = dtype.max if isinstance(dtype, Code) and dtype.is_whole else np.nan
+        gap = ~values if values.dtype == bool else np.full((1,), number)
         larger = np.resize(gap, shape)
         window = window_of(larger)
         window[...] = values

@@ -25,6 +25,7 @@ from suite.judge.derivative import asked_of, judge_gradients, vjp
 from suite.judge.verdict import Deviation, NotApplicable
 from suite.spec.catalogue import Ask, asked, plain, with_plain
 from suite.spec.inputs import Inputs
+from suite.spec.operators import OPERATORS
 from suite.spec.vocabulary import ARRANGEMENTS, OPERANDS
 
 OF_MASKS = ("negative", "expanded-rows")
@@ -36,11 +37,19 @@ OUTER = tuple(how for how in ARRANGEMENTS if how not in ("contiguous", "scalar",
 HEADED = ("expanded-heads", "more-heads", "fused", "fused-heads")
 """Arrangements of operands with an axis of heads."""
 
+PAGES = tuple(
+    Ask(*operator.asks.pages, dtypes="growing", since="standard")
+    for operator in OPERATORS.values()
+    if operator.asks.pages
+)
+"""Pools of keys, codes and latents."""
+
 CASES = with_plain(
     "sdpa/none/mha/{dt}/b2h3q33k65d8",
     "sdpa/bool.bhqk/mha/{dt}/b2h3q31k33d16/dense",
     "sdpa/bool.b1qk/mqa/{dt}/b1h2q1k65d8/dense",
     *plain("multi-head", "additive", "dot", "rotary"),
+    *PAGES,
 )
 MASKED = asked(
     "sdpa/bool.bhqk/mha/{dt}/b2h3q31k33d16/dense",
@@ -68,8 +77,12 @@ def collapsed(inputs: Inputs, operand: str, how: str) -> Inputs:
 
 
 def laid_out_operands(inputs: Inputs) -> tuple[str, ...]:
-    """The operands; only the first one if query, key and value are one tensor."""
-    return inputs.operands[:1] if inputs.self_attention else inputs.operands
+    """The operands, and codes of keys, values and latents; only the first one if query, key and value are
+    one tensor."""
+    if inputs.self_attention:
+        return inputs.operands[:1]
+    codes = [name for name in inputs.arrays if name.endswith("_codes")]
+    return (*inputs.operands, *codes)
 
 
 def laid_out(cell: Cell, inputs: Inputs, operand: str, how: str) -> tuple[PreparedCall, Any]:

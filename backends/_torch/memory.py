@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from backends.memory import Memory, Shape
-from suite.spec.dtypes import DType
+from suite.spec.dtypes import Code, DType
 
 
 class TorchMemory(Memory):
@@ -41,8 +41,9 @@ class TorchMemory(Memory):
             return super().within(values, dtype, how)
         import torch
 
-        # PyTorch's strides are never negative. Its negative views are lazy: `x.conj().imag` is one.
-        if dtype is None:
+        # PyTorch's strides are never negative. Its negative views are lazy: `x.conj().imag` is one. Of
+        # masks and 8-bit numbers there are none.
+        if dtype is None or isinstance(dtype, Code):
             return super().within(values, dtype, "contiguous")
         array = torch._neg_view(self.arranged(-values, dtype, "contiguous"))
         return array, array

@@ -19,6 +19,12 @@ def in_order(values: np.ndarray) -> np.ndarray:
     return np.resize(memory, values.shape)
 
 
+def has_gaps(values: np.ndarray) -> bool:
+    """True if other memory lies between the first and the last element."""
+    reach = sum((n - 1) * step for n, step in zip(values.shape, elements(values), strict=True))
+    return reach >= values.size
+
+
 def from_start(values: np.ndarray) -> np.ndarray:
     """What lies at the start of the array that `values` is a window of, under the same strides."""
     owner = values

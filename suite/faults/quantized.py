@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 
+from backends._numpy import Rounded
+from backends.prepared import PreparedCall
 from suite.faults.fault import fault
 from suite.faults.kernels.quantized import Coded, QuantizedKernel, Scales
+from suite.faults.layouts import has_gaps, in_order
 from suite.spec.dtypes import DTYPES, round_to
+from suite.spec.inputs import Inputs
 from suite.spec.operators.tiles import TILE, untiled
 
 FAMILY = "quantized"
@@ -200,6 +207,25 @@ class QuantizedDifferenceWraps(QuantizedKernel):
 
     def centred(self, codes: np.ndarray, zero: np.ndarray) -> np.ndarray:
         return (codes - zero + 128) % 256 - 128
+
+
+@fault(
+    "layouts",
+    "`codes.data_ptr()` with strides from the shape; take `codes.stride()`",
+    family="layout",
+)
+class QuantizedCodesInOrder(QuantizedKernel):
+    """Codes are read as if nothing lay between their rows."""
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        made = super().prepare(inputs)
+
+        def call(**arrays: Rounded) -> Any:
+            windows = {n: x for n, x in arrays.items() if "_codes" in n and has_gaps(x.values)}
+            codes = {n: Rounded(in_order(x.values), x.fmt) for n, x in windows.items()}
+            return made.function(**arrays | codes)
+
+        return replace(made, function=call)
 
 
 @fault("values", "`uint8_t` for `int8_t` in the loader", family="numerics")
