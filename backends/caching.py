@@ -56,7 +56,7 @@ class Turn:
 def rolled_back(length: int, count: int) -> int:
     """The number of tokens after a rollback of `count`, for caches whose caller counts. Raises
     ValueError."""
-    if count > length:
+    if not 0 <= count <= length:
         raise ValueError(f"a rollback of {count} tokens, and there are {length}")
     return length - count
 

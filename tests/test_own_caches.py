@@ -98,9 +98,9 @@ def test_a_drop_in_refuses_samples_that_do_not_exist() -> None:
     place, claims = f"{FUNCTIONS}:Growing", {"drop_in": True}
     judged = of_person(place, "cached", claims, check="bad_problem")
     verdicts = {cell.case.id.split("/")[2]: verdict for cell, verdict in judged}
-    # [:-7] of five tokens leaves none, and index -1 is the last sample.
+    # [:-7] of five tokens leaves none, [:2] two of them, and index -1 is the last sample.
     assert {name for name, verdict in verdicts.items() if verdict.status == "fail"} == {
-        "rollback-beyond-length", "history-negative",
+        "rollback-beyond-length", "rollback-negative", "history-negative",
     }  # fmt: skip
     assert "changed from" in verdicts["history-negative"].message
 

@@ -1,4 +1,5 @@
-"""Faults of caches that answer what they must refuse: rollbacks, samples and padding that cannot be."""
+"""Faults of caches that answer what they must refuse: rollbacks, capacities, samples and padding that
+cannot be."""
 
 from __future__ import annotations
 
@@ -9,6 +10,8 @@ import numpy as np
 from backends._numpy import Rounded
 from suite.faults.fault import fault
 from suite.faults.kernels.cached import CachedKernel, Held
+from suite.spec.inputs import Inputs
+from suite.spec.operators.scripts import capacity
 
 FAMILY = "cache"
 
@@ -19,6 +22,22 @@ class CachedRollbackBeyondTheLength(CachedKernel):
 
     def crop(self, state: Held, count: int, *samples: Rounded) -> Held:
         return super().crop(state, min(count, state.total), *samples)
+
+
+@fault("bad_problem", "`if n > 0`; refuse a negative number of tokens")
+class CachedRollbackOfNegative(CachedKernel):
+    """A rollback of a negative number of tokens does nothing."""
+
+    def crop(self, state: Held, count: int, *samples: Rounded) -> Held:
+        return super().crop(state, max(count, 0), *samples)
+
+
+@fault("bad_problem", "`max(capacity, 1)`; refuse a cache without slots")
+class CachedOfOneSlotAtLeast(CachedKernel):
+    """A cache without slots, or with a negative number of them, has one slot."""
+
+    def room(self, inputs: Inputs) -> int:
+        return max(capacity(inputs.case), 1)
 
 
 @fault("bad_problem", "`cache[samples]`, in which -1 is the last sample; raise for negative ones")

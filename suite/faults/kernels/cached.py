@@ -84,11 +84,18 @@ class CachedKernel(Stated, Scripted):
 
     def init(self, inputs: Inputs, key: Any) -> Held:
         """An empty cache."""
-        s, slots = inputs.sizes, capacity(inputs.case)
+        s, slots = inputs.sizes, self.room(inputs)
         padding = np.zeros(s.B, int)
         keys, values = (np.zeros((s.B, s.Hkv, slots, size)) for size in (s.D, s.Dv))
         positions, totals = np.full((s.B, slots), -1), np.zeros(s.B, int)
         return Held(keys, values, positions, totals, padding, inputs)
+
+    def room(self, inputs: Inputs) -> int:
+        """The number of slots. Raises ValueError for less than one."""
+        slots = capacity(inputs.case)
+        if slots < 1:
+            raise ValueError(f"a cache of {slots} slots")
+        return slots
 
     def step(
         self, state: Held, query: Rounded, key: Rounded, value: Rounded, turn: Turn
@@ -281,8 +288,8 @@ class CachedKernel(Stated, Scripted):
         return state
 
     def validate(self, held: Held, count: int) -> None:
-        """Raise ValueError for a rollback of more tokens than there are."""
-        if count > held.total:
+        """Raise ValueError for a rollback of more tokens than there are, or of a negative number."""
+        if not 0 <= count <= held.total:
             raise ValueError(f"a rollback of {count} tokens, and there are {held.total}")
 
     def chosen(self, held: Held, samples: Sequence[Rounded]) -> list[int] | slice:

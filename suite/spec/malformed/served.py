@@ -105,9 +105,30 @@ CACHES = (
         CACHED,
         needs=("rollback",),
     ),
+    MalformedCase(
+        "rollback-negative",
+        "a rollback of -2 tokens",
+        _optioned(script=("5", "back-2", "1", "3")),
+        CACHED,
+        needs=("rollback",),
+    ),
     *(
         MalformedCase(name, text, _optioned(**options), CACHED, needs=needs, contained=contained)
         for name, text, options, needs, contained in (
+            (
+                "capacity-zero",
+                "a cache of 0 slots",
+                {"capacity": 0},
+                (),
+                _as_with(capacity=None),
+            ),
+            (
+                "capacity-negative",
+                "a cache of -3 slots",
+                {"capacity": -3},
+                (),
+                _as_with(capacity=None),
+            ),
             (
                 "history-beyond-batch",
                 "sample 0 goes on with the history of sample 2 in a batch of 2",

@@ -238,7 +238,7 @@ def played(case: Case, lenient: bool = False) -> tuple[tuple[Action, Held], ...]
             case Crop(count=count, samples=samples):
                 for b in existing(samples):
                     length = tokens[b].shape[1]
-                    if length < count and not lenient:
+                    if not (lenient or 0 <= count <= length):
                         raise ValueError(f"a rollback of {count} tokens, and there are {length}")
                     tokens[b] = tokens[b][:, : max(length - count, 0)]
             case Reset(samples=samples):
