@@ -1,12 +1,11 @@
-"""Implementations through their framework's compilers, programs that cells share, and helpers for the
-compilers of several frameworks."""
+"""Implementations through their framework's compilers, and helpers for the compilers of several
+frameworks."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from backends.declared import THROUGH, checked_name
 from backends.prepared import PreparedCall
@@ -15,9 +14,6 @@ from suite.spec.catalogue import AnyCase
 from suite.spec.features import ARRAYS
 from suite.spec.inputs import Inputs
 from suite.spec.operators import WORDS
-
-KEPT = 64
-"""Greatest number of kept programs per implementation."""
 
 PLAIN = (type(None), bool, int, float, str, tuple)
 
@@ -39,52 +35,12 @@ def signature(backend: Backend, prepared: PreparedCall) -> str | None:
     return repr((arrays, rest, prepared.constants))
 
 
-class Program(NamedTuple):
-    """A compiled function, and its handle (see `PreparedCall.compiled`)."""
-
-    function: Callable[..., Any]
-    handle: Any = None
-
-
-class Programs:
-    """The compiled programs of one implementation by signature: the `KEPT` most recently used.
-
-    A verdict must not depend on another cell. A program is kept only if the cell that made it passed. If
-    a cell that reused a program does not pass, the program is dropped, and the cell is judged again with
-    its own programs.
-    """
-
-    def __init__(self) -> None:
-        self.kept: OrderedDict[str, Program] = OrderedDict()
-        self.new: dict[str, Program] = {}
-        self.taken: set[str] = set()
-
-    def find(self, key: str) -> Program | None:
-        """The program of this cell or of an earlier cell."""
-        if key in self.new:
-            return self.new[key]
-        if key not in self.kept:
-            return None
-        self.taken.add(key)
-        self.kept.move_to_end(key)
-        return self.kept[key]
-
-    def end_of_cell(self, passed: bool) -> bool:
-        """See `Implementation.end_of_cell`."""
-        took = bool(self.taken)
-        for key in self.new.keys() if passed else self.taken:
-            self.kept.pop(key, None)
-        self.kept |= self.new if passed else {}
-        while len(self.kept) > KEPT:
-            self.kept.popitem(last=False)
-        self.new, self.taken = {}, set()
-        return took
-
-
 class Compiled(Implementation):
     """One implementation through one of `Compilers.names`, with a name such as "sdpa@inductor".
 
-    Its declaration is `Compilers.declared`, by default the declaration of the implementation.
+    Its declaration is `Compilers.declared`, by default the declaration of the implementation. Calls of a
+    cell with one signature have one program: `programs` holds functions and handles (see
+    `PreparedCall.compiled`).
     """
 
     mode = "compiled"
@@ -93,7 +49,7 @@ class Compiled(Implementation):
         self.inner, self.compiler = inner, checked_name("a compiler", compiler)
         self.operator, self.beside = inner.operator, inner.beside
         self.argument_names, self.judged = inner.argument_names, inner.judged
-        self.programs = Programs()
+        self.programs: dict[str, tuple[Callable[..., Any], Any]] = {}
         self.lacking = inner.backend.compilers.lacking(inner, compiler)
         refusals = {n: reason for n, reason in self.lacking.items() if n in WORDS}
         name = f"{inner.name}{THROUGH}{compiler}"
@@ -108,21 +64,21 @@ class Compiled(Implementation):
 
     def _prepared(self, inputs: Inputs, fresh: bool) -> PreparedCall:
         plain = self.inner.prepare(inputs)
-        key = signature(self.backend, plain) if self.backend.compilers.shares_programs else None
-        program = None if fresh or key is None else self.programs.find(key)
-        if program is None:
+        key = signature(self.backend, plain)
+        if fresh or key is None or key not in self.programs:
             through = self.backend.compilers.compiled(plain, self.compiler, inputs.sizes.B)
-            program = Program(through.function, through.compiled)
+            function, handle = through.function, through.compiled
             if key is not None:
-                self.programs.new[key] = program
-        function, handle = program
+                self.programs[key] = function, handle
+        else:
+            function, handle = self.programs[key]
         dialect = self.backend.dialect
         words = {} if dialect is None else dialect.compiled
         source, text = (plain.source, words[self.compiler]) if self.compiler in words else ("", "")
         return replace(plain, function=function, compiled=handle, source=source, through=text)
 
-    def end_of_cell(self, passed: bool) -> bool:
-        return self.programs.end_of_cell(passed)
+    def begin_cell(self) -> None:
+        self.programs.clear()
 
     def unsupported(self, case: AnyCase) -> str | None:
         refused = self.lacking.get("compiled") or self.lacking.get(case.dtype.long_name)

@@ -26,8 +26,6 @@ class Compilers:
     Raises DeclarationError for a compiler that is not in `names`.
     """
 
-    shares_programs = True
-    """True if compiled programs can be kept and used for later calls."""
     compiles_shapes = False
     """True if calls, also eager calls, are compiled for every new shape."""
     runs_models = False

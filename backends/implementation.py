@@ -136,10 +136,9 @@ class Implementation(ABC):
         name, each with the reason."""
         return {}
 
-    def end_of_cell(self, passed: bool) -> bool:
-        """End the cell that calls were prepared for: keep its compiled programs only if it `passed`.
-        Returns True if the cell used programs of earlier cells."""
-        return False
+    def begin_cell(self) -> None:
+        """Forget compiled programs, and whatever else cells must not share."""
+        return None
 
     def unsupported(self, case: AnyCase) -> str | None:
         """The reason why a case is not supported, or None. Reads only declarations."""

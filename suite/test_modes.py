@@ -59,8 +59,7 @@ def handed(cell: Cell, inputs: Inputs) -> dict[str, Any]:
 
 
 UNMASKED = CASES.where(lambda case: case.mask is None)
-"""Cases of `compiled_again` without a mask, so their lengths can change. One program serves both
-checks."""
+"""Cases of `compiled_again` without a mask, so their lengths can change."""
 
 
 @check(asked(), compiled=CASES)

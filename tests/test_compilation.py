@@ -1,4 +1,4 @@
-"""Promise: compiled programs are shared between cells, and no verdict depends on another cell's."""
+"""Promise: calls of a cell share compiled programs, and no verdict depends on another cell's."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from backends._numpy import NumpyBackend
-from backends.compilation import KEPT, Compiled, Program, Programs, mode_of, signature
+from backends.compilation import Compiled, mode_of, signature
 from backends.prepared import PreparedCall
 from backends.protocol import Compilers, DeclarationError, Implementation
 from backends.registry import load
@@ -98,18 +98,15 @@ def judged(implementation: Implementation, *pairs: tuple[str, str]) -> list[Verd
     ]
 
 
-def test_cells_of_one_signature_share_a_program() -> None:
+def test_calls_of_one_signature_share_a_program_within_a_cell() -> None:
     backend = CompilingBackend()
-    verdicts = judged(
-        compiled(backend),
-        ("values", CASE),
-        ("values", ALIKE),
-        ("compiled_lengths", CASE),
-        ("compiled_again", CASE),
-        ("values", CASE),
-    )
-    assert [v.status for v in verdicts] == ["pass"] * 5
-    assert backend.count == 2, "one, and one of its own for compiled_again"
+    implementation = compiled(backend)
+    first, again = (implementation.prepare(draw(Case.parse(text))) for text in (CASE, ALIKE))
+    assert again.function is again.compiled is first.function
+    assert backend.count == 1
+    assert implementation.prepare_fresh(draw(Case.parse(CASE))).function is not first.function
+    implementation.begin_cell()
+    assert implementation.prepare(draw(Case.parse(CASE))).function is not first.function
 
 
 @pytest.mark.parametrize("make", [stale_query, cold])
@@ -121,21 +118,7 @@ def test_verdicts_are_those_of_the_cell_alone(make: Callable[[Function], Functio
     together = judged(compiled(CompilingBackend(make)), *pairs)
     alone = [judged(compiled(CompilingBackend(make)), one)[0] for one in pairs]
     assert [replace(v, seconds=0) for v in together] == [replace(v, seconds=0) for v in alone]
-    assert together[3].status == "fail", "compiled_again sees it, shared or not"
-
-
-def test_a_program_that_failed_is_not_kept() -> None:
-    backend = CompilingBackend(cold)
-    first, second = judged(compiled(backend), ("values", CASE), ("values", CASE))
-    assert (first.status, second.status, backend.count) == ("fail", "fail", 2)
-
-
-def test_what_a_cell_left_unjudged_is_not_kept() -> None:
-    backend = CompilingBackend()
-    implementation = compiled(backend)
-    implementation.prepare(draw(Case.parse(CASE), 0))
-    judged(implementation, ("values", CASE))
-    assert backend.count == 2
+    assert together[3].status == "fail"
 
 
 @pytest.mark.parametrize(
@@ -151,7 +134,9 @@ def test_what_a_cell_left_unjudged_is_not_kept() -> None:
 )
 def test_other_constants_shapes_and_dtypes_are_other_programs(case: str) -> None:
     backend = CompilingBackend()
-    judged(compiled(backend), ("values", CASE), ("values", case))
+    implementation = compiled(backend)
+    for text in (CASE, case):
+        implementation.prepare(draw(Case.parse(text)))
     assert backend.count == 2
 
 
@@ -170,18 +155,9 @@ def test_a_signature_tells_values_apart_that_compare_equal() -> None:
 def test_without_known_constants_nothing_is_shared() -> None:
     backend = CompilingBackend()
     implementation = Compiled(Unknown(backend), "once")
-    judged(implementation, ("values", CASE), ("values", CASE))
+    for _ in range(2):
+        implementation.prepare(draw(Case.parse(CASE)))
     assert backend.count == 2
-
-
-def test_as_many_are_kept_as_are_kept() -> None:
-    programs = Programs()
-    for number in range(KEPT + 3):
-        programs.new[str(number)] = Program(print)
-        programs.end_of_cell(passed=True)
-    assert len(programs.kept) == KEPT
-    assert programs.find("2") is None
-    assert programs.find("3") == Program(print)
 
 
 def test_strides_are_part_of_a_signature_in_torch() -> None:
@@ -198,17 +174,6 @@ def test_the_mode_is_in_the_name() -> None:
     assert mode_of(inner.name) == inner.mode == "eager"
     through = Compiled(inner, "once")
     assert mode_of(through.name) == through.mode == "compiled"
-
-
-def test_a_shared_program_brings_its_handle() -> None:
-    backend = CompilingBackend(lambda function: lambda **arguments: function(**arguments))
-    implementation = compiled(backend)
-    first = implementation.prepare(draw(Case.parse(CASE)))
-    assert first.compiled is first.function
-    implementation.end_of_cell(passed=True)
-    again = implementation.prepare(draw(Case.parse(ALIKE)))
-    assert again.function is again.compiled is first.function
-    assert implementation.prepare_fresh(draw(Case.parse(CASE))).function is not first.function
 
 
 def test_only_the_compiled_have_the_sign_in_their_names() -> None:

@@ -79,12 +79,11 @@ class EquinoxRotary(Implementation):
         """The call, operation by operation or compiled."""
         return prepared
 
-    def end_of_cell(self, passed: bool) -> bool:
+    def begin_cell(self) -> None:
         import equinox
 
         # Otherwise the table's content would depend on earlier cells.
         equinox.clear_caches()
-        return super().end_of_cell(passed)
 
 
 class EquinoxRotaryJit(EquinoxRotary):

@@ -54,7 +54,7 @@ class BrokenGraphs(TorchCompilers):
     """Keras breaks its attention into two graphs (keras#23327). Dynamo keeps the second graph of all
     programs under one code object of Keras, with eight programs at most."""
 
-    one_graph = shares_programs = False
+    one_graph = False
 
 
 class KerasTorchOps(KerasOps):

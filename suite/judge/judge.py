@@ -53,11 +53,9 @@ def judge(cell: Cell, policy: Policy = Policy()) -> Verdict:
     2. The check: the implementation is asked within the time limit. Beyond the limit the verdict is the
        crash "timeout".
     3. Leaks: a changed setting, a dead thread or a destructor that raised fails the cell.
-    4. Shared programs: if a program that was compiled for an earlier cell took part in anything but a
-       pass, 1 to 3 are done again with new programs. Leaks of both runs count.
-    5. The steps of the policy read the verdict, one after another.
-    6. Quick programs: if programs were compiled with few optimisations and the verdict fails a run, 1 to
-       5 are done again with all optimisations. Leaks of both runs count. Kinds of failures that depend on
+    4. The steps of the policy read the verdict, one after another.
+    5. Quick programs: if programs were compiled with few optimisations and the verdict fails a run, 1 to
+       4 are done again with all optimisations. Leaks of both runs count. Kinds of failures that depend on
        no compiler (`OF_CALLS`) are final. Cells of `Cell.asks_optimized` have all optimisations at once.
     """
     optimized = cell.implementation.optimized
@@ -73,16 +71,12 @@ def judge(cell: Cell, policy: Policy = Policy()) -> Verdict:
 
 
 def _judged(cell: Cell, policy: Policy) -> Verdict:
-    """Points 1 to 5 of `judge`."""
+    """Points 1 to 4 of `judge`."""
     start = time.perf_counter()
     cell.changed_settings, cell.background_errors = [], []
-    implementation = cell.implementation
-    implementation.end_of_cell(False)  # of a cell that was broken off
+    cell.implementation.begin_cell()
     try:
         verdict = _asked(cell, policy)
-        if implementation.end_of_cell(verdict.status == "pass") and verdict.status != "pass":
-            verdict = _asked(cell, policy)
-            implementation.end_of_cell(verdict.status == "pass")
     except TimeOver as error:
         verdict = Verdict("crash", error.kind, str(error))
     cell.release()

@@ -71,7 +71,7 @@ class RemoteCompilers(Asking, Compilers):
     def __init__(self, backend: Backend, link: Link, home: Compilers) -> None:
         super().__init__(backend, home.names, home.timed, home.layers)
         self.link, self.home = link, home
-        for name in ("shares_programs", "compiles_shapes", "runs_models", "ambient"):
+        for name in ("compiles_shapes", "runs_models", "ambient"):
             setattr(self, name, getattr(home, name))
 
     def compiled(self, prepared: PreparedCall, compiler: str, batch: int) -> PreparedCall:
