@@ -9,8 +9,8 @@ import numpy as np
 from backends._numpy.attention import definition, given
 from backends._numpy.engine import Rounded
 from backends.declared import Declared, DeclaredRounding
+from backends.in_pages import from_numpy_pages
 from backends.masks import masked_arrays
-from backends.memory import unpaged
 from backends.prepared import PreparedCall, attention_call
 from backends.protocol import Implementation
 from suite.spec.dtypes import DTYPES
@@ -43,7 +43,7 @@ class ProjectedKeys(Implementation):
 
         def call(mask: Rounded | None = None, **arrays: Rounded) -> Any:
             x = {name: array.values for name, array in arrays.items()}
-            query, key, value = plain(unpaged(x, inputs), precision)
+            query, key, value = plain(from_numpy_pages(x, inputs), precision)
             shown = None if mask is None else mask.values
             with np.errstate(all="ignore"):
                 return given(definition(query, key, value, mask=shown, **settings), inputs)

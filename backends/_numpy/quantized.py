@@ -10,7 +10,8 @@ import numpy as np
 from backends._numpy.attention import definition
 from backends._numpy.engine import Rounded
 from backends.declared import Declared
-from backends.memory import by_component, coded, unpaged
+from backends.in_pages import from_numpy_pages
+from backends.memory import by_component, coded
 from backends.prepared import PreparedCall
 from backends.protocol import Implementation
 from suite.spec.dtypes import CODES, Code, round_to
@@ -41,7 +42,7 @@ class ScaledCodes(Implementation):
                 n: array.values.astype(precision) for n, array in arrays.items()
             }
             pools, plain = plain, by_component(plain, inputs, np.repeat)
-            plain = unpaged(plain, inputs)
+            plain = from_numpy_pages(plain, inputs)
             new = {n: nearest(plain, n, code) for n in KINDS if n in plain}
             for n, codes in new.items():
                 plain[f"{n}_codes"][:, :, -codes.shape[2] :] = codes

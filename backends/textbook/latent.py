@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from backends.declared import Declared, DeclaredRounding
+from backends.in_pages import in_slots
 from backends.masks import masked_arrays
-from backends.memory import in_slots
 from backends.prepared import PreparedCall
 from backends.textbook.attention import attention
+from backends.textbook.in_pages import unpaged
 from backends.textbook.operator import TextbookOperator
 from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import Inputs
@@ -35,7 +36,7 @@ class TextbookLatent(TextbookOperator):
         lse = "lse" in inputs.outputs
 
         def call(mask: Any = None, slots: Any = None, **arrays: Any) -> Any:
-            arrays = self.unpaged(arrays, inputs, slots)
+            arrays = unpaged(self.ops, arrays, inputs, slots)
             if "latent_codes" in arrays:
                 arrays["latent"] = self.decoded(arrays)
             return self.compute(arrays, mask, inputs.effective_scale, lse)

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from backends.memory import from_pages
 from backends.protocol import Backend, Implementation
 from backends.textbook.layer import Numerics, Operations
 from suite.spec.dtypes import DTYPES
@@ -34,20 +33,6 @@ class TextbookOperator(Implementation):
             declared = declared.but(numerics=least)
         super().__init__(backend, declared=declared)
         self.ops = ops
-
-    def unpaged(
-        self, arrays: Mapping[str, Any], inputs: Inputs, slots: Any = None
-    ) -> dict[str, Any]:
-        """The arrays with tokens taken from the slots (B, Lk) of pools. Codes pass through the dtype of
-        their scale: not every framework takes slices of 8-bit numbers."""
-        ops = self.ops
-        if "page_table" in arrays:
-            scales = {name: name.replace("_codes", "_scale") for name in arrays}
-            arrays = {
-                name: x if scales[name] == name else ops.like(x, arrays[scales[name]])
-                for name, x in arrays.items()
-            }
-        return from_pages(arrays, slots, inputs, ops.take, ops.reshape, ops.transpose)
 
     def weighted(self, query: Any, key: Any, value: Any, hidden: Any, inputs: Inputs) -> Any:
         """Plain attention of operands (..., L, D); `hidden` pairs have no weight."""

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 
 from backends.declared import Declared
-from backends.memory import by_component, coded, in_slots
+from backends.in_pages import in_slots
+from backends.memory import by_component, coded
 from backends.prepared import PreparedCall
+from backends.textbook.in_pages import unpaged
 from backends.textbook.operator import TextbookOperator
 from suite.spec.dtypes import CODES
 from suite.spec.inputs import Inputs
@@ -50,7 +52,7 @@ class TextbookQuantized(OverCodes):
 
         def call(query: Any, hidden: Any = None, slots: Any = None, **rest: Any) -> Any:
             given = by_component(rest, inputs, ops.repeat)
-            rest = self.unpaged(given, inputs, slots)
+            rest = unpaged(ops, given, inputs, slots)
             new = {
                 f"{name}_codes": self.codes(name, rest, inputs) for name in KINDS if name in rest
             }

@@ -9,6 +9,7 @@ from suite.faults.kernels.quantized import Coded, QuantizedKernel, QuantizedWrit
 from suite.faults.quantized import FirstHeadScales, FrozenScales, KeyScales, TilesOf64
 from suite.spec.dtypes import CODES, DTYPES, round_to
 from suite.spec.operators.quantized import newest
+from suite.spec.operators.tiles import TILE
 
 FAMILY = "quantized"
 
@@ -135,6 +136,15 @@ class CodesScaleOfTheTokenBefore(QuantizedWriteKernel):
 
     def scale_of(self, name: str, call: Coded) -> np.ndarray:
         return np.roll(super().scale_of(name, call), 1, 2)
+
+
+@fault("values", "`width // 128 - 1` for the last tile; it is `(width - 1) // 128`")
+class CodesOfFullTilesShift(QuantizedWriteKernel):
+    """If the width is a multiple of 128, the last tile is written with the scales of the tile before."""
+
+    def of_tiles(self, array: np.ndarray, size: int) -> np.ndarray:
+        last = max(array.shape[-1] - 1 - (size % TILE == 0), 0)
+        return array[..., np.minimum(np.arange(size) // TILE, last)]
 
 
 @fault("values", "`component // 64`; a tile has 128 components")

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from backends._numpy import Rounded
+from backends.in_pages import from_numpy_pages
 from backends.masks import masked_arrays
-from backends.memory import unpaged
 from backends.prepared import PreparedCall
 from backends.protocol import DeclaredRounding
 from suite.faults.kernels.attention import Call
@@ -76,7 +76,7 @@ class LatentKernel(Differentiable):
         if "page_table" not in arrays:
             return arrays
         plain = {name: x.values for name, x in arrays.items()}
-        made = unpaged(plain, inputs)
+        made = from_numpy_pages(plain, inputs)
         return {name: Rounded(x, arrays[name].fmt) for name, x in made.items()}
 
     def read(self, arrays: Mapping[str, Rounded]) -> Arrays:

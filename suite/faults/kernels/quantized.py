@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from backends._numpy import Rounded
-from backends.memory import coded, unpaged
+from backends.in_pages import from_numpy_pages
+from backends.memory import coded
 from backends.prepared import PreparedCall
 from suite.faults.kernels.attention import Stated
 from suite.spec.case import Case
@@ -147,7 +148,7 @@ class QuantizedKernel(Writing):
 
     def gathered(self, call: Coded, inputs: Inputs) -> Coded:
         """The call with tokens taken from their pages."""
-        return replace(call, arrays=unpaged(call.arrays, inputs))
+        return replace(call, arrays=from_numpy_pages(call.arrays, inputs))
 
     def after_writing(self, call: Coded, inputs: Inputs) -> Coded:
         """The call whose codes are those after the store of new tokens, taken from their pages."""

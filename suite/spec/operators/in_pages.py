@@ -82,16 +82,25 @@ def slots_first(case: Case, pool: np.ndarray, of: str = "g") -> np.ndarray:
     return pool.swapaxes(1, 2) if heads_first(case, of) else pool
 
 
-def axes(case: Case, of: Axes) -> Axes:
-    """The axes of a case's arrays or outputs, with pools if it has pages."""
+def outputs(case: Case, of: Axes) -> Axes:
+    """The axes of a case's outputs, with pools if it has pages."""
     if case.option("page_size") is None:
         return of
     return {name: pooled(case, letters) for name, letters in of.items()}
 
 
-def table_axes(case: Case) -> Axes:
-    """The axes of the added arrays."""
-    return {} if case.option("page_size") is None else {"page_table": "bt", "key_lengths": "b"}
+def axes(case: Case, of: Axes) -> Axes:
+    """The axes of a case's arrays, with pools and their table if it has pages."""
+    table = {} if case.option("page_size") is None else {"page_table": "bt", "key_lengths": "b"}
+    return {**outputs(case, of), **table}
+
+
+def needs(case: Case) -> Mapping[str, bool]:
+    """The features that pages need."""
+    return {
+        "pages": case.option("page_size") is not None,
+        "heads-before-slots": case.option("layout") == "hnd",
+    }
 
 
 def lengths(case: Case) -> np.ndarray:

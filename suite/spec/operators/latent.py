@@ -105,7 +105,7 @@ def axes(case: Case) -> Axes:
     if case.option("codes") != "none":
         arrays = {"latent_codes" if name == "latent" else name: of for name, of in AXES.items()}
         arrays["latent_scale"] = "bkl"
-    return {**in_pages.axes(case, arrays), **in_pages.table_axes(case)}
+    return in_pages.axes(case, arrays)
 
 
 def coded(case: Case, latent: np.ndarray, rng: np.random.Generator) -> dict[str, np.ndarray]:
@@ -180,7 +180,7 @@ def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> Map
         "value-size": sizes.D != sizes.Dv,
         f"{case.option('codes')}-codes": case.option("codes") != "none",
         "scales-of-tiles": case.option("codes") != "none",
-        "pages": case.option("page_size") is not None,
+        **in_pages.needs(case),
         "lse": LSE.asked_by(case),
         "empty-batch": sizes.B == 0,
         "empty-queries": sizes.Lq == 0,

@@ -173,12 +173,12 @@ def axes(case: Case) -> Axes:
     new = {"key": "bgqd", "value": "bgqv"} if case.option("writes") else {}
     codes = {"key_codes": "bgkd", "value_codes": "bgkv"}
     arrays = {"query": "bhqd", **codes, **scale_axes(case), **new}
-    return {**in_pages.axes(case, arrays), **in_pages.table_axes(case)}
+    return in_pages.axes(case, arrays)
 
 
 def outputs(case: Case) -> Axes:
     codes = {"key_output": "bgkd", "value_output": "bgkv"} if case.option("writes") else {}
-    return {"output": "bhqv", **in_pages.axes(case, codes)}
+    return {"output": "bhqv", **in_pages.outputs(case, codes)}
 
 
 def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
@@ -271,8 +271,7 @@ def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> Map
     return {
         **needs_of_codes(case),
         "new-tokens": case.option("writes"),
-        "pages": case.option("page_size") is not None,
-        "heads-before-slots": case.option("layout") == "hnd",
+        **in_pages.needs(case),
         "causal": case.option("alignment") != "all",
         "scale": case.option("scale") is not None,
         "grouped-heads": sizes.H != sizes.Hkv,

@@ -118,6 +118,7 @@ QUANTIZED_WRITE = Operator(
                 "quantized-write/none/mha/{dt}/b1h2q5k5d160v130/e4m3/pertile",
                 f"{WIDE}/zero/beyond",
                 "quantized-write/none/mha/{dt}/b1h2q5k5d257v64/e4m3/pertile/beyond",
+                "quantized-write/none/mha/{dt}/b2h1q5k5d512v64/e4m3/pertile",
                 since="standard",
             ),
         ),

@@ -1,0 +1,83 @@
+"""Tokens taken from the slots of pools, by a framework's own functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from suite.spec.inputs import Inputs
+from suite.spec.operators import in_pages
+from suite.spec.operators.in_pages import (
+    TABLE,
+    flat,
+    heads_first,
+    is_pooled,
+    readable,
+    slots,
+    slots_of,
+)
+
+if TYPE_CHECKING:
+    from backends.protocol import Backend
+
+Shape = tuple[int, ...]
+
+
+def in_slots(backend: Backend, inputs: Inputs) -> dict[str, Any]:
+    """The slots of tokens (B, Lk) for `from_pages`, as int64 by name; nothing without pages."""
+    if "page_table" not in inputs.arrays:
+        return {}
+    refuse_malformed(inputs.arrays, inputs)
+    return {"slots": backend.array(readable(slots(inputs)), None)}
+
+
+def refuse_malformed(arrays: Mapping[str, Any], inputs: Inputs) -> None:
+    """As `in_pages.refuse_malformed`, and ValueError for pools of several sizes."""
+    pools = in_pages.pools(inputs).items()
+    found = {tuple(arrays[name].shape[of.index(x)] for x in "ps") for name, of in pools}
+    if len(found) > 1:
+        raise ValueError(f"expected pools of one size, got {found}")
+    ((pages, size),) = found
+    table, counts = (arrays[name] for name in TABLE)
+    in_pages.refuse_malformed(table, counts, size, pages, inputs.sizes.B)
+
+
+def from_pages(
+    arrays: Mapping[str, Any],
+    at: Any,
+    inputs: Inputs,
+    take: Callable[[Any, Any], Any],
+    reshape: Callable[[Any, Shape], Any],
+    transpose: Callable[[Any, Shape], Any],
+) -> dict[str, Any]:
+    """The arrays of a call with the tokens in the slots `at` (B, Lk) of pools, (B, Lk, .) or
+    (B, Hkv, Lk, .). Scales that all tokens share get the order of these axes. Without a table the arrays
+    as they are.
+
+    The functions are the framework's: take(array, indices) takes slices along the first axis.
+    """
+    if "page_table" not in arrays:
+        return dict(arrays)
+    of, made, case = flat(inputs.case).axes, dict[str, Any](), inputs.case
+    for name, x in arrays.items():
+        if name in TABLE:
+            continue
+        if is_pooled(of.get(name, "")):
+            if heads_first(case, of[name]):
+                x = transpose(x, (0, 2, 1, *range(3, len(x.shape))))
+            x = take(reshape(x, (x.shape[0] * x.shape[1], *x.shape[2:])), at)
+        heads = len(x.shape) == 4 and name.endswith(("_codes", "_scale", "_zero"))
+        made[name] = transpose(x, (0, 2, 1, 3)) if heads else x
+    return made
+
+
+def from_numpy_pages(arrays: Mapping[str, np.ndarray], inputs: Inputs) -> dict[str, np.ndarray]:
+    """`from_pages` of NumPy arrays, by their own table and lengths."""
+    if "page_table" not in arrays:
+        return dict(arrays)
+    refuse_malformed(arrays, inputs)
+    table, counts = arrays["page_table"], arrays["key_lengths"]
+    at = readable(slots_of(table, counts, inputs.letters["s"], inputs.sizes.Lk))
+    return from_pages(arrays, at, inputs, lambda x, at: x[at], np.reshape, np.transpose)

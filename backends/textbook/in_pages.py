@@ -1,0 +1,26 @@
+"""Textbook code over pages: tokens are taken from their slots before anything is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from backends.in_pages import from_pages
+from backends.textbook.layer import Operations
+from suite.spec.inputs import Inputs
+
+
+def unpaged(
+    ops: Operations, arrays: Mapping[str, Any], inputs: Inputs, slots: Any
+) -> dict[str, Any]:
+    """The arrays with tokens taken from the slots (B, Lk) of pools.
+
+    Codes pass through the dtype of their scale: not every framework takes slices of 8-bit numbers.
+    """
+    if "page_table" in arrays:
+        scales = {name: name.replace("_codes", "_scale") for name in arrays}
+        arrays = {
+            name: x if scales[name] == name else ops.like(x, arrays[scales[name]])
+            for name, x in arrays.items()
+        }
+    return from_pages(arrays, slots, inputs, ops.take, ops.reshape, ops.transpose)
