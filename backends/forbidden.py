@@ -52,18 +52,13 @@ def watched(
     known: dict[str, set[str]] = {}
     has_threads = bool({*sys._current_frames()} - _BEFORE)
 
-    @wraps(function)
-    def call(*arguments: Any, **keywords: Any) -> Any:
+    def make(called: set[str], action: Callable[[], Any]) -> Any:
+        """The value of a call, or of a derivative of its output."""
         nonlocal has_threads
-        if backend.profiler.traces():
-            return function(*arguments, **keywords)
-        called = known.setdefault(_signature(arguments, keywords), set())
         heard: set[str] = set()
         _RUNNING[id(heard)] = get_ident(), heard
         try:
-            output, ran = backend.profiler.operators(
-                partial(function, *arguments, **keywords), has_threads
-            )
+            output, ran = backend.profiler.operators(action, has_threads)
         finally:
             del _RUNNING[id(heard)]
             has_threads |= not heard.isdisjoint(_STARTS)
@@ -73,6 +68,15 @@ def watched(
             raise ForbiddenCall(
                 f"the function calls {', '.join(sorted(called))}, which is forbidden"
             )
+        return output
+
+    @wraps(function)
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        if backend.profiler.traces():
+            return function(*arguments, **keywords)
+        called = known.setdefault(_signature(arguments, keywords), set())
+        output = make(called, partial(function, *arguments, **keywords))
+        backend.profiler.derive_by(output, partial(make, called))
         return output
 
     return call

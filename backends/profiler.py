@@ -103,6 +103,10 @@ class Profiler:
         """Let nobody else stop what `operators` hears: what would raises ForbiddenCall from now on."""
         return
 
+    def derive_by(self, output: Any, make: Callable[[Callable[[], Any]], Any]) -> None:
+        """Let `make` call whatever computes a derivative of an output, as far as the framework can."""
+        return
+
     def traces(self) -> bool:
         """True while the framework reads Python code, and runs no operators."""
         return False

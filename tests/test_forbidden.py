@@ -11,11 +11,12 @@ import pytest
 
 from backends import registry
 from backends.forbidden import watched
-from backends.protocol import ForbiddenCall, UsageError
+from backends.protocol import ForbiddenCall, PreparedCall, UsageError
 from suite.measure.worker import implementations
 from suite.run.options import Options
 from suite.run.plan import Plan
 from suite.spec.dtypes import DTYPES
+from suite.spec.vocabulary import OPERANDS
 
 OF_TORCH = "torch.nn.functional.scaled_dot_product_attention"
 OF_FLEX = "torch.nn.attention.flex_attention.flex_attention"
@@ -127,6 +128,43 @@ def test_other_attention_of_torch_is_seen(function: Callable[..., Any], name: st
     pytest.importorskip("torch")
     with pytest.raises(ForbiddenCall, match=f"calls {name}, which is forbidden"):
         call("torch", function, OF_TORCH, OF_FLEX, OF_LAYERS)
+
+
+def by_derivative(query: Any, key: Any, value: Any) -> Any:
+    import torch
+
+    class Backward(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *operands: Any) -> Any:
+            ctx.save_for_backward(*operands)
+            query, key, value = operands
+            return query @ key.transpose(-2, -1) @ value
+
+        @staticmethod
+        def backward(ctx: Any, cotangent: Any) -> Any:
+            with torch.enable_grad():
+                operands = [x.detach().requires_grad_() for x in ctx.saved_tensors]
+                output = by_name(*operands)
+            return torch.autograd.grad(output, operands, cotangent)
+
+    return Backward.apply(query, key, value)
+
+
+@pytest.mark.parametrize("legal", [False, True])
+def test_a_derivative_is_heard(legal: bool) -> None:
+    """Also after a derivative that raised."""
+    torch = pytest.importorskip("torch")
+    backend = registry.load("torch")
+    seen = watched(backend, by_derivative, ["torch.tanh" if legal else OF_TORCH])
+    arrays = {n: torch.rand(2, 3, 2, 4) for n in OPERANDS}
+    for _ in range(2):
+        call = PreparedCall(lambda query, key, value: seen(query, key, value), arrays)
+        if legal:
+            _, gradients = backend.vjp(call, OPERANDS, torch.ones(2, 3, 2, 4))
+            assert [*gradients] == [*OPERANDS]
+            continue
+        with pytest.raises(ForbiddenCall, match=f"calls {OF_TORCH}, which is forbidden"):
+            backend.vjp(call, OPERANDS, torch.ones(2, 3, 2, 4))
 
 
 def unrecorded(query: Any, key: Any, value: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -17,6 +18,9 @@ Gradients = tuple[Any, dict[str, Any]]
 Pullback = tuple[Any, Callable[[Any], dict[str, Any]]]
 """The output of a call, and its gradients by operand as a function of the cotangent."""
 
+
+DERIVED_BY = "suite_derived_by"
+"""The attribute of a tensor with what makes the calls that compute its derivatives."""
 
 UNDERIVABLE = (
     "no autograd formula was registered|You must implement either the backward or vjp method"
@@ -57,11 +61,13 @@ def pullback(
     )
 
     def pull(cotangent: Any) -> dict[str, Any]:
+        derivative = partial(
+            torch.autograd.grad, out, [*arrays.values()], cotangent, retain_graph=again or nested,
+            create_graph=nested, allow_unused=True,
+        )  # fmt: skip
+        make = getattr(out, DERIVED_BY, None)
         with underivable(UNDERIVABLE):
-            gradients = torch.autograd.grad(
-                out, [*arrays.values()], cotangent, retain_graph=again or nested,
-                create_graph=nested, allow_unused=True,
-            )  # fmt: skip
+            gradients = derivative() if make is None else make(derivative)
         if any(gradient is None for gradient in gradients) and _delays_error(out.grad_fn):
             raise RuntimeError("differentiated twice, and marked with @once_differentiable")
         return dict(zip(arrays, gradients, strict=True))

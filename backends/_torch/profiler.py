@@ -11,7 +11,7 @@ from functools import cache, partial, wraps
 from types import BuiltinFunctionType, MethodDescriptorType
 from typing import Any
 
-from backends._torch.autograd import step_by_autograd
+from backends._torch.autograd import DERIVED_BY, step_by_autograd
 from backends.forbidden import replace
 from backends.prepared import ForbiddenCall, PreparedCall, set_to
 from backends.protocol import Backend, Profiler, Step
@@ -159,6 +159,11 @@ class TorchProfiler(Profiler):
             with own():
                 heard = autograd._disable_profiler_legacy()
         return value, {event.name() for thread in heard for event in thread}
+
+    def derive_by(self, output: Any, make: Callable[[Callable[[], Any]], Any]) -> None:
+        for array in output if isinstance(output, tuple) else (output,):
+            if getattr(array, "requires_grad", False):
+                setattr(array, DERIVED_BY, make)
 
     def traces(self) -> bool:
         import torch
