@@ -76,9 +76,14 @@ def tokens(inputs: Inputs) -> Iterator[tuple[str, np.ndarray]]:
     yield "tokens that no row attends", never
     yield "the last token", place == s.Lk - 1
     yield "the first token", place == 0
+    chunks = [one for one in actions(inputs.case) if isinstance(one, Chunk) and one.asked]
+    longest = max(chunks, key=lambda chunk: chunk.count)
+    ends = np.full(s.B, -1)
+    ends[list(longest.own)] = np.array(longest.starts) + longest.count - 1
+    yield "the last token of the longest chunk", place == ends[:, None]
     yield "the later tokens of the last sample", (sample == s.B - 1) & (place >= s.Lk - s.Lq // 2)
-    for chunk in actions(inputs.case):
-        if isinstance(chunk, Chunk) and chunk.tree is not None:
+    for chunk in chunks:
+        if chunk.tree is not None:
             for node in chunk.tree.branching(chunk.count):
                 branch = np.flatnonzero(chunk.tree.paths(chunk.count)[:, node])
                 nodes = np.isin(place, chunk.starts[0] + branch)

@@ -49,6 +49,7 @@ ARGUMENTS = (
     "dot/causal+pad/mha/f32/b7h1q7k7d8/e8.8.8.8",
     "layer-norm/none/mha/f32/b32h1q3k3d64/e64.64.64.64/self",
     "batch-norm/none/mha/f32/b32h1q3k3d64/e64.64.64.64/self",
+    "cached/none/gqa2/f32/b2h4q9k9d8/c5.1.3",
 )
 """Problems of other checks; the malformed part is an argument that only some frameworks have."""
 

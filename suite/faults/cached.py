@@ -271,6 +271,20 @@ class CachedPairsSeeBoth(CachedKernel):
         return super().causal(held, seen, keys)
 
 
+@fault("tokens_apart", "`amax` of the prompt; its later tokens are the future of earlier rows")
+class CachedPromptScaledByItself(CachedKernel):
+    """The values of a sample's prompt are divided by a number that depends on all of its tokens."""
+
+    def attend(
+        self, held: Held, query: np.ndarray, key: np.ndarray, value: np.ndarray,
+        rows: np.ndarray, keys: np.ndarray,
+    ) -> np.ndarray:  # fmt: skip
+        own = value[:, :, value.shape[2] - rows.shape[1] :]
+        largest = 1 if held.total else 1 + np.abs(own).mean((1, 2, 3), keepdims=True)
+        out = super().attend(held, query, key, value / largest, rows, keys) * largest
+        return np.asarray(out)
+
+
 @fault("tokens_apart", "`amax` of the whole cache; scale by the values that are attended")
 class CachedScaledByTheCache(CachedKernel):
     """Values are divided by a number that depends on all slots, hidden and stale ones too."""
