@@ -25,6 +25,7 @@ from suite.spec.catalogue import of_operator
 from suite.spec.inputs import draw
 from suite.spec.operator import Operator
 from suite.spec.operators.latent import LATENT
+from suite.spec.operators.paged import PAGED
 from suite.spec.operators.quantized import QUANTIZED
 from tests.honest.split import SplitSingleKeys, SplitStored
 from tests.runtimes import of_person
@@ -60,7 +61,7 @@ def test_stored_answers_of_parts_are_a_declaration(kernel: type[SplitStored]) ->
     assert {verdict.status for _, verdict in verdicts(kernel)} <= {"pass", "unsupported"}
 
 
-@pytest.mark.parametrize("operator", [LATENT, QUANTIZED], ids=str)
+@pytest.mark.parametrize("operator", [LATENT, QUANTIZED, PAGED], ids=str)
 def test_scores_that_no_store_rounds_have_the_bound_of_the_accumulator(operator: Operator) -> None:
     """Of the recipe level; of other scores, and with one digit more, that of their stores."""
     for case in of_operator(operator, every_case, "standard"):

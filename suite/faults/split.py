@@ -26,7 +26,10 @@ class SplitLseInBfloat16(SplitKernel):
 
 @fault("values", "`torch.empty_like(lse, dtype=query.dtype)`; keep log-sum-exps in float32")
 class SplitLseInTheDtype(SplitKernel):
-    """Log-sum-exps of parts are stored in the dtype of the query."""
+    """Log-sum-exps of parts are stored in the dtype of the query, which has 16 bits."""
+
+    dtypes = ("f16", "bf16")
+    numerics = "stepwise"
 
     def kept(self, lse: np.ndarray, pack: Paged) -> np.ndarray:
         return round_to(lse, pack.fmt).astype(lse.dtype)

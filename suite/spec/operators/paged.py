@@ -50,6 +50,7 @@ from suite.spec.operators.packed import (
     segments,
     written,
 )
+from suite.spec.recipes import power_of_4
 from suite.spec.sizes import Sizes
 
 FEATURES = frozenset(
@@ -242,6 +243,8 @@ def validate(case: Case) -> None:
         raise ValueError(f"every query needs a key: {case.id}")
     if case.option("left") is not None and not causal:
         raise ValueError(f"a window is causal: write win4/causal: {case.id}")
+    if case.recipe == "level":
+        power_of_4(s.D)
     if case.option("shared") and not shared:
         raise ValueError(f"what samples share are full pages: {case.id}")
 
@@ -272,6 +275,8 @@ def completed(sizes: Sizes, numbers: Sequence[int]) -> tuple[Sizes, Mapping[str,
 DECODING = "paged/none/gqa2/f32/b5h4q5k57d8/seg1.1.1.1.1x17.8.16.1.15"
 MIXED = "paged/none/gqa2/{dt}/b6h4q18k50d8/seg1.4.12.0.0.1x9.11.12.8.0.10"
 """Decoding, chunks, a prompt that fills its pages, a sample without queries, and one without keys."""
+
+LEVEL = "paged/none/gqa2/{dt}/b5h4q5k57d16/seg1.1.1.1.1x17.8.16.1.15"
 
 SMOKE = (
     PLAIN,
@@ -321,7 +326,11 @@ PAGED = Operator(
     asks=Asks(
         plain=PLAIN,
         pages=(PLAIN, "paged/none/gqa2/{dt}/b3h4q9k24d8/seg1.3.5x7.12.5/shared/hnd/causal"),
-        cases=(Ask(*SMOKE), Ask(*STANDARD, since="standard")),
+        cases=(
+            Ask(*SMOKE),
+            Ask(f"{LEVEL}/causal/level", dtypes="sixteen"),
+            Ask(*STANDARD, since="standard"),
+        ),
         gradients=(
             Ask(PLAIN, dtypes="float32 first"),
             Ask("paged/none/gqa2/f32/b3h4q9k24d8/seg1.3.5x7.12.5/shared/causal"),
@@ -339,7 +348,7 @@ PAGED = Operator(
         *(option for option in (SOFTCAP.option,) if option),
         SCALE,
     ),
-    recipes=("normal", "large", "tiny", "ties", "onehot", "integers", "offset"),
+    recipes=("normal", "large", "tiny", "ties", "onehot", "integers", "offset", "level"),
     questions=Questions(
         elections=("nan-behind-last-key",), probe=PLAIN, well_formed=PLAIN.format(dt="f32")
     ),
