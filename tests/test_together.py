@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from suite.report.conformance import LARGEST
+from suite.report.conformance import LARGEST, OF_OPERATORS
 from tests.records_by_hand import cell, frame, run, write
 from tests.together import page
 
@@ -30,12 +30,18 @@ def test_a_pair_has_a_row_only_where_its_entry_does_not_follow(tmp_path: Path) -
         )
     ]
     cells.append(cell(operator="packed", features=WINDOW, status="unsupported"))
+    assert OF_OPERATORS.of(frame(*cells))["seconds"].to_dict() == {
+        ("paged", "torch:one"): 2.0,
+        ("paged", "torch:two"): 2.0,
+        ("paged", "torch:three"): 2.0,
+        ("packed", "torch:sdpa"): 0.0,
+    }
     text = page([write(tmp_path / "records.jsonl", run(*cells))])
     lines = text.splitlines()
     assert '    pytest suite --backend=torch -k "packed/ or paged/" --results=torch.jsonl' in lines
     counted = lines[lines.index("## Cells by status") :]
-    assert "| packed | torch:sdpa | 1 | 0 | 0 | 0 | 1 | 0 | 0 | 0 |" in counted
-    assert "| paged | torch:three | 4 | 2 | 0 | 1 | 1 | 0 | 0 | 2 |" in counted
+    assert "| packed | torch:sdpa | 1 | 0 | 0 | 0 | 1 | 0 | 0 |" in counted
+    assert "| paged | torch:three | 4 | 2 | 0 | 1 | 1 | 0 | 0 |" in counted
     assert lines[lines.index("## Paged") + 2 :] == [
         "| features | torch:one, torch:two | torch:three |",
         "| --- | --- | --- |",

@@ -23,8 +23,8 @@ from suite.spec.operators import OPERATORS
 
 TEXT = """\
 After reading this page you know which implementation may be used for a combination of features.
-[FINDINGS.md](../../FINDINGS.md) says what causes the known failures. Seconds are those of all cells of a
-run on one core.
+[FINDINGS.md](../../FINDINGS.md) says what causes the known failures, and [measured.md](measured.md) which
+processor seconds the operators take.
 
     pytest suite --backend=torch -k "{operators}" --results=torch.jsonl
     python -m tests.together torch.jsonl > docs/data/together.md
@@ -71,7 +71,9 @@ def page(paths: list[Path]) -> str:
     cells = frames["cells"].sort_values(
         "operator", key=lambda names: names.map([*OPERATORS].index), kind="stable"
     )
-    tables = {"cells by status": OF_OPERATORS.of(cells).drop(columns=["score", "coverage"])}
+    tables = {
+        "cells by status": OF_OPERATORS.of(cells).drop(columns=["score", "coverage", "seconds"])
+    }
     for operator, rows in cells.groupby("operator", sort=False):
         tables[str(operator)] = of_operator(rows)
     text = TEXT.format(
