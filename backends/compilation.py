@@ -15,32 +15,17 @@ from suite.spec.features import ARRAYS
 from suite.spec.inputs import Inputs
 from suite.spec.operators import WORDS
 
-PLAIN = (type(None), bool, int, float, str, tuple)
-
 
 def mode_of(name: str) -> str:
     """The mode of the implementation `name`."""
     return Compiled.mode if THROUGH in name else Implementation.mode
 
 
-def signature(backend: Backend, prepared: PreparedCall) -> str | None:
-    """The key of a call's compiled program: shapes, dtypes and strides of arrays, and the values of other
-    arguments and constants. None if the constants are unknown or an argument is not a plain value."""
-    arguments = prepared.arguments
-    rest = {n: a for n, a in arguments.items() if not backend.is_array(a)}
-    if prepared.constants is None or not all(isinstance(a, PLAIN) for a in rest.values()):
-        return None
-    arrays = {n: backend.compilers.signature(a) for n, a in arguments.items() if n not in rest}
-    # Text, since 1 == True and 0.0 == -0.0.
-    return repr((arrays, rest, prepared.constants))
-
-
 class Compiled(Implementation):
     """One implementation through one of `Compilers.names`, with a name such as "sdpa@inductor".
 
-    Its declaration is `Compilers.declared`, by default the declaration of the implementation. Calls of a
-    cell with one signature have one program: `programs` holds functions and handles (see
-    `PreparedCall.compiled`).
+    Its declaration is `Compilers.declared`, by default the declaration of the implementation. Every
+    prepared call is compiled anew.
     """
 
     mode = "compiled"
@@ -49,7 +34,6 @@ class Compiled(Implementation):
         self.inner, self.compiler = inner, checked_name("a compiler", compiler)
         self.operator, self.beside = inner.operator, inner.beside
         self.argument_names, self.judged = inner.argument_names, inner.judged
-        self.programs: dict[str, tuple[Callable[..., Any], Any]] = {}
         self.lacking = inner.backend.compilers.lacking(inner, compiler)
         refusals = {n: reason for n, reason in self.lacking.items() if n in WORDS}
         name = f"{inner.name}{THROUGH}{compiler}"
@@ -57,28 +41,14 @@ class Compiled(Implementation):
         super().__init__(inner.backend, name, declared.refusing(refusals))
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
-        return self._prepared(inputs, fresh=False)
-
-    def prepare_fresh(self, inputs: Inputs) -> PreparedCall:
-        return self._prepared(inputs, fresh=True)
-
-    def _prepared(self, inputs: Inputs, fresh: bool) -> PreparedCall:
-        plain = self.inner.prepare(inputs)
-        key = signature(self.backend, plain)
-        if fresh or key is None or key not in self.programs:
-            through = self.backend.compilers.compiled(plain, self.compiler, inputs.sizes.B)
-            function, handle = through.function, through.compiled
-            if key is not None:
-                self.programs[key] = function, handle
-        else:
-            function, handle = self.programs[key]
+        plain, compilers = self.inner.prepare(inputs), self.backend.compilers
+        through = compilers.compiled(plain, self.compiler, inputs.sizes.B)
         dialect = self.backend.dialect
         words = {} if dialect is None else dialect.compiled
         source, text = (plain.source, words[self.compiler]) if self.compiler in words else ("", "")
-        return replace(plain, function=function, compiled=handle, source=source, through=text)
-
-    def begin_cell(self) -> None:
-        self.programs.clear()
+        return replace(
+            plain, function=through.function, compiled=through.compiled, source=source, through=text
+        )
 
     def unsupported(self, case: AnyCase) -> str | None:
         refused = self.lacking.get("compiled") or self.lacking.get(case.dtype.long_name)

@@ -93,10 +93,6 @@ class Compilers:
         none."""
         return nullcontext
 
-    def signature(self, array: Any) -> tuple[Any, ...]:
-        """The properties of an array that a compiler may fix: shape, dtype, and strides if any."""
-        return (tuple(array.shape), self.backend.dtype_name(array))
-
     def raised_inside(self, error: BaseException) -> BaseException:
         """The original error, if a compiler wraps errors of the compiled function; else `error`."""
         return error

@@ -106,7 +106,7 @@ class Implementation(ABC):
         return self
 
     def prepare_fresh(self, inputs: Inputs) -> PreparedCall:
-        """`prepare`; a compiled call has its own program."""
+        """`prepare`, for a probe."""
         return self.prepare(inputs)
 
     def refusing(self, inputs: Inputs) -> PreparedCall | None:
@@ -119,7 +119,7 @@ class Implementation(ABC):
         return self.prepare(inputs)
 
     def differentiable_fresh(self, inputs: Inputs) -> PreparedCall:
-        """`differentiable`, independent of all earlier calls; for probes."""
+        """`differentiable`, for a probe."""
         return self.differentiable(inputs)
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:

@@ -1,4 +1,4 @@
-"""Promise: calls of a cell share compiled programs, and no verdict depends on another cell's."""
+"""Promise: no verdict depends on programs of another cell."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from backends._numpy import NumpyBackend
-from backends.compilation import Compiled, mode_of, signature
+from backends.compilation import Compiled, mode_of
 from backends.prepared import PreparedCall
 from backends.protocol import Compilers, DeclarationError, Implementation
 from backends.registry import load
@@ -20,24 +20,13 @@ from suite.judge.judge import judge
 from suite.judge.verdict import Verdict
 from suite.spec.case import Case
 from suite.spec.features import FEATURES
-from suite.spec.inputs import Inputs, draw
+from suite.spec.inputs import draw
 from tests.runtimes import verdict_of
 
 CASE = "sdpa/none/mha/f32/b2h3q11k9d6"
-ALIKE = "sdpa/none/mha/f32/b2h3q11k9d6/large"  # other values, and the same program
+ALIKE = "sdpa/none/mha/f32/b2h3q11k9d6/large"  # other values
 
 Function = Callable[..., Any]
-
-
-class Plain(Kernel):
-    """An honest kernel that says what its function depends on."""
-
-    def prepare(self, inputs: Inputs) -> PreparedCall:
-        return replace(super().prepare(inputs), constants=(inputs.scale, inputs.feature("softcap")))
-
-
-class Unknown(Kernel):
-    """An honest kernel that does not say what its function depends on."""
 
 
 class CompilingBackend(NumpyBackend):
@@ -51,7 +40,7 @@ class CompilingBackend(NumpyBackend):
         self.compilers = Once(self, ("once",))
 
     def implementations(self) -> list[Implementation]:
-        return [Plain(self)]
+        return [Kernel(self)]
 
 
 class Once(Compilers):
@@ -98,15 +87,12 @@ def judged(implementation: Implementation, *pairs: tuple[str, str]) -> list[Verd
     ]
 
 
-def test_calls_of_one_signature_share_a_program_within_a_cell() -> None:
+def test_every_prepared_call_has_a_program_of_its_own() -> None:
     backend = CompilingBackend()
     implementation = compiled(backend)
     first, again = (implementation.prepare(draw(Case.parse(text))) for text in (CASE, ALIKE))
-    assert again.function is again.compiled is first.function
-    assert backend.count == 1
-    assert implementation.prepare_fresh(draw(Case.parse(CASE))).function is not first.function
-    implementation.begin_cell()
-    assert implementation.prepare(draw(Case.parse(CASE))).function is not first.function
+    assert first.compiled is first.function is not again.function
+    assert backend.count == 2
 
 
 @pytest.mark.parametrize("make", [stale_query, cold])
@@ -119,54 +105,6 @@ def test_verdicts_are_those_of_the_cell_alone(make: Callable[[Function], Functio
     alone = [judged(compiled(CompilingBackend(make)), one)[0] for one in pairs]
     assert [replace(v, seconds=0) for v in together] == [replace(v, seconds=0) for v in alone]
     assert together[3].status == "fail"
-
-
-@pytest.mark.parametrize(
-    "case",
-    [
-        "sdpa/none/mha/f32/b2h3q11k9d6/scale0.3",
-        "sdpa/none/mha/f32/b2h3q11k9d6/cap2.0",
-        "sdpa/none/mha/f32/b2h3q11k8d6",
-        "sdpa/none/mha/bf16/b2h3q11k9d6",
-        "sdpa/causal/mha/f32/b2h3q11k9d6/dense",
-        "sdpa/none/mha/f32/b2h3q11k9d6/bias.qk",
-    ],
-)
-def test_other_constants_shapes_and_dtypes_are_other_programs(case: str) -> None:
-    backend = CompilingBackend()
-    implementation = compiled(backend)
-    for text in (CASE, case):
-        implementation.prepare(draw(Case.parse(text)))
-    assert backend.count == 2
-
-
-def test_a_signature_tells_values_apart_that_compare_equal() -> None:
-    backend = CompilingBackend()
-    calls = [
-        PreparedCall(print, {"flag": flag, "scale": scale}, constants=())
-        for flag in (True, 1)
-        for scale in (0.0, -0.0, 0)
-    ]
-    assert len({signature(backend, one) for one in calls}) == 6
-    assert signature(backend, PreparedCall(print, {})) is None, "constants are not known"
-    assert signature(backend, PreparedCall(print, {"odd": object()}, constants=())) is None
-
-
-def test_without_known_constants_nothing_is_shared() -> None:
-    backend = CompilingBackend()
-    implementation = Compiled(Unknown(backend), "once")
-    for _ in range(2):
-        implementation.prepare(draw(Case.parse(CASE)))
-    assert backend.count == 2
-
-
-def test_strides_are_part_of_a_signature_in_torch() -> None:
-    torch = pytest.importorskip("torch")
-    from backends.registry import load
-
-    backend = load("torch")
-    array = torch.zeros(3, 3)
-    assert backend.compilers.signature(array) != backend.compilers.signature(array.T)
 
 
 def test_the_mode_is_in_the_name() -> None:

@@ -71,9 +71,6 @@ class TorchCompilers(Compilers):
             "activation_memory_budget=0": replace(through(dropping), within=least),
         }
 
-    def signature(self, array: Any) -> tuple[Any, ...]:
-        return (*super().signature(array), array.stride())
-
     def raised_inside(self, error: BaseException) -> BaseException:
         """The function's own error, if dynamo reports one that it observed in tracing; else `error`."""
         dynamo = sys.modules.get("torch._dynamo.exc")  # absent before the first compilation

@@ -247,9 +247,6 @@ class Host:
                 "dtype": self.backend.dtype_name(value), "device": self.backend.device_name(value),
             }  # fmt: skip
         self.outputs.append(value)
-        if self.start["compiles"]:
-            with contextlib.suppress(Exception):
-                of["signature"] = repr(self.backend.compilers.signature(value))
         return of
 
     def error(self, error: BaseException) -> dict[str, Any]:

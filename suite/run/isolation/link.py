@@ -314,7 +314,6 @@ class Link:
                 "shape": wire.checked_shape(of["shape"]),
                 "dtype": checked_name(of["dtype"], "a dtype"),
                 "device": checked_name(of["device"], "a device"),
-                "signature": checked(of.get("signature", ""), str, "a signature"),
             }
         return known
 

@@ -91,10 +91,6 @@ class RemoteCompilers(Asking, Compilers):
     def lacking(self, implementation: Implementation, compiler: str) -> dict[str, str]:
         return self.home.lacking(implementation, compiler)
 
-    def signature(self, array: Any) -> tuple[Any, ...]:
-        # The programs of a child die with the child.
-        return (array.claims["signature"], array.generation)
-
     def raised_inside(self, error: BaseException) -> BaseException:
         return getattr(error, "inside", None) or error
 

@@ -308,7 +308,7 @@ def isolated(home: Backend, options: Options, text: str, kernel: str = "") -> Re
     start = {
         "backend": options.backends[0], "device": options.device, "function": text,
         "said": said, "like": options.like, "hidden": HIDDEN if options.untrusted else (),
-        "compiles": options.mode != "eager", "kernel": kernel,
+        "kernel": kernel,
     }  # fmt: skip
     link = Link(start, limits, home.validation_errors)
     atexit.register(link.close)
