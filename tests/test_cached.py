@@ -205,6 +205,8 @@ def test_random_scripts_are_valid() -> None:
         ((7, 1), "c7.back2.1"),
         ((0, 0), "c1"),
         ((4, 0, 1), "creset.1"),
+        ((8, 0, 9, 1), "c8.back2.reset.9.pick10.1/pad1.2"),
+        ((8, 3), "c8.back2.1+2"),
     ):
         own, options = completed(sizes, numbers)
         assert Case.of(CACHED, own, every_case("smoke")[0].dtype, **options).id.endswith(script)

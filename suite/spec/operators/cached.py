@@ -300,7 +300,8 @@ def completed(sizes: Sizes, numbers: Sequence[int]) -> tuple[Sizes, Mapping[str,
     A number is a chunk, and 0 a reset. Of 3 tokens the last two begin another document. 4 is a tree of
     four nodes, of which a path of three is kept. Of 5 tokens first sample 0 takes its own. After a chunk
     of 6 to 8 tokens 2 go back; after one of 9 samples are exchanged. With an odd count the first number
-    tells how many tokens the cache has before.
+    tells how many tokens the cache has before. A script of one document that begins with 8 tokens has
+    left padding.
     """
     before, script, queries = numbers[0] if len(numbers) % 2 else 0, list[str](), 0
     samples = max(sizes.B, 1)
@@ -323,7 +324,9 @@ def completed(sizes: Sizes, numbers: Sequence[int]) -> tuple[Sizes, Mapping[str,
         script.pop()
     script, queries = (script, queries) if script else (["1"], 1)
     own = replace(sizes, B=samples, Lq=queries, Lk=before + queries)
-    return own, {"script": tuple(script)}
+    padded = script[0] == "8" and not any("+" in word for word in script)
+    padding = tuple(1 + n % 3 for n in range(samples)) if padded else None
+    return own, {"script": tuple(script), "padding": padding}
 
 
 def dotted(text: str) -> tuple[int, ...]:
