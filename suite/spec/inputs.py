@@ -248,9 +248,12 @@ class Inputs:
 
     @cached_property
     def attends(self) -> np.ndarray:
-        """Boolean (B, H, Lq, Lk): pairs that neither the mask nor a bias of -inf hides."""
-        s = self.sizes
+        """Boolean (B, H, Lq, Lk): pairs that neither the mask nor a bias of -inf hides. The script of a
+        cache hides pairs, too."""
+        s, packing = self.sizes, self.operator.packing
         out = np.ones((s.B, s.H, s.Lq, s.Lk), bool)
+        if packing is not None and packing.attends is not None:
+            out &= packing.attends(self.case)[:, None]
         if self.dense_mask is not None:
             out &= self.dense_mask
         if self.bias is not None:
@@ -264,14 +267,13 @@ class Inputs:
 
         With such a key the output of the row is exactly 0, so it follows no election.
         """
-        s, packing = self.sizes, self.operator.packing
-        if packing is not None and packing.unread is not None:
-            return np.broadcast_to(packing.unread(self.case)[:, None], (s.B, s.H, s.Lq))
         rows: np.ndarray = ~np.asarray(self.attends.any(-1))
+        if self.operator.packing is not None:
+            return rows & (self.operator.packing.attends is not None)
         for name, value in self.features.items():
             if FEATURES[name].reduction.to == "key":
                 rows = rows & ~np.isfinite(value)[:, None]
-        return rows if self.operator.takes_masks else np.zeros_like(rows)
+        return rows if self.operator.has_keys else np.zeros_like(rows)
 
     @property
     def has_empty_rows(self) -> bool:

@@ -207,12 +207,12 @@ class Packing:
 
     - `choose(inputs, order)`: inputs with some of their samples, in an order.
     - `completed(sizes, numbers)`: sizes and options of a random case, from two or more whole numbers.
-    - `unread(case)`: rows (B, Lq) that nobody reads, whose answer is not judged; None if all are read.
+    - `attends(case)`: the pairs (B, Lq, Lk) that attend, or None. Nobody reads rows without a pair.
     """
 
     choose: Callable[[Inputs, Sequence[int] | np.ndarray], Inputs]
     completed: Callable[[Sizes, Sequence[int]], tuple[Sizes, Mapping[str, Any]]]
-    unread: Callable[[Case], np.ndarray] | None = None
+    attends: Callable[[Case], np.ndarray] | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -83,7 +83,7 @@ from suite.spec.operators.scripts import (
     resized,
     rotation,
 )
-from suite.spec.operators.views import unread, views
+from suite.spec.operators.views import pairs, views
 from suite.spec.recipes import DRAWS
 from suite.spec.sizes import Sizes
 from suite.spec.vocabulary import OPERANDS
@@ -135,13 +135,13 @@ def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarra
 
 def work(inputs: Inputs, direction: str) -> Work:
     """2 P (D + Dv) operations for P pairs. A chunk reads the tokens that it attends, and its own."""
-    s, pairs, tokens = inputs.sizes, 0, 0
+    s, attending, tokens = inputs.sizes, 0, 0
     for view in views(inputs.case):
-        pairs += s.H * int(view.mask.sum())
+        attending += s.H * int(view.mask.sum())
         tokens += s.Hkv * int(view.mask.any(1).sum())
     rows = s.B * s.H * s.Lq
     numbers = rows * (s.D + s.Dv) + tokens * (s.D + s.Dv)
-    return Work(pairs, 2.0 * pairs * (s.D + s.Dv), numbers * inputs.dtype.itemsize)
+    return Work(attending, 2.0 * attending * (s.D + s.Dv), numbers * inputs.dtype.itemsize)
 
 
 def choose(inputs: Inputs, order: Sequence[int] | np.ndarray) -> Inputs:
@@ -365,7 +365,7 @@ CACHED = Operator(
     ),
     recipes=("normal", "large", "tiny", "ties", "onehot", "integers", "offset"),
     array_kinds=ArrayKinds(statistics=("alibi_slopes",), wide=("alibi_slopes",)),
-    packing=Packing(completed=completed, choose=choose, unread=unread),
+    packing=Packing(completed=completed, choose=choose, attends=pairs),
     questions=Questions(
         elections=("nan-in-freed-slot", "beyond-capacity"), probe=PLAIN,
         well_formed=PLAIN.format(dt="f32"),

@@ -10,7 +10,7 @@ import numpy as np
 
 from suite.spec.case import Case
 from suite.spec.masks import Tree
-from suite.spec.operators.scripts import Chunk, played, resized
+from suite.spec.operators.scripts import Chunk, played
 
 
 @dataclass(frozen=True)
@@ -108,12 +108,15 @@ def allowed(
     return np.asarray(shown & (keys[:, None] >= begins[:, :, None]))
 
 
-def unread(case: Case) -> np.ndarray:
-    """The rows (B, Lq) that attend no token: those that are left padding themselves, and those that a
-    sample which has left does not ask."""
-    if case.option("padding") is None and not resized(case):
-        return np.zeros((case.sizes.B, case.sizes.Lq), bool)
-    return np.asarray(~attended(case).any((2, 3)))
+def pairs(case: Case) -> np.ndarray:
+    """The tokens that each row attends, boolean (B, Lq, Lk): those of all histories by their places. Left
+    padding, and rows that a sample which has left does not ask, attend no token."""
+    s = case.sizes
+    seen = np.zeros((s.B, s.Lq, s.Lk), bool)
+    for view in views(case):
+        sample, row, key = np.nonzero(view.mask)
+        seen[view.of[sample], view.rows[sample, row], view.places[sample, key]] = True
+    return seen
 
 
 def attended(case: Case) -> np.ndarray:
