@@ -203,7 +203,7 @@ class ArrayKinds:
 
 @dataclass(frozen=True)
 class Packing:
-    """How samples are selected and drawn if arrays have no sample axis.
+    """How samples are selected and drawn if options say where their tokens are: segments, pages, steps.
 
     - `choose(inputs, order)`: inputs with some of their samples, in an order.
     - `completed(sizes, numbers)`: sizes and options of a random case, from two or more whole numbers.
@@ -230,7 +230,7 @@ class Operator:
     - `is_layer`: takes sequences (B, L, width) and has parameters.
     - `has_keys`: queries attend keys.
     - `squeezed_axis`: the axis that the option `squeezed` leaves out, "b" or "q".
-    - `packing`: None if samples are an axis of the arrays.
+    - `packing`: set if options say where the tokens of samples are; masks then say nothing.
     - `work`: operations and bytes of a direction; None if unknown.
     """
 
@@ -261,8 +261,8 @@ class Operator:
 
     @property
     def takes_masks(self) -> bool:
-        """True if a mask or bias says which keys a query attends. False without keys, and in packed
-        attention, where lengths say so."""
+        """True if a mask or bias says which keys a query attends. False without keys, and where options
+        say so: lengths, pages, scripts."""
         return self.has_keys and self.packing is None
 
     @property
