@@ -64,9 +64,10 @@ class OfChunks(Reference):
         """The output (B, H, Lq, Dv), with its standard deviation in 16-bit dtypes.
 
         Every row has keys, so `empty_rows` has no influence. There is no standard deviation if keys have
-        errors before they attend. Raises NoExtendedPrecision.
+        errors before they attend, and for scores that no store rounds. Raises NoExtendedPrecision.
         """
         s, exact = inputs.sizes, rotation(inputs.case) is None and not rounding.codes
+        exact = exact and inputs.case.recipe != "level"
         shape = (s.B, s.H, s.Lq, s.Dv)
         output = Bounded(np.zeros(shape, precision_for(inputs.dtype)), np.zeros(shape))
         deviation = np.zeros(shape) if inputs.dtype.is_half and exact else None

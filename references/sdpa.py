@@ -32,7 +32,7 @@ from references.primitives.bias import Biased, ZeroKey
 from references.primitives.cap import Cap
 from references.primitives.centred import Centred, CentredScores
 from references.primitives.pairs import Pairs
-from references.primitives.scores import Scores
+from references.primitives.scores import HeldScores, Scores
 from references.primitives.times import Times
 from references.rounding import Roundoffs, drawing, narrowed, precision_for
 from references.steps import Step, steps
@@ -63,6 +63,9 @@ def attended(
     """Attention of these nodes, with the steps on scores and the key of value 0 in `made`."""
     u, scale, (others, zero_key) = problem.u, problem.scale, made
     scores: Node = Scores(u, query, key, scale, pairs)
+    q, k = query.output, key.output
+    if problem.inputs.case.recipe == "level" and not (q.error.any() or k.error.any()):
+        scores = HeldScores(scores, q.value, k.value, float(scale))
     if u.centred_keys:
         scores = CentredScores(u, query, Centred(u, key, pairs), scale, pairs)
     for step in others:
@@ -93,11 +96,11 @@ class _Plain(Reference):
         """The output (B, H, Lq, Dv), with its standard deviation in 16-bit dtypes, and if requested the
         log-sum-exp (B, H, Lq), -inf for rows without keys. See `Reference.forward`.
 
-        Only centred keys are composed, and have no standard deviation.
+        Only centred keys, and scores that no store rounds, are composed, and have no standard deviation.
         """
         if drawing():
             return self.recomputed(inputs, rounding)
-        if rounding.centred_keys:
+        if rounding.centred_keys or inputs.case.recipe == "level":
             return super().forward(inputs, rounding, empty_rows)
         return bounded(
             inputs, rounding, inputs.query, inputs.key, inputs.value, empty_rows=empty_rows,

@@ -195,7 +195,7 @@ def test_contradictory_forbidden_pairs_are_an_error() -> None:
 
 
 def test_every_recipe_is_asked() -> None:
-    assert {*SDPA.recipes} == {*RECIPES} - {"level"}
+    assert SDPA.recipes == RECIPES
     cases = [case for check in all_checks().values() for case in check.cases("full")]
     assert {case.recipe for case in cases if isinstance(case, Case)} == set(RECIPES)
 

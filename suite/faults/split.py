@@ -158,8 +158,16 @@ class NarrowLse(MergedChunks):
         )
 
 
+@fault("values", "`lse.to(query.dtype)` before parts are merged; keep log-sum-exps in float32")
+class MergedLseInTheDtype(NarrowLse):
+    """Parts of the keys are merged by log-sum-exps in bfloat16, the dtype of the query."""
+
+    dtypes, numerics = ("bf16",), "stepwise"
+
+
 @fault("values", "a workspace of log-sum-exps in bfloat16; keep them in float32")
 class CachedLseInBfloat16(CachedKernel):
     """A step merges parts of the keys by log-sum-exps in bfloat16."""
 
+    dtypes, numerics = ("bf16",), "stepwise"
     kernel = NarrowLse

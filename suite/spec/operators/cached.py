@@ -84,7 +84,7 @@ from suite.spec.operators.scripts import (
     rotation,
 )
 from suite.spec.operators.views import pairs, views
-from suite.spec.recipes import DRAWS
+from suite.spec.recipes import DRAWS, power_of_4
 from suite.spec.sizes import Sizes
 from suite.spec.vocabulary import OPERANDS
 
@@ -216,6 +216,8 @@ def validate(case: Case) -> None:
     )
     if s.Lk < s.Lq or not s.B:
         raise together
+    if case.recipe == "level":
+        power_of_4(s.D)
     resets = sum(word.startswith("reset") for word in script)
     wrong_padding = ValueError(
         "left padding is a number for each sample, or for each sample of every prompt, not all 0 in the "
@@ -346,7 +348,11 @@ CACHED = Operator(
     validate=validate,
     asks=Asks(
         plain=PLAIN,
-        cases=(Ask(*SMOKE), Ask(*STANDARD, since="standard")),
+        cases=(
+            Ask(*SMOKE),
+            Ask("cached/none/mha/{dt}/b3h2q8k20d16/c1.1.1.1.4/level", dtypes="sixteen"),
+            Ask(*STANDARD, since="standard"),
+        ),
     ),
     options=(
         Option("script", rf"c({ACTION}(?:\.{ACTION})*)", lambda text: tuple(text.split(".")),
@@ -363,7 +369,7 @@ CACHED = Operator(
         *(feature.option for feature in CARRIED if feature.option),
         SCALE,
     ),
-    recipes=("normal", "large", "tiny", "ties", "onehot", "integers", "offset"),
+    recipes=("normal", "large", "tiny", "ties", "onehot", "integers", "offset", "level"),
     array_kinds=ArrayKinds(statistics=("alibi_slopes",), wide=("alibi_slopes",)),
     packing=Packing(completed=completed, choose=choose, attends=pairs),
     questions=Questions(

@@ -192,6 +192,9 @@ SMOKE_FAR = (
     "sdpa/causal/mha/{dt}/b2h3q16k16d16/offset",  # of lengths that rings take
 )
 
+LEVEL = ("sdpa/none/gqa2/{dt}/b2h4q5k33d16/level", "sdpa/causal/mha/{dt}/b2h3q16k16d16/level")
+"""Large scores that 16 bits hold, of which log-sum-exps are none."""
+
 FAR = (
     "sdpa/causal/gqa2/{dt}/b4h10q65k65d8/scale1.0/staircase",
     "sdpa/bool.b1qk/mha/{dt}/b4h5q9k129d8/scale1.0/staircase/dense",
@@ -310,6 +313,7 @@ CASES = (
     Ask(_products, since="full", why="products of masks, shapes, heads, dtypes, recipes, lengths"),
     Ask(*SMOKE_ALIBI, why="ALiBi as libraries make it"),
     Ask(*SMOKE_FAR, dtypes="float32 first", why="rows far from 0, maxima that rise and fall"),
+    Ask(*LEVEL, dtypes="sixteen", why="parts of the keys are merged by log-sum-exps in float32"),
     Ask(*SMOKE_LOWEST, dtypes="every"),
     Ask(*SMOKE_LIKE_MASKS, *TOGETHER, dtypes="growing"),
     Ask(*LIKE_MASKS, dtypes="growing", since="standard"),
