@@ -35,7 +35,7 @@ class Profiler:
     has_threads = False
     """True if the number of threads of a call can be chosen."""
     attention: tuple[str, ...] = ()
-    """Functions that compute attention beside the native one, which untrusted code must not call."""
+    """Functions of the engine that compute attention, which untrusted code must not call."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend

@@ -253,10 +253,12 @@ def function_implementation(
 
 
 def own_attention(backend: Backend) -> tuple[str, ...]:
-    """The places of the framework's own attention functions, as `jax.nn.dot_product_attention`."""
+    """The places of the attention functions of a framework and its engine, the native one first, as
+    `jax.nn.dot_product_attention`."""
     user = backend.function(lambda query, key, value: value, "any", Claims())
     name = getattr(getattr(user, "native", None), "name", "")
-    return (*((name,) if "." in name else ()), *backend.profiler.attention)
+    native = (name,) if "." in name else ()
+    return tuple(dict.fromkeys((*native, *backend.profiler.attention)))
 
 
 def load_function(backend: Backend, text: str, said: Mapping[str, Any]) -> Any:

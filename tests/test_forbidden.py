@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,8 @@ from suite.run.options import Options
 from suite.run.plan import Plan
 from suite.spec.dtypes import DTYPES
 from suite.spec.vocabulary import OPERANDS
+
+ROOT = Path(__file__).resolve().parents[1]
 
 OF_TORCH = "torch.nn.functional.scaled_dot_product_attention"
 OF_FLEX = "torch.nn.attention.flex_attention.flex_attention"
@@ -197,6 +201,17 @@ def test_a_function_cannot_hide_its_calls(function: Callable[..., Any]) -> None:
     pytest.importorskip("torch")
     with pytest.raises(ForbiddenCall, match=r"calls torch\.autograd\.\w+, which hides its calls"):
         call("torch", function, OF_TORCH)
+
+
+@pytest.mark.parametrize(("engine", "own"), [("torch", OF_TORCH), ("jax", OF_JAX)])
+def test_keras_has_the_attention_of_its_engine(engine: str, own: str) -> None:
+    pytest.importorskip("keras")
+    pytest.importorskip(engine)
+    program = (
+        f"from backends import registry as r; print(*r.own_attention(r.load('keras-{engine}')))"
+    )
+    out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+    assert {OF_KERAS, own} <= {*out.stdout.split()}, out.stderr
 
 
 def test_what_calls_something_else_answers() -> None:

@@ -48,6 +48,8 @@ def _program(prepared: PreparedCall) -> Any:
 class JaxProfiler(Profiler):
     """What XLA planned, and what JAX reports of itself."""
 
+    attention = ("jax.nn.dot_product_attention",)
+
     def kernels(self, prepared: PreparedCall) -> str:
         """What XLA made of a call that is one program; of any other, what it asks of XLA one by one."""
         import jax

@@ -94,7 +94,10 @@ class TorchProfiler(Profiler):
     """torch's own profiler, and the clock and the allocator of a GPU."""
 
     has_threads = True
-    attention = (FLEX, "torch.nn.functional.multi_head_attention_forward")
+    attention = (
+        "torch.nn.functional.scaled_dot_product_attention", FLEX,
+        "torch.nn.functional.multi_head_attention_forward",
+    )  # fmt: skip
 
     def __init__(self, backend: Backend) -> None:
         import torch
