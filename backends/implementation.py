@@ -106,7 +106,7 @@ class Implementation(ABC):
         return self
 
     def prepare_fresh(self, inputs: Inputs) -> PreparedCall:
-        """`prepare`, for a probe."""
+        """`prepare`, for a probe of elections: stored answers keep the answers of probes apart."""
         return self.prepare(inputs)
 
     def refusing(self, inputs: Inputs) -> PreparedCall | None:
