@@ -291,7 +291,7 @@ def test_an_entry_that_a_drawn_case_passes_is_no_failure() -> None:
     entry = Expectation(
         ("definition",), ("values",), ("sdpa/*",), "value", "x", "none", "none found", ()
     )
-    plan = Plan.make(Options(("numpy",)))
+    plan = Plan.make(Options(("numpy",), implementation=("definition",)))
     plan = replace(plan, loaded=[replace(plan.loaded[0], manifest=Manifest([entry], {}, "cpu"))])
     summary = Search(plan, examples=20).run()
     assert summary.statuses["pass"] == 20
