@@ -40,6 +40,14 @@ class LatentScaleWithoutRotary(LatentKernel):
         return float(x["query"].shape[-1] ** -0.5) if given is None else given
 
 
+@fault("values", "a kernel for decoding without `softmax_scale`", family="scale")
+class LatentScaleOfDecoding(AbsorbedKernel):
+    """With one query the scale that is given is ignored."""
+
+    def scale(self, x: Arrays, given: float | None) -> float:
+        return super().scale(x, None if x["query"].shape[2] == 1 else given)
+
+
 @fault("values", "a constant with two digits; compute the scale from the sizes", family="scale")
 class LatentScaleRoughly(AbsorbedKernel):
     """The scale is 1 % too large."""

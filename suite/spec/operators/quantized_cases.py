@@ -56,6 +56,8 @@ ASKS = Asks(
             f"{SMALL}/e4m3/perchannel/causal/large",
             f"{SMALL}/perhead/ties",
             f"{UNEQUAL}/pertoken",
+            f"{UNEQUAL}/scale0.3",
+            f"{SMALL}/perhead/causal/page4/scale0.3",
             f"{UNEQUAL}/perhead/zero",
             f"{DECODING}/perhead",
             f"{DECODING}/e4m3/perchannel",
