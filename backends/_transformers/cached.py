@@ -146,7 +146,8 @@ class DynamicSdpa(Scripted):
         return key.new_zeros(hidden.shape).masked_fill(self.backend.array(hidden, None), -np.inf)
 
     def crop(self, state: Any, count: int, *samples: Any) -> Any:
-        state[0].crop(-count)
+        if count:  # a negative number is taken off the length, and 0 is the new length
+            state[0].crop(-count)
         return state
 
     def reset(self, state: Any, *samples: Any) -> Any:

@@ -122,6 +122,14 @@ class CachedRollbackOfTheIndex(CachedKernel):
         return state
 
 
+@fault("values", "`keys[:, :, :-count]`, which is empty for 0; `keys[:, :, : length - count]`")
+class CachedRollbackOfNothing(CachedKernel):
+    """A rollback of no tokens empties the cache."""
+
+    def crop(self, state: Held, count: int, *samples: Rounded) -> Held:
+        return super().crop(state, count, *samples) if count else self.reset(state, *samples)
+
+
 class Unguarded(Kernel):
     """Values of hidden slots are multiplied by their weights, which are 0."""
 

@@ -74,6 +74,40 @@ class CachedForkSharesItsHistory(CachedForkShares):
             super().share(held, chunk, slice(held.forked))
 
 
+PAGE = 16
+"""The tokens of a page of a cache that has its slots in pages."""
+
+
+@fault(
+    "values", "a copy of the last page alone, if it is not full; a rollback may end in a full page"
+)
+class CachedForkSharesFullPages(CachedForkShares):
+    """Without a window all branches see what one of them writes over full pages of the history."""
+
+    def share(self, held: HeldOnce, chunk: Chunk, slots: slice = slice(None)) -> None:
+        if held.left is None:
+            super().share(held, chunk, slice(held.forked // PAGE * PAGE))
+
+
+@fault("values", "`free.append(page)` for a sample without pages; clear its table when it is freed")
+class CachedFreedTwice(CachedForkShares):
+    """A sample that is empty and reset writes into one place with the sample behind it."""
+
+    def pick(self, held: Held, samples: list[int]) -> None:
+        assert isinstance(held, HeldOnce)
+        CachedKernel.pick(self, held, samples)
+        held.places = tuple(range(len(samples)))
+
+    def reset(self, state: Held, *samples: Rounded) -> Held:
+        assert isinstance(state, HeldOnce)
+        places, count = list(state.places), len(state.totals)
+        for n in np.arange(count)[self.chosen(state, samples)]:
+            if state.totals[n] == 0:
+                places[(n + 1) % count] = places[n]
+        state.places = tuple(places)
+        return super().reset(state, *samples)
+
+
 @fault("values", "`cache[: len(samples)]` when samples have ended; `cache[samples]`")
 class CachedLastSamplesLeave(CachedKernel):
     """Of a batch that becomes smaller the first samples go on, whichever were named."""

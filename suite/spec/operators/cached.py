@@ -9,7 +9,7 @@ with a window `left` keys before it. The first Lk - Lq tokens are in the cache b
 
 Between chunks stand operations:
 
-- `back2`: the last two tokens of every sample leave the cache.
+- `back2`: the last two tokens of every sample leave the cache; `back0` leaves all of them there.
 - `reset`: all tokens leave the cache.
 - `pick100`: sample 0 goes on with the history of sample 1, samples 1 and 2 with that of sample 0.
   `pick20` leaves two samples in the cache, and `pick100` behind it three again.
@@ -266,7 +266,7 @@ def validate(case: Case) -> None:
             case Crop(count=less):
                 for b in samples:
                     counts[b] -= less
-                if less < 1 or any(counts[b] < least[b] for b in samples):
+                if any(counts[b] < least[b] for b in samples):
                     raise ValueError(f"there are not {less} tokens to take back: {case.id}")
                 slots(f"a rollback of {less} tokens", less)
             case Reset():

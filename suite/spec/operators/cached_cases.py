@@ -43,6 +43,7 @@ SMOKE = (
     f"{SMALL}/c5.1.3/rot.halves",
     f"{GROWN}/c1.5.1.1/win3/room8/pad5.0.12/rot.interleaved",
     f"{GROWN}/c2.back2of0.3of1.resetof2.3of20.3/rot.halves",
+    f"{SMALL.format(dt='f32')}/c5.back0.1.3",
 )
 STANDARD = (
     f"{GROWN}/c1.1.1.1.4/offset",
@@ -128,4 +129,14 @@ STANDARD = (
     # past borders of tiles
     "cached/none/gqa4/{dt}/b2h8q3k130d64/c1.2",
     "cached/none/gqa4/{dt}/b2h8q67k131d64/c1.64.2/win32/room96",
+    # back from a common history of 16 or 17 tokens: a branch writes into what was a full page
+    f"{GROWN.format(dt='f32')}/c4.pick200.back2of1.4of1.4of02",
+    f"{GROWN.format(dt='f32')}/c5.pick200.back2of1.3of1.3of02",
+    f"{GROWN.format(dt='f32')}/c5.pick200.back5of1.3of1.3of02",
+    # a reset of a sample that is empty already
+    f"{SMALL.format(dt='f32')}/c4of0.resetof0.resetof0.2of0.9of1.3of0",
+    f"{SMALL.format(dt='f32')}/c4of0.back4of0.resetof0.2of0.9of1.3of0",
+    # trees of branches
+    f"{GROWN.format(dt='f32')}/c3.pick200.tree112.keep2.2",
+    f"{GROWN.format(dt='f32')}/c4.pick200.back2of1.tree112of1.keep2.1of1.4of02",
 )
