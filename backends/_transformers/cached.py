@@ -26,6 +26,7 @@ from suite.spec.catalogue import AnyCase
 from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import Inputs
 from suite.spec.operators.cached import FEATURES
+from suite.spec.operators.rotary import BASE
 from suite.spec.operators.scripts import capacity, rotation
 
 NO_FEATURES = dict.fromkeys(
@@ -78,6 +79,7 @@ class DynamicSdpa(Scripted):
         config = MistralConfig(
             num_hidden_layers=1, num_attention_heads=s.H, num_key_value_heads=s.Hkv,
             head_dim=s.D if turn else 2, sliding_window=None if left is None else left + 1,
+            rope_parameters={"rope_type": "default", "rope_theta": turn.base if turn else BASE},
         )  # fmt: skip
         config._attn_implementation = self.chosen
         layer = self.backend.torch.nn.Module().eval()

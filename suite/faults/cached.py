@@ -11,6 +11,7 @@ from backends._numpy import Rounded
 from suite.faults.fault import fault
 from suite.faults.kernels.attention import Kernel
 from suite.faults.kernels.cached import CachedKernel, Held
+from suite.spec.dtypes import DTYPES, round_to
 from suite.spec.inputs import Inputs
 
 FAMILY = "cache"
@@ -225,6 +226,37 @@ class CachedSlopesAnew(CachedKernel):
 
     def distance(self, held: Held, rows: np.ndarray, keys: np.ndarray) -> np.ndarray:
         return np.abs(np.arange(rows.shape[1])[:, None] - keys[:, None])
+
+
+@fault("values", "`arange(n, dtype=k.dtype)`; bfloat16 holds no odd number above 256")
+class CachedSlopesOfRoundedPositions(CachedKernel):
+    """The positions whose distances ALiBi takes are rounded to bfloat16."""
+
+    def distance(self, held: Held, rows: np.ndarray, keys: np.ndarray) -> np.ndarray:
+        at = [round_to(x.astype(float), DTYPES["bf16"]) for x in (rows, keys)]
+        return super().distance(held, *at)
+
+
+BLOCK = 256
+"""Tokens by which a cache grows, or that a kernel for one query takes at once."""
+
+
+@fault("values", "`concatenate([old[:-1], zeros(256)])`; copy all tokens when the buffer grows")
+class CachedGrowthLosesTheLast(CachedKernel):
+    """When more than 256 tokens arrive, the newest key before them is lost."""
+
+    def write(self, held: Held, key: np.ndarray, value: np.ndarray) -> None:
+        super().write(held, key, value)
+        held.positions[(held.totals > BLOCK)[:, None] & (held.positions == BLOCK - 1)] = -1
+
+
+@fault("values", "the loop over blocks of keys ends after the first; add all parts")
+class CachedDecodingOfOneBlock(CachedKernel):
+    """Steps of one token attend the first 256 tokens alone."""
+
+    def causal(self, held: Held, rows: np.ndarray, keys: np.ndarray) -> np.ndarray:
+        seen = super().causal(held, rows, keys)
+        return seen & (keys < BLOCK)[:, None] if rows.shape[1] == 1 else seen
 
 
 @fault("values", "`bias[:, :, :chunk]`; a chunk's rows begin behind earlier ones", family="scores")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from backends._numpy import Rounded
 from suite.faults.fault import fault
 from suite.faults.kernels.cached import CachedKernel, Held
+from suite.spec.dtypes import DTYPES, round_to
 from suite.spec.inputs import Inputs
 
 FAMILY = "rotary"
@@ -121,3 +122,22 @@ class CachedRotaryOfOneDocument(CachedKernel):
 
     def query_turns(self, held: Held, count: int) -> np.ndarray:
         return self.joining(held, count)
+
+
+@fault("values", "`10000.0` in place of the argument")
+class CachedRotaryBaseIgnored(CachedKernel):
+    """The base of the rotation's frequencies is always 10000."""
+
+    def rotated(self, held: Held, x: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        case = held.inputs.case
+        usual = replace(case, options=tuple(o for o in case.options if o[0] != "base"))
+        inputs = replace(held.inputs, case=usual)
+        return super().rotated(replace(held, inputs=inputs), x, positions)
+
+
+@fault("values", "`arange(n, dtype=x.dtype)`; bfloat16 holds no odd number above 256")
+class CachedRotaryOfRoundedPositions(CachedKernel):
+    """Positions of a rotation are rounded to bfloat16."""
+
+    def key_turns(self, held: Held, count: int) -> np.ndarray:
+        return round_to(super().key_turns(held, count).astype(float), DTYPES["bf16"])

@@ -27,13 +27,14 @@ itself, and the cache; its position is its depth behind the cache. Then `keep2` 
 ancestors for all samples of the tree, and `keep2x0` keeps node 2 for sample 0, no node for sample 1, and
 node 0 for sample 2.
 
-Capacity is the number of slots of the cache (`room8`). With fewer slots than tokens the cache is a ring:
-tokens that have left the window are overwritten. `pad3.0` hides the first 3 tokens of sample 0 (left
-padding), and `pad3.0.0.1` also the first token of sample 1 after its reset. Nobody reads the rows of
-padding. `bias.1hqk` is added to the scores, a row for every query and a column for every position; all
-samples share it. With `rot.halves` or `rot.interleaved` the call rotates queries and keys by their
-positions. With `beside` a second cache takes other tokens, step by step in turn with the first one. With
-`growing` keys and values grow along the sequence, by factors of 1, 2 and 4.
+Capacity is the number of slots of the cache (`room8`). With fewer slots than tokens the cache is a
+ring: tokens that have left the window are overwritten. `pad3.0` hides the first 3 tokens of sample 0
+(left padding), and `pad3.0.0.1` also the first token of sample 1 after its reset. Nobody reads the rows
+of padding. `bias.1hqk` is added to the scores, a row for every query and a column for every position;
+all samples share it. With `rot.halves` or `rot.interleaved` the call rotates queries and keys by their
+positions, with frequencies of base 10000 or another one (`base500000.0`). With `beside` a second cache
+takes other tokens, step by step in turn with the first one. With `growing` keys and values grow along
+the sequence, by factors of 1, 2 and 4.
 """
 
 from __future__ import annotations
@@ -64,6 +65,7 @@ from suite.spec.operator import (
     Work,
     choice,
     flag,
+    number,
 )
 from suite.spec.operators.cached_cases import PLAIN, SMOKE, STANDARD
 from suite.spec.operators.scripts import (
@@ -291,6 +293,8 @@ def validate(case: Case) -> None:
         raise ValueError(f"a bias has a column for every position: {case.id}")
     if rotation(case) is not None and s.D % 2:
         raise ValueError(f"a rotation is of pairs of components: {case.id}")
+    if rotation(case) is None and case.option("base") is not None:
+        raise ValueError(f"a base is that of a rotation: {case.id}")
     SLOPES.validate(case)
     if case.option("softcap") is not None:
         SOFTCAP.validate(case)
@@ -366,6 +370,7 @@ CACHED = Operator(
         flag("growing", "growing"),
         choice("bias", ("none", "1hqk", "bhqk"), "bias."),
         choice("rotary", ("none", "halves", "interleaved"), "rot."),
+        number("base", "base", 100.0, 500000.0),
         *(feature.option for feature in CARRIED if feature.option),
         SCALE,
     ),

@@ -312,8 +312,8 @@ def resized(case: Case) -> bool:
 
 def rotation(case: Case) -> Rotation | None:
     """The rotation of queries and keys by their positions, or None."""
-    pairs = case.option("rotary")
-    return None if pairs == "none" else Rotation(case.sizes.D, pairs != "halves", BASE, "none")
+    pairs, base = case.option("rotary"), case.option("base") or BASE
+    return None if pairs == "none" else Rotation(case.sizes.D, pairs != "halves", base, "none")
 
 
 def has_documents(case: Case) -> bool:
