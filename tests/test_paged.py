@@ -86,6 +86,7 @@ def test_the_softcap_is_that_of_plain_attention() -> None:
 
 
 def test_what_no_sample_owns_has_no_gradient_and_is_large() -> None:
+    ends = set()
     for case in of_operator(PAGED, every_case, "standard"):
         inputs = draw(case)
         sizes, (counts, shared) = pool(case), page_counts(case)
@@ -94,11 +95,12 @@ def test_what_no_sample_owns_has_no_gradient_and_is_large() -> None:
         assert sizes["p"] - len(set().union(*own)) == 2
         common = set.intersection(*(pages for pages in own if pages))
         assert len(own) == 1 or len(common) == shared
-        assert 0 not in set().union(*own)
+        ends |= {(end, end % sizes["p"] in set().union(*own)) for end in (0, -1)}
         large = (np.abs(inputs.key) >= 100).all(-1).sum()
         copies = shared * sizes["s"] * (sum(map(bool, own)) - 1)
         stored = case.sizes.Hkv * (case.sizes.Lk - copies)
         assert large == inputs.key[..., 0].size - stored
+    assert ends == {(0, True), (0, False), (-1, True), (-1, False)}, "each end is owned, and free"
     inputs = draw(Case.parse(SHARED))
     gradients = Oracle.vjp(inputs, draw_cotangent(inputs.case), Rounding("exact")).expected
     for name in ("key", "value"):

@@ -37,6 +37,31 @@ class WriteNegativeClamped(PagedWriteKernel):
         return np.maximum(mapping, 0)
 
 
+@fault("values", "`slot_mapping > 0`; slot 0 is a slot as any other")
+class WriteFirstSlotSkipped(PagedWriteKernel):
+    """A token with slot 0 is skipped."""
+
+    def slots(self, mapping: np.ndarray, size: int) -> np.ndarray:
+        return np.where(mapping > 0, mapping, -1)
+
+
+@fault("values", "`slot < num_slots - 1`; the last slot of the pool is one, too")
+class WriteLastSlotSkipped(PagedWriteKernel):
+    """A token with the last slot of the pool is skipped."""
+
+    def put(self, flat: np.ndarray, slots: np.ndarray, tokens: np.ndarray, size: int) -> None:
+        super().put(flat, np.where(slots < len(flat) - 1, slots, -1), tokens, size)
+
+
+@fault("values", "`D // 8` vectors of 8 components are stored; store those behind them, too")
+class WriteVectorsAlone(PagedWriteKernel):
+    """Components behind the last whole vector of 8 are not written, if there is a whole one."""
+
+    def put(self, flat: np.ndarray, slots: np.ndarray, tokens: np.ndarray, size: int) -> None:
+        whole = flat.shape[-1] // 8 * 8 or flat.shape[-1]
+        super().put(flat[..., :whole], slots, tokens[..., :whole], size)
+
+
 @fault("values", "`slot == -1` is skipped alone; every negative slot is")
 class WriteOneSignAlone(PagedWriteKernel):
     """Of negative slots only -1 is skipped; others are counted from the end of the pool."""

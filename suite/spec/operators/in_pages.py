@@ -185,9 +185,8 @@ def draw_table(
 
 
 def owned_pages(pages: int, rng: np.random.Generator) -> np.ndarray:
-    """The pages that samples own, of a pool with this many, in any order. Page 0 is free, and another
-    one in between."""
-    return rng.permutation(np.arange(1, pages))[: pages - FREE]
+    """The pages that samples own, of a pool with this many, in any order. Any page may be free."""
+    return rng.permutation(pages)[: pages - FREE]
 
 
 def numbers(table: np.ndarray, size: int, keys: int) -> np.ndarray:

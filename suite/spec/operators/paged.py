@@ -276,6 +276,15 @@ DECODING = "paged/none/gqa2/f32/b5h4q5k57d8/seg1.1.1.1.1x17.8.16.1.15"
 MIXED = "paged/none/gqa2/{dt}/b6h4q18k50d8/seg1.4.12.0.0.1x9.11.12.8.0.10"
 """Decoding, chunks, a prompt that fills its pages, a sample without queries, and one without keys."""
 
+STEPS = "paged/none/gqa2/f32/b3h4q3k24d8/seg1.1.1x7.12.5"
+"""Decoding alone, for which servers have kernels of their own."""
+
+PROMPTS = "paged/none/gqa2/f32/b2h4q17k17d8/seg5.12"
+"""Whole prompts alone, which are often attended without pages."""
+
+COMMON = "paged/none/gqa2/f32/b3h4q9k24d8/seg1.3.5x7.12.5/shared/causal"
+"""A common prefix, which is often attended apart."""
+
 LEVEL = "paged/none/gqa2/{dt}/b5h4q5k57d16/seg1.1.1.1.1x17.8.16.1.15"
 
 SMOKE = (
@@ -288,7 +297,7 @@ SMOKE = (
     "paged/none/gqa2/f32/b3h4q9k24d8/seg1.3.5x7.12.5/page16/causal",
     "paged/none/gqa2/f32/b3h4q9k24d8/seg1.3.5x7.12.5/hnd/causal",
     "paged/none/mha/f32/b3h4q9k24d8/seg1.3.5x7.12.5/hnd/causal",
-    "paged/none/gqa2/f32/b3h4q9k24d8/seg1.3.5x7.12.5/shared/causal",
+    COMMON,
     "paged/none/mha/f32/b3h4q9k24d8/seg1.3.5x7.12.5/ascending/causal/win3",
     "paged/none/mha/f32/b3h4q9k24d8/seg1.3.5x7.12.5/causal/cap2.0/scale0.3",
 )
@@ -311,6 +320,19 @@ STANDARD = (
     "paged/none/gqa2/{dt}/b4h4q40k81d64/seg1.17.6.16x15.17.33.16/page16/causal",
     "paged/none/gqa2/{dt}/b3h4q3k129d8/seg1.1.1x31.33.65/page16/causal/win32",
     "paged/none/gqa2/{dt}/b3h4q6k129d8/seg1.2.3x31.33.65/page32/ascending/causal",
+    f"{STEPS}/hnd/causal",
+    f"{STEPS}/causal/cap2.0",
+    f"{STEPS}/causal/scale0.3",
+    f"{PROMPTS}/causal/win3",
+    f"{PROMPTS}/causal/cap2.0",
+    f"{PROMPTS}/causal/scale0.3",
+    f"{COMMON}/win3",
+    "paged/none/gqa2/f32/b3h4q9k24d8/seg1.3.5x7.12.5/hnd/causal/cap2.0",
+    "paged/none/gqa2/f32/b2h4q8k16d8/seg3.5x7.9/causal",
+    f"{COMMON}/cap2.0",
+    f"{COMMON}/scale0.3",
+    "paged/none/gqa2/f32/b11h4q11k52d8/seg1.1.1.1.1.1.1.1.1.1.1x3.5.2.9.1.4.8.6.7.2.5/causal",
+    "paged/none/gqa2/f32/b2h4q2k211d8/seg1.1x141.70/page64/causal",
 )
 
 PAGED = Operator(
@@ -333,7 +355,7 @@ PAGED = Operator(
         ),
         gradients=(
             Ask(PLAIN, dtypes="float32 first"),
-            Ask("paged/none/gqa2/f32/b3h4q9k24d8/seg1.3.5x7.12.5/shared/causal"),
+            Ask(COMMON),
             Ask(f"{MIXED}/hnd/causal", dtypes="two", since="standard"),
         ),
     ),
