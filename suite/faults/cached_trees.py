@@ -108,6 +108,17 @@ class CachedKeepLeavesASibling(CachedKernel):
             held.positions[sample, (first + len(path)) % held.slots] = held.totals[sample] - 1
 
 
+@fault("values", "`length -= depth` for a tree that is rejected; a rollback counts nodes")
+class CachedTreeLeavesByDepth(CachedKernel):
+    """A rollback behind a tree takes fewer tokens back: of nodes in one depth only one counts."""
+
+    def crop(self, state: Held, count: int, *samples: Rounded) -> Held:
+        if state.tree is not None and state.chunk is not None:
+            depths = state.tree.depths(state.chunk.count)
+            count -= len(depths) - len({*depths.tolist()})
+        return super().crop(state, count, *samples)
+
+
 @fault("values", "keys are moved to the front, and values are not")
 class CachedKeepMovesKeysAlone(CachedKernel):
     """The values of a path that is kept stay where the tree had them."""

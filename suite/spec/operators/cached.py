@@ -25,7 +25,8 @@ of later chunks, attend no token before them. `0+4` begins with another document
 nodes, and a parent before the first node is the last token in the cache. A node attends its ancestors,
 itself, and the cache; its position is its depth behind the cache. Then `keep2` keeps node 2 and its
 ancestors for all samples of the tree, and `keep2x0` keeps node 2 for sample 0, no node for sample 1, and
-node 0 for sample 2.
+node 0 for sample 2. Instead all nodes may leave, by `reset` or by a rollback, which counts nodes and not
+depths: `back3`, or more.
 
 Capacity is the number of slots of the cache (`room8`). With fewer slots than tokens the cache is a
 ring: tokens that have left the window are overwritten. `pad3.0` hides the first 3 tokens of sample 0
@@ -249,9 +250,13 @@ def validate(case: Case) -> None:
         if len({*samples}) < len(samples) and not isinstance(action, Pick):
             raise ValueError(f"a sample steps once at a time: {case.id}")
         if isinstance(last, Chunk) and last.tree:
-            reset = isinstance(action, Reset) and {*samples} >= {*last.own}
-            if not (reset or isinstance(action, Keep)):
-                raise ValueError(f"after a tree stands keep or reset: {case.id}")
+            whole = isinstance(action, Reset) or (
+                isinstance(action, Crop) and action.count >= last.count
+            )
+            if not (isinstance(action, Keep) or (whole and {*samples} >= {*last.own})):
+                raise ValueError(
+                    f"after a tree stands keep, reset, or a rollback of all its nodes: {case.id}"
+                )
         match action:
             case Chunk(count=count, documents=documents):
                 for b in samples:

@@ -139,11 +139,15 @@ STANDARD = (
     # trees of branches
     f"{GROWN.format(dt='f32')}/c3.pick200.tree112.keep2.2",
     f"{GROWN.format(dt='f32')}/c4.pick200.back2of1.tree112of1.keep2.1of1.4of02",
-    # past 256 tokens, which a rollback leaves once more, and positions that 8 bits do not hold
+    # past 128 and 256 tokens, which a rollback leaves once more, and positions that 8 bits do not hold
+    "cached/none/mha/f32/b1h2q8k132d8/c4.back2.1.1.1.1",
     "cached/none/mha/f32/b1h2q8k260d8/c4.back2.1.1.1.1",
     "cached/none/mha/{dt}/b1h2q5k300d8/c1.1.3/win20/rot.halves",
     "cached/none/mha/f32/b1h2q5k300d8/c1.1.3/slopes",
     "cached/none/mha/bf16/b1h2q5k300d8/c1.1.3/slopes",
     f"{SMALL.format(dt='f32')}/c5.1.3/rot.halves/base500000.0",
     f"{SMALL.format(dt='f32')}/c5.1.3/rot.interleaved/base100.0",
+    # a tree that is rejected whole
+    f"{SMALL.format(dt='f32')}/c3.tree1121.back4.2",
+    f"{GROWN.format(dt='f32')}/c1.tree112of1.back4of1.4of1.7of02",
 )
