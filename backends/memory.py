@@ -145,6 +145,8 @@ class Memory:
         shape, window_of = WINDOWS[how](values.shape)
         number = dtype.max if isinstance(dtype, Code) and dtype.is_whole else np.nan
         gap = ~values if values.dtype == bool else np.full((1,), number)
+        if values.dtype.kind == "i":
+            gap = np.zeros(1, values.dtype)
         larger = np.resize(gap, shape)
         window = window_of(larger)
         window[...] = values

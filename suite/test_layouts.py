@@ -37,6 +37,14 @@ OUTER = tuple(how for how in ARRANGEMENTS if how not in ("contiguous", "scalar",
 HEADED = ("expanded-heads", "more-heads", "fused", "fused-heads")
 """Arrangements of operands with an axis of heads."""
 
+NUMBERS = {
+    "page_table": ("offset", "inner-stride"),
+    "key_lengths": ("inner-stride",),
+    "query_offsets": ("inner-stride",),
+    "slot_mapping": ("inner-stride",),
+}
+"""Whole numbers that say where tokens lie, and their arrangements. Between them lie zeros."""
+
 PAGES = tuple(
     Ask(*operator.asks.pages, dtypes="growing", since="standard")
     for operator in OPERATORS.values()
@@ -85,6 +93,12 @@ def laid_out_operands(inputs: Inputs) -> tuple[str, ...]:
     return (*inputs.operands, *codes)
 
 
+def whole_numbers(cell: Cell) -> tuple[str, ...]:
+    """Those of `NUMBERS` that the call takes."""
+    prepared = cell.prepare(cell.inputs)
+    return tuple(name for name in NUMBERS if prepared.argument(name) in prepared.arguments)
+
+
 def laid_out(cell: Cell, inputs: Inputs, operand: str, how: str) -> tuple[PreparedCall, Any]:
     """The call for `inputs` with one operand in the memory layout `how`, and the array that holds the
     operand.
@@ -97,7 +111,7 @@ def laid_out(cell: Cell, inputs: Inputs, operand: str, how: str) -> tuple[Prepar
     if prepared.arguments.get(argument) is None:
         raise NotApplicable(f"the call takes no {operand} as an array")
     values = backend.to_numpy(prepared.arguments[argument])
-    dtype = None if operand == "mask" else inputs.case.dtype_of(operand)
+    dtype = None if operand in ("mask", *NUMBERS) else inputs.case.dtype_of(operand)
     heads = prepared.axis_order == "blhd" and operand in OPERANDS
     array, whole = backend.memory.within(
         swap_heads_and_length(values, prepared) if heads else values, dtype, how
@@ -123,6 +137,8 @@ def arrangements(
     for operand in operands:
         for how in kinds:
             if how in HEADED and cell.inputs.operator.is_layer:
+                continue
+            if how not in NUMBERS.get(operand, kinds):
                 continue
             inputs = collapsed(cell.inputs, operand, how)
             yield Arranged(operand, how, inputs, *laid_out(cell, inputs, operand, how))
@@ -162,14 +178,15 @@ def same_bits(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) ->
 @check(CASES, needs=("strides", "strided-operands"))
 def test_layouts(cell: Cell) -> None:
     """Query, key and value from larger arrays, with stride 0 along samples or heads (pytorch#191937),
-    and with odd strides of axes of size 1 (pytorch#116333)."""
-    expect_in_every_layout(cell, laid_out_operands(cell.inputs), OUTER)
+    and with odd strides of axes of size 1 (pytorch#116333). Page tables from larger ones."""
+    expect_in_every_layout(cell, laid_out_operands(cell.inputs) + whole_numbers(cell), OUTER)
 
 
 @check(CASES, needs=("strides", "strided-operands", "inner-stride"))
 def test_inner_layouts(cell: Cell) -> None:
-    """Query, key and value with components that are not adjacent (pytorch#187506, ROCm#3230)."""
-    expect_in_every_layout(cell, laid_out_operands(cell.inputs), INNER)
+    """Query, key and value with components that are not adjacent (pytorch#187506, ROCm#3230), and
+    lengths, slots and page tables whose numbers are not."""
+    expect_in_every_layout(cell, laid_out_operands(cell.inputs) + whole_numbers(cell), INNER)
 
 
 @check(CASES, needs=("strides", "strided-operands", "negative-views"))

@@ -9,6 +9,7 @@ import numpy as np
 from suite.faults.fault import fault
 from suite.faults.kernels.packed import Pack, Pair
 from suite.faults.kernels.paged import Paged, PagedKernel
+from suite.faults.layouts import in_order
 from suite.spec.case import Case
 from suite.spec.inputs import Inputs
 from suite.spec.operators.packed import allowed_pairs
@@ -22,6 +23,23 @@ class PagedTableOfAnother(PagedKernel):
 
     def slots(self, table: np.ndarray, sample: int, length: int, size: int) -> np.ndarray:
         return super().slots(np.roll(table, -1, 0), sample, length, size)
+
+
+@fault("layouts", "`b * T + j` in the memory of the table; take its strides", family="layout")
+class PagedTableInOrder(PagedKernel):
+    """The table is read as if its rows were contiguous."""
+
+    number = "page_table"
+
+    def gathered(self, arrays: dict[str, np.ndarray], inputs: Inputs) -> Paged:
+        return super().gathered({**arrays, self.number: in_order(arrays[self.number])}, inputs)
+
+
+@fault("inner_layouts", "`seqused_k.data_ptr()[b]`; take its stride", family="layout")
+class PagedLengthsInOrder(PagedTableInOrder):
+    """The numbers of keys are read as if they were contiguous."""
+
+    number = "key_lengths"
 
 
 @fault("values", "`block_table[0, 0] + j // page_size`; every page has its own entry")

@@ -6,6 +6,7 @@ import numpy as np
 
 from suite.faults.fault import fault
 from suite.faults.kernels.paged_write import PagedWriteKernel
+from suite.faults.layouts import in_order
 from suite.spec.case import Case
 from suite.spec.dtypes import DTYPES, DType, round_to
 
@@ -35,6 +36,14 @@ class WriteNegativeClamped(PagedWriteKernel):
 
     def slots(self, mapping: np.ndarray, size: int) -> np.ndarray:
         return np.maximum(mapping, 0)
+
+
+@fault("inner_layouts", "`slot_mapping.data_ptr()[n]`; take its stride", family="layout")
+class WriteSlotsInOrder(PagedWriteKernel):
+    """Slots are read as if they were contiguous."""
+
+    def slots(self, mapping: np.ndarray, size: int) -> np.ndarray:
+        return in_order(mapping)
 
 
 @fault("values", "`slot_mapping > 0`; slot 0 is a slot as any other")
