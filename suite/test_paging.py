@@ -10,6 +10,7 @@ import numpy as np
 from suite.judge.cell import Cell
 from suite.judge.check import check
 from suite.judge.comparison import expect_bitwise
+from suite.judge.oracle import Oracle, Rounding
 from suite.spec.catalogue import asked
 from suite.spec.inputs import Inputs
 from suite.spec.operators import OPERATORS
@@ -68,6 +69,23 @@ def test_written_in_turn(cell: Cell) -> None:
     pools = {"key_cache": half["output"], "value_cache": half["value_output"]}
     for name, array in cell.run(second.replace(**pools)).arrays.items():
         expect_bitwise(array, whole[name], "unequal", f"{name} after two calls")
+
+
+@check(asked(WRITTEN, f"{WRITTEN}/skipped"))
+def test_written_bits(cell: Cell) -> None:
+    """-0.0, NaN and infinity are written, kept and skipped as other numbers are, with their signs (of
+    NaN no sign is asked)."""
+    arrays = {}
+    for name in ("key", "value", "key_cache", "value_cache"):
+        arrays[name] = array = cell.inputs.arrays[name].copy()
+        array.flat[::3] = np.resize([-0.0, np.nan, np.inf, -np.inf], array.flat[::3].shape)
+    inputs = cell.inputs.replace(**arrays)
+    right = Oracle.forward(inputs, Rounding("exact")).expected
+    for name, got in cell.run(inputs).arrays.items():
+        want = right[name].value.astype(np.float64)
+        expect_bitwise(got, want, "unequal", name)
+        one, other = (np.where(np.isnan(want), 0.0, np.copysign(1.0, x)) for x in (got, want))
+        expect_bitwise(one, other, "unequal", f"sign of {name}")
 
 
 @check(PAGES)

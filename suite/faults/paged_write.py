@@ -149,6 +149,32 @@ class WriteValuesForgotten(PagedWriteKernel):
         return arrays["value_cache"] if name == "value" else super().pool(name, arrays, case, fmt)
 
 
+@fault("written_bits", "`nan_to_num` of the tokens; NaN is written, too", family="numerics")
+class WriteNanAsZero(PagedWriteKernel):
+    """NaN among the tokens is written as 0."""
+
+    def tokens(self, tokens: np.ndarray, fmt: DType) -> np.ndarray:
+        return np.where(np.isnan(tokens), 0.0, tokens)
+
+
+@fault("written_bits", "`0 + token` for a copy; -0.0 keeps its sign", family="numerics")
+class WriteSignOfZeroLost(PagedWriteKernel):
+    """-0.0 is written as 0.0."""
+
+    def tokens(self, tokens: np.ndarray, fmt: DType) -> np.ndarray:
+        return tokens + 0.0
+
+
+@fault("written_bits", "`cache * (1 - mask) + token * mask`; take one, since 0 * nan is NaN")
+class WriteByFactor(PagedWriteKernel):
+    """The old numbers of slots that are written are added times 0, so that NaN comes through."""
+
+    def put(self, flat: np.ndarray, slots: np.ndarray, tokens: np.ndarray, size: int) -> None:
+        with np.errstate(invalid="ignore"):
+            old = flat[slots] * 0.0
+        super().put(flat, slots, tokens + old, size)
+
+
 @fault("values", "a cache dtype of 16 bits in between", family="numerics")
 class WriteThroughBfloat16(PagedWriteKernel):
     """Tokens pass through bfloat16 on their way."""
