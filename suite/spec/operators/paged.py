@@ -300,6 +300,12 @@ SMOKE = (
     COMMON,
     "paged/none/mha/f32/b3h4q9k24d8/seg1.3.5x7.12.5/ascending/causal/win3",
     "paged/none/mha/f32/b3h4q9k24d8/seg1.3.5x7.12.5/causal/cap2.0/scale0.3",
+    f"{STEPS}/hnd/causal/cap2.0/scale0.3",
+    f"{PROMPTS}/causal/win3/cap2.0",
+    f"{COMMON}/win3/cap2.0",
+    "paged/none/gqa2/f32/b2h4q8k16d8/seg3.5x7.9/causal",
+    "paged/none/gqa2/f32/b11h4q11k52d8/seg1.1.1.1.1.1.1.1.1.1.1x3.5.2.9.1.4.8.6.7.2.5/causal",
+    "paged/none/gqa2/f32/b2h4q2k211d8/seg1.1x141.70/page64/causal",
 )
 STANDARD = (
     f"{DECODING.replace('f32', '{dt}')}/causal/offset",
@@ -328,11 +334,8 @@ STANDARD = (
     f"{PROMPTS}/causal/scale0.3",
     f"{COMMON}/win3",
     "paged/none/gqa2/f32/b3h4q9k24d8/seg1.3.5x7.12.5/hnd/causal/cap2.0",
-    "paged/none/gqa2/f32/b2h4q8k16d8/seg3.5x7.9/causal",
     f"{COMMON}/cap2.0",
     f"{COMMON}/scale0.3",
-    "paged/none/gqa2/f32/b11h4q11k52d8/seg1.1.1.1.1.1.1.1.1.1.1x3.5.2.9.1.4.8.6.7.2.5/causal",
-    "paged/none/gqa2/f32/b2h4q2k211d8/seg1.1x141.70/page64/causal",
 )
 
 PAGED = Operator(
