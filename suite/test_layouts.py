@@ -26,6 +26,8 @@ from suite.judge.verdict import Deviation, NotApplicable
 from suite.spec.catalogue import Ask, asked, plain, with_plain
 from suite.spec.inputs import Inputs
 from suite.spec.operators import OPERATORS
+from suite.spec.operators.paged import PLAIN as PAGED
+from suite.spec.operators.paged_write import PLAIN as WRITTEN
 from suite.spec.vocabulary import ARRANGEMENTS, OPERANDS
 
 OF_MASKS = ("negative", "expanded-rows")
@@ -56,6 +58,8 @@ CASES = with_plain(
     "sdpa/none/mha/{dt}/b2h3q33k65d8",
     "sdpa/bool.bhqk/mha/{dt}/b2h3q31k33d16/dense",
     "sdpa/bool.b1qk/mqa/{dt}/b1h2q1k65d8/dense",
+    PAGED.format(dt="f32"),
+    WRITTEN.format(dt="f32"),
     *plain("multi-head", "additive", "dot", "rotary"),
     *PAGES,
 )
