@@ -237,6 +237,7 @@ SMOKE = (
     "latent/pad/mha/{dt}/b3h4q1k9d8v6",
     "latent/causal/mha/{dt}/b2h4q7k7d8/r32e8/lse",
     "latent/bool.bhqk/mha/{dt}/b2h3q4k9d8v6/scale0.3/dense",
+    "latent/none/mha/{dt}/b3h4q1k9d8v6/scale0.3",
 )
 IN_PAGES = (
     "latent/causalbr/mha/{dt}/b2h3q4k9d8v6/page4",
@@ -258,7 +259,6 @@ STANDARD = (
     f"{PLAIN}/integers",
     f"{PLAIN}/lse",
     f"{PLAIN}/scale-0.2",
-    "latent/none/mha/{dt}/b3h4q1k9d8v6/scale0.3",
     "latent/causal+pad/mha/{dt}/b2h4q7k7d8/r7e3",
     "latent/win3.0/mha/{dt}/b2h4q7k7d8",
     "latent/padleft/mha/{dt}/b3h4q1k9d8v6/lse",
