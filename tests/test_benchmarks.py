@@ -61,7 +61,7 @@ def test_no_module_of_benchmarks_is_left_out() -> None:
 def test_every_parameter_of_a_benchmark_resolves(name: str, framework: str) -> None:
     pytest.importorskip(framework)
     asked = [group for group in groups(BENCHMARKS[name]) if issubclass(group, benchmark.Benchmark)]
-    assert len(asked) == (6 if framework == "torch" else 5)  # latents
+    assert len(asked) == 8
     for group in asked:
         for case, implementation in itertools.product(*group.params):
             call = benchmark.resolved(group.backend, case, implementation, group.direction)
@@ -139,10 +139,10 @@ def test_the_history_of_asv_goes_on() -> None:
                 unit = getattr(getattr(group, text), "unit", "")
                 identity = (group.param_names, group.params, group.version, unit)  # type: ignore[attr-defined]
                 every[f"{name}.{group.__name__}.{text}"] = identity
-    assert len(every) == 31
+    assert len(every) == 47
     assert every["bench_torch.Forward.time_forward"][1][1] == ["sdpa", "eager"]
     text = json.dumps(every, sort_keys=True)
-    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "d7149a6cdcd9d7fb"
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "12ac08d053258818"
 
 
 @pytest.mark.slow
