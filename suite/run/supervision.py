@@ -13,7 +13,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Callable, Generator, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -59,13 +59,14 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
             return int(pytest.ExitCode.USAGE_ERROR)
 
     path, descriptor = map(config.getoption, map(NAMES.destination, ("verdict", "verdict-fd")))
-    with tempfile.TemporaryDirectory(prefix="attention-") as folder:
-        if path or descriptor:
+    wanted = bool(path or descriptor)
+    with tempfile.TemporaryDirectory(prefix="attention-") if wanted else nullcontext() as folder:
+        if folder:
             config.stash[CELLS] = str(Path(folder) / "cells.jsonl")
         code, said = supervised(judge, "With -n 1 such a cell is one crash, and the run goes on")
         if "results" in said:
             remove_empty(said["results"])
-        if (path or descriptor) and "died" in said and "verdict" not in said:
+        if wanted and "died" in said and "verdict" not in said:
             options = Options.of(lambda name: config.getoption(NAMES.destination(name)))
             Door(path, descriptor, True).write(of_death(options, code, said))
     if "usage" in said:

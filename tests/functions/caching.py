@@ -53,7 +53,8 @@ class Growing:
         return state[0][:, :, :0], state[1][:, :, :0]
 
     def crop(self, state: State, count: int) -> State:
-        return state[0][:, :, :-count], state[1][:, :, :-count]
+        end = state[0].shape[2] - count
+        return state[0][:, :, :end], state[1][:, :, :end]
 
     def reorder(self, state: State, samples: Any) -> State:
         return state[0][samples], state[1][samples]
