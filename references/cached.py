@@ -42,6 +42,7 @@ from references.composition import Composition, Problem, Reference
 from references.outputs import Outputs
 from references.primitives.pairs import Pairs
 from references.primitives.rotation import Rotated
+from references.primitives.scores import are_held
 from references.quantized import scaled
 from references.quantized_write import code_error
 from references.rotary import table
@@ -67,7 +68,7 @@ class OfChunks(Reference):
         errors before they attend, and for scores that no store rounds. Raises NoExtendedPrecision.
         """
         s, exact = inputs.sizes, rotation(inputs.case) is None and not rounding.codes
-        exact = exact and inputs.case.recipe != "level"
+        exact = exact and not are_held(inputs)
         shape = (s.B, s.H, s.Lq, s.Dv)
         output = Bounded(np.zeros(shape, precision_for(inputs.dtype)), np.zeros(shape))
         deviation = np.zeros(shape) if inputs.dtype.is_half and exact else None

@@ -31,7 +31,7 @@ from references.primitives.arranged import Moved, Reshaped
 from references.primitives.attend import Attend, LogSumExp
 from references.primitives.latent import Expanded, Lifted, PartedScores, PerHead
 from references.primitives.pairs import Pairs
-from references.primitives.scores import HeldScores, Scores
+from references.primitives.scores import HeldScores, Scores, are_held
 from references.quantized import scaled
 from references.rounding import Bounded, Roundoffs
 from references.tape import Leaf, Node
@@ -49,7 +49,7 @@ def compose(problem: Problem) -> Composition:
         parts = ((query, key), (problem.leaf("query_rope"), rope))
         one, two = (Scores(u, q, k, problem.scale, pairs) for q, k in parts)
         both = PartedScores(one, two)
-        if problem.inputs.case.recipe != "level":
+        if not are_held(problem.inputs):
             return both
         q, k, _ = plain(problem.arrays)
         return HeldScores(both, q, k, float(problem.scale))

@@ -16,12 +16,11 @@ from references.blocked import bounded
 from references.composition import Composition, Problem, Reference
 from references.outputs import Outputs
 from references.primitives.arranged import Moved, OneTensor, Reshaped
-from references.primitives.attend import Attend
 from references.primitives.pairs import Pairs
-from references.primitives.scores import HeldScores, Scores
+from references.primitives.scores import are_held
 from references.primitives.segments import Concatenated, Packed, Segment, concatenated
 from references.rounding import Roundoffs, drawing, precision_for
-from references.sdpa import stepped
+from references.sdpa import attended
 from references.steps import steps
 from references.tape import Node
 from suite.spec.inputs import Inputs
@@ -59,14 +58,8 @@ class ByParts(Reference):
                 for x, place in ((query, rows), (key, keys), (value, keys))
             )
             pairs = Pairs((1, s.H, *mask.shape), mask)
-            scores: Node = Scores(u, q, k, problem.scale, pairs)
-            made, _ = steps(inputs.features, len(mask), mask.shape[1], precision_for(inputs.dtype))
-            if inputs.case.recipe == "level":
-                exact, scale = [x.output.value for x in (q, k)], float(problem.scale)
-                scores = HeldScores(scores, exact[0], exact[1], scale)
-            for step in made:
-                scores = stepped(problem, step, scores)
-            attend = Attend(u, scores, v, pairs)
+            made = steps(inputs.features, len(mask), mask.shape[1], precision_for(inputs.dtype))
+            attend = attended(problem, q, k, v, pairs, None, made)
             outputs.append(Moved(Reshaped(attend, (s.H, len(mask), s.Dv)), 0, 1))
         return Composition(Concatenated(u, outputs), keys=np.ones((1, 1, s.Lq), int))
 
@@ -77,7 +70,7 @@ class ByParts(Reference):
         """
         if drawing():
             return self.recomputed(inputs, rounding)
-        if inputs.case.recipe == "level":
+        if are_held(inputs):
             return super().forward(inputs, rounding, empty_rows)
         parts, (key, value) = [], self.plain(inputs)
         for n, (rows, keys, mask) in enumerate(self.parts(inputs)):

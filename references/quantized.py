@@ -58,7 +58,7 @@ from references.composition import Composition, Problem
 from references.in_pages import InPages
 from references.primitives.attend import Attend
 from references.primitives.pairs import Pairs
-from references.primitives.scores import HeldScores, Scores
+from references.primitives.scores import HeldScores, Scores, are_held
 from references.quantized_write import coded
 from references.rounding import Bounded, Roundoffs, gamma, magnitude
 from references.tape import Leaf, Node
@@ -86,7 +86,7 @@ def compose(problem: Problem) -> Composition:
     folded = problem.inputs.case.option("scales")
     scores = PlainScores(u, problem.leaf("query"), key, problem.scale, pairs)
     attended: Node = scores
-    if problem.inputs.case.recipe == "level":
+    if are_held(problem.inputs):
         exact = dequantized(problem.inputs, "key")
         attended = HeldScores(scores, problem.arrays["query"], exact, float(problem.scale))
     output = OverTokens(u, attended, value, pairs)

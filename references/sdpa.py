@@ -32,7 +32,7 @@ from references.primitives.bias import Biased, ZeroKey
 from references.primitives.cap import Cap
 from references.primitives.centred import Centred, CentredScores
 from references.primitives.pairs import Pairs
-from references.primitives.scores import HeldScores, Scores
+from references.primitives.scores import HeldScores, Scores, are_held
 from references.primitives.times import Times
 from references.rounding import Roundoffs, drawing, narrowed, precision_for
 from references.steps import Step, steps
@@ -64,7 +64,7 @@ def attended(
     u, scale, (others, zero_key) = problem.u, problem.scale, made
     scores: Node = Scores(u, query, key, scale, pairs)
     q, k = query.output, key.output
-    if problem.inputs.case.recipe == "level" and not (q.error.any() or k.error.any()):
+    if are_held(problem.inputs) and not (q.error.any() or k.error.any()):
         scores = HeldScores(scores, q.value, k.value, float(scale))
     if u.centred_keys:
         scores = CentredScores(u, query, Centred(u, key, pairs), scale, pairs)
@@ -100,7 +100,7 @@ class _Plain(Reference):
         """
         if drawing():
             return self.recomputed(inputs, rounding)
-        if rounding.centred_keys or inputs.case.recipe == "level":
+        if rounding.centred_keys or are_held(inputs):
             return super().forward(inputs, rounding, empty_rows)
         return bounded(
             inputs, rounding, inputs.query, inputs.key, inputs.value, empty_rows=empty_rows,

@@ -41,6 +41,12 @@ from references.rounding import (
     together,
 )
 from references.tape import Gradients, Node
+from suite.spec.inputs import Inputs
+
+
+def are_held(inputs: Inputs) -> bool:
+    """True if the recipe makes scores that no store rounds, in formats that hold them (`HeldScores`)."""
+    return inputs.case.recipe == "level"
 
 
 class HeldScores(Node):
@@ -53,9 +59,7 @@ class HeldScores(Node):
     bound is that of `scores`.
     """
 
-    def __init__(
-        self, scores: Scores | Node, query: np.ndarray, key: np.ndarray, scale: float
-    ) -> None:
+    def __init__(self, scores: Node, query: np.ndarray, key: np.ndarray, scale: float) -> None:
         super().__init__(scores.u, scores)
         self.scores, self.scale = scores, abs(scale)
         self.sizes = [
