@@ -1,10 +1,14 @@
-"""MLX on the CPU: fused attention and rotary embedding, with gradients, and the caches of mlx-lm."""
+"""MLX on the CPU: fused attention and rotary embedding, with gradients, and mlx-lm, if installed: its
+caches and its layer with latents."""
 
 from __future__ import annotations
+
+from importlib.util import find_spec
 
 from backends._mlx.attention import Fast
 from backends._mlx.cached import caches
 from backends._mlx.engine import MlxEngine
+from backends._mlx.latent import LmDeepseek
 from backends._mlx.rotary import FastRope
 from backends.protocol import Implementation
 
@@ -15,4 +19,5 @@ class MlxBackend(MlxEngine):
     """MLX on the CPU."""
 
     def implementations(self) -> list[Implementation]:
-        return [Fast(self), FastRope(self), *caches(self)]
+        of_mlx_lm = [*caches(self), LmDeepseek(self)] if find_spec("mlx_lm") else []
+        return [Fast(self), FastRope(self), *of_mlx_lm]

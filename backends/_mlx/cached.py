@@ -7,7 +7,6 @@ keys and values, and returns those that attention gets.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.util import find_spec
 from typing import Any
 
 from backends._mlx.attention import Fast
@@ -61,8 +60,6 @@ class LmCache(Scripted):
             lacks |= dict.fromkeys(("reorder", "left-padding"), f"{kind} knows no samples")
         if self.rotates:
             lacks |= dict.fromkeys(("window-rollback", "reset"), f"a full {kind} cannot be trimmed")
-        if kind == "ChunkedKVCache":
-            lacks |= dict.fromkeys(("window-rollback", "reset"), "its front may have been cut off")
         super().__init__(backend, name, self.declared.refusing(lacks))
 
     def unsupported(self, case: AnyCase) -> str | None:
@@ -75,15 +72,15 @@ class LmCache(Scripted):
     def init(self, inputs: Inputs, key: Any) -> Any:
         from mlx_lm.models import cache
 
+        windowed = inputs.case.option("left") is not None
+        kind = self.kind if windowed else self.kind.replace("Rotating", "")
+        return getattr(cache, kind)(*self.settings(inputs))
+
+    def settings(self, inputs: Inputs) -> list[Any]:
+        """The arguments of the cache's class."""
         left = inputs.case.option("left")
-        kind, settings = self.kind, list[Any]()
-        if self.rotates and left is not None:
-            settings.append(left + 1)
-        else:
-            kind = kind.replace("Rotating", "")
-        if "Batch" in kind:
-            settings.append(paddings(inputs.case)[:, 0].tolist())
-        return getattr(cache, kind)(*settings)
+        size = [left + 1] if self.rotates and left is not None else []
+        return size + ([paddings(inputs.case)[:, 0].tolist()] if "Batch" in self.kind else [])
 
     def step(self, state: Any, query: Any, key: Any, value: Any, turn: Turn) -> tuple[Any, Any]:
         import mlx.core as mx
@@ -148,21 +145,21 @@ class LmQuantized(LmCache):
             return "a group of codes has 64 components"
         return super().unsupported(case)
 
-    def init(self, inputs: Inputs, key: Any) -> Any:
-        from mlx_lm.models.cache import QuantizedKVCache
-
-        return QuantizedKVCache(GROUP)
+    def settings(self, inputs: Inputs) -> list[Any]:
+        return [GROUP]
 
 
 class LmChunked(LmCache):
     """`ChunkedKVCache`, whose front is cut to the window before every step, as Llama 4 does. The masks of
     Llama 4 are of whole blocks, so those here are the suite's."""
 
-    def init(self, inputs: Inputs, key: Any) -> Any:
-        from mlx_lm.models.cache import ChunkedKVCache
+    declared = LmCache.declared.refusing(
+        dict.fromkeys(("window-rollback", "reset"), "its front may have been cut off")
+    )
 
+    def settings(self, inputs: Inputs) -> list[Any]:
         left = inputs.case.option("left")
-        return ChunkedKVCache(held(inputs.case) if left is None else left + 1)
+        return [held(inputs.case) if left is None else left + 1]
 
     def mask(self, state: Any, tokens: Any, turn: Turn) -> Any:
         state.maybe_trim_front()
@@ -171,15 +168,9 @@ class LmChunked(LmCache):
 
 
 def caches(backend: MlxEngine) -> list[Implementation]:
-    """The caches and the layer with latents, if mlx-lm is installed."""
-    if not find_spec("mlx_lm"):
-        return []
-    from backends._mlx.latent import LmDeepseek
-
-    plain = [LmCache(backend, *names) for names in CACHES.items()]
+    """All caches."""
     return [
-        *plain,
+        *(LmCache(backend, *names) for names in CACHES.items()),
         LmQuantized(backend, "lm-quantized-cache", "QuantizedKVCache"),
         LmChunked(backend, "lm-chunked-cache", "ChunkedKVCache"),
-        LmDeepseek(backend),
     ]
