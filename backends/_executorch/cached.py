@@ -43,29 +43,6 @@ class Filled:
     count: int = 0
 
 
-def attended(
-    torch: Any, state: Filled, query: Any, key: Any, value: Any, turn: Turn, mask: Any = None
-) -> tuple[Any, Filled]:
-    """The rows of a chunk, and the state, as a layer of the llama model has them. The mask (rows,
-    columns), 0 or -inf, is the given one, or that of a ring, or else causal."""
-    first, count = state.count, key.shape[1]
-    positions = torch.arange(first, first + count)
-    held = state.cache.update(positions, key.transpose(1, 2), value.transpose(1, 2))
-    key, value = (array.transpose(1, 2) for array in held)
-    if getattr(state.cache, "is_ring_buffer", False):
-        mask = state.cache.create_causal_mask_for_ring_buffer(first, count)
-        if hasattr(state.cache, "sink_size"):
-            held_at = state.cache.cache_positions_manager.cache_positions
-            mask = mask.masked_fill(
-                positions[:, None] - held_at >= state.cache.window_size, -np.inf
-            )
-    start, causal = (first, True) if mask is None else (0, False)
-    rows = torch.ops.llama.custom_sdpa(
-        query, key, value, start, mask, 0.0, causal, turn.inputs.scale
-    )
-    return rows, Filled(state.cache, first + count)
-
-
 class FusedCache(Scripted):
     """`sdpa_with_kv_cache`: one operator writes keys and values (B, C, Hkv, D), and attends causally."""
 
@@ -136,12 +113,26 @@ class CustomCache(FusedCache):
         s = inputs.sizes
         return Filled(CustomKVCache(s.B, capacity(inputs.case), s.Hkv, s.D, key.dtype))
 
-    def step(self, state: Filled, query: Any, key: Any, value: Any, turn: Turn) -> tuple[Any, Any]:
-        mask = None
-        if turn.chunk.tree is not None or turn.inputs.case.option("left") is not None:
-            hidden = ~turn.mask(state.cache.max_context_length)[0]
-            mask = self.backend.array(np.where(hidden, -np.inf, 0.0).astype(np.float32), None)
-        return attended(self.backend.torch, state, query, key, value, turn, mask)
+    def step(self, state: Any, query: Any, key: Any, value: Any, turn: Turn) -> tuple[Any, Any]:
+        """As a layer of the llama model does."""
+        torch, cache, first = self.backend.torch, state.cache, state.count
+        positions = torch.arange(first, first + key.shape[1])
+        held = cache.update(positions, key.transpose(1, 2), value.transpose(1, 2))
+        key, value = (array.transpose(1, 2) for array in held)
+        mask = self.mask(cache, positions, turn)
+        start, causal = (first, True) if mask is None else (0, False)
+        rows = torch.ops.llama.custom_sdpa(
+            query, key, value, start, mask, 0.0, causal, turn.inputs.scale
+        )
+        return rows, Filled(cache, first + len(positions))
+
+    def mask(self, cache: Any, positions: Any, turn: Turn) -> Any:
+        """The mask (rows, slots), 0 or -inf, of the newest tokens, at these positions (rows,). None if
+        the mask is causal."""
+        if turn.chunk.tree is None and turn.inputs.case.option("left") is None:
+            return None
+        hidden = ~turn.mask(cache.max_context_length)[0]
+        return self.backend.array(np.where(hidden, -np.inf, 0.0).astype(np.float32), None)
 
     def reorder(self, state: Filled, samples: Any) -> Filled:
         cache = deepcopy(state.cache)
@@ -169,7 +160,7 @@ class CodedCache(CustomCache):
         return Filled(QuantizedKVCache(s.B, capacity(inputs.case), s.Hkv, s.D, asymmetric, True))
 
 
-class CustomRing(FusedCache):
+class CustomRing(CustomCache):
     """`CustomRingKVCache` of twice as many slots as the window has keys, with the mask that it makes, and
     `custom_sdpa`. Its indices are those of one sample, so every sample has a cache.
 
@@ -211,9 +202,12 @@ class CustomRing(FusedCache):
         states, answers = list(state), []
         for n, sample in enumerate(turn.chunk.own):
             q, k, v = (array[n : n + 1] for array in (query, key, value))
-            rows, states[sample] = attended(self.backend.torch, states[sample], q, k, v, turn)
+            rows, states[sample] = super().step(states[sample], q, k, v, turn)
             answers.append(rows)
         return self.concat(answers, 0), tuple(states)
+
+    def mask(self, cache: Any, positions: Any, turn: Turn) -> Any:
+        return cache.create_causal_mask_for_ring_buffer(int(positions[0]), len(positions))
 
     def crop(self, state: Any, count: int, *samples: Any) -> Any:
         return self.each(state, samples, partial(super().crop, count=count))
@@ -251,3 +245,7 @@ class SinkRing(CustomRing):
             )
             for _ in range(s.B)
         )
+
+    def mask(self, cache: Any, positions: Any, turn: Turn) -> Any:
+        age = positions[:, None] - cache.cache_positions_manager.cache_positions
+        return super().mask(cache, positions, turn).masked_fill(age >= cache.window_size, -np.inf)
