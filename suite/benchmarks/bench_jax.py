@@ -8,37 +8,29 @@ class _Jax(_benchmark.Benchmark):
     implementations = ["jax-nn"]
 
 
-class Forward(_Jax, _benchmark.Forward):
+class Forward(_benchmark.Forward, _Jax):
     cases = _benchmark.ids("gpt2-train", "bert-base-padded", "llama-decode", "vit-base-197")
 
 
-class Decode(_Jax, _benchmark.Decode):
-    cases = _benchmark.ids("llama-cache", "llama-cache-batch", "llama-cache-server")
-    implementations = ["textbook-cached-slots"]
+class Decode(_benchmark.Decode, _Jax): ...
 
 
-class DecodePaged(_Jax, _benchmark.Decode):
-    cases = _benchmark.ids("llama-paged-decode")
-    implementations = ["textbook-paged"]
+class DecodePaged(_benchmark.DecodePaged, _Jax): ...
 
 
-class DecodeCodes(_Jax, _benchmark.Decode):
-    cases = _benchmark.ids("llama-int8-decode")
-    implementations = ["textbook-quantized", "textbook-quantized-folded"]
+class DecodeCodes(_benchmark.DecodeCodes, _Jax): ...
 
 
-class DecodeLatent(_Jax, _benchmark.Decode):
-    cases = _benchmark.ids("deepseek-decode")
-    implementations = ["textbook-latent-absorbed"]
+class DecodeLatent(_benchmark.DecodeLatent, _Jax): ...
 
 
-class Backward(_Jax, _benchmark.Backward): ...
+class Backward(_benchmark.Backward, _Jax): ...
 
 
-class Quality(_Jax, _benchmark.Quality): ...
+class Quality(_benchmark.Quality, _Jax): ...
 
 
-class Memory(_Jax, _benchmark.Memory): ...
+class Memory(_benchmark.Memory, _Jax): ...
 
 
 class Versions(_benchmark.Versions):

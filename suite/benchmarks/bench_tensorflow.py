@@ -8,39 +8,31 @@ class _Tensorflow(_benchmark.Benchmark):
     implementations = ["keras-ops@function"]
 
 
-class Forward(_Tensorflow, _benchmark.Forward):
+class Forward(_benchmark.Forward, _Tensorflow):
     cases = _benchmark.ids("gpt2-train", "bert-base-padded", "vit-base-197")
     implementations = ["keras-ops@function", "keras-ops@xla"]
 
 
-class Decode(_Tensorflow, _benchmark.Decode):
-    cases = _benchmark.ids("llama-cache", "llama-cache-batch", "llama-cache-server")
-    implementations = ["textbook-cached-slots"]
+class Decode(_benchmark.Decode, _Tensorflow): ...
 
 
-class DecodePaged(_Tensorflow, _benchmark.Decode):
-    cases = _benchmark.ids("llama-paged-decode")
-    implementations = ["textbook-paged"]
+class DecodePaged(_benchmark.DecodePaged, _Tensorflow): ...
 
 
-class DecodeCodes(_Tensorflow, _benchmark.Decode):
-    cases = _benchmark.ids("llama-int8-decode")
-    implementations = ["textbook-quantized", "textbook-quantized-folded"]
+class DecodeCodes(_benchmark.DecodeCodes, _Tensorflow): ...
 
 
-class DecodeLatent(_Tensorflow, _benchmark.Decode):
-    cases = _benchmark.ids("deepseek-decode")
-    implementations = ["textbook-latent-absorbed"]
+class DecodeLatent(_benchmark.DecodeLatent, _Tensorflow): ...
 
 
-class Backward(_Tensorflow, _benchmark.Backward): ...
+class Backward(_benchmark.Backward, _Tensorflow): ...
 
 
-class Quality(_Tensorflow, _benchmark.Quality): ...
+class Quality(_benchmark.Quality, _Tensorflow): ...
 
 
 # TensorFlow counts no memory on a CPU: there are no bytes to track.
-class Memory(_Tensorflow, _benchmark.ProcessMemory): ...
+class Memory(_benchmark.ProcessMemory, _Tensorflow): ...
 
 
 class Versions(_benchmark.Versions):

@@ -8,38 +8,30 @@ class _Torch(_benchmark.Benchmark):
     implementations = ["sdpa", "eager"]
 
 
-class Forward(_Torch, _benchmark.Forward):
+class Forward(_benchmark.Forward, _Torch):
     cases = _benchmark.ids("gpt2-train", "bert-base-padded", "llama-decode", "vit-base-197")
 
 
-class Decode(_Torch, _benchmark.Decode):
-    cases = _benchmark.ids("llama-cache", "llama-cache-batch", "llama-cache-server")
-    implementations = ["textbook-cached-slots"]
+class Decode(_benchmark.Decode, _Torch): ...
 
 
-class DecodePaged(_Torch, _benchmark.Decode):
-    cases = _benchmark.ids("llama-paged-decode")
-    implementations = ["textbook-paged"]
+class DecodePaged(_benchmark.DecodePaged, _Torch): ...
 
 
-class DecodeCodes(_Torch, _benchmark.Decode):
-    cases = _benchmark.ids("llama-int8-decode")
-    implementations = ["textbook-quantized", "textbook-quantized-folded"]
+class DecodeCodes(_benchmark.DecodeCodes, _Torch): ...
 
 
-class DecodeLatent(_Torch, _benchmark.Decode):
-    cases = _benchmark.ids("deepseek-decode")
-    implementations = ["textbook-latent-absorbed"]
+class DecodeLatent(_benchmark.DecodeLatent, _Torch): ...
 
 
-class Backward(_Torch, _benchmark.Backward): ...
+class Backward(_benchmark.Backward, _Torch): ...
 
 
-class Quality(_Torch, _benchmark.Quality):
+class Quality(_benchmark.Quality, _Torch):
     implementations = ["sdpa"]
 
 
-class Memory(_Torch, _benchmark.Memory): ...
+class Memory(_benchmark.Memory, _Torch): ...
 
 
 class Versions(_benchmark.Versions):

@@ -61,7 +61,8 @@ def unit(text: str) -> Callable[[F], F]:
 
 
 class Benchmark:
-    """Base class: a framework's module sets `backend`, `cases` and `implementations`."""
+    """Base class of benchmarks. A framework's module sets `backend`, and `cases` and `implementations`
+    for benchmarks without their own; so its classes name the benchmark as the first base."""
 
     backend = ""
     direction = "forward"
@@ -124,6 +125,8 @@ class Backward(Benchmark):
 class Decode(Forward):
     """Seconds of a step of decoding, and speed as a share of a copy of the bytes that the step moves."""
 
+    cases = ids("llama-cache", "llama-cache-batch", "llama-cache-server")
+    implementations = ["textbook-cached-slots"]
     timeout = 300
 
     @unit("share of a copy")
@@ -131,6 +134,27 @@ class Decode(Forward):
         moved = self._work(case).bytes
         rate = rate_of_copy(self.timed.backend, moved, self.timed.case.dtype)
         return moved / self._median() / rate
+
+
+class DecodePaged(Decode):
+    """A step of decoding over keys and values in pages."""
+
+    cases = ids("llama-paged-decode")
+    implementations = ["textbook-paged"]
+
+
+class DecodeCodes(Decode):
+    """A step of decoding over keys and values in codes."""
+
+    cases = ids("llama-int8-decode")
+    implementations = ["textbook-quantized", "textbook-quantized-folded"]
+
+
+class DecodeLatent(Decode):
+    """A step of decoding over latents."""
+
+    cases = ids("deepseek-decode")
+    implementations = ["textbook-latent-absorbed"]
 
 
 class Quality(Benchmark):
