@@ -9,7 +9,7 @@ from backends import registry
 from backends.registry import UsageError
 from suite.flags import number, option, whole
 from suite.measure import protocol
-from suite.run.options import Options, shared
+from suite.run.options import OF_CELLS, Options, shared
 from suite.spec.catalogue.workloads import QUICK, Workload, named
 from suite.spec.dtypes import dtype
 from suite.spec.vocabulary import DIRECTIONS
@@ -31,10 +31,7 @@ class BenchOptions(Options):
     workloads of training. `threads` 0 means one thread per CPU.
     """
 
-    fixed = (
-        "level", "shard", "audit", "optimized", "claim", "elect", "drop_in", "allow_unused",
-        "allow_refusals", "expect", "inherit_known",
-    )  # fmt: skip
+    fixed = OF_CELLS
 
     backend: tuple[str, ...] = shared(
         "backend",

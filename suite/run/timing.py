@@ -8,21 +8,15 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from suite.run.options import Options
+from suite.run.options import OF_CELLS, Options
 from suite.run.process import run_module
 from suite.run.verdict import RunVerdict
-
-UNTAKEN = (
-    "level", "shard", "audit", "optimized", "claim", "elect", "drop_in", "allow_unused",
-    "allow_refusals", "expect", "inherit_known", "dtype",
-)  # fmt: skip
-"""Options of a run that do not concern its times."""
 
 
 def timed(
@@ -30,9 +24,9 @@ def timed(
 ) -> tuple[tuple[dict[str, Any], ...], list[str]]:
     """The times of the functions of a run on these workloads, forward and in float32
     (`RunVerdict.times`), and the reasons why a time is missing, as sentences."""
-    taken = {f.name: getattr(options, f.name) for f in fields(Options) if f.name not in UNTAKEN}
-    words = Options(**{**taken, "mode": Options.mode}).command_line(every=True)
-    words += [
+    left_out = {name: getattr(Options, name) for name in (*OF_CELLS, "dtype", "mode")}
+    words = [
+        *replace(options, **left_out).command_line(every=True),
         f"--mode={options.mode}",
         "--direction=forward",
         *(f"--workload={name}" for name in workloads),
