@@ -202,8 +202,7 @@ def _gate(options: BenchOptions) -> RunVerdict:
     from suite.measure.verdict import of_bench
     from suite.records.files import new_file
 
-    functions = [text.rpartition(":")[2] for text in options.function]
-    names = list(options.implementation) or functions
+    names = options.implementation or options.function_names
     if len(options.backends) != 1 or len(names) != 1:
         raise GateError(
             "a gate compares one implementation: name one --backend and one --implementation or "

@@ -155,7 +155,7 @@ class Pool:
             return [(b, o) for b, o in every if called[b, o.name] & set(names)]
         chosen = [(b, o) for b, o in every if mode in ("all", o.mode)]
         if self.options.function:
-            own = {text.rpartition(":")[2] for text in self.options.function}
+            own = self.options.function_names
             chosen = [(b, o) for b, o in chosen if o.name.partition("@")[0] in own]
         if not chosen:
             raise NothingToMeasure(f"no implementation in mode {mode}")

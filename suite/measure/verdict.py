@@ -12,10 +12,10 @@ from suite.measure import gate, protocol
 from suite.measure.gate import GateOutcome
 from suite.measure.options import BenchOptions
 from suite.records.speed import SpeedRecord
-from suite.run.verdict import RunVerdict, named, worst
+from suite.run.verdict import NOT_JUDGED, RunVerdict, named, worst
 
 WORDS = {gate.OK: "right", gate.WRONG: "wrong", gate.REGRESSION: "slower"}
-"""The verdicts by exit code; any other code is "not judged"."""
+"""The verdicts by exit code; any other code is `NOT_JUDGED`."""
 
 NAMED = (
     "workload", "case", "backend", "implementation", "mode", "dtype", "direction", "status", "kind",
@@ -39,8 +39,8 @@ def of_bench(
     statuses = [one.status for one in records]
     refused = [one.message for one in records if one.status == "unsupported"]
     return RunVerdict(
-        WORDS.get(exit_code, "not judged"), exit_code, seed=options.seed if options else 0,
-        functions=tuple(text.rpartition(":")[2] for text in options.function) if options else (),
+        WORDS.get(exit_code, NOT_JUDGED), exit_code, seed=options.seed if options else 0,
+        functions=options.function_names if options else (),
         cells=dict(Counter(statuses)), first_failure=named(failed, NAMED),
         worst=named(worst(records), NAMED),
         refusals=dict(Counter(refused)),

@@ -273,6 +273,11 @@ class Options(CommandOptions):
         return read_claims(self.claim) | given
 
     @property
+    def function_names(self) -> tuple[str, ...]:
+        """The names of the user functions, without their files."""
+        return tuple(text.rpartition(":")[2] for text in self.function)
+
+    @property
     def backends(self) -> list[str]:
         """Canonical backend names, with "all" written out. Raises UsageError."""
         names: list[str] = []

@@ -87,7 +87,7 @@ def of_death(options: Options, code: int, said: Fields) -> RunVerdict:
     return of_run(
         code, cells, [said["died"]], seed=options.seed,
         missing=max(0, said.get("owed", 0) - len(cells)),
-        functions=tuple(text.rpartition(":")[2] for text in options.function),
+        functions=options.function_names,
     )  # fmt: skip
 
 
