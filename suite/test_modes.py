@@ -65,7 +65,7 @@ UNMASKED = CASES.where(lambda case: case.mask is None)
 @check(asked(), compiled=CASES)
 def test_compiled_again(cell: Cell) -> None:
     """One compiled call with the first values, other values, another mask, and the first values again."""
-    first = cell.implementation.prepare_fresh(cell.inputs)
+    first = cell.prepare(cell.inputs)
     problems = [cell.inputs, renewed(cell.inputs)]
     if cell.inputs.mask is not None and cell.inputs.form == "dense":
         problems.append(remasked(cell.inputs))

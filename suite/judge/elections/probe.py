@@ -111,7 +111,6 @@ class Probe:
         answer. `prepared`: another call than that of the implementation.
         """
         self.require(inputs, lacking)
-        # What is observed is remembered, and must not depend on programs of cells before this one.
         prepared = prepared or self.implementation.prepare_fresh(inputs)
         try:
             native = prepared()
