@@ -12,7 +12,7 @@ from suite.judge.diagnosis.instrument import softmax
 from suite.judge.diagnosis.layers import Another, Guess, made, of_scale
 from suite.spec.dtypes import CODES, DTYPES, Code, DType, round_to
 from suite.spec.inputs import Inputs
-from suite.spec.operators.in_pages import TABLE, gathered, put, slots_of
+from suite.spec.operators.in_pages import gathered, put, slots
 from suite.spec.operators.quantized import (
     KINDS,
     allowed,
@@ -230,12 +230,11 @@ def stored(inputs: Inputs) -> dict[str, np.ndarray]:
 
 def of_slots(inputs: Inputs) -> Iterator[Another]:
     """New codes in other pages, and slots behind them that do not keep their codes."""
-    table, counts = (inputs.arrays[name] for name in TABLE)
-    size, s = inputs.letters["s"], inputs.sizes
+    table, size = inputs.arrays["page_table"], inputs.letters["s"]
     new = stored(gathered(inputs))
 
     def pools(table: np.ndarray) -> dict[str, np.ndarray]:
-        at = slots_of(table, counts, size, s.Lk)[:, -s.Lq :]
+        at = slots(inputs.replace(page_table=table))[:, -inputs.sizes.Lq :]
         return {
             f"{n}_output": put(inputs.case, inputs.arrays[f"{n}_codes"], at, x, axes_of(n))
             for n, x in new.items()
@@ -245,9 +244,8 @@ def of_slots(inputs: Inputs) -> Iterator[Another]:
         text = f"New tokens are stored in the page {where} theirs."
         yield pools(np.roll(table, by, 1)), text, "paged", f"`position // {hint}`"
     behind = pools(table)
-    last = slots_of(table, counts, size, s.Lk)[:, -1]
     for pool in behind.values():
-        for slot in last:
+        for slot in slots(inputs)[:, -1]:
             pool[slot // size, slot % size + 1 :] = 0
     text = "The slots behind the last token of a page are set to 0."
     yield behind, text, "paged", "a whole page is written"
