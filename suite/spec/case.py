@@ -26,7 +26,7 @@ from suite.spec.dtypes import CODES, DType, dtype
 from suite.spec.ids import PLACES
 from suite.spec.masks import Mask, parse_mask, part_features
 from suite.spec.operator import LETTERS, Axes, Operator, Option, choice
-from suite.spec.recipes import RECIPES
+from suite.spec.recipes import RECIPES, power_of_4
 from suite.spec.sizes import Sizes
 from suite.spec.vocabulary import AXIS_ORDERS, FORMS, VARIED_FORMS
 
@@ -119,6 +119,8 @@ class Case:
                 f"{self.operator}: with one tensor as query, key and value, keep {LETTERS[left_out]}"
             )
         self.operator.validate(self)
+        if self.recipe == "level":
+            power_of_4(self.sizes.D + self.letters.get("e", 0))
 
     @classmethod
     def of(

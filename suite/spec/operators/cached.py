@@ -87,7 +87,7 @@ from suite.spec.operators.scripts import (
     rotation,
 )
 from suite.spec.operators.views import pairs, views
-from suite.spec.recipes import DRAWS, power_of_4
+from suite.spec.recipes import DRAWS
 from suite.spec.sizes import Sizes
 from suite.spec.vocabulary import OPERANDS
 
@@ -219,8 +219,6 @@ def validate(case: Case) -> None:
     )
     if s.Lk < s.Lq or not s.B:
         raise together
-    if case.recipe == "level":
-        power_of_4(s.D)
     resets = sum(word.startswith("reset") for word in script)
     wrong_padding = ValueError(
         "left padding is a number for each sample, or for each sample of every prompt, not all 0 in the "

@@ -57,7 +57,7 @@ from suite.spec.operator import (
 from suite.spec.operators import in_pages
 from suite.spec.operators.layers import FACTORS, kernel
 from suite.spec.operators.tiles import by_tile, counted, untiled
-from suite.spec.recipes import add_offset, level, power_of_4, rising
+from suite.spec.recipes import add_offset, level, rising
 from suite.spec.sizes import Sizes
 
 FEATURES = frozenset(
@@ -191,8 +191,6 @@ def validate(case: Case) -> None:
     in_pages.validate(case)
     if min(case.option("latent_sizes")) < 1 or not case.sizes.D:
         raise ValueError(f"{case.operator} needs sizes d, r and e of 1 or more: {case.id}")
-    if case.recipe == "level":
-        power_of_4(case.sizes.D + case.option("latent_sizes")[1])
 
 
 def plain(

@@ -50,7 +50,6 @@ from suite.spec.operators.packed import (
     segments,
     written,
 )
-from suite.spec.recipes import power_of_4
 from suite.spec.sizes import Sizes
 
 FEATURES = frozenset(
@@ -243,8 +242,6 @@ def validate(case: Case) -> None:
         raise ValueError(f"every query needs a key: {case.id}")
     if case.option("left") is not None and not causal:
         raise ValueError(f"a window is causal: write win4/causal: {case.id}")
-    if case.recipe == "level":
-        power_of_4(s.D)
     if case.option("shared") and not shared:
         raise ValueError(f"what samples share are full pages: {case.id}")
 

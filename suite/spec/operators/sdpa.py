@@ -37,7 +37,7 @@ from suite.spec.operator import (
 from suite.spec.operators.layers import RATE, UNSEARCHED_TRAINING
 from suite.spec.operators.sdpa_cases import CASES
 from suite.spec.operators.sdpa_derived import COMPILED, COMPILED_GRADIENTS, GRADIENTS
-from suite.spec.recipes import DRAWS, RECIPES, power_of_4
+from suite.spec.recipes import DRAWS, RECIPES
 from suite.spec.sizes import Sizes
 from suite.spec.vocabulary import AXIS_ORDERS, BIASES, OPERANDS
 
@@ -82,8 +82,6 @@ def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> dic
 
 
 def validate(case: Case) -> None:
-    if case.recipe == "level":
-        power_of_4(case.sizes.D)
     for feature in FEATURES.values():
         feature.validate(case)
 
