@@ -119,8 +119,12 @@ def letters(case: Case) -> Mapping[str, int]:
     size = case.option("page_size")
     if size is None:
         return {}
-    counts, shared = page_counts(case)
-    total = int(counts.sum()) - shared * max(len(counts) - 1, 0)
+    return letters_of(*page_counts(case), size)
+
+
+def letters_of(counts: np.ndarray, shared: int, size: int) -> dict[str, int]:
+    """`letters` for the number of pages of each sample, (B,), of which those with keys share some."""
+    total = int(counts.sum()) - shared * max(int((counts > 0).sum()) - 1, 0)
     return {"p": total + FREE, "s": size, "t": int(counts.max(initial=0)) + 1}
 
 

@@ -40,7 +40,7 @@ from suite.spec.operator import (
     choice,
 )
 from suite.spec.operators import in_pages
-from suite.spec.operators.in_pages import FREE, numbers, owned_pages, slots_first
+from suite.spec.operators.in_pages import numbers, owned_pages, pooled, slots_first
 from suite.spec.operators.layers import FACTORS, PASSES
 from suite.spec.operators.packed import (
     LENGTHS,
@@ -79,9 +79,7 @@ def page_counts(case: Case) -> tuple[np.ndarray, int]:
 
 def pool(case: Case) -> dict[str, int]:
     """The numbers of pages, of slots and of entries of the table, by letter."""
-    counts, shared = page_counts(case)
-    owned = int(counts.sum()) - shared * max(int((counts > 0).sum()) - 1, 0)
-    return {"p": owned + FREE, "s": case.option("page_size"), "t": int(counts.max()) + 1}
+    return in_pages.letters_of(*page_counts(case), case.option("page_size"))
 
 
 def with_pages_of(case: Case, size: int) -> Case:
@@ -152,8 +150,7 @@ def refuse_malformed(
 
 def axes_of_pools(case: Case) -> tuple[str, str]:
     """The axis letters of the pools of keys and of values."""
-    place = "pgs" if case.option("layout") == "hnd" else "psg"
-    return f"{place}d", f"{place}v"
+    return pooled(case, "bgkd"), pooled(case, "bgkv")
 
 
 def axes(case: Case) -> Axes:

@@ -100,14 +100,24 @@ def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarra
 
 def choose(inputs: Inputs, order: Sequence[int] | np.ndarray) -> Inputs:
     """The inputs with the tokens of some samples, in this order. The pools stay as they are."""
-    case, rows = inputs.case, [rows for rows, _ in segments(inputs.case)]
-    pair = tuple(tuple(part[n] for n in order) for part in case.option("segments"))
-    sizes = replace(case.sizes, B=len(pair[0]), Lq=sum(pair[0]), Lk=sum(pair[1]))
-    options = tuple(dict(case.options, segments=pair).items())
-    names = ("key", "value", "slot_mapping")
-    chosen = {name: np.concatenate([inputs.arrays[name][rows[n]] for n in order]) for name in names}
-    other = replace(case, sizes=sizes, options=options)
-    return replace(inputs, case=other, arrays={**inputs.arrays, **chosen}, sizes=sizes)
+    rows, (_, keys) = rows_of(inputs.case), inputs.case.option("segments")
+    return with_tokens(inputs, [rows[n] for n in order], [keys[n] for n in order])
+
+
+def rows_of(case: Case) -> list[np.ndarray]:
+    """The numbers of the tokens that each sample writes."""
+    return [np.arange(rows.start, rows.stop) for rows, _ in segments(case)]
+
+
+def with_tokens(inputs: Inputs, rows: Sequence[np.ndarray], keys: Sequence[int]) -> Inputs:
+    """The inputs with these tokens of each sample, which has so many keys after the call. The pools stay
+    as they are."""
+    queries, names = tuple(len(own) for own in rows), ("key", "value", "slot_mapping")
+    sizes = replace(inputs.case.sizes, B=len(queries), Lq=sum(queries), Lk=sum(keys))
+    options = tuple(dict(inputs.case.options, segments=(queries, tuple(keys))).items())
+    chosen = {name: inputs.arrays[name][np.concatenate(rows)] for name in names}
+    case = replace(inputs.case, sizes=sizes, options=options)
+    return replace(inputs, case=case, arrays={**inputs.arrays, **chosen}, sizes=sizes)
 
 
 def in_turn(inputs: Inputs) -> tuple[Inputs, Inputs]:
@@ -115,32 +125,11 @@ def in_turn(inputs: Inputs) -> tuple[Inputs, Inputs]:
     the pools as they are before both. Raises ValueError for tokens in another order."""
     if inputs.case.option("shuffled"):
         raise ValueError(f"tokens of a sample stand together: {inputs.case.id}")
-    (queries, keys), starts = inputs.case.option("segments"), [0]
-    for count in queries:
-        starts.append(starts[-1] + count)
-    calls = []
-    for second in (False, True):
-        rows = [
-            np.arange(start + count // 2, start + count)
-            if second
-            else start + np.arange(count // 2)
-            for start, count in zip(starts, queries, strict=False)
-        ]
-        written = tuple(len(row) for row in rows)
-        held = (
-            keys
-            if second
-            else tuple(
-                of - count + new for of, count, new in zip(keys, queries, written, strict=True)
-            )
-        )
-        sizes = replace(inputs.sizes, Lq=sum(written), Lk=sum(held))
-        options = tuple(dict(inputs.case.options, segments=(written, held)).items())
-        case, chosen = replace(inputs.case, sizes=sizes, options=options), np.concatenate(rows)
-        names = ("key", "value", "slot_mapping")
-        arrays = {**inputs.arrays, **{name: inputs.arrays[name][chosen] for name in names}}
-        calls.append(replace(inputs, case=case, arrays=arrays, sizes=sizes))
-    return calls[0], calls[1]
+    rows, (_, keys) = rows_of(inputs.case), inputs.case.option("segments")
+    halves = [np.split(own, [len(own) // 2]) for own in rows]
+    between = [of - len(later) for of, (_, later) in zip(keys, halves, strict=True)]
+    first = with_tokens(inputs, [early for early, _ in halves], between)
+    return first, with_tokens(inputs, [later for _, later in halves], keys)
 
 
 def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> Mapping[str, bool]:
