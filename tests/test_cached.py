@@ -194,6 +194,11 @@ def test_samples_are_chosen_with_their_histories() -> None:
     assert inputs.select("b", [1]).case.id == "cached/none/mha/f64/b1h2q8k20d8/c1.5.pick0.1.1"
     with pytest.raises(ValueError, match="1 is not in list"):
         inputs.select("b", [0])
+    for keep in ("keep2", "keep2x"):
+        drafted = draw(Case.parse(f"{GROWN}/c1.tree112of02.{keep}.3of1.4"))
+        alone = drafted.select("b", [1])
+        assert alone.case.id == "cached/none/mha/f64/b1h2q8k20d8/c1.3of0.4"
+        assert np.allclose(token_by_token(alone), token_by_token(drafted)[[1]], rtol=0, atol=0)
 
 
 def test_random_scripts_are_valid() -> None:

@@ -159,11 +159,10 @@ def choose(inputs: Inputs, order: Sequence[int] | np.ndarray) -> Inputs:
         some = "".join(str(n) for n, old in enumerate(order) if str(old) in of)
         if word.startswith("pick"):
             script.append(f"pick{''.join(str(order.index(int(word[4 + n]))) for n in order)}")
-        elif word.startswith("keep") and len(word) > 5:
-            nodes = (word[4 + drafting.index(str(n))] for n in order if str(n) in drafting)
-            script.append(f"keep{''.join(nodes)}")
-        elif word.startswith("keep") and not {*map(str, order)} & {*drafting}:
-            continue
+        elif word.startswith("keep"):
+            places = [drafting.index(str(n)) for n in order if str(n) in drafting]
+            nodes = "".join(word[4 + n] for n in places) if len(word) > 5 else word[4:]
+            script += [f"keep{nodes}"] if places else []
         elif some or not of:
             script.append(f"{body}of{some}" if of else word)
         if word.startswith("tree"):
@@ -266,8 +265,8 @@ def validate(case: Case) -> None:
                     raise ValueError(f"a chunk has one token or more: {case.id}")
                 if action.tree:
                     slots(f"a tree of {count} tokens", count)
-                if action.tree and any(counts[b] - count < least[b] for b in samples):
-                    raise wrong_padding
+                    if any(counts[b] - count < least[b] for b in samples):
+                        raise wrong_padding
             case Crop(count=less):
                 for b in samples:
                     counts[b] -= less

@@ -145,8 +145,8 @@ def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarra
         "w_uv": kernel(rng, n["r"], n["r"], n["h"], n["v"]),
     }
     if case.option("select"):
-        for name, kernels in ((name, arrays[name].shape) for name in ("w_uk", "w_uv")):
-            arrays[name] = selection(rng, n["r"], *kernels)
+        for name, size in (("w_uk", n["d"]), ("w_uv", n["v"])):
+            arrays[name] = selection(rng, n["r"], n["r"], n["h"], size)
     if case.recipe == "large":
         arrays |= {name: 16 * arrays[name] for name in ("query", "query_rope")}
     if case.recipe == "integers":

@@ -76,9 +76,8 @@ class Chunk:
         """The chunk's tokens, or their queries, in an array with samples along axis 0 and tokens along
         `axis`."""
         starts = [start - self.before * queries for start in self.starts]
-        if len(starts) < array.shape[0] and self.samples is None:
-            array = array[: len(starts)]
-        parts = [(slice(None),) * axis + (slice(n, n + self.count),) for n in starts]
+        samples = slice(len(starts))
+        parts = [(samples, *(slice(None),) * (axis - 1), slice(n, n + self.count)) for n in starts]
         if self.samples is None and len(set(starts)) == 1:
             return array[parts[0]]
         of = zip(self.own, parts, strict=True)

@@ -111,12 +111,7 @@ def allowed(
 def pairs(case: Case) -> np.ndarray:
     """The tokens that each row attends, boolean (B, Lq, Lk): those of all histories by their places. Left
     padding, and rows that a sample which has left does not ask, attend no token."""
-    s = case.sizes
-    seen = np.zeros((s.B, s.Lq, s.Lk), bool)
-    for view in views(case):
-        sample, row, key = np.nonzero(view.mask)
-        seen[view.of[sample], view.rows[sample, row], view.places[sample, key]] = True
-    return seen
+    return np.asarray(attended(case).any(2))
 
 
 def attended(case: Case) -> np.ndarray:
