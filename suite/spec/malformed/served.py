@@ -98,23 +98,23 @@ CACHES = (
         lambda x: x.replace(key=x.key[..., :6]),
         CACHED,
     ),
-    MalformedCase(
-        "rollback-beyond-length",
-        "a rollback of 7 tokens from a cache of 5",
-        _optioned(script=("5", "back7", "1", "3")),
-        CACHED,
-        needs=("rollback",),
-    ),
-    MalformedCase(
-        "rollback-negative",
-        "a rollback of -2 tokens",
-        _optioned(script=("5", "back-2", "1", "3")),
-        CACHED,
-        needs=("rollback",),
-    ),
     *(
         MalformedCase(name, text, _optioned(**options), CACHED, needs=needs, contained=contained)
         for name, text, options, needs, contained in (
+            (
+                "rollback-beyond-length",
+                "a rollback of 7 tokens from a cache of 5",
+                {"script": ("5", "back7", "1", "3")},
+                ("rollback",),
+                None,
+            ),
+            (
+                "rollback-negative",
+                "a rollback of -2 tokens",
+                {"script": ("5", "back-2", "1", "3")},
+                ("rollback",),
+                None,
+            ),
             (
                 "capacity-zero",
                 "a cache of 0 slots",
