@@ -23,9 +23,8 @@ from suite.judge.cell import Cell
 from suite.judge.check import check
 from suite.judge.derivative import asked_of, judge_gradients, vjp
 from suite.judge.verdict import Deviation, NotApplicable
-from suite.spec.catalogue import Ask, asked, plain, with_plain
+from suite.spec.catalogue import Ask, asked, in_pages, plain, with_plain
 from suite.spec.inputs import Inputs
-from suite.spec.operators import OPERATORS
 from suite.spec.operators.paged import PLAIN as PAGED
 from suite.spec.operators.paged_write import PLAIN as WRITTEN
 from suite.spec.vocabulary import ARRANGEMENTS, OPERANDS
@@ -47,13 +46,6 @@ NUMBERS = {
 }
 """Whole numbers that say where tokens lie, and their arrangements. Between them lie zeros."""
 
-PAGES = tuple(
-    Ask(*operator.asks.pages, dtypes="growing", since="standard")
-    for operator in OPERATORS.values()
-    if operator.asks.pages
-)
-"""Pools of keys, codes and latents."""
-
 CASES = with_plain(
     "sdpa/none/mha/{dt}/b2h3q33k65d8",
     "sdpa/bool.bhqk/mha/{dt}/b2h3q31k33d16/dense",
@@ -61,7 +53,7 @@ CASES = with_plain(
     PAGED.format(dt="f32"),
     WRITTEN.format(dt="f32"),
     *plain("multi-head", "additive", "dot", "rotary"),
-    *PAGES,
+    Ask(*in_pages(), dtypes="growing", since="standard"),
 )
 MASKED = asked(
     "sdpa/bool.bhqk/mha/{dt}/b2h3q31k33d16/dense",

@@ -11,17 +11,15 @@ from suite.judge.cell import Cell
 from suite.judge.check import check
 from suite.judge.comparison import expect_bitwise
 from suite.judge.oracle import Oracle, Rounding
-from suite.spec.catalogue import asked
+from suite.spec.catalogue import asked, in_pages
 from suite.spec.inputs import Inputs
-from suite.spec.operators import OPERATORS
 from suite.spec.operators.in_pages import filled, owned, pools, read_entries
 from suite.spec.operators.paged_write import PLAIN as WRITTEN
 from suite.spec.operators.paged_write import in_turn
 from suite.test_invariance import expect_within
 from suite.test_masking import expect_same
 
-PAGES = asked(*(case for operator in OPERATORS.values() for case in operator.asks.pages))
-"""The cases of pages of all operators with a page table."""
+PAGES = asked(*in_pages())
 
 ELSEWHERE, WEIGHING = 50.0, 0.0
 """Values, and keys whose scores are 0: a slot that is read by mistake has weight, and shows."""

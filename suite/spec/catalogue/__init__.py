@@ -149,6 +149,11 @@ def plain(*names: str) -> tuple[str, ...]:
     return tuple(OPERATORS[name].asks.plain for name in names)
 
 
+def in_pages() -> tuple[str, ...]:
+    """The ids, with {dt}, of the cases with a page table, of all operators."""
+    return tuple(pattern for operator in OPERATORS.values() for pattern in operator.asks.pages)
+
+
 def with_plain(
     *asks: Ask | str, dtypes: str = "promise", keep: Callable[[Case], bool] = lambda case: True
 ) -> Selection:
@@ -197,6 +202,6 @@ def find(case_id: str) -> AnyCase:
 
 __all__ = [
     "AnyCase", "Ask", "Selection", "asked", "cases", "compiled_cases", "compiled_gradient_cases",
-    "everything", "find", "gradient_cases", "has_axes", "of_operator", "one_in", "parsed", "plain",
-    "with_plain",
+    "everything", "find", "gradient_cases", "has_axes", "in_pages", "of_operator", "one_in", "parsed",
+    "plain", "with_plain",
 ]  # fmt: skip
