@@ -311,28 +311,33 @@ class CachedPairsSeeBoth(CachedKernel):
         return super().causal(held, seen, keys)
 
 
-@fault("tokens_apart", "`amax` of the prompt; its later tokens are the future of earlier rows")
-class CachedPromptScaledByItself(CachedKernel):
-    """The values of a sample's prompt are divided by a number that depends on all of its tokens."""
+class ScaledValues(CachedKernel):
+    """Values are divided by a number that depends on several tokens, and the answer is multiplied."""
 
     def attend(
         self, held: Held, query: np.ndarray, key: np.ndarray, value: np.ndarray,
         rows: np.ndarray, keys: np.ndarray,
     ) -> np.ndarray:  # fmt: skip
-        own = value[:, :, value.shape[2] - rows.shape[1] :]
-        largest = 1 if held.total else 1 + np.abs(own).mean((1, 2, 3), keepdims=True)
+        largest = self.largest(held, value, value[:, :, value.shape[2] - rows.shape[1] :])
         out = super().attend(held, query, key, value / largest, rows, keys) * largest
         return np.asarray(out)
 
+    def largest(self, held: Held, value: np.ndarray, own: np.ndarray) -> Any:
+        """The number, for all values and those of the chunk, which is not in the cache yet."""
+        raise NotImplementedError
+
+
+@fault("tokens_apart", "`amax` of the prompt; its later tokens are the future of earlier rows")
+class CachedPromptScaledByItself(ScaledValues):
+    """The values of a sample's prompt are divided by a number that depends on all of its tokens."""
+
+    def largest(self, held: Held, value: np.ndarray, own: np.ndarray) -> Any:
+        return 1 if held.total else 1 + np.abs(own).mean((1, 2, 3), keepdims=True)
+
 
 @fault("tokens_apart", "`amax` of the whole cache; scale by the values that are attended")
-class CachedScaledByTheCache(CachedKernel):
+class CachedScaledByTheCache(ScaledValues):
     """Values are divided by a number that depends on all slots, hidden and stale ones too."""
 
-    def attend(
-        self, held: Held, query: np.ndarray, key: np.ndarray, value: np.ndarray,
-        rows: np.ndarray, keys: np.ndarray,
-    ) -> np.ndarray:  # fmt: skip
-        largest = 1 + np.abs(value).mean()
-        out: np.ndarray = super().attend(held, query, key, value / largest, rows, keys) * largest
-        return out
+    def largest(self, held: Held, value: np.ndarray, own: np.ndarray) -> Any:
+        return 1 + np.abs(value).mean()

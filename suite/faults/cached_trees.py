@@ -9,6 +9,7 @@ import numpy as np
 
 from backends._numpy import Rounded
 from backends.caching import Turn
+from suite.faults.cached import ScaledValues
 from suite.faults.fault import fault
 from suite.faults.kernels.cached import CachedKernel, Held
 from suite.spec.inputs import Inputs
@@ -60,17 +61,11 @@ class CachedChainUnmasked(CachedKernel):
 @fault(
     "tokens_apart", "`amax` over the drafted values; scale by the path's own ones", family="scores"
 )
-class CachedScaledByTheTree(CachedKernel):
+class CachedScaledByTheTree(ScaledValues):
     """The values of a tree are divided by a number that depends on all its nodes."""
 
-    def attend(
-        self, held: Held, query: np.ndarray, key: np.ndarray, value: np.ndarray,
-        rows: np.ndarray, keys: np.ndarray,
-    ) -> np.ndarray:  # fmt: skip
-        drafted = value[:, :, value.shape[2] - rows.shape[1] :]
-        largest = 1 if held.tree is None else 1 + np.abs(drafted).mean()
-        out: np.ndarray = super().attend(held, query, key, value / largest, rows, keys) * largest
-        return out
+    def largest(self, held: Held, value: np.ndarray, own: np.ndarray) -> Any:
+        return 1 if held.tree is None else 1 + np.abs(own).mean()
 
 
 @fault("values", "`position_ids = arange(n)`; those of a tree are depths", family="scores")
@@ -161,10 +156,8 @@ class CachedKeepOfTheRing(CachedKernel):
     """The nodes of a path stay where they are if the ring begins anew within their tree."""
 
     def leave(self, held: Held, sample: int, path: list[int], count: int) -> None:
-        before, around = (
-            (held.key.copy(), held.value.copy()),
-            held.totals[sample] % held.slots < count,
-        )
+        before = held.key.copy(), held.value.copy()
+        around = held.totals[sample] % held.slots < count
         super().leave(held, sample, path, count)
         if held.totals[sample] > held.slots and around:
             held.key, held.value = before

@@ -7,6 +7,7 @@ import numpy as np
 from suite.faults.fault import fault
 from suite.faults.kernels.packed import Pack
 from suite.faults.kernels.paged import Paged, PagedKernel
+from suite.spec.case import Case
 from suite.spec.inputs import Inputs
 
 FAMILY = "paged"
@@ -17,12 +18,12 @@ class PagedBatch(PagedKernel):
 
     left_out: tuple[str, ...] = ()
 
-    def is_theirs(self, arrays: dict[str, np.ndarray]) -> bool:
+    def is_theirs(self, arrays: dict[str, np.ndarray], case: Case) -> bool:
         """True if the batch is of the kind."""
         raise NotImplementedError
 
     def gathered(self, arrays: dict[str, np.ndarray], inputs: Inputs) -> Paged:
-        if self.is_theirs(arrays):
+        if self.is_theirs(arrays, inputs.case):
             inputs = inputs.replace(**dict.fromkeys(self.left_out))
         return super().gathered(arrays, inputs)
 
@@ -30,7 +31,7 @@ class PagedBatch(PagedKernel):
 class PagedSteps(PagedBatch):
     """Batches of decoding alone leave out some options."""
 
-    def is_theirs(self, arrays: dict[str, np.ndarray]) -> bool:
+    def is_theirs(self, arrays: dict[str, np.ndarray], case: Case) -> bool:
         return bool((np.diff(arrays["query_offsets"]) == 1).all())
 
 
@@ -53,7 +54,7 @@ class PagedStepsHeadsReversed(PagedSteps):
     """Batches of decoding read the heads of pages with heads before slots in reverse."""
 
     def gathered(self, arrays: dict[str, np.ndarray], inputs: Inputs) -> Paged:
-        if self.is_theirs(arrays) and inputs.case.option("layout") == "hnd":
+        if self.is_theirs(arrays, inputs.case) and inputs.case.option("layout") == "hnd":
             arrays = {**arrays, "key": arrays["key"][:, ::-1]}
         return super().gathered(arrays, inputs)
 
@@ -61,7 +62,7 @@ class PagedStepsHeadsReversed(PagedSteps):
 class PagedPrompts(PagedBatch):
     """Batches of whole prompts leave out some options."""
 
-    def is_theirs(self, arrays: dict[str, np.ndarray]) -> bool:
+    def is_theirs(self, arrays: dict[str, np.ndarray], case: Case) -> bool:
         return np.array_equal(np.diff(arrays["query_offsets"]), arrays["key_lengths"])
 
 
@@ -82,7 +83,7 @@ class PagedPromptsUncapped(PagedPrompts):
 class PagedCascade(PagedBatch):
     """Batches with a common prefix leave out some options."""
 
-    def is_theirs(self, arrays: dict[str, np.ndarray]) -> bool:
+    def is_theirs(self, arrays: dict[str, np.ndarray], case: Case) -> bool:
         return len(arrays["page_table"]) > 1 and len(np.unique(arrays["page_table"][:, 0])) == 1
 
 
@@ -117,13 +118,13 @@ class PagedKeysOfOneSplit(PagedKernel):
 
 
 @fault("values", "a kernel for pages with heads before slots without `softcap`", family="scores")
-class PagedHeadsFirstUncapped(PagedKernel):
+class PagedHeadsFirstUncapped(PagedBatch):
     """Pages with heads before slots have no softcap."""
 
-    def gathered(self, arrays: dict[str, np.ndarray], inputs: Inputs) -> Paged:
-        if inputs.case.option("layout") == "hnd":
-            inputs = inputs.replace(softcap=None)
-        return super().gathered(arrays, inputs)
+    left_out = ("softcap",)
+
+    def is_theirs(self, arrays: dict[str, np.ndarray], case: Case) -> bool:
+        return bool(case.option("layout") == "hnd")
 
 
 @fault("values", "`j // size < start // size` for `<=` leaves the mask out", family="mask")
