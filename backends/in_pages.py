@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from backends.memory import Shape
 from suite.spec.inputs import Inputs
 from suite.spec.operators import in_pages
 from suite.spec.operators.in_pages import (
@@ -21,8 +22,6 @@ from suite.spec.operators.in_pages import (
 
 if TYPE_CHECKING:
     from backends.protocol import Backend
-
-Shape = tuple[int, ...]
 
 
 def in_slots(backend: Backend, inputs: Inputs) -> dict[str, Any]:

@@ -143,11 +143,7 @@ class Memory:
             array = self.backend.array(np.ascontiguousarray(values), dtype)
             return array, array
         shape, window_of = WINDOWS[how](values.shape)
-        number = dtype.max if isinstance(dtype, Code) and dtype.is_whole else np.nan
-        gap = ~values if values.dtype == bool else np.full((1,), number)
-        if values.dtype.kind == "i":
-            gap = np.zeros(1, values.dtype)
-        larger = np.resize(gap, shape)
+        larger = np.resize(between(values, dtype), shape)
         window = window_of(larger)
         window[...] = values
         if not (window == values).all():
@@ -199,6 +195,17 @@ class ShapesAlone(Memory):
         if values.ndim == 4 and axis_order == "blhd":
             values = values.swapaxes(1, 2)
         return self.backend.array(values, inputs.dtype)
+
+
+def between(values: np.ndarray, dtype: DType | None) -> np.ndarray:
+    """Wrong numbers for the memory between the numbers of an array, in turn."""
+    if values.dtype == bool:
+        return np.asarray(~values)
+    if values.dtype.kind == "i":
+        return np.zeros(1, values.dtype)
+    if isinstance(dtype, Code) and dtype.is_whole:
+        return np.full(1, dtype.max)
+    return np.full(1, np.nan)
 
 
 def sequences(backend: Backend, inputs: Inputs) -> dict[str, Any]:

@@ -67,14 +67,14 @@ class OfChunks(Reference):
         Every row has keys, so `empty_rows` has no influence. There is no standard deviation if keys have
         errors before they attend, and for scores that no store rounds. Raises NoExtendedPrecision.
         """
-        s, exact = inputs.sizes, rotation(inputs.case) is None and not rounding.codes
-        exact = exact and not are_held(inputs)
+        s, turn = inputs.sizes, rotation(inputs.case)
+        composes = turn is not None or bool(rounding.codes) or are_held(inputs)
         shape = (s.B, s.H, s.Lq, s.Dv)
         output = Bounded(np.zeros(shape, precision_for(inputs.dtype)), np.zeros(shape))
-        deviation = np.zeros(shape) if inputs.dtype.is_half and exact else None
+        deviation = np.zeros(shape) if inputs.dtype.is_half and not composes else None
         problem = Problem(inputs, rounding, "zeros", "zeros")
         for n, view in enumerate(views(inputs.case)):
-            if not exact:
+            if composes:
                 answer = composed(problem, view)
                 view.put(output.value, answer.value)
                 view.put(output.error, answer.error)
@@ -94,7 +94,7 @@ class OfChunks(Reference):
 
 
 def composed(problem: Problem, view: View) -> Bounded:
-    """The rows (b, H, rows, Dv) of a chunk whose keys have errors before they attend: of a rotation, of
+    """The rows (b, H, rows, Dv) of a chunk. Keys may have errors before they attend: of a rotation, of
     codes, or of both. A cache may rotate keys before they become codes, or when they are read."""
     u, inputs, arrays = problem.u, problem.inputs, problem.arrays
     turn = rotation(inputs.case)
