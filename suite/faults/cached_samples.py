@@ -94,8 +94,8 @@ class CachedFreedTwice(CachedForkShares):
     """A sample that is empty and reset writes into one place with the sample behind it."""
 
     def pick(self, held: Held, samples: list[int]) -> None:
+        super().pick(held, samples)
         assert isinstance(held, HeldOnce)
-        CachedKernel.pick(self, held, samples)
         held.places = tuple(range(len(samples)))
 
     def reset(self, state: Held, *samples: Rounded) -> Held:

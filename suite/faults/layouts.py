@@ -11,18 +11,20 @@ from suite.faults.kernels.attention import Call, Kernel
 FAMILY = "layout"
 
 
+def extent(values: np.ndarray) -> int:
+    """The number of elements of memory from the first element to the last."""
+    return sum((n - 1) * step for n, step in zip(values.shape, elements(values), strict=True)) + 1
+
+
 def in_order(values: np.ndarray) -> np.ndarray:
     """The memory from the first element on, read as if the array were contiguous."""
-    steps = zip(values.shape, values.strides, strict=True)
-    extent = sum((n - 1) * step for n, step in steps) // values.itemsize + 1
-    memory = np.lib.stride_tricks.as_strided(values, (extent,), (values.itemsize,))
+    memory = np.lib.stride_tricks.as_strided(values, (extent(values),), (values.itemsize,))
     return np.resize(memory, values.shape)
 
 
 def has_gaps(values: np.ndarray) -> bool:
     """True if other memory lies between the first and the last element."""
-    reach = sum((n - 1) * step for n, step in zip(values.shape, elements(values), strict=True))
-    return reach >= values.size
+    return extent(values) > values.size
 
 
 def from_start(values: np.ndarray) -> np.ndarray:
