@@ -8,7 +8,7 @@ text            case, check, backend, implementation, mode, device, dtype, statu
                 "" for unknown
 float64         error_ratio, rms, max_abs_error, seconds; NaN where nothing was measured, infinity for a
                 measured error ratio of NaN, which is beyond every bound
-whole numbers   seed; int64, or uint64 if one is beyond
+int64           seed; uint64 if one is beyond
 tuple of text   features
 dict            ratios (float by operand), facts (text, number, flag or None by name); see `expanded`
 
