@@ -17,6 +17,14 @@ from tests.runtimes import crossed, judged, of
 
 pytest.importorskip("mlx")
 
+NEEDS_LM = pytest.mark.skipif(find_spec("mlx_lm") is None, reason="needs mlx-lm")
+RING = "cached/none/mha/f32/b3h2q8k20d8/c1.5.1.1/win3/room8"
+
+
+def of_lm(name: str, text: str, check: str = "values") -> Any:
+    """A row of a parametrized test that needs mlx-lm."""
+    return pytest.param(name, text, check, marks=NEEDS_LM)
+
 
 @pytest.fixture(scope="module")
 def backend() -> Any:
@@ -40,6 +48,14 @@ def test_values_cross_exactly(backend: Any, name: str) -> None:
         ("fast-rope", "rotary/none/mha/f32/b2h3q17k1d16/interleaved/at4097", "values"),
         ("fast-rope", "rotary/none/mha/f32/b2h3q17k1d16/rot8/linear", "values"),
         ("fast-rope", "rotary/none/mha/f32/b2h3q17k1d16", "gradients"),
+        of_lm("lm-kv-cache", RING),
+        of_lm("lm-rotating-cache", RING),
+        of_lm("lm-batch-rotating-cache", RING),
+        of_lm("lm-chunked-cache", RING),
+        of_lm("lm-quantized-cache", "cached/none/gqa4/f32/b2h8q3k130d64/c1.2"),
+        of_lm("lm-deepseek-v3", "latent/causalbr/mha/f32/b2h3q4k9d8v6"),
+        of_lm("lm-deepseek-v3", "latent/pad/mha/bf16/b3h4q1k9d8v6"),
+        of_lm("lm-deepseek-v3", "latent/causalbr/mha/f32/b2h3q4k9d8v6", "gradients"),
     ],
 )
 def test_implementations_are_right(backend: Any, name: str, text: str, check: str) -> None:
@@ -73,39 +89,14 @@ def test_what_cannot_be_said_is_refused(backend: Any) -> None:
         assert reason in (of(backend, name).unsupported(Case.parse(text)) or ""), text
 
 
-@pytest.mark.skipif(find_spec("mlx_lm") is None, reason="needs mlx-lm")
-@pytest.mark.parametrize("name", ["lm-kv-cache", "lm-rotating-cache", "lm-batch-rotating-cache"])
-def test_caches_of_mlx_lm_are_right(backend: Any, name: str) -> None:
-    verdict = judged(backend, name, "cached/none/mha/f32/b3h2q8k20d8/c1.5.1.1/win3/room8")
-    assert verdict.status == "pass", verdict.message
-
-
-@pytest.mark.skipif(find_spec("mlx_lm") is None, reason="needs mlx-lm")
+@NEEDS_LM
 def test_a_full_ring_of_mlx_lm_refuses_to_go_back(backend: Any) -> None:
     ring = of(backend, "lm-rotating-cache")
     back = Case.parse("cached/none/mha/f32/b3h2q8k20d8/c1.5.reset.1.1/win3/room8")
     assert "cannot be trimmed" in str(ring.unsupported(back))
 
 
-@pytest.mark.skipif(find_spec("mlx_lm") is None, reason="needs mlx-lm")
-@pytest.mark.parametrize(
-    ("name", "text", "check"),
-    [
-        ("lm-quantized-cache", "cached/none/gqa4/f32/b2h8q3k130d64/c1.2", "values"),
-        ("lm-chunked-cache", "cached/none/mha/f32/b3h2q8k20d8/c1.5.1.1/win3/room8", "values"),
-        ("lm-deepseek-v3", "latent/causalbr/mha/f32/b2h3q4k9d8v6", "values"),
-        ("lm-deepseek-v3", "latent/pad/mha/bf16/b3h4q1k9d8v6", "values"),
-        ("lm-deepseek-v3", "latent/causalbr/mha/f32/b2h3q4k9d8v6", "gradients"),
-    ],
-)
-def test_codes_fronts_and_latents_of_mlx_lm_are_right(
-    backend: Any, name: str, text: str, check: str
-) -> None:
-    verdict = judged(backend, name, text, check)
-    assert verdict.status == "pass", verdict.message
-
-
-@pytest.mark.skipif(find_spec("mlx_lm") is None, reason="needs mlx-lm")
+@NEEDS_LM
 def test_a_chunked_cache_holds_its_window_alone(backend: Any) -> None:
     from mlx_lm.models.cache import ChunkedKVCache
 
@@ -115,8 +106,7 @@ def test_a_chunked_cache_holds_its_window_alone(backend: Any) -> None:
         cut.append(cache.start_position)
         return kept(cache, keys, values)
 
-    case = Case.parse("cached/none/mha/f32/b3h2q8k20d8/c1.5.1.1/win3/room8")
     with patch.object(ChunkedKVCache, "update_and_fetch", update):
-        prepared = of(backend, "lm-chunked-cache").prepare(draw(case))
+        prepared = of(backend, "lm-chunked-cache").prepare(draw(Case.parse(RING)))
         prepared.function(**prepared.arguments)
     assert cut == [0, 8, 9, 14, 15]  # 12, 13, 18 and 19 tokens, of which four stay
