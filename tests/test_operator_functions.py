@@ -25,9 +25,6 @@ PASS, FAIL, LACKS = "pass", "fail", "unsupported"
         ("packed", "varlen.py:shifted", "alignment", "smoke", {"all": {FAIL}, "causal": {LACKS}}),
         ("paged", "paging.py:right", "alignment", "smoke",
          {"all": {PASS}, "causal": {PASS, LACKS}}),  # no softcap
-        # With as many queries as keys both alignments are one.
-        ("paged", "paging.py:top_left", "alignment", "smoke",
-         {"all": {PASS}, "causal": {PASS, FAIL, LACKS}}),
         ("paged", "paging.py:short", "alignment", "smoke",
          {"all": {FAIL}, "causal": {FAIL, LACKS}}),
         ("paged-write", "paging.py:written", "skipped", "smoke",
@@ -56,6 +53,19 @@ def test_a_function_is_judged_where_it_is_asked(
     for cell, verdict in of_person(f"{FUNCTIONS / function}", like, level=level):
         found.setdefault(cell.case.option(option), set()).add(verdict.status)
     assert {value: found[value] for value in expected} == expected
+
+
+def test_another_alignment_fails_where_a_sample_has_more_keys_than_queries() -> None:
+    """With as many queries as keys both alignments are one."""
+    pytest.importorskip("torch")
+    found: dict[tuple[str, bool], set[str]] = {}
+    for cell, verdict in of_person(f"{FUNCTIONS / 'paging.py'}:top_left", "paged"):
+        case = cell.case
+        kind = case.option("alignment"), case.sizes.Lq == case.sizes.Lk
+        found.setdefault(kind, set()).add(verdict.status)
+    assert found == {
+        ("all", False): {PASS}, ("causal", False): {FAIL, LACKS}, ("causal", True): {PASS, LACKS},
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
