@@ -31,7 +31,7 @@ from suite.spec.operator import Operator
 from suite.spec.operators import OPERATORS
 
 REGISTRY: dict[str, tuple[str, str]] = {
-    "numpy": ("backends._numpy", "NumpyBackend"),
+    "numpy": ("backends._numpy.backend", "NumpyBackend"),
     "torch": ("backends._torch", "TorchBackend"),
     "triton": ("backends._triton", "TritonBackend"),
     "tf": ("backends._tensorflow", "TensorflowBackend"),

@@ -12,7 +12,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from backends._numpy import Definition, NumpyBackend, Rounded
+from backends._numpy import Rounded
+from backends._numpy.attention import Definition
+from backends._numpy.backend import NumpyBackend
 from backends.prepared import PreparedCall
 from backends.protocol import Implementation
 from suite.spec.case import Case

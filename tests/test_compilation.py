@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from backends._numpy import NumpyBackend
+from backends._numpy.backend import NumpyBackend
 from backends.compilation import Compiled, mode_of
 from backends.prepared import PreparedCall
 from backends.protocol import Compilers, DeclarationError, Implementation

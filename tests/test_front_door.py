@@ -248,7 +248,7 @@ def test_a_killed_run_leaves_its_records(tmp_path: Path) -> None:
 
 def test_a_third_party_checkout_can_judge_its_own_backend(tmp_path: Path) -> None:
     (tmp_path / "my_adapter.py").write_text(
-        "from backends._numpy import NumpyBackend\n"
+        "from backends._numpy.backend import NumpyBackend\n"
         "class Mine(NumpyBackend):\n"
         "    name = 'mine'\n"
         "backend = Mine()\n"
@@ -279,7 +279,7 @@ def test_impostors_are_refused(tmp_path: Path) -> None:
 def test_stale_expectations_end_the_run(tmp_path: Path) -> None:
     (tmp_path / "odd_adapter.py").write_text(
         "from pathlib import Path\n"
-        "from backends._numpy import NumpyBackend\n"
+        "from backends._numpy.backend import NumpyBackend\n"
         "class Mine(NumpyBackend):\n"
         "    name = 'mine'\n"
         "    expectations = Path(__file__).with_name('mine.toml')\n"

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends._numpy import Definition, NumpyBackend
+from backends._numpy.attention import Definition
+from backends._numpy.backend import NumpyBackend
 from backends.prepared import PreparedCall
 from backends.registry import load
 from suite.judge.derivative import names_of

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from backends import registry
-from backends._numpy import NumpyBackend, Rounded
+from backends._numpy import Rounded
+from backends._numpy.backend import NumpyBackend
 from backends.declared import ATTENTION_FEATURES, LAYER_FEATURES, OF_BACKENDS, checked_name
 from backends.memory import sequences
 from backends.prepared import LAYER_OUTPUTS, PreparedCall
@@ -274,7 +275,7 @@ def test_a_misspelled_declaration_of_a_third_party_is_a_usage_error(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "misspelled_adapter.py").write_text(
-        "from backends._numpy import NumpyBackend\n"
+        "from backends._numpy.backend import NumpyBackend\n"
         "from backends.protocol import Declared\n"
         "class Mine(NumpyBackend):\n"
         "    name = 'mine'\n"

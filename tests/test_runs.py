@@ -147,7 +147,7 @@ def usage(out: subprocess.CompletedProcess[str]) -> str:
 def test_usage_errors_of_workers_are_the_same_line(tmp_path: Path, words: tuple[str, ...]) -> None:
     (tmp_path / "adapter.py").write_text(
         "from pathlib import Path\n"
-        "from backends._numpy import NumpyBackend\n"
+        "from backends._numpy.backend import NumpyBackend\n"
         "class Mine(NumpyBackend):\n"
         "    expectations = Path(__file__).with_name('mine.toml')\n"
         "backend = Mine()\n"

@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from backends._numpy import Definition, NumpyBackend, Rounded
+from backends._numpy import Rounded
+from backends._numpy.attention import Definition
+from backends._numpy.backend import NumpyBackend
 from backends.prepared import PreparedCall
 from backends.protocol import Profiler
 

@@ -21,7 +21,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from backends._numpy import NumpyBackend
+from backends._numpy.backend import NumpyBackend
 from backends.prepared import PreparedCall
 from suite.spec.inputs import Inputs
 from tests.miniatures import Miniature, Miniatures

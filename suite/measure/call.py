@@ -314,10 +314,12 @@ class TimedCall:
     def _judge_fresh(self) -> None:
         """Judge an answer to new inputs, and compare their times with known ones. Raises RefusedTime.
 
-        A machine that is busy for a moment slows some trials; reused results show in every trial.
+        A machine that is busy slows some trials; reused results show in every trial.
         """
         usual, first = statistics.median(self.samples or [math.inf]), protocol.SETS
         for trial in range(protocol.TRIALS):
+            if trial:
+                protocol.pause(protocol.TRIAL_PAUSE * 2 ** (trial - 1))
             pairs = [
                 self._times(first + trial * protocol.FRESH + n, judged=not trial and not n)
                 for n in range(protocol.FRESH)

@@ -68,8 +68,9 @@ READINGS, COPIES, CERTAIN = 40, 3, 0.999
 interval beyond the limit. If the times of both readings are distributed alike, the interval is beyond in
 some trial with a probability of 0.2 %."""
 
-TRIALS = 5
-"""Number of trials that must all exceed the limit `STALE`."""
+TRIALS, TRIAL_PAUSE = 8, 0.05
+"""Number of trials that must all exceed the limit `STALE`, and the seconds between the first two. Each
+pause is twice the one before, 6 s together: other work keeps a machine busy for seconds."""
 
 OVER_CEILING = 1.05
 """Greatest believable share of the measured limit, which is known to a few percent."""
@@ -87,8 +88,8 @@ class UnsupportedCall(Exception):
     """The implementation does not support the case in this direction; the message says why."""
 
 
-now = time.perf_counter
-"""The clock, bound before a person's file is imported: a file may replace `time.perf_counter`."""
+now, pause = time.perf_counter, time.sleep
+"""The clock and the pause, bound before a person's file is imported: a file may replace those of `time`."""
 
 
 def wait(seconds: float) -> None:

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from backends._numpy import NumpyBackend
+from backends._numpy.backend import NumpyBackend
 from backends.declared import OF_BACKENDS, Declared
 from backends.masks import rank4
 from backends.prepared import PreparedCall
