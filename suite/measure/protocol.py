@@ -89,7 +89,7 @@ class UnsupportedCall(Exception):
 
 
 now, pause = time.perf_counter, time.sleep
-"""The clock and the pause, bound before a person's file is imported: a file may replace those of `time`."""
+"""The clock and the pause, bound before a file of a person is imported, which may replace them."""
 
 
 def wait(seconds: float) -> None:
