@@ -56,7 +56,10 @@ def changed(inputs: Inputs) -> Inputs:
     if position is not None:
         return inputs.replace(query=-inputs.query, position=position + 7, offset=7, base=500.0)
     if not {"query", "key"} <= inputs.arrays.keys():
-        return inputs.replace(**{name: -array for name, array in inputs.arrays.items()})
+        codes = inputs.operator.array_kinds.codes
+        return inputs.replace(
+            **{n: np.flip(x, -1) if n in codes else -x for n, x in inputs.arrays.items()}
+        )
     query, key, value = -inputs.query, np.flip(inputs.key, -1), -inputs.value
     arrays = {"query": query, "key": key, "value": value}
     if inputs.operator.packing is not None:

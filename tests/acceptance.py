@@ -1,6 +1,6 @@
 """Acceptance tests of other projects, and how many functions of the corpus each of them rejects.
 
-    python -m tests.acceptance            the table of docs/power.md
+    python -m tests.acceptance            the table of docs/compared.md
     python -m tests.acceptance --names    the faulty functions that each test accepts, too
 
 A rule is written after a project's own code: its inputs, dtypes, trials and tolerance. Sizes are scaled

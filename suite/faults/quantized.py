@@ -237,6 +237,15 @@ class QuantizedUnsigned(QuantizedKernel):
         return np.where(codes < 0, codes + 256, codes) if call.code.is_whole else codes
 
 
+@fault("values", "`clamp(-127, 127)` of codes that are read; -128 is a code", family="numerics")
+class QuantizedLowestCodeClipped(QuantizedKernel):
+    """The lowest code of whole numbers is read as the one above."""
+
+    def codes_of(self, name: str, call: Coded) -> np.ndarray:
+        codes = super().codes_of(name, call)
+        return np.maximum(codes, -call.code.max) if call.code.is_whole else codes
+
+
 @fault(
     "values", "`float8_e4m3fnuz` for `float8_e4m3fn`: its exponents mean half", family="numerics"
 )

@@ -318,8 +318,6 @@ class TimedCall:
         """
         usual, first = statistics.median(self.samples or [math.inf]), protocol.SETS
         for trial in range(protocol.TRIALS):
-            if trial:
-                protocol.pause(protocol.TRIAL_PAUSE * 2 ** (trial - 1))
             pairs = [
                 self._times(first + trial * protocol.FRESH + n, judged=not trial and not n)
                 for n in range(protocol.FRESH)
@@ -328,6 +326,7 @@ class TimedCall:
             beyond = new > protocol.STALE * known or new > protocol.STALE_SAMPLE * usual
             if not beyond or new - min(known, usual) <= protocol.STALE_SECONDS:
                 return
+            protocol.pause(protocol.TRIAL_PAUSE * 2**trial)
         raise RefusedTime(
             "stale",
             f"calls with new inputs take {new * 1e3:.3g} ms, calls with known inputs "

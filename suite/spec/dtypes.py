@@ -43,7 +43,13 @@ class DType:
 
     @property
     def max(self) -> float:
+        """The largest finite number."""
         return (2.0 - 2.0 ** (1 - self.precision)) * 2.0**self.max_exponent
+
+    @property
+    def least(self) -> float:
+        """The lowest finite number."""
+        return -self.max
 
     @property
     def itemsize(self) -> int:
@@ -97,6 +103,10 @@ class Code(DType):
         return self.largest
 
     @property
+    def least(self) -> float:
+        return -self.largest - self.is_whole
+
+    @property
     def itemsize(self) -> int:
         return 1
 
@@ -110,7 +120,7 @@ CODES: dict[str, Code] = {
         Code("e5m2", "float8_e5m2", 3, -14, 15, "float32", 57344.0),
     )
 }
-"""The formats of codes. Of int8 the codes -127 to 127 are drawn, of int4 -7 to 7, one code in a byte.
+"""The formats of codes. A code of int4 fills a byte.
 
 Source: Micikevicius et al., FP8 Formats for Deep Learning, arXiv 2209.05433 (2022), table 1.
 """
@@ -142,7 +152,7 @@ def round_to(x: np.ndarray | float, fmt: DType) -> np.ndarray:
     quantum = np.maximum(exponent - 1, fmt.min_exponent) - (fmt.precision - 1)
     with np.errstate(invalid="ignore"):
         rounded = np.ldexp(np.rint(np.ldexp(x, -quantum)), quantum)
-    if (np.abs(rounded) <= fmt.max).all():
+    above, below = rounded > fmt.max, rounded < fmt.least
+    if not (above | below).any():
         return np.asarray(rounded)
-    rounded = np.where(np.isfinite(x), rounded, x)
-    return np.where(np.abs(rounded) > fmt.max, np.copysign(np.inf, rounded), rounded)
+    return np.where(above, np.inf, np.where(below, -np.inf, rounded))

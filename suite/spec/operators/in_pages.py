@@ -164,9 +164,8 @@ def drawn(draw: Draw, case: Case, rng: np.random.Generator, seed: int) -> dict[s
     for name, x in arrays.items():
         if is_pooled(of[name]):
             tokens = in_front(x, of[name])
-            large = np.abs(x).max(initial=0.0) * (
-                1 if name in case.operator.array_kinds.codes else 64
-            )
+            of_codes, largest = name in case.operator.array_kinds.codes, np.abs(x).max(initial=0.0)
+            large = min(largest, case.dtype_of(name).max) if of_codes else 64 * largest
             pool = np.full((n["p"] * n["s"], *tokens.shape[2:]), large)
             pool[::2] *= -1 if large and not name.endswith("scale") else 1
             free = slots_first(case, pool.reshape(n["p"], n["s"], *tokens.shape[2:]), of[name])

@@ -188,7 +188,7 @@ def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarra
         for x in tokens.values():
             x[:, :, -case.sizes.Lq :] *= 4.0
         tokens = {name: round_to(x, case.dtype) for name, x in tokens.items()}
-    scales, last = draw_scales(case, tokens), CODES[case.option("codes")].max
+    scales, code = draw_scales(case, tokens), CODES[case.option("codes")]
     if case.recipe == "level":
         tokens["key"] = drawn["key"]
         whole = np.abs(drawn["key"]).max() / 32  # scales and codes that give back such keys
@@ -201,7 +201,8 @@ def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarra
             else 0.0
             for n in (f"{name}_scale", f"{name}_zero")
         )
-        arrays[f"{name}_codes"] = np.clip(x / scale + zero, -last, last)
+        codes = np.clip(x / scale + zero, -code.max, code.max)
+        arrays[f"{name}_codes"] = np.where(codes < 0.5 - code.max, code.least, codes)
     if case.option("writes"):
         for name, x in tokens.items():
             codes, new = arrays[f"{name}_codes"], slice(-case.sizes.Lq, None)
