@@ -50,6 +50,14 @@ class PagedFirstEntryAlone(PagedKernel):
         return table[sample, 0] * size + np.arange(length)
 
 
+@fault("election", "`block_table[block_table >= 0]`, whose rows have other lengths; cut every row")
+class PagedTableWithoutGaps(PagedKernel):
+    """Page numbers of -1 are left out, and the others are read as a table with whole rows."""
+
+    def slots(self, table: np.ndarray, sample: int, length: int, size: int) -> np.ndarray:
+        return super().slots(np.resize(table[table >= 0], table.shape), sample, length, size)
+
+
 @fault("values", "`key_cache.shape[1] == num_kv_heads` for a layout; take the layout that is given")
 class PagedLayoutByShape(PagedKernel):
     """Pools with as many slots in a page as heads are read as (P, S, Hkv, D), whatever their layout."""

@@ -294,6 +294,13 @@ QUESTIONS: dict[str, Question] = {
             ("blocked", "leaks"),
         ),
         Question(
+            "minus-one-behind-last-page",
+            "A page number of -1 in the entries of a table behind the last page of a sample",
+            ("ignored", "raises"),
+            ("f32",),
+            any_error=True,
+        ),
+        Question(
             "nan-in-freed-slot",
             "NaN in a slot whose token left the cache is",
             ("blocked", "leaks"),

@@ -156,13 +156,30 @@ def _segment_without_keys(p: Probe) -> str:
     )
 
 
-def _nan_behind_last_key(p: Probe) -> str:
+def _in_pages(p: Probe) -> Inputs:
+    """Inputs with pages. Raises NotApplicable if the implementation takes none."""
     inputs = p.drawn(p.operator.asks.pages[0])
     if not in_pages.pools(inputs):
         raise NotApplicable("the implementation takes no pages")
     if p.implementation.refuses(inputs) is not None and inputs.case.option("alignment"):
         inputs = inputs.replace(alignment="all")
     p.require(inputs)
+    return inputs
+
+
+def _minus_one_behind_last_page(p: Probe) -> str:
+    inputs = _in_pages(p)
+    read, table = in_pages.read_entries(inputs), inputs.arrays["page_table"]
+    got = p.values(inputs.replace(page_table=np.where(read, table, -1.0)))
+    if got is None:
+        return "raises"
+    if p.matches(got, inputs):
+        return "ignored"
+    raise Deviation("election", "page numbers of -1 behind the last pages make rows wrong")
+
+
+def _nan_behind_last_key(p: Probe) -> str:
+    inputs = _in_pages(p)
     own = in_pages.owned(inputs)
     behind = ~own & own.any(1, keepdims=True)
     got = p.values(in_pages.filled(inputs, behind, np.nan))
@@ -234,6 +251,7 @@ PROBES: dict[str, Callable[[Probe], str]] = {
     "inf-in-attended-value": _attended("value", np.inf),
     "nan-in-query": _nan_query,
     "nan-behind-last-key": _nan_behind_last_key,
+    "minus-one-behind-last-page": _minus_one_behind_last_page,
     "segment-without-keys": _segment_without_keys,
     "subnormal-output": _subnormal,
     "score-overflow": _overflow,

@@ -326,6 +326,7 @@ LATENT = Operator(
             "fully-masked-row-gradient",
             "lse-of-empty-row",
             "nan-behind-last-key",
+            "minus-one-behind-last-page",
         ),
         well_formed=IN_PAGES[0].format(dt="f32"),
         probe="latent/{mask}/mha/{dt}/b2h4q5k5d8v6",

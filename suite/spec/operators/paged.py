@@ -369,7 +369,9 @@ PAGED = Operator(
     ),
     recipes=("normal", "large", "tiny", "ties", "onehot", "integers", "offset", "level"),
     questions=Questions(
-        elections=("nan-behind-last-key",), probe=PLAIN, well_formed=PLAIN.format(dt="f32")
+        elections=("nan-behind-last-key", "minus-one-behind-last-page"),
+        probe=PLAIN,
+        well_formed=PLAIN.format(dt="f32"),
     ),
     array_kinds=ArrayKinds(letters=pool, integers=("query_lengths", "key_lengths", "page_table")),
     packing=Packing(completed=completed, choose=choose),

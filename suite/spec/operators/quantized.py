@@ -331,7 +331,9 @@ QUANTIZED = Operator(
         SCALE,
     ),
     recipes=("normal", "large", "ties", "offset", "level"),
-    questions=Questions(well_formed=IN_PAGES[0].format(dt="f32")),
+    questions=Questions(
+        elections=("minus-one-behind-last-page",), well_formed=IN_PAGES[0].format(dt="f32")
+    ),
     array_kinds=ArrayKinds(
         letters=lambda case: {**counted(case.sizes.letters), **in_pages.letters(case)},
         integers=in_pages.TABLE,
