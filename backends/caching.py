@@ -13,7 +13,17 @@ from backends.prepared import PreparedCall
 from backends.protocol import Implementation
 from suite.spec.inputs import Inputs
 from suite.spec.operators.cached import CACHED
-from suite.spec.operators.scripts import Chunk, Crop, Held, Keep, Pick, Reset, joined, played
+from suite.spec.operators.scripts import (
+    Chunk,
+    Crop,
+    Held,
+    Keep,
+    Pick,
+    Reset,
+    joined,
+    played,
+    with_other_options,
+)
 from suite.spec.operators.views import allowed
 
 
@@ -134,7 +144,8 @@ class Scripted(Implementation):
         Of longer scripts, and of caches that cannot go back, all is timed.
         """
         s, case = inputs.sizes, inputs.case
-        single = len(case.option("script")) == 1 and s.Lk > s.Lq and not case.option("beside")
+        single = len(case.option("script")) == 1 and s.Lk > s.Lq
+        single = single and not (case.option("beside") or case.option("used"))
         if not single or not self.rewinds(inputs):
             return self.prepare(inputs)
         before, last = (
@@ -165,7 +176,12 @@ class Scripted(Implementation):
     def scripted(self, inputs: Inputs, refusing: bool = False) -> PreparedCall:
         """The call that plays the script: as `prepare`, or as `refusing`."""
         backend, case = self.backend, inputs.case
-        actions = list(played(case, lenient=True))  # what is malformed the cache refuses
+        # What is malformed the cache refuses.
+        script = [(inputs, *each) for each in played(case, lenient=True)]
+        if case.option("used"):
+            other, emptied = with_other_options(inputs), (inputs, Reset(), script[-1][2])
+            before = [(other, action, held) for _, action, held in script]
+            script = [*before, emptied, *script]
 
         def integers(numbers: Any) -> Any:
             return backend.array(np.array(numbers), None)
@@ -176,7 +192,7 @@ class Scripted(Implementation):
         def call(query: Any, key: Any, value: Any, earlier: Any = None) -> Any:
             states = [self.init(inputs, key) for _ in range(1 + case.option("beside"))]
             parts, refused = list[tuple[Chunk, Any]](), False
-            for action, held in actions:
+            for given, action, held in script:
                 if refused and isinstance(action, Crop):
                     refused = False
                     continue
@@ -184,9 +200,9 @@ class Scripted(Implementation):
                     match action:
                         case Chunk():
                             k, v = (action.cut(x, self.concat, self.place) for x in (key, value))
-                            if n:  # the second cache takes other tokens
+                            if n or given is not inputs:  # another sequence has other tokens
                                 k, v = -k, -v
-                            turn = Turn(inputs, action, held)
+                            turn = Turn(given, action, held)
                             if not action.asked:
                                 states[n] = self.fill(state, earlier, k, v, turn)
                                 continue
@@ -197,7 +213,7 @@ class Scripted(Implementation):
                                 if not refusing:
                                     raise
                                 rows, refused = q, True
-                            parts += [(action, rows)] if n == 0 else []
+                            parts += [(action, rows)] if n == 0 and given is inputs else []
                         case Crop(count=count, samples=samples):
                             states[n] = self.crop(state, count, *some(samples))
                         case Reset(samples=samples):
@@ -210,3 +226,35 @@ class Scripted(Implementation):
             return joined(parts, self.concat, self.place)
 
         return PreparedCall(call, self.arguments(inputs), axis_order=self.axis_order)
+
+
+SIGNS = ((1, 1, 1, 1), (-1, 1, -1, 1), (-1, -1, -1, -1), (1, -1, 1, -1))
+"""The signs of a layer's projections of query, key, value and rows, by turn."""
+
+
+class Projected(Scripted):
+    """A layer with projections, each the identity or its negative.
+
+    They change between steps, as if the layer were trained. Operands and rows have the signs of their
+    projections, so a layer that reads its parameters in every step computes attention over its operands.
+    """
+
+    @abstractmethod
+    def project(self, state: Any, signs: Sequence[int]) -> Any:
+        """The state with projections of query, key, value and rows that are the identity times `signs`;
+        a layer is changed in place."""
+
+    @abstractmethod
+    def layer_step(
+        self, state: Any, query: Any, key: Any, value: Any, turn: Turn
+    ) -> tuple[Any, Any]:
+        """The rows of a chunk, and the state, as the layer gives them."""
+
+    def step(self, state: Any, query: Any, key: Any, value: Any, turn: Turn) -> tuple[Any, Any]:
+        signs = SIGNS[turn.total % len(SIGNS)]
+        query, key, value = (
+            array if sign > 0 else -array
+            for array, sign in zip((query, key, value), signs[:3], strict=True)
+        )
+        rows, state = self.layer_step(self.project(state, signs), query, key, value, turn)
+        return (rows if signs[3] > 0 else -rows), state

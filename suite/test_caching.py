@@ -101,7 +101,7 @@ def test_tokens_apart(cell: Cell) -> None:
         judged = read & ~(seen & group).any((2, 3))
         if not group.any() or not judged.any():
             continue
-        large = (100.0 if cell.dtype.name == "f16" else 1e4) * (-1.0) ** np.arange(inputs.sizes.Lk)
+        large = cell.dtype.large * (-1.0) ** np.arange(inputs.sizes.Lk)
         arrays = {
             name: round_to(
                 np.where(group[:, None, :, None], large[:, None], inputs.arrays[name]), cell.dtype

@@ -43,6 +43,7 @@ CASES = (
     f"{GROWN}/c2.pick12.3of0.3of1.pick101.3/win3/room8/pad5.0.12",
     f"{GROWN}/c1.tree112of21.keep0x.3of0.4/win2/room6/pad5.0.12/rot.halves",
     "cached/none/gqa2/f64/b2h4q9k9d8/c4.tree112.keep2.2/win2/room5/slopes",
+    f"{GROWN}/c1.tree112.pick200.keep02x.4/win3/slopes",
     "cached/none/gqa2/f64/b2h4q9k9d8/c3.tree1121.keep3.2/bias.bhqk/rot.halves",
 )
 
@@ -92,7 +93,8 @@ def token_by_token(inputs: Inputs) -> np.ndarray:
         parts = [] if steps else [int(n) for n in body.split("+") if n.isdigit()]
         count = len(steps) or sum(parts)
         begin = {sum(parts[:n]) for n in range(1, len(parts))}
-        nodes, drafting = [[] for _ in range(s.B)], samples
+        drafted = [nodes[int(n)] for n in body[4:]] if nodes and body.startswith("pick") else []
+        nodes, drafting = drafted or [[] for _ in range(s.B)], samples
         for b in samples if count else ():
             for n in range(count):
                 document = (nodes[b][-1] if nodes[b] else histories[b] or [(0, 0, 0, 0)])[-1][3]

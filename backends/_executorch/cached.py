@@ -23,7 +23,7 @@ from suite.spec.elections import ElectionCase
 from suite.spec.inputs import Inputs
 from suite.spec.malformed import MalformedCase
 from suite.spec.operators.cached import FEATURES
-from suite.spec.operators.scripts import Chunk, actions, capacity
+from suite.spec.operators.scripts import Chunk, actions, capacity, unwritten
 
 NO_FEATURES = {
     **dict.fromkeys(("softcap", "sinks", "alibi-slopes"), "the operators have none of it"),
@@ -70,8 +70,8 @@ class FusedCache(Scripted):
 
     def init(self, inputs: Inputs, key: Any) -> Any:
         s = inputs.sizes
-        shape = (s.B, capacity(inputs.case), s.Hkv, s.D)
-        return Filled([key.new_zeros(shape) for _ in range(2)])
+        empty = unwritten(inputs.case, s.B, capacity(inputs.case), s.Hkv, s.D)
+        return Filled([self.backend.array(empty, inputs.dtype) for _ in range(2)])
 
     def step(self, state: Filled, query: Any, key: Any, value: Any, turn: Turn) -> tuple[Any, Any]:
         rows = self.backend.torch.ops.llama.sdpa_with_kv_cache(

@@ -1,6 +1,6 @@
 """Flax' layers that decode: one token a call, with a cache.
 
-Projections are the identity, so that the layer is attention over its operands.
+Projections are the identity or its negative, so that the layer is attention over its operands.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from backends._jax.engine import JaxEngine
-from backends.caching import Scripted, Turn
+from backends.caching import Projected, Turn
 from backends.declared import Declared
 from backends.implementation import ALL_BUT_FLOAT32
 from suite.spec.inputs import Inputs
@@ -26,14 +26,19 @@ RING = "the layer writes no ring"
 
 @dataclass(frozen=True)
 class Decoding:
-    """The state of a layer, its state when the cache was empty, and the number of tokens."""
+    """The cache of a layer, the empty cache, the layer's projections, which are identities, and those of
+    the next step."""
 
-    layer: Any
+    cache: Any
     empty: Any
-    count: int = 0
+    identities: Any
+    projections: Any
 
 
-class NnxDecode(Scripted):
+PROJECTIONS = ("query", "key", "value", "out")
+
+
+class NnxDecode(Projected):
     """The layer with `decode=True`. Windows and left padding are masks over the slots."""
 
     backend: JaxEngine
@@ -88,9 +93,9 @@ class NnxDecode(Scripted):
             getattr(layer, part).kernel = nnx.Param(jnp.asarray(kernel, key.dtype))
         layer.out.kernel = nnx.Param(jnp.asarray(np.eye(width).reshape(s.H, s.D, -1), key.dtype))
         layer.init_cache((s.B, capacity(inputs.case), width), key.dtype)
-        graph, state = nnx.split(layer)
-        self.programs.setdefault(self.shape(inputs), self.program(graph))
-        return Decoding(state, state)
+        parameters, cache = nnx.state(layer, nnx.Param), nnx.state(layer, nnx.Cache)
+        self.programs.setdefault(self.shape(inputs), self.program(nnx.graphdef(layer)))
+        return Decoding(cache, cache, parameters, parameters)
 
     def shape(self, inputs: Inputs) -> Any:
         """What a program depends on besides its arguments."""
@@ -101,23 +106,34 @@ class NnxDecode(Scripted):
         """A step of one token: the one at place `n` of arrays (B, L, H, D)."""
         jax = self.backend.jax
 
-        def step(state: Any, query: Any, key: Any, value: Any, mask: Any, n: Any) -> Any:
+        def step(
+            projections: Any, cache: Any, query: Any, key: Any, value: Any, mask: Any, n: Any
+        ) -> Any:
             tokens = (jax.lax.dynamic_slice_in_dim(x, n, 1, 1) for x in (query, key, value))
             flat = [x.reshape((*x.shape[:2], -1)) for x in tokens]
-            rows, changed = self.called(graph, state, flat, mask)
+            rows, changed = self.called(graph, projections, cache, flat, mask)
             return rows.reshape((*rows.shape[:2], *query.shape[2:])), changed
 
         compiled: Callable[..., Any] = jax.jit(step)
         return compiled
 
-    def called(self, graph: Any, state: Any, tokens: Sequence[Any], mask: Any) -> tuple[Any, Any]:
-        """The rows (B, 1, width) of one token for query, key and value, and the state after it."""
+    def called(
+        self, graph: Any, projections: Any, cache: Any, tokens: Sequence[Any], mask: Any
+    ) -> tuple[Any, Any]:
+        """The rows (B, 1, width) of one token for query, key and value, and the cache after it."""
         from flax import nnx
 
-        layer = nnx.merge(graph, state)
-        return layer(*tokens, mask=mask), nnx.state(layer)
+        layer = nnx.merge(graph, projections, cache)
+        rows = layer(*tokens, mask=mask)
+        return rows, nnx.state(layer, nnx.Cache)
 
-    def step(
+    def project(self, state: Decoding, signs: Sequence[int]) -> Decoding:
+        jax, projections = self.backend.jax, dict(state.identities.items())
+        for name, sign in zip(PROJECTIONS, signs, strict=True):
+            projections[name] = jax.tree.map(lambda x, sign=sign: sign * x, projections[name])
+        return replace(state, projections=type(state.identities)(projections))
+
+    def layer_step(
         self, state: Decoding, query: Any, key: Any, value: Any, turn: Turn
     ) -> tuple[Any, Decoding]:
         case, rows = turn.inputs.case, []
@@ -127,13 +143,13 @@ class NnxDecode(Scripted):
         for n in range(key.shape[1]):
             token = slice(n, n + 1)
             mask = allowed(case, turn.rows[:, token], turn.begins[:, token], slots)[:, None]
-            row, layer = program(state.layer, query, key, value, mask, n)
-            state = replace(state, layer=layer, count=state.count + 1)
+            row, cache = program(state.projections, state.cache, query, key, value, mask, n)
+            state = replace(state, cache=cache)
             rows.append(row)
         return self.concat(rows, 1), state
 
     def reset(self, state: Decoding, *samples: Any) -> Decoding:
-        return Decoding(state.empty, state.empty)
+        return replace(state, cache=state.empty)
 
     def concat(self, arrays: Sequence[Any], axis: int) -> Any:
         return self.backend.numpy.concatenate(list(arrays), axis)
@@ -163,11 +179,12 @@ class LinenDecode(NnxDecode):
         kernels = {part: same.reshape(width, s.H, s.D) for part in ("query", "key", "value")}
         kernels["out"] = same.reshape(s.H, s.D, width)
         parameters = {part: {"kernel": kernel} for part, kernel in kernels.items()}
-        self.programs.setdefault(self.shape(inputs), self.program((layer, parameters)))
-        return Decoding(cache, cache)
+        self.programs.setdefault(self.shape(inputs), self.program(layer))
+        return Decoding(cache, cache, parameters, parameters)
 
-    def called(self, graph: Any, state: Any, tokens: Sequence[Any], mask: Any) -> tuple[Any, Any]:
-        layer, parameters = graph
-        variables = {"params": parameters, "cache": state}
-        rows, changed = layer.apply(variables, *tokens, mask=mask, mutable=["cache"])
+    def called(
+        self, graph: Any, projections: Any, cache: Any, tokens: Sequence[Any], mask: Any
+    ) -> tuple[Any, Any]:
+        variables = {"params": projections, "cache": cache}
+        rows, changed = graph.apply(variables, *tokens, mask=mask, mutable=["cache"])
         return rows, changed["cache"]

@@ -1,7 +1,7 @@
 """`keras_hub.layers.CachedMultiHeadAttention` that decodes: chunks join a cache at an index.
 
-Projections are the identity, which repeats grouped heads, so that the layer is attention over its
-operands.
+Projections are the identity, which repeats grouped heads, or its negative, so that the layer is attention
+over its operands.
 """
 
 from __future__ import annotations
@@ -14,23 +14,25 @@ import numpy as np
 
 from backends._keras.engine import WithKeras
 from backends._keras.multi_head import MultiHead
-from backends.caching import Scripted, Turn, rolled_back
+from backends.caching import Projected, Turn, rolled_back
 from backends.declared import Declared
 from suite.spec.inputs import Inputs
 from suite.spec.operators.cached import FEATURES
-from suite.spec.operators.scripts import capacity
+from suite.spec.operators.scripts import capacity, unwritten
 
 
 @dataclass(frozen=True)
 class Filled:
-    """The layer, its cache (B, 2, C, H, D), and the number of tokens."""
+    """The layer, the identities of its projections, its cache (B, 2, C, H, D), and the number of
+    tokens."""
 
     layer: Any
+    identities: list[np.ndarray]
     cache: Any
     count: int = 0
 
 
-class CachedDecode(Scripted):
+class CachedDecode(Projected):
     """The layer with a cache. All masks are one array over the slots.
 
     A reset and a rollback move the index back; samples are taken from the cache along its first axis.
@@ -67,11 +69,17 @@ class CachedDecode(Scripted):
         layer.build((s.B, None, width), (s.B, None, kv_width))
         same = np.eye(width).reshape(width, s.H, s.D)
         grouped = np.repeat(np.eye(kv_width).reshape(kv_width, s.Hkv, s.D), s.group, 1)
-        layer.set_weights([same, grouped, grouped, same.reshape(s.H, s.D, width)])
-        cache = ops.zeros((s.B, 2, capacity(inputs.case), s.H, s.D), key.dtype)
-        return Filled(layer, cache)
+        empty = unwritten(inputs.case, s.B, 2, capacity(inputs.case), s.H, s.D)
+        cache = ops.convert_to_tensor(empty, key.dtype)
+        return Filled(layer, [same, grouped, grouped, same.reshape(s.H, s.D, width)], cache)
 
-    def step(
+    def project(self, state: Filled, signs: Sequence[int]) -> Filled:
+        state.layer.set_weights(
+            [sign * weights for sign, weights in zip(signs, state.identities, strict=True)]
+        )
+        return state
+
+    def layer_step(
         self, state: Filled, query: Any, key: Any, value: Any, turn: Turn
     ) -> tuple[Any, Filled]:
         ops, mask = self.backend.keras.ops, turn.mask(state.cache.shape[2])
@@ -81,7 +89,7 @@ class CachedDecode(Scripted):
             q, v, k, attention_mask=ops.convert_to_tensor(mask), cache=state.cache,
             cache_update_index=state.count,
         )  # fmt: skip
-        return ops.reshape(rows, (B, L, H, D)), Filled(state.layer, cache, state.count + L)
+        return ops.reshape(rows, (B, L, H, D)), replace(state, cache=cache, count=state.count + L)
 
     def crop(self, state: Filled, count: int, *samples: Any) -> Filled:
         return replace(state, count=rolled_back(state.count, count))

@@ -32,6 +32,7 @@ from suite.spec.operators.scripts import (
     held,
     played,
     rotation,
+    unwritten,
 )
 
 
@@ -140,7 +141,8 @@ class ScatterAttention(PastAttention):
         s, backend, arrays = inputs.sizes, self.backend, super().masks(inputs)
         slots = capacity(inputs.case)
         for name, size in (("empty_key", s.D), ("empty_value", s.Dv)):
-            arrays[name] = backend.array(np.zeros((s.B, s.Hkv, slots, size)), inputs.dtype)
+            empty = unwritten(inputs.case, s.B, s.Hkv, slots, size)
+            arrays[name] = backend.array(empty, inputs.dtype)
         for n, (action, kept) in enumerate(played(inputs.case)):
             if not isinstance(action, Chunk):
                 continue

@@ -33,6 +33,7 @@ from suite.spec.operators.scripts import (
     joined,
     played,
     rotation,
+    unwritten,
 )
 from suite.spec.operators.views import allowed
 
@@ -292,7 +293,7 @@ class SlotCache(TextbookCached):
         for name, places in found.items():
             arrays[name] = self.backend.array(places.ravel(), None)
         for name, size in (("empty_key", s.D), ("empty_value", s.Dv)):
-            empty = np.zeros((s.B * slots, s.Hkv, size))
+            empty = unwritten(case, s.B * slots, s.Hkv, size)
             arrays[name] = self.backend.array(empty, inputs.dtype)
         return arrays
 

@@ -12,7 +12,6 @@ from suite.faults.fault import fault
 from suite.faults.kernels.attention import Kernel
 from suite.faults.kernels.cached import CachedKernel, Held
 from suite.spec.dtypes import DTYPES, round_to
-from suite.spec.inputs import Inputs
 
 FAMILY = "cache"
 
@@ -93,6 +92,22 @@ class CachedEmptySlotsAttended(CachedKernel):
 
     def exists(self, held: Held, keys: np.ndarray) -> np.ndarray:
         return np.ones(keys.shape, bool)
+
+
+@fault("values", "-1e4 for slots without a token, which may hold anything; use -inf")
+class CachedEmptySlotsLowered(CachedKernel):
+    """Scores of slots that were never written are lowered by 1e4, and may be attended all the same."""
+
+    def attend(
+        self, held: Held, query: np.ndarray, key: np.ndarray, value: np.ndarray,
+        rows: np.ndarray, keys: np.ndarray,
+    ) -> np.ndarray:  # fmt: skip
+        out, inputs = super().attend(held, query, key, value, rows, keys), held.inputs
+        large, heads = inputs.dtype.large, inputs.sizes.group
+        empty = (np.abs(key) == large).all((1, 3))[:, None, None]
+        scores = query @ np.repeat(key, heads, 1).swapaxes(2, 3) * inputs.effective_scale
+        attended = (empty & (scores > 1e4)).any(-1, keepdims=True)
+        return np.where(attended, large, out)
 
 
 @fault("values", "`length = 0` alone; what old slots hold must be hidden")
@@ -187,37 +202,6 @@ class CachedFrozen(CachedKernel):
             super().write(held, key, value)
         else:
             held.totals = held.totals + key.shape[2]
-
-
-@fault("values", "a mutable default, or a class attribute; make a cache for every instance")
-class CachedSharedByInstances(CachedKernel):
-    """All caches of a call have one memory."""
-
-    def init(self, inputs: Inputs, key: Any) -> Held:
-        shared = self.__dict__.setdefault("shared", {})
-        new = super().init(inputs, key)
-        first = shared.setdefault(inputs.digest, new)
-        if first.total:  # of an earlier call
-            shared[inputs.digest] = first = new
-        return first
-
-
-@fault(
-    "stateless",
-    "a buffer for each shape; clear it, or hide what an earlier call left",
-    family="state",
-)
-class CachedKeptByCalls(CachedKernel):
-    """The cache of the last call of a shape serves the next one, with its tokens."""
-
-    def init(self, inputs: Inputs, key: Any) -> Held:
-        kept = self.__dict__.setdefault("kept", {})
-        new = super().init(inputs, key)
-        old = kept.get(new.key.shape)
-        if old is not None:
-            new.key, new.value, new.positions = old.key, old.value, old.positions
-        kept[new.key.shape] = new
-        return new
 
 
 @fault("values", "`arange(chunk)` for the positions of queries; add the length of the cache")

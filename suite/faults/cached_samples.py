@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -106,6 +106,59 @@ class CachedFreedTwice(CachedForkShares):
                 places[(n + 1) % count] = places[n]
         state.places = tuple(places)
         return super().reset(state, *samples)
+
+
+@dataclass
+class HeldInPool(Held):
+    """A cache whose tokens take slots of a pool: those of each sample, in the order of its tokens, and
+    free ones, of which the first is taken next."""
+
+    taken: list[list[int]] = field(default_factory=list)
+    free: list[int] = field(default_factory=list)
+
+
+@fault("values", "`free.extend(pages)` for every branch; count the branches that share a page")
+class CachedBranchesFreeTwice(CachedKernel):
+    """Slots that branches share become free with every branch that is reset: two samples take them."""
+
+    def init(self, inputs: Inputs, key: Any) -> Held:
+        held = super().init(inputs, key)
+        free = list(range(held.positions.size))
+        return HeldInPool(**vars(held), taken=[[] for _ in held.totals], free=free)
+
+    def pick(self, held: Held, samples: list[int]) -> None:
+        super().pick(held, samples)
+        assert isinstance(held, HeldInPool)
+        held.taken = [[*held.taken[n]] for n in samples]
+
+    def reset(self, state: Held, *samples: Rounded) -> Held:
+        assert isinstance(state, HeldInPool)
+        for n in np.arange(len(state.totals))[self.chosen(state, samples)]:
+            state.free += state.taken[n]
+            state.taken[n] = []
+        return super().reset(state, *samples)
+
+    def step(
+        self, state: Held, query: Rounded, key: Rounded, value: Rounded, turn: Turn
+    ) -> tuple[Rounded, Held]:
+        rows, held = super().step(state, query, key, value, turn)
+        assert isinstance(held, HeldInPool)
+        for sample in turn.chunk.own if held.left is None else ():
+            self.take(held, sample, turn.chunk.count)
+        return rows, held
+
+    def take(self, held: HeldInPool, sample: int, count: int) -> None:
+        """The newest tokens of a sample take slots. Who has one of them, too, has its token there."""
+        own = held.taken[sample] = held.taken[sample][: held.totals[sample] - count]
+        known = {*held.free}.union(*held.taken)
+        held.free += [slot for slot in range(held.positions.size) if slot not in known]
+        new, held.free = held.free[:count], held.free[count:]
+        for other, theirs in enumerate(held.taken):
+            for n, slot in enumerate(new, len(own)):
+                if slot in theirs:
+                    for cache in (held.key, held.value):
+                        cache[other, :, theirs.index(slot)] = cache[sample, :, n % held.slots]
+        own += new
 
 
 @fault("values", "`cache[: len(samples)]` when samples have ended; `cache[samples]`")

@@ -10,10 +10,12 @@ import numpy as np
 from backends._numpy import Rounded
 from backends.caching import Turn
 from suite.faults.cached import ScaledValues
+from suite.faults.cached_samples import CachedForkShares, HeldOnce
 from suite.faults.fault import fault
 from suite.faults.kernels.cached import CachedKernel, Held
 from suite.spec.inputs import Inputs
 from suite.spec.masks import Tree
+from suite.spec.operators.scripts import Chunk
 
 FAMILY = "cache"
 
@@ -122,6 +124,23 @@ class CachedKeepMovesKeysAlone(CachedKernel):
         value = held.value.copy()
         super().leave(held, sample, path, count)
         held.value = value
+
+
+@fault("values", "a path is moved within pages that branches share; copy a page before a write")
+class CachedKeepsForAllBranches(CachedForkShares):
+    """A path that a branch keeps is moved in the memory of all branches that have not stepped since."""
+
+    def share(self, held: HeldOnce, chunk: Chunk, slots: slice = slice(None)) -> None:
+        held.places = tuple(range(len(held.places)))
+
+    def leave(self, held: Held, sample: int, path: list[int], count: int) -> None:
+        super().leave(held, sample, path, count)
+        assert isinstance(held, HeldOnce)
+        moved = (held.totals[sample] - 1 - np.arange(len(path))) % held.slots
+        for n, place in enumerate(held.places):
+            if place == held.places[sample]:
+                for cache in (held.key, held.value):
+                    cache[n][:, moved] = cache[sample][:, moved]
 
 
 @fault("values", "`length += n_nodes`; the length grows by the accepted ones")

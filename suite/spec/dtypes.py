@@ -62,6 +62,11 @@ class DType:
         return self.precision <= 11
 
     @property
+    def large(self) -> float:
+        """A large number whose products with usual ones are finite."""
+        return 100.0 if self.name == "f16" else 1e4
+
+    @property
     def widened(self) -> DType:
         """float32 for 16-bit formats, else the format itself."""
         return DTYPES["f32"] if self.is_half else self

@@ -33,6 +33,7 @@ from suite.spec.modules import classes_in
 KERNELS: tuple[type[Implementation], ...] = (
     cached.CachedKernel,
     cached.CodedKernel,
+    cached.ProjectedKernel,
     centred.CentredAttended,
     centred.CentredByConstant,
     centred.CentredEager,

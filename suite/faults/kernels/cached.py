@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from backends._numpy import Rounded
-from backends.caching import Scripted, Turn
+from backends.caching import Projected, Scripted, Turn
 from backends.declared import DeclaredRounding
 from suite.faults.kernels.attention import Call, Kernel, Stated
 from suite.faults.kernels.rotary import RotaryKernel
@@ -19,7 +19,13 @@ from suite.spec.dtypes import CODES, DTYPES, round_to
 from suite.spec.inputs import Inputs
 from suite.spec.masks import Tree
 from suite.spec.operators.cached import FEATURES
-from suite.spec.operators.scripts import Chunk, capacity, has_documents, rotation
+from suite.spec.operators.scripts import (
+    Chunk,
+    capacity,
+    has_documents,
+    rotation,
+    unwritten,
+)
 
 
 @dataclass
@@ -86,7 +92,7 @@ class CachedKernel(Stated, Scripted):
         """An empty cache."""
         s, slots = inputs.sizes, self.room(inputs)
         padding = np.zeros(s.B, int)
-        keys, values = (np.zeros((s.B, s.Hkv, slots, size)) for size in (s.D, s.Dv))
+        keys, values = (unwritten(inputs.case, s.B, s.Hkv, slots, n) for n in (s.D, s.Dv))
         positions, totals = np.full((s.B, slots), -1), np.zeros(s.B, int)
         return Held(keys, values, positions, totals, padding, inputs)
 
@@ -100,6 +106,7 @@ class CachedKernel(Stated, Scripted):
     def step(
         self, state: Held, query: Rounded, key: Rounded, value: Rounded, turn: Turn
     ) -> tuple[Rounded, Held]:
+        state.inputs = turn.inputs
         fmt, samples, held = state.inputs.dtype, turn.chunk.samples, state
         if key.shape[:3] != value.shape[:3]:
             raise ValueError(f"keys {key.shape} and values {value.shape} do not fit")
@@ -354,3 +361,38 @@ class CodedKernel(CachedKernel):
     def codes_of(self, t: np.ndarray) -> np.ndarray:
         last = self.kept_in.max
         return round_to(np.clip(t, -last, last), self.kept_in)
+
+
+@dataclass
+class HeldSigns(Held):
+    """A cache of a layer, with the signs of its projections of query, key, value and rows."""
+
+    signs: Sequence[int] = ()
+
+
+class ProjectedKernel(Projected, CachedKernel):
+    """A layer whose projections are identities or their negatives."""
+
+    def init(self, inputs: Inputs, key: Any) -> Held:
+        return HeldSigns(**vars(super().init(inputs, key)))
+
+    def project(self, state: Held, signs: Sequence[int]) -> Held:
+        assert isinstance(state, HeldSigns)
+        state.signs = self.projections(state, signs)
+        return state
+
+    def projections(self, held: HeldSigns, signs: Sequence[int]) -> Sequence[int]:
+        """The signs that the layer has, for those of its parameters."""
+        return signs
+
+    def layer_step(
+        self, state: Held, query: Rounded, key: Rounded, value: Rounded, turn: Turn
+    ) -> tuple[Rounded, Held]:
+        assert isinstance(state, HeldSigns)
+        of_query, of_key, of_value, of_rows = state.signs
+        q, k, v = (
+            Rounded(sign * x.values, x.fmt)
+            for sign, x in ((of_query, query), (of_key, key), (of_value, value))
+        )
+        rows, held = CachedKernel.step(self, state, q, k, v, turn)
+        return Rounded(of_rows * rows.values, rows.fmt), held

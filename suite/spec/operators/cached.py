@@ -25,8 +25,9 @@ of later chunks, attend no token before them. `0+4` begins with another document
 nodes, and a parent before the first node is the last token in the cache. A node attends its ancestors,
 itself, and the cache; its position is its depth behind the cache. Then `keep2` keeps node 2 and its
 ancestors for all samples of the tree, and `keep2x0` keeps node 2 for sample 0, no node for sample 1, and
-node 0 for sample 2. Instead all nodes may leave, by `reset` or by a rollback, which counts nodes and not
-depths: `back3`, or more.
+node 0 for sample 2. Between a tree of all samples and `keep` may stand `pick100`: branches of one history
+keep paths of their own. Instead all nodes may leave, by `reset` or by a rollback, which counts nodes and
+not depths: `back3`, or more.
 
 Capacity is the number of slots of the cache (`room8`). With fewer slots than tokens the cache is a
 ring: tokens that have left the window are overwritten. `pad3.0` hides the first 3 tokens of sample 0
@@ -34,8 +35,9 @@ ring: tokens that have left the window are overwritten. `pad3.0` hides the first
 of padding. `bias.1hqk` is added to the scores, a row for every query and a column for every position;
 all samples share it. With `rot.halves` or `rot.interleaved` the call rotates queries and keys by their
 positions, with frequencies of base 10000 or another one (`base500000.0`). With `beside` a second cache
-takes other tokens, step by step in turn with the first one. With `growing` keys and values grow along
-the sequence, by factors of 1, 2 and 4.
+takes other tokens, step by step in turn with the first one. With `used` the cache has served another
+sequence, with other numbers for all options of its steps, and was reset. With `growing` keys and values
+grow along the sequence, by factors of 1, 2 and 4.
 """
 
 from __future__ import annotations
@@ -193,7 +195,7 @@ def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> Map
         "overflow": ring and left is None,
         "window-rollback": left is not None
         and ("keep" in script or (rolls_back and held(case) > left + 1)),
-        "reset": "reset" in script,
+        "reset": "reset" in script or case.option("used"),
         "rollback": rolls_back,
         "reorder": "pick" in script,
         "subsets": differ(case),
@@ -246,11 +248,14 @@ def validate(case: Case) -> None:
             raise ValueError(f"samples are numbers below {len(counts)}: {case.id}")
         if len({*samples}) < len(samples) and not isinstance(action, Pick):
             raise ValueError(f"a sample steps once at a time: {case.id}")
+        branches = None
         if isinstance(last, Chunk) and last.tree:
             whole = isinstance(action, Reset) or (
                 isinstance(action, Crop) and action.count >= last.count
             )
-            if not (isinstance(action, Keep) or (whole and {*samples} >= {*last.own})):
+            if isinstance(action, Pick) and last.samples is None:
+                branches = replace(last, starts=last.starts[:1] * len(action.samples))
+            elif not (isinstance(action, Keep) or (whole and {*samples} >= {*last.own})):
                 raise ValueError(
                     f"after a tree stands keep, reset, or a rollback of all its nodes: {case.id}"
                 )
@@ -283,7 +288,7 @@ def validate(case: Case) -> None:
             case Keep(paths=paths, count=count):
                 for b, path in zip(action.own, paths, strict=True):
                     counts[b] -= count - len(path)
-        last = action
+        last = branches or action
     if max(arrived) != s.Lk or min(arrived) < (s.Lk - s.Lq + 1 if resized(case) else s.Lk):
         raise together
     if any(count <= padded > 0 for count, padded in zip(counts, least, strict=True)):
@@ -297,6 +302,8 @@ def validate(case: Case) -> None:
         raise ValueError(f"a rotation is of pairs of components: {case.id}")
     if rotation(case) is None and case.option("base") is not None:
         raise ValueError(f"a base is that of a rotation: {case.id}")
+    if case.option("used") and resized(case):
+        raise ValueError(f"a cache that is used again has as many samples as before: {case.id}")
     SLOPES.validate(case)
     if case.option("softcap") is not None:
         SOFTCAP.validate(case)
@@ -369,6 +376,7 @@ CACHED = Operator(
         ),
         Option("padding", r"pad(\d+(?:\.\d+)*)", dotted, lambda n: f"pad{'.'.join(map(str, n))}"),
         flag("beside", "beside"),
+        flag("used", "used"),
         flag("growing", "growing"),
         choice("bias", ("none", "1hqk", "bhqk"), "bias."),
         choice("rotary", ("none", "halves", "interleaved"), "rot."),

@@ -50,6 +50,13 @@ SMOKE = (
     f"{SMALL.format(dt='f32')}/c4of0.resetof0.resetof0.2of0.9of1.3of0",
     f"{SMALL.format(dt='f32')}/c3.tree1121.back4.2",
     f"{SMALL.format(dt='f32')}/c5.1.3/rot.halves/base500000.0",
+    # a cache that has served a sequence with other options
+    f"{SMALL.format(dt='f32')}/c5.1.3/used/cap2.0/sinks/slopes/scale0.3",
+    f"{SMALL.format(dt='f32')}/c5.1.3/used/rot.halves/base500000.0",
+    # branches that keep other paths of one tree
+    f"{GROWN.format(dt='f32')}/c1.tree112.pick200.keep121.4",
+    # a fork that is reset: the cache is filled until slots of both branches are taken again
+    "cached/none/mha/f32/b3h2q17k32d8/c1.pick001.reset.8.8/room16",
     "cached/none/mha/f32/b1h2q8k260d8/c4.back2.1.1.1.1",
     "cached/none/mha/f32/b1h2q5k300d8/c1.1.3/win20/rot.halves",
     "cached/none/mha/f32/b1h2q5k300d8/c1.1.3/slopes",
@@ -145,7 +152,13 @@ STANDARD = (
     f"{SMALL.format(dt='f32')}/c4of0.back4of0.resetof0.2of0.9of1.3of0",
     # trees of branches
     f"{GROWN.format(dt='f32')}/c3.pick200.tree112.keep2.2",
+    f"{GROWN.format(dt='f32')}/c1.tree112.pick200.keep02x.4/win3",
     f"{GROWN.format(dt='f32')}/c4.pick200.back2of1.tree112of1.keep2.1of1.4of02",
+    # as in smoke, one option at a time
+    *(f"{SMALL.format(dt='f32')}/c5.1.3/used/{option}" for option in ("cap2.0", "sinks", "slopes")),
+    f"{SMALL.format(dt='f32')}/c5.1.3/used/bias.bhqk/scale0.3",
+    # as in smoke, in a pool that is larger than the cache needs
+    "cached/none/mha/f32/b2h1q902k1202d4/c1.pick00.reset.300.reset.300.reset.300.1",
     # past 128 tokens, which a rollback leaves once more, and positions past 256
     "cached/none/mha/f32/b1h2q8k132d8/c4.back2.1.1.1.1",
     "cached/none/mha/bf16/b1h2q5k300d8/c1.1.3/win20/rot.halves",

@@ -166,7 +166,7 @@ def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarra
     query, *tokens = packed_operands(case, rng)
     table = draw_table(case, rng)
     arrays = {"query": query}
-    large = (100.0 if case.dtype.name == "f16" else 1e4) * (-1.0) ** np.arange(n["p"] * n["s"])
+    large = case.dtype.large * (-1.0) ** np.arange(n["p"] * n["s"])
     for name, of in zip(("key", "value"), tokens, strict=True):
         slots = np.empty((n["p"] * n["s"], s.Hkv, of.shape[-1]))
         slots[:] = large[:, None, None]

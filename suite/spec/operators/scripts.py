@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from suite.spec.case import Case
+from suite.spec.inputs import Inputs
 from suite.spec.masks import Tree
 from suite.spec.operators.rotary import BASE, Rotation
+from suite.spec.vocabulary import OPERANDS
 
 OF = r"(?:of\d+)?"
 ACTION = rf"(?:\d+(?:\+\d+)*{OF}|back\d+{OF}|reset{OF}|pick\d+|tree[1-9]+{OF}|keep[\dx]+)"
@@ -158,6 +160,7 @@ class Held:
 
 def actions(case: Case) -> Iterator[Action]:
     """The script of a case. Tokens that are in the cache before the script begins are a first chunk.
+    Samples that are picked behind a tree of all samples keep paths of this tree.
 
     Raises ValueError for a path that is kept of no tree, and for tokens of samples that do not exist.
     """
@@ -177,6 +180,9 @@ def actions(case: Case) -> Iterator[Action]:
         elif body.startswith("pick"):
             present = len(body[4:])
             yield Pick(tuple(-1 if n == "x" else int(n) for n in body[4:]))
+            if last is not None and last.tree is not None and last.samples is None:
+                # The branches may keep paths of the tree.
+                chunk = replace(last, starts=last.starts[:1] * present)
         elif body.startswith("keep"):
             wrong = ValueError(f"keep has a node of the tree before it for each sample: {case.id}")
             if last is None or last.tree is None:
@@ -194,8 +200,8 @@ def actions(case: Case) -> Iterator[Action]:
             ends = np.cumsum([int(n) for n in body.split("+")] if tree is None else len(drafted))
             count, documents = int(ends[-1]), tuple(ends[:-1].tolist())
             own = range(present) if samples is None else samples
-            if max(own) >= present:
-                raise ValueError(f"samples are numbers below {present}: {case.id}")
+            if max(own) >= min(present, s.B):
+                raise ValueError(f"samples are numbers below {min(present, s.B)}: {case.id}")
             starts = tuple(following[n] for n in own)
             chunk = Chunk(samples, starts, count, before, tree, documents)
             for n in own:
@@ -315,6 +321,15 @@ def rotation(case: Case) -> Rotation | None:
     return None if pairs == "none" else Rotation(case.sizes.D, pairs != "halves", base, "none")
 
 
+def with_other_options(inputs: Inputs) -> Inputs:
+    """The inputs with twice each number among the options, and half of each array that is no operand."""
+    case = inputs.case
+    numbers = {option.name: case.option(option.name) for option in inputs.operator.options}
+    doubled = {name: 2 * number for name, number in numbers.items() if isinstance(number, float)}
+    halved = {name: array / 2 for name, array in inputs.arrays.items() if name not in OPERANDS}
+    return inputs.replace(**doubled, **halved)
+
+
 def has_documents(case: Case) -> bool:
     """True if a sample has several documents."""
     return any("+" in word for word in case.option("script"))
@@ -324,6 +339,11 @@ def capacity(case: Case) -> int:
     """The number of slots of the cache."""
     given: int | None = case.option("capacity")
     return held(case) + SPARE if given is None else given
+
+
+def unwritten(case: Case, *shape: int) -> np.ndarray:
+    """What lies in slots that no token was written into: large numbers of both signs."""
+    return np.resize(case.dtype.large * np.array([1.0, -1.0, -1.0]), shape)
 
 
 def is_ring(case: Case) -> bool:
