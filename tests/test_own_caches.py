@@ -41,8 +41,9 @@ def test_a_persons_cache() -> None:
         "c2.back2of0.3of1.resetof2.3of20.3/rot.halves",
         "c4.pick200.back2of1.4of1.4of02", "c4of0.resetof0.resetof0.2of0.9of1.3of0",
         "c3.tree1121.back4.2", "c5.1.3/rot.halves/base500000.0",
-        "c5.1.3/used/cap2.0/sinks/slopes/scale0.3", "c5.1.3/used/rot.halves/base500000.0",
-        "c1.tree112.pick200.keep121.4", "c1.1.3/win20/rot.halves", "c1.1.3/slopes",
+        "c5.1.3/used/cap2.0/sinks/slopes/scale0.3", "c5.1.3/usedall",
+        "c5.1.3/used/rot.halves/base500000.0", "c1.tree112.pick200.keep121.4",
+        "c1.1.3/win20/rot.halves", "c1.1.3/slopes",
     ]  # fmt: skip
     assert set(found.values()) == {"pass", "unsupported"}
 
@@ -61,7 +62,7 @@ def test_a_persons_cache_of_samples_that_step_alone_and_of_trees() -> None:
     found = statuses("Serving")
     refused = [script for script, status in found.items() if status != "pass"]
     assert all(
-        {"win", "pad", "cap", "slopes", "pick", "bias"} & {*re.findall("[a-z]+", x)}
+        {"win", "pad", "cap", "slopes", "pick", "bias", "usedall"} & {*re.findall("[a-z]+", x)}
         for x in refused
     )
     answered = {

@@ -48,7 +48,7 @@ class CachedKeptByCalls(CachedKernel):
 
 @dataclass
 class HeldOptions(Held):
-    """A cache that knows the inputs of its first step."""
+    """A cache that knows inputs of an earlier step."""
 
     first: Inputs | None = None
 
@@ -64,8 +64,22 @@ class CachedOptionsOfTheFirstStep(CachedKernel):
         self, state: Held, query: Rounded, key: Rounded, value: Rounded, turn: Turn
     ) -> tuple[Rounded, Held]:
         assert isinstance(state, HeldOptions)
-        state.first = state.first or turn.inputs
+        state.first = self.kept(state, turn.inputs)
         return super().step(state, query, key, value, replace(turn, inputs=state.first))
+
+    def kept(self, held: HeldOptions, inputs: Inputs) -> Inputs:
+        """The inputs whose options a step has."""
+        return held.first or inputs
+
+
+@fault("values", "`if sinks is not None: self.sinks = sinks`; a step without them has none")
+class CachedOptionsRemain(CachedOptionsOfTheFirstStep):
+    """Softcap, sinks, slopes and scale that a step had serve later steps that have none."""
+
+    def kept(self, held: HeldOptions, inputs: Inputs) -> Inputs:
+        if held.first is None or "sinks" not in {*held.first.arrays} - {*inputs.arrays}:
+            return inputs
+        return held.first
 
 
 @fault(

@@ -36,8 +36,9 @@ of padding. `bias.1hqk` is added to the scores, a row for every query and a colu
 all samples share it. With `rot.halves` or `rot.interleaved` the call rotates queries and keys by their
 positions, with frequencies of base 10000 or another one (`base500000.0`). With `beside` a second cache
 takes other tokens, step by step in turn with the first one. With `used` the cache has served another
-sequence, with other numbers for all options of its steps, and was reset. With `growing` keys and values
-grow along the sequence, by factors of 1, 2 and 4.
+sequence, with other numbers for all options of its steps, and was reset; with `usedall` the steps of this
+sequence also had softcap, sinks, slopes and a scale, if the case's steps have not. With `growing` keys
+and values grow along the sequence, by factors of 1, 2 and 4.
 """
 
 from __future__ import annotations
@@ -186,16 +187,17 @@ def choose(inputs: Inputs, order: Sequence[int] | np.ndarray) -> Inputs:
 def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> Mapping[str, bool]:
     script, left = " ".join(case.option("script")), case.option("left")
     rolls_back, ring = "back" in script, is_ring(case)
+    every = case.option("used") == "usedall"
     return {
-        "scale": case.option("scale") is not None,
+        "scale": every or case.option("scale") is not None,
         "window": left is not None,
-        **{f.word: f.asked_by(case) for f in CARRIED},
+        **{f.word: every or f.asked_by(case) for f in CARRIED},
         "left-padding": case.option("padding") is not None,
         "ring": ring and left is not None,
         "overflow": ring and left is None,
         "window-rollback": left is not None
         and ("keep" in script or (rolls_back and held(case) > left + 1)),
-        "reset": "reset" in script or case.option("used"),
+        "reset": "reset" in script or bool(case.option("used")),
         "rollback": rolls_back,
         "reorder": "pick" in script,
         "subsets": differ(case),
@@ -376,7 +378,7 @@ CACHED = Operator(
         ),
         Option("padding", r"pad(\d+(?:\.\d+)*)", dotted, lambda n: f"pad{'.'.join(map(str, n))}"),
         flag("beside", "beside"),
-        flag("used", "used"),
+        choice("used", ("", "used", "usedall")),
         flag("growing", "growing"),
         choice("bias", ("none", "1hqk", "bhqk"), "bias."),
         choice("rotary", ("none", "halves", "interleaved"), "rot."),

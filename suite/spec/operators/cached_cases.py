@@ -52,6 +52,7 @@ SMOKE = (
     f"{SMALL.format(dt='f32')}/c5.1.3/rot.halves/base500000.0",
     # a cache that has served a sequence with other options
     f"{SMALL.format(dt='f32')}/c5.1.3/used/cap2.0/sinks/slopes/scale0.3",
+    f"{SMALL.format(dt='f32')}/c5.1.3/usedall",
     f"{SMALL.format(dt='f32')}/c5.1.3/used/rot.halves/base500000.0",
     # branches that keep other paths of one tree
     f"{GROWN.format(dt='f32')}/c1.tree112.pick200.keep121.4",

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from suite.spec.case import Case
-from suite.spec.inputs import Inputs
+from suite.spec.inputs import Inputs, draw
 from suite.spec.masks import Tree
 from suite.spec.operators.rotary import BASE, Rotation
 from suite.spec.vocabulary import OPERANDS
@@ -322,7 +322,12 @@ def rotation(case: Case) -> Rotation | None:
 
 
 def with_other_options(inputs: Inputs) -> Inputs:
-    """The inputs with twice each number among the options, and half of each array that is no operand."""
+    """The inputs with twice each number among the options, and half of each array that is no operand.
+    With `usedall` softcap, sinks, slopes and a scale are added before."""
+    if inputs.case.option("used") == "usedall":
+        more = {"softcap": 1.0, "sinks": True, "alibi_slopes": True, "scale": 0.5}
+        operands = {name: inputs.arrays[name] for name in OPERANDS}
+        inputs = draw(inputs.case.with_options(**more), inputs.seed).replace(**operands)
     case = inputs.case
     numbers = {option.name: case.option(option.name) for option in inputs.operator.options}
     doubled = {name: 2 * number for name, number in numbers.items() if isinstance(number, float)}
