@@ -25,7 +25,6 @@ from suite.spec.operators.scripts import (
     has_documents,
     paddings,
     rotation,
-    with_other_options,
 )
 from suite.spec.operators.views import View, views
 
@@ -329,9 +328,6 @@ def of_cached(inputs: Inputs) -> Iterator[Another]:
          "`[: length - n + 1]`"),
         (lambda: other_script(inputs, back(1)), "One token too many is taken back.", "cache", ""),
         (lambda: other_script(inputs, dropped("reset")), "Resets do nothing.", "cache", ""),
-        (lambda: with_other_options(inputs) if inputs.case.option("used") else inputs,
-         "A sequence has the options of the one before, in spite of a reset.", "cache",
-         "options that are kept from the first step"),
         (lambda: other_script(inputs, dropped("pick")), "Samples are not reordered.", "cache", ""),
         (lambda: other_script(inputs, returned), "Samples are reordered the other way round.", "cache",
          "`cache[order] = cache` for `cache[order]`"),
