@@ -133,9 +133,9 @@ def test_own_memory(cell: Cell) -> None:
         backend.memory.overwrite(
             parts(written, prepared)["output"], parts(held[0], later)["output"]
         )
-    expect_kept(cell, prepared, first, kept, "a write into another answer")
     if names := changed():
         raise Deviation("overwritten", f"a write into an answer changed the argument {names[0]}")
+    expect_kept(cell, prepared, first, kept, "a write into another answer")
     for name, array in arrays.items():
         backend.memory.overwrite(array, later.arguments[name])
     expect_kept(cell, prepared, first, kept, "writes into the arguments")

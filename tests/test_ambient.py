@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from suite.judge.cell import Cell
+from suite.judge.elections.modes import modes_of
+from suite.judge.verdict import Deviation
 from suite.spec.catalogue import find
 from tests.runtimes import verdict_of
 from tests.test_claims import judged, plan, wrong
@@ -84,6 +87,21 @@ def test_operands_in_16_bits_meet_autocast_to_their_own_dtype(name: str, status:
     function = plan(name, "ambient.py", dtype=("bf16",)).functions[0]
     case = find("sdpa/pad/mha/bf16/b2h3q17k23d8")
     assert verdict_of(function, case, "ambient").status == status
+
+
+def test_an_array_of_another_device_raises() -> None:
+    name = "mask_on_default_device"
+    verdicts = judged(plan(name, "ambient.py", dtype=("f32",)), "ambient", "election")
+    assert not wrong(verdicts)
+    ((asked, _),) = (one for one in verdicts if one[0].case.id.startswith("elect/other-default"))
+    case = find("sdpa/causal/mha/f32/b2h3q17k23d8")
+    within = next(
+        m for n, m in modes_of(asked.implementation).items() if n == "default device meta"
+    )
+    cell = Cell(asked.check, case, asked.implementation, 0)
+    prepared = cell.prepare(cell.inputs)
+    with within.within(), pytest.raises(Deviation, match="of the default device and of another"):
+        cell.call(prepared)
 
 
 DROPOUT = ("dropout", "dropout_off", "dropout_gradients", "dropout_mean")

@@ -19,6 +19,7 @@ from suite.spec.catalogue import cases
 
 torch = pytest.importorskip("torch")
 
+from tests.functions import merging  # noqa: E402
 from tests.functions.caching import Growing  # noqa: E402
 from tests.runtimes import of  # noqa: E402
 
@@ -323,6 +324,22 @@ def test_merged_log_sum_exps_are_read(joined: Callable[..., Any], sentence: str)
 
     found = of_user(function, "merge", "merge/none/mha/f32/b2h3q5k2d8")
     assert [sentence in one.sentence for one in found] == [True] * bool(sentence)
+
+
+def test_a_missing_gradient_of_zeros_is_not_told() -> None:
+    def function(outputs, lse):
+        return (outputs[0], lse[0]) if len(lse) == 1 else merging.right(outputs, lse)
+
+    assert not of_user(function, "merge", "merge/none/mha/f32/b2h3q5k1d8")
+
+
+def test_a_scale_of_zero_is_told_from_any_scale() -> None:
+    class Falsy(Growing):
+        def step(self, state, query, key, value, scale=None):
+            return super().step(state, query, key, value, scale=scale or None)
+
+    found = of_user(Falsy, "cached", "cached/none/gqa2/f32/b2h4q9k9d8/c5.1.3/scale0.0")
+    assert [one.sentence for one in found] == ["A scale of 0 is replaced by the default one."]
 
 
 class Layer(torch.nn.Module):

@@ -140,6 +140,11 @@ def verdicts(name: str, said: dict[str, Any]) -> dict[str, set[str]]:
     return found
 
 
+def test_a_function_without_a_mask_is_passed_none() -> None:
+    verdicts = of_person(f"{FUNCTIONS}:causal_alone", "latent", check="invariant_decode")
+    assert [verdict.status for _, verdict in verdicts] == ["pass"]
+
+
 SERVERS = {f"the function has no parameter {name}" for name in ("latent_scale", "page_table")}
 """What a function lacks that knows no codes and no pages."""
 

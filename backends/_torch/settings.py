@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -12,6 +13,35 @@ from backends.prepared import set_to
 from backends.protocol import Ambient, Setting
 
 _SUBNORMAL = np.float32(1e-45)
+
+
+MOVING = ("copy_", "to", "type_as", "expand_as", "view_as", "reshape_as")
+"""Functions that take arrays of two devices."""
+
+
+@contextmanager
+def _on_meta(torch: Any) -> Iterator[None]:
+    """The default device is meta, and arrays of two devices raise, as on devices with memory.
+
+    PyTorch checks this in some functions. Others read memory that arrays on meta do not have."""
+
+    class Apart(torch.overrides.TorchFunctionMode):
+        def __torch_function__(
+            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            kwargs, name = kwargs or {}, function.__name__
+            taken = args[:2] if name == "__setitem__" else (args, kwargs)  # the value is copied
+            arrays = [x for x in tree_leaves(taken) if isinstance(x, torch.Tensor)]
+            apart = any(x.is_meta for x in arrays) and any(x.ndim and not x.is_meta for x in arrays)
+            if apart and name not in MOVING:
+                raise RuntimeError(
+                    f"{name} is given arrays of the default device and of another one"
+                )
+            return function(*args, **kwargs)
+
+    tree_leaves = torch.utils._pytree.tree_leaves
+    with torch.device("meta"), Apart():
+        yield
 
 
 def settings(torch: Any, of: str) -> Mapping[str, Setting]:
@@ -53,7 +83,7 @@ def settings(torch: Any, of: str) -> Mapping[str, Setting]:
     }
     float64 = Ambient(partial(set_to, torch.float64, *default), question="wider-default-dtype")
     bfloat16 = Ambient(partial(set_to, torch.bfloat16, *default))
-    meta = Ambient(partial(torch.device, "meta"), question="other-default-device")
+    meta = Ambient(partial(_on_meta, torch), question="other-default-device")
     certain = Ambient(partial(set_to, "warn", *debug_mode))
 
     def modes(stack: Callable[[], list[Any]], pop: Callable[[], object]) -> Setting:

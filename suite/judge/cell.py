@@ -93,7 +93,9 @@ class Cell:
         """Raise NotApplicable if a variation of the case needs a feature that the implementation lacks,
         exceeds its declared limits, or is elected to raise."""
         if isinstance(self.case, Case) and inputs is not self.inputs:
-            own, implementation = self.case.needs, self.implementation
+            own, implementation = {*self.case.needs}, self.implementation
+            if inputs.mask_array is not None:
+                own -= {"mask"}  # the mask of the case may be a flag
             missing = implementation.missing(n for n in inputs.needs if n not in own)
             if missing is None and inputs.sizes != self.inputs.sizes:
                 limits = implementation.declared.limits_for(self.dtype)

@@ -37,7 +37,7 @@ def evidence(one: DiagnosisRecord) -> str:
     noun = "failure" if one.tried == 1 else "failures"
     explains = f"explains {one.explains} of {one.tried} {noun} tried"
     if one.contradicts:
-        explains += f", contradicts {one.contradicts} passes"
+        explains += f", contradicts {one.contradicts} pass{'' if one.contradicts == 1 else 'es'}"
     if one.origin != "catalogue":
         return f"measured: {explains}"
     return f"as a known fault: {explains}{'' if one.contradicts else ', contradicts none'}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
 from tests.functions.of_torch import hidden, textbook
 
@@ -165,6 +166,14 @@ def halved_gradient_in_deterministic_algorithms(query, key, value, attn_mask=Non
     if torch.are_deterministic_algorithms_enabled() and key.requires_grad:
         key = key.detach() / 2 + key / 2
     return textbook(query, key, value, attn_mask)
+
+
+def mask_on_default_device(query, key, value, attn_mask=None, is_causal=False, scale=None):
+    """Right: a mask on the default device, which raises if the operands lie elsewhere."""
+    if is_causal:
+        pairs = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril()
+        attn_mask = pairs if attn_mask is None else attn_mask & pairs
+    return scaled_dot_product_attention(query, key, value, attn_mask, scale=scale)
 
 
 def concatenated(query, key, value, attn_mask=None, is_causal=False, scale=None):

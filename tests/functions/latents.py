@@ -90,6 +90,13 @@ def first_length(
     )  # fmt: skip
 
 
+def causal_alone(
+    query: Any, query_rope: Any, latent: Any, key_rope: Any, w_uk: Any, w_uv: Any,
+    causal: bool = False, scale: float | None = None,
+) -> Any:  # fmt: skip
+    return absorbed(query, query_rope, latent, key_rope, w_uk, w_uv, causal, None, scale)
+
+
 def scaled_by_the_latent(
     query: Any, query_rope: Any, latent: Any, key_rope: Any, w_uk: Any, w_uv: Any,
     causal: bool = False, mask: Any = None,

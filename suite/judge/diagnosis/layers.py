@@ -46,12 +46,13 @@ def of_window(inputs: Inputs, **free: Any) -> tuple[Guess, ...]:
 
 def of_scale(inputs: Inputs) -> tuple[Guess, ...]:
     """Scales that are ignored, or that people write."""
-    D = inputs.sizes.D
+    D, text = inputs.sizes.D, "A scale of 0 is replaced by the default one."
     return (
+        (lambda: inputs.replace(scale=inputs.scale or None), text, "scale", "`scale or 1 / sqrt(D)`"),
         (lambda: inputs.replace(scale=None), "The scale is ignored.", "scale", ""),
         (lambda: inputs.replace(scale=1.0), "The scale is 1.", "scale", ""),
         (lambda: inputs.replace(scale=1 / D), "The scale is 1/D.", "scale", ""),
-    )
+    )  # fmt: skip
 
 
 def of_softcap(inputs: Inputs) -> Guess:
