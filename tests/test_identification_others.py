@@ -19,13 +19,14 @@ from suite.spec.catalogue import cases
 
 torch = pytest.importorskip("torch")
 
-from tests.functions import merging  # noqa: E402
+from tests.functions import varlen  # noqa: E402
 from tests.functions.caching import Growing  # noqa: E402
 from tests.runtimes import of  # noqa: E402
 
 ROTARY = "rotary/none/mha/f32/b2h3q17k1d16"
 PAGED = "paged/none/gqa2/f32/b3h4q9k24d8/seg1.3.5x7.12.5/causal"
 LATENT = "latent/causalbr/mha/f32/b2h3q4k9d8v6"
+MORE_KEYS = "packed/none/gqa2/f32/b4h4q10k24d8/seg3.0.6.1x5.11.7.1/causalbr"
 TILED = "quantized/none/gqa2/f32/b1h4q3k9d160v130/e4m3/pertile/causal"
 LATENT_CODES = "latent/causalbr/mha/f32/b2h3q4k9d8v6/r160e4/e4m3"
 WRITES = "quantized/none/gqa2/f32/b2h4q3k17d8/perhead/causal/writes"
@@ -68,8 +69,7 @@ OTHERS = (
      "packed/none/mha/f32/b3h4q24k24d8/seg5.7.12"),
     ("packed-as-one", "Boundaries of segments are ignored",
      "packed/none/gqa2/f32/b3h4q24k24d8/seg5.7.12/causal"),
-    ("packed-aligned-first", "The causal mask is aligned top-left in every segment.",
-     "packed/none/gqa2/f32/b4h4q10k24d8/seg3.0.6.1x5.11.7.1/causalbr"),
+    ("packed-aligned-first", "The causal mask is aligned top-left in every segment.", MORE_KEYS),
     ("packed-heads-by-turns", "Key/value heads are tiled",
      "packed/none/gqa2/f32/b3h4q24k24d8/seg5.7.12/causal"),
     ("paged-table-of-another", "A sample reads the pages of the next sample.", PAGED),
@@ -326,11 +326,15 @@ def test_merged_log_sum_exps_are_read(joined: Callable[..., Any], sentence: str)
     assert [sentence in one.sentence for one in found] == [True] * bool(sentence)
 
 
-def test_a_missing_gradient_of_zeros_is_not_told() -> None:
-    def function(outputs, lse):
-        return (outputs[0], lse[0]) if len(lse) == 1 else merging.right(outputs, lse)
+def test_a_key_of_the_own_segment_is_seen_too_early() -> None:
+    (found,) = of_user(varlen.of_the_longest, "packed", MORE_KEYS)
+    assert "Segment 0 of 4 sees key 3 of its own 5 too early" in found.sentence
+    assert found.hint.startswith("a causal mask")
 
-    assert not of_user(function, "merge", "merge/none/mha/f32/b2h3q5k1d8")
+
+def test_a_missing_gradient_of_zeros_is_not_told() -> None:
+    case = "merge/none/mha/f32/b2h3q5k1d8"
+    assert not of_user(lambda outputs, lse: (outputs[0], lse[0]), "merge", case)
 
 
 def test_a_scale_of_zero_is_told_from_any_scale() -> None:

@@ -22,6 +22,8 @@ PASS, FAIL, LACKS = "pass", "fail", "unsupported"
         # Its flag was seen to follow the first query, and it has no scale.
         ("packed", "varlen.py:top_left", "alignment", "standard",
          {"causal": {PASS, LACKS}, "causalbr": {LACKS}}),
+        ("packed", "varlen.py:of_the_longest", "alignment", "smoke",
+         {"causal": {PASS, LACKS}, "causalbr": {PASS, FAIL}}),
         ("packed", "varlen.py:shifted", "alignment", "smoke", {"all": {FAIL}, "causal": {LACKS}}),
         ("paged", "paging.py:right", "alignment", "smoke",
          {"all": {PASS}, "causal": {PASS, LACKS}}),  # no softcap

@@ -43,7 +43,8 @@ class UserPacked(UserCallable):
     query is (Lq, H, D), key (Lk, Hkv, D), value (Lk, Hkv, Dv), cumulative lengths (B + 1,) of int32. The
     function receives the `KEYWORDS` that it takes.
 
-    A function with `causal` is judged in its observed alignment for segments with more keys than queries.
+    With more keys than queries `causal` is aligned at the last query, unless it is seen to be aligned at
+    the first one.
     """
 
     operator = PACKED
@@ -52,18 +53,18 @@ class UserPacked(UserCallable):
     features = FEATURES | {"length-arrays"}
 
     def observed(self) -> dict[str, str]:
-        if "causal" not in self.binder.taken or self.aligns_last():
+        if "causal" not in self.binder.taken or not self.aligns_first():
             return {}
-        return {"causal-bottom-right": "its causal flag is not aligned at the last query"}
+        return {"causal-bottom-right": "its causal flag is aligned at the first query"}
 
-    def aligns_last(self) -> bool:
-        """True if the last query of a causal segment attends all keys of the segment."""
+    def aligns_first(self) -> bool:
+        """True if the first query of a causal segment attends its first key alone."""
         fmt = DTYPES[self.declared.dtypes[0]]
         inputs = draw(Case.parse(PROBE.format(dt=fmt.name)))
         try:
             got = self.backend.to_numpy(self.prepare(inputs)())
         except Exception:
-            return False  # the cells report the error
+            return True  # the cells report the error
         want = expected(inputs)
         return got.shape == want.shape and bool(np.abs(got - want).max() < 0.1)
 
@@ -77,7 +78,7 @@ class UserPacked(UserCallable):
         return PreparedCall(call, arguments, constants=tuple(keywords.items()))
 
 
-PROBE = "packed/none/mha/{dt}/b2h2q5k12d8/seg2.3x5.7/causalbr/integers"
+PROBE = "packed/none/mha/{dt}/b2h2q5k12d8/seg2.3x5.7/causal/integers"
 """A case whose answer depends on the alignment."""
 
 

@@ -54,14 +54,17 @@ def boundaries(tool: Instrument, inputs: Inputs) -> Found | None:
                 )
                 count = sum(bool((lost | more)[r].any()) for r, _ in parts)
                 some = f" ({count} of {len(parts)} segments are wrong)" if len(parts) > 1 else ""
+                hint = "`<=` for `<` at the end of a segment, `cu_seqlens` off by one"
+                if inside and what == "sees":
+                    named, hint = f"{named} too early", OF_SEGMENT
+                elif inside and inputs.case.option("alignment") != "all":
+                    hint = f"{hint}; {OF_SEGMENT}"
                 text = f"Segment {number} of {len(parts)} {what} {named}{some}."
-                return Found(
-                    text,
-                    "packed",
-                    "`<=` for `<` at the end of a segment, `cu_seqlens` off by one",
-                    picture,
-                )
+                return Found(text, "packed", hint, picture)
     return None
+
+
+OF_SEGMENT = "a causal mask that does not count from the first row and key of each segment"
 
 
 def _reading(inputs: Inputs, weights: np.ndarray, want: np.ndarray) -> Reading:
