@@ -245,6 +245,8 @@ def test_measured_and_known_are_one_of_a_family() -> None:
     wide = replace(other, contradicts=2, explains=4)
     assert diagnose.joined([], [wide, rare]) == [rare]
     assert diagnose.joined([], [wide]) == [wide]
+    again = replace(measured, sentence="A.", family="cached")
+    assert diagnose.joined([known], [again]) == [known]
 
 
 def test_rounding_is_measured_better_than_known() -> None:

@@ -176,6 +176,7 @@ def test_a_scale_beyond_the_claim_is_asked_within() -> None:
         ("torch", "limited.py:without_backward", "unsupported", "implement either the backward or"),
         ("torch", "limited.py:breaks_in_backward", "fail", "illegal memory access"),
         ("jax", "of_jax.py:whole_in_pallas", "unsupported", "Linearization failed"),
+        ("jax", "of_jax.py:row_in_pallas", "unsupported", "the kernel has no jax.custom_vjp"),
         ("jax", "of_jax.py:in_a_callback", "unsupported", "Pure callbacks do not support JVP"),
     ],
 )

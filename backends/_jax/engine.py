@@ -103,20 +103,20 @@ class JaxEngine(Backend):
         return prepared if dtype.name in self.stepwise_dtypes else self.jitted(owner, prepared)
 
     def vjp(self, prepared: PreparedCall, wrt: Sequence[str], cotangent: Any) -> Gradients:
-        with prepared.within(), underivable(transforms.UNDERIVABLE):
+        with prepared.within(), transforms.deriving():
             return transforms.vjp(prepared, wrt, cotangent)
 
     def pullback(
         self, prepared: PreparedCall, wrt: Sequence[str]
     ) -> tuple[Any, Callable[[Any], dict[str, Any]]]:
-        with prepared.within(), underivable(transforms.UNDERIVABLE):
+        with prepared.within(), transforms.deriving():
             output, pull = transforms.pullback(prepared, wrt)
         return output, prepared.inside(pull)
 
     def jvp(self, prepared: PreparedCall, tangents: Mapping[str, Any]) -> Any:
         with (
             prepared.within(),
-            underivable(transforms.UNDERIVABLE),
+            transforms.deriving(),
             underivable(transforms.NO_JVP, declared=True),
         ):
             return transforms.jvp(prepared, tangents)

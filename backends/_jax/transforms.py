@@ -6,12 +6,14 @@ differentiated operation by operation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from traceback import extract_tb
 from typing import Any
 
 from backends._jax.programs import Gradients, Jitted, by_operation, divided
-from backends.prepared import PreparedCall
+from backends.prepared import ForwardOnly, PreparedCall, underivable
 from backends.protocol import Step
 
 UNDERIVABLE = (
@@ -22,8 +24,25 @@ UNDERIVABLE = (
 """The messages of JAX about an operation without a derivative, such as a Pallas kernel without
 `jax.custom_vjp`."""
 
+RULE = "_pallas_call_jvp_rule"
+
 NO_JVP = r"^can't apply forward-mode autodiff \(jvp\) to a custom_vjp function"
 """The message of JAX about directional derivatives of a function with `jax.custom_vjp`."""
+
+
+@contextmanager
+def deriving() -> Iterator[None]:
+    """A context in which an operation without a derivative raises ForwardOnly.
+
+    JAX's rule of Pallas kernels fails an assertion without a message if a kernel reads `program_id`.
+    """
+    with underivable(UNDERIVABLE):
+        try:
+            yield
+        except AssertionError as error:
+            if RULE not in {frame.name for frame in extract_tb(error.__traceback__)}:
+                raise
+            raise ForwardOnly(f"JAX's {RULE} fails: the kernel has no jax.custom_vjp") from error
 
 
 def vjp(prepared: PreparedCall, wrt: Sequence[str], cotangent: Any) -> Gradients:

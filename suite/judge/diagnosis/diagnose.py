@@ -133,12 +133,14 @@ def joined(found: Iterable[Diagnosis], measured: Iterable[Diagnosis]) -> list[Di
     """The diagnoses of both sources, what explains most first. Faults of the catalogue explain different
     cells; of what is measured one of each family is left. A fault of a single cell is left out beside
     measurements of several, and what passing cells contradict beside anything else. What the catalogue
-    explains gets the picture that was measured of its family."""
+    explains gets the picture that was measured of its family. No sentence is said twice."""
     pictures = {one.family: one.picture for one in measured if one.picture}
     named = [replace(one, picture=pictures.get(one.family, "")) for one in found]
     told: list[Diagnosis] = []
     for one in sorted([*named, *measured], key=_place_of):
         same = [other for other in told if other.family == one.family]
+        if one.sentence in {other.sentence for other in told}:
+            continue
         if not same or (one.fault and all(other.fault for other in same)):
             told.append(one)
     return [
