@@ -1,25 +1,30 @@
 """Clocks: time calls in this process, or in the child that runs a user's function (`--isolate`).
 
 A child measures its calls itself, because a message takes longer than many calls. The code that it runs
-can stop the child's clock. So the parent measures how long the child takes to answer, and refuses times
-that are too short for that.
+can stop the child's clock. So the parent measures how long the child takes to answer, and no time is
+shorter than that, less an empty sample.
 """
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from backends.prepared import PreparedCall
+from backends.profiler import Step
 from backends.protocol import Backend
 from suite.measure import protocol
-from suite.measure.protocol import RefusedTime
 from suite.measure.seen import arrays_of, plain_copies
 from suite.run.isolation.link import Handle, Place
 from suite.run.isolation.remote import Remote
-from suite.spec.text import printable
+from suite.spec.dtypes import DType
+
+THERE, SYNC = Place(("backend",)), Place(("backend", "profiler", "sync"))
+"""The backend in a child, and what waits there until outputs are computed."""
 
 TRIPS = 9
 """Number of empty samples of a child, before it imports the user's file."""
@@ -41,8 +46,31 @@ class Rotation:
         return self
 
 
+@dataclass
+class Turned:
+    """A call whose operand `name`, numbers of `dtype`, is multiplied by signs (D,).
+
+    A process that gets to know the signs as it makes the call cannot have computed the answer before.
+    """
+
+    backend: Backend
+    step: Step
+    prepared: PreparedCall
+    cotangent: Any
+    name: str
+    dtype: DType
+
+    def __call__(self, signs: np.ndarray) -> Any:
+        array = self.prepared.arguments[self.prepared.argument(self.name)]
+        turned = array * self.backend.array(signs, self.dtype)
+        return self.step(self.prepared.with_operands({self.name: turned}), self.cotangent)()
+
+
 class Clock:
-    """Times calls of a backend in this process."""
+    """Times calls of a backend in this process. `trip` are the seconds of `round_trip`, if calls are made
+    in another one: a single call is not known more exactly."""
+
+    trip = 0.0
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
@@ -50,6 +78,10 @@ class Clock:
     def rotation(self, calls: Sequence[Any]) -> Any:
         """The calls in turn (see `Rotation`)."""
         return Rotation(calls)
+
+    def turned(self, *arguments: Any) -> Any:
+        """`Turned`, whose arguments follow the backend."""
+        return Turned(self.backend, *arguments)
 
     def timed(self, call: Any, inner: int, slow: float = 0.0) -> tuple[float, Any]:
         """The result of `protocol.timed`. The output is read by `opened`."""
@@ -69,12 +101,6 @@ class Clock:
         for array in arrays_of(self.opened(out), self.backend):
             self.backend.to_numpy(array)
         return protocol.now() - start
-
-    def keep(self) -> None:
-        """Let `check` see the last time."""
-
-    def check(self) -> None:
-        """Raise RefusedTime "clock" if the times that were kept cannot be true."""
 
 
 @dataclass
@@ -110,51 +136,35 @@ class RemoteRotation:
 
 
 class RemoteClock(Clock):
-    """Times calls in the child of a backend; `trip` are the seconds of `round_trip`."""
+    """Times calls in the child of a backend."""
 
     def __init__(self, backend: Remote, trip: float) -> None:
         super().__init__(backend)
         self.link, self.trip = backend.link, trip
-        self.asked: list[tuple[float, float]] = []
-        self.impossible = ""
 
     def rotation(self, calls: Sequence[Any]) -> Any:
         return RemoteRotation(self.link.ask(Rotation, [*calls]), len(calls))
 
+    def turned(self, *arguments: Any) -> Any:
+        return self.link.ask(Turned, THERE, *arguments)
+
     def timed(self, call: Any, inner: int, slow: float = 0.0) -> tuple[float, Any]:
+        """The time is at least that of the answer, less an empty sample."""
         rotates = isinstance(call, RemoteRotation)
         target, turn = (call.function, call.turn) if rotates else (call, None)
-        sync = Place(("backend", "profiler", "sync"))
         start = protocol.now()
-        seconds, held = self.link.ask(timed_and_held, target, turn, sync, inner, slow)
+        said, held = self.link.ask(timed_and_held, target, turn, SYNC, inner, slow)
         waited = protocol.now() - start
-        if type(seconds) is not float or not 0 <= seconds < math.inf:
-            self.impossible, seconds = printable(repr(seconds)), waited / max(inner, 1)
-        self.last = inner * seconds, waited
+        own = said * inner if type(said) is float and 0 <= said * inner <= waited else 0.0
         if rotates:
             call.turn = (call.turn + inner) % call.count
-        return seconds, held
+        return max(own, waited - self.trip) / max(inner, 1), held
 
     def opened(self, out: Any) -> Any:
         return self.link.ask(getattr, out, "out")
 
     def plain(self, out: Any) -> Any:
-        return self.link.ask(held_plain, out, Place(("backend",)))
-
-    def keep(self) -> None:
-        self.asked.append(self.last)
-
-    def check(self) -> None:
-        if self.impossible:
-            text = f"the function's process says {self.impossible} for the seconds of a call"
-            raise RefusedTime("clock", text)
-        said, waited = (statistics.median(times) for times in zip(*self.asked, strict=True))
-        if waited > self.trip + said * (1 + protocol.APART) + protocol.APART_SECONDS:
-            raise RefusedTime(
-                "clock",
-                f"the function's process says that a sample takes {said * 1e3:.3g} ms, and answers after "
-                f"{waited * 1e3:.3g} ms; an empty sample takes {self.trip * 1e3:.3g} ms",
-            )
+        return self.link.ask(held_plain, out, THERE)
 
 
 def clock_of(backend: Backend, trip: float) -> Clock:
@@ -165,8 +175,5 @@ def clock_of(backend: Backend, trip: float) -> Clock:
 def round_trip(backend: Remote) -> float:
     """Seconds of an empty sample in the child. Ask before the child imports the user's file, which may
     slow empty samples."""
-    clock = RemoteClock(backend, 0.0)
-    for _ in range(TRIPS):
-        clock.timed(Place(("begin",)), 0)
-        clock.keep()
-    return statistics.median(waited - said for said, waited in clock.asked)
+    clock, empty = RemoteClock(backend, 0.0), Place(("begin",))
+    return statistics.median(clock.timed(empty, 0)[0] for _ in range(TRIPS))

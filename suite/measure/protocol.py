@@ -52,10 +52,6 @@ CLOCK, CLOCK_SECONDS = 3.0, 1.0
 """Greatest time of all samples by the clock of the parent process, in times of what the worker says, and
 seconds more: a worker runs a person's code, which may stop its clock."""
 
-APART, APART_SECONDS = 0.25, 1e-3
-"""Greatest difference between a sample by the clock of a user's process and by the clock of the process
-that judges, less an empty sample: a share of the sample, and seconds more for a busy machine."""
-
 UNSYNCED = 0.25
 """Greatest extra time of reading an output at once over reading it after a wait, and of reading an output
 over reading a plain array, as a share of a sample (see `Readings`)."""
