@@ -20,12 +20,15 @@ TRIED = "isolated-child-tried-this"
 
 @claims(deterministic=True)
 def tries(query, key, value, attn_mask=None, is_causal=False, scale=None, enable_gqa=False):  # type: ignore[no-untyped-def]
-    """Right if the process may neither write beside its folder, nor signal its parent, nor connect."""
+    """Right if the process may neither write beside its folder, nor signal its parent, nor connect, nor
+    choose its processors."""
     done = []
     for act in (
         lambda: Path(__file__).with_name(TRIED).write_text("x"),
         lambda: os.kill(PARENT if PARENT != 1 else NOBODY, 0),
         lambda: socket.create_connection(("127.0.0.1", int(os.environ["OPEN_PORT"])), 1),
+        lambda: socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM).connect(os.environ["OPEN_SOCKET"]),
+        lambda: os.sched_setaffinity(0, os.sched_getaffinity(0)),
         lambda: next(Path("references").glob("*.py")).read_text(),
     ):
         try:

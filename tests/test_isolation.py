@@ -64,9 +64,12 @@ def test_a_child_gives_the_same_records(
 
 
 @pytest.mark.skipif(left_open() != "", reason=left_open())
-def test_the_child_has_few_rights() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
+def test_the_child_has_few_rights(tmp_path: Path) -> None:
+    local = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with socket.create_server(("127.0.0.1", 0)) as server, local:
+        local.bind(str(tmp_path / "socket"))
         port = str(server.getsockname()[1])
+        places = {"OPEN_PORT": port, "OPEN_SOCKET": local.getsockname()}
         words = (
             "suite/test_values.py",
             "--level=smoke",
@@ -76,7 +79,7 @@ def test_the_child_has_few_rights() -> None:
             "--backend=torch",
         )
         judged = [
-            run(*words, "--function=tests/enclosed.py:tries", *how, env={"OPEN_PORT": port})
+            run(*words, "--function=tests/enclosed.py:tries", *how, env=places)
             for how in ((), ("--untrusted", "--forbid=nothing"))
         ]
     left = Path(__file__).with_name(TRIED)

@@ -1,17 +1,19 @@
 """The limits of the child: no network, a read-only file system but for its own folder, memory, processes.
 
 `enclose` limits the calling process for good, by what Linux has without privileges: user, mount, network
-and process namespaces, Landlock, and resource limits. It returns a sentence for each limit that this
-system does not enforce. Only the standard library is imported here, because a process with threads cannot
-enter a namespace.
+and process namespaces, Landlock, seccomp, and resource limits. It returns a sentence for each limit that
+this system does not enforce. Only the standard library is imported here, because a process with threads
+cannot enter a namespace.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import resource
 import signal
+import socket
 import struct
 from collections.abc import Sequence
 from contextlib import suppress
@@ -33,6 +35,20 @@ SCOPED, SINCE_SCOPED = 0b11, 6
 """No signals and no abstract sockets to processes outside, and the version that has this first."""
 
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+
+PR_SET_SECCOMP, FILTER, ALLOW, REFUSE = 22, 2, 0x7FFF0000, 0x00050000 | errno.EPERM
+LOAD, EQUAL, AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06
+"""Actions of a seccomp filter, and its instructions: load a word of the call, jump, return an action."""
+
+CALLS = {"x86_64": (0xC000003E, 41, 203), "aarch64": (0xC00000B7, 198, 122)}
+"""By machine the architecture that a filter sees, and the numbers of `socket` and `sched_setaffinity`."""
+
+IO_URING_SETUP, OTHER_NUMBERS = 425, 1 << 30
+"""A system call that makes other calls, and the first number of calls in x86's third set of numbers."""
+
+FAMILIES = (socket.AF_INET, socket.AF_INET6, 16)
+"""The families of sockets that a network namespace encloses: internet, and netlink. Sockets of the file
+system lead to any process of the machine, and those of a virtual machine to its host."""
 
 ENDED_BY = 128
 """The exit code of a process that waited for one that a signal ended, without the signal's number."""
@@ -88,6 +104,8 @@ def enclose(limits: Limits) -> list[str]:
         left.append("the child can write wherever its user can")
     if version < SINCE_SCOPED and not processes:
         left.append("the child can send signals to other processes of its user")
+    if not _filtered(libc):
+        left.append("the child can use all processors, and sockets of the file system")
     libc.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)  # a new namespace forgets this
     return left
 
@@ -165,3 +183,23 @@ def _landlocked(libc: ctypes.CDLL, folder: str, version: int) -> bool:
     done = libc.syscall(RESTRICT_SELF, rules, 0)
     os.close(rules)
     return not done
+
+
+def _filtered(libc: ctypes.CDLL) -> bool:
+    """Refuse this process sockets of other families than `FAMILIES`, and other processors than it has;
+    True if the system can."""
+    if os.uname().machine not in CALLS:
+        return False
+    architecture, make_socket, choose_processors = CALLS[os.uname().machine]
+    # Jumps are counted from the next instruction: the last two are refusal and permission.
+    program = [
+        (LOAD, 0, 0, 4), (EQUAL, 0, 9, architecture),
+        (LOAD, 0, 0, 0), (AT_LEAST, 7, 0, OTHER_NUMBERS),
+        (EQUAL, 6, 0, IO_URING_SETUP), (EQUAL, 5, 0, choose_processors), (EQUAL, 0, 5, make_socket),
+        (LOAD, 0, 0, 16), *((EQUAL, 3 - n, 0, family) for n, family in enumerate(FAMILIES)),
+        (RETURN, 0, 0, REFUSE), (RETURN, 0, 0, ALLOW),
+    ]  # fmt: skip
+    code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *one) for one in program))
+    rules = struct.pack("@HP", len(program), ctypes.addressof(code))
+    libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    return not libc.prctl(PR_SET_SECCOMP, FILTER, rules, 0, 0)
