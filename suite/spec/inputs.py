@@ -361,10 +361,10 @@ def draw(case: Case, seed: int = 0) -> Inputs:
 
     The arrays are read-only, because implementations share them.
     """
-    rng = generator(case.id, seed)
-    arrays = case.operator.draw(case, rng, seed)
+    rng, told = generator(case.id, seed), told_seed(seed)
+    arrays = case.operator.draw(case, rng, told)
     lowest = -float(case.dtype_of("bias").max)
-    bias = draw_bias(case.option("bias") or "none", rng, case.sizes, seed, lowest)
+    bias = draw_bias(case.option("bias") or "none", rng, case.sizes, told, lowest)
     if bias is not None:
         arrays["bias"] = bias
     rounded = {
@@ -375,7 +375,13 @@ def draw(case: Case, seed: int = 0) -> Inputs:
     }
     for array in rounded.values():
         array.flags.writeable = False
-    return Inputs(case, rounded, case.sizes, seed=seed)
+    return Inputs(case, rounded, case.sizes, seed=told)
+
+
+def told_seed(seed: int) -> int:
+    """The seed of a case's masks: whoever has the inputs knows it, and cannot draw other values of a
+    secret seed with it. 0 stays."""
+    return int(generator("masks", seed).integers(2**63)) if seed else 0
 
 
 def draw_cotangent(case: Case, seed: int = 0, name: str = "") -> np.ndarray:
