@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import cache, partial, wraps
+from functools import cache, partial
 from types import BuiltinFunctionType, MethodDescriptorType
 from typing import Any
 
@@ -21,10 +21,12 @@ COLD_BYTES = 256 * 2**20
 
 KERNELS = {
     "aten::scaled_dot_product_attention": (
-        r"aten::_scaled_dot_product_\w+", r"aten::_(flash|efficient|cudnn)_attention_\w+"
+        r"aten::_scaled_dot_product_\w+", r"aten::_(flash|efficient|cudnn)_attention_\w+",
+        r"aten::_(native|triton)_multi_head_attention", "aten::_triton_scaled_dot_attention",
+        "aten::_transformer_encoder_layer_fwd",
     )
 }  # fmt: skip
-"""Patterns of the private operators by which code may call a public one."""
+"""Patterns of the private operators by which code may call a public one, or its kernels in a layer."""
 
 
 FLEX = "torch.nn.attention.flex_attention.flex_attention"
@@ -34,7 +36,7 @@ WAYS = {FLEX: ("torch._higher_order_ops.flex_attention.FlexAttentionHOP.__call__
 
 SWITCHES = (
     "_enable_record_function", "_enable_profiler", "_disable_profiler", "_enable_profiler_legacy",
-    "_disable_profiler_legacy",
+    "_disable_profiler_legacy", "_clear_callbacks", "_toggle_collection_dynamic",
 )  # fmt: skip
 """The functions that decide whether torch's profilers hear of calls."""
 
@@ -71,7 +73,7 @@ def profiled(**settings: Any) -> Iterator[Any]:
 def guarded(name: str, switch: Callable[..., Any]) -> Callable[..., Any]:
     """A function of `SWITCHES` that raises ForbiddenCall unless it is called within `own`."""
 
-    @wraps(switch)
+    # Without `wraps`, which would hand the switch on.
     def call(*arguments: Any) -> Any:
         if not OWN.switches:
             raise ForbiddenCall(f"the function calls {name}, which hides its calls")
@@ -83,11 +85,11 @@ def guarded(name: str, switch: Callable[..., Any]) -> Callable[..., Any]:
 @cache
 def guard_switches() -> None:
     """Replace the functions of `SWITCHES`, once."""
-    from torch import autograd
+    import torch
 
     for name in SWITCHES:
-        switch = getattr(autograd, name)
-        replace(f"torch._C._autograd.{name}", guarded(f"torch.autograd.{name}", switch))
+        if switch := getattr(torch._C._autograd, name, None):
+            replace(f"torch._C._autograd.{name}", guarded(f"torch.autograd.{name}", switch))
 
 
 class TorchProfiler(Profiler):
@@ -103,8 +105,9 @@ class TorchProfiler(Profiler):
         import torch
 
         super().__init__(backend)
-        # A user's file, which is imported later, may replace the attribute.
+        # A user's file, which is imported later, may replace the attributes.
         self._synchronize = torch.cuda.synchronize
+        self._is_profiled = torch._C._autograd._profiler_enabled
 
     def threads(self, count: int) -> AbstractContextManager[None]:
         import torch
@@ -144,7 +147,7 @@ class TorchProfiler(Profiler):
         threads costs some 30 ms a call. Calls that are profiled for another purpose are not heard."""
         from torch import _C, autograd
 
-        if _C._autograd._profiler_enabled():
+        if self._is_profiled():
             return call(), ()
         if threads:
             every = _C._profiler._ExperimentalConfig(profile_all_threads=True)

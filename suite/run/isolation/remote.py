@@ -27,7 +27,7 @@ from backends.prepared import PreparedCall, ProcessDied
 from backends.protocol import Backend, Setting
 from backends.registry import UsageError
 from suite.judge import leaks
-from suite.judge.verdict import first_line
+from suite.judge.verdict import Deviation, first_line
 from suite.records.machine import ROOT
 from suite.run.isolation import wire
 from suite.run.isolation.link import Context, Handle, Link, Place
@@ -43,7 +43,7 @@ from suite.spec.dtypes import DType
 from suite.spec.inputs import Inputs
 from suite.spec.operators import OPERATORS
 from suite.spec.text import printable
-from suite.spec.vocabulary import REGISTERED
+from suite.spec.vocabulary import OPERANDS, REGISTERED
 
 HIDDEN = ("references",)
 """Folders of this project that an untrusted child cannot read: it would find the right answers there."""
@@ -266,10 +266,18 @@ class RemoteFunction(Asking, Implementation):
         return self._ask("refusing", inputs)
 
     def differentiable(self, inputs: Inputs) -> PreparedCall:
-        return self._ask("differentiable", inputs)
+        return self._with_operands(self._ask("differentiable", inputs))
 
     def differentiable_fresh(self, inputs: Inputs) -> PreparedCall:
-        return self._ask("differentiable_fresh", inputs)
+        return self._with_operands(self._ask("differentiable_fresh", inputs))
+
+    def _with_operands(self, prepared: PreparedCall) -> PreparedCall:
+        """The call. Raises Deviation if an operand of plain attention is none of its arguments: no
+        derivative by this operand would be asked."""
+        for name in OPERANDS if self.operator.is_default else ():
+            if prepared.argument(name) not in prepared.arguments:
+                raise Deviation("no-gradient", f"the call has no argument for the {name}")
+        return prepared
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
         return self._ask("paths", inputs)
