@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import math
 import statistics
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from random import SystemRandom
 from typing import Any
 
@@ -30,7 +27,7 @@ from suite.judge.verdict import Deviation, Measured, NotApplicable
 from suite.measure import protocol
 from suite.measure.clock import clock_of
 from suite.measure.own import OwnCode
-from suite.measure.protocol import RefusedTime, UnsupportedCall
+from suite.measure.protocol import RefusedTime, UnsupportedCall, quiet
 from suite.measure.seen import Seen, digest_of
 from suite.spec.case import Case
 from suite.spec.features import ARRAYS
@@ -127,7 +124,7 @@ class TimedCall:
         self.prepared = self._prepared(self.implementation, self.cell.inputs)
         self.backend.profiler.sync(list(self.prepared.arguments.values()))
         convert = protocol.now() - start
-        with _quiet():
+        with quiet():
             step = self.backend.profiler.step
             self.step = self._attempt(lambda: step(self.prepared, self.direction, self.wrt))
             start = protocol.now()
@@ -146,7 +143,7 @@ class TimedCall:
     def sample(self, inner: int | None = None) -> float:
         """Time one sample: seconds of one call, averaged over `inner` calls."""
         before = self.backend.profiler.compilations(self.prepared)
-        with _quiet():
+        with quiet():
             seconds = self._seconds(inner or self.inner)
         self.compiled |= before != self.backend.profiler.compilations(self.prepared)
         self.samples.append(seconds)
@@ -169,7 +166,7 @@ class TimedCall:
         - "lazy": the answer is computed as it is read
         - "stale": new inputs take much longer than known inputs
         """
-        with _quiet():
+        with quiet():
             if self.compiled:
                 raise RefusedTime("compiled", "the framework compiled during a sample")
             self.look(self._judge_sync())
@@ -193,7 +190,7 @@ class TimedCall:
         part = SystemRandom().sample(recorded, math.ceil(len(recorded) * protocol.JUDGED))
         several = [number for number in recorded if len(self.seen[number].counts) > 1]
         measured = None
-        with _quiet():
+        with quiet():
             for number in dict.fromkeys((*recorded[:1], *part, *several)):
                 self.cell.measured = Measured()
                 seen = self.seen[number]
@@ -215,13 +212,13 @@ class TimedCall:
 
     def peak_bytes(self) -> int | None:
         """Peak bytes of a call as the framework counts them; None if the framework does not count."""
-        with _quiet():
+        with quiet():
             return self.backend.profiler.peak_bytes(self.calls.function, self.prepared)
 
     def kernels(self) -> str:
         """The framework's names of the kernels that ran; empty if the framework does not tell."""
         try:
-            with _quiet():
+            with quiet():
                 return self.backend.profiler.kernels(self.prepared)
         except Exception:
             return ""
@@ -310,25 +307,24 @@ class TimedCall:
         return self._prepared(implementation, inputs).arguments
 
     def _judge_fresh(self) -> None:
-        """Judge an answer to new inputs, and compare their times with known ones. Raises RefusedTime.
+        """Compare times of new inputs with known ones, and judge the fastest answer. Raises RefusedTime.
 
-        A machine that is busy slows some trials; reused results show in every trial.
+        A machine that is busy slows some calls and trials; reused results show in every one.
         """
         usual, first = statistics.median(self.samples or [math.inf]), protocol.SETS
+        unsure = protocol.STALE_SECONDS + self.clock.trip
         # The framework may compile the product with the signs.
         call, _ = self._new(self.cell.inputs, self.prepared.arguments, self._cotangent(0))
         self._attempt(lambda: self.clock.timed(call, 1))
         for trial in range(protocol.TRIALS):
-            pairs = [
-                self._times(first + trial * protocol.FRESH + n, judged=not trial and not n)
-                for n in range(protocol.FRESH)
-            ]
-            known, new = (statistics.median(times) for times in zip(*pairs, strict=True))
+            if trial:
+                protocol.pause(protocol.TRIAL_PAUSE * 2 ** (trial - 1))
+            numbers = range(first + trial * protocol.FRESH, first + (trial + 1) * protocol.FRESH)
+            times = [self._times(number) for number in numbers]
+            known, new = (min(seconds) for seconds in list(zip(*times, strict=True))[:2])
             beyond = new > protocol.STALE * known or new > protocol.STALE_SAMPLE * usual
-            unsure = protocol.STALE_SECONDS + self.clock.trip
             if not beyond or new - min(known, usual) <= unsure:
-                return
-            protocol.pause(protocol.TRIAL_PAUSE * 2**trial)
+                return min(times, key=lambda one: one[1])[2]()
         raise RefusedTime(
             "stale",
             f"calls with new inputs take {new * 1e3:.3g} ms, calls with known inputs "
@@ -336,9 +332,8 @@ class TimedCall:
             "results",
         )
 
-    def _times(self, number: int, judged: bool) -> tuple[float, float]:
-        """Seconds of a call with known inputs, and of a call with new inputs, whose answer is judged if
-        `judged` says so."""
+    def _times(self, number: int) -> tuple[float, float, Callable[[], None]]:
+        """Seconds of calls with known and with new inputs, and what judges the answer to new ones."""
         inputs, timed = self._fresh(number), self.clock.timed
         arguments, cotangent = self._arguments(inputs), self._cotangent(number)
         call, inputs = self._new(inputs, arguments, cotangent)
@@ -351,26 +346,23 @@ class TimedCall:
             raise RefusedTime(
                 "compiled", "new inputs of the same shapes made the framework compile"
             )
-        if judged:
-            # Judge only once: the oracle of a large case takes longer than all samples.
+
+        def judge() -> None:
             prepared = replace(self.prepared, arguments=arguments)
             self.cell.measured = Measured()
             read = self._read(self.clock.opened(out), inputs, prepared)
             self._hold(read, inputs, number, " (fresh inputs)")
-        return known, new
+
+        return known, new, judge
 
     def _new(self, inputs: Inputs, arguments: Any, cotangent: Any) -> tuple[Any, Inputs]:
-        """A call with new arguments, and the inputs that it answers: signs of an operand are drawn now,
-        and told as the call is made (`suite.measure.clock.Turned`). A backward pass alone has none, nor
-        have calls without an operand among their arguments."""
+        """A call with new arguments, and the inputs that it answers (`Clock.turned`). A backward pass
+        alone answers those that are given, as do calls without an operand among their arguments."""
         name, prepared = inputs.operands[0], replace(self.prepared, arguments=arguments)
         whole = name in inputs.operator.array_kinds.integers
         if self.direction == "backward" or whole or prepared.argument(name) not in arguments:
             return self._attempt(lambda: self.step(arguments, cotangent)), inputs
-        array = inputs.arrays[name]
-        signs = np.array(SystemRandom().choices((-1.0, 1.0), k=array.shape[-1]))
-        call = self.clock.turned(self.step, prepared, cotangent, name, inputs.dtype)
-        return partial(call, signs), inputs.replace(**{name: array * signs})
+        return self.clock.turned(inputs, name, self.step, prepared, cotangent)
 
     def _read(self, out: Any, inputs: Inputs, prepared: PreparedCall) -> Reading:
         """Copies of the values that a call returned."""
@@ -405,11 +397,3 @@ class TimedCall:
         except Deviation as error:
             ratio = cell.measured.error_ratio
             raise RefusedTime(error.kind, error.message + of, ratio) from error
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """A context without Python warnings and NumPy floating-point warnings."""
-    with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")
-        yield

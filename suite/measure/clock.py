@@ -10,6 +10,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from random import SystemRandom
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,7 @@ from suite.measure.seen import arrays_of, plain_copies
 from suite.run.isolation.link import Handle, Place
 from suite.run.isolation.remote import Remote
 from suite.spec.dtypes import DType
+from suite.spec.inputs import Inputs
 
 THERE, SYNC = Place(("backend",)), Place(("backend", "profiler", "sync"))
 """The backend in a child, and what waits there until outputs are computed."""
@@ -79,9 +82,17 @@ class Clock:
         """The calls in turn (see `Rotation`)."""
         return Rotation(calls)
 
-    def turned(self, *arguments: Any) -> Any:
-        """`Turned`, whose arguments follow the backend."""
-        return Turned(self.backend, *arguments)
+    def turned(self, inputs: Inputs, name: str, *call: Any) -> tuple[Any, Inputs]:
+        """A call whose operand `name` is multiplied by signs that are drawn now, by the system's random
+        numbers, and told as the call is made; and the inputs that it answers. `call` are the first fields
+        of `Turned` behind the backend."""
+        array = inputs.arrays[name]
+        signs = np.array(SystemRandom().choices((-1.0, 1.0), k=array.shape[-1]))
+        turned = self._turned(*call, name, inputs.dtype)
+        return partial(turned, signs), inputs.replace(**{name: array * signs})
+
+    def _turned(self, *fields: Any) -> Any:
+        return Turned(self.backend, *fields)
 
     def timed(self, call: Any, inner: int, slow: float = 0.0) -> tuple[float, Any]:
         """The result of `protocol.timed`. The output is read by `opened`."""
@@ -145,8 +156,8 @@ class RemoteClock(Clock):
     def rotation(self, calls: Sequence[Any]) -> Any:
         return RemoteRotation(self.link.ask(Rotation, [*calls]), len(calls))
 
-    def turned(self, *arguments: Any) -> Any:
-        return self.link.ask(Turned, THERE, *arguments)
+    def _turned(self, *fields: Any) -> Any:
+        return self.link.ask(Turned, THERE, *fields)
 
     def timed(self, call: Any, inner: int, slow: float = 0.0) -> tuple[float, Any]:
         """The time is at least that of the answer, less an empty sample."""

@@ -12,7 +12,9 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,8 +47,9 @@ MORE, MORE_SECONDS = 100, 0.3
 """Number of calls after the timing whose answers are recorded, and the greatest seconds for them."""
 
 STALE, STALE_SAMPLE, STALE_SECONDS = 1.5, 2.0, 1e-4
-"""A time is stale if the median of calls with new inputs is this many times that of calls with known
-inputs beside them, or this many times that of the samples, and this many seconds more."""
+"""A time is stale if the fastest call with new inputs takes this many times as long as the fastest one
+with known inputs beside them, or this many times the median of the samples, and this many seconds more.
+The answer of the fastest call is judged."""
 
 CLOCK, CLOCK_SECONDS = 3.0, 1.0
 """Greatest time of all samples by the clock of the parent process, in times of what the worker says, and
@@ -203,3 +206,11 @@ def interval(values: Sequence[float], confidence: float = 0.99) -> tuple[float, 
     if k == 0:
         return -math.inf, math.inf
     return ordered[k - 1], ordered[n - k]
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """A context without Python warnings and NumPy floating-point warnings."""
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        yield

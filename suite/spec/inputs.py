@@ -21,7 +21,7 @@ from suite.spec.dtypes import DType, round_to
 from suite.spec.features import FEATURES
 from suite.spec.masks import Mask
 from suite.spec.operator import Operator
-from suite.spec.recipes import draw_bias, generator
+from suite.spec.recipes import draw_bias, generator, told_seed
 from suite.spec.sizes import PairIndex, Sizes
 
 _OF_CASE = ("mask", "form", "axis_order", "recipe", "dtype")
@@ -376,12 +376,6 @@ def draw(case: Case, seed: int = 0) -> Inputs:
     for array in rounded.values():
         array.flags.writeable = False
     return Inputs(case, rounded, case.sizes, seed=told)
-
-
-def told_seed(seed: int) -> int:
-    """The seed of a case's masks: whoever has the inputs knows it, and cannot draw other values of a
-    secret seed with it. 0 stays."""
-    return int(generator("masks", seed).integers(2**63)) if seed else 0
 
 
 def draw_cotangent(case: Case, seed: int = 0, name: str = "") -> np.ndarray:

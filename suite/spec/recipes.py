@@ -248,6 +248,12 @@ def generator(name: str, seed: int) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(int.from_bytes(digest[:16], "little")))
 
 
+def told_seed(seed: int) -> int:
+    """The seed of a case's masks: whoever has the inputs knows it, and cannot draw other values of a
+    secret seed with it. 0 stays."""
+    return int(generator("masks", seed).integers(2**63)) if seed else 0
+
+
 def alibi_slopes(heads: int) -> np.ndarray:
     """ALiBi slopes (heads,).
 
