@@ -29,6 +29,18 @@ class CachedSiblingsSeen(CachedKernel):
         return (depths[:, None] > depths) | np.eye(count, dtype=bool)
 
 
+@fault(
+    "values",
+    "`mask[:, 0] = True` for a root; the parent of several nodes may be in the cache",
+    family="mask",
+)
+class CachedFirstNodeSeen(CachedKernel):
+    """All nodes attend the first node of a tree, also those that do not descend from it."""
+
+    def ancestry(self, tree: Tree, count: int) -> np.ndarray:
+        return tree.paths(count) | (np.tri(count, dtype=bool) & (np.arange(count) == 0))
+
+
 @fault("paths_alone", "`parents[parents[i]]` as the first ancestor", family="mask")
 class CachedParentDropped(CachedKernel):
     """A node of a tree does not attend its parent."""
