@@ -295,6 +295,26 @@ class CachedPairsSeeBoth(CachedKernel):
         return super().causal(held, seen, keys)
 
 
+@fault("values", "`out += w * v` in the dtype of `v`; add in float32", family="numerics")
+class CachedSumsInTheDtype(CachedKernel):
+    """The values of tokens are added one after the other in the dtype of the cache."""
+
+    numerics = "stepwise"
+
+    def attend(
+        self, held: Held, query: np.ndarray, key: np.ndarray, value: np.ndarray,
+        rows: np.ndarray, keys: np.ndarray,
+    ) -> np.ndarray:  # fmt: skip
+        alone = np.broadcast_to(np.eye(value.shape[2]), (*value.shape[:3], value.shape[2]))
+        weights = super().attend(held, query, key, alone, rows, keys)
+        value = np.repeat(value, weights.shape[1] // value.shape[1], 1)
+        out: np.ndarray = np.zeros((*weights.shape[:3], value.shape[3]))
+        for j in range(value.shape[2]):
+            term = weights[..., j, None] * value[:, :, None, j]
+            out = round_to(out + term, held.inputs.dtype)
+        return out
+
+
 class ScaledValues(CachedKernel):
     """Values are divided by a number that depends on several tokens, and the answer is multiplied."""
 

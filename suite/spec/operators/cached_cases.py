@@ -165,6 +165,8 @@ STANDARD = (
     "cached/none/mha/bf16/b1h2q5k300d8/c1.1.3/win20/rot.halves",
     "cached/none/mha/bf16/b1h2q5k300d8/c1.1.3/slopes",
     f"{SMALL.format(dt='f32')}/c5.1.3/rot.interleaved/base100.0",
+    # enough rows over enough tokens that sums in 16 bits are seen
+    "cached/none/mha/bf16/b2h8q5k600d4/c1.1.3",
     # two trees beside each other, of which samples keep other ones
     f"{GROWN.format(dt='f32')}/c2.tree122.keep010.3",
     # a tree that is rejected whole
