@@ -312,7 +312,7 @@ class TimedCall:
         A machine that is busy slows some calls and trials; reused results show in every one.
         """
         usual, first = statistics.median(self.samples or [math.inf]), protocol.SETS
-        unsure = protocol.STALE_SECONDS + self.clock.trip
+        unsure = protocol.STALE_SECONDS + 2 * self.clock.trip
         # The framework may compile the product with the signs.
         call, _ = self._new(self.cell.inputs, self.prepared.arguments, self._cotangent(0))
         self._attempt(lambda: self.clock.timed(call, 1))

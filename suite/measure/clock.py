@@ -63,9 +63,9 @@ class Turned:
     name: str
     dtype: DType
 
-    def __call__(self, signs: np.ndarray) -> Any:
+    def __call__(self, signs: Sequence[float]) -> Any:
         array = self.prepared.arguments[self.prepared.argument(self.name)]
-        turned = array * self.backend.array(signs, self.dtype)
+        turned = array * self.backend.array(np.array(signs), self.dtype)
         return self.step(self.prepared.with_operands({self.name: turned}), self.cotangent)()
 
 
@@ -87,7 +87,7 @@ class Clock:
         numbers, and told as the call is made; and the inputs that it answers. `call` are the first fields
         of `Turned` behind the backend."""
         array = inputs.arrays[name]
-        signs = np.array(SystemRandom().choices((-1.0, 1.0), k=array.shape[-1]))
+        signs = SystemRandom().choices((-1.0, 1.0), k=array.shape[-1])
         turned = self._turned(*call, name, inputs.dtype)
         return partial(turned, signs), inputs.replace(**{name: array * signs})
 
