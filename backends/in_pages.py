@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -70,6 +71,15 @@ def from_pages(
         heads = len(x.shape) == 4 and name.endswith(("_codes", "_scale", "_zero"))
         made[name] = transpose(x, (0, 2, 1, 3)) if heads else x
     return made
+
+
+def with_new_tokens(arrays: Mapping[str, np.ndarray], inputs: Inputs) -> dict[str, np.ndarray]:
+    """The arrays with pools in which new tokens are stored, and without the new tokens."""
+    if not in_pages.stores(inputs.case):
+        return dict(arrays)
+    refuse_malformed(arrays, inputs)
+    after = in_pages.stored(replace(inputs, arrays={**inputs.arrays, **arrays})).arrays
+    return {name: after[name] for name in arrays if name in after}
 
 
 def from_numpy_pages(arrays: Mapping[str, np.ndarray], inputs: Inputs) -> dict[str, np.ndarray]:

@@ -16,6 +16,7 @@ from references.outputs import Outputs
 from references.rounding import Bounded, Roundoffs
 from suite.spec.inputs import Inputs
 from suite.spec.operators.in_pages import (
+    NEW,
     flat,
     gathered,
     in_front,
@@ -23,6 +24,9 @@ from suite.spec.operators.in_pages import (
     put,
     slots,
     slots_first,
+    stored,
+    stores,
+    taken,
 )
 
 
@@ -30,15 +34,24 @@ class InPages(Reference):
     """An operator, with or without pages."""
 
     def forward(self, inputs: Inputs, rounding: Roundoffs, empty_rows: str = "zeros") -> Outputs:
-        """As `Reference.forward`."""
+        """As `Reference.forward`. Pools in which a call stores tokens come back with exact values."""
         found = super().forward(gathered(inputs), rounding, empty_rows)
-        return pooled(inputs, found, inputs.operator.outputs(flat(inputs.case)))
+        found = pooled(inputs, found, inputs.operator.outputs(flat(inputs.case)))
+        if names := stores(inputs.case):
+            after = stored(inputs).arrays
+            pools = {f"{name}_output": Bounded.exact(after[name]) for name in names}
+            found = replace(found, arrays={**found.arrays, **pools})
+        return found
 
     def vjp(
         self, inputs: Inputs, cotangent: np.ndarray, rounding: Roundoffs,
         empty_rows: str = "zeros", of: str = "output",
     ) -> Outputs:  # fmt: skip
-        """As `Reference.vjp`; gradients of pools have their shapes."""
+        """As `Reference.vjp`; gradients of pools have their shapes. Slots in which a call stores tokens
+        have none."""
+        if stores(inputs.case):
+            after = self.vjp(stored(inputs), cotangent, rounding, empty_rows, of)
+            return of_new_tokens(inputs, after)
         found = super().vjp(gathered(inputs), cotangent, rounding, empty_rows, of)
         return added(inputs, found, flat(inputs.case).axes, rounding)
 
@@ -47,6 +60,14 @@ class InPages(Reference):
         empty_rows: str = "zeros",
     ) -> Outputs:  # fmt: skip
         """As `Reference.jvp`."""
+        if names := stores(inputs.case):
+            zeros = {name: np.zeros_like(inputs.arrays[name]) for name in names}
+            zeros |= {
+                f"{NEW}{name}": np.zeros_like(inputs.arrays[f"{NEW}{name}"]) for name in names
+            }
+            after = stored(replace(inputs, arrays={**inputs.arrays, **zeros, **tangents})).arrays
+            kept = {name: after[name] for name in {*tangents, *names} if name in after}
+            return self.jvp(stored(inputs), kept, rounding, empty_rows)
         moved = gathered(replace(inputs, arrays={**inputs.arrays, **tangents})).arrays
         tangents = {name: moved[name] for name in tangents}
         return super().jvp(gathered(inputs), tangents, rounding, empty_rows)
@@ -62,6 +83,18 @@ def pooled(inputs: Inputs, found: Outputs, axes: Mapping[str, str]) -> Outputs:
             pool = inputs.arrays[name.replace("_output", "_codes")].astype(x.value.dtype)
             value = put(case, pool, at, x.value, of)
             arrays[name] = Bounded(value, put(case, np.zeros(pool.shape), at, x.error, of))
+    return replace(found, arrays=arrays)
+
+
+def of_new_tokens(inputs: Inputs, found: Outputs) -> Outputs:
+    """Gradients of pools after tokens were stored, as gradients of the tokens and of other slots."""
+    arrays, case, axes = dict(found.arrays), inputs.case, flat(inputs.case).axes
+    at = slots(inputs)[:, -inputs.sizes.Lq :]
+    for name in stores(case):
+        parts = arrays[name].value, arrays[name].error
+        new = [taken(case, part, at, axes[name]) for part in parts]
+        pools = (put(case, p, at, 0 * x, axes[name]) for p, x in zip(parts, new, strict=True))
+        arrays |= {name: Bounded(*pools), f"{NEW}{name}": Bounded(*new)}
     return replace(found, arrays=arrays)
 
 

@@ -11,7 +11,18 @@ from suite.spec.catalogue import cases as every_case
 from suite.spec.catalogue import of_operator
 from suite.spec.inputs import draw
 from suite.spec.operator import Operator
-from suite.spec.operators.in_pages import TABLE, gathered, lengths, owned, pools, slots, slots_first
+from suite.spec.operators.in_pages import (
+    NEW,
+    TABLE,
+    gathered,
+    lengths,
+    owned,
+    pools,
+    slots,
+    slots_first,
+    stored,
+    stores,
+)
 from suite.spec.operators.latent import LATENT
 from suite.spec.operators.quantized import QUANTIZED
 
@@ -31,7 +42,7 @@ def test_the_reference_reads_by_the_table_and_keeps_all_other_slots(case: Case) 
     inputs = draw(case)
     flat, size, Lk = gathered(inputs), case.option("page_size"), case.sizes.Lk
     table, counts = (inputs.arrays[name].astype(int) for name in TABLE)
-    for name, pool in inputs.arrays.items():
+    for name, pool in (stored(inputs) if stores(case) else inputs).arrays.items():
         if name in pools(inputs):
             pool = slots_first(case, pool, flat.axes(name))
             keys = flat.axes(name).index("k")
@@ -45,7 +56,7 @@ def test_the_reference_reads_by_the_table_and_keeps_all_other_slots(case: Case) 
     assert np.array_equal(whole["output"].error, plain["output"].error)
     own = owned(inputs)
     assert not own.all()
-    for name in [name for name in whole if name.endswith("_output")]:
+    for name in [name for name in plain if name.endswith("_output")]:
         before = inputs.arrays[name.replace("_output", "_codes")]
         value, error, before = (
             slots_first(case, x) for x in (whole[name].value, whole[name].error, before)
@@ -53,6 +64,30 @@ def test_the_reference_reads_by_the_table_and_keeps_all_other_slots(case: Case) 
         assert np.array_equal(value[~own], before[~own])
         assert not error[~own].any()
         assert whole[name].error.any()
+
+
+def test_new_tokens_are_stored_in_the_last_slots_of_their_samples() -> None:
+    inputs = draw(Case.parse("latent/causalbr/mha/f32/b2h3q4k9d8v6/writes/page4"))
+    table, counts = (inputs.arrays[name].astype(int) for name in TABLE)
+    whole = Oracle.forward(inputs, Rounding("exact")).expected
+    for name in ("latent", "key_rope"):
+        expected, new = inputs.arrays[name].copy(), inputs.arrays[f"{NEW}{name}"]
+        assert not np.isin(new, expected).any()
+        for b, q in np.ndindex(2, 4):
+            key = counts[b] - 4 + q
+            expected[table[b, key // 4], key % 4] = new[b, q]
+        assert np.array_equal(whole[f"{name}_output"].value, expected)
+        assert not whole[f"{name}_output"].error.any()
+    after, cotangent = stored(inputs), np.ones((2, 3, 4, 6))
+    of_new, of_all = (Oracle.vjp(x, cotangent, Rounding("exact")).expected for x in (inputs, after))
+    at = slots(inputs)[:, -4:]
+    tokens, others = (x["latent"].value.reshape(-1, 16).copy() for x in (of_all, of_new))
+    assert np.array_equal(of_new["new_latent"].value, tokens[at])
+    tokens[at] = 0
+    assert np.array_equal(others, tokens)
+    moved = {"new_latent": np.ones((2, 4, 16))}
+    of_ones = Oracle.jvp(inputs, moved, Rounding("exact")).expected["output"].value
+    assert np.isclose(float(of_ones.sum()), float(of_new["new_latent"].value.sum()))
 
 
 @pytest.mark.parametrize("shared", ["", "/shared"])

@@ -145,6 +145,8 @@ def test_a_function_without_a_mask_is_passed_none() -> None:
     assert [verdict.status for _, verdict in verdicts] == ["pass"]
 
 
+STORES_NOTHING = "the function has neither new_latent nor new_key_rope"
+
 SERVERS = {f"the function has no parameter {name}" for name in ("latent_scale", "page_table")}
 """What a function lacks that knows no codes and no pages."""
 
@@ -152,8 +154,17 @@ SERVERS = {f"the function has no parameter {name}" for name in ("latent_scale", 
 @pytest.mark.parametrize(
     ("name", "said", "lacks"),
     [
-        ("absorbed", {}, {"the function has no parameter return_lse"}),
-        ("absorbed", {"absorbs": True}, {"the function has no parameter return_lse"}),
+        ("absorbed", {}, {"the function has no parameter return_lse", STORES_NOTHING}),
+        (
+            "absorbed",
+            {"absorbs": True},
+            {"the function has no parameter return_lse", STORES_NOTHING},
+        ),
+        (
+            "storing",
+            {"absorbs": True},
+            {f"the function has no parameter {name}" for name in ("return_lse", "latent_scale")},
+        ),
         ("unabsorbed", {}, SERVERS),
         ("unabsorbed", {"absorbs": False}, SERVERS),
     ],

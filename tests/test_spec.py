@@ -123,7 +123,8 @@ def test_facts_of_operators() -> None:
             assert case.operator.takes_masks or with_bias, case.id
         assert bool(case.operator.learned(case.axes)) <= case.operator.is_layer
         assert not {*case.operator.learned(case.axes)} & {"query", "key", "value", "bias"}
-        with_tokens = case.operator in (SDPA, CACHED) or bool(case.option("writes"))
+        stores = bool(case.option("writes")) and "key" in case.axes
+        with_tokens = case.operator in (SDPA, CACHED) or stores
         assert trial.has_two_orders(case) == with_tokens
 
 

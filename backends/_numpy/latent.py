@@ -9,13 +9,13 @@ import numpy as np
 from backends._numpy.attention import definition, given
 from backends._numpy.engine import Rounded
 from backends.declared import Declared, DeclaredRounding
-from backends.in_pages import from_numpy_pages
+from backends.in_pages import from_numpy_pages, with_new_tokens
 from backends.masks import masked_arrays
 from backends.prepared import PreparedCall, attention_call
 from backends.protocol import Implementation
 from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import Inputs
-from suite.spec.operators.in_pages import masked
+from suite.spec.operators.in_pages import masked, stores
 from suite.spec.operators.latent import FEATURES, LATENT, SERVED, plain
 
 
@@ -39,13 +39,17 @@ class ProjectedKeys(Implementation):
     def prepare(self, inputs: Inputs) -> PreparedCall:
         fmt = inputs.dtype
         precision = np.longdouble if fmt is DTYPES["f64"] else np.float64
+        attended = inputs.replace(writes=False)
         settings = {"scale": inputs.effective_scale, "fmt": fmt, **inputs.features}
 
         def call(mask: Rounded | None = None, **arrays: Rounded) -> Any:
-            x = {name: array.values for name, array in arrays.items()}
+            x = with_new_tokens({name: array.values for name, array in arrays.items()}, inputs)
             query, key, value = plain(from_numpy_pages(x, inputs), precision)
             shown = None if mask is None else mask.values
             with np.errstate(all="ignore"):
-                return given(definition(query, key, value, mask=shown, **settings), inputs)
+                answer = given(definition(query, key, value, mask=shown, **settings), attended)
+            pools = [Rounded(x[name], fmt) for name in stores(inputs.case)]
+            own = answer if isinstance(answer, tuple) else (answer,)
+            return (*own, *pools) if pools else answer
 
         return attention_call(call, masked_arrays(self.backend, masked(inputs)), inputs)

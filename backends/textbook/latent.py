@@ -16,7 +16,7 @@ from backends.textbook.in_pages import unpaged
 from backends.textbook.operator import TextbookOperator
 from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import Inputs
-from suite.spec.operators.in_pages import masked
+from suite.spec.operators.in_pages import NEW, masked, stores
 from suite.spec.operators.latent import FEATURES, LATENT, SERVED
 from suite.spec.operators.tiles import TILE
 
@@ -36,15 +36,27 @@ class TextbookLatent(TextbookOperator):
         lse = "lse" in inputs.outputs
 
         def call(mask: Any = None, slots: Any = None, **arrays: Any) -> Any:
-            arrays = unpaged(self.ops, arrays, inputs, slots)
-            if "latent_codes" in arrays:
-                arrays["latent"] = self.decoded(arrays)
-            return self.compute(arrays, mask, inputs.effective_scale, lse)
+            names = stores(inputs.case)
+            arrays |= {name: self.stored(arrays, name, slots) for name in names}
+            tokens = unpaged(self.ops, arrays, inputs, slots)
+            if "latent_codes" in tokens:
+                tokens["latent"] = self.decoded(tokens)
+            answer = self.compute(tokens, mask, inputs.effective_scale, lse)
+            pools = [arrays[name] for name in names]
+            return (*(answer if lse else (answer,)), *pools) if pools else answer
 
         constants = (inputs.effective_scale, lse, inputs.sizes, inputs.case.options)
         arguments = masked_arrays(self.backend, masked(inputs)) | in_slots(self.backend, inputs)
         plain = PreparedCall(call, arguments, inputs.outputs, constants=constants)
         return self.ops.called(self, plain)
+
+    def stored(self, x: Mapping[str, Any], name: str, slots: Any) -> Any:
+        """A pool (P, S, .) with new tokens (B, Lq, .) in the last of the slots (B, Lk)."""
+        ops, pool, new = self.ops, x[name], x[f"{NEW}{name}"]
+        P, S, size = pool.shape
+        at = ops.reshape(slots[:, slots.shape[1] - new.shape[1] :], (-1,))
+        flat = ops.put(ops.reshape(pool, (P * S, size)), at, ops.reshape(new, (-1, size)))
+        return ops.reshape(flat, (P, S, size))
 
     def decoded(self, x: Mapping[str, Any]) -> Any:
         """The latents (B, Lk, R) of codes, in the dtype of the query."""

@@ -23,6 +23,8 @@ KEYWORDS: tuple[Parameter[Inputs], ...] = (
     Parameter("latent_scale", ("scales-of-tiles",)),
     Parameter("page_table", ("pages",)),
     Parameter("key_lengths"),
+    Parameter("new_latent", ("new-latents",)),
+    Parameter("new_key_rope", ("new-latents",)),
     Parameter("return_lse", ("lse",), lambda inputs: "lse" in inputs.outputs or None),
 )
 """The keyword parameters of latent attention."""
@@ -34,7 +36,8 @@ class UserLatent(UserCallable):
     The function returns (B, H, Lq, Dv), with `return_lse` also the log-sum-exp (B, H, Lq), and receives
     the `KEYWORDS` that it takes. A causal flag is aligned at the last key. With `latent_scale` (B, Lk,
     R / 128) the latents are codes. With `page_table` (B, T) latents, their scales and rotary keys are
-    pools (P, S, .).
+    pools (P, S, .). With `new_latent` (B, Lq, R) and `new_key_rope` (B, Lq, E) the function stores these
+    tokens in their slots, attends them, and returns both pools behind its other outputs.
     """
 
     operator = LATENT
@@ -62,7 +65,7 @@ class UserLatent(UserCallable):
 
         def call(mask: Any = None, **arrays: Any) -> Any:
             more = keywords if mask is None else keywords | {"mask": mask}
-            named = ("latent_scale", "page_table", "key_lengths")
+            named = ("latent_scale", "page_table", "key_lengths", "new_latent", "new_key_rope")
             more |= {n: arrays[n] for n in named if n in arrays and n in self.binder.taken}
             arrays["latent"] = arrays.get("latent_codes", arrays.get("latent"))
             return self.called(*(arrays[name] for name in self.arrays), **more)

@@ -14,7 +14,7 @@ from suite.faults.fault import fault
 from suite.faults.kernels.latent import AbsorbedKernel, LatentKernel
 from suite.faults.kernels.quantized import Coded, QuantizedKernel
 from suite.spec.inputs import Inputs
-from suite.spec.operators.in_pages import in_order, masked, pools, read_entries, slots
+from suite.spec.operators.in_pages import NEW, in_order, masked, pools, read_entries, slots
 
 FAMILY = "paged"
 
@@ -96,6 +96,38 @@ class LatentPagesOfTheNextSample(AbsorbedKernel):
         if table is not None:
             arrays = {**arrays, "page_table": Rounded(np.roll(table.values, -1, 0), table.fmt)}
         return super().gathered(arrays, inputs)
+
+
+@fault("values", "attention before `concat_and_cache_mla`; store new tokens first")
+class LatentStoredAfterwards(AbsorbedKernel):
+    """New latents are stored after the call has attended what lay in their slots."""
+
+    def attended(self, arrays: Mapping[str, Rounded], inputs: Inputs) -> Mapping[str, Rounded]:
+        return {name: x for name, x in arrays.items() if not name.startswith(NEW)}
+
+
+@fault("values", "`kv_c` is stored, and `k_pe` is not")
+class LatentRotaryKeysNotStored(LatentKernel):
+    """Of new tokens the latents are stored, and the rotary keys are not."""
+
+    def stored(self, arrays: Mapping[str, Rounded], inputs: Inputs) -> dict[str, Rounded]:
+        made = super().stored(arrays, inputs)
+        return {**made, "key_rope": arrays["key_rope"]}
+
+
+@fault("values", "`page_table[b, position // size - 1]`; count pages from 0")
+class LatentStoredInThePageBefore(AbsorbedKernel):
+    """New latents are attended, and stored in the page before their own."""
+
+    def stored(self, arrays: Mapping[str, Rounded], inputs: Inputs) -> dict[str, Rounded]:
+        if "page_table" not in arrays:
+            return super().stored(arrays, inputs)
+        table = arrays["page_table"]
+        rolled = Rounded(np.roll(table.values, 1, 1), table.fmt)
+        return {**super().stored({**arrays, "page_table": rolled}, inputs), "page_table": table}
+
+    def attended(self, arrays: Mapping[str, Rounded], inputs: Inputs) -> Mapping[str, Rounded]:
+        return super().stored(arrays, inputs)
 
 
 class Misread(Implementation):

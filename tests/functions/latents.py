@@ -48,6 +48,25 @@ def absorbed(
     return torch.einsum("bhqr,rhv->bhqv", average, w_uv)
 
 
+def storing(
+    query: Any, query_rope: Any, latent: Any, key_rope: Any, w_uk: Any, w_uv: Any,
+    causal: bool = False, mask: Any = None, scale: float | None = None, page_table: Any = None,
+    key_lengths: Any = None, new_latent: Any = None, new_key_rope: Any = None,
+) -> Any:  # fmt: skip
+    pools = ()
+    if new_latent is not None:
+        count, size = new_latent.shape[1], latent.shape[1]
+        place = key_lengths.long()[:, None] - count + torch.arange(count)
+        pages = page_table.long().gather(1, place // size)
+        pools = latent, key_rope = latent.clone(), key_rope.clone()
+        latent[pages, place % size], key_rope[pages, place % size] = new_latent, new_key_rope
+    output = absorbed(
+        query, query_rope, latent, key_rope, w_uk, w_uv, causal, mask, scale,
+        page_table=page_table, key_lengths=key_lengths,
+    )  # fmt: skip
+    return (output, *pools) if pools else output
+
+
 def unabsorbed(
     query: Any, query_rope: Any, latent: Any, key_rope: Any, w_uk: Any, w_uv: Any,
     mask: Any = None, softmax_scale: float | None = None, return_lse: bool = False,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from backends._numpy import Rounded
-from backends.in_pages import from_numpy_pages
+from backends.in_pages import from_numpy_pages, with_new_tokens
 from backends.masks import masked_arrays
 from backends.prepared import PreparedCall
 from backends.protocol import DeclaredRounding
@@ -16,7 +16,7 @@ from suite.faults.kernels.attention import Call
 from suite.faults.kernels.gradient import Differentiable
 from suite.spec.dtypes import DTYPES, DType, round_to
 from suite.spec.inputs import Inputs
-from suite.spec.operators.in_pages import masked
+from suite.spec.operators.in_pages import masked, stores
 from suite.spec.operators.latent import FEATURES, LATENT, SERVED, split_causal
 from suite.spec.operators.tiles import untiled
 
@@ -43,7 +43,7 @@ class LatentKernel(Differentiable):
         fmt, lse = inputs.dtype, "lse" in inputs.outputs
 
         def made(arrays: Mapping[str, Rounded], mask: Rounded | None) -> tuple[Arrays, Call]:
-            x = self.read(self.gathered(arrays, inputs))
+            x = self.read(self.gathered(self.attended(arrays, inputs), inputs))
             parts = (self.queries(x, fmt), self.keys(x, fmt), self.values(x, fmt))
             query, key, value = (Rounded(part, fmt) for part in parts)
             return x, Call(
@@ -53,10 +53,13 @@ class LatentKernel(Differentiable):
         def call(mask: Rounded | None = None, **arrays: Rounded) -> Any:
             with np.errstate(all="ignore"):
                 x, call = made(arrays, mask)
-                output = self.deliver(self.output(self.compute(call), x, fmt), call)
-                if not call.lse:
-                    return output
-                return output, self.deliver_lse(self.log_sum_exp(self.final(call), call), call)
+                answers = [self.deliver(self.output(self.compute(call), x, fmt), call)]
+                if call.lse:
+                    scores = self.final(call)
+                    answers.append(self.deliver_lse(self.log_sum_exp(scores, call), call))
+            stored = self.stored(arrays, inputs)
+            answers += [stored[name] for name in stores(inputs.case)]
+            return tuple(answers) if len(answers) > 1 else answers[0]
 
         def vjp(
             cotangent: Rounded, wrt: Sequence[str], mask: Rounded | None = None, **arrays: Rounded
@@ -70,6 +73,15 @@ class LatentKernel(Differentiable):
         return PreparedCall(
             call, masked_arrays(self.backend, shown, rest), inputs.outputs, vjp=vjp, constants=constants
         )  # fmt: skip
+
+    def stored(self, arrays: Mapping[str, Rounded], inputs: Inputs) -> dict[str, Rounded]:
+        """The arrays with new tokens in their pools."""
+        made = with_new_tokens({name: x.values for name, x in arrays.items()}, inputs)
+        return {name: Rounded(x, arrays[name].fmt) for name, x in made.items()}
+
+    def attended(self, arrays: Mapping[str, Rounded], inputs: Inputs) -> Mapping[str, Rounded]:
+        """The arrays whose tokens are attended."""
+        return self.stored(arrays, inputs)
 
     def gathered(self, arrays: Mapping[str, Rounded], inputs: Inputs) -> Mapping[str, Rounded]:
         """The arrays with tokens taken from their pages."""

@@ -45,6 +45,9 @@ WORDS = {
 
 TABLE = ("page_table", "key_lengths")
 
+NEW = "new_"
+"""What begins the names of arrays of tokens, one for every query, that a call stores in a pool."""
+
 FREE = 2
 """Pages of the pool that no sample owns."""
 
@@ -52,11 +55,12 @@ Draw = Callable[[Case, np.random.Generator, int], dict[str, np.ndarray]]
 
 
 def flat(case: Case) -> Case:
-    """The case without pages."""
+    """The case without pages, and without tokens that it stores in pools."""
     arranged = [
         option for option in (IN_PAGES, SHARED, LAYOUT) if case.operator.option(option.name)
     ]
-    return case.with_options(**{option.name: option.default for option in arranged})
+    plain = {option.name: option.default for option in arranged}
+    return case.with_options(**plain, **({"writes": False} if stores(case) else {}))
 
 
 def is_pooled(of: str) -> bool:
@@ -161,15 +165,20 @@ def drawn(draw: Draw, case: Case, rng: np.random.Generator, seed: int) -> dict[s
     counts, (pages, shared) = lengths(case), page_counts(case)
     table = draw_table(pages, n, owned_pages(n["p"], rng), rng, shared)
     at = slots_of(table, counts, n["s"], case.sizes.Lk)
-    for name, x in arrays.items():
+    for name, x in list(arrays.items()):
         if is_pooled(of[name]):
+            held = at
+            if f"{NEW}{name}" in case.axes:
+                newest = np.arange(case.sizes.Lk) >= case.sizes.Lk - case.sizes.Lq
+                arrays[f"{NEW}{name}"] = np.compress(newest, x, of[name].index("k"))
+                held = np.where(newest, -1, at)
             tokens = in_front(x, of[name])
             of_codes, largest = name in case.operator.array_kinds.codes, np.abs(x).max(initial=0.0)
             large = min(largest, case.dtype_of(name).max) if of_codes else 64 * largest
             pool = np.full((n["p"] * n["s"], *tokens.shape[2:]), large)
             pool[::2] *= -1 if large and not name.endswith("scale") else 1
             free = slots_first(case, pool.reshape(n["p"], n["s"], *tokens.shape[2:]), of[name])
-            arrays[name] = put(case, free, at, x, of[name])
+            arrays[name] = put(case, free, held, x, of[name])
     return {**arrays, "page_table": table.astype(np.float64), "key_lengths": counts.astype(float)}
 
 
@@ -244,6 +253,23 @@ def put(case: Case, pool: np.ndarray, at: np.ndarray, x: np.ndarray, of: str) ->
     copy = slots_first(case, pool, of).copy()
     copy.reshape(-1, *copy.shape[2:])[at[at >= 0]] = in_front(x, of)[at >= 0]
     return np.ascontiguousarray(slots_first(case, copy, of))
+
+
+def stores(case: Case) -> tuple[str, ...]:
+    """The names of the pools in which a call stores new tokens, in the order of its outputs."""
+    names = (name.removesuffix("_output") for name in case.operator.outputs(case))
+    return tuple(name for name in names if f"{NEW}{name}" in case.axes)
+
+
+def stored(inputs: Inputs) -> Inputs:
+    """The inputs after new tokens are stored in their slots."""
+    case, names, of = inputs.case, stores(inputs.case), flat(inputs.case).axes
+    at = slots(inputs)[:, -inputs.sizes.Lq :]
+    pools = {
+        name: put(case, inputs.arrays[name], at, inputs.arrays[f"{NEW}{name}"], of[name])
+        for name in names
+    }
+    return inputs.replace(writes=False, **pools, **{f"{NEW}{name}": None for name in names})
 
 
 def pools(inputs: Inputs) -> dict[str, str]:
@@ -327,9 +353,12 @@ def by_position(inputs: Inputs) -> Inputs:
 
 
 def gathered(inputs: Inputs) -> Inputs:
-    """The inputs without pages: the last token of every sample is the last one."""
+    """The inputs without pages, after new tokens are stored: the last token of every sample is the last
+    one."""
     if "page_table" not in inputs.arrays:
         return inputs
+    if stores(inputs.case):
+        inputs = stored(inputs)
     at, inputs = slots(inputs), masked(inputs)
     paged, case = inputs.case, flat(inputs.case)
     arrays = {

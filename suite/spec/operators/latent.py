@@ -20,6 +20,11 @@ the case. A token has a scale for every 128 components of its latent (`suite.spe
 With `page4` latents, their scales and rotary keys lie in pages of four slots
 (`suite.spec.operators.in_pages`).
 
+With `writes` a call also stores the latents and rotary keys of its queries' tokens in their slots of the
+pools, and attends them; both pools come back:
+
+    new_latent (B, Lq, R), new_key_rope (B, Lq, E), latent_output and key_rope_output as their pools
+
 In ids `r32e8` is R = 32, E = 8; the default is `r16e4`. With `select` every column of an up-projection
 has a single one, so both forms compute plain attention over components of the latents: nothing is
 rounded that plain attention does not round, and a scale that is off by 1 % shows in 16 bits, too.
@@ -68,8 +73,10 @@ FEATURES = frozenset(
 )  # fmt: skip
 """Features of latent attention."""
 
-SERVED = frozenset({f"{name}-codes" for name in CODES} | {"scales-of-tiles", "pages"})
-"""Features of latents in a server's cache: codes, and pages."""
+WORDS = {"new-latents": "latents and rotary keys that a call stores in pages and attends"}
+
+SERVED = frozenset({f"{name}-codes" for name in CODES} | {"scales-of-tiles", "pages", *WORDS})
+"""Features of latents in a server's cache: codes, pages, and tokens that a call stores."""
 
 AXES = {
     "query": "bhqd", "query_rope": "bhqe", "latent": "bkr", "key_rope": "bke", "w_uk": "rhd",
@@ -105,7 +112,15 @@ def axes(case: Case) -> Axes:
     if case.option("codes") != "none":
         arrays = {"latent_codes" if name == "latent" else name: of for name, of in AXES.items()}
         arrays["latent_scale"] = "bkl"
+    if case.option("writes"):
+        arrays |= {"new_latent": "bqr", "new_key_rope": "bqe"}
     return in_pages.axes(case, arrays)
+
+
+def outputs(case: Case) -> Axes:
+    lse = {"lse": "bhq"} if LSE.asked_by(case) else {}
+    pools = {"latent_output": "bkr", "key_rope_output": "bke"} if case.option("writes") else {}
+    return {"output": "bhqv", **lse, **in_pages.outputs(case, pools)}
 
 
 def coded(case: Case, latent: np.ndarray, rng: np.random.Generator) -> dict[str, np.ndarray]:
@@ -171,7 +186,7 @@ def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarra
         add_offset(arrays["query_rope"], arrays["key_rope"], n["d"] + n["e"])
     if case.option("codes") != "none":
         arrays |= coded(case, arrays.pop("latent"), rng)
-    return {name: arrays[name] for name in case.axes}
+    return {name: arrays[name] for name in case.axes if name in arrays}
 
 
 def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> Mapping[str, bool]:
@@ -181,6 +196,7 @@ def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> Map
         f"{case.option('codes')}-codes": case.option("codes") != "none",
         "scales-of-tiles": case.option("codes") != "none",
         **in_pages.needs(case),
+        "new-latents": case.option("writes"),
         "lse": LSE.asked_by(case),
         "empty-batch": sizes.B == 0,
         "empty-queries": sizes.Lq == 0,
@@ -189,6 +205,10 @@ def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> Map
 
 def validate(case: Case) -> None:
     in_pages.validate(case)
+    if case.option("writes") and (
+        case.option("page_size") is None or case.option("codes") != "none" or not case.sizes.Lq
+    ):
+        raise ValueError(f"latents that a call stores lie in pages, and are no codes: {case.id}")
     if min(case.option("latent_sizes")) < 1 or not case.sizes.D:
         raise ValueError(f"{case.operator} needs sizes d, r and e of 1 or more: {case.id}")
 
@@ -244,6 +264,14 @@ IN_PAGES = (
 )
 """Latents in pages, codes of latents with their scales, and pages that samples share."""
 
+WRITTEN = (
+    "latent/causalbr/mha/{dt}/b2h3q4k9d8v6/writes/page4",
+    "latent/none/mha/{dt}/b3h4q1k9d8v6/writes/page3/lse",
+    "latent/causalbr/mha/{dt}/b2h3q4k9d8v6/writes/page1/shared",
+    "latent/causal/mha/{dt}/b2h4q7k7d8/writes/page16",
+)
+"""Calls that store new latents and attend them."""
+
 CODED = "latent/causalbr/mha/{dt}/b2h3q4k9d8v6/r160e4"
 EXACT = (
     "latent/causalbr/mha/{dt}/b2h3q4k9d8v6/select/large",
@@ -271,20 +299,23 @@ LATENT = Operator(
     name="latent",
     text="multi-head latent attention: keys and values are projections of latents",
     topic=("latents", "multi-head latent attention"),
+    words=WORDS,
     axes=axes,
     draw=partial(in_pages.drawn, draw),
-    outputs=lambda case: {"output": "bhqv"} | ({"lse": "bhq"} if LSE.asked_by(case) else {}),
+    outputs=outputs,
     needs=needs,
     ties=lambda options: ("hg",),
     validate=validate,
     asks=Asks(
         plain=PLAIN,
-        pages=IN_PAGES,
+        pages=(*IN_PAGES, WRITTEN[0]),
         cases=(
             Ask(*SMOKE),
             Ask(*EXACT, dtypes="half"),
             Ask(f"{CODED}/e4m3", f"{CODED}/select/int8", dtypes="half"),
             Ask(*IN_PAGES, "latent/none/mha/{dt}/b3h4q1k9d8v6/page3"),
+            Ask(*WRITTEN[:1]),
+            Ask(*WRITTEN[1:], since="standard"),
             Ask(f"{PLAIN}/offset", dtypes="float32 first"),
             Ask("latent/none/mha/{dt}/b2h3q4k9d12v6/level", dtypes="sixteen"),
             Ask(
@@ -314,6 +345,7 @@ LATENT = Operator(
         WIDTHS,
         flag("select", "select"),
         choice("codes", ("none", *CODES)),
+        flag("writes", "writes"),
         in_pages.IN_PAGES,
         in_pages.SHARED,
         SCALE,
