@@ -18,7 +18,7 @@ from suite.judge.judge import judge
 from suite.run.options import Options
 from suite.run.plan import Plan
 from suite.run.recorded import record
-from suite.run.suggestions import suggestion, suggestions
+from suite.run.suggestions import of_triton, suggestion, suggestions
 from suite.spec.case import Case, parse_sizes
 from suite.spec.vocabulary import REFUSED
 from tests.records_by_hand import cell
@@ -249,20 +249,27 @@ def test_an_error_that_names_a_limit_suggests_a_claim(message: str, case: str, c
         ("ModuleNotFoundError(\"No module named 'triton'\")", True),
         ("RuntimeError('0 active drivers ([]). There should only be one.')", True),
         ("RuntimeError('no GPU')", False),
+        ("RuntimeError(f'no GPU for {__file__}')", False),
     ],
 )
 @pytest.mark.parametrize("within", [False, True])
 def test_a_kernel_that_needs_triton_is_told_its_backend(
     tmp_path: Path, error: str, hint: bool, within: bool
 ) -> None:
-    """At the import of its file, and in its first call."""
+    """At the import of its file, and in its first call. The name of a folder says nothing."""
     pytest.importorskip("torch")
-    path = tmp_path / "kernel.py"
+    path = tmp_path / "triton" / "kernel.py"
+    path.parent.mkdir()
     called = f"def flash(query, key, value):\n    raise {error}\n"
     path.write_text(called if within else f"raise {error}\n{called}")
     with pytest.raises(UsageError) as said:
         Plan.make(Options(("torch",), function=(f"{path}:flash",)))
     assert ("; --backend=triton runs Triton kernels on a CPU" in str(said.value)) == hint
+
+
+def test_the_name_of_a_module_is_no_error_of_triton() -> None:
+    said = "function 'my.triton:flash': my.triton has no 'flash'; it has attention"
+    assert of_triton(said, ["torch"], "cpu") == ""
 
 
 def test_the_trial_suggests_a_claim(tmp_path: Path) -> None:

@@ -26,11 +26,19 @@ FOUND = re.compile(r"; only NotImplementedError|\b(?:got|found|but|not)\b")
 NEEDS_TRITON = re.compile(r"\btriton\b|active drivers")
 """What an error says in which Triton is missing, or finds no GPU."""
 
+RAISED = re.compile(r"failed with |raised ")
+"""What stands before the words of a function's own error."""
+
+PLACE = re.compile(r"\S*[/\\]\S*")
+"""A place in the file system."""
+
 
 def of_triton(error: object, backends: Collection[str], device: str) -> str:
     """The end of a sentence about a function that cannot be called because its Triton kernels need a
     GPU; "" for any other error."""
-    if [*backends] != ["torch"] or device != "cpu" or not NEEDS_TRITON.search(str(error)):
+    _, *own = RAISED.split(str(error), maxsplit=1)
+    said = any(NEEDS_TRITON.search(PLACE.sub("", words)) for words in own)
+    if [*backends] != ["torch"] or device != "cpu" or not said:
         return ""
     return "; --backend=triton runs Triton kernels on a CPU (docs/function.md)"
 
