@@ -143,6 +143,17 @@ def load(name: str, device: str = "cpu") -> Backend:
     return backend
 
 
+def kind_of(name: str, device: str = "cpu") -> type[Backend]:
+    """The class of a backend; for a registered one no framework is imported. Raises what `load`
+    raises."""
+    name = canonical(name)
+    if name not in REGISTRY:
+        return type(load(name, device))
+    module, attribute = REGISTRY[name]
+    kind: type[Backend] = getattr(importlib.import_module(module), attribute)
+    return kind
+
+
 def implementations(backend: Backend) -> list[Implementation]:
     """The implementations of a backend. Raises DeclarationError for an invalid name."""
     entries = list(backend.implementations())
@@ -155,9 +166,8 @@ def implementations(backend: Backend) -> list[Implementation]:
 def _registered(name: str, device: str) -> Backend:
     if name in KERAS_ENGINES:
         os.environ.setdefault("KERAS_BACKEND", KERAS_ENGINES[name])
-    module, attribute = REGISTRY[name]
     try:
-        return getattr(importlib.import_module(module), attribute)(device)
+        return kind_of(name)(device)
     except BackendUnavailable as error:
         # sys.modules lacks a module whose import failed. Without a cause no import was tried.
         failed = any(module not in sys.modules for module in DISTRIBUTIONS.get(name, ()))
@@ -252,11 +262,18 @@ def function_implementation(
     return callable_implementation(backend, function, text.rpartition(":")[2], said, like, text)
 
 
+def example(backend: Backend) -> Implementation | None:
+    """A function as users hand it over; None if the framework has no native signature."""
+    try:
+        return backend.function(lambda query, key, value: value, "any", Claims())
+    except TypeError:
+        return None
+
+
 def own_attention(backend: Backend) -> tuple[str, ...]:
     """The places of the attention functions of a framework and its engine, the native one first, as
     `jax.nn.dot_product_attention`."""
-    user = backend.function(lambda query, key, value: value, "any", Claims())
-    name = getattr(getattr(user, "native", None), "name", "")
+    name = getattr(getattr(example(backend), "native", None), "name", "")
     native = (name,) if "." in name else ()
     return tuple(dict.fromkeys((*native, *backend.profiler.attention)))
 
@@ -310,9 +327,11 @@ __all__ = [
     "callable_implementation",
     "canonical",
     "check_one_engine",
+    "example",
     "function_implementation",
     "implementations",
     "installed",
+    "kind_of",
     "load",
     "load_function",
     "own_attention",

@@ -36,6 +36,11 @@ def backend(device: str) -> Arrays:
     return Arrays(device)
 
 
+def drawn() -> float:
+    """A number of the process's generator."""
+    return float(np.random.random())
+
+
 def attend(query, key, value, is_causal=False, mask=None, bias=None, scale=None):  # type: ignore[no-untyped-def]
     """Attention of `Rounded` arrays (B, L, H, D), in float64 and rounded once."""
     q, k, v = (x.values.swapaxes(1, 2) for x in (query, key, value))

@@ -57,8 +57,9 @@ def of_callable(function: Callable[..., Any]) -> Plan:
     return Plan.make(Options(("torch",), function=("mine",)), UserCode({"mine": function}))
 
 
-def test_what_the_frameworks_own_attention_fails_is_known() -> None:
-    of, strict = plan("torch_own"), plan("torch_own", inherit_known="no")
+@pytest.mark.parametrize("isolate", [False, True])
+def test_what_the_frameworks_own_attention_fails_is_known(isolate: bool) -> None:
+    of, strict = (plan("torch_own", inherit_known=i, isolate=isolate) for i in ("yes", "no"))
     for check, case in FAILING:
         verdict = judged(of, check, case)
         assert verdict.status == "known", verdict.message
@@ -68,6 +69,26 @@ def test_what_the_frameworks_own_attention_fails_is_known() -> None:
     assert verdict.inherited == "empty-batch-bias"
     passed = judged(of, "values", "sdpa/causal/mha/f32/b2h4q5k7d8")
     assert (passed.status, passed.inherited) == ("pass", "")
+
+
+PATCHING = """
+import torch
+from torch.nn import functional
+
+own = functional.scaled_dot_product_attention
+functional.scaled_dot_product_attention = lambda query, *rest, **more: torch.zeros_like(query)
+
+
+def flash(query, key, value, attn_mask=None, is_causal=False, scale=None, enable_gqa=False):
+    return own(query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
+"""
+
+
+def test_an_isolated_function_changes_no_native_that_it_inherits_from(tmp_path: Path) -> None:
+    """The function is as wrong as the framework's own attention, which it replaces in its process."""
+    (tmp_path / "patching.py").write_text(PATCHING)
+    of = plan("flash", str(tmp_path / "patching.py"), isolate=True)
+    assert judged(of, *FAILING[0]).status == "known"
 
 
 @pytest.mark.parametrize("change", [{"kind": "value"}, {"message": "got inf"}, {"finding": ""}])

@@ -16,7 +16,9 @@ import pytest
 
 from backends.implementation import Implementation
 from backends.prepared import ProcessDied
+from backends.registry import UsageError
 from suite.checks import all_checks
+from suite.judge import leaks
 from suite.judge.judge import judge
 from suite.records import cells as records
 from suite.run.isolation import wire
@@ -27,6 +29,7 @@ from suite.run.options import Options
 from suite.run.plan import Plan
 from suite.spec.dtypes import CODES, DTYPES, Code, DType, round_to
 from tests.enclosed import TRIED, enclosed, left_open
+from tests.isolated import drawn
 from tests.test_runs import run
 
 CHECKS = ("values", "contract", "ambient", "gradient_passes", "elections")
@@ -116,6 +119,44 @@ def test_a_signal_that_ends_the_child_is_told() -> None:
     assert enclosed("os.kill(os.getpid(), 9)").returncode == -signal.SIGKILL
 
 
+LOADED = """
+import os, sys
+from pathlib import Path
+import pytest
+
+@pytest.hookimpl(wrapper=True)
+def pytest_sessionfinish():
+    yield
+    found = {"torch", "jax", "tensorflow", "keras"} & sys.modules.keys()
+    Path(os.environ["LOADED"]).write_text(repr(found))
+"""
+"""A plugin of pytest that writes which frameworks a process that judges has imported at its end."""
+
+
+@pytest.mark.parametrize(
+    ("function", "words", "code", "found"),
+    [
+        ("tests/functions/of_torch.py:textbook", (), 0, {"torch"}),
+        ("tests/functions/of_torch.py:textbook", ("--isolate",), 0, set()),
+        ("tests/functions/own_attention.py:torch_own", ("--isolate", "--drop-in"), 0, set()),
+        ("tests/functions/faulty.py:too_narrow", ("--untrusted",), 1, set()),
+    ],
+)
+def test_what_judges_imports_no_framework(
+    tmp_path: Path, function: str, words: tuple[str, ...], code: int, found: set[str]
+) -> None:
+    """Neither for elections beside its own attention, nor for what is inherited, nor for a diagnosis."""
+    pytest.importorskip("torch")
+    (tmp_path / "loaded.py").write_text(LOADED)
+    files = [f"suite/test_{name}.py" for name in ("elections", "values", "malformed")]
+    told = tmp_path / "told"
+    out = run(
+        *files, "--level=smoke", "-p", "loaded", "--backend=torch", f"--function={function}", *words,
+        env={"LOADED": str(told), "PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[1]}"},
+    )  # fmt: skip
+    assert (out.returncode, eval(told.read_text())) == (code, found), out.stdout
+
+
 def test_every_call_of_an_implementation_is_made_in_the_child() -> None:
     """Also those that most implementations inherit, such as the steps of a cache that raises."""
     methods = vars(Implementation).items()
@@ -195,6 +236,26 @@ def plan(function: str, isolate: bool = True, claim: tuple[str, ...] = ()) -> Pl
     )  # fmt: skip
 
 
+def test_every_cell_begins_with_the_same_seeds() -> None:
+    """One message ends a cell and begins the next one."""
+    backend = plan("attend").functions[0].backend
+    link, numbers, counts = cast(Any, backend).link, [], []
+    for _ in range(4):
+        with leaks.undone(backend):
+            numbers.append(link.ask(drawn))
+        counts.append(link.count)
+        if len(counts) == 3:
+            link.kill(False)  # the next child begins, too
+    assert len(set(numbers)) == 1
+    assert counts[1:3] == [counts[0] + 2, counts[0] + 4]
+
+
+def test_a_backend_that_the_child_cannot_load_is_a_usage_error() -> None:
+    asked = Options(("numpy",), function=(RIGHT,), device="cuda", isolate=True)
+    with pytest.raises(UsageError, match=r"backend numpy cannot be used: .* judged on cpu only"):
+        Plan.make(asked)
+
+
 def test_a_child_that_dies_or_hangs_costs_one_cell() -> None:
     made = plan("ends")
     check = all_checks()["values"]
@@ -229,7 +290,7 @@ def test_a_child_that_dies_or_hangs_costs_one_cell() -> None:
     ],
 )  # fmt: skip
 def test_what_no_child_says_ends_the_child(answer: bytes) -> None:
-    link = Link({}, Limits(""), ())
+    link = Link({}, Limits(""))
     parent, child = socket.socketpair()
     link._channel, link._child = wire.as_file(parent), cast(Any, Dead())
     link.errors = BytesIO()
@@ -250,7 +311,7 @@ class Dead:
 
 
 def test_no_error_of_a_child_interrupts_the_run() -> None:
-    link = Link({}, Limits(""), ())
+    link = Link({}, Limits(""))
     for name in ("KeyboardInterrupt", "GeneratorExit", "BaseException", "TimeOver"):
         error = link.error(
             {"kinds": [["builtins", name]], "text": "stop", "declared": False, "inside": None}

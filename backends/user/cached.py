@@ -16,7 +16,6 @@ from backends.declared import Declared, UsageError
 from backends.implementation import as_in_programs
 from backends.prepared import PreparedCall
 from backends.protocol import Backend, own_attention
-from backends.textbook.cached import TextbookCached
 from backends.user.function import UserCallable, value_of
 from suite.spec.case import Case
 from suite.spec.inputs import Inputs, draw
@@ -164,10 +163,10 @@ class UserCached(Scripted, UserCallable):
     ) -> None:
         super().__init__(backend, function, name, claims)
         own = own_attention(self.backend)
-        kinds = [i for i in self.backend.implementations() if isinstance(i, TextbookCached)]
+        kinds = [i for i in backend.implementations() if i.textbook and i.operator is CACHED]
         if own is None or not kinds:
             raise UsageError(f"no cache is judged with {self.backend.name}; use torch, tf or jax")
-        self.ops = kinds[0].ops
+        self.textbook_cache: Any = kinds[0]
         self.axis_order = own.prepare(draw(Case.parse(ONE_KEY))).axis_order
 
     def bound(self, function: Callable[..., Any], name: str) -> Binder[Any]:
@@ -227,4 +226,4 @@ class UserCached(Scripted, UserCallable):
         return state[0], state[0].keep(state[1], paths, count, *samples)
 
     def concat(self, arrays: Sequence[Any], axis: int) -> Any:
-        return self.ops.concat(arrays, axis)
+        return self.textbook_cache.ops.concat(arrays, axis)

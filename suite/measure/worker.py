@@ -168,20 +168,20 @@ def _function(backend: Any, options: Options, text: str) -> tuple[Any, Any]:
     UsageError."""
     from suite.measure.clock import round_trip
     from suite.measure.own import OwnCode
-    from suite.run.isolation.remote import forbidden, isolated
+    from suite.run.isolation.remote import forbids_own, isolated
     from suite.run.loading import user_function
 
     # Conformance runs judge ignored parameters.
     options = replace(options, allow_unused=True)
     home, trip, notes, empty = backend, 0.0, tuple[str, ...](), None
     if options.isolates:
-        home = isolated(backend, options, text)
+        home = isolated(options, text)
         trip, notes = round_trip(home), tuple(f"{text}: {one}" for one in home.link.open)
     function, _ = user_function(home, text, options)
     if options.kernel:
-        other = isolated(backend, options, text, options.kernel)
+        other = isolated(options, text, options.kernel)
         empty, _ = user_function(other, text, options)
-    watched = function if options.claims.get("forbid") or forbidden(backend, options) else None
+    watched = function if options.claims.get("forbid") or forbids_own(options) else None
     return function.unwatched, OwnCode(trip, watched, empty, options.kernel, notes)
 
 

@@ -77,13 +77,12 @@ def load_backends(
     unavailable: dict[str, BackendUnavailable] = {}
     for name in options.backends:
         try:
-            backend = registry.load(name, options.device)
+            backend = None if options.isolates else registry.load(name, options.device)
+            loaded.append(load_backend(backend, options, user))
         except BackendUnavailable as error:
             if name in by_name:
                 raise UsageError(f"backend {name} cannot be used: {error}") from error
             unavailable[name] = error
-            continue
-        loaded.append(load_backend(backend, options, user))
     if options.implementation:
         loaded = _selected(loaded, options.implementation)
     if not any(one.implementations for one in loaded):
@@ -92,10 +91,17 @@ def load_backends(
     return loaded, unavailable
 
 
-def load_backend(backend: Backend, options: Options, user: UserCode = NO_CODE) -> LoadedBackend:
-    """A backend's implementations, or the user functions instead of them. Raises UsageError."""
-    if isinstance(backend, Remote):
-        backend = backend.home
+def load_backend(
+    backend: Backend | None, options: Options, user: UserCode = NO_CODE
+) -> LoadedBackend:
+    """A backend's implementations, or the user functions instead of them. Isolated functions have
+    backends of their own, and `backend` is not read. Raises UsageError, and BackendUnavailable if
+    functions are isolated."""
+    backends: list[Any] = [backend] * len(options.function)
+    if options.isolates:
+        backends = [isolated(options, text) for text in options.function]
+        backend = backends[0].apart
+    assert backend is not None
     quick = backend.compilers.quick() if options.compiles_quickly else None
     natives = registry.implementations(quick or backend)
     if quick is not None:
@@ -105,8 +111,7 @@ def load_backend(backend: Backend, options: Options, user: UserCode = NO_CODE) -
     emptied: dict[Implementation, Implementation] = {}
     notes: list[str] = []
     expect: list[Path] = []
-    for text in options.function:
-        asked = isolated(backend, options, text) if options.isolates else backend
+    for text, asked in zip(options.function, backends, strict=True):
         with leaks.quiet():
             settings = leaks.Settings(asked)
             try:
@@ -115,7 +120,7 @@ def load_backend(backend: Backend, options: Options, user: UserCode = NO_CODE) -
                 left = settings.restore()
         functions.append(function)
         if options.kernel:
-            empty = isolated(backend, options, text, options.kernel)
+            empty = isolated(options, text, options.kernel)
             emptied[function], _ = user_function(empty, text, options, user)
         notes += [f"{function}: {remark}" for remark in function.remarks]
         notes += [

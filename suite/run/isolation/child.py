@@ -38,13 +38,14 @@ import numpy as np
 from backends import registry
 from backends.claims import stated
 from backends.prepared import PreparedCall, end_fork
-from backends.protocol import Backend, ForwardOnly
+from backends.protocol import Backend, BackendUnavailable, ForwardOnly
 from backends.user.function import UserCallable
 from backends.user.layer import UserLayer
 from suite.judge import leaks
 from suite.judge.process_settings import PROCESS
 from suite.judge.verdict import text_of
 from suite.run.isolation.emptied import empty
+from suite.run.isolation.told import ToldBackend
 from suite.run.isolation.wire import CARRIERS, as_file, found, receive, send, to_bytes
 from suite.run.process import YOUNG
 from suite.spec.dtypes import DTYPES
@@ -136,8 +137,12 @@ class Host:
         self.start = start
         self.backend = registry.load(start["backend"], start["device"])
         self.settings = self.backend.settings
+        self.natives = {i.name: i for i in registry.implementations(self.backend)}
+        example = registry.example(self.backend)
+        self.beside = None if example is None else example.beside
+        self.told = ToldBackend.of(self.backend, self.natives, example)
         state = Settings(self.backend)
-        self.sweep, self.restore = state.sweep, state.restore
+        self.settings_seen, self.restore = state.sweep, state.restore
         self.handles = Handles()
         self.contexts: dict[int, Any] = {}
         self.raw: dict[int, bytes] = {}
@@ -147,6 +152,8 @@ class Host:
     def load(self) -> dict[str, Any]:
         """Import the user's file; returns the signature of the function and its own claims."""
         text, like, said = self.start["function"], self.start["like"], self.start["said"]
+        if self.start["forbids_own"]:
+            said = {**said, "forbid": registry.own_attention(self.backend)}
         for name in self.start["hidden"]:
             sys.modules.setdefault(name, None)  # type: ignore[arg-type]  # imports of it raise
         function = registry.load_function(self.backend, text, said)
@@ -177,6 +184,12 @@ class Host:
             return thing[name] if isinstance(thing, Mapping) else getattr(thing, name)
 
         return reduce(step, path, self)
+
+    def sweep(self) -> tuple[dict[str, Any], list[str]]:
+        """`Settings.sweep` at the end of a cell, and the beginning of the next one."""
+        seen = self.settings_seen()
+        self.begin()
+        return seen
 
     def begin(self) -> None:
         """Seed all generators, as every cell begins."""
@@ -342,11 +355,15 @@ def main() -> None:
     start, _ = receive(channel)
     leaks.watch()
     with leaks.quiet():
-        host = Host(pickle.loads(start))
+        try:
+            host = Host(pickle.loads(start))
+        except BackendUnavailable as error:
+            send(channel, json.dumps({"unavailable": str(error)}).encode())
+            return
         gc.freeze()
         gc.enable()
         gc.set_threshold(YOUNG)
-        send(channel, json.dumps({"open": OPEN}).encode())
+        send(channel, json.dumps({"open": OPEN, "home": host.told}).encode())
         with contextlib.suppress(EOFError):
             serve(channel, host)
     os._exit(0)  # threads and exit handlers of the user's code have nobody to answer

@@ -18,16 +18,19 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from types import MappingProxyType
 from typing import Any, BinaryIO
 from weakref import WeakValueDictionary
 
+import msgspec
+
 from backends.prepared import ForbiddenCall, ForwardOnly, PreparedCall, ProcessDied
-from backends.registry import UsageError
+from backends.registry import BackendUnavailable, UsageError
 from suite.run.isolation import wire
 from suite.run.isolation.sandbox import Limits
+from suite.run.isolation.told import ToldBackend
 from suite.run.isolation.wire import Garbled, checked, checked_name
 from suite.run.process import environment, how_it_ended
 from suite.spec.dtypes import DType
@@ -136,12 +139,15 @@ class Link:
     """The child, and the requests to it.
 
     A child that dies, or that answers what its program does not answer, is killed; the next request
-    starts another one. Requests raise ProcessDied, and what the child's call raised.
+    starts another one. Requests raise ProcessDied, and what the child's call raised. `home` is what the
+    first child says of its backend.
     """
 
-    def __init__(self, start: Mapping[str, Any], limits: Limits, kinds: Sequence[type]) -> None:
+    home: ToldBackend
+
+    def __init__(self, start: Mapping[str, Any], limits: Limits) -> None:
         self.start, self.limits = dict(start), limits
-        self.kinds = {(kind.__module__, kind.__qualname__): kind for kind in (*KINDS, *kinds)}
+        self.kinds = {(kind.__module__, kind.__qualname__): kind for kind in KINDS}
         self.generation = self.deaths = 0
         self.gone: list[tuple[int, int, int]] = []
         self.handles: WeakValueDictionary[int, Handle] = WeakValueDictionary()
@@ -153,7 +159,7 @@ class Link:
         self._channel: BinaryIO | None = None
 
     def run(self) -> None:
-        """Start a child, and let it load the backend. Raises ProcessDied."""
+        """Start a child, and let it load the backend. Raises ProcessDied and BackendUnavailable."""
         if self.deaths > MOST_DEATHS:
             raise ProcessDied(f"the process of the function died {self.deaths} times")
         own, others = socket.socketpair()
@@ -174,8 +180,20 @@ class Link:
         with self._living():
             wire.send(channel, pickle.dumps(self.start))
             said = wire.parsed(wire.receive(channel, (wire.MOST_JSON, 0))[0])
-            left = checked(said.get("open"), list, "what is open")
-            self.open = [printable(checked(one, str, "a sentence")) for one in left]
+            if "unavailable" not in said:
+                left = checked(said.get("open"), list, "what is open")
+                self.open = [printable(checked(one, str, "a sentence")) for one in left]
+                if not hasattr(self, "home"):
+                    self.at_home(msgspec.convert(said.get("home"), ToldBackend))
+                return
+        self.kill(True)
+        raise BackendUnavailable(printable(str(said["unavailable"])))
+
+    def at_home(self, home: ToldBackend) -> None:
+        """Take what a child says of the backend."""
+        self.home = home
+        for name in home.validation_errors:
+            self.kinds.setdefault(name, self.type_of(name, Exception))
 
     @property
     def dead(self) -> bool:

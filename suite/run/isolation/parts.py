@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from backends.compilers import Compilers
-from backends.implementation import Implementation
 from backends.memory import Memory
 from backends.prepared import PreparedCall
 from backends.profiler import Profiler, Step
@@ -39,9 +38,9 @@ class RemoteMemory(Asking, Memory):
 
     place = ("backend", "memory")
 
-    def __init__(self, backend: Backend, link: Link, home: Memory) -> None:
+    def __init__(self, backend: Backend, link: Link) -> None:
         super().__init__(backend)
-        self.link, self.has_strides = link, home.has_strides
+        self.link, self.has_strides = link, link.home.has_strides
 
     def overwrite(self, array: Any, values: Any) -> bool:
         return bool(self._ask("overwrite", array, values))
@@ -64,15 +63,22 @@ class RemoteMemory(Asking, Memory):
 
 
 class RemoteCompilers(Asking, Compilers):
-    """Compilers of the child; their declarations are those of this process."""
+    """Compilers of the child. Which of them a user's function goes through, and what it lacks in them, is
+    what the child said before it imported the function."""
 
     place = ("backend", "compilers")
 
-    def __init__(self, backend: Backend, link: Link, home: Compilers) -> None:
-        super().__init__(backend, home.names, home.timed, home.layers)
-        self.link, self.home = link, home
-        for name in ("compiles_shapes", "runs_models", "ambient"):
-            setattr(self, name, getattr(home, name))
+    def __init__(self, backend: Backend, link: Link) -> None:
+        home = link.home
+        super().__init__(backend, *home.compilers)
+        self.link, self.compiles_shapes = link, home.compiles_shapes
+        self.runs_models, self.ambient = home.runs_models, home.ambient
+
+    def of(self, implementation: Any) -> tuple[str, ...]:
+        if not implementation.declared.is_user_code:
+            return checked(self._ask("of", Place(implementation.place)), tuple, "compilers")
+        asked = self.link.home.lacking
+        return tuple(name for name in super().of(implementation) if name in asked)
 
     def compiled(self, prepared: PreparedCall, compiler: str, batch: int) -> PreparedCall:
         return self._ask("compiled", prepared, compiler, batch)
@@ -85,11 +91,11 @@ class RemoteCompilers(Asking, Compilers):
     def gradient(self, prepared: PreparedCall, operand: str, cotangent: Any) -> PreparedCall:
         return self._ask("gradient", prepared, operand, cotangent)
 
-    def declared(self, implementation: Implementation, compiler: str) -> Any:
-        return self.home.declared(implementation, compiler)
-
-    def lacking(self, implementation: Implementation, compiler: str) -> dict[str, str]:
-        return self.home.lacking(implementation, compiler)
+    def lacking(self, implementation: Any, compiler: str) -> dict[str, str]:
+        if implementation.declared.is_user_code:
+            return self.link.home.lacking[compiler]
+        said = self._ask("lacking", Place(implementation.place), compiler)
+        return checked(said, dict, "what is lacking")
 
     def raised_inside(self, error: BaseException) -> BaseException:
         return getattr(error, "inside", None) or error
@@ -100,9 +106,9 @@ class RemoteProfiler(Asking, Profiler):
 
     place = ("backend", "profiler")
 
-    def __init__(self, backend: Backend, link: Link, home: Profiler) -> None:
+    def __init__(self, backend: Backend, link: Link) -> None:
         super().__init__(backend)
-        self.link, self.has_threads = link, home.has_threads
+        self.link, self.has_threads = link, link.home.has_threads
 
     def threads(self, count: int) -> Any:
         return Context(self.link, self._place("threads"), count)

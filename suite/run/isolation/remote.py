@@ -1,8 +1,9 @@
 """Backend and implementation in the parent, whose calls the child makes.
 
 `Remote` is a backend: arrays, calls and contexts are handles of the child, and facts about the framework
-are those of the same backend in this process. `RemoteFunction` is the user's function as an
-implementation. Checks and judge know neither.
+are what the child says before it imports the user's file. `RemoteFunction` is the user's function as an
+implementation, and `RemoteNative` one of the framework's own. Checks and judge know none of them. This
+process never imports the framework.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from functools import partial
+from dataclasses import replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from backends import registry
 from backends.claims import Claims
 from backends.implementation import Implementation
 from backends.prepared import PreparedCall, ProcessDied
-from backends.protocol import Backend, Setting
+from backends.protocol import Ambient, Backend, Setting
 from backends.registry import UsageError
 from suite.judge import leaks
 from suite.judge.verdict import Deviation, first_line
@@ -33,7 +35,7 @@ from suite.run.isolation import wire
 from suite.run.isolation.link import Context, Handle, Link, Place
 from suite.run.isolation.parts import Asking, RemoteCompilers, RemoteMemory, RemoteProfiler
 from suite.run.isolation.sandbox import Limits
-from suite.run.isolation.told import Signature, ToldLayer
+from suite.run.isolation.told import Signature, ToldLayer, ToldNative
 from suite.run.isolation.wire import checked
 from suite.run.options import Options
 from suite.spec.case import Case
@@ -71,26 +73,41 @@ class Told(str):
 
 
 class Remote(Asking, Backend):
-    """The backend `home`, with a child that holds the arrays and makes the calls."""
+    """A backend of the class `kind`, with a child that holds the arrays and makes the calls."""
 
     place = ("backend",)
 
-    def __init__(self, home: Backend, link: Link) -> None:
-        self.home, self.link = home, link
-        self.name, self.devices, self.device = home.name, home.devices, home.device
-        self.native, self.rounding, self.dialect = home.native, home.rounding, home.dialect
-        self.validation_errors = home.validation_errors
-        self.memory = RemoteMemory(self, link, home.memory)
-        self.compilers = RemoteCompilers(self, link, home.compilers)
-        self.profiler = RemoteProfiler(self, link, home.profiler)
+    def __init__(self, kind: type[Backend], link: Link) -> None:
+        self.kind, self.link, self.home = kind, link, link.home
+        self.name, self.native, self.rounding = self.home.name, self.home.native, self.home.rounding
+        self.devices, self.device, self.dialect = kind.devices, link.start["device"], kind.dialect
+        self.validation_errors = tuple(link.kinds[name] for name in self.home.validation_errors)
+        self.memory, self.compilers = RemoteMemory(self, link), RemoteCompilers(self, link)
+        self.profiler = RemoteProfiler(self, link)
         self._told: dict[str, Any] = {}
         self._after_death, self._looked = False, -1
         self._settings = {
             name: Setting(
-                partial(self._read, name), partial(self._restore, name), self._modes(name, setting)
+                partial(self._read, name), partial(self._restore, name), self._modes(name)
             )
-            for name, setting in {**leaks.PROCESS, **home.settings}.items()
+            for name in {**leaks.PROCESS, **self.home.modes}
         }
+
+    @cached_property
+    def apart(self) -> Remote:
+        """The backend with another child, which never imports a user's file, and is started at the first
+        request."""
+        folder = tempfile.mkdtemp(prefix="attention-child-")
+        link = Link(self.link.start, replace(self.link.limits, folder=folder))
+        link.at_home(self.home)
+        atexit.register(link.close)
+        return Remote(self.kind, link)
+
+    @property
+    def beside(self) -> Implementation | None:
+        """What the elections of a user's function are compared with."""
+        said = self.home.beside
+        return None if said is None else RemoteNative(self, said, ("beside",))
 
     @property
     def versions(self) -> dict[str, str]:
@@ -98,17 +115,17 @@ class Remote(Asking, Backend):
 
     @property
     def expectations(self) -> Path:
-        return self.home.expectations
+        return Path(self.home.expectations)
 
     @property
     def refusals(self) -> dict[str, str]:
         return self.home.refusals
 
     def implementations(self) -> list[Implementation]:
-        return self.home.implementations()
+        return [RemoteNative(self, one, ("natives", one.name)) for one in self.home.natives]
 
     def function(self, function: Callable[..., Any], name: str, claims: Claims) -> Implementation:
-        return type(self.home).function(self, function, name, claims)
+        return self.kind.function(self, function, name, claims)
 
     def array(self, values: np.ndarray, dtype: DType | None) -> Any:
         return self._ask("array", values, dtype)
@@ -190,16 +207,14 @@ class Remote(Asking, Backend):
         return self._settings
 
     def reseed(self, seed: int = 0) -> None:
-        self.link.at("begin")
+        if self.link.dead or self.link.count != self._looked:  # a sweep seeds, too
+            self.link.at("begin")
 
-    def _modes(self, name: str, setting: Setting) -> dict[str, Any]:
+    def _modes(self, name: str) -> dict[str, Ambient]:
+        place = ("settings", name, "modes")
         return {
-            mode: ambient._replace(
-                within=partial(
-                    Context, self.link, Place(("settings", name, "modes", mode, "within"))
-                )
-            )
-            for mode, ambient in setting.modes.items()
+            mode: Ambient(partial(Context, self.link, Place((*place, mode, "within"))), *facts)
+            for mode, facts in self.home.modes.get(name, {}).items()
         }
 
     def _read(self, name: str) -> Any:
@@ -244,7 +259,10 @@ class RemoteFunction(Asking, Implementation):
         self.backend, self.name, self.declared = backend, told.name, told.declared
         self.told = told
         self.link = backend.link
-        self.operator, self.beside, self.axis_order = told.operator, told.beside, told.axis_order
+        self.operator, self.axis_order = told.operator, told.axis_order
+        if told.beside is not None:
+            # A function that stands in for the framework's own attention is held to its answers.
+            self.beside = (backend.apart if told.declared.drop_in else backend).beside
         self.argument_names, self.remarks = told.argument_names, told.remarks
 
     @property
@@ -296,32 +314,54 @@ class RemoteFunction(Asking, Implementation):
         return self.told.nearest_supported(case)
 
 
-def forbidden(home: Backend, options: Options) -> str:
-    """The places of the framework's own attention, divided by commas, if a user function must not call it
-    because it is untrusted, else ""."""
+class RemoteNative(RemoteFunction):
+    """An implementation of the framework in the child."""
+
+    def __init__(self, backend: Remote, said: ToldNative, place: tuple[str, ...]) -> None:
+        self.link, self.place = backend.link, place
+        self.operator, self.textbook = OPERATORS[said.operator], said.textbook
+        self.axis_order, self._later = said.axis_order, said.later
+        Implementation.__init__(self, backend, said.name, said.declared)
+
+    @property
+    def later(self) -> frozenset[str]:
+        return self._later
+
+    def unsupported(self, case: AnyCase) -> str | None:
+        if not isinstance(case, Case):
+            return Implementation.unsupported(self, case)
+        said = self._ask("unsupported", case)
+        return None if said is None else printable(checked(said, str, "a reason"))
+
+    def nearest_supported(self, case: AnyCase) -> Case | None:
+        return Implementation.nearest_supported(self, case)
+
+
+def forbids_own(options: Options) -> bool:
+    """True if a user function must not call the framework's own attention, because it is untrusted."""
     exempt = options.forbid or options.like or options.mode == "compiled"
-    return ",".join(registry.own_attention(home)) if options.untrusted and not exempt else ""
+    return options.untrusted and not exempt
 
 
-def isolated(home: Backend, options: Options, text: str, kernel: str = "") -> Remote:
-    """The backend `home` with a child that can import the user's file, and empties the `kernel` there.
-    Raises UsageError if no child can be started."""
+def isolated(options: Options, text: str, kernel: str = "") -> Remote:
+    """The backend of the options with a child that can import the user's file, and empties the `kernel`
+    there. Raises UsageError if no child can be started, and BackendUnavailable."""
+    name = options.backends[0]
+    kind = registry.kind_of(name, options.device)
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     places = {ROOT, *(Path(place or ".").resolve() for place in sys.path)}
     folders = [place / name for place in places for name in HIDDEN]
     hidden = tuple(str(one) for one in folders if one.is_dir()) if options.untrusted else ()
     limits = Limits(tempfile.mkdtemp(prefix="attention-child-"), hidden, memory)
-    own = forbidden(home, options)
-    said = options.claims | ({"forbid": own} if own else {})
     start = {
-        "backend": options.backends[0], "device": options.device, "function": text,
-        "said": said, "like": options.like, "hidden": HIDDEN if options.untrusted else (),
-        "kernel": kernel,
+        "backend": name, "device": options.device, "function": text,
+        "said": options.claims, "like": options.like, "hidden": HIDDEN if options.untrusted else (),
+        "kernel": kernel, "forbids_own": forbids_own(options),
     }  # fmt: skip
-    link = Link(start, limits, home.validation_errors)
+    link = Link(start, limits)
     atexit.register(link.close)
     try:
         link.run()
     except ProcessDied as error:
         raise UsageError(f"function {text!r} cannot be isolated: {error}") from error
-    return Remote(home, link)
+    return Remote(kind, link)

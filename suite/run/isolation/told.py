@@ -1,14 +1,108 @@
-"""A user's function or layer in the parent, by what the child says of it."""
+"""A backend, and a user's function or layer, in the parent, by what the child says of them."""
 
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, get_type_hints
 
+import msgspec
+
+from backends.declared import Declared, DeclaredRounding
+from backends.limits import Limits
+from backends.protocol import Backend, Implementation
 from backends.user.layer import ObservedLayer, UserLayer
 from suite.run.isolation.wire import checked, checked_name
 from suite.spec.case import Case
 from suite.spec.text import printable
+
+KINDS = {**get_type_hints(Declared), "limits": dict[str, Limits]}
+"""The types of a declaration's fields as they travel; the key "" stands for every dtype."""
+
+
+@dataclass(frozen=True)
+class ToldNative:
+    """An implementation of the framework; `plain` is its declaration as plain data."""
+
+    name: str
+    operator: str
+    textbook: bool
+    axis_order: str
+    later: frozenset[str]
+    plain: dict[str, Any]
+
+    @classmethod
+    def of(cls, native: Implementation) -> ToldNative:
+        """What a child says of an implementation."""
+        limits = native.declared.limits
+        by_dtype = limits if isinstance(limits, Mapping) else {"": limits}
+        return cls(
+            native.name, native.operator.name, native.textbook, native.axis_order, native.later,
+            {**vars(native.declared), "limits": by_dtype},
+        )  # fmt: skip
+
+    @property
+    def declared(self) -> Declared:
+        """The declaration. Raises msgspec.ValidationError, and DeclarationError."""
+        facts = {name: msgspec.convert(self.plain[name], kind) for name, kind in KINDS.items()}
+        return Declared(**facts | {"limits": facts["limits"].get("", facts["limits"])})
+
+
+@dataclass(frozen=True)
+class ToldBackend:
+    """What a child says of its backend before it imports the user's file.
+
+    - `compilers`: names, timed ones, and those of layers (see `Compilers`)
+    - `lacking`: what a user's function lacks in each of its compilers
+    - `modes`: dtype, question and `forward_only` of each mode, by setting
+    - `beside`: what the elections of a user's function are compared with
+    - others: see `Backend`
+    """
+
+    name: str
+    native: str
+    versions: dict[str, str]
+    expectations: str
+    refusals: dict[str, str]
+    rounding: DeclaredRounding
+    validation_errors: tuple[tuple[str, str], ...]
+    has_strides: bool
+    has_threads: bool
+    compilers: tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
+    compiles_shapes: bool
+    runs_models: bool
+    ambient: dict[str, str]
+    lacking: dict[str, dict[str, str]]
+    modes: dict[str, dict[str, tuple[str, str, bool]]]
+    natives: tuple[ToldNative, ...]
+    beside: ToldNative | None
+
+    @classmethod
+    def of(
+        cls, home: Backend, natives: Mapping[str, Implementation], example: Implementation | None
+    ) -> Any:
+        """What a child says, as plain data; `example` is any user's function."""
+        through, beside = home.compilers, None if example is None else example.beside
+        lacking = {
+            name: {} if example is None else through.lacking(example, name)
+            for name in (through.names if example is None else through.of(example))
+        }
+        told = cls(
+            home.name, home.native, {n: str(text) for n, text in home.versions.items()},
+            str(home.expectations), home.refusals, home.rounding,
+            tuple((kind.__module__, kind.__qualname__) for kind in home.validation_errors),
+            home.memory.has_strides, home.profiler.has_threads,
+            (through.names, through.timed, through.layers), through.compiles_shapes,
+            through.runs_models, dict(through.ambient), lacking,
+            {
+                name: {mode: ambient[1:] for mode, ambient in setting.modes.items()}
+                for name, setting in home.settings.items()
+            },
+            tuple(map(ToldNative.of, natives.values())),
+            None if beside is None else ToldNative.of(beside),
+        )  # fmt: skip
+        return msgspec.to_builtins(told, enc_hook=dict)
 
 
 class Signature:
