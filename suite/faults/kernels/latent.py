@@ -75,7 +75,9 @@ class LatentKernel(Differentiable):
         )  # fmt: skip
 
     def stored(self, arrays: Mapping[str, Rounded], inputs: Inputs) -> dict[str, Rounded]:
-        """The arrays with new tokens in their pools."""
+        """The arrays with new tokens in their pools; of a call without them the very arrays."""
+        if not stores(inputs.case):
+            return dict(arrays)
         made = with_new_tokens({name: x.values for name, x in arrays.items()}, inputs)
         return {name: Rounded(x, arrays[name].fmt) for name, x in made.items()}
 
