@@ -98,3 +98,10 @@ def test_a_limit_of_processor_time_ends_what_waits_for_ever(
     monkeypatch.setattr(process, "PATIENCE", 2)
     with pytest.raises(TimeOver), process.limited(0.05, "it", processor=True):
         time.sleep(10)
+
+
+@pytest.mark.parametrize(
+    ("code", "said"), [(3, "exit code 3"), (-9, "died of SIGKILL"), (-40, "died of signal 40")]
+)
+def test_every_end_of_a_process_has_words(code: int, said: str) -> None:
+    assert said in process.how_it_ended(code)

@@ -163,8 +163,10 @@ def limited(seconds: float, what: str, processor: bool = False) -> Iterator[None
 
 def how_it_ended(code: int) -> str:
     """The unexpected end of a process in words, by its exit code (below 0: the number of a signal)."""
-    if code < 0:
+    if -code in {*signal.Signals}:
         return f"died of {signal.Signals(-code).name}"
+    if code < 0:  # most signals of Linux's second half have no name
+        return f"died of signal {-code}"
     return f"ended with exit code {code}, unasked"
 
 
