@@ -1,6 +1,6 @@
 """Acceptance tests of other projects, and how many functions of the corpus each of them rejects.
 
-    python -m tests.acceptance            the table of docs/compared.md
+    python -m tests.acceptance            the table of docs/data/compared.md
     python -m tests.acceptance --names    the faulty functions that each test accepts, too
 
 A rule is written after a project's own code: its inputs, dtypes, trials and tolerance. Sizes are scaled
@@ -338,7 +338,7 @@ def own_row() -> str:
     """The row of this suite: `tests/test_diagnosed.py` proves that all faulty functions of the corpus
     fail at level smoke, and no right one."""
     return (
-        "| this suite, `--level=smoke` | [the catalogue](verdict.md) | derived for every element | "
+        "| this suite, `--level=smoke` | [the catalogue](../verdict.md) | derived for every element | "
         f"{len(FAULTY)} | | 0 | |"
     )
 

@@ -1,4 +1,4 @@
-"""Acceptance tests of other projects: they accept torch's own attention, and docs/compared.md has the
+"""Acceptance tests of other projects: they accept torch's own attention, and docs/data/compared.md has the
 figures that they give now."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.acceptance import (  # noqa: E402
     row,
 )  # fmt: skip
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "compared.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "data" / "compared.md"
 ATTENTION = torch.nn.functional.scaled_dot_product_attention
 FEW = 3
 """Functions of the corpus whose rejection in 16 bits depends on how a processor rounds."""
