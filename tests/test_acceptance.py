@@ -1,5 +1,5 @@
-"""Acceptance tests of other projects: they accept torch's own attention, and docs/data/compared.md has the
-figures that they give now."""
+"""Acceptance tests of other projects: they accept torch's own attention, and docs/data/compared.md has
+the figures that they give now."""
 
 from __future__ import annotations
 
