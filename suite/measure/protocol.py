@@ -67,7 +67,7 @@ READINGS, COPIES, CERTAIN = 40, 3, 0.999
 interval beyond the limit. If the times of both readings are distributed alike, the interval is beyond in
 some trial with a probability of 0.2 %."""
 
-TRIALS, TRIAL_PAUSE = 7, 0.05
+TRIALS, TRIAL_PAUSE = 8, 0.05
 """Number of trials that must all exceed the limit `STALE`, and the seconds after the first. Each
 pause is twice the one before, 6 s together: other work keeps a machine busy for seconds."""
 
