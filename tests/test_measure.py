@@ -49,6 +49,8 @@ from tests.twins import (
     WrongWhileTimed,
 )
 
+pytestmark = pytest.mark.clock
+
 ROOT = Path(__file__).resolve().parents[1]
 CASE = "sdpa/causal/mha/f32/b2h3q65k65d16"
 

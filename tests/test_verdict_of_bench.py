@@ -19,6 +19,8 @@ from suite.measure.verdict import of_bench
 from suite.records.speed import SpeedRecord
 from tests.speed_by_hand import record
 
+pytestmark = pytest.mark.clock
+
 CASE = "sdpa/none/mha/f32/b2h3q65k65d16"
 
 ARRAYS = "tests.isolated:backend"

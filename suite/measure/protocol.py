@@ -67,9 +67,9 @@ READINGS, COPIES, CERTAIN = 40, 3, 0.999
 interval beyond the limit. If the times of both readings are distributed alike, the interval is beyond in
 some trial with a probability of 0.2 %."""
 
-TRIALS, TRIAL_PAUSE = 8, 0.05
+TRIALS, TRIAL_PAUSE = 7, 0.05
 """Number of trials that must all exceed the limit `STALE`, and the seconds after the first. Each
-pause is twice the one before, 6 s together: other work keeps a machine busy for seconds."""
+pause is twice the one before, 3 s together: other work keeps a machine busy for seconds."""
 
 OVER_CEILING = 1.05
 """Greatest believable share of the measured limit, which is known to a few percent."""
