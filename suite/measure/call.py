@@ -275,7 +275,7 @@ class TimedCall:
     def _judge_sync(self) -> Any:
         """The answer of the last call. Raises RefusedTime "not-synced" if a call is unfinished when the
         clock stops, and "lazy" if an answer is read more slowly than a plain array."""
-        readings = protocol.Readings()
+        readings = protocol.Readings(self.clock.unsure)
         samples = self.samples or [self.clock.timed(self.calls, 1)[0]]
 
         def called() -> Any:
@@ -312,7 +312,7 @@ class TimedCall:
         A machine that is busy slows some calls and trials; reused results show in every one.
         """
         usual, first = statistics.median(self.samples or [math.inf]), protocol.SETS
-        unsure = protocol.STALE_SECONDS + 2 * self.clock.trip
+        unsure = protocol.STALE_SECONDS + self.clock.unsure
         # The framework may compile the product with the signs.
         call, _ = self._new(self.cell.inputs, self.prepared.arguments, self._cotangent(0))
         self._attempt(lambda: self.clock.timed(call, 1))

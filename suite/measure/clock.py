@@ -71,9 +71,13 @@ class Turned:
 
 class Clock:
     """Times calls of a backend in this process. `trip` are the seconds of `round_trip`, if calls are made
-    in another one: a single call is not known more exactly."""
+    in another one, and `unsure` those by which the time of a single call may be off."""
 
     trip = 0.0
+
+    @property
+    def unsure(self) -> float:
+        return 2 * self.trip
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
@@ -169,7 +173,7 @@ class RemoteClock(Clock):
         own = said * inner if type(said) is float and 0 <= said * inner <= waited else 0.0
         if rotates:
             call.turn = (call.turn + inner) % call.count
-        return max(own, waited - self.trip) / max(inner, 1), held
+        return max(own, waited - self.trip, protocol.LEAST) / max(inner, 1), held
 
     def opened(self, out: Any) -> Any:
         return self.link.ask(getattr, out, "out")

@@ -31,6 +31,9 @@ WARM_LIMIT = 2.0
 """Greatest seconds of the warm-up, which has at least two batches."""
 
 SAMPLE_SECONDS = 0.01
+LEAST = 1e-9
+"""The least seconds of a call."""
+
 SAMPLES = 20
 
 SETS, SETS_BYTES = 8, 2**28
@@ -129,6 +132,7 @@ class Readings:
     """Seconds of readings: of an output at once, of an output after a wait, and of a plain array with the
     values of an output, several times.
 
+    - `unsure`: the seconds by which one reading may be off
     - `waited`: of each trial, the seconds in which an output was completed after the clock had stopped
     - `computed`: of each trial, the seconds in which an output was computed as it was read
     - `plain`: the seconds of all readings of plain arrays
@@ -138,6 +142,7 @@ class Readings:
     interval: reading many bytes from a device may vary by more than the whole call takes.
     """
 
+    unsure: float = 0.0
     waited: list[float] = field(default_factory=list)
     computed: list[float] = field(default_factory=list)
     plain: list[float] = field(default_factory=list)
@@ -154,21 +159,21 @@ class Readings:
         usual, slowest = statistics.median(samples), max(samples)
         late = False
         for kind, extra, limit in (
-            ("not-synced", self.waited, allowed(slowest)),
-            ("lazy", self.computed, allowed(usual)),
+            ("not-synced", self.waited, allowed(slowest) + self.unsure),
+            ("lazy", self.computed, allowed(usual) + self.unsure),
         ):
             if interval(extra, CERTAIN)[0] > limit:
                 stopped = f"the clock stopped after {usual * 1e3:.3g} ms"
                 more = f"{statistics.median(extra) * 1e3:.3g} ms"
                 raise RefusedTime(kind, f"{stopped}, but {LATE[kind].format(more)}")
             late |= extra[-1] > limit
-        vary = max(self.plain) - min(self.plain) > allowed(usual)
+        vary = max(self.plain) - min(self.plain) > allowed(usual) + self.unsure
         return not (vary or late) or len(self.waited) == READINGS
 
 
 def calls_per_sample(seconds: float) -> int:
     """The number of calls of `seconds` each that fill a sample."""
-    return max(1, math.ceil(SAMPLE_SECONDS / max(seconds, 1e-9)))
+    return max(1, math.ceil(SAMPLE_SECONDS / max(seconds, LEAST)))
 
 
 def warm(sample: Callable[[int], float], first: float) -> tuple[int, bool, int]:
