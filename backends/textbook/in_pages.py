@@ -24,3 +24,11 @@ def unpaged(
             for name, x in arrays.items()
         }
     return from_pages(arrays, slots, inputs, ops.take, ops.reshape, ops.transpose)
+
+
+def stored(ops: Operations, pool: Any, tokens: Any, slots: Any) -> Any:
+    """A pool (P, S, ...) with tokens (B, Lq, ...) in the last of the slots (B, Lk)."""
+    pages, size, *rest = pool.shape
+    at = ops.reshape(slots[:, slots.shape[1] - tokens.shape[1] :], (-1,))
+    flat = ops.reshape(pool, (pages * size, *rest))
+    return ops.reshape(ops.put(flat, at, ops.reshape(tokens, (-1, *rest))), (pages, size, *rest))

@@ -12,7 +12,7 @@ from backends.in_pages import in_slots
 from backends.masks import masked_arrays
 from backends.prepared import PreparedCall
 from backends.textbook.attention import attention
-from backends.textbook.in_pages import unpaged
+from backends.textbook.in_pages import stored, unpaged
 from backends.textbook.operator import TextbookOperator
 from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import Inputs
@@ -37,7 +37,8 @@ class TextbookLatent(TextbookOperator):
 
         def call(mask: Any = None, slots: Any = None, **arrays: Any) -> Any:
             names = stores(inputs.case)
-            arrays |= {name: self.stored(arrays, name, slots) for name in names}
+            for name in names:
+                arrays[name] = stored(self.ops, arrays[name], arrays[f"{NEW}{name}"], slots)
             tokens = unpaged(self.ops, arrays, inputs, slots)
             if "latent_codes" in tokens:
                 tokens["latent"] = self.decoded(tokens)
@@ -49,14 +50,6 @@ class TextbookLatent(TextbookOperator):
         arguments = masked_arrays(self.backend, masked(inputs)) | in_slots(self.backend, inputs)
         plain = PreparedCall(call, arguments, inputs.outputs, constants=constants)
         return self.ops.called(self, plain)
-
-    def stored(self, x: Mapping[str, Any], name: str, slots: Any) -> Any:
-        """A pool (P, S, .) with new tokens (B, Lq, .) in the last of the slots (B, Lk)."""
-        ops, pool, new = self.ops, x[name], x[f"{NEW}{name}"]
-        P, S, size = pool.shape
-        at = ops.reshape(slots[:, slots.shape[1] - new.shape[1] :], (-1,))
-        flat = ops.put(ops.reshape(pool, (P * S, size)), at, ops.reshape(new, (-1, size)))
-        return ops.reshape(flat, (P, S, size))
 
     def decoded(self, x: Mapping[str, Any]) -> Any:
         """The latents (B, Lk, R) of codes, in the dtype of the query."""

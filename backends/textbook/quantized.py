@@ -11,7 +11,7 @@ from backends.declared import Declared
 from backends.in_pages import in_slots
 from backends.memory import by_component, coded
 from backends.prepared import PreparedCall
-from backends.textbook.in_pages import unpaged
+from backends.textbook.in_pages import stored, unpaged
 from backends.textbook.operator import TextbookOperator
 from suite.spec.dtypes import CODES
 from suite.spec.inputs import Inputs
@@ -80,13 +80,9 @@ class TextbookQuantized(OverCodes):
         ops, scale = self.ops, given[name.replace("codes", "scale")]
         order = (0, 2, 1, 3) if inputs.case.option("layout") == "hnd" else (0, 1, 2, 3)
         pool = ops.transpose(ops.like(given[name], scale), order)
-        P, S, heads, size = pool.shape
         tokens = ops.transpose(ops.like(codes, scale)[:, :, -inputs.sizes.Lq :], (0, 2, 1, 3))
-        pool = ops.reshape(pool, (P * S, heads, size))
-        written = ops.reshape(slots[:, -inputs.sizes.Lq :], (-1,))
-        pool = ops.put(pool, written, ops.reshape(tokens, (-1, heads, size)))
         dtype = CODES[inputs.case.option("codes")].long_name
-        return ops.cast(ops.transpose(ops.reshape(pool, (P, S, heads, size)), order), dtype)
+        return ops.cast(ops.transpose(stored(ops, pool, tokens, slots), order), dtype)
 
     def compute(self, query: Any, rest: Mapping[str, Any], hidden: Any, inputs: Inputs) -> Any:
         key, value = (self.by_head(self.scaled(name, rest, query), inputs) for name in KINDS)

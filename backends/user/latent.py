@@ -65,8 +65,7 @@ class UserLatent(UserCallable):
 
         def call(mask: Any = None, **arrays: Any) -> Any:
             more = keywords if mask is None else keywords | {"mask": mask}
-            named = ("latent_scale", "page_table", "key_lengths", "new_latent", "new_key_rope")
-            more |= {n: arrays[n] for n in named if n in arrays and n in self.binder.taken}
+            more |= {name: x for name, x in arrays.items() if name in self.binder.taken}
             arrays["latent"] = arrays.get("latent_codes", arrays.get("latent"))
             return self.called(*(arrays[name] for name in self.arrays), **more)
 

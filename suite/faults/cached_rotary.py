@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -11,7 +10,6 @@ from backends._numpy import Rounded
 from suite.faults.fault import fault
 from suite.faults.kernels.cached import CachedKernel, Held
 from suite.spec.dtypes import DTYPES, round_to
-from suite.spec.inputs import Inputs
 
 FAMILY = "rotary"
 
@@ -59,8 +57,7 @@ class HeldCounting(Held):
 class CachedRotaryCountsOn(CachedKernel):
     """The positions of a rotation count tokens that were taken back, too."""
 
-    def init(self, inputs: Inputs, key: Any) -> Held:
-        return HeldCounting(**vars(super().init(inputs, key)))
+    holds = HeldCounting
 
     def crop(self, state: Held, count: int, *samples: Rounded) -> Held:
         assert isinstance(state, HeldCounting)

@@ -57,8 +57,7 @@ class HeldOptions(Held):
 class CachedOptionsOfTheFirstStep(CachedKernel):
     """Softcap, sinks, slopes, scale, bias and base of the first step serve all later sequences."""
 
-    def init(self, inputs: Inputs, key: Any) -> Held:
-        return HeldOptions(**vars(super().init(inputs, key)))
+    holds = HeldOptions
 
     def step(
         self, state: Held, query: Rounded, key: Rounded, value: Rounded, turn: Turn

@@ -13,7 +13,6 @@ from suite.faults.cached import ScaledValues
 from suite.faults.cached_samples import CachedForkShares, HeldOnce
 from suite.faults.fault import fault
 from suite.faults.kernels.cached import CachedKernel, Held
-from suite.spec.inputs import Inputs
 from suite.spec.masks import Tree
 from suite.spec.operators.scripts import Chunk
 
@@ -280,8 +279,7 @@ class HeldDocument(Held):
 class CachedRollbackKeepsTheDocument(CachedKernel):
     """After a rollback into the document before tokens attend from the beginning of the later one."""
 
-    def init(self, inputs: Inputs, key: Any) -> Held:
-        return HeldDocument(**vars(super().init(inputs, key)))
+    holds = HeldDocument
 
     def crop(self, state: Held, count: int, *samples: Rounded) -> Held:
         assert isinstance(state, HeldDocument)

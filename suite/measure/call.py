@@ -13,6 +13,7 @@ import numpy as np
 
 from backends.compilation import Compiled
 from backends.protocol import Implementation, PreparedCall
+from suite.judge import leaks
 from suite.judge.answer import Answer
 from suite.judge.cell import Cell
 from suite.judge.check import Check
@@ -27,7 +28,7 @@ from suite.judge.verdict import Deviation, Measured, NotApplicable
 from suite.measure import protocol
 from suite.measure.clock import clock_of
 from suite.measure.own import OwnCode
-from suite.measure.protocol import RefusedTime, UnsupportedCall, quiet
+from suite.measure.protocol import RefusedTime, UnsupportedCall
 from suite.measure.seen import Seen, digest_of
 from suite.spec.case import Case
 from suite.spec.features import ARRAYS
@@ -124,7 +125,7 @@ class TimedCall:
         self.prepared = self._prepared(self.implementation, self.cell.inputs)
         self.backend.profiler.sync(list(self.prepared.arguments.values()))
         convert = protocol.now() - start
-        with quiet():
+        with leaks.quiet():
             step = self.backend.profiler.step
             self.step = self._attempt(lambda: step(self.prepared, self.direction, self.wrt))
             start = protocol.now()
@@ -143,7 +144,7 @@ class TimedCall:
     def sample(self, inner: int | None = None) -> float:
         """Time one sample: seconds of one call, averaged over `inner` calls."""
         before = self.backend.profiler.compilations(self.prepared)
-        with quiet():
+        with leaks.quiet():
             seconds = self._seconds(inner or self.inner)
         self.compiled |= before != self.backend.profiler.compilations(self.prepared)
         self.samples.append(seconds)
@@ -166,7 +167,7 @@ class TimedCall:
         - "lazy": the answer is computed as it is read
         - "stale": new inputs take much longer than known inputs
         """
-        with quiet():
+        with leaks.quiet():
             if self.compiled:
                 raise RefusedTime("compiled", "the framework compiled during a sample")
             self.look(self._judge_sync())
@@ -190,7 +191,7 @@ class TimedCall:
         part = SystemRandom().sample(recorded, math.ceil(len(recorded) * protocol.JUDGED))
         several = [number for number in recorded if len(self.seen[number].counts) > 1]
         measured = None
-        with quiet():
+        with leaks.quiet():
             for number in dict.fromkeys((*recorded[:1], *part, *several)):
                 self.cell.measured = Measured()
                 seen = self.seen[number]
@@ -212,13 +213,13 @@ class TimedCall:
 
     def peak_bytes(self) -> int | None:
         """Peak bytes of a call as the framework counts them; None if the framework does not count."""
-        with quiet():
+        with leaks.quiet():
             return self.backend.profiler.peak_bytes(self.calls.function, self.prepared)
 
     def kernels(self) -> str:
         """The framework's names of the kernels that ran; empty if the framework does not tell."""
         try:
-            with quiet():
+            with leaks.quiet():
                 return self.backend.profiler.kernels(self.prepared)
         except Exception:
             return ""

@@ -75,12 +75,12 @@ class Clock:
 
     trip = 0.0
 
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+
     @property
     def unsure(self) -> float:
         return 2 * self.trip
-
-    def __init__(self, backend: Backend) -> None:
-        self.backend = backend
 
     def rotation(self, calls: Sequence[Any]) -> Any:
         """The calls in turn (see `Rotation`)."""

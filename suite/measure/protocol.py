@@ -12,9 +12,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -211,11 +209,3 @@ def interval(values: Sequence[float], confidence: float = 0.99) -> tuple[float, 
     if k == 0:
         return -math.inf, math.inf
     return ordered[k - 1], ordered[n - k]
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """A context without Python warnings and NumPy floating-point warnings."""
-    with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")
-        yield

@@ -82,6 +82,7 @@ class CachedKernel(Stated, Scripted):
     features = FEATURES
     elections = {"nan-in-freed-slot": "blocked", "beyond-capacity": "ring"}
     kernel: type[Kernel] = Kernel
+    holds: type[Held] = Held
 
     @cached_property
     def plain(self) -> Kernel:
@@ -94,7 +95,7 @@ class CachedKernel(Stated, Scripted):
         padding = np.zeros(s.B, int)
         keys, values = (unwritten(inputs.case, s.B, s.Hkv, slots, n) for n in (s.D, s.Dv))
         positions, totals = np.full((s.B, slots), -1), np.zeros(s.B, int)
-        return Held(keys, values, positions, totals, padding, inputs)
+        return self.holds(keys, values, positions, totals, padding, inputs)
 
     def room(self, inputs: Inputs) -> int:
         """The number of slots. Raises ValueError for less than one."""
@@ -373,8 +374,7 @@ class HeldSigns(Held):
 class ProjectedKernel(Projected, CachedKernel):
     """A layer whose projections are identities or their negatives."""
 
-    def init(self, inputs: Inputs, key: Any) -> Held:
-        return HeldSigns(**vars(super().init(inputs, key)))
+    holds = HeldSigns
 
     def project(self, state: Held, signs: Sequence[int]) -> Held:
         assert isinstance(state, HeldSigns)

@@ -256,7 +256,7 @@ def validate(case: Case) -> None:
                 isinstance(action, Crop) and action.count >= last.count
             )
             if isinstance(action, Pick) and last.samples is None:
-                branches = replace(last, starts=last.starts[:1] * len(action.samples))
+                branches = last.branches(len(action.samples))
             elif not (isinstance(action, Keep) or (whole and {*samples} >= {*last.own})):
                 raise ValueError(
                     f"after a tree stands keep, reset, or a rollback of all its nodes: {case.id}"

@@ -85,6 +85,10 @@ class Chunk:
         of = zip(self.own, parts, strict=True)
         return concat([array[b : b + 1][part] for b, part in of], 0)
 
+    def branches(self, count: int) -> Chunk:
+        """The tokens of the first sample in so many branches of its history."""
+        return replace(self, starts=self.starts[:1] * count)
+
 
 @dataclass(frozen=True)
 class Crop:
@@ -182,7 +186,7 @@ def actions(case: Case) -> Iterator[Action]:
             yield Pick(tuple(-1 if n == "x" else int(n) for n in body[4:]))
             if last is not None and last.tree is not None and last.samples is None:
                 # The branches may keep paths of the tree.
-                chunk = replace(last, starts=last.starts[:1] * present)
+                chunk = last.branches(present)
         elif body.startswith("keep"):
             wrong = ValueError(f"keep has a node of the tree before it for each sample: {case.id}")
             if last is None or last.tree is None:
