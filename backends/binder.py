@@ -88,12 +88,7 @@ class Binder(Generic[T]):
         the callable takes fewer arrays or requires other parameters, UnreadableSignature if its signature
         cannot be read.
         """
-        try:
-            signature = inspect.signature(function)
-        except (TypeError, ValueError) as error:
-            raise UnreadableSignature(
-                f"cannot read the signature of {function!r}: {error}; wrap it in a function that has one"
-            ) from error
+        signature = signature_of(function)
         known = [parameter.name for parameter in table]
         parameters = list(signature.parameters.values())
         kinds = {p.kind for p in parameters}
@@ -188,6 +183,24 @@ def shown(arrays: Iterable[str], keywords: Sequence[str]) -> str:
     return ", ".join([*arrays, *(["*", *(f"{n}=..." for n in keywords)] if keywords else [])])
 
 
+def signature_of(function: Callable[..., Any]) -> inspect.Signature:
+    """The signature that says how a callable is called: that of `forward` or `call` for a module, and for
+    `apply` of a `torch.autograd.Function` that of its `forward`, by position. Raises
+    UnreadableSignature."""
+    owner = getattr(function, "__self__", None)
+    applied = getattr(function, "__name__", "") == "apply" and hasattr(owner, "backward")
+    try:
+        signature = inspect.signature(owner.forward if applied and owner else ends_in(function))
+    except (TypeError, ValueError) as error:
+        raise UnreadableSignature(
+            f"cannot read the signature of {function!r}: {error}; wrap it in a function that has one"
+        ) from error
+    if not applied:
+        return signature
+    _, *parameters = signature.parameters.values()  # without the context
+    return inspect.Signature([p.replace(kind=p.POSITIONAL_ONLY) for p in parameters])
+
+
 def ends_in(thing: Callable[..., Any]) -> Callable[..., Any]:
     """The callable whose signature to read: `thing` itself, or, if `thing` takes any arguments, its
     `forward` (torch) or `call` (Keras) with a specific signature."""
@@ -206,4 +219,4 @@ def _takes_anything(thing: Callable[..., Any]) -> bool:
     return all(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
 
 
-__all__ = ["Binder", "Parameter", "UnreadableSignature", "arguments", "ends_in"]
+__all__ = ["Binder", "Parameter", "UnreadableSignature", "arguments", "ends_in", "signature_of"]

@@ -31,6 +31,12 @@ REFUSED = {
 ROUNDING = tuple(one.name for one in fields(DeclaredRounding) if one.name in CLAIMS)
 """Claims about rounding, which hold in every claimed dtype."""
 
+BY_OPTION = {
+    "elections": "promised with --elect QUESTION=ANSWER",
+    "parameters": "bound with --parameter NAME=WORD",
+}
+"""Claims that have an option of their own."""
+
 ORDER = ("f32", "bf16", "f16", "f64")
 """The dtypes, by descending number of cases."""
 
@@ -78,6 +84,21 @@ class Claims:
             if CLAIMS[name].operator not in ("", operator):
                 raise UsageError(f"{name}: only functions of {CLAIMS[name].operator} claim it")
         return claims
+
+    @property
+    def parameters(self) -> Mapping[str, str]:
+        """What parameters of the function are given, by name."""
+        return self.said.get("parameters", {})
+
+    @property
+    def axes(self) -> str:
+        """The axes of operands and output; "" to be found."""
+        return self.said.get("axes", "")
+
+    @property
+    def masks(self) -> str:
+        """What a parameter for a mask is given; "" to be found."""
+        return self.said.get("masks", "")
 
     @property
     def forbid(self) -> tuple[str, ...]:
@@ -163,8 +184,8 @@ def read_claims(texts: Iterable[str]) -> dict[str, Any]:
                 f"unknown claim {words!r}; expected NAME=VALUE, or DTYPE.NAME=VALUE if the claim may "
                 f"differ by dtype; valid: {', '.join(CLAIMS)}"
             )
-        if name == "elections":
-            raise UsageError(f"{text}: elections are promised with --elect QUESTION=ANSWER")
+        if name in BY_OPTION:
+            raise UsageError(f"{text}: {name} are {BY_OPTION[name]}")
         try:
             places = [dtype(place).name] if place else DTYPES
             one = read(name, value)
@@ -174,6 +195,17 @@ def read_claims(texts: Iterable[str]) -> dict[str, Any]:
             one = {**claims.get(name, {}), **dict.fromkeys(places, one)}
         claims[name] = one
     return claims
+
+
+def read_parameters(texts: Iterable[str]) -> dict[str, str]:
+    """Read what parameters are given from texts such as "m=attn_mask". Raises UsageError."""
+    bound: dict[str, str] = {}
+    for text in texts:
+        name, _, word = text.partition("=")
+        if not (name and word):
+            raise UsageError(f"expected --parameter NAME=WORD, got {text!r}")
+        bound[name] = word
+    return bound
 
 
 def read_elections(texts: Iterable[str]) -> dict[str, Election]:

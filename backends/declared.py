@@ -298,6 +298,16 @@ class Declared:
         """The declaration with other answers to some questions."""
         return replace(self, elections={**self.elections, **elections})
 
+    def without_axes(self, samples: int, heads: int) -> Declared:
+        """The declaration with `Limits.samples` and `Limits.heads`, in every dtype."""
+
+        def narrowed(limits: Limits) -> Limits:
+            return replace(limits, samples=samples, heads=heads)
+
+        if isinstance(self.limits, Limits):
+            return replace(self, limits=narrowed(self.limits))
+        return replace(self, limits={n: narrowed(one) for n, one in self.limits.items()})
+
     def on(self, device: str) -> Declared:
         """The declaration on a device. A framework's elections and rounding were verified only on the CPU
         and are dropped elsewhere; the claims of user code hold on every device."""

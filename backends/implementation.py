@@ -71,6 +71,8 @@ class Implementation(ABC):
     """For a quick backend: the same implementation in the backend with all optimisations."""
     remarks: tuple[str, ...] = ()
     """For a user's function: remarks for the user on how the function is called."""
+    advice: str = ""
+    """For a user's function: what to claim if cells with a bias fail, as trial calls show."""
 
     def __init__(self, backend: Backend, name: str = "", declared: Declared | None = None) -> None:
         self.backend = backend

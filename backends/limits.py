@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import lcm
 
 from suite.spec.sizes import Sizes
@@ -21,6 +21,7 @@ class Limits:
     - `equal_heads`: Hkv must equal H
     - `scales`: smallest and largest scale
     - `page_sizes`: supported slots of a page
+    - `samples`, `heads`: 1 if the function has no axis of samples, or none of heads
 
     Raises ValueError for sizes below 1, for scales in the wrong order, and for limits that no lengths
     meet.
@@ -35,6 +36,8 @@ class Limits:
     equal_heads: bool = False
     scales: tuple[float, float] | None = None
     page_sizes: tuple[int, ...] = ()
+    samples: int = 0
+    heads: int = 0
 
     def __post_init__(self) -> None:
         for name in ("head_sizes", "value_sizes", "lengths_multiple_of", "page_sizes"):
@@ -105,6 +108,10 @@ class Limits:
         if scale is not None and self.scales and not self.scales[0] <= scale <= self.scales[1]:
             low, high = self.scales
             return f"declares scales from {low:g} to {high:g}, and {scale:g} is none of them"
+        if self.samples and sizes.B != self.samples:
+            return f"has no axis of samples, and here are {sizes.B} samples"
+        if self.heads and sizes.H != self.heads:
+            return f"has no axis of heads, and here are {sizes.H} heads"
         if page_size is not None and self.nearest_page_size(page_size) != page_size:
             listed = _listed(self.page_sizes)
             return f"declares pages of {listed} slots, and {page_size} is none of them"
@@ -132,8 +139,9 @@ class Limits:
             Lk = self._multiple(max(Lk, Lq + 1), of_keys)
         if not self.equal_lengths and not self.queries and sizes.Lq > sizes.Lk:
             Lq = self._multiple(max(Lq, Lk + 1), of_queries)
-        Hkv = sizes.H if self.equal_heads else sizes.Hkv
-        return replace(sizes, Hkv=Hkv, D=D, Dv=Dv, Lq=Lq, Lk=Lk)
+        B, H = sizes.B and (self.samples or sizes.B), sizes.H and (self.heads or sizes.H)
+        Hkv = H if self.equal_heads else min(sizes.Hkv, H)
+        return Sizes(B, H, Hkv, Lq, Lk, D, Dv)
 
     def nearest_scale(self, scale: float | None) -> float | None:
         """The supported explicit scale nearest to `scale`; None for the default scale."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,6 +32,21 @@ class Native:
     window: Window | None = None
     lengths: Padding | None = None
     rest: tuple[Mask, ...] = ()
+
+    def with_lengths(self) -> Native:
+        """The first padding at the end as `lengths`, if there is one."""
+        ends = (part for part in self.rest if isinstance(part, Padding) and not part.left)
+        padding = next(ends, None)
+        if padding is None or self.lengths is not None:
+            return self
+        rest = tuple(part for part in self.rest if part is not padding)
+        return replace(self, lengths=padding, rest=rest)
+
+    def without_window(self) -> Native:
+        """The window among the other parts."""
+        if self.window is None:
+            return self
+        return replace(self, window=None, rest=(*self.rest, self.window))
 
 
 def split_native(

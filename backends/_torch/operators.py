@@ -7,11 +7,11 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from backends.binder import Binder
 from backends.claims import Claims
 from backends.declared import Declared
 from backends.protocol import ForwardOnly, PreparedCall
 from backends.user.function import UserFunction
+from backends.user.signature import CallBinder
 from suite.spec.inputs import Inputs
 from suite.spec.vocabulary import OPERANDS, REGISTERED
 
@@ -58,7 +58,7 @@ def signature_of(overload: Any) -> inspect.Signature:
 class CustomOperator(UserFunction):
     """A custom operator, whose parameters are those of its schema."""
 
-    def bound(self, function: Callable[..., Any], name: str) -> Binder[Any]:
+    def bound(self, function: Callable[..., Any], name: str) -> CallBinder:
         self.overload = overload_of(function)
         function.__signature__ = signature_of(self.overload)  # type: ignore[attr-defined]
         return super().bound(function, name)

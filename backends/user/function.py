@@ -6,11 +6,14 @@ A case is unsupported if the function lacks a parameter that the case needs. Fea
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
+
+import numpy as np
 
 from backends.binder import Binder, Parameter, UnreadableSignature
 from backends.claims import Claims
@@ -21,8 +24,14 @@ from backends.masks import IS_CAUSAL, AttentionCall, Native, feature_array, spli
 from backends.prepared import PreparedCall, attention_call
 from backends.protocol import Backend, Implementation, own_attention
 from backends.sources import function_source
+from backends.user.signature import ADDING, AXES, Binding, CallBinder, bind, told
+from suite.spec.case import Case
+from suite.spec.catalogue import AnyCase
+from suite.spec.dtypes import round_to
 from suite.spec.features import FEATURES, Feature
 from suite.spec.inputs import Inputs
+from suite.spec.masks import Window
+from suite.spec.sizes import Sizes
 from suite.spec.vocabulary import OPERANDS
 
 
@@ -95,19 +104,23 @@ class NativeSignature:
         ways = {f"{n}={self.neutral[n]!r}": {n: self.neutral[n]} for n in names}
         return ways if scale is None else ways | {"scale written out": {"scale": scale}}
 
-    def binder(self, function: Callable[..., Any], name: str) -> Binder[AttentionCall]:
-        """The binder of a function with all or part of this signature. Raises TypeError."""
+    def binder(
+        self, function: Callable[..., Any], name: str, claimed: Mapping[str, str], masks: str = ""
+    ) -> CallBinder:
+        """The binder of a function with all or part of this signature, or with people's names of the same
+        things (see `backends.user.signature.bind`). Raises TypeError and UsageError."""
         own = [parameter.name for parameter in self.parameters]
         neutral = [name for name in self.neutral if name not in own]
         more = (extra(feature, self.parameters) for feature in FEATURES.values())
-        table = (*self.parameters, *map(Parameter, neutral), *more)
+        table = (*map(Parameter, neutral), *more)
         try:
-            return Binder.of(function, name, table, OPERANDS, rest=own)
+            return bind(function, name, self.parameters, table, claimed, masks)
         except UnreadableSignature:
             if getattr(function, "__name__", "") != self.name.rpartition(".")[2]:
                 raise
             # The framework's own function, written in C++.
-            return Binder(table, frozenset([*own, *neutral]), arrays=OPERANDS)
+            rows = (*self.parameters, *table)
+            return CallBinder(rows, frozenset([*own, *neutral]), arrays=OPERANDS)
 
 
 SCALES: tuple[Parameter[Inputs], ...] = (
@@ -172,8 +185,10 @@ class UserCallable(Implementation):
 
 
 class UserFunction(UserCallable):
-    """A user's function with a framework's native signature. Its elections are compared with those of
-    `beside`, by default the framework's own attention."""
+    """A user's function of plain attention. Its elections are compared with those of `beside`, by default
+    the framework's own attention. `binding` is how the function is called besides its names."""
+
+    binder: CallBinder
 
     def __init__(
         self,
@@ -183,9 +198,12 @@ class UserFunction(UserCallable):
         claims: Claims,
         native: NativeSignature,
         beside: Implementation | None = None,
+        binding: Binding | None = None,
     ) -> None:
-        self.native, self.beside = native, beside or own_attention(backend)
-        self.axis_order = native.axis_order
+        self.native, self.beside, self.claims = native, beside or own_attention(backend), claims
+        self.binding = binding or Binding(axes=claims.axes, masks=claims.masks)
+        self.axes = AXES[self.binding.axes or native.axis_order]
+        self.axis_order = self.axes.order
         super().__init__(backend, function, name, claims)
         self.ways = native.ways(n for n in native.neutral if n in self.binder.taken)
         asked = {parameter.name for parameter in native.parameters}
@@ -193,45 +211,114 @@ class UserFunction(UserCallable):
         if only:
             passed = f"{', '.join(only)} is all that is passed of these parameters"
             self.remarks = (passed, *self.remarks)
+        if self.binder.bound or replace(self.binding, causal="") != Binding():
+            names = {n: word for word, n in self.binder.operands.items()} | {**self.binder.bound}
+            self.remarks = (f"called with {told(self.binding, names)}", *self.remarks)
 
-    def bound(self, function: Callable[..., Any], name: str) -> Binder[Any]:
-        return self.native.binder(function, name)
+    def rebind(self, binding: Binding) -> None:
+        """Call the function in another way."""
+        self.__init__(  # type: ignore[misc]
+            self.backend, self.judged, self.name, self.claims, self.native, self.beside, binding
+        )
+
+    def bound(self, function: Callable[..., Any], name: str) -> CallBinder:
+        return self.native.binder(function, name, self.claims.parameters, self.binding.masks)
 
     def declaration(self, claims: Claims) -> Declared:
-        drops = any(
-            "dropout" in parameter.features and parameter.name in self.binder.taken
-            for parameter in self.native.parameters
-        )
         return claims.declared(
             TEXTBOOK_FEATURES,
             None if self.beside is None else self.beside.declared,
-            refusals=self.binder.lacking,
+            refusals=self.refusals(),
             may_be_forward_only=True,
-            merges_mask_into_bias=self.native.merges_mask_into_bias,
-            dropout="elements" if drops else "",
-        )
+            merges_mask_into_bias=self.merges_mask_into_bias,
+            dropout="elements" if self.binder.serving("dropout") else "",
+        ).without_axes(self.axes.samples, self.axes.heads)
+
+    def refusals(self) -> dict[str, str]:
+        """The features that the function lacks, with the reason."""
+        lacking = dict(self.binder.lacking)
+        if self.binding.returns == "lse":
+            lacking.pop("lse", None)
+        if self.binding.heads == "shapes":
+            lacking.pop("grouped-heads", None)
+        adds = set(self.binder.serving("bias")) - set(self.binder.serving("mask"))
+        if self.claims.masks in ("boolean", "binary", "hides") and not adds:
+            lacking |= dict.fromkeys(ADDING, f"claims masks={self.claims.masks}")
+        return lacking
+
+    @property
+    def merges_mask_into_bias(self) -> bool:
+        """True if one argument is given mask and bias together."""
+        adds = self.binder.serving("bias")
+        both = bool({*adds} & {*self.binder.serving("mask")})
+        return both if adds else self.native.merges_mask_into_bias
+
+    def unsupported(self, case: AnyCase) -> str | None:
+        if isinstance(case, Case) and self.moves_windows(case.sizes) and case.mask is not None:
+            windows = any(isinstance(part, Window) for part in case.mask.parts)
+            if windows and not self.binder.serving("mask"):
+                return "windows count from the last key, and there is no mask to pass them by"
+        return super().unsupported(case)
+
+    def moves_windows(self, sizes: Sizes) -> bool:
+        """True if a window of the function is another one than that of the suite."""
+        return self.binding.window == "last" and sizes.Lq != sizes.Lk
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
-        """The call with each neutral value as an explicit argument, if it has no other value."""
+        """The call with each neutral value as an explicit argument, if it has no other value; and the
+        weights that a plain call returns, as the output for values that are one-hot."""
         plain = self.prepare(inputs)
         ways = {n: way for n, way in self.ways.items() if not way.keys() & plain.arguments.keys()}
-        return plain.written_out(ways)
+        calls = plain.written_out(ways)
+        for name, problem in self.problems(inputs).items():
+            calls[name] = replace(
+                self.call_of(problem, returned=1), problem=problem, outputs=("output",), source=""
+            )
+        return calls
 
-    def call_of(self, inputs: Inputs) -> PreparedCall:
-        """The function's call: query, key and value by position, the rest by keyword."""
-        backend, native, function = self.backend, self.native, self.called
-        call = AttentionCall(backend, inputs, native.divide(inputs, self.binder))
+    def problems(self, inputs: Inputs) -> dict[str, Inputs]:
+        """The problems that paths answer, if these are other problems than that of the inputs."""
+        if self.binding.returns != "weights" or inputs.training:
+            return {}
+        sizes = inputs.sizes
+        one_hot = np.broadcast_to(np.eye(sizes.Lk), (sizes.B, sizes.Hkv, sizes.Lk, sizes.Lk))
+        return {"returned weights": inputs.replace(value=one_hot)}
+
+    def divided(self, inputs: Inputs) -> Native:
+        """The mask divided into the function's flags and the rest."""
+        parts = self.native.divide(inputs, self.binder)
+        if inputs.form != "dense" and self.binder.name_of("lengths"):
+            parts = parts.with_lengths()
+        return parts.without_window() if self.moves_windows(inputs.sizes) else parts
+
+    def passed_as(self, inputs: Inputs) -> Mapping[str, str]:
+        """The arguments of arrays that are passed with another name."""
+        bound = self.binder.bound
+        if not bound:
+            return self.native.passed_as(inputs)
+        names = {word: name for name, word in bound.items()}
+        adds, hides = self.binder.serving("bias"), self.binder.serving("mask")
+        if adds and inputs.bias is not None:
+            names["bias"] = adds[0]
+        if hides and (inputs.bias is None or not self.merges_mask_into_bias):
+            names["mask"] = hides[0]
+        return names
+
+    def call_of(self, inputs: Inputs, returned: int = 0) -> PreparedCall:
+        """The function's call. `returned` is the part of a returned pair that is the output."""
+        backend, native = self.backend, self.native
+        call = AttentionCall(backend, inputs, self.divided(inputs))
         operands = dict(
-            zip(OPERANDS, backend.memory.operands(inputs, native.axis_order), strict=True)
+            zip(OPERANDS, backend.memory.operands(inputs, self.axis_order), strict=True)
         )
         arguments = operands | self.binder.bind(call, inputs.needs)
-
+        function = Adapted(self, self.binder.spread(self.called), inputs, returned)
         drops = bool(inputs.training and inputs.rate)
 
-        def once(query: Any, key: Any, value: Any, **rest: Any) -> Any:
+        def once(**arguments: Any) -> Any:
             if drops:
                 backend.reseed(inputs.dropout_seed)
-            return function(query, key, value, **rest)
+            return function(**arguments)
 
         def called(**arguments: Any) -> Any:
             try:
@@ -244,16 +331,76 @@ class UserFunction(UserCallable):
                     raise
             return once(**merged)
 
-        plain = not arguments.keys() & FEATURES.keys()
+        plain = not arguments.keys() & FEATURES.keys() and self.binder.is_plain
         return attention_call(
             called,
             arguments,
             inputs,
-            axis_order=native.axis_order,
-            operands=native.passed_as(inputs),
-            source=function_source(function, self.name, arguments) if plain else "",
+            axis_order=self.axis_order,
+            operands=self.passed_as(inputs),
+            source=function_source(self.called, self.name, arguments) if plain else "",
             constants=(),
         )
+
+
+@dataclass(frozen=True)
+class Adapted:
+    """A function that is called with all axes, and returns all axes in the order of its operands."""
+
+    of: UserFunction
+    function: Callable[..., Any]
+    inputs: Inputs
+    returned: int = 0
+
+    def __call__(self, **arguments: Any) -> Any:
+        index, pairs = self.of.axes.index, self.of.binder.pairs
+        if index:
+            for name in (*OPERANDS, *pairs):
+                array = arguments.get(name)
+                if array is not None and len(array.shape) == 4:
+                    arguments[name] = array[index]
+        answer = self.function(**arguments)
+        if not isinstance(answer, tuple | list) or not answer:
+            return self.output(answer)
+        binding, lse = self.of.binding, bool(self.inputs.case.option("lse"))
+        if self.returned and len(answer) > self.returned:
+            return self.weights(answer[self.returned])
+        if lse and len(answer) > 1:
+            return (self.output(answer[0]), self.lse(answer[1]), *answer[2:])
+        return self.output(answer[0]) if binding.returns else (self.output(answer[0]), *answer[1:])
+
+    def restored(self, array: Any) -> Any:
+        """The array with the axes that the function does not have."""
+        axes = self.of.axes.restore
+        return array[axes] if axes and hasattr(array, "shape") else array
+
+    def output(self, array: Any) -> Any:
+        """The output in the order of the operands."""
+        whole = self.restored(array)
+        if not self.of.binding.output_axes or len(getattr(whole, "shape", ())) != 4:
+            return whole
+        return self.of.backend.memory.transpose(whole, 0, 2, 1, 3)
+
+    def lse(self, array: Any) -> Any:
+        """The natural log-sum-exp in the order of the operands."""
+        whole, binding = self.restored(array), self.of.binding
+        if len(getattr(whole, "shape", ())) != 3:
+            return whole
+        if binding.lse_axes:
+            whole = self.of.backend.memory.transpose(whole, 0, 2, 1)
+        return whole * math.log(2) if binding.lse_base else whole
+
+    def weights(self, array: Any) -> Any:
+        """Weights (B, H, Lq, Lk) as an output in the dtype of the case, and in the order of the
+        operands."""
+        backend, dtype = self.of.backend, self.inputs.dtype
+        if not backend.is_array(array):
+            return array
+        whole = self.restored(array)
+        if backend.dtype_name(whole) != dtype.long_name:
+            whole = backend.array(round_to(backend.to_numpy(whole), dtype), dtype)
+        swaps = self.of.axis_order == "blhd" and len(whole.shape) == 4
+        return backend.memory.transpose(whole, 0, 2, 1, 3) if swaps else whole
 
 
 __all__ = ["NativeSignature", "UserCallable", "UserFunction"]

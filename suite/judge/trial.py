@@ -4,7 +4,7 @@ once."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from backends.protocol import ENDS, ForbiddenCall, Implementation, PreparedCall,
 from suite.judge import leaks, refusal
 from suite.judge.answer import values_of
 from suite.judge.elections.probe import Probe
+from suite.judge.fitting import Calling, fit
 from suite.judge.verdict import Deviation, first_line
 from suite.spec.case import Case
 from suite.spec.dtypes import DTYPES
@@ -24,9 +25,6 @@ SIZES = {
     "z": "Ev", "o": "Eo",
 }  # fmt: skip
 """The usual name of an axis' size, by the letter of the axis."""
-
-Calling = Callable[[Case], AbstractContextManager[None]]
-"""Makes the context in which the function is called on a case; the context may raise TimeOver."""
 
 
 def trial(
@@ -45,7 +43,18 @@ def trial(
     restored: cells report them.
     """
     with leaks.undone(implementation.backend):
+        try:
+            fit(implementation, calling)
+        except TimeOver as error:
+            return _late(error)
+        except ForbiddenCall:
+            pass
         return _tried(implementation, calling, suggestion)
+
+
+def _late(error: TimeOver) -> str:
+    longer = "; --cell-timeout gives it longer" if error.kind == "timeout" else ""
+    return f"{error}{longer}"
 
 
 def _tried(
@@ -57,8 +66,7 @@ def _tried(
             with calling(case):
                 answered, reason = _attempted(implementation, draw(case), suggestion)
         except TimeOver as error:
-            longer = "; --cell-timeout gives it longer" if error.kind == "timeout" else ""
-            return f"{error}{longer}"
+            return _late(error)
         if answered:
             return reason
         first = first or reason

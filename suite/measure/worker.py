@@ -166,6 +166,7 @@ def loaded(name: str, options: Options) -> tuple[Any, dict[str, Any], dict[str, 
 def _function(backend: Any, options: Options, text: str) -> tuple[Any, Any]:
     """The user function named by `text`, in a child if the options say so, and its `OwnCode`. Raises
     UsageError."""
+    from suite.judge.fitting import fit
     from suite.measure.clock import round_trip
     from suite.measure.own import OwnCode
     from suite.run.isolation.remote import forbids_own, isolated
@@ -178,6 +179,7 @@ def _function(backend: Any, options: Options, text: str) -> tuple[Any, Any]:
         home = isolated(options, text)
         trip, notes = round_trip(home), tuple(f"{text}: {one}" for one in home.link.open)
     function, _ = user_function(home, text, options)
+    fit(function)
     if options.kernel:
         other = isolated(options, text, options.kernel)
         empty, _ = user_function(other, text, options)

@@ -160,8 +160,12 @@ def _of_one(
     passing = _cells(implementation, [r for r in records if r.status == "pass"][:PASSES])
     check_of = {cell.case.id: cell.check.name for cell in sorted(failing, key=place, reverse=True)}
     told = []
-    found = _of_state(plan, implementation, failing)
-    found = found or diagnose(implementation.backend, implementation, failing, passing, seconds)
+    found = _advised(implementation, failing)
+    if found:
+        failing = [cell for cell in failing if not _has_bias(cell)]
+    found += _of_state(plan, implementation, failing) or diagnose(
+        implementation.backend, implementation, failing, passing, seconds
+    )
     for one in found:
         shared = {f.name: getattr(one, f.name) for f in fields(one) if f.name != "source"}
         told.append(
@@ -171,6 +175,19 @@ def _of_one(
             )
         )  # fmt: skip
     return told
+
+
+def _advised(implementation: Implementation, failing: Sequence[Cell]) -> list[Diagnosis]:
+    """The advice of the trial calls about masks, if a cell with a bias fails."""
+    biased = [cell for cell in failing if _has_bias(cell)]
+    if not (implementation.advice and biased):
+        return []
+    count, first = len(biased), str(min(biased, key=place).case.id)
+    return [Diagnosis(implementation.advice, "", "masks", "measured", count, count, 0, first)]
+
+
+def _has_bias(cell: Cell) -> bool:
+    return "bias" in cell.case.needs
 
 
 def _of_state(
@@ -183,7 +200,10 @@ def _of_state(
     cells = chosen([cell for cell in failing if cell.check.name == VALUES], ALONE)
     if ".py:" not in text or not cells:
         return []
-    options = replace(plan.options, function=(text,), implementation=())
+    # The diagnosis has a limit of its own.
+    options = replace(
+        plan.options, function=(text,), implementation=(), start_timeout=0.0, cell_timeout=0.0
+    )
     # Scripts import the function from the module that the run judged.
     judged = {n: m for n, m in sys.modules.items() if n.rpartition(".")[2].startswith(JUDGED)}
     try:

@@ -14,7 +14,7 @@ from typing import Any
 
 from backends import registry
 from backends.compilation import Compiled, compiled_forms
-from backends.protocol import Backend, BackendUnavailable, Implementation
+from backends.protocol import Backend, BackendUnavailable, Implementation, TimeOver
 from backends.registry import UsageError
 from backends.user.layer import UserLayer
 from suite.checks import all_checks
@@ -67,18 +67,27 @@ class LoadedBackend:
         return self.of_functions if implementation in self.functions else self.manifest
 
 
+Told = Callable[[str], object]
+"""Takes the sentence that is to be said if the process dies now."""
+
+
+def unheard(death: str) -> None:
+    """No process says how it died."""
+
+
 def load_backends(
-    options: Options, user: UserCode
+    options: Options, user: UserCode, told: Told
 ) -> tuple[list[LoadedBackend], dict[str, BackendUnavailable]]:
-    """Import the frameworks, and find the implementations that the options ask for; returns besides those
-    backends of "all" that cannot be loaded. Raises UsageError."""
+    """Import the frameworks, find the implementations that the options ask for, and try user functions
+    out; returns besides those backends of "all" that cannot be loaded. Raises UsageError."""
     by_name = {registry.canonical(name) for name in options.backend if name != "all"}
     loaded: list[LoadedBackend] = []
     unavailable: dict[str, BackendUnavailable] = {}
     for name in options.backends:
         try:
-            backend = None if options.isolates else registry.load(name, options.device)
-            loaded.append(load_backend(backend, options, user))
+            with importing(options):
+                backend = None if options.isolates else registry.load(name, options.device)
+            loaded.append(load_backend(backend, options, user, told))
         except BackendUnavailable as error:
             if name in by_name:
                 raise UsageError(f"backend {name} cannot be used: {error}") from error
@@ -91,16 +100,29 @@ def load_backends(
     return loaded, unavailable
 
 
+@contextmanager
+def importing(options: Options) -> Iterator[None]:
+    """The context in which frameworks and users' files are imported. Raises UsageError if that takes too
+    long."""
+    try:
+        with limited(options.start_timeout, "importing frameworks and kernels"):
+            yield
+    except TimeOver as error:
+        longer = "; --start-timeout gives it longer" if error.kind == "timeout" else ""
+        raise UsageError(f"{error}{longer}") from error
+
+
 def load_backend(
-    backend: Backend | None, options: Options, user: UserCode = NO_CODE
+    backend: Backend | None, options: Options, user: UserCode = NO_CODE, told: Told = unheard
 ) -> LoadedBackend:
-    """A backend's implementations, or the user functions instead of them. Isolated functions have
-    backends of their own, and `backend` is not read. Raises UsageError, and BackendUnavailable if
-    functions are isolated."""
+    """A backend's implementations, or instead of them the user functions, which are tried out. Isolated
+    functions have backends of their own, and `backend` is not read. Raises UsageError, and
+    BackendUnavailable if functions are isolated."""
     backends: list[Any] = [backend] * len(options.function)
     if options.isolates:
-        backends = [isolated(options, text) for text in options.function]
-        backend = backends[0].apart
+        with importing(options):
+            backends = [isolated(options, text) for text in options.function]
+            backend = backends[0].apart
     assert backend is not None
     quick = backend.compilers.quick() if options.compiles_quickly else None
     natives = registry.implementations(quick or backend)
@@ -112,12 +134,13 @@ def load_backend(
     notes: list[str] = []
     expect: list[Path] = []
     for text, asked in zip(options.function, backends, strict=True):
-        with leaks.quiet():
+        with leaks.quiet(), importing(options):
             settings = leaks.Settings(asked)
             try:
                 function, files = user_function(asked, text, options, user)
             finally:
                 left = settings.restore()
+        try_out(text, function, options.cell_timeout, told)
         functions.append(function)
         if options.kernel:
             empty = isolated(options, text, options.kernel)
@@ -188,11 +211,9 @@ def _selected(loaded: Sequence[LoadedBackend], names: Sequence[str]) -> list[Loa
     ]  # fmt: skip
 
 
-def try_out(
-    text: str, function: Implementation, seconds: float, told: Callable[[str], object]
-) -> None:
-    """Call the user function named by `text` on a few cases, for so many seconds each; `told` takes the
-    sentence that is said if the process dies. Raises UsageError if the function cannot be judged."""
+def try_out(text: str, function: Implementation, seconds: float, told: Told) -> None:
+    """Call the user function named by `text` on a few cases, for so many seconds each, and bind it as
+    they show. Raises UsageError if the function cannot be judged."""
     who = f"function {text!r}"
 
     @contextmanager

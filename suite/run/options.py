@@ -12,7 +12,7 @@ from reprlib import repr as brief
 from typing import Any
 
 from backends import registry
-from backends.claims import DEFAULT_NUMERICS, read_claims, read_elections
+from backends.claims import DEFAULT_NUMERICS, read_claims, read_elections, read_parameters
 from backends.registry import UsageError
 from suite.flags import CommandOptions, Flag, dashed, flags, number, option, whole
 from suite.spec.claims import CLAIMS
@@ -169,6 +169,13 @@ class Options(CommandOptions):
         many=True,
         of_function=True,
     )
+    parameter: tuple[str, ...] = option(
+        "what a parameter of --function is given whose name does not tell: NAME=WORD, as m=attn_mask "
+        "(docs/signatures.md); repeatable",
+        "NAME=WORD",
+        many=True,
+        of_function=True,
+    )
     elect: tuple[str, ...] = option(
         "hold --function to an answer where the field has no single one: QUESTION=ANSWER, or "
         "QUESTION=DTYPE:ANSWER (python -m suite list --words); repeatable",
@@ -268,6 +275,7 @@ class Options(CommandOptions):
             "numerics": self.numerics, "elections": read_elections(self.elect),
             "forbid": ",".join(n for n in self.forbid if n != NOTHING), "drop_in": self.drop_in,
             "allow_unused": self.allow_unused, "expect": self.expect,
+            "parameters": read_parameters(self.parameter),
         }  # fmt: skip
         given = {name: value for name, value in claims.items() if value}
         return read_claims(self.claim) | given

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import chain
 from typing import Any
 
 from backends.compilation import mode_of
-from backends.protocol import BackendUnavailable, BrokenFramework, Implementation, TimeOver
+from backends.protocol import BackendUnavailable, BrokenFramework, Implementation
 from backends.registry import UsageError
 from suite.checks import all_checks
 from suite.judge.cell import Cell
@@ -20,10 +21,11 @@ from suite.records.expectations import Expectation
 from suite.run.loading import (
     NO_CODE,
     LoadedBackend,
+    Told,
     UserCode,
     lacking_parameters,
     load_backends,
-    try_out,
+    unheard,
 )
 from suite.run.options import Options
 from suite.run.process import limited
@@ -49,7 +51,7 @@ class Plan:
         cls,
         options: Options,
         user: UserCode = NO_CODE,
-        told: Callable[[str], object] = lambda death: None,
+        told: Told = unheard,
     ) -> Plan:
         """Import the frameworks, find the implementations, and try user functions out. `told` takes the
         sentence that is to be said if the process dies now. Raises UsageError.
@@ -62,20 +64,12 @@ class Plan:
             raise UsageError(f"{error}{hint}") from error
 
     @classmethod
-    def _made(cls, options: Options, user: UserCode, told: Callable[[str], object]) -> Plan:
-        try:
-            with limited(options.start_timeout, "importing frameworks and kernels"):
-                loaded, unavailable = load_backends(options, user)
-        except TimeOver as error:
-            longer = "; --start-timeout gives it longer" if error.kind == "timeout" else ""
-            raise UsageError(f"{error}{longer}") from error
+    def _made(cls, options: Options, user: UserCode, told: Told) -> Plan:
+        loaded, unavailable = load_backends(options, user, told)
         if options.function:
             (one,) = loaded
-            notes = [*one.notes]
-            for text, function in zip(options.function, one.functions, strict=False):
-                try_out(text, function, options.cell_timeout, told)
-                notes += lacking_parameters(function, options.level)
-            loaded = [replace(one, notes=tuple(notes))]
+            lacking = [lacking_parameters(function, options.level) for function in one.functions]
+            loaded = [replace(one, notes=(*one.notes, *chain.from_iterable(lacking)))]
         return cls(options, loaded, unavailable)
 
     @cached_property

@@ -13,7 +13,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
+
+AXES = ("bhld", "blhd", "bld", "lhd", "hld", "ld")
+"""The axes of query, key and value: B samples, H heads, L rows, D components."""
+
+MASKS = ("either", "boolean", "additive", "binary", "hides")
+"""What a parameter for a mask is given:
+
+- either: booleans, True attends; beside a bias the bias with -inf where the mask hides
+- boolean: booleans alone, True attends
+- additive: numbers alone, -inf hides
+- binary: the numbers 1 (attends) and 0
+- hides: booleans alone, True hides
+"""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -65,6 +78,23 @@ CLAIMS = {
         "True if answers over parts of the keys are stored in the dtype before they are merged (split "
         "keys)",
         bool,
+    ),
+    "parameters": Claim(
+        "what its parameters are given, by name: {'m': 'attn_mask'} (docs/signatures.md); `--parameter`",
+        dict[str, str],
+        operator="sdpa",
+    ),
+    "axes": Claim(
+        "the axes of operands and output: bhld, blhd, bld (no heads), lhd, hld (one sample), ld (one "
+        "sample and head); default: found by a trial call",
+        Literal[AXES],
+        operator="sdpa",
+    ),
+    "masks": Claim(
+        "what a parameter for a mask is given: boolean (True attends), additive (-inf hides), either of "
+        "these, binary (1 attends, 0 hides), hides (True hides); default: found by a trial call",
+        Literal[MASKS],
+        operator="sdpa",
     ),
     "dtypes": Claim("supported dtypes: f16, bf16, f32, f64", tuple[str, ...]),
     "head_sizes": per_dtype("supported sizes D of queries and keys", tuple[int, ...]),

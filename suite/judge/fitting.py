@@ -1,0 +1,252 @@
+"""Find how a person's function is called, by trial calls.
+
+The names of parameters tell what is passed (`backends.user.signature`). Calls on small inputs, whose
+sizes are pairwise distinct, tell the rest: axes, kinds of masks, what comes back beside the output, and
+where a window counts from. Nothing that is found here asks a function less: that takes a claim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+
+from backends.protocol import ENDS, ForbiddenCall, Implementation, PreparedCall
+from backends.user.signature import AXES, LAYOUTS, MASK_WORDS, Binding
+from suite.judge.answer import swap_heads_and_length, values_of
+from suite.judge.elections.probe import Probe
+from suite.judge.oracle import Oracle
+from suite.judge.verdict import Deviation
+from suite.spec.case import Case
+from suite.spec.dtypes import DTYPES
+from suite.spec.inputs import Inputs
+from suite.spec.masks import Causal, Window
+
+Calling = Callable[[Case], AbstractContextManager[None]]
+"""Makes the context in which the function is called on a case; the context may raise TimeOver."""
+
+BIASED = "sdpa/none/mha/{dt}/b2h3q5k7d8/bias.qk"
+GROUPED = "sdpa/none/gqa2/{dt}/b2h4q5k7d8"
+LEFT, RIGHT = 3, 1
+
+
+def fit(function: Implementation, calling: Calling = lambda case: nullcontext()) -> None:
+    """Bind a user's function of plain attention as trial calls show. Raises what `calling` raises, and
+    ForbiddenCall."""
+    if hasattr(function, "rebind"):
+        function.advice = Fitting(function, calling).fit()
+
+
+class Fitting:
+    """The trial calls of one function."""
+
+    def __init__(self, function: Any, calling: Calling) -> None:
+        self.function, self.calling = function, calling
+        names = function.declared.dtypes
+        self.dtype = DTYPES["f32" if "f32" in names else names[0]]
+        self.probe = Probe(function, self.dtype)
+
+    def fit(self) -> str:
+        """Find one thing after the other, each with what was found before. Returns advice for people, ""
+        for none."""
+        if not self.fits_axes() or self.is_native:
+            return ""
+        for step in (self.fit_lse, self.fit_heads, self.fit_window, self.fit_causal):
+            step()
+        return self.fit_masks()
+
+    @property
+    def binding(self) -> Binding:
+        return self.function.binding
+
+    @property
+    def is_native(self) -> bool:
+        """True if the function is called as the framework's own attention."""
+        return not self.function.binder.bound and self.binding == Binding()
+
+    def called(self, inputs: Inputs) -> tuple[Any, PreparedCall] | None:
+        """What the function returns for the inputs, and the call; None if it raises."""
+        prepared = self.function.prepare(inputs)
+        try:
+            with self.calling(inputs.case):
+                return prepared(), prepared
+        except ENDS:
+            raise
+        except ForbiddenCall:
+            raise
+        except BaseException:
+            return None
+
+    def values(self, array: Any, prepared: PreparedCall) -> np.ndarray | None:
+        """The values of an output of four axes as (B, H, L, D); None for anything else."""
+        try:
+            values = values_of(self.function.backend, array)
+        except Deviation:
+            return None
+        return swap_heads_and_length(values, prepared) if values.ndim == 4 else None
+
+    def output(self, inputs: Inputs) -> np.ndarray | None:
+        """The values of the output for the inputs; None if there are none."""
+        answer = self.called(inputs)
+        if answer is None:
+            return None
+        native, prepared = answer
+        return self.values(native[0] if isinstance(native, tuple) else native, prepared)
+
+    def is_right(self, inputs: Inputs, problem: Inputs | None = None) -> bool:
+        """True if the function answers the inputs as the problem, by default the inputs themselves."""
+        got, problem = self.output(inputs), problem or inputs
+        if got is None or got.shape != problem.full_shape("output"):
+            return False
+        return self.probe.matches(got, problem)
+
+    def keeps(self, inputs: Callable[[], Inputs], **changes: str) -> bool:
+        """True if the function is right with a changed binding, which it then keeps."""
+        before = self.binding
+        self.function.rebind(before.but(**changes))
+        if self.is_right(inputs()):
+            return True
+        self.function.rebind(before)
+        return False
+
+    def plain(self, mask: str = "none") -> Inputs:
+        return self.probe.inputs(mask)
+
+    # Axes, and what is returned.
+
+    def axes(self) -> Iterator[str]:
+        """The axes to try, the most probable first; "" for those of the framework's own attention."""
+        if self.binding.axes:
+            yield self.binding.axes
+            return
+        native = self.function.native.axis_order
+        order = dict.fromkeys((*LAYOUTS.get(self.function.binder.layout, ()), native, *AXES))
+        yield from ("" if axes == native else axes for axes in order)
+
+    def fits_axes(self) -> bool:
+        """Bind axes, their order in the output, and the kind of a returned pair; True if an answer was
+        right. Without a right answer the first ones with an output of the right shape are bound."""
+        first, shaped = self.binding, None
+        for axes in self.axes():
+            self.function.rebind(first.but(axes=axes))
+            inputs = self.plain()
+            answer = self.called(inputs)
+            if answer is None:
+                continue
+            native, prepared = answer
+            pair = isinstance(native, tuple | list) and len(native) > 1
+            values = self.values(native[0] if pair else native, prepared)
+            if values is None:
+                continue
+            found = first.but(axes=axes, returns=self.beside(native[1], inputs) if pair else "")
+            own = AXES[axes or self.function.native.axis_order].order
+            for order in (own, "blhd" if own == "bhld" else "bhld"):
+                output = values if order == own else values.swapaxes(1, 2)
+                if output.shape != inputs.full_shape("output"):
+                    continue
+                found = found.but(output_axes="" if order == own else order)
+                shaped = shaped or found
+                if self.probe.matches(output, inputs):
+                    self.function.rebind(found)
+                    return True
+        self.function.rebind(shaped or first)
+        return False
+
+    def beside(self, array: Any, inputs: Inputs) -> str:
+        """What stands beside the output: "weights", "lse", "None"; "" if nobody knows."""
+        if array is None:
+            return "None"
+        sizes, shape = inputs.sizes, tuple(getattr(array, "shape", ()))
+        if shape[-2:] == (sizes.Lq, sizes.Lk):
+            return "weights"
+        rows = sizes.B * sizes.H * sizes.Lq
+        return "lse" if shape and int(np.prod(shape)) == rows else ""
+
+    def fit_lse(self) -> None:
+        """Bind base and axes of the log-sum-exp."""
+        inputs = self.plain().replace(lse=True)
+        if self.function.refuses(inputs):
+            return
+        own = AXES[self.binding.axes or self.function.native.axis_order].order
+        first = self.binding
+        for axes in ("", "blh" if own == "bhld" else "bhl"):
+            for base in ("", "2"):
+                self.function.rebind(first.but(lse_axes=axes, lse_base=base))
+                if self.has_right_lse(inputs):
+                    return
+        self.function.rebind(first)
+
+    def has_right_lse(self, inputs: Inputs) -> bool:
+        """True if output and log-sum-exp are right."""
+        answer = self.called(inputs)
+        if answer is None or not isinstance(answer[0], tuple | list) or len(answer[0]) < 2:
+            return False
+        (output, lse, *_), prepared = answer
+        try:
+            arrays = {
+                name: swap_heads_and_length(values_of(self.function.backend, array), prepared)
+                for name, array in (("output", output), ("lse", lse))
+            }
+            if any(arrays[name].shape != inputs.full_shape(name) for name in arrays):
+                return False
+            Oracle.forward(inputs, self.probe.rounding, "zeros").judge(arrays)
+        except Deviation:
+            return False
+        return True
+
+    def fit_heads(self) -> None:
+        """Bind grouped heads if they need no parameter."""
+        text = GROUPED.format(dt=self.dtype.name)
+        if not self.function.axes.heads and self.function.missing(["grouped-heads"]):
+            self.keeps(lambda: self.probe.drawn(text), heads="shapes")
+
+    def fit_window(self) -> None:
+        """Bind where a window counts from."""
+        inputs = self.plain().replace(mask=Window(LEFT, RIGHT))
+        if not self.function.binder.name_of("window") or self.function.refuses(inputs):
+            return
+        by = inputs.sizes.Lk - inputs.sizes.Lq
+        moved = Window(LEFT - by, RIGHT + by).dense(inputs.sizes)
+        last = inputs.replace(mask=None, mask_array=moved, form="dense")
+        if not self.is_right(inputs) and self.is_right(inputs, last):
+            self.function.rebind(self.binding.but(window="last"))
+
+    def fit_causal(self) -> None:
+        """Bind the alignment of the causal flag, for people."""
+        inputs = self.plain().replace(mask=Causal(), form="flag")
+        if self.function.refuses(inputs):
+            return
+        for mask, name in ((Causal(), "top-left"), (Causal(bottom_right=True), "bottom-right")):
+            if self.is_right(inputs, inputs.replace(mask=mask, form="native")):
+                self.function.rebind(self.binding.but(causal=name))
+                return
+
+    def fit_masks(self) -> str:
+        """Bind what a parameter for a mask is given. Returns advice if the parameter takes booleans right
+        and biases wrong."""
+        names = [n for n in map(self.function.binder.name_of, MASK_WORDS) if n]
+        inputs = self.plain("bool.qk")
+        if not names or self.binding.masks or self.function.refuses(inputs):
+            return ""
+        if names[-1] not in self.function.binder.bound:
+            return ""
+        if self.is_right(inputs):
+            return self.advice(names[0])
+        any(self.keeps(lambda: inputs, masks=kind) for kind in ("additive", "binary", "hides"))
+        return ""
+
+    def advice(self, name: str) -> str:
+        """What to claim if a bias in the parameter of this name has no effect; "" otherwise."""
+        biased = self.probe.drawn(BIASED.format(dt=self.dtype.name))
+        if not self.function.binder.serving("bias") or self.is_right(biased):
+            return ""
+        with_bias, without = self.output(biased), self.output(biased.replace(bias=None))
+        arrays = with_bias, without
+        same = all(one is not None for one in arrays) and np.array_equal(*arrays)  # type: ignore[arg-type]
+        effect = "no effect" if same else "another effect than a bias that is added to the scores"
+        return (
+            f"The parameter {name!r} takes boolean masks right; numbers in it have {effect}. "
+            "If it is for booleans alone, claim masks=boolean."
+        )
