@@ -93,6 +93,11 @@ def end_fork() -> None:
     os._exit(0)
 
 
+def at_rate(rate: float) -> dict[str, Any]:
+    """The argument of torch's own attention that drops weights at a rate."""
+    return {"dropout_p": rate}
+
+
 @dataclass
 class PreparedCall:
     """A prepared call: `function(**arguments)` returns the framework's output.
@@ -113,6 +118,7 @@ class PreparedCall:
     - `ahead`: computes values that must not be part of a compiled call, or None
     - `held`: the parameters of the layer that the function calls, if they are no arguments and can be
       changed in place
+    - `dropping`: the arguments that drop weights at a rate, by name
     - `problem`: the problem that a path (`Implementation.paths`) answers, if it differs from the case's
     """
 
@@ -130,6 +136,7 @@ class PreparedCall:
     compiled: Any = None
     ahead: Callable[[], None] | None = None
     held: tuple[Any, ...] = ()
+    dropping: Callable[[float], dict[str, Any]] = at_rate
     problem: Inputs | None = None
 
     def __call__(self) -> Any:

@@ -47,8 +47,7 @@ class TorchCompilers(Compilers):
         """As of any backend: checkpoints, and programs that keep no activation."""
         from torch.utils.checkpoint import checkpoint
 
-        name = "dropout" if "dropout" in prepared.arguments else "dropout_p"  # in transformers
-        dropping = replace(prepared, arguments={**prepared.arguments, name: rate})
+        dropping = replace(prepared, arguments=prepared.arguments | prepared.dropping(rate))
         function = dropping.function
 
         def checkpointed(**arguments: Any) -> Any:

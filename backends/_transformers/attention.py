@@ -231,6 +231,7 @@ class SdpaForward(ModelAttention):
             prepared,
             function=self.backend.seeded(prepared.function, inputs),
             arguments=prepared.arguments | {"dropout": rate},
+            dropping=lambda rate: {"dropout": rate},
         )
 
     def masks(self, inputs: Inputs, native: Native) -> dict[str, Any]:

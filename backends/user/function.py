@@ -21,7 +21,7 @@ from backends.declared import TEXTBOOK_FEATURES, Declared
 from backends.forbidden import watched
 from backends.implementation import as_in_programs
 from backends.masks import IS_CAUSAL, AttentionCall, Native, feature_array, split_native
-from backends.prepared import PreparedCall, attention_call
+from backends.prepared import PreparedCall, at_rate, attention_call
 from backends.protocol import Backend, Implementation, own_attention
 from backends.sources import function_source
 from backends.user.signature import ADDING, AXES, Binding, CallBinder, bind, told
@@ -213,7 +213,7 @@ class UserFunction(UserCallable):
             self.remarks = (passed, *self.remarks)
         if self.binder.bound or replace(self.binding, causal="") != Binding():
             names = {n: word for word, n in self.binder.operands.items()} | {**self.binder.bound}
-            self.remarks = (f"called with {told(self.binding, names)}", *self.remarks)
+            self.remarks = (f"binding: {told(self.binding, names)}", *self.remarks)
 
     def rebind(self, binding: Binding) -> None:
         """Call the function in another way."""
@@ -340,7 +340,13 @@ class UserFunction(UserCallable):
             operands=self.passed_as(inputs),
             source=function_source(self.called, self.name, arguments) if plain else "",
             constants=(),
+            dropping=self.dropping,
         )
+
+    def dropping(self, rate: float) -> dict[str, Any]:
+        """The arguments that drop weights at a rate, by name."""
+        name = self.binder.name_of("dropout")
+        return {name: self.binder.dropout(self.backend, rate)} if name else at_rate(rate)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from backends.masks import AttentionCall, dense_of, rank4
 from suite.spec.features import FEATURES
 from suite.spec.masks import Causal, Mask
 from suite.spec.vocabulary import OPERANDS
+
+if TYPE_CHECKING:
+    from backends.protocol import Backend
 
 
 @dataclass(frozen=True)
@@ -156,9 +159,12 @@ def lengths(call: AttentionCall, default: Any) -> Any:
 def dropout(call: AttentionCall, default: Any) -> Any:
     """The rate of dropout in training; for the default None a function that drops weights."""
     rate = call.inputs.rate if call.inputs.training else 0.0
-    if not rate:
-        return None
-    return rate if default is not None else call.backend.dropping(rate)
+    return dropping(call.backend, rate, default) if rate else None
+
+
+def dropping(backend: Backend, rate: float, default: Any) -> Any:
+    """The argument that drops weights at a rate, for a parameter with this default."""
+    return rate if default is not None else backend.dropping(rate)
 
 
 GIVEN = (
@@ -188,6 +194,9 @@ GIVEN = (
     Given(("nothing", "module")),
 )
 """What parameters are given besides query, key and value; `nothing` is None."""
+
+UNASKED = ("window_left",)
+"""Parameters of well-known kernels that nothing is given, although their names are similar to others."""
 
 ROWS = {given.names[0]: given for given in GIVEN}
 
@@ -282,6 +291,7 @@ class CallBinder(Binder[AttentionCall]):
     - `bound`: the part of `words` that people's names and the claim `parameters` tell
     - `operands`: the names of query, key and value
     - `places`: the parameters that are passed by position, with their defaults
+    - `defaults`: the defaults of all parameters
     - `layout`: the default of a parameter for the layout, "" for none
     """
 
@@ -289,7 +299,12 @@ class CallBinder(Binder[AttentionCall]):
     bound: Mapping[str, str] = field(default_factory=dict)
     operands: Mapping[str, str] = field(default_factory=dict)
     places: Mapping[str, Any] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
     layout: str = ""
+
+    def check_names(self, who: str) -> None:
+        knobs = tuple(name for name in self.knobs if name not in UNASKED)
+        Binder.check_names(replace(self, knobs=knobs), who)
 
     def name_of(self, word: str) -> str:
         """The parameter that is given this; "" for none."""
@@ -299,6 +314,10 @@ class CallBinder(Binder[AttentionCall]):
         """The parameters of the function that serve a feature."""
         rows = (row for row in self.table if row.name in self.taken)
         return tuple(row.name for row in rows if feature in row.features)
+
+    def dropout(self, backend: Backend, rate: float) -> Any:
+        """The argument that drops weights at a rate."""
+        return dropping(backend, rate, self.defaults[self.name_of("dropout")])
 
     @property
     def pairs(self) -> tuple[str, ...]:
@@ -471,6 +490,7 @@ def bind(
         bound=bound,
         operands=reading.operands,
         places=reading.places,
+        defaults={n: p.default for n, p in reading.parameters.items()},
         layout=next((str(p.default) for n, p in reading.parameters.items() if n in NAMING), ""),
     )
 

@@ -216,7 +216,7 @@ class Fitting:
     def fit_causal(self) -> None:
         """Bind the alignment of the causal flag, for people."""
         inputs = self.plain().replace(mask=Causal(), form="flag")
-        if self.function.refuses(inputs):
+        if not self.function.binder.name_of("is_causal") or self.function.refuses(inputs):
             return
         for mask, name in ((Causal(), "top-left"), (Causal(bottom_right=True), "bottom-right")):
             if self.is_right(inputs, inputs.replace(mask=mask, form="native")):
