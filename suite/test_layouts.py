@@ -107,13 +107,14 @@ def laid_out(cell: Cell, inputs: Inputs, operand: str, how: str) -> tuple[Prepar
     if prepared.arguments.get(argument) is None:
         raise NotApplicable(f"the call takes no {operand} as an array")
     values = backend.to_numpy(prepared.arguments[argument])
-    dtype = None if operand in ("mask", *NUMBERS) else inputs.case.dtype_of(operand)
+    whole = operand in NUMBERS or values.dtype.kind == "b"
+    dtype = None if whole else inputs.case.dtype_of(operand)
     heads = prepared.axis_order == "blhd" and operand in OPERANDS
-    array, whole = backend.memory.within(
+    array, around = backend.memory.within(
         swap_heads_and_length(values, prepared) if heads else values, dtype, how
     )
     array = backend.memory.transpose(array, 0, 2, 1, 3) if heads else array
-    return replace(prepared, arguments=prepared.with_operands({operand: array})), whole
+    return replace(prepared, arguments=prepared.with_operands({operand: array})), around
 
 
 class Arranged(NamedTuple):

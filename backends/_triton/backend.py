@@ -17,6 +17,7 @@ from backends.claims import Claims
 from backends.prepared import PreparedCall
 from backends.protocol import BackendUnavailable, Implementation, UsageError, needed
 from backends.user.function import NativeSignature, UserFunction
+from backends.user.signature import Binding
 from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import Inputs
 from suite.spec.vocabulary import DEVICES
@@ -96,8 +97,12 @@ class UserKernel(UserFunction):
                 raise UsageError(NOT_ASKED)
             claims = replace(claims, dtypes=left)
         super().__init__(backend, function, name, claims, native, beside)
-        if lost:
-            self.remarks = (NOT_ASKED, *self.remarks)
+        self.left_out = (NOT_ASKED,) if lost else ()
+        self.remarks = (*self.left_out, *self.remarks)
+
+    def rebind(self, binding: Binding) -> None:
+        super().rebind(binding)
+        self.remarks = (*self.left_out, *self.remarks)
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         call = super().prepare(inputs)

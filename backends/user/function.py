@@ -217,8 +217,15 @@ class UserFunction(UserCallable):
 
     def rebind(self, binding: Binding) -> None:
         """Call the function in another way."""
-        self.__init__(  # type: ignore[misc]
-            self.backend, self.judged, self.name, self.claims, self.native, self.beside, binding
+        UserFunction.__init__(
+            self,
+            self.backend,
+            self.judged,
+            self.name,
+            self.claims,
+            self.native,
+            self.beside,
+            binding,
         )
 
     def bound(self, function: Callable[..., Any], name: str) -> CallBinder:

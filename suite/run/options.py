@@ -75,7 +75,7 @@ OUTSIDE = {
 """Flags that do not change what is run: the files of a run, and the cases of a command."""
 
 OF_CELLS = (
-    "level", "shard", "audit", "optimized", "claim", "elect", "drop_in", "allow_unused",
+    "level", "shard", "audit", "optimized", "elect", "drop_in", "allow_unused",
     "allow_refusals", "expect", "inherit_known",
 )  # fmt: skip
 """Options about the cells of a run alone: no benchmark takes them."""

@@ -18,7 +18,6 @@ if __name__ == "__main__":  # before NumPy and frameworks are imported, and befo
     gc.disable()  # what is imported stays; see `suite.run.plugin`
 
 import contextlib
-import inspect
 import io
 import json
 import os
@@ -36,11 +35,13 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from backends import registry
+from backends.binder import signature_of
 from backends.claims import stated
 from backends.prepared import PreparedCall, end_fork
 from backends.protocol import Backend, BackendUnavailable, ForwardOnly
-from backends.user.function import UserCallable
+from backends.user.function import UserCallable, UserFunction
 from backends.user.layer import UserLayer
+from backends.user.signature import Binding
 from suite.judge import leaks
 from suite.judge.process_settings import PROCESS
 from suite.judge.verdict import text_of
@@ -163,6 +164,8 @@ class Host:
         self.implementation, _ = registry.callable_implementation(
             self.backend, function, name, said, like, text
         )
+        if self.start["binding"]:
+            self.rebind(self.start["binding"])
         layer, methods = None, {}
         if isinstance(self.implementation, UserLayer):
             seen = self.implementation.seen
@@ -176,6 +179,11 @@ class Host:
             "registered": REGISTERED in self.implementation.declared.features,
             "methods": methods, "claims": json.dumps(stated(function), default=list),
         }  # fmt: skip
+
+    def rebind(self, binding: Mapping[str, str]) -> None:
+        """Call the user's function in another way."""
+        assert isinstance(self.implementation, UserFunction)
+        self.implementation.rebind(Binding(**binding))
 
     def find(self, path: tuple[Any, ...]) -> Any:
         """The object at a path from this host: attributes, and keys of mappings."""
@@ -273,12 +281,21 @@ class Host:
 
 
 def signature(function: Any) -> list[list[Any]] | None:
-    """Name, kind, and whether there is a default, of each parameter; None if nobody can tell."""
+    """Name, kind, and the default in a list (none without a default), of each parameter; None if nobody
+    can tell. Of defaults that are not plain data only their existence is told."""
     try:
-        parameters = inspect.signature(function).parameters.values()
+        parameters = signature_of(function).parameters.values()
     except (TypeError, ValueError):
         return None
-    return [[p.name, p.kind.name, p.default is not p.empty] for p in parameters]
+    plain = (bool, int, float, str)
+    return [
+        [
+            p.name,
+            p.kind.name,
+            [p.default if type(p.default) in plain else None][: p.default is not p.empty],
+        ]
+        for p in parameters
+    ]
 
 
 UNSHOWN = ("problem", "source", "through")

@@ -15,7 +15,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,8 @@ from backends.implementation import Implementation
 from backends.prepared import PreparedCall, ProcessDied
 from backends.protocol import Ambient, Backend, Setting
 from backends.registry import UsageError
+from backends.user.function import UserFunction
+from backends.user.signature import Binding
 from suite.judge import leaks
 from suite.judge.verdict import Deviation, first_line
 from suite.records.machine import ROOT
@@ -256,14 +258,28 @@ class RemoteFunction(Asking, Implementation):
     place: tuple[str, ...] = ("implementation",)
 
     def __init__(self, backend: Remote, told: Implementation) -> None:
-        self.backend, self.name, self.declared = backend, told.name, told.declared
-        self.told = told
-        self.link = backend.link
-        self.operator, self.axis_order = told.operator, told.axis_order
+        self.backend, self.name, self.told = backend, told.name, told
+        self.link, self.operator = backend.link, told.operator
         if told.beside is not None:
             # A function that stands in for the framework's own attention is held to its answers.
             self.beside = (backend.apart if told.declared.drop_in else backend).beside
+        self._take(told)
+
+    def _take(self, told: Any) -> None:
+        """Take the facts about the function, which hang on its binding."""
+        self.declared, self.axis_order = told.declared, told.axis_order
         self.argument_names, self.remarks = told.argument_names, told.remarks
+        if isinstance(told, UserFunction):
+            self.binding, self.binder, self.axes = told.binding, told.binder, told.axes
+            self.native, self.rebind = told.native, self._rebind
+
+    def _rebind(self, binding: Binding) -> None:
+        """As `UserFunction.rebind`, here and in the child; a new child begins with the binding."""
+        assert isinstance(self.told, UserFunction)
+        self.link.start["binding"] = asdict(binding)
+        self.link.at("rebind", asdict(binding))
+        self.told.rebind(binding)
+        self._take(self.told)
 
     @property
     def unwatched(self) -> Implementation:
@@ -298,7 +314,9 @@ class RemoteFunction(Asking, Implementation):
         return prepared
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
-        return self._ask("paths", inputs)
+        calls = self._ask("paths", inputs)
+        problems = self.told.problems(inputs) if isinstance(self.told, UserFunction) else {}
+        return {n: replace(one, problem=problems.get(n)) for n, one in calls.items()}
 
     def refused(self, inputs: Inputs) -> Mapping[str, Callable[[], Any]]:
         return self._ask("refused", inputs)
@@ -356,7 +374,7 @@ def isolated(options: Options, text: str, kernel: str = "") -> Remote:
     start = {
         "backend": name, "device": options.device, "function": text,
         "said": options.claims, "like": options.like, "hidden": HIDDEN if options.untrusted else (),
-        "kernel": kernel, "forbids_own": forbids_own(options),
+        "kernel": kernel, "forbids_own": forbids_own(options), "binding": {},
     }  # fmt: skip
     link = Link(start, limits)
     atexit.register(link.close)

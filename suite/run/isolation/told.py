@@ -120,9 +120,9 @@ class Signature:
                 [
                     inspect.Parameter(
                         checked_name(n, "a parameter"), kinds[checked_name(kind, "a kind")],
-                        default=None if has_default else inspect.Parameter.empty,
+                        default=next(iter(checked(default, list, "a default")), inspect.Parameter.empty),
                     )
-                    for n, kind, has_default in parameters
+                    for n, kind, default in parameters
                 ]
             )  # fmt: skip
 
