@@ -71,8 +71,9 @@ class Implementation(ABC):
     """For a quick backend: the same implementation in the backend with all optimisations."""
     remarks: tuple[str, ...] = ()
     """For a user's function: remarks for the user on how the function is called."""
-    advice: str = ""
-    """For a user's function: what to claim if cells with a bias fail, as trial calls show."""
+    advice: tuple[str, tuple[str, ...]] = ("", ())
+    """For a user's function: the claim that trial calls suggest, as a sentence, and the features of cases
+    that fail without the claim."""
 
     def __init__(self, backend: Backend, name: str = "", declared: Declared | None = None) -> None:
         self.backend = backend

@@ -114,7 +114,8 @@ class NativeSignature:
         more = (extra(feature, self.parameters) for feature in FEATURES.values())
         table = (*map(Parameter, neutral), *more)
         try:
-            return bind(function, name, self.parameters, table, claimed, masks)
+            merges = self.merges_mask_into_bias
+            return bind(function, name, self.parameters, table, claimed, masks, merges)
         except UnreadableSignature:
             if getattr(function, "__name__", "") != self.name.rpartition(".")[2]:
                 raise
@@ -248,8 +249,10 @@ class UserFunction(UserCallable):
             lacking.pop("lse", None)
         if self.binding.heads == "shapes":
             lacking.pop("grouped-heads", None)
+        elif self.binding.heads:
+            lacking["grouped-heads"] = "an error is raised for grouped heads"
         adds = set(self.binder.serving("bias")) - set(self.binder.serving("mask"))
-        if self.claims.masks in ("boolean", "binary", "hides") and not adds:
+        if self.claims.masks not in ("", "either", "additive") and not adds:
             lacking |= dict.fromkeys(ADDING, f"claims masks={self.claims.masks}")
         return lacking
 
@@ -318,7 +321,8 @@ class UserFunction(UserCallable):
         operands = dict(
             zip(OPERANDS, backend.memory.operands(inputs, self.axis_order), strict=True)
         )
-        arguments = operands | self.binder.bind(call, inputs.needs)
+        lacking = [one for one in inputs.needs if self.missing([one]) is not None]
+        arguments = operands | self.binder.bind(call, lacking)
         function = Adapted(self, self.binder.spread(self.called), inputs, returned)
         drops = bool(inputs.training and inputs.rate)
 

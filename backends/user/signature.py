@@ -72,7 +72,7 @@ class Binding:
     - `lse_base`: "2" if the log-sum-exp is a logarithm to the base 2
     - `lse_axes`: "bhl" or "blh" if the log-sum-exp has another order of heads and rows than the output
     - `window`: "last" if a window counts from the last query at the last key
-    - `heads`: "shapes" if grouped heads need no parameter
+    - `heads`: "shapes" if grouped heads need no parameter, "equal" if they raise an error
     - `causal`: the alignment of the causal flag, for people
     """
 
@@ -99,7 +99,7 @@ PHRASES: Mapping[str, Callable[[str], str]] = {
     "lse_base": lambda base: f"log-sum-exp to the base {base}",
     "lse_axes": lambda axes: f"log-sum-exp ({', '.join(axes.upper())})",
     "window": lambda side: f"windows count from the {side} key",
-    "heads": lambda how: f"grouped heads by {how}",
+    "heads": {"shapes": "grouped heads by their shapes", "equal": "no grouped heads"}.__getitem__,
     "causal": lambda alignment: f"causal {alignment}",
 }
 """A binding for people, field by field."""
@@ -174,7 +174,7 @@ GIVEN = (
     Given(("bias", "attn_bias")),
     Given(("lengths", "valid_lens", "valid_len"), ("padding",), lengths),
     Given(
-        ("is_causal", "causal"),
+        ("is_causal", "causal", "use_causal_mask"),
         ("causal", "native-causal"),
         lambda call, default: call.native.causal or None,
         lambda call: False,
@@ -278,9 +278,10 @@ def written(
     if bias is not None or kind == "additive":
         added = np.where(mask, np.zeros(()) if bias is None else bias, -np.inf)
         return backend.array(rank4(added), dtype)
-    if kind == "binary":
-        return backend.array(rank4(mask).astype(np.float64), dtype)
-    return backend.array(rank4(~mask if kind == "hides" else mask), None)
+    seen = rank4(~mask if kind.endswith("hides") else mask)
+    if kind.startswith("binary"):
+        return backend.array(seen.astype(np.float64), dtype)
+    return backend.array(seen, None)
 
 
 @dataclass(frozen=True)
@@ -354,6 +355,7 @@ class Reading:
 
     - `own`: the rows of the framework's attention; `known`: these and rows of features, by name
     - `claimed`: the claim `parameters`; `masks`: see `Binding`
+    - `merges`: the framework's mask takes biases, too
     """
 
     signature: inspect.Signature
@@ -361,6 +363,7 @@ class Reading:
     known: Mapping[str, Parameter[AttentionCall]]
     claimed: Mapping[str, str]
     masks: str
+    merges: bool
 
     @cached_property
     def parameters(self) -> dict[str, inspect.Parameter]:
@@ -376,9 +379,11 @@ class Reading:
     def all_words(self) -> dict[str, str]:
         """What each parameter is given, by name; no two are given the same."""
         words = {n: word_of(n) or n for n in self.parameters if n in self.known} | {**self.claimed}
-        for name in self.parameters:
+        drops = any("dropout" in row.features for row in self.own.values())
+        for name, parameter in self.parameters.items():
             word = word_of(name)
-            if word and name not in words and word not in words.values():
+            idle = word == "dropout" and not drops and parameter.default is not parameter.empty
+            if word and not idle and name not in words and word not in words.values():
                 words[name] = word
         return words
 
@@ -412,7 +417,7 @@ class Reading:
         required = parameter.default is parameter.empty
         merged = word == "attn_mask" and "bias" in self.words.values() and "bias" not in self.own
         if word in (*MASK_WORDS, "bias") and (native is None or self.masks or merged):
-            kind = self.masks or "either"
+            kind = self.masks or ("either" if self.merges else "boolean")
             return pair_argument(name, word, [*self.words.values()], kind, required)
         given = ROWS.get(word)
         if native is None or (required and given is not None):
@@ -461,17 +466,19 @@ def bind(
     more: Iterable[Parameter[AttentionCall]],
     claimed: Mapping[str, str],
     masks: str = "",
+    merges: bool = False,
 ) -> CallBinder:
     """The binder of a function that has parameters `own` of a framework's attention, `more` parameters,
     and parameters that the names of `GIVEN` or the claim `parameters` (`claimed`) tell.
 
-    `masks` is what a parameter for a mask is given, "" for what the framework's own attention is given.
+    `masks` is what a parameter for a mask is given, "" for what the framework's own attention is given:
+    booleans, and with `merges` also biases.
     Raises TypeError if the function takes fewer arrays or requires an unknown parameter, and UsageError
     for a claim that does not fit.
     """
     rows = {row.name: row for row in own}
     known = rows | {row.name: row for row in more}
-    reading = Reading(signature_of(function), rows, known, claimed, masks)
+    reading = Reading(signature_of(function), rows, known, claimed, masks, merges)
     _check_claimed(reading)
     any_place = reading.has(inspect.Parameter.VAR_POSITIONAL) and not reading.operands
     if reading.missing or not (reading.operands or any_place):

@@ -2,7 +2,8 @@
 
 The names of parameters tell what is passed (`backends.user.signature`). Calls on small inputs, whose
 sizes are pairwise distinct, tell the rest: axes, kinds of masks, what comes back beside the output, and
-where a window counts from. Nothing that is found here asks a function less: that takes a claim.
+where a window counts from. What asks a function less, or may be its
+fault, is advised and not bound: that takes a claim.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from backends.protocol import ENDS, ForbiddenCall, Implementation, PreparedCall
-from backends.user.signature import AXES, LAYOUTS, MASK_WORDS, Binding
+from backends.user.signature import ADDING, AXES, HIDING, LAYOUTS, MASK_WORDS, Binding
 from suite.judge.answer import swap_heads_and_length, values_of
 from suite.judge.elections.probe import Probe
 from suite.judge.oracle import Oracle
@@ -30,6 +31,15 @@ Calling = Callable[[Case], AbstractContextManager[None]]
 BIASED = "sdpa/none/mha/{dt}/b2h3q5k7d8/bias.qk"
 GROUPED = "sdpa/none/gqa2/{dt}/b2h4q5k7d8"
 LEFT, RIGHT = 3, 1
+NO_ADVICE = ("", ())
+
+TAKEN = {
+    "additive": "it is given 0 and -inf, which are added to the scores",
+    "binary": "it is given the numbers 1, which attends, and 0",
+    "hides": "True hides a key",
+    "binary_hides": "it is given the numbers 1, which hides a key, and 0",
+}
+"""What a parameter for a mask may take instead of booleans, by the claim `masks`."""
 
 
 def fit(function: Implementation, calling: Calling = lambda case: nullcontext()) -> None:
@@ -48,14 +58,13 @@ class Fitting:
         self.dtype = DTYPES["f32" if "f32" in names else names[0]]
         self.probe = Probe(function, self.dtype)
 
-    def fit(self) -> str:
-        """Find one thing after the other, each with what was found before. Returns advice for people, ""
-        for none."""
+    def fit(self) -> tuple[str, tuple[str, ...]]:
+        """Find one thing after the other, each with what was found before. Returns advice."""
         if not self.fits_axes() or self.is_native:
-            return ""
+            return NO_ADVICE
         for step in (self.fit_lse, self.fit_heads, self.fit_window, self.fit_causal):
             step()
-        return self.fit_masks()
+        return self.advice_on_masks()
 
     @property
     def binding(self) -> Binding:
@@ -197,10 +206,14 @@ class Fitting:
         return True
 
     def fit_heads(self) -> None:
-        """Bind grouped heads if they need no parameter."""
-        text = GROUPED.format(dt=self.dtype.name)
-        if not self.function.axes.heads and self.function.missing(["grouped-heads"]):
-            self.keeps(lambda: self.probe.drawn(text), heads="shapes")
+        """Bind grouped heads if they need no parameter, or that they are not taken if they raise."""
+        if self.function.axes.heads:
+            return
+        inputs = self.probe.drawn(GROUPED.format(dt=self.dtype.name))
+        if self.function.missing(["grouped-heads"]):
+            self.keeps(lambda: self.probe.drawn(GROUPED.format(dt=self.dtype.name)), heads="shapes")
+        elif inputs.sizes.Hkv < inputs.sizes.H and self.called(inputs) is None:
+            self.function.rebind(self.binding.but(heads="equal"))
 
     def fit_window(self) -> None:
         """Bind where a window counts from."""
@@ -223,30 +236,33 @@ class Fitting:
                 self.function.rebind(self.binding.but(causal=name))
                 return
 
-    def fit_masks(self) -> str:
-        """Bind what a parameter for a mask is given. Returns advice if the parameter takes booleans right
-        and biases wrong."""
+    def advice_on_masks(self) -> tuple[str, tuple[str, ...]]:
+        """What to claim if a parameter for a mask is not given what it takes, with the features that fail
+        without the claim. Nothing is bound here: what a parameter does may be a fault."""
         names = [n for n in map(self.function.binder.name_of, MASK_WORDS) if n]
         inputs = self.plain("bool.qk")
         if not names or self.binding.masks or self.function.refuses(inputs):
-            return ""
-        if names[-1] not in self.function.binder.bound:
-            return ""
+            return NO_ADVICE
         if self.is_right(inputs):
-            return self.advice(names[0])
-        any(self.keeps(lambda: inputs, masks=kind) for kind in ("additive", "binary", "hides"))
-        return ""
+            return self.advice_on_biases(names[-1])
+        first = self.binding
+        for kind, what in TAKEN.items():
+            if self.keeps(lambda: inputs, masks=kind):
+                self.function.rebind(first)
+                text = f"The parameter {names[-1]!r} takes booleans wrong, and is right if {what}."
+                return f"{text} If it shall, claim masks={kind}.", HIDING
+        return NO_ADVICE
 
-    def advice(self, name: str) -> str:
-        """What to claim if a bias in the parameter of this name has no effect; "" otherwise."""
+    def advice_on_biases(self, name: str) -> tuple[str, tuple[str, ...]]:
+        """What to claim if the parameter of this name takes no biases."""
         biased = self.probe.drawn(BIASED.format(dt=self.dtype.name))
-        if not self.function.binder.serving("bias") or self.is_right(biased):
-            return ""
+        if name not in self.function.binder.serving("bias") or self.is_right(biased):
+            return NO_ADVICE
         with_bias, without = self.output(biased), self.output(biased.replace(bias=None))
-        arrays = with_bias, without
-        same = all(one is not None for one in arrays) and np.array_equal(*arrays)  # type: ignore[arg-type]
+        same = with_bias is not None and without is not None and (with_bias == without).all()
         effect = "no effect" if same else "another effect than a bias that is added to the scores"
-        return (
+        text = (
             f"The parameter {name!r} takes boolean masks right; numbers in it have {effect}. "
             "If it is for booleans alone, claim masks=boolean."
         )
+        return text, ADDING

@@ -162,7 +162,7 @@ def _of_one(
     told = []
     found = _advised(implementation, failing)
     if found:
-        failing = [cell for cell in failing if not _has_bias(cell)]
+        failing = [cell for cell in failing if not _is_about(cell, implementation)]
     found += _of_state(plan, implementation, failing) or diagnose(
         implementation.backend, implementation, failing, passing, seconds
     )
@@ -178,16 +178,18 @@ def _of_one(
 
 
 def _advised(implementation: Implementation, failing: Sequence[Cell]) -> list[Diagnosis]:
-    """The advice of the trial calls about masks, if a cell with a bias fails."""
-    biased = [cell for cell in failing if _has_bias(cell)]
-    if not (implementation.advice and biased):
+    """The advice of the trial calls, if cells that it is about fail."""
+    about = [cell for cell in failing if _is_about(cell, implementation)]
+    if not about:
         return []
-    count, first = len(biased), str(min(biased, key=place).case.id)
-    return [Diagnosis(implementation.advice, "", "masks", "measured", count, count, 0, first)]
+    count, first = len(about), str(min(about, key=place).case.id)
+    sentence, _ = implementation.advice
+    return [Diagnosis(sentence, "", "masks", "measured", count, count, 0, first)]
 
 
-def _has_bias(cell: Cell) -> bool:
-    return "bias" in cell.case.needs
+def _is_about(cell: Cell, implementation: Implementation) -> bool:
+    """True if the advice of the trial calls is about the case of a cell."""
+    return not {*implementation.advice[1]}.isdisjoint(cell.case.needs)
 
 
 def _of_state(

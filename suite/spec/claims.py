@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar
 AXES = ("bhld", "blhd", "bld", "lhd", "hld", "ld")
 """The axes of query, key and value: B samples, H heads, L rows, D components."""
 
-MASKS = ("either", "boolean", "additive", "binary", "hides")
+MASKS = ("either", "boolean", "additive", "binary", "hides", "binary_hides")
 """What a parameter for a mask is given:
 
 - either: booleans, True attends; beside a bias the bias with -inf where the mask hides
@@ -26,6 +26,7 @@ MASKS = ("either", "boolean", "additive", "binary", "hides")
 - additive: numbers alone, -inf hides
 - binary: the numbers 1 (attends) and 0
 - hides: booleans alone, True hides
+- binary_hides: the numbers 1 (hides) and 0
 """
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -92,7 +93,8 @@ CLAIMS = {
     ),
     "masks": Claim(
         "what a parameter for a mask is given: boolean (True attends), additive (-inf hides), either of "
-        "these, binary (1 attends, 0 hides), hides (True hides); default: found by a trial call",
+        "these, binary (1 attends, 0 hides), hides (True hides), binary_hides (1 hides, 0 attends); "
+        "default: found by a trial call",
         Literal[MASKS],
         operator="sdpa",
     ),

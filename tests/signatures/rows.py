@@ -1,0 +1,111 @@
+"""People's signatures: what each function is, how it is bound, and a wrong twin of each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Row:
+    """A function of one of the files here.
+
+    - `file`: `of_torch`, ...; `name`: the function's name; `claims`: what the command claims
+    - `binding`: words of the line in which the run says how the function is called
+    - `advice`: words of the first sentence without the claims, "" if the function needs none
+    - `right`, `wrong`: text of the function, and what makes a wrong twin of it
+    - `code`: the name in the file behind which this text stands, by default the function's
+    """
+
+    file: str
+    name: str
+    binding: str
+    right: str
+    wrong: str
+    claims: tuple[str, ...] = ()
+    advice: str = ""
+    code: str = ""
+
+    @property
+    def backend(self) -> str:
+        return self.file.removeprefix("of_")
+
+    def __str__(self) -> str:
+        return f"{self.backend}-{self.name}"
+
+    def written(self, folder: Path, twin: bool) -> Path:
+        """The file with this function, or with its wrong twin, in a folder."""
+        text = (FOLDER / f"{self.file}.py").read_text()
+        place = text.index(f" {self.code or self.name}(")
+        head, body = text[:place], text[place:]
+        assert self.right in body, f"{self}: {self.right!r} is no text of the function"
+        path = folder / f"{self.file}.py"
+        path.write_text(head + body.replace(self.right, self.wrong, 1) if twin else text)
+        return path
+
+
+BOOLEAN = ("masks=boolean",)
+TAKES_BOOLEANS = "takes boolean masks right"
+
+ROWS = (
+    Row(
+        "of_torch", "with_dropout", "returns (output, weights)",
+        "math.sqrt(query.size(-1))", "query.size(-1)",
+    ),
+    Row(
+        "of_torch", "annotated", "mask=attn_mask, masks boolean",
+        "mask == 0", "mask != 0", BOOLEAN, TAKES_BOOLEANS,
+    ),
+    Row(
+        "of_torch", "flash", "axes (B, L, H, D), windows count from the last key",
+        "distance > right", "distance >= right",
+    ),
+    Row(
+        "of_torch", "memory_efficient", "attn_bias=bias, p=dropout, axes (B, L, H, D)",
+        "scores + attn_bias", "scores + 2 * attn_bias",
+    ),
+    Row(
+        "of_torch", "eager_attention_forward",
+        "output axes (B, L, H, D), masks additive, returns (output, weights)",
+        "weights + attention_mask", "weights - attention_mask", ("masks=additive",),
+        "are added to the scores",
+    ),
+    Row(
+        "of_torch", "triton_tutorial", "causal=is_causal, sm_scale=scale",
+        "p * (dp - (do * o)", "p * (dp + (do * o)", code="_Attention",
+    ),
+    Row(
+        "of_torch", "sage", "sm_scale=scale, return_lse=lse", "logsumexp(-1)", "logsumexp(-1) + 1",
+    ),
+    Row(
+        "of_torch", "single_prefill", "axes (L, H, D), log-sum-exp to the base 2",
+        "k) * scale", "k) * scale * 1.01",
+    ),
+    Row(
+        "of_torch", "mlx_like", "mask=attn_mask, grouped heads by their shapes",
+        "scores.masked_fill(~mask", "scores.masked_fill(mask",
+    ),
+    Row(
+        "of_torch", "instance", "Q=query, K=key, V=value", "math.sqrt(Q.shape[-1])", "Q.shape[-1]",
+        code="Model",
+    ),
+    Row(
+        "of_jax", "jitted", "axes (B, H, L, D), no grouped heads", "jnp.where(mask", "jnp.where(~mask",
+    ),
+    Row(
+        "of_jax", "flax_like", "no grouped heads", "scores + bias", "scores - bias",
+    ),
+    Row(
+        "of_jax", "one_sample", "axes (L, D)", "jnp.tri(", "jnp.tri(k=1, *",
+    ),
+    Row(
+        "of_tf", "scaled_dot_product_attention", "masks binary_hides, returns (output, weights)",
+        "-1e9", "-1e1", ("masks=binary_hides", "dtypes=f32,bf16,f64"), "which hides a key",
+    ),
+    Row(
+        "of_tf", "lengths_first", "attention_mask=attn_mask, use_causal_mask=is_causal",
+        "[:, None] >= tf", "[:, None] > tf",
+    ),
+)  # fmt: skip
