@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cached_property
 from itertools import chain
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from backends.declared import UsageError
 
@@ -70,6 +70,7 @@ class Binder(Generic[T]):
     knobs: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
     arrays: tuple[str, ...] = ()
+    ways_out: ClassVar[str] = "rename it, or use --allow-unused"
 
     @classmethod
     def of(
@@ -163,7 +164,7 @@ class Binder(Generic[T]):
                 f"{self.what} {who} has parameters that are never passed: {', '.join(misspelt)}; did "
                 f"you mean {', '.join(dict.fromkeys(chain(*near.values())))}? Passed are "
                 f"{', '.join(p.name for p in self.table)}, by name. A parameter that is never passed is "
-                "not judged: rename it, or use --allow-unused"
+                f"not judged: {self.ways_out}"
             )
 
     @property

@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -302,6 +302,9 @@ class CallBinder(Binder[AttentionCall]):
     places: Mapping[str, Any] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
     layout: str = ""
+    ways_out: ClassVar[str] = (
+        "rename it, bind it with --parameter NAME=WORD (docs/signatures.md), or use --allow-unused"
+    )
 
     def check_names(self, who: str) -> None:
         knobs = tuple(name for name in self.knobs if name not in UNASKED)

@@ -3,7 +3,7 @@ once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -127,6 +127,8 @@ def _misfit(
     several = len(prepared.outputs) > 1 and isinstance(native, tuple) and len(native) > 0
     output = native[0] if several else native
     called = f"called once, on {inputs.case.id}"
+    if isinstance(output, tuple | list):
+        return f"{called}, it returned {_listed(output)}, expected an array, or {PAIRS}"
     if not backend.is_array(output):
         kind = f"{type(output).__module__}.{type(output).__qualname__}"
         return (
@@ -143,6 +145,18 @@ def _misfit(
     if two_orders and _fits_swapped(implementation, inputs):
         return _wrong_order(prepared.axis_order)
     return _misshapen(tuple(output.shape), inputs, prepared)
+
+
+PAIRS = (
+    "the pair of an output and its weights (B, H, Lq, Lk) or its log-sum-exp (B, H, Lq); return one of "
+    "these"
+)
+
+
+def _listed(parts: Sequence[Any]) -> str:
+    """The parts of a returned tuple or list, by their shapes or types."""
+    shapes = [str(tuple(x.shape)) if hasattr(x, "shape") else type(x).__name__ for x in parts]
+    return f"a {type(parts).__name__} of {len(parts)}: {', '.join(shapes)}"
 
 
 def _misshapen(got: tuple[int, ...], inputs: Inputs, prepared: PreparedCall) -> str | None:

@@ -39,7 +39,7 @@ class BenchOptions(Options):
     )
     function: tuple[str, ...] = shared(
         "function",
-        help="time a function with the backend's native attention signature; repeatable",
+        help="time a function, as it is (docs/signatures.md); repeatable",
     )
     dtype: tuple[str, ...] = shared("dtype", help="dtype of the workloads, default f32; repeatable")
     threads: int = shared(

@@ -145,7 +145,7 @@ class Options(CommandOptions):
         kind=seed,
     )
     function: tuple[str, ...] = option(
-        "judge a function with the backend's native attention signature; repeatable",
+        "judge a function, as it is (docs/signatures.md); repeatable",
         "PATH.py:NAME",
         many=True,
     )

@@ -94,7 +94,7 @@ CLAIMS = {
     "masks": Claim(
         "what a parameter for a mask is given: boolean (True attends), additive (-inf hides), either of "
         "these, binary (1 attends, 0 hides), hides (True hides), binary_hides (1 hides, 0 attends); "
-        "default: found by a trial call",
+        "default: what the framework's own attention is given",
         Literal[MASKS],
         operator="sdpa",
     ),

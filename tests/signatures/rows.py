@@ -88,7 +88,7 @@ ROWS = (
         "scores.masked_fill(~mask", "scores.masked_fill(mask",
     ),
     Row(
-        "of_torch", "instance", "Q=query, K=key, V=value", "math.sqrt(Q.shape[-1])", "Q.shape[-1]",
+        "of_torch", "instance", "", "math.sqrt(Q.shape[-1])", "Q.shape[-1]",
         code="Model",
     ),
     Row(
