@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from attention_conformance.report import AttentionFailure, Report
-from backends.binder import ends_in
-from backends.claims import stated
 from backends.declared import UsageError
 from suite.checks import all_checks
 from suite.judge.cell import Cell
@@ -23,7 +20,7 @@ from suite.run.options import Options
 from suite.run.plan import Plan
 from suite.run.recorded import header, record
 from suite.run.suggestions import suggestions
-from suite.spec.claims import CLAIMS, MARK
+from suite.spec.claims import CLAIMS
 
 
 def check_attention(
@@ -136,7 +133,7 @@ def plan_of(
         cell_timeout=timeout,
         start_timeout=0.0,  # the watchdog would end the caller's process
     )  # fmt: skip
-    plan = Plan.make(options, UserCode({called: _signed(function)}, claimed))
+    plan = Plan.make(options, UserCode({called: function}, claimed))
     if stale := plan.stale_expectations():
         raise UsageError("stale expectations: " + "; ".join(stale))
     return plan
@@ -157,17 +154,3 @@ def name_of(function: Callable[..., Any]) -> str:
     plain = getattr(function, "func", function)
     name = getattr(plain, "__name__", type(plain).__name__)
     return re.sub(r"[^A-Za-z0-9_.-]+", "", name) or "function"
-
-
-def _signed(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with the signature of the function that it wraps, and with its own claims."""
-    inner = ends_in(function)
-    if inner is function:
-        return function
-
-    @functools.wraps(inner)
-    def call(*arguments: Any, **named: Any) -> Any:
-        return function(*arguments, **named)
-
-    setattr(call, MARK, stated(function))
-    return call
