@@ -13,6 +13,7 @@ from backends.protocol import ENDS, ForbiddenCall, Implementation, PreparedCall,
 from suite.judge import leaks, refusal
 from suite.judge.answer import values_of
 from suite.judge.elections.probe import Probe
+from suite.judge.settling import settle
 from suite.judge.verdict import Deviation, first_line
 from suite.spec.case import Case
 from suite.spec.dtypes import DTYPES
@@ -45,6 +46,10 @@ def trial(
     restored: cells report them.
     """
     with leaks.undone(implementation.backend):
+        try:
+            settle(implementation, _cases(implementation), calling)
+        except TimeOver as error:
+            return f"{error}"
         return _tried(implementation, calling, suggestion)
 
 

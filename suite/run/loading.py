@@ -207,6 +207,12 @@ def try_out(
         raise UsageError(f"{who}: {reason}")
 
 
+def parameters_found(function: Implementation) -> list[str]:
+    """How the parameters of a user's layer are found, as a note for people."""
+    text = getattr(function, "parameters_found", "")
+    return [f"{function}: {text}"] if text else []
+
+
 def lacking_parameters(function: Implementation, level: str) -> list[str]:
     """How many cells of a level each parameter would add that a user layer lacks, the most first, as a
     note for people; none if no parameter adds any."""

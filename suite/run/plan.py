@@ -23,6 +23,7 @@ from suite.run.loading import (
     UserCode,
     lacking_parameters,
     load_backends,
+    parameters_found,
     try_out,
 )
 from suite.run.options import Options
@@ -74,6 +75,7 @@ class Plan:
             notes = [*one.notes]
             for text, function in zip(options.function, one.functions, strict=False):
                 try_out(text, function, options.cell_timeout, told)
+                notes += parameters_found(function)
                 notes += lacking_parameters(function, options.level)
             loaded = [replace(one, notes=tuple(notes))]
         return cls(options, loaded, unavailable)

@@ -28,6 +28,7 @@ from backends.implementation import Implementation
 from backends.prepared import PreparedCall, ProcessDied
 from backends.protocol import Ambient, Backend, Setting
 from backends.registry import UsageError
+from backends.user.layer import UserLayer
 from suite.judge import leaks
 from suite.judge.verdict import Deviation, first_line
 from suite.records.machine import ROOT
@@ -264,6 +265,22 @@ class RemoteFunction(Asking, Implementation):
             # A function that stands in for the framework's own attention is held to its answers.
             self.beside = (backend.apart if told.declared.drop_in else backend).beside
         self.argument_names, self.remarks = told.argument_names, told.remarks
+
+    @property
+    def choices(self) -> int:
+        """The number of ways in which a layer's variables can be read."""
+        return getattr(self.told, "choices", 0)
+
+    def choose(self, number: int, right: bool = True) -> None:
+        """Read a layer's variables in one of these ways (see `UserLayer.choose`)."""
+        self._ask("choose", number, right)
+        if isinstance(self.told, UserLayer):
+            self.told.choose(number, right)
+
+    @property
+    def parameters_found(self) -> str:
+        """How a layer's variables are read."""
+        return getattr(self.told, "parameters_found", "")
 
     @property
     def unwatched(self) -> Implementation:
