@@ -294,15 +294,20 @@ def required(parameter: inspect.Parameter | None) -> bool:
     return parameter is not None and parameter.default is parameter.empty
 
 
-def arrays_of(function: Callable[..., Any]) -> list[str] | None:
+def arrays_of(function: Callable[..., Any], table: Iterable[Parameter[T]]) -> list[str] | None:
     """The names of the arrays that stand first in a layer's call: all of `ARRAYS`, also those with a
-    default. None if the first one has another name."""
-    known = {name for names in ARRAYS.values() for name in names}
+    default. None if there are further arrays, or none of these names."""
+    known, passed = {name for names in ARRAYS.values() for name in names}, {p.name for p in table}
     arrays: list[str] = []
     for parameter in parameters_of(function):
-        if parameter.kind not in BY_PLACE or parameter.name not in known:
+        if parameter.kind not in BY_PLACE:
             break
-        arrays.append(parameter.name)
+        if parameter.name in known and len(arrays) < len(ARRAYS):
+            arrays.append(parameter.name)
+        elif required(parameter) and parameter.name not in passed:
+            return None
+        else:
+            break
     return arrays or None
 
 

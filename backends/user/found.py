@@ -266,7 +266,7 @@ def seats_for(
 ) -> Iterator[Seat]:
     """The seats that a projection can take: what its name has `said`, or any of `roles`. `raw` is the
     order of axes if the framework does not tell."""
-    choices = [said] if said else [(role,) for role in roles]
+    choices: list[tuple[str, ...]] = [said] if said else [(role,) for role in roles]
     if not said and {*ROLES[:3]} <= {*roles}:
         choices.append(ROLES[:3])
     count = projection.heads

@@ -113,7 +113,7 @@ class UserLayer(Implementation):
     def call_with(self, call: Callable[..., Any]) -> None:
         """Read the signature of the layer's call. Raises TypeError."""
         table, self.canonical = call_table(CALL, call)
-        self.called = Binder.of(call, self.name, table, arrays_of(call), "layer")
+        self.called = Binder.of(call, self.name, table, arrays_of(call, table), "layer")
         self.count = len(self.called.arrays)
         if self.count not in (1, 3):
             raise TypeError(

@@ -298,7 +298,7 @@ def other_rows(output: np.ndarray | None, inputs: Inputs) -> np.ndarray | None:
 
 def hides_later_keys(layer: UserLayer, inputs: Inputs) -> bool:
     """True if the first row of an answer without a mask does not depend on the last key."""
-    if not inputs.self_attention or inputs.sizes.Lq < 2:
+    if not (inputs.self_attention and inputs.operator.has_keys) or inputs.sizes.Lq < 2:
         return False
     first, second = (answered(layer, i)[0] for i in (inputs, without_last_key(inputs)))
     if first is None or second is None:
