@@ -225,6 +225,12 @@ class Maker:
             binder = replace(binder, table=table, taken=binder.taken - {*configs} | {*read})
         return cls(factory, binder, configs[0] if configs else "", whole)
 
+    @property
+    def tells_widths(self) -> bool:
+        """True if the constructor is told a width of operands, or of all heads."""
+        rows = (row_of(name, self.binder.taken) for name in self.binder.taken)
+        return any(row is not None and row.names[0] in ("query_width", "units") for row in rows)
+
     def settings(self, inputs: Inputs) -> Settings:
         """The config for inputs."""
         return Settings(inputs, self.whole)

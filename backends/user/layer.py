@@ -21,13 +21,16 @@ from backends.user import observing
 from backends.user.construct import Maker, arrays_of, call_table, factory_table, order_of
 from backends.user.found import Reading
 from backends.user.layer_call import CALL, LayerCall
-from backends.user.observing import Facts
+from backends.user.observing import Facts, plain, tied
 from suite.spec.case import Case
 from suite.spec.catalogue import AnyCase, cases, gradient_cases, of_operator
 from suite.spec.inputs import Inputs, draw
 from suite.spec.operator import Operator
 from suite.spec.operators.encoder import FEATURES
 from suite.spec.vocabulary import OPERANDS
+
+WIDTHS = frozenset({"cross", "key-width", "value-width"})
+"""The features of widths."""
 
 FACTORY = factory_table(())
 """The keyword parameters of factories, by the suite's own names."""
@@ -89,11 +92,7 @@ class UserLayer(Implementation):
         self.kept: dict[tuple[Any, ...], Any] = {}
         self.facts, self.readings, self.chosen, self.right = Facts(), (), 0, True
         self.maker = Maker.of(factory, name)
-        case = of_operator(operator, gradient_cases, "smoke")[0]
-        self.projects, self.values_project = (
-            ("output_kernel" in case.axes),
-            ("value_kernel" in case.axes),
-        )
+        self.first = case = of_operator(operator, gradient_cases, "smoke")[0]
         self.seen = self.observed(case)
         self.facts, self.unread = self.seen.facts, self.seen.unread
         self.maker = Maker.of(factory, name, self.facts.read, self.facts.whole)
@@ -155,7 +154,7 @@ class UserLayer(Implementation):
         """How the layer's variables are read, as a note for people."""
         if self.facts.found:
             text = self.facts.found[self.chosen]
-            more = f" (the likeliest of {self.choices} ways; none gives right answers)"
+            more = f" (the closest of {self.choices} ways; none gives right answers)"
             return f"parameters: {text}{'' if self.right else more}" if text else ""
         if self.seen.takes_parameters:
             return ""
@@ -271,20 +270,22 @@ class UserLayer(Implementation):
     def refusals(self) -> dict[str, str]:
         """The features that the layer lacks, with the reason."""
         reasons = self.called.lacking | self.factory.lacking
-        if not self.projects:
+        if "output_kernel" not in self.first.axes:
             # Without an output projection no width depends on the query's width.
             reasons.pop("cross", None)
+        if "value_kernel" not in self.first.axes:
+            # Values pass through as they are.
+            for feature in ("value-width", "value-size", "output-width"):
+                reasons.pop(feature, None)
         if not self.trains:
             reasons.setdefault("dropout", "the layer has no parameter training")
         if any(not reason and not _biases(names) for names, reason in self.unread.items()):
             reasons.pop("no-projection-bias", None)
-        if (
-            self.facts.found
-            and not self.factory.serves("cross")
-            and not self.factory.serves("units")
-        ):
-            for feature in ("cross", "key-width", "value-width"):
-                reasons.pop(feature, None)  # the layer reads widths off its arrays
+        if self.facts.found:
+            # The layer was made with the widths of the first case, or reads widths off its arrays.
+            seen = {*tied(plain(self.first), self.facts.tie).needs}
+            for feature in WIDTHS if not self.maker.tells_widths else WIDTHS & seen:
+                reasons.pop(feature, None)
         if self.count == 1:
             reasons["cross"] = "the layer takes one array"
         reasons |= {

@@ -115,7 +115,8 @@ class Facts:
         return None
 
     def fitted(self, case: Case, missing: Callable[[list[str]], str | None]) -> Case:
-        """The case in this form. Parts of the mask are dropped that need `missing` features. Raises
+        """The case in this form. Parts of the mask are dropped that need `missing` features, and a
+        case without projections gets some. Raises
         ValueError if the operator has no such case."""
         parts = case.mask.parts if case.mask is not None else ()
         kept = [p for p in parts if missing(part_features(p, case.form)) is None]
@@ -124,6 +125,8 @@ class Facts:
         if tuple(kept) != parts:
             mask: Mask | None = reduce(and_, kept) if kept else None
             case = replace(case, mask=mask, form=case.form if kept else "native")
+        if self.found and case.option("without_projections"):
+            case = case.with_options(without_projections=False, vector=False)
         case = tied(case, self.tie)
         if self.squeezed and not case.option("squeezed"):
             letter = case.operator.squeezed_axis
