@@ -3,7 +3,7 @@ attention."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -114,6 +114,14 @@ class Memory:
         function of its parameters."""
         return tuple(getattr(layer, "trainable_variables", ()))
 
+    def variables(self, layer: Any) -> dict[str, tuple[Any, str]]:
+        """The parameters of `parameters` by the path of attributes, as "query.kernel", in the order of
+        definition; each with the order of a matrix' axes: "io" if the first axis is that of the inputs,
+        "oi" if the last one is, "" if unknown."""
+        learned = {id(variable) for variable in self.parameters(layer)}
+        found = {path: one for path, one in reached(layer) if id(one) in learned}
+        return {path: (one, "io" if path.endswith("kernel") else "") for path, one in found.items()}
+
     def transpose(self, array: Any, *axes: int) -> Any:
         """The array with permuted axes: a view if the framework has views."""
         return array.transpose(*axes)
@@ -186,6 +194,31 @@ class Memory:
         """A user's layer converted to the dtype, device and mode (training or evaluation), as far as the
         framework's layers can be converted."""
         return layer
+
+
+def reached(layer: Any, path: str = "", seen: set[int] | None = None) -> Iterator[tuple[str, Any]]:
+    """Each variable that attributes of a layer lead to, once, with its path. Public attributes come
+    before private ones, so that a path has the names that people gave."""
+    seen = set() if seen is None else seen
+    if id(layer) in seen:
+        return
+    seen.add(id(layer))
+    if hasattr(layer, "assign") and hasattr(layer, "shape"):
+        yield path, layer
+        return
+    if isinstance(layer, list | tuple):
+        parts: dict[str, Any] = {str(n): one for n, one in enumerate(layer)}
+    elif isinstance(layer, Mapping):
+        parts = {str(name): one for name, one in layer.items()}
+    elif hasattr(layer, "trainable_variables"):
+        parts = dict(vars(layer))
+    else:
+        return
+    plain = [name for name in parts if not name.startswith("_")]
+    private = [name for name in parts if name.startswith("_")]
+    containers = [name for name in private if isinstance(parts[name], list | tuple | Mapping)]
+    for name in [*plain, *(n for n in private if n not in containers), *containers]:
+        yield from reached(parts[name], f"{path}.{name.lstrip('_')}".lstrip("."), seen)
 
 
 class ShapesAlone(Memory):

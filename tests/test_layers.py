@@ -32,9 +32,11 @@ import torch
 from torch import nn
 
 class Free(nn.Module):
+    """Its temperature is no parameter of multi-head attention: the layer keeps its own ones."""
     def __init__(self, query_width, heads):
         super().__init__()
         self.heads = heads
+        self.temperature = nn.Parameter(torch.ones(()))
         self.qkv = nn.Linear(query_width, 3 * query_width)
         self.out = nn.Linear(query_width, query_width)
 
@@ -48,7 +50,7 @@ class Free(nn.Module):
     def forward(self, x, causal=False, valid=None):
         B, L, E = x.shape
         q, k, v = self.projected(x)
-        s = q @ k.transpose(-1, -2) / (E // self.heads) ** 0.5
+        s = q @ k.transpose(-1, -2) * self.temperature / (E // self.heads) ** 0.5
         if causal:
             s = s.masked_fill(torch.ones(L, L).triu(1).bool(), -torch.inf)
         if valid is not None:

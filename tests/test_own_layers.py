@@ -121,8 +121,8 @@ class Tuned(Loaded):
         return super().forward(x, causal, valid)
 
 class Misspelt(Free):
-    def forward(self, x, is_causal=False):
-        return super().forward(x, is_causal)
+    def forward(self, x, is_casual=False):
+        return super().forward(x, is_casual)
 
 class Turned(Free):
     def forward(self, x, causal=False, valid=None):
@@ -195,7 +195,7 @@ def test_knobs_and_attributes_of_a_layer_are_its_own(torch_backend: Any, more: P
 
 def test_a_misspelt_parameter_of_a_layer_is_named(torch_backend: Any, more: Path) -> None:
     with pytest.raises(
-        UsageError, match=r"layer Misspelt has .*: is_causal; did you mean causal\?"
+        UsageError, match=r"layer Misspelt has .*: is_casual; did you mean causal\?"
     ):
         user_layer(torch_backend, more, "Misspelt")
 

@@ -27,6 +27,20 @@ class TorchMemory(Memory):
 
         return tuple(layer.parameters()) if isinstance(layer, torch.nn.Module) else ()
 
+    def variables(self, layer: Any) -> dict[str, tuple[Any, str]]:
+        import torch
+
+        if not isinstance(layer, torch.nn.Module):
+            return super().variables(layer)
+        linear = {
+            f"{path}.weight".lstrip(".")
+            for path, part in layer.named_modules()
+            if isinstance(part, torch.nn.Linear)
+        }
+        return {
+            path: (one, "oi" if path in linear else "") for path, one in layer.named_parameters()
+        }
+
     def transpose(self, array: Any, *axes: int) -> Any:
         return array.permute(*axes)
 

@@ -9,100 +9,31 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-import numpy as np
-
-from backends.binder import Binder, Parameter, arguments, ends_in
+from backends.binder import Binder, arguments, ends_in
 from backends.claims import Claims
 from backends.declared import LAYER_FEATURES, Declared, UsageError
 from backends.implementation import as_in_programs
-from backends.masks import LayerMasks, full
+from backends.masks import LayerMasks
 from backends.memory import sequences
 from backends.prepared import LAYER_OUTPUTS, PreparedCall
 from backends.protocol import Backend, Implementation
+from backends.user import observing
+from backends.user.construct import Maker, arrays_of, call_table, factory_table, order_of
+from backends.user.found import Reading
+from backends.user.layer_call import CALL, LayerCall
+from backends.user.observing import Facts, plain, tied
 from suite.spec.case import Case
 from suite.spec.catalogue import AnyCase, cases, gradient_cases, of_operator
-from suite.spec.dtypes import DType
 from suite.spec.inputs import Inputs, draw
 from suite.spec.operator import Operator
 from suite.spec.operators.encoder import FEATURES
 from suite.spec.vocabulary import OPERANDS
 
+WIDTHS = frozenset({"cross", "key-width", "value-width"})
+"""The features of widths."""
 
-def option(name: str) -> Callable[[Inputs], Any]:
-    """A function that returns the value of a case's option; None if the operator lacks the option."""
-    return lambda inputs: inputs.case.option(name)
-
-
-def hidden_width(inputs: Inputs) -> int | None:
-    """The hidden width of an encoder's feed-forward network; None for other layers."""
-    return None if inputs.case.option("pre") is None else inputs.letters["o"]
-
-
-FACTORY: tuple[Parameter[Inputs], ...] = (
-    Parameter("query_width", ("cross",), lambda inputs: inputs.widths.query),
-    Parameter("key_width", ("key-width",), lambda inputs: inputs.widths.key),
-    Parameter("value_width", ("value-width",), lambda inputs: inputs.widths.value),
-    Parameter("output_width", ("output-width",), lambda inputs: inputs.widths.output),
-    Parameter("heads", (), lambda inputs: inputs.sizes.H),
-    Parameter("key_heads", ("grouped-heads",), lambda inputs: inputs.sizes.Hkv),
-    Parameter("key_size", ("head-width",), lambda inputs: inputs.sizes.D),
-    Parameter("value_size", ("value-size",), lambda inputs: inputs.sizes.Dv),
-    Parameter("hidden_width", (), hidden_width),
-    Parameter("norm_first", ("pre-norm",), option("pre")),
-    Parameter("activation", ("gelu",), option("activation")),
-    Parameter("epsilon", (), option("epsilon")),
-    Parameter("bias", ("no-projection-bias",), lambda inputs: "query_bias" in inputs.parameters),
-    Parameter("qk_norm", ("qk-norm",), option("qk_norm")),
-    Parameter("rate", ("dropout",), lambda inputs: inputs.rate),
-    Parameter("dtype", (), lambda inputs: inputs.dtype.long_name),
-)
-"""The keyword parameters of factories."""
-
-
-@dataclass(frozen=True)
-class LayerCall:
-    """A call of a layer: inputs, and their mask divided into the layer's arguments."""
-
-    layer: UserLayer
-    inputs: Inputs
-    masks: LayerMasks
-
-    def array(self, values: np.ndarray | None, dtype: DType | None = None) -> Any:
-        """The framework's array; None for None."""
-        return None if values is None else self.layer.backend.array(values, dtype)
-
-    def mask(self) -> Any:
-        """The rest of the mask besides `causal` and `valid`, broadcast to rank 4 except in the form
-        "raw"."""
-        mask, inputs = self.masks.rest, self.inputs
-        if mask is not None and inputs.form != "raw":
-            same = mask.ndim < 4 or mask.shape[1] == 1
-            mask = full(mask, inputs)[:, :1] if same else full(mask, inputs)
-            if self.layer.elected("mask-polarity", inputs.dtype) == "hides":
-                mask = ~mask
-        return self.array(mask)
-
-    def bias(self) -> Any:
-        """The bias, broadcast to (B, H, Lq, Lk)."""
-        inputs = self.inputs
-        bias = None if inputs.bias is None else full(inputs.bias, inputs)
-        return self.array(bias, inputs.dtype)
-
-
-CALL: tuple[Parameter[LayerCall], ...] = (
-    Parameter("causal", ("causal", "native-causal"), lambda call: call.masks.causal or None),
-    Parameter("valid", ("padding",), lambda call: call.array(call.masks.valid)),
-    Parameter("mask", ("mask", "mask-array", "window", "causal", "padding"), LayerCall.mask),
-    Parameter("bias", ("bias", "bias-with-mask"), LayerCall.bias),
-    Parameter(
-        "return_weights",
-        ("average", "weights"),
-        lambda call: call.inputs.returned != "none" or None,
-    ),
-    Parameter("training", (), lambda call: call.inputs.training),
-    Parameter("seed", (), lambda call: call.inputs.dropout_seed),
-)
-"""The keyword parameters of layers."""
+FACTORY = factory_table(())
+"""The keyword parameters of factories, by the suite's own names."""
 
 
 @dataclass(frozen=True)
@@ -110,25 +41,28 @@ class ObservedLayer:
     """What a layer shows.
 
     - `call`: a callable with the signature of the layer's call
-    - `switches`: True if it has a method `train`; `takes_parameters`: a method `load_attention`
-    - `unread`: the errors of `load_attention` (see `UserLayer.loaded`)
+    - `switches`: True if it has a method `train`; `takes_parameters`: its parameters can be set
+    - `unread`: the parameters that cannot be set (see `UserLayer.loaded`)
+    - `facts`: how it is made and called
     """
 
     call: Callable[..., Any]
     switches: bool
     takes_parameters: bool
     unread: Mapping[frozenset[str], str]
+    facts: Facts
 
 
 class UserLayer(Implementation):
     """A user's layer; see the documentation of `--like`.
 
-    `factory(**configuration)` returns a callable layer, and receives the keywords of `FACTORY` that it
-    takes. The layer is called with query (B, Lq, Eq), key (B, Lk, Ek) and value (B, Lk, Ev), or only with
-    the query if it takes one array, and with the keywords of `CALL` that it takes:
+    `factory(**configuration)` returns a callable layer, and receives what `CONSTRUCTOR` says for the
+    names of its parameters. The layer is called with query (B, Lq, Eq), key (B, Lk, Ek) and value
+    (B, Lk, Ev), or only with the query if it takes one array, and with the keywords of `CALL` that it
+    takes:
 
     - `mask`: boolean (B, H, Lq, Lk) or (B, 1, Lq, Lk), True attends
-    - `valid`: boolean (B, Lk), True attends
+    - `valid`: boolean (B, Lk), True attends; or `valid_lens`, (B,); or `key_padding_mask`, True hides
     - `causal`: True
     - `bias`: (B, H, Lq, Lk)
     - `return_weights`: True; the layer then returns (output, weights (B, H, Lq, Lk))
@@ -136,12 +70,12 @@ class UserLayer(Implementation):
     - `seed`: the seed of dropout
 
     A layer with a method `load_attention(parameters)` receives the canonical parameters and is compared
-    with the reference. Without the method the layer keeps its own parameters, and only checks without a
-    reference apply. A case is unsupported if `load_attention` does not read all parameters of the case,
-    or reads others.
+    with the reference; so is a layer whose variables are found by names and shapes
+    (`backends.user.found`). Any other layer keeps its own parameters, and only checks without a reference
+    apply. A case is unsupported if not all parameters of the case can be set.
 
     Raises TypeError if the signature of the factory or layer does not fit. Raises UsageError if a
-    parameter's name is similar to one in `CALL`, or if parameters are never read, unless
+    parameter's name is similar to one in `CALL`, or if `load_attention` never reads parameters, unless
     `Claims.allow_unused`.
     """
 
@@ -154,35 +88,80 @@ class UserLayer(Implementation):
         operator: Operator,
     ) -> None:
         self.backend, self.operator, self.judged = backend, operator, factory
-        self.claims = claims
-        self.factory = Binder.of(factory, name, FACTORY, (), "factory")
+        self.claims, self.name = claims, name
         self.kept: dict[tuple[Any, ...], Any] = {}
-        case = of_operator(operator, gradient_cases, "smoke")[0]
+        self.facts, self.readings, self.chosen, self.right = Facts(), (), 0, True
+        self.maker = Maker.of(factory, name)
+        self.first = case = of_operator(operator, gradient_cases, "smoke")[0]
         self.seen = self.observed(case)
-        self.called = Binder.of(self.seen.call, name, CALL, None, "layer")
+        self.facts, self.unread = self.seen.facts, self.seen.unread
+        self.maker = Maker.of(factory, name, self.facts.read, self.facts.whole)
+        self.factory = self.maker.binder
+        self.call_with(self.seen.call)
+        if not claims.allow_unused:
+            self.called.check_names(name)
+            if not self.facts.found:
+                self.check_read(name, case)
+        super().__init__(backend, name, self.declaration())
+        names = (*OPERANDS, *(p.name for p in CALL), *(p.name for p in FACTORY))
+        self.argument_names = (*names, *self.called.names, *self.factory.names)
+        self.remarks = (*self.called.remarks, *self.facts.remarks)
+
+    readings: tuple[Reading, ...]
+
+    def call_with(self, call: Callable[..., Any]) -> None:
+        """Read the signature of the layer's call. Raises TypeError."""
+        table, self.canonical = call_table(CALL, call)
+        self.called = Binder.of(call, self.name, table, arrays_of(call, table), "layer")
         self.count = len(self.called.arrays)
         if self.count not in (1, 3):
             raise TypeError(
-                f"a layer is called with query, key and value, or with one array; {name} takes "
+                f"a layer is called with query, key and value, or with one array; {self.name} takes "
                 f"{self.count} positional arrays"
             )
-        self.projects = "output_kernel" in case.axes
-        self.unread = self.seen.unread
-        if not claims.allow_unused:
-            self.called.check_names(name)
-            self.check_read(name, case)
-        super().__init__(backend, name, self.declaration())
-        self.argument_names = (*OPERANDS, *(p.name for p in CALL), *(p.name for p in FACTORY))
-        self.remarks = self.called.remarks
+
+    def takes(self, name: str) -> bool:
+        """True if the layer's call has the keyword, under any of its names."""
+        return any(self.canonical.get(own, own) == name for own in self.called.taken)
 
     def observed(self, case: Case) -> ObservedLayer:
         """What a layer of the factory shows, made for a case."""
-        layer = self.layer(draw(case))
-        takes_parameters = hasattr(layer, "load_attention")
+        layer = observing.settled(self, case)
+        loads = hasattr(layer, "load_attention")
+        unread = self.loaded(case) if loads or self.readings else {}
         return ObservedLayer(
-            ends_in(layer), callable(getattr(layer, "train", None)), takes_parameters,
-            self.loaded(case) if takes_parameters else {},
+            ends_in(layer), callable(getattr(layer, "train", None)),
+            loads or bool(self.readings), unread, observing.facts_of(self, case),
         )  # fmt: skip
+
+    @property
+    def reading(self) -> Reading | None:
+        """How the layer's variables are read; None if they are not found."""
+        return self.readings[self.chosen] if self.readings else None
+
+    @property
+    def choices(self) -> int:
+        """The number of ways in which the layer's variables can be read."""
+        return len(self.facts.found)
+
+    def choose(self, number: int, right: bool = True) -> None:
+        """Read the layer's variables in one of the ways that fit, by number; `right` is False if none of
+        the ways gives right answers."""
+        self.chosen, self.right = number, right
+
+    @property
+    def parameters_found(self) -> str:
+        """How the layer's variables are read, as a note for people."""
+        if self.facts.found:
+            text = self.facts.found[self.chosen]
+            more = f" (the closest of {self.choices} ways; none gives right answers)"
+            return f"parameters: {text}{'' if self.right else more}" if text else ""
+        if self.seen.takes_parameters:
+            return ""
+        return (
+            "its parameters are not found by names and shapes, so no value is judged: name them as in "
+            "docs/layers.md, or add a method load_attention(parameters)"
+        )
 
     @property
     def trains(self) -> bool:
@@ -196,13 +175,16 @@ class UserLayer(Implementation):
             refusals=self.refusals(),
             takes_parameters=self.seen.takes_parameters,
             dropout="elements" if self.trains and "rate" in self.factory.taken else "",
-        )
+        ).but(dtypes=self.facts.dtypes or self.claims.dtypes)
 
     def with_one_more(self) -> dict[str, UserLayer]:
         """Copies of the layer whose factory or call takes one more keyword, by a description."""
         layers = {}
         for field, binder in (("factory", self.factory), ("called", self.called)):
+            further = {p.name for p in binder.table if p.unless or not p.features}
             for keyword, more in binder.with_one_more().items():
+                if keyword in further:
+                    continue
                 layers[f"{keyword} of the {binder.what}"] = layer = copy(self)
                 setattr(layer, field, more)
                 layer.declared = layer.declaration().on(self.backend.device)
@@ -216,11 +198,21 @@ class UserLayer(Implementation):
         sets: dict[frozenset[str], Case] = {parameters_of(first): first}
         for case in chain.from_iterable(pools):
             sets.setdefault(parameters_of(case), case)
-        return {names: self.misread(draw(case)) for names, case in sets.items()}
+        return {names: self.misread(draw(self.fitted(case))) for names, case in sets.items()}
 
     def misread(self, inputs: Inputs) -> str:
         """The error of `load_attention` for the inputs' parameters: unread or unknown parameters, or an
         exception; "" if there is none."""
+        if self.reading is not None:
+            left = self.reading.unread(inputs.parameters)
+            more = self.reading.unknown(inputs.parameters)
+            return (
+                f"the layer has no {', '.join(left)}"
+                if left
+                else f"the layer has {', '.join(more)}, which there is not here"
+                if more
+                else ""
+            )
         read = _Read(self.parameters(inputs))
         try:
             self.layer(inputs).load_attention(read)
@@ -248,40 +240,64 @@ class UserLayer(Implementation):
             if case.option("training") and not self.trains:
                 return "the layer has no parameter training"
             reason = self.unread.get(parameters_of(case))
+            reason = reason or self.facts.refusal(case)
             if reason:
                 return reason
         return super().unsupported(case)
 
     def nearest_supported(self, case: AnyCase) -> Case | None:
-        """The nearest supported case; for a layer without biases the case without biases."""
-        if isinstance(case, Case) and _biases(parameters_of(case)) and self.unsupported(case):
-            bare = _without_biases(case)
-            if bare is not None and self.unsupported(bare) is None:
-                return bare
-            case = bare or case
-        return super().nearest_supported(case)
+        """The nearest supported case: in the form of the layer, without a mask that it does not take, and
+        without biases if it has none."""
+        if not isinstance(case, Case) or self.unsupported(case) is None:
+            return None
+        near = self.fitted(case)
+        bare = None
+        if _biases(parameters_of(near)) and self.unsupported(near):
+            bare = _without_biases(near)
+        for one in (near, bare):
+            if one is not None and self.unsupported(one) is None:
+                return one
+        return super().nearest_supported(bare or near)
+
+    def fitted(self, case: Case) -> Case:
+        """The case in the form of the layer: its sizes, axes and mask; the case itself if it has no such
+        form."""
+        try:
+            return self.facts.fitted(case, self.missing)
+        except ValueError:
+            return case
 
     def refusals(self) -> dict[str, str]:
         """The features that the layer lacks, with the reason."""
         reasons = self.called.lacking | self.factory.lacking
-        if not self.projects:
+        if "output_kernel" not in self.first.axes:
             # Without an output projection no width depends on the query's width.
             reasons.pop("cross", None)
+        if "value_kernel" not in self.first.axes:
+            # Values pass through as they are.
+            for feature in ("value-width", "value-size", "output-width"):
+                reasons.pop(feature, None)
         if not self.trains:
             reasons.setdefault("dropout", "the layer has no parameter training")
         if any(not reason and not _biases(names) for names, reason in self.unread.items()):
             reasons.pop("no-projection-bias", None)
+        if self.facts.found:
+            # The layer was made with the widths of the first case, or reads widths off its arrays.
+            seen = {*tied(plain(self.first), self.facts.tie).needs}
+            for feature in WIDTHS if not self.maker.tells_widths else WIDTHS & seen:
+                reasons.pop(feature, None)
         if self.count == 1:
             reasons["cross"] = "the layer takes one array"
-        return reasons | {
+        reasons |= {
             "average": "the layer is asked for the weights of every head",
             "squeezed": "is called with a batch",
             "splits-width": "is told the sizes of its heads, or works them out",
         }
+        return self.facts.refusals(reasons)
 
     def layer(self, inputs: Inputs) -> Any:
         """A layer of the factory for the inputs' sizes, with the layer's own parameters."""
-        layer = self.judged(**self.factory.bind(inputs))
+        layer = self.maker(inputs)
         return self.backend.memory.placed(layer, inputs.dtype, inputs.training)
 
     def parameters(self, inputs: Inputs) -> dict[str, Any]:
@@ -291,25 +307,42 @@ class UserLayer(Implementation):
     def build(self, inputs: Inputs) -> Any:
         """The layer with the inputs' parameters. A layer with own parameters is built once per
         configuration."""
-        key = (*arguments(FACTORY, inputs).items(), inputs.training)
+        key = (*arguments(self.maker.binder.table, inputs).items(), inputs.training)
         if key in self.kept:
             return self.kept[key]
         layer = self.layer(inputs)
         if hasattr(layer, "load_attention"):
             layer.load_attention(self.parameters(inputs))
+        elif self.reading is not None:
+            held = self.variables(layer, inputs)
+            self.reading.load(self.backend, held, inputs.parameters, inputs.case)
         else:
             self.kept[key] = layer
         return layer
 
+    def variables(self, layer: Any, inputs: Inputs) -> dict[str, Any]:
+        """The variables of a layer by path. A layer that makes them in its first call is called once."""
+        memory = self.backend.memory
+        if not memory.variables(layer) and inputs.parameters:
+            self.call(layer, inputs)()
+        return {path: one for path, (one, _) in memory.variables(layer).items()}
+
     @as_in_programs
     def prepare(self, inputs: Inputs) -> PreparedCall:
-        backend, layer = self.backend, self.build(inputs)
-        taken = self.called.taken
-        masks = LayerMasks.of(inputs, "causal" in taken, "valid" in taken)
+        return self.call(self.build(inputs), inputs)
+
+    def call(self, layer: Any, inputs: Inputs) -> PreparedCall:
+        """The call of a layer."""
+        backend = self.backend
+        causal = self.takes("causal") or self.facts.causal
+        masks = LayerMasks.of(
+            inputs, causal, any(map(self.takes, ("valid", "valid_lens", "key_padding_mask")))
+        )
         arrays = sequences(backend, inputs)
-        if self.count == 1:
-            arrays = {"query": arrays["query"]}
-        named = self.called.bind(LayerCall(self, inputs, masks), inputs.needs)
+        arrays = {name: arrays[name] for name in order_of(self.called.arrays)}
+        hides = self.elected("mask-polarity", inputs.dtype) == "hides"
+        needs = {*inputs.needs} - self.facts.unasked
+        named = self.called.bind(LayerCall(backend, inputs, masks, self.facts, hides), needs)
         drops = bool(inputs.training and inputs.rate)
         order = list(arrays)
 
@@ -318,7 +351,7 @@ class UserLayer(Implementation):
                 backend.reseed(inputs.dropout_seed)
             places = [arguments.pop(name) for name in order]
             answer = layer(*places, **arguments)
-            pair = isinstance(answer, tuple) and len(answer) == 2
+            pair = isinstance(answer, tuple | list) and len(answer) == 2
             return (answer[0], answer[1]) if pair else (answer, None)
 
         held = backend.memory.parameters(layer)

@@ -90,7 +90,7 @@ class Check:
                 nearest = implementation.nearest_supported(case)
                 if nearest is None or nearest.id in ids or (implementation, nearest.id) in asked:
                     continue
-                if shared[case.operator.name] - {*nearest.needs}:
+                if shared[case.operator.name] - {*nearest.needs, "batch"}:
                     continue
                 asked.add((implementation, nearest.id))
                 yield Cell(self, nearest, implementation, seed)

@@ -14,6 +14,7 @@ from suite.judge import leaks, refusal
 from suite.judge.answer import values_of
 from suite.judge.elections.probe import Probe
 from suite.judge.fitting import Calling, fit
+from suite.judge.settling import settle
 from suite.judge.verdict import Deviation, first_line
 from suite.spec.case import Case
 from suite.spec.dtypes import DTYPES
@@ -44,6 +45,7 @@ def trial(
     """
     with leaks.undone(implementation.backend):
         try:
+            settle(implementation, _cases(implementation), calling)
             fit(implementation, calling)
         except TimeOver as error:
             return _late(error)

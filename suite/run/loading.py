@@ -146,6 +146,7 @@ def load_backend(
             empty = isolated(options, text, options.kernel)
             emptied[function], _ = user_function(empty, text, options, user)
         notes += [f"{function}: {remark}" for remark in function.remarks]
+        notes += parameters_found(function)
         notes += [
             f"importing {text} left {change}; cells are judged with what was" for change in left
         ]
@@ -226,6 +227,12 @@ def try_out(text: str, function: Implementation, seconds: float, told: Told) -> 
     reason = trial(function, calling, suggestion)
     if reason is not None:
         raise UsageError(f"{who}: {reason}")
+
+
+def parameters_found(function: Implementation) -> list[str]:
+    """How the parameters of a user's layer are found, as a note for people."""
+    text = getattr(function, "parameters_found", "")
+    return [f"{function}: {text}"] if text else []
 
 
 def lacking_parameters(function: Implementation, level: str) -> list[str]:

@@ -27,7 +27,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import reduce
 from itertools import islice
 from typing import Any, BinaryIO
@@ -170,7 +170,8 @@ class Host:
         if isinstance(self.implementation, UserLayer):
             seen = self.implementation.seen
             unread = [[sorted(names), reason] for names, reason in seen.unread.items()]
-            layer = [signature(seen.call), seen.switches, seen.takes_parameters, unread]
+            facts = asdict(seen.facts)
+            layer = [signature(seen.call), seen.switches, seen.takes_parameters, unread, facts]
         elif isinstance(self.implementation, UserCallable):
             methods = {n: signature(x) for n, x in self.implementation.methods.items()}
         return {

@@ -29,6 +29,7 @@ from backends.prepared import PreparedCall, ProcessDied
 from backends.protocol import Ambient, Backend, Setting
 from backends.registry import UsageError
 from backends.user.function import UserFunction
+from backends.user.layer import UserLayer
 from backends.user.signature import Binding
 from suite.judge import leaks
 from suite.judge.verdict import Deviation, first_line
@@ -280,6 +281,22 @@ class RemoteFunction(Asking, Implementation):
         self.link.at("rebind", asdict(binding))
         self.told.rebind(binding)
         self._take(self.told)
+
+    @property
+    def choices(self) -> int:
+        """The number of ways in which a layer's variables can be read."""
+        return getattr(self.told, "choices", 0)
+
+    def choose(self, number: int, right: bool = True) -> None:
+        """Read a layer's variables in one of these ways (see `UserLayer.choose`)."""
+        self._ask("choose", number, right)
+        if isinstance(self.told, UserLayer):
+            self.told.choose(number, right)
+
+    @property
+    def parameters_found(self) -> str:
+        """How a layer's variables are read."""
+        return getattr(self.told, "parameters_found", "")
 
     @property
     def unwatched(self) -> Implementation:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, get_type_hints
 
 import msgspec
@@ -13,8 +13,10 @@ from backends.declared import Declared, DeclaredRounding
 from backends.limits import Limits
 from backends.protocol import Backend, Implementation
 from backends.user.layer import ObservedLayer, UserLayer
-from suite.run.isolation.wire import checked, checked_name
+from backends.user.observing import MASKS, TIES, Facts
+from suite.run.isolation.wire import Garbled, checked, checked_name
 from suite.spec.case import Case
+from suite.spec.dtypes import DTYPES
 from suite.spec.text import printable
 
 KINDS = {**get_type_hints(Declared), "limits": dict[str, Limits]}
@@ -134,7 +136,9 @@ class ToldLayer(UserLayer):
     """A user's layer in the child, by what the child says of it."""
 
     def observed(self, case: Case) -> ObservedLayer:
-        call, switches, takes_parameters, unread = checked(self.judged.layer, list, "a layer")
+        call, switches, takes_parameters, unread, facts = checked(
+            self.judged.layer, list, "a layer"
+        )
         errors = {
             frozenset(checked_name(n, "a parameter") for n in checked(names, list, "names")):
                 printable(checked(reason, str, "a reason"))
@@ -142,5 +146,20 @@ class ToldLayer(UserLayer):
         }  # fmt: skip
         return ObservedLayer(
             Signature(self.judged, "", call), checked(switches, bool, "a claim"),
-            checked(takes_parameters, bool, "a claim"), errors,
+            checked(takes_parameters, bool, "a claim"), errors, told_facts(facts),
         )  # fmt: skip
+
+
+def told_facts(said: Any) -> Facts:
+    """What the child says of how a layer is made and called. Raises Garbled."""
+    try:
+        facts = msgspec.convert(checked(said, dict, "facts"), Facts)
+    except msgspec.ValidationError as error:
+        raise Garbled(f"facts: {error}") from error
+    if facts.tie not in TIES or facts.mask_kind not in MASKS or {*facts.dtypes} - {*DTYPES}:
+        raise Garbled("facts have unknown words")
+    return replace(
+        facts,
+        read=tuple(checked_name(name, "a parameter") for name in facts.read),
+        found=tuple(map(printable, facts.found)),
+    )

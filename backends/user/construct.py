@@ -1,0 +1,325 @@
+"""How a person's class is made: the names that constructors and calls use, and what each is given.
+
+`CONSTRUCTOR` is the published list (docs/layers.md, "Your class as it is"). `Maker` makes an object of a
+class for a case: each parameter of the constructor gets what the list says for its name.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from backends.binder import BY_PLACE, Binder, Parameter
+from suite.spec.inputs import Inputs
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Named:
+    """Names that mean the same. The first one is the suite's own.
+
+    - `value(inputs)`: the argument; `text`: the same for people
+    - `features`: a class lacks them if its constructor has none of the names
+    - `whole(inputs)`: the argument if the parameter counts all heads together; None if it never does
+    """
+
+    names: tuple[str, ...]
+    text: str
+    value: Callable[[Inputs], Any]
+    features: tuple[str, ...] = ()
+    whole: Callable[[Inputs], Any] | None = None
+
+    def parameter(self, name: str, whole: bool = False) -> Parameter[Inputs]:
+        """The parameter under one of the names."""
+        value = self.whole if whole and self.whole is not None else self.value
+        return Parameter(name, self.features, value)
+
+
+def named(
+    names: str,
+    text: str,
+    value: Callable[[Inputs], Any],
+    *features: str,
+    whole: Callable[[Inputs], Any] | None = None,
+) -> Named:
+    """A row of the list; `names` are divided by spaces."""
+    return Named(tuple(names.split()), text, value, features, whole)
+
+
+def option(name: str) -> Callable[[Inputs], Any]:
+    """A function that returns the value of a case's option; None if the operator lacks the option."""
+    return lambda inputs: inputs.case.option(name)
+
+
+def all_heads(inputs: Inputs) -> int:
+    """H D: the size of the queries of all heads. Of additive attention the number of units."""
+    return inputs.sizes.H * inputs.sizes.D
+
+
+def width(name: str) -> Callable[[Inputs], int]:
+    """A function that returns the width of an operand; without widths the size of all heads."""
+    return lambda inputs: (
+        getattr(inputs.widths, name) if inputs.operator.is_layer else all_heads(inputs)
+    )
+
+
+def longest(inputs: Inputs) -> int:
+    """The larger one of Lq and Lk."""
+    return max(inputs.sizes.Lq, inputs.sizes.Lk)
+
+
+def hidden_width(inputs: Inputs) -> int | None:
+    """The hidden width of an encoder's feed-forward network; None for other layers."""
+    return None if inputs.case.option("pre") is None else inputs.letters["o"]
+
+
+UNITS = (
+    "units hidden_size hidden_dim num_hiddens num_units n_units attention_dim attn_dim attention_size "
+    "inner_dim out_dim output_dim d_out dim_out output_size out_features"
+)
+
+CONSTRUCTOR: tuple[Named, ...] = (
+    named(
+        "query_width d_model model_dim dim_model embed_dim embedding_dim emb_dim embed_size emb_size "
+        "n_embd dim dim_in d_in in_dim input_dim input_size in_features query_size query_dim q_dim "
+        "dim_q decoder_dim n_state",
+        "Eq, the width of the queries",
+        width("query"), "cross",
+    ),
+    named("key_width kdim k_dim encoder_dim context_dim", "Ek", width("key"), "key-width"),
+    named("value_width vdim v_dim", "Ev", width("value"), "value-width"),
+    named("output_width", "Eo", width("output"), "output-width"),
+    named(
+        "heads num_heads n_heads n_head num_head nhead nheads head_num num_attention_heads "
+        "attention_heads h",
+        "H", lambda inputs: inputs.sizes.H,
+    ),
+    named(
+        "key_heads num_kv_heads n_kv_heads n_kv_head kv_heads num_key_value_heads",
+        "Hkv", lambda inputs: inputs.sizes.Hkv, "grouped-heads",
+    ),
+    named(
+        "key_size d_k dk d_key key_dim head_dim head_size d_head dim_head attention_head_size "
+        "size_per_head",
+        "D; H D if the layers have this size",
+        lambda inputs: inputs.sizes.D, "head-width", whole=all_heads,
+    ),
+    named(
+        "value_size d_v dv d_value value_dim v_head_dim",
+        "Dv; H Dv if the layers have this size",
+        lambda inputs: inputs.sizes.Dv, "value-size",
+        whole=lambda inputs: inputs.sizes.H * inputs.sizes.Dv,
+    ),
+    named(UNITS, "H D; additive: U", all_heads),
+    named(
+        "bias qkv_bias use_bias add_bias attention_bias", "whether the case has biases",
+        lambda inputs: "query_bias" in inputs.parameters, "no-projection-bias",
+    ),
+    named("rate", "the rate of dropout", lambda inputs: inputs.rate, "dropout"),
+    named(
+        "dropout dropout_p p_dropout dropout_rate drop_rate dropout_prob attn_dropout "
+        "attention_dropout attn_pdrop resid_dropout resid_pdrop proj_drop attn_drop",
+        "0.0", lambda inputs: 0.0,
+    ),
+    named(
+        "block_size max_len max_length max_seq_len max_seq_length seq_len seq_length "
+        "sequence_length context_length context_size context_window n_ctx n_positions "
+        "max_position_embeddings",
+        "the larger one of Lq and Lk", longest,
+    ),
+    named("batch_first", "True", lambda inputs: True),
+    named("hidden_width", "F, of an encoder", hidden_width),
+    named("norm_first", "whether an encoder's norms stand first", option("pre"), "pre-norm"),
+    named("activation", '"relu" or "gelu", of an encoder', option("activation"), "gelu"),
+    named("epsilon", "what a norm adds to the variance", option("epsilon")),
+    named("qk_norm", "whether queries and keys are normalised", option("qk_norm"), "qk-norm"),
+    named("dtype", "the name of the dtype", lambda inputs: inputs.dtype.long_name),
+)  # fmt: skip
+"""What a constructor's parameter is given, by its name."""
+
+CONFIGS = ("config", "cfg", "conf", "args", "hparams")
+"""A parameter of such a name gets an object whose attributes have the names of `CONSTRUCTOR`."""
+
+WIDTHS = {"key_size": "key_width", "value_size": "value_width", "key_dim": "key_width",
+          "value_dim": "value_width"}  # fmt: skip
+"""Names that are widths in a constructor that names the width of queries in the same way."""
+
+OF_QUERIES = {"query_size", "query_dim"}
+
+ROWS: Mapping[str, Named] = {name: row for row in CONSTRUCTOR for name in row.names}
+"""The row of each name."""
+
+
+def row_of(name: str, beside: Collection[str] = ()) -> Named | None:
+    """The row of a constructor's parameter that has the names `beside` it, or None."""
+    if OF_QUERIES & {*beside}:
+        name = WIDTHS.get(name, name)
+    return ROWS.get(name)
+
+
+def factory_table(names: Collection[str], whole: bool = False) -> tuple[Parameter[Inputs], ...]:
+    """The parameters of a constructor with these names, and the suite's own names of the other rows."""
+    rows = {name: row_of(name, names) for name in names}
+    own = {row: [name for name in names if rows[name] is row] for row in CONSTRUCTOR}
+    left = {row: [row.names[0]] for row in CONSTRUCTOR if row.names[0] not in rows}
+    return tuple(
+        row.parameter(name, whole) for row in CONSTRUCTOR for name in own[row] or left.get(row, [])
+    )
+
+
+class Settings:
+    """The object for a parameter of `CONFIGS`: attributes or items by the names of `CONSTRUCTOR`.
+
+    `read` are the names that were read. A name outside of the list raises AttributeError or KeyError.
+    """
+
+    def __init__(self, inputs: Inputs, whole: bool = False) -> None:
+        self._inputs, self._whole, self.read = inputs, whole, dict[str, None]()
+
+    def __getattr__(self, name: str) -> Any:
+        row = ROWS.get(name)
+        if row is None:
+            raise AttributeError(
+                f"the suite gives a config no {name!r}: expected names of the list in docs/layers.md; "
+                "name it so, or make the layer in a function with parameters of these names"
+            )
+        self.read[name] = None
+        return row.parameter(name, self._whole).value(self._inputs)
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return getattr(self, name)
+        except AttributeError as error:
+            raise KeyError(str(error)) from error
+
+
+@dataclass(frozen=True)
+class Maker:
+    """Makes a person's layers.
+
+    - `binder`: the parameters of the constructor, or the read names of its config
+    - `config`: the name of the parameter that is a config; "" if there is none
+    - `whole`: sizes of heads are those of all heads together
+    """
+
+    factory: Callable[..., Any]
+    binder: Binder[Inputs]
+    config: str = ""
+    whole: bool = False
+
+    @classmethod
+    def of(
+        cls, factory: Callable[..., Any], name: str, read: Iterable[str] = (), whole: bool = False
+    ) -> Maker:
+        """The maker of a class or function; `read` are the names that its config reads. Raises
+        TypeError."""
+        names = names_of(factory)
+        configs = [name for name in names if name in CONFIGS]
+        table = factory_table([*names, *read], whole)
+        config: tuple[Parameter[Inputs], ...] = tuple(map(Parameter, configs))
+        binder = Binder.of(factory, name, (*table, *config), (), "factory")
+        if configs:
+            binder = replace(binder, table=table, taken=binder.taken - {*configs} | {*read})
+        return cls(factory, binder, configs[0] if configs else "", whole)
+
+    @property
+    def tells_widths(self) -> bool:
+        """True if the constructor is told a width of operands, or of all heads."""
+        rows = (row_of(name, self.binder.taken) for name in self.binder.taken)
+        return any(row is not None and row.names[0] in ("query_width", "units") for row in rows)
+
+    def settings(self, inputs: Inputs) -> Settings:
+        """The config for inputs."""
+        return Settings(inputs, self.whole)
+
+    def __call__(self, inputs: Inputs, settings: Settings | None = None) -> Any:
+        """A layer for the inputs' sizes."""
+        if not self.config:
+            return self.factory(**self.binder.bind(inputs))
+        direct = {*names_of(self.factory)}
+        given = {n: v for n, v in self.binder.bind(inputs).items() if n in direct}
+        return self.factory(**given, **{self.config: settings or self.settings(inputs)})
+
+
+def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """The parameters of a callable; none if Python cannot read its signature."""
+    try:
+        return [*inspect.signature(function).parameters.values()]
+    except (TypeError, ValueError):
+        return []
+
+
+def names_of(function: Callable[..., Any]) -> list[str]:
+    """The names of a callable's parameters."""
+    return [parameter.name for parameter in parameters_of(function)]
+
+
+ARRAYS: Mapping[str, tuple[str, ...]] = {
+    "query": ("query", "queries", "q", "Q", "x", "X", "inputs", "input", "hidden_states", "tokens"),
+    "key": ("key", "keys", "k", "K"),
+    "value": ("value", "values", "v", "V"),
+}
+"""The names of a layer's arrays. Arrays of other names are query, key and value in this order."""
+
+CALLED: Mapping[str, tuple[str, ...]] = {
+    "causal": ("is_causal", "use_causal_mask"),
+    "mask": ("attention_mask", "attn_mask"),
+    "valid_lens": ("valid_len", "valid_lengths", "lengths"),
+    "return_weights": ("return_attention_scores", "need_weights", "return_attention",
+                       "output_attentions"),
+}  # fmt: skip
+"""Further names of the arguments of a layer's call, by the suite's own name."""
+
+
+def call_table(
+    table: Iterable[Parameter[T]], function: Callable[..., Any]
+) -> tuple[tuple[Parameter[T], ...], dict[str, str]]:
+    """The table of a layer's call with the names of its own parameters, and the suite's name of each.
+
+    A parameter without a default gets None, too.
+    """
+    parameters = {p.name: p for p in parameters_of(function)}
+    known = {other: name for name, others in CALLED.items() for other in (name, *others)}
+    own = {known.get(name, name): name for name in reversed(parameters)}
+    renamed = tuple(
+        replace(
+            row,
+            name=own.get(row.name, row.name),
+            told=row.told or required(parameters.get(own.get(row.name, ""))),
+        )
+        for row in table
+    )
+    return renamed, {name: canonical for canonical, name in own.items()}
+
+
+def required(parameter: inspect.Parameter | None) -> bool:
+    """True for a parameter without a default."""
+    return parameter is not None and parameter.default is parameter.empty
+
+
+def arrays_of(function: Callable[..., Any], table: Iterable[Parameter[T]]) -> list[str] | None:
+    """The names of the arrays that stand first in a layer's call: all of `ARRAYS`, also those with a
+    default. None if there are further arrays, or none of these names."""
+    known, passed = {name for names in ARRAYS.values() for name in names}, {p.name for p in table}
+    arrays: list[str] = []
+    for parameter in parameters_of(function):
+        if parameter.kind not in BY_PLACE:
+            break
+        if parameter.name in known and len(arrays) < len(ARRAYS):
+            arrays.append(parameter.name)
+        elif required(parameter) and parameter.name not in passed:
+            return None
+        else:
+            break
+    return arrays or None
+
+
+def order_of(names: Iterable[str]) -> list[str]:
+    """query, key and value in the order of a layer's arrays."""
+    roles = {name: role for role, names in ARRAYS.items() for name in names}
+    found = [roles.get(name, "") for name in names]
+    standard = ["query", "key", "value"]
+    return found if sorted(found) == sorted(standard[: len(found)]) else standard[: len(found)]

@@ -1,0 +1,78 @@
+"""The arguments of a call of a user's layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from backends.binder import Parameter
+from backends.masks import LayerMasks, full
+from backends.protocol import Backend
+from backends.user.observing import MASKS, Facts
+from suite.spec.dtypes import DType
+from suite.spec.inputs import Inputs
+
+
+@dataclass(frozen=True)
+class LayerCall:
+    """A call of a layer: inputs, and their mask divided into the layer's arguments."""
+
+    backend: Backend
+    inputs: Inputs
+    masks: LayerMasks
+    facts: Facts
+    hides: bool
+    """True if the layer's masks are True where a key is hidden."""
+
+    def array(self, values: np.ndarray | None, dtype: DType | None = None) -> Any:
+        """The framework's array; None for None."""
+        return None if values is None else self.backend.array(values, dtype)
+
+    def mask(self) -> Any:
+        """The rest of the mask besides `causal` and `valid`, broadcast to rank 4 except in the form
+        "raw", or as the layer is seen to take masks."""
+        mask, inputs, facts = self.masks.rest, self.inputs, self.facts
+        if mask is not None and inputs.form != "raw":
+            same = mask.ndim < 4 or mask.shape[1] == 1
+            mask = full(mask, inputs)[:, :1] if same else full(mask, inputs)
+            mask = mask[:, 0] if facts.mask_axes == 3 else mask
+            mask = ~mask if self.hides else mask
+        if mask is None or facts.mask_kind == MASKS[0] or inputs.form == "raw":
+            return self.array(mask)
+        added = facts.mask_kind == MASKS[2]
+        return self.array(np.where(mask, *(0.0, -np.inf) if added else (1.0, 0.0)), inputs.dtype)
+
+    def valid_lens(self) -> Any:
+        """The numbers (B,) of valid keys, as int32."""
+        valid = self.masks.valid
+        return None if valid is None else self.array(valid.sum(-1).astype(np.int32))
+
+    def padding(self) -> Any:
+        """Boolean (B, Lk): True for the hidden keys."""
+        return None if self.masks.valid is None else self.array(~self.masks.valid)
+
+    def bias(self) -> Any:
+        """The bias, broadcast to (B, H, Lq, Lk)."""
+        inputs = self.inputs
+        bias = None if inputs.bias is None else full(inputs.bias, inputs)
+        return self.array(bias, inputs.dtype)
+
+
+CALL: tuple[Parameter[LayerCall], ...] = (
+    Parameter("causal", ("causal", "native-causal"), lambda call: call.masks.causal or None),
+    Parameter("valid", ("padding",), lambda call: call.array(call.masks.valid)),
+    Parameter("valid_lens", ("padding",), LayerCall.valid_lens, unless="valid"),
+    Parameter("key_padding_mask", ("padding",), LayerCall.padding, unless="valid"),
+    Parameter("mask", ("mask", "mask-array", "window", "causal", "padding"), LayerCall.mask),
+    Parameter("bias", ("bias", "bias-with-mask"), LayerCall.bias),
+    Parameter(
+        "return_weights",
+        ("average", "weights"),
+        lambda call: call.inputs.returned != "none" or None,
+    ),
+    Parameter("training", (), lambda call: call.inputs.training),
+    Parameter("seed", (), lambda call: call.inputs.dropout_seed),
+)
+"""The keyword parameters of layers."""

@@ -1,0 +1,180 @@
+"""Attention layers in PyTorch as people write them: right ones, and twins with one thing wrong."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+
+class AdditiveAttention(nn.Module):
+    """One query of a decoder, without an axis of queries."""
+
+    def __init__(self, key_size, query_size, hidden_size, dropout=0.1):
+        super().__init__()
+        self.W_k = nn.Linear(key_size, hidden_size, bias=False)
+        self.W_q = nn.Linear(query_size, hidden_size, bias=False)
+        self.w_v = nn.Linear(hidden_size, 1, bias=False)
+        self.dropout = nn.Dropout(dropout)
+
+    def activated(self, x):
+        return torch.tanh(x)
+
+    def forward(self, queries, keys, values):
+        features = self.activated(self.W_q(queries).unsqueeze(1) + self.W_k(keys))
+        weights = torch.softmax(self.w_v(features).squeeze(-1), dim=-1)
+        return torch.bmm(weights.unsqueeze(1), values).squeeze(1), weights
+
+
+class AdditiveWithoutTanh(AdditiveAttention):
+    def activated(self, x):
+        return x
+
+
+class Config:
+    """What nanoGPT's layer reads of its model."""
+
+    def __init__(self, n_embd, n_head, block_size, dropout=0.0, bias=True):
+        self.n_embd, self.n_head, self.block_size = n_embd, n_head, block_size
+        self.dropout, self.bias = dropout, bias
+
+
+class CausalSelfAttention(nn.Module):
+    """As in nanoGPT: a config, one fused projection, always causal."""
+
+    diagonal = 0
+
+    def __init__(self, config):
+        super().__init__()
+        assert config.n_embd % config.n_head == 0
+        self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd, bias=config.bias)
+        self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
+        self.attn_dropout = nn.Dropout(config.dropout)
+        self.n_head, self.n_embd = config.n_head, config.n_embd
+        size = config.block_size
+        seen = torch.tril(torch.ones(size, size), diagonal=self.diagonal)
+        self.register_buffer("seen", seen.view(1, 1, size, size))
+
+    def forward(self, x):
+        B, T, C = x.size()
+        q, k, v = self.c_attn(x).split(self.n_embd, dim=2)
+        q, k, v = (t.view(B, T, self.n_head, C // self.n_head).transpose(1, 2) for t in (q, k, v))
+        scores = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(k.size(-1)))
+        scores = scores.masked_fill(self.seen[:, :, :T, :T] == 0, float("-inf"))
+        weights = self.attn_dropout(torch.softmax(scores, dim=-1))
+        return self.c_proj((weights @ v).transpose(1, 2).contiguous().view(B, T, C))
+
+
+class SeesTheNext(CausalSelfAttention):
+    diagonal = 1
+
+
+class Interleaved(nn.Module):
+    """One fused projection with the features of each head together; padding is told by lengths."""
+
+    def __init__(self, dim, num_heads, qkv_bias=True):
+        super().__init__()
+        self.num_heads = num_heads
+        self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
+        self.proj = nn.Linear(dim, dim)
+
+    def scale(self, size):
+        return size**-0.5
+
+    def forward(self, x, valid_lens=None):
+        B, L, E = x.shape
+        q, k, v = self.qkv(x).view(B, L, self.num_heads, 3, -1).permute(3, 0, 2, 1, 4)
+        scores = q @ k.transpose(-1, -2) * self.scale(q.shape[-1])
+        if valid_lens is not None:
+            hidden = torch.arange(L) >= valid_lens[:, None]
+            scores = scores.masked_fill(hidden[:, None, None], float("-inf"))
+        out = scores.softmax(-1) @ v
+        return self.proj(out.transpose(1, 2).reshape(B, L, E))
+
+
+class ScaledByWidth(Interleaved):
+    def scale(self, size):
+        return (size * self.num_heads) ** -0.5
+
+
+class MultiHeadedAttention(nn.Module):
+    """As in The Annotated Transformer: four layers in a list, a mask of 0 and 1 for all heads."""
+
+    def __init__(self, h, d_model, dropout=0.1):
+        super().__init__()
+        self.d_k, self.h = d_model // h, h
+        self.linears = nn.ModuleList([nn.Linear(d_model, d_model) for _ in range(4)])
+        self.dropout = nn.Dropout(p=dropout)
+
+    def split(self, x):
+        return x.view(x.size(0), -1, self.h, self.d_k).transpose(1, 2)
+
+    def forward(self, query, key, value, mask=None):
+        if mask is not None:
+            mask = mask.unsqueeze(1)
+        q, k, v = (
+            self.split(layer(x))
+            for layer, x in zip(self.linears, (query, key, value), strict=False)
+        )
+        scores = torch.matmul(q, k.transpose(-2, -1)) / math.sqrt(self.d_k)
+        if mask is not None:
+            scores = scores.masked_fill(mask == 0, -1e9)
+        x = torch.matmul(self.dropout(scores.softmax(dim=-1)), v)
+        x = x.transpose(1, 2).contiguous().view(query.size(0), -1, self.h * self.d_k)
+        return self.linears[-1](x)
+
+
+class SplitsRows(MultiHeadedAttention):
+    """Heads are made of rows, and not of features."""
+
+    def split(self, x):
+        return x.view(x.size(0), self.h, -1, self.d_k)
+
+
+class Head(nn.Module):
+    """One head of a small language model."""
+
+    def __init__(self, n_embd, head_size):
+        super().__init__()
+        self.key = nn.Linear(n_embd, head_size, bias=False)
+        self.query = nn.Linear(n_embd, head_size, bias=False)
+        self.value = nn.Linear(n_embd, head_size, bias=False)
+
+    def forward(self, x):
+        scores = self.query(x) @ self.key(x).transpose(-2, -1) * self.key.out_features**-0.5
+        return torch.softmax(scores, dim=-1) @ self.value(x)
+
+
+class Heads(nn.Module):
+    """A list of heads, concatenated."""
+
+    def __init__(self, n_embd, num_heads, head_size):
+        super().__init__()
+        self.heads = nn.ModuleList([Head(n_embd, head_size) for _ in range(num_heads)])
+        self.proj = nn.Linear(num_heads * head_size, n_embd)
+
+    def joined(self, parts):
+        return torch.cat(parts, dim=-1)
+
+    def forward(self, x):
+        return self.proj(self.joined([head(x) for head in self.heads]))
+
+
+class HeadsTurned(Heads):
+    def joined(self, parts):
+        return torch.cat(parts[::-1], dim=-1)
+
+
+class Gram(nn.Module):
+    """A layer whose parameters are none of multi-head attention's: one projection for both."""
+
+    def __init__(self, d_model, num_heads):
+        super().__init__()
+        self.both = nn.Linear(d_model, d_model)
+        self.value = nn.Linear(d_model, d_model)
+        self.out = nn.Linear(d_model, d_model)
+
+    def forward(self, x):
+        scores = self.both(x) @ self.both(x).transpose(-1, -2)
+        return self.out(scores.softmax(-1) @ self.value(x))
