@@ -23,6 +23,10 @@ BY_PLACE = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KE
 """The kinds of positional parameters."""
 
 
+CALLED = ("forward", "call", "__call__")
+"""The methods that say how an object is called."""
+
+
 def unasked(call: Any) -> None:
     """The value of a parameter that no call passes."""
 
@@ -185,13 +189,14 @@ def shown(arrays: Iterable[str], keywords: Sequence[str]) -> str:
 
 
 def signature_of(function: Callable[..., Any]) -> inspect.Signature:
-    """The signature that says how a callable is called: that of `forward` or `call` for a module, and for
-    `apply` of a `torch.autograd.Function` that of its `forward`, by position. Raises
-    UnreadableSignature."""
+    """The signature that says how a callable is called: that of `forward` or `call` for a module, that of
+    the constructor for a class, and for `apply` of a `torch.autograd.Function` that of its `forward`, by
+    position. Raises UnreadableSignature."""
     owner = getattr(function, "__self__", None)
     applied = getattr(function, "__name__", "") == "apply" and hasattr(owner, "backward")
+    called = function if isinstance(function, type) else ends_in(function)
     try:
-        signature = inspect.signature(owner.forward if applied and owner else ends_in(function))
+        signature = inspect.signature(owner.forward if applied and owner else called)
     except (TypeError, ValueError) as error:
         raise UnreadableSignature(
             f"cannot read the signature of {function!r}: {error}; wrap it in a function that has one"
@@ -200,6 +205,16 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature:
         return signature
     _, *parameters = signature.parameters.values()  # without the context
     return inspect.Signature([p.replace(kind=p.POSITIONAL_ONLY) for p in parameters])
+
+
+def signature_of_instances(kind: type) -> inspect.Signature:
+    """The signature that says how an instance of a class is called. Raises UnreadableSignature."""
+    methods = (vars(one).get(name) for one in kind.__mro__ for name in CALLED)
+    method = next((one for one in methods if inspect.isfunction(one)), None)
+    if method is None:
+        raise UnreadableSignature(f"{kind.__name__} has no method {', '.join(CALLED)} in Python")
+    _, *parameters = inspect.signature(method).parameters.values()  # without self
+    return inspect.Signature(parameters)
 
 
 def ends_in(thing: Callable[..., Any]) -> Callable[..., Any]:

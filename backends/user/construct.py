@@ -253,8 +253,9 @@ def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
 
 
 def names_of(function: Callable[..., Any]) -> list[str]:
-    """The names of a callable's parameters."""
-    return [parameter.name for parameter in parameters_of(function)]
+    """The names of a callable's parameters, without `*args` and `**kwargs`."""
+    anything = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+    return [p.name for p in parameters_of(function) if p.kind not in anything]
 
 
 ARRAYS: Mapping[str, tuple[str, ...]] = {

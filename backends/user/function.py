@@ -15,15 +15,16 @@ from typing import Any
 
 import numpy as np
 
-from backends.binder import Binder, Parameter, UnreadableSignature
+from backends.binder import CALLED, Binder, Parameter, UnreadableSignature
 from backends.claims import Claims
-from backends.declared import TEXTBOOK_FEATURES, Declared
+from backends.declared import TEXTBOOK_FEATURES, Declared, UsageError
 from backends.forbidden import watched
 from backends.implementation import as_in_programs
 from backends.masks import IS_CAUSAL, AttentionCall, Native, feature_array, split_native
 from backends.prepared import PreparedCall, at_rate, attention_call
 from backends.protocol import Backend, Implementation, own_attention
 from backends.sources import function_source
+from backends.user.construct import Maker
 from backends.user.signature import ADDING, AXES, Binding, CallBinder, bind, told
 from suite.spec.case import Case
 from suite.spec.catalogue import AnyCase
@@ -154,14 +155,15 @@ class UserCallable(Implementation):
         if not claims.allow_unused:
             self.binder.check_names(name)
         super().__init__(backend, name, self.declaration(claims))
-        self.called = watched(backend, function, claims.forbid)
+        self.forbidden = claims.forbid
+        self.called = watched(backend, function, self.forbidden)
         self.argument_names, self.remarks = self.binder.argument_names, self.binder.remarks
         self.declared = self.declared.refusing(self.observed())
 
     @cached_property
     def unwatched(self) -> Implementation:
         other = copy(self)
-        other.called = self.judged
+        other.called, other.forbidden = self.judged, ()
         return other
 
     def bound(self, function: Callable[..., Any], name: str) -> Binder[Any]:
@@ -205,6 +207,7 @@ class UserFunction(UserCallable):
         self.binding = binding or Binding(axes=claims.axes, masks=claims.masks)
         self.axes = AXES[self.binding.axes or native.axis_order]
         self.axis_order = self.axes.order
+        self.maker = Maker.of(function, name) if isinstance(function, type) else None
         super().__init__(backend, function, name, claims)
         self.ways = native.ways(n for n in native.neutral if n in self.binder.taken)
         asked = {parameter.name for parameter in native.parameters}
@@ -212,9 +215,10 @@ class UserFunction(UserCallable):
         if only:
             passed = f"{', '.join(only)} is all that is passed of these parameters"
             self.remarks = (passed, *self.remarks)
-        if self.binder.bound or replace(self.binding, causal="") != Binding():
-            names = {n: word for word, n in self.binder.operands.items()} | {**self.binder.bound}
-            self.remarks = (f"binding: {told(self.binding, names)}", *self.remarks)
+        names = {name: word for word, name in self.binder.operands.items()} | {**self.binder.bound}
+        says = told(self.binding, names)
+        if says and (self.binder.bound or replace(self.binding, causal="") != Binding()):
+            self.remarks = (f"binding: {says}", *self.remarks)
 
     def rebind(self, binding: Binding) -> None:
         """Call the function in another way."""
@@ -323,7 +327,7 @@ class UserFunction(UserCallable):
         )
         lacking = [one for one in inputs.needs if self.missing([one]) is not None]
         arguments = operands | self.binder.bind(call, lacking)
-        function = Adapted(self, self.binder.spread(self.called), inputs, returned)
+        function = Adapted(self, self.binder.spread(self.function_for(inputs)), inputs, returned)
         drops = bool(inputs.training and inputs.rate)
 
         def once(**arguments: Any) -> Any:
@@ -354,10 +358,34 @@ class UserFunction(UserCallable):
             dropping=self.dropping,
         )
 
+    def function_for(self, inputs: Inputs) -> Callable[..., Any]:
+        """The function; of a class an instance for the inputs, in evaluation. Raises UsageError if the
+        instance has parameters."""
+        if self.maker is None:
+            return self.called
+        memory = self.backend.memory
+        instance = memory.placed(self.maker(inputs), inputs.dtype)
+        if memory.parameters(instance):
+            raise UsageError(
+                f"{self.name} has parameters that are learned: it is a layer, expected "
+                "--like=multi-head, --like=additive ... (docs/layers.md)"
+            )
+        return watched(self.backend, called_by(instance), self.forbidden)
+
     def dropping(self, rate: float) -> dict[str, Any]:
         """The arguments that drop weights at a rate, by name."""
         name = self.binder.name_of("dropout")
         return {name: self.binder.dropout(self.backend, rate)} if name else at_rate(rate)
+
+
+def called_by(instance: Any) -> Callable[..., Any]:
+    """How an instance is called: itself, or by its method `forward` or `call`."""
+    if callable(instance):
+        return instance
+    function: Callable[..., Any] = next(
+        getattr(instance, name) for name in CALLED if hasattr(instance, name)
+    )
+    return function
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from backends.binder import BY_PLACE, Binder, Parameter, shown, signature_of
+from backends.binder import BY_PLACE, Binder, Parameter, shown, signature_of, signature_of_instances
 from backends.declared import UsageError
 from backends.masks import AttentionCall, dense_of, rank4
 from suite.spec.features import FEATURES
@@ -471,8 +471,9 @@ def bind(
     masks: str = "",
     merges: bool = False,
 ) -> CallBinder:
-    """The binder of a function that has parameters `own` of a framework's attention, `more` parameters,
-    and parameters that the names of `GIVEN` or the claim `parameters` (`claimed`) tell.
+    """The binder of a function, or of instances of a class, with parameters `own` of a framework's
+    attention, `more` parameters, and parameters that the names of `GIVEN` or the claim `parameters`
+    (`claimed`) tell.
 
     `masks` is what a parameter for a mask is given, "" for what the framework's own attention is given:
     booleans, and with `merges` also biases.
@@ -481,7 +482,10 @@ def bind(
     """
     rows = {row.name: row for row in own}
     known = rows | {row.name: row for row in more}
-    reading = Reading(signature_of(function), rows, known, claimed, masks, merges)
+    signature = (
+        signature_of_instances(function) if isinstance(function, type) else signature_of(function)
+    )
+    reading = Reading(signature, rows, known, claimed, masks, merges)
     _check_claimed(reading)
     any_place = reading.has(inspect.Parameter.VAR_POSITIONAL) and not reading.operands
     if reading.missing or not (reading.operands or any_place):

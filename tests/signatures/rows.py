@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,7 +39,8 @@ class Row:
     def written(self, folder: Path, twin: bool) -> Path:
         """The file with this function, or with its wrong twin, in a folder."""
         text = (FOLDER / f"{self.file}.py").read_text()
-        place = text.index(f" {self.code or self.name}(")
+        name = self.code or self.name
+        place = next(re.finditer(rf"^(?:def|class) {name}\b", text, re.MULTILINE)).start()
         head, body = text[:place], text[place:]
         assert self.right in body, f"{self}: {self.right!r} is no text of the function"
         path = folder / f"{self.file}.py"
@@ -90,6 +92,21 @@ ROWS = (
     Row(
         "of_torch", "instance", "", "math.sqrt(Q.shape[-1])", "Q.shape[-1]",
         code="Model",
+    ),
+    Row(
+        "of_torch", "TwoMasks", "", "padding_mask == 0", "padding_mask != 0",
+    ),
+    Row(
+        "of_torch", "ScaledDotProductAttention",
+        "Q=query, K=key, V=value, mask=attn_mask, masks boolean, returns (output, weights)",
+        "self.d_k**0.5", "self.d_v**0.5", ("masks=boolean", "dtypes=f32,bf16,f64"), TAKES_BOOLEANS,
+    ),
+    Row(
+        "of_torch", "DotProductAttention", "valid_lens=lengths, axes (B, L, D)",
+        "places < valid_lens", "places <= valid_lens",
+    ),
+    Row(
+        "of_torch", "Model", "", "math.sqrt(Q.shape[-1])", "math.sqrt(Q.shape[1])",
     ),
     Row(
         "of_jax", "jitted", "axes (B, H, L, D), no grouped heads", "jnp.where(mask", "jnp.where(~mask",

@@ -35,7 +35,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from backends import registry
-from backends.binder import signature_of
+from backends.binder import signature_of, signature_of_instances
 from backends.claims import stated
 from backends.prepared import PreparedCall, end_fork
 from backends.protocol import Backend, BackendUnavailable, ForwardOnly
@@ -175,7 +175,8 @@ class Host:
         elif isinstance(self.implementation, UserCallable):
             methods = {n: signature(x) for n, x in self.implementation.methods.items()}
         return {
-            "function": function, "signature": signature(function),
+            "function": function,
+            "signature": signature(function, isinstance(function, type) and not like),
             "name": getattr(function, "__name__", ""), "layer": layer,
             "registered": REGISTERED in self.implementation.declared.features,
             "methods": methods, "claims": json.dumps(stated(function), default=list),
@@ -281,11 +282,13 @@ class Host:
         }  # fmt: skip
 
 
-def signature(function: Any) -> list[list[Any]] | None:
+def signature(function: Any, as_instances: bool = False) -> list[list[Any]] | None:
     """Name, kind, and the default in a list (none without a default), of each parameter; None if nobody
-    can tell. Of defaults that are not plain data only their existence is told."""
+    can tell. With `as_instances` of the call of a class's instances. Of defaults that are not plain data
+    only their existence is told."""
     try:
-        parameters = signature_of(function).parameters.values()
+        read = signature_of_instances if as_instances else signature_of
+        parameters = read(function).parameters.values()
     except (TypeError, ValueError):
         return None
     plain = (bool, int, float, str)
