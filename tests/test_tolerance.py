@@ -339,6 +339,19 @@ def test_errors_of_one_row_are_one_error() -> None:
         spread(Case.parse("sdpa/none/mha/bf16/b2h8q65k63d16"), "exact", 1.5)
 
 
+def test_what_is_stored_under_automatic_mixed_precision_is_rounded_to_both_dtypes() -> None:
+    bf16, f16 = DTYPES["bf16"], DTYPES["f16"]
+    inputs = draw(Case.parse("sdpa/none/mha/bf16/b1h1q5k14d8"))
+    u = Rounding("stepwise", beside=(f16, False)).roundoffs(inputs)
+    assert u.score == u.step == u.weight == u.output == 2.0**-8 + 2.0**-11 + 2.0**-19
+    assert u.accumulate == DTYPES["f32"].unit_roundoff
+    assert u.floor == bf16.smallest_subnormal + f16.smallest_subnormal
+    # Two roundings move a number by nearly as much.
+    x = np.linspace(1, 2, 100_001)
+    moved = np.abs(round_to(round_to(x, f16), bf16) / x - 1).max()
+    assert 0.9 * u.output < moved <= u.output
+
+
 def in_float32(inputs: Inputs) -> np.ndarray:
     """The output of float32 arithmetic with one sum after the other, rounded once to the case's dtype."""
     q, k, v = (x.astype(np.float32) for x in (inputs.query, inputs.key, inputs.value))
