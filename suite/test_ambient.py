@@ -38,6 +38,9 @@ from suite.test_stateless import changed
 ROUNDS = 8
 """The least number of calls of a thread that calls beside another one."""
 
+SECOND, AT_ONCE = "a second thread", "two threads at once"
+"""The names of the modes of threads."""
+
 MASKS = (
     "sdpa/none/mha/{dt}/b2h3q17k23d8",
     "sdpa/causal/mha/{dt}/b2h3q17k23d8",
@@ -85,15 +88,23 @@ Problem = tuple[Inputs, PreparedCall]
 
 @check(CASES, builtin_cases=OF_FRAMEWORKS)
 def test_ambient(cell: Cell) -> None:
-    """The message names the wrong modes."""
+    """The message names the wrong modes. If calls by two threads at once are not supported, the other
+    modes are judged, and the cell is unsupported."""
     inputs = cell.inputs
     prepared = cell.prepare(inputs)
     cell.judge(cell.read(cell.call(prepared), inputs, prepared), inputs)
-    expect_in_each(modes(cell, inputs, prepared))
+    asked_modes = modes(cell, inputs, prepared)
+    lacking = cell.implementation.missing(["calls-at-once"])
+    if lacking is not None:
+        del asked_modes[AT_ONCE]
+    expect_in_each(cell, asked_modes)
+    if lacking is not None:
+        raise NotApplicable(lacking)
 
 
-def expect_in_each(asked_modes: Mapping[str, Callable[[], None]]) -> None:
-    """Call each function. Raises a Deviation that names the wrong modes. A mode may be refused."""
+def expect_in_each(cell: Cell, asked_modes: Mapping[str, Callable[[], None]]) -> None:
+    """Call each function. Raises a Deviation that names the wrong modes, and suggests the claim of a user
+    function that is wrong in calls at once, and right in a second thread. A mode may be refused."""
     wrong: dict[str, Deviation] = {}
     for name, expect in asked_modes.items():
         try:
@@ -103,7 +114,10 @@ def expect_in_each(asked_modes: Mapping[str, Callable[[], None]]) -> None:
             wrong[name] = deviation
     if wrong:
         first = next(iter(wrong.values()))
-        raise Deviation(first.kind, f"wrong in {', '.join(wrong)}: {first.message}")
+        shares = AT_ONCE in wrong and SECOND not in wrong
+        claims = shares and cell.implementation.declared.is_user_code
+        hint = "; claim threads=one?" if claims else ""
+        raise Deviation(first.kind, f"wrong in {', '.join(wrong)}: {first.message}{hint}")
 
 
 DIFFERENTIATED = asked(
@@ -154,8 +168,9 @@ def test_ambient_gradients(cell: Cell) -> None:
     expect_gradients(Ambient(nullcontext))
     modes = {n: m for n, m in modes_of(cell.implementation).items() if not m.forward_only}
     expect_in_each(
+        cell,
         {name: partial(expect_gradients, mode) for name, mode in modes.items()}
-        | {"a second thread": in_a_thread}
+        | {SECOND: in_a_thread},
     )
 
 
@@ -181,9 +196,9 @@ def modes(cell: Cell, inputs: Inputs, prepared: PreparedCall) -> dict[str, Calla
         asked_modes[name] = within
     for name in transformed(implementation, inputs, prepared):
         asked_modes[name] = partial(expect_through, cell, inputs, prepared, name)
-    asked_modes["a second thread"] = partial(expect_in_threads, cell, [plain], 1)
+    asked_modes[SECOND] = partial(expect_in_threads, cell, [plain], 1)
     at_once = [[problem] for problem in plain]
-    asked_modes["two threads at once"] = partial(expect_in_threads, cell, at_once, ROUNDS)
+    asked_modes[AT_ONCE] = partial(expect_in_threads, cell, at_once, ROUNDS)
     return asked_modes
 
 

@@ -17,6 +17,17 @@ from tests.runtimes import verdict_of
 from tests.test_claims import CLAIMED, judged, plan, wrong
 
 
+def in_modes(name: str, case: str, check: str = "ambient", **said: Any) -> Verdict:
+    """The verdict on a function of `tests/functions/ambient.py` with these claims."""
+    place = f"{CLAIMED / 'ambient.py'}:{name}"
+    function, _ = function_implementation(load("torch"), place, said)
+    return verdict_of(function, Case.parse(case), check)
+
+
+PADDED = "sdpa/pad/mha/{}/b2h3q17k23d8"
+DIFFERENTIATED = "sdpa/causal/mha/{}/b4h4q4k4d4"
+
+
 @pytest.mark.parametrize(
     ("name", "mode"),
     [
@@ -40,6 +51,20 @@ from tests.test_claims import CLAIMED, judged, plan, wrong
 def test_a_function_that_is_wrong_in_a_mode_is_told_which(name: str, mode: str) -> None:
     failures = wrong(judged(plan(name, "ambient.py", dtype=("f32",)), "ambient"))
     assert any(f"wrong in {mode}" in text for text in failures), failures
+
+
+def test_a_function_with_one_workspace_claims_one_thread() -> None:
+    case = PADDED.format("f32")
+    verdict = in_modes("in_one_buffer", case)
+    assert verdict.status == "fail"
+    assert verdict.message.endswith("; claim threads=one?")
+    verdict = in_modes("in_one_buffer", case, threads="one")
+    assert (verdict.status, verdict.message) == ("unsupported", "claims threads=one")
+    verdict = in_modes("in_autocast", case, threads="one")
+    assert verdict.status == "fail"  # in other modes
+    verdict = in_modes("in_one_thread", case)
+    assert verdict.status == "fail"
+    assert "claim threads" not in verdict.message
 
 
 def test_automatic_mixed_precision_leaves_float64_alone() -> None:
@@ -81,17 +106,6 @@ def test_each_answer_under_autocast_is_right() -> None:
     # The functions take no grouped heads.
     asked = [v.status for cell, v in verdicts if "grouped-heads" not in cell.case.needs]
     assert set(asked) == {"pass"}
-
-
-def in_modes(name: str, case: str, check: str = "ambient", **said: Any) -> Verdict:
-    """The verdict on a function of `tests/functions/ambient.py` with these claims."""
-    place = f"{CLAIMED / 'ambient.py'}:{name}"
-    function, _ = function_implementation(load("torch"), place, said)
-    return verdict_of(function, Case.parse(case), check)
-
-
-PADDED = "sdpa/pad/mha/{}/b2h3q17k23d8"
-DIFFERENTIATED = "sdpa/causal/mha/{}/b4h4q4k4d4"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -88,6 +88,10 @@ CLAIMS = {
     "forward_only": Claim("True if it cannot be differentiated", bool),
     "mended_interpreter": Claim(
         "True to have the bfloat16 of Triton's interpreter mended (backend `triton`)", bool
+    ),
+    "threads": Claim(
+        "`one` if two threads must not call it at once, as with one workspace for all calls",
+        Literal["one"],
     ),
     "deterministic": Claim(
         "False if two calls on the same inputs may give other bits, within the bounds", bool
