@@ -25,6 +25,7 @@ framework's own attention declares a wider class, that class is the default."""
 REFUSED = {
     "contiguous": ("strided-operands", "inner-stride", "negative-views"),
     "forward_only": ("gradient", "gradient-of-bias"),
+    "threads": ("calls-at-once",),
 }
 """The features that a function lacks by a claim."""
 
@@ -120,7 +121,7 @@ class Claims:
             widest = {name: _default(name, beside) for name in self.dtypes}
             numerics = {**widest, **numerics}
         refusals = {
-            feature: f"claims {name}"
+            feature: f"claims {name}" if said[name] is True else f"claims {name}={said[name]}"
             for name, lacking in REFUSED.items()
             for feature in lacking
             if said.get(name)
@@ -165,7 +166,7 @@ def read(name: str, value: Any) -> Any:
             value, claim.type, strict=False, dec_hook=lambda kind, one: kind(one)
         )
     except msgspec.ValidationError as error:
-        raise ValueError(f"{name}: {error}") from error
+        raise ValueError(f"{name}: {error}; {claim.text}") from error
 
 
 def read_claims(texts: Iterable[str]) -> dict[str, Any]:

@@ -51,7 +51,9 @@ DROPOUT = ("", "elements", "shared")
 
 NO_DROPOUT = "has no dropout"
 
-OF_BACKENDS = frozenset({"strides", "strided-operands", "negative-views", "threads"})
+OF_BACKENDS = frozenset(
+    {"strides", "strided-operands", "negative-views", "threads", "calls-at-once"}
+)
 """Features that all implementations of a backend have, unless `Backend.refusals` or the implementation
 refuses them."""
 

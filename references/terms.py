@@ -24,6 +24,12 @@ from references.primitives.softmax import (
 from references.rounding import Roundoffs, gamma
 from references.steps import Step
 
+NEGLIGIBLE_SUMS = 1 / 16
+"""The largest standard deviation of the roundings of sums that the variance model neglects, relative to
+its own. All elements may share such an error, and one error exceeds 6.5 standard deviations with
+probability 1e-9: the root mean square grows by at most 6.5 / 16 = 0.4, by which the judge's limit exceeds
+chance (`suite.judge.tolerance`)."""
+
 
 @dataclass(frozen=True)
 class Terms:
@@ -106,17 +112,24 @@ class Terms:
         """Standard deviation (B, H, Lq, Dv) of the error if every rounding is uniform within half an
         ulp.
 
-        A rounding of relative size u has variance u^2 / 3. Valid for 16-bit dtypes, where the roundoff
-        of sums is negligible (Higham, Mary, arXiv 1906.10465). If steps of the softmax are stored, so
-        is the sum of its exponentials. The model is of first order: it is 0 for rows in which stored
-        scores are off by more than 1, since there the weights of other keys may become relevant, and if
-        answers of parts are stored, since it has no term for them.
+        A rounding of relative size u has variance u^2 / 3. If steps of the softmax are stored, so is the
+        sum of its exponentials. The deviation is 0 where the model does not hold:
+
+        - rows in which stored scores are off by more than 1, since the model is of first order, and the
+          weights of other keys may become relevant
+        - all rows, if answers of parts are stored, since the model has no term for them
+        - elements in which the roundings of sums are above `NEGLIGIBLE_SUMS` of the deviation, since the
+          model has no term for them, and the elements of a row share them. n roundings in a row count
+          as sqrt(n) (Higham, Mary, arXiv 1906.10465)
         """
-        size = np.square(output.astype(np.float64))
-        variance = u.score**2 * self.score_var + u.weight**2 * self.value_var + u.output**2 * size
-        variance += u.step**2 * (self.step_var + size)
+        size = np.abs(output.astype(np.float64))
+        variance = u.score**2 * self.score_var + u.weight**2 * self.value_var
+        variance += u.output**2 * size**2 + u.step**2 * (self.step_var + size**2)
+        averaged = np.sqrt(self.summed + self.has_zero_key + 4)[..., None] * (self.value + size)
+        sums = u.accumulate * (self.accumulate / np.sqrt(self.summands) + averaged)
         first_order = (u.score * self.peak_score <= 1.0)[..., None] & (u.part == 0.0)
-        return np.where(first_order, np.sqrt(variance / 3.0), 0.0)
+        holds = first_order & (sums <= NEGLIGIBLE_SUMS * np.sqrt(variance))
+        return np.where(holds, np.sqrt(variance / 3.0), 0.0)
 
 
 _PER_VALUE = (

@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 import pytest
 
+from backends.registry import function_implementation, load
 from suite.judge.cell import Cell
 from suite.judge.elections.modes import modes_of
-from suite.judge.verdict import Deviation
+from suite.judge.verdict import Deviation, Verdict
+from suite.spec.case import Case
 from suite.spec.catalogue import find
 from tests.runtimes import verdict_of
-from tests.test_claims import judged, plan, wrong
+from tests.test_claims import CLAIMED, judged, plan, wrong
+
+
+def in_modes(name: str, case: str, check: str = "ambient", **said: Any) -> Verdict:
+    """The verdict on a function of `tests/functions/ambient.py` with these claims."""
+    place = f"{CLAIMED / 'ambient.py'}:{name}"
+    function, _ = function_implementation(load("torch"), place, said)
+    return verdict_of(function, Case.parse(case), check)
+
+
+PADDED = "sdpa/pad/mha/{}/b2h3q17k23d8"
+DIFFERENTIATED = "sdpa/causal/mha/{}/b4h4q4k4d4"
 
 
 @pytest.mark.parametrize(
@@ -30,12 +46,25 @@ from tests.test_claims import judged, plan, wrong
         ("empty_in_inference_mode", "torch.inference_mode:"),
         ("buffer_in_inference_mode", "torch.inference_mode:"),
         ("mask_of_a_thread", "a second thread:"),
-        ("refuses_autocast_to_float16", "torch.autocast to float16:"),
     ],
 )
 def test_a_function_that_is_wrong_in_a_mode_is_told_which(name: str, mode: str) -> None:
     failures = wrong(judged(plan(name, "ambient.py", dtype=("f32",)), "ambient"))
     assert any(f"wrong in {mode}" in text for text in failures), failures
+
+
+def test_a_function_with_one_workspace_claims_one_thread() -> None:
+    case = PADDED.format("f32")
+    verdict = in_modes("in_one_buffer", case)
+    assert verdict.status == "fail"
+    assert verdict.message.endswith("; claim threads=one?")
+    verdict = in_modes("in_one_buffer", case, threads="one")
+    assert (verdict.status, verdict.message) == ("unsupported", "claims threads=one")
+    verdict = in_modes("in_autocast", case, threads="one")
+    assert verdict.status == "fail"  # in other modes
+    verdict = in_modes("in_one_thread", case)
+    assert verdict.status == "fail"
+    assert "claim threads" not in verdict.message
 
 
 def test_automatic_mixed_precision_leaves_float64_alone() -> None:
@@ -77,6 +106,58 @@ def test_each_answer_under_autocast_is_right() -> None:
     # The functions take no grouped heads.
     asked = [v.status for cell, v in verdicts if "grouped-heads" not in cell.case.needs]
     assert set(asked) == {"pass"}
+
+
+@pytest.mark.parametrize(
+    ("name", "promised"),
+    [
+        ("refuses_autocast_to_float16", "autocast=narrow"),
+        ("filled_with_a_billion", "autocast=narrow"),
+        ("refuses_another_default_dtype", "wider-default-dtype=answers"),
+    ],
+)
+def test_an_error_in_a_mode_is_an_answer_that_may_be_excluded(name: str, promised: str) -> None:
+    case = PADDED.format("f32")
+    assert in_modes(name, case).status == "pass"
+    question, answer = promised.split("=")
+    verdict = in_modes(name, case, elections={question: answer})
+    assert (verdict.status, verdict.kind) == ("fail", "raised")
+
+
+@pytest.mark.parametrize("name", ["float32_inside", "kept_output"])
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
+def test_gradients_may_be_rounded_to_both_dtypes_of_autocast(name: str, dtype: str) -> None:
+    """Gradients of bfloat16 keep no bound of float16."""
+    verdict = in_modes(name, DIFFERENTIATED.format(dtype), "ambient_gradients")
+    assert verdict.status == "pass", verdict.message
+
+
+@pytest.mark.parametrize(
+    ("case", "check"), [(PADDED, "ambient"), (DIFFERENTIATED, "ambient_gradients")]
+)
+def test_a_class_is_not_claimed_of_autocast(case: str, check: str) -> None:
+    """Autocast rounds the products of a function that is exact in float32."""
+    for name in ("cast_by_hand", "filled_with_a_billion"):
+        verdict = in_modes(name, case.format("f32"), check, numerics="exact")
+        assert verdict.status == "pass", verdict.message
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
+@pytest.mark.parametrize(
+    ("name", "case", "check"),
+    [
+        ("scaled_in_autocast", PADDED, "ambient"),
+        ("scaled_gradient_in_autocast", DIFFERENTIATED, "ambient_gradients"),
+    ],
+)
+def test_what_exceeds_the_bound_of_both_dtypes_fails(
+    name: str, case: str, check: str, dtype: str
+) -> None:
+    """An error just beyond the bound of an element, or beyond the limit of the root mean square."""
+    verdict = in_modes(name, case.format(dtype), check)
+    assert "wrong in torch.autocast to bfloat16, torch.autocast to float16" in verdict.message
+    ratios = re.findall(r"ratio ([\d.]+)", verdict.message)
+    assert all(1 < float(ratio) < 2 for ratio in ratios)
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,17 @@ def test_the_verdict_is_one_line(statuses: list[str], shortfalls: list[str], sai
     assert verdict(run(*cells), shortfalls).startswith(said)
 
 
+def test_the_numerics_classes_are_those_of_outputs() -> None:
+    cells = [
+        cell(CASES[0], error_ratio=0.25, grade="exact"),
+        cell(CASES[0], check="gradients", error_ratio=0.5, grade="eager"),
+    ]
+    assert facts(frames.cells(run(*cells)), {}) == [
+        "outputs of torch:sdpa reach the numerics classes f32 exact, with errors of at most 0.25 of "
+        "their bounds; gradients do not count"
+    ]
+
+
 def test_what_a_function_elects_otherwise_is_said_in_a_line() -> None:
     native = {"no-keys": "zeros", "value-size": "accepted"}
     cells = [

@@ -339,6 +339,43 @@ def test_errors_of_one_row_are_one_error() -> None:
         spread(Case.parse("sdpa/none/mha/bf16/b2h8q65k63d16"), "exact", 1.5)
 
 
+def test_what_is_stored_under_automatic_mixed_precision_is_rounded_to_both_dtypes() -> None:
+    bf16, f16 = DTYPES["bf16"], DTYPES["f16"]
+    inputs = draw(Case.parse("sdpa/none/mha/bf16/b1h1q5k14d8"))
+    u = Rounding("stepwise", beside=(f16, False)).roundoffs(inputs)
+    assert u.score == u.step == u.weight == u.output == 2.0**-8 + 2.0**-11 + 2.0**-19
+    assert u.accumulate == DTYPES["f32"].unit_roundoff
+    assert u.floor == bf16.smallest_subnormal + f16.smallest_subnormal
+    # Two roundings move a number by nearly as much.
+    x = np.linspace(1, 2, 100_001)
+    moved = np.abs(round_to(round_to(x, f16), bf16) / x - 1).max()
+    assert 0.9 * u.output < moved <= u.output
+
+
+def in_float32(inputs: Inputs) -> np.ndarray:
+    """The output of float32 arithmetic with one sum after the other, rounded once to the case's dtype."""
+    q, k, v = (x.astype(np.float32) for x in (inputs.query, inputs.key, inputs.value))
+    products = q[..., :, None, :] * k[..., None, :, :]
+    scores = np.cumsum(products, -1)[..., -1] * np.float32(inputs.effective_scale)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    out = (weights / weights.sum(-1, keepdims=True)) @ v
+    return round_to(out.astype(np.float64), inputs.dtype)
+
+
+def test_elements_whose_sums_round_as_much_as_the_dtype_leave_the_variance_model() -> None:
+    """Scores of 60000 have the unit 1/256 in float32. So the elements of a row share an error, larger
+    than the rounding to float16."""
+    for seed in range(40):
+        inputs = draw(Case.parse("sdpa/none/mha/f16/b1h1q5k14d63/scale1.0/staircase"), seed)
+        oracle(inputs).judge({"output": in_float32(inputs)})
+    deviation = oracle(
+        draw(Case.parse("sdpa/none/mha/f16/b1h1q5k14d8/scale1.0/staircase"))
+    ).outputs.deviation
+    assert deviation is not None
+    judged = deviation.any(-1)[0, 0].tolist()
+    assert judged == [True, False, False, True, False]  # scores near 0, -60000, 60000, 0, -60000
+
+
 def test_weights_below_float32_have_bounds_of_their_own() -> None:
     """A sink takes nearly all of the softmax: what is left is a number of float64, and its error is
     that of the distance from the sink, some 256 roundoffs."""

@@ -81,8 +81,10 @@ def settings(torch: Any, of: str) -> Mapping[str, Setting]:
         "torch.inference_mode": Ambient(torch.inference_mode, forward_only=True),
         "torch.no_grad": Ambient(torch.no_grad, forward_only=True),
     }
-    float64 = Ambient(partial(set_to, torch.float64, *default), question="wider-default-dtype")
-    bfloat16 = Ambient(partial(set_to, torch.bfloat16, *default))
+    float64, bfloat16 = (
+        Ambient(partial(set_to, dtype, *default), question="wider-default-dtype")
+        for dtype in (torch.float64, torch.bfloat16)
+    )
     meta = Ambient(partial(_on_meta, torch), question="other-default-device")
     certain = Ambient(partial(set_to, "warn", *debug_mode))
 

@@ -17,10 +17,12 @@ from suite.judge.tolerance import (
     RMS_CLASSES,
     declared_roundoffs,
     grade,
+    in_both_dtypes,
     rms_limit,
 )
 from suite.judge.verdict import Deviation, HarnessError, Measured, NotApplicable
 from suite.spec.cache import Cache
+from suite.spec.dtypes import DType
 from suite.spec.inputs import Inputs
 
 _CACHE: Cache[Outputs] = Cache(512)
@@ -32,17 +34,22 @@ UNJUDGED = ("nan", "unmasked", "unread")
 
 @dataclass(frozen=True)
 class Rounding:
-    """The roundings of an implementation: its numerics class, and its other declarations."""
+    """The roundings of an implementation: its numerics class, and its other declarations. `beside` is the
+    other dtype of automatic mixed precision, and whether the implementation flushes subnormals in it."""
 
     numerics: str
     flushes: bool = False
     declared: DeclaredRounding = AS_CLASS
+    beside: tuple[DType, bool] | None = None
 
     def roundoffs(self, inputs: Inputs, backward: bool = False) -> Roundoffs:
         """The unit roundoffs in the dtype of the inputs, for the answer or for a derivative."""
-        return declared_roundoffs(
-            self.declared, self.numerics, inputs.dtype, self.flushes, backward
+        dtypes = [(inputs.dtype, self.flushes), *([self.beside] if self.beside else [])]
+        own, *beside = (
+            declared_roundoffs(self.declared, self.numerics, dtype, flushes, backward)
+            for dtype, flushes in dtypes
         )
+        return in_both_dtypes(own, *beside) if beside else own
 
 
 @dataclass(frozen=True)

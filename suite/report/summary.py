@@ -98,16 +98,19 @@ def _elections(cells: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 
 def reached(cells: pd.DataFrame) -> list[str]:
-    """The numerics class that an implementation reaches by dtype, one line; [] if there are several
-    implementations, or if an answer is beyond every class."""
+    """The numerics class that outputs of an implementation reach by dtype, one line; [] if there are
+    several implementations, or if an answer is beyond every class."""
     accuracy = ACCURACY.of(cells)
     several = cells["label"].nunique() > 1
     if accuracy.empty or several or not accuracy["max"].max() <= 1:
         return []
     dtypes = accuracy.index.get_level_values("dtype")
     grades = ", ".join(map(" ".join, zip(dtypes, accuracy["grade"], strict=True)))
-    worst = f"errors of outputs at most {accuracy['max'].max():.3g} of their bounds"
-    return [f"{cells['label'].iloc[0]} reaches the numerics classes {grades}, {worst}"]
+    label, worst = cells["label"].iloc[0], f"{accuracy['max'].max():.3g}"
+    return [
+        f"outputs of {label} reach the numerics classes {grades}, with errors of at most {worst} of "
+        "their bounds; gradients do not count"
+    ]
 
 
 def differing(cells: pd.DataFrame) -> list[str]:

@@ -121,6 +121,10 @@ CLAIMS = {
     "mended_interpreter": Claim(
         "True to have the bfloat16 of Triton's interpreter mended (backend `triton`)", bool
     ),
+    "threads": Claim(
+        "`one` if two threads must not call it at once, as with one workspace for all calls",
+        Literal["one"],
+    ),
     "deterministic": Claim(
         "False if two calls on the same inputs may give other bits, within the bounds", bool
     ),

@@ -177,6 +177,7 @@ FEATURES = {
     "strided-operands": "operands that are not contiguous",
     "negative-views": "operands with negative strides, or with signs that a view exchanges",
     "threads": "a number of threads that can be changed between calls",
+    "calls-at-once": "calls by two threads at once",
     "mask-array": "masks given as arrays",
     "native-causal": "a native causal flag",
     REGISTERED: "an operator registered with the framework, which states rules for it",

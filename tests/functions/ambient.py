@@ -121,9 +121,105 @@ def refuses_autocast(query, key, value, attn_mask=None, is_causal=False, scale=N
 
 
 def refuses_autocast_to_float16(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """Refuses autocast to float16, and takes bfloat16."""
+    """Right: refuses autocast to float16, and takes bfloat16."""
     if torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.float16:
         raise RuntimeError("no float16")
+    return textbook(query, key, value, attn_mask, is_causal, scale)
+
+
+def refuses_another_default_dtype(query, key, value, attn_mask=None, is_causal=False, scale=None):
+    """Right: raises if the default dtype is another one."""
+    if torch.get_default_dtype() != torch.float32:
+        raise RuntimeError("the default dtype must be float32")
+    return textbook(query, key, value, attn_mask, is_causal, scale)
+
+
+def filled_with_a_billion(query, key, value, attn_mask=None, is_causal=False, scale=None):
+    """Right in float32 and bfloat16. Under autocast to float16 PyTorch raises: it has no -1e9."""
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    scores = query @ key.mT * scale
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        scores = scores.masked_fill(~attn_mask, -1e9)
+    elif attn_mask is not None:
+        scores = scores + attn_mask
+    if is_causal:
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+        scores = scores.masked_fill(later, -1e9)
+    return scores.softmax(-1) @ value
+
+
+class Float32Inside(torch.autograd.Function):
+    """Attention in float32 with a backward pass of its own, which keeps output and log-sum-exp."""
+
+    @staticmethod
+    def forward(ctx, query, key, value, attn_mask, is_causal, scale):
+        query, key, value = (x.float() for x in (query, key, value))
+        scores = hidden(query @ key.mT * scale, attn_mask, is_causal)
+        largest = scores.amax(-1, keepdim=True)
+        raised = (scores - largest).exp()
+        total = raised.sum(-1, keepdim=True)
+        out = raised @ value / total
+        ctx.save_for_backward(query, key, value, attn_mask, out, largest + total.log())
+        ctx.is_causal, ctx.scale = is_causal, scale
+        return out
+
+    @staticmethod
+    def backward(ctx, cotangent):
+        query, key, value, attn_mask, out, lse = ctx.saved_tensors
+        scores = hidden(query @ key.mT * ctx.scale, attn_mask, ctx.is_causal)
+        weights, cotangent = (scores - lse).exp(), cotangent.float()
+        moved = cotangent @ value.mT - (cotangent * out).sum(-1, keepdim=True)
+        moved = weights * moved * ctx.scale
+        return moved @ key, moved.mT @ query, weights.mT @ cotangent, None, None, None
+
+
+class KeptOutput(Float32Inside):
+    """The same, which keeps the output as it returns it, in the dtype of the operands."""
+
+    @staticmethod
+    def forward(ctx, query, key, value, attn_mask, is_causal, scale):
+        out = Float32Inside.forward(ctx, query, key, value, attn_mask, is_causal, scale)
+        *kept, _, lse = ctx.to_save
+        ctx.save_for_backward(*kept, out.to(query.dtype), lse)
+        return out
+
+
+def float32_inside(query, key, value, attn_mask=None, is_causal=False, scale=None):
+    """Right: float32 inside, and a backward pass of its own."""
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    out = Float32Inside.apply(query, key, value, attn_mask, is_causal, scale)
+    return out.to(query.dtype)
+
+
+def kept_output(query, key, value, attn_mask=None, is_causal=False, scale=None):
+    """Right: float32 inside, and a backward pass that keeps the returned output."""
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    return KeptOutput.apply(query, key, value, attn_mask, is_causal, scale).to(query.dtype)
+
+
+def scaled_in_autocast(query, key, value, attn_mask=None, is_causal=False, scale=None):
+    """Under autocast the output is 1/32 too large, eight roundoffs of bfloat16."""
+    out = textbook(query, key, value, attn_mask, is_causal, scale)
+    return out * (33 / 32) if torch.is_autocast_enabled("cpu") else out
+
+
+class ScaledGradient(torch.autograd.Function):
+    """The array itself, whose gradient is multiplied by a factor."""
+
+    @staticmethod
+    def forward(ctx, x, factor):
+        ctx.factor = factor
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.factor, None
+
+
+def scaled_gradient_in_autocast(query, key, value, attn_mask=None, is_causal=False, scale=None):
+    """Under autocast the gradient of the values is 1/32 too large."""
+    if torch.is_autocast_enabled("cpu"):
+        value = ScaledGradient.apply(value, 33 / 32)
     return textbook(query, key, value, attn_mask, is_causal, scale)
 
 
