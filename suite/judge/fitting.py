@@ -60,9 +60,13 @@ class Fitting:
 
     def fit(self) -> tuple[str, tuple[str, ...]]:
         """Find one thing after the other, each with what was found before. Returns advice."""
-        if not self.fits_axes() or self.is_native:
+        if not self.fits_axes():
             return NO_ADVICE
-        for step in (self.fit_lse, self.fit_heads, self.fit_window, self.fit_causal):
+        native = self.is_native
+        self.fit_heads(native)
+        if native:
+            return NO_ADVICE
+        for step in (self.fit_lse, self.fit_window, self.fit_causal):
             step()
         return self.advice_on_masks()
 
@@ -207,13 +211,16 @@ class Fitting:
             return False
         return True
 
-    def fit_heads(self) -> None:
-        """Bind grouped heads if they need no parameter, or that they are not taken if they raise."""
-        if self.function.axes.heads:
+    def fit_heads(self, native: bool) -> None:
+        """Bind that grouped heads are not taken if they raise; that they need no parameter unless the
+        signature is the `native` one, which has one."""
+        if self.function.axes.heads or self.function.binder.serving("grouped-heads"):
             return
         inputs = self.probe.drawn(GROUPED.format(dt=self.dtype.name))
         if self.function.missing(["grouped-heads"]):
-            self.keeps(lambda: self.probe.drawn(GROUPED.format(dt=self.dtype.name)), heads="shapes")
+            if not native:
+                text = GROUPED.format(dt=self.dtype.name)
+                self.keeps(lambda: self.probe.drawn(text), heads="shapes")
         elif inputs.sizes.Hkv < inputs.sizes.H and self.called(inputs) is None:
             self.function.rebind(self.binding.but(heads="equal"))
 
