@@ -15,9 +15,9 @@ WIDE = {torch.bfloat16: torch.float32, torch.float16: torch.float32, torch.float
         torch.float64: torch.float64}  # fmt: skip
 
 
-def other_names(query, key, value, mask=None, causal=False):
-    """Its parameters are called otherwise than those of torch: nobody passes them."""
-    if mask is not None:
+def other_names(query, key, value, attn_maks=None, is_casual=False):
+    """Its parameters are misspelt: nobody passes them."""
+    if attn_maks is not None:
         return torch.full_like(query, 42.0)
     return textbook(query, key, value)
 
@@ -61,12 +61,6 @@ def other_dtype(query, key, value, attn_mask=None, is_causal=False, scale=None):
         empty = (scores == -torch.inf).all(-1, keepdim=True)
         weights = torch.where(empty, 0.0, weights)
     return weights @ value
-
-
-def lengths_before_heads(query, key, value, is_causal=False):
-    """Axes in the order (B, L, H, D)."""
-    swapped = (x.transpose(1, 2) for x in (query, key, value))
-    return textbook(*swapped, is_causal=is_causal).transpose(1, 2)
 
 
 def of_numpy(query, key, value):
@@ -153,11 +147,6 @@ def too_narrow(query, key, value, attn_mask=None, is_causal=False, scale=None):
 def merged_heads(query, key, value, attn_mask=None, is_causal=False, scale=None):
     """(B, Lq, H Dv), as the next projection takes it."""
     return textbook(query, key, value, attn_mask, is_causal, scale).transpose(1, 2).flatten(2)
-
-
-def without_batch(query, key, value):
-    """For operands (H, L, D)."""
-    return torch.bmm(torch.bmm(query, key.transpose(1, 2)).softmax(-1), value)
 
 
 def ends_the_process(query, key, value):

@@ -279,7 +279,9 @@ class RemoteFunction(Asking, Implementation):
         assert isinstance(self.told, UserFunction)
         self.link.start["binding"] = asdict(binding)
         self.link.at("rebind", asdict(binding))
+        registered = self.told.declared.features & {REGISTERED}
         self.told.rebind(binding)
+        self.told.declared = self.told.declared.taking(*registered)
         self._take(self.told)
 
     @property
