@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import UserDict
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -21,7 +20,7 @@ from backends.user import observing
 from backends.user.construct import Maker, arrays_of, call_table, factory_table, order_of
 from backends.user.found import Reading
 from backends.user.layer_call import CALL, LayerCall
-from backends.user.observing import Facts, plain, tied
+from backends.user.observing import Facts, ObservedLayer, plain, tied
 from suite.spec.case import Case
 from suite.spec.catalogue import AnyCase, cases, gradient_cases, of_operator
 from suite.spec.inputs import Inputs, draw
@@ -34,23 +33,6 @@ WIDTHS = frozenset({"cross", "key-width", "value-width"})
 
 FACTORY = factory_table(())
 """The keyword parameters of factories, by the suite's own names."""
-
-
-@dataclass(frozen=True)
-class ObservedLayer:
-    """What a layer shows.
-
-    - `call`: a callable with the signature of the layer's call
-    - `switches`: True if it has a method `train`; `takes_parameters`: its parameters can be set
-    - `unread`: the parameters that cannot be set (see `UserLayer.loaded`)
-    - `facts`: how it is made and called
-    """
-
-    call: Callable[..., Any]
-    switches: bool
-    takes_parameters: bool
-    unread: Mapping[frozenset[str], str]
-    facts: Facts
 
 
 class UserLayer(Implementation):
@@ -327,6 +309,15 @@ class UserLayer(Implementation):
             self.call(layer, inputs)()
         return {path: one for path, (one, _) in memory.variables(layer).items()}
 
+    def added(self, inputs: Inputs) -> list[Any]:
+        """The matrix and the bias of the output projection that the suite adds; none if the layer has
+        its own."""
+        if self.reading is None or not self.reading.ends:
+            return []
+        arrays = self.parameters(inputs)
+        kernel = arrays["output_kernel"].reshape(-1, inputs.widths.output)
+        return [kernel, *([arrays["output_bias"]] if "output_bias" in arrays else [])]
+
     @as_in_programs
     def prepare(self, inputs: Inputs) -> PreparedCall:
         return self.call(self.build(inputs), inputs)
@@ -344,7 +335,12 @@ class UserLayer(Implementation):
         needs = {*inputs.needs} - self.facts.unasked
         named = self.called.bind(LayerCall(backend, inputs, masks, self.facts, hides), needs)
         drops = bool(inputs.training and inputs.rate)
-        order = list(arrays)
+        order, added = list(arrays), self.added(inputs)
+
+        def last(output: Any) -> Any:
+            """The output with the projection that the suite adds."""
+            projected = output @ added[0] if added else output
+            return projected + added[1] if added[1:] else projected
 
         def call(**arguments: Any) -> tuple[Any, Any]:
             if drops:
@@ -352,9 +348,10 @@ class UserLayer(Implementation):
             places = [arguments.pop(name) for name in order]
             answer = layer(*places, **arguments)
             pair = isinstance(answer, tuple | list) and len(answer) == 2
-            return (answer[0], answer[1]) if pair else (answer, None)
+            output, weights = answer if pair else (answer, None)
+            return last(output), weights
 
-        held = backend.memory.parameters(layer)
+        held = (*backend.memory.parameters(layer), *added)
         return PreparedCall(call, arrays | named, LAYER_OUTPUTS, held=held)
 
 

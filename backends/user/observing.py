@@ -137,6 +137,23 @@ class Facts:
         return case
 
 
+@dataclass(frozen=True)
+class ObservedLayer:
+    """What a layer shows.
+
+    - `call`: a callable with the signature of the layer's call
+    - `switches`: True if it has a method `train`; `takes_parameters`: its parameters can be set
+    - `unread`: the parameters that cannot be set (see `UserLayer.loaded`)
+    - `facts`: how it is made and called
+    """
+
+    call: Callable[..., Any]
+    switches: bool
+    takes_parameters: bool
+    unread: Mapping[frozenset[str], str]
+    facts: Facts
+
+
 def is_causal(mask: Mask | None) -> bool:
     """True if a mask has a causal part."""
     return mask is not None and any(isinstance(part, Causal) for part in mask.parts)

@@ -32,14 +32,6 @@ class AdditiveWithoutTanh(AdditiveAttention):
         return x
 
 
-class Config:
-    """What nanoGPT's layer reads of its model."""
-
-    def __init__(self, n_embd, n_head, block_size, dropout=0.0, bias=True):
-        self.n_embd, self.n_head, self.block_size = n_embd, n_head, block_size
-        self.dropout, self.bias = dropout, bias
-
-
 class CausalSelfAttention(nn.Module):
     """As in nanoGPT: a config, one fused projection, always causal."""
 
@@ -130,6 +122,35 @@ class SplitsRows(MultiHeadedAttention):
 
     def split(self, x):
         return x.view(x.size(0), self.h, -1, self.d_k)
+
+
+class JoinedHeads(nn.Module):
+    """One sample (L, E): three layers, a loop over heads, and no output projection."""
+
+    def __init__(self, d_in, d_out, num_heads):
+        super().__init__()
+        self.num_heads, self.size = num_heads, d_out // num_heads
+        self.W_q = nn.Linear(d_in, d_out)
+        self.W_k = nn.Linear(d_in, d_out)
+        self.W_v = nn.Linear(d_in, d_out)
+
+    def split(self, x):
+        return x.view(len(x), self.num_heads, self.size).transpose(0, 1)
+
+    def forward(self, X):
+        Q, K, V = self.split(self.W_q(X)), self.split(self.W_k(X)), self.split(self.W_v(X))
+        heads = []
+        for i in range(self.num_heads):
+            scores = Q[i] @ K[i].T / math.sqrt(self.size)
+            heads.append(torch.softmax(scores, dim=-1) @ V[i])
+        return torch.cat(heads, dim=-1)
+
+
+class JoinedRows(JoinedHeads):
+    """Heads are made of rows, and not of features."""
+
+    def split(self, x):
+        return x.reshape(self.num_heads, len(x), self.size)
 
 
 class Head(nn.Module):
