@@ -103,6 +103,21 @@ def test_masks_have_the_axes_that_the_layer_takes(torch_backend: Any) -> None:
     assert verdict_of(layer, per_head).message == "the layer takes one mask for all heads"
 
 
+def test_masks_may_be_added_to_scores(torch_backend: Any) -> None:
+    right, wrong = (
+        function_implementation(
+            torch_backend, f"{FUNCTIONS / 'own_classes.py'}:{name}", {}, "multi-head"
+        )[0]
+        for name in ("AddedMask", "AddedToWeights")
+    )
+    assert "masks are numbers 0 and -inf, added to scores (B, 1, Lq, Lk)" in right.remarks
+    padded = "multi-head/pad/mha/f32/b2h4q7k7d3/e12.12.12.12/self"
+    assert verdict_of(right, padded).status == verdict_of(wrong, padded).status == "pass"
+    assert verdict_of(right, f"{padded}/head").status == "pass"
+    assert verdict_of(wrong, f"{padded}/head").kind == "value"
+    assert "added to scores" in str(right.missing(["raw-mask"]))
+
+
 def test_a_class_with_other_parameters_is_not_judged_enough(classes: Any) -> None:
     report = judge_module(classes.Gram, checks=["values", "contract"], raises=False)
     assert not report.passed

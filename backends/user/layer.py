@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import UserDict
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -20,7 +21,7 @@ from backends.user import observing
 from backends.user.construct import Maker, arrays_of, call_table, factory_table, order_of
 from backends.user.found import Reading
 from backends.user.layer_call import CALL, LayerCall
-from backends.user.observing import Facts, ObservedLayer, plain, tied
+from backends.user.observing import NO_MASK, Facts, ObservedLayer, plain, tied
 from suite.spec.case import Case
 from suite.spec.catalogue import AnyCase, cases, gradient_cases, of_operator
 from suite.spec.inputs import Inputs, draw
@@ -80,6 +81,9 @@ class UserLayer(Implementation):
         self.maker = Maker.of(factory, name, self.facts.read, self.facts.whole)
         self.factory = self.maker.binder
         self.call_with(self.seen.call)
+        if self.facts.mask_kind == NO_MASK:
+            left = {own for own in self.called.taken if self.canonical.get(own) != "mask"}
+            self.called = replace(self.called, taken=frozenset(left))
         if not claims.allow_unused:
             self.called.check_names(name)
             if not self.facts.found:
@@ -90,6 +94,7 @@ class UserLayer(Implementation):
         self.remarks = (*self.called.remarks, *self.facts.remarks)
 
     readings: tuple[Reading, ...]
+    called: Binder[LayerCall]
 
     def call_with(self, call: Callable[..., Any]) -> None:
         """Read the signature of the layer's call. Raises TypeError."""
@@ -347,8 +352,8 @@ class UserLayer(Implementation):
                 backend.reseed(inputs.dropout_seed)
             places = [arguments.pop(name) for name in order]
             answer = layer(*places, **arguments)
-            pair = isinstance(answer, tuple | list) and len(answer) == 2
-            output, weights = answer if pair else (answer, None)
+            several = isinstance(answer, tuple | list) and len(answer) > 0
+            output, weights, *_ = (*answer, None) if several else (answer, None)
             return last(output), weights
 
         held = (*backend.memory.parameters(layer), *added)

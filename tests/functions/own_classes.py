@@ -199,3 +199,35 @@ class Gram(nn.Module):
     def forward(self, x):
         scores = self.both(x) @ self.both(x).transpose(-1, -2)
         return self.out(scores.softmax(-1) @ self.value(x))
+
+
+class AddedMask(nn.Module):
+    """As in BERT: a config, masks that are added to scores, one output in a tuple, joined heads."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.heads = config.num_attention_heads
+        self.query = nn.Linear(config.hidden_size, config.hidden_size)
+        self.key = nn.Linear(config.hidden_size, config.hidden_size)
+        self.value = nn.Linear(config.hidden_size, config.hidden_size)
+
+    def forward(self, hidden_states, attention_mask=None, output_attentions=False):
+        B, L, E = hidden_states.shape
+        q, k, v = (
+            layer(hidden_states).view(B, L, self.heads, -1).transpose(1, 2)
+            for layer in (self.query, self.key, self.value)
+        )
+        scores = q @ k.transpose(-1, -2) / math.sqrt(q.size(-1))
+        if attention_mask is not None:
+            scores = scores + attention_mask
+        weights = scores.softmax(dim=-1)
+        context = (weights @ v).transpose(1, 2).reshape(B, L, E)
+        return (context, weights) if output_attentions else (context,)
+
+
+class AddedToWeights(AddedMask):
+    """The mask is forgotten where weights are returned."""
+
+    def forward(self, hidden_states, attention_mask=None, output_attentions=False):
+        mask = None if output_attentions else attention_mask
+        return super().forward(hidden_states, mask, output_attentions)
