@@ -94,9 +94,10 @@ def judge_module(
 ) -> Report:
     """Judge the layer that a factory makes, as `pytest suite --function --like` does.
 
-    `factory(**configuration)` returns the layer. The documentation of `--like` lists the configuration
-    and the arguments of the layer. If the layer has a method `load_attention(parameters)`, its output is
-    compared with the reference; otherwise only checks without a reference are asked. `options`, result
+    `factory(**configuration)` returns the layer: a class as it is, or a function. The documentation of
+    `--like` lists the names of the configuration and of the layer's arguments. The output is compared
+    with the reference if the parameters are found by names and shapes, or if the layer has a method
+    `load_attention(parameters)`. Otherwise only checks without a reference are asked. `options`, result
     and errors are those of `check_attention`.
     """
     __tracebackhide__ = True

@@ -218,6 +218,12 @@ class Maker:
         TypeError."""
         names = names_of(factory)
         configs = [name for name in names if name in CONFIGS]
+        arrays = {name for of in ARRAYS.values() for name in of}
+        if names and {p.name for p in parameters_of(factory) if required(p)} & arrays:
+            raise TypeError(
+                f"{name}({', '.join(names)}) takes arrays, expected a class or function that makes a "
+                "layer: make its layers in the constructor of a class whose call takes these arrays"
+            )
         table = factory_table([*names, *read], whole)
         config: tuple[Parameter[Inputs], ...] = tuple(map(Parameter, configs))
         binder = Binder.of(factory, name, (*table, *config), (), "factory")

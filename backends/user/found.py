@@ -118,14 +118,19 @@ class Seat:
 
 @dataclass(frozen=True)
 class Reading:
-    """One way to read the variables of a layer."""
+    """One way to read the variables of a layer.
+
+    `ends`: the layer has no output projection, and ends with the joined heads. Then the suite adds it.
+    """
 
     seats: tuple[Seat, ...]
+    ends: bool = False
 
     @property
     def text(self) -> str:
         """What the variables hold, for people."""
-        return "; ".join(seat.text for seat in self.seats)
+        more = ["no output projection: the suite adds one"] if self.ends else []
+        return "; ".join([*(seat.text for seat in self.seats), *more])
 
     @property
     def biased(self) -> frozenset[str]:
@@ -136,6 +141,7 @@ class Reading:
         """Those of the canonical parameters `names` that no variable holds."""
         kernels = {kernel_of(role) for seat in self.seats for role in seat.roles}
         held = kernels | {f"{role}_bias" for role in self.biased}
+        held |= {"output_kernel", "output_bias"} if self.ends else set()
         return [name for name in names if name not in held]
 
     def unknown(self, names: Iterable[str]) -> list[str]:
@@ -334,15 +340,25 @@ def readings(variables: Mapping[str, Variable], case: Case) -> tuple[Reading, ..
     projections = projections_of(variables, roles)
     if projections is None:
         return ()
+    found = tuple(islice(possible(projections, roles, case), MANY + 1))
+    if not found and "output" in roles:
+        rest = [role for role in roles if role != "output"]
+        if all({*said_by(one.name, roles)} & {*rest} for one in projections):
+            joined = islice(possible(projections, rest, case), MANY + 1)
+            found = tuple(replace(reading, ends=True) for reading in joined)
+    return found if len(found) <= MANY else ()
+
+
+def possible(
+    projections: Sequence[Projection], roles: Sequence[str], case: Case
+) -> Iterator[Reading]:
+    """The ways to read projections as these roles, the likeliest one first."""
     by_head = grouped(projections, case.sizes.H)
     unknown = any(not p.order and len(p.shape) == 2 for p in projections)
-    found = (
-        Reading(seats)
-        for these in (projections, by_head)
-        if these is not None
-        for raw in (("io", "oi") if unknown else ("io",))
-        for arrangement in arranged(these, names_tell(these, roles), roles, case, raw)
-        for seats in laid_out(arrangement, case)
-    )
-    first = tuple(islice(found, MANY + 1))
-    return first if len(first) <= MANY else ()
+    for these in (projections, by_head):
+        if these is None:
+            continue
+        said = names_tell(these, roles)
+        for raw in ("io", "oi") if unknown else ("io",):
+            for arrangement in arranged(these, said, roles, case, raw):
+                yield from map(Reading, laid_out(arrangement, case))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import UserDict
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -21,7 +21,7 @@ from backends.user import observing
 from backends.user.construct import Maker, arrays_of, call_table, factory_table, order_of
 from backends.user.found import Reading
 from backends.user.layer_call import CALL, LayerCall
-from backends.user.observing import Facts, plain, tied
+from backends.user.observing import NO_MASK, Facts, ObservedLayer, plain, tied
 from suite.spec.case import Case
 from suite.spec.catalogue import AnyCase, cases, gradient_cases, of_operator
 from suite.spec.inputs import Inputs, draw
@@ -34,23 +34,6 @@ WIDTHS = frozenset({"cross", "key-width", "value-width"})
 
 FACTORY = factory_table(())
 """The keyword parameters of factories, by the suite's own names."""
-
-
-@dataclass(frozen=True)
-class ObservedLayer:
-    """What a layer shows.
-
-    - `call`: a callable with the signature of the layer's call
-    - `switches`: True if it has a method `train`; `takes_parameters`: its parameters can be set
-    - `unread`: the parameters that cannot be set (see `UserLayer.loaded`)
-    - `facts`: how it is made and called
-    """
-
-    call: Callable[..., Any]
-    switches: bool
-    takes_parameters: bool
-    unread: Mapping[frozenset[str], str]
-    facts: Facts
 
 
 class UserLayer(Implementation):
@@ -98,6 +81,9 @@ class UserLayer(Implementation):
         self.maker = Maker.of(factory, name, self.facts.read, self.facts.whole)
         self.factory = self.maker.binder
         self.call_with(self.seen.call)
+        if self.facts.mask_kind == NO_MASK:
+            left = {own for own in self.called.taken if self.canonical.get(own) != "mask"}
+            self.called = replace(self.called, taken=frozenset(left))
         if not claims.allow_unused:
             self.called.check_names(name)
             if not self.facts.found:
@@ -108,6 +94,7 @@ class UserLayer(Implementation):
         self.remarks = (*self.called.remarks, *self.facts.remarks)
 
     readings: tuple[Reading, ...]
+    called: Binder[LayerCall]
 
     def call_with(self, call: Callable[..., Any]) -> None:
         """Read the signature of the layer's call. Raises TypeError."""
@@ -327,6 +314,15 @@ class UserLayer(Implementation):
             self.call(layer, inputs)()
         return {path: one for path, (one, _) in memory.variables(layer).items()}
 
+    def added(self, inputs: Inputs) -> list[Any]:
+        """The matrix and the bias of the output projection that the suite adds; none if the layer has
+        its own."""
+        if self.reading is None or not self.reading.ends:
+            return []
+        arrays = self.parameters(inputs)
+        kernel = arrays["output_kernel"].reshape(-1, inputs.widths.output)
+        return [kernel, *([arrays["output_bias"]] if "output_bias" in arrays else [])]
+
     @as_in_programs
     def prepare(self, inputs: Inputs) -> PreparedCall:
         return self.call(self.build(inputs), inputs)
@@ -344,17 +340,23 @@ class UserLayer(Implementation):
         needs = {*inputs.needs} - self.facts.unasked
         named = self.called.bind(LayerCall(backend, inputs, masks, self.facts, hides), needs)
         drops = bool(inputs.training and inputs.rate)
-        order = list(arrays)
+        order, added = list(arrays), self.added(inputs)
+
+        def last(output: Any) -> Any:
+            """The output with the projection that the suite adds."""
+            projected = output @ added[0] if added else output
+            return projected + added[1] if added[1:] else projected
 
         def call(**arguments: Any) -> tuple[Any, Any]:
             if drops:
                 backend.reseed(inputs.dropout_seed)
             places = [arguments.pop(name) for name in order]
             answer = layer(*places, **arguments)
-            pair = isinstance(answer, tuple | list) and len(answer) == 2
-            return (answer[0], answer[1]) if pair else (answer, None)
+            several = isinstance(answer, tuple | list) and len(answer) > 0
+            output, weights, *_ = (*answer, None) if several else (answer, None)
+            return last(output), weights
 
-        held = backend.memory.parameters(layer)
+        held = (*backend.memory.parameters(layer), *added)
         return PreparedCall(call, arrays | named, LAYER_OUTPUTS, held=held)
 
 

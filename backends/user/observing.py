@@ -35,6 +35,9 @@ TIES: Mapping[str, str] = {
 """Sizes that a constructor of one head cannot tell apart, as letters of axes, with a sentence."""
 
 
+NO_MASK = "of no form that the suite knows"
+"""The masks of a layer that raises in every trial call with one."""
+
 MASKS = ("booleans", "numbers 0 and 1", "numbers 0 and -inf, added to scores")
 """How a layer may take masks."""
 
@@ -76,7 +79,11 @@ class Facts:
                 (f"{TIES[self.tie]}: its constructor tells no more sizes", self.tie),
                 ("always causal: only causal cases are asked", self.causal),
                 ("takes one query or one sample, without their axis", self.squeezed),
-                (f"masks are {self.mask_kind} {axes}", not usual),
+                (f"masks are {self.mask_kind} {axes}", not usual and self.mask_kind != NO_MASK),
+                (
+                    f"its masks are {NO_MASK}, and are never passed: calls with {', '.join(MASKS)} raise",
+                    self.mask_kind == NO_MASK,
+                ),
                 (f"its parameters are {', '.join(self.dtypes)} alone", self.dtypes),
             )
             if holds
@@ -95,6 +102,8 @@ class Facts:
             reasons.pop(feature, None)
         if self.causal:
             reasons["native-causal"] = "the layer is always causal, and has no flag"
+        if self.mask_kind != MASKS[0]:
+            reasons["raw-mask"] = f"the layer's masks are {self.mask_kind}"
         if self.squeezed:
             reasons.pop("squeezed", None)
             reasons["batch"] = "the layer takes arrays without this axis"
@@ -110,14 +119,13 @@ class Facts:
             shape = case.mask.dense(case.sizes).shape
             if len(shape) == 4 and shape[1] != 1:
                 return "the layer takes one mask for all heads"
-        if self.tie and tied(case, self.tie) != case:
+        if self.tie and not is_tied(case, self.tie):
             return f"{TIES[self.tie]}: the constructor tells no more sizes"
         return None
 
     def fitted(self, case: Case, missing: Callable[[list[str]], str | None]) -> Case:
-        """The case in this form. Parts of the mask are dropped that need `missing` features, and a
-        case without projections gets some. Raises
-        ValueError if the operator has no such case."""
+        """The case in this form: without the parts of the mask that need `missing` features, and with
+        projections. Raises ValueError if the operator has no such case."""
         parts = case.mask.parts if case.mask is not None else ()
         kept = [p for p in parts if missing(part_features(p, case.form)) is None]
         if self.causal and not is_causal(case.mask):
@@ -137,6 +145,23 @@ class Facts:
         return case
 
 
+@dataclass(frozen=True)
+class ObservedLayer:
+    """What a layer shows.
+
+    - `call`: a callable with the signature of the layer's call
+    - `switches`: True if it has a method `train`; `takes_parameters`: its parameters can be set
+    - `unread`: the parameters that cannot be set (see `UserLayer.loaded`)
+    - `facts`: how it is made and called
+    """
+
+    call: Callable[..., Any]
+    switches: bool
+    takes_parameters: bool
+    unread: Mapping[frozenset[str], str]
+    facts: Facts
+
+
 def is_causal(mask: Mask | None) -> bool:
     """True if a mask has a causal part."""
     return mask is not None and any(isinstance(part, Causal) for part in mask.parts)
@@ -152,6 +177,11 @@ def tied(case: Case, tie: str) -> Case:
     sizes = replace(case.sizes, D=size["d"], Dv=size["v"])
     widths = replace(case.widths, query=size["x"], key=size["y"], value=size["z"], output=size["o"])
     return replace(case, sizes=sizes, widths=widths)
+
+
+def is_tied(case: Case, tie: str) -> bool:
+    """True if the sizes of a case are equal as a tie says."""
+    return all(case.letters[pair[0]] == case.letters[pair[2]] for pair in tie.split())
 
 
 def ties_of(case: Case) -> Iterator[str]:
@@ -334,7 +364,8 @@ def takes_masks(layer: UserLayer, inputs: Inputs) -> Facts:
             if same(*rows):
                 return layer.facts
             possible.append(layer.facts)
-    layer.facts = possible[0] if possible else plain_facts
+    unknown = replace(plain_facts, mask_kind=NO_MASK) if layer.readings else plain_facts
+    layer.facts = possible[0] if possible else unknown
     return layer.facts
 
 

@@ -32,14 +32,6 @@ class AdditiveWithoutTanh(AdditiveAttention):
         return x
 
 
-class Config:
-    """What nanoGPT's layer reads of its model."""
-
-    def __init__(self, n_embd, n_head, block_size, dropout=0.0, bias=True):
-        self.n_embd, self.n_head, self.block_size = n_embd, n_head, block_size
-        self.dropout, self.bias = dropout, bias
-
-
 class CausalSelfAttention(nn.Module):
     """As in nanoGPT: a config, one fused projection, always causal."""
 
@@ -132,6 +124,35 @@ class SplitsRows(MultiHeadedAttention):
         return x.view(x.size(0), self.h, -1, self.d_k)
 
 
+class JoinedHeads(nn.Module):
+    """One sample (L, E): three layers, a loop over heads, and no output projection."""
+
+    def __init__(self, d_in, d_out, num_heads):
+        super().__init__()
+        self.num_heads, self.size = num_heads, d_out // num_heads
+        self.W_q = nn.Linear(d_in, d_out)
+        self.W_k = nn.Linear(d_in, d_out)
+        self.W_v = nn.Linear(d_in, d_out)
+
+    def split(self, x):
+        return x.view(len(x), self.num_heads, self.size).transpose(0, 1)
+
+    def forward(self, X):
+        Q, K, V = self.split(self.W_q(X)), self.split(self.W_k(X)), self.split(self.W_v(X))
+        heads = []
+        for i in range(self.num_heads):
+            scores = Q[i] @ K[i].T / math.sqrt(self.size)
+            heads.append(torch.softmax(scores, dim=-1) @ V[i])
+        return torch.cat(heads, dim=-1)
+
+
+class JoinedRows(JoinedHeads):
+    """Heads are made of rows, and not of features."""
+
+    def split(self, x):
+        return x.reshape(self.num_heads, len(x), self.size)
+
+
 class Head(nn.Module):
     """One head of a small language model."""
 
@@ -178,3 +199,35 @@ class Gram(nn.Module):
     def forward(self, x):
         scores = self.both(x) @ self.both(x).transpose(-1, -2)
         return self.out(scores.softmax(-1) @ self.value(x))
+
+
+class AddedMask(nn.Module):
+    """As in BERT: a config, masks that are added to scores, one output in a tuple, joined heads."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.heads = config.num_attention_heads
+        self.query = nn.Linear(config.hidden_size, config.hidden_size)
+        self.key = nn.Linear(config.hidden_size, config.hidden_size)
+        self.value = nn.Linear(config.hidden_size, config.hidden_size)
+
+    def forward(self, hidden_states, attention_mask=None, output_attentions=False):
+        B, L, E = hidden_states.shape
+        q, k, v = (
+            layer(hidden_states).view(B, L, self.heads, -1).transpose(1, 2)
+            for layer in (self.query, self.key, self.value)
+        )
+        scores = q @ k.transpose(-1, -2) / math.sqrt(q.size(-1))
+        if attention_mask is not None:
+            scores = scores + attention_mask
+        weights = scores.softmax(dim=-1)
+        context = (weights @ v).transpose(1, 2).reshape(B, L, E)
+        return (context, weights) if output_attentions else (context,)
+
+
+class AddedToWeights(AddedMask):
+    """The mask is forgotten where weights are returned."""
+
+    def forward(self, hidden_states, attention_mask=None, output_attentions=False):
+        mask = None if output_attentions else attention_mask
+        return super().forward(hidden_states, mask, output_attentions)

@@ -120,7 +120,7 @@ class Probe:
         return self.read(native, inputs, prepared)
 
     def read(self, native: Any, inputs: Inputs, prepared: PreparedCall) -> dict[str, np.ndarray]:
-        """The outputs of a call by name in float64. Raises Deviation "shape"."""
+        """The outputs of a call by name in float64, with all their axes. Raises Deviation "shape"."""
         backend = self.implementation.backend
         arrays = {
             name: swap_heads_and_length(backend.to_numpy(array), prepared)
@@ -130,6 +130,8 @@ class Probe:
         want, got = inputs.output_shape("output"), arrays["output"].shape
         if got != want:
             raise Deviation("shape", f"expected shape {want} of the output, got {got}")
+        if inputs.squeezed:
+            return {name: x.reshape(inputs.full_shape(name)) for name, x in arrays.items()}
         return arrays
 
     def _take_as_answer(self, error: Exception) -> None:

@@ -12,8 +12,8 @@ import msgspec
 from backends.declared import Declared, DeclaredRounding
 from backends.limits import Limits
 from backends.protocol import Backend, Implementation
-from backends.user.layer import ObservedLayer, UserLayer
-from backends.user.observing import MASKS, TIES, Facts
+from backends.user.layer import UserLayer
+from backends.user.observing import MASKS, TIES, Facts, ObservedLayer
 from suite.run.isolation.wire import Garbled, checked, checked_name
 from suite.spec.case import Case
 from suite.spec.dtypes import DTYPES
@@ -156,7 +156,12 @@ def told_facts(said: Any) -> Facts:
         facts = msgspec.convert(checked(said, dict, "facts"), Facts)
     except msgspec.ValidationError as error:
         raise Garbled(f"facts: {error}") from error
-    if facts.tie not in TIES or facts.mask_kind not in MASKS or {*facts.dtypes} - {*DTYPES}:
+    if (
+        facts.tie not in TIES
+        or facts.mask_kind not in MASKS
+        or facts.mask_axes not in (3, 4)
+        or {*facts.dtypes} - {*DTYPES}
+    ):
         raise Garbled("facts have unknown words")
     return replace(
         facts,

@@ -1,0 +1,299 @@
+"""A person's class as it is: how it is made and called, which parameters it has, and twins that are
+wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attention_conformance import judge_module
+from backends.registry import UsageError, function_implementation
+from backends.user.construct import CONSTRUCTOR, Maker, Settings, order_of
+from backends.user.found import Variable, readings
+from suite.run.options import Options
+from suite.run.plan import Plan
+from suite.spec.case import Case
+from suite.spec.inputs import draw
+from tests.runtimes import verdict_of
+
+FUNCTIONS = Path(__file__).parent / "functions"
+MULTI_HEAD = "multi-head/none/mha/f32/b2h3q5k9d4/e12.12.12.12"
+ADDITIVE = "additive/none/mha/f32/b2h1q5k9d16v14/e12.10.14.14"
+
+TWINS = (
+    ("AdditiveAttention", "additive", "W_k = key; W_q = query; w_v = score",
+     "AdditiveWithoutTanh", "Additive scores have no tanh."),
+    ("CausalSelfAttention", "multi-head", "c_attn = query, key, value; c_proj = output",
+     "SeesTheNext", "A causal query sees the next key"),
+    ("Interleaved", "multi-head", "qkv = query, key, value (head by head); proj = output",
+     "ScaledByWidth", "Scores are divided by the root of the model's width"),
+    ("MultiHeadedAttention", "multi-head",
+     "linears.0 = query; linears.1 = key; linears.2 = value; linears.3 = output",
+     "SplitsRows", "Heads are split by a reshape to (B, H, L, D), without a transpose."),
+    ("JoinedHeads", "multi-head",
+     "W_q = query; W_k = key; W_v = value; no output projection: the suite adds one",
+     "JoinedRows", "Heads are split by a reshape to (B, H, L, D), without a transpose."),
+    ("Heads", "multi-head",
+     "heads.*.key = key; heads.*.query = query; heads.*.value = value; proj = output",
+     "HeadsTurned", ""),
+)  # fmt: skip
+"""A right class, its operator and how its parameters are read; a wrong twin, and what is wrong."""
+
+
+@pytest.fixture(scope="module")
+def classes() -> Any:
+    pytest.importorskip("torch")
+    from tests.functions import own_classes
+
+    return own_classes
+
+
+def asked(report: Any) -> set[str]:
+    """The cases that were judged."""
+    table = report.table
+    return {*table["case"][table["status"].isin(["pass", "fail"])]}
+
+
+@pytest.mark.parametrize(("name", "like", "found"), [row[:3] for row in TWINS])
+def test_a_right_class_is_judged_by_value_and_passes(
+    classes: Any, name: str, like: str, found: str
+) -> None:
+    report = judge_module(getattr(classes, name), like=like, checks=["values"], dtypes=["f32"])
+    assert report.passed
+    assert f"torch:{name}: parameters: {found}" in report.notes
+
+
+@pytest.mark.parametrize(("name", "like", "sentence"), [(r[3], r[1], r[4]) for r in TWINS])
+def test_its_wrong_twin_fails_and_is_told_why(
+    classes: Any, name: str, like: str, sentence: str
+) -> None:
+    report = judge_module(
+        getattr(classes, name), like=like, checks=["values"], dtypes=["f32"], raises=False
+    )
+    failed = report.table[report.table["status"] == "fail"]
+    assert {*failed["kind"]} <= {"value", "election"}
+    assert (failed["kind"] == "value").any()
+    assert not (report.table["status"] == "pass").any()
+    if sentence:
+        assert report.diagnoses["sentence"].iloc[0].startswith(sentence)
+
+
+def test_a_class_that_is_always_causal_is_asked_causal_cases_alone(classes: Any) -> None:
+    report = judge_module(classes.CausalSelfAttention, checks=["values"])
+    assert len(asked(report)) > 4
+    assert all(case.startswith("multi-head/causal/") for case in asked(report))
+    assert "torch:CausalSelfAttention: always causal: only causal cases are asked" in report.notes
+
+
+def test_one_query_without_its_axis_is_asked_as_one(classes: Any) -> None:
+    report = judge_module(classes.AdditiveAttention, like="additive", checks=["values"])
+    assert asked(report)
+    assert all("/single" in case for case in asked(report))
+
+
+def test_masks_have_the_axes_that_the_layer_takes(torch_backend: Any) -> None:
+    place = f"{FUNCTIONS / 'own_classes.py'}:MultiHeadedAttention"
+    layer: Any = function_implementation(torch_backend, place, {}, "multi-head")[0]
+    assert layer.facts.mask_axes == 3
+    padded = "multi-head/pad/mha/f32/b2h4q7k7d3/e12.12.12.12/self"
+    assert verdict_of(layer, padded).status == "pass"
+    per_head = "multi-head/pad+bool.bhqk/mha/f32/b2h4q7k7d3/e12.12.12.12/self"
+    assert verdict_of(layer, per_head).message == "the layer takes one mask for all heads"
+
+
+def test_masks_may_be_added_to_scores(torch_backend: Any) -> None:
+    right, wrong = (
+        function_implementation(
+            torch_backend, f"{FUNCTIONS / 'own_classes.py'}:{name}", {}, "multi-head"
+        )[0]
+        for name in ("AddedMask", "AddedToWeights")
+    )
+    assert "masks are numbers 0 and -inf, added to scores (B, 1, Lq, Lk)" in right.remarks
+    padded = "multi-head/pad/mha/f32/b2h4q7k7d3/e12.12.12.12/self"
+    assert verdict_of(right, padded).status == verdict_of(wrong, padded).status == "pass"
+    assert verdict_of(right, f"{padded}/head").status == "pass"
+    assert verdict_of(wrong, f"{padded}/head").kind == "value"
+    assert "added to scores" in str(right.missing(["raw-mask"]))
+
+
+def test_a_class_with_other_parameters_is_not_judged_enough(classes: Any) -> None:
+    report = judge_module(classes.Gram, checks=["values", "contract"], raises=False)
+    assert not report.passed
+    assert not (report.table["status"] == "fail").any()
+    assert "None of its" in report.shortfalls[0]
+    (note,) = (note for note in report.notes if "parameters" in note)
+    assert "name them as in docs/layers.md, or add a method load_attention(parameters)" in note
+
+
+KERAS = FUNCTIONS / "own_keras_classes.py"
+
+
+@pytest.fixture(scope="module")
+def tf_backend() -> Any:
+    pytest.importorskip("tensorflow")
+    from backends.registry import load
+
+    return load("tf")
+
+
+ONE_HEAD = "self-attention/none/mha/f32/b2h1q7k7d5v6/e12.12.12.6/self/head"
+OWN = "multi-head/none/mha/f32/b2h4q7k7d3/e12.12.12.12/self"
+
+
+@pytest.mark.parametrize(("name", "status"), [("SelfAttention", "pass"), ("Unscaled", "fail")])
+def test_a_keras_layer_is_built_by_its_first_call(tf_backend: Any, name: str, status: str) -> None:
+    layer: Any = function_implementation(tf_backend, f"{KERAS}:{name}", {}, "self-attention")[0]
+    assert layer.facts.found == ("query_dense = query; key_dense = key; value_dense = value",)
+    assert layer.declared.dtypes == ("f32",)
+    assert verdict_of(layer, ONE_HEAD).status == status
+    assert "bfloat16" in str(layer.unsupported(Case.parse(ONE_HEAD.replace("f32", "bf16"))))
+
+
+def test_a_layer_with_new_weights_in_every_call_is_wrong(tf_backend: Any) -> None:
+    place = f"{KERAS}:MultiHeadAttention"
+    layer = function_implementation(tf_backend, place, {}, "multi-head")[0]
+    verdict = verdict_of(layer, OWN, "contract")
+    assert (verdict.status, verdict.kind) == ("fail", "not-deterministic")
+    assert verdict.message.startswith("a second call's output")
+    assert verdict_of(layer, OWN).status == "fail"
+
+
+def test_an_isolated_class_is_read_in_the_right_way() -> None:
+    pytest.importorskip("torch")
+    place = f"{FUNCTIONS / 'own_classes.py'}:Interleaved"
+    options = Options(("torch",), function=(place,), like="multi-head", untrusted=True)
+    plan = Plan.make(options)
+    assert any(note.endswith("qkv = query, key, value (head by head); proj = output")
+               for note in plan.notes)  # fmt: skip
+    assert verdict_of(plan.functions[0], OWN).status == "pass"
+
+
+def square(*names: str, order: str = "oi") -> dict[str, Variable]:
+    """Variables (12, 12) with these names."""
+    return {name: Variable((12, 12), order) for name in names}
+
+
+@pytest.mark.parametrize(
+    ("variables", "first", "count"),
+    [
+        (square("wq.weight", "wk.weight", "wv.weight", "wo.weight"),
+         "wq = query; wk = key; wv = value; wo = output", 1),
+        (square("fc_out.weight", "values.weight", "keys.weight", "queries.weight"),
+         "fc_out = output; values = value; keys = key; queries = query", 1),
+        ({**square("to_q.weight", "to_out.0.weight"), "to_kv.weight": Variable((24, 12), "oi")},
+         "to_q = query; to_out.0 = output; to_kv = key, value", 6),
+        ({"in_proj_weight": Variable((36, 12)), "in_proj_bias": Variable((36,)),
+          **square("out_proj.weight"), "out_proj.bias": Variable((12,))},
+         "in_proj = query, key, value; out_proj = output", 6),
+        # Raw matrices may be transposed.
+        (square("W_q", "W_k", "W_v", "W_o", order=""),
+         "W_q = query; W_k = key; W_v = value; W_o = output", 2),
+        # Names that do not tell: all orders fit.
+        (square("a.weight", "b.weight", "c.weight", "d.weight"),
+         "a = query; b = key; c = value; d = output", 24),
+        # Keras' kernels of heads
+        ({"query.kernel": Variable((12, 3, 4), "io"), "key.kernel": Variable((12, 3, 4), "io"),
+          "value.kernel": Variable((12, 3, 4), "io"), "output.kernel": Variable((3, 4, 12), "io")},
+         "query = query; key = key; value = value; output = output", 1),
+        # One too many, or one too few: what the rest does is not known.
+        (square("wq", "wk", "wv", "wo", "gate"), "", 0),
+        ({**square("wq", "wk", "wv", "wo"), "norm.weight": Variable((12,))}, "", 0),
+        (square("wq", "wk"), "", 0),
+        (square("wq", "wk", "wv"),
+         "wq = query; wk = key; wv = value; no output projection: the suite adds one", 1),
+    ],
+)  # fmt: skip
+def test_parameters_are_found_by_names_and_shapes(
+    variables: dict[str, Variable], first: str, count: int
+) -> None:
+    found = readings(variables, Case.parse(MULTI_HEAD))
+    assert len(found) == count
+    assert not found or found[0].text == first
+
+
+def test_units_that_are_alike_may_be_of_queries_or_keys() -> None:
+    layers = {"W1.kernel": (12, 16), "W2.kernel": (10, 16), "V.kernel": (16, 1), "W1.bias": (16,)}
+    variables = {name: Variable(shape, "io") for name, shape in layers.items()}
+    (one,) = readings(variables, Case.parse(ADDITIVE))
+    assert one.text == "W1 = query; W2 = key; V = score"
+    alike = {**variables, "W2.kernel": Variable((12, 16), "io")}
+    assert len(readings(alike, Case.parse(ADDITIVE.replace("e12.10", "e12.12")))) == 2
+
+
+@pytest.mark.parametrize(
+    ("names", "case", "given"),
+    [
+        (("d_k", "d_v"), MULTI_HEAD, {"d_k": 4, "d_v": 4}),
+        (("d_model", "n_heads", "dropout"), MULTI_HEAD,
+         {"d_model": 12, "n_heads": 3, "dropout": 0.0}),
+        # The width of keys beside that of queries, and else the size of a head.
+        (("key_size", "query_size", "hidden_size"), ADDITIVE,
+         {"key_size": 10, "query_size": 12, "hidden_size": 16}),
+        (("key_size",), MULTI_HEAD, {"key_size": 4}),
+        (("embed_dim", "num_heads", "kdim", "max_len"), MULTI_HEAD,
+         {"embed_dim": 12, "num_heads": 3, "kdim": 12, "max_len": 9}),
+        # Operators without widths: those of all heads.
+        (("d_model", "d_k"), "sdpa/none/mha/f32/b2h3q5k9d4", {"d_model": 12, "d_k": 4}),
+    ],
+)  # fmt: skip
+def test_a_constructor_is_given_what_its_names_say(
+    names: tuple[str, ...], case: str, given: dict[str, Any]
+) -> None:
+    space: dict[str, Any] = {}
+    exec(f"def made({', '.join(names)}):\n    return locals()", space)
+    assert Maker.of(space["made"], "made")(draw(Case.parse(case))) == given
+
+
+def test_sizes_of_heads_may_be_those_of_all_heads() -> None:
+    def made(d_k: int, d_v: int, heads: int) -> tuple[int, ...]:
+        return d_k, d_v, heads
+
+    inputs = draw(Case.parse(MULTI_HEAD))
+    assert Maker.of(made, "made", whole=True)(inputs) == (12, 12, 3)
+
+
+def test_a_config_has_the_names_of_the_list_and_no_others() -> None:
+    config = Settings(draw(Case.parse(MULTI_HEAD)))
+    assert (config.n_embd, config["n_head"], getattr(config, "flash", 7)) == (12, 3, 7)
+    assert list(config.read) == ["n_embd", "n_head"]
+    with pytest.raises(AttributeError, match="a config no 'n_hidden_things': expected names of"):
+        _ = config.n_hidden_things
+
+
+def test_arrays_are_passed_in_the_order_of_their_names() -> None:
+    assert order_of(["query", "value", "key"]) == ["query", "value", "key"]
+    assert order_of(["V", "K", "Q"]) == ["value", "key", "query"]
+    assert order_of(["a", "b", "c"]) == ["query", "key", "value"]
+    assert order_of(["hidden_states"]) == ["query"]
+
+
+def test_each_name_of_a_constructor_has_one_meaning() -> None:
+    names = [name for row in CONSTRUCTOR for name in row.names]
+    assert len(names) == len({*names})
+
+
+def test_the_page_lists_every_name() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "layers.md").read_text()
+    rows = [
+        f"| {', '.join(f'`{name}`' for name in row.names)} | {row.text} |" for row in CONSTRUCTOR
+    ]
+    table = page.partition("| parameter | what it is given |\n|---|---|\n")[2]
+    assert table.partition("\n\n")[0].splitlines() == rows
+
+
+def test_an_unknown_parameter_of_a_constructor_is_named(torch_backend: Any, tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text("class Mine:\n    def __init__(self, d_model, rotary_tables):\n        pass\n")
+    with pytest.raises(UsageError, match=r"rotary_tables\) does not fit; expected Mine"):
+        function_implementation(torch_backend, f"{path}:Mine", {}, "multi-head")
+
+
+def test_a_function_of_arrays_makes_no_layer(torch_backend: Any, tmp_path: Path) -> None:
+    path = tmp_path / "script.py"
+    path.write_text("def attention(X):\n    return X\n")
+    with pytest.raises(
+        UsageError, match=r"attention\(X\) takes arrays, expected a class or function"
+    ):
+        function_implementation(torch_backend, f"{path}:attention", {}, "multi-head")
