@@ -199,7 +199,7 @@ def diagnoses(loaded: Run | Sequence[Run]) -> pd.DataFrame:
     return frame.assign(label=frame["backend"] + ":" + frame["implementation"])
 
 
-def measurements(runs: Iterable[SpeedRun], baseline: str = "") -> pd.DataFrame:
+def measurements(runs: Iterable[SpeedRun], baseline: str | None = None) -> pd.DataFrame:
     """A row for every speed record: the fields of `suite.records.speed.SpeedRecord`, and
 
     seconds, low, high            float64: the median of the samples and their quartiles; NaN: no time

@@ -23,7 +23,7 @@ from suite.records.files import new_file, new_folder
 from suite.report import DATA_FORMATS, FORMATS
 from suite.report.conformance import FAILING, INTERVALS, UNSUPPORTED
 from suite.report.kinds import CAPTIONS
-from suite.spec.text import printable
+from suite.spec.text import printable, uncoloured
 from suite.spec.vocabulary import STATUSES
 
 
@@ -123,8 +123,7 @@ def _text(value: Any, column: str) -> str:
             return percent(value)
         short = f"{value:.4g}"
         return ">1" if column in _LIMITS and value > 1 and short == "1" else short
-    # Keras' messages contain terminal colour codes.
-    return printable(re.sub(r"\x1b\[[0-9;]*m", "", " ".join(str(value).splitlines())))
+    return printable(uncoloured(" ".join(str(value).splitlines())))
 
 
 def as_text(tables: Mapping[str, pd.DataFrame], title: str) -> str:

@@ -54,7 +54,7 @@ class RunLog:
 
     def __init__(self, config: pytest.Config, options: Options) -> None:
         self.config, self.options = config, options
-        self.results: str = config.getoption(NAMES.destination("results"))
+        self.results: str | None = config.getoption(NAMES.destination("results"))
         try:
             self.door = Door(
                 *(config.getoption(NAMES.destination(n)) for n in ("verdict", "verdict-fd"))

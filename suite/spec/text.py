@@ -15,6 +15,8 @@ _UNPRINTABLE = re.compile(
 """Control characters except tab and line feed, characters that change text direction, and surrogates,
 which UTF-8 cannot encode."""
 
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
 SHOWN = 100
 """How many valid names a message lists."""
 
@@ -22,6 +24,11 @@ SHOWN = 100
 def printable(text: str) -> str:
     """The text with unsafe characters escaped, as in "\x1b[31m"."""
     return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+def uncoloured(text: str) -> str:
+    """The text without terminal colour codes, which messages of Keras and Ray contain."""
+    return _COLOURS.sub("", text)
 
 
 def did_you_mean(text: str, names: Iterable[str]) -> str:
