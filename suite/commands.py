@@ -247,7 +247,7 @@ def _expect(arguments: argparse.Namespace) -> int:
     from backends.registry import DISTRIBUTIONS
     from suite.records.cells import load
     from suite.records.expectations import draft
-    from suite.records.files import new_file
+    from suite.records.files import write_new
 
     try:
         run = load(arguments.write, arguments.partial)
@@ -265,8 +265,7 @@ def _expect(arguments: argparse.Namespace) -> int:
         text += f"# {backend}.toml\n\n{draft(mine, versions, told)}\n"
     if arguments.output:
         try:
-            with new_file(arguments.output) as file:
-                file.write(text)
+            write_new(arguments.output, text)
         except OSError as error:
             print(error, file=sys.stderr)
             return 2

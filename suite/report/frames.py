@@ -288,7 +288,9 @@ def asv_results(folder: str | Path) -> pd.DataFrame:
     files = (path for path in sorted(Path(folder).glob("*/*.json")) if path.name != "machine.json")
     rows = [row for path in files for row in _asv_file(path)]
     if not rows:
-        raise RecordError(f"{folder}: no results of asv; expected its results_dir, .asv/results")
+        raise RecordError(
+            f"{folder}: expected result files, a sweep, or asv's results_dir (.asv/results), got none"
+        )
     return pd.DataFrame(rows)
 
 

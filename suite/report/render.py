@@ -19,7 +19,7 @@ from typing import Any
 import pandas as pd
 
 from suite.records.coverage import percent, scored
-from suite.records.files import new_file, new_folder
+from suite.records.files import new_folder, or_nothing, write_new
 from suite.report import DATA_FORMATS, FORMATS
 from suite.report.conformance import FAILING, INTERVALS, UNSUPPORTED
 from suite.report.kinds import CAPTIONS
@@ -55,8 +55,7 @@ def render(
     if out is None:
         sys.stdout.write(text)
         return
-    with new_file(out) as file:
-        file.write(text)
+    write_new(out, text)
 
 
 @dataclass(frozen=True)
@@ -274,13 +273,13 @@ def _strips(section: Section) -> Iterator[dict[str, Any]]:
 
 
 def _write_folder(tables: Mapping[str, pd.DataFrame], fmt: str, folder: Path) -> None:
-    new_folder(folder)
-    for name, frame in tables.items():
-        flat = _flat(frame)
-        if fmt == "csv":
-            _harmless(flat).to_csv(folder / f"{name}.csv", index=False)
-        else:
-            flat.to_parquet(folder / f"{name}.parquet", index=False)
+    with or_nothing(new_folder(folder)):
+        for name, frame in tables.items():
+            flat = _flat(frame)
+            if fmt == "csv":
+                _harmless(flat).to_csv(folder / f"{name}.csv", index=False)
+            else:
+                flat.to_parquet(folder / f"{name}.parquet", index=False)
 
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
