@@ -18,7 +18,6 @@ from suite.records import diagnoses
 from suite.records.diagnoses import DiagnosisRecord
 from suite.records.lines import DuplicateCell, Fact, FileSchema, NonNegativeInt, RecordError, Seed
 from suite.records.machine import Origin
-from suite.spec.dtypes import DTYPES
 from suite.spec.vocabulary import STATUSES
 
 KEY = ("check", "case", "backend", "implementation", "mode", "device", "seed")
@@ -76,6 +75,8 @@ class CellRecord:
     inherited: str = ""
 
     def __post_init__(self) -> None:
+        from suite.spec.dtypes import DTYPES  # imports NumPy, which only a reader of records needs
+
         if self.dtype not in DTYPES:
             raise ValueError(f"unknown dtype {brief(self.dtype)}; valid: {', '.join(DTYPES)}")
         for ratio in (self.error_ratio, *self.ratios.values()):

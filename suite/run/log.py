@@ -211,7 +211,7 @@ class RunLog:
             yield
         except RecordError as error:
             self.writer = self._file = None
-            pytest.exit(f"--results: {error}", returncode=pytest.ExitCode.USAGE_ERROR)
+            pytest.exit(f"--results: {error}", returncode=pytest.ExitCode.INTERRUPTED)
 
     def diagnose(self, plan: Plan | None) -> None:
         """Say what is wrong with implementations that fail, except in silent runs, and write it. With
