@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -96,7 +97,8 @@ def assert_attention_close(
     Arrays may be of any framework.
 
     - `query` (B, H, Lq, D), `key` (B, Hkv, Lk, D), `value` (B, Hkv, Lk, Dv), `actual` (B, H, Lq, Dv);
-      H is a multiple of Hkv. With `axis_order="blhd"` lengths stand before heads.
+      H is a multiple of Hkv. With `axis_order="blhd"` lengths stand before heads. `actual` has the
+      dtype of the operands, as in `check_attention`.
     - `mask`: boolean, True attends; `bias`: added to the scores. Both broadcast to (B, H, Lq, Lk).
     - `sinks` (H,): one more logit per head
     - `alibi_slopes` (H,): the bias is -slope |i + Lk - Lq - j| for row i and key j
@@ -121,6 +123,7 @@ def assert_attention_close(
     )
     if empty_rows not in EMPTY_ROWS:
         raise ValueError(f"unknown empty_rows {empty_rows!r}; valid: {EMPTY_ROWS}")
+    problem.check_dtype(actual, query)
     answer, called = {"output": problem.read(actual, "actual")}, {"output": "actual", "lse": "lse"}
     if lse is not None:
         answer["lse"] = as_numpy(lse, "lse")
@@ -163,7 +166,7 @@ class _Problem:
         sizes = _sizes(**arrays)
         if bias is not None:
             arrays["bias"] = _broadcast("bias", as_numpy(bias, "bias"), sizes)
-        options: dict[str, Any] = {"scale": None if scale is None else float(scale)}
+        options: dict[str, Any] = {"scale": None if scale is None else _number("scale", scale)}
         for name, given in features.items():
             if name not in FEATURES or FEATURES[name].option is None:
                 raise TypeError(f"unknown argument {name!r}; features: {', '.join(FEATURES)}")
@@ -173,7 +176,7 @@ class _Problem:
                 _check_shape(name, arrays[name], shape)
                 options[name] = True
             elif given is not None:
-                options[name] = float(given)
+                options[name] = _number(name, given)
             if not (bias is None or given is None) and FEATURES[name].reduction.to == "bias":
                 raise ValueError(f"expected bias or {name}, got both: give one of the two")
         case = Case.of(SDPA, sizes, self.dtype, form="dense", **options)
@@ -186,6 +189,17 @@ class _Problem:
         if values.ndim != 4:
             raise ValueError(f"{what} has four axes, batch and heads included; got {values.shape}")
         return values.swapaxes(1, 2) if self.swapped else values
+
+    def check_dtype(self, actual: Any, query: Any) -> None:
+        """Raise AssertionError if an output has another dtype than the operands."""
+        got, held = (
+            str(getattr(array, "dtype", self.dtype.long_name)) for array in (actual, query)
+        )
+        if self.dtype.long_name not in got and got != held:
+            raise AssertionError(
+                f"actual has dtype {got}, expected {self.dtype.long_name}, the dtype of query, key and "
+                "value: an output has the dtype of its operands"
+            )
 
     def back(self, array: np.ndarray) -> np.ndarray:
         """An output in the caller's axis order."""
@@ -285,6 +299,16 @@ def _broadcast(what: str, array: np.ndarray, sizes: Sizes) -> np.ndarray:
     except ValueError:
         raise ValueError(f"{what} broadcasts to {shape}, got {array.shape}") from None
     return rank4(array)
+
+
+def _number(what: str, value: Any) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"{what} is a finite number, got {value!r}")
+    return number
 
 
 def _check_shape(what: str, array: np.ndarray, shape: tuple[int, ...]) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from attention_conformance.report import AttentionFailure, Report
 from backends.declared import UsageError
+from backends.registry import check_function
 from suite.checks import all_checks
 from suite.judge.cell import Cell
 from suite.judge.judge import judge
@@ -21,6 +23,7 @@ from suite.run.plan import Plan
 from suite.run.recorded import header, record
 from suite.run.suggestions import suggestions
 from suite.spec.claims import CLAIMS
+from suite.spec.text import did_you_mean
 
 
 def check_attention(
@@ -120,14 +123,18 @@ def plan_of(
     **said: Any,
 ) -> Plan:
     """The plan of a run that judges one function. Raises UsageError."""
+    if not isinstance(backend, str):
+        raise UsageError(f"backend: expected a name such as 'torch', got {backend!r}")
     claimed = {n: v for n, v in said.items() if v is not None and v is not False}
     if unknown := sorted(set(claimed) - set(CLAIMS)):
-        raise UsageError(f"unknown option {unknown[0]!r}; claims are {', '.join(CLAIMS)}")
+        meant = did_you_mean(unknown[0], CLAIMS)
+        raise UsageError(f"unknown option {unknown[0]!r}{meant}; claims are {', '.join(CLAIMS)}")
     if elect:
         claimed["elections"] = dict(elect)
     called = name_of(function) if name is None else name
     if not called:
         raise UsageError("name: expected one letter or more, got ''")
+    check_function(function, repr(called), bool(like))
     options = Options(
         (backend,), function=(called,), level=level, device=device, seed=seed, like=like or "",
         inherit_known="yes" if inherit_known else "no", allow_refusals=allow_refusals,
@@ -152,6 +159,8 @@ def cells_of(plan: Plan, checks: Iterable[str] = ()) -> list[Cell]:
 
 def name_of(function: Callable[..., Any]) -> str:
     """The name of a function or of its class, without characters that names in tables cannot have."""
-    plain = getattr(function, "func", function)
-    name = getattr(plain, "__name__", type(plain).__name__)
+    name = type(function).__name__
+    with suppress(Exception):  # `check_function` says what a user's `__getattr__` raises
+        plain = getattr(function, "func", function)
+        name = getattr(plain, "__name__", type(plain).__name__)
     return re.sub(r"[^A-Za-z0-9_.-]+", "", name) or "function"

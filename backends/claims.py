@@ -162,11 +162,17 @@ def read(name: str, value: Any) -> Any:
     elif value == "" and claim.type is bool:
         value = True
     try:
-        return msgspec.convert(
+        taken = msgspec.convert(
             value, claim.type, strict=False, dec_hook=lambda kind, one: kind(one)
         )
     except msgspec.ValidationError as error:
         raise ValueError(f"{name}: {error}; {claim.text}") from error
+    if claim.type is int and taken < 1:
+        raise ValueError(
+            f"{name}: expected a whole number from 1 on, got {taken}; without a limit, "
+            "leave the claim out"
+        )
+    return taken
 
 
 def read_claims(texts: Iterable[str]) -> dict[str, Any]:
@@ -185,6 +191,8 @@ def read_claims(texts: Iterable[str]) -> dict[str, Any]:
                 f"unknown claim {words!r}; expected NAME=VALUE, or DTYPE.NAME=VALUE if the claim may "
                 f"differ by dtype; valid: {', '.join(CLAIMS)}"
             )
+        if not value and claim.type is not bool:
+            raise UsageError(f"{text}: expected a value, as in --claim {words}=VALUE")
         if name in BY_OPTION:
             raise UsageError(f"{text}: {name} are {BY_OPTION[name]}")
         try:

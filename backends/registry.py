@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import os
 import sys
 from collections.abc import Mapping
@@ -26,6 +27,7 @@ from backends.protocol import (
 from backends.sources import JUDGED, home_of
 from backends.user.function import UserCallable
 from backends.user.layer import UserLayer
+from suite.spec.claims import MARK
 from suite.spec.modules import classes_in
 from suite.spec.operator import Operator
 from suite.spec.operators import OPERATORS
@@ -210,6 +212,8 @@ def load_object(text: str, what: str) -> Any:
     place, _, name = text.rpartition(":")
     if not place or not name:
         raise UsageError(f"expected PATH.py:NAME or module:NAME for {what}, got {text!r}")
+    if Path(place).is_file() and not place.endswith(".py"):
+        raise UsageError(f"{what} {text!r}: {place} is no Python file: expected PATH.py:NAME")
     try:
         if place.endswith(".py"):
             path = Path(place)
@@ -232,12 +236,40 @@ def load_object(text: str, what: str) -> Any:
         raise UsageError(
             f"{what} {text!r}: importing {place} failed with {type(error).__name__}: {error}"
         ) from error
-    if not hasattr(module, name):
+    if not _has(module, name, f"{what} {text!r}"):
         public = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
         raise UsageError(
             f"{what} {text!r}: {place} has no {name!r}; it has {', '.join(public) or 'no functions'}"
         )
     return getattr(module, name)
+
+
+def _has(thing: Any, name: str, who: str) -> bool:
+    """True if a user's object has an attribute. Raises UsageError if its `__getattr__` raises another
+    error than AttributeError."""
+    try:
+        return hasattr(thing, name)
+    except Exception as error:
+        raise UsageError(
+            f"{who}: reading {name!r} raised {type(error).__name__}: {error}; `__getattr__` raises "
+            "AttributeError for names that do not exist"
+        ) from error
+
+
+def check_function(function: Any, text: str, is_layer: bool = False) -> None:
+    """Raise UsageError if an object cannot be a user's function; messages call the object `text`."""
+    kinds = {
+        "an async function": inspect.iscoroutinefunction,
+        "a generator function": inspect.isgeneratorfunction,
+    }
+    _has(function, MARK, f"function {text}")
+    for kind, is_kind in kinds.items():
+        if is_kind(function):
+            raise UsageError(f"function {text} is {kind}: expected one that returns an array")
+    if inspect.isclass(function) and not is_layer:
+        raise UsageError(
+            f"function {text} is a class: name an instance, or say by --like which layer it makes"
+        )
 
 
 OWN: dict[Operator, type[UserCallable]] = {
@@ -300,6 +332,7 @@ def callable_implementation(
     text, own = text or name, OWN.get(OPERATORS[like]) if like else None
     if not callable(function) and not (own and own.method_names):
         raise UsageError(f"function {text!r} is {type(function).__name__}, not callable")
+    check_function(function, repr(text), bool(like))
     try:
         claims = Claims.of(function, said, like or "sdpa")
         if own:

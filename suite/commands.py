@@ -22,7 +22,7 @@ from suite.run.order import add_order_parser
 from suite.run.same import add_same_parser
 from suite.search.command import add_search_parser
 from suite.spec.case import Case
-from suite.spec.catalogue import AnyCase, Selection, everything, find
+from suite.spec.catalogue import AnyCase, Selection, everything, find, replaced
 from suite.spec.claims import CLAIMS
 from suite.spec.dtypes import DTYPES
 from suite.spec.elections import QUESTIONS
@@ -107,7 +107,7 @@ def _list(arguments: argparse.Namespace) -> int:
 
     if arguments.why:
         try:
-            print(_why(find(arguments.why).id))
+            print(_why(find(arguments.why)))
         except ValueError as error:
             print(error, file=sys.stderr)
             return 2
@@ -129,10 +129,11 @@ def _list(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _why(case_id: str) -> str:
+def _why(asked: AnyCase) -> str:
     """The checks that ask a case, the first level of each, and the reasons."""
     from suite.checks import all_checks
 
+    case_id = asked.id
     lines = [case_id]
     for check in all_checks().values():
         for name, cases in ((check.name, check.cases), (f"{check.name}, compiled", check.compiled)):
@@ -142,9 +143,20 @@ def _why(case_id: str) -> str:
                 reasons = cases.why(levels[0]) if isinstance(cases, Selection) else {}
                 why = reasons[case] if isinstance(case, Case) else case.why
                 lines.append(f"  {name:28} since {levels[0]:9} {why}")
-    lines += [] if len(lines) > 1 else ["  no check asks it: --case of search and bench does"]
+    lines += [] if len(lines) > 1 else [f"  {_unlisted(asked)}"]
     lines += ["Implementations that say so are asked later:"]
     return "\n".join([*lines, *(f"  {what:28} {why}" for what, why in POSTPONED.items())])
+
+
+def _unlisted(case: AnyCase) -> str:
+    """What asks a case that no check lists."""
+    from suite.checks import all_checks
+
+    listed = (c for check in all_checks().values() for c in check.cases("full"))
+    instead = replaced(case, listed)
+    if instead is None:
+        return "no check asks it: --case of search and bench does"
+    return f"asked in place of {instead}, if a function's signature or claims exclude that case"
 
 
 def _words() -> str:
@@ -198,7 +210,7 @@ def _facts(case: AnyCase) -> str:
     checks = [
         c.name for c in all_checks().values() if any(x.id == case.id for x in c.cases("full"))
     ]
-    lines = [f"  checks  {', '.join(checks) or 'none (not in the catalogue)'}"]
+    lines = [f"  checks  {', '.join(checks) or _unlisted(case)}"]
     if isinstance(case, Case) and case.sizes.B and case.sizes.Lq:
         inputs = draw(case)
         pairs, empty = inputs.attends, int(inputs.fully_masked_rows.sum())
@@ -235,7 +247,7 @@ def _expect(arguments: argparse.Namespace) -> int:
     from backends.registry import DISTRIBUTIONS
     from suite.records.cells import load
     from suite.records.expectations import draft
-    from suite.records.files import new_file
+    from suite.records.files import write_new
 
     try:
         run = load(arguments.write, arguments.partial)
@@ -253,8 +265,7 @@ def _expect(arguments: argparse.Namespace) -> int:
         text += f"# {backend}.toml\n\n{draft(mine, versions, told)}\n"
     if arguments.output:
         try:
-            with new_file(arguments.output) as file:
-                file.write(text)
+            write_new(arguments.output, text)
         except OSError as error:
             print(error, file=sys.stderr)
             return 2

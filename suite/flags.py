@@ -6,6 +6,7 @@ import argparse
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from functools import wraps
 from reprlib import repr as brief
 from typing import Any, ClassVar, Self
 
@@ -21,6 +22,18 @@ def whole(text: str) -> int:
 def number(text: str) -> float:
     """A number of an option. Raises ArgumentTypeError."""
     return _bounded(float, "a number", text)
+
+
+def given(kind: Callable[[str], Any]) -> Callable[[str], Any]:
+    """`kind`, which raises ArgumentTypeError for an empty text, as an unset variable of a shell gives."""
+
+    @wraps(kind)
+    def read(text: str) -> Any:
+        if not text:
+            raise argparse.ArgumentTypeError("expected a value, got none; leave the option out")
+        return kind(text)
+
+    return read
 
 
 def _bounded(kind: Callable[[str], Any], what: str, text: str) -> Any:
@@ -81,13 +94,17 @@ class Flag:
         common |= {"required": True} if self.required else {}
         if self.many:
             several = {"action": "extend", "nargs": "+"} if self.several else {"action": "append"}
-            return common | several | {"default": [], "type": self.kind}
+            return common | several | {"default": [], "type": given(self.kind)}
         if self.default not in ("", None) and "default" not in self.help:
             number = isinstance(self.default, float)
             common["help"] += (
                 f" (default {self.default:g})" if number else f" (default {self.default})"
             )
-        return common | {"default": self.default, "type": self.kind}
+        # argparse would convert the default "", too: None stands for it.
+        return common | {
+            "default": None if self.default == "" else self.default,
+            "type": given(self.kind),
+        }
 
 
 def option(help: str, *details: Any, **more: Any) -> Any:

@@ -13,7 +13,7 @@ from backends.protocol import Declared
 from suite.judge import elections
 from suite.judge.cell import Cell
 from suite.judge.check import check
-from suite.judge.elections import NOBODY, lse
+from suite.judge.elections import OR_PROMISE, lse
 from suite.judge.verdict import Deviation, HarnessError, NotApplicable
 from suite.spec.dtypes import DTYPES, DType
 from suite.spec.elections import QUESTIONS, ElectionCase, of_questions
@@ -56,14 +56,21 @@ def like_native(cell: Cell, questions: Sequence[tuple[str, DType]], got: Sequenc
     return [elections.of_native(name, own, dtype) for name, dtype in questions] == list(got)
 
 
-def expect(cell: Cell, right: bool, names: Sequence[str], got: Sequence[str], what: str) -> None:
+def expect(
+    cell: Cell,
+    right: bool,
+    names: Sequence[str],
+    got: Sequence[str],
+    what: str,
+    advice: str = "correct it",
+) -> None:
     """Raise Deviation "election" unless the answers are right or those of the framework's own
-    attention."""
+    attention. The message begins with what to do."""
     if right or like_native(cell, [(name, cell.dtype) for name in names], got):
         return
     observed = ", ".join(f"{n} is {answer}" for n, answer in zip(names, got, strict=True))
-    raise Deviation("election", f"{what}: {observed}; {NOBODY} "
-                    f"--elect {names[0]}={got[0]}")  # fmt: skip
+    promise = f"{OR_PROMISE}--elect {names[0]}={got[0]}"
+    raise Deviation("election", f"{advice}{promise}: {what}: {observed}")
 
 
 @check(
@@ -89,7 +96,9 @@ def test_forms_of_empty_rows(cell: Cell) -> None:
     names = ("fully-masked-row", "minus-inf-row")
     got = answers(cell, names)
     what = "boolean mask and -inf bias give different fully masked rows"
-    expect(cell, got[0] == got[1], names, got, what)
+    expect(
+        cell, got[0] == got[1], names, got, what, "hide by -inf in both, or zero the rows in both,"
+    )
 
 
 @check(of_questions(["lse-of-empty-row"]), applies_to=user_functions, single_answer=True)
@@ -139,9 +148,9 @@ def test_one_answer_in_all_dtypes(cell: Cell) -> None:
         if got != other and not like_native(cell, questions, (got, other)):
             raise Deviation(
                 "election",
-                f"{question} is {got} in {cell.dtype.name} and {other} in {name}; {NOBODY} "
-                f"--elect {question}={cell.dtype.name}:{got} and "
-                f"--elect {question}={name}:{other}",
+                f"correct it{OR_PROMISE}--elect {question}={cell.dtype.name}:{got} and --elect "
+                f"{question}={name}:{other}: {question} is {got} in {cell.dtype.name} and {other} "
+                f"in {name}",
             )
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,8 +14,15 @@ import pytest
 
 from suite.__main__ import main
 from suite.flags import CommandOptions, Flag, flags
+from suite.report import SITE
 from suite.run.options import OUTSIDE, Options, shared
+from suite.spec.text import UNREAD
 from tests.records_by_hand import cell, run, write
+
+ROOT = Path(__file__).resolve().parents[1]
+IN_CHECKOUT = os.environ | {"PYTHONPATH": str(ROOT)}
+NEAREST = "sdpa/causal/mha/f32/b1h40q5k5d4"
+"""A case that stands for another one, with fewer key heads, in functions of equal heads."""
 
 NASTY = "\x1b[31mred\x00 \u202e \x9b2J"
 SHOWN = r"red\x00 \u202e \x9b2J"
@@ -67,6 +77,110 @@ def test_nothing_of_a_file_is_obeyed(
             out = tmp_path / fmt
             assert main(["report", str(path), f"--format={fmt}", f"--output={out}"]) == 0
             assert not OBEYED & {*out.read_text(encoding="utf-8")}
+
+
+@pytest.fixture
+def odd_files(tmp_path: Path) -> Path:
+    """A folder of files that people hand over by mistake, and `r.jsonl`."""
+    good = write(
+        tmp_path / "r.jsonl",
+        run(cell(error_ratio=0.5), cell(NEAREST.replace("f32", "f16"), status="fail")),
+    )
+    text = good.read_text()
+    (tmp_path / "bom.jsonl").write_text("\ufeff" + text)
+    (tmp_path / "negative.jsonl").write_text(
+        text.replace('"error_ratio": 0.5', '"error_ratio": -1')
+    )
+    (tmp_path / "f7.jsonl").write_text(text.replace('"dtype": "f16"', '"dtype": "f7"'))
+    (tmp_path / "cut.jsonl").write_text("\n".join(text.splitlines()[:2]))
+    (tmp_path / "empty").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    return tmp_path
+
+
+REPORT, ODD = ["report", "--table=runs"], "expected a regular file or standard input, got a device"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ([*REPORT, "/dev/zero"], 2, ODD),
+        ([*REPORT, "pipe"], 2, ODD),
+        (["diff", "r.jsonl", "/dev/zero"], 2, ODD),
+        (["expect", "--write=/dev/zero"], 2, ODD),
+        (["findings", "pipe"], 2, ODD),
+        (["sweep", "/dev/zero", "--results=s"], 2, ODD),
+        ([*REPORT, "/dev/stdin"], 0, "whole"),
+        ([*REPORT, "bom.jsonl"], 0, "whole"),
+        ([*REPORT, "cut.jsonl", "--partial"], 0, "extent   unfinished: 1 of 2 cells"),
+        ([*REPORT, "negative.jsonl"], 2, "expected an error ratio from 0 on, got -1"),
+        ([*REPORT, "f7.jsonl"], 2, "unknown dtype 'f7'; valid: f64, f32, bf16, f16"),
+        (["report", "empty"], 2, "expected result files, a sweep, or asv's results_dir"),
+        (
+            ["report", "r.jsonl", "--baseline="],
+            2,
+            "expected a value, got none; leave the option out",
+        ),
+    ],
+)
+def test_files_that_are_not_what_they_should_be(
+    odd_files: Path, words: list[str], code: int, said: str
+) -> None:
+    out = of_process(words, odd_files)
+    assert (out.returncode, said in out.stdout + out.stderr) == (code, True), out.stderr
+    assert "Traceback" not in out.stderr
+
+
+@pytest.mark.parametrize("fmt", ["html", "text", SITE, "csv"])
+def test_a_full_disk_is_named_and_blocks_no_other_try(odd_files: Path, fmt: str) -> None:
+    words = ["report", "r.jsonl", f"--format={fmt}", "--output=page"]
+    out = of_process(words, odd_files, limit=64)
+    assert out.returncode == 2
+    assert "page cannot be written: File too large; nothing of it is left" in out.stderr
+    assert "Traceback" not in out.stderr
+    assert of_process(words, odd_files).returncode == 0
+
+
+def test_a_reader_that_goes_ends_a_command_in_silence(odd_files: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "suite", "list", "--level=full"], cwd=ROOT, env=IN_CHECKOUT,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as child:  # fmt: skip
+        assert child.stdout is not None
+        assert child.stderr is not None
+        assert child.stdout.readline().startswith("sdpa/")
+        child.stdout.close()
+        assert child.stderr.read() == ""
+        assert child.wait(timeout=60) == UNREAD
+
+
+def of_process(words: list[str], folder: Path, limit: int = -1) -> subprocess.CompletedProcess[str]:
+    """A command in a process of its own, in a folder, with `r.jsonl` at a pipe as standard input; files
+    can have `limit` bytes."""
+    program = (
+        f"import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, -1)); "
+        "from suite.__main__ import main; sys.exit(main(sys.argv[1:]))"
+    )
+    return subprocess.run(
+        [sys.executable, "-B", "-c", program, *words], cwd=folder, env=IN_CHECKOUT, text=True,
+        input=(folder / "r.jsonl").read_text(), capture_output=True, timeout=60,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["describe", NEAREST], "asked in place of sdpa/causal/gqa20/f32/b1h40q5k5d4, if a"),
+        (["describe", NEAREST], "\n  alibi_slopes False\n"),
+        (["list", f"--why={NEAREST}"], "asked in place of sdpa/causal/gqa20/f32/b1h40q5k5d4, if a"),
+        (["list", f"--why={NEAREST.replace('h40', 'h41')}"], "no check asks it: --case of search"),
+    ],
+)
+def test_a_case_that_no_check_lists_is_explained(
+    capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    assert main(words) == 0
+    assert said in capsys.readouterr().out
 
 
 def test_what_is_said_again_is_all_but_what_chooses_cells() -> None:

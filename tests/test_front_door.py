@@ -123,6 +123,10 @@ DIGITS = "1" * 5000
         (["--backend=tests.miniatures:Rounded_"], "has no 'Rounded_'"),
         (["--backend=tests.miniatures:ONE"], "has no 'ONE'"),
         (["--results=x.jsonl"], "need a --backend"),
+        *(
+            (["--backend=torch", "--function=x.py:f", "--untrusted", word], "got none; leave the")
+            for word in ("--forbid=", "--kernel=", "--verdict=", "--numerics=")
+        ),
         (["--backend=numpy", "--device=tpu"], "unknown device 'tpu'; valid: cpu, cuda"),
         (["--backend=numpy", "--device=cuda"], "is judged on cpu only, not on cuda"),
     ],

@@ -55,6 +55,21 @@ def refuses_both(query, key, value, attn_mask=None, is_causal=False):
 def needs_more(query, key, value, block_size):
     return value
 
+async def later(query, key, value):
+    return value
+
+def parts(query, key, value):
+    yield value
+
+class Kernel:
+    def __call__(self, query, key, value):
+        return plain(query, key, value)
+
+class Odd(Kernel):
+    def __getattr__(self, name):
+        raise RuntimeError(f"no {name} here")
+
+odd = Odd()
 not_a_function = 3
 """
 
@@ -127,10 +142,14 @@ def test_a_users_function_is_judged(
     [
         ("needs_more", "block_size) does not fit"),
         ("not_a_function", "not callable"),
+        ("later", "is an async function: expected one that returns an array"),
+        ("parts", "is a generator function: expected one that returns an array"),
+        ("Kernel", "is a class: name an instance"),
+        ("odd", "raised RuntimeError: no __claims__ here; `__getattr__` raises AttributeError for"),
         (
             "absent",
-            "it has bias_beside_flag, needs_more, plain, refuses_both, right, wrong_scale, "
-            "zeros_where_told",
+            "it has Kernel, Odd, bias_beside_flag, later, needs_more, odd, parts, plain, "
+            "refuses_both, right, wrong_scale, zeros_where_told",
         ),
     ],
 )
@@ -139,6 +158,12 @@ def test_functions_that_cannot_be_judged_are_told_why(kernels: Path, name: str, 
         registry.function_implementation(registry.load("torch"), f"{kernels}:{name}", {})
     listed = "it has " + ", ".join(sorted(str(error.value).partition("it has ")[2].split(", ")))
     assert hint in str(error.value) or hint == listed
+
+
+def test_a_text_file_is_no_function(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("f")
+    with pytest.raises(UsageError, match="is no Python file"):
+        registry.load_object(f"{tmp_path / 'notes.txt'}:f", "function")
 
 
 def test_numpy_has_no_native_signature_for_functions() -> None:

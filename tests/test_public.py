@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -190,7 +191,11 @@ def test_a_layer_is_judged_by_its_factory() -> None:
         ({"backend": "pytorch2"}, "unknown backend 'pytorch2'"),
         ({"level": "tiny"}, "unknown level 'tiny'"),
         ({"checks": ["valuess"]}, "unknown check 'valuess'; valid: "),
-        ({"head_size": 64}, "unknown option 'head_size'; claims are numerics"),
+        ({"head_size": 64}, "unknown option 'head_size'; did you mean 'head_sizes'"),
+        ({"scale": math.nan}, "unknown option 'scale'; did you mean 'scales'"),
+        ({"scales": (math.nan, 1)}, "the smallest and the largest one, got"),
+        ({"max_length": 0}, "max_length: expected a whole number from 1 on, got 0"),
+        ({"backend": None}, "backend: expected a name such as 'torch', got None"),
         ({"numerics": "half"}, "unknown numerics"),
         ({"elect": {"minus-inf-row": "ones"}}, "ones"),
         ({"like": "decoder"}, "unknown"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -168,6 +169,21 @@ def test_rows_without_keys_are_judged_where_somebody_says_what_they_are() -> Non
 
 
 @pytest.mark.parametrize(
+    ("dtype", "answer", "right"),
+    [("float32", "float64", False), ("float16", "float32", False), ("float64", "float32", False),
+     ("float32", "float32", True)],
+)  # fmt: skip
+def test_an_output_has_the_dtype_of_its_operands(dtype: str, answer: str, right: bool) -> None:
+    arrays = [array.astype(dtype) for array in (Q, K, V)]
+    output = attention_bound(*arrays).value.astype(answer)
+    if right:
+        assert assert_attention_close(output, *arrays) <= 1
+        return
+    with pytest.raises(AssertionError, match=f"actual has dtype {answer}, expected {dtype}, the"):
+        assert_attention_close(output, *arrays)
+
+
+@pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"key": K[:1]}, r"key has shape \(1, 2, 9, 8\), expected \(2, 2, 9, 8\)"),
@@ -187,6 +203,9 @@ def test_rows_without_keys_are_judged_where_somebody_says_what_they_are() -> Non
         ({"empty_rows": "ones"}, "unknown empty_rows"),
         ({"grads": {"query": Q}}, "need the cotangent"),
         ({"grads": {"bias": Q}, "cotangent": numbers(2, 4, 5, 6)}, "no gradient of bias"),
+        ({"scale": math.nan}, "scale is a finite number, got nan"),
+        ({"scale": "big"}, "scale is a finite number, got 'big'"),
+        ({"softcap": math.inf}, "softcap is a finite number, got inf"),
         ({"query": Q.astype(int)}, "query has dtype int64"),
         ({"key": K.astype("float32")}, "have one dtype, got query float64, key float32"),
         ({"query": np.full_like(Q, np.nan)}, "no answer to judge by"),

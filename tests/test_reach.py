@@ -130,6 +130,14 @@ def test_the_summary_says_why_a_run_never_began(tmp_path: Path) -> None:
     assert "none.py" in summary
 
 
+def test_no_message_leaves_the_fence_of_the_summary(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("WRONG: 1\n```\n# A heading\n", encoding="utf-8")
+    summary = tmp_path / "summary.md"
+    step = ACTION["runs"]["steps"][2]
+    shell(step["run"], tmp_path, FOLDER=".", NAME="a", GITHUB_STEP_SUMMARY=str(summary))
+    assert summary.read_text("utf-8") == "```text\nWRONG: 1\n~~~\n# A heading\n```\n"
+
+
 def test_the_action_installs_its_own_ref_and_uploads_what_it_wrote() -> None:
     first, *_, last = ACTION["runs"]["steps"]
     path = shlex.split(first["run"])[-1].replace("$GITHUB_ACTION_PATH", str(ROOT))

@@ -21,7 +21,13 @@ from tests.test_claims import CLAIMED, plan
     ("options", "message"),
     [
         ({"claim": ("heads=3",)}, "unknown claim 'heads'; expected NAME=VALUE.*head_sizes"),
-        ({"claim": ("queries=-1",)}, "queries is a number of queries, got -1"),
+        *(
+            ({"claim": (f"{name}={n}",)}, f"{name}: expected a whole number from 1 on, got {n}")
+            for name, n in (("queries", -1), ("queries", 0), ("max_length", 0))
+        ),
+        ({"claim": ("head_sizes",)}, "expected a value, as in --claim head_sizes=VALUE"),
+        ({"claim": ("f16.max_length=",)}, "expected a value, as in --claim f16.max_length=VALUE"),
+        ({"claim": ("scales=nan,1",)}, r"scales are .*, got \[nan, 1.0\]"),
         ({"claim": ("head_sizes=x",)}, "head_sizes=x: head_sizes: Expected `int`, got `str`"),
         ({"claim": ("f12.max_length=8",)}, "f12"),
         ({"claim": ("f16.dtypes=f16",)}, "unknown claim 'f16.dtypes'"),

@@ -12,7 +12,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from suite.report import FORMATS
+from suite.report import FORMATS, SITE
 from suite.report.commands import add_diff_parser, add_report_parser
 from suite.report.kinds import CONFORMANCE, KINDS, TABLES, frames_of, load_runs
 from suite.report.render import render
@@ -257,12 +257,13 @@ def test_report_prints_the_chosen_tables(tmp_path: Path, capsys: pytest.CaptureF
     assert "## Failures" not in out
 
 
-@pytest.mark.parametrize("fmt", FORMATS)
-def test_report_writes_every_format(tmp_path: Path, fmt: str) -> None:
-    path = write(tmp_path / "r.jsonl", run(cell()))
+@pytest.mark.parametrize("operator", ["sdpa", "of another version"])
+@pytest.mark.parametrize("fmt", [*FORMATS, SITE])
+def test_report_writes_every_format(tmp_path: Path, fmt: str, operator: str) -> None:
+    path = write(tmp_path / "r.jsonl", run(cell(), cell(CASES[0], operator=operator)))
     out = tmp_path / "out"
     assert command("report", path, "--format", fmt, "--output", out) == 0
-    assert out.is_dir() == (fmt in ("csv", "parquet"))
+    assert out.is_dir() == (fmt in ("csv", "parquet", SITE))
     assert command("report", path, "--format", fmt, "--output", out) == 2
 
 

@@ -240,7 +240,7 @@ def test_results_of_asv_become_a_frame(tmp_path: Path, capsys: pytest.CaptureFix
     (folder / "box").mkdir(parents=True)
     (folder / "benchmarks.json").write_text("{}")
     (folder / "box" / "machine.json").write_text("{}")
-    with pytest.raises(RecordError, match="no results of asv"):
+    with pytest.raises(RecordError, match="expected result files, a sweep, or"):
         asv_results(folder)
     (folder / "box" / "aaaa-env.json").write_text(json.dumps(ASV))
     frame = asv_results(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -106,6 +107,51 @@ def test_what_is_recorded_is_not_asked_again(
     assert (code, [task.title for task in engine.done]) == (GREEN, [titles(plan)[3]])
     assert [path.stat().st_mtime_ns for path in (first, third)] == before
     assert not list(tmp_path.rglob("*.part"))
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda text: text[: len(text) // 2], "cut off"),
+        (lambda text: text.replace('"status": "pass"', '"status": "fail"'), "footer counts"),
+        (lambda text: "x" + text, "line 1 is no header"),
+        (lambda text: "", "line 1 is no header"),
+    ],
+)
+def test_a_damaged_file_is_moved_aside_and_its_task_runs_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: Callable[[str], str], said: str
+) -> None:
+    plan, green = few(seeds="0-1"), answer(tmp_path)
+    sweep(tmp_path / "s", plan, Here(lambda task: green))
+    path = tmp_path / "s" / f"{tasks(plan)[0].name}.jsonl"
+    whole = path.read_text()
+    path.write_text(damaged := damage(whole))
+    capsys.readouterr()
+    code, engine = sweep(tmp_path / "s", plan, Here(lambda task: green))
+    assert (code, [task.title for task in engine.done]) == (GREEN, titles(plan)[:1])
+    out = capsys.readouterr().out
+    assert said in out
+    assert f"renamed to {path.stem}.damaged; {titles(plan)[0]} runs again" in out
+    assert (path.read_text(), path.with_suffix(".damaged").read_text()) == (whole, damaged)
+    assert len(recorded(tmp_path / "s")) == 2
+
+
+def test_one_driver_works_on_a_folder(tmp_path: Path) -> None:
+    def second(task: Task) -> Outcome:
+        with pytest.raises(UsageError, match="another driver is at work on"):
+            sweep(tmp_path / "s", few())
+        return answer(tmp_path)
+
+    assert sweep(tmp_path / "s", few(), Here(second))[0] == GREEN
+    assert sweep(tmp_path / "s", few())[0] == GREEN
+
+
+def test_messages_of_a_sweep_have_no_colours(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lost = Lost("\x1b[36m(pid=7)\x1b[0m its process died")
+    sweep(tmp_path / "s", few(), Here(lambda task: lost))
+    assert "is not recorded: (pid=7) its process died" in capsys.readouterr().out
 
 
 def test_the_limit_of_hours_ends_a_sweep_that_goes_on_later(

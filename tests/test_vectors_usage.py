@@ -63,10 +63,26 @@ def fewer_cases(folder: Path, vectors: Path) -> None:
     file_of(folder, index.cases[0].case).unlink()
 
 
+def climbs(folder: Path, vectors: Path) -> None:
+    path = vectors / "index.json"
+    document = json.loads(path.read_text(encoding="utf-8"))
+    document["cases"][0]["file"] = "../elsewhere"
+    os.mkfifo(vectors.parent / "elsewhere")
+    path.write_text(json.dumps(document), encoding="utf-8")
+
+
+def pipe_at(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
 USAGE: dict[str, tuple[Callable[[Path, Path], object], str]] = {
     "no folder": (lambda a, v: shutil.rmtree(a), "there is no folder"),
     "no declaration": (lambda a, v: (a / RUNTIME).unlink(), "it describes the runtime"),
     "no JSON": (broken_json, "cannot be read"),
+    "a pipe": (lambda a, v: pipe_at(a / RUNTIME), "expected a regular file"),
+    "a pipe among the vectors": (lambda a, v: pipe_at(file_of(v, PLAIN)), "expected a regular file"),
+    "a path": (climbs, "index.json: expected the name of a file, got '../elsewhere'"),
     "no object": (lambda a, v: (a / RUNTIME).write_text("[]"), "expected a JSON object"),
     "no version": (lambda a, v: (a / RUNTIME).write_text('{"name": "x"}'), "`version`"),
     "an unknown field": (changed("runtime", numeric="exact"), "did you mean 'numerics'"),

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ from suite.records import cells as records
 from suite.report import frames
 from suite.run.options import DRAWN, SECRET, Options, seed
 from suite.run.plan import Plan
+from suite.run.process import ONE_KEY
 from suite.run.varied import varied
 from suite.spec.case import Case
 from tests.test_isolation import plan
@@ -221,3 +225,64 @@ def test_sizes_hang_on_the_seed_and_keep_what_is_equal() -> None:
     assert not {*by_seed[0]} & {cell.case.id for cell in cells}
     for name in by_seed[0]:
         assert Case.parse(name).id == name
+
+
+PARENT, GROUP = os.kill, os.killpg
+
+
+@pytest.mark.parametrize("words", [(), ("-n", "2")])
+@pytest.mark.parametrize(
+    ("sent", "code"),
+    [
+        ([(PARENT, signal.SIGTERM)], 1),
+        ([(PARENT, signal.SIGINT)], 2),
+        ([(GROUP, signal.SIGINT)], 2),
+    ],
+    ids=["TERM", "INT to the parent", "INT from a terminal"],
+)
+def test_a_run_that_people_end_has_a_verdict(
+    tmp_path: Path, words: tuple[str, ...], sent: list[tuple[Any, int]], code: int
+) -> None:
+    returned, out = ended(tmp_path / "v.json", words, sent)
+    assert returned == code, out
+    assert "Traceback" not in out
+    verdict = json.loads((tmp_path / "v.json").read_bytes())
+    assert (verdict["verdict"], verdict["exit_code"]) == ("not judged enough", code)
+    assert verdict["missing"] > 1000
+
+
+SLOW_TO_END = """
+import time, pytest
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish():
+    time.sleep(20)
+"""
+
+
+def test_a_second_interrupt_ends_a_run_at_once(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(SLOW_TO_END)
+    twice = [(GROUP, signal.SIGINT), (GROUP, signal.SIGINT)]
+    returned, out = ended(tmp_path / "v.json", ("-p", "slow"), twice)
+    assert returned == 2, out
+    assert "died of SIGINT" in out
+    assert "Traceback" not in out
+    assert json.loads((tmp_path / "v.json").read_bytes())["exit_code"] == 2
+
+
+def ended(path: Path, words: Sequence[str], sent: Iterable[tuple[Any, int]]) -> tuple[int, str]:
+    """Exit code and output of a run that is sent signals after its first verdicts."""
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "suite", *words]
+    command += ["--backend=numpy", f"--verdict={path}"]
+    said, env = path.with_suffix(".txt"), os.environ | {"PYTHONPATH": str(path.parent)}
+    with said.open("w") as file, subprocess.Popen(
+        command, cwd=ROOT, env=env, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+    ) as child:  # fmt: skip
+        until = time.monotonic() + 120
+        while "....." not in said.read_text() and time.monotonic() < until:
+            time.sleep(0.1)
+        for send, number in sent:
+            send(child.pid, number)
+            time.sleep(2 * ONE_KEY)
+        code = child.wait(timeout=60)
+    return code, said.read_text()

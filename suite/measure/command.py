@@ -51,9 +51,10 @@ def add_bench_parser(subparsers: Any) -> argparse.ArgumentParser:
         "bench",
         help="time workloads, or gate one implementation against another",
         description="Times workloads in every implementation. A time is kept only if the timed answer is "
-        "right. Without --workload takes about a minute. With --against tests whether one implementation "
-        "is slower than another. Exit codes: 0 no regression, 1 regression, 2 wrong answer, "
-        "3 nothing measured, 4 too noisy.",
+        "right. Without --workload three workloads are timed, which takes some minutes; a line before "
+        "each call says how many are left. With --against tests whether one implementation is slower "
+        "than another. Exit codes: 0 no regression, 1 regression, 2 wrong answer, 3 nothing measured, "
+        "4 too noisy.",
     )
     subparsers._parser_class = before
     BenchOptions.declare(parser.add_argument)

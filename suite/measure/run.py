@@ -50,6 +50,7 @@ class Measurement:
     device_samples: list[float] = field(default_factory=list)
     said: float = 0.0
     waited: float = 0.0
+    announced: bool = False
 
     def ask(self, do: str, **more: Any) -> dict[str, Any]:
         """The worker's answer; {} after a failure, which is stored in `failure`."""
@@ -150,19 +151,15 @@ def measure(
         for direction in options.directions
         if direction == "forward" or workload.trained
     ]
-    steps = Steps(len(groups), say)
-    for workload, case, direction in groups:
-        fitting = [(b, offer) for b, offer in offers if offer.operator is case.operator]
-        steps.next(
-            f"{workload.name} {direction} {case.dtype.name}, implementations: {len(fitting)}, "
-            f"samples of each: {options.count}"
-        )
-        yield from _group(options, pool, workload, case, direction, fitting)
+    fitting = [[(b, o) for b, o in offers if o.operator is case.operator] for _, case, _ in groups]
+    steps = Steps(sum(map(len, fitting)), say)
+    for (workload, case, direction), its in zip(groups, fitting, strict=True):
+        yield from _group(options, pool, workload, case, direction, its, steps)
 
 
 def _group(
     options: BenchOptions, pool: Pool, workload: Workload, case: Case, direction: str,
-    offers: Sequence[tuple[str, Offer]],
+    offers: Sequence[tuple[str, Offer]], steps: Steps,
 ) -> Iterator[SpeedRecord]:  # fmt: skip
     measurements = []
     for backend, offer in offers:
@@ -185,14 +182,14 @@ def _group(
         }
         measurements.append(Measurement(worker, f"{backend}:{offer.name}", identity))
     while measurements:
-        _sample(measurements, options.count, options.device != "cpu")
+        _sample(measurements, options.count, options.device != "cpu", steps)
         measurement = measurements.pop(0)
         yield measurement.finish()
         _forget_lost(measurement.worker, measurements)
 
 
-def _sample(measurements: Sequence[Measurement], count: int, on_device: bool) -> None:
-    """Open the measurements and take their samples in turn."""
+def _sample(measurements: Sequence[Measurement], count: int, on_device: bool, steps: Steps) -> None:
+    """Open the measurements, each of which is one of the `steps`, and take their samples in turn."""
     turn = 0
     while left := [m for m in measurements if m.failure is None and len(m.samples) < count]:
         # Alternate directions, so that no measurement always follows the slowest one.
@@ -200,6 +197,13 @@ def _sample(measurements: Sequence[Measurement], count: int, on_device: bool) ->
             if measurement.preparation:
                 measurement.sample(on_device)
             else:
+                if not measurement.announced:
+                    steps.next(
+                        "{workload} {direction} {dtype}, {key}".format(
+                            **measurement.identity, key=measurement.key
+                        )
+                    )
+                measurement.announced = True
                 measurement.open()
             _forget_lost(measurement.worker, measurements)
         turn += 1

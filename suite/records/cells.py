@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
+from reprlib import repr as brief
 
 from suite.records import diagnoses
 from suite.records.diagnoses import DiagnosisRecord
@@ -72,6 +73,15 @@ class CellRecord:
     ratios: dict[str, float] = field(default_factory=dict, hash=False)
     facts: dict[str, Fact] = field(default_factory=dict, hash=False)
     inherited: str = ""
+
+    def __post_init__(self) -> None:
+        from suite.spec.dtypes import DTYPES  # imports NumPy, which only a reader of records needs
+
+        if self.dtype not in DTYPES:
+            raise ValueError(f"unknown dtype {brief(self.dtype)}; valid: {', '.join(DTYPES)}")
+        for ratio in (self.error_ratio, *self.ratios.values()):
+            if ratio is not None and ratio < 0:
+                raise ValueError(f"expected an error ratio from 0 on, got {ratio:g}")
 
     @property
     def key(self) -> tuple[str, str, str, str, str, str, int]:
@@ -134,7 +144,7 @@ def load(path: str | Path, partial: bool = False) -> Run:
     `FileSchema.load`."""
     content = FILE_SCHEMA.load(path, partial)
     header = content.header
-    if not header.shard and len(content.records) < header.cells:
+    if content.complete and not header.shard and len(content.records) < header.cells:
         # -k, --maxfail or the name of one test file left cells out.
         header = replace(header, partial=True)
     return Run(header, content.records, content.source, content.complete, content.remarks)

@@ -44,6 +44,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 from suite.records.cells import CellRecord
 from suite.records.diagnoses import DiagnosisRecord
+from suite.records.files import regular
 from suite.records.machine import cpu_is
 from suite.spec.vocabulary import KINDS
 
@@ -146,10 +147,10 @@ def tables(path: Path) -> dict[str, list[Any]]:
 
     Raises ExpectationError if the file is not TOML or has other tables.
     """
-    if not path.is_file():
-        return {}
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        if not regular(path).is_file():
+            return {}
+        document = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:
         raise ExpectationError(f"{path.name}: not valid TOML: {error}") from error
     if set(document) - {"expect", "finding"} or not all(

@@ -1,7 +1,10 @@
-"""New files and new folders, without overwriting."""
+"""New files and new folders, without overwriting; regular files."""
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
@@ -19,6 +22,33 @@ def new_file(path: str | Path) -> TextIO:
         raise FileExistsError(
             f"{path} exists and is not overwritten; remove it or name another file"
         ) from None
+
+
+def write_new(path: str | Path, text: str) -> None:
+    """Write a new file. Raises FileExistsError; any other OSError leaves no file."""
+    file = new_file(path)
+    with or_nothing(path), file:
+        file.write(text)
+
+
+@contextmanager
+def or_nothing(path: str | Path) -> Iterator[None]:
+    """Remove a new file or folder that cannot be filled, as on a full disk. The OSError names it."""
+    try:
+        yield
+    except OSError as error:
+        path = Path(path)
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        raise OSError(
+            f"{path} cannot be written: {error.strerror or error}; nothing of it is left"
+        ) from error
+
+
+def regular(path: Path) -> Path:
+    """The path. Raises OSError for a device or a pipe, which may never end."""
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise OSError("expected a regular file or standard input, got a device or a pipe")
+    return path
 
 
 def remove_empty(path: str | Path) -> None:

@@ -13,11 +13,13 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import re
+import sys
 from collections import Counter
 from collections.abc import Hashable, Mapping
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from reprlib import repr as brief
 from typing import (
@@ -35,7 +37,7 @@ from typing import (
 
 import msgspec
 
-from suite.records.files import new_file
+from suite.records.files import new_file, regular
 
 NonNegativeInt = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 """A count. The limit is that of 64-bit columns."""
@@ -306,12 +308,26 @@ def totals(path: str | Path) -> dict[str, int] | None:
 def _lines(path: Path, first: bool = False) -> list[str]:
     """The lines of a file, or only the first."""
     try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            text = file.readline() if first else file.read()
+        if _is_standard_input(path):
+            text = _standard_input()
+        else:
+            with regular(path).open(encoding="utf-8-sig", errors="replace") as file:
+                text = file.readline() if first else file.read()
     except (OSError, ValueError) as error:
         raise NotARecordFile(f"{path}: cannot be read: {error}") from error
     # Not splitlines, which also splits at U+2028 within a JSON string.
     return text.rstrip("\n").split("\n")
+
+
+def _is_standard_input(path: Path) -> bool:
+    """True for a pipe to this process, as /dev/stdin."""
+    return path.is_fifo() and os.path.samestat(path.stat(), os.fstat(0))
+
+
+@cache
+def _standard_input() -> str:
+    """The text of standard input, which can be read only once."""
+    return sys.stdin.buffer.read().decode("utf-8-sig", errors="replace")
 
 
 _OBJECT = msgspec.json.Decoder(dict[str, Any])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from suite.records.cells import Run
 from suite.records.coverage import percent, shortfalls, word
-from suite.records.files import new_file, new_folder
+from suite.records.files import new_folder, write_new
 from suite.records.lines import RecordError
 from suite.report.conformance import UNSUPPORTED
 from suite.spec.dtypes import DTYPES
@@ -99,5 +99,4 @@ def _write(path: Path, label: str, text: str, colour: str) -> None:
     picture = environment.from_string(template).render(
         label=label, text=text, left=left, right=right, colour=colour
     )
-    with new_file(path) as file:
-        file.write(picture + "\n")
+    write_new(path, picture + "\n")

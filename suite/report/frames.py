@@ -199,7 +199,7 @@ def diagnoses(loaded: Run | Sequence[Run]) -> pd.DataFrame:
     return frame.assign(label=frame["backend"] + ":" + frame["implementation"])
 
 
-def measurements(runs: Iterable[SpeedRun], baseline: str = "") -> pd.DataFrame:
+def measurements(runs: Iterable[SpeedRun], baseline: str | None = None) -> pd.DataFrame:
     """A row for every speed record: the fields of `suite.records.speed.SpeedRecord`, and
 
     seconds, low, high            float64: the median of the samples and their quartiles; NaN: no time
@@ -288,7 +288,9 @@ def asv_results(folder: str | Path) -> pd.DataFrame:
     files = (path for path in sorted(Path(folder).glob("*/*.json")) if path.name != "machine.json")
     rows = [row for path in files for row in _asv_file(path)]
     if not rows:
-        raise RecordError(f"{folder}: no results of asv; expected its results_dir, .asv/results")
+        raise RecordError(
+            f"{folder}: expected result files, a sweep, or asv's results_dir (.asv/results), got none"
+        )
     return pd.DataFrame(rows)
 
 

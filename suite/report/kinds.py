@@ -24,7 +24,7 @@ class Request:
     """Options for reading: `partial` reads unfinished runs, too; `baseline` is for speed."""
 
     partial: bool = False
-    baseline: str = ""
+    baseline: str | None = None
 
 
 Frames = Mapping[str, Any]

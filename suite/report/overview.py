@@ -131,9 +131,11 @@ def overview(
     cells = frames.get("cells")
     if cells is None or cells.empty:
         return {}
-    operators = [*OPERATORS]
+    places = {name: place for place, name in enumerate(OPERATORS)}
     of = cells.assign(
-        at=cells["operator"].map(operators.index), framework=pd.factorize(cells["backend"])[0]
+        # Records of another version may have other operators: last.
+        at=cells["operator"].map(places).fillna(len(places)),
+        framework=pd.factorize(cells["backend"])[0],
     )
     of = of.drop_duplicates("label").sort_values(["at", "framework"], kind="stable")
     labels = [*of["label"]]

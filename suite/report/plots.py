@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from suite.records.files import new_folder
+from suite.records.files import new_folder, or_nothing
 from suite.records.lines import RecordError
 from suite.records.speed import TIMED
 from suite.report.frames import provenance
@@ -65,9 +65,10 @@ def draw(frames: Mapping[str, Any], folder: str | Path) -> None:
     except ImportError as error:
         raise RecordError(MISSING) from error
     folder = new_folder(folder)
-    for name, figure in pictures(frames):
-        for kind in ("png", "svg", "pdf"):
-            figure.savefig(folder / f"{re.sub('[^A-Za-z0-9.]+', '-', name)}.{kind}", dpi=200)
+    with or_nothing(folder):
+        for name, figure in pictures(frames):
+            for kind in ("png", "svg", "pdf"):
+                figure.savefig(folder / f"{re.sub('[^A-Za-z0-9.]+', '-', name)}.{kind}", dpi=200)
 
 
 def pictures(frames: Mapping[str, Any]) -> Iterator[tuple[str, Figure]]:

@@ -19,11 +19,11 @@ from typing import Any
 import pandas as pd
 
 from suite.records.coverage import percent, scored
-from suite.records.files import new_file, new_folder
+from suite.records.files import new_folder, or_nothing, write_new
 from suite.report import DATA_FORMATS, FORMATS
 from suite.report.conformance import FAILING, INTERVALS, UNSUPPORTED
 from suite.report.kinds import CAPTIONS
-from suite.spec.text import printable
+from suite.spec.text import printable, uncoloured
 from suite.spec.vocabulary import STATUSES
 
 
@@ -55,8 +55,7 @@ def render(
     if out is None:
         sys.stdout.write(text)
         return
-    with new_file(out) as file:
-        file.write(text)
+    write_new(out, text)
 
 
 @dataclass(frozen=True)
@@ -123,8 +122,7 @@ def _text(value: Any, column: str) -> str:
             return percent(value)
         short = f"{value:.4g}"
         return ">1" if column in _LIMITS and value > 1 and short == "1" else short
-    # Keras' messages contain terminal colour codes.
-    return printable(re.sub(r"\x1b\[[0-9;]*m", "", " ".join(str(value).splitlines())))
+    return printable(uncoloured(" ".join(str(value).splitlines())))
 
 
 def as_text(tables: Mapping[str, pd.DataFrame], title: str) -> str:
@@ -275,13 +273,13 @@ def _strips(section: Section) -> Iterator[dict[str, Any]]:
 
 
 def _write_folder(tables: Mapping[str, pd.DataFrame], fmt: str, folder: Path) -> None:
-    new_folder(folder)
-    for name, frame in tables.items():
-        flat = _flat(frame)
-        if fmt == "csv":
-            _harmless(flat).to_csv(folder / f"{name}.csv", index=False)
-        else:
-            flat.to_parquet(folder / f"{name}.parquet", index=False)
+    with or_nothing(new_folder(folder)):
+        for name, frame in tables.items():
+            flat = _flat(frame)
+            if fmt == "csv":
+                _harmless(flat).to_csv(folder / f"{name}.csv", index=False)
+            else:
+                flat.to_parquet(folder / f"{name}.parquet", index=False)
 
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")

@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from suite.records.files import new_folder
+from suite.records.files import new_folder, or_nothing
 from suite.records.lines import RecordError
 from suite.report.conformance import OF_UNSUPPORTED
 from suite.report.frames import latest, newest_times
@@ -43,10 +43,10 @@ def write(frames: Mapping[str, Any], title: str, folder: Path) -> None:
     """
     if frames["cells"].empty:
         raise RecordError("a site needs judged cells, and the records hold none")
-    folder = new_folder(folder)
-    (folder / FOLDER).mkdir()
-    for name, text in pages(frames, title):
-        (folder / name).write_text(text, encoding="utf-8")
+    with or_nothing(new_folder(folder)):
+        (folder / FOLDER).mkdir()
+        for name, text in pages(frames, title):
+            (folder / name).write_text(text, encoding="utf-8")
 
 
 def pages(frames: Mapping[str, Any], title: str) -> Iterator[tuple[str, str]]:

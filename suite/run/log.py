@@ -54,7 +54,7 @@ class RunLog:
 
     def __init__(self, config: pytest.Config, options: Options) -> None:
         self.config, self.options = config, options
-        self.results: str = config.getoption(NAMES.destination("results"))
+        self.results: str | None = config.getoption(NAMES.destination("results"))
         try:
             self.door = Door(
                 *(config.getoption(NAMES.destination(n)) for n in ("verdict", "verdict-fd"))
@@ -211,7 +211,7 @@ class RunLog:
             yield
         except RecordError as error:
             self.writer = self._file = None
-            pytest.exit(f"--results: {error}", returncode=pytest.ExitCode.USAGE_ERROR)
+            pytest.exit(f"--results: {error}", returncode=pytest.ExitCode.INTERRUPTED)
 
     def diagnose(self, plan: Plan | None) -> None:
         """Say what is wrong with implementations that fail, except in silent runs, and write it. With

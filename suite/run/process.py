@@ -42,6 +42,16 @@ Fields = dict[str, Any]
 DIED = 1
 """The exit code of a supervised run whose child died."""
 
+INTERRUPTED = 2
+"""The exit code if the child was interrupted twice: pytest's for an interrupt."""
+
+ONE_KEY = 0.5
+"""Seconds within which two interrupts are one. Ctrl-C reaches every process of a terminal, and a parent
+hands its own interrupt on to its child."""
+
+HANDED_ON = (signal.SIGINT, signal.SIGTERM)
+"""Signals by which people end a run: a parent hands them on to the child that judges."""
+
 SUITE_BROKE = 3
 """The exit code if the suite itself broke: pytest's."""
 
@@ -179,9 +189,9 @@ def can_fork() -> bool:
 def supervised(work: Callable[[Board], int], advice: str = "") -> tuple[int, Fields]:
     """Do `work` in a fork of this process; returns the exit code and the facts on the fork's board.
 
-    If the fork dies before it has an exit code, the code is `DIED`. Standard error and the fact `died`
-    say how and at which cell the fork died, with an `advice`; the fact `signal` is the number of the
-    signal that ended the fork, or 0.
+    If the fork dies before it has an exit code, the code is `DIED`, or `INTERRUPTED` after an interrupt.
+    Standard error and the fact `died` say how and at which cell the fork died, with an `advice` if its
+    own code ended it; the fact `signal` is the number of the signal that ended the fork, or 0.
     """
     board, (written, stacks) = Board(), os.pipe()
     os.set_blocking(written, False)  # processes that the fork started may outlive it
@@ -193,15 +203,13 @@ def supervised(work: Callable[[Board], int], advice: str = "") -> tuple[int, Fie
         child = os.fork()
     if not child:
         _work_and_leave(work, board, stacks)
-    # An interrupt from the keyboard reaches the child, too, which says what becomes of the run; a
-    # termination reaches this process alone and is handed on.
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    terminates = signal.signal(signal.SIGTERM, lambda *details: os.kill(child, signal.SIGTERM))
+    # The child says what becomes of the run.
+    before = [signal.signal(one, lambda number, frame: os.kill(child, number)) for one in HANDED_ON]
     try:
         _, status = os.waitpid(child, 0)
     finally:
-        signal.signal(signal.SIGINT, before)
-        signal.signal(signal.SIGTERM, terminates)
+        for one, handler in zip(HANDED_ON, before, strict=True):
+            signal.signal(one, handler)
     said = board.read()
     os.close(stacks)
     try:
@@ -215,9 +223,25 @@ def supervised(work: Callable[[Board], int], advice: str = "") -> tuple[int, Fie
     if "code" in said:
         return said["code"], said
     ended = os.waitstatus_to_exitcode(status)
-    death = _death(ended, said, advice)
+    death = _death(ended, said, "" if -ended in HANDED_ON else advice)
     print(f"\nERROR: {death}", file=sys.stderr, flush=True)
-    return DIED, said | {"died": death, "signal": max(0, -ended)}
+    code = INTERRUPTED if ended == -signal.SIGINT else DIED
+    return code, said | {"died": death, "signal": max(0, -ended)}
+
+
+def interrupt_once() -> None:
+    """Let an interrupt raise KeyboardInterrupt, and a later one end this process at once."""
+    times: list[float] = []
+
+    def interrupt(*details: object) -> None:
+        times.append(time.monotonic())
+        if len(times) == 1:
+            raise KeyboardInterrupt
+        if times[-1] - times[0] > ONE_KEY:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            signal.raise_signal(signal.SIGINT)
+
+    signal.signal(signal.SIGINT, interrupt)
 
 
 def orphaned(board: Board | None) -> bool:
@@ -227,6 +251,7 @@ def orphaned(board: Board | None) -> bool:
 
 def _work_and_leave(work: Callable[[Board], int], board: Board, stacks: int) -> NoReturn:
     code = SUITE_BROKE
+    interrupt_once()
     try:
         code = work(board)
     except BaseException:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import shutil
 import signal
 import tempfile
+import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -25,11 +26,19 @@ from suite.records.files import remove_empty
 from suite.records.lines import RecordError
 from suite.run.log import CELLS, RunLog, cell_of
 from suite.run.options import NAMES, Options
-from suite.run.process import Board, Fields, can_fork, place_in, supervised
+from suite.run.process import (
+    HANDED_ON,
+    Board,
+    Fields,
+    can_fork,
+    interrupt_once,
+    place_in,
+    supervised,
+)
 from suite.run.recorded import crashed
 from suite.run.verdict import Door, RunVerdict, of_run
 
-FROM_OUTSIDE = (signal.SIGTERM, signal.SIGKILL)
+FROM_OUTSIDE = (*HANDED_ON, signal.SIGKILL)
 """Signals by which people and the system end a run; no kernel is blamed for them."""
 
 BOARD = pytest.StashKey[Board]()
@@ -99,6 +108,8 @@ class Controller:
         self._begun: set[str] = set()
         self._folder = Path(tempfile.mkdtemp(prefix="attention-"))
         config.add_cleanup(lambda: shutil.rmtree(self._folder, ignore_errors=True))
+        if threading.current_thread() is threading.main_thread():
+            config.add_cleanup(end_by_signals())
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
@@ -144,6 +155,26 @@ def teller(config: pytest.Config) -> Callable[[str], object]:
     if stacks := getattr(config, "workerinput", {}).get(STACKS):
         return Path(f"{stacks}.death").write_text
     return lambda death: None
+
+
+def end_by_signals() -> Callable[[], None]:
+    """Let an interrupt and a termination end the session, which writes its verdict. Returns a function
+    that restores the handlers of these signals."""
+    before = {one: signal.getsignal(one) for one in HANDED_ON}
+    interrupt_once()
+    signal.signal(signal.SIGTERM, terminated)
+
+    def restore() -> None:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+
+    return restore
+
+
+def terminated(*details: object) -> None:
+    """End the session, which writes its verdict."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    pytest.exit("the run was ended by SIGTERM", returncode=pytest.ExitCode.TESTS_FAILED)
 
 
 class InWorker:

@@ -103,7 +103,7 @@ class Door:
     """Where the verdict goes: a new file, an open descriptor, or nowhere. `opened`: another process has
     made the file. Raises ValueError for a file that exists, and for a descriptor that is not open."""
 
-    def __init__(self, path: str, descriptor: str, opened: bool = False) -> None:
+    def __init__(self, path: str | None, descriptor: str | None, opened: bool = False) -> None:
         self._files: list[int] = []
         if path:
             try:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from suite.records import machine, searches
-from suite.records.files import new_file
+from suite.records.files import write_new
 from suite.records.searches import FoundRecord, SearchHeader
 from suite.run.options import Options
 from suite.search.options import UNSTORED, SearchOptions
@@ -143,8 +143,7 @@ def tell(search: Search, failure: Failure, script: str) -> None:
     names = (path.with_stem(f"{path.stem}-{n}") for n in itertools.count(2))
     free = next(name for name in itertools.chain([path], names) if not name.exists())
     try:
-        with new_file(free) as file:
-            file.write(text)
+        write_new(free, text)
     except OSError as error:
         print(f"  script  not saved: {error}", file=sys.stderr, flush=True)
     else:

@@ -280,7 +280,7 @@ class Case:
             f"  mask    {self.mask_token}" + (f", dense form {dense}, {self.form}" if dense else "")
         )
         for option in self.operator.options:
-            lines.append(f"  {option.name:8}{self.option(option.name)}")
+            lines.append(f"  {option.name:7} {self.option(option.name)}")
         lines += [f"  recipe  {self.recipe}", f"  memory  {self.axis_order}"]
         return "\n".join(lines)
 

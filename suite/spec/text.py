@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 from typing import Any, TextIO
 
@@ -15,6 +16,8 @@ _UNPRINTABLE = re.compile(
 """Control characters except tab and line feed, characters that change text direction, and surrogates,
 which UTF-8 cannot encode."""
 
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
 SHOWN = 100
 """How many valid names a message lists."""
 
@@ -22,6 +25,11 @@ SHOWN = 100
 def printable(text: str) -> str:
     """The text with unsafe characters escaped, as in "\x1b[31m"."""
     return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+def uncoloured(text: str) -> str:
+    """The text without terminal colour codes, which messages of Keras and Ray contain."""
+    return _COLOURS.sub("", text)
 
 
 def did_you_mean(text: str, names: Iterable[str]) -> str:
@@ -39,24 +47,45 @@ def valid_names(text: str, names: Iterable[str]) -> str:
     return f"; the nearest of {len(valid)} valid names: {', '.join(near)}"
 
 
+UNREAD = 128 + 13
+"""The exit code of a shell's command that SIGPIPE ends."""
+
+
 class PrintableStream:
-    """A text stream that writes `printable` text."""
+    """A text stream that writes `printable` text. Raises SystemExit if nobody reads the stream any more,
+    as after `| head`."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
         """Writes printable text; returns the number of characters given."""
-        self._stream.write(printable(text))
+        with self._while_read():
+            self._stream.write(printable(text))
         return len(text)
+
+    def flush(self) -> None:
+        """Flush the stream."""
+        with self._while_read():
+            self._stream.flush()
+
+    @contextlib.contextmanager
+    def _while_read(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            # Python flushes the stream once more at its end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+            raise SystemExit(UNREAD) from None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
 
-def printed() -> contextlib.AbstractContextManager[object]:
+@contextlib.contextmanager
+def printed() -> Iterator[None]:
     """A context with standard output and standard error as `PrintableStream`s."""
-    stack = contextlib.ExitStack()
-    stack.enter_context(contextlib.redirect_stdout(PrintableStream(sys.stdout)))
-    stack.enter_context(contextlib.redirect_stderr(PrintableStream(sys.stderr)))
-    return stack
+    out, err = PrintableStream(sys.stdout), PrintableStream(sys.stderr)
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        yield
+        out.flush()

@@ -19,6 +19,7 @@ from typing import Any
 from backends.registry import UsageError
 from suite.flags import CommandOptions, number, option, whole
 from suite.run.options import shared
+from suite.spec.text import uncoloured
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
         with Cluster(options.cluster, options.cores, compiled) as cluster:
             return sweep.run(cluster, options.hours)
     except UsageError as error:
-        print(error, file=sys.stderr)
+        print(uncoloured(str(error)), file=sys.stderr)
         return USAGE
     except (OSError, KeyboardInterrupt) as error:
         how = f"{type(error).__name__}: {error}" if isinstance(error, OSError) else "interrupted"

@@ -18,6 +18,7 @@ import msgspec
 
 from backends.registry import UsageError
 from suite.measure.releases import LOCKS, LockError, Release, read
+from suite.records.files import regular
 from suite.records.sweeps import INSTALLED
 from suite.run.options import Options
 
@@ -89,7 +90,7 @@ def load(path: str | Path) -> SweepPlan:
     """Read a plan. Raises UsageError."""
     path = Path(path)
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        document = tomllib.loads(regular(path).read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as error:
         raise UsageError(f"{path}: expected a plan in TOML: {error}") from error
     try:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,7 +20,7 @@ from suite.records.files import new_file, new_folder
 from suite.records.machine import PACKAGES
 from suite.records.sweeps import SWEEP
 from suite.run.progress import span
-from suite.spec.text import printable
+from suite.spec.text import printable, uncoloured
 from suite.spec.vocabulary import BROKEN
 from suite.sweep.child import Outcome
 from suite.sweep.cluster import Lost
@@ -70,9 +72,16 @@ class Sweep:
     def run(self, engine: Engine, hours: float = 0.0) -> int:
         """Run the unfinished tasks, for at most `hours` (0: no limit); returns the exit code.
 
-        Raises UsageError if the arguments of a task are invalid, OSError if a file cannot be written.
+        A result file that cannot be read is renamed, and its task runs again.
+
+        Raises UsageError if the arguments of a task are invalid or another driver is at work on the
+        folder, OSError if a file cannot be written.
         """
-        whole = [task for task in self.tasks if lines.totals(self.path(task)) is not None]
+        with _only_driver(self.folder):
+            return self._run(engine, hours)
+
+    def _run(self, engine: Engine, hours: float) -> int:
+        whole = [task for task in self.tasks if self._is_recorded(task)]
         left = [task for task in self.tasks if task not in whole]
         for task in whole:
             self._learn_versions(task, self.path(task))
@@ -106,6 +115,19 @@ class Sweep:
         totals = [lines.totals(self.path(task)) or {} for task in self.tasks]
         return FAILED if any(map(_broken, totals)) else GREEN
 
+    def _is_recorded(self, task: Task) -> bool:
+        """Whether a task has a result file; renames a file that cannot be read."""
+        path = self.path(task)
+        if not path.is_file():
+            return False
+        try:
+            schema_of(path).load(path)
+        except lines.RecordError as error:
+            aside = path.replace(path.with_suffix(".damaged"))
+            say(f"{error}\nrenamed to {aside.name}; {task.title} runs again")
+            return False
+        return True
+
     def _take(self, task: Task, outcome: Outcome) -> dict[str, int]:
         """Save the result file of a task; returns its totals.
 
@@ -131,10 +153,7 @@ class Sweep:
 
     def _learn_versions(self, task: Task, path: Path) -> None:
         """Note the versions of a task. Raises NotRecorded if another task of the release differs."""
-        form: Any = (
-            searches.FILE_SCHEMA if searches.FILE_SCHEMA.accepts(path) else cells.FILE_SCHEMA
-        )
-        for name, version in form.read_header(path).versions.items():
+        for name, version in schema_of(path).read_header(path).versions.items():
             before = self._versions.setdefault((task.release, name), version)
             if version != before:
                 raise NotRecorded(
@@ -178,6 +197,25 @@ def _claim(folder: Path, stated: dict[str, Any]) -> None:
             )
 
 
+@contextmanager
+def _only_driver(folder: Path) -> Iterator[None]:
+    """Lock the folder of a sweep. Raises UsageError if another process has locked it."""
+    with (folder / SWEEP).open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UsageError(
+                f"another driver is at work on {folder}: wait for its end, or name a new folder"
+            ) from error
+        yield
+
+
+def schema_of(path: Path) -> Any:
+    """The schema of a result file: of a search, or of judged cells."""
+    of_search = searches.FILE_SCHEMA.accepts(path)
+    return searches.FILE_SCHEMA if of_search else cells.FILE_SCHEMA
+
+
 def _of_release(text: str, release: str) -> str:
     """The text of a result file, with the release added to its header."""
     first, _, rest = text.partition("\n")
@@ -195,5 +233,5 @@ def _counted(totals: dict[str, int]) -> str:
 
 
 def say(text: str) -> None:
-    """Print and flush."""
-    print(printable(text), flush=True)
+    """Print without colours, and flush."""
+    print(printable(uncoloured(text)), flush=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from suite.records.files import regular
 from suite.spec.operators import WORDS
 from suite.spec.text import did_you_mean
 from suite.vectors.index import (
@@ -35,7 +36,7 @@ class Answers:
     def read(self, case_id: str) -> dict[str, Tensor]:
         """The tensors of the answer to a case. Raises NoTensors."""
         try:
-            return decoded(self.files[case_id].read_bytes())
+            return decoded(regular(self.files[case_id]).read_bytes())
         except OSError as error:
             raise NoTensors(str(error)) from error
 
@@ -102,7 +103,7 @@ def checked_index(vectors: Path) -> Index:
     for entry in index.cases:
         path = vectors / entry.file
         try:
-            same = sha256(path.read_bytes()) == entry.sha256
+            same = sha256(regular(path).read_bytes()) == entry.sha256
         except OSError as error:
             raise VectorsError(f"{path} cannot be read: {error}; make the vectors anew") from error
         if not same:

@@ -14,6 +14,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta
 
+from suite.records.files import regular
 from suite.spec.elections import QUESTIONS
 from suite.spec.text import did_you_mean
 from suite.vectors.tensors import sha256
@@ -205,7 +206,12 @@ def read_index(folder: Path) -> Index:
             f"{path}: expected schema {SCHEMA}, got {number}: version {document.get('suite')!r} of the "
             "suite made these vectors; judge with that version"
         )
-    return _typed(document, Index, path, "the file was changed: make the vectors anew")
+    advice = "the file was changed: make the vectors anew"
+    index = _typed(document, Index, path, advice)
+    for entry in index.cases:
+        if Path(entry.file).name != entry.file:
+            raise VectorsError(f"{path}: expected the name of a file, got {entry.file!r}; {advice}")
+    return index
 
 
 def read_runtime(folder: Path) -> Runtime:
@@ -223,7 +229,7 @@ def read_runtime(folder: Path) -> Runtime:
 
 def _document(path: Path, advice: str) -> dict[str, Any]:
     try:
-        document = msgspec.json.decode(path.read_bytes())
+        document = msgspec.json.decode(regular(path).read_bytes())
     except FileNotFoundError as error:
         raise VectorsError(f"there is no {path}; {advice}") from error
     except (OSError, msgspec.DecodeError, RecursionError) as error:

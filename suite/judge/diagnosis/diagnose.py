@@ -23,7 +23,7 @@ from suite.judge.diagnosis.held import Evidence, alike
 from suite.judge.diagnosis.identify import identify
 from suite.judge.diagnosis.instrument import clock
 from suite.judge.diagnosis.weights import BROKEN
-from suite.judge.elections import NOBODY
+from suite.judge.elections import OR_PROMISE
 from suite.judge.judge import judge
 from suite.judge.refusal import RULE
 from suite.spec.case import Case
@@ -105,11 +105,12 @@ def never_elected(failing: Iterable[Cell], beside: bool) -> Iterator[Diagnosis]:
     told: dict[str, Diagnosis] = {}
     for cell in (*first.values(), *of_nan, *without_keys) if beside else cells:
         verdict = judge(cell)
-        what, is_never, promise = verdict.message.partition(f"; {NOBODY} ")
+        advice, is_never, rest = verdict.message.partition(OR_PROMISE)
+        promise, _, what = rest.partition(": ") if is_never else ("", "", verdict.message)
         sentence = ""
         if is_never or (verdict.kind == "election" and (not beside or NAN in cell.case.id)):
             sentence = f"{what[0].upper()}{what[1:].rstrip('.')}."
-            hint = f"promise `{promise}` if that is meant" if is_never else ""
+            hint = f"{advice}{OR_PROMISE}`{promise}`" if is_never else ""
         elif verdict.kind == "raised" and NO_KEYS in cell.case.id:
             sentence, hint = raised_without_keys(cell.implementation, verdict.message)
         if sentence:

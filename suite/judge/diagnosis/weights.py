@@ -289,8 +289,9 @@ def drawn(reading: Reading, differs: np.ndarray) -> str:
     want, got = (x[b, h, rows, keys] for x in (reading.inputs.attends, reading.seen))
     width = max(2 * want.shape[1], len("expected"))
     lines = [
-        f"sample {b}, head {h}; rows: queries from {starts[0]}, columns: keys from {starts[1]}; # seen, "
-        ". hidden, X wrongly seen, o wrongly hidden",
+        f"a probe of {here.shape[0]} queries and {here.shape[1]} keys, sample {b}, head {h}; rows: "
+        f"queries from {starts[0]}, columns: keys from {starts[1]}; # seen, . hidden, X wrongly seen, "
+        "o wrongly hidden",
         f"{'expected':{width}}  got",
     ]
     for right, read in zip(want, got, strict=True):

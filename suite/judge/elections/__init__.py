@@ -20,8 +20,9 @@ from suite.spec.elections import QUESTIONS
 from suite.spec.inputs import Inputs
 from suite.spec.masks import Causal, Mask, Padding, Window
 
-NOBODY = "nobody elects that unless it is promised with"
-"""What the message says, before the options that promise it, of answers that are never right."""
+OR_PROMISE = " or promise "
+"""Stands in messages about answers that are never right, between how to correct the function and the
+options that promise the answers. ": " and what is wrong follow."""
 
 _OBSERVED: WeakKeyDictionary[Implementation, dict[tuple[str, str], str]] = WeakKeyDictionary()
 

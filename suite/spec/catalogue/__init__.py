@@ -8,6 +8,7 @@ full      standard, and products of axes
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 from zlib import crc32
 
 from suite.spec.case import Case
@@ -200,8 +201,29 @@ def find(case_id: str) -> AnyCase:
     return next(named, None) or Case.parse(case_id)
 
 
+_LIMITED = ("Hkv", "heads", "Lq", "Lk", "D", "Dv", "scale", "page_size", "axis_order")
+"""The facts of a case that limits of a function can change."""
+
+
+def replaced(case: AnyCase, among: Iterable[AnyCase]) -> Case | None:
+    """The case of `among` in whose place this case is asked if limits of a function exclude that case
+    (`Implementation.nearest_supported`); None if there is none. Of several the most similar one."""
+
+    def kept(one: Case) -> dict[str, Any]:
+        return {name: fact for name, fact in one.facts.items() if name not in _LIMITED}
+
+    def similar(one: Case) -> int:
+        its = one.facts
+        return sum(its.get(n) == case.facts.get(n) for n in _LIMITED) + (one.dtype is case.dtype)
+
+    if not isinstance(case, Case):
+        return None
+    others = (c for c in among if isinstance(c, Case) and c.operator is case.operator)
+    return max((c for c in others if kept(c) == kept(case)), key=similar, default=None)
+
+
 __all__ = [
     "AnyCase", "Ask", "Selection", "asked", "cases", "compiled_cases", "compiled_gradient_cases",
     "everything", "find", "gradient_cases", "has_axes", "in_pages", "of_operator", "one_in", "parsed",
-    "plain", "with_plain",
+    "plain", "replaced", "with_plain",
 ]  # fmt: skip
