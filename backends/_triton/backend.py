@@ -17,7 +17,7 @@ from backends.claims import Claims
 from backends.prepared import PreparedCall
 from backends.protocol import BackendUnavailable, Implementation, UsageError, needed
 from backends.user.function import NativeSignature, UserFunction
-from backends.user.signature import Binding
+from suite.spec.binding import Binding
 from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import Inputs
 from suite.spec.vocabulary import DEVICES

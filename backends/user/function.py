@@ -25,7 +25,8 @@ from backends.prepared import PreparedCall, at_rate, attention_call
 from backends.protocol import Backend, Implementation, own_attention
 from backends.sources import function_source
 from backends.user.construct import Maker
-from backends.user.signature import ADDING, AXES, Binding, CallBinder, bind, told
+from backends.user.signature import CallBinder, bind
+from suite.spec.binding import ADDING, AXES, Binding, told
 from suite.spec.case import Case
 from suite.spec.catalogue import AnyCase
 from suite.spec.dtypes import round_to

@@ -18,99 +18,13 @@ import numpy as np
 from backends.binder import BY_PLACE, Binder, Parameter, shown, signature_of, signature_of_instances
 from backends.declared import UsageError
 from backends.masks import AttentionCall, dense_of, rank4
+from suite.spec.binding import ADDING, HIDING, MASK_WORDS, NAMING
 from suite.spec.features import FEATURES
 from suite.spec.masks import Causal, Mask
 from suite.spec.vocabulary import OPERANDS
 
 if TYPE_CHECKING:
     from backends.protocol import Backend
-
-
-@dataclass(frozen=True)
-class Axes:
-    """The axes that a function has.
-
-    - `order`: the order with all axes, "bhld" or "blhd"
-    - `samples`, `heads`: 1 if the function takes one sample or one head, without an axis, else 0
-    - `index`: the index that removes the missing axes; `restore` gives an output these axes
-    """
-
-    order: str
-    samples: int = 0
-    heads: int = 0
-    index: tuple[Any, ...] = ()
-    restore: tuple[Any, ...] = ()
-
-
-ALL = slice(None)
-
-AXES = {
-    "bhld": Axes("bhld"),
-    "blhd": Axes("blhd"),
-    "bld": Axes("bhld", heads=1, index=(ALL, 0), restore=(ALL, None)),
-    "lhd": Axes("blhd", samples=1, index=(0,), restore=(None,)),
-    "hld": Axes("bhld", samples=1, index=(0,), restore=(None,)),
-    "ld": Axes("bhld", samples=1, heads=1, index=(0, 0), restore=(None, None)),
-}
-"""The axes by the claim `axes` (`suite.spec.claims.AXES`)."""
-
-LAYOUTS = {"HND": ("bhld", "hld"), "NHD": ("blhd", "lhd")}
-"""The axes that the default of a parameter for the layout names."""
-
-NAMING = ("tensor_layout", "kv_layout")
-"""Parameters for the layout."""
-
-
-@dataclass(frozen=True)
-class Binding:
-    """What the names of parameters do not tell about a call; "" as the framework's own attention.
-
-    - `axes`: the axes of operands and output, one of `AXES`
-    - `output_axes`: "bhld" or "blhd" if the output has another order of heads and rows than operands
-    - `masks`: what a parameter for a mask is given, one of `suite.spec.claims.MASKS`
-    - `returns`: "weights", "lse" or "None" if a plain call returns the pair of output and this
-    - `lse_base`: "2" if the log-sum-exp is a logarithm to the base 2
-    - `lse_axes`: "bhl" or "blh" if the log-sum-exp has another order of heads and rows than the output
-    - `window`: "last" if a window counts from the last query at the last key
-    - `heads`: "shapes" if grouped heads need no parameter, "equal" if they raise an error
-    - `causal`: the alignment of the causal flag, for people
-    """
-
-    axes: str = ""
-    output_axes: str = ""
-    masks: str = ""
-    returns: str = ""
-    lse_base: str = ""
-    lse_axes: str = ""
-    window: str = ""
-    heads: str = ""
-    causal: str = ""
-
-    def but(self, **changes: str) -> Binding:
-        """The binding with other values of some fields."""
-        return replace(self, **changes)
-
-
-PHRASES: Mapping[str, Callable[[str], str]] = {
-    "axes": lambda axes: f"axes ({', '.join(axes.upper())})",
-    "output_axes": lambda axes: f"output axes ({', '.join(axes.upper())})",
-    "masks": lambda kind: f"masks {kind}",
-    "returns": lambda word: f"returns (output, {word})",
-    "lse_base": lambda base: f"log-sum-exp to the base {base}",
-    "lse_axes": lambda axes: f"log-sum-exp ({', '.join(axes.upper())})",
-    "window": lambda side: f"windows count from the {side} key",
-    "heads": {"shapes": "grouped heads by their shapes", "equal": "no grouped heads"}.__getitem__,
-    "causal": lambda alignment: f"causal {alignment}",
-}
-"""A binding for people, field by field."""
-
-
-def told(binding: Binding, names: Mapping[str, str]) -> str:
-    """How a function is called, for people, in one line; `names` are its names and what they are
-    given."""
-    given = [f"{name}={word}" for name, word in names.items() if name != word]
-    values = {name: getattr(binding, name) for name in PHRASES}
-    return ", ".join([*given, *(PHRASES[n](value) for n, value in values.items() if value)])
 
 
 Value = Callable[[AttentionCall, Any], Any]
@@ -213,14 +127,6 @@ WORD_OF = {
     for name in names
 }
 """What a parameter of a name is given."""
-
-HIDING = ("mask", "padding", "window", "causal")
-"""The features that an argument serves that hides keys."""
-
-ADDING = ("bias", "bias-with-mask")
-"""The features that an argument serves that is added to the scores."""
-
-MASK_WORDS = ("attn_mask", "causal_mask", "padding_mask")
 
 PARTS: Mapping[str, Callable[[Mask], bool]] = {
     "all": lambda part: True,

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from backends.protocol import ENDS, ForbiddenCall, Implementation, PreparedCall
-from backends.user.signature import ADDING, AXES, HIDING, LAYOUTS, MASK_WORDS, Binding
 from suite.judge.answer import swap_heads_and_length, values_of
 from suite.judge.elections.probe import Probe
 from suite.judge.oracle import Oracle
 from suite.judge.verdict import Deviation
+from suite.spec.binding import ADDING, AXES, HIDING, LAYOUTS, MASK_WORDS, Binding
 from suite.spec.case import Case
 from suite.spec.dtypes import DTYPES
 from suite.spec.inputs import Inputs

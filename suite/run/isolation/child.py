@@ -41,7 +41,6 @@ from backends.prepared import PreparedCall, end_fork
 from backends.protocol import Backend, BackendUnavailable, ForwardOnly
 from backends.user.function import UserCallable, UserFunction
 from backends.user.layer import UserLayer
-from backends.user.signature import Binding
 from suite.judge import leaks
 from suite.judge.process_settings import PROCESS
 from suite.judge.verdict import text_of
@@ -49,6 +48,7 @@ from suite.run.isolation.emptied import empty
 from suite.run.isolation.told import ToldBackend
 from suite.run.isolation.wire import CARRIERS, as_file, found, receive, send, to_bytes
 from suite.run.process import YOUNG
+from suite.spec.binding import Binding
 from suite.spec.dtypes import DTYPES
 from suite.spec.features import FEATURES
 from suite.spec.operators import OPERATORS

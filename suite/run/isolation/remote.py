@@ -30,7 +30,6 @@ from backends.protocol import Ambient, Backend, Setting
 from backends.registry import UsageError
 from backends.user.function import UserFunction
 from backends.user.layer import UserLayer
-from backends.user.signature import Binding
 from suite.judge import leaks
 from suite.judge.verdict import Deviation, first_line
 from suite.records.machine import ROOT
@@ -41,6 +40,7 @@ from suite.run.isolation.sandbox import Limits
 from suite.run.isolation.told import Signature, ToldLayer, ToldNative
 from suite.run.isolation.wire import checked
 from suite.run.options import Options
+from suite.spec.binding import Binding
 from suite.spec.case import Case
 from suite.spec.catalogue import AnyCase
 from suite.spec.claims import CLAIMS
