@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from attention_conformance import check_attention
+from attention_conformance import UsageError, check_attention
 from attention_conformance.report import Report
 from backends.registry import load as load_backend
 from backends.registry import load_function
+from backends.user.signature import GIVEN, OPERAND_NAMES
+from suite.spec import claims
+from suite.spec.binding import AXES
+from suite.spec.claims import MASKS
 from tests.signatures.rows import ROWS, Row
 
 CHECKS = ("values", "gradients", "paths", "contract", "mask_layouts")
@@ -52,3 +58,67 @@ def test_what_needs_a_claim_is_told_so_first(row: Row, tmp_path: Path) -> None:
     first = report.diagnoses.iloc[0].sentence
     assert row.advice in first
     assert f"claim {row.claims[0]}" in first
+
+
+PAGE = (Path(__file__).parents[1] / "docs" / "signatures.md").read_text(encoding="utf-8")
+
+
+def test_the_page_lists_every_name_and_claim() -> None:
+    table = PAGE.partition("## Names")[2].partition("## What trial calls find")[0]
+    for names in (*OPERAND_NAMES.values(), *(given.names for given in GIVEN)):
+        assert re.search(
+            rf"^\| `{names[0]}`.*\| {', '.join(f'`{n}`' for n in names)} \|$", table, re.M
+        )
+    assert {*re.findall(r"masks=(\w+)` \|", PAGE)} == {*MASKS}
+    assert AXES.keys() == {*claims.AXES}
+
+
+def test_the_page_has_the_claims_of_each_signature() -> None:
+    commands = PAGE.partition("## Names")[0]
+    for row in ROWS:
+        kinds = [claim for claim in row.claims if claim.startswith("masks=")]
+        assert all(f"--claim {claim}" in commands for claim in kinds), row
+
+
+def odd(queries, keys, values, m=None, temperature=1.0, block=16):  # type: ignore[no-untyped-def]
+    """A function whose names do not tell what `m` and `temperature` are given."""
+    scores = queries @ keys.transpose(-2, -1) * temperature
+    scores = scores if m is None else scores.masked_fill(~m, float("-inf"))
+    return scores.softmax(-1) @ values
+
+
+def needs(query, key, value, strange):  # type: ignore[no-untyped-def]
+    raise AssertionError("nothing calls this function")
+
+
+def misspelt(query, key, value, is_casual=False):  # type: ignore[no-untyped-def]
+    raise AssertionError("nothing calls this function")
+
+
+def test_other_names_are_bound_by_a_claim() -> None:
+    pytest.importorskip("torch")
+    bound = {"m": "attn_mask", "temperature": "scale"}
+    report = check_attention(
+        odd, checks=("values",), parameters=bound, masks="boolean", raises=False
+    )
+    assert "m=attn_mask, temperature=scale" in str(report)
+    assert "never passed, so that the default is judged: block" in str(report)
+    failed = report.table[report.table.status == "fail"]
+    assert len(failed), "the default of the temperature is not that of a scale"
+    assert not failed.case.str.contains("scale").any()
+
+
+@pytest.mark.parametrize(("function", "said", "message"), [
+    (needs, {}, r"nobody knows what 'strange' is given: .* --parameter strange=WORD"),
+    (misspelt, {}, r"is_casual; did you mean is_causal\?.* --parameter NAME=WORD .* --allow-unused"),
+    (odd, {"parameters": {"n": "scale"}}, r"no parameter 'n'; it has queries, keys, values, m"),
+    (odd, {"parameters": {"m": "masks"}}, r"'m' cannot be given 'masks'; valid: query, key, value"),
+    (odd, {"axes": "hbld"}, "Invalid enum value 'hbld'; the axes of operands and output: bhld"),
+    (lambda query: query, {}, "does not fit; expected"),
+])  # fmt: skip
+def test_what_cannot_be_bound_is_told_the_ways_out(
+    function: Any, said: dict[str, Any], message: str
+) -> None:
+    pytest.importorskip("torch")
+    with pytest.raises(UsageError, match=message):
+        check_attention(function, raises=False, **said)
