@@ -13,6 +13,7 @@ import msgspec
 
 from backends.declared import AS_CLASS, Declared, DeclaredRounding, Election, UsageError
 from backends.limits import ANY, Limits
+from suite.spec.binding import Binding
 from suite.spec.claims import CLAIMS, MARK
 from suite.spec.dtypes import DTYPES, dtype
 from suite.spec.elections import QUESTIONS
@@ -92,14 +93,10 @@ class Claims:
         return self.said.get("parameters", {})
 
     @property
-    def axes(self) -> str:
-        """The axes of operands and output; "" to be found."""
-        return self.said.get("axes", "")
-
-    @property
-    def masks(self) -> str:
-        """What a parameter for a mask is given; "" to be found."""
-        return self.said.get("masks", "")
+    def binding(self) -> Binding:
+        """How the function is called, as far as it is claimed."""
+        names = ("axes", "output_axes", "masks")
+        return Binding(**{name: self.said.get(name, "") for name in names})
 
     @property
     def forbid(self) -> tuple[str, ...]:

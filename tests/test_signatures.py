@@ -108,6 +108,12 @@ def test_other_names_are_bound_by_a_claim() -> None:
     assert not failed.case.str.contains("scale").any()
 
 
+def swaps_its_output(query, key, value):  # type: ignore[no-untyped-def]
+    """A function that forgets to exchange heads and rows back, or that exchanges them on purpose."""
+    scores = query @ key.transpose(-2, -1) * query.shape[-1] ** -0.5
+    return (scores.softmax(-1) @ value).transpose(1, 2)
+
+
 @pytest.mark.parametrize(("function", "said", "message"), [
     (needs, {}, r"nobody knows what 'strange' is given: .* --parameter strange=WORD"),
     (misspelt, {}, r"is_casual; did you mean is_causal\?.* --parameter NAME=WORD .* --allow-unused"),
@@ -115,6 +121,7 @@ def test_other_names_are_bound_by_a_claim() -> None:
     (odd, {"parameters": {"m": "masks"}}, r"'m' cannot be given 'masks'; valid: query, key, value"),
     (odd, {"axes": "hbld"}, "Invalid enum value 'hbld'; the axes of operands and output: bhld"),
     (lambda query: query, {}, "does not fit; expected"),
+    (swaps_its_output, {}, r"expected \(B, H, Lq, Dv\) = \(2, 3, 5, 8\); claim output_axes=blhd\?"),
 ])  # fmt: skip
 def test_what_cannot_be_bound_is_told_the_ways_out(
     function: Any, said: dict[str, Any], message: str

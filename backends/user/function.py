@@ -205,7 +205,7 @@ class UserFunction(UserCallable):
         binding: Binding | None = None,
     ) -> None:
         self.native, self.beside, self.claims = native, beside or own_attention(backend), claims
-        self.binding = binding or Binding(axes=claims.axes, masks=claims.masks)
+        self.binding = binding or claims.binding
         self.axes = AXES[self.binding.axes or native.axis_order]
         self.axis_order = self.axes.order
         self.maker = Maker.of(function, name) if isinstance(function, type) else None
@@ -257,8 +257,8 @@ class UserFunction(UserCallable):
         elif self.binding.heads:
             lacking["grouped-heads"] = "an error is raised for grouped heads"
         adds = set(self.binder.serving("bias")) - set(self.binder.serving("mask"))
-        if self.claims.masks not in ("", "either", "additive") and not adds:
-            lacking |= dict.fromkeys(ADDING, f"claims masks={self.claims.masks}")
+        if self.binding.masks not in ("", "either", "additive") and not adds:
+            lacking |= dict.fromkeys(ADDING, f"claims masks={self.binding.masks}")
         return lacking
 
     @property

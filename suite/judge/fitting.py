@@ -139,8 +139,8 @@ class Fitting:
         yield from ("" if axes == native else axes for axes in order)
 
     def fits_axes(self) -> bool:
-        """Bind axes, their order in the output, and the kind of a returned pair; True if an answer was
-        right. Without a right answer the first ones with an output of the right shape are bound."""
+        """Bind axes, and the kind of a returned pair; True if an answer was right. Without a right answer
+        the first axes with an output of the right shape are bound."""
         first, shaped = self.binding, None
         for axes in self.axes():
             if shaped and AXES[axes or self.function.native.axis_order].index:
@@ -156,18 +156,28 @@ class Fitting:
             if values is None:
                 continue
             found = first.but(axes=axes, returns=self.beside(native[1], inputs) if pair else "")
-            own = AXES[axes or self.function.native.axis_order].order
-            for order in (own, "blhd" if own == "bhld" else "bhld"):
-                output = values if order == own else values.swapaxes(1, 2)
-                if output.shape != inputs.full_shape("output"):
-                    continue
-                found = found.but(output_axes="" if order == own else order)
-                shaped = shaped or found
-                if self.probe.matches(output, inputs):
-                    self.function.rebind(found)
-                    return True
+            if values.swapaxes(1, 2).shape == inputs.full_shape("output") and self.transposes:
+                found = found.but(output_axes=self.other_order(axes))
+                values = values.swapaxes(1, 2)
+            if values.shape != inputs.full_shape("output"):
+                continue
+            shaped = shaped or found
+            if self.probe.matches(values, inputs):
+                self.function.rebind(found)
+                return True
         self.function.rebind(shaped or first)
         return False
+
+    @property
+    def transposes(self) -> bool:
+        """True if the signature is one whose functions exchange heads and rows of the output: that of
+        transformers, which begins with the module. Of any other function this may be a fault."""
+        return bool(self.function.binder.name_of("nothing"))
+
+    def other_order(self, axes: str) -> str:
+        """The order that heads and rows do not have in these axes."""
+        own = AXES[axes or self.function.native.axis_order].order
+        return "blhd" if own == "bhld" else "bhld"
 
     def beside(self, array: Any, inputs: Inputs) -> str:
         """What stands beside the output: "weights", "lse", "None"; "" if nobody knows."""
@@ -184,9 +194,8 @@ class Fitting:
         inputs = self.plain().replace(lse=True)
         if self.function.refuses(inputs):
             return
-        own = AXES[self.binding.axes or self.function.native.axis_order].order
         first = self.binding
-        for axes in ("", "blh" if own == "bhld" else "bhl"):
+        for axes in ("", self.other_order(first.axes)[:3]):
             for base in ("", "2"):
                 self.function.rebind(first.but(lse_axes=axes, lse_base=base))
                 if self.has_right_lse(inputs):

@@ -167,9 +167,12 @@ def _misshapen(got: tuple[int, ...], inputs: Inputs, prepared: PreparedCall) -> 
     want = (want[0], want[2], want[1], *want[3:]) if prepared.axis_order == "blhd" else want
     if got == want:
         return None
+    claim = ""
+    if has_two_orders(inputs.case) and got == (want[0], want[2], want[1], *want[3:]):
+        claim = f"; claim output_axes={'bhld' if prepared.axis_order == 'blhd' else 'blhd'}?"
     return (
         f"called once, on {inputs.case.id}, it returned an array of shape {got}, expected "
-        f"{_sized('output', want, prepared, inputs)}"
+        f"{_sized('output', want, prepared, inputs)}{claim}"
     )
 
 

@@ -91,6 +91,11 @@ CLAIMS = {
         Literal[AXES],
         operator="sdpa",
     ),
+    "output_axes": Claim(
+        "bhld or blhd, if the output has another order of heads and rows than the operands",
+        Literal["bhld", "blhd"],
+        operator="sdpa",
+    ),
     "masks": Claim(
         "what a parameter for a mask is given: boolean (True attends), additive (-inf hides), either of "
         "these, binary (1 attends, 0 hides), hides (True hides), binary_hides (1 hides, 0 attends); "
