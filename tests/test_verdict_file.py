@@ -20,7 +20,7 @@ from suite.records import cells as records
 from suite.report import frames
 from suite.run.options import DRAWN, SECRET, Options, seed
 from suite.run.plan import Plan
-from suite.run.process import ONE_KEY
+from suite.run.signals import ONE_KEY
 from suite.run.varied import varied
 from suite.spec.case import Case
 from tests.test_isolation import plan

@@ -35,6 +35,7 @@ from typing import Any, NoReturn
 from backends.protocol import TimeOver
 from backends.registry import DISTRIBUTIONS
 from suite.records.machine import ROOT
+from suite.run.signals import HANDED_ON, handled, interrupting
 
 Fields = dict[str, Any]
 """A request, an answer, or the facts on a board, as JSON objects."""
@@ -44,13 +45,6 @@ DIED = 1
 
 INTERRUPTED = 2
 """The exit code if the child was interrupted twice: pytest's for an interrupt."""
-
-ONE_KEY = 0.5
-"""Seconds within which two interrupts are one. Ctrl-C reaches every process of a terminal, and a parent
-hands its own interrupt on to its child."""
-
-HANDED_ON = (signal.SIGINT, signal.SIGTERM)
-"""Signals by which people end a run: a parent hands them on to the child that judges."""
 
 SUITE_BROKE = 3
 """The exit code if the suite itself broke: pytest's."""
@@ -204,12 +198,8 @@ def supervised(work: Callable[[Board], int], advice: str = "") -> tuple[int, Fie
     if not child:
         _work_and_leave(work, board, stacks)
     # The child says what becomes of the run.
-    before = [signal.signal(one, lambda number, frame: os.kill(child, number)) for one in HANDED_ON]
-    try:
+    with handled(dict.fromkeys(HANDED_ON, lambda number, frame: os.kill(child, number))):
         _, status = os.waitpid(child, 0)
-    finally:
-        for one, handler in zip(HANDED_ON, before, strict=True):
-            signal.signal(one, handler)
     said = board.read()
     os.close(stacks)
     try:
@@ -229,21 +219,6 @@ def supervised(work: Callable[[Board], int], advice: str = "") -> tuple[int, Fie
     return code, said | {"died": death, "signal": max(0, -ended)}
 
 
-def interrupt_once() -> None:
-    """Let an interrupt raise KeyboardInterrupt, and a later one end this process at once."""
-    times: list[float] = []
-
-    def interrupt(*details: object) -> None:
-        times.append(time.monotonic())
-        if len(times) == 1:
-            raise KeyboardInterrupt
-        if times[-1] - times[0] > ONE_KEY:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
-            signal.raise_signal(signal.SIGINT)
-
-    signal.signal(signal.SIGINT, interrupt)
-
-
 def orphaned(board: Board | None) -> bool:
     """True if the parent that supervises this process is gone."""
     return board is not None and os.getppid() != board.read().get("parent")
@@ -251,7 +226,7 @@ def orphaned(board: Board | None) -> bool:
 
 def _work_and_leave(work: Callable[[Board], int], board: Board, stacks: int) -> NoReturn:
     code = SUITE_BROKE
-    interrupt_once()
+    signal.signal(signal.SIGINT, interrupting())
     try:
         code = work(board)
     except BaseException:

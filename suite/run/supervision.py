@@ -14,7 +14,7 @@ import signal
 import tempfile
 import threading
 from collections.abc import Callable, Generator, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +27,14 @@ from suite.records.lines import RecordError
 from suite.run.log import CELLS, RunLog, cell_of
 from suite.run.options import NAMES, Options
 from suite.run.process import (
-    HANDED_ON,
     Board,
     Fields,
     can_fork,
-    interrupt_once,
     place_in,
     supervised,
 )
 from suite.run.recorded import crashed
+from suite.run.signals import HANDED_ON, handled, interrupting
 from suite.run.verdict import Door, RunVerdict, of_run
 
 FROM_OUTSIDE = (*HANDED_ON, signal.SIGKILL)
@@ -109,7 +108,10 @@ class Controller:
         self._folder = Path(tempfile.mkdtemp(prefix="attention-"))
         config.add_cleanup(lambda: shutil.rmtree(self._folder, ignore_errors=True))
         if threading.current_thread() is threading.main_thread():
-            config.add_cleanup(end_by_signals())
+            stack = ExitStack()
+            ends = {signal.SIGINT: interrupting(), signal.SIGTERM: terminated}
+            stack.enter_context(handled(ends))
+            config.add_cleanup(stack.close)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
@@ -155,20 +157,6 @@ def teller(config: pytest.Config) -> Callable[[str], object]:
     if stacks := getattr(config, "workerinput", {}).get(STACKS):
         return Path(f"{stacks}.death").write_text
     return lambda death: None
-
-
-def end_by_signals() -> Callable[[], None]:
-    """Let an interrupt and a termination end the session, which writes its verdict. Returns a function
-    that restores the handlers of these signals."""
-    before = {one: signal.getsignal(one) for one in HANDED_ON}
-    interrupt_once()
-    signal.signal(signal.SIGTERM, terminated)
-
-    def restore() -> None:
-        for one, handler in before.items():
-            signal.signal(one, handler)
-
-    return restore
 
 
 def terminated(*details: object) -> None:
