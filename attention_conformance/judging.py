@@ -134,7 +134,7 @@ def plan_of(
     called = name_of(function) if name is None else name
     if not called:
         raise UsageError("name: expected one letter or more, got ''")
-    check_function(function, repr(called), bool(like))
+    check_function(function, repr(called))
     options = Options(
         (backend,), function=(called,), level=level, device=device, seed=seed, like=like or "",
         inherit_known="yes" if inherit_known else "no", allow_refusals=allow_refusals,

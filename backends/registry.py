@@ -256,7 +256,7 @@ def _has(thing: Any, name: str, who: str) -> bool:
         ) from error
 
 
-def check_function(function: Any, text: str, is_layer: bool = False) -> None:
+def check_function(function: Any, text: str) -> None:
     """Raise UsageError if an object cannot be a user's function; messages call the object `text`."""
     kinds = {
         "an async function": inspect.iscoroutinefunction,
@@ -266,10 +266,6 @@ def check_function(function: Any, text: str, is_layer: bool = False) -> None:
     for kind, is_kind in kinds.items():
         if is_kind(function):
             raise UsageError(f"function {text} is {kind}: expected one that returns an array")
-    if inspect.isclass(function) and not is_layer:
-        raise UsageError(
-            f"function {text} is a class: name an instance, or say by --like which layer it makes"
-        )
 
 
 OWN: dict[Operator, type[UserCallable]] = {
@@ -332,7 +328,7 @@ def callable_implementation(
     text, own = text or name, OWN.get(OPERATORS[like]) if like else None
     if not callable(function) and not (own and own.method_names):
         raise UsageError(f"function {text!r} is {type(function).__name__}, not callable")
-    check_function(function, repr(text), bool(like))
+    check_function(function, repr(text))
     try:
         claims = Claims.of(function, said, like or "sdpa")
         if own:

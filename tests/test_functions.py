@@ -144,7 +144,6 @@ def test_a_users_function_is_judged(
         ("not_a_function", "not callable"),
         ("later", "is an async function: expected one that returns an array"),
         ("parts", "is a generator function: expected one that returns an array"),
-        ("Kernel", "is a class: name an instance"),
         ("odd", "raised RuntimeError: no __claims__ here; `__getattr__` raises AttributeError for"),
         (
             "absent",
