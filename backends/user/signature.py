@@ -305,9 +305,7 @@ class Reading:
             return {word: by_word[word] for word in OPERANDS}
         places = [n for n, p in self.parameters.items() if p.kind in BY_PLACE]
         free = [n for n in places if self.all_words.get(n, "query") in OPERANDS]
-        if len(free) < len(OPERANDS) or free[:3] != [n for n in places if n in free][:3]:
-            return {}
-        return dict(zip(OPERANDS, free, strict=False))
+        return dict(zip(OPERANDS, free, strict=False)) if len(free) >= len(OPERANDS) else {}
 
     @cached_property
     def words(self) -> dict[str, str]:
@@ -329,7 +327,8 @@ class Reading:
             kind = self.masks or ("either" if self.merges else "boolean")
             return pair_argument(name, word, [*self.words.values()], kind, required)
         given = ROWS.get(word)
-        if native is None or (required and given is not None):
+        is_neutral = given is None or word in (*MASK_WORDS, "bias")  # None is passed
+        if native is None or (required and not is_neutral):
             assert given is not None
             native = self._given(name, given, parameter.default, required)
         return replace(native, name=name, told=native.told or required)
@@ -382,9 +381,8 @@ def bind(
     (`claimed`) tell.
 
     `masks` is what a parameter for a mask is given, "" for what the framework's own attention is given:
-    booleans, and with `merges` also biases.
-    Raises TypeError if the function takes fewer arrays or requires an unknown parameter, and UsageError
-    for a claim that does not fit.
+    booleans, and with `merges` also biases. Raises TypeError if the function takes fewer arrays or
+    requires an unknown parameter, and UsageError for a claim that does not fit.
     """
     rows = {row.name: row for row in own}
     known = rows | {row.name: row for row in more}
