@@ -69,6 +69,10 @@ class Compilers:
         name. `prepared` drops nothing; `compiler` is "" in eager mode."""
         return {}
 
+    def dropping(self, rate: float) -> Callable[[Any], Any]:
+        """A function that drops elements of an array at this rate, as a layer of dropout does."""
+        raise NotImplementedError
+
     def gradient(self, prepared: PreparedCall, operand: str, cotangent: Any) -> PreparedCall:
         """The call whose output is the gradient by one operand, for a cotangent of the output."""
 

@@ -182,10 +182,6 @@ class Backend(ABC):
         """
         raise TypeError(f"backend {self.name} has no native signature to judge a function by")
 
-    def dropping(self, rate: float) -> Callable[[Any], Any]:
-        """A function that drops elements of an array at this rate, as a layer of dropout does."""
-        raise NotImplementedError
-
     # Arrays.
 
     @abstractmethod

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from attention_conformance.judging import plan_of
 from backends.claims import Claims
 from backends.compilation import compiled_forms
 from backends.prepared import PreparedCall
@@ -187,9 +188,9 @@ def test_a_backend_declares_what_it_raises(elections: dict[str, str], status: st
 )
 def test_what_refuses_rightly_never_fails(name: str, passes_most: bool) -> None:
     function = getattr(partly, name)
-    implementation = load("torch").function(function, name, Claims.of(function, {}))
-    cells = [c for check in all_checks().values() for c in check.cells("smoke", [implementation])]
-    verdicts = [judge(cell) for cell in cells if cell.dtype.name == "f32"]
+    plan = plan_of(function, "torch", name=name)
+    cells = [c for check in all_checks().values() for c in plan.cells(check)]
+    verdicts = [judge(cell, plan.policy(cell)) for cell in cells if cell.dtype.name == "f32"]
     assert not [v.message for v in verdicts if v.status in BROKEN]
     passed = sum(verdict.status == "pass" for verdict in verdicts)
     refused = sum(verdict.kind == REFUSED for verdict in verdicts)

@@ -12,7 +12,7 @@ from attention_conformance import UsageError, check_attention
 from attention_conformance.report import Report
 from backends.registry import load as load_backend
 from backends.registry import load_function
-from backends.user.signature import GIVEN, OPERAND_NAMES
+from backends.user.given import GIVEN, OPERAND_NAMES
 from suite.spec import claims
 from suite.spec.binding import AXES
 from suite.spec.claims import MASKS

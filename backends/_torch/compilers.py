@@ -70,6 +70,11 @@ class TorchCompilers(Compilers):
             "activation_memory_budget=0": replace(through(dropping), within=least),
         }
 
+    def dropping(self, rate: float) -> Callable[[Any], Any]:
+        import torch
+
+        return partial(torch.nn.functional.dropout, p=rate)
+
     def raised_inside(self, error: BaseException) -> BaseException:
         """The function's own error, if dynamo reports one that it observed in tracing; else `error`."""
         dynamo = sys.modules.get("torch._dynamo.exc")  # absent before the first compilation

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -86,9 +86,6 @@ class TorchEngine(Backend):
         self.torch.default_generator.manual_seed(seed)
         if self.device == "cuda":
             self.torch.cuda.manual_seed_all(seed)
-
-    def dropping(self, rate: float) -> Callable[[Any], Any]:
-        return partial(self.torch.nn.functional.dropout, p=rate)
 
     def seeded(self, function: Callable[..., Any], inputs: Inputs) -> Callable[..., Any]:
         """The function; with dropout every call first sets the seed of `inputs`."""

@@ -6,7 +6,6 @@ A case is unsupported if the function lacks a parameter that the case needs. Fea
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -15,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from backends.binder import CALLED, Binder, Parameter, UnreadableSignature
+from backends.binder import Binder, Parameter, UnreadableSignature
 from backends.claims import Claims
 from backends.declared import TEXTBOOK_FEATURES, Declared, UsageError
 from backends.forbidden import watched
@@ -24,12 +23,12 @@ from backends.masks import IS_CAUSAL, AttentionCall, Native, feature_array, spli
 from backends.prepared import PreparedCall, at_rate, attention_call
 from backends.protocol import Backend, Implementation, own_attention
 from backends.sources import function_source
+from backends.user.adapted import Adapted, called_by
 from backends.user.construct import Maker
 from backends.user.signature import CallBinder, bind
 from suite.spec.binding import ADDING, AXES, Binding, told
 from suite.spec.case import Case
 from suite.spec.catalogue import AnyCase
-from suite.spec.dtypes import round_to
 from suite.spec.features import FEATURES, Feature
 from suite.spec.inputs import Inputs
 from suite.spec.masks import Window
@@ -328,7 +327,10 @@ class UserFunction(UserCallable):
         )
         lacking = [one for one in inputs.needs if self.missing([one]) is not None]
         arguments = operands | self.binder.bind(call, lacking)
-        function = Adapted(self, self.binder.spread(self.function_for(inputs)), inputs, returned)
+        function = Adapted(
+            backend, self.binder.spread(self.function_for(inputs)), self.binding, self.axes,
+            self.binder.pairs, inputs, returned,
+        )  # fmt: skip
         drops = bool(inputs.training and inputs.rate)
 
         def once(**arguments: Any) -> Any:
@@ -377,76 +379,6 @@ class UserFunction(UserCallable):
         """The arguments that drop weights at a rate, by name."""
         name = self.binder.name_of("dropout")
         return {name: self.binder.dropout(self.backend, rate)} if name else at_rate(rate)
-
-
-def called_by(instance: Any) -> Callable[..., Any]:
-    """How an instance is called: itself, or by its method `forward` or `call`."""
-    if callable(instance):
-        return instance
-    function: Callable[..., Any] = next(
-        getattr(instance, name) for name in CALLED if hasattr(instance, name)
-    )
-    return function
-
-
-@dataclass(frozen=True)
-class Adapted:
-    """A function that is called with all axes, and returns all axes in the order of its operands."""
-
-    of: UserFunction
-    function: Callable[..., Any]
-    inputs: Inputs
-    returned: int = 0
-
-    def __call__(self, **arguments: Any) -> Any:
-        index, pairs = self.of.axes.index, self.of.binder.pairs
-        if index:
-            for name in (*OPERANDS, *pairs):
-                array = arguments.get(name)
-                if array is not None and len(array.shape) == 4:
-                    arguments[name] = array[index]
-        answer = self.function(**arguments)
-        if not isinstance(answer, tuple | list) or not answer:
-            return self.output(answer)
-        binding, lse = self.of.binding, bool(self.inputs.case.option("lse"))
-        if self.returned and len(answer) > self.returned:
-            return self.weights(answer[self.returned])
-        if lse and len(answer) > 1:
-            return (self.output(answer[0]), self.lse(answer[1]), *answer[2:])
-        return self.output(answer[0]) if binding.returns else (self.output(answer[0]), *answer[1:])
-
-    def restored(self, array: Any) -> Any:
-        """The array with the axes that the function does not have."""
-        axes = self.of.axes.restore
-        return array[axes] if axes and hasattr(array, "shape") else array
-
-    def output(self, array: Any) -> Any:
-        """The output in the order of the operands."""
-        whole = self.restored(array)
-        if not self.of.binding.output_axes or len(getattr(whole, "shape", ())) != 4:
-            return whole
-        return self.of.backend.memory.transpose(whole, 0, 2, 1, 3)
-
-    def lse(self, array: Any) -> Any:
-        """The natural log-sum-exp in the order of the operands."""
-        whole, binding = self.restored(array), self.of.binding
-        if len(getattr(whole, "shape", ())) != 3:
-            return whole
-        if binding.lse_axes:
-            whole = self.of.backend.memory.transpose(whole, 0, 2, 1)
-        return whole * math.log(2) if binding.lse_base else whole
-
-    def weights(self, array: Any) -> Any:
-        """Weights (B, H, Lq, Lk) as an output in the dtype of the case, and in the order of the
-        operands."""
-        backend, dtype = self.of.backend, self.inputs.dtype
-        if not backend.is_array(array):
-            return array
-        whole = self.restored(array)
-        if backend.dtype_name(whole) != dtype.long_name:
-            whole = backend.array(round_to(backend.to_numpy(whole), dtype), dtype)
-        swaps = self.of.axis_order == "blhd" and len(whole.shape) == 4
-        return backend.memory.transpose(whole, 0, 2, 1, 3) if swaps else whole
 
 
 __all__ = ["NativeSignature", "UserCallable", "UserFunction"]

@@ -2,8 +2,8 @@
 
 The names of parameters tell what is passed (`backends.user.signature`). Calls on small inputs, whose
 sizes are pairwise distinct, tell the rest: axes, kinds of masks, what comes back beside the output, and
-where a window counts from. What asks a function less, or may be its
-fault, is advised and not bound: that takes a claim.
+where a window counts from. What asks a function less, or may be its fault, is advised and not bound: that
+takes a claim.
 """
 
 from __future__ import annotations
@@ -143,8 +143,9 @@ class Fitting:
         the first axes with an output of the right shape are bound."""
         first, shaped = self.binding, None
         for axes in self.axes():
-            if shaped and AXES[axes or self.function.native.axis_order].index:
-                break  # all axes are taken: what is wrong is the answer
+            fewer = bool(AXES[axes or self.function.native.axis_order].index)
+            if fewer and (shaped or self.takes_all_axes(first)):
+                break  # what is wrong is the answer, or the size of an axis
             self.function.rebind(first.but(axes=axes))
             inputs = self.plain()
             answer = self.called(inputs)
@@ -167,6 +168,15 @@ class Fitting:
                 return True
         self.function.rebind(shaped or first)
         return False
+
+    def takes_all_axes(self, first: Binding) -> bool:
+        """True if the function answers operands with four axes in other sizes."""
+        if first.axes:
+            return False
+        self.function.rebind(first)
+        trials = self.function.operator.questions.trials
+        inputs = [self.probe.drawn(text.format(dt=self.dtype.name)) for text in trials]
+        return any(self.called(one) is not None for one in inputs)
 
     @property
     def transposes(self) -> bool:

@@ -50,6 +50,9 @@ from suite.spec.operators import OPERATORS
 from suite.spec.text import printable
 from suite.spec.vocabulary import OPERANDS, REGISTERED
 
+OF_USERS = ("binding", "binder", "axes", "native", "choices", "parameters_found")
+"""What trial calls find, or read, of a user's function or layer."""
+
 HIDDEN = ("references",)
 """Folders of this project that an untrusted child cannot read: it would find the right answers there."""
 
@@ -271,8 +274,10 @@ class RemoteFunction(Asking, Implementation):
         self.declared, self.axis_order = told.declared, told.axis_order
         self.argument_names, self.remarks = told.argument_names, told.remarks
         if isinstance(told, UserFunction):
-            self.binding, self.binder, self.axes = told.binding, told.binder, told.axes
-            self.native, self.rebind = told.native, self._rebind
+            self.rebind = self._rebind
+        for name in OF_USERS:
+            if hasattr(told, name):
+                setattr(self, name, getattr(told, name))
 
     def _rebind(self, binding: Binding) -> None:
         """As `UserFunction.rebind`, here and in the child; a new child begins with the binding."""
@@ -284,21 +289,12 @@ class RemoteFunction(Asking, Implementation):
         self.told.declared = self.told.declared.taking(*registered)
         self._take(self.told)
 
-    @property
-    def choices(self) -> int:
-        """The number of ways in which a layer's variables can be read."""
-        return getattr(self.told, "choices", 0)
-
     def choose(self, number: int, right: bool = True) -> None:
         """Read a layer's variables in one of these ways (see `UserLayer.choose`)."""
         self._ask("choose", number, right)
-        if isinstance(self.told, UserLayer):
-            self.told.choose(number, right)
-
-    @property
-    def parameters_found(self) -> str:
-        """How a layer's variables are read."""
-        return getattr(self.told, "parameters_found", "")
+        assert isinstance(self.told, UserLayer)
+        self.told.choose(number, right)
+        self._take(self.told)
 
     @property
     def unwatched(self) -> Implementation:
