@@ -95,7 +95,7 @@ class Claims:
     @property
     def binding(self) -> Binding:
         """How the function is called, as far as it is claimed."""
-        names = ("axes", "output_axes", "masks")
+        names = ("axes", "output_axes", "lse_base", "masks")
         return Binding(**{name: self.said.get(name, "") for name in names})
 
     @property

@@ -216,7 +216,8 @@ class UserFunction(UserCallable):
             passed = f"{', '.join(only)} is all that is passed of these parameters"
             self.remarks = (passed, *self.remarks)
         names = {name: word for word, name in self.binder.operands.items()} | {**self.binder.bound}
-        says = told(self.binding, names)
+        shown = self.binding if self.binder.pairs else self.binding.but(masks="")
+        says = told(shown, names)
         if says and (self.binder.bound or replace(self.binding, causal="") != Binding()):
             self.remarks = (f"binding: {says}", *self.remarks)
 
@@ -263,16 +264,29 @@ class UserFunction(UserCallable):
     @property
     def merges_mask_into_bias(self) -> bool:
         """True if one argument is given mask and bias together."""
-        adds = self.binder.serving("bias")
-        both = bool({*adds} & {*self.binder.serving("mask")})
-        return both if adds else self.native.merges_mask_into_bias
+        adds, hides = self.binder.serving("bias"), self.binder.serving("mask")
+        return not {*adds}.isdisjoint(hides) if adds else self.native.merges_mask_into_bias
 
     def unsupported(self, case: AnyCase) -> str | None:
-        if isinstance(case, Case) and self.moves_windows(case.sizes) and case.mask is not None:
-            windows = any(isinstance(part, Window) for part in case.mask.parts)
-            if windows and not self.binder.serving("mask"):
-                return "windows count from the last key, and there is no mask to pass them by"
+        if isinstance(case, Case) and self.loses_window(case):
+            return "windows count from the last key, and there is no mask to pass them by"
         return super().unsupported(case)
+
+    def nearest_supported(self, case: AnyCase) -> Case | None:
+        """The nearest supported case; instead of a window that is lost one with as many queries as
+        keys."""
+        if isinstance(case, Case) and self.loses_window(case):
+            longest = max(case.sizes.Lq, case.sizes.Lk)
+            case = replace(case, sizes=replace(case.sizes, Lq=longest, Lk=longest))
+            if self.unsupported(case) is None:
+                return case
+        return super().nearest_supported(case)
+
+    def loses_window(self, case: Case) -> bool:
+        """True if a window of the case is another one in the function, which takes no mask instead."""
+        parts = case.mask.parts if case.mask is not None else ()
+        windows = any(isinstance(part, Window) for part in parts)
+        return windows and self.moves_windows(case.sizes) and not self.binder.serving("mask")
 
     def moves_windows(self, sizes: Sizes) -> bool:
         """True if a window of the function is another one than that of the suite."""

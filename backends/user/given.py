@@ -181,6 +181,13 @@ def written(
     return backend.array(seen, None)
 
 
+def is_neutral(default: Any) -> bool:
+    """True if a default means that nothing is asked: None, False, 0, or -1 for every side."""
+    if isinstance(default, tuple | list):
+        return all(side in (-1, None) for side in default)
+    return default is None or (isinstance(default, bool | int | float) and not default)
+
+
 def word_of(name: str) -> str:
     """What a parameter is given by its name; "" if nobody knows."""
     return WORD_OF.get(name) or WORD_OF.get(name.lower(), "")

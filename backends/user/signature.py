@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from backends.binder import BY_PLACE, Binder, Parameter, shown, signature_of, signature_of_instances
 from backends.declared import UsageError
 from backends.masks import AttentionCall
-from backends.user.given import ROWS, UNASKED, Given, dropping, pair_argument, word_of
+from backends.user.given import ROWS, UNASKED, Given, dropping, is_neutral, pair_argument, word_of
 from suite.spec.binding import MASK_WORDS, NAMING
 from suite.spec.vocabulary import OPERANDS
 
@@ -85,6 +85,10 @@ class CallBinder(Binder[AttentionCall]):
             return function(*places, **given)
 
         return call
+
+
+FLAGS = ("is_causal", "window", "softcap")
+"""What is passed in every call if its default is another value than a neutral one."""
 
 
 @dataclass(frozen=True)
@@ -156,21 +160,24 @@ class Reading:
             kind = self.masks or ("either" if self.merges else "boolean")
             return pair_argument(name, word, [*self.words.values()], kind, required)
         given = ROWS.get(word)
-        is_neutral = given is None or word in (*MASK_WORDS, "bias")  # None is passed
-        if native is None or (required and not is_neutral):
+        passes_none = given is None or word in (*MASK_WORDS, "bias")
+        always = required or (word in FLAGS and not is_neutral(parameter.default))
+        counts = word == "window" and isinstance(parameter.default, tuple | list)
+        if native is None or counts or (always and not passes_none):
             assert given is not None
-            native = self._given(name, given, parameter.default, required)
+            native = self._given(name, given, parameter.default, always)
         return replace(native, name=name, told=native.told or required)
 
     def _given(
-        self, name: str, given: Given, default: Any, required: bool
+        self, name: str, given: Given, default: Any, always: bool
     ) -> Parameter[AttentionCall]:
+        """The row of a parameter; `always`: calls that do not need it pass its neutral value."""
         served = {feature for row in self.known.values() for feature in row.features}
         features = tuple(one for one in given.features if one != "dropout" or one in served)
 
         def value(call: AttentionCall) -> Any:
             argument = given.value(call, default) if features else None
-            return given.neutral(call) if argument is None and required else argument
+            return given.neutral(call) if argument is None and always else argument
 
         return Parameter(name, features, value)
 

@@ -34,10 +34,10 @@ LEFT, RIGHT = 3, 1
 NO_ADVICE = ("", ())
 
 TAKEN = {
-    "additive": "it is given 0 and -inf, which are added to the scores",
-    "binary": "it is given the numbers 1, which attends, and 0",
     "hides": "True hides a key",
     "binary_hides": "it is given the numbers 1, which hides a key, and 0",
+    "additive": "it is given 0 and -inf, which are added to the scores",
+    "binary": "it is given the numbers 1, which attends, and 0",
 }
 """What a parameter for a mask may take instead of booleans, by the claim `masks`."""
 
@@ -64,10 +64,12 @@ class Fitting:
             return NO_ADVICE
         native = self.is_native
         self.fit_heads(native)
+        if not native or self.function.binder.name_of("window"):
+            self.fit_causal()
+            self.fit_window()
         if native:
             return NO_ADVICE
-        for step in (self.fit_lse, self.fit_window, self.fit_causal):
-            step()
+        self.fit_lse()
         return self.advice_on_masks()
 
     @property
@@ -77,7 +79,7 @@ class Fitting:
     @property
     def is_native(self) -> bool:
         """True if the function is called as the framework's own attention."""
-        return not self.function.binder.bound and self.binding == Binding()
+        return not self.function.binder.bound and self.binding.but(causal="") == Binding()
 
     def called(self, inputs: Inputs) -> tuple[Any, PreparedCall] | None:
         """What the function returns for the inputs, and the call; None if it raises."""
@@ -135,13 +137,13 @@ class Fitting:
             yield self.binding.axes
             return
         native = self.function.native.axis_order
-        order = dict.fromkeys((*LAYOUTS.get(self.function.binder.layout, ()), native, *AXES))
+        order = LAYOUTS.get(self.function.binder.layout) or dict.fromkeys((native, *AXES))
         yield from ("" if axes == native else axes for axes in order)
 
     def fits_axes(self) -> bool:
         """Bind axes, and the kind of a returned pair; True if an answer was right. Without a right answer
         the first axes with an output of the right shape are bound."""
-        first, shaped = self.binding, None
+        first, shaped, answered = self.binding, None, None
         for axes in self.axes():
             fewer = bool(AXES[axes or self.function.native.axis_order].index)
             if fewer and (shaped or self.takes_all_axes(first)):
@@ -157,16 +159,17 @@ class Fitting:
             if values is None:
                 continue
             found = first.but(axes=axes, returns=self.beside(native[1], inputs) if pair else "")
-            if values.swapaxes(1, 2).shape == inputs.full_shape("output") and self.transposes:
+            if self.transposes and not first.output_axes:
                 found = found.but(output_axes=self.other_order(axes))
                 values = values.swapaxes(1, 2)
+            answered = answered or found
             if values.shape != inputs.full_shape("output"):
                 continue
             shaped = shaped or found
             if self.probe.matches(values, inputs):
                 self.function.rebind(found)
                 return True
-        self.function.rebind(shaped or first)
+        self.function.rebind(shaped or answered or first)
         return False
 
     def takes_all_axes(self, first: Binding) -> bool:
@@ -200,58 +203,80 @@ class Fitting:
         return "lse" if shape and int(np.prod(shape)) == rows else ""
 
     def fit_lse(self) -> None:
-        """Bind base and axes of the log-sum-exp."""
+        """Bind the axes of the log-sum-exp, which its shape tells, and the base 2 for the signature of
+        FlashInfer. Of any other function the base may be a fault."""
         inputs = self.plain().replace(lse=True)
         if self.function.refuses(inputs):
             return
         first = self.binding
         for axes in ("", self.other_order(first.axes)[:3]):
-            for base in ("", "2"):
-                self.function.rebind(first.but(lse_axes=axes, lse_base=base))
-                if self.has_right_lse(inputs):
-                    return
+            bound = first.but(lse_axes=axes)
+            self.function.rebind(bound)
+            arrays = self.with_lse(inputs)
+            if arrays is None:
+                continue
+            base_2 = self.function.binder.layout in LAYOUTS and not first.lse_base
+            if base_2 and not self.judges(arrays, inputs):
+                self.function.rebind(bound.but(lse_base="2"))
+                if not self.judges(self.with_lse(inputs), inputs):
+                    self.function.rebind(bound)
+            return
         self.function.rebind(first)
 
-    def has_right_lse(self, inputs: Inputs) -> bool:
-        """True if output and log-sum-exp are right."""
+    def with_lse(self, inputs: Inputs) -> dict[str, np.ndarray] | None:
+        """Output and log-sum-exp by name; None unless both have the right shape."""
         answer = self.called(inputs)
         if answer is None or not isinstance(answer[0], tuple | list) or len(answer[0]) < 2:
-            return False
+            return None
         (output, lse, *_), prepared = answer
         try:
             arrays = {
                 name: swap_heads_and_length(values_of(self.function.backend, array), prepared)
                 for name, array in (("output", output), ("lse", lse))
             }
-            if any(arrays[name].shape != inputs.full_shape(name) for name in arrays):
-                return False
-            Oracle.forward(inputs, self.probe.rounding, "zeros").judge(arrays)
+        except Deviation:
+            return None
+        fits = all(arrays[name].shape == inputs.full_shape(name) for name in arrays)
+        return arrays if fits else None
+
+    def judges(self, arrays: dict[str, np.ndarray] | None, inputs: Inputs) -> bool:
+        """True if arrays are right outputs."""
+        try:
+            Oracle.forward(inputs, self.probe.rounding, "zeros").judge(arrays or {})
         except Deviation:
             return False
-        return True
+        return arrays is not None
 
     def fit_heads(self, native: bool) -> None:
-        """Bind that grouped heads are not taken if they raise; that they need no parameter unless the
-        signature is the `native` one, which has one."""
+        """Bind grouped heads by their shapes if a call with them answers, right or wrong, and that they
+        are not taken if it raises. A `native` signature without the framework's parameter for grouped
+        heads does not take them."""
+        lacking = self.function.missing(["grouped-heads"]) is not None
         if self.function.axes.heads or self.function.binder.serving("grouped-heads"):
             return
+        if lacking and native:
+            return
+        first = self.binding
+        self.function.rebind(first.but(heads="shapes"))
         inputs = self.probe.drawn(GROUPED.format(dt=self.dtype.name))
-        if self.function.missing(["grouped-heads"]):
-            if not native:
-                text = GROUPED.format(dt=self.dtype.name)
-                self.keeps(lambda: self.probe.drawn(text), heads="shapes")
-        elif inputs.sizes.Hkv < inputs.sizes.H and self.called(inputs) is None:
-            self.function.rebind(self.binding.but(heads="equal"))
+        if inputs.sizes.Hkv == inputs.sizes.H:
+            self.function.rebind(first)
+        elif self.output(inputs) is None:
+            self.function.rebind(first.but(heads="equal"))
+        elif not lacking:
+            self.function.rebind(first)
 
     def fit_window(self) -> None:
-        """Bind where a window counts from."""
+        """Bind where a window counts from; as the causal flag does, if no answer is right."""
         inputs = self.plain().replace(mask=Window(LEFT, RIGHT))
         if not self.function.binder.name_of("window") or self.function.refuses(inputs):
             return
         by = inputs.sizes.Lk - inputs.sizes.Lq
         moved = Window(LEFT - by, RIGHT + by).dense(inputs.sizes)
         last = inputs.replace(mask=None, mask_array=moved, form="dense")
-        if not self.is_right(inputs) and self.is_right(inputs, last):
+        if self.is_right(inputs):
+            return
+        if self.is_right(inputs, last) or self.binding.causal == "bottom-right":
             self.function.rebind(self.binding.but(window="last"))
 
     def fit_causal(self) -> None:

@@ -89,7 +89,7 @@ def _attempted(
         if isinstance(inside, ForbiddenCall) or refusal.refuses(implementation, error):
             return True, None
         if has_two_orders(inputs.case) and _fits_swapped(implementation, inputs):
-            return True, _wrong_order(prepared.axis_order)
+            return True, _wrong_order(implementation, prepared.axis_order)
         query = prepared.arguments.get("query")
         given = (
             ""
@@ -133,10 +133,10 @@ def _misfit(
         return f"{called}, it returned {_listed(output)}, expected an array, or {PAIRS}"
     if not backend.is_array(output):
         kind = f"{type(output).__module__}.{type(output).__qualname__}"
-        return (
-            f"{called}, it returned {kind}, expected an array of {backend.name}: is it a function of "
-            "another framework?"
-        )
+        plain = type(output).__module__ == "builtins"
+        why = "" if plain else ": is it a function of another framework?"
+        returned = type(output).__name__ if plain else kind
+        return f"{called}, it returned {returned}, expected an array of {backend.name}{why}"
     try:
         values = values_of(backend, output)
     except Deviation as deviation:
@@ -145,8 +145,8 @@ def _misfit(
     if two_orders and _right(implementation, values, inputs, prepared.axis_order):
         return None
     if two_orders and _fits_swapped(implementation, inputs):
-        return _wrong_order(prepared.axis_order)
-    return _misshapen(tuple(output.shape), inputs, prepared)
+        return _wrong_order(implementation, prepared.axis_order)
+    return _misshapen(implementation, tuple(output.shape), inputs, prepared)
 
 
 PAIRS = (
@@ -161,15 +161,18 @@ def _listed(parts: Sequence[Any]) -> str:
     return f"a {type(parts).__name__} of {len(parts)}: {', '.join(shapes)}"
 
 
-def _misshapen(got: tuple[int, ...], inputs: Inputs, prepared: PreparedCall) -> str | None:
+def _misshapen(
+    implementation: Implementation, got: tuple[int, ...], inputs: Inputs, prepared: PreparedCall
+) -> str | None:
     """The fault of an output's shape, or None."""
     want = inputs.output_shape("output")
     want = (want[0], want[2], want[1], *want[3:]) if prepared.axis_order == "blhd" else want
     if got == want:
         return None
-    claim = ""
-    if has_two_orders(inputs.case) and got == (want[0], want[2], want[1], *want[3:]):
-        claim = f"; claim output_axes={'bhld' if prepared.axis_order == 'blhd' else 'blhd'}?"
+    claim, binding = "", getattr(implementation, "binding", None)
+    if binding is not None and got == (want[0], want[2], want[1], *want[3:]):
+        taken = binding.output_axes or prepared.axis_order
+        claim = f"; claim output_axes={'bhld' if taken == 'blhd' else 'blhd'}?"
     return (
         f"called once, on {inputs.case.id}, it returned an array of shape {got}, expected "
         f"{_sized('output', want, prepared, inputs)}{claim}"
@@ -213,10 +216,12 @@ def _fits_swapped(implementation: Implementation, inputs: Inputs) -> bool:
     return _right(implementation, values, inputs, other)
 
 
-def _wrong_order(order: str) -> str:
+def _wrong_order(implementation: Implementation, order: str) -> str:
     orders = {"bhld": "(B, H, L, D)", "blhd": "(B, L, H, D)"}
     native = orders.pop(order)
     (own,) = orders.values()
+    if hasattr(implementation, "binding"):
+        return f"it takes axes in the order {own}, and {native} is claimed; claim the other, or nothing"
     return (
         f"it takes axes in the order {own}, and the framework's own attention has them in the order "
         f"{native}; exchange them inside the function"

@@ -180,6 +180,7 @@ def _function(backend: Any, options: Options, text: str) -> tuple[Any, Any]:
         trip, notes = round_trip(home), tuple(f"{text}: {one}" for one in home.link.open)
     function, _ = user_function(home, text, options)
     fit(function)
+    notes += tuple(f"{text}: {one}" for one in function.remarks if one.startswith("binding: "))
     if options.kernel:
         other = isolated(options, text, options.kernel)
         empty, _ = user_function(other, text, options)

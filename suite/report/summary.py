@@ -105,7 +105,8 @@ def reached(cells: pd.DataFrame) -> list[str]:
     if accuracy.empty or several or not accuracy["max"].max() <= 1:
         return []
     dtypes = accuracy.index.get_level_values("dtype")
-    grades = ", ".join(map(" ".join, zip(dtypes, accuracy["grade"], strict=True)))
+    graded = zip(dtypes, accuracy["grade"], strict=True)
+    grades = ", ".join(f"{dtype} {grade}" for dtype, grade in graded if grade)
     label, worst = cells["label"].iloc[0], f"{accuracy['max'].max():.3g}"
     return [
         f"outputs of {label} reach the numerics classes {grades}, with errors of at most {worst} of "

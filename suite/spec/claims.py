@@ -96,6 +96,9 @@ CLAIMS = {
         Literal["bhld", "blhd"],
         operator="sdpa",
     ),
+    "lse_base": Claim(
+        "2 if the log-sum-exp is a logarithm to the base 2", Literal["2"], operator="sdpa"
+    ),
     "masks": Claim(
         "what a parameter for a mask is given: boolean (True attends), additive (-inf hides), either of "
         "these, binary (1 attends, 0 hides), hides (True hides), binary_hides (1 hides, 0 attends); "

@@ -16,15 +16,14 @@ class Row:
     - `file`: `of_torch`, ...; `name`: the function's name; `claims`: what the command claims
     - `binding`: words of the line in which the run says how the function is called
     - `advice`: words of the first sentence without the claims, "" if the function needs none
-    - `right`, `wrong`: text of the function, and what makes a wrong twin of it
+    - `twins`: texts of the function, each with what makes a wrong twin of it
     - `code`: the name in the file behind which this text stands, by default the function's
     """
 
     file: str
     name: str
     binding: str
-    right: str
-    wrong: str
+    twins: tuple[tuple[str, str], ...]
     claims: tuple[str, ...] = ()
     advice: str = ""
     code: str = ""
@@ -36,15 +35,16 @@ class Row:
     def __str__(self) -> str:
         return f"{self.backend}-{self.name}"
 
-    def written(self, folder: Path, twin: bool) -> Path:
-        """The file with this function, or with its wrong twin, in a folder."""
+    def written(self, folder: Path, twin: tuple[str, str] = ("", "")) -> Path:
+        """The file with this function, or with one of its wrong twins, in a folder."""
         text = (FOLDER / f"{self.file}.py").read_text()
         name = self.code or self.name
         place = next(re.finditer(rf"^(?:def|class) {name}\b", text, re.MULTILINE)).start()
         head, body = text[:place], text[place:]
-        assert self.right in body, f"{self}: {self.right!r} is no text of the function"
+        right, wrong = twin
+        assert right in body, f"{self}: {right!r} is no text of the function"
         path = folder / f"{self.file}.py"
-        path.write_text(head + body.replace(self.right, self.wrong, 1) if twin else text)
+        path.write_text(head + body.replace(right, wrong, 1))
         return path
 
 
@@ -53,76 +53,144 @@ TAKES_BOOLEANS = "takes boolean masks right"
 
 ROWS = (
     Row(
-        "of_torch", "with_dropout", "returns (output, weights)",
-        "math.sqrt(query.size(-1))", "query.size(-1)",
+        "of_torch",
+        "with_dropout",
+        "returns (output, weights)",
+        (("math.sqrt(query.size(-1))", "query.size(-1)"),),
     ),
     Row(
-        "of_torch", "annotated", "mask=attn_mask, masks boolean",
-        "mask == 0", "mask != 0", BOOLEAN, TAKES_BOOLEANS,
+        "of_torch",
+        "annotated",
+        "mask=attn_mask, masks boolean",
+        (
+            ("mask == 0", "mask != 0"),
+            ("return weights @ value, weights", "return weights @ value, scores"),
+        ),
+        BOOLEAN,
+        TAKES_BOOLEANS,
     ),
     Row(
-        "of_torch", "flash", "axes (B, L, H, D), windows count from the last key",
-        "distance > right", "distance >= right",
+        "of_torch",
+        "flash",
+        "axes (B, L, H, D), windows count from the last key",
+        (
+            ("distance > right", "distance >= right"),
+            ("x.repeat_interleave(group, dim=2)", "x.repeat(1, 1, group, 1)"),
+            ('"bhqk,bkhd->bqhd"', '"bhqk,bkhd->bhqd"'),
+            ("distance < -left", "distance <= -left"),
+        ),
     ),
     Row(
-        "of_torch", "memory_efficient", "attn_bias=bias, p=dropout, axes (B, L, H, D)",
-        "scores + attn_bias", "scores + 2 * attn_bias",
+        "of_torch",
+        "memory_efficient",
+        "attn_bias=bias, p=dropout, axes (B, L, H, D)",
+        (("scores + attn_bias", "scores + 2 * attn_bias"),),
     ),
     Row(
-        "of_torch", "eager_attention_forward",
+        "of_torch",
+        "eager_attention_forward",
         "output axes (B, L, H, D), masks additive, returns (output, weights)",
-        "weights + attention_mask", "weights - attention_mask", ("masks=additive",),
+        (
+            ("weights + attention_mask", "weights - attention_mask"),
+            ("output.transpose(1, 2).contiguous()", "output"),
+        ),
+        ("masks=additive",),
         "are added to the scores",
     ),
     Row(
-        "of_torch", "triton_tutorial", "causal=is_causal, sm_scale=scale",
-        "p * (dp - (do * o)", "p * (dp + (do * o)", code="_Attention",
+        "of_torch",
+        "triton_tutorial",
+        "causal=is_causal, sm_scale=scale",
+        (("p * (dp - (do * o)", "p * (dp + (do * o)"),),
+        code="_Attention",
     ),
     Row(
-        "of_torch", "sage", "sm_scale=scale, return_lse=lse", "logsumexp(-1)", "logsumexp(-1) + 1",
+        "of_torch",
+        "sage",
+        "sm_scale=scale, return_lse=lse",
+        (
+            ("logsumexp(-1)", "logsumexp(-1) + 1"),
+            ('tensor_layout == "NHD"', 'tensor_layout == "HND"'),
+        ),
     ),
     Row(
-        "of_torch", "single_prefill", "axes (L, H, D), log-sum-exp to the base 2",
-        "k) * scale", "k) * scale * 1.01",
+        "of_torch",
+        "single_prefill",
+        "axes (L, H, D), log-sum-exp to the base 2",
+        (("k) * scale", "k) * scale * 1.01"), ("* math.log2(math.e)", "* 2")),
     ),
     Row(
-        "of_torch", "mlx_like", "mask=attn_mask, grouped heads by their shapes",
-        "scores.masked_fill(~mask", "scores.masked_fill(mask",
+        "of_torch",
+        "mlx_like",
+        "mask=attn_mask, grouped heads by their shapes",
+        (
+            ("scores.masked_fill(~mask", "scores.masked_fill(mask"),
+            ("repeat_interleave(group, dim=1)", "repeat(1, group, 1, 1)"),
+        ),
     ),
     Row(
-        "of_torch", "instance", "", "math.sqrt(Q.shape[-1])", "Q.shape[-1]",
+        "of_torch",
+        "instance",
+        "no grouped heads",
+        (("math.sqrt(Q.shape[-1])", "Q.shape[-1]"),),
         code="Model",
     ),
     Row(
-        "of_torch", "TwoMasks", "", "padding_mask == 0", "padding_mask != 0",
+        "of_torch",
+        "TwoMasks",
+        "no grouped heads",
+        (("padding_mask == 0", "padding_mask != 0"),),
     ),
     Row(
-        "of_torch", "ScaledDotProductAttention",
+        "of_torch",
+        "ScaledDotProductAttention",
         "Q=query, K=key, V=value, mask=attn_mask, masks boolean, returns (output, weights)",
-        "self.d_k**0.5", "self.d_v**0.5", ("masks=boolean", "dtypes=f32,bf16,f64"), TAKES_BOOLEANS,
+        (("self.d_k**0.5", "self.d_v**0.5"),),
+        ("masks=boolean", "dtypes=f32,bf16,f64"),
+        TAKES_BOOLEANS,
     ),
     Row(
-        "of_torch", "DotProductAttention", "valid_lens=lengths, axes (B, L, D)",
-        "places < valid_lens", "places <= valid_lens",
+        "of_torch",
+        "DotProductAttention",
+        "valid_lens=lengths, axes (B, L, D)",
+        (("places < valid_lens", "places <= valid_lens"),),
     ),
     Row(
-        "of_torch", "Model", "", "math.sqrt(Q.shape[-1])", "math.sqrt(Q.shape[1])",
+        "of_torch",
+        "Model",
+        "no grouped heads",
+        (("math.sqrt(Q.shape[-1])", "math.sqrt(Q.shape[1])"),),
     ),
     Row(
-        "of_jax", "jitted", "axes (B, H, L, D), no grouped heads", "jnp.where(mask", "jnp.where(~mask",
+        "of_jax",
+        "jitted",
+        "axes (B, H, L, D), no grouped heads",
+        (("jnp.where(mask", "jnp.where(~mask"),),
     ),
     Row(
-        "of_jax", "flax_like", "no grouped heads", "scores + bias", "scores - bias",
+        "of_jax",
+        "flax_like",
+        "no grouped heads",
+        (("scores + bias", "scores - bias"),),
     ),
     Row(
-        "of_jax", "one_sample", "axes (L, D)", "jnp.tri(", "jnp.tri(k=1, *",
+        "of_jax",
+        "one_sample",
+        "axes (L, D)",
+        (("jnp.tri(", "jnp.tri(k=1, *"),),
     ),
     Row(
-        "of_tf", "scaled_dot_product_attention", "masks binary_hides, returns (output, weights)",
-        "-1e9", "-1e1", ("masks=binary_hides", "dtypes=f32,bf16,f64"), "which hides a key",
+        "of_tf",
+        "scaled_dot_product_attention",
+        "masks binary_hides, returns (output, weights)",
+        (("-1e9", "-1e1"),),
+        ("masks=binary_hides", "dtypes=f32,bf16,f64"),
+        "which hides a key",
     ),
     Row(
-        "of_tf", "lengths_first", "attention_mask=attn_mask, use_causal_mask=is_causal",
-        "[:, None] >= tf", "[:, None] > tf",
+        "of_tf",
+        "lengths_first",
+        "attention_mask=attn_mask, use_causal_mask=is_causal",
+        (("[:, None] >= tf", "[:, None] > tf"),),
     ),
-)  # fmt: skip
+)
