@@ -225,7 +225,7 @@ def read_elections(texts: Iterable[str]) -> dict[str, Election]:
         place, _, word = answer.rpartition(":")
         if question not in QUESTIONS:
             raise UsageError(f"unknown question {question!r}; valid: {', '.join(QUESTIONS)}")
-        if QUESTIONS[question].option(word) not in QUESTIONS[question].options:
+        if word not in QUESTIONS[question].options:
             raise UsageError(
                 f"unknown answer {word!r} to {question}; valid: "
                 f"{', '.join(QUESTIONS[question].options)}, or DTYPE:ANSWER for one dtype"

@@ -244,9 +244,7 @@ class Declared:
         for question, election in self.elections.items():
             answers = {"": election} if isinstance(election, str) else election
             checked_words("dtype", answers.keys() - {""}, DTYPES)
-            asked = QUESTIONS[question]
-            known = [asked.option(answer) for answer in answers.values()]
-            checked_words(f"answer to {question}", known, asked.options)
+            checked_words(f"answer to {question}", answers.values(), QUESTIONS[question].options)
         refusals = dict(self.refusals)
         if not self.dropout:
             refusals.setdefault("dropout", NO_DROPOUT)

@@ -1,4 +1,4 @@
-"""Command line: `python -m suite COMMAND`: list, describe, explain, order, same, search, sweep,
+"""Command line: `python -m suite COMMAND`: list, describe, explain, search, sweep,
 bench, releases, report, diff, expect, findings, elections, mutants, and vectors."""
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from suite.report.commands import PARTIAL, add_diff_parser, add_report_parser
 from suite.run.elections import add_elections_parser
 from suite.run.explain import add_explain_parser
 from suite.run.options import shared
-from suite.run.order import add_order_parser
-from suite.run.same import add_same_parser
 from suite.search.command import add_search_parser
 from suite.spec.case import Case
 from suite.spec.catalogue import AnyCase, Selection, everything, find, replaced
@@ -63,8 +61,6 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     _add_findings(commands)
     add_elections_parser(commands)
     add_explain_parser(commands)
-    add_order_parser(commands)
-    add_same_parser(commands)
     _add_mutants(commands)
     add_search_parser(commands)
     add_vectors_parser(commands)

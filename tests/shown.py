@@ -48,7 +48,6 @@ ELSEWHERE = {
     r"python -m tests\.page_questions": "tests/test_page.py asks its questions",
     r"python -m tests\.costs": "tests/test_costs.py runs it",
     r"python -m tests\.together": "tests/test_together.py makes its page",
-    r"python -m tests\.acceptance": "tests/test_acceptance.py holds its figures",
     r"python -m tests\.diagnosed": "tests/test_diagnosed.py judges its kernels",
     r"sphinx-build ": "tests/test_site.py builds the site",
     r"docs/vectors\.md:": "tests/test_vectors_usage.py runs the page as it stands",
@@ -71,7 +70,6 @@ SMALLER = {
     r"--workload=all": "--workload=whisper-cross-decode --samples=1",
     r"(--against=\S+)": r"\1 --seconds=0.2",
     r"^(asv run .*--quick)": r"\1 --bench Backward",
-    r"--count=60": "--count=1",
 }
 """What becomes of commands that take long, in the order in which it does."""
 

@@ -189,13 +189,6 @@ def test_rows_that_differ_are_marked() -> None:
     assert all(line == line.rstrip() for line in lines)
 
 
-def test_a_loop_over_keys_adds_one_after_the_other(kernels: Path) -> None:
-    torch = registry.load("torch")
-    in_turn, _ = registry.function_implementation(torch, f"{kernels}:in_turn", {})
-    said = facts.read(in_turn, 60)["sums over keys"]
-    assert said == "one after the other; the same for one sample and one query"
-
-
 def test_other_operators_are_compared_case_by_case(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     path = tmp_path / "rotations.py"

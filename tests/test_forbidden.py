@@ -294,11 +294,10 @@ def test_the_cells_in_which_it_calls_fail(tmp_path: Path, isolate: bool) -> None
     assert {v.status for case, v in judged.items() if case not in few} == {"pass"}
 
 
-@pytest.mark.parametrize("asked", [{"forbid": (OF_TORCH,)}, {"kernel": "attend"}])
-def test_what_is_asked_of_eager_calls(tmp_path: Path, asked: dict[str, Any]) -> None:
+def test_what_is_asked_of_eager_calls(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    with pytest.raises(UsageError, match="--forbid and --kernel are about eager calls"):
-        plan(tmp_path, "calls", mode="compiled", **asked)
+    with pytest.raises(UsageError, match="--forbid is about eager calls"):
+        plan(tmp_path, "calls", mode="compiled", forbid=(OF_TORCH,))
 
 
 def test_layers_are_no_functions(tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ DIGITS = "1" * 5000
         (["--results=x.jsonl"], "need a --backend"),
         *(
             (["--backend=torch", "--function=x.py:f", "--untrusted", word], "got none; leave the")
-            for word in ("--forbid=", "--kernel=", "--verdict=", "--numerics=")
+            for word in ("--forbid=", "--verdict=", "--numerics=")
         ),
         (["--backend=numpy", "--device=tpu"], "unknown device 'tpu'; valid: cpu, cuda"),
         (["--backend=numpy", "--device=cuda"], "is judged on cpu only, not on cuda"),

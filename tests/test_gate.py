@@ -337,7 +337,7 @@ def test_a_revision_is_no_option_of_git(tmp_path: Path, capsys: pytest.CaptureFi
         (["--backend=torch", "--workload=nothing"], "unknown workload 'nothing'"),
         (["--backend=torchh"], "unknown backend"),
         (["--backend=torch", "--samples=0"], "must be positive"),
-        (["--backend=torch", "--function=a.py:f", "--mode=compiled", "--kernel=k"], "eager calls"),
+        (["--backend=torch", "--function=a.py:f", "--mode=compiled", "--forbid=k"], "eager calls"),
         (["--backend=numpy", "--implementation=none"], "valid: numpy:definition"),
         (["--backend=numpy", "--against=venv:/nowhere"], "name one --backend and one"),
         (

@@ -97,7 +97,6 @@ def test_the_action_judges_a_function_that_nobody_trusts(tmp_path: Path) -> None
     inputs = {
         "untrusted": "true",
         "seed": "77",
-        "kernel": "right",
         "forbid": "torch.tanh,torch.erf",
     }
     code, _ = acted(
@@ -107,7 +106,7 @@ def test_the_action_judges_a_function_that_nobody_trusts(tmp_path: Path) -> None
     folder = tmp_path / "attention"
     header = json.loads((folder / "attention.jsonl").read_text("utf-8").partition("\n")[0])
     asked = header["options"]
-    assert (asked["untrusted"], asked["seed"], asked["kernel"]) == (True, 77, "right")
+    assert (asked["untrusted"], asked["seed"]) == (True, 77)
     assert asked["forbid"] == [inputs["forbid"]]
     place = ACTION["outputs"]["verdict"]["value"].replace("${{ runner.temp }}", str(tmp_path))
     verdict = Path(place.replace("${{ inputs.name }}", "attention"))

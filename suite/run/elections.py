@@ -42,7 +42,6 @@ The page is made from `suite/spec/elections.py` and from the declarations of the
     python -m suite elections > docs/data/elections.md
 
 An implementation that a question does not name leaves its answer to be observed, or is not asked.
-[orders.md](orders.md) has the orders of sums that were observed.
 """
 
 
@@ -86,7 +85,7 @@ def _voters(question: Question, option: str, elected: Elected) -> dict[str, list
     voters: dict[str, list[str]] = {}
     for label, questions in elected.items():
         by_dtype = questions.get(question.name, {})
-        dtypes = [name for name, answer in by_dtype.items() if question.option(answer) == option]
+        dtypes = [name for name, answer in by_dtype.items() if answer == option]
         if dtypes:
             backend, _, name = label.partition(":")
             some = f" ({', '.join(dtypes)})" if len(dtypes) < len(by_dtype) else ""
@@ -115,20 +114,20 @@ def _elections(arguments: argparse.Namespace) -> int:
         if arguments.backend:
             print(json.dumps(declared(arguments.backend)))
         else:
-            print(page(asked_apart(registry.installed(), "elections")), end="")
+            print(page(_asked_apart(registry.installed())), end="")
     except (UsageError, BackendUnavailable, BrokenFramework) as error:
         print(error, file=sys.stderr)
         return 2
     return 0
 
 
-def asked_apart(names: Iterable[str], *words: str) -> dict[str, Any]:
-    """What a command (`words`) says as JSON of several backends, each loaded in its own process. Raises
-    UsageError if a process fails."""
+def _asked_apart(names: Iterable[str]) -> Elected:
+    """What several backends declare, each loaded in its own process. Raises UsageError if a process
+    fails."""
     told: dict[str, Any] = {}
     for name in names:
-        code, said = run_module(["suite", *words, f"--backend={name}"], Path.cwd(), {})
+        code, said = run_module(["suite", "elections", f"--backend={name}"], Path.cwd(), {})
         if code:
-            raise UsageError(f"`{words[0]} --backend={name}` fails (exit code {code}):\n{said}")
+            raise UsageError(f"`elections --backend={name}` fails (exit code {code}):\n{said}")
         told |= json.loads(next(x for x in reversed(said.splitlines()) if x.startswith("{")))
     return told

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from textwrap import wrap
 from typing import Any
@@ -42,20 +42,16 @@ DIFFERS = "!"
 
 TAKEN = (
     "backend", "device", "like", "numerics", "claim", "allow_unused", "threads", "cell_timeout",
+    "implementation",
 )  # fmt: skip
-"""The options of a run that commands which read functions have, too."""
-
-
-def all_but(*taken: str) -> tuple[str, ...]:
-    """The other options of a run: these keep their defaults."""
-    return tuple(field.name for field in fields(Options) if field.name not in taken)
+"""The options of a run that `explain` has, too."""
 
 
 @dataclass(frozen=True)
 class ExplainOptions(Options):
     """The options of `explain`; `function` are its arguments."""
 
-    fixed = all_but(*TAKEN, "implementation")
+    fixed = tuple(field.name for field in fields(Options) if field.name not in TAKEN)
 
     implementation: tuple[str, ...] = shared(
         "implementation",
@@ -71,7 +67,7 @@ def add_explain_parser(commands: Any) -> None:
     """Add `explain` to the subparsers of `argparse`; sets `run`."""
     parser = commands.add_parser(
         "explain",
-        help="what a function computes: scale, masks, heads, precision, order of sums, elections",
+        help="what a function computes: scale, masks, heads, precision, elections",
         description="Reads functions by probes, and prints what they compute as a table, without a "
         "verdict. Several stand side by side; rows in which they differ are marked.",
     )
@@ -103,7 +99,7 @@ def _read(implementation: Implementation, name: str, options: Options) -> dict[s
 
 def _write(options: ExplainOptions) -> None:
     """Write the facts to a new file, a line for each implementation once it is read."""
-    read = dict(named(options, every=lambda one: True))
+    read = dict(named(options, every=True))
     if len({one.name for one in read.values()}) < len(read):
         raise UsageError("functions of one name have one line in a file: write them to two files")
     backend = next(iter(read.values())).backend
@@ -121,16 +117,14 @@ def _write(options: ExplainOptions) -> None:
         file.close(done)
 
 
-def named(
-    options: Options, every: Callable[[Implementation], bool] | None = None
-) -> Iterator[tuple[str, Implementation]]:
-    """What is read, by the names that the command line gives; if it gives none, the implementations of
-    which `every` is true. Raises UsageError."""
+def named(options: Options, every: bool = False) -> Iterator[tuple[str, Implementation]]:
+    """What is read, by the names that the command line gives; if it gives none and `every` is true,
+    all implementations. Raises UsageError."""
     if len(options.backends) != 1:
         raise UsageError(f"exactly one --backend is read, got {', '.join(options.backends)}")
     backend = registry.load(options.backends[0], options.device)
     if every and not options.function and not options.implementation:
-        yield from ((i.name, i) for i in registry.implementations(backend) if every(i))
+        yield from ((i.name, i) for i in registry.implementations(backend))
         return
     if not options.function and not options.implementation:
         names = ", ".join(i.name for i in registry.implementations(backend))
@@ -149,17 +143,6 @@ def named(
             if short not in natives:
                 raise UsageError(f"unknown implementation {name}{valid_names(name, natives)}")
             yield short, natives[short]
-
-
-def divide_names(arguments: argparse.Namespace) -> None:
-    """Take the names of a command as functions, "PATH.py:NAME", and implementations, "sdpa" or
-    "torch:sdpa"."""
-    places = {name: name.rpartition(":")[0] for name in arguments.name}
-    functions = [
-        n for n, place in places.items() if place and place not in (arguments.backend or ())
-    ]
-    arguments.function = functions
-    arguments.implementation = [name for name in places if name not in functions]
 
 
 def table(columns: Mapping[str, Mapping[str, str]]) -> list[str]:

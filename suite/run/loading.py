@@ -49,7 +49,7 @@ class LoadedBackend:
     `implementations` are judged. Among them are user `functions`, with their compiled forms; they fail as
     `of_functions` expects, all others as `manifest` expects. Beside user functions `natives` are the
     framework's own implementations. `expect` are the files that `of_functions` was read from. `notes` are
-    for people. `emptied` are functions whose kernel is empty (--kernel), by the function.
+    for people.
     """
 
     backend: Backend
@@ -60,7 +60,6 @@ class LoadedBackend:
     of_functions: Manifest
     expect: tuple[Path, ...]
     notes: tuple[str, ...]
-    emptied: Mapping[Implementation, Implementation] = field(default_factory=dict)
 
     def expected_of(self, implementation: Implementation) -> Manifest:
         """The expected failures of an implementation."""
@@ -130,7 +129,6 @@ def load_backend(
         for native, optimized in zip(natives, registry.implementations(backend), strict=True):
             native.optimized = optimized
     functions: list[Implementation] = []
-    emptied: dict[Implementation, Implementation] = {}
     notes: list[str] = []
     expect: list[Path] = []
     for text, asked in zip(options.function, backends, strict=True):
@@ -142,9 +140,6 @@ def load_backend(
                 left = settings.restore()
         try_out(text, function, options.cell_timeout, told)
         functions.append(function)
-        if options.kernel:
-            empty = isolated(options, text, options.kernel)
-            emptied[function], _ = user_function(empty, text, options, user)
         notes += [f"{function}: {remark}" for remark in function.remarks]
         notes += parameters_found(function)
         notes += [
@@ -170,7 +165,7 @@ def load_backend(
     return LoadedBackend(
         backend, tuple(judged), tuple(functions), tuple(natives if options.function else ()),
         Manifest(entries, backend.versions, backend.device),
-        Manifest(of_functions, backend.versions, backend.device), tuple(expect), tuple(notes), emptied,
+        Manifest(of_functions, backend.versions, backend.device), tuple(expect), tuple(notes),
     )  # fmt: skip
 
 

@@ -208,12 +208,6 @@ class Options(CommandOptions):
         many=True,
         of_function=True,
     )
-    kernel: str = option(
-        "the function or kernel in the file of --function that computes the answers: an answer that is "
-        "right although this kernel is empty fails (docs/untrusted.md)",
-        "NAME",
-        of_function=True,
-    )
     isolate: bool = option(
         "run --function in a child process with few rights; what judges never imports its file "
         "(docs/untrusted.md)",
@@ -322,10 +316,8 @@ class Options(CommandOptions):
         for name, flag in flags(Options).items():
             if flag.of_function and not self.function and self._value(name) != flag.initial:
                 raise UsageError(f"--{name} speaks of a --function, and none is given")
-        if (self.forbid or self.kernel) and self.mode == "compiled":
-            raise UsageError(
-                "--forbid and --kernel are about eager calls: choose --mode=eager or --mode=all"
-            )
+        if self.forbid and self.mode == "compiled":
+            raise UsageError("--forbid is about eager calls: choose --mode=eager or --mode=all")
         if self.expect and not self.function and not any(":" in name for name in names):
             raise UsageError(
                 "--expect is the manifest of a --function or of a third-party backend; that of "

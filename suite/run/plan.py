@@ -30,7 +30,7 @@ from suite.run.loading import (
 from suite.run.options import Options
 from suite.run.process import limited
 from suite.run.recorded import record_key
-from suite.run.steps import computed, expected, inherited, overflow
+from suite.run.steps import expected, inherited, overflow
 from suite.run.suggestions import of_triton
 from suite.run.varied import varied
 from suite.spec.catalogue import AnyCase
@@ -122,9 +122,6 @@ class Plan:
         steps: list[Step] = [partial(expected, loaded.expected_of(cell.implementation))]
         if function:
             steps.insert(0, overflow)
-        empty = loaded.emptied.get(cell.implementation)
-        if empty is not None:
-            steps.insert(0, partial(computed, empty, self.options.kernel, Policy(limit=limit)))
         if function and self.options.inherit_known == "yes":
             steps.append(partial(inherited, loaded, Policy(limit=limit)))
         return Policy(self.options.audit, limit, tuple(steps))

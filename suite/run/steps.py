@@ -3,7 +3,6 @@
 - `overflow`: a failure of a user function in float16 names the numbers of its code that are infinite
   there.
 - `expected`: a failure that the manifest expects is `known`; another failure or a pass there fails.
-- `computed`: an answer of a user function is wrong once its kernel is empty.
 - `inherited`: a user function is not blamed for what its framework does wrong.
 """
 
@@ -21,15 +20,13 @@ import numpy as np
 from backends.compilation import compiled_forms
 from backends.declared import THROUGH
 from backends.protocol import Implementation
-from suite.judge.answer import Answer
 from suite.judge.cell import Cell
 from suite.judge.judge import Policy, judge
-from suite.judge.verdict import Deviation, Verdict
+from suite.judge.verdict import Verdict
 from suite.records.expectations import Expectation, ExpectationError, Manifest
 from suite.records.findings import title_of
 from suite.run.loading import LoadedBackend
 from suite.spec.dtypes import DTYPES, round_to
-from suite.spec.vocabulary import VALUES
 
 NARROW = DTYPES["f16"]
 
@@ -60,30 +57,6 @@ def overflow(cell: Cell, verdict: Verdict) -> Verdict:
         return verdict
     where = f"in {NARROW.long_name}, whose largest number is {NARROW.max:g}"
     return replace(verdict, message=f"{verdict.message}; {where}, the code's {', '.join(numbers)}")
-
-
-def computed(
-    empty: Implementation, kernel: str, policy: Policy, cell: Cell, verdict: Verdict
-) -> Verdict:
-    """The verdict of a user function. Right values fail if the same function, whose `kernel` is `empty`,
-    has right values, too."""
-    if verdict.status != "pass" or cell.check.name != VALUES:
-        return verdict
-    message = right_without(kernel, Cell(cell.check, cell.case, empty, cell.seed), policy)
-    if not message:
-        return verdict
-    return replace(verdict, status="fail", kind="without-kernel", message=message)
-
-
-def right_without(kernel: str, cell: Cell, policy: Policy) -> str:
-    """A sentence if the answer to a cell of values is right although the function's `kernel` is empty,
-    else "". Cases in which zeros are right are left out."""
-    if judge(cell, policy).status == "pass":
-        try:
-            cell.judge(Answer({"output": np.zeros(cell.inputs.full_shape("output"))}, None))
-        except Deviation:
-            return f"the answer is right although {kernel} is empty: other code computes it"
-    return ""
 
 
 def expected(manifest: Manifest, cell: Cell, verdict: Verdict) -> Verdict:

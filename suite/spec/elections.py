@@ -8,7 +8,6 @@ copied from documentation.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +22,7 @@ from suite.spec.operators import OPERATORS
 class Question:
     """One question, with the answers seen in the field and the dtypes in which it is asked.
 
-    - `options`: the answers. N stands for a number, or for several: blocks-N of blocks-64.
+    - `options`: the answers.
     - `layer_dtypes`: the dtypes for layers, if different.
     - `by_machine`: the answer depends on the matrix products that the framework has for the machine.
     - `by_dtype`: the answer may differ between dtypes.
@@ -49,11 +48,6 @@ class Question:
     @property
     def canonical(self) -> str:
         return self.options[0]
-
-    def option(self, answer: str) -> str:
-        """The option of an answer, with N for its numbers; the answer itself if it is none."""
-        general = re.sub(r"\d+(-\d+)*", "N", answer)
-        return general if general in self.options else answer
 
     @property
     def one_answer(self) -> bool:
@@ -239,34 +233,6 @@ QUESTIONS: dict[str, Question] = {
             "subnormal-output",
             "Values below the smallest normal number of the dtype are",
             ("kept", "flushed"),
-            by_machine=True,
-            accidental=True,
-        ),
-        Question(
-            "order-of-sums",
-            "The values of all keys are added",
-            (
-                "sequential",
-                "pairwise",
-                "halves",
-                "from-last",
-                "blocks-N",
-                "split-N",
-                "lanes-N",
-                "at-once",
-                "exact",
-                "varies",
-                "unlike-any-known-tree",
-            ),
-            ("f32",),
-            by_machine=True,
-            accidental=True,
-        ),
-        Question(
-            "sums-of-one-row",
-            "For one query in one sample, beside many, the values of all keys are added",
-            ("in-the-same-order", "in-another-order"),
-            ("f32",),
             by_machine=True,
             accidental=True,
         ),

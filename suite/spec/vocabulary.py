@@ -67,7 +67,6 @@ KINDS = {
     "dropout": "dropout does not keep, scale or repeat as its rate and seed say",
     "raised": "the framework raised on a problem it does not declare unsupported",
     "forbidden": "the function called what it must not call (claim `forbid`)",
-    "without-kernel": "the answer is right although the kernel (--kernel) is empty",
     REFUSED: "a user function refused a case that its signature and its claims allow (unsupported)",
     "registration": "a registered operator is not as it says of itself to its framework",
     "no-raise": "a malformed problem was answered silently",

@@ -15,7 +15,7 @@ from backends.prepared import PreparedCall
 from backends.protocol import Implementation
 from suite.checks import all_checks
 from suite.judge.answer import names_of
-from suite.judge.elections import modes, order
+from suite.judge.elections import modes
 from suite.judge.elections.probe import Probe
 from suite.judge.elections.questions import PROBES
 from suite.spec.case import Case
@@ -36,7 +36,6 @@ NOT_STORED = {
     "mask-polarity": "True attends in every mask of vectors",
     "returned-weights": "dropout is random",
     "lse-gradient": "no gradients of the log-sum-exp are asked",
-    **dict.fromkeys(order.PROBES, "what is asked next hangs on answers"),
     **dict.fromkeys(modes.PROBES, "no mode surrounds the answers of a file"),
 }
 """Election questions that vectors leave out, with the reason."""

@@ -70,11 +70,6 @@ NOBODY = {
         for question in MODES
         for answer in QUESTIONS[question].options
     },
-    **{
-        f"{question}={answer}": "functions of tests/functions/sums.py give it"
-        for question in ("order-of-sums", "sums-of-one-row")
-        for answer in QUESTIONS[question].options
-    },
     "lowest-row=weighted": "`log_sum_exp` of tests/functions/of_torch.py gives it",
     "mask-polarity=raises": "a layer that refuses boolean masks has no parameter for them",
 }

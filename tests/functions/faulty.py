@@ -8,7 +8,6 @@ import time
 
 import torch
 
-from tests.functions import sums
 from tests.functions.of_torch import hidden, textbook
 
 WIDE = {torch.bfloat16: torch.float32, torch.float16: torch.float32, torch.float32: torch.float32,
@@ -248,17 +247,20 @@ def order_of_sums_by_batch(query, key, value, attn_mask=None, is_causal=False, s
 def order_of_sums_by_padding(query, key, value, attn_mask=None, is_causal=False, scale=None):
     """The products of keys are added in two halves of the padded keys."""
     half = max(1, key.shape[2] // 2)
-    return sums.attention(sums.blocks(half))(query, key, value, attn_mask, is_causal, scale)
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    weights = hidden(query @ key.mT * scale, attn_mask, is_causal).softmax(-1)
+    parts = zip(weights.split(half, -1), value.split(half, -2), strict=True)
+    return sum(part @ values for part, values in parts)
 
 
 def order_of_sums_by_place(query, key, value, attn_mask=None, is_causal=False, scale=None):
     """Everything is added one after the other, from the first key or component on."""
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     products = [query[..., d, None] * key[..., None, :, d] for d in range(query.shape[-1])]
-    scores = hidden(sums.in_turn(products) * scale, attn_mask, is_causal)
+    scores = hidden(sum(products) * scale, attn_mask, is_causal)
     if not key.shape[2]:
         return scores @ value
     raised = (scores - scores.amax(-1, keepdim=True)).exp()
-    total = sums.in_turn([*raised.unbind(-1)])[..., None]
+    total = sum(raised.unbind(-1))[..., None]
     terms = [raised[..., j, None] * value[..., None, j, :] for j in range(value.shape[2])]
-    return sums.in_turn(terms) / total
+    return sum(terms) / total

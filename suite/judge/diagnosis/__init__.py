@@ -6,5 +6,5 @@
   `heads`, `precision`, `behaviour` and `gradients` are the questions about plain attention; `others`,
   `layers` and `packed` those about other operators
 - `held`: formulas of measured sentences held against failing and passing cells
-- `facts`: what an implementation computes, without a verdict; `order` is that of its sums
+- `facts`: what an implementation computes, without a verdict
 """

@@ -21,7 +21,6 @@ from suite.judge.diagnosis import (
     weights,
 )
 from suite.judge.diagnosis.instrument import Found, Instrument, Reading, softmax
-from suite.judge.elections import order
 from suite.judge.verdict import Deviation, NotApplicable
 from suite.spec.case import Case
 from suite.spec.catalogue import cases
@@ -230,21 +229,6 @@ def _large(tool: Instrument) -> str:
     return found[0].sentence if found else f"stay finite up to {precision.OFFSET:g}"
 
 
-def _order(tool: Instrument) -> str:
-    many, one = (
-        order.drawn(tool.implementation, probe, order.KEYS) for probe in (order.PROBE, order.ALONE)
-    )
-    text = "not revealed"
-    try:
-        text = text if many is None else order.read(tool.sums, many).text
-        if many is None or one is None or one.sizes.Lq == many.sizes.Lq:
-            return text
-        same = order.alike(tool.sums, many, one)
-    except order.Unread:
-        return text
-    return f"{text}; {'the same' if same else 'another order'} for one sample and one query"
-
-
 def _gradients(tool: Instrument) -> str:
     case = _case(tool)
     if case is None or tool.implementation.missing(["gradient"]) is not None:
@@ -294,7 +278,6 @@ FACTS: dict[str, Callable[[Instrument], str]] = {
     "grouped heads": _groups,
     **{f"inside {DTYPES[n].long_name}": partial(_inside, n) for n in ("f32", "f64", "bf16", "f16")},
     "large scores": _large,
-    "sums over keys": _order,
     "gradients": _gradients,
     "side effects": _effects,
 }

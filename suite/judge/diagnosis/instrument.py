@@ -16,7 +16,6 @@ import numpy as np
 
 from backends.protocol import ENDS, Implementation, PreparedCall
 from suite.judge import answer, elections
-from suite.judge.elections.order import Unread
 from suite.judge.elections.probe import Probe
 from suite.judge.oracle import Oracle, Rounding
 from suite.judge.verdict import HarnessError, NotApplicable
@@ -144,13 +143,6 @@ class Instrument:
         """The array `output` for the inputs, or None."""
         arrays = self.ask(inputs)
         return None if arrays is None else arrays["output"]
-
-    def sums(self, inputs: Inputs) -> np.ndarray:
-        """The array `output` for inputs of `suite.judge.elections.order`. Raises Unread."""
-        got = self.output(inputs)
-        if got is None:
-            raise Unread
-        return got
 
     def trying(self, ask: Callable[[], Any]) -> Any:
         """The return value of a call, or None if the call raises."""

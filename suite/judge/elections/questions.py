@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from suite.judge.elections import caches, modes, numbers, order
+from suite.judge.elections import caches, modes, numbers
 from suite.judge.elections.lse import AGREES, named
 from suite.judge.elections.probe import (
     Probe,
@@ -316,7 +316,6 @@ def _returned_weights(p: Probe) -> str:
 PROBES: dict[str, Callable[[Probe], str]] = {
     **numbers.PROBES,
     **modes.PROBES,
-    **order.PROBES,
     **caches.PROBES,
     "fully-masked-row": _fully_masked,
     "padded-sample": _padded_sample,

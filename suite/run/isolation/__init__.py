@@ -5,6 +5,5 @@
 - `remote`: backend and implementation in the parent, whose calls the child makes.
 - `parts`: memory, compilers and profiler of that backend.
 - `told`: what the child says of the user's function.
-- `emptied`: a kernel that computes nothing, in a child of its own.
 - `sandbox`: the limits of the child.
 """

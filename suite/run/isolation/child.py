@@ -44,7 +44,6 @@ from backends.user.layer import UserLayer
 from suite.judge import leaks
 from suite.judge.process_settings import PROCESS
 from suite.judge.verdict import text_of
-from suite.run.isolation.emptied import empty
 from suite.run.isolation.told import ToldBackend
 from suite.run.isolation.wire import CARRIERS, as_file, found, receive, send, to_bytes
 from suite.run.process import YOUNG
@@ -159,8 +158,6 @@ class Host:
             sys.modules.setdefault(name, None)  # type: ignore[arg-type]  # imports of it raise
         function = registry.load_function(self.backend, text, said)
         name = text.rpartition(":")[2]
-        if self.start["kernel"]:
-            empty(function, self.start["kernel"])
         self.implementation, _ = registry.callable_implementation(
             self.backend, function, name, said, like, text
         )

@@ -376,9 +376,9 @@ def forbids_own(options: Options) -> bool:
     return options.untrusted and not exempt
 
 
-def isolated(options: Options, text: str, kernel: str = "") -> Remote:
-    """The backend of the options with a child that can import the user's file, and empties the `kernel`
-    there. Raises UsageError if no child can be started, and BackendUnavailable."""
+def isolated(options: Options, text: str) -> Remote:
+    """The backend of the options with a child that can import the user's file. Raises UsageError if no
+    child can be started, and BackendUnavailable."""
     name = options.backends[0]
     kind = registry.kind_of(name, options.device)
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
@@ -389,7 +389,7 @@ def isolated(options: Options, text: str, kernel: str = "") -> Remote:
     start = {
         "backend": name, "device": options.device, "function": text,
         "said": options.claims, "like": options.like, "hidden": HIDDEN if options.untrusted else (),
-        "kernel": kernel, "forbids_own": forbids_own(options), "binding": {},
+        "forbids_own": forbids_own(options), "binding": {},
     }  # fmt: skip
     link = Link(start, limits)
     atexit.register(link.close)

@@ -164,7 +164,7 @@ SDPA = Operator(
             "causal-with-mask", "nan-in-masked-key", "nan-in-masked-value", "nan-in-attended-key",
             "nan-in-attended-value", "nan-in-bias", "inf-in-attended-value",
             "nan-in-query", "value-size", "integer-mask", "subnormal-output",
-            "score-overflow", "lse-of-empty-row", "lse-gradient", "order-of-sums", "sums-of-one-row",
+            "score-overflow", "lse-of-empty-row", "lse-gradient",
             *MODES,
         ),
         probe="sdpa/{mask}/mha/{dt}/b2h3q5k7d8",
