@@ -9,7 +9,7 @@ takes a claim.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 import numpy as np
@@ -43,10 +43,11 @@ TAKEN = {
 
 
 def fit(function: Implementation, calling: Calling = lambda case: nullcontext()) -> None:
-    """Bind a user's function of plain attention as trial calls show. Raises what `calling` raises, and
-    ForbiddenCall."""
+    """Bind a user's function of plain attention as trial calls show; a function that makes a forbidden
+    call stays as it is. Raises what `calling` raises."""
     if hasattr(function, "rebind"):
-        function.advice = Fitting(function, calling).fit()
+        with suppress(ForbiddenCall):
+            function.advice = Fitting(function, calling).fit()
 
 
 class Fitting:

@@ -49,8 +49,6 @@ def trial(
             fit(implementation, calling)
         except TimeOver as error:
             return _late(error)
-        except ForbiddenCall:
-            pass
         return _tried(implementation, calling, suggestion)
 
 
