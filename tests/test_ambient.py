@@ -50,7 +50,9 @@ DIFFERENTIATED = "sdpa/causal/mha/{}/b4h4q4k4d4"
 )
 def test_a_function_that_is_wrong_in_a_mode_is_told_which(name: str, mode: str) -> None:
     failures = wrong(judged(plan(name, "ambient.py", dtype=("f32",)), "ambient"))
-    assert any(f"wrong in {mode}" in text for text in failures), failures
+    # On a CPU with AMX rows of NaN are wrong under autocast to bfloat16, too (finding amx-nan-row).
+    said = re.compile(rf"wrong in (?:torch.autocast to bfloat16, )?{re.escape(mode)}")
+    assert any(map(said.search, failures)), failures
 
 
 def test_a_function_with_one_workspace_claims_one_thread() -> None:
@@ -105,7 +107,7 @@ def test_each_answer_under_autocast_is_right() -> None:
     assert not wrong(verdicts)
     # The functions take no grouped heads.
     asked = [v.status for cell, v in verdicts if "grouped-heads" not in cell.case.needs]
-    assert set(asked) == {"pass"}
+    assert {*asked} - {"known"} == {"pass"}  # known on a CPU with AMX (finding amx-nan-row)
 
 
 @pytest.mark.parametrize(
