@@ -2,8 +2,8 @@
 
 A line is "KERNEL: CHECK: SENTENCE". Kernels are asked at smoke: `values` first, then the checks of
 gradients, then the others, until CHECK fails. The diagnosis has no time limit, so that sentences do not
-depend on the speed of the machine. Frameworks that compile every call are asked `values` and gradients
-alone.
+depend on the speed of the machine. JAX compiles every call, half a minute a kernel: one kernel in four is
+asked, `values` and gradients in float32.
 
 - "right": no check fails
 - "nothing": a check fails, and there is no diagnosis
@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ from suite.spec.vocabulary import BROKEN, GRADIENTS, VALUES
 from tests import withheld
 from tests.diagnosed.kernels import KERNELS
 from tests.diagnosed.running import HERE
-from tests.frozen.part import FOLDER, Part, Texts, Wanted
+from tests.frozen.part import FOLDER, Part, Texts, Wanted, one_in
 
 FUNCTIONS = FOLDER.parent / "functions"
 
@@ -47,6 +47,9 @@ UNLIMITED = 1e6
 
 FIRST = (VALUES, *GRADIENTS)
 """The checks that are asked first."""
+
+OF_JAX = one_in(4)
+"""The functions of JAX that are asked."""
 
 LIKE = {
     "caching.py": "cached", "coding.py": "quantized", "keras_layers.py": "multi-head",
@@ -94,8 +97,6 @@ def first_sentence(options: Options, names: Sequence[str] = ()) -> str:
     except UsageError as error:
         return f"refused: {plainly(str(error))}"
     (function, *_) = plan.functions
-    if function.backend.compilers.compiles_shapes:
-        names = names or FIRST
     records: list[CellRecord] = []
     try:
         for check in in_order(names):
@@ -141,28 +142,38 @@ def of_corpus(wanted: Wanted) -> Texts:
 
 def of_functions(wanted: Wanted) -> Texts:
     """What the functions of `tests/functions` are told."""
-    told = {}
-    for name in filter(wanted, functions()):
-        file = name.partition(":")[0]
-        backend = BACKENDS.get(name, BACKENDS.get(file, "torch"))
-        told[name] = _of_file(FUNCTIONS / name, backend, LIKE.get(name, LIKE.get(file, "")))
-    return told
+    return {
+        name: _of_file(FUNCTIONS / name, *functions()[name]) for name in filter(wanted, functions())
+    }
 
 
-def functions() -> Iterator[str]:
-    """The names "FILE:FUNCTION" of the functions and classes of `tests/functions` that are asked."""
+@cache
+def functions() -> dict[str, tuple[str, str]]:
+    """Backend and operator of the functions and classes of `tests/functions` that are asked, by
+    "FILE:NAME"."""
+    found = {}
     for path in sorted(FUNCTIONS.glob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         names = [one.name for one in tree.body if isinstance(one, ast.FunctionDef | ast.ClassDef)]
         for name in (*names, *MADE.get(path.name, ())):
             full = f"{path.name}:{name}"
-            if not name.startswith("_") and not any(re.match(out, full) for out in LEFT_OUT):
-                yield full
+            backend = BACKENDS.get(full, BACKENDS.get(path.name, "torch"))
+            if not name.startswith("_") and is_asked(full, backend):
+                found[full] = backend, LIKE.get(full, LIKE.get(path.name, ""))
+    return found
+
+
+def is_asked(name: str, backend: str) -> bool:
+    """True unless a function is left out, or is one of three in four of JAX."""
+    return not any(re.match(out, name) for out in LEFT_OUT) and (backend != "jax" or OF_JAX(name))
 
 
 def _of_file(path: Path, backend: str, like: str) -> str:
-    options = Options((backend,), function=(str(path),), like=like, level="smoke", cell_timeout=0.0)
-    return first_sentence(options)
+    few = {"dtype": ("f32",)} if backend == "jax" else {}
+    options = Options(
+        (backend,), function=(str(path),), like=like, level="smoke", cell_timeout=0.0, **few
+    )
+    return first_sentence(options, FIRST if backend == "jax" else ())
 
 
 def of_exploits(wanted: Wanted) -> Texts:

@@ -28,7 +28,7 @@ FIRST = 12
 """The number of lines."""
 
 few = KernelBackend(
-    "few", tuple(one.kernel for one in all_faults() if one.killed_by == "norm_kept")
+    "few", tuple(one.kernel for one in all_faults() if one.killed_by == "key_permutation")
 )
 """The faults of one check."""
 
@@ -68,34 +68,54 @@ def fill(own: Path) -> None:
 
 
 def transcript(command: str, own: Path) -> str:
-    """A command with its exit code and its first lines."""
-    program, *words = shlex.split(command.replace("OWN", str(own)))
-    start = [sys.executable, "-m", "pytest"] if program == "pytest" else [sys.executable]
+    """A command with its exit code and its first lines.
+
+    pytest runs in the checkout. Other programs run in OWN, so that tables are as wide for every folder.
+    """
+    program, *words = shlex.split(command)
+    judges = program == "pytest"
     settings = {
         "PYTEST_ADDOPTS": "-p no:cacheprovider", "TF_CPP_MIN_LOG_LEVEL": "3", "COLUMNS": "100",
         "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT),
     }  # fmt: skip
+    places = {"OWN/": f"{own}/"} if judges else {"OWN/": "", "tests/": f"{ROOT}/tests/"}
+    for name, place in places.items():
+        words = [word.replace(name, place) for word in words]
     done = subprocess.run(
-        [*start, *words], cwd=ROOT, env={**os.environ, **settings}, capture_output=True, text=True,
+        [sys.executable, *(["-m", "pytest"] if judges else []), *words],
+        cwd=ROOT if judges else own, env={**os.environ, **settings}, capture_output=True, text=True,
         check=False,
     )  # fmt: skip
     lines = [*done.stdout.splitlines(), *done.stderr.splitlines()]
     begin = next((n for n, line in enumerate(lines) if re.match(VERDICT, line)), 0)
-    shown = [plainly(line, own) for line in lines[begin : begin + FIRST]]
-    return "\n".join([command, f"exit code {done.returncode}", *shown]) + "\n"
+    shown = [plainly(line, own) for line in lines[begin:] if not re.match(BY_CLOCK, line)]
+    return "\n".join([command, f"exit code {done.returncode}", *shown[:FIRST]]) + "\n"
 
 
-VERDICT = r"(WRONG|BROKEN|NOT JUDGED ENOUGH|RIGHT|judged|ERROR)\b"
+VERDICT = r"(WRONG|BROKEN|NOT JUDGED ENOUGH|RIGHT|ERROR)\b"
 """How the verdict of a run begins."""
+
+BY_CLOCK = r" +smaller "
+"""Lines that hang on the speed of the machine: how far a case was made smaller in a second."""
+
+PLAIN = {
+    r"\b\d+(\.\d+)? ?(s|ms|a second|seconds)\b": "# s",
+    r"\b([a-zA-Z-]+)[ -]\d+\.\d+\.\d+[\w.+]*": r"\1 #",
+    r"^=+ (.*) =+$": r"== \1 ==",
+    r"\bline \d+": "line #",
+    r"digest [0-9a-f]{12}": "digest #",
+    r"at most \S+ of their bounds": "at most # of their bounds",
+}
+"""What stands in place of times, versions, and figures that differ between CPUs."""
 
 
 def plainly(line: str, own: Path) -> str:
-    """A line without folders, times and versions, with two digits of long numbers."""
-    line = line.replace(str(own), "OWN").replace(f"{ROOT}/", "").replace(str(ROOT), ".")
-    line = re.sub(r"\b\d+(\.\d+)? ?(s|ms|a second|seconds)\b", "# s", line)
-    line = re.sub(r"\b([a-zA-Z-]+)[ -]\d+\.\d+\.\d+[\w.+]*", r"\1 #", line)
-    line = re.sub(r"\d+\.\d+(e[-+]\d+)?", lambda number: f"{float(number[0]):.2g}", line)
-    return line.rstrip()
+    """A line without folders and what `PLAIN` lists; long decimals have two digits."""
+    line = line.replace(f"{own}/", "OWN/").replace(f"{ROOT}/", "")
+    for pattern, text in PLAIN.items():
+        line = re.sub(pattern, text, line)
+    decimals = r"(?<![\w./])\d+\.\d+(e[-+]\d+)?(?![\w.%])"
+    return re.sub(decimals, lambda number: f"{float(number[0]):.2g}", line).rstrip()
 
 
 TRANSCRIPTS = Folder("transcripts", "transcripts", transcripts, quick=one_in(4))
