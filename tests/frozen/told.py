@@ -134,11 +134,8 @@ def plainly(text: str) -> str:
 
 def of_corpus(wanted: Wanted) -> Texts:
     """What the kernels of `tests/diagnosed` are told."""
-    return {
-        one.name: _of_file(HERE / one.name, one.backend, one.like)
-        for one in KERNELS
-        if wanted(one.name)
-    }
+    kernels = [one for one in KERNELS if wanted(one.name) and is_asked(one.name, one.backend)]
+    return {one.name: _of_file(HERE / one.name, one.backend, one.like) for one in kernels}
 
 
 def of_functions(wanted: Wanted) -> Texts:
