@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -10,7 +11,7 @@ from backends.threads import limit_threads
 from tests.frozen import statuses
 from tests.frozen.asked import BOUNDS, IDS
 from tests.frozen.kills import KILLS
-from tests.frozen.part import Part
+from tests.frozen.part import SETTINGS, Part
 from tests.frozen.told import TOLD
 from tests.frozen.transcripts import TRANSCRIPTS
 
@@ -48,5 +49,6 @@ def compared(part: Part, quick: bool) -> list[str]:
 
 
 if __name__ == "__main__":
+    os.environ.update(SETTINGS)
     limit_threads(1)
     sys.exit(main())

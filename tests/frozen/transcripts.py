@@ -19,7 +19,7 @@ from pathlib import Path
 
 from suite.faults import all_faults
 from suite.faults.backend import KernelBackend
-from tests.frozen.part import FOLDER, Folder, Texts, Wanted, one_in
+from tests.frozen.part import FOLDER, SETTINGS, Folder, Texts, Wanted, one_in
 from tests.records_by_hand import cell, elect, run, write
 
 ROOT = FOLDER.parents[1]
@@ -74,17 +74,14 @@ def transcript(command: str, own: Path) -> str:
     """
     program, *words = shlex.split(command)
     judges = program == "pytest"
-    settings = {
-        "PYTEST_ADDOPTS": "-p no:cacheprovider", "TF_CPP_MIN_LOG_LEVEL": "3", "COLUMNS": "100",
-        "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT),
-    }  # fmt: skip
+    settings = {**SETTINGS, "PYTEST_ADDOPTS": "-p no:cacheprovider", "COLUMNS": "100"}
     places = {"OWN/": f"{own}/"} if judges else {"OWN/": "", "tests/": f"{ROOT}/tests/"}
     for name, place in places.items():
         words = [word.replace(name, place) for word in words]
     done = subprocess.run(
         [sys.executable, *(["-m", "pytest"] if judges else []), *words],
-        cwd=ROOT if judges else own, env={**os.environ, **settings}, capture_output=True, text=True,
-        check=False,
+        cwd=ROOT if judges else own, env={**os.environ, **settings, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, check=False,
     )  # fmt: skip
     lines = [*done.stdout.splitlines(), *done.stderr.splitlines()]
     begin = next((n for n, line in enumerate(lines) if re.match(VERDICT, line)), 0)
