@@ -127,8 +127,10 @@ def in_order(names: Sequence[str]) -> list[Check]:
 
 
 def plainly(text: str) -> str:
-    """The first line of a text, without folders, with three digits of long decimals."""
+    """The first line of a text, without folders, with three digits of long decimals. The share of weights
+    that dropout drew is left out."""
     text = text.partition("\n")[0].replace(f"{FOLDER.parents[1]}/", "")
+    text = re.sub(r"\d+% of the weights", "#% of the weights", text)
     return re.sub(r"\d+\.\d{3,}(e[-+]\d+)?", lambda number: f"{float(number[0]):.3g}", text)
 
 
