@@ -1,4 +1,4 @@
-"""Promise: ids, statuses and bounds stay as they are frozen (see `tests.frozen`)."""
+"""Promise: what is frozen stays as it is; here its quick part and the statuses (see `tests.frozen`)."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ from pathlib import Path
 import pytest
 
 from backends import registry
+from suite.faults import all_faults
 from suite.records.cells import Run
 from suite.records.expectations import Expectation
 from suite.spec.operators import OPERATORS
-from tests import frozen
+from tests.frozen import statuses, transcripts
+from tests.frozen.__main__ import PARTS, compared, main
+from tests.frozen.asked import BOUNDS, IDS, alike
+from tests.frozen.part import Folder, Part, difference
 from tests.records_by_hand import cell, run, write
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -21,13 +25,16 @@ LAYER = "multi-head/causal+pad/mha/f32/b2h4q7k7d3/e12.12.12.12/self"
 KEY = f"torch sdpa values {CASE}"
 
 
-@pytest.mark.parametrize("part", ["ids", "bounds"])
-def test_nothing_differs(part: str) -> None:
-    assert not frozen.compare(part)
+QUICK = [part for part in PARTS if part.quick]
+
+
+@pytest.mark.parametrize("part", QUICK, ids=[part.name for part in QUICK])
+def test_nothing_differs(part: Part) -> None:
+    assert not compared(part, quick=True)
 
 
 def test_bounds_of_every_operator_are_frozen() -> None:
-    cells = {tuple(key.split()[:3]) for key in frozen.frozen_bounds()}
+    cells = {tuple(key.split()[:3]) for key in BOUNDS.read()}
     directions = {(case.partition("/")[0], direction) for case, _, direction in cells}
     assert directions == {
         (name, d)
@@ -40,48 +47,84 @@ def test_bounds_of_every_operator_are_frozen() -> None:
 
 def test_a_difference_is_lines_under_their_number() -> None:
     before = {"kept": "1", "moved": "1"} | {f"old{i:02}": "" for i in range(21)}
-    lines = frozen.difference(before, {"kept": "1", "moved": "2", "new": "pass"})
+    lines = difference(before, {"kept": "1", "moved": "2", "new": "pass"})
     olds = [f"- old{i:02}" for i in range(20)]
     assert lines == ["21 removed:", *olds, "1 added:", "+ new pass", "1 changed:", "~ moved 1 -> 2"]
 
 
 def test_bounds_may_differ_in_their_last_digits_alone() -> None:
-    assert frozen.alike("", "1 0.5 8", f"{1 + 2**-21} 0.5 8")
-    assert not frozen.alike("", "1 0.5 8", f"{1 + 2**-19} 0.5 8")
-    assert not frozen.alike("", "1 0.5 8", "1 0.5 7")
+    assert alike("", "1 0.5 8", f"{1 + 2**-21} 0.5 8")
+    assert not alike("", "1 0.5 8", f"{1 + 2**-19} 0.5 8")
+    assert not alike("", "1 0.5 8", "1 0.5 7")
 
 
 def test_an_id_is_frozen_with_the_checks_that_ask_it() -> None:
-    checks = {check for case, check in map(str.split, frozen.frozen_ids("smoke")) if case == LAYER}
-    assert checks == {"paths", "values", "compiled:values"}
+    (smoke,) = [part for part in IDS if part.name == "smoke"]
+    assert smoke.read()[LAYER] == "compiled:values paths values"
+
+
+def test_a_part_is_written_and_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.frozen.part.FOLDER", tmp_path)
+    made = {"masks.py:one": "values: A sentence.", "empty": ""}
+    for part in (
+        Part("told", "told", lambda wanted: {k: v for k, v in made.items() if wanted(k)}),
+        Folder("told", "folder", lambda wanted: {k: f"first\n{v}\n" for k, v in made.items()}),
+    ):
+        part.write()
+        assert not part.compare()
+    assert (tmp_path / "told.txt").read_text() == "empty:\nmasks.py:one: values: A sentence.\n"
+    made["empty"] = "now"
+    assert [*map(str.splitlines, part.compare())] == [
+        ["folder: 1 changed:"], ["folder: ~ empty", "  - ", "  + now"],
+    ]  # fmt: skip
+
+
+def test_every_command_has_a_transcript_and_every_fault_its_lines() -> None:
+    by_name = {part.name: part.read() for part in PARTS}
+    assert by_name["transcripts"].keys() == transcripts.COMMANDS.keys()
+    faults = {fault.name for fault in all_faults()}
+    for name in ("kills-smoke", "kills-standard"):
+        assert by_name[name].keys() == faults
+
+
+def test_a_transcript_hangs_neither_on_times_nor_on_places(tmp_path: Path) -> None:
+    line = f"6 failed in 5.16s, ratio 95.94, {tmp_path}/my.py; torch 2.13.0+cpu"
+    assert transcripts.plainly(line, tmp_path) == "6 failed in # s, ratio 96, OWN/my.py; torch #"
+
+
+def test_unknown_parts_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["compare", "kill"])
+    assert "expected ids, smoke, " in capsys.readouterr().err
 
 
 def of_torch(status: str, **fields: object) -> Run:
     """A whole run of torch at standard: one cell with the status."""
-    return run(cell(CASE, status=status), options=frozen.ASKED, **fields)  # type: ignore[arg-type]
+    return run(cell(CASE, status=status), options=statuses.ASKED, **fields)  # type: ignore[arg-type]
 
 
 @pytest.fixture
 def passed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The one cell passed when statuses were frozen, and no manifest speaks of it."""
-    monkeypatch.setattr(frozen, "STATUSES", tmp_path / "statuses.parquet")
-    monkeypatch.setattr(frozen, "manifests", dict)
-    frozen.write_statuses([of_torch("pass")])
+    monkeypatch.setattr(statuses, "STATUSES", tmp_path / "statuses.parquet")
+    monkeypatch.setattr(statuses, "manifests", dict)
+    statuses.write_statuses([of_torch("pass")])
 
 
 @pytest.mark.usefixtures("passed")
 def test_statuses_are_compared_cell_by_cell(tmp_path: Path) -> None:
     path = write(tmp_path / "torch.jsonl", of_torch("fail"))
-    assert frozen.compare("statuses", [str(path)]) == ["1 changed:", f"~ {KEY} pass -> fail"]
-    assert frozen.main(["compare", "statuses", str(path)]) == 1
-    frozen.write("statuses", [str(path)])
-    assert frozen.main(["compare", "statuses", str(path)]) == 0
-    assert frozen.compare_statuses([run(cell("x", "jax:sdpa"))]) == [
+    runs = statuses.loaded([str(path)])
+    assert statuses.compare_statuses(runs) == ["1 changed:", f"~ {KEY} pass -> fail"]
+    assert main(["compare", "statuses", str(path)]) == 1
+    assert main(["write", "statuses", str(path)]) == 0
+    assert main(["compare", "statuses", str(path)]) == 0
+    assert statuses.compare_statuses([run(cell("x", "jax:sdpa"))]) == [
         "1 added:",
         "+ jax sdpa values x pass",
     ]
-    other = run(cell("y"), options=frozen.ASKED)
-    assert frozen.compare_statuses([other]) == [
+    other = run(cell("y"), options=statuses.ASKED)
+    assert statuses.compare_statuses([other]) == [
         "1 removed:", f"- {KEY} fail", "1 added:", "+ torch sdpa values y pass",
     ]  # fmt: skip
 
@@ -94,19 +137,19 @@ def test_what_hangs_on_the_cpu_may_pass_or_be_known(monkeypatch: pytest.MonkeyPa
             ("sdpa",), ("values",), ("sdpa/*",), "value", ".*", "cause", "none found", ("torch>=2",),
             **condition,
         )  # fmt: skip
-        monkeypatch.setattr(frozen, "manifests", lambda entry=entry: {"torch": ([], [entry])})
-        assert bool(frozen.compare_statuses([of_torch("known")])) == (not condition)
-        assert frozen.compare_statuses([of_torch("fail")])
+        monkeypatch.setattr(statuses, "manifests", lambda entry=entry: {"torch": ([], [entry])})
+        assert bool(statuses.compare_statuses([of_torch("known")])) == (not condition)
+        assert statuses.compare_statuses([of_torch("fail")])
         # An entry for other versions speaks of no cell of this run.
-        assert frozen.compare_statuses([of_torch("known", versions={"torch": "1.13"})])
+        assert statuses.compare_statuses([of_torch("known", versions={"torch": "1.13"})])
 
 
 def test_runs_of_other_options_are_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "smoke.jsonl", run(cell()))
     with pytest.raises(SystemExit, match=r"expected a run with .*'level': 'standard'"):
-        frozen.main(["compare", "statuses", str(path)])
+        main(["compare", "statuses", str(path)])
     with pytest.raises(SystemExit, match="--results=FILE"):
-        frozen.main(["compare", "statuses"])
+        main(["compare", "statuses"])
 
 
 @pytest.mark.slow
@@ -117,4 +160,4 @@ def test_no_status_changed(backend: str, tmp_path: Path) -> None:
     results = tmp_path / f"{backend}.jsonl"
     words = ["suite", "-q", f"--backend={backend}", f"--results={results}"]
     subprocess.run([sys.executable, "-m", "pytest", *words], cwd=ROOT, check=True)
-    assert not frozen.compare("statuses", [str(results)])
+    assert not statuses.compare_statuses(statuses.loaded([str(results)]))

@@ -22,8 +22,9 @@ from suite.judge.judge import judge
 from suite.spec.vocabulary import GRADIENTS, VALUES
 
 
-def diagnosed(fault: Fault) -> tuple[int, list[Diagnosis]]:
-    """The number of failing cells of a fault, and what is said of it without itself."""
+def diagnosed(fault: Fault, seconds: float = 5.0) -> tuple[int, list[Diagnosis]]:
+    """The number of failing cells of a fault, and what is said of it without itself in so many processor
+    seconds."""
     (kernel,) = KernelBackend("mine", (fault.kernel,)).implementations()
     failing: list[Cell] = []
     passing: list[Cell] = []
@@ -36,7 +37,7 @@ def diagnosed(fault: Fault) -> tuple[int, list[Diagnosis]]:
                 (failing if status == "fail" else passing).append(cell)
     if not failing:
         return 0, []
-    return len(failing), diagnose(kernel.backend, kernel, failing, passing, without=fault.name)
+    return len(failing), diagnose(kernel.backend, kernel, failing, passing, seconds, fault.name)
 
 
 def outcome(fault: Fault, failures: int, said: list[Diagnosis]) -> str:

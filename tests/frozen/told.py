@@ -1,0 +1,206 @@
+"""What wrong implementations are told: the first sentence of the diagnosis.
+
+A line is "KERNEL: CHECK: SENTENCE". Kernels are asked at smoke: `values` first, then the checks of
+gradients, then the others, until CHECK fails. The diagnosis has no time limit, so that sentences do not
+depend on the speed of the machine. Kernels of JAX are left out: JAX compiles every call, which takes
+minutes and gigabytes.
+
+- "right": no check fails
+- "nothing": a check fails, and there is no diagnosis
+- "refused": the trial call refuses the kernel
+
+A fault is diagnosed as if the catalogue lacked it (`tests.withheld`). One in three is: all take half an
+hour.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from backends.protocol import UsageError
+from suite.checks import all_checks
+from suite.faults import all_faults
+from suite.faults.fault import Fault
+from suite.judge.check import Check
+from suite.judge.diagnosis.finding import Diagnosis
+from suite.judge.judge import judge
+from suite.judge.verdict import first_line
+from suite.records.cells import CellRecord
+from suite.run import diagnosing
+from suite.run.options import Options
+from suite.run.plan import Plan
+from suite.run.recorded import record
+from suite.spec.vocabulary import BROKEN, GRADIENTS, VALUES
+from tests import withheld
+from tests.diagnosed.kernels import KERNELS
+from tests.diagnosed.running import HERE
+from tests.frozen.part import FOLDER, Part, Texts, Wanted, one_in
+
+FUNCTIONS = FOLDER.parent / "functions"
+
+UNLIMITED = 1e6
+"""Processor seconds of a diagnosis."""
+
+FIRST = (VALUES, *GRADIENTS)
+"""The checks that are asked first."""
+
+WITHHELD = one_in(3)
+"""The faults that are asked."""
+
+LIKE = {
+    "caching.py": "cached", "coding.py": "quantized", "keras_layers.py": "multi-head",
+    "latents.py": "latent", "merging.py": "merge", "paging.py": "paged", "rotations.py": "rotary",
+    "varlen.py": "packed", "coding.py:written": "quantized-write",
+    "coding.py:cut_off": "quantized-write", "coding.py:floats": "quantized-write",
+    "paging.py:written": "paged-write", "paging.py:written_in_place": "paged-write",
+    "paging.py:wraps": "paged-write",
+}  # fmt: skip
+"""The operators of functions, by file and by name."""
+
+BACKENDS = {
+    "of_jax.py": "jax", "of_tensorflow.py": "tf", "keras_layers.py": "tf",
+    "own_attention.py:jax_own": "jax", "own_attention.py:keras_own": "tf",
+}  # fmt: skip
+"""The backends of functions that are not PyTorch's."""
+
+MADE = {
+    "of_other_kinds.py": (
+        "meta", "sparse", "compressed", "nested", "jagged", "quantized", "mkldnn", "subclass", "negated",
+    ),
+    "operators.py": ("packet", "overload"),
+    "sums.py": ("split_keys",),
+    "caching.py": ("slots",),
+}  # fmt: skip
+"""Functions that files make without `def`."""
+
+LEFT_OUT = {
+    r"faulty\.py:(ends_the_process|is_killed)": "ends the process",
+    r"faulty\.py:(sleeps|holds_the_lock)": "does not return",
+    r"misread\.py:|sums\.py:(?!split_keys)": "makes functions",
+    r"of_other_kinds\.py:(Subclass|in_8_bits)|backward\.py:(Constant|OfLeaves|weights_of)|"
+    r"(caching|limited|operators)\.py:[Aa]ttend$|(latents|paging)\.py:attended|caching\.py:rotate|"
+    r"coding\.py:spread|limited\.py:(check_sizes|Breaks)|of_torch\.py:(scores_of|hidden|repeated)|"
+    r"operators\.py:(shaped|kept|gradients|two_gradients)|partly\.py:finite|"
+    r"ambient\.py:buffered": "is a part of a kernel",
+}  # fmt: skip
+"""Functions that are asked nothing, as regular expressions, and why."""
+
+
+def first_sentence(options: Options, names: Sequence[str] = ()) -> str:
+    """What a user function is told if these checks are asked, by default all of them."""
+    try:
+        plan = Plan.make(options)
+    except UsageError as error:
+        return f"refused: {plainly(str(error))}"
+    (function, *_) = plan.functions
+    records: list[CellRecord] = []
+    try:
+        for check in in_order(names):
+            records += [record(cell, judge(cell, plan.policy(cell))) for cell in plan.cells(check)]
+            if any(one.status in BROKEN for one in records):
+                few = diagnosing._few(records)
+                return f"{check.name}: {of(partial(diagnosing._of_one, plan, function, few, UNLIMITED))}"
+    finally:
+        if options.untrusted:
+            function.backend.link.close()  # type: ignore[attr-defined]
+    return "right"
+
+
+def of(diagnose: Callable[[], Sequence[Any]]) -> str:
+    """The first sentence of diagnoses; "no diagnosis" with the error that a run would note."""
+    try:
+        said = diagnose()
+    except Exception as error:
+        return f"no diagnosis: {plainly(first_line(error))}"
+    return plainly(said[0].sentence) if said else "nothing"
+
+
+def in_order(names: Sequence[str]) -> list[Check]:
+    """The checks of these names, or all: those of `FIRST` come first."""
+    checks = [one for one in all_checks().values() if not names or one.name in names]
+    return sorted(checks, key=lambda one: [*FIRST, one.name].index(one.name))
+
+
+def plainly(text: str) -> str:
+    """The first line of a text, without folders, with three digits of long decimals. The share of weights
+    that dropout drew is left out."""
+    text = text.partition("\n")[0].replace(f"{FOLDER.parents[1]}/", "")
+    text = re.sub(r"\d+% of the weights", "#% of the weights", text)
+    return re.sub(r"\d+\.\d{3,}(e[-+]\d+)?", lambda number: f"{float(number[0]):.3g}", text)
+
+
+def of_corpus(wanted: Wanted) -> Texts:
+    """What the kernels of `tests/diagnosed` are told."""
+    kernels = [one for one in KERNELS if wanted(one.name) and is_asked(one.name, one.backend)]
+    return {one.name: _of_file(HERE / one.name, one.backend, one.like) for one in kernels}
+
+
+def of_functions(wanted: Wanted) -> Texts:
+    """What the functions of `tests/functions` are told."""
+    return {
+        name: _of_file(FUNCTIONS / name, *functions()[name]) for name in filter(wanted, functions())
+    }
+
+
+@cache
+def functions() -> dict[str, tuple[str, str]]:
+    """Backend and operator of the functions and classes of `tests/functions` that are asked, by
+    "FILE:NAME"."""
+    found = {}
+    for path in sorted(FUNCTIONS.glob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        names = [one.name for one in tree.body if isinstance(one, ast.FunctionDef | ast.ClassDef)]
+        for name in (*names, *MADE.get(path.name, ())):
+            full = f"{path.name}:{name}"
+            backend = BACKENDS.get(full, BACKENDS.get(path.name, "torch"))
+            if not name.startswith("_") and is_asked(full, backend):
+                found[full] = backend, LIKE.get(full, LIKE.get(path.name, ""))
+    return found
+
+
+def is_asked(name: str, backend: str) -> bool:
+    """True unless a function is left out, or is JAX's."""
+    return backend != "jax" and not any(re.match(out, name) for out in LEFT_OUT)
+
+
+def _of_file(path: Path, backend: str, like: str) -> str:
+    options = Options((backend,), function=(str(path),), like=like, level="smoke", cell_timeout=0.0)
+    return first_sentence(options)
+
+
+def of_exploits(wanted: Wanted) -> Texts:
+    """What the functions of `tests/exploits` are told in the runs with --untrusted of their tests."""
+    from tests import test_exploits as tests
+
+    told = {}
+    for name in filter(wanted, tests.NAMES):
+        check = tests.check_of(name)
+        told[name] = first_sentence(tests.options_of(name), (check,) if check else ())
+    return told
+
+
+def of_withheld(wanted: Wanted) -> Texts:
+    """What faults are told by a catalogue without them. Faults of an operator stand together: they share
+    answers."""
+    told = {}
+    for fault in sorted(all_faults(), key=lambda one: one.kernel.operator.name):
+        if wanted(fault.name) and WITHHELD(fault.name):
+            told[fault.name] = of(partial(_withheld, fault))
+    return told
+
+
+def _withheld(fault: Fault) -> list[Diagnosis]:
+    return withheld.diagnosed(fault, UNLIMITED)[1]
+
+
+TOLD = [
+    Part("told", "told-diagnosed", of_corpus, note="without kernels of JAX"),
+    Part("told", "told-functions", of_functions, note="without functions of JAX"),
+    Part("told", "told-exploits", of_exploits),
+    Part("told", "told-withheld", of_withheld, note="one fault in three, by its hash"),
+]
