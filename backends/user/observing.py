@@ -261,9 +261,10 @@ def facts_of(layer: UserLayer, case: Case) -> Facts:
         if not fits(output, draw(squeezed), "output"):
             return layer.facts
         layer.facts, probe = replace(layer.facts, squeezed=True), squeezed
+    may_be = layer.count == 1 and not layer.takes("causal")
     layer.facts = replace(
         layer.facts,
-        causal=layer.count == 1 and hides_later_keys(layer, draw(probe)),
+        causal=may_be and hides_later_keys(layer, draw(probe)),
         weights=next((name for name in ("head", "average") if returns(weights, probe, name)), ""),
     )
     return takes_masks(layer, draw(probe)) if layer.takes("mask") else layer.facts
