@@ -77,6 +77,7 @@ class UserLayer(Implementation):
         self.maker = Maker.of(factory, name)
         self.first = case = of_operator(operator, gradient_cases, "smoke")[0]
         self.seen = self.observed(case)
+        self.kept.clear()  # these were not made as in people's programs
         self.facts, self.unread = self.seen.facts, self.seen.unread
         self.maker = Maker.of(factory, name, self.facts.read, self.facts.whole)
         self.factory = self.maker.binder
