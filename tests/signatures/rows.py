@@ -131,7 +131,7 @@ ROWS = (
     Row(
         "of_torch",
         "instance",
-        "no grouped heads",
+        "",
         (("math.sqrt(Q.shape[-1])", "Q.shape[-1]"),),
         code="Model",
     ),
@@ -158,7 +158,7 @@ ROWS = (
     Row(
         "of_torch",
         "Model",
-        "no grouped heads",
+        "",
         (("math.sqrt(Q.shape[-1])", "math.sqrt(Q.shape[1])"),),
     ),
     Row(
