@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from backends.binder import BY_PLACE, Binder, Parameter
+from backends.user.given import OPERAND_NAMES
+from backends.user.given import ROWS as GIVEN_BY
 from suite.spec.inputs import Inputs
 
 T = TypeVar("T")
@@ -264,17 +266,19 @@ def names_of(function: Callable[..., Any]) -> list[str]:
     return [p.name for p in parameters_of(function) if p.kind not in anything]
 
 
+ALONE = ("x", "X", "inputs", "input", "hidden_states", "tokens")
+"""Further names of the array of a layer that takes one."""
+
 ARRAYS: Mapping[str, tuple[str, ...]] = {
-    "query": ("query", "queries", "q", "Q", "x", "X", "inputs", "input", "hidden_states", "tokens"),
-    "key": ("key", "keys", "k", "K"),
-    "value": ("value", "values", "v", "V"),
+    word: (*names, word[0].upper(), *(ALONE if word == "query" else ()))
+    for word, names in OPERAND_NAMES.items()
 }
 """The names of a layer's arrays. Arrays of other names are query, key and value in this order."""
 
-CALLED: Mapping[str, tuple[str, ...]] = {
-    "causal": ("is_causal", "use_causal_mask"),
-    "mask": ("attention_mask", "attn_mask"),
-    "valid_lens": ("valid_len", "valid_lengths", "lengths"),
+FURTHER: Mapping[str, tuple[str, ...]] = {
+    "causal": GIVEN_BY["is_causal"].names,
+    "mask": GIVEN_BY["attn_mask"].names,
+    "valid_lens": (*GIVEN_BY["lengths"].names, "valid_lengths"),
     "return_weights": ("return_attention_scores", "need_weights", "return_attention",
                        "output_attentions"),
 }  # fmt: skip
@@ -289,7 +293,7 @@ def call_table(
     A parameter without a default gets None, too.
     """
     parameters = {p.name: p for p in parameters_of(function)}
-    known = {other: name for name, others in CALLED.items() for other in (name, *others)}
+    known = {other: name for name, others in FURTHER.items() for other in (name, *others)}
     own = {known.get(name, name): name for name in reversed(parameters)}
     renamed = tuple(
         replace(

@@ -223,16 +223,8 @@ class UserFunction(UserCallable):
 
     def rebind(self, binding: Binding) -> None:
         """Call the function in another way."""
-        UserFunction.__init__(
-            self,
-            self.backend,
-            self.judged,
-            self.name,
-            self.claims,
-            self.native,
-            self.beside,
-            binding,
-        )
+        own = self.backend, self.judged, self.name, self.claims, self.native, self.beside
+        UserFunction.__init__(self, *own, binding)
 
     def bound(self, function: Callable[..., Any], name: str) -> CallBinder:
         return self.native.binder(function, name, self.claims.parameters, self.binding.masks)
@@ -299,10 +291,13 @@ class UserFunction(UserCallable):
         ways = {n: way for n, way in self.ways.items() if not way.keys() & plain.arguments.keys()}
         calls = plain.written_out(ways)
         for name, problem in self.problems(inputs).items():
-            calls[name] = replace(
-                self.call_of(problem, returned=1), problem=problem, outputs=("output",), source=""
-            )
+            calls[name] = replace(self.weights_of(problem), problem=problem)
         return calls
+
+    @as_in_programs
+    def weights_of(self, inputs: Inputs) -> PreparedCall:
+        """The call whose output is what a plain call returns beside the output."""
+        return replace(self.call_of(inputs, returned=1), outputs=("output",), source="")
 
     def problems(self, inputs: Inputs) -> dict[str, Inputs]:
         """The problems that paths answer, if these are other problems than that of the inputs."""

@@ -88,9 +88,7 @@ class Fitting:
         try:
             with self.calling(inputs.case):
                 return prepared(), prepared
-        except ENDS:
-            raise
-        except ForbiddenCall:
+        except (*ENDS, ForbiddenCall):
             raise
         except BaseException:
             return None
@@ -109,7 +107,7 @@ class Fitting:
         if answer is None:
             return None
         native, prepared = answer
-        return self.values(native[0] if isinstance(native, tuple) else native, prepared)
+        return self.values(native[0] if isinstance(native, tuple | list) else native, prepared)
 
     def is_right(self, inputs: Inputs, problem: Inputs | None = None) -> bool:
         """True if the function answers the inputs as the problem, by default the inputs themselves."""
@@ -118,14 +116,13 @@ class Fitting:
             return False
         return self.probe.matches(got, problem)
 
-    def keeps(self, inputs: Callable[[], Inputs], **changes: str) -> bool:
-        """True if the function is right with a changed binding, which it then keeps."""
+    def is_right_with(self, inputs: Inputs, **changes: str) -> bool:
+        """True if the function would be right with a changed binding; it keeps its own."""
         before = self.binding
         self.function.rebind(before.but(**changes))
-        if self.is_right(inputs()):
-            return True
+        right = self.is_right(inputs)
         self.function.rebind(before)
-        return False
+        return right
 
     def plain(self, mask: str = "none") -> Inputs:
         return self.probe.inputs(mask)
@@ -145,10 +142,13 @@ class Fitting:
         """Bind axes, and the kind of a returned pair; True if an answer was right. Without a right answer
         the first axes with an output of the right shape are bound."""
         first, shaped, answered = self.binding, None, None
+        takes_all: bool | None = None
         for axes in self.axes():
-            fewer = bool(AXES[axes or self.function.native.axis_order].index)
-            if fewer and (shaped or self.takes_all_axes(first)):
-                break  # what is wrong is the answer, or the size of an axis
+            if AXES[axes or self.function.native.axis_order].index:
+                if takes_all is None:
+                    takes_all = bool(shaped) or self.takes_all_axes(first)
+                if takes_all:
+                    break  # what is wrong is the answer, or the size of an axis
             self.function.rebind(first.but(axes=axes))
             inputs = self.plain()
             answer = self.called(inputs)
@@ -299,10 +299,8 @@ class Fitting:
             return NO_ADVICE
         if self.is_right(inputs):
             return self.advice_on_biases(names[-1])
-        first = self.binding
         for kind, what in TAKEN.items():
-            if self.keeps(lambda: inputs, masks=kind):
-                self.function.rebind(first)
+            if self.is_right_with(inputs, masks=kind):
                 text = f"The parameter {names[-1]!r} takes booleans wrong, and is right if {what}."
                 return f"{text} If it shall, claim masks={kind}.", HIDING
         return NO_ADVICE

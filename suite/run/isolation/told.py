@@ -13,7 +13,7 @@ from backends.declared import Declared, DeclaredRounding
 from backends.limits import Limits
 from backends.protocol import Backend, Implementation
 from backends.user.layer import UserLayer
-from backends.user.observing import MASKS, TIES, Facts, ObservedLayer
+from backends.user.observing import MASKS, NO_MASK, TIES, Facts, ObservedLayer
 from suite.run.isolation.wire import Garbled, checked, checked_name
 from suite.spec.case import Case
 from suite.spec.dtypes import DTYPES
@@ -158,7 +158,7 @@ def told_facts(said: Any) -> Facts:
         raise Garbled(f"facts: {error}") from error
     if (
         facts.tie not in TIES
-        or facts.mask_kind not in MASKS
+        or facts.mask_kind not in (*MASKS, NO_MASK)
         or facts.mask_axes not in (3, 4)
         or {*facts.dtypes} - {*DTYPES}
     ):
