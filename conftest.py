@@ -1,3 +1,3 @@
 """Make the suite's options known to every way of calling pytest from this checkout."""
 
-pytest_plugins = ["suite.plugin"]
+pytest_plugins = ["attention_conformance.suite.plugin"]

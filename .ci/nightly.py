@@ -13,10 +13,10 @@ import shutil
 import sys
 from pathlib import Path
 
-from suite.records.cells import Run, load
-from suite.records.lines import RecordError
-from suite.report.diff import compare, new_failures, summary
-from suite.report.render import as_markdown
+from attention_conformance.suite.records.cells import Run, load
+from attention_conformance.suite.records.lines import RecordError
+from attention_conformance.suite.report.diff import compare, new_failures, summary
+from attention_conformance.suite.report.render import as_markdown
 
 NIGHTS = 6
 """How many runs before the last one are kept, for the history of the site."""

@@ -22,9 +22,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from attention_conformance.impostors import refuse_impostors
-
 if TYPE_CHECKING:
+    from attention_conformance.backends.declared import UsageError
     from attention_conformance.calls import (
         Expected,
         assert_attention_close,
@@ -33,18 +32,17 @@ if TYPE_CHECKING:
     from attention_conformance.cells import parametrize_attention
     from attention_conformance.judging import check_attention, judge_module
     from attention_conformance.report import AttentionFailure, Report
-    from backends.declared import UsageError
-    from suite.spec.claims import claims
+    from attention_conformance.suite.spec.claims import claims
 
 _PLACES = {
     "AttentionFailure": "attention_conformance.report",
     "Expected": "attention_conformance.calls",
     "Report": "attention_conformance.report",
-    "UsageError": "backends.declared",
+    "UsageError": "attention_conformance.backends.declared",
     "assert_attention_close": "attention_conformance.calls",
     "attention_bound": "attention_conformance.calls",
     "check_attention": "attention_conformance.judging",
-    "claims": "suite.spec.claims",
+    "claims": "attention_conformance.suite.spec.claims",
     "judge_module": "attention_conformance.judging",
     "parametrize_attention": "attention_conformance.cells",
 }
@@ -67,7 +65,6 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    refuse_impostors()
     value = getattr(importlib.import_module(_PLACES[name]), name)
     globals()[name] = value
     return value

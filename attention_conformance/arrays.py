@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from suite.spec.dtypes import DTYPES, DType, dtype, round_to
+from attention_conformance.suite.spec.dtypes import DTYPES, DType, dtype, round_to
 
 
 def as_numpy(array: Any, what: str) -> np.ndarray:

@@ -9,19 +9,19 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from attention_conformance.arrays import as_numpy, dtype_of
-from backends.masks import rank4
-from references.outputs import Outputs
-from suite.judge.comparison import against_oracle
-from suite.judge.oracle import Oracle, Rounding
-from suite.judge.verdict import Deviation, HarnessError
-from suite.spec.case import Case
-from suite.spec.dtypes import DType
-from suite.spec.features import FEATURES
-from suite.spec.inputs import Inputs
-from suite.spec.masks import Causal
-from suite.spec.operators.sdpa import SDPA
-from suite.spec.sizes import Sizes
-from suite.spec.vocabulary import NUMERICS, OPERANDS, VALUES
+from attention_conformance.backends.masks import rank4
+from attention_conformance.references.outputs import Outputs
+from attention_conformance.suite.judge.comparison import against_oracle
+from attention_conformance.suite.judge.oracle import Oracle, Rounding
+from attention_conformance.suite.judge.verdict import Deviation, HarnessError
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.dtypes import DType
+from attention_conformance.suite.spec.features import FEATURES
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.masks import Causal
+from attention_conformance.suite.spec.operators.sdpa import SDPA
+from attention_conformance.suite.spec.sizes import Sizes
+from attention_conformance.suite.spec.vocabulary import NUMERICS, OPERANDS, VALUES
 
 ALIGNMENTS = {False: None, True: Causal(), "top-left": Causal(), "bottom-right": Causal(True)}
 """The values of `causal`, with their masks."""
@@ -213,9 +213,9 @@ class _Problem:
 
     def diagnosis(self, answer: Mapping[str, np.ndarray], oracle: Oracle) -> str:
         """What is wrong with the outputs, as lines for a message; "" if that is unknown."""
-        from suite.checks import all_checks
-        from suite.judge.diagnosis.catalogue import explained_call
-        from suite.judge.diagnosis.instrument import clock
+        from attention_conformance.suite.checks import all_checks
+        from attention_conformance.suite.judge.diagnosis.catalogue import explained_call
+        from attention_conformance.suite.judge.diagnosis.instrument import clock
 
         forms = [self.inputs]
         if self.flag is not None:

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
+from attention_conformance.backends.declared import UsageError
 from attention_conformance.judging import cells_of, plan_of
-from backends.declared import UsageError
-from suite.judge.cell import Cell
-from suite.judge.judge import judge
-from suite.records.cells import CellRecord
-from suite.run.plan import Plan
-from suite.run.recorded import record
-from suite.spec.text import printable
-from suite.spec.vocabulary import BROKEN
+from attention_conformance.suite.judge.cell import Cell
+from attention_conformance.suite.judge.judge import judge
+from attention_conformance.suite.records.cells import CellRecord
+from attention_conformance.suite.run.plan import Plan
+from attention_conformance.suite.run.recorded import record
+from attention_conformance.suite.spec.text import printable
+from attention_conformance.suite.spec.vocabulary import BROKEN
 
 
 class JudgedCell:

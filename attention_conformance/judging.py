@@ -8,22 +8,22 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from attention_conformance.backends.declared import UsageError
+from attention_conformance.backends.registry import check_function
 from attention_conformance.report import AttentionFailure, Report
-from backends.declared import UsageError
-from backends.registry import check_function
-from suite.checks import all_checks
-from suite.judge.cell import Cell
-from suite.judge.judge import judge
-from suite.records.cells import Run
-from suite.records.coverage import shortfalls
-from suite.run.diagnosing import tell
-from suite.run.loading import UserCode
-from suite.run.options import Options
-from suite.run.plan import Plan
-from suite.run.recorded import header, record
-from suite.run.suggestions import suggestions
-from suite.spec.claims import CLAIMS
-from suite.spec.text import did_you_mean
+from attention_conformance.suite.checks import all_checks
+from attention_conformance.suite.judge.cell import Cell
+from attention_conformance.suite.judge.judge import judge
+from attention_conformance.suite.records.cells import Run
+from attention_conformance.suite.records.coverage import shortfalls
+from attention_conformance.suite.run.diagnosing import tell
+from attention_conformance.suite.run.loading import UserCode
+from attention_conformance.suite.run.options import Options
+from attention_conformance.suite.run.plan import Plan
+from attention_conformance.suite.run.recorded import header, record
+from attention_conformance.suite.run.suggestions import suggestions
+from attention_conformance.suite.spec.claims import CLAIMS
+from attention_conformance.suite.spec.text import did_you_mean
 
 
 def check_attention(

@@ -7,13 +7,13 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from suite.records import cells as records
-from suite.records.cells import Run
-from suite.records.coverage import scored
-from suite.records.diagnoses import LINE
-from suite.report import diagnoses
-from suite.spec.text import printable
-from suite.spec.vocabulary import BROKEN, STATUSES
+from attention_conformance.suite.records import cells as records
+from attention_conformance.suite.records.cells import Run
+from attention_conformance.suite.records.coverage import scored
+from attention_conformance.suite.records.diagnoses import LINE
+from attention_conformance.suite.report import diagnoses
+from attention_conformance.suite.spec.text import printable
+from attention_conformance.suite.spec.vocabulary import BROKEN, STATUSES
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -51,14 +51,14 @@ class Report:
     @cached_property
     def table(self) -> pd.DataFrame:
         """A row per cell, with the fields of `suite.records.cells.CellRecord`."""
-        from suite.report import frames
+        from attention_conformance.suite.report import frames
 
         return frames.cells(self.run)
 
     @cached_property
     def failures(self) -> pd.DataFrame:
         """A row per group of failures: the difference to passing cells, and the smallest case."""
-        from suite.report import explanation
+        from attention_conformance.suite.report import explanation
 
         return explanation.explained(self.table)
 
@@ -66,7 +66,7 @@ class Report:
     def diagnoses(self) -> pd.DataFrame:
         """A row per diagnosis, the best first: a sentence on what is wrong, with its evidence (the fields
         of `suite.records.diagnoses.DiagnosisRecord`)."""
-        from suite.report import frames
+        from attention_conformance.suite.report import frames
 
         return frames.diagnoses(self.run)
 
@@ -74,12 +74,12 @@ class Report:
     def elections(self) -> pd.DataFrame:
         """A row per election question: the function's answer beside that of the framework's own
         attention. Different answers are marked."""
-        from suite.report.semantics import BY_QUESTION
+        from attention_conformance.suite.report.semantics import BY_QUESTION
 
         return BY_QUESTION.of(self.table)
 
     def save(self, path: str | Path) -> Path:
-        """Write the records as `pytest suite --results` does, for `python -m suite report` and `diff`.
+        """Write the records as `pytest suite --results` does, for the commands `report` and `diff`.
 
         Raises FileExistsError.
         """
@@ -97,10 +97,10 @@ class Report:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        """The page of `python -m suite report --format=html`, for notebooks."""
-        from suite.report.kinds import CONFORMANCE, frames_of
-        from suite.report.overview import overview
-        from suite.report.render import as_html
+        """The page of `attention-conformance report --format=html`, for notebooks."""
+        from attention_conformance.suite.report.kinds import CONFORMANCE, frames_of
+        from attention_conformance.suite.report.overview import overview
+        from attention_conformance.suite.report.render import as_html
 
         frames = frames_of(self.run)
         tables = CONFORMANCE.of(frames)
@@ -134,7 +134,7 @@ class Report:
         if not totals["pass"]:
             lines.append("no cell passed")
         if any(cell.inherited for cell in self.run.cells):
-            from suite.report import summary
+            from attention_conformance.suite.report import summary
 
             lines += summary.inherited(self.table)
         lines += [f"not judged enough: {text}" for text in self.shortfalls]

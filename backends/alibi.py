@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from backends.prepared import PreparedCall
-from suite.spec.case import Case
-from suite.spec.catalogue import AnyCase
-from suite.spec.inputs import Inputs
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.catalogue import AnyCase
+from attention_conformance.suite.spec.inputs import Inputs
 
 NO_OPERAND = {"gradient-of-bias": "the bias is no argument of the call"}
 """Refusals of every implementation that computes its bias."""

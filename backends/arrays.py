@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from backends.memory import Shape, view
-from backends.prepared import set_to
-from backends.protocol import Backend, Compilers, Memory, Profiler, needed
-from backends.threads import threads_asked
-from suite.spec.dtypes import DType
+from attention_conformance.backends.memory import Shape, view
+from attention_conformance.backends.prepared import set_to
+from attention_conformance.backends.protocol import Backend, Compilers, Memory, Profiler, needed
+from attention_conformance.backends.threads import threads_asked
+from attention_conformance.suite.spec.dtypes import DType
 
 
 class NumpyMemory(Memory):

@@ -15,7 +15,7 @@ from functools import cached_property
 from itertools import chain
 from typing import Any, ClassVar, Generic, TypeVar
 
-from backends.declared import UsageError
+from attention_conformance.backends.declared import UsageError
 
 T = TypeVar("T")
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from backends.prepared import PreparedCall
-from backends.protocol import Implementation
-from suite.spec.inputs import Inputs
-from suite.spec.operators.cached import CACHED
-from suite.spec.operators.scripts import (
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.protocol import Implementation
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.cached import CACHED
+from attention_conformance.suite.spec.operators.scripts import (
     Chunk,
     Crop,
     Held,
@@ -24,7 +24,7 @@ from suite.spec.operators.scripts import (
     played,
     with_other_options,
 )
-from suite.spec.operators.views import allowed
+from attention_conformance.suite.spec.operators.views import allowed
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,19 @@ from typing import Any, get_origin
 
 import msgspec
 
-from backends.declared import AS_CLASS, Declared, DeclaredRounding, Election, UsageError
-from backends.limits import ANY, Limits
-from suite.spec.binding import Binding
-from suite.spec.claims import CLAIMS, MARK
-from suite.spec.dtypes import DTYPES, dtype
-from suite.spec.elections import QUESTIONS
-from suite.spec.vocabulary import NUMERICS
+from attention_conformance.backends.declared import (
+    AS_CLASS,
+    Declared,
+    DeclaredRounding,
+    Election,
+    UsageError,
+)
+from attention_conformance.backends.limits import ANY, Limits
+from attention_conformance.suite.spec.binding import Binding
+from attention_conformance.suite.spec.claims import CLAIMS, MARK
+from attention_conformance.suite.spec.dtypes import DTYPES, dtype
+from attention_conformance.suite.spec.elections import QUESTIONS
+from attention_conformance.suite.spec.vocabulary import NUMERICS
 
 DEFAULT_NUMERICS = "stepwise"
 """The default numerics class of a user's function: the widest class with accurate sums. If the

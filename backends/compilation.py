@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from backends.declared import THROUGH, checked_name
-from backends.prepared import PreparedCall
-from backends.protocol import Backend, Implementation
-from suite.spec.catalogue import AnyCase
-from suite.spec.features import ARRAYS
-from suite.spec.inputs import Inputs
-from suite.spec.operators import WORDS
+from attention_conformance.backends.declared import THROUGH, checked_name
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.protocol import Backend, Implementation
+from attention_conformance.suite.spec.catalogue import AnyCase
+from attention_conformance.suite.spec.features import ARRAYS
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators import WORDS
 
 
 def mode_of(name: str) -> str:

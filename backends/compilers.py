@@ -7,13 +7,13 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from backends.declared import Declared, checked_words
-from backends.implementation import Implementation
-from backends.prepared import PreparedCall
-from suite.spec.dtypes import DType
+from attention_conformance.backends.declared import Declared, checked_words
+from attention_conformance.backends.implementation import Implementation
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.suite.spec.dtypes import DType
 
 if TYPE_CHECKING:
-    from backends.protocol import Backend
+    from attention_conformance.backends.protocol import Backend
 
 
 class Compilers:

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any
 
-from backends.limits import ANY, Limits
-from suite.spec.dtypes import CODES, DTYPES, DType
-from suite.spec.elections import QUESTIONS
-from suite.spec.features import FEATURES
-from suite.spec.operators import WORDS
-from suite.spec.operators.layers import PARAMETERS
-from suite.spec.vocabulary import INVARIANT, NUMERICS
+from attention_conformance.backends.limits import ANY, Limits
+from attention_conformance.suite.spec.dtypes import CODES, DTYPES, DType
+from attention_conformance.suite.spec.elections import QUESTIONS
+from attention_conformance.suite.spec.features import FEATURES
+from attention_conformance.suite.spec.operators import WORDS
+from attention_conformance.suite.spec.operators.layers import PARAMETERS
+from attention_conformance.suite.spec.vocabulary import INVARIANT, NUMERICS
 
 Election = str | Mapping[str, str]
 """An answer to an election question, or answers by short dtype name."""

@@ -21,11 +21,11 @@ from threading import get_ident
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from backends.declared import UsageError
-from backends.prepared import ForbiddenCall
+from attention_conformance.backends.declared import UsageError
+from attention_conformance.backends.prepared import ForbiddenCall
 
 if TYPE_CHECKING:
-    from backends.protocol import Backend
+    from attention_conformance.backends.protocol import Backend
 
 _RUNNING: dict[int, tuple[int, set[str]]] = {}
 """Each running call of a watched function: its thread, and the names of functions that note their calls

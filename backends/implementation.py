@@ -8,21 +8,21 @@ from dataclasses import replace
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
-from backends.declared import OF_BACKENDS, THROUGH, Declared, checked_name
-from backends.limits import ANY
-from backends.prepared import PreparedCall
-from suite.spec.case import Case
-from suite.spec.catalogue import AnyCase
-from suite.spec.dtypes import DTYPES, DType
-from suite.spec.elections import QUESTIONS
-from suite.spec.inputs import Inputs
-from suite.spec.operator import Operator
-from suite.spec.operators import WORDS
-from suite.spec.operators.paged import with_pages_of
-from suite.spec.operators.sdpa import SDPA
+from attention_conformance.backends.declared import OF_BACKENDS, THROUGH, Declared, checked_name
+from attention_conformance.backends.limits import ANY
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.catalogue import AnyCase
+from attention_conformance.suite.spec.dtypes import DTYPES, DType
+from attention_conformance.suite.spec.elections import QUESTIONS
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operator import Operator
+from attention_conformance.suite.spec.operators import WORDS
+from attention_conformance.suite.spec.operators.paged import with_pages_of
+from attention_conformance.suite.spec.operators.sdpa import SDPA
 
 if TYPE_CHECKING:
-    from backends.protocol import Backend
+    from attention_conformance.backends.protocol import Backend
 
 
 def as_in_programs(prepare: Callable[..., PreparedCall]) -> Callable[..., PreparedCall]:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from backends.memory import Shape
-from suite.spec.inputs import Inputs
-from suite.spec.operators import in_pages
-from suite.spec.operators.in_pages import (
+from attention_conformance.backends.memory import Shape
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators import in_pages
+from attention_conformance.suite.spec.operators.in_pages import (
     TABLE,
     flat,
     heads_first,
@@ -22,7 +22,7 @@ from suite.spec.operators.in_pages import (
 )
 
 if TYPE_CHECKING:
-    from backends.protocol import Backend
+    from attention_conformance.backends.protocol import Backend
 
 
 def in_slots(backend: Backend, inputs: Inputs) -> dict[str, Any]:

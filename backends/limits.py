@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import lcm
 
-from suite.spec.sizes import Sizes
+from attention_conformance.suite.spec.sizes import Sizes
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from backends.binder import Parameter, arguments
-from backends.memory import native
-from suite.spec.features import ARRAYS
-from suite.spec.inputs import Inputs
-from suite.spec.masks import Causal, Mask, Padding, Window
-from suite.spec.vocabulary import OPERANDS
+from attention_conformance.backends.binder import Parameter, arguments
+from attention_conformance.backends.memory import native
+from attention_conformance.suite.spec.features import ARRAYS
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.masks import Causal, Mask, Padding, Window
+from attention_conformance.suite.spec.vocabulary import OPERANDS
 
 if TYPE_CHECKING:
-    from backends.protocol import Backend
+    from attention_conformance.backends.protocol import Backend
 
 
 @dataclass(frozen=True)

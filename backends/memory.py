@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from suite.spec.dtypes import Code, DType
-from suite.spec.inputs import Inputs
-from suite.spec.operators.packed import summed
-from suite.spec.operators.quantized import argument
-from suite.spec.operators.tiles import TILE
-from suite.spec.vocabulary import ARRANGEMENTS, OPERANDS
+from attention_conformance.suite.spec.dtypes import Code, DType
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.packed import summed
+from attention_conformance.suite.spec.operators.quantized import argument
+from attention_conformance.suite.spec.operators.tiles import TILE
+from attention_conformance.suite.spec.vocabulary import ARRANGEMENTS, OPERANDS
 
 if TYPE_CHECKING:
-    from backends.protocol import Backend
+    from attention_conformance.backends.protocol import Backend
 
 EXPANDED = {
     "expanded": (0,),

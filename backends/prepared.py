@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from suite.spec import features
-from suite.spec.inputs import Inputs
+from attention_conformance.suite.spec import features
+from attention_conformance.suite.spec.inputs import Inputs
 
 ARRAYS = ("query", "key", "value", "bias", *features.ARRAYS, "mask")
 """The arrays that a call may have as arguments, besides a layer's parameters."""

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from backends.prepared import ForwardOnly, PreparedCall, set_to
-from suite.spec.dtypes import DType, round_to
+from attention_conformance.backends.prepared import ForwardOnly, PreparedCall, set_to
+from attention_conformance.suite.spec.dtypes import DType, round_to
 
 if TYPE_CHECKING:
-    from backends.protocol import Backend
+    from attention_conformance.backends.protocol import Backend
 
 Step = Callable[[Mapping[str, Any], Any], Callable[[], Any]]
 """The type that `Profiler.step` returns."""

@@ -24,9 +24,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from backends.claims import Claims
-from backends.compilers import Compilers
-from backends.declared import (
+from attention_conformance.backends.claims import Claims
+from attention_conformance.backends.compilers import Compilers
+from attention_conformance.backends.declared import (
     AS_CLASS,
     ATTENTION_FEATURES,
     LAYER_FEATURES,
@@ -39,10 +39,10 @@ from backends.declared import (
     UsageError,
     checked_name,
 )
-from backends.implementation import Implementation
-from backends.limits import Limits
-from backends.memory import Memory
-from backends.prepared import (
+from attention_conformance.backends.implementation import Implementation
+from attention_conformance.backends.limits import Limits
+from attention_conformance.backends.memory import Memory
+from attention_conformance.backends.prepared import (
     ARRAYS,
     ENDS,
     FORK_RETURNED,
@@ -56,9 +56,9 @@ from backends.prepared import (
     end_fork,
     set_to,
 )
-from backends.profiler import Profiler, Step
-from backends.sources import Dialect
-from suite.spec.dtypes import DType
+from attention_conformance.backends.profiler import Profiler, Step
+from attention_conformance.backends.sources import Dialect
+from attention_conformance.suite.spec.dtypes import DType
 
 
 class Ambient(NamedTuple):

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from backends.claims import Claims, read
-from backends.forbidden import listen
-from backends.protocol import (
+from attention_conformance.backends.claims import Claims, read
+from attention_conformance.backends.forbidden import listen
+from attention_conformance.backends.protocol import (
     ENDS,
     THROUGH,
     Backend,
@@ -24,31 +24,31 @@ from backends.protocol import (
     UsageError,
     checked_name,
 )
-from backends.sources import JUDGED, home_of
-from backends.user.function import UserCallable
-from backends.user.layer import UserLayer
-from suite.spec.claims import MARK
-from suite.spec.modules import classes_in
-from suite.spec.operator import Operator
-from suite.spec.operators import OPERATORS
+from attention_conformance.backends.sources import JUDGED, home_of
+from attention_conformance.backends.user.function import UserCallable
+from attention_conformance.backends.user.layer import UserLayer
+from attention_conformance.suite.spec.claims import MARK
+from attention_conformance.suite.spec.modules import classes_in
+from attention_conformance.suite.spec.operator import Operator
+from attention_conformance.suite.spec.operators import OPERATORS
 
 REGISTRY: dict[str, tuple[str, str]] = {
-    "numpy": ("backends._numpy.backend", "NumpyBackend"),
-    "torch": ("backends._torch", "TorchBackend"),
-    "triton": ("backends._triton", "TritonBackend"),
-    "tf": ("backends._tensorflow", "TensorflowBackend"),
-    "jax": ("backends._jax", "JaxBackend"),
-    "keras-torch": ("backends._keras.on_torch", "KerasTorchBackend"),
-    "keras-jax": ("backends._keras.on_jax", "KerasJaxBackend"),
-    "keras-numpy": ("backends._keras.on_numpy", "KerasNumpyBackend"),
-    "transformers": ("backends._transformers", "TransformersBackend"),
-    "executorch": ("backends._executorch", "ExecutorchBackend"),
-    "keras-hub": ("backends._keras_hub", "KerasHubBackend"),
-    "equinox": ("backends._equinox", "EquinoxBackend"),
-    "onnxruntime": ("backends._onnx", "OnnxRuntimeBackend"),
-    "onnx-reference": ("backends._onnx", "OnnxReferenceBackend"),
-    "openvino": ("backends._openvino", "OpenvinoBackend"),
-    "mlx": ("backends._mlx", "MlxBackend"),
+    "numpy": ("attention_conformance.backends._numpy.backend", "NumpyBackend"),
+    "torch": ("attention_conformance.backends._torch", "TorchBackend"),
+    "triton": ("attention_conformance.backends._triton", "TritonBackend"),
+    "tf": ("attention_conformance.backends._tensorflow", "TensorflowBackend"),
+    "jax": ("attention_conformance.backends._jax", "JaxBackend"),
+    "keras-torch": ("attention_conformance.backends._keras.on_torch", "KerasTorchBackend"),
+    "keras-jax": ("attention_conformance.backends._keras.on_jax", "KerasJaxBackend"),
+    "keras-numpy": ("attention_conformance.backends._keras.on_numpy", "KerasNumpyBackend"),
+    "transformers": ("attention_conformance.backends._transformers", "TransformersBackend"),
+    "executorch": ("attention_conformance.backends._executorch", "ExecutorchBackend"),
+    "keras-hub": ("attention_conformance.backends._keras_hub", "KerasHubBackend"),
+    "equinox": ("attention_conformance.backends._equinox", "EquinoxBackend"),
+    "onnxruntime": ("attention_conformance.backends._onnx", "OnnxRuntimeBackend"),
+    "onnx-reference": ("attention_conformance.backends._onnx", "OnnxReferenceBackend"),
+    "openvino": ("attention_conformance.backends._openvino", "OpenvinoBackend"),
+    "mlx": ("attention_conformance.backends._mlx", "MlxBackend"),
 }
 
 ALIASES = {"tensorflow": "tf", "pytorch": "torch"}
@@ -270,7 +270,7 @@ def check_function(function: Any, text: str) -> None:
 
 OWN: dict[Operator, type[UserCallable]] = {
     kind.operator: kind
-    for kind in classes_in("backends.user", UserCallable)
+    for kind in classes_in("attention_conformance.backends.user", UserCallable)
     if "operator" in vars(kind)
 }
 """The class for a user's function by operator, for operators that are neither attention nor layers."""

@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from suite.spec.vocabulary import OPERANDS
+from attention_conformance.suite.spec.vocabulary import OPERANDS
 
 
 @dataclass(frozen=True)

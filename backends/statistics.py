@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from backends.implementation import Implementation
-from backends.prepared import PreparedCall
-from suite.spec.inputs import Inputs
+from attention_conformance.backends.implementation import Implementation
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.suite.spec.inputs import Inputs
 
 STEPS = (1.0, 2.0)
 """The factor of the query in each step of training."""

@@ -12,7 +12,7 @@ from pathlib import Path
 FOLDER = Path(__file__).resolve().parent
 sys.path[:0] = [str(FOLDER.parent), str(FOLDER / "extensions")]
 
-from suite import __version__  # noqa: E402
+from attention_conformance.suite import __version__  # noqa: E402
 
 project = "Attention conformance"
 author = "the attention conformance suite's authors"

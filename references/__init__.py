@@ -9,11 +9,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
-    from references.composition import Reference
-    from suite.spec.operator import Operator
+    from attention_conformance.references.composition import Reference
+    from attention_conformance.suite.spec.operator import Operator
 
 
 def of(operator: Operator) -> Reference:
     """The reference of an operator."""
-    module = import_module(f"references.{operator.module}")
+    module = import_module(f"attention_conformance.references.{operator.module}")
     return cast("Reference", module.reference)

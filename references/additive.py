@@ -11,11 +11,11 @@ Source: Bahdanau, Cho, Bengio, ICLR 2015, appendix A.1.2.
 
 from __future__ import annotations
 
-from references.composition import Composition, Problem, Reference
-from references.one_head import attended_by
-from references.primitives.linear import Linear
-from references.primitives.tanh_scores import TanhScores
-from references.tape import Node
+from attention_conformance.references.composition import Composition, Problem, Reference
+from attention_conformance.references.one_head import attended_by
+from attention_conformance.references.primitives.linear import Linear
+from attention_conformance.references.primitives.tanh_scores import TanhScores
+from attention_conformance.references.tape import Node
 
 
 def compose(problem: Problem) -> Composition:

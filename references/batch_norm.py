@@ -22,9 +22,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from references.composition import Composition, Problem, Reference
-from references.primitives.norm import Norm, Statistics, statistics
-from references.rounding import Bounded, magnitude, narrowed
+from attention_conformance.references.composition import Composition, Problem, Reference
+from attention_conformance.references.primitives.norm import Norm, Statistics, statistics
+from attention_conformance.references.rounding import Bounded, magnitude, narrowed
 
 AXES = (0, 1)
 

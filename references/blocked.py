@@ -15,14 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from references.outputs import EMPTY_ROWS, Outputs, check_empty_rows
-from references.primitives.softmax import Softmax
-from references.rounding import Bounded, Roundoffs, precision_for
-from references.steps import steps
-from references.terms import Block, Collector, Terms
-from suite.spec.cache import Cache
-from suite.spec.features import FEATURES
-from suite.spec.inputs import Inputs
+from attention_conformance.references.outputs import EMPTY_ROWS, Outputs, check_empty_rows
+from attention_conformance.references.primitives.softmax import Softmax
+from attention_conformance.references.rounding import Bounded, Roundoffs, precision_for
+from attention_conformance.references.steps import steps
+from attention_conformance.references.terms import Block, Collector, Terms
+from attention_conformance.suite.spec.cache import Cache
+from attention_conformance.suite.spec.features import FEATURES
+from attention_conformance.suite.spec.inputs import Inputs
 
 MaskRows = Callable[[slice], np.ndarray]
 

@@ -37,24 +37,30 @@ from __future__ import annotations
 
 import numpy as np
 
-from references.blocked import bounded
-from references.composition import Composition, Problem, Reference
-from references.outputs import Outputs
-from references.primitives.pairs import Pairs
-from references.primitives.rotation import Rotated
-from references.primitives.scores import are_held
-from references.quantized import scaled
-from references.quantized_write import code_error
-from references.rotary import table
-from references.rounding import Bounded, Roundoffs, known, narrowed, precision_for
-from references.sdpa import attended
-from references.steps import steps
-from references.tape import Leaf, Node
-from suite.spec.dtypes import CODES
-from suite.spec.inputs import Inputs
-from suite.spec.operators.rotary import Rotation
-from suite.spec.operators.scripts import rotation
-from suite.spec.operators.views import View, views
+from attention_conformance.references.blocked import bounded
+from attention_conformance.references.composition import Composition, Problem, Reference
+from attention_conformance.references.outputs import Outputs
+from attention_conformance.references.primitives.pairs import Pairs
+from attention_conformance.references.primitives.rotation import Rotated
+from attention_conformance.references.primitives.scores import are_held
+from attention_conformance.references.quantized import scaled
+from attention_conformance.references.quantized_write import code_error
+from attention_conformance.references.rotary import table
+from attention_conformance.references.rounding import (
+    Bounded,
+    Roundoffs,
+    known,
+    narrowed,
+    precision_for,
+)
+from attention_conformance.references.sdpa import attended
+from attention_conformance.references.steps import steps
+from attention_conformance.references.tape import Leaf, Node
+from attention_conformance.suite.spec.dtypes import CODES
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.rotary import Rotation
+from attention_conformance.suite.spec.operators.scripts import rotation
+from attention_conformance.suite.spec.operators.views import View, views
 
 
 class OfChunks(Reference):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from references.outputs import (
+from attention_conformance.references.outputs import (
     EMPTY_ROW_GRADIENTS,
     EMPTY_ROWS,
     Outputs,
@@ -16,9 +16,9 @@ from references.outputs import (
     moving,
     wide,
 )
-from references.rounding import Bounded, Roundoffs, known, narrowed
-from references.tape import Leaf, Node, along, backward
-from suite.spec.inputs import Inputs
+from attention_conformance.references.rounding import Bounded, Roundoffs, known, narrowed
+from attention_conformance.references.tape import Leaf, Node, along, backward
+from attention_conformance.suite.spec.inputs import Inputs
 
 
 class Problem:

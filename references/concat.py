@@ -8,9 +8,9 @@ Source: Luong, Pham, Manning, EMNLP 2015.
 
 from __future__ import annotations
 
-from references.composition import Composition, Problem, Reference
-from references.one_head import attended_by
-from references.primitives.tanh_scores import TanhScores
+from attention_conformance.references.composition import Composition, Problem, Reference
+from attention_conformance.references.one_head import attended_by
+from attention_conformance.references.primitives.tanh_scores import TanhScores
 
 
 def compose(problem: Problem) -> Composition:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from references.composition import Composition, Problem, Reference
-from references.one_head import as_head, attended
-from references.primitives.pairs import Pairs
-from references.primitives.scores import Scores
-from references.tape import Node
+from attention_conformance.references.composition import Composition, Problem, Reference
+from attention_conformance.references.one_head import as_head, attended
+from attention_conformance.references.primitives.pairs import Pairs
+from attention_conformance.references.primitives.scores import Scores
+from attention_conformance.references.tape import Node
 
 
 def compose(problem: Problem) -> Composition:

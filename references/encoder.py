@@ -14,13 +14,13 @@ Sources: Vaswani et al. 2017, section 3.1; Xiong et al., ICML 2020 (pre-norm).
 
 from __future__ import annotations
 
-from references import multi_head
-from references.composition import Composition, Problem, Reference
-from references.primitives.activation import Activation
-from references.primitives.arranged import OneTensor, Residual
-from references.primitives.linear import Linear
-from references.primitives.norm import Norm
-from references.tape import Node
+from attention_conformance.references import multi_head
+from attention_conformance.references.composition import Composition, Problem, Reference
+from attention_conformance.references.primitives.activation import Activation
+from attention_conformance.references.primitives.arranged import OneTensor, Residual
+from attention_conformance.references.primitives.linear import Linear
+from attention_conformance.references.primitives.norm import Norm
+from attention_conformance.references.tape import Node
 
 
 def compose(problem: Problem) -> Composition:

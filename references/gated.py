@@ -8,14 +8,14 @@ Source: Qiu et al., Gated Attention for Large Language Models, 2025.
 
 from __future__ import annotations
 
-from references.composition import Composition, Problem, Reference
-from references.multi_head import heads, mixed
-from references.one_head import of_layer
-from references.primitives.activation import Activation
-from references.primitives.arranged import Moved
-from references.primitives.linear import Linear
-from references.primitives.times import Times
-from suite.spec.vocabulary import OPERANDS
+from attention_conformance.references.composition import Composition, Problem, Reference
+from attention_conformance.references.multi_head import heads, mixed
+from attention_conformance.references.one_head import of_layer
+from attention_conformance.references.primitives.activation import Activation
+from attention_conformance.references.primitives.arranged import Moved
+from attention_conformance.references.primitives.linear import Linear
+from attention_conformance.references.primitives.times import Times
+from attention_conformance.suite.spec.vocabulary import OPERANDS
 
 
 def compose(problem: Problem) -> Composition:

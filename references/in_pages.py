@@ -11,11 +11,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from references.composition import Reference
-from references.outputs import Outputs
-from references.rounding import Bounded, Roundoffs
-from suite.spec.inputs import Inputs
-from suite.spec.operators.in_pages import (
+from attention_conformance.references.composition import Reference
+from attention_conformance.references.outputs import Outputs
+from attention_conformance.references.rounding import Bounded, Roundoffs
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.in_pages import (
     NEW,
     flat,
     gathered,

@@ -24,19 +24,24 @@ from typing import Any
 
 import numpy as np
 
-from references.composition import Composition, Problem
-from references.in_pages import InPages
-from references.outputs import Outputs
-from references.primitives.arranged import Moved, Reshaped
-from references.primitives.attend import Attend, LogSumExp
-from references.primitives.latent import Expanded, Lifted, PartedScores, PerHead
-from references.primitives.pairs import Pairs
-from references.primitives.scores import HeldScores, Scores, are_held
-from references.quantized import scaled
-from references.rounding import Bounded, Roundoffs
-from references.tape import Leaf, Node
-from suite.spec.inputs import Inputs
-from suite.spec.operators.latent import dequantized, plain
+from attention_conformance.references.composition import Composition, Problem
+from attention_conformance.references.in_pages import InPages
+from attention_conformance.references.outputs import Outputs
+from attention_conformance.references.primitives.arranged import Moved, Reshaped
+from attention_conformance.references.primitives.attend import Attend, LogSumExp
+from attention_conformance.references.primitives.latent import (
+    Expanded,
+    Lifted,
+    PartedScores,
+    PerHead,
+)
+from attention_conformance.references.primitives.pairs import Pairs
+from attention_conformance.references.primitives.scores import HeldScores, Scores, are_held
+from attention_conformance.references.quantized import scaled
+from attention_conformance.references.rounding import Bounded, Roundoffs
+from attention_conformance.references.tape import Leaf, Node
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.latent import dequantized, plain
 
 
 def compose(problem: Problem) -> Composition:

@@ -8,8 +8,8 @@ Source: Ba, Kiros, Hinton 2016, section 3.
 
 from __future__ import annotations
 
-from references.composition import Composition, Problem, Reference
-from references.primitives.norm import Norm
+from attention_conformance.references.composition import Composition, Problem, Reference
+from attention_conformance.references.primitives.norm import Norm
 
 
 def compose(problem: Problem) -> Composition:

@@ -7,8 +7,8 @@ Source: Vaswani et al. 2017, section 3.2.1.
 
 from __future__ import annotations
 
-from references import dot
-from references.composition import Composition, Problem, Reference
+from attention_conformance.references import dot
+from attention_conformance.references.composition import Composition, Problem, Reference
 
 
 def compose(problem: Problem) -> Composition:

@@ -29,16 +29,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from references.blocked import bounded
-from references.composition import Composition, Problem, Reference
-from references.outputs import Outputs
-from references.primitives.arranged import Moved, Reshaped
-from references.primitives.attend import Attend
-from references.primitives.bias import Biased
-from references.primitives.pairs import Pairs
-from references.rounding import Bounded, Roundoffs
-from references.tape import Leaf
-from suite.spec.inputs import Inputs
+from attention_conformance.references.blocked import bounded
+from attention_conformance.references.composition import Composition, Problem, Reference
+from attention_conformance.references.outputs import Outputs
+from attention_conformance.references.primitives.arranged import Moved, Reshaped
+from attention_conformance.references.primitives.attend import Attend
+from attention_conformance.references.primitives.bias import Biased
+from attention_conformance.references.primitives.pairs import Pairs
+from attention_conformance.references.rounding import Bounded, Roundoffs
+from attention_conformance.references.tape import Leaf
+from attention_conformance.suite.spec.inputs import Inputs
 
 
 def compose(problem: Problem) -> Composition:

@@ -23,17 +23,17 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from references.composition import Composition, Problem, Reference
-from references.one_head import of_layer
-from references.primitives.arranged import Moved, Reshaped
-from references.primitives.attend import Attend
-from references.primitives.bias import Biased
-from references.primitives.linear import Linear
-from references.primitives.norm import Norm
-from references.primitives.pairs import Pairs
-from references.primitives.scores import Scores
-from references.tape import Node
-from suite.spec.vocabulary import OPERANDS
+from attention_conformance.references.composition import Composition, Problem, Reference
+from attention_conformance.references.one_head import of_layer
+from attention_conformance.references.primitives.arranged import Moved, Reshaped
+from attention_conformance.references.primitives.attend import Attend
+from attention_conformance.references.primitives.bias import Biased
+from attention_conformance.references.primitives.linear import Linear
+from attention_conformance.references.primitives.norm import Norm
+from attention_conformance.references.primitives.pairs import Pairs
+from attention_conformance.references.primitives.scores import Scores
+from attention_conformance.references.tape import Node
+from attention_conformance.suite.spec.vocabulary import OPERANDS
 
 
 def compose(problem: Problem) -> Composition:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from references.composition import Composition, Problem
-from references.primitives.arranged import Reshaped
-from references.primitives.attend import Attend, Weights
-from references.primitives.bias import Biased
-from references.primitives.pairs import Pairs
-from references.tape import Node
+from attention_conformance.references.composition import Composition, Problem
+from attention_conformance.references.primitives.arranged import Reshaped
+from attention_conformance.references.primitives.attend import Attend, Weights
+from attention_conformance.references.primitives.bias import Biased
+from attention_conformance.references.primitives.pairs import Pairs
+from attention_conformance.references.tape import Node
 
 
 def as_head(x: Node) -> Reshaped:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from references.rounding import Bounded, precision_for
-from suite.spec.inputs import Inputs
+from attention_conformance.references.rounding import Bounded, precision_for
+from attention_conformance.suite.spec.inputs import Inputs
 
 EMPTY_ROWS = ("zeros", "nan", "uniform")
 """Output of a fully masked row, which is implementation-defined (an election): zeros, NaN, or the mean

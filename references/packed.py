@@ -12,19 +12,24 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from references.blocked import bounded
-from references.composition import Composition, Problem, Reference
-from references.outputs import Outputs
-from references.primitives.arranged import Moved, OneTensor, Reshaped
-from references.primitives.pairs import Pairs
-from references.primitives.scores import are_held
-from references.primitives.segments import Concatenated, Packed, Segment, concatenated
-from references.rounding import Roundoffs, drawing, precision_for
-from references.sdpa import attended
-from references.steps import steps
-from references.tape import Node
-from suite.spec.inputs import Inputs
-from suite.spec.operators.packed import allowed_pairs, segments
+from attention_conformance.references.blocked import bounded
+from attention_conformance.references.composition import Composition, Problem, Reference
+from attention_conformance.references.outputs import Outputs
+from attention_conformance.references.primitives.arranged import Moved, OneTensor, Reshaped
+from attention_conformance.references.primitives.pairs import Pairs
+from attention_conformance.references.primitives.scores import are_held
+from attention_conformance.references.primitives.segments import (
+    Concatenated,
+    Packed,
+    Segment,
+    concatenated,
+)
+from attention_conformance.references.rounding import Roundoffs, drawing, precision_for
+from attention_conformance.references.sdpa import attended
+from attention_conformance.references.steps import steps
+from attention_conformance.references.tape import Node
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.packed import allowed_pairs, segments
 
 Part = tuple[slice, slice | np.ndarray, np.ndarray]
 """A part of the problem that is plain attention by itself: its queries, its keys (a slice or indices),

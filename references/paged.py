@@ -15,12 +15,12 @@ SOSP 2023, section 4.1.
 
 from __future__ import annotations
 
-from references.composition import Problem
-from references.packed import ByParts
-from references.primitives.arranged import Moved, OneTensor, Reshaped
-from references.primitives.segments import Packed
-from references.tape import Node
-from suite.spec.operators.paged import flat_slots, samples
+from attention_conformance.references.composition import Problem
+from attention_conformance.references.packed import ByParts
+from attention_conformance.references.primitives.arranged import Moved, OneTensor, Reshaped
+from attention_conformance.references.primitives.segments import Packed
+from attention_conformance.references.tape import Node
+from attention_conformance.suite.spec.operators.paged import flat_slots, samples
 
 
 def _slots(problem: Problem, name: str) -> OneTensor:

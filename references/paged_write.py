@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from references.composition import Composition, Problem, Reference
-from references.rounding import Bounded
-from references.tape import Gradients, Node
-from suite.spec.operators.in_pages import slots_first
-from suite.spec.operators.paged import flat_slots
+from attention_conformance.references.composition import Composition, Problem, Reference
+from attention_conformance.references.rounding import Bounded
+from attention_conformance.references.tape import Gradients, Node
+from attention_conformance.suite.spec.operators.in_pages import slots_first
+from attention_conformance.suite.spec.operators.paged import flat_slots
 
 
 class Written(Node):

@@ -54,16 +54,22 @@ from functools import cached_property
 
 import numpy as np
 
-from references.composition import Composition, Problem
-from references.in_pages import InPages
-from references.primitives.attend import Attend
-from references.primitives.pairs import Pairs
-from references.primitives.scores import HeldScores, Scores, are_held
-from references.quantized_write import coded
-from references.rounding import Bounded, Roundoffs, gamma, magnitude
-from references.tape import Leaf, Node
-from suite.spec.inputs import Inputs
-from suite.spec.operators.quantized import KINDS, allowed, broadcast, dequantized, newest
+from attention_conformance.references.composition import Composition, Problem
+from attention_conformance.references.in_pages import InPages
+from attention_conformance.references.primitives.attend import Attend
+from attention_conformance.references.primitives.pairs import Pairs
+from attention_conformance.references.primitives.scores import HeldScores, Scores, are_held
+from attention_conformance.references.quantized_write import coded
+from attention_conformance.references.rounding import Bounded, Roundoffs, gamma, magnitude
+from attention_conformance.references.tape import Leaf, Node
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.quantized import (
+    KINDS,
+    allowed,
+    broadcast,
+    dequantized,
+    newest,
+)
 
 
 class OverCodes(InPages):

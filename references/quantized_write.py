@@ -23,12 +23,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from references.composition import Composition, Problem, Reference
-from references.outputs import Outputs, wide
-from references.rounding import Bounded, Roundoffs, magnitude
-from suite.spec.dtypes import CODES, Code
-from suite.spec.inputs import Inputs
-from suite.spec.operators.quantized import KINDS, broadcast, newest
+from attention_conformance.references.composition import Composition, Problem, Reference
+from attention_conformance.references.outputs import Outputs, wide
+from attention_conformance.references.rounding import Bounded, Roundoffs, magnitude
+from attention_conformance.suite.spec.dtypes import CODES, Code
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.quantized import KINDS, broadcast, newest
 
 
 class OfCodes(Reference):

@@ -38,10 +38,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from references.composition import Composition, Problem, Reference
-from references.primitives.rotation import Rotated
-from references.rounding import Bounded, Roundoffs, magnitude, stored
-from suite.spec.operators.rotary import (
+from attention_conformance.references.composition import Composition, Problem, Reference
+from attention_conformance.references.primitives.rotation import Rotated
+from attention_conformance.references.rounding import Bounded, Roundoffs, magnitude, stored
+from attention_conformance.suite.spec.operators.rotary import (
     BETA_FAST,
     BETA_SLOW,
     FACTOR,

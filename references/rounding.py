@@ -37,7 +37,7 @@ from typing import Any, overload
 
 import numpy as np
 
-from suite.spec.dtypes import DType
+from attention_conformance.suite.spec.dtypes import DType
 
 
 class NoExtendedPrecision(ArithmeticError):

@@ -23,23 +23,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from references.blocked import attention, bounded
-from references.composition import Composition, Problem, Reference
-from references.outputs import Outputs
-from references.primitives.arranged import Reshaped
-from references.primitives.attend import Attend, LogSumExp
-from references.primitives.bias import Biased, ZeroKey
-from references.primitives.cap import Cap
-from references.primitives.centred import Centred, CentredScores
-from references.primitives.pairs import Pairs
-from references.primitives.scores import HeldScores, Scores, are_held
-from references.primitives.times import Times
-from references.rounding import Roundoffs, drawing, narrowed, precision_for
-from references.steps import Step, steps
-from references.tape import Leaf, Node
-from suite.spec.features import FEATURES
-from suite.spec.inputs import Inputs
-from suite.spec.vocabulary import OPERANDS
+from attention_conformance.references.blocked import attention, bounded
+from attention_conformance.references.composition import Composition, Problem, Reference
+from attention_conformance.references.outputs import Outputs
+from attention_conformance.references.primitives.arranged import Reshaped
+from attention_conformance.references.primitives.attend import Attend, LogSumExp
+from attention_conformance.references.primitives.bias import Biased, ZeroKey
+from attention_conformance.references.primitives.cap import Cap
+from attention_conformance.references.primitives.centred import Centred, CentredScores
+from attention_conformance.references.primitives.pairs import Pairs
+from attention_conformance.references.primitives.scores import HeldScores, Scores, are_held
+from attention_conformance.references.primitives.times import Times
+from attention_conformance.references.rounding import Roundoffs, drawing, narrowed, precision_for
+from attention_conformance.references.steps import Step, steps
+from attention_conformance.references.tape import Leaf, Node
+from attention_conformance.suite.spec.features import FEATURES
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.vocabulary import OPERANDS
 
 
 def compose(problem: Problem) -> Composition:

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from references.multi_head import reference
+from attention_conformance.references.multi_head import reference
 
 __all__ = ["reference"]

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from references.rounding import Roundoffs
-from suite.spec.features import FEATURES
-from suite.spec.features.feature import STEPS, Reduction
+from attention_conformance.references.rounding import Roundoffs
+from attention_conformance.suite.spec.features import FEATURES
+from attention_conformance.suite.spec.features.feature import STEPS, Reduction
 
 Stepped = tuple[np.ndarray, np.ndarray, np.ndarray]
 """New scores, slope and size, all broadcastable to (B, H, Lq, Lk)."""

@@ -14,7 +14,7 @@ from functools import cached_property
 
 import numpy as np
 
-from references.rounding import Bounded, Roundoffs, stored
+from attention_conformance.references.rounding import Bounded, Roundoffs, stored
 
 Gradients = Sequence[Bounded | None]
 """The cotangent of each operand, or None."""

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from references.primitives.pairs import finite_heads
-from references.primitives.softmax import (
+from attention_conformance.references.primitives.pairs import finite_heads
+from attention_conformance.references.primitives.softmax import (
     NEGLIGIBLE_WEIGHT,
     Softmax,
     average_error,
@@ -21,8 +21,8 @@ from references.primitives.softmax import (
     lse_error,
     zero_key_size,
 )
-from references.rounding import Roundoffs, gamma
-from references.steps import Step
+from attention_conformance.references.rounding import Roundoffs, gamma
+from attention_conformance.references.steps import Step
 
 NEGLIGIBLE_SUMS = 1 / 16
 """The largest standard deviation of the roundings of sums that the variance model neglects, relative to

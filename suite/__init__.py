@@ -1,7 +1,8 @@
 """Attention conformance suite: judges what an attention implementation computes, and how precisely.
 
-Three packages make up the checkout: `suite` (what is asked, how answers are judged, the reports),
-`backends` (one adapter per framework) and `references` (the float64 definition, NumPy only).
+`suite` is what is asked, how answers are judged, and the reports; `backends` has an adapter per
+framework, and `references` the float64 definition, NumPy only. A checkout has the three as folders,
+which are `attention_conformance.suite` and so on for Python.
 """
 
 __version__ = "0.1.0"

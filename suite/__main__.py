@@ -1,4 +1,4 @@
-"""Command line: `python -m suite COMMAND`; see `suite.commands`."""
+"""Command line: `attention-conformance COMMAND`; see `suite.commands`."""
 
 import os
 import sys
@@ -6,11 +6,11 @@ import sys
 # Before NumPy is imported, as in `suite.plugin`.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from suite.shadows import refuse_shadows
+from attention_conformance.suite.shadows import refuse_shadows
 
 refuse_shadows(2)  # before anything imports NumPy
 
-from suite.commands import main  # noqa: E402
+from attention_conformance.suite.commands import main  # noqa: E402
 
 if __name__ == "__main__":
     sys.exit(main())

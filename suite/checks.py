@@ -1,4 +1,4 @@
-"""All checks of the suite, from the modules `suite.test_*`."""
+"""All checks of the suite, from the modules `suite/test_*.py`."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ from collections.abc import Mapping
 from functools import lru_cache
 from types import MappingProxyType
 
-from suite.judge.check import CHECKS, Check
-from suite.spec.modules import defined_in
+from attention_conformance.suite.judge.check import CHECKS, Check
+from attention_conformance.suite.spec.modules import defined_in
 
 
 @lru_cache(maxsize=1)
 def all_checks() -> Mapping[str, Check]:
     """Every check by name, in the order of modules and of definition. Imports no framework."""
-    found = (CHECKS[value] for value in defined_in("suite", "test_") if value in CHECKS)
+    found = (
+        CHECKS[value]
+        for value in defined_in("attention_conformance.suite", "test_")
+        if value in CHECKS
+    )
     return MappingProxyType({check.name: check for check in found})

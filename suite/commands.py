@@ -1,4 +1,4 @@
-"""Command line: `python -m suite COMMAND`: list, describe, explain, search, sweep,
+"""Command line: `attention-conformance COMMAND`: list, describe, explain, search, sweep,
 bench, releases, report, diff, expect, findings, elections, mutants, and vectors."""
 
 from __future__ import annotations
@@ -10,29 +10,35 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from suite.flags import CommandOptions, option
-from suite.measure.command import add_bench_parser
-from suite.measure.releases import add_releases_parser
-from suite.records.lines import RecordError
-from suite.report.commands import PARTIAL, add_diff_parser, add_report_parser
-from suite.run.elections import add_elections_parser
-from suite.run.explain import add_explain_parser
-from suite.run.options import shared
-from suite.search.command import add_search_parser
-from suite.spec.case import Case
-from suite.spec.catalogue import AnyCase, Selection, everything, find, replaced
-from suite.spec.claims import CLAIMS
-from suite.spec.dtypes import DTYPES
-from suite.spec.elections import QUESTIONS
-from suite.spec.inputs import draw
-from suite.spec.levels import POSTPONED
-from suite.spec.operators import WORDS
-from suite.spec.text import printed
-from suite.spec.vocabulary import KINDS, LEVELS, NUMERICS, STATUSES
-from suite.sweep.command import add_sweep_parser
-from suite.vectors.command import add_vectors_parser
+from attention_conformance.suite.flags import CommandOptions, option
+from attention_conformance.suite.measure.command import add_bench_parser
+from attention_conformance.suite.measure.releases import add_releases_parser
+from attention_conformance.suite.records.lines import RecordError
+from attention_conformance.suite.report.commands import PARTIAL, add_diff_parser, add_report_parser
+from attention_conformance.suite.run.elections import add_elections_parser
+from attention_conformance.suite.run.explain import add_explain_parser
+from attention_conformance.suite.run.options import shared
+from attention_conformance.suite.search.command import add_search_parser
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.catalogue import (
+    AnyCase,
+    Selection,
+    everything,
+    find,
+    replaced,
+)
+from attention_conformance.suite.spec.claims import CLAIMS
+from attention_conformance.suite.spec.dtypes import DTYPES
+from attention_conformance.suite.spec.elections import QUESTIONS
+from attention_conformance.suite.spec.inputs import draw
+from attention_conformance.suite.spec.levels import POSTPONED
+from attention_conformance.suite.spec.operators import WORDS
+from attention_conformance.suite.spec.text import printed
+from attention_conformance.suite.spec.vocabulary import KINDS, LEVELS, NUMERICS, STATUSES
+from attention_conformance.suite.sweep.command import add_sweep_parser
+from attention_conformance.suite.vectors.command import add_vectors_parser
 
-CATALOGUE = "suite.faults:mutants"
+CATALOGUE = "attention_conformance.suite.faults:mutants"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -50,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Read a command line: the options of a command, and the function `run` that runs it."""
     parser = argparse.ArgumentParser(
-        prog="python -m suite",
+        prog="attention-conformance",
         description="Attention conformance: cases, search, reports, expectations, the kill table. "
         "Implementations are judged with `pytest suite --backend=NAME`.",
     )
@@ -99,7 +105,7 @@ def _add_list(commands: argparse._SubParsersAction) -> None:
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    from suite.checks import all_checks
+    from attention_conformance.suite.checks import all_checks
 
     if arguments.why:
         try:
@@ -127,7 +133,7 @@ def _list(arguments: argparse.Namespace) -> int:
 
 def _why(asked: AnyCase) -> str:
     """The checks that ask a case, the first level of each, and the reasons."""
-    from suite.checks import all_checks
+    from attention_conformance.suite.checks import all_checks
 
     case_id = asked.id
     lines = [case_id]
@@ -146,7 +152,7 @@ def _why(asked: AnyCase) -> str:
 
 def _unlisted(case: AnyCase) -> str:
     """What asks a case that no check lists."""
-    from suite.checks import all_checks
+    from attention_conformance.suite.checks import all_checks
 
     listed = (c for check in all_checks().values() for c in check.cases("full"))
     instead = replaced(case, listed)
@@ -184,7 +190,10 @@ def _describe(arguments: argparse.Namespace) -> int:
         try:
             case = find(text)
         except ValueError as error:
-            print(f"{error}\n`python -m suite list --level=full` lists all cases", file=sys.stderr)
+            print(
+                f"{error}\n`attention-conformance list --level=full` lists all cases",
+                file=sys.stderr,
+            )
             return 2
         try:
             facts = _facts(case)
@@ -200,8 +209,8 @@ def _facts(case: AnyCase) -> str:
     """Facts of a case's drawn inputs and of its oracle, as lines of text."""
     import numpy as np
 
-    from suite.checks import all_checks
-    from suite.judge.oracle import Oracle, Rounding
+    from attention_conformance.suite.checks import all_checks
+    from attention_conformance.suite.judge.oracle import Oracle, Rounding
 
     checks = [
         c.name for c in all_checks().values() if any(x.id == case.id for x in c.cases("full"))
@@ -240,10 +249,10 @@ def _add_expect(commands: argparse._SubParsersAction) -> None:
 
 
 def _expect(arguments: argparse.Namespace) -> int:
-    from backends.registry import DISTRIBUTIONS
-    from suite.records.cells import load
-    from suite.records.expectations import draft
-    from suite.records.files import write_new
+    from attention_conformance.backends.registry import DISTRIBUTIONS
+    from attention_conformance.suite.records.cells import load
+    from attention_conformance.suite.records.expectations import draft
+    from attention_conformance.suite.records.files import write_new
 
     try:
         run = load(arguments.write, arguments.partial)
@@ -279,9 +288,9 @@ def _add_findings(commands: argparse._SubParsersAction) -> None:
 
 
 def _findings(arguments: argparse.Namespace) -> int:
-    from suite.records.cells import load
-    from suite.records.expectations import ExpectationError
-    from suite.records.findings import manifests, page
+    from attention_conformance.suite.records.cells import load
+    from attention_conformance.suite.records.expectations import ExpectationError
+    from attention_conformance.suite.records.findings import manifests, page
 
     try:
         print(page(manifests(), [load(path) for path in arguments.results]), end="")
@@ -313,9 +322,9 @@ def _add_mutants(commands: argparse._SubParsersAction) -> None:
 
 
 def _mutants(arguments: argparse.Namespace) -> int:
-    from backends.registry import UsageError, load
-    from suite.checks import all_checks
-    from suite.run.kill_table import format_table, kill
+    from attention_conformance.backends.registry import UsageError, load
+    from attention_conformance.suite.checks import all_checks
+    from attention_conformance.suite.run.kill_table import format_table, kill
 
     try:
         backend = load(arguments.backend)

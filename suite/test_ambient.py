@@ -20,20 +20,25 @@ from typing import Any
 
 import numpy as np
 
-from backends.protocol import Ambient, PreparedCall
-from suite.judge import elections
-from suite.judge.answer import Answer
-from suite.judge.cell import Cell
-from suite.judge.check import check
-from suite.judge.derivative import asked_of, judge_gradients, native_cotangent, read_gradients
-from suite.judge.elections.modes import modes_of, transformed
-from suite.judge.oracle import Rounding
-from suite.judge.verdict import Deviation, NotApplicable
-from suite.spec.catalogue import Ask, asked, plain, with_plain
-from suite.spec.dtypes import DTYPES, DType, round_to
-from suite.spec.inputs import Inputs
-from suite.spec.vocabulary import OPERANDS
-from suite.test_stateless import changed
+from attention_conformance.backends.protocol import Ambient, PreparedCall
+from attention_conformance.suite.judge import elections
+from attention_conformance.suite.judge.answer import Answer
+from attention_conformance.suite.judge.cell import Cell
+from attention_conformance.suite.judge.check import check
+from attention_conformance.suite.judge.derivative import (
+    asked_of,
+    judge_gradients,
+    native_cotangent,
+    read_gradients,
+)
+from attention_conformance.suite.judge.elections.modes import modes_of, transformed
+from attention_conformance.suite.judge.oracle import Rounding
+from attention_conformance.suite.judge.verdict import Deviation, NotApplicable
+from attention_conformance.suite.spec.catalogue import Ask, asked, plain, with_plain
+from attention_conformance.suite.spec.dtypes import DTYPES, DType, round_to
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.vocabulary import OPERANDS
+from attention_conformance.suite.test_stateless import changed
 
 ROUNDS = 8
 """The least number of calls of a thread that calls beside another one."""

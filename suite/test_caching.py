@@ -11,17 +11,17 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from suite.judge.cell import Cell
-from suite.judge.check import check
-from suite.judge.elections.caches import poisoned, unpoisoned
-from suite.spec.catalogue import Ask, asked
-from suite.spec.dtypes import round_to
-from suite.spec.inputs import Inputs
-from suite.spec.operators.cached_cases import PLAIN
-from suite.spec.operators.scripts import Chunk, actions, freed
-from suite.spec.operators.views import attended
-from suite.test_invariance import expect_within
-from suite.test_masking import expect_same
+from attention_conformance.suite.judge.cell import Cell
+from attention_conformance.suite.judge.check import check
+from attention_conformance.suite.judge.elections.caches import poisoned, unpoisoned
+from attention_conformance.suite.spec.catalogue import Ask, asked
+from attention_conformance.suite.spec.dtypes import round_to
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.cached_cases import PLAIN
+from attention_conformance.suite.spec.operators.scripts import Chunk, actions, freed
+from attention_conformance.suite.spec.operators.views import attended
+from attention_conformance.suite.test_invariance import expect_within
+from attention_conformance.suite.test_masking import expect_same
 
 UNCUT = asked(
     PLAIN,

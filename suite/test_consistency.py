@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from backends.protocol import Declared
-from suite.judge import elections
-from suite.judge.cell import Cell
-from suite.judge.check import check
-from suite.judge.elections import OR_PROMISE, lse
-from suite.judge.verdict import Deviation, HarnessError, NotApplicable
-from suite.spec.dtypes import DTYPES, DType
-from suite.spec.elections import QUESTIONS, ElectionCase, of_questions
-from suite.spec.operator import MODES
+from attention_conformance.backends.protocol import Declared
+from attention_conformance.suite.judge import elections
+from attention_conformance.suite.judge.cell import Cell
+from attention_conformance.suite.judge.check import check
+from attention_conformance.suite.judge.elections import OR_PROMISE, lse
+from attention_conformance.suite.judge.verdict import Deviation, HarnessError, NotApplicable
+from attention_conformance.suite.spec.dtypes import DTYPES, DType
+from attention_conformance.suite.spec.elections import QUESTIONS, ElectionCase, of_questions
+from attention_conformance.suite.spec.operator import MODES
 
 ROWS = ("fully-masked-row", "padded-sample", "minus-inf-row")
 """Questions about fully masked rows; each has a question about its gradient."""

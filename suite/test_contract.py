@@ -13,16 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from backends.protocol import PreparedCall
-from suite.judge.answer import Answer, parts
-from suite.judge.arguments import arrays_of, keeping_arguments, watched
-from suite.judge.cell import Cell
-from suite.judge.check import check
-from suite.judge.comparison import expect_bitwise
-from suite.judge.verdict import Deviation, NotApplicable
-from suite.spec.catalogue import Ask, cases, with_plain
-from suite.spec.inputs import Inputs
-from suite.spec.vocabulary import OPERANDS
+from attention_conformance.backends.protocol import PreparedCall
+from attention_conformance.suite.judge.answer import Answer, parts
+from attention_conformance.suite.judge.arguments import arrays_of, keeping_arguments, watched
+from attention_conformance.suite.judge.cell import Cell
+from attention_conformance.suite.judge.check import check
+from attention_conformance.suite.judge.comparison import expect_bitwise
+from attention_conformance.suite.judge.verdict import Deviation, NotApplicable
+from attention_conformance.suite.spec.catalogue import Ask, cases, with_plain
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.vocabulary import OPERANDS
 
 LATER = 8
 """Calls before an output is read again: kernels may reuse a few buffers in turn."""

@@ -18,17 +18,17 @@ from collections.abc import Callable
 import numpy as np
 from scipy.special import bdtr, bdtrc, softmax
 
-from backends.protocol import PreparedCall
-from references.rounding import gamma
-from suite.judge import elections
-from suite.judge.cell import Cell
-from suite.judge.check import check
-from suite.judge.derivative import vjp
-from suite.judge.verdict import Deviation, NotApplicable
-from suite.spec.catalogue import Ask, asked
-from suite.spec.dtypes import round_to
-from suite.spec.inputs import Inputs
-from suite.spec.masks import parse_mask
+from attention_conformance.backends.protocol import PreparedCall
+from attention_conformance.references.rounding import gamma
+from attention_conformance.suite.judge import elections
+from attention_conformance.suite.judge.cell import Cell
+from attention_conformance.suite.judge.check import check
+from attention_conformance.suite.judge.derivative import vjp
+from attention_conformance.suite.judge.verdict import Deviation, NotApplicable
+from attention_conformance.suite.spec.catalogue import Ask, asked
+from attention_conformance.suite.spec.dtypes import round_to
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.masks import parse_mask
 
 FALSE_ALARM = 1e-9
 

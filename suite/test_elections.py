@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from suite.judge import elections
-from suite.judge.cell import Cell
-from suite.judge.check import check
-from suite.judge.verdict import Deviation, HarnessError
-from suite.spec.elections import QUESTIONS, ElectionCase, of_questions
-from suite.spec.operator import MODES
+from attention_conformance.suite.judge import elections
+from attention_conformance.suite.judge.cell import Cell
+from attention_conformance.suite.judge.check import check
+from attention_conformance.suite.judge.verdict import Deviation, HarnessError
+from attention_conformance.suite.spec.elections import QUESTIONS, ElectionCase, of_questions
+from attention_conformance.suite.spec.operator import MODES
 
 ROWS = (
     "fully-masked-row", "padded-sample", "minus-inf-row", "fully-masked-row-gradient",

@@ -9,16 +9,16 @@ from collections.abc import Callable
 
 import numpy as np
 
-from suite.judge import elections
-from suite.judge.cell import Cell
-from suite.judge.check import check
-from suite.judge.comparison import expect_close
-from suite.judge.verdict import NotApplicable
-from suite.spec.catalogue import asked, has_axes, with_plain
-from suite.spec.dtypes import DTYPES
-from suite.spec.inputs import Inputs
-from suite.spec.masks import Causal, Window
-from suite.spec.recipes import generator
+from attention_conformance.suite.judge import elections
+from attention_conformance.suite.judge.cell import Cell
+from attention_conformance.suite.judge.check import check
+from attention_conformance.suite.judge.comparison import expect_close
+from attention_conformance.suite.judge.verdict import NotApplicable
+from attention_conformance.suite.spec.catalogue import asked, has_axes, with_plain
+from attention_conformance.suite.spec.dtypes import DTYPES
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.masks import Causal, Window
+from attention_conformance.suite.spec.recipes import generator
 
 Undo = Callable[[np.ndarray], np.ndarray]
 

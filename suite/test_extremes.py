@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from suite.judge.cell import Cell
-from suite.judge.check import check
-from suite.judge.comparison import expect_close
-from suite.judge.verdict import Deviation, NotApplicable
-from suite.spec.catalogue import Ask, asked
-from suite.spec.recipes import generator
+from attention_conformance.suite.judge.cell import Cell
+from attention_conformance.suite.judge.check import check
+from attention_conformance.suite.judge.comparison import expect_close
+from attention_conformance.suite.judge.verdict import Deviation, NotApplicable
+from attention_conformance.suite.spec.catalogue import Ask, asked
+from attention_conformance.suite.spec.recipes import generator
 
 
 def expect_exactly(cell: Cell, got: np.ndarray, want: np.ndarray, what: str) -> None:

@@ -11,24 +11,24 @@ from typing import Any
 
 import numpy as np
 
-from backends.protocol import ENDS, PreparedCall
-from suite.judge.answer import swap_heads_and_length
-from suite.judge.cell import Cell
-from suite.judge.check import check
-from suite.judge.comparison import against_oracle
-from suite.judge.derivative import (
+from attention_conformance.backends.protocol import ENDS, PreparedCall
+from attention_conformance.suite.judge.answer import swap_heads_and_length
+from attention_conformance.suite.judge.cell import Cell
+from attention_conformance.suite.judge.check import check
+from attention_conformance.suite.judge.comparison import against_oracle
+from attention_conformance.suite.judge.derivative import (
     asked_of,
     judge_gradients,
     native_cotangent,
     read_gradients,
     vjp,
 )
-from suite.judge.oracle import Oracle
-from suite.spec.catalogue import Ask, asked
-from suite.spec.inputs import draw_tangents
-from suite.spec.vocabulary import OPERANDS
-from suite.test_gradients import alone
-from suite.test_stateless import changed, stale
+from attention_conformance.suite.judge.oracle import Oracle
+from attention_conformance.suite.spec.catalogue import Ask, asked
+from attention_conformance.suite.spec.inputs import draw_tangents
+from attention_conformance.suite.spec.vocabulary import OPERANDS
+from attention_conformance.suite.test_gradients import alone
+from attention_conformance.suite.test_stateless import changed, stale
 
 
 @check(alone, ("gradient",))

@@ -10,12 +10,12 @@ from itertools import combinations
 
 import numpy as np
 
-from suite.judge.answer import vjp_of_lse
-from suite.judge.arguments import keeping_arguments
-from suite.judge.cell import Cell
-from suite.judge.check import check
-from suite.judge.comparison import expect_bitwise
-from suite.judge.derivative import (
+from attention_conformance.suite.judge.answer import vjp_of_lse
+from attention_conformance.suite.judge.arguments import keeping_arguments
+from attention_conformance.suite.judge.cell import Cell
+from attention_conformance.suite.judge.check import check
+from attention_conformance.suite.judge.comparison import expect_bitwise
+from attention_conformance.suite.judge.derivative import (
     asked_of,
     elected_gradient,
     judge_gradients,
@@ -26,18 +26,18 @@ from suite.judge.derivative import (
     read_output,
     vjp,
 )
-from suite.judge.verdict import Deviation, NotApplicable
-from suite.spec.case import Case
-from suite.spec.catalogue import (
+from attention_conformance.suite.judge.verdict import Deviation, NotApplicable
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.catalogue import (
     Ask,
     asked,
     compiled_gradient_cases,
     gradient_cases,
     with_plain,
 )
-from suite.spec.inputs import draw_tangents
-from suite.spec.vocabulary import OPERANDS
-from suite.test_masking import (
+from attention_conformance.suite.spec.inputs import draw_tangents
+from attention_conformance.suite.spec.vocabulary import OPERANDS
+from attention_conformance.suite.test_masking import (
     in_constant,
     last_seen_by_some,
     never_attended,

@@ -16,16 +16,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from suite.judge.cell import Cell
-from suite.judge.check import check
-from suite.judge.comparison import expect_bitwise, expect_close
-from suite.judge.oracle import Oracle
-from suite.spec.catalogue import Ask, asked, has_axes, plain, with_plain
-from suite.spec.inputs import Inputs
-from suite.spec.masks import Causal
-from suite.spec.operators.packed import segments
-from suite.spec.recipes import generator
-from suite.spec.vocabulary import INVARIANCE_GRADES
+from attention_conformance.suite.judge.cell import Cell
+from attention_conformance.suite.judge.check import check
+from attention_conformance.suite.judge.comparison import expect_bitwise, expect_close
+from attention_conformance.suite.judge.oracle import Oracle
+from attention_conformance.suite.spec.catalogue import Ask, asked, has_axes, plain, with_plain
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.masks import Causal
+from attention_conformance.suite.spec.operators.packed import segments
+from attention_conformance.suite.spec.recipes import generator
+from attention_conformance.suite.spec.vocabulary import INVARIANCE_GRADES
 
 NARROW, LONG = "sdpa/none/mha/{dt}/b3h2q18k34d8", "sdpa/none/gqa2/{dt}/b2h4q129k161d64"
 ONE_ROW, LONG_ROW = "sdpa/none/mha/{dt}/b3h2q1k34d8", "sdpa/none/gqa2/{dt}/b2h4q1k513d64"

@@ -15,19 +15,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from backends.memory import EXPANDED, INNER
-from backends.protocol import PreparedCall
-from suite.judge.answer import swap_heads_and_length
-from suite.judge.arguments import unchanged
-from suite.judge.cell import Cell
-from suite.judge.check import check
-from suite.judge.derivative import asked_of, judge_gradients, vjp
-from suite.judge.verdict import Deviation, NotApplicable
-from suite.spec.catalogue import Ask, asked, in_pages, plain, with_plain
-from suite.spec.inputs import Inputs
-from suite.spec.operators.paged import PLAIN as PAGED
-from suite.spec.operators.paged_write import PLAIN as WRITTEN
-from suite.spec.vocabulary import ARRANGEMENTS, OPERANDS
+from attention_conformance.backends.memory import EXPANDED, INNER
+from attention_conformance.backends.protocol import PreparedCall
+from attention_conformance.suite.judge.answer import swap_heads_and_length
+from attention_conformance.suite.judge.arguments import unchanged
+from attention_conformance.suite.judge.cell import Cell
+from attention_conformance.suite.judge.check import check
+from attention_conformance.suite.judge.derivative import asked_of, judge_gradients, vjp
+from attention_conformance.suite.judge.verdict import Deviation, NotApplicable
+from attention_conformance.suite.spec.catalogue import Ask, asked, in_pages, plain, with_plain
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.paged import PLAIN as PAGED
+from attention_conformance.suite.spec.operators.paged_write import PLAIN as WRITTEN
+from attention_conformance.suite.spec.vocabulary import ARRANGEMENTS, OPERANDS
 
 OF_MASKS = ("negative", "expanded-rows")
 """Arrangements that masks and biases have besides. Equal queries or keys would hide which row is read."""

@@ -8,9 +8,9 @@ and every numerics class.
 
 from __future__ import annotations
 
-from suite.judge.cell import Cell
-from suite.judge.check import check
-from suite.spec.catalogue import Ask, asked
+from attention_conformance.suite.judge.cell import Cell
+from attention_conformance.suite.judge.check import check
+from attention_conformance.suite.spec.catalogue import Ask, asked
 
 SMOKE = ("sdpa/none/mha/{dt}/b1h1q129k513d64v16/needle",)
 STANDARD = (

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 
-from backends.protocol import Implementation
-from suite.judge.answer import parts
-from suite.judge.cell import Cell
-from suite.judge.check import check
-from suite.judge.comparison import expect_bitwise
-from suite.judge.verdict import Deviation, HarnessError, NotApplicable, first_line
-from suite.spec.catalogue import Ask, asked
-from suite.spec.inputs import Inputs
-from suite.spec.malformed import MALFORMED_CASES, MalformedCase
+from attention_conformance.backends.protocol import Implementation
+from attention_conformance.suite.judge.answer import parts
+from attention_conformance.suite.judge.cell import Cell
+from attention_conformance.suite.judge.check import check
+from attention_conformance.suite.judge.comparison import expect_bitwise
+from attention_conformance.suite.judge.verdict import (
+    Deviation,
+    HarnessError,
+    NotApplicable,
+    first_line,
+)
+from attention_conformance.suite.spec.catalogue import Ask, asked
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.malformed import MALFORMED_CASES, MalformedCase
 
 
 @check(lambda level: MALFORMED_CASES, applies_to=lambda declared: declared.validates)

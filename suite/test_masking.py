@@ -9,15 +9,15 @@ from collections.abc import Callable
 
 import numpy as np
 
-from suite.judge.cell import Cell
-from suite.judge.check import check
-from suite.judge.comparison import expect_bitwise, expect_close
-from suite.judge.verdict import Deviation, NotApplicable
-from suite.spec.case import Case
-from suite.spec.catalogue import Ask, asked, cases, plain
-from suite.spec.dtypes import round_to
-from suite.spec.inputs import Inputs
-from suite.spec.operators import packed
+from attention_conformance.suite.judge.cell import Cell
+from attention_conformance.suite.judge.check import check
+from attention_conformance.suite.judge.comparison import expect_bitwise, expect_close
+from attention_conformance.suite.judge.verdict import Deviation, NotApplicable
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.catalogue import Ask, asked, cases, plain
+from attention_conformance.suite.spec.dtypes import round_to
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators import packed
 
 RECIPES = ("normal", "ties", "integers", "onehot")
 """Recipes with ordinary values, from which poison differs."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from suite.judge.cell import Cell
-from suite.judge.check import check
-from suite.judge.comparison import expect_close
-from suite.spec.catalogue import asked
-from suite.spec.dtypes import round_to
-from suite.spec.inputs import Inputs
+from attention_conformance.suite.judge.cell import Cell
+from attention_conformance.suite.judge.check import check
+from attention_conformance.suite.judge.comparison import expect_close
+from attention_conformance.suite.spec.catalogue import asked
+from attention_conformance.suite.spec.dtypes import round_to
+from attention_conformance.suite.spec.inputs import Inputs
 
 FOUR = "merge/none/mha/{dt}/b2h3q5k4d8"
 CASES = (FOUR, f"{FOUR}/empty", f"{FOUR}/apart")

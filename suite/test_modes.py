@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from suite.judge.cell import Cell
-from suite.judge.check import check
-from suite.spec.catalogue import Ask, asked
-from suite.spec.dtypes import round_to
-from suite.spec.inputs import Inputs
-from suite.spec.sizes import Sizes
-from suite.spec.vocabulary import OPERANDS
+from attention_conformance.suite.judge.cell import Cell
+from attention_conformance.suite.judge.check import check
+from attention_conformance.suite.spec.catalogue import Ask, asked
+from attention_conformance.suite.spec.dtypes import round_to
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.sizes import Sizes
+from attention_conformance.suite.spec.vocabulary import OPERANDS
 
 FIRST = (
     "sdpa/none/mha/f32/b2h3q11k9d6/bias.qk",

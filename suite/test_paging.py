@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from suite.judge.cell import Cell
-from suite.judge.check import check
-from suite.judge.comparison import expect_bitwise
-from suite.judge.oracle import Oracle, Rounding
-from suite.spec.catalogue import asked, in_pages
-from suite.spec.inputs import Inputs
-from suite.spec.operators.in_pages import filled, owned, pools, read_entries
-from suite.spec.operators.paged_write import PLAIN as WRITTEN
-from suite.spec.operators.paged_write import in_turn
-from suite.test_invariance import expect_within
-from suite.test_masking import expect_same
+from attention_conformance.suite.judge.cell import Cell
+from attention_conformance.suite.judge.check import check
+from attention_conformance.suite.judge.comparison import expect_bitwise
+from attention_conformance.suite.judge.oracle import Oracle, Rounding
+from attention_conformance.suite.spec.catalogue import asked, in_pages
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.in_pages import filled, owned, pools, read_entries
+from attention_conformance.suite.spec.operators.paged_write import PLAIN as WRITTEN
+from attention_conformance.suite.spec.operators.paged_write import in_turn
+from attention_conformance.suite.test_invariance import expect_within
+from attention_conformance.suite.test_masking import expect_same
 
 PAGES = asked(*in_pages())
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from suite.judge.cell import Cell
-from suite.judge.check import check
-from suite.judge.verdict import Deviation, NotApplicable
-from suite.spec.catalogue import Ask, asked, plain
+from attention_conformance.suite.judge.cell import Cell
+from attention_conformance.suite.judge.check import check
+from attention_conformance.suite.judge.verdict import Deviation, NotApplicable
+from attention_conformance.suite.spec.catalogue import Ask, asked, plain
 
 SLIDING = "multi-head/win2.2/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self"
 

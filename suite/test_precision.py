@@ -6,10 +6,10 @@ whatever class is declared.
 
 from __future__ import annotations
 
-from suite.judge.cell import Cell
-from suite.judge.check import check
-from suite.spec.catalogue import Ask, asked
-from suite.spec.dtypes import DTYPES
+from attention_conformance.suite.judge.cell import Cell
+from attention_conformance.suite.judge.check import check
+from attention_conformance.suite.spec.catalogue import Ask, asked
+from attention_conformance.suite.spec.dtypes import DTYPES
 
 # Long sums of unit normals, one-hot values (the output shows the weights), and a scale that is inexact
 # in binary. float64 also has the default scale, which is irrational here.

@@ -6,12 +6,12 @@ how it is differentiated. `torch.library.opcheck` holds torch's custom operators
 
 from __future__ import annotations
 
-from backends.protocol import Declared
-from suite.judge.cell import Cell
-from suite.judge.check import check
-from suite.judge.verdict import Deviation
-from suite.spec.catalogue import Ask, asked
-from suite.spec.vocabulary import REGISTERED
+from attention_conformance.backends.protocol import Declared
+from attention_conformance.suite.judge.cell import Cell
+from attention_conformance.suite.judge.check import check
+from attention_conformance.suite.judge.verdict import Deviation
+from attention_conformance.suite.spec.catalogue import Ask, asked
+from attention_conformance.suite.spec.vocabulary import REGISTERED
 
 
 def registered(declared: Declared) -> bool:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from suite.judge.cell import Cell
-from suite.judge.check import check
-from suite.judge.comparison import expect_close
-from suite.spec.catalogue import asked, plain
-from suite.spec.inputs import Inputs
+from attention_conformance.suite.judge.cell import Cell
+from attention_conformance.suite.judge.check import check
+from attention_conformance.suite.judge.comparison import expect_close
+from attention_conformance.suite.spec.catalogue import asked, plain
+from attention_conformance.suite.spec.inputs import Inputs
 
 CASES = (
     *plain("rotary"),

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from suite.judge.cell import Cell
-from suite.judge.check import check
-from suite.judge.verdict import Deviation, NotApplicable
-from suite.spec.catalogue import Ask, asked
+from attention_conformance.suite.judge.cell import Cell
+from attention_conformance.suite.judge.check import check
+from attention_conformance.suite.judge.verdict import Deviation, NotApplicable
+from attention_conformance.suite.spec.catalogue import Ask, asked
 
 FALSE_ALARM = 1e-9
 NORMAL_QUANTILE = 6.109

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from suite.judge.cell import Cell
-from suite.judge.check import check
-from suite.judge.verdict import Deviation
-from suite.spec.catalogue import asked
-from suite.spec.dtypes import round_to
-from suite.test_equalities import expect_equal
+from attention_conformance.suite.judge.cell import Cell
+from attention_conformance.suite.judge.check import check
+from attention_conformance.suite.judge.verdict import Deviation
+from attention_conformance.suite.spec.catalogue import asked
+from attention_conformance.suite.spec.dtypes import round_to
+from attention_conformance.suite.test_equalities import expect_equal
 
 PLAIN = "sdpa/none/mha/{dt}/b2h3q17k23d8/sinks"
 GROUPED = "sdpa/causal/gqa2/{dt}/b2h6q17k23d8/sinks"

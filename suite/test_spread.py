@@ -8,15 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from suite.judge import elections
-from suite.judge.cell import Cell
-from suite.judge.check import check
-from suite.judge.derivative import vjp
-from suite.judge.monte_carlo import DRAWS, Spread, directions, forward_drawn, gradients_drawn
-from suite.judge.tolerance import RMS_CLASSES
-from suite.judge.verdict import NotApplicable
-from suite.spec.catalogue import Ask, asked, plain
-from suite.spec.inputs import Inputs, draw, draw_cotangent
+from attention_conformance.suite.judge import elections
+from attention_conformance.suite.judge.cell import Cell
+from attention_conformance.suite.judge.check import check
+from attention_conformance.suite.judge.derivative import vjp
+from attention_conformance.suite.judge.monte_carlo import (
+    DRAWS,
+    Spread,
+    directions,
+    forward_drawn,
+    gradients_drawn,
+)
+from attention_conformance.suite.judge.tolerance import RMS_CLASSES
+from attention_conformance.suite.judge.verdict import NotApplicable
+from attention_conformance.suite.spec.catalogue import Ask, asked, plain
+from attention_conformance.suite.spec.inputs import Inputs, draw, draw_cotangent
 
 MOST_SCORES = 1 << 17
 """With more scores the reference takes seconds, for example in long rows of implementations that

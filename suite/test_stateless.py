@@ -14,20 +14,20 @@ from typing import Any
 
 import numpy as np
 
-from backends.protocol import PreparedCall
-from suite.judge import elections
-from suite.judge.answer import Answer
-from suite.judge.cell import Cell
-from suite.judge.check import check
-from suite.judge.comparison import expect_bitwise
-from suite.judge.refusal import inconsistent
-from suite.judge.verdict import Deviation, NotApplicable, Refused
-from suite.spec.catalogue import Ask, asked, plain, with_plain
-from suite.spec.dtypes import DTYPES, round_to
-from suite.spec.features import FEATURES
-from suite.spec.inputs import Inputs
-from suite.spec.masks import Causal, parse_mask
-from suite.spec.vocabulary import OPERANDS
+from attention_conformance.backends.protocol import PreparedCall
+from attention_conformance.suite.judge import elections
+from attention_conformance.suite.judge.answer import Answer
+from attention_conformance.suite.judge.cell import Cell
+from attention_conformance.suite.judge.check import check
+from attention_conformance.suite.judge.comparison import expect_bitwise
+from attention_conformance.suite.judge.refusal import inconsistent
+from attention_conformance.suite.judge.verdict import Deviation, NotApplicable, Refused
+from attention_conformance.suite.spec.catalogue import Ask, asked, plain, with_plain
+from attention_conformance.suite.spec.dtypes import DTYPES, round_to
+from attention_conformance.suite.spec.features import FEATURES
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.masks import Causal, parse_mask
+from attention_conformance.suite.spec.vocabulary import OPERANDS
 
 CASES = (
     *plain("sdpa"),

@@ -10,15 +10,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from suite.judge.cell import Cell
-from suite.judge.check import check
-from suite.judge.comparison import expect_close
-from suite.spec.catalogue import Ask, asked
-from suite.spec.inputs import Inputs
-from suite.spec.masks import Causal, Tree
-from suite.spec.operators.cached import CACHED
-from suite.spec.operators.scripts import Chunk, actions
-from suite.test_masking import expect_unmoved, with_slots
+from attention_conformance.suite.judge.cell import Cell
+from attention_conformance.suite.judge.check import check
+from attention_conformance.suite.judge.comparison import expect_close
+from attention_conformance.suite.spec.catalogue import Ask, asked
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.masks import Causal, Tree
+from attention_conformance.suite.spec.operators.cached import CACHED
+from attention_conformance.suite.spec.operators.scripts import Chunk, actions
+from attention_conformance.suite.test_masking import expect_unmoved, with_slots
 
 TREES = (
     "sdpa/tree112/gqa2/{dt}/b2h6q7k18d8",

@@ -3,10 +3,10 @@ reference. The call changes no argument."""
 
 from __future__ import annotations
 
-from suite.judge.arguments import keeping_arguments
-from suite.judge.cell import Cell
-from suite.judge.check import check
-from suite.spec.catalogue import cases, compiled_cases
+from attention_conformance.suite.judge.arguments import keeping_arguments
+from attention_conformance.suite.judge.cell import Cell
+from attention_conformance.suite.judge.check import check
+from attention_conformance.suite.spec.catalogue import cases, compiled_cases
 
 
 @check(cases, compiled=compiled_cases, single_answer=True)

@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from backends.masks import rank4
-from backends.protocol import ForwardOnly, Implementation
-from suite.judge.answer import parts, swap_heads_and_length
-from suite.judge.derivative import native_cotangent
-from suite.vectors.asked import StoredProblem, operands
-from suite.vectors.export import export
-from suite.vectors.index import RUNTIME, read_index
-from suite.vectors.judge import as_drawn_here
-from suite.vectors.options import Selection
-from suite.vectors.tensors import encoded, type_of, typed
+from attention_conformance.backends.masks import rank4
+from attention_conformance.backends.protocol import ForwardOnly, Implementation
+from attention_conformance.suite.judge.answer import parts, swap_heads_and_length
+from attention_conformance.suite.judge.derivative import native_cotangent
+from attention_conformance.suite.vectors.asked import StoredProblem, operands
+from attention_conformance.suite.vectors.export import export
+from attention_conformance.suite.vectors.index import RUNTIME, read_index
+from attention_conformance.suite.vectors.judge import as_drawn_here
+from attention_conformance.suite.vectors.options import Selection
+from attention_conformance.suite.vectors.tensors import encoded, type_of, typed
 
 
 def plain_vectors(folder: Path, *dtypes: str) -> Path:

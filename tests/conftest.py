@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from backends.registry import load
-from backends.threads import limit_threads
+from attention_conformance.backends.registry import load
+from attention_conformance.backends.threads import limit_threads
 from tests.wheels import build
 
 # Cases are tiny, and workers share the cores: threads would wait for each other most of the time.
@@ -40,7 +40,7 @@ def vectors_f16(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def right_answers(vectors_f16: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Right answers to `vectors_f16`, with gradients."""
-    from suite.faults.kernels.gradient import Differentiable
+    from attention_conformance.suite.faults.kernels.gradient import Differentiable
     from tests.answering import answer
 
     kernel = Differentiable(load("tests.honest:honest"))

@@ -19,16 +19,16 @@ from typing import Any
 
 import pandas as pd
 
-from backends.protocol import PreparedCall
-from backends.threads import limit_threads
-from suite.checks import all_checks
-from suite.judge import cell as judging
-from suite.judge import oracle
-from suite.judge.judge import judge
-from suite.report.render import as_markdown
-from suite.run.options import Options
-from suite.run.plan import Plan
-from suite.spec.operators import OPERATORS
+from attention_conformance.backends.protocol import PreparedCall
+from attention_conformance.backends.threads import limit_threads
+from attention_conformance.suite.checks import all_checks
+from attention_conformance.suite.judge import cell as judging
+from attention_conformance.suite.judge import oracle
+from attention_conformance.suite.judge.judge import judge
+from attention_conformance.suite.report.render import as_markdown
+from attention_conformance.suite.run.options import Options
+from attention_conformance.suite.run.plan import Plan
+from attention_conformance.suite.spec.operators import OPERATORS
 
 PARTS = ("calls", "prepare", "draw", "reference", "judge")
 

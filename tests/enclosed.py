@@ -55,7 +55,8 @@ def left_open() -> str:
 def enclosed(program: str) -> subprocess.CompletedProcess[str]:
     """Run a program in a process with few rights; `left` is what the system does not limit."""
     before = (
-        "import os, subprocess, sys; from suite.run.isolation.sandbox import Limits, enclose; "
+        "import os, subprocess, sys; "
+        "from attention_conformance.suite.run.isolation.sandbox import Limits, enclose; "
         "left = enclose(Limits.of_words(sys.argv[1:])); "
     )
     with tempfile.TemporaryDirectory() as folder:

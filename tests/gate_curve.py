@@ -22,12 +22,12 @@ from itertools import cycle, islice
 
 import numpy as np
 
-from suite.measure import gate, protocol
-from suite.measure.call import TimedCall
-from suite.measure.pool import Worker
-from suite.measure.worker import implementations, pin
-from suite.run.options import Options
-from suite.spec.case import Case
+from attention_conformance.suite.measure import gate, protocol
+from attention_conformance.suite.measure.call import TimedCall
+from attention_conformance.suite.measure.pool import Worker
+from attention_conformance.suite.measure.worker import implementations, pin
+from attention_conformance.suite.run.options import Options
+from attention_conformance.suite.spec.case import Case
 
 CASE = "sdpa/causal/mha/f32/b2h3q65k65d16"
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from backends._numpy import NumpyEngine, Rounded
-from backends.claims import Claims
-from backends.masks import FLAGGED
-from backends.protocol import Implementation
-from backends.user.function import NativeSignature, UserFunction
-from suite.spec.dtypes import round_to
+from attention_conformance.backends._numpy import NumpyEngine, Rounded
+from attention_conformance.backends.claims import Claims
+from attention_conformance.backends.masks import FLAGGED
+from attention_conformance.backends.protocol import Implementation
+from attention_conformance.backends.user.function import NativeSignature, UserFunction
+from attention_conformance.suite.spec.dtypes import round_to
 
 
 class Arrays(NumpyEngine):

@@ -12,15 +12,15 @@ from collections.abc import Callable
 
 import numpy as np
 
-from backends._numpy import Rounded
-from backends._numpy.attention import Definition
-from backends._numpy.backend import NumpyBackend
-from backends.prepared import PreparedCall
-from backends.protocol import Implementation
-from suite.spec.case import Case
-from suite.spec.catalogue import AnyCase
-from suite.spec.dtypes import DTYPES
-from suite.spec.inputs import Inputs
+from attention_conformance.backends._numpy import Rounded
+from attention_conformance.backends._numpy.attention import Definition
+from attention_conformance.backends._numpy.backend import NumpyBackend
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.protocol import Implementation
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.catalogue import AnyCase
+from attention_conformance.suite.spec.dtypes import DTYPES
+from attention_conformance.suite.spec.inputs import Inputs
 
 
 class Miniature(Definition):

@@ -17,11 +17,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from suite.__main__ import main as suite
-from suite.records.files import new_folder
-from suite.report.kinds import CONFORMANCE, frames_of
-from suite.report.overview import overview
-from suite.report.render import render
+from attention_conformance.suite.__main__ import main as suite
+from attention_conformance.suite.records.files import new_folder
+from attention_conformance.suite.report.kinds import CONFORMANCE, frames_of
+from attention_conformance.suite.report.overview import overview
+from attention_conformance.suite.report.render import render
 from tests.conftest import chromium
 from tests.pages_by_hand import many
 

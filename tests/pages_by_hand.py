@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any
 
-from suite.records.cells import CellRecord
-from suite.records.diagnoses import DiagnosisRecord
-from suite.records.facts import FactsHeader, FactsRecord, FactsRun
+from attention_conformance.suite.records.cells import CellRecord
+from attention_conformance.suite.records.diagnoses import DiagnosisRecord
+from attention_conformance.suite.records.facts import FactsHeader, FactsRecord, FactsRun
 from tests.records_by_hand import cell, elect, header, run
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from backends._jax.profiler import Compilations
+from attention_conformance.backends._jax.profiler import Compilations
 
 _ALL: list[Compilations] = []
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pandas as pd
 
-from suite.records.cells import CellRecord, Header, Run, digest, writer
-from suite.report import frames
+from attention_conformance.suite.records.cells import CellRecord, Header, Run, digest, writer
+from attention_conformance.suite.report import frames
 
 
 def cell(

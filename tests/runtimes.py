@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from backends.protocol import Backend, Implementation
-from backends.registry import function_implementation, load
-from suite.checks import all_checks
-from suite.judge.cell import Cell
-from suite.judge.judge import judge
-from suite.judge.verdict import Verdict
-from suite.spec.catalogue import AnyCase, find
-from suite.spec.dtypes import DTYPES
+from attention_conformance.backends.protocol import Backend, Implementation
+from attention_conformance.backends.registry import function_implementation, load
+from attention_conformance.suite.checks import all_checks
+from attention_conformance.suite.judge.cell import Cell
+from attention_conformance.suite.judge.judge import judge
+from attention_conformance.suite.judge.verdict import Verdict
+from attention_conformance.suite.spec.catalogue import AnyCase, find
+from attention_conformance.suite.spec.dtypes import DTYPES
 
 
 def of(backend: Backend, name: str) -> Implementation:

@@ -17,6 +17,9 @@ import pytest
 markdown_it = pytest.importorskip("markdown_it")
 
 ROOT = Path(__file__).resolve().parents[1]
+
+FOLDERS = ("attention_conformance", "suite", "backends", "references")
+"""The folders of code that is installed."""
 PAGES = [
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "docs" / "data").glob("*.md")),
@@ -65,7 +68,7 @@ SMALLER = {
     # A report takes no single part of a run.
     r"^(pytest suite --backend=(?:tf|jax) --results=.*)": r"\1 -k values",
     r"^(.*pytest suite(?!.* -k ).*(--backend=(all|tf|jax)|--mode=).*)": r"\1 --shard=1/8",
-    r"^(pytest --pyargs suite.*)": r"\1 --attention-shard=1/8",
+    r"^(pytest --pyargs attention_conformance.suite.*)": r"\1 --attention-shard=1/8",
     r"^(python -m suite search (?!.*--case=).*)": r"\1 --examples=5",
     r"--workload=all": "--workload=whisper-cross-decode --samples=1",
     r"(--against=\S+)": r"\1 --seconds=0.2",

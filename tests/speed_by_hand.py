@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from suite.records.speed import SpeedHeader, SpeedRecord, SpeedRun, writer
+from attention_conformance.suite.records.speed import SpeedHeader, SpeedRecord, SpeedRun, writer
 
 
 def record(implementation: str, seconds: float, **changes: Any) -> SpeedRecord:

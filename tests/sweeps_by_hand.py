@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from suite.records.cells import CellRecord, writer
-from suite.records.sweeps import runs
-from suite.sweep.child import Outcome, carry_out
-from suite.sweep.cluster import Lost
-from suite.sweep.plan import SweepPlan, Task, plan_of
-from suite.sweep.run import Sweep
+from attention_conformance.suite.records.cells import CellRecord, writer
+from attention_conformance.suite.records.sweeps import runs
+from attention_conformance.suite.sweep.child import Outcome, carry_out
+from attention_conformance.suite.sweep.cluster import Lost
+from attention_conformance.suite.sweep.plan import SweepPlan, Task, plan_of
+from attention_conformance.suite.sweep.run import Sweep
 from tests.records_by_hand import header
 
 

@@ -13,26 +13,26 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends import registry
-from backends._numpy.engine import Rounded
-from backends._numpy.operations import operations
-from backends.compilation import Compiled
-from backends.hlo import kernels_in
-from backends.limits import ANY
-from backends.masks import merged_bias, split_native
-from backends.protocol import Backend, BackendUnavailable
-from backends.registry import UsageError
-from backends.textbook import Textbook
-from suite.checks import all_checks
-from suite.judge.cell import Cell
-from suite.judge.judge import Policy, judge
-from suite.run.loading import load_backend
-from suite.run.options import Options
-from suite.run.plan import Plan
-from suite.spec.case import Case
-from suite.spec.catalogue import find
-from suite.spec.dtypes import DTYPES, round_to
-from suite.spec.inputs import draw
+from attention_conformance.backends import registry
+from attention_conformance.backends._numpy.engine import Rounded
+from attention_conformance.backends._numpy.operations import operations
+from attention_conformance.backends.compilation import Compiled
+from attention_conformance.backends.hlo import kernels_in
+from attention_conformance.backends.limits import ANY
+from attention_conformance.backends.masks import merged_bias, split_native
+from attention_conformance.backends.protocol import Backend, BackendUnavailable
+from attention_conformance.backends.registry import UsageError
+from attention_conformance.backends.textbook import Textbook
+from attention_conformance.suite.checks import all_checks
+from attention_conformance.suite.judge.cell import Cell
+from attention_conformance.suite.judge.judge import Policy, judge
+from attention_conformance.suite.run.loading import load_backend
+from attention_conformance.suite.run.options import Options
+from attention_conformance.suite.run.plan import Plan
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.catalogue import find
+from attention_conformance.suite.spec.dtypes import DTYPES, round_to
+from attention_conformance.suite.spec.inputs import draw
 from tests.runtimes import of, verdict_of
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -204,8 +204,8 @@ def test_jax_keeps_float64() -> None:
 
 def test_one_keras_engine_a_process() -> None:
     program = (
-        "from backends.registry import load\n"
-        "from backends.protocol import BackendUnavailable\n"
+        "from attention_conformance.backends.registry import load\n"
+        "from attention_conformance.backends.protocol import BackendUnavailable\n"
         "load('keras-jax')\n"
         "try:\n    load('keras-torch')\n"
         "except BackendUnavailable as error:\n    print(error)\n"
@@ -222,8 +222,8 @@ def test_one_keras_engine_a_process() -> None:
 def test_a_framework_that_fails_to_import_says_why(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise OSError('libcudart is missing')\n")
     program = (
-        "from backends.registry import load\n"
-        "from backends.protocol import BackendUnavailable\n"
+        "from attention_conformance.backends.registry import load\n"
+        "from attention_conformance.backends.protocol import BackendUnavailable\n"
         "try:\n    load('torch')\n"
         "except BackendUnavailable as error:\n    print('reason:', error)\n"
     )

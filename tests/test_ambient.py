@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from backends.registry import function_implementation, load
-from suite.judge.cell import Cell
-from suite.judge.elections.modes import modes_of
-from suite.judge.verdict import Deviation, Verdict
-from suite.spec.case import Case
-from suite.spec.catalogue import find
+from attention_conformance.backends.registry import function_implementation, load
+from attention_conformance.suite.judge.cell import Cell
+from attention_conformance.suite.judge.elections.modes import modes_of
+from attention_conformance.suite.judge.verdict import Deviation, Verdict
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.catalogue import find
 from tests.runtimes import verdict_of
 from tests.test_claims import CLAIMED, judged, plan, wrong
 

@@ -6,10 +6,10 @@ import traceback
 
 import pytest
 
-from backends.registry import load
-from suite.spec.case import Case
-from suite.spec.inputs import draw
-from suite.test_malformed import ARGUMENTS
+from attention_conformance.backends.registry import load
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.inputs import draw
+from attention_conformance.suite.test_malformed import ARGUMENTS
 
 
 @pytest.mark.parametrize("backend", ["torch", "tf", "jax"])

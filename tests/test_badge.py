@@ -8,8 +8,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from suite.__main__ import main
-from suite.report.badge import COLOURS, FACT
+from attention_conformance.suite.__main__ import main
+from attention_conformance.suite.report.badge import COLOURS, FACT
 from tests.records_by_hand import cell, run, write
 
 CASES = [f"sdpa/none/mha/f32/b1h1q1k{n}d8" for n in range(1, 5)]

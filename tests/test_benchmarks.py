@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from backends.protocol import UsageError
-from suite.measure import benchmark, worker
-from suite.report.frames import asv_results
+from attention_conformance.backends.protocol import UsageError
+from attention_conformance.suite.measure import benchmark, worker
+from attention_conformance.suite.report.frames import asv_results
 
 ROOT = Path(__file__).resolve().parents[1]
 BENCHMARKS = {
-    name: importlib.import_module(f"suite.benchmarks.{name}")
+    name: importlib.import_module(f"attention_conformance.suite.benchmarks.{name}")
     for name in ("bench_torch", "bench_jax", "bench_tensorflow")
 }
 CASE = "sdpa/causal/mha/f32/b2h3q5k5d8"

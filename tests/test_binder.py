@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from backends.binder import Binder, Parameter, UnreadableSignature
-from backends.declared import UsageError
+from attention_conformance.backends.binder import Binder, Parameter, UnreadableSignature
+from attention_conformance.backends.declared import UsageError
 
 Call = dict[str, Any]
 

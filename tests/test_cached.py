@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from suite.judge.oracle import Oracle, Rounding
-from suite.spec.case import Case
-from suite.spec.catalogue import cases as every_case
-from suite.spec.catalogue import of_operator
-from suite.spec.inputs import Inputs, draw
-from suite.spec.operators.cached import CACHED, completed
-from suite.spec.operators.scripts import capacity, held
-from suite.spec.operators.views import attended
-from suite.spec.sizes import Sizes
-from suite.test_caching import tokens
+from attention_conformance.suite.judge.oracle import Oracle, Rounding
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.catalogue import cases as every_case
+from attention_conformance.suite.spec.catalogue import of_operator
+from attention_conformance.suite.spec.inputs import Inputs, draw
+from attention_conformance.suite.spec.operators.cached import CACHED, completed
+from attention_conformance.suite.spec.operators.scripts import capacity, held
+from attention_conformance.suite.spec.operators.views import attended
+from attention_conformance.suite.spec.sizes import Sizes
+from attention_conformance.suite.test_caching import tokens
 from tests.plain import attention as plain_attention
 
 GROWN = "cached/none/mha/f64/b3h2q8k20d8"

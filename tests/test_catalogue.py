@@ -9,27 +9,27 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.protocol import Implementation
-from suite.checks import all_checks
-from suite.faults import all_faults
-from suite.faults.backend import KernelBackend
-from suite.faults.flags import CausalSeesNext
-from suite.faults.heads import HeadsTiled
-from suite.faults.kernels.attention import Kernel, Online
-from suite.faults.masks import MaskInverted
-from suite.judge.cell import Cell
-from suite.judge.diagnosis import catalogue, diagnose
-from suite.judge.diagnosis.finding import Diagnosis
-from suite.judge.judge import judge
-from suite.records import cells as records
-from suite.records import diagnoses as remarks
-from suite.records.diagnoses import DiagnosisRecord
-from suite.records.expectations import draft
-from suite.report import diagnoses as shown
-from suite.report import frames
-from suite.report.kinds import CONFORMANCE, frames_of
-from suite.run import diagnosing
-from suite.spec.case import Case
+from attention_conformance.backends.protocol import Implementation
+from attention_conformance.suite.checks import all_checks
+from attention_conformance.suite.faults import all_faults
+from attention_conformance.suite.faults.backend import KernelBackend
+from attention_conformance.suite.faults.flags import CausalSeesNext
+from attention_conformance.suite.faults.heads import HeadsTiled
+from attention_conformance.suite.faults.kernels.attention import Kernel, Online
+from attention_conformance.suite.faults.masks import MaskInverted
+from attention_conformance.suite.judge.cell import Cell
+from attention_conformance.suite.judge.diagnosis import catalogue, diagnose
+from attention_conformance.suite.judge.diagnosis.finding import Diagnosis
+from attention_conformance.suite.judge.judge import judge
+from attention_conformance.suite.records import cells as records
+from attention_conformance.suite.records import diagnoses as remarks
+from attention_conformance.suite.records.diagnoses import DiagnosisRecord
+from attention_conformance.suite.records.expectations import draft
+from attention_conformance.suite.report import diagnoses as shown
+from attention_conformance.suite.report import frames
+from attention_conformance.suite.report.kinds import CONFORMANCE, frames_of
+from attention_conformance.suite.run import diagnosing
+from attention_conformance.suite.spec.case import Case
 from tests.honest import HONEST
 from tests.records_by_hand import cell as recorded
 from tests.records_by_hand import run
@@ -169,10 +169,10 @@ def test_a_fault_must_be_nearer_than_the_right_answer(
 
 
 def test_what_nobody_elects_is_said_if_no_output_is_wrong() -> None:
-    from suite.spec.elections import ELECTION_CASES
+    from attention_conformance.suite.spec.elections import ELECTION_CASES
 
     torch = pytest.importorskip("torch")
-    from backends import registry
+    from attention_conformance.backends import registry
     from tests.functions import of_torch
 
     def flag_lost(query, key, value, attn_mask=None, is_causal=False):  # type: ignore[no-untyped-def]
@@ -193,10 +193,10 @@ def test_what_nobody_elects_is_said_if_no_output_is_wrong() -> None:
 
 
 def test_a_nan_that_is_replaced_is_said_beside_another_fault() -> None:
-    from suite.spec.elections import ELECTION_CASES
+    from attention_conformance.suite.spec.elections import ELECTION_CASES
 
     pytest.importorskip("torch")
-    from backends import registry
+    from attention_conformance.backends import registry
     from tests.functions import misread
 
     def replaces_nan(query, key, value, attn_mask=None, is_causal=False, scale=None):  # type: ignore[no-untyped-def]

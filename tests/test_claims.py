@@ -11,20 +11,20 @@ import pytest
 import tomli_w
 from msgspec.structs import replace
 
-from backends.registry import UsageError
-from suite.__main__ import main
-from suite.checks import all_checks
-from suite.judge.cell import Cell
-from suite.judge.judge import judge
-from suite.judge.verdict import Verdict
-from suite.report import semantics
-from suite.run.options import Options
-from suite.run.plan import Plan
-from suite.run.recorded import record
-from suite.spec.case import Case
-from suite.spec.catalogue import find
-from suite.spec.dtypes import DTYPES
-from suite.spec.vocabulary import BROKEN
+from attention_conformance.backends.registry import UsageError
+from attention_conformance.suite.__main__ import main
+from attention_conformance.suite.checks import all_checks
+from attention_conformance.suite.judge.cell import Cell
+from attention_conformance.suite.judge.judge import judge
+from attention_conformance.suite.judge.verdict import Verdict
+from attention_conformance.suite.report import semantics
+from attention_conformance.suite.run.options import Options
+from attention_conformance.suite.run.plan import Plan
+from attention_conformance.suite.run.recorded import record
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.catalogue import find
+from attention_conformance.suite.spec.dtypes import DTYPES
+from attention_conformance.suite.spec.vocabulary import BROKEN
 from tests.records_by_hand import frame, write
 from tests.records_by_hand import run as records
 

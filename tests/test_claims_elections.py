@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from backends.registry import UsageError
+from attention_conformance.backends.registry import UsageError
 from tests.test_claims import judged, plan, wrong
 
 

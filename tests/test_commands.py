@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from suite.__main__ import main
-from suite.flags import CommandOptions, Flag, flags
-from suite.report import SITE
-from suite.run.options import OUTSIDE, Options, shared
-from suite.spec.text import UNREAD
+from attention_conformance.suite.__main__ import main
+from attention_conformance.suite.flags import CommandOptions, Flag, flags
+from attention_conformance.suite.report import SITE
+from attention_conformance.suite.run.options import OUTSIDE, Options, shared
+from attention_conformance.suite.spec.text import UNREAD
 from tests.records_by_hand import cell, run, write
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -159,7 +159,7 @@ def of_process(words: list[str], folder: Path, limit: int = -1) -> subprocess.Co
     can have `limit` bytes."""
     program = (
         f"import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, -1)); "
-        "from suite.__main__ import main; sys.exit(main(sys.argv[1:]))"
+        "from attention_conformance.suite.__main__ import main; sys.exit(main(sys.argv[1:]))"
     )
     return subprocess.run(
         [sys.executable, "-B", "-c", program, *words], cwd=folder, env=IN_CHECKOUT, text=True,

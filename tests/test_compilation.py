@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 
-from backends._numpy.backend import NumpyBackend
-from backends.compilation import Compiled, mode_of
-from backends.prepared import PreparedCall
-from backends.protocol import Compilers, DeclarationError, Implementation
-from backends.registry import load
-from suite.checks import all_checks
-from suite.faults.kernels.attention import Kernel
-from suite.judge.cell import Cell
-from suite.judge.judge import judge
-from suite.judge.verdict import Verdict
-from suite.spec.case import Case
-from suite.spec.features import FEATURES
-from suite.spec.inputs import draw
+from attention_conformance.backends._numpy.backend import NumpyBackend
+from attention_conformance.backends.compilation import Compiled, mode_of
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.protocol import Compilers, DeclarationError, Implementation
+from attention_conformance.backends.registry import load
+from attention_conformance.suite.checks import all_checks
+from attention_conformance.suite.faults.kernels.attention import Kernel
+from attention_conformance.suite.judge.cell import Cell
+from attention_conformance.suite.judge.judge import judge
+from attention_conformance.suite.judge.verdict import Verdict
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.features import FEATURES
+from attention_conformance.suite.spec.inputs import draw
 from tests.runtimes import verdict_of
 
 CASE = "sdpa/none/mha/f32/b2h3q11k9d6"

@@ -8,14 +8,14 @@ import functools
 import numpy as np
 import pytest
 
-import references
-from references import outputs, sdpa
-from references.rounding import NO_ROUNDING
-from suite.judge.tolerance import roundoffs
-from suite.spec.case import Case
-from suite.spec.dtypes import round_to
-from suite.spec.inputs import Inputs, draw, draw_cotangent
-from suite.spec.recipes import generator
+from attention_conformance import references
+from attention_conformance.references import outputs, sdpa
+from attention_conformance.references.rounding import NO_ROUNDING
+from attention_conformance.suite.judge.tolerance import roundoffs
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.dtypes import round_to
+from attention_conformance.suite.spec.inputs import Inputs, draw, draw_cotangent
+from attention_conformance.suite.spec.recipes import generator
 
 CASES = (
     "sdpa/none/mha/f64/b2h3q5k7d4",

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from suite.checks import all_checks
-from suite.judge.cell import Cell
-from suite.judge.judge import judge as judge_cell
-from suite.run import diagnosing
-from suite.run.options import Options
-from suite.run.plan import Plan
-from suite.spec.case import Case
-from suite.spec.vocabulary import VALUES
+from attention_conformance.suite.checks import all_checks
+from attention_conformance.suite.judge.cell import Cell
+from attention_conformance.suite.judge.judge import judge as judge_cell
+from attention_conformance.suite.run import diagnosing
+from attention_conformance.suite.run.options import Options
+from attention_conformance.suite.run.plan import Plan
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.vocabulary import VALUES
 from tests.diagnosed import later_kernels as later
 from tests.diagnosed.expected import NEXT_KEY, NO_SCALE, Fault, Kernel
 from tests.diagnosed.kernels import FAULTY, HEALTHY, KERNELS, PAIRS

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from suite.records.cells import CellRecord, Run
-from suite.report.diff import (
+from attention_conformance.suite.records.cells import CellRecord, Run
+from attention_conformance.suite.report.diff import (
     CHANGES,
     NothingInCommon,
     UnknownImplementation,
@@ -18,7 +18,7 @@ from suite.report.diff import (
     new_failures,
     summary,
 )
-from suite.spec.vocabulary import STATUSES
+from attention_conformance.suite.spec.vocabulary import STATUSES
 from tests.records_by_hand import cell, elect, run
 
 SAME = cell("sdpa/causal/mha/f32/b1h1q2k2d8")

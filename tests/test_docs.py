@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from attention_conformance import check_attention
-from suite.commands import parsed
-from suite.records.machine import PACKAGES
-from suite.spec.claims import CLAIMS
+from attention_conformance.suite.commands import parsed
+from attention_conformance.suite.spec.claims import CLAIMS
+from tests.shown import FOLDERS
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -25,7 +25,7 @@ PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
 ]
-PLACES = "|".join([*PACKAGES, "tests", "docs"])
+PLACES = "|".join([*FOLDERS, "tests", "docs"])
 
 
 def name_of(path: Path) -> str:
@@ -51,7 +51,7 @@ def test_files_that_pages_name_are_there(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_modules_that_pages_name_are_there(page: Path) -> None:
     """Modules of the suite, and what is in them: no page sends its reader to what was renamed."""
-    names = re.findall(rf"`((?:{'|'.join(PACKAGES)})(?:\.\w+)+)`", page.read_text(encoding="utf-8"))
+    names = re.findall(rf"`((?:{'|'.join(FOLDERS)})(?:\.\w+)+)`", page.read_text(encoding="utf-8"))
     for name in names:
         pkgutil.resolve_name(name)
 

@@ -48,7 +48,9 @@ def project(tmp_path: Path) -> Path:
 
 def test_prefixed_options_stand_beside_those_of_another_project(project: Path) -> None:
     words = ("--attention-backend=numpy", "--attention-level=smoke", "--attention-results=r.jsonl")
-    out = project_run(project, "--pyargs", "suite.test_extremes", "test_theirs.py", *words)
+    out = project_run(
+        project, "--pyargs", "attention_conformance.suite.test_extremes", "test_theirs.py", *words
+    )
     assert out.returncode == 0, out.stdout + out.stderr
     assert "numpy:definition" in out.stdout
     assert (project / "r.jsonl").stat().st_size > 1000
@@ -57,7 +59,13 @@ def test_prefixed_options_stand_beside_those_of_another_project(project: Path) -
 def test_a_failing_cell_is_judged_again_by_prefixed_options(project: Path) -> None:
     words = ("--attention-backend=tests.miniatures:always_wrong", "--attention-level=smoke")
     out = project_run(
-        project, "--pyargs", "suite.test_extremes", *words, "-n", "1", PYTHONPATH=str(ROOT)
+        project,
+        "--pyargs",
+        "attention_conformance.suite.test_extremes",
+        *words,
+        "-n",
+        "1",
+        PYTHONPATH=str(ROOT),
     )
     assert out.returncode == 1
     assert "--attention-backend=tests.miniatures:always_wrong --attention-level=smoke" in out.stdout
@@ -149,7 +157,17 @@ def test_shells_complete_commands_options_and_words(
     ("words", "code"),
     [
         (["suite", "list", "--level=smoke"], 2),
-        (["pytest", "-p", "suite.plugin", "--pyargs", "suite", "--collect-only"], 4),
+        (
+            [
+                "pytest",
+                "-p",
+                "attention_conformance.suite.plugin",
+                "--pyargs",
+                "attention_conformance.suite",
+                "--collect-only",
+            ],
+            4,
+        ),
     ],
 )
 def test_a_file_named_like_a_package_ends_in_one_sentence(

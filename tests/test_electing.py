@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from backends import registry
-from backends.claims import read_elections
-from backends.declared import LOWEST_IN_FLOAT32
-from backends.protocol import Implementation
-from suite.checks import all_checks
-from suite.faults.backend import KernelBackend
-from suite.judge.judge import judge
-from suite.spec.elections import QUESTIONS, ElectionCase
-from suite.spec.operators import OPERATORS
+from attention_conformance.backends import registry
+from attention_conformance.backends.claims import read_elections
+from attention_conformance.backends.declared import LOWEST_IN_FLOAT32
+from attention_conformance.backends.protocol import Implementation
+from attention_conformance.suite.checks import all_checks
+from attention_conformance.suite.faults.backend import KernelBackend
+from attention_conformance.suite.judge.judge import judge
+from attention_conformance.suite.spec.elections import QUESTIONS, ElectionCase
+from attention_conformance.suite.spec.operators import OPERATORS
 from tests.electing import native
 from tests.electing.kernel import Answers, completed
 from tests.electing.table import (

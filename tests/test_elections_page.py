@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from backends.registry import DISTRIBUTIONS, REGISTRY, installed
-from suite.__main__ import main
-from suite.run.elections import Elected, declared, page, section
-from suite.spec.elections import QUESTIONS
+from attention_conformance.backends.registry import DISTRIBUTIONS, REGISTRY, installed
+from attention_conformance.suite.__main__ import main
+from attention_conformance.suite.run.elections import Elected, declared, page, section
+from attention_conformance.suite.spec.elections import QUESTIONS
 
 PAGE = (Path(__file__).resolve().parents[1] / "docs" / "data" / "elections.md").read_text(
     encoding="utf-8"

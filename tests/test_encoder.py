@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-import references
-from references.primitives.activation import gelu, normal_distribution, relu
-from references.rounding import NO_ROUNDING, Bounded
-from suite.judge.tolerance import roundoffs
-from suite.spec.case import Case
-from suite.spec.dtypes import DTYPES
-from suite.spec.inputs import Inputs, draw
-from suite.spec.operators.layer_norm import EPSILON
+from attention_conformance import references
+from attention_conformance.references.primitives.activation import gelu, normal_distribution, relu
+from attention_conformance.references.rounding import NO_ROUNDING, Bounded
+from attention_conformance.suite.judge.tolerance import roundoffs
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.dtypes import DTYPES
+from attention_conformance.suite.spec.inputs import Inputs, draw
+from attention_conformance.suite.spec.operators.layer_norm import EPSILON
 from tests.test_layers import OWN, function_implementation, judged
 
 CASES = (

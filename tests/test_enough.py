@@ -10,14 +10,19 @@ from typing import Any
 import pytest
 
 from attention_conformance import AttentionFailure, check_attention
-from suite.records import cells as records
-from suite.records.cells import CellRecord
-from suite.records.coverage import ENOUGH, NOT_JUDGED_ENOUGH, scored, shortfalls
-from suite.report import frames
-from suite.report.conformance import OF_STATUSES
-from suite.report.render import as_html, as_markdown, as_text
-from suite.report.summary import facts, statuses, tables, verdict
-from suite.spec.vocabulary import REFUSED
+from attention_conformance.suite.records import cells as records
+from attention_conformance.suite.records.cells import CellRecord
+from attention_conformance.suite.records.coverage import (
+    ENOUGH,
+    NOT_JUDGED_ENOUGH,
+    scored,
+    shortfalls,
+)
+from attention_conformance.suite.report import frames
+from attention_conformance.suite.report.conformance import OF_STATUSES
+from attention_conformance.suite.report.render import as_html, as_markdown, as_text
+from attention_conformance.suite.report.summary import facts, statuses, tables, verdict
+from attention_conformance.suite.spec.vocabulary import REFUSED
 from tests.functions import partly
 from tests.records_by_hand import cell
 from tests.records_by_hand import run as made

@@ -7,10 +7,10 @@ from unittest.mock import patch
 
 import pytest
 
-from backends import registry
-from suite.spec.case import Case
-from suite.spec.inputs import draw
-from suite.spec.malformed import MALFORMED_CASES
+from attention_conformance.backends import registry
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.inputs import draw
+from attention_conformance.suite.spec.malformed import MALFORMED_CASES
 from tests.runtimes import judged, of
 
 pytest.importorskip("executorch")

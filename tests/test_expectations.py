@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from suite.judge.verdict import Verdict
-from suite.records import cells
-from suite.records.cells import CellRecord
-from suite.records.expectations import (
+from attention_conformance.suite.judge.verdict import Verdict
+from attention_conformance.suite.records import cells
+from attention_conformance.suite.records.cells import CellRecord
+from attention_conformance.suite.records.expectations import (
     MANIFESTS,
     ExpectationError,
     Manifest,
     draft,
     load,
 )
-from suite.records.findings import load_findings
-from suite.records.machine import KINDS_OF_CPU, ROOT, cpu_flags, facts
+from attention_conformance.suite.records.findings import load_findings
+from attention_conformance.suite.records.machine import KINDS_OF_CPU, ROOT, cpu_flags, facts
 from tests.records_by_hand import cell, run, write
 
 GOOD = """
@@ -118,7 +118,9 @@ def test_versions_and_devices(tmp_path: Path, versions: dict, device: str, holds
 def test_an_entry_may_hang_on_the_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cpu: str, holds: bool
 ) -> None:
-    monkeypatch.setattr("suite.records.machine.cpu_flags", lambda: frozenset({"fma", "avx2"}))
+    monkeypatch.setattr(
+        "attention_conformance.suite.records.machine.cpu_flags", lambda: frozenset({"fma", "avx2"})
+    )
     path = tmp_path / "torch.toml"
     path.write_text(f"{GOOD}cpu = {cpu}\n")
     assert bool(Manifest(load(path), {"torch": "2.13"}, "cpu").entries) == holds
@@ -142,7 +144,9 @@ def test_runs_record_every_flag_on_which_an_expectation_hangs() -> None:
 
 
 def test_a_run_says_which_kind_of_cpu_it_had(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("suite.records.machine.cpu_flags", lambda: {"amx_bf16", "fma", "avx2"})
+    monkeypatch.setattr(
+        "attention_conformance.suite.records.machine.cpu_flags", lambda: {"amx_bf16", "fma", "avx2"}
+    )
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
     machine = facts()
     assert machine["cpu_flags"] == "avx2 amx_bf16"

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from backends import registry
-from suite.__main__ import main
-from suite.judge.diagnosis import facts
-from suite.records.facts import load
-from suite.run.explain import table
+from attention_conformance.backends import registry
+from attention_conformance.suite.__main__ import main
+from attention_conformance.suite.judge.diagnosis import facts
+from attention_conformance.suite.records.facts import load
+from attention_conformance.suite.run.explain import table
 
 KERNELS = """
 import torch

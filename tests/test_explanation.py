@@ -7,10 +7,10 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from suite.records.cells import CellRecord
-from suite.report import explanation, frames
-from suite.spec.case import Case
-from suite.spec.catalogue import everything
+from attention_conformance.suite.records.cells import CellRecord
+from attention_conformance.suite.report import explanation, frames
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.catalogue import everything
 from tests.records_by_hand import cell, run
 
 

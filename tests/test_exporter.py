@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.registry import load
-from suite.spec.case import Case
-from suite.spec.inputs import draw
+from attention_conformance.backends.registry import load
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.inputs import draw
 
 pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
 pytest.importorskip("onnxruntime")
 
-from backends._torch import exporter
+from attention_conformance.backends._torch import exporter
 from tests.runtimes import of
 
 

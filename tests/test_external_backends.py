@@ -11,19 +11,19 @@ from typing import Any
 import pytest
 import tomli_w
 
-from backends.protocol import Declared, Implementation, Limits
-from suite.checks import all_checks
-from suite.judge import elections
-from suite.judge.cell import Cell
-from suite.judge.judge import judge
-from suite.judge.verdict import NotApplicable, Verdict
-from suite.run.options import Options
-from suite.run.plan import Plan
-from suite.spec.catalogue import find
-from suite.spec.dtypes import DTYPES
-from suite.spec.elections import QUESTIONS
-from suite.spec.operators import WORDS
-from suite.spec.vocabulary import BROKEN, NUMERICS
+from attention_conformance.backends.protocol import Declared, Implementation, Limits
+from attention_conformance.suite.checks import all_checks
+from attention_conformance.suite.judge import elections
+from attention_conformance.suite.judge.cell import Cell
+from attention_conformance.suite.judge.judge import judge
+from attention_conformance.suite.judge.verdict import NotApplicable, Verdict
+from attention_conformance.suite.run.options import Options
+from attention_conformance.suite.run.plan import Plan
+from attention_conformance.suite.spec.catalogue import find
+from attention_conformance.suite.spec.dtypes import DTYPES
+from attention_conformance.suite.spec.elections import QUESTIONS
+from attention_conformance.suite.spec.operators import WORDS
+from attention_conformance.suite.spec.vocabulary import BROKEN, NUMERICS
 from tests.runtimes import verdict_of
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "backend.md"

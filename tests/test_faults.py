@@ -6,15 +6,15 @@ import re
 
 import pytest
 
-from backends.registry import load
-from suite.checks import all_checks
-from suite.faults import all_faults
-from suite.faults.backend import KernelBackend
-from suite.faults.fault import FAMILIES, FAULTS, Fault
-from suite.faults.kernels.attention import Kernel
-from suite.faults.precision import SingleInside, SumsInDtype
-from suite.judge.judge import judge
-from suite.run.kill_table import format_table, kill
+from attention_conformance.backends.registry import load
+from attention_conformance.suite.checks import all_checks
+from attention_conformance.suite.faults import all_faults
+from attention_conformance.suite.faults.backend import KernelBackend
+from attention_conformance.suite.faults.fault import FAMILIES, FAULTS, Fault
+from attention_conformance.suite.faults.kernels.attention import Kernel
+from attention_conformance.suite.faults.precision import SingleInside, SumsInDtype
+from attention_conformance.suite.judge.judge import judge
+from attention_conformance.suite.run.kill_table import format_table, kill
 from tests.runtimes import of
 
 NAMES = [fault.name for fault in all_faults()]
@@ -22,7 +22,7 @@ NAMES = [fault.name for fault in all_faults()]
 
 @pytest.mark.parametrize("name", NAMES)
 def test_killed_by_the_check_named_for_it(name: str) -> None:
-    mutant = of(load("suite.faults:mutants"), name)
+    mutant = of(load("attention_conformance.suite.faults:mutants"), name)
     outcome = kill(mutant, all_checks().values(), "standard")
     assert outcome.killed, f"{outcome.fault}: {outcome.message}"
 
@@ -34,7 +34,7 @@ def test_every_check_kills_a_mutant() -> None:
 
 
 def test_smoke_kills_97_of_100_and_the_table_lists_all() -> None:
-    mutants = load("suite.faults:mutants").implementations()
+    mutants = load("attention_conformance.suite.faults:mutants").implementations()
     kills = [kill(mutant, all_checks().values(), "smoke") for mutant in mutants]
     killed = {kill.fault.name for kill in kills if kill.killed}
     assert len(killed) >= 0.97 * len(NAMES), sorted(set(NAMES) - killed)

@@ -12,11 +12,18 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from backends.registry import DISTRIBUTIONS
-from suite.__main__ import main
-from suite.records.expectations import ExpectationError
-from suite.records.findings import SEVERITIES, STATES, Finding, load_findings, manifests, page
-from suite.records.machine import cpu_is
+from attention_conformance.backends.registry import DISTRIBUTIONS
+from attention_conformance.suite.__main__ import main
+from attention_conformance.suite.records.expectations import ExpectationError
+from attention_conformance.suite.records.findings import (
+    SEVERITIES,
+    STATES,
+    Finding,
+    load_findings,
+    manifests,
+    page,
+)
+from attention_conformance.suite.records.machine import cpu_is
 from tests.records_by_hand import cell, run
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends import registry
-from backends.forbidden import watched
-from backends.protocol import ForbiddenCall, PreparedCall, UsageError
-from suite.measure.worker import implementations
-from suite.run.options import Options
-from suite.run.plan import Plan
-from suite.spec.dtypes import DTYPES
-from suite.spec.vocabulary import OPERANDS
+from attention_conformance.backends import registry
+from attention_conformance.backends.forbidden import watched
+from attention_conformance.backends.protocol import ForbiddenCall, PreparedCall, UsageError
+from attention_conformance.suite.measure.worker import implementations
+from attention_conformance.suite.run.options import Options
+from attention_conformance.suite.run.plan import Plan
+from attention_conformance.suite.spec.dtypes import DTYPES
+from attention_conformance.suite.spec.vocabulary import OPERANDS
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -209,7 +209,8 @@ def test_keras_has_the_attention_of_its_engine(engine: str, own: str) -> None:
     pytest.importorskip("keras")
     pytest.importorskip(engine)
     program = (
-        f"from backends import registry as r; print(*r.own_attention(r.load('keras-{engine}')))"
+        "from attention_conformance.backends import registry as r; "
+        f"print(*r.own_attention(r.load('keras-{engine}')))"
     )
     # Another test of this process chose an engine.
     environment = {name: text for name, text in os.environ.items() if name != "KERAS_BACKEND"}
@@ -280,8 +281,8 @@ def plan(tmp_path: Path, name: str, **more: Any) -> Plan:
 def test_the_cells_in_which_it_calls_fail(tmp_path: Path, isolate: bool) -> None:
     """The function falls back for few queries alone."""
     pytest.importorskip("torch")
-    from suite.checks import all_checks
-    from suite.judge.judge import judge
+    from attention_conformance.suite.checks import all_checks
+    from attention_conformance.suite.judge.judge import judge
 
     made = plan(tmp_path, "calls_if_few", isolate=isolate, forbid=(OF_TORCH,))
     values = all_checks()["values"]

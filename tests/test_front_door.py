@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from suite.records import cells as records
-from suite.records.lines import TruncatedRun
-from suite.spec.catalogue import find
+from attention_conformance.suite.records import cells as records
+from attention_conformance.suite.records.lines import TruncatedRun
+from attention_conformance.suite.spec.catalogue import find
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -252,14 +252,16 @@ def test_a_killed_run_leaves_its_records(tmp_path: Path) -> None:
 
 def test_a_third_party_checkout_can_judge_its_own_backend(tmp_path: Path) -> None:
     (tmp_path / "my_adapter.py").write_text(
-        "from backends._numpy.backend import NumpyBackend\n"
+        "from attention_conformance.backends._numpy.backend import NumpyBackend\n"
         "class Mine(NumpyBackend):\n"
         "    name = 'mine'\n"
         "backend = Mine()\n"
     )
     out = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "suite.plugin",
-         "--pyargs", "suite.test_extremes", "--backend=my_adapter:backend", "--level=smoke"],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider",
+         "-p", "attention_conformance.suite.plugin",
+         "--pyargs", "attention_conformance.suite.test_extremes",
+         "--backend=my_adapter:backend", "--level=smoke"],
         cwd=tmp_path, capture_output=True, text=True,
         env={"PYTHONPATH": f"{tmp_path}:{ROOT}", "PATH": "/usr/bin:/bin"},
     )  # fmt: skip
@@ -283,7 +285,7 @@ def test_impostors_are_refused(tmp_path: Path) -> None:
 def test_stale_expectations_end_the_run(tmp_path: Path) -> None:
     (tmp_path / "odd_adapter.py").write_text(
         "from pathlib import Path\n"
-        "from backends._numpy.backend import NumpyBackend\n"
+        "from attention_conformance.backends._numpy.backend import NumpyBackend\n"
         "class Mine(NumpyBackend):\n"
         "    name = 'mine'\n"
         "    expectations = Path(__file__).with_name('mine.toml')\n"

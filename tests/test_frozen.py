@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from backends import registry
-from suite.faults import all_faults
-from suite.records.cells import Run
-from suite.records.expectations import Expectation
-from suite.spec.operators import OPERATORS
+from attention_conformance.backends import registry
+from attention_conformance.suite.faults import all_faults
+from attention_conformance.suite.records.cells import Run
+from attention_conformance.suite.records.expectations import Expectation
+from attention_conformance.suite.spec.operators import OPERATORS
 from tests.frozen import statuses, transcripts
 from tests.frozen.__main__ import PARTS, compared, main
 from tests.frozen.asked import BOUNDS, IDS, alike

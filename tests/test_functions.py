@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from backends import registry
-from backends.registry import UsageError
-from backends.sources import import_source
-from suite.checks import all_checks
-from suite.judge.verdict import Verdict
-from suite.spec.case import Case
-from suite.spec.catalogue import find
+from attention_conformance.backends import registry
+from attention_conformance.backends.registry import UsageError
+from attention_conformance.backends.sources import import_source
+from attention_conformance.suite.checks import all_checks
+from attention_conformance.suite.judge.verdict import Verdict
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.catalogue import find
 from tests.runtimes import verdict_of
 
 KERNELS = """

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from suite.run.plugin import YOUNG
+from attention_conformance.suite.run.plugin import YOUNG
 from tests.test_runs import FEW, ISOLATED, ROOT, judged, run, statuses
 
 
@@ -43,7 +43,13 @@ def test_garbage_of_other_peoples_tests_is_looked_for(
     (tmp_path / "test_theirs.py").write_text(
         f"import gc\n\ndef test():\n    assert gc.isenabled() and gc.get_threshold()[0] < {YOUNG}\n"
     )
-    out = run(*words, "-p", "suite.plugin", cwd=tmp_path, env={"PYTHONPATH": str(ROOT)})
+    out = run(
+        *words,
+        "-p",
+        "attention_conformance.suite.plugin",
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT)},
+    )
     assert out.returncode == 0, out.stdout
 
 

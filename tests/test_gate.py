@@ -12,14 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from suite.__main__ import main
-from suite.measure import command, gate, protocol
-from suite.measure.options import BenchOptions
-from suite.records import speed
-from suite.records.lines import BrokenLine, DuplicateCell, NotARecordFile, TruncatedRun
-from suite.records.speed import SpeedHeader, SpeedRecord
-from suite.spec.catalogue.workloads import QUICK, WORKLOADS
-from suite.spec.vocabulary import DIRECTIONS
+from attention_conformance.suite.__main__ import main
+from attention_conformance.suite.measure import command, gate, protocol
+from attention_conformance.suite.measure.options import BenchOptions
+from attention_conformance.suite.records import lines, speed
+from attention_conformance.suite.records.speed import SpeedHeader, SpeedRecord
+from attention_conformance.suite.spec.catalogue.workloads import QUICK, WORKLOADS
+from attention_conformance.suite.spec.vocabulary import DIRECTIONS
 from tests.gate_curve import SLOWED, Curve
 
 CASE = "sdpa/causal/mha/f32/b2h3q65k65d16"
@@ -140,22 +139,24 @@ def test_records_are_read_as_written(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError):
         speed.writer(path, SpeedHeader(protocol=1))
 
-    lines = path.read_text().splitlines()
-    (tmp_path / "cut.jsonl").write_text("\n".join(lines[:-1]) + "\n")
-    with pytest.raises(TruncatedRun):
+    text = path.read_text().splitlines()
+    (tmp_path / "cut.jsonl").write_text("\n".join(text[:-1]) + "\n")
+    with pytest.raises(lines.TruncatedRun):
         speed.load(tmp_path / "cut.jsonl")
     assert len(speed.load(tmp_path / "cut.jsonl", partial=True).records) == 2
-    (tmp_path / "lost.jsonl").write_text("\n".join([lines[0], *lines[2:]]) + "\n")
-    with pytest.raises(BrokenLine, match="footer counts"):
+    (tmp_path / "lost.jsonl").write_text("\n".join([text[0], *text[2:]]) + "\n")
+    with pytest.raises(lines.BrokenLine, match="footer counts"):
         speed.load(tmp_path / "lost.jsonl")
-    (tmp_path / "twice.jsonl").write_text("\n".join([*lines[:2], *lines[1:]]) + "\n")
-    with pytest.raises(DuplicateCell, match="line 3"):
+    (tmp_path / "twice.jsonl").write_text("\n".join([*text[:2], *text[1:]]) + "\n")
+    with pytest.raises(lines.DuplicateCell, match="line 3"):
         speed.load(tmp_path / "twice.jsonl")
     (tmp_path / "wrong.jsonl").write_text(path.read_text().replace("0.03", '"slow"'))
-    with pytest.raises(BrokenLine, match=r"line 2: Expected `float`, got `str` - at `\$\.samples"):
+    with pytest.raises(
+        lines.BrokenLine, match=r"line 2: Expected `float`, got `str` - at `\$\.samples"
+    ):
         speed.load(tmp_path / "wrong.jsonl")
     (tmp_path / "other.jsonl").write_text("{}\n")
-    with pytest.raises(NotARecordFile):
+    with pytest.raises(lines.NotARecordFile):
         speed.load(tmp_path / "other.jsonl")
 
 

@@ -10,13 +10,13 @@ import mpmath
 import numpy as np
 import pytest
 
-from references import sdpa
-from references.outputs import EMPTY_ROW_GRADIENTS, Outputs
-from references.rounding import NO_ROUNDING
-from suite.judge.tolerance import roundoffs
-from suite.spec.case import Case
-from suite.spec.dtypes import DTYPES
-from suite.spec.inputs import Inputs, draw, draw_cotangent, draw_tangents
+from attention_conformance.references import sdpa
+from attention_conformance.references.outputs import EMPTY_ROW_GRADIENTS, Outputs
+from attention_conformance.references.rounding import NO_ROUNDING
+from attention_conformance.suite.judge.tolerance import roundoffs
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.dtypes import DTYPES
+from attention_conformance.suite.spec.inputs import Inputs, draw, draw_cotangent, draw_tangents
 
 OPERANDS = ("query", "key", "value")
 

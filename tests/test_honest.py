@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 import pytest
 
-from backends.registry import load
-from suite.checks import all_checks
-from suite.judge.check import Check
-from suite.judge.judge import judge
+from attention_conformance.backends.registry import load
+from attention_conformance.suite.checks import all_checks
+from attention_conformance.suite.judge.check import Check
+from attention_conformance.suite.judge.judge import judge
 
 BITWISE = ("bad_problem", "contract", "dropout", "election", "empty", "nan", "poison")
 """Checks that hold or not whatever is drawn: asked with one seed."""

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from backends.protocol import Backend, Declared
-from suite.records.machine import PACKAGES
-from suite.spec.features.feature import Feature
-from suite.spec.operator import Operator
+from attention_conformance.backends.protocol import Backend, Declared
+from attention_conformance.suite.spec.features.feature import Feature
+from attention_conformance.suite.spec.operator import Operator
+from tests.shown import FOLDERS
 
 ROOT = Path(__file__).resolve().parents[1]
 FRAMEWORKS = {
@@ -25,12 +25,12 @@ FRAMEWORKS = {
 @pytest.mark.parametrize(
     "modules",
     [
-        "suite, suite.spec.catalogue, references.sdpa, references.encoder, references.tape",
-        "suite.report, suite.report.commands, suite.report.frames, suite.report.render",
+        "suite.spec.catalogue, references.sdpa, references.encoder, references.tape",
+        "suite.report.commands, suite.report.frames, suite.report.render",
         "suite.records.cells, suite.records.speed, suite.records.findings, suite.records.machine",
         "suite.judge.oracle, suite.checks, suite.run.plan, suite.commands, suite.plugin",
-        "suite.faults; suite.faults.all_faults()",
-        "backends, backends.protocol, backends.registry, backends.textbook",
+        "suite.faults.kernels",
+        "backends.protocol, backends.registry, backends.textbook",
         "suite.measure.run, suite.measure.gate, suite.measure.command, suite.measure.benchmark",
         "suite.search.command, suite.run.script, suite.vectors.export, suite.vectors.judge",
         "suite.sweep.command, suite.sweep.run, suite.sweep.cluster, suite.sweep.child",
@@ -38,7 +38,8 @@ FRAMEWORKS = {
     ],
 )
 def test_importing_loads_no_framework(modules: str) -> None:
-    program = f"import sys, {modules}; print(*sys.modules)"
+    names = [f"attention_conformance.{name}" for name in modules.split(", ")]
+    program = f"import sys, {', '.join(names)}; print(*sys.modules)"
     out = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
@@ -49,7 +50,7 @@ def test_a_run_without_failures_imports_no_fault() -> None:
     options = ["--backend=numpy", "--level=smoke", "-k", "causal", "-p", "no:cacheprovider"]
     program = (
         f"import sys, pytest; code = pytest.main(['suite/test_values.py', *{options}]); "
-        "sys.exit(int(code) or 'suite.faults.kernels' in sys.modules)"
+        "sys.exit(int(code) or 'attention_conformance.suite.faults.kernels' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, check=True)
 
@@ -61,12 +62,15 @@ def test_adapters_are_not_named_like_frameworks() -> None:
 def test_every_package_goes_into_the_wheel() -> None:
     with (ROOT / "pyproject.toml").open("rb") as file:
         said = tomllib.load(file)["tool"]["setuptools"]["packages"]
-    inits = [path for folder in PACKAGES for path in (ROOT / folder).rglob("__init__.py")]
-    assert sorted(said) == sorted(".".join(path.parent.relative_to(ROOT).parts) for path in inits)
+    inits = [path for folder in FOLDERS for path in (ROOT / folder).rglob("__init__.py")]
+    inside = (path.parent.relative_to(ROOT).parts for path in inits)
+    names = (".".join(parts) for parts in inside)
+    package = "attention_conformance"
+    assert sorted(said) == sorted(n if n == package else f"{package}.{n}" for n in names)
 
 
 def test_files_are_short() -> None:
-    paths = [path for folder in (*PACKAGES, "tests") for path in (ROOT / folder).rglob("*.py")]
+    paths = [path for folder in (*FOLDERS, "tests") for path in (ROOT / folder).rglob("*.py")]
     lines = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in paths}
     assert not {str(path): number for path, number in lines.items() if number > 400}
 

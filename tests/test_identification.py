@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from backends import registry
-from backends.protocol import Implementation, own_attention
-from suite.judge.diagnosis.finding import Diagnosis
-from suite.judge.diagnosis.identify import identify
-from suite.spec.case import Case
+from attention_conformance.backends import registry
+from attention_conformance.backends.protocol import Implementation, own_attention
+from attention_conformance.suite.judge.diagnosis.finding import Diagnosis
+from attention_conformance.suite.judge.diagnosis.identify import identify
+from attention_conformance.suite.spec.case import Case
 
 torch = pytest.importorskip("torch")
 

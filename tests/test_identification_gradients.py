@@ -9,9 +9,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from suite.judge.diagnosis import gradients  # noqa: E402
-from suite.judge.diagnosis.instrument import Instrument  # noqa: E402
-from suite.spec.case import Case  # noqa: E402
+from attention_conformance.suite.judge.diagnosis import gradients  # noqa: E402
+from attention_conformance.suite.judge.diagnosis.instrument import Instrument  # noqa: E402
+from attention_conformance.suite.spec.case import Case  # noqa: E402
 from tests.functions import of_torch  # noqa: E402
 from tests.test_identification import CASES, PLAIN, first, of, told  # noqa: E402
 

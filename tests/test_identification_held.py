@@ -11,17 +11,17 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from backends import registry  # noqa: E402
-from suite.checks import all_checks  # noqa: E402
-from suite.judge.cell import Cell  # noqa: E402
-from suite.judge.diagnosis.diagnose import diagnose  # noqa: E402
-from suite.judge.diagnosis.finding import Diagnosis  # noqa: E402
-from suite.judge.diagnosis.held import Evidence, alike  # noqa: E402
-from suite.judge.diagnosis.identify import identify  # noqa: E402
-from suite.judge.diagnosis.instrument import Found, softmax  # noqa: E402
-from suite.judge.diagnosis.look import Look  # noqa: E402
-from suite.judge.judge import judge  # noqa: E402
-from suite.spec.case import Case  # noqa: E402
+from attention_conformance.backends import registry  # noqa: E402
+from attention_conformance.suite.checks import all_checks  # noqa: E402
+from attention_conformance.suite.judge.cell import Cell  # noqa: E402
+from attention_conformance.suite.judge.diagnosis.diagnose import diagnose  # noqa: E402
+from attention_conformance.suite.judge.diagnosis.finding import Diagnosis  # noqa: E402
+from attention_conformance.suite.judge.diagnosis.held import Evidence, alike  # noqa: E402
+from attention_conformance.suite.judge.diagnosis.identify import identify  # noqa: E402
+from attention_conformance.suite.judge.diagnosis.instrument import Found, softmax  # noqa: E402
+from attention_conformance.suite.judge.diagnosis.look import Look  # noqa: E402
+from attention_conformance.suite.judge.judge import judge  # noqa: E402
+from attention_conformance.suite.spec.case import Case  # noqa: E402
 from tests.diagnosed import layers  # noqa: E402
 from tests.functions import of_torch  # noqa: E402
 from tests.test_identification import of  # noqa: E402

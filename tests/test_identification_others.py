@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from backends import registry
-from backends.protocol import Implementation
-from suite.judge.diagnosis import others
-from suite.judge.diagnosis.finding import Diagnosis
-from suite.judge.diagnosis.identify import identify
-from suite.judge.diagnosis.instrument import Instrument
-from suite.spec.case import Case
-from suite.spec.catalogue import cases
+from attention_conformance.backends import registry
+from attention_conformance.backends.protocol import Implementation
+from attention_conformance.suite.judge.diagnosis import others
+from attention_conformance.suite.judge.diagnosis.finding import Diagnosis
+from attention_conformance.suite.judge.diagnosis.identify import identify
+from attention_conformance.suite.judge.diagnosis.instrument import Instrument
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.catalogue import cases
 
 torch = pytest.importorskip("torch")
 
@@ -207,7 +207,7 @@ OTHERS = (
 
 @pytest.mark.parametrize(("name", "sentence", "case"), OTHERS)
 def test_other_operators_are_read(name: str, sentence: str, case: str) -> None:
-    backend = registry.load("suite.faults:mutants")
+    backend = registry.load("attention_conformance.suite.faults:mutants")
     wrong = of(backend, name)
     found = identify(backend, wrong, [Case.parse(case)], seconds=60)
     assert sentence in found[0].sentence
@@ -224,7 +224,7 @@ def test_a_scale_that_was_not_read_is_not_told(monkeypatch: pytest.MonkeyPatch) 
         return problem
 
     monkeypatch.setattr(others, "_of_factor", at_the_last_moment)
-    backend = registry.load("suite.faults:mutants")
+    backend = registry.load("attention_conformance.suite.faults:mutants")
     wrong = of(backend, "latent-scale-roughly")
     assert not identify(backend, wrong, [Case.parse(LATENT)], seconds=60)
 

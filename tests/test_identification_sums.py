@@ -10,9 +10,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from suite.judge.diagnosis import weights  # noqa: E402
-from suite.judge.diagnosis.instrument import Instrument  # noqa: E402
-from suite.spec.case import Case  # noqa: E402
+from attention_conformance.suite.judge.diagnosis import weights  # noqa: E402
+from attention_conformance.suite.judge.diagnosis.instrument import Instrument  # noqa: E402
+from attention_conformance.suite.spec.case import Case  # noqa: E402
 from tests.functions import misread, of_torch  # noqa: E402
 from tests.test_identification import CASES, CAUSAL, PLAIN, first, of, told  # noqa: E402
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from suite.judge.oracle import Oracle, Rounding
-from suite.spec.case import Case
-from suite.spec.catalogue import cases as every_case
-from suite.spec.catalogue import of_operator
-from suite.spec.inputs import draw
-from suite.spec.operator import Operator
-from suite.spec.operators.in_pages import (
+from attention_conformance.suite.judge.oracle import Oracle, Rounding
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.catalogue import cases as every_case
+from attention_conformance.suite.spec.catalogue import of_operator
+from attention_conformance.suite.spec.inputs import draw
+from attention_conformance.suite.spec.operator import Operator
+from attention_conformance.suite.spec.operators.in_pages import (
     NEW,
     TABLE,
     gathered,
@@ -23,8 +23,8 @@ from suite.spec.operators.in_pages import (
     stored,
     stores,
 )
-from suite.spec.operators.latent import LATENT
-from suite.spec.operators.quantized import QUANTIZED
+from attention_conformance.suite.spec.operators.latent import LATENT
+from attention_conformance.suite.spec.operators.quantized import QUANTIZED
 
 PAGED = [
     case

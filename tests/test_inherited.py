@@ -11,16 +11,16 @@ import pytest
 from msgspec.structs import replace
 
 from attention_conformance import UsageError, check_attention
-from suite.checks import all_checks
-from suite.judge.cell import Cell
-from suite.judge.judge import judge
-from suite.records import machine
-from suite.records.cells import load
-from suite.run.loading import UserCode
-from suite.run.options import Options
-from suite.run.plan import Plan
-from suite.run.recorded import record
-from suite.spec.catalogue import find
+from attention_conformance.suite.checks import all_checks
+from attention_conformance.suite.judge.cell import Cell
+from attention_conformance.suite.judge.judge import judge
+from attention_conformance.suite.records import machine
+from attention_conformance.suite.records.cells import load
+from attention_conformance.suite.run.loading import UserCode
+from attention_conformance.suite.run.options import Options
+from attention_conformance.suite.run.plan import Plan
+from attention_conformance.suite.run.recorded import record
+from attention_conformance.suite.spec.catalogue import find
 from tests.functions.own_attention import torch_own
 from tests.test_runs import ISOLATED, run
 

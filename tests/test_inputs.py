@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from suite.spec import catalogue
-from suite.spec.case import Case, Widths
-from suite.spec.catalogue import of_operator
-from suite.spec.dtypes import DTYPES, dtype, round_to
-from suite.spec.inputs import draw, draw_cotangent, draw_tangents
-from suite.spec.operator import Operator
-from suite.spec.operators import OPERATORS
-from suite.spec.operators.sdpa import SDPA
-from suite.spec.recipes import exponentials
-from suite.spec.sizes import Sizes
-from suite.spec.vocabulary import BIASES
+from attention_conformance.suite.spec import catalogue
+from attention_conformance.suite.spec.case import Case, Widths
+from attention_conformance.suite.spec.catalogue import of_operator
+from attention_conformance.suite.spec.dtypes import DTYPES, dtype, round_to
+from attention_conformance.suite.spec.inputs import draw, draw_cotangent, draw_tangents
+from attention_conformance.suite.spec.operator import Operator
+from attention_conformance.suite.spec.operators import OPERATORS
+from attention_conformance.suite.spec.operators.sdpa import SDPA
+from attention_conformance.suite.spec.recipes import exponentials
+from attention_conformance.suite.spec.sizes import Sizes
+from attention_conformance.suite.spec.vocabulary import BIASES
 
 S = Sizes(B=3, H=2, Hkv=2, Lq=7, Lk=5, D=4, Dv=4)
 

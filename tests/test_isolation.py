@@ -14,20 +14,20 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from backends.implementation import Implementation
-from backends.prepared import ProcessDied
-from backends.registry import UsageError
-from suite.checks import all_checks
-from suite.judge import leaks
-from suite.judge.judge import judge
-from suite.records import cells as records
-from suite.run.isolation import wire
-from suite.run.isolation.link import Link
-from suite.run.isolation.remote import RemoteFunction
-from suite.run.isolation.sandbox import Limits
-from suite.run.options import Options
-from suite.run.plan import Plan
-from suite.spec.dtypes import CODES, DTYPES, Code, DType, round_to
+from attention_conformance.backends.implementation import Implementation
+from attention_conformance.backends.prepared import ProcessDied
+from attention_conformance.backends.registry import UsageError
+from attention_conformance.suite.checks import all_checks
+from attention_conformance.suite.judge import leaks
+from attention_conformance.suite.judge.judge import judge
+from attention_conformance.suite.records import cells as records
+from attention_conformance.suite.run.isolation import wire
+from attention_conformance.suite.run.isolation.link import Link
+from attention_conformance.suite.run.isolation.remote import RemoteFunction
+from attention_conformance.suite.run.isolation.sandbox import Limits
+from attention_conformance.suite.run.options import Options
+from attention_conformance.suite.run.plan import Plan
+from attention_conformance.suite.spec.dtypes import CODES, DTYPES, Code, DType, round_to
 from tests.enclosed import TRIED, enclosed, left_open
 from tests.isolated import drawn
 from tests.test_runs import run

@@ -15,18 +15,18 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from backends import registry
-from backends.compilation import Compiled
-from backends.implementation import as_in_programs
-from backends.prepared import PreparedCall
-from backends.protocol import Backend
-from backends.user.function import UserFunction
-from backends.user.layer import UserLayer
-from suite.checks import all_checks
-from suite.spec.case import Case
-from suite.spec.dtypes import DTYPES
-from suite.spec.inputs import Inputs, draw, draw_cotangent
-from suite.spec.vocabulary import LEVELS
+from attention_conformance.backends import registry
+from attention_conformance.backends.compilation import Compiled
+from attention_conformance.backends.implementation import as_in_programs
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.protocol import Backend
+from attention_conformance.backends.user.function import UserFunction
+from attention_conformance.backends.user.layer import UserLayer
+from attention_conformance.suite.checks import all_checks
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.dtypes import DTYPES
+from attention_conformance.suite.spec.inputs import Inputs, draw, draw_cotangent
+from attention_conformance.suite.spec.vocabulary import LEVELS
 from tests.runtimes import judged, of
 
 pytest.importorskip("jax")
@@ -45,7 +45,7 @@ class Counted:
     """How many programs XLA compiles within a `with` block."""
 
     def __init__(self) -> None:
-        from backends._jax.profiler import Compilations
+        from attention_conformance.backends._jax.profiler import Compilations
 
         self.all = Compilations()
 

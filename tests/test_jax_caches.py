@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from suite.run import jax_caches
+from attention_conformance.suite.run import jax_caches
 
 
 def test_what_jax_lowered_is_forgotten_and_not_compiled_again() -> None:

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.protocol import DeclaredRounding
-from suite.checks import all_checks
-from suite.faults.backend import KernelBackend
-from suite.faults.kernels.latent import AbsorbedKernel, LatentKernel
-from suite.judge.cell import Cell
-from suite.judge.oracle import Oracle, Rounding
-from suite.spec.case import Case
-from suite.spec.dtypes import DTYPES
-from suite.spec.inputs import Inputs, draw, draw_cotangent
-from suite.spec.operators.latent import AXES, plain, read, split_causal
+from attention_conformance.backends.protocol import DeclaredRounding
+from attention_conformance.suite.checks import all_checks
+from attention_conformance.suite.faults.backend import KernelBackend
+from attention_conformance.suite.faults.kernels.latent import AbsorbedKernel, LatentKernel
+from attention_conformance.suite.judge.cell import Cell
+from attention_conformance.suite.judge.oracle import Oracle, Rounding
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.dtypes import DTYPES
+from attention_conformance.suite.spec.inputs import Inputs, draw, draw_cotangent
+from attention_conformance.suite.spec.operators.latent import AXES, plain, read, split_causal
 from tests.plain import attention as plain_attention
 from tests.runtimes import of_person
 

@@ -10,12 +10,12 @@ import mpmath
 import numpy as np
 import pytest
 
-import references
-from references.rounding import NO_ROUNDING, Bounded
-from suite.judge.tolerance import roundoffs
-from suite.spec.case import Case
-from suite.spec.inputs import draw, draw_cotangent
-from suite.spec.operators.layer_norm import EPSILON
+from attention_conformance import references
+from attention_conformance.references.rounding import NO_ROUNDING, Bounded
+from attention_conformance.suite.judge.tolerance import roundoffs
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.inputs import draw, draw_cotangent
+from attention_conformance.suite.spec.operators.layer_norm import EPSILON
 
 
 def test_fifty_digits() -> None:

@@ -13,26 +13,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import references
-from backends.statistics import STEPS, trained
-from references import multi_head
-from references.one_head import as_head
-from references.primitives.attend import Attend
-from references.primitives.linear import Linear
-from references.primitives.pairs import Pairs
-from references.primitives.scores import Scores
-from references.rounding import NO_ROUNDING, Bounded
-from references.tape import Leaf
-from suite.judge.tolerance import roundoffs
-from suite.spec.case import Case
-from suite.spec.catalogue import cases
-from suite.spec.covering import covering_array, feasible, pairs_of
-from suite.spec.dtypes import DTYPES, round_to
-from suite.spec.inputs import Inputs, draw
-from suite.spec.operators import encoder, gated
-from suite.spec.operators.layers import PARAMETERS
-from suite.spec.operators.multi_head import AXES, compatible
-from suite.spec.vocabulary import NUMERICS
+from attention_conformance import references
+from attention_conformance.backends.statistics import STEPS, trained
+from attention_conformance.references import multi_head
+from attention_conformance.references.one_head import as_head
+from attention_conformance.references.primitives.attend import Attend
+from attention_conformance.references.primitives.linear import Linear
+from attention_conformance.references.primitives.pairs import Pairs
+from attention_conformance.references.primitives.scores import Scores
+from attention_conformance.references.rounding import NO_ROUNDING, Bounded
+from attention_conformance.references.tape import Leaf
+from attention_conformance.suite.judge.tolerance import roundoffs
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.catalogue import cases
+from attention_conformance.suite.spec.covering import covering_array, feasible, pairs_of
+from attention_conformance.suite.spec.dtypes import DTYPES, round_to
+from attention_conformance.suite.spec.inputs import Inputs, draw
+from attention_conformance.suite.spec.operators import encoder, gated
+from attention_conformance.suite.spec.operators.layers import PARAMETERS
+from attention_conformance.suite.spec.operators.multi_head import AXES, compatible
+from attention_conformance.suite.spec.vocabulary import NUMERICS
 from tests import loops
 
 MULTI_HEAD = (

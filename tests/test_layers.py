@@ -8,18 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.masks import LayerMasks, full
-from backends.protocol import Implementation
-from backends.registry import UsageError, function_implementation, load
-from backends.user.layer import UserLayer
-from suite.checks import all_checks
-from suite.judge.verdict import Verdict
-from suite.report import frames, semantics
-from suite.spec.case import Case
-from suite.spec.catalogue import cases
-from suite.spec.dtypes import DTYPES
-from suite.spec.inputs import draw
-from suite.spec.operators import OPERATORS
+from attention_conformance.backends.masks import LayerMasks, full
+from attention_conformance.backends.protocol import Implementation
+from attention_conformance.backends.registry import UsageError, function_implementation, load
+from attention_conformance.backends.user.layer import UserLayer
+from attention_conformance.suite.checks import all_checks
+from attention_conformance.suite.judge.verdict import Verdict
+from attention_conformance.suite.report import frames, semantics
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.catalogue import cases
+from attention_conformance.suite.spec.dtypes import DTYPES
+from attention_conformance.suite.spec.inputs import draw
+from attention_conformance.suite.spec.operators import OPERATORS
 from tests.records_by_hand import cell, run
 from tests.runtimes import of, verdict_of
 
@@ -187,7 +187,7 @@ def test_a_keras_layer_and_a_flax_module_are_judged(tmp_path: Path) -> None:
 
 
 def test_the_fast_path_is_what_runs(torch_backend: Any) -> None:
-    from backends._torch.masks import witnessed
+    from attention_conformance.backends._torch.masks import witnessed
 
     by_name = {i.name: i for i in torch_backend.implementations()}
     fast, slow = by_name["nn-mha-fast"], by_name["nn-mha"]

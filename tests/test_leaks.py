@@ -12,19 +12,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends import registry
-from backends.protocol import BackendUnavailable, TimeOver
-from suite.checks import all_checks
-from suite.judge import leaks
-from suite.judge.cell import Cell
-from suite.judge.judge import judge
-from suite.judge.verdict import Verdict
-from suite.run.options import Options
-from suite.run.plan import Plan
-from suite.spec.case import Case
-from suite.spec.catalogue import find
-from suite.spec.inputs import draw
-from suite.spec.text import printable
+from attention_conformance.backends import registry
+from attention_conformance.backends.protocol import BackendUnavailable, TimeOver
+from attention_conformance.suite.checks import all_checks
+from attention_conformance.suite.judge import leaks
+from attention_conformance.suite.judge.cell import Cell
+from attention_conformance.suite.judge.judge import judge
+from attention_conformance.suite.judge.verdict import Verdict
+from attention_conformance.suite.run.options import Options
+from attention_conformance.suite.run.plan import Plan
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.catalogue import find
+from attention_conformance.suite.spec.inputs import draw
+from attention_conformance.suite.spec.text import printable
 from tests import unruly
 from tests.miniatures import Miniatures
 from tests.runtimes import verdict_of

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from suite.__main__ import main
-from suite.checks import all_checks
-from suite.spec.catalogue import Ask, Selection, asked, cases, find, one_in
-from suite.spec.levels import ALL, DTYPES_AT, HALF, SHARES, postponed
-from suite.spec.operator import MODES
-from suite.spec.operators import OPERATORS
-from suite.spec.vocabulary import LEVELS
+from attention_conformance.suite.__main__ import main
+from attention_conformance.suite.checks import all_checks
+from attention_conformance.suite.spec.catalogue import Ask, Selection, asked, cases, find, one_in
+from attention_conformance.suite.spec.levels import ALL, DTYPES_AT, HALF, SHARES, postponed
+from attention_conformance.suite.spec.operator import MODES
+from attention_conformance.suite.spec.operators import OPERATORS
+from attention_conformance.suite.spec.vocabulary import LEVELS
 
 
 def selections() -> list[Selection]:

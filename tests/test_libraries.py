@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends import registry
-from backends._transformers.cached import await_build
-from backends.protocol import BackendUnavailable, Implementation
-from suite.spec.case import Case
-from suite.spec.inputs import draw
-from suite.spec.recipes import alibi_slopes
+from attention_conformance.backends import registry
+from attention_conformance.backends._transformers.cached import await_build
+from attention_conformance.backends.protocol import BackendUnavailable, Implementation
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.inputs import draw
+from attention_conformance.suite.spec.recipes import alibi_slopes
 from tests import runtimes
 from tests.runtimes import verdict_of
 

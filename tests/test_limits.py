@@ -7,20 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from backends import registry
-from backends.implementation import Implementation
-from backends.limits import Limits
-from backends.prepared import ForwardOnly, PreparedCall
-from backends.registry import UsageError
-from suite.checks import all_checks
-from suite.judge.cell import Cell
-from suite.judge.judge import judge
-from suite.run.options import Options
-from suite.run.plan import Plan
-from suite.run.recorded import record
-from suite.run.suggestions import of_triton, suggestion, suggestions
-from suite.spec.case import Case, parse_sizes
-from suite.spec.vocabulary import REFUSED
+from attention_conformance.backends import registry
+from attention_conformance.backends.implementation import Implementation
+from attention_conformance.backends.limits import Limits
+from attention_conformance.backends.prepared import ForwardOnly, PreparedCall
+from attention_conformance.backends.registry import UsageError
+from attention_conformance.suite.checks import all_checks
+from attention_conformance.suite.judge.cell import Cell
+from attention_conformance.suite.judge.judge import judge
+from attention_conformance.suite.run.options import Options
+from attention_conformance.suite.run.plan import Plan
+from attention_conformance.suite.run.recorded import record
+from attention_conformance.suite.run.suggestions import of_triton, suggestion, suggestions
+from attention_conformance.suite.spec.case import Case, parse_sizes
+from attention_conformance.suite.spec.vocabulary import REFUSED
 from tests.records_by_hand import cell
 from tests.test_claims import CLAIMED, judged, plan, wrong
 

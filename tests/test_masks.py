@@ -7,9 +7,17 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from suite.spec.masks import Boolean, Causal, Padding, Segments, Tree, Window, parse_mask
-from suite.spec.operators import sdpa_cases
-from suite.spec.sizes import PairIndex, Sizes
+from attention_conformance.suite.spec.masks import (
+    Boolean,
+    Causal,
+    Padding,
+    Segments,
+    Tree,
+    Window,
+    parse_mask,
+)
+from attention_conformance.suite.spec.operators import sdpa_cases
+from attention_conformance.suite.spec.sizes import PairIndex, Sizes
 
 
 def by_loops(sizes: Sizes, rule: Callable[[int, int, int, int], bool]) -> np.ndarray:

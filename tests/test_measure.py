@@ -13,21 +13,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends._numpy.attention import Definition
-from backends._numpy.backend import NumpyBackend
-from backends.prepared import PreparedCall
-from backends.registry import load
-from suite.judge.derivative import names_of
-from suite.measure import protocol
-from suite.measure.call import TimedCall
-from suite.measure.clock import Clock, Rotation
-from suite.measure.protocol import RefusedTime, UnsupportedCall
-from suite.measure.run import Measurement
-from suite.measure.seen import KEPT, Seen
-from suite.spec.case import Case
-from suite.spec.catalogue.workloads import WORKLOADS, named, sweep
-from suite.spec.inputs import draw
-from suite.spec.operators.sdpa import pairs as pairs_of_sdpa
+from attention_conformance.backends._numpy.attention import Definition
+from attention_conformance.backends._numpy.backend import NumpyBackend
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.registry import load
+from attention_conformance.suite.judge.derivative import names_of
+from attention_conformance.suite.measure import protocol
+from attention_conformance.suite.measure.call import TimedCall
+from attention_conformance.suite.measure.clock import Clock, Rotation
+from attention_conformance.suite.measure.protocol import RefusedTime, UnsupportedCall
+from attention_conformance.suite.measure.run import Measurement
+from attention_conformance.suite.measure.seen import KEPT, Seen
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.catalogue.workloads import WORKLOADS, named, sweep
+from attention_conformance.suite.spec.inputs import draw
+from attention_conformance.suite.spec.operators.sdpa import pairs as pairs_of_sdpa
 from tests.runtimes import of
 from tests.twins import (
     AntiCausal,
@@ -317,9 +317,9 @@ import statistics
 import torch
 torch.set_num_threads(1)
 from torch.utils.benchmark import Timer
-from backends.registry import load
-from suite.measure.call import TimedCall
-from suite.spec.catalogue.workloads import named
+from attention_conformance.backends.registry import load
+from attention_conformance.suite.measure.call import TimedCall
+from attention_conformance.suite.spec.catalogue.workloads import named
 (sdpa,) = (i for i in load("torch").implementations() if i.name == "sdpa")
 for name in {AGREE}:
     timed = TimedCall(sdpa, named(name)[0].case())

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends import registry
-from backends.memory import EXPANDED, INNER
-from suite.spec.case import Case
-from suite.spec.dtypes import DTYPES
-from suite.spec.inputs import draw
-from suite.spec.vocabulary import ARRANGEMENTS
+from attention_conformance.backends import registry
+from attention_conformance.backends.memory import EXPANDED, INNER
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.dtypes import DTYPES
+from attention_conformance.suite.spec.inputs import draw
+from attention_conformance.suite.spec.vocabulary import ARRANGEMENTS
 
 STRIDED = ["numpy", "torch", "tests.honest:honest"]
 

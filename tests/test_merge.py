@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from suite.judge.comparison import against_oracle
-from suite.judge.oracle import Oracle, Rounding
-from suite.judge.verdict import Deviation
-from suite.spec.case import Case
-from suite.spec.dtypes import DTYPES
-from suite.spec.inputs import draw
+from attention_conformance.suite.judge.comparison import against_oracle
+from attention_conformance.suite.judge.oracle import Oracle, Rounding
+from attention_conformance.suite.judge.verdict import Deviation
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.dtypes import DTYPES
+from attention_conformance.suite.spec.inputs import draw
 from tests.plain import attention as plain_attention
 
 FOUR = "merge/none/mha/f64/b2h3q5k4d8"

@@ -14,8 +14,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from suite import __version__
-from suite.records.machine import PACKAGES
+from attention_conformance.suite import __version__
+from tests.shown import FOLDERS
 
 yaml = pytest.importorskip("yaml")
 
@@ -117,5 +117,5 @@ def test_what_the_suite_imports_is_declared() -> None:
     names = named([*PROJECT["dependencies"], *(text for extra in extras for text in extra)])
     # TensorFlow comes as tensorflow-cpu, jaxlib with jax.
     names |= {"tensorflow", "jaxlib"}
-    paths = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+    paths = [path for package in FOLDERS for path in (ROOT / package).rglob("*.py")]
     assert not undeclared(paths, names)

@@ -6,8 +6,8 @@ from unittest.mock import patch
 
 import pytest
 
-from backends.prepared import NoKernel, kernel_missing
-from backends.registry import load
+from attention_conformance.backends.prepared import NoKernel, kernel_missing
+from attention_conformance.backends.registry import load
 from tests.runtimes import judged, of
 
 

@@ -14,30 +14,30 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends._numpy import NumpyEngine, Rounded
-from backends.declared import ATTENTION_FEATURES, Declared
-from backends.masks import dense_arguments
-from backends.prepared import PreparedCall
-from backends.protocol import Implementation
-from references.composition import Composition, Problem, Reference
-from references.primitives.attend import Attend
-from references.primitives.pairs import Pairs
-from references.primitives.scores import Scores
-from suite.checks import all_checks
-from suite.judge.cell import Cell
-from suite.judge.check import Check
-from suite.judge.judge import judge
-from suite.judge.verdict import Verdict
-from suite.report import conformance, frames
-from suite.run.recorded import record
-from suite.spec import catalogue
-from suite.spec.case import Case
-from suite.spec.dtypes import round_to
-from suite.spec.inputs import Inputs, draw
-from suite.spec.levels import Ask
-from suite.spec.operator import Asks, Operator
-from suite.spec.operators import OPERATORS
-from suite.spec.recipes import DRAWS
+from attention_conformance.backends._numpy import NumpyEngine, Rounded
+from attention_conformance.backends.declared import ATTENTION_FEATURES, Declared
+from attention_conformance.backends.masks import dense_arguments
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.protocol import Implementation
+from attention_conformance.references.composition import Composition, Problem, Reference
+from attention_conformance.references.primitives.attend import Attend
+from attention_conformance.references.primitives.pairs import Pairs
+from attention_conformance.references.primitives.scores import Scores
+from attention_conformance.suite.checks import all_checks
+from attention_conformance.suite.judge.cell import Cell
+from attention_conformance.suite.judge.check import Check
+from attention_conformance.suite.judge.judge import judge
+from attention_conformance.suite.judge.verdict import Verdict
+from attention_conformance.suite.report import conformance, frames
+from attention_conformance.suite.run.recorded import record
+from attention_conformance.suite.spec import catalogue
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.dtypes import round_to
+from attention_conformance.suite.spec.inputs import Inputs, draw
+from attention_conformance.suite.spec.levels import Ask
+from attention_conformance.suite.spec.operator import Asks, Operator
+from attention_conformance.suite.spec.operators import OPERATORS
+from attention_conformance.suite.spec.recipes import DRAWS
 from tests.records_by_hand import run as run_of
 
 
@@ -139,7 +139,7 @@ def known(monkeypatch: pytest.MonkeyPatch) -> None:
     """The line in the table of operators, and the reference that is found by the operator's name."""
     monkeypatch.setitem(OPERATORS, MEAN.name, MEAN)
     module = SimpleNamespace(reference=Reference(compose))
-    monkeypatch.setitem(sys.modules, f"references.{MEAN.module}", module)
+    monkeypatch.setitem(sys.modules, f"attention_conformance.references.{MEAN.module}", module)
 
 
 def judged(name: str, level: str = "standard") -> Mapping[Cell, Verdict]:

@@ -9,14 +9,14 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from backends import registry
-from backends.protocol import PreparedCall
-from backends.threads import threads_asked
-from suite.checks import all_checks
-from suite.spec.cache import Cache
-from suite.spec.case import Case
-from suite.spec.dtypes import DTYPES
-from suite.spec.inputs import Inputs, draw
+from attention_conformance.backends import registry
+from attention_conformance.backends.protocol import PreparedCall
+from attention_conformance.backends.threads import threads_asked
+from attention_conformance.suite.checks import all_checks
+from attention_conformance.suite.spec.cache import Cache
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.dtypes import DTYPES
+from attention_conformance.suite.spec.inputs import Inputs, draw
 from tests.runtimes import crossed, judged, of
 
 onnx = pytest.importorskip("onnx")

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from backends import registry
-from suite.spec.case import Case
-from suite.spec.dtypes import DTYPES
-from suite.spec.inputs import draw
-from suite.spec.malformed import MALFORMED_CASES
+from attention_conformance.backends import registry
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.dtypes import DTYPES
+from attention_conformance.suite.spec.inputs import draw
+from attention_conformance.suite.spec.malformed import MALFORMED_CASES
 from tests.runtimes import crossed, judged, of
 
 pytest.importorskip("openvino")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.registry import UsageError, function_implementation, load
+from attention_conformance.backends.registry import UsageError, function_implementation, load
 from tests.runtimes import of_person
 
 FUNCTIONS = Path(__file__).parent / "functions"

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from suite.run.options import Options
-from suite.run.plan import Plan
-from suite.run.steps import overflowing
-from suite.spec.dtypes import DTYPES, round_to
+from attention_conformance.suite.run.options import Options
+from attention_conformance.suite.run.plan import Plan
+from attention_conformance.suite.run.steps import overflowing
+from attention_conformance.suite.spec.dtypes import DTYPES, round_to
 from tests.test_claims import plan
 from tests.test_inherited import FUNCTIONS, judged
 

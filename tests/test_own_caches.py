@@ -9,12 +9,17 @@ from typing import Any
 
 import pytest
 
-from backends.protocol import Implementation
-from backends.registry import UsageError, callable_implementation, function_implementation, load
-from suite.judge.cell import Cell
-from suite.judge.check import Check
-from suite.spec.case import Case
-from suite.spec.inputs import draw
+from attention_conformance.backends.protocol import Implementation
+from attention_conformance.backends.registry import (
+    UsageError,
+    callable_implementation,
+    function_implementation,
+    load,
+)
+from attention_conformance.suite.judge.cell import Cell
+from attention_conformance.suite.judge.check import Check
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.inputs import draw
 from tests.runtimes import of_person
 
 FUNCTIONS = Path(__file__).parent / "functions" / "caching.py"

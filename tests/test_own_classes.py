@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from attention_conformance import judge_module
-from backends.registry import UsageError, function_implementation
-from backends.user.construct import CONSTRUCTOR, Maker, Settings, order_of
-from backends.user.found import Variable, readings
-from suite.run.options import Options
-from suite.run.plan import Plan
-from suite.spec.case import Case
-from suite.spec.inputs import draw
+from attention_conformance.backends.registry import UsageError, function_implementation
+from attention_conformance.backends.user.construct import CONSTRUCTOR, Maker, Settings, order_of
+from attention_conformance.backends.user.found import Variable, readings
+from attention_conformance.suite.run.options import Options
+from attention_conformance.suite.run.plan import Plan
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.inputs import draw
 from tests.runtimes import verdict_of
 
 FUNCTIONS = Path(__file__).parent / "functions"
@@ -133,7 +133,7 @@ KERAS = FUNCTIONS / "own_keras_classes.py"
 @pytest.fixture(scope="module")
 def tf_backend() -> Any:
     pytest.importorskip("tensorflow")
-    from backends.registry import load
+    from attention_conformance.backends.registry import load
 
     return load("tf")
 

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from backends.binder import arguments
-from backends.limits import Limits
-from backends.registry import UsageError, function_implementation
-from backends.user.layer import FACTORY, UserLayer
-from suite.__main__ import main
-from suite.checks import all_checks
-from suite.run.options import Options
-from suite.run.plan import Plan
-from suite.spec.case import Case
-from suite.spec.inputs import draw
+from attention_conformance.backends.binder import arguments
+from attention_conformance.backends.limits import Limits
+from attention_conformance.backends.registry import UsageError, function_implementation
+from attention_conformance.backends.user.layer import FACTORY, UserLayer
+from attention_conformance.suite.__main__ import main
+from attention_conformance.suite.checks import all_checks
+from attention_conformance.suite.run.options import Options
+from attention_conformance.suite.run.plan import Plan
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.inputs import draw
 from tests.test_layers import OWN, PLAIN, judged, user_layer
 
 FUNCTIONS = Path(__file__).parent / "functions"

@@ -6,15 +6,21 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from backends.protocol import DeclaredRounding
-from backends.registry import load
-from suite.checks import all_checks
-from suite.judge.cell import Cell
-from suite.judge.oracle import Oracle, Rounding
-from suite.spec.case import Case
-from suite.spec.catalogue import cases
-from suite.spec.inputs import Inputs, draw, draw_cotangent
-from suite.spec.operators.packed import hidden_pairs, lengths, segments, summed, written
+from attention_conformance.backends.protocol import DeclaredRounding
+from attention_conformance.backends.registry import load
+from attention_conformance.suite.checks import all_checks
+from attention_conformance.suite.judge.cell import Cell
+from attention_conformance.suite.judge.oracle import Oracle, Rounding
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.catalogue import cases
+from attention_conformance.suite.spec.inputs import Inputs, draw, draw_cotangent
+from attention_conformance.suite.spec.operators.packed import (
+    hidden_pairs,
+    lengths,
+    segments,
+    summed,
+    written,
+)
 from tests.plain import attention as plain_attention
 
 PLAIN = "packed/none/mha/f64/b3h4q24k24d8/seg5.7.12"

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from attention_conformance.report import Report
-from suite.report.frames import facts_of, latest, measurements
-from suite.report.kinds import CONFORMANCE, frames_of
-from suite.report.overview import TOPICS, overview
-from suite.report.render import render
-from suite.report.site import write
-from suite.run.options import Options
-from suite.run.recorded import header as header_of
+from attention_conformance.suite.report.frames import facts_of, latest, measurements
+from attention_conformance.suite.report.kinds import CONFORMANCE, frames_of
+from attention_conformance.suite.report.overview import TOPICS, overview
+from attention_conformance.suite.report.render import render
+from attention_conformance.suite.report.site import write
+from attention_conformance.suite.run.options import Options
+from attention_conformance.suite.run.recorded import header as header_of
 from tests import page_questions
 from tests.conftest import watched
 from tests.pages_by_hand import HOSTILE, facts, hostile, runs
@@ -57,7 +57,7 @@ def test_implementations_stand_by_operator() -> None:
 
 
 def test_every_operator_belongs_to_a_topic() -> None:
-    from suite.spec.operators import OPERATORS
+    from attention_conformance.suite.spec.operators import OPERATORS
 
     named = {name for topic in TOPICS for name in topic.operators}
     assert named == {name for name, operator in OPERATORS.items() if not operator.is_default}
@@ -109,7 +109,7 @@ def test_the_sentences_say_what_is_wrong_and_what_changed() -> None:
 
 
 def test_a_known_failure_cites_its_cause_and_its_finding() -> None:
-    from suite.records.findings import SEVERITIES, STATES, manifests
+    from attention_conformance.suite.records.findings import SEVERITIES, STATES, manifests
 
     known = next(
         entry

@@ -9,14 +9,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from backends.registry import UsageError, function_implementation, load
-from suite.judge.oracle import Oracle, Rounding
-from suite.spec.case import Case
-from suite.spec.catalogue import cases as every_case
-from suite.spec.catalogue import of_operator
-from suite.spec.inputs import Inputs, draw, draw_cotangent
-from suite.spec.operators.packed import segments
-from suite.spec.operators.paged import MIXED, PAGED, PLAIN, page_counts, pool, with_pages_of
+from attention_conformance.backends.registry import UsageError, function_implementation, load
+from attention_conformance.suite.judge.oracle import Oracle, Rounding
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.catalogue import cases as every_case
+from attention_conformance.suite.spec.catalogue import of_operator
+from attention_conformance.suite.spec.inputs import Inputs, draw, draw_cotangent
+from attention_conformance.suite.spec.operators.packed import segments
+from attention_conformance.suite.spec.operators.paged import (
+    MIXED,
+    PAGED,
+    PLAIN,
+    page_counts,
+    pool,
+    with_pages_of,
+)
 from tests.plain import attention as plain_attention
 from tests.runtimes import of_person
 

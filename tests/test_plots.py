@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from suite.__main__ import main
-from suite.report import plots
-from suite.report.frames import measurements
-from suite.report.kinds import frames_of
+from attention_conformance.suite.__main__ import main
+from attention_conformance.suite.report import plots
+from attention_conformance.suite.report.frames import measurements
+from attention_conformance.suite.report.kinds import frames_of
 from tests.records_by_hand import cell
 from tests.records_by_hand import run as run_of_cells
 from tests.speed_by_hand import record, run, sweep, write

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from backends.protocol import TimeOver
-from suite.run import process
+from attention_conformance.backends.protocol import TimeOver
+from attention_conformance.suite.run import process
 
 PARENT = """
 import os, subprocess, sys, time
@@ -37,7 +37,7 @@ GRANDPARENT = """
 import os, sys
 from pathlib import Path
 os.register_at_fork(before=lambda: os._exit(1))  # as JAX warns: its threads are not safe in a fork
-from suite.run import process
+from attention_conformance.suite.run import process
 process.run_module(["endless"], Path.cwd(), {})
 """
 

@@ -77,7 +77,7 @@ def test_a_python_without_assertions_is_refused() -> None:
 def test_what_holds_the_end_of_a_run_is_ended_and_named(tmp_path: Path) -> None:
     (tmp_path / "holds.py").write_text(
         "import atexit, threading\n"
-        "from suite.run import process\n"
+        "from attention_conformance.suite.run import process\n"
         "from tests.unruly import Miniatures, unruly\n"
         "process.EXIT_SECONDS = 1.0\n"
         "def hold():\n"

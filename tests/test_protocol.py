@@ -9,13 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends import registry
-from backends._numpy import Rounded
-from backends._numpy.backend import NumpyBackend
-from backends.declared import ATTENTION_FEATURES, LAYER_FEATURES, OF_BACKENDS, checked_name
-from backends.memory import sequences
-from backends.prepared import LAYER_OUTPUTS, PreparedCall
-from backends.protocol import (
+from attention_conformance.backends import registry
+from attention_conformance.backends._numpy import Rounded
+from attention_conformance.backends._numpy.backend import NumpyBackend
+from attention_conformance.backends.declared import (
+    ATTENTION_FEATURES,
+    LAYER_FEATURES,
+    OF_BACKENDS,
+    checked_name,
+)
+from attention_conformance.backends.memory import sequences
+from attention_conformance.backends.prepared import LAYER_OUTPUTS, PreparedCall
+from attention_conformance.backends.protocol import (
     Backend,
     Compilers,
     DeclarationError,
@@ -23,23 +28,23 @@ from backends.protocol import (
     DeclaredRounding,
     Implementation,
 )
-from backends.registry import UsageError, function_implementation
-from suite.spec.case import Case
-from suite.spec.catalogue import cases, find
-from suite.spec.inputs import Inputs, draw
-from suite.spec.operators import WORDS
-from suite.spec.operators.cached import FEATURES as CACHED_FEATURES
-from suite.spec.operators.encoder import FEATURES as ENCODER_FEATURES
-from suite.spec.operators.latent import FEATURES as LATENT_FEATURES
-from suite.spec.operators.latent import SERVED
-from suite.spec.operators.merge import FEATURES as MERGE_FEATURES
-from suite.spec.operators.packed import FEATURES as PACKED_FEATURES
-from suite.spec.operators.paged import FEATURES as PAGED_FEATURES
-from suite.spec.operators.paged_write import FEATURES as WRITE_FEATURES
-from suite.spec.operators.quantized import FEATURES as QUANTIZED_FEATURES
-from suite.spec.operators.quantized_write import FEATURES as CODES_FEATURES
-from suite.spec.operators.rotary import FEATURES as ROTARY_FEATURES
-from suite.spec.vocabulary import DEVICES
+from attention_conformance.backends.registry import UsageError, function_implementation
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.catalogue import cases, find
+from attention_conformance.suite.spec.inputs import Inputs, draw
+from attention_conformance.suite.spec.operators import WORDS
+from attention_conformance.suite.spec.operators.cached import FEATURES as CACHED_FEATURES
+from attention_conformance.suite.spec.operators.encoder import FEATURES as ENCODER_FEATURES
+from attention_conformance.suite.spec.operators.latent import FEATURES as LATENT_FEATURES
+from attention_conformance.suite.spec.operators.latent import SERVED
+from attention_conformance.suite.spec.operators.merge import FEATURES as MERGE_FEATURES
+from attention_conformance.suite.spec.operators.packed import FEATURES as PACKED_FEATURES
+from attention_conformance.suite.spec.operators.paged import FEATURES as PAGED_FEATURES
+from attention_conformance.suite.spec.operators.paged_write import FEATURES as WRITE_FEATURES
+from attention_conformance.suite.spec.operators.quantized import FEATURES as QUANTIZED_FEATURES
+from attention_conformance.suite.spec.operators.quantized_write import FEATURES as CODES_FEATURES
+from attention_conformance.suite.spec.operators.rotary import FEATURES as ROTARY_FEATURES
+from attention_conformance.suite.spec.vocabulary import DEVICES
 
 F32 = find("sdpa/none/mha/f32/b2h3q5k7d8").dtype
 
@@ -275,8 +280,8 @@ def test_a_misspelled_declaration_of_a_third_party_is_a_usage_error(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "misspelled_adapter.py").write_text(
-        "from backends._numpy.backend import NumpyBackend\n"
-        "from backends.protocol import Declared\n"
+        "from attention_conformance.backends._numpy.backend import NumpyBackend\n"
+        "from attention_conformance.backends.protocol import Declared\n"
         "class Mine(NumpyBackend):\n"
         "    name = 'mine'\n"
         "declared = Declared(numerics='exakt')\n"

@@ -18,7 +18,7 @@ from attention_conformance import (
     judge_module,
     parametrize_attention,
 )
-from suite.records import cells as records
+from attention_conformance.suite.records import cells as records
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -10,16 +10,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from references.rounding import precision_for
-from suite.judge.oracle import Oracle, Rounding
-from suite.spec.case import Case
-from suite.spec.catalogue import cases as every_case
-from suite.spec.catalogue import of_operator
-from suite.spec.dtypes import CODES, round_to
-from suite.spec.inputs import Inputs, draw
-from suite.spec.operators.in_pages import gathered
-from suite.spec.operators.quantized import KINDS, QUANTIZED, broadcast, dequantized
-from suite.spec.operators.quantized_write import QUANTIZED_WRITE
+from attention_conformance.references.rounding import precision_for
+from attention_conformance.suite.judge.oracle import Oracle, Rounding
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.catalogue import cases as every_case
+from attention_conformance.suite.spec.catalogue import of_operator
+from attention_conformance.suite.spec.dtypes import CODES, round_to
+from attention_conformance.suite.spec.inputs import Inputs, draw
+from attention_conformance.suite.spec.operators.in_pages import gathered
+from attention_conformance.suite.spec.operators.quantized import (
+    KINDS,
+    QUANTIZED,
+    broadcast,
+    dequantized,
+)
+from attention_conformance.suite.spec.operators.quantized_write import QUANTIZED_WRITE
 from tests.runtimes import of_person
 
 FUNCTIONS = Path(__file__).parent / "functions" / "coding.py"

@@ -15,23 +15,23 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from backends import registry
-from backends.prepared import PreparedCall
-from backends.protocol import Backend, Compilers, Implementation
-from suite.checks import all_checks
-from suite.judge import elections, leaks
-from suite.judge.cell import Cell
-from suite.judge.check import Check
-from suite.judge.judge import judge
-from suite.judge.verdict import Deviation, Verdict
-from suite.records.expectations import Manifest, load_named
-from suite.run.loading import load_backend
-from suite.run.options import Options
-from suite.run.plan import Plan
-from suite.spec.case import Case
-from suite.spec.dtypes import DTYPES
-from suite.spec.inputs import Inputs, draw, draw_cotangent
-from suite.spec.levels import OPTIMIZED
+from attention_conformance.backends import registry
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.protocol import Backend, Compilers, Implementation
+from attention_conformance.suite.checks import all_checks
+from attention_conformance.suite.judge import elections, leaks
+from attention_conformance.suite.judge.cell import Cell
+from attention_conformance.suite.judge.check import Check
+from attention_conformance.suite.judge.judge import judge
+from attention_conformance.suite.judge.verdict import Deviation, Verdict
+from attention_conformance.suite.records.expectations import Manifest, load_named
+from attention_conformance.suite.run.loading import load_backend
+from attention_conformance.suite.run.options import Options
+from attention_conformance.suite.run.plan import Plan
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.dtypes import DTYPES
+from attention_conformance.suite.spec.inputs import Inputs, draw, draw_cotangent
+from attention_conformance.suite.spec.levels import OPTIMIZED
 from tests.miniatures import Miniature, Miniatures
 from tests.runtimes import of
 
@@ -233,7 +233,7 @@ def test_compilers_and_people_are_asked_as_they_are(backend: Any) -> None:
 
 def test_options_that_a_release_lacks_are_left_out() -> None:
     pytest.importorskip("jax")
-    from backends._jax import quickly
+    from attention_conformance.backends._jax import quickly
 
     with patch.dict(quickly.OPTIONS, {"xla_no_such_option": 1}):
         known = quickly.known_options()
@@ -263,8 +263,8 @@ def operations(text: str) -> Counter[str]:
 )
 def test_both_programs_do_the_same(backend: Any, name: str, text: str) -> None:
     """Products, conversions and all else, and so who rounds where; of gradients, too."""
-    from backends._jax.programs import divided
-    from backends._jax.quickly import known_options
+    from attention_conformance.backends._jax.programs import divided
+    from attention_conformance.backends._jax.quickly import known_options
 
     inputs = draw(Case.parse(text))
     prepared = of(backend, name).prepare(inputs)
@@ -286,7 +286,7 @@ def test_both_programs_do_the_same(backend: Any, name: str, text: str) -> None:
 
 
 def test_answers_and_gradients_come_from_programs_of_their_own(backend: Any) -> None:
-    from backends._jax.profiler import Compilations
+    from attention_conformance.backends._jax.profiler import Compilations
 
     inputs = draw(Case.parse("sdpa/causal/gqa2/f32/b2h4q6k7d8"))
     cotangent = backend.array(draw_cotangent(inputs.case, 0), DTYPES["f32"])

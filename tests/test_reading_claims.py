@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from backends import registry
-from backends.claims import ORDER, Claims, read_claims
-from backends.limits import Limits
-from backends.registry import UsageError
-from suite.run.options import Options
-from suite.run.plan import Plan
-from suite.spec.claims import claims
+from attention_conformance.backends import registry
+from attention_conformance.backends.claims import ORDER, Claims, read_claims
+from attention_conformance.backends.limits import Limits
+from attention_conformance.backends.registry import UsageError
+from attention_conformance.suite.run.options import Options
+from attention_conformance.suite.run.plan import Plan
+from attention_conformance.suite.spec.claims import claims
 from tests.test_claims import CLAIMED, plan
 
 

@@ -9,8 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from suite.records.cells import DifferentCaseLists, IncompleteShards, digest, load, merge, writer
-from suite.records.lines import (
+from attention_conformance.suite.records.cells import (
+    DifferentCaseLists,
+    IncompleteShards,
+    digest,
+    load,
+    merge,
+    writer,
+)
+from attention_conformance.suite.records.lines import (
     BrokenLine,
     DuplicateCell,
     NotARecordFile,

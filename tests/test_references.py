@@ -15,18 +15,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import references
-from references import blocked, rounding, sdpa
-from references.rounding import NO_ROUNDING, NoExtendedPrecision, precision_for
-from suite.judge.tolerance import roundoffs
-from suite.spec.cache import Cache
-from suite.spec.case import Case
-from suite.spec.catalogue import gradient_cases, of_operator
-from suite.spec.dtypes import DTYPES
-from suite.spec.inputs import Inputs, draw, draw_cotangent
-from suite.spec.operators import OPERATORS
-from suite.spec.recipes import alibi_bias
-from suite.spec.vocabulary import OPERANDS
+from attention_conformance import references
+from attention_conformance.references import blocked, rounding, sdpa
+from attention_conformance.references.rounding import (
+    NO_ROUNDING,
+    NoExtendedPrecision,
+    precision_for,
+)
+from attention_conformance.suite.judge.tolerance import roundoffs
+from attention_conformance.suite.spec.cache import Cache
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.catalogue import gradient_cases, of_operator
+from attention_conformance.suite.spec.dtypes import DTYPES
+from attention_conformance.suite.spec.inputs import Inputs, draw, draw_cotangent
+from attention_conformance.suite.spec.operators import OPERATORS
+from attention_conformance.suite.spec.recipes import alibi_bias
+from attention_conformance.suite.spec.vocabulary import OPERANDS
 from tests import loops, online, plain
 
 TINY = (
@@ -344,8 +348,9 @@ def test_memory_at_32768_keys() -> None:
     """Value, bound and variance of 16 query rows... of all 32768 rows stay within 500 MB."""
     root = Path(__file__).resolve().parents[1]
     program = (
-        "import numpy as np; from references.sdpa import attention; from suite.spec.masks "
-        "import Causal, PairIndex, Sizes; L = 32768; rng = np.random.default_rng(0); "
+        "import numpy as np; from attention_conformance.references.sdpa import attention; "
+        "from attention_conformance.suite.spec.masks import Causal, PairIndex, Sizes; "
+        "L = 32768; rng = np.random.default_rng(0); "
         "q, k, v = (rng.standard_normal((1, 1, L, 64)) for _ in range(3)); "
         "s = Sizes(1, 1, 1, L, L, 64, 64); m = Causal(); "
         "attention(q, k, v, mask=lambda rows: m.allowed(PairIndex.of(s, 0, rows)), terms=True, "

@@ -9,21 +9,21 @@ from typing import Any
 
 import pytest
 
+from attention_conformance.backends.claims import Claims
+from attention_conformance.backends.compilation import compiled_forms
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.registry import load
 from attention_conformance.judging import plan_of
-from backends.claims import Claims
-from backends.compilation import compiled_forms
-from backends.prepared import PreparedCall
-from backends.registry import load
-from suite.checks import all_checks
-from suite.judge import refusal
-from suite.judge.cell import Cell
-from suite.judge.diagnosis.diagnose import diagnose
-from suite.judge.judge import judge
-from suite.judge.trial import trial
-from suite.judge.verdict import Verdict
-from suite.spec.catalogue import find
-from suite.spec.inputs import Inputs
-from suite.spec.vocabulary import BROKEN, REFUSED
+from attention_conformance.suite.checks import all_checks
+from attention_conformance.suite.judge import refusal
+from attention_conformance.suite.judge.cell import Cell
+from attention_conformance.suite.judge.diagnosis.diagnose import diagnose
+from attention_conformance.suite.judge.judge import judge
+from attention_conformance.suite.judge.trial import trial
+from attention_conformance.suite.judge.verdict import Verdict
+from attention_conformance.suite.spec.catalogue import find
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.vocabulary import BROKEN, REFUSED
 from tests.functions import partly
 from tests.miniatures import Miniature, Miniatures
 from tests.runtimes import verdict_of

@@ -6,11 +6,11 @@ import inspect
 
 import pytest
 
-from backends import registry
-from backends.protocol import Implementation
-from suite.checks import all_checks
-from suite.judge.judge import judge
-from suite.judge.verdict import Verdict
+from attention_conformance.backends import registry
+from attention_conformance.backends.protocol import Implementation
+from attention_conformance.suite.checks import all_checks
+from attention_conformance.suite.judge.judge import judge
+from attention_conformance.suite.judge.verdict import Verdict
 
 torch = pytest.importorskip("torch")
 

@@ -12,11 +12,17 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from suite.report import FORMATS, SITE
-from suite.report.commands import add_diff_parser, add_report_parser
-from suite.report.kinds import CONFORMANCE, KINDS, TABLES, frames_of, load_runs
-from suite.report.render import render
-from suite.spec.vocabulary import STATUSES
+from attention_conformance.suite.report import FORMATS, SITE
+from attention_conformance.suite.report.commands import add_diff_parser, add_report_parser
+from attention_conformance.suite.report.kinds import (
+    CONFORMANCE,
+    KINDS,
+    TABLES,
+    frames_of,
+    load_runs,
+)
+from attention_conformance.suite.report.render import render
+from attention_conformance.suite.spec.vocabulary import STATUSES
 from tests.records_by_hand import cell, elect, header, run, write
 
 CASES = [f"sdpa/none/mha/f32/b1h1q1k{n}d8" for n in range(1, 7)]

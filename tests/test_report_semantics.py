@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from suite.checks import all_checks
-from suite.records.cells import CellRecord
-from suite.report import semantics
+from attention_conformance.suite.checks import all_checks
+from attention_conformance.suite.records.cells import CellRecord
+from attention_conformance.suite.report import semantics
 from tests.records_by_hand import cell, elect, frame
 
 

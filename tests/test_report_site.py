@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from suite.__main__ import main
-from suite.records.speed import SpeedHeader, SpeedRun
-from suite.report.conformance import CHANGED, DISTRIBUTION
-from suite.report.frames import cells as frame_of
-from suite.report.frames import facts_of, latest, measurements, newest_times
-from suite.report.kinds import frames_of
-from suite.report.site import _part, _paths, pages, write
+from attention_conformance.suite.__main__ import main
+from attention_conformance.suite.records.speed import SpeedHeader, SpeedRun
+from attention_conformance.suite.report.conformance import CHANGED, DISTRIBUTION
+from attention_conformance.suite.report.frames import cells as frame_of
+from attention_conformance.suite.report.frames import facts_of, latest, measurements, newest_times
+from attention_conformance.suite.report.kinds import frames_of
+from attention_conformance.suite.report.site import _part, _paths, pages, write
 from tests.conftest import watched
 from tests.pages_by_hand import HOSTILE, facts, runs
 from tests.records_by_hand import cell, run

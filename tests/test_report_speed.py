@@ -15,19 +15,19 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from suite.__main__ import main
-from suite.measure import gate
-from suite.measure.releases import LOCKS, LockError, make_project, read
-from suite.measure.run import decoded
-from suite.records import speed
-from suite.records.lines import RecordError
-from suite.records.speed import SpeedRun
-from suite.report.frames import asv_results, measurements
-from suite.report.kinds import SPEED
-from suite.report.laws import cost_law, fit, law
-from suite.report.speed import ASV_HISTORY
-from suite.spec.case import Case
-from suite.spec.catalogue.workloads import WORKLOADS
+from attention_conformance.suite.__main__ import main
+from attention_conformance.suite.measure import gate
+from attention_conformance.suite.measure.releases import LOCKS, LockError, make_project, read
+from attention_conformance.suite.measure.run import decoded
+from attention_conformance.suite.records import speed
+from attention_conformance.suite.records.lines import RecordError
+from attention_conformance.suite.records.speed import SpeedRun
+from attention_conformance.suite.report.frames import asv_results, measurements
+from attention_conformance.suite.report.kinds import SPEED
+from attention_conformance.suite.report.laws import cost_law, fit, law
+from attention_conformance.suite.report.speed import ASV_HISTORY
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.catalogue.workloads import WORKLOADS
 from tests.speed_by_hand import record, run, sweep, write
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -316,7 +316,7 @@ class Absent:
         if name.partition(".")[0] in {absent - OURS!r}:
             raise ImportError(name)
 sys.meta_path.insert(0, Absent())
-import suite.benchmarks.bench_jax, suite.run.plan, suite.checks
+import attention_conformance.suite.benchmarks.bench_jax, suite.run.plan, suite.checks
 suite.checks.all_checks()
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from backends.registry import load
-from suite.spec.case import Case
+from attention_conformance.backends.registry import load
+from attention_conformance.suite.spec.case import Case
 from tests.runtimes import judged, of
 
 CAUSAL = "sdpa/causal/mha/f32/b2h3q16k16d8"
@@ -49,7 +49,7 @@ def test_ranks_hold_whole_blocks() -> None:
 def test_rings_of_jax_are_right_where_a_cpu_counts_as_four_devices() -> None:
     environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
     script = f"""
-from backends.registry import load
+from attention_conformance.backends.registry import load
 from tests.runtimes import judged
 for name in ("ring-blocks", "ring-balanced", "ring-interleaved"):
     for text in ("{CAUSAL}", "sdpa/pad/mha/f32/b2h3q16k16d8"):

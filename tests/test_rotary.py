@@ -10,18 +10,18 @@ import mpmath
 import numpy as np
 import pytest
 
-from backends.registry import function_implementation, load
-from references import rotary
-from suite.checks import all_checks
-from suite.judge.judge import judge
-from suite.judge.oracle import Oracle, Rounding
-from suite.spec.case import Case
-from suite.spec.catalogue import parsed
-from suite.spec.dtypes import DTYPES, round_to
-from suite.spec.inputs import draw
-from suite.spec.levels import HALF
-from suite.spec.malformed import MALFORMED_CASES
-from suite.spec.operators.rotary import (
+from attention_conformance.backends.registry import function_implementation, load
+from attention_conformance.references import rotary
+from attention_conformance.suite.checks import all_checks
+from attention_conformance.suite.judge.judge import judge
+from attention_conformance.suite.judge.oracle import Oracle, Rounding
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.catalogue import parsed
+from attention_conformance.suite.spec.dtypes import DTYPES, round_to
+from attention_conformance.suite.spec.inputs import draw
+from attention_conformance.suite.spec.levels import HALF
+from attention_conformance.suite.spec.malformed import MALFORMED_CASES
+from attention_conformance.suite.spec.operators.rotary import (
     FACTOR,
     FEATURES,
     ORIGINAL_LENGTH,
@@ -30,7 +30,7 @@ from suite.spec.operators.rotary import (
     Rotation,
     scaling_parameters,
 )
-from suite.spec.operators.rotary import SMOKE as ROTARY_SMOKE
+from attention_conformance.suite.spec.operators.rotary import SMOKE as ROTARY_SMOKE
 from tests.runtimes import verdict_of
 
 PLAIN = "rotary/none/mha/f64/b2h3q17k1d16"

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from suite.records import cells as records
-from suite.run import process
+from attention_conformance.suite.records import cells as records
+from attention_conformance.suite.run import process
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -147,7 +147,7 @@ def usage(out: subprocess.CompletedProcess[str]) -> str:
 def test_usage_errors_of_workers_are_the_same_line(tmp_path: Path, words: tuple[str, ...]) -> None:
     (tmp_path / "adapter.py").write_text(
         "from pathlib import Path\n"
-        "from backends._numpy.backend import NumpyBackend\n"
+        "from attention_conformance.backends._numpy.backend import NumpyBackend\n"
         "class Mine(NumpyBackend):\n"
         "    expectations = Path(__file__).with_name('mine.toml')\n"
         "backend = Mine()\n"
@@ -341,7 +341,7 @@ def test_a_framework_that_fails_to_import_fails_a_run_of_all(tmp_path: Path) -> 
     (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so: not found')\n")
     env = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
     program = (
-        "import sys; from backends import registry; "
+        "import sys; from attention_conformance.backends import registry; "
         "registry.REGISTRY = {n: registry.REGISTRY[n] for n in ('numpy', 'torch')}; "
         f"import pytest; sys.exit(pytest.main({['-q', '-p', 'no:cacheprovider', *FEW]!r} + sys.argv[1:]))"
     )

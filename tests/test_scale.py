@@ -14,9 +14,9 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator, ValidationError
 
-from suite.report.kinds import SWEEPS
-from suite.run.options import Options
-from suite.sweep.plan import Judging, Searching, SweepPlan, plan_of, tasks
+from attention_conformance.suite.report.kinds import SWEEPS
+from attention_conformance.suite.run.options import Options
+from attention_conformance.suite.sweep.plan import Judging, Searching, SweepPlan, plan_of, tasks
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PAGE = (DOCS / "sweeps.md").read_text(encoding="utf-8")

@@ -14,26 +14,35 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from backends.registry import load
-from suite.checks import all_checks
-from suite.judge.cell import Cell
-from suite.judge.judge import judge
-from suite.records.expectations import Expectation, Manifest
-from suite.run.options import Options
-from suite.run.plan import Plan
-from suite.search import command, engine, failures, strategies
-from suite.search.engine import Search
-from suite.search.failures import Failure, Summary
-from suite.spec.case import Case
-from suite.spec.catalogue import cases as catalogue_cases
-from suite.spec.catalogue import gradient_cases
-from suite.spec.dtypes import DTYPES
-from suite.spec.inputs import draw
-from suite.spec.masks import And, Boolean, Causal, Mask, Or, Padding, Prefix, parse_mask
-from suite.spec.operators import OPERATORS, WORDS
-from suite.spec.recipes import RECIPES
-from suite.spec.sizes import Sizes
-from suite.spec.vocabulary import HIDING
+from attention_conformance.backends.registry import load
+from attention_conformance.suite.checks import all_checks
+from attention_conformance.suite.judge.cell import Cell
+from attention_conformance.suite.judge.judge import judge
+from attention_conformance.suite.records.expectations import Expectation, Manifest
+from attention_conformance.suite.run.options import Options
+from attention_conformance.suite.run.plan import Plan
+from attention_conformance.suite.search import command, engine, failures, strategies
+from attention_conformance.suite.search.engine import Search
+from attention_conformance.suite.search.failures import Failure, Summary
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.catalogue import cases as catalogue_cases
+from attention_conformance.suite.spec.catalogue import gradient_cases
+from attention_conformance.suite.spec.dtypes import DTYPES
+from attention_conformance.suite.spec.inputs import draw
+from attention_conformance.suite.spec.masks import (
+    And,
+    Boolean,
+    Causal,
+    Mask,
+    Or,
+    Padding,
+    Prefix,
+    parse_mask,
+)
+from attention_conformance.suite.spec.operators import OPERATORS, WORDS
+from attention_conformance.suite.spec.recipes import RECIPES
+from attention_conformance.suite.spec.sizes import Sizes
+from attention_conformance.suite.spec.vocabulary import HIDING
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -231,8 +240,8 @@ FAULTS: Iterable[Any] = (
 def test_a_planted_fault_is_found_and_shrunk(name: str, check: str, limits: dict[str, int]) -> None:
     hits: list[Failure] = []
     search(
-        "suite.faults:mutants", hits, implementation=(name,), seed=1, examples=250, dtype=("f32",),
-        gradients=check == "gradients",
+        "attention_conformance.suite.faults:mutants", hits, implementation=(name,), seed=1,
+        examples=250, dtype=("f32",), gradients=check == "gradients",
     )  # fmt: skip
     first = next(f for f in hits if f.check.name == check)
     assert first.shrunk
@@ -247,8 +256,8 @@ def test_a_planted_fault_is_found_and_shrunk(name: str, check: str, limits: dict
 
 def test_a_tail_beyond_a_block_is_found() -> None:
     """The fault shows only where the keys do not fill the last block of 128."""
-    from suite.faults.backend import KernelBackend
-    from suite.faults.kernels.attention import Kernel
+    from attention_conformance.suite.faults.backend import KernelBackend
+    from attention_conformance.suite.faults.kernels.attention import Kernel
 
     class LastTileShort(Kernel):
         """Beyond a block of 128 keys the last key is dropped where the block is not full."""
@@ -277,7 +286,11 @@ def test_what_is_known_is_not_found_again() -> None:
         ("mask-ignored",), ("values",), ("sdpa/bool.qk/mha/f32/b2h3q5k7d8/dense",), "value",
         "beyond their bound", "masks have no effect", "none found", (), source="by hand, entry 1",
     )  # fmt: skip
-    options = Options(("suite.faults:mutants",), implementation=("mask-ignored",), dtype=("f32",))
+    options = Options(
+        ("attention_conformance.suite.faults:mutants",),
+        implementation=("mask-ignored",),
+        dtype=("f32",),
+    )
     plan = Plan.make(options)
     assert Search(plan, 1, examples=80, gradients=False).run().failures
     plan = replace(plan, loaded=[replace(plan.loaded[0], manifest=Manifest([entry], {}, "cpu"))])
@@ -306,7 +319,11 @@ def test_other_dtypes_and_operators_than_an_entry_names_are_not_alike(pattern: s
     entry = Expectation(
         ("left-padding-as-right",), ("*",), (pattern,), "value", ".", "c", "none found", ()
     )
-    plan = Plan.make(Options(("suite.faults:mutants",), implementation=entry.implementation))
+    plan = Plan.make(
+        Options(
+            ("attention_conformance.suite.faults:mutants",), implementation=entry.implementation
+        )
+    )
     cell = Cell(
         all_checks()["values"],
         Case.parse("sdpa/padleft/mha/f32/b2h3q5k7d8/dense"),
@@ -321,7 +338,11 @@ def test_other_dtypes_and_operators_than_an_entry_names_are_not_alike(pattern: s
         (["--backend=numpy", "--examples=20"], 0, "nothing found"),
         (["--backend=numpy", "--case=sdpa/none/mha/f32/b1h2q3k4d5"], 0, "1 pass"),
         (
-            ["--backend=suite.faults:mutants", "--implementation=mask-inverted", "--examples=60"],
+            [
+                "--backend=attention_conformance.suite.faults:mutants",
+                "--implementation=mask-inverted",
+                "--examples=60",
+            ],
             1,
             "found ",
         ),

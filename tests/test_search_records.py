@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from suite.records import searches
-from suite.records.machine import ROOT
+from attention_conformance.suite.records import searches
+from attention_conformance.suite.records.machine import ROOT
 
 pytest.importorskip("hypothesis")
 

@@ -12,18 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.compilation import mode_of
-from backends.prepared import PreparedCall
-from suite.checks import all_checks
-from suite.judge.cell import Cell
-from suite.judge.judge import judge
-from suite.judge.verdict import Verdict
-from suite.run import definition, literals, script
-from suite.run.options import Options
-from suite.run.plan import Plan
-from suite.spec.case import Case
-from suite.spec.dtypes import DTYPES, round_to
-from suite.spec.inputs import draw
+from attention_conformance.backends.compilation import mode_of
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.suite.checks import all_checks
+from attention_conformance.suite.judge.cell import Cell
+from attention_conformance.suite.judge.judge import judge
+from attention_conformance.suite.judge.verdict import Verdict
+from attention_conformance.suite.run import definition, literals, script
+from attention_conformance.suite.run.options import Options
+from attention_conformance.suite.run.plan import Plan
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.dtypes import DTYPES, round_to
+from attention_conformance.suite.spec.inputs import draw
 from tests.test_search import command_line, value_cell
 
 WRONG = """
@@ -54,7 +54,9 @@ def alone(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 def test_backends_without_words_give_the_case_alone() -> None:
     cell = value_cell(
-        "suite.faults:mutants", "mask-inverted", "sdpa/bool.qk/mha/f32/b2h3q5k7d8/dense"
+        "attention_conformance.suite.faults:mutants",
+        "mask-inverted",
+        "sdpa/bool.qk/mha/f32/b2h3q5k7d8/dense",
     )
     with pytest.raises(script.NoScript, match="no dialect"):
         script.script(cell, judge(cell))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from suite.records import cells as records
+from attention_conformance.suite.records import cells as records
 from tests.test_front_door import ONE_FILE, run
 
 

@@ -17,15 +17,15 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
-from backends import registry
-from backends.registry import UsageError
-from suite.commands import parsed
-from suite.measure import command, worker
-from suite.measure.pool import NothingToMeasure, Offer, Pool
-from suite.report.kinds import TABLES
-from suite.run.options import NAMES, Options
-from suite.run.plan import Plan
-from suite.spec.catalogue import find
+from attention_conformance.backends import registry
+from attention_conformance.backends.registry import UsageError
+from attention_conformance.suite.commands import parsed
+from attention_conformance.suite.measure import command, worker
+from attention_conformance.suite.measure.pool import NothingToMeasure, Offer, Pool
+from attention_conformance.suite.report.kinds import TABLES
+from attention_conformance.suite.run.options import NAMES, Options
+from attention_conformance.suite.run.plan import Plan
+from attention_conformance.suite.spec.catalogue import find
 
 shown = pytest.importorskip("tests.shown")
 ROOT = shown.ROOT

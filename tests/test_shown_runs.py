@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from backends import registry
+from attention_conformance.backends import registry
 
 shown = pytest.importorskip("tests.shown")
 for module in ("torch", "tensorflow", "jax", "asv", "ray", "matplotlib", "hypothesis"):

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from attention_conformance import UsageError, check_attention
+from attention_conformance.backends.registry import load as load_backend
+from attention_conformance.backends.registry import load_function
+from attention_conformance.backends.user.given import GIVEN, OPERAND_NAMES
 from attention_conformance.report import Report
-from backends.registry import load as load_backend
-from backends.registry import load_function
-from backends.user.given import GIVEN, OPERAND_NAMES
-from suite.spec import claims
-from suite.spec.binding import AXES
-from suite.spec.claims import MASKS
+from attention_conformance.suite.spec import claims
+from attention_conformance.suite.spec.binding import AXES
+from attention_conformance.suite.spec.claims import MASKS
 from tests.signatures.rows import ROWS, Row
 
 CHECKS = ("values", "gradients", "paths", "contract", "mask_layouts")

@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from suite.records.findings import manifests
+from attention_conformance.suite.records.findings import manifests
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from suite.__main__ import main
-from suite.run.smaller import shrunk, smaller
-from suite.spec.case import Case
-from suite.spec.catalogue import cases
+from attention_conformance.suite.__main__ import main
+from attention_conformance.suite.run.smaller import shrunk, smaller
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.catalogue import cases
 
 
 @pytest.mark.parametrize("case", cases("smoke")[::4], ids=str)

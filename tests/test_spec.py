@@ -8,25 +8,39 @@ from dataclasses import replace
 
 import pytest
 
-from suite.checks import all_checks
-from suite.judge import trial
-from suite.spec import catalogue, ids
-from suite.spec.case import Case
-from suite.spec.catalogue import asked
-from suite.spec.covering import Row, Tuple, covering_array, each_value, feasible, pairs_of
-from suite.spec.dtypes import DTYPES
-from suite.spec.elections import QUESTIONS, ElectionCase
-from suite.spec.levels import Covering
-from suite.spec.malformed import MALFORMED_CASES
-from suite.spec.operator import Operator
-from suite.spec.operators import OPERATORS, WORDS, multi_head, sdpa_cases, sdpa_derived, sdpa_paths
-from suite.spec.operators.cached import CACHED
-from suite.spec.operators.multi_head import MULTI_HEAD
-from suite.spec.operators.packed import PACKED
-from suite.spec.operators.sdpa import SDPA
-from suite.spec.recipes import RECIPES
-from suite.spec.sizes import Sizes
-from suite.spec.vocabulary import LEVELS
+from attention_conformance.suite.checks import all_checks
+from attention_conformance.suite.judge import trial
+from attention_conformance.suite.spec import catalogue, ids
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.catalogue import asked
+from attention_conformance.suite.spec.covering import (
+    Row,
+    Tuple,
+    covering_array,
+    each_value,
+    feasible,
+    pairs_of,
+)
+from attention_conformance.suite.spec.dtypes import DTYPES
+from attention_conformance.suite.spec.elections import QUESTIONS, ElectionCase
+from attention_conformance.suite.spec.levels import Covering
+from attention_conformance.suite.spec.malformed import MALFORMED_CASES
+from attention_conformance.suite.spec.operator import Operator
+from attention_conformance.suite.spec.operators import (
+    OPERATORS,
+    WORDS,
+    multi_head,
+    sdpa_cases,
+    sdpa_derived,
+    sdpa_paths,
+)
+from attention_conformance.suite.spec.operators.cached import CACHED
+from attention_conformance.suite.spec.operators.multi_head import MULTI_HEAD
+from attention_conformance.suite.spec.operators.packed import PACKED
+from attention_conformance.suite.spec.operators.sdpa import SDPA
+from attention_conformance.suite.spec.recipes import RECIPES
+from attention_conformance.suite.spec.sizes import Sizes
+from attention_conformance.suite.spec.vocabulary import LEVELS
 
 COVERINGS = (
     (sdpa_cases.COVERING, catalogue.cases),

@@ -10,23 +10,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.declared import DeclaredRounding
-from references.primitives.scores import unit
-from suite.checks import all_checks
-from suite.faults.backend import KernelBackend
-from suite.faults.split import SplitLseInTheDtype
-from suite.judge.judge import judge
-from suite.judge.oracle import Oracle, Rounding
-from suite.judge.tolerance import roundoffs
-from suite.judge.verdict import Verdict
-from suite.spec.case import Case
-from suite.spec.catalogue import cases as every_case
-from suite.spec.catalogue import of_operator
-from suite.spec.inputs import draw
-from suite.spec.operator import Operator
-from suite.spec.operators.latent import LATENT
-from suite.spec.operators.paged import PAGED
-from suite.spec.operators.quantized import QUANTIZED
+from attention_conformance.backends.declared import DeclaredRounding
+from attention_conformance.references.primitives.scores import unit
+from attention_conformance.suite.checks import all_checks
+from attention_conformance.suite.faults.backend import KernelBackend
+from attention_conformance.suite.faults.split import SplitLseInTheDtype
+from attention_conformance.suite.judge.judge import judge
+from attention_conformance.suite.judge.oracle import Oracle, Rounding
+from attention_conformance.suite.judge.tolerance import roundoffs
+from attention_conformance.suite.judge.verdict import Verdict
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.catalogue import cases as every_case
+from attention_conformance.suite.spec.catalogue import of_operator
+from attention_conformance.suite.spec.inputs import draw
+from attention_conformance.suite.spec.operator import Operator
+from attention_conformance.suite.spec.operators.latent import LATENT
+from attention_conformance.suite.spec.operators.paged import PAGED
+from attention_conformance.suite.spec.operators.quantized import QUANTIZED
 from tests.honest.split import SplitSingleKeys, SplitStored
 from tests.runtimes import of_person
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from scipy.stats import f, norm
 
-from references.rounding import Bounded, drawing, drawn, gamma, stored
-from suite.judge import monte_carlo
-from suite.judge.monte_carlo import (
+from attention_conformance.references.rounding import Bounded, drawing, drawn, gamma, stored
+from attention_conformance.suite.judge import monte_carlo
+from attention_conformance.suite.judge.monte_carlo import (
     DRAWS,
     PASSES,
     RoundingSamples,
@@ -18,12 +18,12 @@ from suite.judge.monte_carlo import (
     forward_drawn,
     gradients_drawn,
 )
-from suite.judge.oracle import Oracle, Rounding
-from suite.judge.tolerance import RMS_FALSE_ALARM, rms_limit, shift_limit
-from suite.judge.verdict import Deviation, HarnessError
-from suite.spec.catalogue import parsed
-from suite.spec.inputs import draw, draw_cotangent
-from suite.test_spread import CAPPED, SHORT, WIDE, WIDE_LAYERS
+from attention_conformance.suite.judge.oracle import Oracle, Rounding
+from attention_conformance.suite.judge.tolerance import RMS_FALSE_ALARM, rms_limit, shift_limit
+from attention_conformance.suite.judge.verdict import Deviation, HarnessError
+from attention_conformance.suite.spec.catalogue import parsed
+from attention_conformance.suite.spec.inputs import draw, draw_cotangent
+from attention_conformance.suite.test_spread import CAPPED, SHORT, WIDE, WIDE_LAYERS
 
 CASES = parsed(pattern.format(dt="bf16") for pattern in (*WIDE, *WIDE_LAYERS, CAPPED, *SHORT))
 

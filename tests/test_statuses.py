@@ -8,18 +8,24 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from suite.judge.cell import Cell
-from suite.judge.check import CHECKS, Check
-from suite.judge.judge import Policy, judge
-from suite.judge.verdict import Deviation, HarnessError, Measured, NotApplicable, Verdict
-from suite.spec.case import Case
-from suite.spec.catalogue import find
-from suite.spec.dtypes import DTYPES
-from suite.spec.vocabulary import KINDS
-from suite.test_contract import test_contract as contract
-from suite.test_elections import test_election as election
-from suite.test_malformed import test_bad_problem as bad_problem
-from suite.test_values import test_values as values
+from attention_conformance.suite.judge.cell import Cell
+from attention_conformance.suite.judge.check import CHECKS, Check
+from attention_conformance.suite.judge.judge import Policy, judge
+from attention_conformance.suite.judge.verdict import (
+    Deviation,
+    HarnessError,
+    Measured,
+    NotApplicable,
+    Verdict,
+)
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.catalogue import find
+from attention_conformance.suite.spec.dtypes import DTYPES
+from attention_conformance.suite.spec.vocabulary import KINDS
+from attention_conformance.suite.test_contract import test_contract as contract
+from attention_conformance.suite.test_elections import test_election as election
+from attention_conformance.suite.test_malformed import test_bad_problem as bad_problem
+from attention_conformance.suite.test_values import test_values as values
 from tests import miniatures
 
 PLAIN = "sdpa/none/mha/f32/b2h3q5k7d8"

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from suite.records.findings import manifests, title_of
-from suite.report import frames
-from suite.report.summary import facts, verdict
+from attention_conformance.suite.records.findings import manifests, title_of
+from attention_conformance.suite.report import frames
+from attention_conformance.suite.report.summary import facts, verdict
 from tests.records_by_hand import cell, elect, run
 
 CASES = [f"sdpa/none/mha/f32/b1h1q1k{n}d8" for n in range(1, 4)]

@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from backends.registry import UsageError
-from suite.checks import all_checks
-from suite.judge.judge import judge
-from suite.records.cells import CellRecord, load, writer
-from suite.records.sweeps import runs
-from suite.run.options import Options
-from suite.run.plan import Plan
-from suite.run.recorded import record
-from suite.sweep.child import Outcome, carry_out
-from suite.sweep.cluster import Lost
-from suite.sweep.plan import SweepPlan, Task, plan_of, tasks
-from suite.sweep.run import FAILED, GREEN, UNFINISHED, Sweep, source
+from attention_conformance.backends.registry import UsageError
+from attention_conformance.suite.checks import all_checks
+from attention_conformance.suite.judge.judge import judge
+from attention_conformance.suite.records.cells import CellRecord, load, writer
+from attention_conformance.suite.records.sweeps import runs
+from attention_conformance.suite.run.options import Options
+from attention_conformance.suite.run.plan import Plan
+from attention_conformance.suite.run.recorded import record
+from attention_conformance.suite.sweep.child import Outcome, carry_out
+from attention_conformance.suite.sweep.cluster import Lost
+from attention_conformance.suite.sweep.plan import SweepPlan, Task, plan_of, tasks
+from attention_conformance.suite.sweep.run import FAILED, GREEN, UNFINISHED, Sweep, source
 from tests.records_by_hand import cell, header
 from tests.sweeps_by_hand import Here, few, recorded, sweep
 
@@ -159,7 +159,7 @@ def test_the_limit_of_hours_ends_a_sweep_that_goes_on_later(
 ) -> None:
     plan = few(seeds="0-3")
     times = iter([0.0, 0.0, 3599.0, 3601.0, 3601.0])
-    monkeypatch.setattr("suite.sweep.run.time.monotonic", lambda: next(times))
+    monkeypatch.setattr("attention_conformance.suite.sweep.run.time.monotonic", lambda: next(times))
     engine = Here(lambda task: answer(tmp_path))
     assert Sweep(plan, tmp_path / "s").run(engine, hours=1.0) == UNFINISHED
     assert [task.title for task in engine.done] == titles(plan)[:2]
@@ -220,7 +220,7 @@ def test_a_folder_belongs_to_one_sweep(tmp_path: Path, monkeypatch: pytest.Monke
     Sweep(few(), tmp_path / "s")
     with pytest.raises(UsageError, match="was begun with another plan"):
         Sweep(few(seeds="0-1"), tmp_path / "s")
-    monkeypatch.setattr("suite.sweep.run.source", lambda: "0" * 16)
+    monkeypatch.setattr("attention_conformance.suite.sweep.run.source", lambda: "0" * 16)
     with pytest.raises(UsageError, match="was begun with other files of the suite"):
         Sweep(few(), tmp_path / "s")
     (tmp_path / "other").mkdir()

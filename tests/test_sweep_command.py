@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from suite.__main__ import main
-from suite.sweep import cluster
+from attention_conformance.suite.__main__ import main
+from attention_conformance.suite.sweep import cluster
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from backends.registry import UsageError
-from suite.run.options import Options
-from suite.sweep.plan import load, plan_of, seeds_of, tasks
+from attention_conformance.backends.registry import UsageError
+from attention_conformance.suite.run.options import Options
+from attention_conformance.suite.sweep.plan import load, plan_of, seeds_of, tasks
 
 TORCH: dict[str, Any] = {"backends": ["torch"]}
 

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from suite.records.sweeps import runs
-from suite.sweep.cluster import Cluster, pins
-from suite.sweep.plan import Task, plan_of, tasks
-from suite.sweep.run import GREEN, Sweep
+from attention_conformance.suite.records.sweeps import runs
+from attention_conformance.suite.sweep.cluster import Cluster, pins
+from attention_conformance.suite.sweep.plan import Task, plan_of, tasks
+from attention_conformance.suite.sweep.run import GREEN, Sweep
 from tests.sweeps_by_hand import few, recorded, sweep
 
 ray = pytest.importorskip("ray")

@@ -12,14 +12,14 @@ import pandas as pd
 import pytest
 from scipy.stats import beta
 
-from suite.__main__ import main
-from suite.records.lines import RecordError
-from suite.records.searches import FoundRecord, SearchHeader, writer
-from suite.records.sweeps import runs
-from suite.report.diff import NothingInCommon
-from suite.report.kinds import SWEEPS, kind_of
-from suite.report.sweep_diff import difference
-from suite.report.swept import read
+from attention_conformance.suite.__main__ import main
+from attention_conformance.suite.records.lines import RecordError
+from attention_conformance.suite.records.searches import FoundRecord, SearchHeader, writer
+from attention_conformance.suite.records.sweeps import runs
+from attention_conformance.suite.report.diff import NothingInCommon
+from attention_conformance.suite.report.kinds import SWEEPS, kind_of
+from attention_conformance.suite.report.sweep_diff import difference
+from attention_conformance.suite.report.swept import read
 from tests.records_by_hand import cell, run, write
 from tests.sweeps_by_hand import swept
 

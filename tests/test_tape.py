@@ -8,18 +8,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-import references
-from references.composition import Problem, Reference
-from references.primitives.arranged import OneTensor, Residual
-from references.primitives.segments import Packed, Segment
-from references.rounding import NO_ROUNDING, Bounded, Roundoffs
-from references.tape import Leaf, Node, along, backward, order
-from suite.judge.tolerance import roundoffs
-from suite.spec.case import Case
-from suite.spec.catalogue import cases, of_operator
-from suite.spec.dtypes import CODES, DTYPES
-from suite.spec.inputs import draw, draw_cotangent
-from suite.spec.operators import OPERATORS
+from attention_conformance import references
+from attention_conformance.references.composition import Problem, Reference
+from attention_conformance.references.primitives.arranged import OneTensor, Residual
+from attention_conformance.references.primitives.segments import Packed, Segment
+from attention_conformance.references.rounding import NO_ROUNDING, Bounded, Roundoffs
+from attention_conformance.references.tape import Leaf, Node, along, backward, order
+from attention_conformance.suite.judge.tolerance import roundoffs
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.catalogue import cases, of_operator
+from attention_conformance.suite.spec.dtypes import CODES, DTYPES
+from attention_conformance.suite.spec.inputs import draw, draw_cotangent
+from attention_conformance.suite.spec.operators import OPERATORS
 
 U = roundoffs("exact", DTYPES["bf16"])
 CASES = (

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from suite.records import cells as records
-from suite.records.cells import Run
-from suite.report import frames
-from suite.run.options import Options
-from suite.run.progress import Progress, Steps
-from suite.run.terminal import IN_FULL, MOST, Listing, search_command
-from suite.search.command import add_search_parser
+from attention_conformance.suite.records import cells as records
+from attention_conformance.suite.records.cells import Run
+from attention_conformance.suite.report import frames
+from attention_conformance.suite.run.options import Options
+from attention_conformance.suite.run.progress import Progress, Steps
+from attention_conformance.suite.run.terminal import IN_FULL, MOST, Listing, search_command
+from attention_conformance.suite.search.command import add_search_parser
 from tests.records_by_hand import cell
 from tests.records_by_hand import run as records_of
 
@@ -124,7 +124,14 @@ def test_other_tests_stay_in_full(tmp_path: Path) -> None:
     for number in range(12):
         path = tmp_path / f"test_{number}.py"
         path.write_text(f"def test_it() -> None:\n    assert {number} < 0, 'not negative'\n")
-    out = run("-c", str(ROOT / "pyproject.toml"), "-p", "suite.plugin", str(tmp_path), *WRONG)
+    out = run(
+        "-c",
+        str(ROOT / "pyproject.toml"),
+        "-p",
+        "attention_conformance.suite.plugin",
+        str(tmp_path),
+        *WRONG,
+    )
     assert out.stdout.count("AssertionError: not negative") >= 12
     assert len(re.findall("^FAILED .*test_it", out.stdout, re.M)) == 12
     assert "\n  again: pytest" not in out.stdout
@@ -134,7 +141,14 @@ def test_the_command_to_go_on_finds_a_smaller_case_and_saves_its_script(tmp_path
     pytest.importorskip("torch")
     (tmp_path / "late.py").write_text(LATE)
     words = (str(ROOT / "suite/test_values.py"), "--backend=torch", "--function=late.py:late")
-    config = ("-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT), "-p", "suite.plugin")
+    config = (
+        "-c",
+        str(ROOT / "pyproject.toml"),
+        "--rootdir",
+        str(ROOT),
+        "-p",
+        "attention_conformance.suite.plugin",
+    )
     out = run(*config, *words, "--level=smoke", cwd=tmp_path)
     assert "failures have Lq >= 64, none of" in out.stdout or "have Lk >= " in out.stdout, (
         out.stdout
@@ -206,7 +220,14 @@ def wide(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     files = [
         str(ROOT / "suite" / f"test_{name}.py") for name in ("values", "masking", "equalities")
     ]
-    config = ("-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT), "-p", "suite.plugin")
+    config = (
+        "-c",
+        str(ROOT / "pyproject.toml"),
+        "--rootdir",
+        str(ROOT),
+        "-p",
+        "attention_conformance.suite.plugin",
+    )
     cache = ("-o", f"cache_dir={folder / 'cache'}")
     function = ("--backend=torch", "--function=wide.py:wide", "--level=smoke")
     return run(*config, *cache, *files, *function, *words, cwd=folder, start=("-m", "pytest"))
@@ -316,7 +337,7 @@ def test_progress_knows_nothing_before_it_knows_what_is_owed() -> None:
 @pytest.mark.parametrize("workers", [(), ("-n", "2")])
 def test_a_long_run_says_what_is_left(tmp_path: Path, workers: tuple[str, ...]) -> None:
     (tmp_path / "hurry.py").write_text(
-        "from suite.run import progress\nprogress.EVERY[False] = 0.0\n"
+        "from attention_conformance.suite.run import progress\nprogress.EVERY[False] = 0.0\n"
     )
     results = tmp_path / "r.jsonl"
     environment = {"PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
@@ -336,7 +357,7 @@ def test_a_long_run_says_what_is_left(tmp_path: Path, workers: tuple[str, ...]) 
 @pytest.mark.parametrize(
     "words",
     [("suite",), ("suite", "tests"), ("suite", "-n", "2"), (".",), ("suite/test_values.py",),
-     ("suite/test_values.py::test_values",), ("--pyargs", "suite")],
+     ("suite/test_values.py::test_values",), ("--pyargs", "attention_conformance.suite")],
     ids=" ".join,
 )  # fmt: skip
 def test_checks_without_a_backend_are_one_usage_error(words: tuple[str, ...]) -> None:

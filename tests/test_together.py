@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from suite.report.conformance import LARGEST, OF_OPERATORS
+from attention_conformance.suite.report.conformance import LARGEST, OF_OPERATORS
 from tests.records_by_hand import cell, frame, run, write
 from tests.together import page
 

@@ -10,17 +10,16 @@ import pytest
 from scipy.optimize import brentq
 from scipy.stats import chi2
 
-from references import sdpa
-from references.rounding import gamma
-from suite.judge import tolerance
-from suite.judge.oracle import Oracle, Rounding
-from suite.judge.tolerance import MODEL_ERROR, RMS_FALSE_ALARM, chance_limit, rms_limit
-from suite.judge.verdict import Deviation, HarnessError
-from suite.spec.case import Case
-from suite.spec.dtypes import DTYPES, round_to
-from suite.spec.inputs import Inputs, draw
-from suite.spec.recipes import alibi_bias
-from suite.spec.vocabulary import NUMERICS
+from attention_conformance.references import sdpa
+from attention_conformance.references.rounding import gamma
+from attention_conformance.suite.judge import tolerance
+from attention_conformance.suite.judge.oracle import Oracle, Rounding
+from attention_conformance.suite.judge.verdict import Deviation, HarnessError
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.dtypes import DTYPES, round_to
+from attention_conformance.suite.spec.inputs import Inputs, draw
+from attention_conformance.suite.spec.recipes import alibi_bias
+from attention_conformance.suite.spec.vocabulary import NUMERICS
 
 
 def oracle(inputs: Inputs, numerics: str = "exact", flushes: bool = False) -> Oracle:
@@ -270,10 +269,10 @@ def test_chance_exceeds_the_limit_of_the_variance_model_with_the_stated_probabil
     independent: int,
 ) -> None:
     """Normal errors are the worst case: a sum of uniform errors is no likelier large."""
-    limit = chance_limit(independent)
-    assert chi2.sf(independent * limit**2, independent) < RMS_FALSE_ALARM
-    assert chi2.sf(independent * (limit / 1.2) ** 2, independent) > RMS_FALSE_ALARM
-    assert rms_limit(independent) == MODEL_ERROR * limit
+    limit = tolerance.chance_limit(independent)
+    assert chi2.sf(independent * limit**2, independent) < tolerance.RMS_FALSE_ALARM
+    assert chi2.sf(independent * (limit / 1.2) ** 2, independent) > tolerance.RMS_FALSE_ALARM
+    assert tolerance.rms_limit(independent) == tolerance.MODEL_ERROR * limit
 
 
 @pytest.mark.parametrize("roundings", [1, 2, 8])
@@ -290,7 +289,7 @@ def test_drawn_roundings_exceed_the_limit_less_often_than_stated(
     square = np.square(step * (np.arange(density.size) - density.size // 2))
     density /= density.sum()
     assert (density * square).sum() == pytest.approx(1, rel=1e-2)
-    limit = chance_limit(independent) ** 2
+    limit = tolerance.chance_limit(independent) ** 2
 
     def tilted(t: float) -> np.ndarray:
         return density * np.exp(t * square)
@@ -301,7 +300,7 @@ def test_drawn_roundings_exceed_the_limit_less_often_than_stated(
     drawn = chance.choice(square, (2000, independent), p=tilted(t) / mass).sum(-1)
     likelihood = np.exp(independent * np.log(mass) - t * drawn)
     probability = np.mean(likelihood * (drawn > independent * limit))
-    assert 0 < probability < RMS_FALSE_ALARM
+    assert 0 < probability < tolerance.RMS_FALSE_ALARM
 
 
 @pytest.mark.parametrize("sizes", [(5, 5, 5, 5), (8, 4, 2, 1, 1), (3, 1, 1, 1)])
@@ -311,7 +310,7 @@ def test_the_largest_group_says_how_many_errors_are_independent(
 ) -> None:
     """All elements of a group have one error, a single rounding or very many."""
     chance, shares = np.random.default_rng(3), np.array(sizes) / sum(sizes)
-    limit = chance_limit(1 / shares.max(), probability)
+    limit = tolerance.chance_limit(1 / shares.max(), probability)
     shape = (200_000, shares.size)
     one = chance.uniform(-math.sqrt(3), math.sqrt(3), shape)
     for z in (one, chance.standard_normal(shape)):
@@ -330,7 +329,9 @@ def spread(case: Case, numerics: str, times: float) -> float:
 
 def test_errors_of_one_row_are_one_error() -> None:
     """One stored score moves a whole row: in four rows 1.9 is chance, in a thousand it is none."""
-    assert spread(Case.parse("sdpa/none/mha/bf16/b1h4q1k27d63"), "eager", 1.9) > MODEL_ERROR
+    assert (
+        spread(Case.parse("sdpa/none/mha/bf16/b1h4q1k27d63"), "eager", 1.9) > tolerance.MODEL_ERROR
+    )
     with pytest.raises(Deviation, match="where 4 errors are independent"):
         spread(Case.parse("sdpa/none/mha/bf16/b1h4q1k27d63"), "eager", 5.4)
     with pytest.raises(Deviation, match="systematic"):

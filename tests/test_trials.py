@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from backends.registry import UsageError
-from suite.checks import all_checks
-from suite.judge.cell import Cell
-from suite.judge.judge import judge
-from suite.run import process
-from suite.run.options import Options
-from suite.run.plan import Plan
-from suite.spec.catalogue import find
+from attention_conformance.backends.registry import UsageError
+from attention_conformance.suite.checks import all_checks
+from attention_conformance.suite.judge.cell import Cell
+from attention_conformance.suite.judge.judge import judge
+from attention_conformance.suite.run import process
+from attention_conformance.suite.run.options import Options
+from attention_conformance.suite.run.plan import Plan
+from attention_conformance.suite.spec.catalogue import find
 from tests.test_runs import FEW, ISOLATED, ROOT, run
 
 OF_WORKERS = "an exit, a signal, or a crash of what it called"

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends import registry
-from backends.claims import Claims
-from backends.protocol import Backend, Implementation, UsageError
-from suite.checks import all_checks
+from attention_conformance.backends import registry
+from attention_conformance.backends.claims import Claims
+from attention_conformance.backends.protocol import Backend, Implementation, UsageError
+from attention_conformance.suite.checks import all_checks
 from tests.runtimes import judged, verdict_of
 
 # Before a test of this process imports Triton.
@@ -214,7 +214,7 @@ def bfloat16_results(kernels: ModuleType) -> dict[str, bool]:
 
 
 def test_bfloat16_is_mended_within_the_context_alone(kernels: ModuleType) -> None:
-    from backends._triton.interpreter import mended
+    from attention_conformance.backends._triton.interpreter import mended
 
     with mended():
         results = bfloat16_results(kernels)

@@ -15,25 +15,25 @@ import msgspec
 import numpy as np
 import pytest
 
-from suite.__main__ import main
-from suite.checks import all_checks
-from suite.judge.oracle import Oracle, Rounding
-from suite.spec.case import Case
-from suite.spec.elections import ELECTION_CASES
-from suite.spec.masks import parse_mask
-from suite.spec.operator import LETTERS
-from suite.spec.sizes import Sizes
-from suite.spec.vocabulary import NUMERICS
+from attention_conformance.suite.__main__ import main
+from attention_conformance.suite.checks import all_checks
+from attention_conformance.suite.judge.oracle import Oracle, Rounding
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.elections import ELECTION_CASES
+from attention_conformance.suite.spec.masks import parse_mask
+from attention_conformance.suite.spec.operator import LETTERS
+from attention_conformance.suite.spec.sizes import Sizes
+from attention_conformance.suite.spec.vocabulary import NUMERICS
 
 pytest.importorskip("safetensors")
 
-from backends.registry import load
-from suite.vectors import index as schema
-from suite.vectors.asked import NOT_STORED, StoredProblem, problems_of
-from suite.vectors.export import export, in_words, raised
-from suite.vectors.index import Entry, Index, read_index
-from suite.vectors.options import Selection
-from suite.vectors.tensors import TYPES, Tensor, decoded, encoded, type_of
+from attention_conformance.backends.registry import load
+from attention_conformance.suite.vectors import index as schema
+from attention_conformance.suite.vectors.asked import NOT_STORED, StoredProblem, problems_of
+from attention_conformance.suite.vectors.export import export, in_words, raised
+from attention_conformance.suite.vectors.index import Entry, Index, read_index
+from attention_conformance.suite.vectors.options import Selection
+from attention_conformance.suite.vectors.tensors import TYPES, Tensor, decoded, encoded, type_of
 from tests.answering import answered
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -152,7 +152,7 @@ def test_expected_values_and_bounds_are_those_of_the_judge(
 
 
 def test_a_bound_is_rounded_up() -> None:
-    from references.rounding import Bounded
+    from attention_conformance.references.rounding import Bounded
 
     error = np.array([0.0, 1e-8, 1.0, 1 / 3, 1e-60, 1e300, np.inf, np.nan])
     bound = raised(Bounded(np.zeros(8), error), np.zeros(8), "F32")
@@ -256,7 +256,7 @@ def test_masks_are_said_in_words(index: dict[str, Any]) -> None:
 
 
 def test_types_are_those_of_safetensors() -> None:
-    from suite.spec.dtypes import DTYPES
+    from attention_conformance.suite.spec.dtypes import DTYPES
 
     assert {type_of(fmt) for fmt in DTYPES.values()} < TYPES.keys()
     arrays = {name: np.array([[0, 1]], kind) for name, kind in TYPES.items()}
@@ -321,7 +321,7 @@ def test_without_the_library_a_line_says_what_to_install(
 def test_float64_is_left_out_where_it_cannot_be_computed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from suite.vectors import export as module
+    from attention_conformance.suite.vectors import export as module
 
     def refuse(*_: Any) -> Any:
         raise module.HarnessError("float64 cases need an extended-precision numpy.longdouble")

@@ -14,25 +14,25 @@ import numpy as np
 import pytest
 import tomli_w
 
-from backends.registry import load
-from suite.__main__ import main
-from suite.faults.kernels.attention import Kernel
-from suite.faults.kernels.gradient import Differentiable
-from suite.judge.cell import Cell
-from suite.judge.judge import judge
-from suite.judge.verdict import Verdict
-from suite.records import cells as records
-from suite.records.cells import CellRecord, Run
-from suite.spec.inputs import Inputs
-from suite.spec.masks import Causal
+from attention_conformance.backends.registry import load
+from attention_conformance.suite.__main__ import main
+from attention_conformance.suite.faults.kernels.attention import Kernel
+from attention_conformance.suite.faults.kernels.gradient import Differentiable
+from attention_conformance.suite.judge.cell import Cell
+from attention_conformance.suite.judge.judge import judge
+from attention_conformance.suite.judge.verdict import Verdict
+from attention_conformance.suite.records import cells as records
+from attention_conformance.suite.records.cells import CellRecord, Run
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.masks import Causal
 from tests.honest.attention import NanRows, UniformRows
 
 pytest.importorskip("safetensors")
 
-from suite.vectors.index import read_index
-from suite.vectors.judge import judged, plan_of
-from suite.vectors.options import JudgeOptions
-from suite.vectors.tensors import decoded, encoded
+from attention_conformance.suite.vectors.index import read_index
+from attention_conformance.suite.vectors.judge import judged, plan_of
+from attention_conformance.suite.vectors.options import JudgeOptions
+from attention_conformance.suite.vectors.tensors import decoded, encoded
 from tests.answering import answer, declare, file_of, plain_vectors
 
 HONEST = load("tests.honest:honest")

@@ -17,14 +17,14 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from suite.__main__ import main
-from suite.records import cells as records
+from attention_conformance.suite.__main__ import main
+from attention_conformance.suite.records import cells as records
 
 pytest.importorskip("safetensors")
 
-from suite.vectors.index import RUNTIME, digest_of, read_index, text_of
-from suite.vectors.judge import plan_of
-from suite.vectors.options import JudgeOptions
+from attention_conformance.suite.vectors.index import RUNTIME, digest_of, read_index, text_of
+from attention_conformance.suite.vectors.judge import plan_of
+from attention_conformance.suite.vectors.options import JudgeOptions
 from tests.answering import file_of
 
 ROOT = Path(__file__).resolve().parents[1]

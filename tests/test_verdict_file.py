@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 
-from suite.checks import all_checks
-from suite.judge.cell import Cell
-from suite.records import cells as records
-from suite.report import frames
-from suite.run.options import DRAWN, SECRET, Options, seed
-from suite.run.plan import Plan
-from suite.run.signals import ONE_KEY
-from suite.run.varied import varied
-from suite.spec.case import Case
+from attention_conformance.suite.checks import all_checks
+from attention_conformance.suite.judge.cell import Cell
+from attention_conformance.suite.records import cells as records
+from attention_conformance.suite.report import frames
+from attention_conformance.suite.run.options import DRAWN, SECRET, Options, seed
+from attention_conformance.suite.run.plan import Plan
+from attention_conformance.suite.run.signals import ONE_KEY
+from attention_conformance.suite.run.varied import varied
+from attention_conformance.suite.spec.case import Case
 from tests.test_isolation import plan
 from tests.test_runs import ROOT
 
@@ -175,13 +175,12 @@ def zero(name, seed):
 
 # The references are hidden from the child, and with them what imports them.
 for place, name, other in (
-    ("suite.spec.recipes", "generator", zero), ("suite.spec.inputs", "generator", zero),
-    ("suite.run.varied", "generator", zero),
-    ("suite.run.varied", "drawn", lambda case, seed: case.sizes),
-    ("suite.judge.cell", "draw", None), ("suite.checks", "all_checks", dict),
+    ("spec.recipes", "generator", zero), ("spec.inputs", "generator", zero),
+    ("run.varied", "generator", zero), ("run.varied", "drawn", lambda case, seed: case.sizes),
+    ("judge.cell", "draw", None), ("checks", "all_checks", dict),
 ):
     try:
-        setattr(import_module(place), name, other)
+        setattr(import_module(f"attention_conformance.suite.{place}"), name, other)
     except ImportError:
         assert place.split(".")[1] != "spec"
 from tests.isolated import attend

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from suite.__main__ import main
-from suite.measure import gate, protocol
-from suite.measure.gate import GateOutcome
-from suite.measure.options import BenchOptions
-from suite.measure.verdict import of_bench
-from suite.records.speed import SpeedRecord
+from attention_conformance.suite.__main__ import main
+from attention_conformance.suite.measure import gate, protocol
+from attention_conformance.suite.measure.gate import GateOutcome
+from attention_conformance.suite.measure.options import BenchOptions
+from attention_conformance.suite.measure.verdict import of_bench
+from attention_conformance.suite.records.speed import SpeedRecord
 from tests.speed_by_hand import record
 
 pytestmark = pytest.mark.clock

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from suite.records.machine import PACKAGES
+from tests.shown import FOLDERS
 from tests.wheels import WAYS, Environment, tracked
 
 pytestmark = pytest.mark.slow
@@ -51,7 +51,7 @@ def own(checkout: Path, name: str, package: bool) -> None:
 def test_the_wheel_holds_what_git_tracks(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         packed = {name for name in archive.namelist() if ".dist-info/" not in name}
-    assert packed == set(tracked(*PACKAGES))
+    assert packed == set(tracked(*FOLDERS))
     for part in (
         "suite/benchmarks/releases/jax-", "suite/report/page.html.jinja",
         "suite/report/page.js", "backends/_torch/torch.toml", "suite/faults/kernels/attention.py",
@@ -99,7 +99,7 @@ def test_the_suite_beside_a_package_of_that_name(
     environment: Environment, checkout: Path, name: str, way: str
 ) -> None:
     own(checkout, name, package=True)
-    words = ("--pyargs", "suite.test_extremes", "--attention-backend=numpy")
+    words = ("--pyargs", "attention_conformance.suite.test_extremes", "--attention-backend=numpy")
     out = environment.run(way, *words, "--attention-level=smoke", where=checkout)
     told = f"the package '{name}' is imported from {checkout}" in out.stderr
     # Plain `pytest` has no folder of the person's on its path, so that ours are the first.

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from suite.records.cells import Run, load
+from attention_conformance.suite.records.cells import Run, load
 from tests.records_by_hand import cell, run, write
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pandas as pd
 
-from suite.report.conformance import OF_OPERATORS
-from suite.report.frames import provenance
-from suite.report.kinds import frames_of, load_runs
-from suite.report.render import as_markdown
-from suite.report.semantics import TOGETHER
-from suite.spec.operators import OPERATORS
+from attention_conformance.suite.report.conformance import OF_OPERATORS
+from attention_conformance.suite.report.frames import provenance
+from attention_conformance.suite.report.kinds import frames_of, load_runs
+from attention_conformance.suite.report.render import as_markdown
+from attention_conformance.suite.report.semantics import TOGETHER
+from attention_conformance.suite.spec.operators import OPERATORS
 
 TEXT = """\
 After reading this page you know which implementation may be used for a combination of features.

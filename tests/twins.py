@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from backends._numpy import Rounded
-from backends._numpy.attention import Definition
-from backends._numpy.backend import NumpyBackend
-from backends.prepared import PreparedCall
-from backends.protocol import Profiler
+from attention_conformance.backends._numpy import Rounded
+from attention_conformance.backends._numpy.attention import Definition
+from attention_conformance.backends._numpy.backend import NumpyBackend
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.protocol import Profiler
 
 
 class Twin(Definition):

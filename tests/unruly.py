@@ -21,9 +21,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from backends._numpy.backend import NumpyBackend
-from backends.prepared import PreparedCall
-from suite.spec.inputs import Inputs
+from attention_conformance.backends._numpy.backend import NumpyBackend
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.suite.spec.inputs import Inputs
 from tests.miniatures import Miniature, Miniatures
 
 

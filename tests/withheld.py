@@ -11,15 +11,15 @@ from __future__ import annotations
 import sys
 from collections import Counter
 
-from suite.checks import all_checks
-from suite.faults import all_faults
-from suite.faults.backend import KernelBackend
-from suite.faults.fault import Fault
-from suite.judge.cell import Cell
-from suite.judge.diagnosis.diagnose import diagnose
-from suite.judge.diagnosis.finding import Diagnosis
-from suite.judge.judge import judge
-from suite.spec.vocabulary import GRADIENTS, VALUES
+from attention_conformance.suite.checks import all_checks
+from attention_conformance.suite.faults import all_faults
+from attention_conformance.suite.faults.backend import KernelBackend
+from attention_conformance.suite.faults.fault import Fault
+from attention_conformance.suite.judge.cell import Cell
+from attention_conformance.suite.judge.diagnosis.diagnose import diagnose
+from attention_conformance.suite.judge.diagnosis.finding import Diagnosis
+from attention_conformance.suite.judge.judge import judge
+from attention_conformance.suite.spec.vocabulary import GRADIENTS, VALUES
 
 
 def diagnosed(fault: Fault, seconds: float = 5.0) -> tuple[int, list[Diagnosis]]:

@@ -5,6 +5,6 @@ equinox is imported when the backend is created.
 
 from __future__ import annotations
 
-from backends._equinox.backend import EquinoxBackend
+from attention_conformance.backends._equinox.backend import EquinoxBackend
 
 __all__ = ["EquinoxBackend"]

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from importlib.metadata import version
 
-from backends._equinox.layers import EquinoxLayerNorm, EquinoxMultiHead
-from backends._equinox.rotary import EquinoxRotary, EquinoxRotaryJit, EquinoxRotarySingle
-from backends._jax.engine import JaxEngine
-from backends.protocol import Implementation, needed
+from attention_conformance.backends._equinox.layers import EquinoxLayerNorm, EquinoxMultiHead
+from attention_conformance.backends._equinox.rotary import (
+    EquinoxRotary,
+    EquinoxRotaryJit,
+    EquinoxRotarySingle,
+)
+from attention_conformance.backends._jax.engine import JaxEngine
+from attention_conformance.backends.protocol import Implementation, needed
 
 
 class EquinoxBackend(JaxEngine):

@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from backends._jax.engine import JaxEngine
-from backends.declared import LAYER_FEATURES, Declared
-from backends.masks import full, rank4
-from backends.memory import sequences
-from backends.prepared import LAYER_OUTPUTS, PreparedCall
-from backends.protocol import Implementation
-from suite.spec.inputs import Inputs
-from suite.spec.operators.layer_norm import LAYER_NORM
-from suite.spec.operators.multi_head import MULTI_HEAD
+from attention_conformance.backends._jax.engine import JaxEngine
+from attention_conformance.backends.declared import LAYER_FEATURES, Declared
+from attention_conformance.backends.masks import full, rank4
+from attention_conformance.backends.memory import sequences
+from attention_conformance.backends.prepared import LAYER_OUTPUTS, PreparedCall
+from attention_conformance.backends.protocol import Implementation
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.layer_norm import LAYER_NORM
+from attention_conformance.suite.spec.operators.multi_head import MULTI_HEAD
 
 PARTS = ("query", "key", "value", "output")
 """The projections; their modules are called `query_proj` and so on."""

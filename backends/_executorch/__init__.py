@@ -6,6 +6,6 @@ executorch is imported when the backend is created.
 
 from __future__ import annotations
 
-from backends._executorch.backend import ExecutorchBackend
+from attention_conformance.backends._executorch.backend import ExecutorchBackend
 
 __all__ = ["ExecutorchBackend"]

@@ -5,15 +5,15 @@ from __future__ import annotations
 import warnings
 from importlib.metadata import version
 
-from backends._executorch.cached import (
+from attention_conformance.backends._executorch.cached import (
     CodedCache,
     CustomCache,
     CustomRing,
     FusedCache,
     SinkRing,
 )
-from backends._torch.engine import TorchEngine
-from backends.protocol import Implementation, needed
+from attention_conformance.backends._torch.engine import TorchEngine
+from attention_conformance.backends.protocol import Implementation, needed
 
 
 class ExecutorchBackend(TorchEngine):

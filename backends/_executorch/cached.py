@@ -13,17 +13,17 @@ from typing import Any
 
 import numpy as np
 
-from backends._torch.engine import TorchEngine
-from backends.caching import Scripted, Turn, rolled_back
-from backends.declared import Declared, DeclaredRounding
-from suite.spec.case import Case
-from suite.spec.catalogue import AnyCase
-from suite.spec.dtypes import DTYPES
-from suite.spec.elections import ElectionCase
-from suite.spec.inputs import Inputs
-from suite.spec.malformed import MalformedCase
-from suite.spec.operators.cached import FEATURES
-from suite.spec.operators.scripts import Chunk, actions, capacity, unwritten
+from attention_conformance.backends._torch.engine import TorchEngine
+from attention_conformance.backends.caching import Scripted, Turn, rolled_back
+from attention_conformance.backends.declared import Declared, DeclaredRounding
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.catalogue import AnyCase
+from attention_conformance.suite.spec.dtypes import DTYPES
+from attention_conformance.suite.spec.elections import ElectionCase
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.malformed import MalformedCase
+from attention_conformance.suite.spec.operators.cached import FEATURES
+from attention_conformance.suite.spec.operators.scripts import Chunk, actions, capacity, unwritten
 
 NO_FEATURES = {
     **dict.fromkeys(("softcap", "sinks", "alibi-slopes"), "the operators have none of it"),

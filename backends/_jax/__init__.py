@@ -5,6 +5,6 @@ jax is imported when the backend is created.
 
 from __future__ import annotations
 
-from backends._jax.backend import JaxBackend
+from attention_conformance.backends._jax.backend import JaxBackend
 
 __all__ = ["JaxBackend"]

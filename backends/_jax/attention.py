@@ -9,24 +9,34 @@ from typing import Any
 
 import numpy as np
 
-from backends._jax.engine import FLUSHED, JaxEngine
-from backends._jax.operations import operations
-from backends.binder import Parameter
-from backends.declared import (
+from attention_conformance.backends._jax.engine import FLUSHED, JaxEngine
+from attention_conformance.backends._jax.operations import operations
+from attention_conformance.backends.binder import Parameter
+from attention_conformance.backends.declared import (
     ATTENTION_FEATURES,
     INTERSECTED,
     LOWEST_FILL,
     LOWEST_IN_FLOAT32,
     Declared,
 )
-from backends.masks import FLAGGED, AttentionCall, flagged_arguments, split_native
-from backends.prepared import PreparedCall, attention_call, kernel_missing, variations
-from backends.protocol import Implementation
-from backends.sources import call_source
-from backends.textbook.attention import TextbookAttention
-from backends.user.function import NativeSignature
-from suite.spec.inputs import Inputs
-from suite.spec.vocabulary import OPERANDS
+from attention_conformance.backends.masks import (
+    FLAGGED,
+    AttentionCall,
+    flagged_arguments,
+    split_native,
+)
+from attention_conformance.backends.prepared import (
+    PreparedCall,
+    attention_call,
+    kernel_missing,
+    variations,
+)
+from attention_conformance.backends.protocol import Implementation
+from attention_conformance.backends.sources import call_source
+from attention_conformance.backends.textbook.attention import TextbookAttention
+from attention_conformance.backends.user.function import NativeSignature
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.vocabulary import OPERANDS
 
 NATIVE = "jax.nn.dot_product_attention"
 

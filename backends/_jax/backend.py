@@ -7,19 +7,19 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
 
-from backends._jax.attention import SIGNATURE, Eager, JaxNn, JaxNnCudnn
-from backends._jax.compilers import JIT, JaxCompilers
-from backends._jax.engine import JaxEngine
-from backends._jax.layers import layers
-from backends._jax.packed import JaxNnPacked
-from backends._jax.paged import GpuPaged, RaggedReference
-from backends._jax.pallas import GpuDecode, GpuMha, TpuSplash
-from backends._jax.rings import ORDERS, Ring
-from backends.claims import Claims
-from backends.protocol import Implementation
-from backends.sources import Dialect
-from backends.user.function import UserFunction
-from suite.spec.vocabulary import DEVICES
+from attention_conformance.backends._jax.attention import SIGNATURE, Eager, JaxNn, JaxNnCudnn
+from attention_conformance.backends._jax.compilers import JIT, JaxCompilers
+from attention_conformance.backends._jax.engine import JaxEngine
+from attention_conformance.backends._jax.layers import layers
+from attention_conformance.backends._jax.packed import JaxNnPacked
+from attention_conformance.backends._jax.paged import GpuPaged, RaggedReference
+from attention_conformance.backends._jax.pallas import GpuDecode, GpuMha, TpuSplash
+from attention_conformance.backends._jax.rings import ORDERS, Ring
+from attention_conformance.backends.claims import Claims
+from attention_conformance.backends.protocol import Implementation
+from attention_conformance.backends.sources import Dialect
+from attention_conformance.backends.user.function import UserFunction
+from attention_conformance.suite.spec.vocabulary import DEVICES
 
 DIALECT = Dialect(
     imports="""import jax

@@ -11,14 +11,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from backends._jax.programs import JitPrograms, Jitted, by_operation
-from backends._jax.quickly import known_options
-from backends.compilation import over_batch, with_constants
-from backends.prepared import PreparedCall
-from backends.protocol import Backend, Compilers, Implementation
-from backends.user.function import UserFunction
-from backends.user.layer import UserLayer
-from suite.spec.dtypes import DType
+from attention_conformance.backends._jax.programs import JitPrograms, Jitted, by_operation
+from attention_conformance.backends._jax.quickly import known_options
+from attention_conformance.backends.compilation import over_batch, with_constants
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.protocol import Backend, Compilers, Implementation
+from attention_conformance.backends.user.function import UserFunction
+from attention_conformance.backends.user.layer import UserLayer
+from attention_conformance.suite.spec.dtypes import DType
 
 JIT = "jax.jit({function})"
 """A function through `jax.jit`, as text."""

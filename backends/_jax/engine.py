@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from backends._jax import settings, transforms
-from backends._jax.compilers import JaxCompilers
-from backends._jax.profiler import JaxProfiler
-from backends._jax.programs import Gradients
-from backends.memory import ShapesAlone
-from backends.prepared import PreparedCall, underivable
-from backends.protocol import (
+from attention_conformance.backends._jax import settings, transforms
+from attention_conformance.backends._jax.compilers import JaxCompilers
+from attention_conformance.backends._jax.profiler import JaxProfiler
+from attention_conformance.backends._jax.programs import Gradients
+from attention_conformance.backends.memory import ShapesAlone
+from attention_conformance.backends.prepared import PreparedCall, underivable
+from attention_conformance.backends.protocol import (
     Backend,
     BackendUnavailable,
     DeclaredRounding,
@@ -22,7 +22,7 @@ from backends.protocol import (
     Setting,
     needed,
 )
-from suite.spec.dtypes import DTYPES, DType
+from attention_conformance.suite.spec.dtypes import DTYPES, DType
 
 _PLATFORMS = {"cpu": "cpu", "cuda": "gpu"}
 

@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from backends._jax.engine import JaxEngine
-from backends.caching import Projected, Turn
-from backends.declared import Declared
-from backends.implementation import ALL_BUT_FLOAT32
-from suite.spec.inputs import Inputs
-from suite.spec.operators.cached import FEATURES
-from suite.spec.operators.scripts import capacity
-from suite.spec.operators.views import allowed
+from attention_conformance.backends._jax.engine import JaxEngine
+from attention_conformance.backends.caching import Projected, Turn
+from attention_conformance.backends.declared import Declared
+from attention_conformance.backends.implementation import ALL_BUT_FLOAT32
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.cached import FEATURES
+from attention_conformance.suite.spec.operators.scripts import capacity
+from attention_conformance.suite.spec.operators.views import allowed
 
 NO_METHOD = "the layer has no method for it"
 RING = "the layer writes no ring"

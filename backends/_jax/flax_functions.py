@@ -9,14 +9,19 @@ from typing import Any
 
 import numpy as np
 
-from backends._jax.engine import FLUSHED, JaxEngine
-from backends._jax.flax_layers import SEED
-from backends.declared import ATTENTION_FEATURES, INTERSECTED, LOWEST_FILL, Declared
-from backends.implementation import ALL_BUT_FLOAT32, Implementation
-from backends.masks import dense_of, flagged_arguments, full, split_native
-from backends.prepared import PreparedCall, variations
-from suite.spec.inputs import Inputs
-from suite.spec.vocabulary import OPERANDS
+from attention_conformance.backends._jax.engine import FLUSHED, JaxEngine
+from attention_conformance.backends._jax.flax_layers import SEED
+from attention_conformance.backends.declared import (
+    ATTENTION_FEATURES,
+    INTERSECTED,
+    LOWEST_FILL,
+    Declared,
+)
+from attention_conformance.backends.implementation import ALL_BUT_FLOAT32, Implementation
+from attention_conformance.backends.masks import dense_of, flagged_arguments, full, split_native
+from attention_conformance.backends.prepared import PreparedCall, variations
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.vocabulary import OPERANDS
 
 
 class FlaxFunction(Implementation):

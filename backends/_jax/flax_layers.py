@@ -9,17 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from backends._jax.engine import JaxEngine
-from backends.declared import LAYER_FEATURES, Declared
-from backends.masks import LayerMasks, causal_alone, full, rank4
-from backends.memory import sequences
-from backends.prepared import LAYER_OUTPUTS, PreparedCall
-from backends.protocol import Implementation
-from suite.spec.case import Case
-from suite.spec.catalogue import AnyCase
-from suite.spec.dtypes import DTYPES
-from suite.spec.inputs import Inputs
-from suite.spec.operators.multi_head import MULTI_HEAD
+from attention_conformance.backends._jax.engine import JaxEngine
+from attention_conformance.backends.declared import LAYER_FEATURES, Declared
+from attention_conformance.backends.masks import LayerMasks, causal_alone, full, rank4
+from attention_conformance.backends.memory import sequences
+from attention_conformance.backends.prepared import LAYER_OUTPUTS, PreparedCall
+from attention_conformance.backends.protocol import Implementation
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.catalogue import AnyCase
+from attention_conformance.suite.spec.dtypes import DTYPES
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.multi_head import MULTI_HEAD
 
 PARTS = {"query": "query", "key": "key", "value": "value", "out": "output"}
 """Canonical names of projections by Flax's names. Kernels and biases have the canonical shapes."""

@@ -6,8 +6,15 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from backends._jax.flax_layers import NOTHING, FlaxLayer, biased, by_parts, decodes, one_by_one
-from suite.spec.inputs import Inputs
+from attention_conformance.backends._jax.flax_layers import (
+    NOTHING,
+    FlaxLayer,
+    biased,
+    by_parts,
+    decodes,
+    one_by_one,
+)
+from attention_conformance.suite.spec.inputs import Inputs
 
 
 class Linen(FlaxLayer):

@@ -6,11 +6,18 @@ from collections.abc import Callable, Mapping
 from functools import cache, partial
 from typing import Any
 
-from backends._jax.flax_layers import NOTHING, FlaxLayer, biased, by_parts, decodes, one_by_one
-from backends.declared import LOWEST_IN_FLOAT32
-from suite.spec.case import Case
-from suite.spec.catalogue import AnyCase
-from suite.spec.inputs import Inputs
+from attention_conformance.backends._jax.flax_layers import (
+    NOTHING,
+    FlaxLayer,
+    biased,
+    by_parts,
+    decodes,
+    one_by_one,
+)
+from attention_conformance.backends.declared import LOWEST_IN_FLOAT32
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.catalogue import AnyCase
+from attention_conformance.suite.spec.inputs import Inputs
 
 
 class Nnx(FlaxLayer):

@@ -6,17 +6,17 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from backends._jax.engine import JaxEngine
-from backends._jax.flax_layers import EPSILON
-from backends.declared import LAYER_FEATURES, Declared
-from backends.memory import sequences
-from backends.prepared import LAYER_OUTPUTS, PreparedCall
-from backends.protocol import Implementation
-from backends.statistics import after_training, can_train, with_epsilon
-from suite.spec.dtypes import DTYPES
-from suite.spec.inputs import Inputs
-from suite.spec.operators.batch_norm import BATCH_NORM
-from suite.spec.operators.layer_norm import LAYER_NORM
+from attention_conformance.backends._jax.engine import JaxEngine
+from attention_conformance.backends._jax.flax_layers import EPSILON
+from attention_conformance.backends.declared import LAYER_FEATURES, Declared
+from attention_conformance.backends.memory import sequences
+from attention_conformance.backends.prepared import LAYER_OUTPUTS, PreparedCall
+from attention_conformance.backends.protocol import Implementation
+from attention_conformance.backends.statistics import after_training, can_train, with_epsilon
+from attention_conformance.suite.spec.dtypes import DTYPES
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.batch_norm import BATCH_NORM
+from attention_conformance.suite.spec.operators.layer_norm import LAYER_NORM
 
 NAMES = {"params": {"scale": "gain", "bias": "offset"}}
 """Canonical parameters of a norm by Flax's names, for each collection of variables."""

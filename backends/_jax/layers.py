@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from backends._jax.engine import JaxEngine
-from backends._jax.operations import spelled
-from backends.protocol import Implementation
-from backends.textbook import Numerics, textbooks
+from attention_conformance.backends._jax.engine import JaxEngine
+from attention_conformance.backends._jax.operations import spelled
+from attention_conformance.backends.protocol import Implementation
+from attention_conformance.backends.textbook import Numerics, textbooks
 
 NUMERICS: Numerics = "stepwise"
 
@@ -17,11 +17,11 @@ def layers(backend: JaxEngine) -> list[Implementation]:
     of_textbooks = textbooks(backend, spelled(backend), NUMERICS)
     if not find_spec("flax"):
         return of_textbooks
-    from backends._jax.flax_decode import LinenDecode, NnxDecode
-    from backends._jax.flax_functions import LinenFunction, NnxFunction
-    from backends._jax.flax_linen import Linen
-    from backends._jax.flax_nnx import Nnx, NnxWeights
-    from backends._jax.flax_norms import LinenBatchNorm, LinenLayerNorm
+    from attention_conformance.backends._jax.flax_decode import LinenDecode, NnxDecode
+    from attention_conformance.backends._jax.flax_functions import LinenFunction, NnxFunction
+    from attention_conformance.backends._jax.flax_linen import Linen
+    from attention_conformance.backends._jax.flax_nnx import Nnx, NnxWeights
+    from attention_conformance.backends._jax.flax_norms import LinenBatchNorm, LinenLayerNorm
 
     kinds: tuple[type[Implementation], ...] = (
         NnxFunction, LinenFunction, Nnx, NnxWeights, NnxDecode, LinenDecode, Linen, LinenLayerNorm,

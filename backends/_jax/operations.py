@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from backends._jax.engine import JaxEngine
-from backends.textbook.layer import Operations
+from attention_conformance.backends._jax.engine import JaxEngine
+from attention_conformance.backends.textbook.layer import Operations
 
 
 def spelled(backend: JaxEngine) -> Operations:

@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from backends._jax.attention import JaxNn
-from backends._jax.engine import JaxEngine
-from backends.declared import Declared
-from backends.memory import sequences
-from backends.prepared import PreparedCall
-from backends.protocol import Implementation
-from suite.spec.inputs import Inputs
-from suite.spec.operators.packed import FEATURES, PACKED, summed
+from attention_conformance.backends._jax.attention import JaxNn
+from attention_conformance.backends._jax.engine import JaxEngine
+from attention_conformance.backends.declared import Declared
+from attention_conformance.backends.memory import sequences
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.protocol import Implementation
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.packed import FEATURES, PACKED, summed
 
 
 class JaxNnPacked(Implementation):

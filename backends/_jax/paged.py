@@ -5,17 +5,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from backends._jax.engine import JaxEngine
-from backends._jax.pallas import NO_FLOAT64
-from backends.declared import Declared
-from backends.limits import Limits
-from backends.memory import paged
-from backends.prepared import PreparedCall
-from backends.protocol import Implementation
-from suite.spec.case import Case
-from suite.spec.catalogue import AnyCase
-from suite.spec.inputs import Inputs
-from suite.spec.operators.paged import FEATURES, PAGED
+from attention_conformance.backends._jax.engine import JaxEngine
+from attention_conformance.backends._jax.pallas import NO_FLOAT64
+from attention_conformance.backends.declared import Declared
+from attention_conformance.backends.limits import Limits
+from attention_conformance.backends.memory import paged
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.protocol import Implementation
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.catalogue import AnyCase
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.paged import FEATURES, PAGED
 
 
 class JaxPaged(Implementation):

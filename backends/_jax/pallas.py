@@ -9,18 +9,18 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from backends._jax.attention import key_value_seq_lengths
-from backends._jax.engine import JaxEngine
-from backends.binder import Parameter
-from backends.declared import Declared
-from backends.limits import Limits
-from backends.masks import AttentionCall, flagged_arguments, split_native
-from backends.prepared import PreparedCall, attention_call
-from backends.protocol import Implementation
-from suite.spec.case import Case
-from suite.spec.catalogue import AnyCase
-from suite.spec.dtypes import DTYPES
-from suite.spec.inputs import Inputs
+from attention_conformance.backends._jax.attention import key_value_seq_lengths
+from attention_conformance.backends._jax.engine import JaxEngine
+from attention_conformance.backends.binder import Parameter
+from attention_conformance.backends.declared import Declared
+from attention_conformance.backends.limits import Limits
+from attention_conformance.backends.masks import AttentionCall, flagged_arguments, split_native
+from attention_conformance.backends.prepared import PreparedCall, attention_call
+from attention_conformance.backends.protocol import Implementation
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.catalogue import AnyCase
+from attention_conformance.suite.spec.dtypes import DTYPES
+from attention_conformance.suite.spec.inputs import Inputs
 
 BLOCK, SPLITS, LANES = 16, 2, 128
 """The smallest block of the kernels for GPUs, the parts into which the keys of a decoding step are split,

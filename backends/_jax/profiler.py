@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
-from backends._jax import transforms
-from backends._jax.compilers import Ahead
-from backends._jax.programs import Jitted
-from backends.hlo import kernels_in
-from backends.prepared import PreparedCall
-from backends.protocol import Profiler, Step
+from attention_conformance.backends._jax import transforms
+from attention_conformance.backends._jax.compilers import Ahead
+from attention_conformance.backends._jax.programs import Jitted
+from attention_conformance.backends.hlo import kernels_in
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.protocol import Profiler, Step
 
 COLD_BYTES = 256 * 2**20
 """What is written to empty a GPU's L2: more than the largest one holds (NVIDIA H200: 50 MB)."""

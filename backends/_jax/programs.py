@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from backends._jax.quickly import JitProgram
-from backends.prepared import PreparedCall
+from attention_conformance.backends._jax.quickly import JitProgram
+from attention_conformance.backends.prepared import PreparedCall
 
 Gradients = tuple[Any, dict[str, Any]]
 """The output of a call, and its gradients by operand."""

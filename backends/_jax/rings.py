@@ -16,15 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from backends._jax.engine import JaxEngine
-from backends._jax.pallas import LENGTHS
-from backends.declared import Declared
-from backends.limits import Limits
-from backends.masks import flagged_arguments, split_native
-from backends.prepared import PreparedCall, attention_call
-from backends.protocol import Implementation
-from suite.spec.catalogue import AnyCase
-from suite.spec.inputs import Inputs
+from attention_conformance.backends._jax.engine import JaxEngine
+from attention_conformance.backends._jax.pallas import LENGTHS
+from attention_conformance.backends.declared import Declared
+from attention_conformance.backends.limits import Limits
+from attention_conformance.backends.masks import flagged_arguments, split_native
+from attention_conformance.backends.prepared import PreparedCall, attention_call
+from attention_conformance.backends.protocol import Implementation
+from attention_conformance.suite.spec.catalogue import AnyCase
+from attention_conformance.suite.spec.inputs import Inputs
 
 RANKS = 4
 """The devices of a ring."""

@@ -12,9 +12,9 @@ from dataclasses import replace
 from traceback import extract_tb
 from typing import Any
 
-from backends._jax.programs import Gradients, Jitted, by_operation, divided
-from backends.prepared import ForwardOnly, PreparedCall, underivable
-from backends.protocol import Step
+from attention_conformance.backends._jax.programs import Gradients, Jitted, by_operation, divided
+from attention_conformance.backends.prepared import ForwardOnly, PreparedCall, underivable
+from attention_conformance.backends.protocol import Step
 
 UNDERIVABLE = (
     "^(Differentiation rule for '.*' not implemented|Pure callbacks do not support JVP"

@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any
 
-from backends._keras.ops import SIGNATURE, import_keras
-from backends._keras.settings import settings
-from backends.claims import Claims
-from backends.protocol import Backend, Implementation, Setting
-from backends.registry import KERAS_ENGINES
-from backends.user.function import UserFunction
+from attention_conformance.backends._keras.ops import SIGNATURE, import_keras
+from attention_conformance.backends._keras.settings import settings
+from attention_conformance.backends.claims import Claims
+from attention_conformance.backends.protocol import Backend, Implementation, Setting
+from attention_conformance.backends.registry import KERAS_ENGINES
+from attention_conformance.backends.user.function import UserFunction
 
 
 class WithKeras(Backend):

@@ -10,15 +10,27 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from backends._keras import models
-from backends._keras.variables import INITIAL, by_values, initial, kept, random_state, with_leaves
-from backends.declared import LAYER_FEATURES, Declared, DeclaredRounding, Election
-from backends.masks import LayerMasks
-from backends.memory import sequences
-from backends.prepared import LAYER_OUTPUTS, PreparedCall
-from backends.protocol import Backend, Implementation
-from suite.spec.dtypes import DType
-from suite.spec.inputs import Inputs
+from attention_conformance.backends._keras import models
+from attention_conformance.backends._keras.variables import (
+    INITIAL,
+    by_values,
+    initial,
+    kept,
+    random_state,
+    with_leaves,
+)
+from attention_conformance.backends.declared import (
+    LAYER_FEATURES,
+    Declared,
+    DeclaredRounding,
+    Election,
+)
+from attention_conformance.backends.masks import LayerMasks
+from attention_conformance.backends.memory import sequences
+from attention_conformance.backends.prepared import LAYER_OUTPUTS, PreparedCall
+from attention_conformance.backends.protocol import Backend, Implementation
+from attention_conformance.suite.spec.dtypes import DType
+from attention_conformance.suite.spec.inputs import Inputs
 
 Called = Callable[[Implementation, PreparedCall, DType], PreparedCall]
 """Transforms a call that depends only on its arguments, as by `jax.jit`, for a dtype."""

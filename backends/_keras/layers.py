@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from backends._keras.layer import Called
-from backends._keras.multi_head import GroupQuery, GroupQueryScores, MultiHead, MultiHeadScores
-from backends._keras.norms import KerasBatchNorm, KerasLayerNorm
-from backends._keras.single_head import Additive, Concat, Dot
-from backends.protocol import Backend, Implementation
+from attention_conformance.backends._keras.layer import Called
+from attention_conformance.backends._keras.multi_head import (
+    GroupQuery,
+    GroupQueryScores,
+    MultiHead,
+    MultiHeadScores,
+)
+from attention_conformance.backends._keras.norms import KerasBatchNorm, KerasLayerNorm
+from attention_conformance.backends._keras.single_head import Additive, Concat, Dot
+from attention_conformance.backends.protocol import Backend, Implementation
 
 
 def keras_layers(

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from backends.protocol import Backend
-from suite.spec.inputs import Inputs
+from attention_conformance.backends.protocol import Backend
+from attention_conformance.suite.spec.inputs import Inputs
 
 
 def attached(plain: Callable[..., Any], through: str) -> Callable[..., Any]:

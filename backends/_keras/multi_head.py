@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from backends._keras import models
-from backends._keras.layer import KerasLayer, Numerics, without_dropout
-from backends.declared import Election
-from backends.masks import LayerMasks, full
-from backends.memory import sequences
-from backends.prepared import PreparedCall
-from suite.spec.inputs import Inputs
-from suite.spec.masks import Window
-from suite.spec.operators.multi_head import MULTI_HEAD
+from attention_conformance.backends._keras import models
+from attention_conformance.backends._keras.layer import KerasLayer, Numerics, without_dropout
+from attention_conformance.backends.declared import Election
+from attention_conformance.backends.masks import LayerMasks, full
+from attention_conformance.backends.memory import sequences
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.masks import Window
+from attention_conformance.suite.spec.operators.multi_head import MULTI_HEAD
 
 TENSORFLOW = {"f64": "eager", "f32": "eager", "bf16": "stepwise", "f16": "working"}
 """The classes of textbook code on TensorFlow (`backends._tensorflow.engine`)."""

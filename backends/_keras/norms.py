@@ -10,18 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from backends._keras import models
-from backends._keras.layer import Called
-from backends._keras.variables import by_values, initial, kept, with_leaves
-from backends.declared import LAYER_FEATURES, Declared
-from backends.memory import sequences
-from backends.prepared import LAYER_OUTPUTS, PreparedCall
-from backends.protocol import Backend, Implementation
-from backends.statistics import after_training, can_train, with_epsilon
-from suite.spec.dtypes import DTYPES
-from suite.spec.inputs import Inputs
-from suite.spec.operators.batch_norm import BATCH_NORM
-from suite.spec.operators.layer_norm import LAYER_NORM
+from attention_conformance.backends._keras import models
+from attention_conformance.backends._keras.layer import Called
+from attention_conformance.backends._keras.variables import by_values, initial, kept, with_leaves
+from attention_conformance.backends.declared import LAYER_FEATURES, Declared
+from attention_conformance.backends.memory import sequences
+from attention_conformance.backends.prepared import LAYER_OUTPUTS, PreparedCall
+from attention_conformance.backends.protocol import Backend, Implementation
+from attention_conformance.backends.statistics import after_training, can_train, with_epsilon
+from attention_conformance.suite.spec.dtypes import DTYPES
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.batch_norm import BATCH_NORM
+from attention_conformance.suite.spec.operators.layer_norm import LAYER_NORM
 
 NAMES = {
     "gain": "gamma", "offset": "beta", "mean": "moving_mean", "variance": "moving_variance",

@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 from importlib.metadata import version
 
-from backends._jax.attention import NO_HEADS
-from backends._jax.compilers import JIT, JaxCompilers
-from backends._jax.engine import FLUSHED, JaxEngine
-from backends._keras.engine import KerasBackend
-from backends._keras.layers import keras_layers
-from backends._keras.ops import KerasOps
-from backends.declared import LOWEST_IN_FLOAT32
-from backends.prepared import PreparedCall
-from backends.protocol import Implementation
-from backends.sources import Dialect
-from suite.spec.inputs import Inputs
+from attention_conformance.backends._jax.attention import NO_HEADS
+from attention_conformance.backends._jax.compilers import JIT, JaxCompilers
+from attention_conformance.backends._jax.engine import FLUSHED, JaxEngine
+from attention_conformance.backends._keras.engine import KerasBackend
+from attention_conformance.backends._keras.layers import keras_layers
+from attention_conformance.backends._keras.ops import KerasOps
+from attention_conformance.backends.declared import LOWEST_IN_FLOAT32
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.protocol import Implementation
+from attention_conformance.backends.sources import Dialect
+from attention_conformance.suite.spec.inputs import Inputs
 
 DIALECT = Dialect(
     imports="""import os

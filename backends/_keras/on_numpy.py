@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from importlib.metadata import version
 
-from backends._keras.engine import KerasBackend
-from backends._keras.layers import keras_layers
-from backends._keras.ops import KerasOps
-from backends.arrays import NumpyArrays
-from backends.declared import INTERSECTED, LOWEST_FILL, LOWEST_IN_FLOAT32
-from backends.protocol import Implementation
-from backends.sources import Dialect
+from attention_conformance.backends._keras.engine import KerasBackend
+from attention_conformance.backends._keras.layers import keras_layers
+from attention_conformance.backends._keras.ops import KerasOps
+from attention_conformance.backends.arrays import NumpyArrays
+from attention_conformance.backends.declared import INTERSECTED, LOWEST_FILL, LOWEST_IN_FLOAT32
+from attention_conformance.backends.protocol import Implementation
+from attention_conformance.backends.sources import Dialect
 
 FORWARD = {"gradient": "Keras on NumPy has no automatic differentiation"}
 

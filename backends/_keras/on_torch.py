@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from importlib.metadata import version
 
-from backends._keras.engine import KerasBackend
-from backends._keras.layers import keras_layers
-from backends._keras.ops import KerasOps
-from backends._torch.compilers import TorchCompilers
-from backends._torch.engine import TorchEngine
-from backends.declared import LOWEST_IN_FLOAT32, DeclaredRounding
-from backends.protocol import Implementation
-from backends.sources import Dialect
+from attention_conformance.backends._keras.engine import KerasBackend
+from attention_conformance.backends._keras.layers import keras_layers
+from attention_conformance.backends._keras.ops import KerasOps
+from attention_conformance.backends._torch.compilers import TorchCompilers
+from attention_conformance.backends._torch.engine import TorchEngine
+from attention_conformance.backends.declared import LOWEST_IN_FLOAT32, DeclaredRounding
+from attention_conformance.backends.protocol import Implementation
+from attention_conformance.backends.sources import Dialect
 
 DIALECT = Dialect(
     imports="""import os

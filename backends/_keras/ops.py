@@ -13,16 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from backends._keras import models
-from backends.declared import ATTENTION_FEATURES, Declared
-from backends.masks import FLAGGED, flagged_arguments, split_native
-from backends.prepared import PreparedCall
-from backends.protocol import BackendUnavailable, Implementation, needed
-from backends.sources import call_source
-from backends.user.function import NativeSignature
-from suite.spec.dtypes import DTYPES
-from suite.spec.inputs import Inputs
-from suite.spec.vocabulary import OPERANDS
+from attention_conformance.backends._keras import models
+from attention_conformance.backends.declared import ATTENTION_FEATURES, Declared
+from attention_conformance.backends.masks import FLAGGED, flagged_arguments, split_native
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.protocol import BackendUnavailable, Implementation, needed
+from attention_conformance.backends.sources import call_source
+from attention_conformance.backends.user.function import NativeSignature
+from attention_conformance.suite.spec.dtypes import DTYPES
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.vocabulary import OPERANDS
 
 NATIVE = "keras.ops.dot_product_attention"
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from backends.prepared import set_to
-from backends.protocol import Ambient, Setting
+from attention_conformance.backends.prepared import set_to
+from attention_conformance.backends.protocol import Ambient, Setting
 
 
 def settings(keras: Any, policies: bool) -> Mapping[str, Setting]:

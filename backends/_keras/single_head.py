@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from backends._keras import models
-from backends._keras.layer import KerasLayer, Numerics, without_dropout
-from backends._keras.multi_head import TENSORFLOW
-from backends.declared import Election
-from backends.masks import LayerMasks
-from backends.prepared import PreparedCall
-from suite.spec.inputs import Inputs
-from suite.spec.operators.additive import ADDITIVE
-from suite.spec.operators.concat import CONCAT
-from suite.spec.operators.dot import DOT
+from attention_conformance.backends._keras import models
+from attention_conformance.backends._keras.layer import KerasLayer, Numerics, without_dropout
+from attention_conformance.backends._keras.multi_head import TENSORFLOW
+from attention_conformance.backends.declared import Election
+from attention_conformance.backends.masks import LayerMasks
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.additive import ADDITIVE
+from attention_conformance.suite.spec.operators.concat import CONCAT
+from attention_conformance.suite.spec.operators.dot import DOT
 
 UNMASKED = {"f64": "unmasked", "f32": "uniform", "bf16": "uniform", "f16": "uniform"}
 """Keras subtracts 1e9 from masked scores, 65504 in float16. This does not absorb float64 scores."""

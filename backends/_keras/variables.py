@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from backends.prepared import LAYER_OUTPUTS, PreparedCall
-from backends.protocol import Backend
-from suite.spec.inputs import Inputs
+from attention_conformance.backends.prepared import LAYER_OUTPUTS, PreparedCall
+from attention_conformance.backends.protocol import Backend
+from attention_conformance.suite.spec.inputs import Inputs
 
 SEED = "dropout_seed"
 """The argument with the state of a layer's random generator."""

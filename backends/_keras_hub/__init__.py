@@ -5,6 +5,6 @@ Layers are made from configurations, without downloads. keras-hub is imported wh
 
 from __future__ import annotations
 
-from backends._keras_hub.backend import KerasHubBackend
+from attention_conformance.backends._keras_hub.backend import KerasHubBackend
 
 __all__ = ["KerasHubBackend"]

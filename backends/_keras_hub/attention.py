@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from backends._tensorflow.attention import Eager
-from backends.alibi import NO_OPERAND, refusal, with_own_bias
-from backends.prepared import PreparedCall
-from suite.spec.catalogue import AnyCase
-from suite.spec.inputs import Inputs
+from attention_conformance.backends._tensorflow.attention import Eager
+from attention_conformance.backends.alibi import NO_OPERAND, refusal, with_own_bias
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.suite.spec.catalogue import AnyCase
+from attention_conformance.suite.spec.inputs import Inputs
 
 
 class AlibiAttention(Eager):

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from importlib.metadata import version
 
-from backends._keras.engine import WithKeras
-from backends._keras_hub.attention import AlibiAttention
-from backends._keras_hub.cached import CachedDecode
-from backends._keras_hub.multi_head import MultiHeadPlain, MultiHeadStatic, MultiHeadUpdated
-from backends._keras_hub.rotary import HubRotary, HubRotaryByStart
-from backends._tensorflow.compilers import TensorflowCompilers
-from backends._tensorflow.engine import TensorflowEngine
-from backends.protocol import Implementation, needed
+from attention_conformance.backends._keras.engine import WithKeras
+from attention_conformance.backends._keras_hub.attention import AlibiAttention
+from attention_conformance.backends._keras_hub.cached import CachedDecode
+from attention_conformance.backends._keras_hub.multi_head import (
+    MultiHeadPlain,
+    MultiHeadStatic,
+    MultiHeadUpdated,
+)
+from attention_conformance.backends._keras_hub.rotary import HubRotary, HubRotaryByStart
+from attention_conformance.backends._tensorflow.compilers import TensorflowCompilers
+from attention_conformance.backends._tensorflow.engine import TensorflowEngine
+from attention_conformance.backends.protocol import Implementation, needed
 
 
 class KerasHubBackend(WithKeras, TensorflowEngine):

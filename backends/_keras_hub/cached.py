@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from backends._keras.engine import WithKeras
-from backends._keras.multi_head import MultiHead
-from backends.caching import Projected, Turn, rolled_back
-from backends.declared import Declared
-from suite.spec.inputs import Inputs
-from suite.spec.operators.cached import FEATURES
-from suite.spec.operators.scripts import capacity, unwritten
+from attention_conformance.backends._keras.engine import WithKeras
+from attention_conformance.backends._keras.multi_head import MultiHead
+from attention_conformance.backends.caching import Projected, Turn, rolled_back
+from attention_conformance.backends.declared import Declared
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.cached import FEATURES
+from attention_conformance.suite.spec.operators.scripts import capacity, unwritten
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from backends._keras.multi_head import MHA, PLAIN, MultiHead
-from backends.prepared import PreparedCall
-from suite.spec.inputs import Inputs
-from suite.spec.vocabulary import OPERANDS
+from attention_conformance.backends._keras.multi_head import MHA, PLAIN, MultiHead
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.vocabulary import OPERANDS
 
 
 class MultiHeadPlain(MultiHead):

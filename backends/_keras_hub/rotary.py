@@ -6,13 +6,18 @@ from typing import Any
 
 import numpy as np
 
-from backends.declared import Declared
-from backends.prepared import PreparedCall
-from backends.protocol import Backend, Implementation
-from suite.spec.case import Case
-from suite.spec.catalogue import AnyCase
-from suite.spec.inputs import Inputs
-from suite.spec.operators.rotary import FEATURES, ROTARY, Rotation, scaling_parameters
+from attention_conformance.backends.declared import Declared
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.protocol import Backend, Implementation
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.catalogue import AnyCase
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.rotary import (
+    FEATURES,
+    ROTARY,
+    Rotation,
+    scaling_parameters,
+)
 
 SCALED = {
     "ntk": "the layer's dynamic scaling uses neither the training length nor the sequence length",

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from backends._mlx.attention import Fast
-from backends._mlx.cached import caches
-from backends._mlx.engine import MlxEngine
-from backends._mlx.latent import LmDeepseek
-from backends._mlx.rotary import FastRope
-from backends.protocol import Implementation
+from attention_conformance.backends._mlx.attention import Fast
+from attention_conformance.backends._mlx.cached import caches
+from attention_conformance.backends._mlx.engine import MlxEngine
+from attention_conformance.backends._mlx.latent import LmDeepseek
+from attention_conformance.backends._mlx.rotary import FastRope
+from attention_conformance.backends.protocol import Implementation
 
 __all__ = ["MlxBackend"]
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from backends._mlx.engine import MlxEngine
-from backends.declared import ATTENTION_FEATURES, LOWEST_FILL, Declared
-from backends.masks import dense_of, feature_arrays, merged_bias
-from backends.prepared import PreparedCall
-from backends.protocol import Implementation
-from suite.spec.inputs import Inputs
-from suite.spec.masks import Causal
+from attention_conformance.backends._mlx.engine import MlxEngine
+from attention_conformance.backends.declared import ATTENTION_FEATURES, LOWEST_FILL, Declared
+from attention_conformance.backends.masks import dense_of, feature_arrays, merged_bias
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.protocol import Implementation
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.masks import Causal
 
 
 def says_causal(inputs: Inputs) -> bool:

@@ -9,19 +9,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from backends._mlx.attention import Fast
-from backends._mlx.engine import MlxEngine
-from backends.caching import Scripted, Turn
-from backends.declared import Declared, DeclaredRounding
-from backends.limits import Limits
-from backends.masks import feature_array
-from backends.protocol import Implementation
-from suite.spec.case import Case
-from suite.spec.catalogue import AnyCase
-from suite.spec.dtypes import DTYPES
-from suite.spec.inputs import Inputs
-from suite.spec.operators.cached import FEATURES
-from suite.spec.operators.scripts import held, paddings, rotation
+from attention_conformance.backends._mlx.attention import Fast
+from attention_conformance.backends._mlx.engine import MlxEngine
+from attention_conformance.backends.caching import Scripted, Turn
+from attention_conformance.backends.declared import Declared, DeclaredRounding
+from attention_conformance.backends.limits import Limits
+from attention_conformance.backends.masks import feature_array
+from attention_conformance.backends.protocol import Implementation
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.catalogue import AnyCase
+from attention_conformance.suite.spec.dtypes import DTYPES
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.cached import FEATURES
+from attention_conformance.suite.spec.operators.scripts import held, paddings, rotation
 
 CACHES = {
     "lm-kv-cache": "KVCache",

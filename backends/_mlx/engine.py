@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from backends.prepared import PreparedCall
-from backends.protocol import Backend, Profiler, needed
-from suite.spec.dtypes import DType
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.protocol import Backend, Profiler, needed
+from attention_conformance.suite.spec.dtypes import DType
 
 
 class MlxProfiler(Profiler):

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from backends._mlx.attention import Fast
-from backends._mlx.engine import MlxEngine
-from backends.declared import LOWEST_FILL, Declared
-from backends.implementation import Implementation
-from backends.masks import masked_arrays
-from backends.prepared import PreparedCall
-from suite.spec.case import Case
-from suite.spec.catalogue import AnyCase
-from suite.spec.inputs import Inputs
-from suite.spec.operators.latent import FEATURES, LATENT
+from attention_conformance.backends._mlx.attention import Fast
+from attention_conformance.backends._mlx.engine import MlxEngine
+from attention_conformance.backends.declared import LOWEST_FILL, Declared
+from attention_conformance.backends.implementation import Implementation
+from attention_conformance.backends.masks import masked_arrays
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.catalogue import AnyCase
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.latent import FEATURES, LATENT
 
 
 class LmDeepseek(Implementation):

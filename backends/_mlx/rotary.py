@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from backends._mlx.engine import MlxEngine
-from backends.declared import Declared
-from backends.prepared import PreparedCall
-from backends.protocol import Implementation
-from suite.spec.case import Case
-from suite.spec.catalogue import AnyCase
-from suite.spec.inputs import Inputs
-from suite.spec.operators.rotary import FACTOR, FEATURES, ROTARY, Rotation
+from attention_conformance.backends._mlx.engine import MlxEngine
+from attention_conformance.backends.declared import Declared
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.protocol import Implementation
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.catalogue import AnyCase
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.rotary import FACTOR, FEATURES, ROTARY, Rotation
 
 
 class FastRope(Implementation):

@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from backends._numpy.engine import Rounded
-from backends.declared import TEXTBOOK_FEATURES, Declared
-from backends.masks import dense_arguments
-from backends.prepared import PreparedCall, attention_call
-from backends.protocol import Backend, Implementation
-from references.blocked import attention
-from suite.spec.dtypes import DTYPES, DType, round_to
-from suite.spec.features import FEATURES
-from suite.spec.inputs import Inputs
+from attention_conformance.backends._numpy.engine import Rounded
+from attention_conformance.backends.declared import TEXTBOOK_FEATURES, Declared
+from attention_conformance.backends.masks import dense_arguments
+from attention_conformance.backends.prepared import PreparedCall, attention_call
+from attention_conformance.backends.protocol import Backend, Implementation
+from attention_conformance.references.blocked import attention
+from attention_conformance.suite.spec.dtypes import DTYPES, DType, round_to
+from attention_conformance.suite.spec.features import FEATURES
+from attention_conformance.suite.spec.inputs import Inputs
 
 
 class Definition(Implementation):

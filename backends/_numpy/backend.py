@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from backends._numpy.engine import NumpyEngine
-from backends._numpy.operations import operations
-from backends.protocol import Implementation
-from backends.textbook import textbooks
-from suite.spec.modules import classes_in
+from attention_conformance.backends._numpy.engine import NumpyEngine
+from attention_conformance.backends._numpy.operations import operations
+from attention_conformance.backends.protocol import Implementation
+from attention_conformance.backends.textbook import textbooks
+from attention_conformance.suite.spec.modules import classes_in
 
 MEMORIES = ("cached", "paged", "paged-write", "latent", "quantized", "quantized-write")
 """The operators whose textbook code runs in NumPy, too: those that keep keys and values."""
@@ -18,6 +18,9 @@ class NumpyBackend(NumpyEngine):
     name = "numpy"
 
     def implementations(self) -> list[Implementation]:
-        own = [kind(self) for kind in classes_in("backends._numpy", Implementation)]
+        own = [
+            kind(self)
+            for kind in classes_in("attention_conformance.backends._numpy", Implementation)
+        ]
         textbook = textbooks(self, operations(), "eager")
         return own + [i for i in textbook if i.operator.name in MEMORIES]

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from backends._numpy.attention import definition
-from backends._numpy.engine import Rounded
-from backends._numpy.rotary import complex_product
-from backends.declared import Declared
-from backends.memory import sequences
-from backends.prepared import PreparedCall
-from backends.protocol import Implementation
-from references.rotary import frequencies
-from suite.spec.inputs import Inputs
-from suite.spec.operators.cached import CACHED, FEATURES
-from suite.spec.operators.rotary import Rotation
-from suite.spec.operators.scripts import rotation
-from suite.spec.operators.views import views
+from attention_conformance.backends._numpy.attention import definition
+from attention_conformance.backends._numpy.engine import Rounded
+from attention_conformance.backends._numpy.rotary import complex_product
+from attention_conformance.backends.declared import Declared
+from attention_conformance.backends.memory import sequences
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.protocol import Implementation
+from attention_conformance.references.rotary import frequencies
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.cached import CACHED, FEATURES
+from attention_conformance.suite.spec.operators.rotary import Rotation
+from attention_conformance.suite.spec.operators.scripts import rotation
+from attention_conformance.suite.spec.operators.views import views
 
 
 def rotated(x: np.ndarray, positions: np.ndarray, turn: Rotation) -> np.ndarray:

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from backends.memory import Shape, view
-from backends.prepared import ForwardOnly, PreparedCall
-from backends.protocol import Ambient, Backend, Memory, Profiler, Setting
-from suite.spec.dtypes import DType, round_to
+from attention_conformance.backends.memory import Shape, view
+from attention_conformance.backends.prepared import ForwardOnly, PreparedCall
+from attention_conformance.backends.protocol import Ambient, Backend, Memory, Profiler, Setting
+from attention_conformance.suite.spec.dtypes import DType, round_to
 
 
 @dataclass

@@ -6,17 +6,17 @@ from typing import Any
 
 import numpy as np
 
-from backends._numpy.attention import definition, given
-from backends._numpy.engine import Rounded
-from backends.declared import Declared, DeclaredRounding
-from backends.in_pages import from_numpy_pages, with_new_tokens
-from backends.masks import masked_arrays
-from backends.prepared import PreparedCall, attention_call
-from backends.protocol import Implementation
-from suite.spec.dtypes import DTYPES
-from suite.spec.inputs import Inputs
-from suite.spec.operators.in_pages import masked, stores
-from suite.spec.operators.latent import FEATURES, LATENT, SERVED, plain
+from attention_conformance.backends._numpy.attention import definition, given
+from attention_conformance.backends._numpy.engine import Rounded
+from attention_conformance.backends.declared import Declared, DeclaredRounding
+from attention_conformance.backends.in_pages import from_numpy_pages, with_new_tokens
+from attention_conformance.backends.masks import masked_arrays
+from attention_conformance.backends.prepared import PreparedCall, attention_call
+from attention_conformance.backends.protocol import Implementation
+from attention_conformance.suite.spec.dtypes import DTYPES
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.in_pages import masked, stores
+from attention_conformance.suite.spec.operators.latent import FEATURES, LATENT, SERVED, plain
 
 
 class ProjectedKeys(Implementation):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from backends._numpy.engine import Rounded
-from backends.declared import Declared
-from backends.prepared import PreparedCall
-from backends.protocol import Implementation
-from suite.spec.dtypes import round_to
-from suite.spec.inputs import Inputs
-from suite.spec.operators.merge import FEATURES, MERGE
+from attention_conformance.backends._numpy.engine import Rounded
+from attention_conformance.backends.declared import Declared
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.protocol import Implementation
+from attention_conformance.suite.spec.dtypes import round_to
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.merge import FEATURES, MERGE
 
 
 class WeightedSum(Implementation):

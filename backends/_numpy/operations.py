@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from backends._numpy.engine import Rounded, rounded
-from backends.textbook.layer import Operations
-from suite.spec.dtypes import CODES, DTYPES
+from attention_conformance.backends._numpy.engine import Rounded, rounded
+from attention_conformance.backends.textbook.layer import Operations
+from attention_conformance.suite.spec.dtypes import CODES, DTYPES
 
 FORMATS = {
     fmt.long_name: fmt for fmt in (*DTYPES.values(), CODES["e5m2"], CODES["e4m3"], CODES["int8"])

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from backends._numpy.attention import definition
-from backends._numpy.engine import Rounded
-from backends.declared import Declared
-from backends.memory import segmented
-from backends.prepared import PreparedCall
-from backends.protocol import Implementation
-from suite.spec.inputs import Inputs
-from suite.spec.operators.packed import FEATURES, PACKED, allowed_pairs
+from attention_conformance.backends._numpy.attention import definition
+from attention_conformance.backends._numpy.engine import Rounded
+from attention_conformance.backends.declared import Declared
+from attention_conformance.backends.memory import segmented
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.protocol import Implementation
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.packed import FEATURES, PACKED, allowed_pairs
 
 
 class SegmentBySegment(Implementation):

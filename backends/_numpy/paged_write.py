@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from backends._numpy.engine import Rounded
-from backends.declared import Declared
-from backends.memory import written
-from backends.prepared import PreparedCall
-from backends.protocol import Implementation
-from suite.spec.inputs import Inputs
-from suite.spec.operators.in_pages import slots_first
-from suite.spec.operators.paged_write import FEATURES, PAGED_WRITE
+from attention_conformance.backends._numpy.engine import Rounded
+from attention_conformance.backends.declared import Declared
+from attention_conformance.backends.memory import written
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.protocol import Implementation
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.in_pages import slots_first
+from attention_conformance.suite.spec.operators.paged_write import FEATURES, PAGED_WRITE
 
 
 class TokenByToken(Implementation):

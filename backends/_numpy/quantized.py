@@ -7,19 +7,26 @@ from typing import Any
 
 import numpy as np
 
-from backends._numpy.attention import definition
-from backends._numpy.engine import Rounded
-from backends.declared import Declared
-from backends.in_pages import from_numpy_pages
-from backends.memory import by_component, coded
-from backends.prepared import PreparedCall
-from backends.protocol import Implementation
-from suite.spec.dtypes import CODES, Code, round_to
-from suite.spec.inputs import Inputs
-from suite.spec.operators.in_pages import put, slots
-from suite.spec.operators.quantized import FEATURES, KINDS, QUANTIZED, allowed, axes_of, newest
-from suite.spec.operators.quantized_write import FEATURES as WRITE_FEATURES
-from suite.spec.operators.quantized_write import QUANTIZED_WRITE
+from attention_conformance.backends._numpy.attention import definition
+from attention_conformance.backends._numpy.engine import Rounded
+from attention_conformance.backends.declared import Declared
+from attention_conformance.backends.in_pages import from_numpy_pages
+from attention_conformance.backends.memory import by_component, coded
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.protocol import Implementation
+from attention_conformance.suite.spec.dtypes import CODES, Code, round_to
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.in_pages import put, slots
+from attention_conformance.suite.spec.operators.quantized import (
+    FEATURES,
+    KINDS,
+    QUANTIZED,
+    allowed,
+    axes_of,
+    newest,
+)
+from attention_conformance.suite.spec.operators.quantized_write import FEATURES as WRITE_FEATURES
+from attention_conformance.suite.spec.operators.quantized_write import QUANTIZED_WRITE
 
 
 class ScaledCodes(Implementation):

@@ -5,7 +5,7 @@ A call becomes a model in memory. Models have no gradients.
 
 from __future__ import annotations
 
-from backends._onnx.reference import OnnxReferenceBackend
-from backends._onnx.runtime import OnnxRuntimeBackend
+from attention_conformance.backends._onnx.reference import OnnxReferenceBackend
+from attention_conformance.backends._onnx.runtime import OnnxRuntimeBackend
 
 __all__ = ["OnnxReferenceBackend", "OnnxRuntimeBackend"]

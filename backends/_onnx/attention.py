@@ -12,16 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from backends._onnx.engine import OnnxEngine
-from backends._onnx.graph import Symbol
-from backends.declared import ATTENTION_FEATURES, Declared
-from backends.masks import Native, dense_of, merged_bias, split_native
-from backends.prepared import PreparedCall
-from backends.protocol import Implementation
-from suite.spec.case import Case
-from suite.spec.catalogue import AnyCase
-from suite.spec.inputs import Inputs
-from suite.spec.masks import Causal
+from attention_conformance.backends._onnx.engine import OnnxEngine
+from attention_conformance.backends._onnx.graph import Symbol
+from attention_conformance.backends.declared import ATTENTION_FEATURES, Declared
+from attention_conformance.backends.masks import Native, dense_of, merged_bias, split_native
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.protocol import Implementation
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.catalogue import AnyCase
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.masks import Causal
 
 FIRST = "the case has no keys before the queries, so the cache would be empty"
 """The reason for cases without a cache."""

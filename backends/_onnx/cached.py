@@ -9,21 +9,21 @@ from typing import Any
 
 import numpy as np
 
-from backends._onnx.contrib import HEAD_SIZES, group_query
-from backends._onnx.engine import OnnxEngine
-from backends._onnx.graph import Symbol
-from backends._onnx.textbook import operations
-from backends.declared import Declared
-from backends.implementation import Implementation
-from backends.limits import Limits
-from backends.prepared import PreparedCall
-from backends.textbook.cached import GrowingCache, SlotCache
-from backends.textbook.rotary import tables
-from suite.spec.case import Case
-from suite.spec.catalogue import AnyCase
-from suite.spec.inputs import Inputs
-from suite.spec.operators.cached import FEATURES
-from suite.spec.operators.scripts import (
+from attention_conformance.backends._onnx.contrib import HEAD_SIZES, group_query
+from attention_conformance.backends._onnx.engine import OnnxEngine
+from attention_conformance.backends._onnx.graph import Symbol
+from attention_conformance.backends._onnx.textbook import operations
+from attention_conformance.backends.declared import Declared
+from attention_conformance.backends.implementation import Implementation
+from attention_conformance.backends.limits import Limits
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.textbook.cached import GrowingCache, SlotCache
+from attention_conformance.backends.textbook.rotary import tables
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.catalogue import AnyCase
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.cached import FEATURES
+from attention_conformance.suite.spec.operators.scripts import (
     Action,
     Chunk,
     Pick,

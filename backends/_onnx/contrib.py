@@ -9,17 +9,30 @@ from typing import Any
 
 import numpy as np
 
-from backends._onnx.attention import FIRST, behind_a_cache, check_packed, in_full, packed
-from backends._onnx.engine import OnnxEngine
-from backends._onnx.graph import Symbol
-from backends.declared import ATTENTION_FEATURES, Declared
-from backends.masks import Native, dense_of, feature_arrays, merged_bias, rank4, split_native
-from backends.prepared import PreparedCall
-from backends.protocol import Implementation, Limits
-from suite.spec.case import Case
-from suite.spec.catalogue import AnyCase
-from suite.spec.inputs import Inputs
-from suite.spec.masks import Causal
+from attention_conformance.backends._onnx.attention import (
+    FIRST,
+    behind_a_cache,
+    check_packed,
+    in_full,
+    packed,
+)
+from attention_conformance.backends._onnx.engine import OnnxEngine
+from attention_conformance.backends._onnx.graph import Symbol
+from attention_conformance.backends.declared import ATTENTION_FEATURES, Declared
+from attention_conformance.backends.masks import (
+    Native,
+    dense_of,
+    feature_arrays,
+    merged_bias,
+    rank4,
+    split_native,
+)
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.protocol import Implementation, Limits
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.catalogue import AnyCase
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.masks import Causal
 
 DOMAIN = "com.microsoft"
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from backends._onnx.graph import OPSET, Recorded
-from backends.arrays import RuntimeArrays
-from backends.prepared import PreparedCall
-from backends.protocol import Declared, Implementation, needed
+from attention_conformance.backends._onnx.graph import OPSET, Recorded
+from attention_conformance.backends.arrays import RuntimeArrays
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.protocol import Declared, Implementation, needed
 
 KEPT = 128
 """The number of loaded models that are kept."""

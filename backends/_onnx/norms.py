@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from backends._onnx.engine import OnnxEngine
-from backends._onnx.graph import Symbol
-from backends.declared import LAYER_FEATURES, Declared
-from backends.memory import sequences
-from backends.prepared import LAYER_OUTPUTS, PreparedCall
-from backends.protocol import Implementation
-from suite.spec.inputs import Inputs
-from suite.spec.operators.batch_norm import BATCH_NORM
-from suite.spec.operators.layer_norm import LAYER_NORM
+from attention_conformance.backends._onnx.engine import OnnxEngine
+from attention_conformance.backends._onnx.graph import Symbol
+from attention_conformance.backends.declared import LAYER_FEATURES, Declared
+from attention_conformance.backends.memory import sequences
+from attention_conformance.backends.prepared import LAYER_OUTPUTS, PreparedCall
+from attention_conformance.backends.protocol import Implementation
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.batch_norm import BATCH_NORM
+from attention_conformance.suite.spec.operators.layer_norm import LAYER_NORM
 
 
 class OnnxNorm(Implementation):

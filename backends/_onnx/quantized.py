@@ -10,20 +10,20 @@ from typing import Any
 
 import numpy as np
 
-from backends._onnx.contrib import HEAD_SIZES, group_query
-from backends._onnx.engine import OnnxEngine
-from backends._onnx.graph import Symbol, concatenated
-from backends.declared import Declared
-from backends.limits import Limits
-from backends.memory import coded
-from backends.prepared import PreparedCall
-from backends.protocol import Implementation
-from suite.spec.case import Case
-from suite.spec.catalogue import AnyCase
-from suite.spec.inputs import Inputs
-from suite.spec.operators.quantized import FEATURES, KINDS, QUANTIZED
-from suite.spec.operators.quantized_write import FEATURES as WRITE_FEATURES
-from suite.spec.operators.quantized_write import QUANTIZED_WRITE
+from attention_conformance.backends._onnx.contrib import HEAD_SIZES, group_query
+from attention_conformance.backends._onnx.engine import OnnxEngine
+from attention_conformance.backends._onnx.graph import Symbol, concatenated
+from attention_conformance.backends.declared import Declared
+from attention_conformance.backends.limits import Limits
+from attention_conformance.backends.memory import coded
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.protocol import Implementation
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.catalogue import AnyCase
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.quantized import FEATURES, KINDS, QUANTIZED
+from attention_conformance.suite.spec.operators.quantized_write import FEATURES as WRITE_FEATURES
+from attention_conformance.suite.spec.operators.quantized_write import QUANTIZED_WRITE
 
 FLOATS = "on the CPU a cache of codes is int8 or int4"
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from backends._onnx.attention import BY_DEFINITION, Attention25
-from backends._onnx.cached import PastAttention, ScatterAttention
-from backends._onnx.engine import KEPT, OnnxEngine, declared_here
-from backends._onnx.norms import OnnxBatchNorm, OnnxLayerNorm
-from backends._onnx.rotary import OnnxRotary, OnnxRotaryByIds
-from backends._onnx.textbook import Eager, layers
-from backends.protocol import Declared, Implementation, Limits
-from suite.spec.cache import Cache
+from attention_conformance.backends._onnx.attention import BY_DEFINITION, Attention25
+from attention_conformance.backends._onnx.cached import PastAttention, ScatterAttention
+from attention_conformance.backends._onnx.engine import KEPT, OnnxEngine, declared_here
+from attention_conformance.backends._onnx.norms import OnnxBatchNorm, OnnxLayerNorm
+from attention_conformance.backends._onnx.rotary import OnnxRotary, OnnxRotaryByIds
+from attention_conformance.backends._onnx.textbook import Eager, layers
+from attention_conformance.backends.protocol import Declared, Implementation, Limits
+from attention_conformance.suite.spec.cache import Cache
 
 NUMERICS = {"f64": "stepwise", "f32": "stepwise", "bf16": "working", "f16": "stepwise"}
 """Single NumPy operations. bfloat16 sums are in bfloat16, except in products."""

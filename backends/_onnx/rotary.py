@@ -7,16 +7,21 @@ from typing import Any
 
 import numpy as np
 
-from backends._onnx.attention import packed
-from backends._onnx.engine import OnnxEngine
-from backends._onnx.graph import Symbol
-from backends._onnx.textbook import operations
-from backends.declared import Declared
-from backends.prepared import PreparedCall
-from backends.protocol import Implementation
-from backends.textbook.rotary import TextbookRotary
-from suite.spec.inputs import Inputs
-from suite.spec.operators.rotary import FEATURES, ROTARY, Rotation, table_length
+from attention_conformance.backends._onnx.attention import packed
+from attention_conformance.backends._onnx.engine import OnnxEngine
+from attention_conformance.backends._onnx.graph import Symbol
+from attention_conformance.backends._onnx.textbook import operations
+from attention_conformance.backends.declared import Declared
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.protocol import Implementation
+from attention_conformance.backends.textbook.rotary import TextbookRotary
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.rotary import (
+    FEATURES,
+    ROTARY,
+    Rotation,
+    table_length,
+)
 
 
 class OnnxRotary(Implementation):

@@ -9,18 +9,22 @@ from typing import Any
 
 import numpy as np
 
-from backends._onnx.attention import BY_DEFINITION, Attention25
-from backends._onnx.cached import PastAttention, PastGroupQuery, ScatterAttention
-from backends._onnx.contrib import CachedGroupQuery, GroupQuery, MultiHead
-from backends._onnx.engine import KEPT, OnnxEngine, declared_here
-from backends._onnx.norms import OnnxBatchNorm, OnnxLayerNorm
-from backends._onnx.quantized import CodedGroupQuery, GroupQueryWrites
-from backends._onnx.rotary import OnnxRotary, OnnxRotaryByIds
-from backends._onnx.textbook import Eager, layers
-from backends.arrays import RuntimeThreads
-from backends.protocol import Declared, Implementation, Limits, needed
-from backends.textbook.rotary import TextbookRotary
-from suite.spec.cache import Cache
+from attention_conformance.backends._onnx.attention import BY_DEFINITION, Attention25
+from attention_conformance.backends._onnx.cached import (
+    PastAttention,
+    PastGroupQuery,
+    ScatterAttention,
+)
+from attention_conformance.backends._onnx.contrib import CachedGroupQuery, GroupQuery, MultiHead
+from attention_conformance.backends._onnx.engine import KEPT, OnnxEngine, declared_here
+from attention_conformance.backends._onnx.norms import OnnxBatchNorm, OnnxLayerNorm
+from attention_conformance.backends._onnx.quantized import CodedGroupQuery, GroupQueryWrites
+from attention_conformance.backends._onnx.rotary import OnnxRotary, OnnxRotaryByIds
+from attention_conformance.backends._onnx.textbook import Eager, layers
+from attention_conformance.backends.arrays import RuntimeThreads
+from attention_conformance.backends.protocol import Declared, Implementation, Limits, needed
+from attention_conformance.backends.textbook.rotary import TextbookRotary
+from attention_conformance.suite.spec.cache import Cache
 
 DTYPES = ("f64", "f32", "f16")
 """The dtypes of most operators. Few operators have bfloat16 kernels."""

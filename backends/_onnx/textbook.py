@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from backends._onnx.engine import OnnxEngine
-from backends._onnx.graph import concatenated
-from backends.declared import ATTENTION_FEATURES
-from backends.prepared import PreparedCall
-from backends.protocol import Implementation
-from backends.textbook import Numerics, Operations, textbooks
-from backends.textbook.attention import TextbookAttention
-from suite.spec.inputs import Inputs
+from attention_conformance.backends._onnx.engine import OnnxEngine
+from attention_conformance.backends._onnx.graph import concatenated
+from attention_conformance.backends.declared import ATTENTION_FEATURES
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.protocol import Implementation
+from attention_conformance.backends.textbook import Numerics, Operations, textbooks
+from attention_conformance.backends.textbook.attention import TextbookAttention
+from attention_conformance.suite.spec.inputs import Inputs
 
 
 class Eager(TextbookAttention):

@@ -3,10 +3,10 @@ only."""
 
 from __future__ import annotations
 
-from backends._openvino.attention import Sdpa, SdpaFixed
-from backends._openvino.cached import Stateful
-from backends._openvino.engine import OpenvinoEngine
-from backends.protocol import Implementation
+from attention_conformance.backends._openvino.attention import Sdpa, SdpaFixed
+from attention_conformance.backends._openvino.cached import Stateful
+from attention_conformance.backends._openvino.engine import OpenvinoEngine
+from attention_conformance.backends.protocol import Implementation
 
 __all__ = ["OpenvinoBackend"]
 

@@ -11,17 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from backends._openvino.engine import OpenvinoEngine
-from backends.declared import ATTENTION_FEATURES, Declared
-from backends.masks import dense_of, feature_arrays, merged_bias, split_native
-from backends.prepared import PreparedCall
-from backends.protocol import Implementation
-from suite.spec.case import Case
-from suite.spec.catalogue import AnyCase
-from suite.spec.dtypes import round_to
-from suite.spec.inputs import Inputs
-from suite.spec.malformed import MalformedCase
-from suite.spec.vocabulary import OPERANDS
+from attention_conformance.backends._openvino.engine import OpenvinoEngine
+from attention_conformance.backends.declared import ATTENTION_FEATURES, Declared
+from attention_conformance.backends.masks import dense_of, feature_arrays, merged_bias, split_native
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.protocol import Implementation
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.catalogue import AnyCase
+from attention_conformance.suite.spec.dtypes import round_to
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.malformed import MalformedCase
+from attention_conformance.suite.spec.vocabulary import OPERANDS
 
 LOST = "with dynamic sizes operands of wrong shapes can end the process"
 """Why malformed problems are not asked of dynamic models. Finding openvino-lost-errors."""

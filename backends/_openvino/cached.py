@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from backends._openvino.attention import LOST
-from backends._openvino.engine import OpenvinoEngine
-from backends.caching import Scripted, Turn, rolled_back
-from backends.declared import Declared
-from suite.spec.catalogue import AnyCase
-from suite.spec.inputs import Inputs
-from suite.spec.malformed import MalformedCase
-from suite.spec.operators.cached import FEATURES
+from attention_conformance.backends._openvino.attention import LOST
+from attention_conformance.backends._openvino.engine import OpenvinoEngine
+from attention_conformance.backends.caching import Scripted, Turn, rolled_back
+from attention_conformance.backends.declared import Declared
+from attention_conformance.suite.spec.catalogue import AnyCase
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.malformed import MalformedCase
+from attention_conformance.suite.spec.operators.cached import FEATURES
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from backends.arrays import RuntimeArrays, RuntimeThreads
-from backends.protocol import needed
-from suite.spec.cache import Cache
+from attention_conformance.backends.arrays import RuntimeArrays, RuntimeThreads
+from attention_conformance.backends.protocol import needed
+from attention_conformance.suite.spec.cache import Cache
 
 KEPT = 128
 """The number of compiled models, and of their requests, that are kept."""

@@ -5,6 +5,6 @@ tensorflow and keras are imported when the backend is created.
 
 from __future__ import annotations
 
-from backends._tensorflow.backend import TensorflowBackend
+from attention_conformance.backends._tensorflow.backend import TensorflowBackend
 
 __all__ = ["TensorflowBackend"]

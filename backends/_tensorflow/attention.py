@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from backends._tensorflow.engine import FLUSHED, NUMERICS, TensorflowEngine
-from backends._tensorflow.operations import operations
-from backends.textbook.attention import TextbookAttention
+from attention_conformance.backends._tensorflow.engine import FLUSHED, NUMERICS, TensorflowEngine
+from attention_conformance.backends._tensorflow.operations import operations
+from attention_conformance.backends.textbook.attention import TextbookAttention
 
 
 class Eager(TextbookAttention):

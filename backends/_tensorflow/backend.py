@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from backends._keras.engine import KerasBackend
-from backends._keras.layers import keras_layers
-from backends._keras.ops import KerasOps
-from backends._tensorflow.attention import Eager
-from backends._tensorflow.engine import FLUSHED, NUMERICS, TensorflowEngine
-from backends._tensorflow.layers import layers
-from backends.declared import INTERSECTED, LOWEST_FILL, LOWEST_IN_FLOAT32
-from backends.protocol import Implementation
-from backends.sources import Dialect
-from suite.spec.vocabulary import DEVICES
+from attention_conformance.backends._keras.engine import KerasBackend
+from attention_conformance.backends._keras.layers import keras_layers
+from attention_conformance.backends._keras.ops import KerasOps
+from attention_conformance.backends._tensorflow.attention import Eager
+from attention_conformance.backends._tensorflow.engine import FLUSHED, NUMERICS, TensorflowEngine
+from attention_conformance.backends._tensorflow.layers import layers
+from attention_conformance.backends.declared import INTERSECTED, LOWEST_FILL, LOWEST_IN_FLOAT32
+from attention_conformance.backends.protocol import Implementation
+from attention_conformance.backends.sources import Dialect
+from attention_conformance.suite.spec.vocabulary import DEVICES
 
 DIALECT = Dialect(
     imports="""import os

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from backends.compilation import with_constants
-from backends.prepared import PreparedCall
-from backends.protocol import Compilers
+from attention_conformance.backends.compilation import with_constants
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.protocol import Compilers
 
 
 class TensorflowCompilers(Compilers):

@@ -9,14 +9,20 @@ from typing import Any
 
 import numpy as np
 
-from backends._tensorflow import settings
-from backends._tensorflow.compilers import TensorflowCompilers
-from backends._tensorflow.profiler import TensorflowProfiler
-from backends._tensorflow.tape import Gradients, Pullback, by_tape, pullback
-from backends.memory import ShapesAlone
-from backends.prepared import PreparedCall
-from backends.protocol import Backend, BackendUnavailable, DeclaredRounding, Setting, needed
-from suite.spec.dtypes import DTYPES, DType
+from attention_conformance.backends._tensorflow import settings
+from attention_conformance.backends._tensorflow.compilers import TensorflowCompilers
+from attention_conformance.backends._tensorflow.profiler import TensorflowProfiler
+from attention_conformance.backends._tensorflow.tape import Gradients, Pullback, by_tape, pullback
+from attention_conformance.backends.memory import ShapesAlone
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.protocol import (
+    Backend,
+    BackendUnavailable,
+    DeclaredRounding,
+    Setting,
+    needed,
+)
+from attention_conformance.suite.spec.dtypes import DTYPES, DType
 
 FLUSHED = {"f64": "flushed", "f32": "flushed", "bf16": "flushed", "f16": "kept"}
 """TensorFlow's threads flush subnormals to zero; float16 is converted to float32 and back."""

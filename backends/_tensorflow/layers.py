@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from backends._tensorflow.engine import NUMERICS, TensorflowEngine
-from backends._tensorflow.operations import operations
-from backends.protocol import Implementation
-from backends.textbook import textbooks
+from attention_conformance.backends._tensorflow.engine import NUMERICS, TensorflowEngine
+from attention_conformance.backends._tensorflow.operations import operations
+from attention_conformance.backends.protocol import Implementation
+from attention_conformance.backends.textbook import textbooks
 
 
 def layers(backend: TensorflowEngine) -> list[Implementation]:

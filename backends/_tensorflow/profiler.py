@@ -6,10 +6,10 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from backends._tensorflow.tape import step_by_tape
-from backends.hlo import kernels_in
-from backends.prepared import PreparedCall
-from backends.protocol import Profiler, Step
+from attention_conformance.backends._tensorflow.tape import step_by_tape
+from attention_conformance.backends.hlo import kernels_in
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.protocol import Profiler, Step
 
 _TRACING = "tensorflow.python.eager.polymorphic_function.tracing_compilation"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from backends.protocol import Setting
+from attention_conformance.backends.protocol import Setting
 
 
 def settings(tf: Any) -> Mapping[str, Setting]:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from backends.prepared import PreparedCall, underivable
-from backends.protocol import Step
+from attention_conformance.backends.prepared import PreparedCall, underivable
+from attention_conformance.backends.protocol import Step
 
 Gradients = tuple[Any, dict[str, Any]]
 """The output of a call, and its gradients by operand."""

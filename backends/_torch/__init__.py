@@ -5,6 +5,6 @@ torch is imported when the backend is made.
 
 from __future__ import annotations
 
-from backends._torch.backend import TorchBackend
+from attention_conformance.backends._torch.backend import TorchBackend
 
 __all__ = ["TorchBackend"]

@@ -9,16 +9,16 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from backends._torch.engine import TorchEngine
-from backends._torch.operations import operations
-from backends.binder import Binder, Parameter, arguments
-from backends.declared import (
+from attention_conformance.backends._torch.engine import TorchEngine
+from attention_conformance.backends._torch.operations import operations
+from attention_conformance.backends.binder import Binder, Parameter, arguments
+from attention_conformance.backends.declared import (
     ATTENTION_FEATURES,
     LOWEST_IN_FLOAT32,
     Declared,
     DeclaredRounding,
 )
-from backends.masks import (
+from attention_conformance.backends.masks import (
     IS_CAUSAL,
     SCALE,
     AttentionCall,
@@ -28,15 +28,15 @@ from backends.masks import (
     merged_bias,
     split_native,
 )
-from backends.prepared import PreparedCall, kernel_missing
-from backends.protocol import Implementation
-from backends.sources import call_source
-from backends.textbook.attention import TextbookAttention
-from backends.user.function import NativeSignature
-from suite.spec.features import FEATURES
-from suite.spec.inputs import Inputs
-from suite.spec.masks import Causal
-from suite.spec.vocabulary import OPERANDS
+from attention_conformance.backends.prepared import PreparedCall, kernel_missing
+from attention_conformance.backends.protocol import Implementation
+from attention_conformance.backends.sources import call_source
+from attention_conformance.backends.textbook.attention import TextbookAttention
+from attention_conformance.backends.user.function import NativeSignature
+from attention_conformance.suite.spec.features import FEATURES
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.masks import Causal
+from attention_conformance.suite.spec.vocabulary import OPERANDS
 
 NATIVE = "torch.nn.functional.scaled_dot_product_attention"
 

@@ -8,8 +8,8 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from backends.prepared import ForwardOnly, PreparedCall, underivable
-from backends.protocol import Step
+from attention_conformance.backends.prepared import ForwardOnly, PreparedCall, underivable
+from attention_conformance.backends.protocol import Step
 
 Gradients = tuple[Any, dict[str, Any]]
 """The output of a call, and its gradients by operand."""

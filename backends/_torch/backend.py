@@ -7,23 +7,28 @@ from dataclasses import replace
 from functools import cached_property
 from importlib.metadata import version
 
-from backends._torch.attention import SIGNATURE, Eager, EagerPermuted, Sdpa
-from backends._torch.compilers import TorchCompilers
-from backends._torch.engine import TorchEngine
-from backends._torch.exporter import by_onnx, exporters
-from backends._torch.flex import Flex
-from backends._torch.kernels import SdpaCudnn, SdpaEfficient, SdpaFlash, SdpaMath
-from backends._torch.layers import MultiheadAttentionFast, layers
-from backends._torch.operators import CustomOperator, overload_of
-from backends._torch.packed import FlexPacked, NestedSdpa
-from backends._torch.paged import FlexPaged, FlexWrite
-from backends._torch.rings import rings
-from backends.claims import Claims
-from backends.prepared import PreparedCall
-from backends.protocol import Declared, Implementation
-from backends.sources import Dialect
-from backends.user.function import UserFunction
-from suite.spec.vocabulary import DEVICES
+from attention_conformance.backends._torch.attention import SIGNATURE, Eager, EagerPermuted, Sdpa
+from attention_conformance.backends._torch.compilers import TorchCompilers
+from attention_conformance.backends._torch.engine import TorchEngine
+from attention_conformance.backends._torch.exporter import by_onnx, exporters
+from attention_conformance.backends._torch.flex import Flex
+from attention_conformance.backends._torch.kernels import (
+    SdpaCudnn,
+    SdpaEfficient,
+    SdpaFlash,
+    SdpaMath,
+)
+from attention_conformance.backends._torch.layers import MultiheadAttentionFast, layers
+from attention_conformance.backends._torch.operators import CustomOperator, overload_of
+from attention_conformance.backends._torch.packed import FlexPacked, NestedSdpa
+from attention_conformance.backends._torch.paged import FlexPaged, FlexWrite
+from attention_conformance.backends._torch.rings import rings
+from attention_conformance.backends.claims import Claims
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.protocol import Declared, Implementation
+from attention_conformance.backends.sources import Dialect
+from attention_conformance.backends.user.function import UserFunction
+from attention_conformance.suite.spec.vocabulary import DEVICES
 
 DIALECT = Dialect(
     imports="import torch",

@@ -12,9 +12,9 @@ from itertools import count
 from types import FunctionType
 from typing import Any
 
-from backends.compilation import over_batch, with_constants
-from backends.prepared import PreparedCall
-from backends.protocol import Backend, Compilers
+from attention_conformance.backends.compilation import over_batch, with_constants
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.protocol import Backend, Compilers
 
 _TWINS = count()
 

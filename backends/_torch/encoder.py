@@ -9,17 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from backends._torch.functional import module_state
-from backends._torch.masks import Masked, forced, load
-from backends._torch.norms import LAYER_NORM_ROUNDING
-from backends.declared import Declared
-from backends.masks import causal_alone
-from backends.prepared import LAYER_OUTPUTS, PreparedCall
-from backends.textbook.layer import Numerics, Operations, Textbook
-from backends.textbook.multi_head import PackedHeads
-from backends.textbook.norms import layer_norm
-from suite.spec.inputs import Inputs
-from suite.spec.operators.encoder import ENCODER, FEATURES
+from attention_conformance.backends._torch.functional import module_state
+from attention_conformance.backends._torch.masks import Masked, forced, load
+from attention_conformance.backends._torch.norms import LAYER_NORM_ROUNDING
+from attention_conformance.backends.declared import Declared
+from attention_conformance.backends.masks import causal_alone
+from attention_conformance.backends.prepared import LAYER_OUTPUTS, PreparedCall
+from attention_conformance.backends.textbook.layer import Numerics, Operations, Textbook
+from attention_conformance.backends.textbook.multi_head import PackedHeads
+from attention_conformance.backends.textbook.norms import layer_norm
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.encoder import ENCODER, FEATURES
 
 Wrap = Callable[[Any, Inputs], Callable[..., Any]]
 """Wraps a layer in a callable with the same arguments."""

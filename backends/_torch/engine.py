@@ -9,15 +9,20 @@ from typing import Any
 
 import numpy as np
 
-from backends._torch import settings
-from backends._torch.autograd import Gradients, Pullback, by_autograd, pullback
-from backends._torch.compilers import TorchCompilers
-from backends._torch.memory import TorchMemory
-from backends._torch.profiler import TorchProfiler
-from backends.prepared import PreparedCall
-from backends.protocol import Backend, BackendUnavailable, Setting, needed
-from suite.spec.dtypes import DType
-from suite.spec.inputs import Inputs
+from attention_conformance.backends._torch import settings
+from attention_conformance.backends._torch.autograd import (
+    Gradients,
+    Pullback,
+    by_autograd,
+    pullback,
+)
+from attention_conformance.backends._torch.compilers import TorchCompilers
+from attention_conformance.backends._torch.memory import TorchMemory
+from attention_conformance.backends._torch.profiler import TorchProfiler
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.protocol import Backend, BackendUnavailable, Setting, needed
+from attention_conformance.suite.spec.dtypes import DType
+from attention_conformance.suite.spec.inputs import Inputs
 
 
 class TorchEngine(Backend):

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
-from backends.compilation import with_constants
-from backends.prepared import PreparedCall
-from backends.protocol import Backend
+from attention_conformance.backends.compilation import with_constants
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.protocol import Backend
 
 OPSETS: dict[str, int | None] = {"onnx": None, "onnx-23": 23}
 """The opset of each compiler; None for the exporter's default. From 23 on attention is one operator."""

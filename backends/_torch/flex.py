@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from backends._torch.attention import SUBNORMAL
-from backends._torch.engine import TorchEngine
-from backends.declared import ATTENTION_FEATURES, LOWEST_IN_FLOAT32, Declared
-from backends.masks import dense_of, feature_arrays, rank4, split_native
-from backends.prepared import PreparedCall, attention_call, variations
-from backends.protocol import Implementation
-from backends.sources import call_source
-from suite.spec.cache import Cache
-from suite.spec.inputs import Inputs
-from suite.spec.vocabulary import OPERANDS
+from attention_conformance.backends._torch.attention import SUBNORMAL
+from attention_conformance.backends._torch.engine import TorchEngine
+from attention_conformance.backends.declared import ATTENTION_FEATURES, LOWEST_IN_FLOAT32, Declared
+from attention_conformance.backends.masks import dense_of, feature_arrays, rank4, split_native
+from attention_conformance.backends.prepared import PreparedCall, attention_call, variations
+from attention_conformance.backends.protocol import Implementation
+from attention_conformance.backends.sources import call_source
+from attention_conformance.suite.spec.cache import Cache
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.vocabulary import OPERANDS
 
 Shape = tuple[int, int, int, int]
 Axes = tuple[int | None, int | None]

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from backends._torch.engine import TorchEngine
-from backends.prepared import LAYER_OUTPUTS, PreparedCall, variations
-from suite.spec.dtypes import round_to
-from suite.spec.inputs import Inputs
-from suite.spec.vocabulary import OPERANDS
+from attention_conformance.backends._torch.engine import TorchEngine
+from attention_conformance.backends.prepared import LAYER_OUTPUTS, PreparedCall, variations
+from attention_conformance.suite.spec.dtypes import round_to
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.vocabulary import OPERANDS
 
 
 def weights(p: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from backends._torch.attention import Sdpa, native_arguments, passed_as
-from backends._torch.engine import TorchEngine
-from backends.declared import AS_CLASS
-from backends.prepared import PreparedCall, attention_call
-from suite.spec.case import Case
-from suite.spec.catalogue import AnyCase
-from suite.spec.inputs import Inputs
+from attention_conformance.backends._torch.attention import Sdpa, native_arguments, passed_as
+from attention_conformance.backends._torch.engine import TorchEngine
+from attention_conformance.backends.declared import AS_CLASS
+from attention_conformance.backends.prepared import PreparedCall, attention_call
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.catalogue import AnyCase
+from attention_conformance.suite.spec.inputs import Inputs
 
 
 class Forced(Sdpa):

@@ -8,21 +8,21 @@ from typing import Any
 
 import numpy as np
 
-from backends._torch import functional
-from backends._torch.encoder import Encoder, EncoderFast, TextbookEncoder
-from backends._torch.engine import TorchEngine
-from backends._torch.functional import module_state
-from backends._torch.masks import MULTI_HEAD_PATH, Masked, forced, load
-from backends._torch.norms import TorchBatchNorm, TorchLayerNorm
-from backends._torch.operations import operations
-from backends.declared import LAYER_FEATURES, LOWEST_IN_FLOAT32, Declared
-from backends.masks import causal_alone
-from backends.memory import sequences
-from backends.prepared import LAYER_OUTPUTS, PreparedCall
-from backends.protocol import Implementation
-from backends.textbook import textbooks
-from suite.spec.inputs import Inputs
-from suite.spec.operators.multi_head import MULTI_HEAD
+from attention_conformance.backends._torch import functional
+from attention_conformance.backends._torch.encoder import Encoder, EncoderFast, TextbookEncoder
+from attention_conformance.backends._torch.engine import TorchEngine
+from attention_conformance.backends._torch.functional import module_state
+from attention_conformance.backends._torch.masks import MULTI_HEAD_PATH, Masked, forced, load
+from attention_conformance.backends._torch.norms import TorchBatchNorm, TorchLayerNorm
+from attention_conformance.backends._torch.operations import operations
+from attention_conformance.backends.declared import LAYER_FEATURES, LOWEST_IN_FLOAT32, Declared
+from attention_conformance.backends.masks import causal_alone
+from attention_conformance.backends.memory import sequences
+from attention_conformance.backends.prepared import LAYER_OUTPUTS, PreparedCall
+from attention_conformance.backends.protocol import Implementation
+from attention_conformance.backends.textbook import textbooks
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.multi_head import MULTI_HEAD
 
 SPLIT = "torch.nn.MultiheadAttention splits embed_dim among the heads"
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from backends._torch.engine import TorchEngine
-from backends.masks import LayerMasks, full
-from backends.prepared import LAYER_OUTPUTS, PreparedCall
-from backends.protocol import Implementation
-from suite.spec.dtypes import DType
-from suite.spec.inputs import Inputs
+from attention_conformance.backends._torch.engine import TorchEngine
+from attention_conformance.backends.masks import LayerMasks, full
+from attention_conformance.backends.prepared import LAYER_OUTPUTS, PreparedCall
+from attention_conformance.backends.protocol import Implementation
+from attention_conformance.suite.spec.dtypes import DType
+from attention_conformance.suite.spec.inputs import Inputs
 
 
 class Masked(Implementation):

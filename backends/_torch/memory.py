@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from backends.memory import Memory, Shape
-from suite.spec.dtypes import Code, DType
+from attention_conformance.backends.memory import Memory, Shape
+from attention_conformance.suite.spec.dtypes import Code, DType
 
 
 class TorchMemory(Memory):

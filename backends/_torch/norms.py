@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from backends.declared import LAYER_FEATURES, Declared, DeclaredRounding
-from backends.memory import sequences
-from backends.prepared import LAYER_OUTPUTS, PreparedCall
-from backends.protocol import Implementation
-from backends.statistics import STEPS, can_train, trained, with_epsilon
-from suite.spec.inputs import Inputs
-from suite.spec.operators.batch_norm import BATCH_NORM
-from suite.spec.operators.layer_norm import LAYER_NORM
+from attention_conformance.backends.declared import LAYER_FEATURES, Declared, DeclaredRounding
+from attention_conformance.backends.memory import sequences
+from attention_conformance.backends.prepared import LAYER_OUTPUTS, PreparedCall
+from attention_conformance.backends.protocol import Implementation
+from attention_conformance.backends.statistics import STEPS, can_train, trained, with_epsilon
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.batch_norm import BATCH_NORM
+from attention_conformance.suite.spec.operators.layer_norm import LAYER_NORM
 
 
 class TorchNorm(Implementation):

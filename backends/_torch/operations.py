@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from backends.textbook.layer import Operations
+from attention_conformance.backends.textbook.layer import Operations
 
 
 def operations(torch: Any) -> Operations:

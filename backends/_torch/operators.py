@@ -7,13 +7,13 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from backends.claims import Claims
-from backends.declared import Declared
-from backends.protocol import ForwardOnly, PreparedCall
-from backends.user.function import UserFunction
-from backends.user.signature import CallBinder
-from suite.spec.inputs import Inputs
-from suite.spec.vocabulary import OPERANDS, REGISTERED
+from attention_conformance.backends.claims import Claims
+from attention_conformance.backends.declared import Declared
+from attention_conformance.backends.protocol import ForwardOnly, PreparedCall
+from attention_conformance.backends.user.function import UserFunction
+from attention_conformance.backends.user.signature import CallBinder
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.vocabulary import OPERANDS, REGISTERED
 
 OF_TORCH = ("aten", "prim", "prims")
 """Namespaces of torch's own operators."""

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from backends._torch.engine import TorchEngine
-from backends._torch.flex import KEPT, looked_up, uncompiled
-from backends.declared import Declared
-from backends.memory import segmented
-from backends.prepared import PreparedCall
-from backends.protocol import Implementation
-from suite.spec.cache import Cache
-from suite.spec.inputs import Inputs
-from suite.spec.operators.packed import FEATURES, PACKED
+from attention_conformance.backends._torch.engine import TorchEngine
+from attention_conformance.backends._torch.flex import KEPT, looked_up, uncompiled
+from attention_conformance.backends.declared import Declared
+from attention_conformance.backends.memory import segmented
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.protocol import Implementation
+from attention_conformance.suite.spec.cache import Cache
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.packed import FEATURES, PACKED
 
 
 class NestedSdpa(Implementation):

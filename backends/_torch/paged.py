@@ -6,15 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from backends._torch.engine import TorchEngine
-from backends._torch.flex import looked_up, uncompiled
-from backends.declared import Declared
-from backends.memory import paged, written
-from backends.prepared import PreparedCall
-from backends.protocol import Implementation
-from suite.spec.inputs import Inputs
-from suite.spec.operators import paged_write
-from suite.spec.operators.paged import FEATURES, PAGED, page_counts
+from attention_conformance.backends._torch.engine import TorchEngine
+from attention_conformance.backends._torch.flex import looked_up, uncompiled
+from attention_conformance.backends.declared import Declared
+from attention_conformance.backends.memory import paged, written
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.protocol import Implementation
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators import paged_write
+from attention_conformance.suite.spec.operators.paged import FEATURES, PAGED, page_counts
 
 
 class FlexPaged(Implementation):

@@ -11,10 +11,10 @@ from functools import cache, partial
 from types import BuiltinFunctionType, MethodDescriptorType
 from typing import Any
 
-from backends._torch.autograd import DERIVED_BY, step_by_autograd
-from backends.forbidden import replace
-from backends.prepared import ForbiddenCall, PreparedCall, set_to
-from backends.protocol import Backend, Profiler, Step
+from attention_conformance.backends._torch.autograd import DERIVED_BY, step_by_autograd
+from attention_conformance.backends.forbidden import replace
+from attention_conformance.backends.prepared import ForbiddenCall, PreparedCall, set_to
+from attention_conformance.backends.protocol import Backend, Profiler, Step
 
 COLD_BYTES = 256 * 2**20
 """What is written to empty a GPU's L2: more than the largest one holds (NVIDIA H200: 50 MB)."""

@@ -20,13 +20,13 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from backends._torch.attention import native_arguments
-from backends._torch.engine import TorchEngine
-from backends.declared import Declared
-from backends.limits import Limits
-from backends.prepared import PreparedCall
-from backends.protocol import Implementation
-from suite.spec.inputs import Inputs
+from attention_conformance.backends._torch.attention import native_arguments
+from attention_conformance.backends._torch.engine import TorchEngine
+from attention_conformance.backends.declared import Declared
+from attention_conformance.backends.limits import Limits
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.protocol import Implementation
+from attention_conformance.suite.spec.inputs import Inputs
 
 RANKS = 2
 """The processes of a ring."""

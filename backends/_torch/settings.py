@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from backends.prepared import set_to
-from backends.protocol import Ambient, Setting
+from attention_conformance.backends.prepared import set_to
+from attention_conformance.backends.protocol import Ambient, Setting
 
 _SUBNORMAL = np.float32(1e-45)
 

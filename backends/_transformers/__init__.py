@@ -6,6 +6,6 @@ created.
 
 from __future__ import annotations
 
-from backends._transformers.backend import TransformersBackend
+from attention_conformance.backends._transformers.backend import TransformersBackend
 
 __all__ = ["TransformersBackend"]

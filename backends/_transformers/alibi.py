@@ -5,12 +5,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Any
 
-from backends._torch.attention import Eager
-from backends._transformers.models import modeling
-from backends.alibi import NO_OPERAND, refusal, with_own_bias
-from backends.prepared import PreparedCall
-from suite.spec.catalogue import AnyCase
-from suite.spec.inputs import Inputs
+from attention_conformance.backends._torch.attention import Eager
+from attention_conformance.backends._transformers.models import modeling
+from attention_conformance.backends.alibi import NO_OPERAND, refusal, with_own_bias
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.suite.spec.catalogue import AnyCase
+from attention_conformance.suite.spec.inputs import Inputs
 
 
 class ModelAlibi(Eager):

@@ -14,17 +14,17 @@ from typing import Any
 
 import numpy as np
 
-from backends._torch.attention import SUBNORMAL, Sdpa
-from backends._torch.engine import TorchEngine
-from backends._transformers.models import modeling
-from backends.declared import ATTENTION_FEATURES, LOWEST_IN_FLOAT32, Declared
-from backends.masks import Native, causal_alone, dense_of, rank4, split_native
-from backends.prepared import PreparedCall
-from backends.protocol import Implementation
-from suite.spec.case import Case
-from suite.spec.catalogue import AnyCase
-from suite.spec.inputs import Inputs
-from suite.spec.masks import Causal
+from attention_conformance.backends._torch.attention import SUBNORMAL, Sdpa
+from attention_conformance.backends._torch.engine import TorchEngine
+from attention_conformance.backends._transformers.models import modeling
+from attention_conformance.backends.declared import ATTENTION_FEATURES, LOWEST_IN_FLOAT32, Declared
+from attention_conformance.backends.masks import Native, causal_alone, dense_of, rank4, split_native
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.protocol import Implementation
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.catalogue import AnyCase
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.masks import Causal
 
 NO_FLAG = {
     "native-causal": "the function has no causal flag",

@@ -5,10 +5,15 @@ from __future__ import annotations
 import os
 from importlib.metadata import version
 
-from backends._torch.engine import TorchEngine
-from backends._transformers.alibi import BloomAlibi, FalconAlibi, MptAlibi
-from backends._transformers.attention import Gemma2Eager, GptOssEager, LlamaEager, SdpaForward
-from backends._transformers.cached import (
+from attention_conformance.backends._torch.engine import TorchEngine
+from attention_conformance.backends._transformers.alibi import BloomAlibi, FalconAlibi, MptAlibi
+from attention_conformance.backends._transformers.attention import (
+    Gemma2Eager,
+    GptOssEager,
+    LlamaEager,
+    SdpaForward,
+)
+from attention_conformance.backends._transformers.cached import (
     DynamicEager,
     DynamicFlex,
     DynamicRecording,
@@ -17,10 +22,19 @@ from backends._transformers.cached import (
     QuantizedQuanto,
     StaticSdpa,
 )
-from backends._transformers.latent import DeepseekV2, DeepseekV3, DeepseekV3Sdpa
-from backends._transformers.packed import PackedByPositions, PackedEager
-from backends._transformers.rotary import CohereRotary, GlmRotary, LlamaRotary, LlamaRotaryCast
-from backends.protocol import Implementation, needed
+from attention_conformance.backends._transformers.latent import (
+    DeepseekV2,
+    DeepseekV3,
+    DeepseekV3Sdpa,
+)
+from attention_conformance.backends._transformers.packed import PackedByPositions, PackedEager
+from attention_conformance.backends._transformers.rotary import (
+    CohereRotary,
+    GlmRotary,
+    LlamaRotary,
+    LlamaRotaryCast,
+)
+from attention_conformance.backends.protocol import Implementation, needed
 
 
 class TransformersBackend(TorchEngine):

@@ -16,18 +16,18 @@ from typing import Any
 
 import numpy as np
 
-from backends._torch.engine import TorchEngine
-from backends._torch.flex import Flex, uncompiled
-from backends._transformers.models import modeling
-from backends.caching import Scripted, Turn
-from backends.declared import Declared, DeclaredRounding
-from suite.spec.case import Case
-from suite.spec.catalogue import AnyCase
-from suite.spec.dtypes import DTYPES
-from suite.spec.inputs import Inputs
-from suite.spec.operators.cached import FEATURES
-from suite.spec.operators.rotary import BASE
-from suite.spec.operators.scripts import capacity, rotation
+from attention_conformance.backends._torch.engine import TorchEngine
+from attention_conformance.backends._torch.flex import Flex, uncompiled
+from attention_conformance.backends._transformers.models import modeling
+from attention_conformance.backends.caching import Scripted, Turn
+from attention_conformance.backends.declared import Declared, DeclaredRounding
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.catalogue import AnyCase
+from attention_conformance.suite.spec.dtypes import DTYPES
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.cached import FEATURES
+from attention_conformance.suite.spec.operators.rotary import BASE
+from attention_conformance.suite.spec.operators.scripts import capacity, rotation
 
 NO_FEATURES = dict.fromkeys(
     ("softcap", "sinks", "alibi-slopes"), "these attention functions have none of it"

@@ -10,17 +10,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from backends._torch.engine import TorchEngine
-from backends._transformers.attention import EMPTY, ModelAttention, SdpaForward
-from backends._transformers.models import modeling
-from backends.declared import Declared, DeclaredRounding
-from backends.masks import own_arrays, split_native
-from backends.prepared import PreparedCall
-from suite.spec.case import Case
-from suite.spec.catalogue import AnyCase
-from suite.spec.dtypes import DTYPES
-from suite.spec.inputs import Inputs
-from suite.spec.operators.latent import FEATURES, LATENT
+from attention_conformance.backends._torch.engine import TorchEngine
+from attention_conformance.backends._transformers.attention import (
+    EMPTY,
+    ModelAttention,
+    SdpaForward,
+)
+from attention_conformance.backends._transformers.models import modeling
+from attention_conformance.backends.declared import Declared, DeclaredRounding
+from attention_conformance.backends.masks import own_arrays, split_native
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.catalogue import AnyCase
+from attention_conformance.suite.spec.dtypes import DTYPES
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.latent import FEATURES, LATENT
 
 
 class DeepseekV3(ModelAttention):

@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from backends._torch.engine import TorchEngine
-from backends._transformers.models import modeling
-from backends.declared import Declared
-from backends.memory import sequences
-from backends.prepared import PreparedCall
-from backends.protocol import Implementation
-from suite.spec.case import Case
-from suite.spec.catalogue import AnyCase
-from suite.spec.inputs import Inputs
-from suite.spec.operators.packed import FEATURES, PACKED
+from attention_conformance.backends._torch.engine import TorchEngine
+from attention_conformance.backends._transformers.models import modeling
+from attention_conformance.backends.declared import Declared
+from attention_conformance.backends.memory import sequences
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.protocol import Implementation
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.catalogue import AnyCase
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.packed import FEATURES, PACKED
 
 ONE_LENGTH = "packing by positions needs as many keys as queries in a sequence"
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from backends._transformers.models import modeling
-from backends.declared import Declared
-from backends.prepared import PreparedCall
-from backends.protocol import Backend, Implementation
-from suite.spec.inputs import Inputs
-from suite.spec.operators.rotary import (
+from attention_conformance.backends._transformers.models import modeling
+from attention_conformance.backends.declared import Declared
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.protocol import Backend, Implementation
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.rotary import (
     FACTOR,
     FEATURES,
     ORIGINAL_LENGTH,

@@ -5,6 +5,6 @@ On a CPU kernels run in Triton's interpreter. triton and torch are imported when
 
 from __future__ import annotations
 
-from backends._triton.backend import TritonBackend
+from attention_conformance.backends._triton.backend import TritonBackend
 
 __all__ = ["TritonBackend"]

@@ -5,13 +5,13 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from backends._torch.engine import TorchEngine
-from backends._triton.interpreter import mended
-from backends.declared import ATTENTION_FEATURES, OF_BACKENDS, Declared
-from backends.masks import dense_arguments
-from backends.prepared import PreparedCall, attention_call
-from backends.protocol import Implementation
-from suite.spec.inputs import Inputs
+from attention_conformance.backends._torch.engine import TorchEngine
+from attention_conformance.backends._triton.interpreter import mended
+from attention_conformance.backends.declared import ATTENTION_FEATURES, OF_BACKENDS, Declared
+from attention_conformance.backends.masks import dense_arguments
+from attention_conformance.backends.prepared import PreparedCall, attention_call
+from attention_conformance.backends.protocol import Implementation
+from attention_conformance.suite.spec.inputs import Inputs
 
 FEWEST = 16
 """The smallest block of `triton.language.dot`."""
@@ -76,7 +76,7 @@ def attention(query: Any, key: Any, value: Any, mask: Any, bias: Any, scale: flo
     import torch
     import triton
 
-    from backends._triton.kernels import attend
+    from attention_conformance.backends._triton.kernels import attend
 
     (B, H, Lq, D), (Hkv, Lk, Dv) = query.shape, value.shape[1:]
     if key.shape != (B, Hkv, Lk, D) or len(value) != B or not Hkv or H % Hkv:

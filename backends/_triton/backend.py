@@ -8,19 +8,24 @@ from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
-from backends._torch.attention import SIGNATURE, Sdpa
-from backends._torch.autograd import Gradients, Pullback
-from backends._torch.engine import TorchEngine
-from backends._triton import interpreter
-from backends._triton.attention import Eager, EagerUnmended
-from backends.claims import Claims
-from backends.prepared import PreparedCall
-from backends.protocol import BackendUnavailable, Implementation, UsageError, needed
-from backends.user.function import NativeSignature, UserFunction
-from suite.spec.binding import Binding
-from suite.spec.dtypes import DTYPES
-from suite.spec.inputs import Inputs
-from suite.spec.vocabulary import DEVICES
+from attention_conformance.backends._torch.attention import SIGNATURE, Sdpa
+from attention_conformance.backends._torch.autograd import Gradients, Pullback
+from attention_conformance.backends._torch.engine import TorchEngine
+from attention_conformance.backends._triton import interpreter
+from attention_conformance.backends._triton.attention import Eager, EagerUnmended
+from attention_conformance.backends.claims import Claims
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.protocol import (
+    BackendUnavailable,
+    Implementation,
+    UsageError,
+    needed,
+)
+from attention_conformance.backends.user.function import NativeSignature, UserFunction
+from attention_conformance.suite.spec.binding import Binding
+from attention_conformance.suite.spec.dtypes import DTYPES
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.vocabulary import DEVICES
 
 BFLOAT16 = DTYPES["bf16"]
 

@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from backends.prepared import set_to
-from suite.spec.dtypes import DTYPES, round_to
+from attention_conformance.backends.prepared import set_to
+from attention_conformance.suite.spec.dtypes import DTYPES, round_to
 
 Extent = tuple[int, int]
 """The first address of a memory, and the address behind its end."""

@@ -9,13 +9,13 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from backends.declared import LOWEST_FILL, TEXTBOOK_FEATURES, Declared
-from backends.masks import dense_arguments
-from backends.prepared import PreparedCall, attention_call
-from backends.protocol import Backend, Implementation
-from backends.textbook.layer import Operations
-from suite.spec.features import FEATURES
-from suite.spec.inputs import Inputs
+from attention_conformance.backends.declared import LOWEST_FILL, TEXTBOOK_FEATURES, Declared
+from attention_conformance.backends.masks import dense_arguments
+from attention_conformance.backends.prepared import PreparedCall, attention_call
+from attention_conformance.backends.protocol import Backend, Implementation
+from attention_conformance.backends.textbook.layer import Operations
+from attention_conformance.suite.spec.features import FEATURES
+from attention_conformance.suite.spec.inputs import Inputs
 
 
 def attention(

@@ -9,18 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from backends.declared import Declared, DeclaredRounding
-from backends.masks import feature_arrays
-from backends.memory import sequences
-from backends.prepared import PreparedCall
-from backends.textbook.attention import attention
-from backends.textbook.packed import TextbookPacked
-from backends.textbook.rotary import tables, turned
-from suite.spec.case import Case
-from suite.spec.dtypes import CODES, DTYPES
-from suite.spec.inputs import Inputs
-from suite.spec.operators.cached import CACHED, FEATURES
-from suite.spec.operators.scripts import (
+from attention_conformance.backends.declared import Declared, DeclaredRounding
+from attention_conformance.backends.masks import feature_arrays
+from attention_conformance.backends.memory import sequences
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.textbook.attention import attention
+from attention_conformance.backends.textbook.packed import TextbookPacked
+from attention_conformance.backends.textbook.rotary import tables, turned
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.dtypes import CODES, DTYPES
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.cached import CACHED, FEATURES
+from attention_conformance.suite.spec.operators.scripts import (
     Action,
     Chunk,
     Crop,
@@ -35,7 +35,7 @@ from suite.spec.operators.scripts import (
     rotation,
     unwritten,
 )
-from suite.spec.operators.views import allowed
+from attention_conformance.suite.spec.operators.views import allowed
 
 
 class TextbookCached(TextbookPacked):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from backends.textbook.multi_head import PackedHeads
-from suite.spec.inputs import Inputs
-from suite.spec.operators.gated import GATED
+from attention_conformance.backends.textbook.multi_head import PackedHeads
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.gated import GATED
 
 
 class GatedHeads(PackedHeads):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from backends.in_pages import from_pages
-from backends.textbook.layer import Operations
-from suite.spec.inputs import Inputs
+from attention_conformance.backends.in_pages import from_pages
+from attention_conformance.backends.textbook.layer import Operations
+from attention_conformance.suite.spec.inputs import Inputs
 
 
 def unpaged(

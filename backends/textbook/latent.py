@@ -7,18 +7,18 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
-from backends.declared import Declared, DeclaredRounding
-from backends.in_pages import in_slots
-from backends.masks import masked_arrays
-from backends.prepared import PreparedCall
-from backends.textbook.attention import attention
-from backends.textbook.in_pages import stored, unpaged
-from backends.textbook.operator import TextbookOperator
-from suite.spec.dtypes import DTYPES
-from suite.spec.inputs import Inputs
-from suite.spec.operators.in_pages import NEW, masked, stores
-from suite.spec.operators.latent import FEATURES, LATENT, SERVED
-from suite.spec.operators.tiles import TILE
+from attention_conformance.backends.declared import Declared, DeclaredRounding
+from attention_conformance.backends.in_pages import in_slots
+from attention_conformance.backends.masks import masked_arrays
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.textbook.attention import attention
+from attention_conformance.backends.textbook.in_pages import stored, unpaged
+from attention_conformance.backends.textbook.operator import TextbookOperator
+from attention_conformance.suite.spec.dtypes import DTYPES
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.in_pages import NEW, masked, stores
+from attention_conformance.suite.spec.operators.latent import FEATURES, LATENT, SERVED
+from attention_conformance.suite.spec.operators.tiles import TILE
 
 
 def form(absorbs: bool) -> DeclaredRounding:

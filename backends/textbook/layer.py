@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from backends.declared import LAYER_FEATURES, Declared
-from backends.masks import LayerMasks, full
-from backends.memory import sequences
-from backends.prepared import LAYER_OUTPUTS, PreparedCall
-from backends.protocol import Backend, Implementation
-from suite.spec.inputs import Inputs
+from attention_conformance.backends.declared import LAYER_FEATURES, Declared
+from attention_conformance.backends.masks import LayerMasks, full
+from attention_conformance.backends.memory import sequences
+from attention_conformance.backends.prepared import LAYER_OUTPUTS, PreparedCall
+from attention_conformance.backends.protocol import Backend, Implementation
+from attention_conformance.suite.spec.inputs import Inputs
 
 Numerics = str | Mapping[str, str]
 """A numerics class, or one per short dtype name."""

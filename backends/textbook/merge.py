@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from backends.declared import Declared
-from backends.prepared import PreparedCall
-from backends.textbook.operator import TextbookOperator
-from suite.spec.inputs import Inputs
-from suite.spec.operators.merge import FEATURES, MERGE
+from attention_conformance.backends.declared import Declared
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.textbook.operator import TextbookOperator
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.merge import FEATURES, MERGE
 
 
 class TextbookMerge(TextbookOperator):

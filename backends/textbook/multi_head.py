@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from backends.textbook.layer import Textbook
-from backends.textbook.norms import layer_norm
-from suite.spec.inputs import Inputs
-from suite.spec.operators.multi_head import MULTI_HEAD
+from attention_conformance.backends.textbook.layer import Textbook
+from attention_conformance.backends.textbook.norms import layer_norm
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.multi_head import MULTI_HEAD
 
 PER_HEAD = ("query_bias", "key_bias", "value_bias")
 """Parameters (heads, size)."""

@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from backends.declared import Declared
-from backends.masks import LayerMasks, full
-from backends.textbook.layer import Numerics, Operations, Textbook
-from suite.spec.dtypes import DTYPES
-from suite.spec.inputs import Inputs
-from suite.spec.operators.additive import ADDITIVE
-from suite.spec.operators.dot import DOT
-from suite.spec.operators.masked import MASKED
-from suite.spec.operators.self_attention import SELF_ATTENTION
+from attention_conformance.backends.declared import Declared
+from attention_conformance.backends.masks import LayerMasks, full
+from attention_conformance.backends.textbook.layer import Numerics, Operations, Textbook
+from attention_conformance.suite.spec.dtypes import DTYPES
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.additive import ADDITIVE
+from attention_conformance.suite.spec.operators.dot import DOT
+from attention_conformance.suite.spec.operators.masked import MASKED
+from attention_conformance.suite.spec.operators.self_attention import SELF_ATTENTION
 
 ONE_HEAD = Textbook.declared.refusing(
     dict.fromkeys(("bias", "bias-with-mask"), "textbook code of one head adds no bias to scores")

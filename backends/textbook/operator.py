@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from backends.protocol import Backend, Implementation
-from backends.textbook.layer import Numerics, Operations
-from suite.spec.dtypes import DTYPES
-from suite.spec.inputs import Inputs
-from suite.spec.vocabulary import NUMERICS
+from attention_conformance.backends.protocol import Backend, Implementation
+from attention_conformance.backends.textbook.layer import Numerics, Operations
+from attention_conformance.suite.spec.dtypes import DTYPES
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.vocabulary import NUMERICS
 
 
 class TextbookOperator(Implementation):

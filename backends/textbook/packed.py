@@ -7,12 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from backends.declared import Declared
-from backends.memory import sequences
-from backends.prepared import PreparedCall
-from backends.textbook.operator import TextbookOperator
-from suite.spec.inputs import Inputs
-from suite.spec.operators.packed import FEATURES, PACKED, allowed_pairs, hidden_pairs, segments
+from attention_conformance.backends.declared import Declared
+from attention_conformance.backends.memory import sequences
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.textbook.operator import TextbookOperator
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.packed import (
+    FEATURES,
+    PACKED,
+    allowed_pairs,
+    hidden_pairs,
+    segments,
+)
 
 
 class TextbookPacked(TextbookOperator):

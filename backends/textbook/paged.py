@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from backends.declared import Declared
-from backends.textbook.packed import TextbookPacked
-from suite.spec.inputs import Inputs
-from suite.spec.operators.packed import segments
-from suite.spec.operators.paged import FEATURES, PAGED, allowed, page_counts
+from attention_conformance.backends.declared import Declared
+from attention_conformance.backends.textbook.packed import TextbookPacked
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.packed import segments
+from attention_conformance.suite.spec.operators.paged import FEATURES, PAGED, allowed, page_counts
 
 
 class TextbookPaged(TextbookPacked):

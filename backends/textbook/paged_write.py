@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from backends.declared import Declared
-from backends.memory import written
-from backends.prepared import PreparedCall
-from backends.textbook.operator import TextbookOperator
-from suite.spec.inputs import Inputs
-from suite.spec.operators.paged_write import FEATURES, PAGED_WRITE
+from attention_conformance.backends.declared import Declared
+from attention_conformance.backends.memory import written
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.textbook.operator import TextbookOperator
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.paged_write import FEATURES, PAGED_WRITE
 
 
 class TextbookPagedWrite(TextbookOperator):

@@ -7,17 +7,23 @@ from typing import Any
 
 import numpy as np
 
-from backends.declared import Declared
-from backends.in_pages import in_slots
-from backends.memory import by_component, coded
-from backends.prepared import PreparedCall
-from backends.textbook.in_pages import stored, unpaged
-from backends.textbook.operator import TextbookOperator
-from suite.spec.dtypes import CODES
-from suite.spec.inputs import Inputs
-from suite.spec.operators.quantized import FEATURES, KINDS, QUANTIZED, allowed, newest
-from suite.spec.operators.quantized_write import FEATURES as WRITE_FEATURES
-from suite.spec.operators.quantized_write import QUANTIZED_WRITE
+from attention_conformance.backends.declared import Declared
+from attention_conformance.backends.in_pages import in_slots
+from attention_conformance.backends.memory import by_component, coded
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.textbook.in_pages import stored, unpaged
+from attention_conformance.backends.textbook.operator import TextbookOperator
+from attention_conformance.suite.spec.dtypes import CODES
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.quantized import (
+    FEATURES,
+    KINDS,
+    QUANTIZED,
+    allowed,
+    newest,
+)
+from attention_conformance.suite.spec.operators.quantized_write import FEATURES as WRITE_FEATURES
+from attention_conformance.suite.spec.operators.quantized_write import QUANTIZED_WRITE
 
 
 class OverCodes(TextbookOperator):

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from backends.declared import Declared
-from backends.prepared import PreparedCall
-from backends.textbook.layer import Operations
-from backends.textbook.operator import TextbookOperator
-from suite.spec.dtypes import DTYPES
-from suite.spec.inputs import Inputs
-from suite.spec.operators.rotary import (
+from attention_conformance.backends.declared import Declared
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.textbook.layer import Operations
+from attention_conformance.backends.textbook.operator import TextbookOperator
+from attention_conformance.suite.spec.dtypes import DTYPES
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.rotary import (
     BETA_FAST,
     BETA_SLOW,
     FACTOR,

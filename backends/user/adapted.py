@@ -7,12 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from backends.binder import CALLED
-from backends.protocol import Backend
-from suite.spec.binding import Axes, Binding
-from suite.spec.dtypes import round_to
-from suite.spec.inputs import Inputs
-from suite.spec.vocabulary import OPERANDS
+from attention_conformance.backends.binder import CALLED
+from attention_conformance.backends.protocol import Backend
+from attention_conformance.suite.spec.binding import Axes, Binding
+from attention_conformance.suite.spec.dtypes import round_to
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.vocabulary import OPERANDS
 
 
 def called_by(instance: Any) -> Callable[..., Any]:

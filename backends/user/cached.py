@@ -9,19 +9,19 @@ from typing import Any
 
 import numpy as np
 
-from backends.binder import Binder, Parameter
-from backends.caching import Scripted, Turn
-from backends.claims import Claims
-from backends.declared import Declared, UsageError
-from backends.implementation import as_in_programs
-from backends.prepared import PreparedCall
-from backends.protocol import Backend, own_attention
-from backends.user.function import UserCallable, value_of
-from suite.spec.case import Case
-from suite.spec.inputs import Inputs, draw
-from suite.spec.operators.cached import CACHED, CARRIED, FEATURES
-from suite.spec.operators.rotary import Rotation
-from suite.spec.operators.scripts import capacity, has_documents, rotation
+from attention_conformance.backends.binder import Binder, Parameter
+from attention_conformance.backends.caching import Scripted, Turn
+from attention_conformance.backends.claims import Claims
+from attention_conformance.backends.declared import Declared, UsageError
+from attention_conformance.backends.implementation import as_in_programs
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.protocol import Backend, own_attention
+from attention_conformance.backends.user.function import UserCallable, value_of
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.inputs import Inputs, draw
+from attention_conformance.suite.spec.operators.cached import CACHED, CARRIED, FEATURES
+from attention_conformance.suite.spec.operators.rotary import Rotation
+from attention_conformance.suite.spec.operators.scripts import capacity, has_documents, rotation
 
 
 @dataclass(frozen=True)

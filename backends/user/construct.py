@@ -11,10 +11,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from backends.binder import BY_PLACE, Binder, Parameter
-from backends.user.given import OPERAND_NAMES
-from backends.user.given import ROWS as GIVEN_BY
-from suite.spec.inputs import Inputs
+from attention_conformance.backends.binder import BY_PLACE, Binder, Parameter
+from attention_conformance.backends.user.given import OPERAND_NAMES
+from attention_conformance.backends.user.given import ROWS as GIVEN_BY
+from attention_conformance.suite.spec.inputs import Inputs
 
 T = TypeVar("T")
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from backends.protocol import Backend
-from suite.spec.case import Case
+from attention_conformance.backends.protocol import Backend
+from attention_conformance.suite.spec.case import Case
 
 MANY = 200
 """The number of readings that are tried at most."""

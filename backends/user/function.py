@@ -14,26 +14,32 @@ from typing import Any
 
 import numpy as np
 
-from backends.binder import Binder, Parameter, UnreadableSignature
-from backends.claims import Claims
-from backends.declared import TEXTBOOK_FEATURES, Declared, UsageError
-from backends.forbidden import watched
-from backends.implementation import as_in_programs
-from backends.masks import IS_CAUSAL, AttentionCall, Native, feature_array, split_native
-from backends.prepared import PreparedCall, at_rate, attention_call
-from backends.protocol import Backend, Implementation, own_attention
-from backends.sources import function_source
-from backends.user.adapted import Adapted, called_by
-from backends.user.construct import Maker
-from backends.user.signature import CallBinder, bind
-from suite.spec.binding import ADDING, AXES, Binding, told
-from suite.spec.case import Case
-from suite.spec.catalogue import AnyCase
-from suite.spec.features import FEATURES, Feature
-from suite.spec.inputs import Inputs
-from suite.spec.masks import Window
-from suite.spec.sizes import Sizes
-from suite.spec.vocabulary import OPERANDS
+from attention_conformance.backends.binder import Binder, Parameter, UnreadableSignature
+from attention_conformance.backends.claims import Claims
+from attention_conformance.backends.declared import TEXTBOOK_FEATURES, Declared, UsageError
+from attention_conformance.backends.forbidden import watched
+from attention_conformance.backends.implementation import as_in_programs
+from attention_conformance.backends.masks import (
+    IS_CAUSAL,
+    AttentionCall,
+    Native,
+    feature_array,
+    split_native,
+)
+from attention_conformance.backends.prepared import PreparedCall, at_rate, attention_call
+from attention_conformance.backends.protocol import Backend, Implementation, own_attention
+from attention_conformance.backends.sources import function_source
+from attention_conformance.backends.user.adapted import Adapted, called_by
+from attention_conformance.backends.user.construct import Maker
+from attention_conformance.backends.user.signature import CallBinder, bind
+from attention_conformance.suite.spec.binding import ADDING, AXES, Binding, told
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.catalogue import AnyCase
+from attention_conformance.suite.spec.features import FEATURES, Feature
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.masks import Window
+from attention_conformance.suite.spec.sizes import Sizes
+from attention_conformance.suite.spec.vocabulary import OPERANDS
 
 
 def given(feature: Feature, call: AttentionCall) -> Any:

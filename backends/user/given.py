@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from backends.binder import Parameter
-from backends.masks import AttentionCall, dense_of, rank4
-from suite.spec.binding import ADDING, HIDING, MASK_WORDS
-from suite.spec.features import FEATURES
-from suite.spec.masks import Causal, Mask
+from attention_conformance.backends.binder import Parameter
+from attention_conformance.backends.masks import AttentionCall, dense_of, rank4
+from attention_conformance.suite.spec.binding import ADDING, HIDING, MASK_WORDS
+from attention_conformance.suite.spec.features import FEATURES
+from attention_conformance.suite.spec.masks import Causal, Mask
 
 if TYPE_CHECKING:
-    from backends.protocol import Backend
+    from attention_conformance.backends.protocol import Backend
 
 
 Value = Callable[[AttentionCall, Any], Any]

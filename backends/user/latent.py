@@ -5,16 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from backends.binder import Parameter
-from backends.masks import masked_arrays
-from backends.prepared import PreparedCall
-from backends.user.function import SCALES, UserCallable
-from suite.spec.case import Case
-from suite.spec.catalogue import AnyCase
-from suite.spec.inputs import Inputs
-from suite.spec.masks import And
-from suite.spec.operators.in_pages import by_position
-from suite.spec.operators.latent import AXES, FEATURES, LATENT, SERVED, split_causal
+from attention_conformance.backends.binder import Parameter
+from attention_conformance.backends.masks import masked_arrays
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.user.function import SCALES, UserCallable
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.catalogue import AnyCase
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.masks import And
+from attention_conformance.suite.spec.operators.in_pages import by_position
+from attention_conformance.suite.spec.operators.latent import (
+    AXES,
+    FEATURES,
+    LATENT,
+    SERVED,
+    split_causal,
+)
 
 KEYWORDS: tuple[Parameter[Inputs], ...] = (
     Parameter("causal", ("causal",)),

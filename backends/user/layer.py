@@ -9,25 +9,31 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
-from backends.binder import Binder, arguments, ends_in
-from backends.claims import Claims
-from backends.declared import LAYER_FEATURES, Declared, UsageError
-from backends.implementation import as_in_programs
-from backends.masks import LayerMasks
-from backends.memory import sequences
-from backends.prepared import LAYER_OUTPUTS, PreparedCall
-from backends.protocol import Backend, Implementation
-from backends.user import observing
-from backends.user.construct import Maker, arrays_of, call_table, factory_table, order_of
-from backends.user.found import Reading
-from backends.user.layer_call import CALL, LayerCall
-from backends.user.observing import NO_MASK, Facts, ObservedLayer, plain, tied
-from suite.spec.case import Case
-from suite.spec.catalogue import AnyCase, cases, gradient_cases, of_operator
-from suite.spec.inputs import Inputs, draw
-from suite.spec.operator import Operator
-from suite.spec.operators.encoder import FEATURES
-from suite.spec.vocabulary import OPERANDS
+from attention_conformance.backends.binder import Binder, arguments, ends_in
+from attention_conformance.backends.claims import Claims
+from attention_conformance.backends.declared import LAYER_FEATURES, Declared, UsageError
+from attention_conformance.backends.implementation import as_in_programs
+from attention_conformance.backends.masks import LayerMasks
+from attention_conformance.backends.memory import sequences
+from attention_conformance.backends.prepared import LAYER_OUTPUTS, PreparedCall
+from attention_conformance.backends.protocol import Backend, Implementation
+from attention_conformance.backends.user import observing
+from attention_conformance.backends.user.construct import (
+    Maker,
+    arrays_of,
+    call_table,
+    factory_table,
+    order_of,
+)
+from attention_conformance.backends.user.found import Reading
+from attention_conformance.backends.user.layer_call import CALL, LayerCall
+from attention_conformance.backends.user.observing import NO_MASK, Facts, ObservedLayer, plain, tied
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.catalogue import AnyCase, cases, gradient_cases, of_operator
+from attention_conformance.suite.spec.inputs import Inputs, draw
+from attention_conformance.suite.spec.operator import Operator
+from attention_conformance.suite.spec.operators.encoder import FEATURES
+from attention_conformance.suite.spec.vocabulary import OPERANDS
 
 WIDTHS = frozenset({"cross", "key-width", "value-width"})
 """The features of widths."""

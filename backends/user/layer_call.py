@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from backends.binder import Parameter
-from backends.masks import LayerMasks, full
-from backends.protocol import Backend
-from backends.user.observing import MASKS, Facts
-from suite.spec.dtypes import DType
-from suite.spec.inputs import Inputs
+from attention_conformance.backends.binder import Parameter
+from attention_conformance.backends.masks import LayerMasks, full
+from attention_conformance.backends.protocol import Backend
+from attention_conformance.backends.user.observing import MASKS, Facts
+from attention_conformance.suite.spec.dtypes import DType
+from attention_conformance.suite.spec.inputs import Inputs
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from backends.prepared import PreparedCall
-from backends.user.function import UserCallable
-from suite.spec.inputs import Inputs
-from suite.spec.operators.merge import FEATURES, MERGE
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.user.function import UserCallable
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.merge import FEATURES, MERGE
 
 
 class UserMerge(UserCallable):

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from backends.binder import ends_in
-from backends.user.construct import Maker, row_of
-from backends.user.found import Reading, Variable, readings
-from suite.spec.case import Case
-from suite.spec.dtypes import DTYPES
-from suite.spec.inputs import Inputs, draw
-from suite.spec.masks import Causal, Mask, part_features
+from attention_conformance.backends.binder import ends_in
+from attention_conformance.backends.user.construct import Maker, row_of
+from attention_conformance.backends.user.found import Reading, Variable, readings
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.dtypes import DTYPES
+from attention_conformance.suite.spec.inputs import Inputs, draw
+from attention_conformance.suite.spec.masks import Causal, Mask, part_features
 
 UserLayer = Any
 """`backends.user.layer.UserLayer`, which imports this module."""

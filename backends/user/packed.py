@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from backends.binder import Parameter
-from backends.memory import segmented
-from backends.prepared import PreparedCall
-from backends.user.function import SCALES, UserCallable
-from suite.spec.case import Case
-from suite.spec.dtypes import DTYPES
-from suite.spec.inputs import Inputs, draw
-from suite.spec.operators.packed import FEATURES, PACKED, hidden_pairs
+from attention_conformance.backends.binder import Parameter
+from attention_conformance.backends.memory import segmented
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.user.function import SCALES, UserCallable
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.dtypes import DTYPES
+from attention_conformance.suite.spec.inputs import Inputs, draw
+from attention_conformance.suite.spec.operators.packed import FEATURES, PACKED, hidden_pairs
 
 SUMMED = ("cu_seqlens_q", "cu_seqlens_k")
 """Cumulative segment lengths of queries and keys."""

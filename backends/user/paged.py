@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from backends.binder import Parameter
-from backends.memory import paged
-from backends.prepared import PreparedCall
-from backends.user.function import SCALES, UserCallable
-from backends.user.packed import longest
-from suite.spec.inputs import Inputs
-from suite.spec.operators.paged import FEATURES, PAGED
+from attention_conformance.backends.binder import Parameter
+from attention_conformance.backends.memory import paged
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.user.function import SCALES, UserCallable
+from attention_conformance.backends.user.packed import longest
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.paged import FEATURES, PAGED
 
 
 def window(inputs: Inputs) -> tuple[int, int] | None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from backends.binder import Parameter
-from backends.memory import written
-from backends.prepared import PreparedCall
-from backends.user.function import UserCallable
-from suite.spec.inputs import Inputs
-from suite.spec.operators.paged_write import FEATURES, PAGED_WRITE
+from attention_conformance.backends.binder import Parameter
+from attention_conformance.backends.memory import written
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.user.function import UserCallable
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.paged_write import FEATURES, PAGED_WRITE
 
 KEYWORDS: tuple[Parameter[Inputs], ...] = (
     Parameter("kv_layout", ("heads-before-slots",), lambda i: i.case.option("layout").upper()),

@@ -6,17 +6,17 @@ from typing import Any
 
 import numpy as np
 
-from backends.binder import Parameter
-from backends.memory import coded
-from backends.prepared import PreparedCall
-from backends.user.function import UserCallable
-from backends.user.paged import LAYOUT
-from suite.spec.dtypes import CODES
-from suite.spec.inputs import Inputs
-from suite.spec.operators.quantized import FEATURES, QUANTIZED
-from suite.spec.operators.quantized_write import FEATURES as WRITE_FEATURES
-from suite.spec.operators.quantized_write import QUANTIZED_WRITE
-from suite.spec.operators.tiles import TILE
+from attention_conformance.backends.binder import Parameter
+from attention_conformance.backends.memory import coded
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.user.function import UserCallable
+from attention_conformance.backends.user.paged import LAYOUT
+from attention_conformance.suite.spec.dtypes import CODES
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.quantized import FEATURES, QUANTIZED
+from attention_conformance.suite.spec.operators.quantized_write import FEATURES as WRITE_FEATURES
+from attention_conformance.suite.spec.operators.quantized_write import QUANTIZED_WRITE
+from attention_conformance.suite.spec.operators.tiles import TILE
 
 SCALES = ("key_scale", "value_scale")
 

@@ -7,13 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from backends.binder import Parameter
-from backends.prepared import PreparedCall
-from backends.user.function import UserCallable
-from suite.spec.case import Case
-from suite.spec.dtypes import DTYPES
-from suite.spec.inputs import Inputs, draw
-from suite.spec.operators.rotary import FEATURES, ROTARY, Rotation, scaling_parameters, table_length
+from attention_conformance.backends.binder import Parameter
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.user.function import UserCallable
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.dtypes import DTYPES
+from attention_conformance.suite.spec.inputs import Inputs, draw
+from attention_conformance.suite.spec.operators.rotary import (
+    FEATURES,
+    ROTARY,
+    Rotation,
+    scaling_parameters,
+    table_length,
+)
 
 
 def rotation(inputs: Inputs) -> Rotation:

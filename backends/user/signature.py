@@ -13,15 +13,30 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from backends.binder import BY_PLACE, Binder, Parameter, shown, signature_of, signature_of_instances
-from backends.declared import UsageError
-from backends.masks import AttentionCall
-from backends.user.given import ROWS, UNASKED, Given, dropping, is_neutral, pair_argument, word_of
-from suite.spec.binding import MASK_WORDS, NAMING
-from suite.spec.vocabulary import OPERANDS
+from attention_conformance.backends.binder import (
+    BY_PLACE,
+    Binder,
+    Parameter,
+    shown,
+    signature_of,
+    signature_of_instances,
+)
+from attention_conformance.backends.declared import UsageError
+from attention_conformance.backends.masks import AttentionCall
+from attention_conformance.backends.user.given import (
+    ROWS,
+    UNASKED,
+    Given,
+    dropping,
+    is_neutral,
+    pair_argument,
+    word_of,
+)
+from attention_conformance.suite.spec.binding import MASK_WORDS, NAMING
+from attention_conformance.suite.spec.vocabulary import OPERANDS
 
 if TYPE_CHECKING:
-    from backends.protocol import Backend
+    from attention_conformance.backends.protocol import Backend
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from repository_pages import write
 from sphinx.application import Sphinx
 from sphinx.config import Config
 
-from suite.records.findings import (
+from attention_conformance.suite.records.findings import (
     INTRODUCTION,
     SEVERITIES,
     by_severity,

@@ -18,8 +18,8 @@ from functools import cached_property
 
 import numpy as np
 
-from references.rounding import Bounded, Roundoffs, magnitude, stored
-from references.tape import Gradients, Node
+from attention_conformance.references.rounding import Bounded, Roundoffs, magnitude, stored
+from attention_conformance.references.tape import Gradients, Node
 
 
 class Activation(Node):

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from references.rounding import Bounded, Roundoffs, stored, together
-from references.tape import Gradients, Node
+from attention_conformance.references.rounding import Bounded, Roundoffs, stored, together
+from attention_conformance.references.tape import Gradients, Node
 
 
 class Reshaped(Node):

@@ -47,9 +47,9 @@ from functools import cached_property
 
 import numpy as np
 
-from references.primitives.pairs import Pairs
-from references.primitives.scores import by_keys
-from references.primitives.softmax import (
+from attention_conformance.references.primitives.pairs import Pairs
+from attention_conformance.references.primitives.scores import by_keys
+from attention_conformance.references.primitives.softmax import (
     NEGLIGIBLE_WEIGHT,
     Attended,
     Softmax,
@@ -58,7 +58,7 @@ from references.primitives.softmax import (
     recomputed_weights,
     score_error,
 )
-from references.rounding import (
+from attention_conformance.references.rounding import (
     Bounded,
     Roundoffs,
     averaged,
@@ -69,7 +69,7 @@ from references.rounding import (
     stored,
     together,
 )
-from references.tape import Gradients, Node
+from attention_conformance.references.tape import Gradients, Node
 
 
 class Attend(Node):

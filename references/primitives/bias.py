@@ -24,10 +24,17 @@ from functools import cached_property
 
 import numpy as np
 
-from references.primitives.pairs import Pairs
-from references.primitives.softmax import zero_key_size
-from references.rounding import Bounded, Roundoffs, magnitude, stored, summed, together
-from references.tape import Gradients, Node
+from attention_conformance.references.primitives.pairs import Pairs
+from attention_conformance.references.primitives.softmax import zero_key_size
+from attention_conformance.references.rounding import (
+    Bounded,
+    Roundoffs,
+    magnitude,
+    stored,
+    summed,
+    together,
+)
+from attention_conformance.references.tape import Gradients, Node
 
 
 class Biased(Node):

@@ -36,9 +36,9 @@ from functools import cached_property
 
 import numpy as np
 
-from references.primitives.pairs import Pairs
-from references.primitives.scores import Scores
-from references.rounding import (
+from attention_conformance.references.primitives.pairs import Pairs
+from attention_conformance.references.primitives.scores import Scores
+from attention_conformance.references.rounding import (
     Bounded,
     Roundoffs,
     drawing,
@@ -47,7 +47,7 @@ from references.rounding import (
     product,
     stored,
 )
-from references.tape import Gradients, Node
+from attention_conformance.references.tape import Gradients, Node
 
 
 class Centred(Node):

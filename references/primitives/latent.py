@@ -37,10 +37,10 @@ from functools import cached_property
 
 import numpy as np
 
-from references.primitives.attend import Attend
-from references.primitives.linear import Linear
-from references.primitives.scores import Scores
-from references.rounding import (
+from attention_conformance.references.primitives.attend import Attend
+from attention_conformance.references.primitives.linear import Linear
+from attention_conformance.references.primitives.scores import Scores
+from attention_conformance.references.rounding import (
     Bounded,
     gamma,
     magnitude,
@@ -50,7 +50,7 @@ from references.rounding import (
     summed,
     together,
 )
-from references.tape import Gradients, Leaf, Node
+from attention_conformance.references.tape import Gradients, Leaf, Node
 
 
 def selects(kernel: np.ndarray) -> np.ndarray:

@@ -20,8 +20,16 @@ from functools import cached_property
 
 import numpy as np
 
-from references.rounding import Bounded, Roundoffs, gamma, product, stored, summed, together
-from references.tape import Gradients, Node
+from attention_conformance.references.rounding import (
+    Bounded,
+    Roundoffs,
+    gamma,
+    product,
+    stored,
+    summed,
+    together,
+)
+from attention_conformance.references.tape import Gradients, Node
 
 
 class Linear(Node):

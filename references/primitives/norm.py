@@ -49,8 +49,8 @@ from functools import cached_property
 
 import numpy as np
 
-from references.primitives.linear import bias_gradient
-from references.rounding import (
+from attention_conformance.references.primitives.linear import bias_gradient
+from attention_conformance.references.rounding import (
     Bounded,
     Roundoffs,
     gamma,
@@ -60,7 +60,7 @@ from references.rounding import (
     stored,
     together,
 )
-from references.tape import Gradients, Node
+from attention_conformance.references.tape import Gradients, Node
 
 Statistics = tuple[Bounded, Bounded]
 """Mean and variance: learned (E,), or computed from x, with the reduced axes of size 1."""

@@ -6,8 +6,8 @@ from functools import cached_property
 
 import numpy as np
 
-from references.composition import Problem
-from references.rounding import Bounded
+from attention_conformance.references.composition import Problem
+from attention_conformance.references.rounding import Bounded
 
 
 class Pairs:

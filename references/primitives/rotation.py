@@ -11,9 +11,9 @@ from functools import cached_property
 
 import numpy as np
 
-from references.rounding import Bounded, Roundoffs, stored
-from references.tape import Gradients, Node
-from suite.spec.operators.rotary import Rotation
+from attention_conformance.references.rounding import Bounded, Roundoffs, stored
+from attention_conformance.references.tape import Gradients, Node
+from attention_conformance.suite.spec.operators.rotary import Rotation
 
 
 class Rotated(Node):

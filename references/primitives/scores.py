@@ -29,8 +29,8 @@ from functools import cached_property
 
 import numpy as np
 
-from references.primitives.pairs import Pairs
-from references.rounding import (
+from attention_conformance.references.primitives.pairs import Pairs
+from attention_conformance.references.rounding import (
     Bounded,
     Roundoffs,
     gamma,
@@ -40,8 +40,8 @@ from references.rounding import (
     summed,
     together,
 )
-from references.tape import Gradients, Node
-from suite.spec.inputs import Inputs
+from attention_conformance.references.tape import Gradients, Node
+from attention_conformance.suite.spec.inputs import Inputs
 
 
 def are_held(inputs: Inputs) -> bool:

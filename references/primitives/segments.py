@@ -11,9 +11,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from references.primitives.arranged import OneTensor
-from references.rounding import Bounded, Roundoffs
-from references.tape import Gradients, Node
+from attention_conformance.references.primitives.arranged import OneTensor
+from attention_conformance.references.rounding import Bounded, Roundoffs
+from attention_conformance.references.tape import Gradients, Node
 
 
 class Packed(OneTensor):

@@ -68,7 +68,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from references.rounding import Bounded, Roundoffs, drawing, gamma, magnitude, perturbed, stored
+from attention_conformance.references.rounding import (
+    Bounded,
+    Roundoffs,
+    drawing,
+    gamma,
+    magnitude,
+    perturbed,
+    stored,
+)
 
 NEGLIGIBLE_WEIGHT = 1e-9
 """Keys of a smaller weight do not count for the largest score error: times e^5 such a weight is still

@@ -30,10 +30,18 @@ from functools import cached_property
 
 import numpy as np
 
-from references.primitives.cap import times_slope
-from references.primitives.scores import inner, times
-from references.rounding import Bounded, Roundoffs, gamma, magnitude, stored, summed, together
-from references.tape import Gradients, Node
+from attention_conformance.references.primitives.cap import times_slope
+from attention_conformance.references.primitives.scores import inner, times
+from attention_conformance.references.rounding import (
+    Bounded,
+    Roundoffs,
+    gamma,
+    magnitude,
+    stored,
+    summed,
+    together,
+)
+from attention_conformance.references.tape import Gradients, Node
 
 
 class TanhScores(Node):

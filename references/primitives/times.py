@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from references.rounding import Bounded, Roundoffs, stored, summed, together
-from references.tape import Gradients, Node
+from attention_conformance.references.rounding import Bounded, Roundoffs, stored, summed, together
+from attention_conformance.references.tape import Gradients, Node
 
 
 class Times(Node):

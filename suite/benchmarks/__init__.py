@@ -5,6 +5,6 @@ from pathlib import Path
 
 # An environment that asv has made for a framework's release has the frameworks and not the suite.
 try:
-    import suite.measure  # noqa: F401
+    import attention_conformance.suite.measure  # noqa: F401
 except ImportError:
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))

@@ -1,6 +1,6 @@
 """JAX over time. The adapter calls `jax.nn` through `jax.jit`, as JAX is used."""
 
-from suite.measure import benchmark as _benchmark
+from attention_conformance.suite.measure import benchmark as _benchmark
 
 
 class _Jax(_benchmark.Benchmark):

@@ -1,6 +1,6 @@
 """TensorFlow, with Keras on it, over time."""
 
-from suite.measure import benchmark as _benchmark
+from attention_conformance.suite.measure import benchmark as _benchmark
 
 
 class _Tensorflow(_benchmark.Benchmark):

@@ -1,6 +1,6 @@
 """PyTorch over time."""
 
-from suite.measure import benchmark as _benchmark
+from attention_conformance.suite.measure import benchmark as _benchmark
 
 
 class _Torch(_benchmark.Benchmark):

@@ -3,7 +3,7 @@
 A module holds the faults of one subject; `kernels` holds the right kernels that they change. A run
 without failures imports none of them.
 
-    pytest suite --backend=suite.faults:mutants
+    pytest suite --backend=attention_conformance.suite.faults:mutants
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from suite.spec.modules import defined_in
+from attention_conformance.suite.spec.modules import defined_in
 
 if TYPE_CHECKING:
-    from backends.protocol import Backend
-    from suite.faults.fault import Fault
+    from attention_conformance.backends.protocol import Backend
+    from attention_conformance.suite.faults.fault import Fault
 
 
 @lru_cache(maxsize=1)
 def all_faults() -> tuple[Fault, ...]:
     """Every fault, in the order of modules and of definition. Imports no framework."""
-    from suite.faults.fault import FAULTS
+    from attention_conformance.suite.faults.fault import FAULTS
 
     return tuple(FAULTS[value] for value in defined_in(__name__) if value in FAULTS)
 
 
 def mutants(device: str = "cpu") -> Backend:
     """A backend whose implementations have one fault of the catalogue each."""
-    from suite.faults.backend import KernelBackend
+    from attention_conformance.suite.faults.backend import KernelBackend
 
     return KernelBackend("mutants", tuple(fault.kernel for fault in all_faults()), device)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from suite.faults.fault import fault
-from suite.faults.kernels.attention import Call, Kernel
-from suite.faults.kernels.gradient import Differentiable
-from suite.spec.dtypes import DTYPES, round_to
-from suite.spec.recipes import alibi_slopes
+from attention_conformance.suite.faults.fault import fault
+from attention_conformance.suite.faults.kernels.attention import Call, Kernel
+from attention_conformance.suite.faults.kernels.gradient import Differentiable
+from attention_conformance.suite.spec.dtypes import DTYPES, round_to
+from attention_conformance.suite.spec.recipes import alibi_slopes
 
 FAMILY = "scores"
 

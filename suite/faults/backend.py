@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from backends._numpy import NumpyEngine, Rounded
-from backends.arrays import RuntimeThreads
-from backends.protocol import Compilers, Implementation, PreparedCall
+from attention_conformance.backends._numpy import NumpyEngine, Rounded
+from attention_conformance.backends.arrays import RuntimeThreads
+from attention_conformance.backends.protocol import Compilers, Implementation, PreparedCall
 
 
 class Elsewhere(Rounded):

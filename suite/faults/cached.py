@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from backends._numpy import Rounded
-from suite.faults.fault import fault
-from suite.faults.kernels.attention import Kernel
-from suite.faults.kernels.cached import CachedKernel, Held
-from suite.spec.dtypes import DTYPES, round_to
+from attention_conformance.backends._numpy import Rounded
+from attention_conformance.suite.faults.fault import fault
+from attention_conformance.suite.faults.kernels.attention import Kernel
+from attention_conformance.suite.faults.kernels.cached import CachedKernel, Held
+from attention_conformance.suite.spec.dtypes import DTYPES, round_to
 
 FAMILY = "cache"
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from suite.faults.fault import fault
-from suite.faults.kernels.cached import CodedKernel, Held
-from suite.spec.dtypes import CODES
+from attention_conformance.suite.faults.fault import fault
+from attention_conformance.suite.faults.kernels.cached import CodedKernel, Held
+from attention_conformance.suite.spec.dtypes import CODES
 
 FAMILY = "quantized"
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from backends._numpy import Rounded
-from suite.faults.fault import fault
-from suite.faults.kernels.cached import CachedKernel, Held
-from suite.spec.inputs import Inputs
-from suite.spec.operators.scripts import capacity
+from attention_conformance.backends._numpy import Rounded
+from attention_conformance.suite.faults.fault import fault
+from attention_conformance.suite.faults.kernels.cached import CachedKernel, Held
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.scripts import capacity
 
 FAMILY = "cache"
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from backends._numpy import Rounded
-from suite.faults.fault import fault
-from suite.faults.kernels.cached import CachedKernel, Held
-from suite.spec.dtypes import DTYPES, round_to
+from attention_conformance.backends._numpy import Rounded
+from attention_conformance.suite.faults.fault import fault
+from attention_conformance.suite.faults.kernels.cached import CachedKernel, Held
+from attention_conformance.suite.spec.dtypes import DTYPES, round_to
 
 FAMILY = "rotary"
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from backends._numpy import Rounded
-from backends.caching import Turn
-from suite.faults.fault import fault
-from suite.faults.kernels.cached import CachedKernel, Held
-from suite.spec.inputs import Inputs
-from suite.spec.operators.scripts import Chunk
+from attention_conformance.backends._numpy import Rounded
+from attention_conformance.backends.caching import Turn
+from attention_conformance.suite.faults.fault import fault
+from attention_conformance.suite.faults.kernels.cached import CachedKernel, Held
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.scripts import Chunk
 
 FAMILY = "cache"
 

@@ -6,11 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from backends._numpy import Rounded
-from backends.caching import Turn
-from suite.faults.fault import fault
-from suite.faults.kernels.cached import CachedKernel, Held, HeldSigns, ProjectedKernel
-from suite.spec.inputs import Inputs
+from attention_conformance.backends._numpy import Rounded
+from attention_conformance.backends.caching import Turn
+from attention_conformance.suite.faults.fault import fault
+from attention_conformance.suite.faults.kernels.cached import (
+    CachedKernel,
+    Held,
+    HeldSigns,
+    ProjectedKernel,
+)
+from attention_conformance.suite.spec.inputs import Inputs
 
 FAMILY = "cache"
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from backends._numpy import Rounded
-from backends.caching import Turn
-from suite.faults.cached import ScaledValues
-from suite.faults.cached_samples import CachedForkShares, HeldOnce
-from suite.faults.fault import fault
-from suite.faults.kernels.cached import CachedKernel, Held
-from suite.spec.masks import Tree
-from suite.spec.operators.scripts import Chunk
+from attention_conformance.backends._numpy import Rounded
+from attention_conformance.backends.caching import Turn
+from attention_conformance.suite.faults.cached import ScaledValues
+from attention_conformance.suite.faults.cached_samples import CachedForkShares, HeldOnce
+from attention_conformance.suite.faults.fault import fault
+from attention_conformance.suite.faults.kernels.cached import CachedKernel, Held
+from attention_conformance.suite.spec.masks import Tree
+from attention_conformance.suite.spec.operators.scripts import Chunk
 
 FAMILY = "cache"
 

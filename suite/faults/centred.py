@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from backends.protocol import DeclaredRounding
-from suite.faults.fault import fault
-from suite.faults.kernels.attention import Call
-from suite.faults.kernels.centred import CentredEager, CentredKeys, CentredRestored, mean_of
+from attention_conformance.backends.protocol import DeclaredRounding
+from attention_conformance.suite.faults.fault import fault
+from attention_conformance.suite.faults.kernels.attention import Call
+from attention_conformance.suite.faults.kernels.centred import (
+    CentredEager,
+    CentredKeys,
+    CentredRestored,
+    mean_of,
+)
 
 FAMILY = "scores"
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from backends._numpy import Rounded
-from suite.faults.backend import Elsewhere
-from suite.faults.fault import fault
-from suite.faults.kernels.attention import Call, Kernel, Online, rank4
-from suite.spec.dtypes import DTYPES
-from suite.spec.inputs import Inputs
+from attention_conformance.backends._numpy import Rounded
+from attention_conformance.suite.faults.backend import Elsewhere
+from attention_conformance.suite.faults.fault import fault
+from attention_conformance.suite.faults.kernels.attention import Call, Kernel, Online, rank4
+from attention_conformance.suite.spec.dtypes import DTYPES
+from attention_conformance.suite.spec.inputs import Inputs
 
 FAMILY = "contract"
 

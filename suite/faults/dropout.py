@@ -6,17 +6,17 @@ from dataclasses import replace
 
 import numpy as np
 
-from suite.faults.fault import fault
-from suite.faults.kernels.attention import Call
-from suite.faults.kernels.dropout import Dropping
-from suite.faults.kernels.dropping import (
+from attention_conformance.suite.faults.fault import fault
+from attention_conformance.suite.faults.kernels.attention import Call
+from attention_conformance.suite.faults.kernels.dropout import Dropping
+from attention_conformance.suite.faults.kernels.dropping import (
     SharedByHeads,
     SharedByQueries,
     SharedBySamples,
     Unscaled,
     Unseeded,
 )
-from suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.inputs import Inputs
 
 FAMILY = "dropout"
 

@@ -6,12 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from suite.faults.fault import fault
-from suite.faults.kernels.encoder import EncoderDifferentiable, EncoderEager, EncoderKernel
-from suite.faults.kernels.layer import LayerCall
-from suite.faults.kernels.layer_gradient import Arrays
-from suite.faults.spread import off
-from suite.spec.inputs import Inputs
+from attention_conformance.suite.faults.fault import fault
+from attention_conformance.suite.faults.kernels.encoder import (
+    EncoderDifferentiable,
+    EncoderEager,
+    EncoderKernel,
+)
+from attention_conformance.suite.faults.kernels.layer import LayerCall
+from attention_conformance.suite.faults.kernels.layer_gradient import Arrays
+from attention_conformance.suite.faults.spread import off
+from attention_conformance.suite.spec.inputs import Inputs
 
 FAMILY = "layer"
 

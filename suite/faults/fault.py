@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from backends.protocol import Implementation
+from attention_conformance.backends.protocol import Implementation
 
 FAMILIES = {
     "cache": "what a cache keeps between steps",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from suite.faults.fault import fault
-from suite.faults.kernels.layer import LayerCall, MultiHeadKernel
-from suite.spec.operators.gated import GATED
-from suite.spec.operators.layers import PARAMETERS
+from attention_conformance.suite.faults.fault import fault
+from attention_conformance.suite.faults.kernels.layer import LayerCall, MultiHeadKernel
+from attention_conformance.suite.spec.operators.gated import GATED
+from attention_conformance.suite.spec.operators.layers import PARAMETERS
 
 FAMILY = "layer"
 

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from suite.faults.fault import fault
-from suite.faults.kernels.gradient import Differentiable
-from suite.faults.layouts import elements, of_cache, of_more_heads, shared, unaligned
+from attention_conformance.suite.faults.fault import fault
+from attention_conformance.suite.faults.kernels.gradient import Differentiable
+from attention_conformance.suite.faults.layouts import (
+    elements,
+    of_cache,
+    of_more_heads,
+    shared,
+    unaligned,
+)
 
 FAMILY = "gradient"
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from suite.faults.fault import fault
-from suite.faults.kernels.attention import Call, rank4
-from suite.faults.kernels.gradient import (
+from attention_conformance.suite.faults.fault import fault
+from attention_conformance.suite.faults.kernels.attention import Call, rank4
+from attention_conformance.suite.faults.kernels.gradient import (
     Differentiable,
     DifferentiableLowest,
     DifferentiableRecomputed,

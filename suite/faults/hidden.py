@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from backends._numpy import Rounded
-from suite.faults.fault import fault
-from suite.faults.kernels.attention import Call, Kernel, Online
-from suite.faults.kernels.variants import MergedChunks
+from attention_conformance.backends._numpy import Rounded
+from attention_conformance.suite.faults.fault import fault
+from attention_conformance.suite.faults.kernels.attention import Call, Kernel, Online
+from attention_conformance.suite.faults.kernels.variants import MergedChunks
 
 FAMILY = "mask"
 

@@ -7,14 +7,21 @@ from dataclasses import replace
 
 import numpy as np
 
-from backends._numpy import Rounded
-from backends.prepared import PreparedCall
-from backends.protocol import Implementation
-from suite.faults.fault import fault
-from suite.faults.kernels.latent import AbsorbedKernel, LatentKernel
-from suite.faults.kernels.quantized import Coded, QuantizedKernel
-from suite.spec.inputs import Inputs
-from suite.spec.operators.in_pages import NEW, in_order, masked, pools, read_entries, slots
+from attention_conformance.backends._numpy import Rounded
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.protocol import Implementation
+from attention_conformance.suite.faults.fault import fault
+from attention_conformance.suite.faults.kernels.latent import AbsorbedKernel, LatentKernel
+from attention_conformance.suite.faults.kernels.quantized import Coded, QuantizedKernel
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.in_pages import (
+    NEW,
+    in_order,
+    masked,
+    pools,
+    read_entries,
+    slots,
+)
 
 FAMILY = "paged"
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from suite.faults.backend import KernelBackend
-from suite.faults.fault import fault
-from suite.faults.kernels.attention import Call, Kernel
-from suite.spec.dtypes import round_to
+from attention_conformance.suite.faults.backend import KernelBackend
+from attention_conformance.suite.faults.fault import fault
+from attention_conformance.suite.faults.kernels.attention import Call, Kernel
+from attention_conformance.suite.spec.dtypes import round_to
 
 FAMILY = "tiles"
 

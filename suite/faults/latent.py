@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from backends._numpy import Rounded
-from suite.faults.fault import fault
-from suite.faults.kernels.attention import Call
-from suite.faults.kernels.latent import AbsorbedKernel, Arrays, LatentKernel
-from suite.faults.quantized import FirstTileScales, TilesOf64, WholeTilesAlone
-from suite.faults.split import NarrowLse
-from suite.spec.dtypes import DTYPES, DType, round_to
+from attention_conformance.backends._numpy import Rounded
+from attention_conformance.suite.faults.fault import fault
+from attention_conformance.suite.faults.kernels.attention import Call
+from attention_conformance.suite.faults.kernels.latent import AbsorbedKernel, Arrays, LatentKernel
+from attention_conformance.suite.faults.quantized import FirstTileScales, TilesOf64, WholeTilesAlone
+from attention_conformance.suite.faults.split import NarrowLse
+from attention_conformance.suite.spec.dtypes import DTYPES, DType, round_to
 
 FAMILY = "latent"
 

@@ -7,12 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from backends._numpy import Rounded
-from suite.faults.fault import fault
-from suite.faults.kernels.holding import LayerHolding
-from suite.faults.kernels.layer import Heads, LayerCall, MultiHeadKernel, SelfAttentionKernel
-from suite.faults.kernels.single import AdditiveKernel, DotKernel
-from suite.spec.dtypes import DTYPES
+from attention_conformance.backends._numpy import Rounded
+from attention_conformance.suite.faults.fault import fault
+from attention_conformance.suite.faults.kernels.holding import LayerHolding
+from attention_conformance.suite.faults.kernels.layer import (
+    Heads,
+    LayerCall,
+    MultiHeadKernel,
+    SelfAttentionKernel,
+)
+from attention_conformance.suite.faults.kernels.single import AdditiveKernel, DotKernel
+from attention_conformance.suite.spec.dtypes import DTYPES
 
 FAMILY = "layer"
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from suite.faults.fault import fault
-from suite.faults.kernels.dropping import (
+from attention_conformance.suite.faults.fault import fault
+from attention_conformance.suite.faults.kernels.dropping import (
     SharedByHeads,
     SharedByQueries,
     SharedBySamples,
     Unscaled,
     Unseeded,
 )
-from suite.faults.kernels.layer import LayerCall, MultiHeadKernel
-from suite.faults.kernels.single import AdditiveKernel, DotKernel
+from attention_conformance.suite.faults.kernels.layer import LayerCall, MultiHeadKernel
+from attention_conformance.suite.faults.kernels.single import AdditiveKernel, DotKernel
 
 FAMILY = "dropout"
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from suite.faults.fault import fault
-from suite.faults.kernels.layer_gradient import (
+from attention_conformance.suite.faults.fault import fault
+from attention_conformance.suite.faults.kernels.layer_gradient import (
     AdditiveDifferentiable,
     Arrays,
     ConcatDifferentiable,
@@ -17,15 +17,15 @@ from suite.faults.kernels.layer_gradient import (
     MaskedDifferentiable,
     SelfAttentionDifferentiable,
 )
-from suite.faults.kernels.norm_gradient import (
+from attention_conformance.suite.faults.kernels.norm_gradient import (
     BatchNormDifferentiable,
     LayerNormDifferentiable,
     Standard,
     rounded,
     summed_by_rows,
 )
-from suite.spec.inputs import Inputs
-from suite.spec.masks import parse_mask
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.masks import parse_mask
 
 FAMILY = "gradient"
 

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from suite.faults.fault import fault
-from suite.faults.kernels.layer import Heads, LayerCall, MultiHeadKernel, SelfAttentionKernel
-from suite.faults.kernels.single import AdditiveKernel, DotKernel, MaskedKernel
+from attention_conformance.suite.faults.fault import fault
+from attention_conformance.suite.faults.kernels.layer import (
+    Heads,
+    LayerCall,
+    MultiHeadKernel,
+    SelfAttentionKernel,
+)
+from attention_conformance.suite.faults.kernels.single import (
+    AdditiveKernel,
+    DotKernel,
+    MaskedKernel,
+)
 
 FAMILY = "mask"
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from backends._numpy import Rounded
-from suite.faults.fault import fault
-from suite.faults.kernels.layer import MultiHeadKernel, SelfAttentionKernel
-from suite.faults.kernels.single import AdditiveKernel, BatchNormKernel, ConcatKernel
+from attention_conformance.backends._numpy import Rounded
+from attention_conformance.suite.faults.fault import fault
+from attention_conformance.suite.faults.kernels.layer import MultiHeadKernel, SelfAttentionKernel
+from attention_conformance.suite.faults.kernels.single import (
+    AdditiveKernel,
+    BatchNormKernel,
+    ConcatKernel,
+)
 
 FAMILY = "layer"
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from suite.faults.fault import fault
-from suite.faults.kernels.layer import LayerCall, MultiHeadKernel
-from suite.faults.kernels.single import AdditiveKernel
-from suite.spec.dtypes import DTYPES, round_to
+from attention_conformance.suite.faults.fault import fault
+from attention_conformance.suite.faults.kernels.layer import LayerCall, MultiHeadKernel
+from attention_conformance.suite.faults.kernels.single import AdditiveKernel
+from attention_conformance.suite.spec.dtypes import DTYPES, round_to
 
 FAMILY = "layer"
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from suite.faults.fault import fault
-from suite.faults.kernels.layer import LayerCall
-from suite.faults.kernels.single import (
+from attention_conformance.suite.faults.fault import fault
+from attention_conformance.suite.faults.kernels.layer import LayerCall
+from attention_conformance.suite.faults.kernels.single import (
     AdditiveKernel,
     BatchNormKernel,
     ConcatKernel,

@@ -7,9 +7,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from backends._numpy import Rounded
-from suite.faults.fault import fault
-from suite.faults.kernels.layer import Heads, LayerCall, MultiHeadKernel, SelfAttentionKernel
+from attention_conformance.backends._numpy import Rounded
+from attention_conformance.suite.faults.fault import fault
+from attention_conformance.suite.faults.kernels.layer import (
+    Heads,
+    LayerCall,
+    MultiHeadKernel,
+    SelfAttentionKernel,
+)
 
 FAMILY = "layer"
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from suite.faults.fault import fault
-from suite.faults.kernels.merge import MergeInTurn, MergeKernel
-from suite.spec.dtypes import DTYPES, DType, round_to
+from attention_conformance.suite.faults.fault import fault
+from attention_conformance.suite.faults.kernels.merge import MergeInTurn, MergeKernel
+from attention_conformance.suite.spec.dtypes import DTYPES, DType, round_to
 
 FAMILY = "merge"
 

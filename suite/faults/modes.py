@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from suite.faults.fault import fault
-from suite.faults.kernels.attention import Call, Eager, Kernel
-from suite.faults.kernels.gradient import Differentiable
-from suite.faults.kernels.layer import MultiHeadKernel
+from attention_conformance.suite.faults.fault import fault
+from attention_conformance.suite.faults.kernels.attention import Call, Eager, Kernel
+from attention_conformance.suite.faults.kernels.gradient import Differentiable
+from attention_conformance.suite.faults.kernels.layer import MultiHeadKernel
 
 FAMILY = "state"
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from suite.faults.fault import fault
-from suite.faults.kernels.attention import Call
-from suite.faults.kernels.gradient import Differentiable
-from suite.faults.kernels.layer import LayerCall, MultiHeadKernel
-from suite.faults.persons import Persons
+from attention_conformance.suite.faults.fault import fault
+from attention_conformance.suite.faults.kernels.attention import Call
+from attention_conformance.suite.faults.kernels.gradient import Differentiable
+from attention_conformance.suite.faults.kernels.layer import LayerCall, MultiHeadKernel
+from attention_conformance.suite.faults.persons import Persons
 
 FAMILY = "mask"
 

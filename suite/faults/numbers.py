@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from backends._numpy import Rounded
-from suite.faults.fault import fault
-from suite.faults.kernels.attention import Call, Kernel
-from suite.faults.kernels.layer import LayerCall, MultiHeadKernel
-from suite.faults.persons import Persons
+from attention_conformance.backends._numpy import Rounded
+from attention_conformance.suite.faults.fault import fault
+from attention_conformance.suite.faults.kernels.attention import Call, Kernel
+from attention_conformance.suite.faults.kernels.layer import LayerCall, MultiHeadKernel
+from attention_conformance.suite.faults.persons import Persons
 
 FAMILY = "numerics"
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from suite.faults.fault import fault
-from suite.faults.kernels.packed import Pack, PackedKernel, Pair
-from suite.spec.inputs import Inputs
+from attention_conformance.suite.faults.fault import fault
+from attention_conformance.suite.faults.kernels.packed import Pack, PackedKernel, Pair
+from attention_conformance.suite.spec.inputs import Inputs
 
 FAMILY = "packed"
 

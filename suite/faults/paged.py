@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from suite.faults.fault import fault
-from suite.faults.kernels.packed import Pack, Pair
-from suite.faults.kernels.paged import Paged, PagedKernel
-from suite.faults.layouts import in_order
-from suite.spec.case import Case
-from suite.spec.inputs import Inputs
-from suite.spec.operators.packed import allowed_pairs
+from attention_conformance.suite.faults.fault import fault
+from attention_conformance.suite.faults.kernels.packed import Pack, Pair
+from attention_conformance.suite.faults.kernels.paged import Paged, PagedKernel
+from attention_conformance.suite.faults.layouts import in_order
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.packed import allowed_pairs
 
 FAMILY = "paged"
 

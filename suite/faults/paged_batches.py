@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from suite.faults.fault import fault
-from suite.faults.kernels.packed import Pack
-from suite.faults.kernels.paged import Paged, PagedKernel
-from suite.spec.case import Case
-from suite.spec.inputs import Inputs
+from attention_conformance.suite.faults.fault import fault
+from attention_conformance.suite.faults.kernels.packed import Pack
+from attention_conformance.suite.faults.kernels.paged import Paged, PagedKernel
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.inputs import Inputs
 
 FAMILY = "paged"
 

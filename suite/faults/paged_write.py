@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from suite.faults.fault import fault
-from suite.faults.kernels.paged_write import PagedWriteKernel
-from suite.faults.layouts import in_order
-from suite.spec.case import Case
-from suite.spec.dtypes import DTYPES, DType, round_to
+from attention_conformance.suite.faults.fault import fault
+from attention_conformance.suite.faults.kernels.paged_write import PagedWriteKernel
+from attention_conformance.suite.faults.layouts import in_order
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.dtypes import DTYPES, DType, round_to
 
 FAMILY = "paged"
 

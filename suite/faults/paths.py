@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from suite.faults.fault import fault
-from suite.faults.kernels.attention import Call, Kernel
-from suite.faults.kernels.gradient import Differentiable
-from suite.faults.kernels.packed import Pack, PackedKernel, Pair
-from suite.faults.kernels.rotary import RotaryKernel, Turn
+from attention_conformance.suite.faults.fault import fault
+from attention_conformance.suite.faults.kernels.attention import Call, Kernel
+from attention_conformance.suite.faults.kernels.gradient import Differentiable
+from attention_conformance.suite.faults.kernels.packed import Pack, PackedKernel, Pair
+from attention_conformance.suite.faults.kernels.rotary import RotaryKernel, Turn
 
 FAMILY = "gradient"
 

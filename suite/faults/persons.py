@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from suite.faults.fault import fault
-from suite.faults.kernels.attention import Call, Kernel
-from suite.faults.kernels.gradient import Differentiable
-from suite.faults.kernels.layer import LayerCall, MultiHeadKernel
+from attention_conformance.suite.faults.fault import fault
+from attention_conformance.suite.faults.kernels.attention import Call, Kernel
+from attention_conformance.suite.faults.kernels.gradient import Differentiable
+from attention_conformance.suite.faults.kernels.layer import LayerCall, MultiHeadKernel
 
 FAMILY = "mask"
 

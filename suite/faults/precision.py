@@ -6,11 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from backends._numpy import Rounded
-from suite.faults.fault import fault
-from suite.faults.kernels.attention import Call, Eager, Fused, Kernel
-from suite.faults.kernels.variants import FlashFused, StepByStep, WorkingPrecision
-from suite.spec.dtypes import DTYPES, round_to
+from attention_conformance.backends._numpy import Rounded
+from attention_conformance.suite.faults.fault import fault
+from attention_conformance.suite.faults.kernels.attention import Call, Eager, Fused, Kernel
+from attention_conformance.suite.faults.kernels.variants import (
+    FlashFused,
+    StepByStep,
+    WorkingPrecision,
+)
+from attention_conformance.suite.spec.dtypes import DTYPES, round_to
 
 FAMILY = "numerics"
 

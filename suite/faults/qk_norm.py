@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from suite.faults.fault import fault
-from suite.faults.kernels.layer import LayerCall, MultiHeadKernel
-from suite.faults.kernels.layer_gradient import LayerDifferentiable
+from attention_conformance.suite.faults.fault import fault
+from attention_conformance.suite.faults.kernels.layer import LayerCall, MultiHeadKernel
+from attention_conformance.suite.faults.kernels.layer_gradient import LayerDifferentiable
 
 FAMILY = "layer"
 

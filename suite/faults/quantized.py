@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from backends._numpy import Rounded
-from backends.prepared import PreparedCall
-from suite.faults.fault import fault
-from suite.faults.kernels.quantized import Coded, QuantizedKernel, Scales
-from suite.faults.layouts import has_gaps, in_order
-from suite.spec.dtypes import DTYPES, round_to
-from suite.spec.inputs import Inputs
-from suite.spec.operators.tiles import TILE, untiled
+from attention_conformance.backends._numpy import Rounded
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.suite.faults.fault import fault
+from attention_conformance.suite.faults.kernels.quantized import Coded, QuantizedKernel, Scales
+from attention_conformance.suite.faults.layouts import has_gaps, in_order
+from attention_conformance.suite.spec.dtypes import DTYPES, round_to
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.tiles import TILE, untiled
 
 FAMILY = "quantized"
 

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import numpy as np
 
-from suite.faults.fault import fault
-from suite.faults.kernels.quantized import Coded, QuantizedKernel, QuantizedWriteKernel
-from suite.faults.quantized import FirstHeadScales, FrozenScales, KeyScales, TilesOf64
-from suite.spec.dtypes import CODES, DTYPES, round_to
-from suite.spec.operators.quantized import newest
-from suite.spec.operators.tiles import TILE
+from attention_conformance.suite.faults.fault import fault
+from attention_conformance.suite.faults.kernels.quantized import (
+    Coded,
+    QuantizedKernel,
+    QuantizedWriteKernel,
+)
+from attention_conformance.suite.faults.quantized import (
+    FirstHeadScales,
+    FrozenScales,
+    KeyScales,
+    TilesOf64,
+)
+from attention_conformance.suite.spec.dtypes import CODES, DTYPES, round_to
+from attention_conformance.suite.spec.operators.quantized import newest
+from attention_conformance.suite.spec.operators.tiles import TILE
 
 FAMILY = "quantized"
 

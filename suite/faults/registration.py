@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from suite.faults.fault import fault
-from suite.faults.kernels.attention import Call
-from suite.faults.persons import Persons
-from suite.spec.inputs import Inputs
-from suite.spec.vocabulary import OPERANDS, REGISTERED
+from attention_conformance.suite.faults.fault import fault
+from attention_conformance.suite.faults.kernels.attention import Call
+from attention_conformance.suite.faults.persons import Persons
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.vocabulary import OPERANDS, REGISTERED
 
 FAMILY = "contract"
 

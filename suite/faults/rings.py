@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from backends.declared import Limits
-from suite.faults.fault import fault
-from suite.faults.kernels.attention import Call, Kernel
-from suite.faults.kernels.gradient import Differentiable
-from suite.faults.split import NarrowLse
+from attention_conformance.backends.declared import Limits
+from attention_conformance.suite.faults.fault import fault
+from attention_conformance.suite.faults.kernels.attention import Call, Kernel
+from attention_conformance.suite.faults.kernels.gradient import Differentiable
+from attention_conformance.suite.faults.split import NarrowLse
 
 FAMILY = "tiles"
 

@@ -7,10 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from suite.faults.fault import fault
-from suite.faults.kernels.rotary import RotaryByTable, RotaryKernel, RotaryTableCast, Turn
-from suite.spec.dtypes import DTYPES, round_to
-from suite.spec.operators.rotary import FAR
+from attention_conformance.suite.faults.fault import fault
+from attention_conformance.suite.faults.kernels.rotary import (
+    RotaryByTable,
+    RotaryKernel,
+    RotaryTableCast,
+    Turn,
+)
+from attention_conformance.suite.spec.dtypes import DTYPES, round_to
+from attention_conformance.suite.spec.operators.rotary import FAR
 
 FAMILY = "rotary"
 

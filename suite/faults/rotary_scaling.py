@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from references.rotary import frequencies
-from suite.faults.fault import fault
-from suite.faults.kernels.rotary import RotaryKernel, Turn
-from suite.spec.operators.rotary import ORIGINAL_LENGTH
+from attention_conformance.references.rotary import frequencies
+from attention_conformance.suite.faults.fault import fault
+from attention_conformance.suite.faults.kernels.rotary import RotaryKernel, Turn
+from attention_conformance.suite.spec.operators.rotary import ORIGINAL_LENGTH
 
 FAMILY = "rotary"
 

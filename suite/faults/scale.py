@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 
-from suite.faults.fault import fault
-from suite.faults.kernels.attention import Call, Eager, Fused, Kernel
-from suite.spec.dtypes import round_to
+from attention_conformance.suite.faults.fault import fault
+from attention_conformance.suite.faults.kernels.attention import Call, Eager, Fused, Kernel
+from attention_conformance.suite.spec.dtypes import round_to
 
 FAMILY = "scale"
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from suite.faults.fault import fault
-from suite.faults.kernels.attention import Call, Kernel, Online
-from suite.faults.kernels.gradient import Differentiable
+from attention_conformance.suite.faults.fault import fault
+from attention_conformance.suite.faults.kernels.attention import Call, Kernel, Online
+from attention_conformance.suite.faults.kernels.gradient import Differentiable
 
 FAMILY = "sinks"
 

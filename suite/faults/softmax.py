@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from suite.faults.fault import fault
-from suite.faults.kernels.attention import Call, Eager, Kernel, Online
-from suite.faults.kernels.variants import MergedChunks
+from attention_conformance.suite.faults.fault import fault
+from attention_conformance.suite.faults.kernels.attention import Call, Eager, Kernel, Online
+from attention_conformance.suite.faults.kernels.variants import MergedChunks
 
 FAMILY = "softmax"
 

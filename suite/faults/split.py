@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from suite.faults.fault import fault
-from suite.faults.kernels.attention import Call
-from suite.faults.kernels.cached import CachedKernel
-from suite.faults.kernels.packed import Pack
-from suite.faults.kernels.paged import Paged
-from suite.faults.kernels.split import Part, SplitKernel
-from suite.faults.kernels.variants import MergedChunks
-from suite.spec.dtypes import DTYPES, round_to
+from attention_conformance.suite.faults.fault import fault
+from attention_conformance.suite.faults.kernels.attention import Call
+from attention_conformance.suite.faults.kernels.cached import CachedKernel
+from attention_conformance.suite.faults.kernels.packed import Pack
+from attention_conformance.suite.faults.kernels.paged import Paged
+from attention_conformance.suite.faults.kernels.split import Part, SplitKernel
+from attention_conformance.suite.faults.kernels.variants import MergedChunks
+from attention_conformance.suite.spec.dtypes import DTYPES, round_to
 
 FAMILY = "merge"
 

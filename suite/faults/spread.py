@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from suite.faults.fault import fault
-from suite.faults.kernels.attention import Call, Fused, Kernel
-from suite.faults.kernels.gradient import DifferentiableEager
-from suite.faults.kernels.layer import LayerCall, LayerEager
-from suite.faults.kernels.layer_gradient import Arrays, LayerDifferentiable
-from suite.spec.inputs import Inputs
+from attention_conformance.suite.faults.fault import fault
+from attention_conformance.suite.faults.kernels.attention import Call, Fused, Kernel
+from attention_conformance.suite.faults.kernels.gradient import DifferentiableEager
+from attention_conformance.suite.faults.kernels.layer import LayerCall, LayerEager
+from attention_conformance.suite.faults.kernels.layer_gradient import Arrays, LayerDifferentiable
+from attention_conformance.suite.spec.inputs import Inputs
 
 FAMILY = "numerics"
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from suite.faults.fault import fault
-from suite.faults.kernels.attention import Call, Kernel
-from suite.faults.kernels.gradient import Differentiable
+from attention_conformance.suite.faults.fault import fault
+from attention_conformance.suite.faults.kernels.attention import Call, Kernel
+from attention_conformance.suite.faults.kernels.gradient import Differentiable
 
 FAMILY = "mask"
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from backends.protocol import ENDS, Backend, Implementation, PreparedCall
-from suite.judge.verdict import Deviation, first_line
-from suite.spec.dtypes import DType
-from suite.spec.inputs import Inputs
+from attention_conformance.backends.protocol import ENDS, Backend, Implementation, PreparedCall
+from attention_conformance.suite.judge.verdict import Deviation, first_line
+from attention_conformance.suite.spec.dtypes import DType
+from attention_conformance.suite.spec.inputs import Inputs
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from backends.protocol import Backend, PreparedCall
-from suite.judge.verdict import Deviation
+from attention_conformance.backends.protocol import Backend, PreparedCall
+from attention_conformance.suite.judge.verdict import Deviation
 
 
 def arrays_of(backend: Backend, prepared: PreparedCall) -> dict[str, Any]:

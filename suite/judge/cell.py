@@ -10,13 +10,13 @@ from zlib import crc32
 
 import numpy as np
 
-from backends.protocol import ENDS, ForwardOnly, Implementation, PreparedCall
-from suite.judge import answer, elections, refusal
-from suite.judge.answer import Answer
-from suite.judge.comparison import first
-from suite.judge.elections import lse
-from suite.judge.oracle import Oracle, Rounding
-from suite.judge.verdict import (
+from attention_conformance.backends.protocol import ENDS, ForwardOnly, Implementation, PreparedCall
+from attention_conformance.suite.judge import answer, elections, refusal
+from attention_conformance.suite.judge.answer import Answer
+from attention_conformance.suite.judge.comparison import first
+from attention_conformance.suite.judge.elections import lse
+from attention_conformance.suite.judge.oracle import Oracle, Rounding
+from attention_conformance.suite.judge.verdict import (
     Deviation,
     HarnessError,
     Measured,
@@ -24,14 +24,14 @@ from suite.judge.verdict import (
     Refused,
     first_line,
 )
-from suite.spec.case import Case
-from suite.spec.catalogue import AnyCase
-from suite.spec.dtypes import DType
-from suite.spec.inputs import Inputs, draw, draw_cotangent
-from suite.spec.levels import OPTIMIZED
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.catalogue import AnyCase
+from attention_conformance.suite.spec.dtypes import DType
+from attention_conformance.suite.spec.inputs import Inputs, draw, draw_cotangent
+from attention_conformance.suite.spec.levels import OPTIMIZED
 
 if TYPE_CHECKING:
-    from suite.judge.check import Check
+    from attention_conformance.suite.judge.check import Check
 
 
 class Cell:

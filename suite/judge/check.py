@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from backends.protocol import Declared, Implementation
-from suite.judge.cell import Cell
-from suite.spec.catalogue import AnyCase
-from suite.spec.levels import postponed
+from attention_conformance.backends.protocol import Declared, Implementation
+from attention_conformance.suite.judge.cell import Cell
+from attention_conformance.suite.spec.catalogue import AnyCase
+from attention_conformance.suite.spec.levels import postponed
 
 CasesOf = Callable[[str], Iterable[AnyCase]]
 """The cases of a level."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from suite.judge.tolerance import ratios
-from suite.judge.verdict import Deviation, HarnessError, Measured
-from suite.spec.dtypes import DType
+from attention_conformance.suite.judge.tolerance import ratios
+from attention_conformance.suite.judge.verdict import Deviation, HarnessError, Measured
+from attention_conformance.suite.spec.dtypes import DType
 
 
 def first(where: np.ndarray) -> tuple[int, ...]:

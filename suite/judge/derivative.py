@@ -9,18 +9,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from backends.protocol import Implementation, PreparedCall
-from suite.judge import elections
-from suite.judge.answer import Answer, names_of, read_array, swap_heads_and_length
-from suite.judge.comparison import against_oracle
-from suite.judge.oracle import Oracle
-from suite.judge.tolerance import grade
-from suite.judge.verdict import Deviation, NotApplicable
-from suite.spec.inputs import Inputs
-from suite.spec.vocabulary import OPERANDS
+from attention_conformance.backends.protocol import Implementation, PreparedCall
+from attention_conformance.suite.judge import elections
+from attention_conformance.suite.judge.answer import (
+    Answer,
+    names_of,
+    read_array,
+    swap_heads_and_length,
+)
+from attention_conformance.suite.judge.comparison import against_oracle
+from attention_conformance.suite.judge.oracle import Oracle
+from attention_conformance.suite.judge.tolerance import grade
+from attention_conformance.suite.judge.verdict import Deviation, NotApplicable
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.vocabulary import OPERANDS
 
 if TYPE_CHECKING:
-    from suite.judge.cell import Cell
+    from attention_conformance.suite.judge.cell import Cell
 
 
 def asked_of(cell: Cell, inputs: Inputs | None = None) -> tuple[PreparedCall, list[str]]:

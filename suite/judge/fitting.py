@@ -14,16 +14,28 @@ from typing import Any
 
 import numpy as np
 
-from backends.protocol import ENDS, ForbiddenCall, Implementation, PreparedCall
-from suite.judge.answer import swap_heads_and_length, values_of
-from suite.judge.elections.probe import Probe
-from suite.judge.oracle import Oracle
-from suite.judge.verdict import Deviation
-from suite.spec.binding import ADDING, AXES, HIDING, LAYOUTS, MASK_WORDS, Binding
-from suite.spec.case import Case
-from suite.spec.dtypes import DTYPES
-from suite.spec.inputs import Inputs
-from suite.spec.masks import Causal, Window
+from attention_conformance.backends.protocol import (
+    ENDS,
+    ForbiddenCall,
+    Implementation,
+    PreparedCall,
+)
+from attention_conformance.suite.judge.answer import swap_heads_and_length, values_of
+from attention_conformance.suite.judge.elections.probe import Probe
+from attention_conformance.suite.judge.oracle import Oracle
+from attention_conformance.suite.judge.verdict import Deviation
+from attention_conformance.suite.spec.binding import (
+    ADDING,
+    AXES,
+    HIDING,
+    LAYOUTS,
+    MASK_WORDS,
+    Binding,
+)
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.dtypes import DTYPES
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.masks import Causal, Window
 
 Calling = Callable[[Case], AbstractContextManager[None]]
 """Makes the context in which the function is called on a case; the context may raise TimeOver."""

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
-from backends.protocol import ENDS, TimeOver
-from suite.judge import leaks
-from suite.judge.cell import Cell
-from suite.judge.verdict import (
+from attention_conformance.backends.protocol import ENDS, TimeOver
+from attention_conformance.suite.judge import leaks
+from attention_conformance.suite.judge.cell import Cell
+from attention_conformance.suite.judge.verdict import (
     Deviation,
     Measured,
     NotApplicable,
@@ -21,8 +21,8 @@ from suite.judge.verdict import (
     first_line,
     text_of,
 )
-from suite.spec.case import Case
-from suite.spec.vocabulary import BROKEN, OF_CALLS, REFUSED
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.vocabulary import BROKEN, OF_CALLS, REFUSED
 
 Limit = Callable[[], AbstractContextManager[None]]
 """Makes the context in which an implementation is asked; the context may raise TimeOver."""

@@ -23,9 +23,9 @@ from typing import Any
 
 import numpy as np
 
-from backends.protocol import FORK_RETURNED, Backend
-from suite.judge.process_settings import FORK_SECONDS, FORKS, PROCESS
-from suite.judge.verdict import Verdict, text_of
+from attention_conformance.backends.protocol import FORK_RETURNED, Backend
+from attention_conformance.suite.judge.process_settings import FORK_SECONDS, FORKS, PROCESS
+from attention_conformance.suite.judge.verdict import Verdict, text_of
 
 LEAKED, DIED = "leaked-state", "raised"
 

@@ -26,14 +26,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-import references
-from references.outputs import Outputs
-from references.rounding import NO_ROUNDING, Roundoffs, drawn
-from suite.judge.tolerance import rms_limit, shift_limit
-from suite.judge.verdict import Deviation, HarnessError
-from suite.spec.cache import Cache
-from suite.spec.inputs import Inputs
-from suite.spec.recipes import generator
+from attention_conformance import references
+from attention_conformance.references.outputs import Outputs
+from attention_conformance.references.rounding import NO_ROUNDING, Roundoffs, drawn
+from attention_conformance.suite.judge.tolerance import rms_limit, shift_limit
+from attention_conformance.suite.judge.verdict import Deviation, HarnessError
+from attention_conformance.suite.spec.cache import Cache
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.recipes import generator
 
 DRAWS = 6
 """The number of draws of the inputs in one cell."""

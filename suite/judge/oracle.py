@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-import references
-from backends.protocol import AS_CLASS, DeclaredRounding
-from references.outputs import Outputs
-from references.rounding import Bounded, NoExtendedPrecision, Roundoffs
-from suite.judge.comparison import against_oracle, first
-from suite.judge.tolerance import (
+from attention_conformance import references
+from attention_conformance.backends.protocol import AS_CLASS, DeclaredRounding
+from attention_conformance.references.outputs import Outputs
+from attention_conformance.references.rounding import Bounded, NoExtendedPrecision, Roundoffs
+from attention_conformance.suite.judge.comparison import against_oracle, first
+from attention_conformance.suite.judge.tolerance import (
     MODEL_ERROR,
     RMS_CLASSES,
     declared_roundoffs,
@@ -20,10 +20,15 @@ from suite.judge.tolerance import (
     in_both_dtypes,
     rms_limit,
 )
-from suite.judge.verdict import Deviation, HarnessError, Measured, NotApplicable
-from suite.spec.cache import Cache
-from suite.spec.dtypes import DType
-from suite.spec.inputs import Inputs
+from attention_conformance.suite.judge.verdict import (
+    Deviation,
+    HarnessError,
+    Measured,
+    NotApplicable,
+)
+from attention_conformance.suite.spec.cache import Cache
+from attention_conformance.suite.spec.dtypes import DType
+from attention_conformance.suite.spec.inputs import Inputs
 
 _CACHE: Cache[Outputs] = Cache(512)
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from backends.protocol import Setting, end_fork
+from attention_conformance.backends.protocol import Setting, end_fork
 
 CLOSED = "closed"
 

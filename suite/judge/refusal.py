@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from backends.protocol import ENDS, ForbiddenCall, Implementation, NoKernel
-from suite.judge.verdict import Deviation, Refused, first_line
+from attention_conformance.backends.protocol import ENDS, ForbiddenCall, Implementation, NoKernel
+from attention_conformance.suite.judge.verdict import Deviation, Refused, first_line
 
 ACCIDENT = re.compile(
     r"\(\) (got|missing|takes|received) |\(\): argument '|truth value|interpret value of type"

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from backends.protocol import ENDS
-from suite.judge.elections.probe import Probe
-from suite.judge.oracle import Oracle
-from suite.spec.case import Case
-from suite.spec.inputs import draw
+from attention_conformance.backends.protocol import ENDS
+from attention_conformance.suite.judge.elections.probe import Probe
+from attention_conformance.suite.judge.oracle import Oracle
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.inputs import draw
 
 
 def settle(

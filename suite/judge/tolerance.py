@@ -42,10 +42,10 @@ from typing import Any
 import numpy as np
 from scipy.special import lambertw, stdtrit
 
-from backends.protocol import DeclaredRounding
-from references.rounding import Roundoffs
-from suite.spec.dtypes import DTYPES, DType
-from suite.spec.vocabulary import NUMERICS
+from attention_conformance.backends.protocol import DeclaredRounding
+from attention_conformance.references.rounding import Roundoffs
+from attention_conformance.suite.spec.dtypes import DTYPES, DType
+from attention_conformance.suite.spec.vocabulary import NUMERICS
 
 MODEL_ERROR = 1.4
 """How far a right answer's root mean square may exceed that of the variance model, apart from chance.

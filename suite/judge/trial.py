@@ -9,17 +9,23 @@ from typing import Any
 
 import numpy as np
 
-from backends.protocol import ENDS, ForbiddenCall, Implementation, PreparedCall, TimeOver
-from suite.judge import leaks, refusal
-from suite.judge.answer import values_of
-from suite.judge.elections.probe import Probe
-from suite.judge.fitting import Calling, fit
-from suite.judge.settling import settle
-from suite.judge.verdict import Deviation, first_line
-from suite.spec.case import Case
-from suite.spec.dtypes import DTYPES
-from suite.spec.inputs import Inputs, draw
-from suite.spec.vocabulary import OPERANDS
+from attention_conformance.backends.protocol import (
+    ENDS,
+    ForbiddenCall,
+    Implementation,
+    PreparedCall,
+    TimeOver,
+)
+from attention_conformance.suite.judge import leaks, refusal
+from attention_conformance.suite.judge.answer import values_of
+from attention_conformance.suite.judge.elections.probe import Probe
+from attention_conformance.suite.judge.fitting import Calling, fit
+from attention_conformance.suite.judge.settling import settle
+from attention_conformance.suite.judge.verdict import Deviation, first_line
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.dtypes import DTYPES
+from attention_conformance.suite.spec.inputs import Inputs, draw
+from attention_conformance.suite.spec.vocabulary import OPERANDS
 
 SIZES = {
     "b": "B", "h": "H", "g": "Hkv", "q": "Lq", "k": "Lk", "d": "D", "v": "Dv", "x": "Eq", "y": "Ek",

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from backends.protocol import ENDS
-from suite.spec.text import printable
-from suite.spec.vocabulary import KINDS, STATUSES
+from attention_conformance.backends.protocol import ENDS
+from attention_conformance.suite.spec.text import printable
+from attention_conformance.suite.spec.vocabulary import KINDS, STATUSES
 
 
 class Deviation(Exception):

@@ -8,7 +8,7 @@ worker    the process that holds timed calls
 pool      starts, asks and ends workers
 run       times every workload in every implementation, round-robin
 gate      compares two implementations in ping-pong pairs, with error rates
-command   `python -m suite bench`
+command   `attention-conformance bench`
 benchmark base classes of the asv benchmarks
 releases  an asv project whose time axis is the releases of a framework
 

@@ -20,16 +20,16 @@ from typing import Any, ClassVar, TypeVar
 
 from packaging.version import Version
 
-from backends.protocol import UsageError
-from suite.measure import protocol
-from suite.measure.call import Accuracy, TimedCall
-from suite.measure.protocol import UnsupportedCall
-from suite.measure.worker import implementations, pin, rate_of, rate_of_copy
-from suite.run.options import Options
-from suite.spec.case import Case
-from suite.spec.catalogue.workloads import named
-from suite.spec.operator import Work
-from suite.spec.vocabulary import STATUSES
+from attention_conformance.backends.protocol import UsageError
+from attention_conformance.suite.measure import protocol
+from attention_conformance.suite.measure.call import Accuracy, TimedCall
+from attention_conformance.suite.measure.protocol import UnsupportedCall
+from attention_conformance.suite.measure.worker import implementations, pin, rate_of, rate_of_copy
+from attention_conformance.suite.run.options import Options
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.catalogue.workloads import named
+from attention_conformance.suite.spec.operator import Work
+from attention_conformance.suite.spec.vocabulary import STATUSES
 
 THREADS = "ATTENTION_THREADS"
 """The environment variable with the number of threads of a framework: default 1, 0 for all CPUs."""
@@ -234,9 +234,9 @@ def counted(backend: str) -> dict[str, int]:
     """Number of cells of the check `values` at level smoke by status, with manifests, without layers."""
     from collections import Counter
 
-    from suite.checks import all_checks
-    from suite.judge.judge import judge
-    from suite.run.plan import Plan
+    from attention_conformance.suite.checks import all_checks
+    from attention_conformance.suite.judge.judge import judge
+    from attention_conformance.suite.run.plan import Plan
 
     plan = Plan.make(Options(backend=(backend,), level="smoke"))
     values = all_checks()["values"]

@@ -11,29 +11,29 @@ from typing import Any
 
 import numpy as np
 
-from backends.compilation import Compiled
-from backends.protocol import Implementation, PreparedCall
-from suite.judge import leaks
-from suite.judge.answer import Answer
-from suite.judge.cell import Cell
-from suite.judge.check import Check
-from suite.judge.derivative import (
+from attention_conformance.backends.compilation import Compiled
+from attention_conformance.backends.protocol import Implementation, PreparedCall
+from attention_conformance.suite.judge import leaks
+from attention_conformance.suite.judge.answer import Answer
+from attention_conformance.suite.judge.cell import Cell
+from attention_conformance.suite.judge.check import Check
+from attention_conformance.suite.judge.derivative import (
     judge_gradients,
     names_of,
     native_cotangent,
     read_gradients,
     read_output,
 )
-from suite.judge.verdict import Deviation, Measured, NotApplicable
-from suite.measure import protocol
-from suite.measure.clock import clock_of
-from suite.measure.own import OwnCode
-from suite.measure.protocol import RefusedTime, UnsupportedCall
-from suite.measure.seen import Seen, digest_of
-from suite.spec.case import Case
-from suite.spec.features import ARRAYS
-from suite.spec.inputs import Inputs, draw, draw_cotangent
-from suite.spec.operator import Work
+from attention_conformance.suite.judge.verdict import Deviation, Measured, NotApplicable
+from attention_conformance.suite.measure import protocol
+from attention_conformance.suite.measure.clock import clock_of
+from attention_conformance.suite.measure.own import OwnCode
+from attention_conformance.suite.measure.protocol import RefusedTime, UnsupportedCall
+from attention_conformance.suite.measure.seen import Seen, digest_of
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.features import ARRAYS
+from attention_conformance.suite.spec.inputs import Inputs, draw, draw_cotangent
+from attention_conformance.suite.spec.operator import Work
 
 FRESH_SEED = 7001
 """Added to a case's seed to draw fresh inputs."""

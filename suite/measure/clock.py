@@ -16,15 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from backends.prepared import PreparedCall
-from backends.profiler import Step
-from backends.protocol import Backend
-from suite.measure import protocol
-from suite.measure.seen import arrays_of, plain_copies
-from suite.run.isolation.link import Handle, Place
-from suite.run.isolation.remote import Remote
-from suite.spec.dtypes import DType
-from suite.spec.inputs import Inputs
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.profiler import Step
+from attention_conformance.backends.protocol import Backend
+from attention_conformance.suite.measure import protocol
+from attention_conformance.suite.measure.seen import arrays_of, plain_copies
+from attention_conformance.suite.run.isolation.link import Handle, Place
+from attention_conformance.suite.run.isolation.remote import Remote
+from attention_conformance.suite.spec.dtypes import DType
+from attention_conformance.suite.spec.inputs import Inputs
 
 THERE, SYNC = Place(("backend",)), Place(("backend", "profiler", "sync"))
 """The backend in a child, and what waits there until outputs are computed."""

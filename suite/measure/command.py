@@ -1,4 +1,4 @@
-"""The command `bench` of `python -m suite`.
+"""The command `bench` of `attention-conformance`.
 
 Without --against the command times workloads and writes speed records. With --against it runs the gate
 (`suite.measure.gate`). Exit codes:
@@ -22,15 +22,15 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from suite.measure.options import BenchOptions
-from suite.run.options import DRAWN
-from suite.run.progress import Steps
-from suite.spec.catalogue.workloads import QUICK
+from attention_conformance.suite.measure.options import BenchOptions
+from attention_conformance.suite.run.options import DRAWN
+from attention_conformance.suite.run.progress import Steps
+from attention_conformance.suite.spec.catalogue.workloads import QUICK
 
 if TYPE_CHECKING:
-    from suite.measure.gate import GateOutcome
-    from suite.records.speed import SpeedRecord
-    from suite.run.verdict import RunVerdict
+    from attention_conformance.suite.measure.gate import GateOutcome
+    from attention_conformance.suite.records.speed import SpeedRecord
+    from attention_conformance.suite.run.verdict import RunVerdict
 
 BESIDE = 5
 """Columns (workloads) of a table."""
@@ -64,11 +64,11 @@ def add_bench_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run `bench`; returns the exit code."""
-    from backends.registry import UsageError
-    from suite.measure.gate import NOTHING, GateError
-    from suite.measure.pool import NothingToMeasure
-    from suite.measure.verdict import of_bench
-    from suite.run.verdict import Door
+    from attention_conformance.backends.registry import UsageError
+    from attention_conformance.suite.measure.gate import NOTHING, GateError
+    from attention_conformance.suite.measure.pool import NothingToMeasure
+    from attention_conformance.suite.measure.verdict import of_bench
+    from attention_conformance.suite.run.verdict import Door
 
     try:
         door = Door(arguments.verdict, arguments.verdict_fd)
@@ -106,11 +106,11 @@ def options_of(arguments: argparse.Namespace) -> BenchOptions:
 
 
 def _measure(options: BenchOptions) -> RunVerdict:
-    from suite.measure.gate import NOTHING, OK, WRONG
-    from suite.measure.pool import Pool
-    from suite.measure.run import header, measure
-    from suite.measure.verdict import of_bench
-    from suite.records import speed
+    from attention_conformance.suite.measure.gate import NOTHING, OK, WRONG
+    from attention_conformance.suite.measure.pool import Pool
+    from attention_conformance.suite.measure.run import header, measure
+    from attention_conformance.suite.measure.verdict import of_bench
+    from attention_conformance.suite.records import speed
 
     records: list[SpeedRecord] = []
     with Pool(options) as pool:
@@ -176,7 +176,7 @@ def side_by_side(records: Sequence[SpeedRecord]) -> Iterator[str]:
     Rows are implementations, columns workloads. A cell without a time shows its status; "~" marks an
     unsettled time.
     """
-    from suite.report.render import aligned
+    from attention_conformance.suite.report.render import aligned
 
     for direction, dtype in dict.fromkeys((r.direction, r.dtype) for r in records):
         mine = [r for r in records if (r.direction, r.dtype) == (direction, dtype)]
@@ -199,9 +199,9 @@ def side_by_side(records: Sequence[SpeedRecord]) -> Iterator[str]:
 
 
 def _gate(options: BenchOptions) -> RunVerdict:
-    from suite.measure.gate import Gate, GateError, sides, worst
-    from suite.measure.verdict import of_bench
-    from suite.records.files import new_file
+    from attention_conformance.suite.measure.gate import Gate, GateError, sides, worst
+    from attention_conformance.suite.measure.verdict import of_bench
+    from attention_conformance.suite.records.files import new_file
 
     names = options.implementation or options.function_names
     if len(options.backends) != 1 or len(names) != 1:
@@ -233,7 +233,7 @@ def _gate(options: BenchOptions) -> RunVerdict:
 
 def outcome_text(outcome: GateOutcome, mine: str, other: str) -> str:
     """The text of an outcome, with its error rates."""
-    from suite.measure.gate import INJECTED, NOISY, NOTHING, REGRESSION, WRONG
+    from attention_conformance.suite.measure.gate import INJECTED, NOISY, NOTHING, REGRESSION, WRONG
 
     word = {
         REGRESSION: "REGRESSION",

@@ -21,9 +21,9 @@ from pathlib import Path
 
 import numpy as np
 
-from suite.measure import protocol
-from suite.measure.pool import Worker, WorkerFailure, interpreter
-from suite.run.options import Options
+from attention_conformance.suite.measure import protocol
+from attention_conformance.suite.measure.pool import Worker, WorkerFailure, interpreter
+from attention_conformance.suite.run.options import Options
 
 INJECTED = 0.05
 """The injected slowdown that the gate must find."""

@@ -1,18 +1,18 @@
-"""The options of `python -m suite bench`."""
+"""The options of `attention-conformance bench`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from backends import registry
-from backends.registry import UsageError
-from suite.flags import number, option, whole
-from suite.measure import protocol
-from suite.run.options import OF_CELLS, Options, shared
-from suite.spec.catalogue.workloads import QUICK, Workload, named
-from suite.spec.dtypes import dtype
-from suite.spec.vocabulary import DIRECTIONS
+from attention_conformance.backends import registry
+from attention_conformance.backends.registry import UsageError
+from attention_conformance.suite.flags import number, option, whole
+from attention_conformance.suite.measure import protocol
+from attention_conformance.suite.run.options import OF_CELLS, Options, shared
+from attention_conformance.suite.spec.catalogue.workloads import QUICK, Workload, named
+from attention_conformance.suite.spec.dtypes import dtype
+from attention_conformance.suite.spec.vocabulary import DIRECTIONS
 
 QUICK_SAMPLES = 5
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from backends.protocol import Implementation
+from attention_conformance.backends.protocol import Implementation
 
 
 @dataclass(frozen=True)

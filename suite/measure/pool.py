@@ -6,12 +6,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from backends.threads import thread_variables
-from suite.measure.worker import cpus_for
-from suite.run.options import Options
-from suite.run.process import ProcessEnded, RpcProcess
-from suite.spec.operator import Operator
-from suite.spec.operators import OPERATORS
+from attention_conformance.backends.threads import thread_variables
+from attention_conformance.suite.measure.worker import cpus_for
+from attention_conformance.suite.run.options import Options
+from attention_conformance.suite.run.process import ProcessEnded, RpcProcess
+from attention_conformance.suite.spec.operator import Operator
+from attention_conformance.suite.spec.operators import OPERATORS
 
 
 class WorkerFailure(Exception):
@@ -58,7 +58,9 @@ class Worker:
     def _start(self) -> None:
         try:
             self._child = RpcProcess(
-                "suite.measure.worker", thread_variables(self.options.threads), self.python
+                "attention_conformance.suite.measure.worker",
+                thread_variables(self.options.threads),
+                self.python,
             )
         except OSError as error:
             raise WorkerFailure("usage", "", f"{self.python} cannot be started: {error}") from error

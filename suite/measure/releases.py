@@ -21,8 +21,8 @@ from typing import Any
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import Version
 
-from suite.flags import CommandOptions, option
-from suite.records.files import new_folder
+from attention_conformance.suite.flags import CommandOptions, option
+from attention_conformance.suite.records.files import new_folder
 
 SUITE = Path(__file__).resolve().parents[1]
 LOCKS = SUITE / "benchmarks" / "releases"

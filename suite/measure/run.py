@@ -8,14 +8,14 @@ from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from typing import Any
 
-from suite.measure import protocol
-from suite.measure.options import UNSTORED, BenchOptions
-from suite.measure.pool import Offer, Pool, Worker, WorkerFailure
-from suite.records import machine
-from suite.records.speed import SpeedHeader, SpeedRecord
-from suite.run.progress import Steps
-from suite.spec.case import Case
-from suite.spec.catalogue.workloads import Workload
+from attention_conformance.suite.measure import protocol
+from attention_conformance.suite.measure.options import UNSTORED, BenchOptions
+from attention_conformance.suite.measure.pool import Offer, Pool, Worker, WorkerFailure
+from attention_conformance.suite.records import machine
+from attention_conformance.suite.records.speed import SpeedHeader, SpeedRecord
+from attention_conformance.suite.run.progress import Steps
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.catalogue.workloads import Workload
 
 
 def header(options: BenchOptions, pool: Pool) -> SpeedHeader:

@@ -14,8 +14,8 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from backends.protocol import Backend
-from suite.spec.dtypes import DTYPES
+from attention_conformance.backends.protocol import Backend
+from attention_conformance.suite.spec.dtypes import DTYPES
 
 T = TypeVar("T")
 

@@ -1,4 +1,4 @@
-"""The verdict of `python -m suite bench` as one JSON object, for programs (`suite.run.verdict`)."""
+"""The verdict of `attention-conformance bench` as one JSON object, for programs (`suite.run.verdict`)."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from suite.measure import gate, protocol
-from suite.measure.gate import GateOutcome
-from suite.measure.options import BenchOptions
-from suite.records.speed import SpeedRecord
-from suite.run.verdict import NOT_JUDGED, RunVerdict, named, worst
+from attention_conformance.suite.measure import gate, protocol
+from attention_conformance.suite.measure.gate import GateOutcome
+from attention_conformance.suite.measure.options import BenchOptions
+from attention_conformance.suite.records.speed import SpeedRecord
+from attention_conformance.suite.run.verdict import NOT_JUDGED, RunVerdict, named, worst
 
 WORDS = {gate.OK: "right", gate.WRONG: "wrong", gate.REGRESSION: "slower"}
 """The verdicts by exit code; any other code is `NOT_JUDGED`."""

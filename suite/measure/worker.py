@@ -16,11 +16,11 @@ from typing import Any
 
 import msgspec
 
-from backends.declared import THROUGH
-from backends.threads import thread_variables
-from suite.measure import protocol
-from suite.run.options import Options
-from suite.run.process import Fields, serve
+from attention_conformance.backends.declared import THROUGH
+from attention_conformance.backends.threads import thread_variables
+from attention_conformance.suite.measure import protocol
+from attention_conformance.suite.run.options import Options
+from attention_conformance.suite.run.process import Fields, serve
 
 GEMM_SIZES = {"cpu": (512, 1024, 2048), "cuda": (2048, 4096, 8192)}
 """Rows of the square matrices whose products are timed; the fastest product is the limit."""
@@ -59,8 +59,8 @@ class Server:
 
     def open(self, request: Fields) -> Fields:
         """Prepare a call and store it under a key."""
-        from suite.measure.call import TimedCall
-        from suite.spec.case import Case
+        from attention_conformance.suite.measure.call import TimedCall
+        from attention_conformance.suite.spec.case import Case
 
         call = TimedCall(
             self.implementations[request["implementation"]],
@@ -102,7 +102,7 @@ class Server:
     def limit(self, request: Fields) -> Fields:
         """The fastest matrix product of a dtype (operations per second), and the fastest copy of `bytes`
         bytes (bytes per second). With `again` both are measured again, and the faster result counts."""
-        from suite.spec.dtypes import dtype
+        from attention_conformance.suite.spec.dtypes import dtype
 
         fmt, device = dtype(request["dtype"]), self.backend.device
         gemm, copy = ("gemm", fmt.name, 0), ("copy", fmt.name, request["bytes"])
@@ -145,8 +145,8 @@ def implementations(name: str, options: Options) -> tuple[Any, dict[str, Any]]:
 
 def loaded(name: str, options: Options) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     """`implementations`, and the `OwnCode` of user functions by name."""
-    from backends import registry
-    from backends.compilation import compiled_forms
+    from attention_conformance.backends import registry
+    from attention_conformance.backends.compilation import compiled_forms
 
     backend = registry.load(name, options.device)
     codes = [_function(backend, options, text) for text in options.function]
@@ -166,11 +166,11 @@ def loaded(name: str, options: Options) -> tuple[Any, dict[str, Any], dict[str, 
 def _function(backend: Any, options: Options, text: str) -> tuple[Any, Any]:
     """The user function named by `text`, in a child if the options say so, and its `OwnCode`. Raises
     UsageError."""
-    from suite.judge.fitting import fit
-    from suite.measure.clock import round_trip
-    from suite.measure.own import OwnCode
-    from suite.run.isolation.remote import forbids_own, isolated
-    from suite.run.loading import user_function
+    from attention_conformance.suite.judge.fitting import fit
+    from attention_conformance.suite.measure.clock import round_trip
+    from attention_conformance.suite.measure.own import OwnCode
+    from attention_conformance.suite.run.isolation.remote import forbids_own, isolated
+    from attention_conformance.suite.run.loading import user_function
 
     # Conformance runs judge ignored parameters.
     options = replace(options, allow_unused=True)
@@ -218,9 +218,9 @@ def main() -> None:
 
 
 def _failure(error: Exception) -> Fields:
-    from backends.protocol import BackendUnavailable
-    from backends.registry import UsageError
-    from suite.measure.protocol import RefusedTime, UnsupportedCall
+    from attention_conformance.backends.protocol import BackendUnavailable
+    from attention_conformance.backends.registry import UsageError
+    from attention_conformance.suite.measure.protocol import RefusedTime, UnsupportedCall
 
     if isinstance(error, RefusedTime):
         return {"failed": "refused", "kind": error.kind, "message": error.message,

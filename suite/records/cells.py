@@ -14,11 +14,18 @@ from operator import attrgetter
 from pathlib import Path
 from reprlib import repr as brief
 
-from suite.records import diagnoses
-from suite.records.diagnoses import DiagnosisRecord
-from suite.records.lines import DuplicateCell, Fact, FileSchema, NonNegativeInt, RecordError, Seed
-from suite.records.machine import Origin
-from suite.spec.vocabulary import STATUSES
+from attention_conformance.suite.records import diagnoses
+from attention_conformance.suite.records.diagnoses import DiagnosisRecord
+from attention_conformance.suite.records.lines import (
+    DuplicateCell,
+    Fact,
+    FileSchema,
+    NonNegativeInt,
+    RecordError,
+    Seed,
+)
+from attention_conformance.suite.records.machine import Origin
+from attention_conformance.suite.spec.vocabulary import STATUSES
 
 KEY = ("check", "case", "backend", "implementation", "mode", "device", "seed")
 """The fields that identify a cell in a run, and across runs."""
@@ -75,7 +82,9 @@ class CellRecord:
     inherited: str = ""
 
     def __post_init__(self) -> None:
-        from suite.spec.dtypes import DTYPES  # imports NumPy, which only a reader of records needs
+        from attention_conformance.suite.spec.dtypes import (
+            DTYPES,  # imports NumPy, which only a reader of records needs
+        )
 
         if self.dtype not in DTYPES:
             raise ValueError(f"unknown dtype {brief(self.dtype)}; valid: {', '.join(DTYPES)}")

@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from suite.records.cells import CellRecord
-from suite.spec.vocabulary import BROKEN, REFUSED, VALUES
+from attention_conformance.suite.records.cells import CellRecord
+from attention_conformance.suite.spec.vocabulary import BROKEN, REFUSED, VALUES
 
 ENOUGH = 0.5
 """A user function must answer this share of the cells that its signature and claims allow."""

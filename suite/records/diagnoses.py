@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from suite.records.lines import NonNegativeInt
-from suite.spec.vocabulary import GRADIENTS, OF_ANSWERS, VALUES
+from attention_conformance.suite.records.lines import NonNegativeInt
+from attention_conformance.suite.spec.vocabulary import GRADIENTS, OF_ANSWERS, VALUES
 
 FIRST = (VALUES, *GRADIENTS)
 """Checks whose failures are listed first, since they explain those of other checks."""

@@ -42,11 +42,11 @@ import msgspec
 import tomli_w
 from packaging.requirements import InvalidRequirement, Requirement
 
-from suite.records.cells import CellRecord
-from suite.records.diagnoses import DiagnosisRecord
-from suite.records.files import regular
-from suite.records.machine import cpu_is
-from suite.spec.vocabulary import KINDS
+from attention_conformance.suite.records.cells import CellRecord
+from attention_conformance.suite.records.diagnoses import DiagnosisRecord
+from attention_conformance.suite.records.files import regular
+from attention_conformance.suite.records.machine import cpu_is
+from attention_conformance.suite.spec.vocabulary import KINDS
 
 MANIFESTS = Path(__file__).resolve().parents[2] / "backends"
 
@@ -137,7 +137,7 @@ def load_named(path: str | Path) -> list[Expectation]:
     """The entries of a manifest that a user named. Raises ExpectationError if there is no file."""
     if not Path(path).is_file():
         raise ExpectationError(
-            f"there is no manifest {path}; `python -m suite expect --write RESULTS` drafts one"
+            f"there is no manifest {path}; `attention-conformance expect --write RESULTS` drafts one"
         )
     return load(Path(path))
 

@@ -1,4 +1,4 @@
-"""Records of what implementations compute: `python -m suite explain --results` writes them.
+"""Records of what implementations compute: `attention-conformance explain --results` writes them.
 
 A file has a line per implementation, with every measured fact by name.
 """
@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from suite.records.lines import Content, FileSchema
-from suite.records.machine import Origin
+from attention_conformance.suite.records.lines import Content, FileSchema
+from attention_conformance.suite.records.machine import Origin
 
 READ = "read"
 """The one status of such records: a fact is no verdict."""
@@ -45,7 +45,7 @@ FILE_SCHEMA = FileSchema(
     header=FactsHeader,
     record=FactsRecord,
     statuses=(READ,),
-    origin="`python -m suite explain --results=FILE`",
+    origin="`attention-conformance explain --results=FILE`",
 )
 
 writer, load = FILE_SCHEMA.writer, FILE_SCHEMA.load

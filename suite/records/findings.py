@@ -24,8 +24,8 @@ from typing import Literal
 
 import msgspec
 
-from suite.records.cells import CellRecord, Run
-from suite.records.expectations import (
+from attention_conformance.suite.records.cells import CellRecord, Run
+from attention_conformance.suite.records.expectations import (
     MANIFESTS,
     Expectation,
     ExpectationError,
@@ -66,7 +66,7 @@ HEAD = f"""# Findings
 {INTRODUCTION} The page is
 made from the manifests in `backends` and from records:
 
-    python -m suite findings RESULTS... > FINDINGS.md
+    attention-conformance findings RESULTS... > FINDINGS.md
 """
 
 

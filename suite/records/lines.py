@@ -37,7 +37,7 @@ from typing import (
 
 import msgspec
 
-from suite.records.files import new_file, regular
+from attention_conformance.suite.records.files import new_file, regular
 
 NonNegativeInt = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 """A count. The limit is that of 64-bit columns."""

@@ -12,14 +12,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import suite
+from attention_conformance import suite
 
-ROOT = Path(__file__).resolve().parents[2]
-"""The root folder of this checkout."""
-
-PACKAGES = ("suite", "backends", "references", "attention_conformance")
-"""The import packages of the checkout."""
-
+ROOT = Path(__file__).parents[3].resolve()
+"""The folder that the package lies in: the root of a checkout."""
 
 KINDS_OF_CPU = (
     "avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_fp16",

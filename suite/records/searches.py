@@ -1,4 +1,4 @@
-"""Records of random searches: `python -m suite search --results` writes them.
+"""Records of random searches: `attention-conformance search --results` writes them.
 
 A search writes its file at its end. The header holds options and counts; each record is one kind of
 failure.
@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from suite.records.lines import Content, FileSchema, NonNegativeInt
-from suite.records.machine import Origin
-from suite.spec.vocabulary import BROKEN
+from attention_conformance.suite.records.lines import Content, FileSchema, NonNegativeInt
+from attention_conformance.suite.records.machine import Origin
+from attention_conformance.suite.spec.vocabulary import BROKEN
 
 Cause = tuple[str, str, str, str, str]
 """Failures with equal causes are one record: implementation, check, kind, dtype, and the message without
@@ -76,7 +76,7 @@ FILE_SCHEMA = FileSchema(
     header=SearchHeader,
     record=FoundRecord,
     statuses=BROKEN,
-    origin="`python -m suite search --results=FILE`",
+    origin="`attention-conformance search --results=FILE`",
 )
 
 writer, load = FILE_SCHEMA.writer, FILE_SCHEMA.load

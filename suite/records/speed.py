@@ -1,4 +1,4 @@
-"""Records of measured times: `python -m suite bench --results` writes them, with all raw samples."""
+"""Measured times: `attention-conformance bench --results` writes them, with all raw samples."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Annotated
 
 import msgspec
 
-from suite.records.lines import Content, FileSchema, NonNegativeInt, Seed
-from suite.records.machine import Origin
+from attention_conformance.suite.records.lines import Content, FileSchema, NonNegativeInt, Seed
+from attention_conformance.suite.records.machine import Origin
 
 STATUSES = ("timed", "unsettled", "refused", "unsupported", "error")
 """Statuses of a measurement. "timed" and "unsettled" have times; after an "unsettled" warm-up times were
@@ -123,7 +123,7 @@ FILE_SCHEMA = FileSchema(
     header=SpeedHeader,
     record=SpeedRecord,
     statuses=STATUSES,
-    origin="`python -m suite bench --results=FILE`",
+    origin="`attention-conformance bench --results=FILE`",
 )
 
 writer, load = FILE_SCHEMA.writer, FILE_SCHEMA.load

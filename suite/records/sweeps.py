@@ -11,10 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from suite.records import cells, searches
-from suite.records.cells import Header, IncompleteShards, Run, load, merge
-from suite.records.machine import Origin
-from suite.records.searches import SearchRun
+from attention_conformance.suite.records import cells, searches
+from attention_conformance.suite.records.cells import Header, IncompleteShards, Run, load, merge
+from attention_conformance.suite.records.machine import Origin
+from attention_conformance.suite.records.searches import SearchRun
 
 SWEEP = "sweep.json"
 

@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from suite.records.cells import Run
-from suite.records.coverage import percent, shortfalls, word
-from suite.records.files import new_folder, write_new
-from suite.records.lines import RecordError
-from suite.report.conformance import UNSUPPORTED
-from suite.spec.dtypes import DTYPES
-from suite.spec.vocabulary import GRADES, VALUES
+from attention_conformance.suite.records.cells import Run
+from attention_conformance.suite.records.coverage import percent, shortfalls, word
+from attention_conformance.suite.records.files import new_folder, write_new
+from attention_conformance.suite.records.lines import RecordError
+from attention_conformance.suite.report.conformance import UNSUPPORTED
+from attention_conformance.suite.spec.dtypes import DTYPES
+from attention_conformance.suite.spec.vocabulary import GRADES, VALUES
 
 COLOURS = {
     "right": "#3c7d3c",

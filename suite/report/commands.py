@@ -1,4 +1,4 @@
-"""The commands `report` and `diff` of `python -m suite`.
+"""The commands `report` and `diff` of `attention-conformance`.
 
 Exit codes: 0; 1 if `diff` finds a new failure; 2 if files or arguments are invalid.
 """
@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from suite.flags import CommandOptions, option
-from suite.records.cells import load
-from suite.records.lines import RecordError
-from suite.report import DATA_FORMATS, FORMATS, SITE
-from suite.report.kinds import (
+from attention_conformance.suite.flags import CommandOptions, option
+from attention_conformance.suite.records.cells import load
+from attention_conformance.suite.records.lines import RecordError
+from attention_conformance.suite.report import DATA_FORMATS, FORMATS, SITE
+from attention_conformance.suite.report.kinds import (
     CONFORMANCE,
     FACTS,
     KINDS,
@@ -150,7 +150,7 @@ def _guarded(command: Callable[[argparse.Namespace], int]) -> Callable[[argparse
 @_guarded
 def report(args: argparse.Namespace) -> int:
     """Run `report`; returns the exit code."""
-    from suite.report.render import render
+    from attention_conformance.suite.report.render import render
 
     paths_of = _by_kind(args.results)
     for kind in KINDS:
@@ -162,7 +162,7 @@ def report(args: argparse.Namespace) -> int:
     if args.plots and not {SPEED, CONFORMANCE} & {*paths_of}:
         raise RecordError(f"--plots needs {SPEED.name} or {CONFORMANCE.name}, and none is given")
     if args.badge or args.badges:
-        from suite.report import badge
+        from attention_conformance.suite.report import badge
 
         if CONFORMANCE not in paths_of:
             raise RecordError(f"badges need {CONFORMANCE.name}, and none is given")
@@ -182,12 +182,12 @@ def report(args: argparse.Namespace) -> int:
         all_frames |= frames
         tables |= kind.of(frames, chosen)
     if args.plots:
-        from suite.report.plots import draw
+        from attention_conformance.suite.report.plots import draw
 
         draw(all_frames, args.plots)
     first = {}
     if args.format == "html" and not args.table:
-        from suite.report.overview import overview
+        from attention_conformance.suite.report.overview import overview
 
         first = overview(all_frames, tables)
     render(tables, args.format, args.output, next(iter(paths_of)).title, first)
@@ -195,7 +195,7 @@ def report(args: argparse.Namespace) -> int:
 
 
 def _site(args: argparse.Namespace, paths_of: dict[Kind, list[Path]]) -> int:
-    from suite.report import site
+    from attention_conformance.suite.report import site
 
     if CONFORMANCE not in paths_of:
         raise RecordError(f"--format=site needs {CONFORMANCE.name}, and none is given")
@@ -227,9 +227,15 @@ def _by_kind(paths: list[Path]) -> dict[Kind, list[Path]]:
 @_guarded
 def diff(args: argparse.Namespace) -> int:
     """Run `diff`; returns the exit code."""
-    from suite.report.diff import compare, header_changes, mapped, new_failures, summary
-    from suite.report.render import render
-    from suite.report.sweep_diff import difference, is_of_sweeps
+    from attention_conformance.suite.report.diff import (
+        compare,
+        header_changes,
+        mapped,
+        new_failures,
+        summary,
+    )
+    from attention_conformance.suite.report.render import render
+    from attention_conformance.suite.report.sweep_diff import difference, is_of_sweeps
 
     renames = dict(args.map)
     if len(renames) < len(args.map):

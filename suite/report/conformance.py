@@ -8,8 +8,8 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from suite.report.table import Columns, Table, across, same
-from suite.spec.vocabulary import BROKEN, GRADES, GRADIENTS, STATUSES, VALUES
+from attention_conformance.suite.report.table import Columns, Table, across, same
+from attention_conformance.suite.spec.vocabulary import BROKEN, GRADES, GRADIENTS, STATUSES, VALUES
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -204,7 +204,7 @@ _RATIO = "ratio of "
 
 def _differentiated(cells: pd.DataFrame) -> pd.DataFrame:
     """The judged cells of the checks `GRADIENTS`, with a column for every error ratio."""
-    from suite.report.frames import expanded
+    from attention_conformance.suite.report.frames import expanded
 
     rows = cells[cells["check"].isin(GRADIENTS) & (cells["status"] != UNSUPPORTED)]
     return rows.join(expanded(rows["ratios"]).add_prefix(_RATIO))
@@ -241,7 +241,7 @@ KERNELS = Table(
 
 
 def _explained(cells: pd.DataFrame) -> pd.DataFrame:
-    from suite.report.explanation import explained
+    from attention_conformance.suite.report.explanation import explained
 
     return explained(cells)
 
@@ -346,7 +346,7 @@ HISTORY = Table(
 
 def _changed(dated: pd.DataFrame) -> pd.DataFrame:
     """The cells whose oldest and newest records have different statuses, new failures first."""
-    from suite.report.frames import asked_again
+    from attention_conformance.suite.report.frames import asked_again
 
     again = asked_again(dated)
     changed = again[again["before"] != again["status"]]
@@ -364,7 +364,7 @@ CHANGED = Table(
 
 
 def _recorded(cells: pd.DataFrame) -> pd.DataFrame:
-    from suite.report.frames import recorded
+    from attention_conformance.suite.report.frames import recorded
 
     return recorded(cells)
 

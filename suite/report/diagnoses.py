@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from suite.records.diagnoses import DiagnosisRecord
+from attention_conformance.suite.records.diagnoses import DiagnosisRecord
 
 Again = Callable[[DiagnosisRecord], str]
 """The command that judges the smallest cell of a diagnosis; "" without one."""

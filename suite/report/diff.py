@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass, replace
 
 import pandas as pd
 
-from suite.records.cells import KEY, CellRecord, Run
-from suite.records.lines import RecordError
-from suite.report.frames import cells
-from suite.spec.vocabulary import BROKEN, GRADES, INVARIANCE_GRADES
+from attention_conformance.suite.records.cells import KEY, CellRecord, Run
+from attention_conformance.suite.records.lines import RecordError
+from attention_conformance.suite.report.frames import cells
+from attention_conformance.suite.spec.vocabulary import BROKEN, GRADES, INVARIANCE_GRADES
 
 FACTOR = 2.0
 """An error ratio that changes by less than this factor is no change."""

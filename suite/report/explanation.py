@@ -10,10 +10,10 @@ from dataclasses import dataclass, fields
 
 import pandas as pd
 
-from suite.records.diagnoses import group_order
-from suite.report.frames import expanded
-from suite.report.separation import axes, separation
-from suite.spec.vocabulary import BROKEN
+from attention_conformance.suite.records.diagnoses import group_order
+from attention_conformance.suite.report.frames import expanded
+from attention_conformance.suite.report.separation import axes, separation
+from attention_conformance.suite.spec.vocabulary import BROKEN
 
 _EXTENT = ("B", "H", "Lq", "Lk", "D", "Dv")
 """The sizes whose product is the size of a case."""

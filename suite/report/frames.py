@@ -32,12 +32,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from suite.records.cells import KEY, CellRecord, Header, Run
-from suite.records.diagnoses import DiagnosisRecord
-from suite.records.facts import FactsRun
-from suite.records.lines import RecordError
-from suite.records.machine import Origin
-from suite.records.speed import TIMED, SpeedRecord, SpeedRun
+from attention_conformance.suite.records.cells import KEY, CellRecord, Header, Run
+from attention_conformance.suite.records.diagnoses import DiagnosisRecord
+from attention_conformance.suite.records.facts import FactsRun
+from attention_conformance.suite.records.lines import RecordError
+from attention_conformance.suite.records.machine import Origin
+from attention_conformance.suite.records.speed import TIMED, SpeedRecord, SpeedRun
 
 MEASURED = ("workload", "direction", "dtype", "device", "threads")
 """Measurements are compared only if these fields are equal."""

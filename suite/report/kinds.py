@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from suite.records import cells, facts
-from suite.records import speed as times
-from suite.records.cells import IncompleteShards, Run, load, merge
-from suite.records.sweeps import is_sweep
-from suite.report import conformance, semantics, speed, sweeps
-from suite.report.table import Table
+from attention_conformance.suite.records import cells, facts
+from attention_conformance.suite.records import speed as times
+from attention_conformance.suite.records.cells import IncompleteShards, Run, load, merge
+from attention_conformance.suite.records.sweeps import is_sweep
+from attention_conformance.suite.report import conformance, semantics, speed, sweeps
+from attention_conformance.suite.report.table import Table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -82,7 +82,7 @@ def load_runs(paths: list[Path], partial: bool = False) -> list[Run]:
 
 def frames_of(runs: Run | list[Run]) -> Frames:
     """The frames for tables of judged cells, and the headers of the runs by source."""
-    from suite.report import frames
+    from attention_conformance.suite.report import frames
 
     headers = {run.source: run.header for run in ([runs] if isinstance(runs, Run) else runs)}
     cells = frames.cells(runs)
@@ -117,7 +117,7 @@ CONFORMANCE = Kind(
 
 
 def _speed(paths: list[Path], request: Request) -> Frames:
-    from suite.report.frames import measurements
+    from attention_conformance.suite.report.frames import measurements
 
     runs = [times.load(path, request.partial) for path in paths]
     return {
@@ -138,7 +138,7 @@ SPEED = Kind(
 
 
 def _facts(paths: list[Path], request: Request) -> Frames:
-    from suite.report.frames import facts_of
+    from attention_conformance.suite.report.frames import facts_of
 
     return {"facts": facts_of(facts.load(path, request.partial) for path in paths)}
 
@@ -155,7 +155,7 @@ FACTS = Kind(
 def _asv(paths: list[Path], request: Request) -> Frames:
     import pandas as pd
 
-    from suite.report.frames import asv_results
+    from attention_conformance.suite.report.frames import asv_results
 
     return {"asv": pd.concat([asv_results(path) for path in paths], ignore_index=True)}
 
@@ -170,7 +170,7 @@ ASV = Kind(
 
 
 def _sweeps(paths: list[Path], request: Request) -> Frames:
-    from suite.report.swept import read
+    from attention_conformance.suite.report.swept import read
 
     return read(paths)
 

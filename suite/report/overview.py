@@ -17,16 +17,22 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from suite.records.cells import Header
-from suite.records.expectations import Expectation, ExpectationError
-from suite.records.findings import Finding, manifests
-from suite.records.speed import TIMED
-from suite.report.conformance import ACCURACY, BY_DTYPE, FAILING, OF_GRADIENTS, UNSUPPORTED
-from suite.report.frames import asked_again, latest, provenance
-from suite.report.semantics import ELECTIONS
-from suite.spec.dtypes import DTYPES
-from suite.spec.operators import OPERATORS
-from suite.spec.vocabulary import BROKEN
+from attention_conformance.suite.records.cells import Header
+from attention_conformance.suite.records.expectations import Expectation, ExpectationError
+from attention_conformance.suite.records.findings import Finding, manifests
+from attention_conformance.suite.records.speed import TIMED
+from attention_conformance.suite.report.conformance import (
+    ACCURACY,
+    BY_DTYPE,
+    FAILING,
+    OF_GRADIENTS,
+    UNSUPPORTED,
+)
+from attention_conformance.suite.report.frames import asked_again, latest, provenance
+from attention_conformance.suite.report.semantics import ELECTIONS
+from attention_conformance.suite.spec.dtypes import DTYPES
+from attention_conformance.suite.spec.operators import OPERATORS
+from attention_conformance.suite.spec.vocabulary import BROKEN
 
 REASONS = 5
 """The number of reasons for unsupported cells in one entry."""

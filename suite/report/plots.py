@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from suite.records.files import new_folder, or_nothing
-from suite.records.lines import RecordError
-from suite.records.speed import TIMED
-from suite.report.frames import provenance
-from suite.report.laws import LENGTHS, fit, law
-from suite.spec.dtypes import DTYPES
-from suite.spec.vocabulary import VALUES
+from attention_conformance.suite.records.files import new_folder, or_nothing
+from attention_conformance.suite.records.lines import RecordError
+from attention_conformance.suite.records.speed import TIMED
+from attention_conformance.suite.report.frames import provenance
+from attention_conformance.suite.report.laws import LENGTHS, fit, law
+from attention_conformance.suite.spec.dtypes import DTYPES
+from attention_conformance.suite.spec.vocabulary import VALUES
 
 MISSING = (
     "plots are drawn by matplotlib, which is not installed: "

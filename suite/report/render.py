@@ -18,13 +18,13 @@ from typing import Any
 
 import pandas as pd
 
-from suite.records.coverage import percent, scored
-from suite.records.files import new_folder, or_nothing, write_new
-from suite.report import DATA_FORMATS, FORMATS
-from suite.report.conformance import FAILING, INTERVALS, UNSUPPORTED
-from suite.report.kinds import CAPTIONS
-from suite.spec.text import printable, uncoloured
-from suite.spec.vocabulary import STATUSES
+from attention_conformance.suite.records.coverage import percent, scored
+from attention_conformance.suite.records.files import new_folder, or_nothing, write_new
+from attention_conformance.suite.report import DATA_FORMATS, FORMATS
+from attention_conformance.suite.report.conformance import FAILING, INTERVALS, UNSUPPORTED
+from attention_conformance.suite.report.kinds import CAPTIONS
+from attention_conformance.suite.spec.text import printable, uncoloured
+from attention_conformance.suite.spec.vocabulary import STATUSES
 
 
 def render(

@@ -8,9 +8,9 @@ from functools import partial
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from suite.report.conformance import BY_IMPLEMENTATION, UNSUPPORTED
-from suite.report.table import Columns, Table, across, same
-from suite.spec.vocabulary import INVARIANCE_GRADES, INVARIANT, VALUES
+from attention_conformance.suite.report.conformance import BY_IMPLEMENTATION, UNSUPPORTED
+from attention_conformance.suite.report.table import Columns, Table, across, same
+from attention_conformance.suite.spec.vocabulary import INVARIANCE_GRADES, INVARIANT, VALUES
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from suite.report.frames import expanded
+from attention_conformance.suite.report.frames import expanded
 
 COMPARED = (("Lq", "Lk"), ("Hkv", "H"), ("Dv", "D"))
 """Pairs of sizes that kernels confuse. Which one is larger is an axis."""

@@ -13,14 +13,14 @@ from typing import Any
 
 import pandas as pd
 
-from suite.records.files import new_folder, or_nothing
-from suite.records.lines import RecordError
-from suite.report.conformance import OF_UNSUPPORTED
-from suite.report.frames import latest, newest_times
-from suite.report.kinds import TABLES
-from suite.report.overview import overview, sentences
-from suite.report.render import as_html
-from suite.report.speed import SPEED
+from attention_conformance.suite.records.files import new_folder, or_nothing
+from attention_conformance.suite.records.lines import RecordError
+from attention_conformance.suite.report.conformance import OF_UNSUPPORTED
+from attention_conformance.suite.report.frames import latest, newest_times
+from attention_conformance.suite.report.kinds import TABLES
+from attention_conformance.suite.report.overview import overview, sentences
+from attention_conformance.suite.report.render import as_html
+from attention_conformance.suite.report.speed import SPEED
 
 FOLDER = "implementations"
 """The folder of the pages of implementations."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING
 
-from suite.records.speed import TIMED
-from suite.report.table import Table, across, same
+from attention_conformance.suite.records.speed import TIMED
+from attention_conformance.suite.report.table import Table, across, same
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -69,7 +69,7 @@ EXACTNESS = Table(
 
 
 def _cost_law(measurements: pd.DataFrame) -> pd.DataFrame:
-    from suite.report.laws import cost_law
+    from attention_conformance.suite.report.laws import cost_law
 
     return cost_law(measurements.query(f"{_WAS_TIMED} and swept"))
 

@@ -9,14 +9,19 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from suite.records.cells import Run
-from suite.records.coverage import percent, scored, word
-from suite.records.expectations import Expectation
-from suite.records.findings import manifests, title_of
-from suite.report.conformance import ACCURACY, OF_STATUSES, OF_UNSUPPORTED, UNSUPPORTED
-from suite.report.render import as_text
-from suite.report.semantics import BY_QUESTION, DIFFERS, PROBES
-from suite.spec.vocabulary import BROKEN, REFUSED
+from attention_conformance.suite.records.cells import Run
+from attention_conformance.suite.records.coverage import percent, scored, word
+from attention_conformance.suite.records.expectations import Expectation
+from attention_conformance.suite.records.findings import manifests, title_of
+from attention_conformance.suite.report.conformance import (
+    ACCURACY,
+    OF_STATUSES,
+    OF_UNSUPPORTED,
+    UNSUPPORTED,
+)
+from attention_conformance.suite.report.render import as_text
+from attention_conformance.suite.report.semantics import BY_QUESTION, DIFFERS, PROBES
+from attention_conformance.suite.spec.vocabulary import BROKEN, REFUSED
 
 REASONS = 20
 """The number of reasons for unsupported cells that are shown."""
@@ -27,7 +32,9 @@ KERAS = "keras"
 FINDINGS = 12
 """The number of findings of known failures that are shown."""
 
-HIDDEN = "accuracy, elections and unsupported cells: -v, or `python -m suite report` of --results"
+HIDDEN = (
+    "accuracy, elections and unsupported cells: -v, or `attention-conformance report` of --results"
+)
 """The line that stands for the tables that are left out."""
 
 
@@ -179,7 +186,7 @@ def known(cells: pd.DataFrame) -> list[str]:
     if left := blocks[FINDINGS:]:
         count = sum(len(block) for _, block in left)
         lines.append(
-            f"  {count:4}  of {len(left)} more findings: `python -m suite findings RESULTS`"
+            f"  {count:4}  of {len(left)} more findings: `attention-conformance findings RESULTS`"
         )
     return lines
 

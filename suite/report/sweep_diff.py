@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from suite.records.cells import Run, load
-from suite.records.sweeps import Key, SweptRun, is_sweep, runs
-from suite.report.diff import (
+from attention_conformance.suite.records.cells import Run, load
+from attention_conformance.suite.records.sweeps import Key, SweptRun, is_sweep, runs
+from attention_conformance.suite.report.diff import (
     CHANGES,
     COLUMNS,
     NothingInCommon,

@@ -7,9 +7,9 @@ from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from suite.report.conformance import COUNTS, UNSUPPORTED
-from suite.report.table import Columns, Table, same
-from suite.spec.vocabulary import BROKEN, VALUES
+from attention_conformance.suite.report.conformance import COUNTS, UNSUPPORTED
+from attention_conformance.suite.report.table import Columns, Table, same
+from attention_conformance.suite.spec.vocabulary import BROKEN, VALUES
 
 if TYPE_CHECKING:
     import pandas as pd

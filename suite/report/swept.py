@@ -18,10 +18,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from suite.records.lines import RecordError
-from suite.records.searches import FoundRecord, SearchHeader
-from suite.records.sweeps import SweptRun, runs, searched, seed_of
-from suite.report import frames
+from attention_conformance.suite.records.lines import RecordError
+from attention_conformance.suite.records.searches import FoundRecord, SearchHeader
+from attention_conformance.suite.records.sweeps import SweptRun, runs, searched, seed_of
+from attention_conformance.suite.report import frames
 
 CELLS = (
     "check", "case", "backend", "label", "dtype", "numerics", "status", "kind", "message",

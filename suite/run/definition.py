@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from backends.textbook.attention import attention
-from suite.run.literals import IMPORTS, LITERALS, literal
-from suite.spec.case import Case
-from suite.spec.features import ARRAYS, FEATURES
-from suite.spec.inputs import Inputs
-from suite.spec.recipes import DRAWS, generator
+from attention_conformance.backends.textbook.attention import attention
+from attention_conformance.suite.run.literals import IMPORTS, LITERALS, literal
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.features import ARRAYS, FEATURES
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.recipes import DRAWS, generator
 
 ROUNDED = {
     "f64": "return x",

@@ -15,26 +15,31 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from backends.protocol import ENDS, Implementation, TimeOver, UsageError
-from backends.sources import JUDGED
-from suite.checks import all_checks
-from suite.judge.cell import Cell
-from suite.judge.diagnosis.diagnose import chosen, diagnose, place
-from suite.judge.diagnosis.finding import Diagnosis
-from suite.judge.diagnosis.instrument import clock
-from suite.judge.judge import Policy, judge
-from suite.judge.verdict import Verdict, first_line
-from suite.records.cells import CellRecord
-from suite.records.diagnoses import NOTHING, DiagnosisRecord, Told, group_order
-from suite.run.loading import load_backend
-from suite.run.options import Options
-from suite.run.plan import Plan
-from suite.run.process import ProcessEnded, RpcProcess, limited, serve
-from suite.run.script import NoScript, script
-from suite.run.smaller import shrunk
-from suite.spec.case import Case
-from suite.spec.catalogue import find
-from suite.spec.vocabulary import SEARCHED, VALUES
+from attention_conformance.backends.protocol import ENDS, Implementation, TimeOver, UsageError
+from attention_conformance.backends.sources import JUDGED
+from attention_conformance.suite.checks import all_checks
+from attention_conformance.suite.judge.cell import Cell
+from attention_conformance.suite.judge.diagnosis.diagnose import chosen, diagnose, place
+from attention_conformance.suite.judge.diagnosis.finding import Diagnosis
+from attention_conformance.suite.judge.diagnosis.instrument import clock
+from attention_conformance.suite.judge.judge import Policy, judge
+from attention_conformance.suite.judge.verdict import Verdict, first_line
+from attention_conformance.suite.records.cells import CellRecord
+from attention_conformance.suite.records.diagnoses import (
+    NOTHING,
+    DiagnosisRecord,
+    Told,
+    group_order,
+)
+from attention_conformance.suite.run.loading import load_backend
+from attention_conformance.suite.run.options import Options
+from attention_conformance.suite.run.plan import Plan
+from attention_conformance.suite.run.process import ProcessEnded, RpcProcess, limited, serve
+from attention_conformance.suite.run.script import NoScript, script
+from attention_conformance.suite.run.smaller import shrunk
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.catalogue import find
+from attention_conformance.suite.spec.vocabulary import SEARCHED, VALUES
 
 SECONDS = 5.0
 """Processor seconds for the diagnoses of a run and its smaller case."""

@@ -1,7 +1,7 @@
 """Elections as declared: a page of every question, its answers, and the declarations of each
 implementation.
 
-    python -m suite elections > docs/data/elections.md
+    attention-conformance elections > docs/data/elections.md
 
 `pytest suite` checks the declarations (`suite/test_elections.py`), so that the page needs no run. Each
 backend is loaded in its own process: Keras has one engine per process.
@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from backends import registry
-from backends.protocol import BackendUnavailable, BrokenFramework, UsageError
-from suite.flags import CommandOptions
-from suite.run.options import shared
-from suite.run.process import run_module
-from suite.spec.elections import ELECTION_CASES, QUESTIONS, Question
+from attention_conformance.backends import registry
+from attention_conformance.backends.protocol import BackendUnavailable, BrokenFramework, UsageError
+from attention_conformance.suite.flags import CommandOptions
+from attention_conformance.suite.run.options import shared
+from attention_conformance.suite.run.process import run_module
+from attention_conformance.suite.spec.elections import ELECTION_CASES, QUESTIONS, Question
 
 Elected = Mapping[str, Mapping[str, Mapping[str, str]]]
 """Answers by implementation ("torch:sdpa"), question, and short dtype name."""
@@ -31,15 +31,15 @@ HEAD = """# Elections
 
 The field has no single right answer to some questions: what a row without keys gives, or what a causal
 flag means beside a mask. An implementation **elects** an answer, declares the answer, and is held to it.
-No answer is copied from documentation: `python -m suite report RESULTS... --table elections` shows what
-was observed in a run.
+No answer is copied from documentation: `attention-conformance report RESULTS... --table elections` shows
+what was observed in a run.
 
 The first answer of every question is the one that the reference follows. A person's own function may
 elect any answer ([function.md](../function.md)). What is none of the answers fails.
 
 The page is made from `suite/spec/elections.py` and from the declarations of the adapters, for the CPU:
 
-    python -m suite elections > docs/data/elections.md
+    attention-conformance elections > docs/data/elections.md
 
 An implementation that a question does not name leaves its answer to be observed, or is not asked.
 """
@@ -126,7 +126,9 @@ def _asked_apart(names: Iterable[str]) -> Elected:
     fails."""
     told: dict[str, Any] = {}
     for name in names:
-        code, said = run_module(["suite", "elections", f"--backend={name}"], Path.cwd(), {})
+        code, said = run_module(
+            ["attention_conformance.suite", "elections", f"--backend={name}"], Path.cwd(), {}
+        )
         if code:
             raise UsageError(f"`elections --backend={name}` fails (exit code {code}):\n{said}")
         told |= json.loads(next(x for x in reversed(said.splitlines()) if x.startswith("{")))

@@ -1,8 +1,8 @@
-"""The command `explain` of `python -m suite`: what functions compute, measured without a verdict.
+"""The command `explain` of `attention-conformance`: what functions compute, measured without a verdict.
 
-    python -m suite explain my_kernels.py:flash --backend=torch
-    python -m suite explain my_kernels.py:flash old.py:attention --backend=torch
-    python -m suite explain --backend=torch --results=facts.jsonl
+    attention-conformance explain my_kernels.py:flash --backend=torch
+    attention-conformance explain my_kernels.py:flash old.py:attention --backend=torch
+    attention-conformance explain --backend=torch --results=facts.jsonl
 
 With `--results` the facts are written to a file for reports, by default those of every implementation.
 
@@ -18,18 +18,23 @@ from dataclasses import dataclass, fields, replace
 from textwrap import wrap
 from typing import Any
 
-from backends import registry
-from backends.protocol import BackendUnavailable, Implementation, TimeOver, UsageError
-from backends.threads import limit_threads
-from suite.judge.diagnosis import facts
-from suite.records import facts as records
-from suite.records import machine
-from suite.records.lines import RecordError
-from suite.run.loading import load_backend
-from suite.run.options import Options, shared
-from suite.run.process import limited
-from suite.spec.elections import QUESTIONS
-from suite.spec.text import valid_names
+from attention_conformance.backends import registry
+from attention_conformance.backends.protocol import (
+    BackendUnavailable,
+    Implementation,
+    TimeOver,
+    UsageError,
+)
+from attention_conformance.backends.threads import limit_threads
+from attention_conformance.suite.judge.diagnosis import facts
+from attention_conformance.suite.records import facts as records
+from attention_conformance.suite.records import machine
+from attention_conformance.suite.records.lines import RecordError
+from attention_conformance.suite.run.loading import load_backend
+from attention_conformance.suite.run.options import Options, shared
+from attention_conformance.suite.run.process import limited
+from attention_conformance.suite.spec.elections import QUESTIONS
+from attention_conformance.suite.spec.text import valid_names
 
 SECONDS = 8.0
 """Time to read one function; what is not measured then is said to be so."""

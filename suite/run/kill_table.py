@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from backends.protocol import Implementation
-from suite.faults.fault import FAMILIES, FAULTS, Fault
-from suite.judge.check import Check
-from suite.judge.judge import judge
-from suite.report.render import aligned
+from attention_conformance.backends.protocol import Implementation
+from attention_conformance.suite.faults.fault import FAMILIES, FAULTS, Fault
+from attention_conformance.suite.judge.check import Check
+from attention_conformance.suite.judge.judge import judge
+from attention_conformance.suite.report.render import aligned
 
 
 @dataclass(frozen=True)

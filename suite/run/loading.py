@@ -12,21 +12,31 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from backends import registry
-from backends.compilation import Compiled, compiled_forms
-from backends.protocol import Backend, BackendUnavailable, Implementation, TimeOver
-from backends.registry import UsageError
-from backends.user.layer import UserLayer
-from suite.checks import all_checks
-from suite.judge import leaks
-from suite.judge.trial import trial
-from suite.records.expectations import ExpectationError, Manifest, load, load_named
-from suite.run.isolation.remote import Remote, isolated
-from suite.run.options import Options
-from suite.run.process import limited
-from suite.run.suggestions import suggestion
-from suite.spec.case import Case
-from suite.spec.text import valid_names
+from attention_conformance.backends import registry
+from attention_conformance.backends.compilation import Compiled, compiled_forms
+from attention_conformance.backends.protocol import (
+    Backend,
+    BackendUnavailable,
+    Implementation,
+    TimeOver,
+)
+from attention_conformance.backends.registry import UsageError
+from attention_conformance.backends.user.layer import UserLayer
+from attention_conformance.suite.checks import all_checks
+from attention_conformance.suite.judge import leaks
+from attention_conformance.suite.judge.trial import trial
+from attention_conformance.suite.records.expectations import (
+    ExpectationError,
+    Manifest,
+    load,
+    load_named,
+)
+from attention_conformance.suite.run.isolation.remote import Remote, isolated
+from attention_conformance.suite.run.options import Options
+from attention_conformance.suite.run.process import limited
+from attention_conformance.suite.run.suggestions import suggestion
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.text import valid_names
 
 
 @dataclass(frozen=True)

@@ -15,24 +15,24 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import pytest
 
-from suite.records import cells as records
-from suite.records.cells import CellRecord
-from suite.records.coverage import shortfalls
-from suite.records.diagnoses import LINE, NOTHING
-from suite.records.files import new_file, remove_empty
-from suite.records.lines import RecordError, Writer
-from suite.run.options import ALLOWS, NAMES, Options
-from suite.run.recorded import crashed, header
-from suite.run.suggestions import suggestions
-from suite.run.terminal import FAILED, Terminal
-from suite.run.timing import timed
-from suite.run.verdict import Door, of_run
-from suite.spec.catalogue.workloads import named
-from suite.spec.text import printable
-from suite.spec.vocabulary import BROKEN
+from attention_conformance.suite.records import cells as records
+from attention_conformance.suite.records.cells import CellRecord
+from attention_conformance.suite.records.coverage import shortfalls
+from attention_conformance.suite.records.diagnoses import LINE, NOTHING
+from attention_conformance.suite.records.files import new_file, remove_empty
+from attention_conformance.suite.records.lines import RecordError, Writer
+from attention_conformance.suite.run.options import ALLOWS, NAMES, Options
+from attention_conformance.suite.run.recorded import crashed, header
+from attention_conformance.suite.run.suggestions import suggestions
+from attention_conformance.suite.run.terminal import FAILED, Terminal
+from attention_conformance.suite.run.timing import timed
+from attention_conformance.suite.run.verdict import Door, of_run
+from attention_conformance.suite.spec.catalogue.workloads import named
+from attention_conformance.suite.spec.text import printable
+from attention_conformance.suite.spec.vocabulary import BROKEN
 
 if TYPE_CHECKING:
-    from suite.run.plan import Plan
+    from attention_conformance.suite.run.plan import Plan
 
 CELLS = pytest.StashKey[str]()
 """A file for the records of a run without --results, which another process reads if this one dies."""
@@ -218,7 +218,7 @@ class RunLog:
         workers, which have the backends, there is no `plan` here, and a child is asked."""
         if self.config.getoption("verbose") < -1 or not self.options.backend:
             return
-        from suite.run.diagnosing import tell, tell_in_child
+        from attention_conformance.suite.run.diagnosing import tell, tell_in_child
 
         cache, folder = getattr(self.config, "cache", None), None
         if cache is not None:

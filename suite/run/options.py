@@ -11,14 +11,27 @@ from dataclasses import dataclass, replace
 from reprlib import repr as brief
 from typing import Any
 
-from backends import registry
-from backends.claims import DEFAULT_NUMERICS, read_claims, read_elections, read_parameters
-from backends.registry import UsageError
-from suite.flags import CommandOptions, Flag, dashed, flags, number, option, whole
-from suite.spec.claims import CLAIMS
-from suite.spec.dtypes import DTYPES, dtype
-from suite.spec.operators import OPERATORS
-from suite.spec.vocabulary import DEVICES, LEVELS, MODES, NUMERICS
+from attention_conformance.backends import registry
+from attention_conformance.backends.claims import (
+    DEFAULT_NUMERICS,
+    read_claims,
+    read_elections,
+    read_parameters,
+)
+from attention_conformance.backends.registry import UsageError
+from attention_conformance.suite.flags import (
+    CommandOptions,
+    Flag,
+    dashed,
+    flags,
+    number,
+    option,
+    whole,
+)
+from attention_conformance.suite.spec.claims import CLAIMS
+from attention_conformance.suite.spec.dtypes import DTYPES, dtype
+from attention_conformance.suite.spec.operators import OPERATORS
+from attention_conformance.suite.spec.vocabulary import DEVICES, LEVELS, MODES, NUMERICS
 
 CELL_SECONDS, START_SECONDS = 600.0, 600.0
 """Time limits far beyond every cell and every import that ends at all."""
@@ -65,8 +78,8 @@ OUTSIDE = {
     ),
     "verdict-fd": Flag("write the verdict of the run to this open file descriptor", "N"),
     "time": Flag(
-        "time --function on this workload of `python -m suite bench` if its cells are right, for the "
-        "verdict; repeatable",
+        "time --function on this workload of `attention-conformance bench` if its cells are right, for "
+        "the verdict; repeatable",
         "WORKLOAD",
         many=True,
     ),
@@ -178,7 +191,7 @@ class Options(CommandOptions):
     )
     elect: tuple[str, ...] = option(
         "hold --function to an answer where the field has no single one: QUESTION=ANSWER, or "
-        "QUESTION=DTYPE:ANSWER (python -m suite list --words); repeatable",
+        "QUESTION=DTYPE:ANSWER (attention-conformance list --words); repeatable",
         "QUESTION=ANSWER",
         many=True,
         of_function=True,

@@ -9,16 +9,20 @@ from functools import cached_property, partial
 from itertools import chain
 from typing import Any
 
-from backends.compilation import mode_of
-from backends.protocol import BackendUnavailable, BrokenFramework, Implementation
-from backends.registry import UsageError
-from suite.checks import all_checks
-from suite.judge.cell import Cell
-from suite.judge.check import Check
-from suite.judge.judge import Policy, Step
-from suite.records.cells import digest
-from suite.records.expectations import Expectation
-from suite.run.loading import (
+from attention_conformance.backends.compilation import mode_of
+from attention_conformance.backends.protocol import (
+    BackendUnavailable,
+    BrokenFramework,
+    Implementation,
+)
+from attention_conformance.backends.registry import UsageError
+from attention_conformance.suite.checks import all_checks
+from attention_conformance.suite.judge.cell import Cell
+from attention_conformance.suite.judge.check import Check
+from attention_conformance.suite.judge.judge import Policy, Step
+from attention_conformance.suite.records.cells import digest
+from attention_conformance.suite.records.expectations import Expectation
+from attention_conformance.suite.run.loading import (
     NO_CODE,
     LoadedBackend,
     Told,
@@ -27,14 +31,14 @@ from suite.run.loading import (
     load_backends,
     unheard,
 )
-from suite.run.options import Options
-from suite.run.process import limited
-from suite.run.recorded import record_key
-from suite.run.steps import expected, inherited, overflow
-from suite.run.suggestions import of_triton
-from suite.run.varied import varied
-from suite.spec.catalogue import AnyCase
-from suite.spec.dtypes import dtype
+from attention_conformance.suite.run.options import Options
+from attention_conformance.suite.run.process import limited
+from attention_conformance.suite.run.recorded import record_key
+from attention_conformance.suite.run.steps import expected, inherited, overflow
+from attention_conformance.suite.run.suggestions import of_triton
+from attention_conformance.suite.run.varied import varied
+from attention_conformance.suite.spec.catalogue import AnyCase
+from attention_conformance.suite.spec.dtypes import dtype
 
 
 @dataclass(frozen=True)

@@ -15,36 +15,47 @@ import gc
 import os
 from collections import Counter
 from dataclasses import replace
-from importlib import metadata
+from importlib import import_module, metadata
 from pathlib import Path
+from types import ModuleType
 from typing import Any, cast
 
 import pytest
 
-import suite
-from attention_conformance.impostors import refuse_impostors
-from backends.registry import UsageError
-from backends.threads import limit_threads
-from suite.flags import flags
-from suite.judge import leaks
-from suite.judge.cell import Cell
-from suite.judge.check import CHECKS, Check
-from suite.judge.judge import judge
-from suite.judge.verdict import first_line
-from suite.records import cells as records
-from suite.records.coverage import NOT_JUDGED_ENOUGH
-from suite.run import jax_caches
-from suite.run.log import RunLog, cell_of
-from suite.run.options import DRAWN, NAMES, OUTSIDE, SECRET, Options
-from suite.run.plan import Plan
-from suite.run.process import YOUNG, orphaned, write_stacks
-from suite.run.recorded import cell_name, crashed, record
-from suite.run.supervision import BOARD, IDENTITY, SEED, STACKS, Controller, InWorker, teller
-from suite.run.supervision import pytest_cmdline_main as pytest_cmdline_main
-from suite.run.terminal import failure_text
-from suite.spec.text import printable
+from attention_conformance import suite
+from attention_conformance.backends.registry import UsageError
+from attention_conformance.backends.threads import limit_threads
+from attention_conformance.suite.flags import flags
+from attention_conformance.suite.judge import leaks
+from attention_conformance.suite.judge.cell import Cell
+from attention_conformance.suite.judge.check import CHECKS, Check
+from attention_conformance.suite.judge.judge import judge
+from attention_conformance.suite.judge.verdict import first_line
+from attention_conformance.suite.records import cells as records
+from attention_conformance.suite.records.coverage import NOT_JUDGED_ENOUGH
+from attention_conformance.suite.records.machine import ROOT
+from attention_conformance.suite.run import jax_caches
+from attention_conformance.suite.run.log import RunLog, cell_of
+from attention_conformance.suite.run.options import DRAWN, NAMES, OUTSIDE, SECRET, Options
+from attention_conformance.suite.run.plan import Plan
+from attention_conformance.suite.run.process import YOUNG, orphaned, write_stacks
+from attention_conformance.suite.run.recorded import cell_name, crashed, record
+from attention_conformance.suite.run.supervision import (
+    BOARD,
+    IDENTITY,
+    SEED,
+    STACKS,
+    Controller,
+    InWorker,
+    teller,
+)
+from attention_conformance.suite.run.supervision import pytest_cmdline_main as pytest_cmdline_main
+from attention_conformance.suite.run.terminal import failure_text
+from attention_conformance.suite.spec.text import printable
 
-ROOT = Path(suite.__file__).resolve().parents[1]
+FOLDER = Path(suite.__file__).resolve().parent
+"""The folder of the checks."""
+
 PROPERTY = "attention-cell"
 OPTIONS = pytest.StashKey[Options]()
 RUN = pytest.StashKey[RunLog]()
@@ -64,10 +75,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    try:
-        refuse_impostors()
-    except ImportError as error:
-        raise pytest.UsageError(str(error)) from error
     config.addinivalue_line("markers", "slow: takes minutes; run with -m slow")
     # A checkout that cannot be written to has no cache, which changes no verdict.
     config.addinivalue_line("filterwarnings", "ignore::pytest.PytestCacheWarning")
@@ -116,6 +123,21 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
         f"{options.level}, seed {SECRET if options.seed in DRAWN else options.seed}; {_versions_line()}"
     )
     return [printable(line)]
+
+
+class CheckModule(pytest.Module):
+    """A module of checks. A checkout has its file outside the package, too."""
+
+    def _getobj(self) -> ModuleType:
+        return import_module(f"{suite.__name__}.{self.path.stem}")
+
+
+def pytest_pycollect_makemodule(
+    module_path: Path, parent: pytest.Collector
+) -> pytest.Module | None:
+    if module_path.resolve().parent != FOLDER:
+        return None
+    return CheckModule.from_parent(parent, path=module_path)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -357,10 +379,10 @@ def _names_checks(config: pytest.Config) -> bool:
     """True if the arguments name this checkout, the folder of the checks, or anything in that folder."""
     for argument in config.args:
         place = argument.partition("::")[0]
-        if config.option.pyargs and place.partition(".")[0] == suite.__name__:
+        if config.option.pyargs and f"{place}.".startswith(f"{suite.__name__}."):
             return True
         path = (config.invocation_params.dir / place).resolve()
-        if path == ROOT or path.is_relative_to(ROOT / "suite"):
+        if path == ROOT or path.is_relative_to(FOLDER):
             return True
     return False
 

@@ -32,10 +32,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from backends.protocol import TimeOver
-from backends.registry import DISTRIBUTIONS
-from suite.records.machine import ROOT
-from suite.run.signals import HANDED_ON, handled, interrupting
+from attention_conformance.backends.protocol import TimeOver
+from attention_conformance.backends.registry import DISTRIBUTIONS
+from attention_conformance.suite.records.machine import ROOT
+from attention_conformance.suite.run.signals import HANDED_ON, handled, interrupting
 
 Fields = dict[str, Any]
 """A request, an answer, or the facts on a board, as JSON objects."""

@@ -7,17 +7,17 @@ from dataclasses import asdict, replace
 from importlib import metadata
 from typing import Any
 
-from backends.compilation import mode_of
-from backends.threads import threads_as_set
-from suite.judge.cell import Cell
-from suite.judge.verdict import Verdict
-from suite.records import machine
-from suite.records.cells import CellRecord, Header
-from suite.run.options import Options
-from suite.spec.case import Case
-from suite.spec.catalogue import AnyCase, find
-from suite.spec.elections import ElectionCase
-from suite.spec.operators.sdpa import group
+from attention_conformance.backends.compilation import mode_of
+from attention_conformance.backends.threads import threads_as_set
+from attention_conformance.suite.judge.cell import Cell
+from attention_conformance.suite.judge.verdict import Verdict
+from attention_conformance.suite.records import machine
+from attention_conformance.suite.records.cells import CellRecord, Header
+from attention_conformance.suite.run.options import Options
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.catalogue import AnyCase, find
+from attention_conformance.suite.spec.elections import ElectionCase
+from attention_conformance.suite.spec.operators.sdpa import group
 
 
 def header(

@@ -13,26 +13,26 @@ from typing import Any
 
 import numpy as np
 
-from backends.memory import AXES
-from backends.prepared import PreparedCall
-from backends.protocol import Backend
-from backends.sources import Dialect, compiled_source
-from suite.judge.cell import Cell
-from suite.judge.derivative import (
+from attention_conformance.backends.memory import AXES
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.protocol import Backend
+from attention_conformance.backends.sources import Dialect, compiled_source
+from attention_conformance.suite.judge.cell import Cell
+from attention_conformance.suite.judge.derivative import (
     asked_of,
     elected_gradient,
     mode_of,
     native_cotangent,
     vjp,
 )
-from suite.judge.oracle import UNJUDGED, Oracle
-from suite.judge.tolerance import ratios
-from suite.judge.verdict import Verdict
-from suite.run.definition import arrays_text, definition
-from suite.run.literals import IMPORTS, literal
-from suite.spec.dtypes import DType
-from suite.spec.features import ARRAYS
-from suite.spec.vocabulary import OPERANDS
+from attention_conformance.suite.judge.oracle import UNJUDGED, Oracle
+from attention_conformance.suite.judge.tolerance import ratios
+from attention_conformance.suite.judge.verdict import Verdict
+from attention_conformance.suite.run.definition import arrays_text, definition
+from attention_conformance.suite.run.literals import IMPORTS, literal
+from attention_conformance.suite.spec.dtypes import DType
+from attention_conformance.suite.spec.features import ARRAYS
+from attention_conformance.suite.spec.vocabulary import OPERANDS
 
 
 class NoScript(Exception):

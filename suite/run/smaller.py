@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from suite.spec.case import Case, Widths
-from suite.spec.sizes import Sizes
+from attention_conformance.suite.spec.case import Case, Widths
+from attention_conformance.suite.spec.sizes import Sizes
 
 
 def shrunk(case: Case, fails: Callable[[Case], bool]) -> Case:

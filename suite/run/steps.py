@@ -17,16 +17,16 @@ from typing import Any
 
 import numpy as np
 
-from backends.compilation import compiled_forms
-from backends.declared import THROUGH
-from backends.protocol import Implementation
-from suite.judge.cell import Cell
-from suite.judge.judge import Policy, judge
-from suite.judge.verdict import Verdict
-from suite.records.expectations import Expectation, ExpectationError, Manifest
-from suite.records.findings import title_of
-from suite.run.loading import LoadedBackend
-from suite.spec.dtypes import DTYPES, round_to
+from attention_conformance.backends.compilation import compiled_forms
+from attention_conformance.backends.declared import THROUGH
+from attention_conformance.backends.protocol import Implementation
+from attention_conformance.suite.judge.cell import Cell
+from attention_conformance.suite.judge.judge import Policy, judge
+from attention_conformance.suite.judge.verdict import Verdict
+from attention_conformance.suite.records.expectations import Expectation, ExpectationError, Manifest
+from attention_conformance.suite.records.findings import title_of
+from attention_conformance.suite.run.loading import LoadedBackend
+from attention_conformance.suite.spec.dtypes import DTYPES, round_to
 
 NARROW = DTYPES["f16"]
 

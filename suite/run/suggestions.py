@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from functools import cache
 
-from backends.claims import Claims, read_claims
-from backends.declared import Declared
-from suite.records.cells import CellRecord
-from suite.spec.case import Case
-from suite.spec.dtypes import DTYPES
-from suite.spec.vocabulary import REFUSED
+from attention_conformance.backends.claims import Claims, read_claims
+from attention_conformance.backends.declared import Declared
+from attention_conformance.suite.records.cells import CellRecord
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.dtypes import DTYPES
+from attention_conformance.suite.spec.vocabulary import REFUSED
 
 LENGTHS = re.compile(r"length|seq|quer|key|rows|block|tokens", re.IGNORECASE)
 HEADS = re.compile(r"head|channel|embed", re.IGNORECASE)

@@ -20,22 +20,22 @@ from typing import Any
 
 import pytest
 
-from suite.judge.cell import Cell
-from suite.records import cells as records
-from suite.records.files import remove_empty
-from suite.records.lines import RecordError
-from suite.run.log import CELLS, RunLog, cell_of
-from suite.run.options import NAMES, Options
-from suite.run.process import (
+from attention_conformance.suite.judge.cell import Cell
+from attention_conformance.suite.records import cells as records
+from attention_conformance.suite.records.files import remove_empty
+from attention_conformance.suite.records.lines import RecordError
+from attention_conformance.suite.run.log import CELLS, RunLog, cell_of
+from attention_conformance.suite.run.options import NAMES, Options
+from attention_conformance.suite.run.process import (
     Board,
     Fields,
     can_fork,
     place_in,
     supervised,
 )
-from suite.run.recorded import crashed
-from suite.run.signals import HANDED_ON, handled, interrupting
-from suite.run.verdict import Door, RunVerdict, of_run
+from attention_conformance.suite.run.recorded import crashed
+from attention_conformance.suite.run.signals import HANDED_ON, handled, interrupting
+from attention_conformance.suite.run.verdict import Door, RunVerdict, of_run
 
 FROM_OUTSIDE = (*HANDED_ON, signal.SIGKILL)
 """Signals by which people and the system end a run; no kernel is blamed for them."""

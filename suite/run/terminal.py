@@ -16,19 +16,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from suite.records.cells import CellRecord, Run
-from suite.records.diagnoses import NOTHING, DiagnosisRecord, Told
-from suite.run.options import DRAWN, NAMES, Options
-from suite.run.progress import EVERY, Progress
-from suite.run.timing import line
-from suite.spec.text import printable
-from suite.spec.vocabulary import SEARCHED
+from attention_conformance.suite.records.cells import CellRecord, Run
+from attention_conformance.suite.records.diagnoses import NOTHING, DiagnosisRecord, Told
+from attention_conformance.suite.run.options import DRAWN, NAMES, Options
+from attention_conformance.suite.run.progress import EVERY, Progress
+from attention_conformance.suite.run.timing import line
+from attention_conformance.suite.spec.text import printable
+from attention_conformance.suite.spec.vocabulary import SEARCHED
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from suite.report.explanation import Group
-    from suite.run.log import RunLog
+    from attention_conformance.suite.report.explanation import Group
+    from attention_conformance.suite.run.log import RunLog
 
 MOST, MOST_EXPLAINED = 10, 2
 """The number of groups of failures that have a line of their own; if a diagnosis explains failures."""
@@ -94,7 +94,7 @@ class Terminal:
             reporter.stats["failed"] = self._failed
 
     def _lines(self, run: Run, verbose: bool) -> Iterator[str]:
-        from suite.report import diagnoses, frames, summary
+        from attention_conformance.suite.report import diagnoses, frames, summary
 
         log, cells = self._log, frames.cells(run)
         above = summary.tables(cells) if verbose else summary.statuses(cells)
@@ -166,7 +166,7 @@ class Listing:
         verbose: bool = False,
         told: Told = NOTHING,
     ) -> None:
-        from suite.report import explanation
+        from attention_conformance.suite.report import explanation
 
         self._run, self._nodes, self._options, self._most = run, nodes, options, most
         self._full = most if verbose else 1 if told.diagnoses else IN_FULL
@@ -242,7 +242,7 @@ def search_command(cell: CellRecord, options: Options) -> str:
         words.append(f"--implementation={cell.implementation}")
     script = f"{cell.check}-{cell.implementation.replace('@', '-')}.py"
     words += [f"--case={cell.case}", f"--script={script}"]
-    return shlex.join(["python", "-m", "suite", "search", *words])
+    return shlex.join(["attention-conformance", "search", *words])
 
 
 def failure_text(cell: CellRecord, node: str, options: Options) -> str:

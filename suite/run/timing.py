@@ -1,7 +1,7 @@
 """Times of a judged function, for the verdict of its run (`--time`).
 
-Cells are called once each, so they have no time of the function. `python -m suite bench` times it in a
-child, by its own protocol, and judges what it times.
+Cells are called once each, so they have no time of the function. The command `bench` times it in
+a child, by its own protocol, and judges what it times.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 
 import msgspec
 
-from suite.run.options import OF_CELLS, Options
-from suite.run.process import run_module
-from suite.run.verdict import RunVerdict
+from attention_conformance.suite.run.options import OF_CELLS, Options
+from attention_conformance.suite.run.process import run_module
+from attention_conformance.suite.run.verdict import RunVerdict
 
 
 def timed(
@@ -33,7 +33,9 @@ def timed(
     ]
     with tempfile.TemporaryDirectory() as place:
         path = Path(place) / "verdict.json"
-        _, said = run_module(["suite", "bench", *words, f"--verdict={path}"], folder, {})
+        _, said = run_module(
+            ["attention_conformance.suite", "bench", *words, f"--verdict={path}"], folder, {}
+        )
         try:
             verdict = msgspec.json.decode(path.read_bytes(), type=RunVerdict)
         except (OSError, msgspec.DecodeError):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from suite.judge.cell import Cell
-from suite.spec.case import Case
-from suite.spec.recipes import generator
-from suite.spec.sizes import Sizes
+from attention_conformance.suite.judge.cell import Cell
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.recipes import generator
+from attention_conformance.suite.spec.sizes import Sizes
 
 
 def varied(cells: Iterable[Cell]) -> Iterator[Cell]:

@@ -16,9 +16,9 @@ from typing import Any
 
 import msgspec
 
-from suite.records.cells import CellRecord
-from suite.records.coverage import word
-from suite.spec.vocabulary import BROKEN, REFUSED
+from attention_conformance.suite.records.cells import CellRecord
+from attention_conformance.suite.records.coverage import word
+from attention_conformance.suite.spec.vocabulary import BROKEN, REFUSED
 
 VERSION = 1
 
@@ -38,7 +38,7 @@ class RunVerdict:
     - `first_failure`: the first cell that fails, in the order of the run
     - `worst`: the cell with the greatest error ratio
     - `diagnoses`: sentences, the best first; `refusals`: the number of refused cells by message
-    - `times`: what `python -m suite bench` timed, alone or for --time (see `suite.measure.verdict`)
+    - `times`: what `attention-conformance bench` timed, alone or for --time (see `suite.measure.verdict`)
     """
 
     verdict: str

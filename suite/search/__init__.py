@@ -1,1 +1,1 @@
-"""Randomised search for failing cases outside the catalogue: `python -m suite search`, docs/sweeps.md."""
+"""Random search for failing cases outside the catalogue: the command `search`, docs/sweeps.md."""

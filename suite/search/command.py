@@ -1,4 +1,4 @@
-"""The command `search` of `python -m suite`.
+"""The command `search` of `attention-conformance`.
 
 Exit codes: 0 no failure was found; 1 a failure was found, or the search process died; 2 the arguments
 cannot be used, or no cell passed.
@@ -15,19 +15,19 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from suite.records import machine, searches
-from suite.records.files import write_new
-from suite.records.searches import FoundRecord, SearchHeader
-from suite.run.options import Options
-from suite.search.options import UNSTORED, SearchOptions
-from suite.spec.text import printable
-from suite.spec.vocabulary import BROKEN
+from attention_conformance.suite.records import machine, searches
+from attention_conformance.suite.records.files import write_new
+from attention_conformance.suite.records.searches import FoundRecord, SearchHeader
+from attention_conformance.suite.run.options import Options
+from attention_conformance.suite.search.options import UNSTORED, SearchOptions
+from attention_conformance.suite.spec.text import printable
+from attention_conformance.suite.spec.vocabulary import BROKEN
 
 if TYPE_CHECKING:
-    from suite.judge.cell import Cell
-    from suite.run.process import Board
-    from suite.search.engine import Search
-    from suite.search.failures import Failure, Summary
+    from attention_conformance.suite.judge.cell import Cell
+    from attention_conformance.suite.run.process import Board
+    from attention_conformance.suite.search.engine import Search
+    from attention_conformance.suite.search.failures import Failure, Summary
 
 MISSING = (
     "the search draws with Hypothesis, which is not installed: "
@@ -56,12 +56,12 @@ def run(arguments: argparse.Namespace) -> int:
     except ImportError:
         print(MISSING, file=sys.stderr)
         return 2
-    from suite.run.process import can_fork, supervised
+    from attention_conformance.suite.run.process import can_fork, supervised
 
     options = SearchOptions.of_arguments(arguments)
     if not can_fork():
         return search(options)
-    advice = "`python -m suite search --case=ID`, with the id above, judges that case alone"
+    advice = "`attention-conformance search --case=ID`, with the id above, judges that case alone"
     code, said = supervised(lambda board: search(options, board), advice)
     if options.results and "code" not in said and "judging" in said:
         how = "the process that judged this cell died"
@@ -74,12 +74,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 def search(options: SearchOptions, board: Board | None = None) -> int:
     """Search in this process, and write the cell being judged to `board`; returns the exit code."""
-    from backends.registry import UsageError
-    from backends.threads import limit_threads
-    from suite.judge import leaks
-    from suite.run.plan import Plan
-    from suite.search.engine import Search
-    from suite.spec.case import Case
+    from attention_conformance.backends.registry import UsageError
+    from attention_conformance.backends.threads import limit_threads
+    from attention_conformance.suite.judge import leaks
+    from attention_conformance.suite.run.plan import Plan
+    from attention_conformance.suite.search.engine import Search
+    from attention_conformance.suite.spec.case import Case
 
     try:
         options.check()
@@ -152,8 +152,8 @@ def tell(search: Search, failure: Failure, script: str) -> None:
 
 def script_of(search: Search, failure: Failure) -> tuple[str, str]:
     """The script of a failure and "", or "" and the reason why there is no script."""
-    from suite.judge.cell import Cell
-    from suite.run.script import NoScript, script
+    from attention_conformance.suite.judge.cell import Cell
+    from attention_conformance.suite.run.script import NoScript, script
 
     cell = Cell(failure.check, failure.case, failure.implementation, search.plan.options.seed)
     try:
@@ -214,8 +214,8 @@ def found_text(search: Search, failure: Failure) -> str:
         f"  case    {case.id}",
         f"  drawn   example {failure.example}, {how} {failure.drawn.id}",
         f"  {failure.verdict.message}",
-        f"  again   python -m suite search {who} --case={case.id}",
-        f"          python -m suite describe {case.id}",
+        f"  again   attention-conformance search {who} --case={case.id}",
+        f"          attention-conformance describe {case.id}",
         f"  to keep paste the id into `{home}` of suite/spec/operators/{case.operator.module}.py, then",
         f"          pytest {shlex.quote(node)} {who} --level=full",
     ]

@@ -17,15 +17,15 @@ import hypothesis
 from hypothesis import HealthCheck, Phase
 from hypothesis.strategies import SearchStrategy
 
-from suite.checks import all_checks
-from suite.judge.cell import Cell
-from suite.judge.judge import judge
-from suite.judge.verdict import Verdict
-from suite.run import jax_caches
-from suite.run.plan import Plan
-from suite.run.smaller import shrunk
-from suite.search import strategies
-from suite.search.failures import (
+from attention_conformance.suite.checks import all_checks
+from attention_conformance.suite.judge.cell import Cell
+from attention_conformance.suite.judge.judge import judge
+from attention_conformance.suite.judge.verdict import Verdict
+from attention_conformance.suite.run import jax_caches
+from attention_conformance.suite.run.plan import Plan
+from attention_conformance.suite.run.smaller import shrunk
+from attention_conformance.suite.search import strategies
+from attention_conformance.suite.search.failures import (
     Failure,
     Key,
     KnownAlike,
@@ -34,11 +34,11 @@ from suite.search.failures import (
     failure_key,
     values_of,
 )
-from suite.search.strategies import Shape
-from suite.spec.case import Case
-from suite.spec.dtypes import dtype
-from suite.spec.operator import Operator
-from suite.spec.vocabulary import BROKEN, SEARCHED
+from attention_conformance.suite.search.strategies import Shape
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.dtypes import dtype
+from attention_conformance.suite.spec.operator import Operator
+from attention_conformance.suite.spec.vocabulary import BROKEN, SEARCHED
 
 BATCH = 200
 """Cases per batch. Hypothesis begins a batch with small cases and varies them."""

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
-from backends.protocol import Implementation
-from suite.judge.cell import Cell
-from suite.judge.check import Check
-from suite.judge.verdict import Verdict
-from suite.records.expectations import Manifest
-from suite.spec.case import Case
-from suite.spec.dtypes import DTYPES
+from attention_conformance.backends.protocol import Implementation
+from attention_conformance.suite.judge.cell import Cell
+from attention_conformance.suite.judge.check import Check
+from attention_conformance.suite.judge.verdict import Verdict
+from attention_conformance.suite.records.expectations import Manifest
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.dtypes import DTYPES
 
 Key = tuple[str, str, str, str, str]
 

@@ -1,13 +1,13 @@
-"""The options of `python -m suite search`."""
+"""The options of `attention-conformance search`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from backends.registry import UsageError
-from suite.flags import number, option, whole
-from suite.run.options import Options, shared
+from attention_conformance.backends.registry import UsageError
+from attention_conformance.suite.flags import number, option, whole
+from attention_conformance.suite.run.options import Options, shared
 
 CELL_SECONDS = 60.0
 """Default time limit of a cell; drawn cases are small."""

@@ -14,10 +14,10 @@ from typing import Any
 import hypothesis
 from hypothesis import strategies as st
 
-from suite.run.smaller import tied, well_posed
-from suite.spec.case import Case, Widths
-from suite.spec.dtypes import DTYPES, DType
-from suite.spec.masks import (
+from attention_conformance.suite.run.smaller import tied, well_posed
+from attention_conformance.suite.spec.case import Case, Widths
+from attention_conformance.suite.spec.dtypes import DTYPES, DType
+from attention_conformance.suite.spec.masks import (
     And,
     Boolean,
     Causal,
@@ -30,11 +30,11 @@ from suite.spec.masks import (
     Window,
     part_features,
 )
-from suite.spec.operator import Operator, Option
-from suite.spec.operators import OPERATORS
-from suite.spec.recipes import FIXED_SCALE, recipes_of
-from suite.spec.sizes import Sizes
-from suite.spec.vocabulary import HIDING
+from attention_conformance.suite.spec.operator import Operator, Option
+from attention_conformance.suite.spec.operators import OPERATORS
+from attention_conformance.suite.spec.recipes import FIXED_SCALE, recipes_of
+from attention_conformance.suite.spec.sizes import Sizes
+from attention_conformance.suite.spec.vocabulary import HIDING
 
 PAIRS = 16_384
 """Greatest B x H x Lq x Lk of a case; its oracles take about ten milliseconds."""

@@ -22,13 +22,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from suite.spec.dtypes import CODES, DType, dtype
-from suite.spec.ids import PLACES
-from suite.spec.masks import Mask, parse_mask, part_features
-from suite.spec.operator import LETTERS, Axes, Operator, Option, choice
-from suite.spec.recipes import RECIPES, power_of_4
-from suite.spec.sizes import Sizes
-from suite.spec.vocabulary import AXIS_ORDERS, FORMS, VARIED_FORMS
+from attention_conformance.suite.spec.dtypes import CODES, DType, dtype
+from attention_conformance.suite.spec.ids import PLACES
+from attention_conformance.suite.spec.masks import Mask, parse_mask, part_features
+from attention_conformance.suite.spec.operator import LETTERS, Axes, Operator, Option, choice
+from attention_conformance.suite.spec.recipes import RECIPES, power_of_4
+from attention_conformance.suite.spec.sizes import Sizes
+from attention_conformance.suite.spec.vocabulary import AXIS_ORDERS, FORMS, VARIED_FORMS
 
 _EVERY_CASE = (
     choice("recipe", RECIPES),
@@ -244,7 +244,9 @@ class Case:
     @classmethod
     def parse(cls, text: str) -> Case:
         """The case with the id `text`. Raises ValueError that names the wrong part."""
-        from suite.spec.operators import OPERATORS  # operators import this module
+        from attention_conformance.suite.spec.operators import (
+            OPERATORS,  # operators import this module
+        )
 
         name, *parts = text.split("/")
         operator = OPERATORS.get(name)

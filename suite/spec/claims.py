@@ -1,6 +1,6 @@
 """Claims: what users may declare about their function, as its attributes or by `claims`.
 
-    from suite.spec.claims import claims
+    from attention_conformance.suite.spec.claims import claims
 
     @claims(dtypes=("f16",), head_sizes=(64, 128), equal_lengths=True)
     def flash(query, key, value, is_causal=False): ...

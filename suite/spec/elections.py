@@ -12,10 +12,10 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
-from suite.spec.dtypes import DTYPES, DType
-from suite.spec.levels import ALL, ELECTIONS_AT, HALF
-from suite.spec.operator import Operator
-from suite.spec.operators import OPERATORS
+from attention_conformance.suite.spec.dtypes import DTYPES, DType
+from attention_conformance.suite.spec.levels import ALL, ELECTIONS_AT, HALF
+from attention_conformance.suite.spec.operator import Operator
+from attention_conformance.suite.spec.operators import OPERATORS
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from suite.spec.case import Case, Widths, features
-from suite.spec.dtypes import DType, round_to
-from suite.spec.features import FEATURES
-from suite.spec.masks import Mask
-from suite.spec.operator import Operator
-from suite.spec.recipes import draw_bias, generator, told_seed
-from suite.spec.sizes import PairIndex, Sizes
+from attention_conformance.suite.spec.case import Case, Widths, features
+from attention_conformance.suite.spec.dtypes import DType, round_to
+from attention_conformance.suite.spec.features import FEATURES
+from attention_conformance.suite.spec.masks import Mask
+from attention_conformance.suite.spec.operator import Operator
+from attention_conformance.suite.spec.recipes import draw_bias, generator, told_seed
+from attention_conformance.suite.spec.sizes import PairIndex, Sizes
 
 _OF_CASE = ("mask", "form", "axis_order", "recipe", "dtype")
 

@@ -6,7 +6,7 @@ level that asks it and a row of `DTYPES_AT`. A level includes all levels before 
 - `SHARES`: promises that do not depend on values are asked on a share of the cases only.
 - `POSTPONED`: costly implementations are asked some cases at a later level.
 
-`python -m suite list --why ID` explains one case.
+`attention-conformance list --why ID` explains one case.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from functools import lru_cache
 from typing import NamedTuple
 
-from suite.spec.covering import Compatible, Row, covering_array, each_value
-from suite.spec.dtypes import DTYPES
-from suite.spec.ids import part
-from suite.spec.vocabulary import LEVELS
+from attention_conformance.suite.spec.covering import Compatible, Row, covering_array, each_value
+from attention_conformance.suite.spec.dtypes import DTYPES
+from attention_conformance.suite.spec.ids import part
+from attention_conformance.suite.spec.vocabulary import LEVELS
 
 ALL = tuple(DTYPES)
 HALF = ("f32", "bf16")

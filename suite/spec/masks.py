@@ -17,7 +17,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from suite.spec.sizes import PairIndex, Sizes, uniform
+from attention_conformance.suite.spec.sizes import PairIndex, Sizes, uniform
 
 
 class Mask:

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from suite.spec.ids import part
-from suite.spec.levels import Ask
-from suite.spec.sizes import Sizes
-from suite.spec.vocabulary import OPERANDS
+from attention_conformance.suite.spec.ids import part
+from attention_conformance.suite.spec.levels import Ask
+from attention_conformance.suite.spec.sizes import Sizes
+from attention_conformance.suite.spec.vocabulary import OPERANDS
 
 if TYPE_CHECKING:
-    from suite.spec.case import Case
-    from suite.spec.inputs import Inputs
+    from attention_conformance.suite.spec.case import Case
+    from attention_conformance.suite.spec.inputs import Inputs
 
 Axes = Mapping[str, str]
 """Axis letters of each array, by array name."""

@@ -9,9 +9,9 @@ from decimal import Decimal, localcontext
 
 import numpy as np
 
-from suite.spec.dtypes import DType
-from suite.spec.sizes import PairIndex, Sizes, uniform
-from suite.spec.vocabulary import HIDING
+from attention_conformance.suite.spec.dtypes import DType
+from attention_conformance.suite.spec.sizes import PairIndex, Sizes, uniform
+from attention_conformance.suite.spec.vocabulary import HIDING
 
 Operands = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Query (B, H, Lq, D), key (B, Hkv, Lk, D) and value (B, Hkv, Lk, Dv)."""

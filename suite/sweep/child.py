@@ -6,9 +6,9 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from suite.run.jax_caches import compilations_in
-from suite.run.process import how_it_ended, run_module
-from suite.sweep.plan import Task
+from attention_conformance.suite.run.jax_caches import compilations_in
+from attention_conformance.suite.run.process import how_it_ended, run_module
+from attention_conformance.suite.sweep.plan import Task
 
 LAST_LINES = 12
 """The number of output lines that are shown if a child leaves no result file."""

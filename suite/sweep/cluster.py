@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from backends.registry import UsageError
-from suite.records.machine import PACKAGES, ROOT
-from suite.sweep.child import ChildDied, Outcome, carry_out
-from suite.sweep.plan import Task, lock
+from attention_conformance.backends.registry import UsageError
+from attention_conformance.suite.records.machine import ROOT
+from attention_conformance.suite.sweep.child import ChildDied, Outcome, carry_out
+from attention_conformance.suite.sweep.plan import Task, lock
 
 MISSING = 'a sweep needs Ray: pip install "attention-conformance[cluster]"'
 
@@ -84,11 +84,10 @@ class Cluster:
 
     def _sent(self, where: str) -> dict[str, Any]:
         """Options that connect to a cluster and send it this checkout."""
-        for name in PACKAGES:
-            shutil.copytree(
-                ROOT / name, Path(self._folder.name, name),
-                ignore=shutil.ignore_patterns("__pycache__"),
-            )  # fmt: skip
+        shutil.copytree(
+            ROOT / "attention_conformance", Path(self._folder.name, "attention_conformance"),
+            ignore=shutil.ignore_patterns("__pycache__"),
+        )  # fmt: skip
         return {"address": where, "runtime_env": {"working_dir": self._folder.name}}
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""The command `sweep` of `python -m suite`.
+"""The command `sweep` of `attention-conformance`.
 
 Exit codes:
 
@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from backends.registry import UsageError
-from suite.flags import CommandOptions, number, option, whole
-from suite.run.options import shared
-from suite.spec.text import uncoloured
+from attention_conformance.backends.registry import UsageError
+from attention_conformance.suite.flags import CommandOptions, number, option, whole
+from attention_conformance.suite.run.options import shared
+from attention_conformance.suite.spec.text import uncoloured
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,9 @@ def add_sweep_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run `sweep`; returns the exit code."""
-    from suite.sweep.cluster import Cluster
-    from suite.sweep.plan import load
-    from suite.sweep.run import UNFINISHED, USAGE, Sweep
+    from attention_conformance.suite.sweep.cluster import Cluster
+    from attention_conformance.suite.sweep.plan import load
+    from attention_conformance.suite.sweep.run import UNFINISHED, USAGE, Sweep
 
     options = SweepOptions.of_arguments(arguments)
     try:

@@ -16,11 +16,11 @@ from typing import Any
 
 import msgspec
 
-from backends.registry import UsageError
-from suite.measure.releases import LOCKS, LockError, Release, read
-from suite.records.files import regular
-from suite.records.sweeps import INSTALLED
-from suite.run.options import Options
+from attention_conformance.backends.registry import UsageError
+from attention_conformance.suite.measure.releases import LOCKS, LockError, Release, read
+from attention_conformance.suite.records.files import regular
+from attention_conformance.suite.records.sweeps import INSTALLED
+from attention_conformance.suite.run.options import Options
 
 MOST_SEEDS = 1_000_000
 
@@ -133,11 +133,16 @@ def _tasks(plan: SweepPlan, table: Judging | Searching) -> Iterator[Task]:
         options = replace(options, level=table.level, audit=table.audit, optimized=table.optimized)
         kind, count, more = [*options.backend, table.level], table.shards, []
         # -n 1: if a cell ends its process, the run continues in a new one.
-        command = ["pytest", "-q", "-n", "1", "-p", "suite.plugin", "-p", "no:cacheprovider",
-                   "--pyargs", "suite"]  # fmt: skip
+        checks = "attention_conformance.suite"
+        command = ["pytest", "-q", "-n", "1", "-p", f"{checks}.plugin", "-p", "no:cacheprovider",
+                   "--pyargs", checks]  # fmt: skip
         _check_positive("shards", count)
     else:
-        kind, count, command = ["search", *options.backend], 1, ["suite", "search"]
+        kind, count, command = (
+            ["search", *options.backend],
+            1,
+            ["attention_conformance.suite", "search"],
+        )
         more = [f"--examples={table.examples}", *([] if table.gradients else ["--no-gradients"])]
         _check_positive("examples", table.examples)
     options.check()

@@ -9,22 +9,22 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from glob import glob
 from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
 
-from backends.registry import UsageError
-from suite.records import cells, lines, machine, searches
-from suite.records.files import new_file, new_folder
-from suite.records.machine import PACKAGES
-from suite.records.sweeps import SWEEP
-from suite.run.progress import span
-from suite.spec.text import printable, uncoloured
-from suite.spec.vocabulary import BROKEN
-from suite.sweep.child import Outcome
-from suite.sweep.cluster import Lost
-from suite.sweep.plan import SweepPlan, Task, tasks
+from attention_conformance.backends.registry import UsageError
+from attention_conformance.suite.records import cells, lines, machine, searches
+from attention_conformance.suite.records.files import new_file, new_folder
+from attention_conformance.suite.records.sweeps import SWEEP
+from attention_conformance.suite.run.progress import span
+from attention_conformance.suite.spec.text import printable, uncoloured
+from attention_conformance.suite.spec.vocabulary import BROKEN
+from attention_conformance.suite.sweep.child import Outcome
+from attention_conformance.suite.sweep.cluster import Lost
+from attention_conformance.suite.sweep.plan import SweepPlan, Task, tasks
 
 GREEN, FAILED, USAGE, UNFINISHED = 0, 1, 2, 3
 """Exit codes."""
@@ -111,7 +111,7 @@ class Sweep:
             )
             say(f"{reason}; the same command continues the sweep")
             return UNFINISHED
-        say(f"tables: python -m suite report {self.folder}")
+        say(f"tables: attention-conformance report {self.folder}")
         totals = [lines.totals(self.path(task)) or {} for task in self.tasks]
         return FAILED if any(map(_broken, totals)) else GREEN
 
@@ -165,7 +165,8 @@ class Sweep:
 def source(root: Path = machine.ROOT) -> str:
     """A digest of the suite's files, committed or not."""
     digest = hashlib.sha256()
-    for path in sorted(p for name in PACKAGES for p in (root / name).rglob("*")):
+    files = glob("attention_conformance/**", root_dir=root, recursive=True)  # links, too
+    for path in sorted(root / name for name in files):
         if path.suffix in SOURCES and path.is_file():
             data = path.read_bytes()
             digest.update(f"{path.relative_to(root).as_posix()} {len(data)}\n".encode() + data)

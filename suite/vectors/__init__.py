@@ -1,7 +1,7 @@
 """Vectors: the suite's cases as files, for runtimes that Python cannot call.
 
-    python -m suite vectors --level=smoke --output=VECTORS
-    python -m suite vectors judge ANSWERS --vectors=VECTORS
+    attention-conformance vectors --level=smoke --output=VECTORS
+    attention-conformance vectors judge ANSWERS --vectors=VECTORS
 
 1. The first command writes a folder: one safetensors file per case, and `index.json`, which describes the
    cases. A file has inputs, dense masks, the expected output, log-sum-exp and gradients in float64, and

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from suite.records.files import regular
-from suite.spec.operators import WORDS
-from suite.spec.text import did_you_mean
-from suite.vectors.index import (
+from attention_conformance.suite.records.files import regular
+from attention_conformance.suite.spec.operators import WORDS
+from attention_conformance.suite.spec.text import did_you_mean
+from attention_conformance.suite.vectors.index import (
     INDEX,
     RUNTIME,
     Entry,
@@ -21,7 +21,7 @@ from suite.vectors.index import (
     read_index,
     read_runtime,
 )
-from suite.vectors.tensors import SUFFIX, NoTensors, Tensor, decoded, sha256
+from attention_conformance.suite.vectors.tensors import SUFFIX, NoTensors, Tensor, decoded, sha256
 
 
 @dataclass(frozen=True)

@@ -8,26 +8,26 @@ from functools import lru_cache
 
 import numpy as np
 
-from backends._numpy.backend import NumpyBackend
-from backends.declared import OF_BACKENDS, Declared
-from backends.masks import rank4
-from backends.prepared import PreparedCall
-from backends.protocol import Implementation
-from suite.checks import all_checks
-from suite.judge.answer import names_of
-from suite.judge.elections import modes
-from suite.judge.elections.probe import Probe
-from suite.judge.elections.questions import PROBES
-from suite.spec.case import Case
-from suite.spec.elections import ElectionCase
-from suite.spec.features import FEATURES
-from suite.spec.inputs import Inputs, draw, draw_cotangent
-from suite.spec.masks import Causal
-from suite.spec.operator import Operator
-from suite.spec.operators import OPERATORS, WORDS
-from suite.spec.vocabulary import OPERANDS, REGISTERED
-from suite.vectors.options import Selection
-from suite.vectors.tensors import SUFFIX, encoded, sha256, type_of, typed
+from attention_conformance.backends._numpy.backend import NumpyBackend
+from attention_conformance.backends.declared import OF_BACKENDS, Declared
+from attention_conformance.backends.masks import rank4
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.protocol import Implementation
+from attention_conformance.suite.checks import all_checks
+from attention_conformance.suite.judge.answer import names_of
+from attention_conformance.suite.judge.elections import modes
+from attention_conformance.suite.judge.elections.probe import Probe
+from attention_conformance.suite.judge.elections.questions import PROBES
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.elections import ElectionCase
+from attention_conformance.suite.spec.features import FEATURES
+from attention_conformance.suite.spec.inputs import Inputs, draw, draw_cotangent
+from attention_conformance.suite.spec.masks import Causal
+from attention_conformance.suite.spec.operator import Operator
+from attention_conformance.suite.spec.operators import OPERATORS, WORDS
+from attention_conformance.suite.spec.vocabulary import OPERANDS, REGISTERED
+from attention_conformance.suite.vectors.options import Selection
+from attention_conformance.suite.vectors.tensors import SUFFIX, encoded, sha256, type_of, typed
 
 StoredCase = Case | ElectionCase
 

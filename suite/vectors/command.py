@@ -1,4 +1,4 @@
-"""The command `vectors` of `python -m suite`, and `vectors judge`.
+"""The command `vectors` of `attention-conformance`, and `vectors judge`.
 
 Exit codes:
 
@@ -18,12 +18,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from suite.spec.vocabulary import BROKEN, STATUSES
-from suite.vectors.options import ExportOptions, JudgeOptions
+from attention_conformance.suite.spec.vocabulary import BROKEN, STATUSES
+from attention_conformance.suite.vectors.options import ExportOptions, JudgeOptions
 
 if TYPE_CHECKING:
-    from suite.records.cells import CellRecord, Run
-    from suite.vectors.judge import StoredPlan
+    from attention_conformance.suite.records.cells import CellRecord, Run
+    from attention_conformance.suite.vectors.judge import StoredPlan
 
 MISSING = (
     "vectors are safetensors files, and safetensors or ml_dtypes is not installed: "
@@ -58,8 +58,8 @@ def make(arguments: argparse.Namespace) -> int:
     """Write vectors; returns the exit code."""
     if not _installed():
         return 2
-    from suite.vectors.export import export
-    from suite.vectors.index import VectorsError
+    from attention_conformance.suite.vectors.export import export
+    from attention_conformance.suite.vectors.index import VectorsError
 
     options = ExportOptions.of_arguments(arguments)
     if options.output is None:
@@ -82,12 +82,12 @@ def judge_answers(arguments: argparse.Namespace) -> int:
     """Judge a folder of answers; returns the exit code."""
     if not _installed():
         return 2
-    from backends.registry import UsageError
-    from suite.records import cells as records
-    from suite.records.coverage import NOT_JUDGED_ENOUGH, shortfalls
-    from suite.records.files import new_file
-    from suite.vectors.index import VectorsError
-    from suite.vectors.judge import judged, plan_of
+    from attention_conformance.backends.registry import UsageError
+    from attention_conformance.suite.records import cells as records
+    from attention_conformance.suite.records.coverage import NOT_JUDGED_ENOUGH, shortfalls
+    from attention_conformance.suite.records.files import new_file
+    from attention_conformance.suite.vectors.index import VectorsError
+    from attention_conformance.suite.vectors.judge import judged, plan_of
 
     options = JudgeOptions.of_arguments(arguments)
     try:
@@ -119,7 +119,7 @@ def judge_answers(arguments: argparse.Namespace) -> int:
 def progress(name: str) -> Callable[[float, int], None]:
     """A function `step(seconds, steps)` to call after each of `steps` steps. The function prints the
     remaining time now and then."""
-    from suite.run.progress import EVERY, Progress
+    from attention_conformance.suite.run.progress import EVERY, Progress
 
     shown = Progress(EVERY[sys.stderr.isatty()])
 
@@ -141,8 +141,8 @@ def lines(
 ) -> Iterator[str]:
     """The printed lines of a run over stored answers: verdict, failures by group, facts, counts.
     `missing` are the reasons if too little was judged."""
-    from suite.report import explanation, frames, summary
-    from suite.run.terminal import IN_FULL, MOST, why
+    from attention_conformance.suite.report import explanation, frames, summary
+    from attention_conformance.suite.run.terminal import IN_FULL, MOST, why
 
     def commands(cell: CellRecord) -> Mapping[str, str]:
         return {"again": rerun_command(answers, replace(options, case=(cell.case,)))}
@@ -165,7 +165,7 @@ def lines(
 def rerun_command(answers: Path, options: JudgeOptions) -> str:
     """The command that judges answers again."""
     return shlex.join(
-        ["python", "-m", "suite", "vectors", "judge", str(answers), *options.command_line()]
+        ["attention-conformance", "vectors", "judge", str(answers), *options.command_line()]
     )
 
 

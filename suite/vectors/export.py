@@ -16,20 +16,25 @@ from typing import Any
 
 import numpy as np
 
-import suite
-from references.rounding import Bounded
-from suite.judge.elections import question_of_gradients, questions_of_rows
-from suite.judge.oracle import Oracle, Rounding
-from suite.judge.verdict import HarnessError
-from suite.records.files import new_folder
-from suite.spec.case import Case
-from suite.spec.elections import ElectionCase
-from suite.spec.inputs import Inputs
-from suite.spec.masks import And, Mask, Or, Padding
-from suite.spec.sizes import Sizes
-from suite.spec.vocabulary import NUMERICS
-from suite.vectors.asked import ProbeRecorder, StoredProblem, operands, problems_of
-from suite.vectors.index import (
+from attention_conformance import suite
+from attention_conformance.references.rounding import Bounded
+from attention_conformance.suite.judge.elections import question_of_gradients, questions_of_rows
+from attention_conformance.suite.judge.oracle import Oracle, Rounding
+from attention_conformance.suite.judge.verdict import HarnessError
+from attention_conformance.suite.records.files import new_folder
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.elections import ElectionCase
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.masks import And, Mask, Or, Padding
+from attention_conformance.suite.spec.sizes import Sizes
+from attention_conformance.suite.spec.vocabulary import NUMERICS
+from attention_conformance.suite.vectors.asked import (
+    ProbeRecorder,
+    StoredProblem,
+    operands,
+    problems_of,
+)
+from attention_conformance.suite.vectors.index import (
     INDEX,
     JSON_SCHEMA,
     SCHEMA,
@@ -43,8 +48,8 @@ from suite.vectors.index import (
     questions,
     text_of,
 )
-from suite.vectors.options import Selection
-from suite.vectors.tensors import encoded, sha256, type_of, typed
+from attention_conformance.suite.vectors.options import Selection
+from attention_conformance.suite.vectors.tensors import encoded, sha256, type_of, typed
 
 Arrays = dict[str, np.ndarray]
 

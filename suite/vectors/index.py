@@ -14,10 +14,10 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta
 
-from suite.records.files import regular
-from suite.spec.elections import QUESTIONS
-from suite.spec.text import did_you_mean
-from suite.vectors.tensors import sha256
+from attention_conformance.suite.records.files import regular
+from attention_conformance.suite.spec.elections import QUESTIONS
+from attention_conformance.suite.spec.text import did_you_mean
+from attention_conformance.suite.vectors.tensors import sha256
 
 SCHEMA = 1
 """The version of both schemas."""
@@ -199,7 +199,7 @@ def text_of(value: Any) -> str:
 def read_index(folder: Path) -> Index:
     """The index of a folder of vectors. Raises VectorsError."""
     path = folder / INDEX
-    document = _document(path, "make vectors with `python -m suite vectors --output=FOLDER`")
+    document = _document(path, "make vectors with `attention-conformance vectors --output=FOLDER`")
     number = document.get("schema")
     if isinstance(number, int) and number > SCHEMA:
         raise VectorsError(

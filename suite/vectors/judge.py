@@ -7,23 +7,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import suite
-from backends.claims import read_elections
-from backends.registry import ALIASES, REGISTRY, UsageError
-from suite.checks import all_checks
-from suite.judge.cell import Cell
-from suite.judge.check import Check
-from suite.judge.judge import judge
-from suite.records.cells import CellRecord, Header
-from suite.run.loading import load_backend
-from suite.run.options import Options
-from suite.run.plan import Plan
-from suite.run.recorded import header, record
-from suite.vectors.answers import read_answers
-from suite.vectors.asked import StoredProblem, problems_of
-from suite.vectors.index import Index, Runtime, VectorsError
-from suite.vectors.options import JudgeOptions, Selection
-from suite.vectors.runtime import StoredBackend
+from attention_conformance import suite
+from attention_conformance.backends.claims import read_elections
+from attention_conformance.backends.registry import ALIASES, REGISTRY, UsageError
+from attention_conformance.suite.checks import all_checks
+from attention_conformance.suite.judge.cell import Cell
+from attention_conformance.suite.judge.check import Check
+from attention_conformance.suite.judge.judge import judge
+from attention_conformance.suite.records.cells import CellRecord, Header
+from attention_conformance.suite.run.loading import load_backend
+from attention_conformance.suite.run.options import Options
+from attention_conformance.suite.run.plan import Plan
+from attention_conformance.suite.run.recorded import header, record
+from attention_conformance.suite.vectors.answers import read_answers
+from attention_conformance.suite.vectors.asked import StoredProblem, problems_of
+from attention_conformance.suite.vectors.index import Index, Runtime, VectorsError
+from attention_conformance.suite.vectors.options import JudgeOptions, Selection
+from attention_conformance.suite.vectors.runtime import StoredBackend
 
 
 @dataclass(frozen=True)

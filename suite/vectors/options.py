@@ -1,15 +1,15 @@
-"""The options of `python -m suite vectors` and of `vectors judge`."""
+"""The options of `attention-conformance vectors` and of `vectors judge`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from suite.flags import CommandOptions, option
-from suite.run.options import shared
-from suite.spec.case import Case
-from suite.spec.elections import ElectionCase
-from suite.spec.operators import OPERATORS
+from attention_conformance.suite.flags import CommandOptions, option
+from attention_conformance.suite.run.options import shared
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.elections import ElectionCase
+from attention_conformance.suite.spec.operators import OPERATORS
 
 
 @dataclass(frozen=True)

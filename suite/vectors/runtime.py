@@ -13,22 +13,22 @@ from typing import Any
 
 import numpy as np
 
-from backends._numpy import NumpyEngine, Rounded
-from backends.claims import Claims
-from backends.prepared import PreparedCall
-from backends.protocol import Implementation
-from suite.judge import elections
-from suite.judge.verdict import Deviation, HarnessError, NotApplicable
-from suite.spec.case import Case
-from suite.spec.catalogue import AnyCase
-from suite.spec.dtypes import DTYPES, DType
-from suite.spec.elections import QUESTIONS, ElectionCase
-from suite.spec.inputs import Inputs
-from suite.spec.operator import Operator
-from suite.vectors.answers import Answers
-from suite.vectors.asked import ALL, StoredProblem, operands, operators
-from suite.vectors.index import Entry
-from suite.vectors.tensors import NoTensors, Tensor
+from attention_conformance.backends._numpy import NumpyEngine, Rounded
+from attention_conformance.backends.claims import Claims
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.protocol import Implementation
+from attention_conformance.suite.judge import elections
+from attention_conformance.suite.judge.verdict import Deviation, HarnessError, NotApplicable
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.catalogue import AnyCase
+from attention_conformance.suite.spec.dtypes import DTYPES, DType
+from attention_conformance.suite.spec.elections import QUESTIONS, ElectionCase
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operator import Operator
+from attention_conformance.suite.vectors.answers import Answers
+from attention_conformance.suite.vectors.asked import ALL, StoredProblem, operands, operators
+from attention_conformance.suite.vectors.index import Entry
+from attention_conformance.suite.vectors.tensors import NoTensors, Tensor
 
 ASSUMED = ("subnormal-output", "score-overflow", "no-keys", "value-size")
 """Questions that have their first answer if the runtime answers no probe of them. Cells that depend on

@@ -11,7 +11,7 @@ import numpy as np
 import safetensors
 from safetensors import numpy as of_numpy
 
-from suite.spec.dtypes import CODES, DTYPES, DType
+from attention_conformance.suite.spec.dtypes import CODES, DTYPES, DType
 
 TYPES: dict[str, type] = {
     "F64": np.float64,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from suite.spec.dtypes import dtype
+from attention_conformance.suite.spec.dtypes import dtype
 from tests.electing.arrays import Arrays
 
 Answers = Mapping[str, str]

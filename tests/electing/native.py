@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from backends._numpy import Rounded
-from backends.declared import ATTENTION_FEATURES
-from suite.faults.kernels.attention import Call, Kernel
+from attention_conformance.backends._numpy import Rounded
+from attention_conformance.backends.declared import ATTENTION_FEATURES
+from attention_conformance.suite.faults.kernels.attention import Call, Kernel
 from tests.electing.arrays import Arrays, OfJax, OfKeras, OfTorch
 from tests.electing.kernel import Answers, Electing, Problem
 

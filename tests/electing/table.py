@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from suite.judge.elections.lse import AGREES
-from suite.spec.covering import covering_array, each_value
-from suite.spec.elections import QUESTIONS
-from suite.spec.operator import MODES
+from attention_conformance.suite.judge.elections.lse import AGREES
+from attention_conformance.suite.spec.covering import covering_array, each_value
+from attention_conformance.suite.spec.elections import QUESTIONS
+from attention_conformance.suite.spec.operator import MODES
 from tests.electing.kernel import Answers, completed
 
 Axes = Mapping[str, Sequence[str]]

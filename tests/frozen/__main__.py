@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from backends.threads import limit_threads
+from attention_conformance.backends.threads import limit_threads
 from tests.frozen import statuses
 from tests.frozen.asked import BOUNDS, IDS
 from tests.frozen.kills import KILLS

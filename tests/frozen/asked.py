@@ -11,11 +11,11 @@ from functools import partial
 
 import numpy as np
 
-from suite.checks import all_checks
-from suite.judge.oracle import Oracle, Rounding
-from suite.spec.case import Case
-from suite.spec.inputs import draw, draw_cotangent, draw_tangents
-from suite.spec.vocabulary import LEVELS, OPERANDS
+from attention_conformance.suite.checks import all_checks
+from attention_conformance.suite.judge.oracle import Oracle, Rounding
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.inputs import draw, draw_cotangent, draw_tangents
+from attention_conformance.suite.spec.vocabulary import LEVELS, OPERANDS
 from tests.frozen.part import Part, Texts, Wanted, everything
 
 LAST_DIGITS = 2.0**-20

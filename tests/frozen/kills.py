@@ -7,15 +7,18 @@ from __future__ import annotations
 
 from functools import partial
 
-from backends.registry import load
-from suite.checks import all_checks
-from suite.run.kill_table import kill
+from attention_conformance.backends.registry import load
+from attention_conformance.suite.checks import all_checks
+from attention_conformance.suite.run.kill_table import kill
 from tests.frozen.part import Part, Texts, Wanted
 
 
 def kills(level: str, wanted: Wanted) -> Texts:
     """The first kill of every wanted fault."""
-    checks, mutants = all_checks().values(), load("suite.faults:mutants").implementations()
+    checks, mutants = (
+        all_checks().values(),
+        load("attention_conformance.suite.faults:mutants").implementations(),
+    )
     kills = [kill(mutant, checks, level) for mutant in mutants if wanted(mutant.name)]
     return {
         one.fault.name: f"{one.fault.killed_by} {f'{one.case} {one.kind}' if one.killed else 'survives'}"

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 import pandas as pd
 
-from suite.records.cells import Run, load
-from suite.records.findings import manifests
+from attention_conformance.suite.records.cells import Run, load
+from attention_conformance.suite.records.findings import manifests
 from tests.frozen.part import FOLDER, difference
 
 STATUSES = FOLDER / "statuses.parquet"

@@ -22,20 +22,20 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from backends.protocol import UsageError
-from suite.checks import all_checks
-from suite.faults import all_faults
-from suite.faults.fault import Fault
-from suite.judge.check import Check
-from suite.judge.diagnosis.finding import Diagnosis
-from suite.judge.judge import judge
-from suite.judge.verdict import first_line
-from suite.records.cells import CellRecord
-from suite.run import diagnosing
-from suite.run.options import Options
-from suite.run.plan import Plan
-from suite.run.recorded import record
-from suite.spec.vocabulary import BROKEN, GRADIENTS, VALUES
+from attention_conformance.backends.protocol import UsageError
+from attention_conformance.suite.checks import all_checks
+from attention_conformance.suite.faults import all_faults
+from attention_conformance.suite.faults.fault import Fault
+from attention_conformance.suite.judge.check import Check
+from attention_conformance.suite.judge.diagnosis.finding import Diagnosis
+from attention_conformance.suite.judge.judge import judge
+from attention_conformance.suite.judge.verdict import first_line
+from attention_conformance.suite.records.cells import CellRecord
+from attention_conformance.suite.run import diagnosing
+from attention_conformance.suite.run.options import Options
+from attention_conformance.suite.run.plan import Plan
+from attention_conformance.suite.run.recorded import record
+from attention_conformance.suite.spec.vocabulary import BROKEN, GRADIENTS, VALUES
 from tests import withheld
 from tests.diagnosed.kernels import KERNELS
 from tests.diagnosed.running import HERE

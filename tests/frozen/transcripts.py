@@ -17,8 +17,8 @@ import tomllib
 from dataclasses import replace
 from pathlib import Path
 
-from suite.faults import all_faults
-from suite.faults.backend import KernelBackend
+from attention_conformance.suite.faults import all_faults
+from attention_conformance.suite.faults.backend import KernelBackend
 from tests.frozen.part import FOLDER, SETTINGS, Folder, Texts, Wanted
 from tests.records_by_hand import cell, elect, run, write
 

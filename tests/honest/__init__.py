@@ -6,9 +6,9 @@ variants share.
 
 from __future__ import annotations
 
-from backends.protocol import Backend, Implementation
-from suite.faults.backend import KernelBackend
-from suite.faults.kernels import (
+from attention_conformance.backends.protocol import Backend, Implementation
+from attention_conformance.suite.faults.backend import KernelBackend
+from attention_conformance.suite.faults.kernels import (
     cached,
     centred,
     dropout,
@@ -28,7 +28,7 @@ from suite.faults.kernels import (
     split,
     variants,
 )
-from suite.spec.modules import classes_in
+from attention_conformance.suite.spec.modules import classes_in
 
 KERNELS: tuple[type[Implementation], ...] = (
     cached.CachedKernel,

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from backends._numpy import Rounded
-from suite.faults.kernels.attention import Call, Eager, Fused, Kernel, Online
-from suite.spec.dtypes import round_to
+from attention_conformance.backends._numpy import Rounded
+from attention_conformance.suite.faults.kernels.attention import Call, Eager, Fused, Kernel, Online
+from attention_conformance.suite.spec.dtypes import round_to
 
 
 class OnlineTiles16(Online):

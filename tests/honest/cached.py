@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from backends._numpy import Rounded
-from backends.declared import DeclaredRounding
-from suite.faults.kernels.attention import Eager
-from suite.faults.kernels.cached import CachedKernel, CodedKernel, Held
-from suite.spec.dtypes import CODES, DTYPES, round_to
-from suite.spec.inputs import Inputs
+from attention_conformance.backends._numpy import Rounded
+from attention_conformance.backends.declared import DeclaredRounding
+from attention_conformance.suite.faults.kernels.attention import Eager
+from attention_conformance.suite.faults.kernels.cached import CachedKernel, CodedKernel, Held
+from attention_conformance.suite.spec.dtypes import CODES, DTYPES, round_to
+from attention_conformance.suite.spec.inputs import Inputs
 
 ONE_LENGTH = CachedKernel.features - {"subsets"}
 

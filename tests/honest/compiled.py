@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from suite.faults.kernels.gradient import Differentiable, DifferentiableFused
-from suite.faults.kernels.layer import MultiHeadKernel
+from attention_conformance.suite.faults.kernels.gradient import Differentiable, DifferentiableFused
+from attention_conformance.suite.faults.kernels.layer import MultiHeadKernel
 from tests.honest.attention import OnlineTiles16
 
 

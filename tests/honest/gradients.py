@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 
-from backends.protocol import DeclaredRounding
-from suite.faults.kernels.layer_gradient import (
+from attention_conformance.backends.protocol import DeclaredRounding
+from attention_conformance.suite.faults.kernels.layer_gradient import (
     Arrays,
     LayerDifferentiable,
     SelfAttentionDifferentiable,
 )
-from suite.faults.kernels.norm_gradient import (
+from attention_conformance.suite.faults.kernels.norm_gradient import (
     LayerNormDifferentiable,
     Standard,
     rounded,
     summed_by_rows,
 )
-from suite.spec.dtypes import round_to
-from suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.dtypes import round_to
+from attention_conformance.suite.spec.inputs import Inputs
 
 
 class LayerNarrowBias(LayerDifferentiable):

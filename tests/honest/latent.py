@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from backends._numpy import Rounded
-from backends.protocol import DeclaredRounding
-from suite.faults.kernels.attention import Call, Online
-from suite.faults.kernels.latent import AbsorbedKernel, Arrays, LatentKernel
-from suite.spec.dtypes import DType
+from attention_conformance.backends._numpy import Rounded
+from attention_conformance.backends.protocol import DeclaredRounding
+from attention_conformance.suite.faults.kernels.attention import Call, Online
+from attention_conformance.suite.faults.kernels.latent import AbsorbedKernel, Arrays, LatentKernel
+from attention_conformance.suite.spec.dtypes import DType
 
 
 class LatentOnline(Online, AbsorbedKernel):

@@ -6,8 +6,13 @@ import math
 
 import numpy as np
 
-from backends._numpy import Rounded
-from suite.faults.kernels.layer import Heads, LayerCall, LayerEager, MultiHeadKernel
+from attention_conformance.backends._numpy import Rounded
+from attention_conformance.suite.faults.kernels.layer import (
+    Heads,
+    LayerCall,
+    LayerEager,
+    MultiHeadKernel,
+)
 
 
 class LayerExact(MultiHeadKernel):

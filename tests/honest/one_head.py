@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from suite.faults.kernels.layer import LayerCall, LayerEager, SelfAttentionKernel
-from suite.faults.kernels.single import (
+from attention_conformance.suite.faults.kernels.layer import (
+    LayerCall,
+    LayerEager,
+    SelfAttentionKernel,
+)
+from attention_conformance.suite.faults.kernels.single import (
     AdditiveKernel,
     BatchNormKernel,
     ConcatKernel,
@@ -14,7 +18,7 @@ from suite.faults.kernels.single import (
     MaskedKernel,
     NormKernel,
 )
-from suite.spec.operators.layer_norm import EPSILON
+from attention_conformance.suite.spec.operators.layer_norm import EPSILON
 from tests.honest.layers import LayerStepwise, LayerUniformRows
 
 

@@ -6,19 +6,19 @@ from typing import Any
 
 import numpy as np
 
-from backends.protocol import DeclaredRounding
-from references.rotary import frequencies
-from suite.faults.kernels.attention import Call
-from suite.faults.kernels.dropout import Dropping
-from suite.faults.kernels.encoder import EncoderKernel
-from suite.faults.kernels.gradient import Differentiable, DifferentiableFused
-from suite.faults.kernels.merge import MergeKernel
-from suite.faults.kernels.norm_gradient import NormDifferentiable, Standard
-from suite.faults.kernels.packed import Pack, PackedKernel
-from suite.faults.kernels.rotary import RotaryKernel, RotaryTableCast, Turn
-from suite.faults.kernels.single import BatchNormKernel, LayerNormKernel
-from suite.spec.dtypes import DType, round_to
-from suite.spec.inputs import Inputs
+from attention_conformance.backends.protocol import DeclaredRounding
+from attention_conformance.references.rotary import frequencies
+from attention_conformance.suite.faults.kernels.attention import Call
+from attention_conformance.suite.faults.kernels.dropout import Dropping
+from attention_conformance.suite.faults.kernels.encoder import EncoderKernel
+from attention_conformance.suite.faults.kernels.gradient import Differentiable, DifferentiableFused
+from attention_conformance.suite.faults.kernels.merge import MergeKernel
+from attention_conformance.suite.faults.kernels.norm_gradient import NormDifferentiable, Standard
+from attention_conformance.suite.faults.kernels.packed import Pack, PackedKernel
+from attention_conformance.suite.faults.kernels.rotary import RotaryKernel, RotaryTableCast, Turn
+from attention_conformance.suite.faults.kernels.single import BatchNormKernel, LayerNormKernel
+from attention_conformance.suite.spec.dtypes import DType, round_to
+from attention_conformance.suite.spec.inputs import Inputs
 
 
 class DroppingFused(Dropping, DifferentiableFused):

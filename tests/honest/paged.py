@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from suite.faults.kernels.packed import Pack
-from suite.faults.kernels.paged import Paged, PagedKernel
-from suite.faults.kernels.paged_write import PagedWriteKernel
-from suite.spec.dtypes import round_to
-from suite.spec.operators.paged import allowed
+from attention_conformance.suite.faults.kernels.packed import Pack
+from attention_conformance.suite.faults.kernels.paged import Paged, PagedKernel
+from attention_conformance.suite.faults.kernels.paged_write import PagedWriteKernel
+from attention_conformance.suite.spec.dtypes import round_to
+from attention_conformance.suite.spec.operators.paged import allowed
 
 
 class PagedByPages(PagedKernel):

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from suite.faults.kernels.quantized import Coded, QuantizedKernel, QuantizedWriteKernel, Writing
-from suite.spec.dtypes import round_to
+from attention_conformance.suite.faults.kernels.quantized import (
+    Coded,
+    QuantizedKernel,
+    QuantizedWriteKernel,
+    Writing,
+)
+from attention_conformance.suite.spec.dtypes import round_to
 
 TILED = "a scale of a tile is no factor of scores or outputs"
 

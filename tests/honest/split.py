@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from backends.declared import DeclaredRounding
-from suite.faults.kernels.cached import CachedKernel
-from suite.faults.kernels.paged import Paged
-from suite.faults.kernels.split import Part, SplitKernel
-from suite.faults.kernels.variants import MergedChunks
-from suite.spec.dtypes import DTYPES, round_to
+from attention_conformance.backends.declared import DeclaredRounding
+from attention_conformance.suite.faults.kernels.cached import CachedKernel
+from attention_conformance.suite.faults.kernels.paged import Paged
+from attention_conformance.suite.faults.kernels.split import Part, SplitKernel
+from attention_conformance.suite.faults.kernels.variants import MergedChunks
+from attention_conformance.suite.spec.dtypes import DTYPES, round_to
 
 
 class SplitInTurn(SplitKernel):

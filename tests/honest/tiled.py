@@ -6,10 +6,10 @@ import math
 
 import numpy as np
 
-from backends.protocol import DeclaredRounding
-from suite.faults.kernels.attention import Call, Kernel, Online
-from suite.faults.kernels.gradient import Differentiable, DifferentiableFused
-from suite.faults.kernels.variants import FlashFused, MergedChunks
+from attention_conformance.backends.protocol import DeclaredRounding
+from attention_conformance.suite.faults.kernels.attention import Call, Kernel, Online
+from attention_conformance.suite.faults.kernels.gradient import Differentiable, DifferentiableFused
+from attention_conformance.suite.faults.kernels.variants import FlashFused, MergedChunks
 
 
 class OnlineTiles8(Online):

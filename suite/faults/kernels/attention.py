@@ -16,14 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from backends._numpy import Rounded
-from backends.declared import TEXTBOOK_FEATURES
-from backends.masks import dense_of, feature_arrays, rank4, split_native
-from backends.prepared import PreparedCall, attention_call
-from backends.protocol import Declared, Election, Implementation
-from suite.spec.dtypes import DType, round_to
-from suite.spec.inputs import Inputs
-from suite.spec.sizes import Sizes
+from attention_conformance.backends._numpy import Rounded
+from attention_conformance.backends.declared import TEXTBOOK_FEATURES
+from attention_conformance.backends.masks import dense_of, feature_arrays, rank4, split_native
+from attention_conformance.backends.prepared import PreparedCall, attention_call
+from attention_conformance.backends.protocol import Declared, Election, Implementation
+from attention_conformance.suite.spec.dtypes import DType, round_to
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.sizes import Sizes
 
 
 @dataclass(frozen=True)

@@ -9,17 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from backends._numpy import Rounded
-from backends.caching import Projected, Scripted, Turn
-from backends.declared import DeclaredRounding
-from suite.faults.kernels.attention import Call, Kernel, Stated
-from suite.faults.kernels.rotary import RotaryKernel
-from suite.faults.kernels.rotary import Turn as Rotating
-from suite.spec.dtypes import CODES, DTYPES, round_to
-from suite.spec.inputs import Inputs
-from suite.spec.masks import Tree
-from suite.spec.operators.cached import FEATURES
-from suite.spec.operators.scripts import (
+from attention_conformance.backends._numpy import Rounded
+from attention_conformance.backends.caching import Projected, Scripted, Turn
+from attention_conformance.backends.declared import DeclaredRounding
+from attention_conformance.suite.faults.kernels.attention import Call, Kernel, Stated
+from attention_conformance.suite.faults.kernels.rotary import RotaryKernel
+from attention_conformance.suite.faults.kernels.rotary import Turn as Rotating
+from attention_conformance.suite.spec.dtypes import CODES, DTYPES, round_to
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.masks import Tree
+from attention_conformance.suite.spec.operators.cached import FEATURES
+from attention_conformance.suite.spec.operators.scripts import (
     Chunk,
     capacity,
     has_documents,

@@ -10,11 +10,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from backends._numpy import Rounded
-from backends.protocol import DeclaredRounding
-from suite.faults.kernels.attention import Call
-from suite.faults.kernels.gradient import Differentiable, DifferentiableEager
-from suite.spec.dtypes import DTYPES, round_to
+from attention_conformance.backends._numpy import Rounded
+from attention_conformance.backends.protocol import DeclaredRounding
+from attention_conformance.suite.faults.kernels.attention import Call
+from attention_conformance.suite.faults.kernels.gradient import Differentiable, DifferentiableEager
+from attention_conformance.suite.spec.dtypes import DTYPES, round_to
 
 ALL_KEYS = {"nan-in-masked-key": "leaks", "nan-in-masked-key-gradient": "leaks"}
 """Elections of a kernel whose constant contains hidden keys."""

@@ -10,11 +10,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from backends.prepared import PreparedCall
-from suite.faults.kernels.attention import Call
-from suite.faults.kernels.dropping import Drops
-from suite.faults.kernels.gradient import Differentiable
-from suite.spec.inputs import Inputs
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.suite.faults.kernels.attention import Call
+from attention_conformance.suite.faults.kernels.dropping import Drops
+from attention_conformance.suite.faults.kernels.gradient import Differentiable
+from attention_conformance.suite.spec.inputs import Inputs
 
 
 class Dropping(Drops, Differentiable):

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from scipy.special import erf
 
-from backends.prepared import PreparedCall
-from references.encoder import reference
-from references.rounding import NO_ROUNDING
-from suite.faults.kernels.layer import LayerCall, MultiHeadKernel
-from suite.faults.kernels.layer_gradient import Arrays, Differentiated
-from suite.spec.inputs import Inputs
-from suite.spec.operators.encoder import ENCODER, FEATURES, PARAMETERS
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.references.encoder import reference
+from attention_conformance.references.rounding import NO_ROUNDING
+from attention_conformance.suite.faults.kernels.layer import LayerCall, MultiHeadKernel
+from attention_conformance.suite.faults.kernels.layer_gradient import Arrays, Differentiated
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.encoder import ENCODER, FEATURES, PARAMETERS
 
 
 class EncoderKernel(MultiHeadKernel):

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from backends._numpy import Rounded
-from backends.prepared import PreparedCall
-from suite.faults.kernels.attention import Call, Eager, Fused, Kernel, rank4
-from suite.spec.inputs import Inputs
+from attention_conformance.backends._numpy import Rounded
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.suite.faults.kernels.attention import Call, Eager, Fused, Kernel, rank4
+from attention_conformance.suite.spec.inputs import Inputs
 
 
 class Differentiable(Kernel):

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from backends._numpy import Rounded
-from backends.prepared import PreparedCall
-from suite.faults.kernels.layer import MultiHeadKernel
-from suite.spec.inputs import Inputs
+from attention_conformance.backends._numpy import Rounded
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.suite.faults.kernels.layer import MultiHeadKernel
+from attention_conformance.suite.spec.inputs import Inputs
 
 
 class LayerHolding(MultiHeadKernel):

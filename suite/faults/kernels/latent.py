@@ -7,18 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from backends._numpy import Rounded
-from backends.in_pages import from_numpy_pages, with_new_tokens
-from backends.masks import masked_arrays
-from backends.prepared import PreparedCall
-from backends.protocol import DeclaredRounding
-from suite.faults.kernels.attention import Call
-from suite.faults.kernels.gradient import Differentiable
-from suite.spec.dtypes import DTYPES, DType, round_to
-from suite.spec.inputs import Inputs
-from suite.spec.operators.in_pages import masked, stores
-from suite.spec.operators.latent import FEATURES, LATENT, SERVED, split_causal
-from suite.spec.operators.tiles import untiled
+from attention_conformance.backends._numpy import Rounded
+from attention_conformance.backends.in_pages import from_numpy_pages, with_new_tokens
+from attention_conformance.backends.masks import masked_arrays
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.protocol import DeclaredRounding
+from attention_conformance.suite.faults.kernels.attention import Call
+from attention_conformance.suite.faults.kernels.gradient import Differentiable
+from attention_conformance.suite.spec.dtypes import DTYPES, DType, round_to
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.in_pages import masked, stores
+from attention_conformance.suite.spec.operators.latent import FEATURES, LATENT, SERVED, split_causal
+from attention_conformance.suite.spec.operators.tiles import untiled
 
 Arrays = Mapping[str, np.ndarray]
 

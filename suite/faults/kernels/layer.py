@@ -15,19 +15,19 @@ from typing import Any
 
 import numpy as np
 
-from backends._numpy import Rounded
-from backends.declared import LAYER_FEATURES
-from backends.masks import LayerMasks, rank4
-from backends.memory import sequences
-from backends.prepared import LAYER_OUTPUTS, PreparedCall
-from suite.faults.kernels.attention import Stated
-from suite.faults.kernels.dropping import Drops
-from suite.spec.dtypes import DType, round_to
-from suite.spec.inputs import Inputs
-from suite.spec.operators.layers import PARAMETERS
-from suite.spec.operators.multi_head import MULTI_HEAD
-from suite.spec.operators.self_attention import SELF_ATTENTION
-from suite.spec.sizes import Sizes
+from attention_conformance.backends._numpy import Rounded
+from attention_conformance.backends.declared import LAYER_FEATURES
+from attention_conformance.backends.masks import LayerMasks, rank4
+from attention_conformance.backends.memory import sequences
+from attention_conformance.backends.prepared import LAYER_OUTPUTS, PreparedCall
+from attention_conformance.suite.faults.kernels.attention import Stated
+from attention_conformance.suite.faults.kernels.dropping import Drops
+from attention_conformance.suite.spec.dtypes import DType, round_to
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.layers import PARAMETERS
+from attention_conformance.suite.spec.operators.multi_head import MULTI_HEAD
+from attention_conformance.suite.spec.operators.self_attention import SELF_ATTENTION
+from attention_conformance.suite.spec.sizes import Sizes
 
 Heads = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Query, key and value (B, H, L, size)."""

@@ -11,14 +11,23 @@ from typing import Any
 
 import numpy as np
 
-from backends._numpy import Rounded
-from backends.prepared import PreparedCall
-from references.multi_head import reference
-from references.rounding import NO_ROUNDING
-from suite.faults.kernels.layer import LayerKernel, MultiHeadKernel, SelfAttentionKernel
-from suite.faults.kernels.single import AdditiveKernel, ConcatKernel, DotKernel, MaskedKernel
-from suite.spec.dtypes import round_to
-from suite.spec.inputs import Inputs
+from attention_conformance.backends._numpy import Rounded
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.references.multi_head import reference
+from attention_conformance.references.rounding import NO_ROUNDING
+from attention_conformance.suite.faults.kernels.layer import (
+    LayerKernel,
+    MultiHeadKernel,
+    SelfAttentionKernel,
+)
+from attention_conformance.suite.faults.kernels.single import (
+    AdditiveKernel,
+    ConcatKernel,
+    DotKernel,
+    MaskedKernel,
+)
+from attention_conformance.suite.spec.dtypes import round_to
+from attention_conformance.suite.spec.inputs import Inputs
 
 Arrays = dict[str, np.ndarray]
 

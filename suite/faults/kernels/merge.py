@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from backends._numpy import Rounded
-from backends.prepared import PreparedCall
-from suite.faults.kernels.attention import Stated
-from suite.spec.dtypes import DType, round_to
-from suite.spec.inputs import Inputs
-from suite.spec.operators.merge import FEATURES, MERGE
+from attention_conformance.backends._numpy import Rounded
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.suite.faults.kernels.attention import Stated
+from attention_conformance.suite.spec.dtypes import DType, round_to
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.merge import FEATURES, MERGE
 
 
 class MergeKernel(Stated):

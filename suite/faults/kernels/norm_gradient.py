@@ -7,11 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from suite.faults.kernels.layer_gradient import Arrays, Differentiated
-from suite.faults.kernels.single import BatchNormKernel, LayerNormKernel, NormKernel
-from suite.spec.dtypes import round_to
-from suite.spec.inputs import Inputs
-from suite.spec.operators.layer_norm import EPSILON
+from attention_conformance.suite.faults.kernels.layer_gradient import Arrays, Differentiated
+from attention_conformance.suite.faults.kernels.single import (
+    BatchNormKernel,
+    LayerNormKernel,
+    NormKernel,
+)
+from attention_conformance.suite.spec.dtypes import round_to
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.layer_norm import EPSILON
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from backends._numpy import Rounded
-from backends.prepared import PreparedCall
-from suite.faults.kernels.attention import Stated
-from suite.spec.dtypes import DType, round_to
-from suite.spec.inputs import Inputs
-from suite.spec.operators.packed import FEATURES, PACKED, allowed_pairs, summed
-from suite.spec.vocabulary import OPERANDS
+from attention_conformance.backends._numpy import Rounded
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.suite.faults.kernels.attention import Stated
+from attention_conformance.suite.spec.dtypes import DType, round_to
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.packed import (
+    FEATURES,
+    PACKED,
+    allowed_pairs,
+    summed,
+)
+from attention_conformance.suite.spec.vocabulary import OPERANDS
 
 BOUNDS = ("query_lengths", "key_lengths")
 """The arguments that say where segments begin."""

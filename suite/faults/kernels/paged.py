@@ -7,13 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from backends.memory import paged
-from suite.faults.kernels.packed import Pack, PackedKernel
-from suite.spec.case import Case
-from suite.spec.inputs import Inputs
-from suite.spec.operators.in_pages import slots_first
-from suite.spec.operators.packed import summed
-from suite.spec.operators.paged import FEATURES, PAGED, allowed, refuse_malformed
+from attention_conformance.backends.memory import paged
+from attention_conformance.suite.faults.kernels.packed import Pack, PackedKernel
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.in_pages import slots_first
+from attention_conformance.suite.spec.operators.packed import summed
+from attention_conformance.suite.spec.operators.paged import (
+    FEATURES,
+    PAGED,
+    allowed,
+    refuse_malformed,
+)
 
 
 @dataclass(frozen=True)

@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from backends._numpy import Rounded
-from backends.memory import written
-from backends.prepared import PreparedCall
-from suite.faults.kernels.attention import Stated
-from suite.spec.case import Case
-from suite.spec.dtypes import DType, round_to
-from suite.spec.inputs import Inputs
-from suite.spec.operators.in_pages import slots_first
-from suite.spec.operators.paged_write import FEATURES, PAGED_WRITE
+from attention_conformance.backends._numpy import Rounded
+from attention_conformance.backends.memory import written
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.suite.faults.kernels.attention import Stated
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.dtypes import DType, round_to
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.in_pages import slots_first
+from attention_conformance.suite.spec.operators.paged_write import FEATURES, PAGED_WRITE
 
 
 class PagedWriteKernel(Stated):

@@ -8,19 +8,26 @@ from typing import Any
 
 import numpy as np
 
-from backends._numpy import Rounded
-from backends.in_pages import from_numpy_pages
-from backends.memory import coded
-from backends.prepared import PreparedCall
-from suite.faults.kernels.attention import Stated
-from suite.spec.case import Case
-from suite.spec.dtypes import CODES, Code, DType, round_to
-from suite.spec.inputs import Inputs
-from suite.spec.operators.in_pages import put, slots_of
-from suite.spec.operators.quantized import FEATURES, KINDS, QUANTIZED, allowed, axes_of, newest
-from suite.spec.operators.quantized_write import FEATURES as WRITE_FEATURES
-from suite.spec.operators.quantized_write import QUANTIZED_WRITE
-from suite.spec.operators.tiles import untiled
+from attention_conformance.backends._numpy import Rounded
+from attention_conformance.backends.in_pages import from_numpy_pages
+from attention_conformance.backends.memory import coded
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.suite.faults.kernels.attention import Stated
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.dtypes import CODES, Code, DType, round_to
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.in_pages import put, slots_of
+from attention_conformance.suite.spec.operators.quantized import (
+    FEATURES,
+    KINDS,
+    QUANTIZED,
+    allowed,
+    axes_of,
+    newest,
+)
+from attention_conformance.suite.spec.operators.quantized_write import FEATURES as WRITE_FEATURES
+from attention_conformance.suite.spec.operators.quantized_write import QUANTIZED_WRITE
+from attention_conformance.suite.spec.operators.tiles import untiled
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from backends._numpy import Rounded
-from backends.prepared import PreparedCall
-from references.rotary import frequencies
-from suite.faults.kernels.attention import Stated
-from suite.spec.dtypes import DType, round_to
-from suite.spec.inputs import Inputs
-from suite.spec.operators.rotary import FEATURES, ROTARY, Rotation, table_length
+from attention_conformance.backends._numpy import Rounded
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.references.rotary import frequencies
+from attention_conformance.suite.faults.kernels.attention import Stated
+from attention_conformance.suite.spec.dtypes import DType, round_to
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.rotary import (
+    FEATURES,
+    ROTARY,
+    Rotation,
+    table_length,
+)
 
 
 @dataclass(frozen=True)

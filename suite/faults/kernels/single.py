@@ -6,13 +6,13 @@ import math
 
 import numpy as np
 
-from suite.faults.kernels.layer import Heads, LayerCall, LayerKernel
-from suite.spec.operators.additive import ADDITIVE
-from suite.spec.operators.batch_norm import BATCH_NORM
-from suite.spec.operators.concat import CONCAT
-from suite.spec.operators.dot import DOT
-from suite.spec.operators.layer_norm import LAYER_NORM
-from suite.spec.operators.masked import MASKED
+from attention_conformance.suite.faults.kernels.layer import Heads, LayerCall, LayerKernel
+from attention_conformance.suite.spec.operators.additive import ADDITIVE
+from attention_conformance.suite.spec.operators.batch_norm import BATCH_NORM
+from attention_conformance.suite.spec.operators.concat import CONCAT
+from attention_conformance.suite.spec.operators.dot import DOT
+from attention_conformance.suite.spec.operators.layer_norm import LAYER_NORM
+from attention_conformance.suite.spec.operators.masked import MASKED
 
 
 class TanhKernel(LayerKernel):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from suite.faults.kernels.packed import Pack
-from suite.faults.kernels.paged import Paged, PagedKernel
+from attention_conformance.suite.faults.kernels.packed import Pack
+from attention_conformance.suite.faults.kernels.paged import Paged, PagedKernel
 
 Part = tuple[np.ndarray, np.ndarray]
 """An answer (H, rows, Dv) over a part of the keys, and its log-sum-exp (H, rows)."""

@@ -6,8 +6,8 @@ from threading import local
 
 import numpy as np
 
-from suite.faults.kernels.attention import Call, Eager, Kernel, Online
-from suite.spec.dtypes import round_to
+from attention_conformance.suite.faults.kernels.attention import Call, Eager, Kernel, Online
+from attention_conformance.suite.spec.dtypes import round_to
 
 
 class FlashFused(Online):

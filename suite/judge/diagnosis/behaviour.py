@@ -8,13 +8,13 @@ from functools import partial
 
 import numpy as np
 
-from suite.judge import answer
-from suite.judge.arguments import arrays_of, watched
-from suite.judge.diagnosis.instrument import Found, Instrument
-from suite.judge.verdict import Deviation
-from suite.spec.case import Case
-from suite.spec.dtypes import DTYPES
-from suite.spec.inputs import Inputs
+from attention_conformance.suite.judge import answer
+from attention_conformance.suite.judge.arguments import arrays_of, watched
+from attention_conformance.suite.judge.diagnosis.instrument import Found, Instrument
+from attention_conformance.suite.judge.verdict import Deviation
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.dtypes import DTYPES
+from attention_conformance.suite.spec.inputs import Inputs
 
 VARIES = "another answer"
 """What a sentence says of a function whose answer to the same inputs changes."""

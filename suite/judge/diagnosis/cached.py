@@ -9,15 +9,22 @@ from typing import Any
 
 import numpy as np
 
-from references.blocked import attention
-from references.cached import turned
-from references.rounding import NO_ROUNDING, Bounded
-from references.tape import Leaf
-from suite.judge.diagnosis.layers import Another, Guess, made, of_scale, of_softcap, of_window
-from suite.judge.diagnosis.masks import of_tree
-from suite.judge.diagnosis.split import COUNTS
-from suite.spec.inputs import Inputs
-from suite.spec.operators.scripts import (
+from attention_conformance.references.blocked import attention
+from attention_conformance.references.cached import turned
+from attention_conformance.references.rounding import NO_ROUNDING, Bounded
+from attention_conformance.references.tape import Leaf
+from attention_conformance.suite.judge.diagnosis.layers import (
+    Another,
+    Guess,
+    made,
+    of_scale,
+    of_softcap,
+    of_window,
+)
+from attention_conformance.suite.judge.diagnosis.masks import of_tree
+from attention_conformance.suite.judge.diagnosis.split import COUNTS
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.scripts import (
     Chunk,
     Keep,
     actions,
@@ -26,7 +33,7 @@ from suite.spec.operators.scripts import (
     paddings,
     rotation,
 )
-from suite.spec.operators.views import View, views
+from attention_conformance.suite.spec.operators.views import View, views
 
 Turns = Callable[[View], tuple[np.ndarray, np.ndarray]]
 """The positions by which the queries (b, rows) and the keys (b, keys) of a chunk are rotated."""

@@ -28,18 +28,25 @@ from itertools import combinations, islice
 
 import numpy as np
 
-from backends.protocol import Implementation
-from suite.faults import all_faults
-from suite.faults.backend import KernelBackend
-from suite.faults.fault import Fault
-from suite.judge.cell import Cell
-from suite.judge.check import Check
-from suite.judge.diagnosis.finding import Diagnosis
-from suite.judge.diagnosis.look import Arrays, Look, close, observed, right, unkeyed
-from suite.judge.judge import judge
-from suite.judge.oracle import Oracle
-from suite.spec.cache import Cache
-from suite.spec.inputs import Inputs
+from attention_conformance.backends.protocol import Implementation
+from attention_conformance.suite.faults import all_faults
+from attention_conformance.suite.faults.backend import KernelBackend
+from attention_conformance.suite.faults.fault import Fault
+from attention_conformance.suite.judge.cell import Cell
+from attention_conformance.suite.judge.check import Check
+from attention_conformance.suite.judge.diagnosis.finding import Diagnosis
+from attention_conformance.suite.judge.diagnosis.look import (
+    Arrays,
+    Look,
+    close,
+    observed,
+    right,
+    unkeyed,
+)
+from attention_conformance.suite.judge.judge import judge
+from attention_conformance.suite.judge.oracle import Oracle
+from attention_conformance.suite.spec.cache import Cache
+from attention_conformance.suite.spec.inputs import Inputs
 
 TRIED = 6
 """The number of failing cells that every fault answers."""

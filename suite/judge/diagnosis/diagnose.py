@@ -14,21 +14,27 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice, tee
 
-from backends.protocol import Backend, Implementation
-from suite.judge import leaks
-from suite.judge.cell import Cell
-from suite.judge.diagnosis.catalogue import BESIDE, MORE, TRIED, explained, wrong_looks
-from suite.judge.diagnosis.finding import Diagnosis
-from suite.judge.diagnosis.held import Evidence, alike
-from suite.judge.diagnosis.identify import identify
-from suite.judge.diagnosis.instrument import clock
-from suite.judge.diagnosis.weights import BROKEN
-from suite.judge.elections import OR_PROMISE
-from suite.judge.judge import judge
-from suite.judge.refusal import RULE
-from suite.spec.case import Case
-from suite.spec.elections import ElectionCase
-from suite.spec.vocabulary import GRADIENTS, VALUES
+from attention_conformance.backends.protocol import Backend, Implementation
+from attention_conformance.suite.judge import leaks
+from attention_conformance.suite.judge.cell import Cell
+from attention_conformance.suite.judge.diagnosis.catalogue import (
+    BESIDE,
+    MORE,
+    TRIED,
+    explained,
+    wrong_looks,
+)
+from attention_conformance.suite.judge.diagnosis.finding import Diagnosis
+from attention_conformance.suite.judge.diagnosis.held import Evidence, alike
+from attention_conformance.suite.judge.diagnosis.identify import identify
+from attention_conformance.suite.judge.diagnosis.instrument import clock
+from attention_conformance.suite.judge.diagnosis.weights import BROKEN
+from attention_conformance.suite.judge.elections import OR_PROMISE
+from attention_conformance.suite.judge.judge import judge
+from attention_conformance.suite.judge.refusal import RULE
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.elections import ElectionCase
+from attention_conformance.suite.spec.vocabulary import GRADIENTS, VALUES
 
 MOST = 3
 """The largest number of diagnoses."""

@@ -8,9 +8,9 @@ from functools import partial
 
 import numpy as np
 
-from backends.protocol import Implementation
-from suite.judge import elections, leaks
-from suite.judge.diagnosis import (
+from attention_conformance.backends.protocol import Implementation
+from attention_conformance.suite.judge import elections, leaks
+from attention_conformance.suite.judge.diagnosis import (
     behaviour,
     formulas,
     gradients,
@@ -20,13 +20,18 @@ from suite.judge.diagnosis import (
     scale,
     weights,
 )
-from suite.judge.diagnosis.instrument import Found, Instrument, Reading, softmax
-from suite.judge.verdict import Deviation, NotApplicable
-from suite.spec.case import Case
-from suite.spec.catalogue import cases
-from suite.spec.dtypes import DTYPES
-from suite.spec.inputs import draw_cotangent
-from suite.spec.masks import Causal
+from attention_conformance.suite.judge.diagnosis.instrument import (
+    Found,
+    Instrument,
+    Reading,
+    softmax,
+)
+from attention_conformance.suite.judge.verdict import Deviation, NotApplicable
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.catalogue import cases
+from attention_conformance.suite.spec.dtypes import DTYPES
+from attention_conformance.suite.spec.inputs import draw_cotangent
+from attention_conformance.suite.spec.masks import Causal
 
 ID = "sdpa/{mask}/{heads}/f32/b2h{h}q{q}k7d8{more}"
 """The problems that are asked."""

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from suite.judge.diagnosis.instrument import Instrument, Reading
-from suite.spec.inputs import Inputs
-from suite.spec.sizes import Sizes
+from attention_conformance.suite.judge.diagnosis.instrument import Instrument, Reading
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.sizes import Sizes
 
 
 @dataclass(frozen=True)

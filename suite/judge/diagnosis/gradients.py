@@ -12,15 +12,21 @@ from functools import partial
 
 import numpy as np
 
-from suite.judge.answer import swap_heads_and_length
-from suite.judge.derivative import differentiated, native_cotangent
-from suite.judge.diagnosis.instrument import Found, Instrument, Reading, few, softmax
-from suite.judge.diagnosis.masks import meanings
-from suite.judge.elections.probe import empty_row
-from suite.judge.oracle import Oracle
-from suite.spec.case import Case
-from suite.spec.inputs import Inputs, draw_cotangent
-from suite.spec.vocabulary import OPERANDS
+from attention_conformance.suite.judge.answer import swap_heads_and_length
+from attention_conformance.suite.judge.derivative import differentiated, native_cotangent
+from attention_conformance.suite.judge.diagnosis.instrument import (
+    Found,
+    Instrument,
+    Reading,
+    few,
+    softmax,
+)
+from attention_conformance.suite.judge.diagnosis.masks import meanings
+from attention_conformance.suite.judge.elections.probe import empty_row
+from attention_conformance.suite.judge.oracle import Oracle
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.inputs import Inputs, draw_cotangent
+from attention_conformance.suite.spec.vocabulary import OPERANDS
 
 PLACES = {"b": "sample", "h": "head", "g": "head", "q": "query", "k": "key"}
 """Names of axes; others are components."""

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from suite.judge.diagnosis.instrument import Found, Instrument
-from suite.spec.case import Case
-from suite.spec.inputs import Inputs
-from suite.spec.sizes import Sizes
+from attention_conformance.suite.judge.diagnosis.instrument import Found, Instrument
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.sizes import Sizes
 
 KIN = 0.999
 """Correlation of log weights with the q.k of the heads that they are made from, at least. The random

@@ -14,14 +14,14 @@ from functools import cached_property
 
 import numpy as np
 
-from suite.judge.cell import Cell
-from suite.judge.diagnosis.catalogue import NEARER
-from suite.judge.diagnosis.instrument import Found, Reading, softmax
-from suite.judge.diagnosis.look import Look
-from suite.judge.oracle import Oracle
-from suite.judge.verdict import HarnessError, NotApplicable
-from suite.spec.case import Case
-from suite.spec.inputs import Inputs
+from attention_conformance.suite.judge.cell import Cell
+from attention_conformance.suite.judge.diagnosis.catalogue import NEARER
+from attention_conformance.suite.judge.diagnosis.instrument import Found, Reading, softmax
+from attention_conformance.suite.judge.diagnosis.look import Look
+from attention_conformance.suite.judge.oracle import Oracle
+from attention_conformance.suite.judge.verdict import HarnessError, NotApplicable
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.inputs import Inputs
 
 ERRORS = 8.0
 """The bound of the error of a formula in bounds of the right answer: its scores may be larger."""

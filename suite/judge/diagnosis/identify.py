@@ -14,9 +14,9 @@ from functools import partial
 
 import numpy as np
 
-from backends.protocol import Backend, Implementation
-from suite.judge import leaks
-from suite.judge.diagnosis import (
+from attention_conformance.backends.protocol import Backend, Implementation
+from attention_conformance.suite.judge import leaks
+from attention_conformance.suite.judge.diagnosis import (
     behaviour,
     gradients,
     heads,
@@ -27,12 +27,12 @@ from suite.judge.diagnosis import (
     sums,
     weights,
 )
-from suite.judge.diagnosis.finding import Diagnosis
-from suite.judge.diagnosis.held import Evidence
-from suite.judge.diagnosis.instrument import Found, Instrument, Reading, plain
-from suite.spec.case import Case
-from suite.spec.dtypes import DTYPES
-from suite.spec.masks import Causal
+from attention_conformance.suite.judge.diagnosis.finding import Diagnosis
+from attention_conformance.suite.judge.diagnosis.held import Evidence
+from attention_conformance.suite.judge.diagnosis.instrument import Found, Instrument, Reading, plain
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.dtypes import DTYPES
+from attention_conformance.suite.spec.masks import Causal
 
 PROBLEMS = 6
 """Different small problems that are asked, at most."""

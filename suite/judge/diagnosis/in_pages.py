@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from suite.judge.diagnosis.layers import Another
-from suite.spec.inputs import Inputs
-from suite.spec.operators.in_pages import flat, gathered, in_order, is_pooled
+from attention_conformance.suite.judge.diagnosis.layers import Another
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.in_pages import flat, gathered, in_order, is_pooled
 
 NAMES = {"codes": "Codes", "scale": "Scales", "rope": "Rotary keys", "latent": "Latents"}
 """What arrays are called, by the end of their names."""

@@ -14,17 +14,17 @@ from typing import Any
 
 import numpy as np
 
-from backends.protocol import ENDS, Implementation, PreparedCall
-from suite.judge import answer, elections
-from suite.judge.elections.probe import Probe
-from suite.judge.oracle import Oracle, Rounding
-from suite.judge.verdict import HarnessError, NotApplicable
-from suite.spec.case import Case
-from suite.spec.dtypes import DTYPES, round_to
-from suite.spec.features import ARRAYS, FEATURES
-from suite.spec.inputs import Inputs, draw
-from suite.spec.recipes import alibi_bias
-from suite.spec.sizes import Sizes
+from attention_conformance.backends.protocol import ENDS, Implementation, PreparedCall
+from attention_conformance.suite.judge import answer, elections
+from attention_conformance.suite.judge.elections.probe import Probe
+from attention_conformance.suite.judge.oracle import Oracle, Rounding
+from attention_conformance.suite.judge.verdict import HarnessError, NotApplicable
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.dtypes import DTYPES, round_to
+from attention_conformance.suite.spec.features import ARRAYS, FEATURES
+from attention_conformance.suite.spec.inputs import Inputs, draw
+from attention_conformance.suite.spec.recipes import alibi_bias
+from attention_conformance.suite.spec.sizes import Sizes
 
 HEAD_SIZES = (8, 64)
 """Sizes of heads that questions ask for, in turn: some kernels take no small ones."""

@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from suite.judge.diagnosis.in_pages import of_pages
-from suite.judge.diagnosis.instrument import softmax
-from suite.judge.diagnosis.layers import RESHAPED, Another, Guess, made
-from suite.judge.diagnosis.masks import meanings
-from suite.judge.diagnosis.quantized import misread
-from suite.spec.dtypes import DTYPES, round_to
-from suite.spec.inputs import Inputs
-from suite.spec.operators.in_pages import gathered
-from suite.spec.operators.latent import dequantized, plain
-from suite.spec.operators.tiles import untiled
+from attention_conformance.suite.judge.diagnosis.in_pages import of_pages
+from attention_conformance.suite.judge.diagnosis.instrument import softmax
+from attention_conformance.suite.judge.diagnosis.layers import RESHAPED, Another, Guess, made
+from attention_conformance.suite.judge.diagnosis.masks import meanings
+from attention_conformance.suite.judge.diagnosis.quantized import misread
+from attention_conformance.suite.spec.dtypes import DTYPES, round_to
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.in_pages import gathered
+from attention_conformance.suite.spec.operators.latent import dequantized, plain
+from attention_conformance.suite.spec.operators.tiles import untiled
 
 NAMES = {"w_uk": "keys", "w_uv": "values"}
 """What each up-projection makes."""

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from suite.judge.diagnosis.instrument import softmax
-from suite.judge.diagnosis.masks import meanings
-from suite.spec.inputs import Inputs
-from suite.spec.vocabulary import OPERANDS
+from attention_conformance.suite.judge.diagnosis.instrument import softmax
+from attention_conformance.suite.judge.diagnosis.masks import meanings
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.vocabulary import OPERANDS
 
 Another = tuple[Inputs | Mapping[str, np.ndarray], str, str, str]
 """Another problem, or another answer by output; what an implementation that answers so does, in a

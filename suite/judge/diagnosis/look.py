@@ -9,15 +9,15 @@ from functools import cached_property
 
 import numpy as np
 
-from backends.protocol import ENDS, Implementation
-from references.rounding import Bounded
-from suite.judge.cell import Cell
-from suite.judge.check import Check
-from suite.judge.derivative import vjp
-from suite.judge.oracle import Oracle
-from suite.judge.verdict import Deviation, HarnessError, NotApplicable
-from suite.spec.case import Case
-from suite.spec.inputs import Inputs
+from attention_conformance.backends.protocol import ENDS, Implementation
+from attention_conformance.references.rounding import Bounded
+from attention_conformance.suite.judge.cell import Cell
+from attention_conformance.suite.judge.check import Check
+from attention_conformance.suite.judge.derivative import vjp
+from attention_conformance.suite.judge.oracle import Oracle
+from attention_conformance.suite.judge.verdict import Deviation, HarnessError, NotApplicable
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.inputs import Inputs
 
 FLAGS = "causal|window|length"
 """What the names of arguments contain that give a mask by flags."""

@@ -7,10 +7,18 @@ from functools import reduce
 
 import numpy as np
 
-from suite.judge.diagnosis.instrument import Reading, softmax
-from suite.spec.inputs import Inputs
-from suite.spec.masks import Causal, Mask, Padding, Prefix, Segments, Tree, Window
-from suite.spec.sizes import Sizes
+from attention_conformance.suite.judge.diagnosis.instrument import Reading, softmax
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.masks import (
+    Causal,
+    Mask,
+    Padding,
+    Prefix,
+    Segments,
+    Tree,
+    Window,
+)
+from attention_conformance.suite.spec.sizes import Sizes
 
 Meaning = tuple[np.ndarray, str, str]
 """Pairs that attend, which broadcast to (B, H, Lq, Lk), a sentence, and a hint."""

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from suite.judge.diagnosis.layers import Another
-from suite.spec.inputs import Inputs
+from attention_conformance.suite.judge.diagnosis.layers import Another
+from attention_conformance.suite.spec.inputs import Inputs
 
 
 def of_merge(inputs: Inputs) -> Iterator[Another]:

@@ -12,25 +12,25 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from references.rounding import Bounded
-from suite.judge.diagnosis import gradients
-from suite.judge.diagnosis.cached import of_cached
-from suite.judge.diagnosis.instrument import Found, Instrument, few
-from suite.judge.diagnosis.latent import of_latent
-from suite.judge.diagnosis.layers import Another, of_layer
-from suite.judge.diagnosis.look import with_limits
-from suite.judge.diagnosis.merge import of_merge
-from suite.judge.diagnosis.packed import boundaries, of_packed
-from suite.judge.diagnosis.paged import moderate, of_paged
-from suite.judge.diagnosis.paged_write import of_paged_write
-from suite.judge.diagnosis.quantized import of_quantized, of_quantized_write
-from suite.judge.diagnosis.rotary import of_rotary
-from suite.judge.oracle import Oracle
-from suite.spec.case import Case
-from suite.spec.dtypes import DTYPES
-from suite.spec.inputs import Inputs
-from suite.spec.operators.packed import PACKED
-from suite.spec.operators.paged import PAGED
+from attention_conformance.references.rounding import Bounded
+from attention_conformance.suite.judge.diagnosis import gradients
+from attention_conformance.suite.judge.diagnosis.cached import of_cached
+from attention_conformance.suite.judge.diagnosis.instrument import Found, Instrument, few
+from attention_conformance.suite.judge.diagnosis.latent import of_latent
+from attention_conformance.suite.judge.diagnosis.layers import Another, of_layer
+from attention_conformance.suite.judge.diagnosis.look import with_limits
+from attention_conformance.suite.judge.diagnosis.merge import of_merge
+from attention_conformance.suite.judge.diagnosis.packed import boundaries, of_packed
+from attention_conformance.suite.judge.diagnosis.paged import moderate, of_paged
+from attention_conformance.suite.judge.diagnosis.paged_write import of_paged_write
+from attention_conformance.suite.judge.diagnosis.quantized import of_quantized, of_quantized_write
+from attention_conformance.suite.judge.diagnosis.rotary import of_rotary
+from attention_conformance.suite.judge.oracle import Oracle
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.dtypes import DTYPES
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.packed import PACKED
+from attention_conformance.suite.spec.operators.paged import PAGED
 
 
 def ask(tool: Instrument, case: Case) -> Iterator[Found]:

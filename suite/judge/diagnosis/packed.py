@@ -7,13 +7,18 @@ from dataclasses import replace
 
 import numpy as np
 
-from suite.judge.diagnosis.instrument import Found, Instrument, Reading, one_hot
-from suite.judge.diagnosis.layers import Another
-from suite.judge.diagnosis.weights import drawn
-from suite.spec.case import Case
-from suite.spec.inputs import Inputs
-from suite.spec.operators.packed import hidden_pairs, segments
-from suite.spec.operators.sdpa import SDPA
+from attention_conformance.suite.judge.diagnosis.instrument import (
+    Found,
+    Instrument,
+    Reading,
+    one_hot,
+)
+from attention_conformance.suite.judge.diagnosis.layers import Another
+from attention_conformance.suite.judge.diagnosis.weights import drawn
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.packed import hidden_pairs, segments
+from attention_conformance.suite.spec.operators.sdpa import SDPA
 
 CALLS = 8
 """Calls that one reading of weights may take."""

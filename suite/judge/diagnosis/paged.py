@@ -7,12 +7,19 @@ from dataclasses import replace
 
 import numpy as np
 
-from suite.judge.diagnosis.layers import Another, Guess, made, of_scale, of_softcap, of_window
-from suite.judge.diagnosis.split import of_split
-from suite.spec.inputs import Inputs
-from suite.spec.operators.in_pages import filled, owned, slots_first
-from suite.spec.operators.paged import flat_slots, page_counts
-from suite.spec.recipes import generator
+from attention_conformance.suite.judge.diagnosis.layers import (
+    Another,
+    Guess,
+    made,
+    of_scale,
+    of_softcap,
+    of_window,
+)
+from attention_conformance.suite.judge.diagnosis.split import of_split
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.in_pages import filled, owned, slots_first
+from attention_conformance.suite.spec.operators.paged import flat_slots, page_counts
+from attention_conformance.suite.spec.recipes import generator
 
 
 def moderate(inputs: Inputs) -> Inputs:

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from suite.judge.diagnosis.layers import Another
-from suite.spec.dtypes import DTYPES, round_to
-from suite.spec.inputs import Inputs
-from suite.spec.operators.paged import flat_slots
+from attention_conformance.suite.judge.diagnosis.layers import Another
+from attention_conformance.suite.spec.dtypes import DTYPES, round_to
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.paged import flat_slots
 
 
 def cleared(inputs: Inputs) -> Inputs:

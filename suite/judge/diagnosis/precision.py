@@ -11,12 +11,17 @@ from dataclasses import replace
 
 import numpy as np
 
-from suite.judge.diagnosis.instrument import Found, Instrument, Reading, softmax
-from suite.judge.tolerance import grade
-from suite.spec.case import Case
-from suite.spec.dtypes import DTYPES, DType, round_to
-from suite.spec.inputs import Inputs
-from suite.spec.vocabulary import NUMERICS, OPERANDS
+from attention_conformance.suite.judge.diagnosis.instrument import (
+    Found,
+    Instrument,
+    Reading,
+    softmax,
+)
+from attention_conformance.suite.judge.tolerance import grade
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.dtypes import DTYPES, DType, round_to
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.vocabulary import NUMERICS, OPERANDS
 
 NARROW: Mapping[str, tuple[tuple[str, int], ...]] = {
     "f64": (("bfloat16", 8), ("TF32 or float16", 11), ("float32", 24)),

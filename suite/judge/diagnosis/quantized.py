@@ -7,13 +7,13 @@ from functools import partial
 
 import numpy as np
 
-from suite.judge.diagnosis.in_pages import of_pages
-from suite.judge.diagnosis.instrument import softmax
-from suite.judge.diagnosis.layers import Another, Guess, made, of_scale
-from suite.spec.dtypes import CODES, DTYPES, Code, DType, round_to
-from suite.spec.inputs import Inputs
-from suite.spec.operators.in_pages import gathered, put, slots
-from suite.spec.operators.quantized import (
+from attention_conformance.suite.judge.diagnosis.in_pages import of_pages
+from attention_conformance.suite.judge.diagnosis.instrument import softmax
+from attention_conformance.suite.judge.diagnosis.layers import Another, Guess, made, of_scale
+from attention_conformance.suite.spec.dtypes import CODES, DTYPES, Code, DType, round_to
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.in_pages import gathered, put, slots
+from attention_conformance.suite.spec.operators.quantized import (
     KINDS,
     allowed,
     axes_of,
@@ -22,7 +22,7 @@ from suite.spec.operators.quantized import (
     newest,
     scale_axes,
 )
-from suite.spec.operators.tiles import TILE, TILES, untiled
+from attention_conformance.suite.spec.operators.tiles import TILE, TILES, untiled
 
 Change = Callable[[Inputs, str], np.ndarray]
 """Another array in place of one, by the array's name."""

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from references.rotary import frequencies
-from suite.judge.diagnosis.layers import Another
-from suite.spec.dtypes import DTYPES, DType, round_to
-from suite.spec.inputs import Inputs
-from suite.spec.operators.rotary import Rotation
+from attention_conformance.references.rotary import frequencies
+from attention_conformance.suite.judge.diagnosis.layers import Another
+from attention_conformance.suite.spec.dtypes import DTYPES, DType, round_to
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.rotary import Rotation
 
 
 def of_rotary(inputs: Inputs) -> Iterator[Another]:

@@ -8,9 +8,22 @@ from functools import partial
 
 import numpy as np
 
-from suite.judge.diagnosis.formulas import HINTS, Fit, fitted, formula, of_other_sizes, scales
-from suite.judge.diagnosis.instrument import Found, Instrument, Reading, fitting, softmax
-from suite.spec.recipes import alibi_bias
+from attention_conformance.suite.judge.diagnosis.formulas import (
+    HINTS,
+    Fit,
+    fitted,
+    formula,
+    of_other_sizes,
+    scales,
+)
+from attention_conformance.suite.judge.diagnosis.instrument import (
+    Found,
+    Instrument,
+    Reading,
+    fitting,
+    softmax,
+)
+from attention_conformance.suite.spec.recipes import alibi_bias
 
 
 def ask(tool: Instrument, reading: Reading) -> Iterator[Found]:

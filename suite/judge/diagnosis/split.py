@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 
-from suite.judge.diagnosis.layers import Another
-from suite.spec.dtypes import DTYPES, round_to
-from suite.spec.inputs import Inputs
-from suite.spec.operators.paged import flat_slots, samples
+from attention_conformance.suite.judge.diagnosis.layers import Another
+from attention_conformance.suite.spec.dtypes import DTYPES, round_to
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.paged import flat_slots, samples
 
 COUNTS = range(2, 9)
 """Numbers of parts that kernels may take."""

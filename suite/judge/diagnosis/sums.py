@@ -8,9 +8,15 @@ from itertools import combinations, pairwise
 
 import numpy as np
 
-from suite.judge.diagnosis.instrument import Found, Instrument, Reading, fitting, softmax
-from suite.judge.diagnosis.words import counted, numbers, part, span
-from suite.spec.inputs import Inputs
+from attention_conformance.suite.judge.diagnosis.instrument import (
+    Found,
+    Instrument,
+    Reading,
+    fitting,
+    softmax,
+)
+from attention_conformance.suite.judge.diagnosis.words import counted, numbers, part, span
+from attention_conformance.suite.spec.inputs import Inputs
 
 AXES = ("samples", "heads", "queries", "keys")
 

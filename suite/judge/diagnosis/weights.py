@@ -7,11 +7,17 @@ from functools import partial
 
 import numpy as np
 
-from suite.judge.diagnosis import sums
-from suite.judge.diagnosis.instrument import Found, Instrument, Reading, row_of, softmax
-from suite.judge.diagnosis.masks import meanings, meant
-from suite.judge.diagnosis.words import counted, numbers, part
-from suite.spec.case import Case
+from attention_conformance.suite.judge.diagnosis import sums
+from attention_conformance.suite.judge.diagnosis.instrument import (
+    Found,
+    Instrument,
+    Reading,
+    row_of,
+    softmax,
+)
+from attention_conformance.suite.judge.diagnosis.masks import meanings, meant
+from attention_conformance.suite.judge.diagnosis.words import counted, numbers, part
+from attention_conformance.suite.spec.case import Case
 
 SIDE = 12
 """Rows and columns of a picture."""

@@ -11,14 +11,14 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from backends.protocol import Implementation
-from suite.judge.elections.probe import Probe
-from suite.judge.elections.questions import PROBES
-from suite.judge.verdict import Deviation, NotApplicable
-from suite.spec.dtypes import DType
-from suite.spec.elections import QUESTIONS
-from suite.spec.inputs import Inputs
-from suite.spec.masks import Causal, Mask, Padding, Window
+from attention_conformance.backends.protocol import Implementation
+from attention_conformance.suite.judge.elections.probe import Probe
+from attention_conformance.suite.judge.elections.questions import PROBES
+from attention_conformance.suite.judge.verdict import Deviation, NotApplicable
+from attention_conformance.suite.spec.dtypes import DType
+from attention_conformance.suite.spec.elections import QUESTIONS
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.masks import Causal, Mask, Padding, Window
 
 OR_PROMISE = " or promise "
 """Stands in messages about answers that are never right, between how to correct the function and the

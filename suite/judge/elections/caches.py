@@ -7,11 +7,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from suite.judge.elections.probe import Probe
-from suite.judge.verdict import Deviation, NotApplicable
-from suite.spec.inputs import Inputs
-from suite.spec.operators.scripts import Chunk, Crop, actions, freed
-from suite.spec.operators.views import attended, views
+from attention_conformance.suite.judge.elections.probe import Probe
+from attention_conformance.suite.judge.verdict import Deviation, NotApplicable
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.scripts import Chunk, Crop, actions, freed
+from attention_conformance.suite.spec.operators.views import attended, views
 
 FREED = (
     "cached/none/gqa2/{dt}/b2h4q9k9d8/c3.2.back2.1.3",

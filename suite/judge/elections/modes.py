@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from backends.protocol import Ambient, Implementation, PreparedCall
-from suite.judge.elections.probe import Probe
-from suite.judge.verdict import Deviation, NotApplicable
-from suite.spec.dtypes import DTYPES
-from suite.spec.inputs import Inputs
+from attention_conformance.backends.protocol import Ambient, Implementation, PreparedCall
+from attention_conformance.suite.judge.elections.probe import Probe
+from attention_conformance.suite.judge.verdict import Deviation, NotApplicable
+from attention_conformance.suite.spec.dtypes import DTYPES
+from attention_conformance.suite.spec.inputs import Inputs
 
 
 def modes_of(implementation: Implementation) -> dict[str, Ambient]:

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from suite.judge.elections.probe import Probe, empty_row, hidden_key
-from suite.judge.verdict import Deviation, NotApplicable
-from suite.spec.inputs import Inputs
-from suite.spec.operators import in_pages
-from suite.spec.vocabulary import OPERANDS
+from attention_conformance.suite.judge.elections.probe import Probe, empty_row, hidden_key
+from attention_conformance.suite.judge.verdict import Deviation, NotApplicable
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators import in_pages
+from attention_conformance.suite.spec.vocabulary import OPERANDS
 
 
 def _poisoned(inputs: Inputs, operand: str) -> Inputs:

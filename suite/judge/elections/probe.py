@@ -7,17 +7,27 @@ from typing import Any
 
 import numpy as np
 
-from backends.protocol import ForwardOnly, Implementation, NoKernel, PreparedCall
-from references.rounding import Bounded
-from suite.judge import refusal
-from suite.judge.answer import names_of, parts, swap_heads_and_length, vjp_of_lse
-from suite.judge.oracle import Oracle, Rounding
-from suite.judge.tolerance import ratios
-from suite.judge.verdict import Deviation, NotApplicable
-from suite.spec.case import Case
-from suite.spec.dtypes import DType
-from suite.spec.inputs import Inputs, draw, draw_cotangent
-from suite.spec.vocabulary import NUMERICS
+from attention_conformance.backends.protocol import (
+    ForwardOnly,
+    Implementation,
+    NoKernel,
+    PreparedCall,
+)
+from attention_conformance.references.rounding import Bounded
+from attention_conformance.suite.judge import refusal
+from attention_conformance.suite.judge.answer import (
+    names_of,
+    parts,
+    swap_heads_and_length,
+    vjp_of_lse,
+)
+from attention_conformance.suite.judge.oracle import Oracle, Rounding
+from attention_conformance.suite.judge.tolerance import ratios
+from attention_conformance.suite.judge.verdict import Deviation, NotApplicable
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.dtypes import DType
+from attention_conformance.suite.spec.inputs import Inputs, draw, draw_cotangent
+from attention_conformance.suite.spec.vocabulary import NUMERICS
 
 HIDDEN_KEY = 3
 """The key that probes hide from every row; the last key if there are fewer."""

@@ -7,19 +7,19 @@ from collections.abc import Callable
 
 import numpy as np
 
-from suite.judge.elections import caches, modes, numbers
-from suite.judge.elections.lse import AGREES, named
-from suite.judge.elections.probe import (
+from attention_conformance.suite.judge.elections import caches, modes, numbers
+from attention_conformance.suite.judge.elections.lse import AGREES, named
+from attention_conformance.suite.judge.elections.probe import (
     Probe,
     empty_row,
     nearly,
     unmasked,
 )
-from suite.judge.oracle import Oracle
-from suite.judge.verdict import Deviation, NotApplicable
-from suite.spec.dtypes import DTYPES
-from suite.spec.inputs import Inputs
-from suite.spec.masks import Boolean, Causal
+from attention_conformance.suite.judge.oracle import Oracle
+from attention_conformance.suite.judge.verdict import Deviation, NotApplicable
+from attention_conformance.suite.spec.dtypes import DTYPES
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.masks import Boolean, Causal
 
 
 def _emptied(inputs: Inputs) -> Inputs:

@@ -1,4 +1,4 @@
-"""The child of the isolated judge: `python -m suite.run.isolation.child DESCRIPTOR`.
+"""The child of the isolated judge: `python -m ...suite.run.isolation.child DESCRIPTOR`.
 
 The child limits itself, loads the backend, imports the user's file, and answers requests of its parent
 through the socket DESCRIPTOR. It judges nothing. All that it says is a claim: the user's code shares its
@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import sys
 
-from suite.run.isolation import sandbox
+from attention_conformance.suite.run.isolation import sandbox
 
 if __name__ == "__main__":  # before NumPy and frameworks are imported, and before there are threads
     LIMITS = sandbox.Limits.of_words(sys.argv[2:])
@@ -34,24 +34,31 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from backends import registry
-from backends.binder import signature_of, signature_of_instances
-from backends.claims import stated
-from backends.prepared import PreparedCall, end_fork
-from backends.protocol import Backend, BackendUnavailable, ForwardOnly
-from backends.user.function import UserCallable, UserFunction
-from backends.user.layer import UserLayer
-from suite.judge import leaks
-from suite.judge.process_settings import PROCESS
-from suite.judge.verdict import text_of
-from suite.run.isolation.told import ToldBackend
-from suite.run.isolation.wire import CARRIERS, as_file, found, receive, send, to_bytes
-from suite.run.process import YOUNG
-from suite.spec.binding import Binding
-from suite.spec.dtypes import DTYPES
-from suite.spec.features import FEATURES
-from suite.spec.operators import OPERATORS
-from suite.spec.vocabulary import REGISTERED
+from attention_conformance.backends import registry
+from attention_conformance.backends.binder import signature_of, signature_of_instances
+from attention_conformance.backends.claims import stated
+from attention_conformance.backends.prepared import PreparedCall, end_fork
+from attention_conformance.backends.protocol import Backend, BackendUnavailable, ForwardOnly
+from attention_conformance.backends.user.function import UserCallable, UserFunction
+from attention_conformance.backends.user.layer import UserLayer
+from attention_conformance.suite.judge import leaks
+from attention_conformance.suite.judge.process_settings import PROCESS
+from attention_conformance.suite.judge.verdict import text_of
+from attention_conformance.suite.run.isolation.told import ToldBackend
+from attention_conformance.suite.run.isolation.wire import (
+    CARRIERS,
+    as_file,
+    found,
+    receive,
+    send,
+    to_bytes,
+)
+from attention_conformance.suite.run.process import YOUNG
+from attention_conformance.suite.spec.binding import Binding
+from attention_conformance.suite.spec.dtypes import DTYPES
+from attention_conformance.suite.spec.features import FEATURES
+from attention_conformance.suite.spec.operators import OPERATORS
+from attention_conformance.suite.spec.vocabulary import REGISTERED
 
 MOST_TEXT = 10_000
 """Characters of an error's text."""

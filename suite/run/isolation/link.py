@@ -26,19 +26,24 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from backends.prepared import ForbiddenCall, ForwardOnly, PreparedCall, ProcessDied
-from backends.registry import BackendUnavailable, UsageError
-from suite.run.isolation import wire
-from suite.run.isolation.sandbox import Limits
-from suite.run.isolation.told import ToldBackend
-from suite.run.isolation.wire import Garbled, checked, checked_name
-from suite.run.process import environment, how_it_ended
-from suite.spec.dtypes import DType
-from suite.spec.features import Feature
-from suite.spec.operator import Operator
-from suite.spec.text import printable
+from attention_conformance.backends.prepared import (
+    ForbiddenCall,
+    ForwardOnly,
+    PreparedCall,
+    ProcessDied,
+)
+from attention_conformance.backends.registry import BackendUnavailable, UsageError
+from attention_conformance.suite.run.isolation import wire
+from attention_conformance.suite.run.isolation.sandbox import Limits
+from attention_conformance.suite.run.isolation.told import ToldBackend
+from attention_conformance.suite.run.isolation.wire import Garbled, checked, checked_name
+from attention_conformance.suite.run.process import environment, how_it_ended
+from attention_conformance.suite.spec.dtypes import DType
+from attention_conformance.suite.spec.features import Feature
+from attention_conformance.suite.spec.operator import Operator
+from attention_conformance.suite.spec.text import printable
 
-MODULE = "suite.run.isolation.child"
+MODULE = "attention_conformance.suite.run.isolation.child"
 
 MOST_DEATHS = 20
 """The number of children that are started after their predecessor died."""

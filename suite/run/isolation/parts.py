@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from backends.compilers import Compilers
-from backends.memory import Memory
-from backends.prepared import PreparedCall
-from backends.profiler import Profiler, Step
-from backends.protocol import Backend
-from suite.run.isolation.link import Context, Link, Place
-from suite.run.isolation.wire import checked
-from suite.spec.dtypes import DType
-from suite.spec.inputs import Inputs
+from attention_conformance.backends.compilers import Compilers
+from attention_conformance.backends.memory import Memory
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.profiler import Profiler, Step
+from attention_conformance.backends.protocol import Backend
+from attention_conformance.suite.run.isolation.link import Context, Link, Place
+from attention_conformance.suite.run.isolation.wire import checked
+from attention_conformance.suite.spec.dtypes import DType
+from attention_conformance.suite.spec.inputs import Inputs
 
 
 class Asking:

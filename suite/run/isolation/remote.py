@@ -22,39 +22,38 @@ from typing import Any
 
 import numpy as np
 
-from backends import registry
-from backends.claims import Claims
-from backends.implementation import Implementation
-from backends.prepared import PreparedCall, ProcessDied
-from backends.protocol import Ambient, Backend, Setting
-from backends.registry import UsageError
-from backends.user.function import UserFunction
-from backends.user.layer import UserLayer
-from suite.judge import leaks
-from suite.judge.verdict import Deviation, first_line
-from suite.records.machine import ROOT
-from suite.run.isolation import wire
-from suite.run.isolation.link import Context, Handle, Link, Place
-from suite.run.isolation.parts import Asking, RemoteCompilers, RemoteMemory, RemoteProfiler
-from suite.run.isolation.sandbox import Limits
-from suite.run.isolation.told import Signature, ToldLayer, ToldNative
-from suite.run.isolation.wire import checked
-from suite.run.options import Options
-from suite.spec.binding import Binding
-from suite.spec.case import Case
-from suite.spec.catalogue import AnyCase
-from suite.spec.claims import CLAIMS
-from suite.spec.dtypes import DType
-from suite.spec.inputs import Inputs
-from suite.spec.operators import OPERATORS
-from suite.spec.text import printable
-from suite.spec.vocabulary import OPERANDS, REGISTERED
+from attention_conformance.backends import registry
+from attention_conformance.backends.claims import Claims
+from attention_conformance.backends.implementation import Implementation
+from attention_conformance.backends.prepared import PreparedCall, ProcessDied
+from attention_conformance.backends.protocol import Ambient, Backend, Setting
+from attention_conformance.backends.registry import UsageError
+from attention_conformance.backends.user.function import UserFunction
+from attention_conformance.backends.user.layer import UserLayer
+from attention_conformance.suite.judge import leaks
+from attention_conformance.suite.judge.verdict import Deviation, first_line
+from attention_conformance.suite.records.machine import ROOT
+from attention_conformance.suite.run.isolation import parts, wire
+from attention_conformance.suite.run.isolation.link import Context, Handle, Link, Place
+from attention_conformance.suite.run.isolation.sandbox import Limits
+from attention_conformance.suite.run.isolation.told import Signature, ToldLayer, ToldNative
+from attention_conformance.suite.run.isolation.wire import checked
+from attention_conformance.suite.run.options import Options
+from attention_conformance.suite.spec.binding import Binding
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.catalogue import AnyCase
+from attention_conformance.suite.spec.claims import CLAIMS
+from attention_conformance.suite.spec.dtypes import DType
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators import OPERATORS
+from attention_conformance.suite.spec.text import printable
+from attention_conformance.suite.spec.vocabulary import OPERANDS, REGISTERED
 
 OF_USERS = ("binding", "binder", "axes", "native", "choices", "parameters_found")
 """What trial calls find, or read, of a user's function or layer."""
 
-HIDDEN = ("references",)
-"""Folders of this project that an untrusted child cannot read: it would find the right answers there."""
+HIDDEN = ("attention_conformance.references",)
+"""Packages that an untrusted child cannot read: it would find the right answers there."""
 
 
 class Told(str):
@@ -78,7 +77,7 @@ class Told(str):
         return told
 
 
-class Remote(Asking, Backend):
+class Remote(parts.Asking, Backend):
     """A backend of the class `kind`, with a child that holds the arrays and makes the calls."""
 
     place = ("backend",)
@@ -88,8 +87,11 @@ class Remote(Asking, Backend):
         self.name, self.native, self.rounding = self.home.name, self.home.native, self.home.rounding
         self.devices, self.device, self.dialect = kind.devices, link.start["device"], kind.dialect
         self.validation_errors = tuple(link.kinds[name] for name in self.home.validation_errors)
-        self.memory, self.compilers = RemoteMemory(self, link), RemoteCompilers(self, link)
-        self.profiler = RemoteProfiler(self, link)
+        self.memory, self.compilers = (
+            parts.RemoteMemory(self, link),
+            parts.RemoteCompilers(self, link),
+        )
+        self.profiler = parts.RemoteProfiler(self, link)
         self._told: dict[str, Any] = {}
         self._after_death, self._looked = False, -1
         self._settings = {
@@ -254,7 +256,7 @@ class Remote(Asking, Backend):
         self._look()  # one write may restore what several settings read
 
 
-class RemoteFunction(Asking, Implementation):
+class RemoteFunction(parts.Asking, Implementation):
     """The user's function in the child. `told` is the same function in this process, by its signature and
     its claims: what the implementation declares, and how arguments are bound."""
 
@@ -383,7 +385,7 @@ def isolated(options: Options, text: str) -> Remote:
     kind = registry.kind_of(name, options.device)
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     places = {ROOT, *(Path(place or ".").resolve() for place in sys.path)}
-    folders = [place / name for place in places for name in HIDDEN]
+    folders = [place / name.replace(".", "/") for place in places for name in HIDDEN]
     hidden = tuple(str(one) for one in folders if one.is_dir()) if options.untrusted else ()
     limits = Limits(tempfile.mkdtemp(prefix="attention-child-"), hidden, memory)
     start = {

@@ -9,15 +9,15 @@ from typing import Any, get_type_hints
 
 import msgspec
 
-from backends.declared import Declared, DeclaredRounding
-from backends.limits import Limits
-from backends.protocol import Backend, Implementation
-from backends.user.layer import UserLayer
-from backends.user.observing import MASKS, NO_MASK, TIES, Facts, ObservedLayer
-from suite.run.isolation.wire import Garbled, checked, checked_name
-from suite.spec.case import Case
-from suite.spec.dtypes import DTYPES
-from suite.spec.text import printable
+from attention_conformance.backends.declared import Declared, DeclaredRounding
+from attention_conformance.backends.limits import Limits
+from attention_conformance.backends.protocol import Backend, Implementation
+from attention_conformance.backends.user.layer import UserLayer
+from attention_conformance.backends.user.observing import MASKS, NO_MASK, TIES, Facts, ObservedLayer
+from attention_conformance.suite.run.isolation.wire import Garbled, checked, checked_name
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.dtypes import DTYPES
+from attention_conformance.suite.spec.text import printable
 
 KINDS = {**get_type_hints(Declared), "limits": dict[str, Limits]}
 """The types of a declaration's fields as they travel; the key "" stands for every dtype."""

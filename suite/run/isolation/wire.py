@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 
-from suite.spec.dtypes import CODES, DTYPES
+from attention_conformance.suite.spec.dtypes import CODES, DTYPES
 
 MOST_JSON, MOST_BYTES = 1 << 26, 1 << 31
 """The greatest sizes of the two parts of an answer."""

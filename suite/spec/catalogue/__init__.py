@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 from zlib import crc32
 
-from suite.spec.case import Case
-from suite.spec.elections import ELECTION_CASES, ElectionCase
-from suite.spec.ids import part
-from suite.spec.levels import SHARES, Ask, levels_up_to
-from suite.spec.malformed import MALFORMED_CASES, MalformedCase
-from suite.spec.operator import Operator
-from suite.spec.operators import OPERATORS
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.elections import ELECTION_CASES, ElectionCase
+from attention_conformance.suite.spec.ids import part
+from attention_conformance.suite.spec.levels import SHARES, Ask, levels_up_to
+from attention_conformance.suite.spec.malformed import MALFORMED_CASES, MalformedCase
+from attention_conformance.suite.spec.operator import Operator
+from attention_conformance.suite.spec.operators import OPERATORS
 
 AnyCase = Case | ElectionCase | MalformedCase
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from suite.spec.case import Case
+from attention_conformance.suite.spec.case import Case
 
 
 @dataclass(frozen=True)

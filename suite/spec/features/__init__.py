@@ -6,13 +6,13 @@ arguments and of parameters of user functions are the features' names.
 
 from __future__ import annotations
 
-from suite.spec.features.feature import Feature, Reduction
-from suite.spec.features.logit_scale import LOGIT_SCALE
-from suite.spec.features.lse import LSE
-from suite.spec.features.sinks import SINKS
-from suite.spec.features.slopes import SLOPES
-from suite.spec.features.softcap import SOFTCAP
-from suite.spec.features.window import WINDOW
+from attention_conformance.suite.spec.features.feature import Feature, Reduction
+from attention_conformance.suite.spec.features.logit_scale import LOGIT_SCALE
+from attention_conformance.suite.spec.features.lse import LSE
+from attention_conformance.suite.spec.features.sinks import SINKS
+from attention_conformance.suite.spec.features.slopes import SLOPES
+from attention_conformance.suite.spec.features.softcap import SOFTCAP
+from attention_conformance.suite.spec.features.window import WINDOW
 
 FEATURES: dict[str, Feature] = {
     feature.name: feature for feature in (WINDOW, SOFTCAP, SINKS, LSE, SLOPES, LOGIT_SCALE)

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from suite.spec.case import Case
-from suite.spec.levels import Ask
-from suite.spec.operator import Option, nothing
-from suite.spec.sizes import Sizes
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.levels import Ask
+from attention_conformance.suite.spec.operator import Option, nothing
+from attention_conformance.suite.spec.sizes import Sizes
 
 STEPS = {
     "factor": "scores times an array",

@@ -5,9 +5,9 @@ Partial outputs are merged by it (Dao et al., FlashAttention, 2022). float32 for
 
 from __future__ import annotations
 
-from suite.spec.features.feature import Feature, Reduction
-from suite.spec.levels import Ask
-from suite.spec.operator import flag
+from attention_conformance.suite.spec.features.feature import Feature, Reduction
+from attention_conformance.suite.spec.levels import Ask
+from attention_conformance.suite.spec.operator import flag
 
 LSE = Feature(
     name="lse",

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from suite.spec.case import Case
-from suite.spec.features.feature import Feature, Reduction
-from suite.spec.levels import Ask
-from suite.spec.operator import flag
-from suite.spec.recipes import alibi_bias, alibi_slopes
-from suite.spec.sizes import Sizes
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.features.feature import Feature, Reduction
+from attention_conformance.suite.spec.levels import Ask
+from attention_conformance.suite.spec.operator import flag
+from attention_conformance.suite.spec.recipes import alibi_bias, alibi_slopes
+from attention_conformance.suite.spec.sizes import Sizes
 
 
 def draw(sizes: Sizes, rng: np.random.Generator) -> np.ndarray:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from suite.spec.case import Case
-from suite.spec.features.feature import Feature, Reduction
-from suite.spec.operator import number
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.features.feature import Feature, Reduction
+from attention_conformance.suite.spec.operator import number
 
 
 def validate(case: Case) -> None:

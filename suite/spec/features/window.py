@@ -6,7 +6,7 @@ The mask of the case gives the window. Without this argument the window is passe
 
 from __future__ import annotations
 
-from suite.spec.features.feature import Feature, Reduction
+from attention_conformance.suite.spec.features.feature import Feature, Reduction
 
 WINDOW = Feature(
     name="window",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from suite.spec.malformed.plain import ATTENTION, LAYERS, ROTATIONS
-from suite.spec.malformed.problem import MalformedCase
-from suite.spec.malformed.served import CACHES, PACKS, PAGES, WRITES
+from attention_conformance.suite.spec.malformed.plain import ATTENTION, LAYERS, ROTATIONS
+from attention_conformance.suite.spec.malformed.problem import MalformedCase
+from attention_conformance.suite.spec.malformed.served import CACHES, PACKS, PAGES, WRITES
 
 __all__ = ["MALFORMED_CASES", "MalformedCase"]
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from suite.spec.inputs import Inputs
-from suite.spec.malformed.problem import MalformedCase
-from suite.spec.masks import Window
-from suite.spec.operators import OPERATORS
-from suite.spec.operators.multi_head import MULTI_HEAD
-from suite.spec.operators.rotary import ROTARY
-from suite.spec.operators.sdpa import SDPA
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.malformed.problem import MalformedCase
+from attention_conformance.suite.spec.masks import Window
+from attention_conformance.suite.spec.operators import OPERATORS
+from attention_conformance.suite.spec.operators.multi_head import MULTI_HEAD
+from attention_conformance.suite.spec.operators.rotary import ROTARY
+from attention_conformance.suite.spec.operators.sdpa import SDPA
 
 
 def _mha(x: Inputs) -> Inputs:

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from suite.spec.case import Case
-from suite.spec.dtypes import DTYPES, DType
-from suite.spec.inputs import Inputs, draw
-from suite.spec.operator import Operator
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.dtypes import DTYPES, DType
+from attention_conformance.suite.spec.inputs import Inputs, draw
+from attention_conformance.suite.spec.operator import Operator
 
 Contained = Callable[[Inputs, Inputs], Iterable[tuple[Inputs, np.ndarray]]]
 """From a well-formed problem and the spoilt one: other inputs, and the elements of the output that must

@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from suite.spec.case import Case
-from suite.spec.inputs import Inputs
-from suite.spec.malformed.problem import Contained, MalformedCase
-from suite.spec.operator import Operator
-from suite.spec.operators import OPERATORS
-from suite.spec.operators.cached import CACHED
-from suite.spec.operators.in_pages import TABLE, filled, pools, read_entries
-from suite.spec.operators.packed import PACKED
-from suite.spec.operators.paged import PAGED
-from suite.spec.operators.paged_write import PAGED_WRITE
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.malformed.problem import Contained, MalformedCase
+from attention_conformance.suite.spec.operator import Operator
+from attention_conformance.suite.spec.operators import OPERATORS
+from attention_conformance.suite.spec.operators.cached import CACHED
+from attention_conformance.suite.spec.operators.in_pages import TABLE, filled, pools, read_entries
+from attention_conformance.suite.spec.operators.packed import PACKED
+from attention_conformance.suite.spec.operators.paged import PAGED
+from attention_conformance.suite.spec.operators.paged_write import PAGED_WRITE
 
 
 def _lengths(*added: int) -> Callable[[Inputs], Inputs]:

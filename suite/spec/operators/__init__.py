@@ -6,29 +6,29 @@ mutants.
 
 from __future__ import annotations
 
-from suite.spec.features import FEATURES
-from suite.spec.operator import Operator
-from suite.spec.operators.additive import ADDITIVE
-from suite.spec.operators.batch_norm import BATCH_NORM
-from suite.spec.operators.cached import CACHED
-from suite.spec.operators.concat import CONCAT
-from suite.spec.operators.dot import DOT
-from suite.spec.operators.encoder import ENCODER
-from suite.spec.operators.gated import GATED
-from suite.spec.operators.latent import LATENT
-from suite.spec.operators.layer_norm import LAYER_NORM
-from suite.spec.operators.masked import MASKED
-from suite.spec.operators.merge import MERGE
-from suite.spec.operators.multi_head import MULTI_HEAD
-from suite.spec.operators.packed import PACKED
-from suite.spec.operators.paged import PAGED
-from suite.spec.operators.paged_write import PAGED_WRITE
-from suite.spec.operators.quantized import QUANTIZED
-from suite.spec.operators.quantized_write import QUANTIZED_WRITE
-from suite.spec.operators.rotary import ROTARY
-from suite.spec.operators.sdpa import SDPA
-from suite.spec.operators.self_attention import SELF_ATTENTION
-from suite.spec.vocabulary import FEATURES as COMMON
+from attention_conformance.suite.spec.features import FEATURES
+from attention_conformance.suite.spec.operator import Operator
+from attention_conformance.suite.spec.operators.additive import ADDITIVE
+from attention_conformance.suite.spec.operators.batch_norm import BATCH_NORM
+from attention_conformance.suite.spec.operators.cached import CACHED
+from attention_conformance.suite.spec.operators.concat import CONCAT
+from attention_conformance.suite.spec.operators.dot import DOT
+from attention_conformance.suite.spec.operators.encoder import ENCODER
+from attention_conformance.suite.spec.operators.gated import GATED
+from attention_conformance.suite.spec.operators.latent import LATENT
+from attention_conformance.suite.spec.operators.layer_norm import LAYER_NORM
+from attention_conformance.suite.spec.operators.masked import MASKED
+from attention_conformance.suite.spec.operators.merge import MERGE
+from attention_conformance.suite.spec.operators.multi_head import MULTI_HEAD
+from attention_conformance.suite.spec.operators.packed import PACKED
+from attention_conformance.suite.spec.operators.paged import PAGED
+from attention_conformance.suite.spec.operators.paged_write import PAGED_WRITE
+from attention_conformance.suite.spec.operators.quantized import QUANTIZED
+from attention_conformance.suite.spec.operators.quantized_write import QUANTIZED_WRITE
+from attention_conformance.suite.spec.operators.rotary import ROTARY
+from attention_conformance.suite.spec.operators.sdpa import SDPA
+from attention_conformance.suite.spec.operators.self_attention import SELF_ATTENTION
+from attention_conformance.suite.spec.vocabulary import FEATURES as COMMON
 
 OPERATORS: dict[str, Operator] = {
     operator.name: operator

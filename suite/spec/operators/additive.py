@@ -7,19 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from suite.spec.case import Case
-from suite.spec.inputs import Inputs
-from suite.spec.levels import Ask
-from suite.spec.operator import Asks, Axes, Operator, Questions, Work, flag
-from suite.spec.operators import layers
-from suite.spec.operators.layers import (
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.levels import Ask
+from attention_conformance.suite.spec.operator import Asks, Axes, Operator, Questions, Work, flag
+from attention_conformance.suite.spec.operators import layers
+from attention_conformance.suite.spec.operators.layers import (
     draw_sequences,
     kernel,
     moved_bytes,
     one_head_outputs,
     options,
 )
-from suite.spec.sizes import Sizes
+from attention_conformance.suite.spec.sizes import Sizes
 
 
 def axes(case: Case) -> Axes:

@@ -10,12 +10,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from suite.spec.case import Case
-from suite.spec.levels import Ask
-from suite.spec.operator import ArrayKinds, Asks, Axes, Operator, number
-from suite.spec.operators import layer_norm, layers
-from suite.spec.operators.layers import options
-from suite.spec.recipes import exponentials
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.levels import Ask
+from attention_conformance.suite.spec.operator import ArrayKinds, Asks, Axes, Operator, number
+from attention_conformance.suite.spec.operators import layer_norm, layers
+from attention_conformance.suite.spec.operators.layers import options
+from attention_conformance.suite.spec.recipes import exponentials
 
 STATISTICS = ("mean", "variance")
 """Parameters that are running averages: they have no gradient."""

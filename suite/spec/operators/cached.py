@@ -50,13 +50,13 @@ from typing import Any
 
 import numpy as np
 
-from suite.spec.case import Case
-from suite.spec.features.sinks import SINKS
-from suite.spec.features.slopes import SLOPES
-from suite.spec.features.softcap import SOFTCAP
-from suite.spec.inputs import Inputs
-from suite.spec.levels import Ask
-from suite.spec.operator import (
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.features.sinks import SINKS
+from attention_conformance.suite.spec.features.slopes import SLOPES
+from attention_conformance.suite.spec.features.softcap import SOFTCAP
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.levels import Ask
+from attention_conformance.suite.spec.operator import (
     LEFT,
     SCALE,
     ArrayKinds,
@@ -71,8 +71,8 @@ from suite.spec.operator import (
     flag,
     number,
 )
-from suite.spec.operators.cached_cases import PLAIN, SMOKE, STANDARD
-from suite.spec.operators.scripts import (
+from attention_conformance.suite.spec.operators.cached_cases import PLAIN, SMOKE, STANDARD
+from attention_conformance.suite.spec.operators.scripts import (
     ACTION,
     Chunk,
     Crop,
@@ -89,10 +89,10 @@ from suite.spec.operators.scripts import (
     resized,
     rotation,
 )
-from suite.spec.operators.views import pairs, views
-from suite.spec.recipes import DRAWS
-from suite.spec.sizes import Sizes
-from suite.spec.vocabulary import OPERANDS
+from attention_conformance.suite.spec.operators.views import pairs, views
+from attention_conformance.suite.spec.recipes import DRAWS
+from attention_conformance.suite.spec.sizes import Sizes
+from attention_conformance.suite.spec.vocabulary import OPERANDS
 
 WORDS = {
     "left-padding": "first tokens of a sample that nobody attends",

@@ -17,14 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from suite.spec.case import Case
-from suite.spec.levels import Ask
-from suite.spec.operator import Asks, Axes, Operator, Questions, choice, flag
-from suite.spec.operators import layers
-from suite.spec.operators.layer_norm import ADDED
-from suite.spec.operators.layers import draw_sequences, kernel
-from suite.spec.operators.multi_head import draw_projections
-from suite.spec.sizes import Sizes
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.levels import Ask
+from attention_conformance.suite.spec.operator import Asks, Axes, Operator, Questions, choice, flag
+from attention_conformance.suite.spec.operators import layers
+from attention_conformance.suite.spec.operators.layer_norm import ADDED
+from attention_conformance.suite.spec.operators.layers import draw_sequences, kernel
+from attention_conformance.suite.spec.operators.multi_head import draw_projections
+from attention_conformance.suite.spec.sizes import Sizes
 
 WORDS = {
     "pre-norm": "norms before attention and feed-forward network (pre-norm)",

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from suite.spec.case import Case
-from suite.spec.levels import Ask
-from suite.spec.operator import Asks, Axes, Operator, flag
-from suite.spec.operators import multi_head
-from suite.spec.operators.layers import kernel
-from suite.spec.sizes import Sizes
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.levels import Ask
+from attention_conformance.suite.spec.operator import Asks, Axes, Operator, flag
+from attention_conformance.suite.spec.operators import multi_head
+from attention_conformance.suite.spec.operators.layers import kernel
+from attention_conformance.suite.spec.sizes import Sizes
 
 PARAMETERS = {"gate_kernel": "xhv", "gate_bias": "hv"}
 """Parameters besides those of multi-head attention, with their axes."""

@@ -21,11 +21,11 @@ from typing import Any
 
 import numpy as np
 
-from suite.spec.case import Case
-from suite.spec.dtypes import Code, round_to
-from suite.spec.inputs import Inputs
-from suite.spec.masks import Causal
-from suite.spec.operator import Axes, Option, choice, flag
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.dtypes import Code, round_to
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.masks import Causal
+from attention_conformance.suite.spec.operator import Axes, Option, choice, flag
 
 IN_PAGES = Option(
     "page_size", r"page([1-9]\d*)", int, lambda size: f"page{size}", None, (1, 3, 16), rare=True

@@ -41,13 +41,13 @@ from typing import Any
 
 import numpy as np
 
-from suite.spec.case import Case
-from suite.spec.dtypes import CODES
-from suite.spec.features.lse import LSE
-from suite.spec.inputs import Inputs
-from suite.spec.levels import Ask
-from suite.spec.masks import Causal, Mask
-from suite.spec.operator import (
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.dtypes import CODES
+from attention_conformance.suite.spec.features.lse import LSE
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.levels import Ask
+from attention_conformance.suite.spec.masks import Causal, Mask
+from attention_conformance.suite.spec.operator import (
     SCALE,
     ArrayKinds,
     Asks,
@@ -59,11 +59,11 @@ from suite.spec.operator import (
     choice,
     flag,
 )
-from suite.spec.operators import in_pages
-from suite.spec.operators.layers import FACTORS, kernel
-from suite.spec.operators.tiles import by_tile, counted, untiled
-from suite.spec.recipes import add_offset, level, rising
-from suite.spec.sizes import Sizes
+from attention_conformance.suite.spec.operators import in_pages
+from attention_conformance.suite.spec.operators.layers import FACTORS, kernel
+from attention_conformance.suite.spec.operators.tiles import by_tile, counted, untiled
+from attention_conformance.suite.spec.recipes import add_offset, level, rising
+from attention_conformance.suite.spec.sizes import Sizes
 
 FEATURES = frozenset(
     {

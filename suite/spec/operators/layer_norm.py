@@ -9,12 +9,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from suite.spec.case import Case
-from suite.spec.levels import Ask
-from suite.spec.operator import NUMBER, Asks, Axes, Operator, Option
-from suite.spec.operators import layers
-from suite.spec.operators.layers import draw_sequences, options
-from suite.spec.recipes import exponentials
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.levels import Ask
+from attention_conformance.suite.spec.operator import NUMBER, Asks, Axes, Operator, Option
+from attention_conformance.suite.spec.operators import layers
+from attention_conformance.suite.spec.operators.layers import draw_sequences, options
+from attention_conformance.suite.spec.recipes import exponentials
 
 EPSILON = 2.0**-10
 """The number that norms add to the variance. It is exact in every dtype, and large enough that leaving

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from suite.spec.case import Case
-from suite.spec.inputs import Inputs
-from suite.spec.operator import Axes, Option, Work, choice, flag
-from suite.spec.sizes import Sizes
-from suite.spec.vocabulary import BIASES, RETURNED
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operator import Axes, Option, Work, choice, flag
+from attention_conformance.suite.spec.sizes import Sizes
+from attention_conformance.suite.spec.vocabulary import BIASES, RETURNED
 
 PARAMETERS = {
     "query_kernel": "(Eq, H, D); additive: (Eq, U)",

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from suite.spec.case import Case
-from suite.spec.levels import Ask
-from suite.spec.operator import Asks, Operator, Questions
-from suite.spec.operators import layers
-from suite.spec.operators.layers import draw_sequences, one_head_outputs, options
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.levels import Ask
+from attention_conformance.suite.spec.operator import Asks, Operator, Questions
+from attention_conformance.suite.spec.operators import layers
+from attention_conformance.suite.spec.operators.layers import (
+    draw_sequences,
+    one_head_outputs,
+    options,
+)
 
 
 def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:

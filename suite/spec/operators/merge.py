@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from suite.spec.case import Case
-from suite.spec.levels import Ask
-from suite.spec.operator import ArrayKinds, Asks, Axes, Operator, choice, flag
-from suite.spec.sizes import Sizes
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.levels import Ask
+from attention_conformance.suite.spec.operator import ArrayKinds, Asks, Axes, Operator, choice, flag
+from attention_conformance.suite.spec.sizes import Sizes
 
 WORDS = {
     "empty-parts": "partial answers without keys, to be merged",

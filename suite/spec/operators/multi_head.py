@@ -13,15 +13,20 @@ from typing import Any, cast
 
 import numpy as np
 
-from suite.spec.case import Case
-from suite.spec.covering import Row
-from suite.spec.dtypes import DTYPES
-from suite.spec.levels import Ask, Covering
-from suite.spec.operator import MODES, Asks, Axes, Operator, Questions, flag
-from suite.spec.operators import layers
-from suite.spec.operators.layer_norm import ADDED
-from suite.spec.operators.layers import draw_sequences, kernel, options, projections_work
-from suite.spec.sizes import Sizes
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.covering import Row
+from attention_conformance.suite.spec.dtypes import DTYPES
+from attention_conformance.suite.spec.levels import Ask, Covering
+from attention_conformance.suite.spec.operator import MODES, Asks, Axes, Operator, Questions, flag
+from attention_conformance.suite.spec.operators import layers
+from attention_conformance.suite.spec.operators.layer_norm import ADDED
+from attention_conformance.suite.spec.operators.layers import (
+    draw_sequences,
+    kernel,
+    options,
+    projections_work,
+)
+from attention_conformance.suite.spec.sizes import Sizes
 
 # B, Lq, Lk, H, Hkv, D, Dv and the widths of query, key, value, output; whether query, key and value are
 # one tensor. Few, and alike where they can be, since JAX compiles a program for every shape.

@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from suite.spec.case import Case
-from suite.spec.inputs import Inputs
-from suite.spec.levels import Ask
-from suite.spec.operator import (
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.levels import Ask
+from attention_conformance.suite.spec.operator import (
     SCALE,
     ArrayKinds,
     Asks,
@@ -33,9 +33,9 @@ from suite.spec.operator import (
     Questions,
     choice,
 )
-from suite.spec.recipes import DRAWS
-from suite.spec.sizes import Sizes
-from suite.spec.vocabulary import OPERANDS
+from attention_conformance.suite.spec.recipes import DRAWS
+from attention_conformance.suite.spec.sizes import Sizes
+from attention_conformance.suite.spec.vocabulary import OPERANDS
 
 WORDS = {
     "causal-bottom-right": "a causal mask of packed segments with more keys than queries, aligned at the "

@@ -22,11 +22,11 @@ from typing import Any
 
 import numpy as np
 
-from suite.spec.case import Case
-from suite.spec.features.softcap import SOFTCAP
-from suite.spec.inputs import Inputs
-from suite.spec.levels import Ask
-from suite.spec.operator import (
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.features.softcap import SOFTCAP
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.levels import Ask
+from attention_conformance.suite.spec.operator import (
     LEFT,
     SCALE,
     ArrayKinds,
@@ -39,10 +39,15 @@ from suite.spec.operator import (
     Work,
     choice,
 )
-from suite.spec.operators import in_pages
-from suite.spec.operators.in_pages import numbers, owned_pages, pooled, slots_first
-from suite.spec.operators.layers import FACTORS, PASSES
-from suite.spec.operators.packed import (
+from attention_conformance.suite.spec.operators import in_pages
+from attention_conformance.suite.spec.operators.in_pages import (
+    numbers,
+    owned_pages,
+    pooled,
+    slots_first,
+)
+from attention_conformance.suite.spec.operators.layers import FACTORS, PASSES
+from attention_conformance.suite.spec.operators.packed import (
     LENGTHS,
     allowed_pairs,
     lengths,
@@ -50,7 +55,7 @@ from suite.spec.operators.packed import (
     segments,
     written,
 )
-from suite.spec.sizes import Sizes
+from attention_conformance.suite.spec.sizes import Sizes
 
 FEATURES = frozenset(
     {

@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from suite.spec.case import Case
-from suite.spec.inputs import Inputs
-from suite.spec.levels import Ask
-from suite.spec.operator import (
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.levels import Ask
+from attention_conformance.suite.spec.operator import (
     ArrayKinds,
     Asks,
     Axes,
@@ -33,9 +33,9 @@ from suite.spec.operator import (
     choice,
     flag,
 )
-from suite.spec.operators.in_pages import LAYOUT, numbers
-from suite.spec.operators.packed import LENGTHS, lengths, segments, written
-from suite.spec.operators.paged import (
+from attention_conformance.suite.spec.operators.in_pages import LAYOUT, numbers
+from attention_conformance.suite.spec.operators.packed import LENGTHS, lengths, segments, written
+from attention_conformance.suite.spec.operators.paged import (
     PAGE,
     PAGED,
     axes_of_pools,
@@ -44,8 +44,8 @@ from suite.spec.operators.paged import (
     pool,
     validate,
 )
-from suite.spec.recipes import DRAWS
-from suite.spec.sizes import Sizes
+from attention_conformance.suite.spec.recipes import DRAWS
+from attention_conformance.suite.spec.sizes import Sizes
 
 WORDS = {
     "skipped-slots": "tokens with a negative slot, which are not written",

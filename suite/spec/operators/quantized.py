@@ -35,10 +35,10 @@ from typing import Any
 
 import numpy as np
 
-from suite.spec.case import Case
-from suite.spec.dtypes import CODES, round_to
-from suite.spec.inputs import Inputs
-from suite.spec.operator import (
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.dtypes import CODES, round_to
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operator import (
     SCALE,
     ArrayKinds,
     Axes,
@@ -49,14 +49,14 @@ from suite.spec.operator import (
     choice,
     flag,
 )
-from suite.spec.operators import in_pages
-from suite.spec.operators.layers import FACTORS, PASSES
-from suite.spec.operators.packed import allowed_pairs
-from suite.spec.operators.quantized_cases import ASKS, IN_PAGES
-from suite.spec.operators.tiles import TILES, by_tile, counted, untiled
-from suite.spec.recipes import DRAWS
-from suite.spec.sizes import Sizes
-from suite.spec.vocabulary import OPERANDS
+from attention_conformance.suite.spec.operators import in_pages
+from attention_conformance.suite.spec.operators.layers import FACTORS, PASSES
+from attention_conformance.suite.spec.operators.packed import allowed_pairs
+from attention_conformance.suite.spec.operators.quantized_cases import ASKS, IN_PAGES
+from attention_conformance.suite.spec.operators.tiles import TILES, by_tile, counted, untiled
+from attention_conformance.suite.spec.recipes import DRAWS
+from attention_conformance.suite.spec.sizes import Sizes
+from attention_conformance.suite.spec.vocabulary import OPERANDS
 
 WORDS = {
     "int8-codes": "keys and values as 8-bit whole numbers times a scale",

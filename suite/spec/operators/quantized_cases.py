@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from suite.spec.levels import Ask
-from suite.spec.operator import Asks
+from attention_conformance.suite.spec.levels import Ask
+from attention_conformance.suite.spec.operator import Asks
 
 PLAIN = "quantized/none/gqa2/{dt}/b2h4q3k17d8/perhead/causal"
 """A chunk behind a cache, whose heads have scales of their own."""

@@ -20,11 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from suite.spec.case import Case
-from suite.spec.dtypes import round_to
-from suite.spec.levels import Ask
-from suite.spec.operator import ArrayKinds, Asks, Axes, Operator, flag
-from suite.spec.operators.quantized import (
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.dtypes import round_to
+from attention_conformance.suite.spec.levels import Ask
+from attention_conformance.suite.spec.operator import ArrayKinds, Asks, Axes, Operator, flag
+from attention_conformance.suite.spec.operators.quantized import (
     KINDS,
     OPTIONS,
     QUANTIZED,
@@ -35,10 +35,10 @@ from suite.spec.operators.quantized import (
     validate_codes,
     varied,
 )
-from suite.spec.operators.quantized import WORDS as OF_CODES
-from suite.spec.operators.tiles import counted
-from suite.spec.recipes import DRAWS
-from suite.spec.sizes import Sizes
+from attention_conformance.suite.spec.operators.quantized import WORDS as OF_CODES
+from attention_conformance.suite.spec.operators.tiles import counted
+from attention_conformance.suite.spec.recipes import DRAWS
+from attention_conformance.suite.spec.sizes import Sizes
 
 WORDS = {
     "saturation": "numbers beyond the range of codes, which take the largest code",

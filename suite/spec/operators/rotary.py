@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from suite.spec.case import Case
-from suite.spec.levels import Ask
-from suite.spec.operator import (
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.levels import Ask
+from attention_conformance.suite.spec.operator import (
     ArrayKinds,
     Asks,
     Axes,
@@ -27,7 +27,7 @@ from suite.spec.operator import (
     flag,
     number,
 )
-from suite.spec.sizes import Sizes
+from attention_conformance.suite.spec.sizes import Sizes
 
 WORDS = {
     "interleaved": "a rotation of neighbouring components",

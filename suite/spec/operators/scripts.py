@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from suite.spec.case import Case
-from suite.spec.inputs import Inputs, draw
-from suite.spec.masks import Tree
-from suite.spec.operators.rotary import BASE, Rotation
-from suite.spec.vocabulary import OPERANDS
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.inputs import Inputs, draw
+from attention_conformance.suite.spec.masks import Tree
+from attention_conformance.suite.spec.operators.rotary import BASE, Rotation
+from attention_conformance.suite.spec.vocabulary import OPERANDS
 
 OF = r"(?:of\d+)?"
 ACTION = rf"(?:\d+(?:\+\d+)*{OF}|back\d+{OF}|reset{OF}|pick\d+|tree[1-9]+{OF}|keep[\dx]+)"

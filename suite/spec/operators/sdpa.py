@@ -20,10 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from suite.spec.case import Case
-from suite.spec.features import FEATURES, Feature
-from suite.spec.inputs import Inputs
-from suite.spec.operator import (
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.features import FEATURES, Feature
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operator import (
     MODES,
     ArrayKinds,
     Asks,
@@ -34,12 +34,16 @@ from suite.spec.operator import (
     choice,
     number,
 )
-from suite.spec.operators.layers import RATE, UNSEARCHED_TRAINING
-from suite.spec.operators.sdpa_cases import CASES
-from suite.spec.operators.sdpa_derived import COMPILED, COMPILED_GRADIENTS, GRADIENTS
-from suite.spec.recipes import DRAWS, RECIPES
-from suite.spec.sizes import Sizes
-from suite.spec.vocabulary import AXIS_ORDERS, BIASES, OPERANDS
+from attention_conformance.suite.spec.operators.layers import RATE, UNSEARCHED_TRAINING
+from attention_conformance.suite.spec.operators.sdpa_cases import CASES
+from attention_conformance.suite.spec.operators.sdpa_derived import (
+    COMPILED,
+    COMPILED_GRADIENTS,
+    GRADIENTS,
+)
+from attention_conformance.suite.spec.recipes import DRAWS, RECIPES
+from attention_conformance.suite.spec.sizes import Sizes
+from attention_conformance.suite.spec.vocabulary import AXIS_ORDERS, BIASES, OPERANDS
 
 BLOCK = 256
 """Query rows per block of the mask."""

@@ -12,14 +12,14 @@ from collections.abc import Iterable
 from itertools import product
 from typing import cast
 
-from suite.spec.covering import Row
-from suite.spec.dtypes import DTYPES
-from suite.spec.features import FEATURES
-from suite.spec.levels import Ask, Covering
-from suite.spec.operators.sdpa_paths import FORWARD
-from suite.spec.recipes import FIXED_SCALE, RECIPES
-from suite.spec.sizes import Sizes
-from suite.spec.vocabulary import HIDING
+from attention_conformance.suite.spec.covering import Row
+from attention_conformance.suite.spec.dtypes import DTYPES
+from attention_conformance.suite.spec.features import FEATURES
+from attention_conformance.suite.spec.levels import Ask, Covering
+from attention_conformance.suite.spec.operators.sdpa_paths import FORWARD
+from attention_conformance.suite.spec.recipes import FIXED_SCALE, RECIPES
+from attention_conformance.suite.spec.sizes import Sizes
+from attention_conformance.suite.spec.vocabulary import HIDING
 
 # (B, Lq, Lk, D, Dv): pairwise distinct and odd in most, decoding, tails, Dv != D. Few, since JAX
 # compiles every operation anew for every shape and dtype; the designed cases have many more.

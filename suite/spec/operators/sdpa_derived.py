@@ -10,11 +10,11 @@ not depend on a compiler: most sizes, recipes, head counts and axis orders. Kept
 
 from __future__ import annotations
 
-from suite.spec.dtypes import DTYPES
-from suite.spec.features import FEATURES
-from suite.spec.levels import Ask, Covering
-from suite.spec.operators.sdpa_cases import MASKS, compatible, id_of
-from suite.spec.operators.sdpa_paths import BACKWARD
+from attention_conformance.suite.spec.dtypes import DTYPES
+from attention_conformance.suite.spec.features import FEATURES
+from attention_conformance.suite.spec.levels import Ask, Covering
+from attention_conformance.suite.spec.operators.sdpa_cases import MASKS, compatible, id_of
+from attention_conformance.suite.spec.operators.sdpa_paths import BACKWARD
 
 GRADIENT_AXES: dict[str, tuple[object, ...]] = {
     "mask": MASKS,

@@ -21,10 +21,10 @@ from itertools import combinations
 from math import prod
 from typing import cast
 
-from suite.spec.covering import Row, each_value
-from suite.spec.dtypes import DTYPES
-from suite.spec.levels import Ask, Covering
-from suite.spec.sizes import Sizes
+from attention_conformance.suite.spec.covering import Row, each_value
+from attention_conformance.suite.spec.dtypes import DTYPES
+from attention_conformance.suite.spec.levels import Ask, Covering
+from attention_conformance.suite.spec.sizes import Sizes
 
 LENGTHS = {
     "one": (1,),

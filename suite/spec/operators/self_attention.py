@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from suite.spec.case import Case
-from suite.spec.levels import Ask
-from suite.spec.operator import Asks, Axes, Operator
-from suite.spec.operators import layers
-from suite.spec.operators.layers import one_head_outputs, options, projections_work
-from suite.spec.operators.multi_head import draw
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.levels import Ask
+from attention_conformance.suite.spec.operator import Asks, Axes, Operator
+from attention_conformance.suite.spec.operators import layers
+from attention_conformance.suite.spec.operators.layers import (
+    one_head_outputs,
+    options,
+    projections_work,
+)
+from attention_conformance.suite.spec.operators.multi_head import draw
 
 
 def axes(case: Case) -> Axes:

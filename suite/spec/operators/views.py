@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from suite.spec.case import Case
-from suite.spec.masks import Tree
-from suite.spec.operators.scripts import Chunk, played
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.masks import Tree
+from attention_conformance.suite.spec.operators.scripts import Chunk, played
 
 
 @dataclass(frozen=True)
