@@ -123,6 +123,8 @@ class Backend(ABC):
     """
 
     name: str
+    modules: tuple[str, ...] = ()
+    """The modules that must be installed."""
     devices: tuple[str, ...] = ("cpu",)
     device: str
     memory: Memory

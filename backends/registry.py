@@ -7,7 +7,11 @@ import importlib.util
 import inspect
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import cache
+from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -32,51 +36,29 @@ from attention_conformance.suite.spec.modules import classes_in
 from attention_conformance.suite.spec.operator import Operator
 from attention_conformance.suite.spec.operators import OPERATORS
 
-REGISTRY: dict[str, tuple[str, str]] = {
-    "numpy": ("attention_conformance.backends._numpy.backend", "NumpyBackend"),
-    "torch": ("attention_conformance.backends._torch", "TorchBackend"),
-    "triton": ("attention_conformance.backends._triton", "TritonBackend"),
-    "tf": ("attention_conformance.backends._tensorflow", "TensorflowBackend"),
-    "jax": ("attention_conformance.backends._jax", "JaxBackend"),
-    "keras-torch": ("attention_conformance.backends._keras.on_torch", "KerasTorchBackend"),
-    "keras-jax": ("attention_conformance.backends._keras.on_jax", "KerasJaxBackend"),
-    "keras-numpy": ("attention_conformance.backends._keras.on_numpy", "KerasNumpyBackend"),
-    "transformers": ("attention_conformance.backends._transformers", "TransformersBackend"),
-    "executorch": ("attention_conformance.backends._executorch", "ExecutorchBackend"),
-    "keras-hub": ("attention_conformance.backends._keras_hub", "KerasHubBackend"),
-    "equinox": ("attention_conformance.backends._equinox", "EquinoxBackend"),
-    "onnxruntime": ("attention_conformance.backends._onnx", "OnnxRuntimeBackend"),
-    "onnx-reference": ("attention_conformance.backends._onnx", "OnnxReferenceBackend"),
-    "openvino": ("attention_conformance.backends._openvino", "OpenvinoBackend"),
-    "mlx": ("attention_conformance.backends._mlx", "MlxBackend"),
+GROUP = "attention_conformance.backends"
+"""The group of entry points by which a distribution registers backends: NAME = "module:object"."""
+
+REGISTRY = {
+    "numpy": f"{GROUP}._numpy.backend:NumpyBackend",
+    "torch": f"{GROUP}._torch:TorchBackend",
+    "tf": f"{GROUP}._tensorflow:TensorflowBackend",
+    "jax": f"{GROUP}._jax:JaxBackend",
+    "keras-torch": f"{GROUP}._keras.on_torch:KerasTorchBackend",
+    "keras-jax": f"{GROUP}._keras.on_jax:KerasJaxBackend",
+    "keras-numpy": f"{GROUP}._keras.on_numpy:KerasNumpyBackend",
 }
+"""The backends that need no entry point, with the place of their classes."""
 
 ALIASES = {"tensorflow": "tf", "pytorch": "torch"}
 
-KERAS_ENGINES = {
-    "tf": "tensorflow", "keras-torch": "torch", "keras-jax": "jax", "keras-numpy": "numpy",
-    "keras-hub": "tensorflow",
-}  # fmt: skip
-"""Backends that import Keras, with the engine of each; a process can have only one engine."""
 
-DISTRIBUTIONS = {
-    "torch": ("torch",),
-    "triton": ("triton", "torch"),
-    "tf": ("tensorflow",),
-    "jax": ("jax",),
-    "keras-torch": ("keras", "torch"),
-    "keras-jax": ("keras", "jax"),
-    "keras-numpy": ("keras",),
-    "transformers": ("transformers", "torch"),
-    "executorch": ("executorch", "torch"),
-    "keras-hub": ("keras_hub", "keras", "tensorflow"),
-    "equinox": ("equinox", "jax"),
-    "onnxruntime": ("onnxruntime", "onnx"),
-    "onnx-reference": ("onnx",),
-    "openvino": ("openvino",),
-    "mlx": ("mlx",),
-}
-"""The modules that must be installed for a backend."""
+@cache
+def registered() -> Mapping[str, str]:
+    """The place of every backend with a name: those of `REGISTRY`, and those that installed distributions
+    register. Imports none."""
+    found = sorted(entry_points(group=GROUP), key=lambda entry: entry.name)
+    return REGISTRY | {entry.name: entry.value for entry in found if entry.name not in REGISTRY}
 
 
 def canonical(name: str) -> str:
@@ -85,31 +67,43 @@ def canonical(name: str) -> str:
     Raises UsageError with the valid names.
     """
     name = ALIASES.get(name, name)
-    if name not in REGISTRY and ":" not in name:
-        valid = ", ".join([*REGISTRY, *ALIASES, "all"])
+    if name not in registered() and ":" not in name:
+        valid = ", ".join([*registered(), *ALIASES, "all"])
         raise UsageError(f"unknown backend {name!r}; valid: {valid}, or module:object")
     return name
 
 
 def installed() -> list[str]:
-    """Registered backends whose modules can be found. Imports no framework."""
-    return [
-        name
-        for name in REGISTRY
-        if all(importlib.util.find_spec(module) for module in DISTRIBUTIONS.get(name, ()))
-    ]
+    """Registered backends that can be loaded: their modules can be found. Imports no framework."""
+
+    def found(name: str) -> bool:
+        with suppress(UsageError, BackendUnavailable):
+            return all(map(find_spec, modules(name)))
+        return False
+
+    return [*filter(found, registered())]
+
+
+def modules(name: str) -> tuple[str, ...]:
+    """The modules that must be installed for a registered backend; () for another one."""
+    return kind_of(name).modules if name in registered() else ()
+
+
+def keras_engine(name: str) -> str:
+    """The engine of Keras that a registered backend needs, "" if it does not use Keras."""
+    return getattr(kind_of(name), "engine_of_keras", "") if name in registered() else ""
 
 
 def together(names: list[str]) -> list[str]:
     """The `names` that fit in one process: those that do not use Keras, or use the engine of the first
     backend with Keras."""
-    engine = next((KERAS_ENGINES[n] for n in names if n in KERAS_ENGINES), "")
-    return [n for n in names if KERAS_ENGINES.get(n, engine) == engine]
+    engine = next(filter(None, map(keras_engine, names)), "")
+    return [name for name in names if keras_engine(name) in ("", engine)]
 
 
 def check_one_engine(names: list[str]) -> None:
-    """Raise UsageError if the backends need Keras with more than one engine."""
-    users = {n: KERAS_ENGINES[n] for n in names if n in KERAS_ENGINES}
+    """Raise UsageError if the backends need Keras with more than one engine, as a process has one."""
+    users = {name: engine for name in names if (engine := keras_engine(name))}
     if len(set(users.values())) > 1:
         listed = ", ".join(f"{n} (Keras on {engine})" for n, engine in users.items())
         raise UsageError(
@@ -124,36 +118,52 @@ def load(name: str, device: str = "cpu") -> Backend:
     is not installed or lacks the device, BrokenFramework if an installed framework cannot be imported.
     """
     name = canonical(name)
-    if name in REGISTRY:
-        return _registered(name, device)
-    backend = load_object(name, "a backend object")
+    backend = load_object(registered().get(name, name), "a backend object")
     if isinstance(backend, type) or (callable(backend) and not isinstance(backend, Backend)):
-        try:
-            backend = backend(device)
-        except (UsageError, BackendUnavailable, *ENDS):
-            raise
-        except BaseException as error:
-            raise UsageError(
-                f"calling {name} for a backend failed with {type(error).__name__}: {error}"
-            ) from error
+        backend = _made(backend, name, device)
     if not isinstance(backend, Backend):
         raise UsageError(
-            f"{name} is {type(backend).__name__}, expected a backends.protocol.Backend, or a function "
-            "of the device that returns one"
+            f"{name} is {type(backend).__name__}, expected a Backend of `attention_conformance.adapter`, "
+            "or a function of the device that returns one"
         )
     checked_name("a backend", backend.name)
     return backend
+
+
+def _made(make: Callable[[str], Any], name: str, device: str) -> Any:
+    """What a class or function makes of the device. Raises what `load` raises."""
+    needs, engine = getattr(make, "modules", ()), getattr(make, "engine_of_keras", "")
+    if engine:
+        os.environ.setdefault("KERAS_BACKEND", engine)
+    try:
+        return make(device)
+    except (UsageError, *ENDS):
+        raise
+    except BackendUnavailable as error:
+        # sys.modules lacks a module whose import failed. Without a cause no import was tried.
+        failed = any(module not in sys.modules for module in needs)
+        if error.__cause__ is None or not failed or not all(map(find_spec, needs)):
+            raise
+        raise BrokenFramework(f"installed, and failed to import: {error}") from error
+    except SystemExit as error:
+        raise BrokenFramework(
+            f"installed, and ended the process as it was imported: exit code {error.code}"
+        ) from error
+    except BaseException as error:
+        raise UsageError(
+            f"calling {name} for a backend failed with {type(error).__name__}: {error}"
+        ) from error
 
 
 def kind_of(name: str, device: str = "cpu") -> type[Backend]:
     """The class of a backend; for a registered one no framework is imported. Raises what `load`
     raises."""
     name = canonical(name)
-    if name not in REGISTRY:
-        return type(load(name, device))
-    module, attribute = REGISTRY[name]
-    kind: type[Backend] = getattr(importlib.import_module(module), attribute)
-    return kind
+    if name in registered():
+        found = load_object(registered()[name], "a backend object")
+        if isinstance(found, type) and issubclass(found, Backend):
+            return found
+    return type(load(name, device))
 
 
 def implementations(backend: Backend) -> list[Implementation]:
@@ -163,23 +173,6 @@ def implementations(backend: Backend) -> list[Implementation]:
         more = THROUGH if implementation.mode == "compiled" else ""
         checked_name("an implementation", implementation.name, more)
     return entries
-
-
-def _registered(name: str, device: str) -> Backend:
-    if name in KERAS_ENGINES:
-        os.environ.setdefault("KERAS_BACKEND", KERAS_ENGINES[name])
-    try:
-        return kind_of(name)(device)
-    except BackendUnavailable as error:
-        # sys.modules lacks a module whose import failed. Without a cause no import was tried.
-        failed = any(module not in sys.modules for module in DISTRIBUTIONS.get(name, ()))
-        if error.__cause__ is None or not failed or name not in installed():
-            raise
-        raise BrokenFramework(f"installed, and failed to import: {error}") from error
-    except SystemExit as error:
-        raise BrokenFramework(
-            f"installed, and ended the process as it was imported: exit code {error.code}"
-        ) from error
 
 
 FOLDERS: set[str] = set()
@@ -360,9 +353,12 @@ __all__ = [
     "function_implementation",
     "implementations",
     "installed",
+    "keras_engine",
     "kind_of",
     "load",
     "load_function",
+    "modules",
     "own_attention",
+    "registered",
     "together",
 ]  # fmt: skip

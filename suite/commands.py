@@ -249,7 +249,7 @@ def _add_expect(commands: argparse._SubParsersAction) -> None:
 
 
 def _expect(arguments: argparse.Namespace) -> int:
-    from attention_conformance.backends.registry import DISTRIBUTIONS
+    from attention_conformance.backends import registry
     from attention_conformance.suite.records.cells import load
     from attention_conformance.suite.records.expectations import draft
     from attention_conformance.suite.records.files import write_new
@@ -263,7 +263,7 @@ def _expect(arguments: argparse.Namespace) -> int:
     failing = [c for c in run.cells if c.status == "fail" and c.kind not in unexpected]
     text = ""
     for backend in dict.fromkeys(c.backend for c in failing):
-        names = DISTRIBUTIONS.get(backend, ()) or tuple(run.header.versions)
+        names = registry.modules(backend) or tuple(run.header.versions)
         versions = {n: v for n, v in run.header.versions.items() if n in names}
         mine = [c for c in failing if c.backend == backend]
         told = [one for one in run.diagnoses if one.backend == backend]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from attention_conformance.backends.registry import DISTRIBUTIONS, REGISTRY, installed
+from attention_conformance.backends.registry import installed, modules, registered
 from attention_conformance.suite.__main__ import main
 from attention_conformance.suite.run.elections import Elected, declared, page, section
 from attention_conformance.suite.spec.elections import QUESTIONS
@@ -31,7 +31,7 @@ def test_every_question_is_there_with_its_answers() -> None:
 
 @pytest.mark.parametrize("name", ["numpy", "torch", "jax"])
 def test_answers_are_those_declared(name: str) -> None:
-    if not all(importlib.util.find_spec(module) for module in DISTRIBUTIONS.get(name, ())):
+    if not all(importlib.util.find_spec(module) for module in modules(name)):
         pytest.skip(f"needs {name}")
     text = page(declared(name))
     assert any(rows(text, question, name) for question in QUESTIONS)
@@ -60,7 +60,7 @@ def test_an_unknown_backend_is_told(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.slow
 def test_the_page_is_that_of_today(capsys: pytest.CaptureFixture[str]) -> None:
-    if missing := set(REGISTRY) - set(installed()):
+    if missing := set(registered()) - set(installed()):
         pytest.skip(f"needs {', '.join(sorted(missing))}")
     assert main(["elections"]) == 0
     assert capsys.readouterr().out == PAGE

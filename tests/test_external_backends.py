@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -25,8 +26,9 @@ from attention_conformance.suite.spec.elections import QUESTIONS
 from attention_conformance.suite.spec.operators import WORDS
 from attention_conformance.suite.spec.vocabulary import BROKEN, NUMERICS
 from tests.runtimes import verdict_of
+from tests.shown import ROOT
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "backend.md"
+PAGE = ROOT / "docs" / "backend.md"
 
 
 @pytest.fixture
@@ -35,6 +37,41 @@ def adapter(tmp_path: Path) -> Path:
     path = tmp_path / "my_adapter.py"
     path.write_text(source, encoding="utf-8")
     return path
+
+
+REGISTERED = """
+[build-system]
+requires = ["setuptools"]
+build-backend = "setuptools.build_meta"
+
+[project]
+name = "runtime-attention"
+version = "1"
+
+[project.entry-points."attention_conformance.backends"]
+runtime = "my_adapter:Runtime"
+
+[tool.setuptools]
+py-modules = ["my_adapter"]
+"""
+
+
+def test_a_registered_backend_is_found_by_its_name(adapter: Path, tmp_path: Path) -> None:
+    """The distribution that holds the adapter is installed, and nothing else is said."""
+    (tmp_path / "pyproject.toml").write_text(REGISTERED)
+    site, empty = tmp_path / "site", tmp_path / "empty"
+    words = ["--quiet", "--no-deps", "--no-index", "--no-build-isolation", f"--target={site}"]
+    subprocess.run([sys.executable, "-m", "pip", "install", *words, str(tmp_path)], check=True)
+    empty.mkdir()
+    out = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider",
+         "--pyargs", "attention_conformance.suite.test_extremes",
+         "--attention-backend=runtime", "--attention-level=smoke"],
+        cwd=empty, capture_output=True, text=True,
+        env=os.environ | {"PYTHONPATH": f"{site}{os.pathsep}{ROOT}"},
+    )  # fmt: skip
+    assert out.returncode == 0, out.stdout + out.stderr
+    assert "runtime:fused" in out.stdout
 
 
 def plan(adapter: Path, **options: Any) -> Plan:

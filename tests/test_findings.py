@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from attention_conformance.backends.registry import DISTRIBUTIONS
+from attention_conformance.backends import registry
 from attention_conformance.suite.__main__ import main
 from attention_conformance.suite.records.expectations import ExpectationError
 from attention_conformance.suite.records.findings import (
@@ -51,7 +51,7 @@ def holds(finding: Finding) -> bool:
 def test_reproductions_hold(backend: str) -> None:
     """All of a backend's scripts in one process, each in a namespace of its own, and with lines that can
     be read, as Triton reads those of kernels."""
-    modules = DISTRIBUTIONS.get(backend, ("keras", "tensorflow"))
+    modules = registry.modules(backend) or ("keras", "tensorflow")
     if not all(importlib.util.find_spec(m) for m in modules):
         pytest.skip(f"needs {', '.join(modules)}")
     mine = [f for f in FOUND[backend] if not f.crashes and holds(f)]

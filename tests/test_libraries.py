@@ -31,7 +31,7 @@ MAKERS = {
 
 def of(backend: str, name: str) -> Implementation:
     """An implementation of a library; the test is skipped where it cannot be loaded in this process."""
-    for module in registry.DISTRIBUTIONS[backend]:
+    for module in registry.modules(backend):
         pytest.importorskip(module)
     try:
         loaded = registry.load(backend)

@@ -26,7 +26,7 @@ PLAIN = "sdpa/none/mha/f32/b2h3q5k7d8"
 
 @pytest.fixture(scope="module", params=["onnxruntime", "onnx-reference"])
 def backend(request: pytest.FixtureRequest) -> Any:
-    for module in registry.DISTRIBUTIONS[request.param]:
+    for module in registry.modules(request.param):
         pytest.importorskip(module)
     return registry.load(request.param)
 

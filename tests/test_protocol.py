@@ -3,7 +3,6 @@ prepared call is differentiated by whatever it is handed."""
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import numpy as np
@@ -341,11 +340,10 @@ def test_the_axis_that_single_leaves_out_is_left_out(text: str, shapes: list[tup
     assert (arrays["query"] is arrays["key"]) == inputs.self_attention
 
 
-@pytest.mark.parametrize("name", registry.REGISTRY)
+@pytest.mark.parametrize("name", registry.registered())
 def test_backends_are_judged_on_devices_that_can_be_asked_for(name: str) -> None:
     """The first, or all: which ones there are is said once."""
-    module, kind = registry.REGISTRY[name]
-    devices = getattr(importlib.import_module(module), kind).devices
+    devices = registry.kind_of(name).devices
     assert devices == DEVICES[:1] or devices is DEVICES
 
 

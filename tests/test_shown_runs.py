@@ -155,7 +155,7 @@ def excuse(command: shown.Shown) -> str:
     """Why a command is not carried out here; "" where it is."""
     missing = {
         name for name in re.findall(r"--backend=([\w-]+)(?!\S*:)", command.text)
-        if name in registry.REGISTRY and name not in registry.installed()
+        if name in registry.registered() and name not in registry.installed()
     }  # fmt: skip
     missing |= (
         {"onnxscript"} if "-k onnx" in command.text and not find_spec("onnxscript") else set()

@@ -34,7 +34,8 @@ def tracked(*places: str) -> list[str]:
     """The files below some places of the checkout that git tracks or would track, by their paths."""
     words = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", *places]
     out = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    return [name for name in out.split("\0") if name and (ROOT / name).is_file()]
+    there = [name for name in out.split("\0") if name and (ROOT / name).exists()]
+    return there if not places else [name for name in there if (ROOT / name).is_file()]
 
 
 def build(folder: Path) -> Path:
@@ -42,7 +43,7 @@ def build(folder: Path) -> Path:
     be packed, too."""
     for name in tracked():
         (folder / "source" / name).parent.mkdir(parents=True, exist_ok=True)
-        copyfile(ROOT / name, folder / "source" / name)
+        copyfile(ROOT / name, folder / "source" / name, follow_symlinks=False)
     words = ["wheel", "--quiet", "--no-deps", "--no-index", "--no-build-isolation"]
     words += ["--wheel-dir", str(folder), str(folder / "source")]
     subprocess.run([sys.executable, "-m", "pip", *words], check=True, timeout=300)
@@ -88,14 +89,10 @@ class Environment:
             cwd=where, capture_output=True, text=True, timeout=timeout, env=environment,
         )  # fmt: skip
 
-    def places(self, where: Path) -> dict[str, Path]:
-        """Where each package of the suite is imported from, as a program in a folder sees it."""
-        names = "attention_conformance", "backends", "references", "suite"
-        code = (
-            f"import {', '.join(names)}; print({', '.join(f'{name}.__file__' for name in names)})"
-        )
-        out = self.run("python", "-c", code, where=where)
-        return {name: Path(p) for name, p in zip(names, out.stdout.split(), strict=True)}
+    def place(self, where: Path) -> Path:
+        """Where the suite is imported from, as a program in a folder sees it."""
+        code = "from attention_conformance import suite; print(suite.__file__)"
+        return Path(self.run("python", "-c", code, where=where).stdout.strip())
 
 
 def outcomes(report: Path) -> dict[str, Counter[str]]:

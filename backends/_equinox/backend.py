@@ -18,6 +18,7 @@ class EquinoxBackend(JaxEngine):
     """equinox on JAX, on the CPU."""
 
     name = "equinox"
+    modules = ("equinox", "jax")
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)

@@ -20,6 +20,7 @@ class ExecutorchBackend(TorchEngine):
     """ExecuTorch's operators on torch, on the CPU."""
 
     name = "executorch"
+    modules = ("executorch", "torch")
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)

@@ -45,6 +45,7 @@ class JaxBackend(JaxEngine):
     """JAX on "cpu" or "cuda"."""
 
     name = "jax"
+    modules = ("jax",)
     native = "jax-nn"
     dialect = DIALECT
     devices = DEVICES

@@ -11,16 +11,17 @@ from attention_conformance.backends._keras.ops import SIGNATURE, import_keras
 from attention_conformance.backends._keras.settings import settings
 from attention_conformance.backends.claims import Claims
 from attention_conformance.backends.protocol import Backend, Implementation, Setting
-from attention_conformance.backends.registry import KERAS_ENGINES
 from attention_conformance.backends.user.function import UserFunction
 
 
 class WithKeras(Backend):
-    """A backend with Keras on the engine that `KERAS_ENGINES` names; a base class before the engine's."""
+    """A backend with Keras on an engine; a base class before the engine's."""
+
+    engine_of_keras: str
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)
-        self.keras: Any = import_keras(KERAS_ENGINES[self.name])
+        self.keras: Any = import_keras(self.engine_of_keras)
 
     def reseed(self, seed: int = 0) -> None:
         """Restart the numbering of layer names, too, since TensorFlow makes a kernel for every new

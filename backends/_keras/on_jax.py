@@ -45,6 +45,8 @@ class KerasJaxBackend(KerasBackend, JaxEngine):
     """Keras on JAX."""
 
     name = "keras-jax"
+    modules = ("keras", "jax")
+    engine_of_keras = "jax"
     dialect = DIALECT
 
     def __init__(self, device: str = "cpu") -> None:

@@ -29,6 +29,8 @@ class KerasNumpyBackend(KerasBackend, NumpyArrays):
     """Keras on NumPy."""
 
     name = "keras-numpy"
+    modules = ("keras",)
+    engine_of_keras = "numpy"
     dialect = DIALECT
 
     @property

@@ -36,6 +36,8 @@ class KerasTorchBackend(KerasBackend, TorchEngine):
     """Keras on PyTorch."""
 
     name = "keras-torch"
+    modules = ("keras", "torch")
+    engine_of_keras = "torch"
     dialect = DIALECT
 
     def __init__(self, device: str = "cpu") -> None:

@@ -22,6 +22,8 @@ class KerasHubBackend(WithKeras, TensorflowEngine):
     """keras-hub on Keras on TensorFlow, on the CPU."""
 
     name = "keras-hub"
+    modules = ("keras_hub", "keras", "tensorflow")
+    engine_of_keras = "tensorflow"
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)

@@ -28,6 +28,7 @@ class MlxEngine(Backend):
     implementations."""
 
     name = "mlx"
+    modules = ("mlx",)
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)

@@ -45,6 +45,7 @@ class OnnxReferenceBackend(OnnxEngine):
     """`onnx.reference.ReferenceEvaluator`."""
 
     name = "onnx-reference"
+    modules = ("onnx",)
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)

@@ -79,6 +79,7 @@ class OnnxRuntimeBackend(OnnxEngine):
     """ONNX Runtime's CPU provider with its default optimisations."""
 
     name = "onnxruntime"
+    modules = ("onnxruntime", "onnx")
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)

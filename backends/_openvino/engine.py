@@ -21,6 +21,7 @@ class OpenvinoEngine(RuntimeArrays):
     """OpenVINO's CPU plugin, set to compute float32 in float32. Subclasses list the implementations."""
 
     name = "openvino"
+    modules = ("openvino",)
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)

@@ -35,6 +35,8 @@ class TensorflowBackend(KerasBackend, TensorflowEngine):
     """TensorFlow on "cpu" or "cuda"."""
 
     name = "tf"
+    modules = ("tensorflow",)
+    engine_of_keras = "tensorflow"
     dialect = DIALECT
     devices = DEVICES
 

@@ -50,6 +50,7 @@ class TorchBackend(TorchEngine):
     """PyTorch on "cpu" or "cuda"."""
 
     name = "torch"
+    modules = ("torch",)
     native = "sdpa"
     dialect = DIALECT
     devices = DEVICES

@@ -41,6 +41,7 @@ class TransformersBackend(TorchEngine):
     """transformers on torch, on "cpu" or "cuda"."""
 
     name = "transformers"
+    modules = ("transformers", "torch")
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)

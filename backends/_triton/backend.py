@@ -39,6 +39,7 @@ class TritonBackend(TorchEngine):
     """Triton on torch's tensors: on "cpu" in Triton's interpreter, on "cuda" compiled."""
 
     name = "triton"
+    modules = ("triton", "torch")
     devices = DEVICES
 
     def __init__(self, device: str = "cpu") -> None:

@@ -124,7 +124,7 @@ class Options(CommandOptions):
     flags of pytest and of the commands."""
 
     backend: tuple[str, ...] = option(
-        f"what to judge: {', '.join(registry.REGISTRY)}, all (installed ones), or module:object of a "
+        f"what to judge: {', '.join(registry.registered())}, all (installed ones), or module:object of a "
         "third-party backend; repeatable",
         "NAME",
         many=True,

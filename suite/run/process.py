@@ -33,7 +33,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from attention_conformance.backends.protocol import TimeOver
-from attention_conformance.backends.registry import DISTRIBUTIONS
 from attention_conformance.suite.records.machine import ROOT
 from attention_conformance.suite.run.signals import HANDED_ON, handled, interrupting
 
@@ -174,9 +173,13 @@ def how_it_ended(code: int) -> str:
     return f"ended with exit code {code}, unasked"
 
 
+THREADED = ("jax", "keras", "mlx", "onnx", "onnxruntime", "openvino", "tensorflow", "torch")
+"""Modules whose threads Python does not count."""
+
+
 def can_fork() -> bool:
     """True if this process can be forked: it has one thread, and no framework is imported."""
-    imported = {module for modules in DISTRIBUTIONS.values() for module in modules} & {*sys.modules}
+    imported = any(name in sys.modules for name in THREADED)
     return hasattr(os, "fork") and threading.active_count() == 1 and not imported
 
 

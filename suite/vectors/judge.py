@@ -9,7 +9,7 @@ from typing import Any
 
 from attention_conformance import suite
 from attention_conformance.backends.claims import read_elections
-from attention_conformance.backends.registry import ALIASES, REGISTRY, UsageError
+from attention_conformance.backends.registry import ALIASES, UsageError, registered
 from attention_conformance.suite.checks import all_checks
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.check import Check
@@ -61,7 +61,7 @@ def plan_of(folder: Path, asked: JudgeOptions) -> StoredPlan:
     vectors = asked.vectors
     answers = read_answers(folder, vectors)
     index, runtime = answers.index, answers.runtime
-    if runtime.name in (*REGISTRY, *ALIASES):
+    if runtime.name in (*registered(), *ALIASES):
         raise UsageError(
             f"a runtime cannot be called {runtime.name!r}, which is a backend of the suite: choose "
             "another name"

@@ -1,0 +1,50 @@
+"""What an adapter of your own imports; docs/backend.md shows a complete one.
+
+    from attention_conformance.adapter import Backend, Declared, Implementation, PreparedCall
+
+- `Backend`, `Implementation`, `PreparedCall`: a framework, a way to compute, and a call of the framework.
+- `Declared`, `DeclaredRounding`, `Limits`: what an implementation declares.
+- `Memory`, `Compilers`, `Profiler`: what only some frameworks have.
+- `split_native`, `dense_of`, `merged_bias`, `rank4`, `full`: masks and biases as arguments of a call.
+- `BackendUnavailable`, `ForwardOnly`, `NoKernel`, `UsageError`: the errors that an adapter raises.
+"""
+
+from attention_conformance.backends.masks import dense_of, full, merged_bias, rank4, split_native
+from attention_conformance.backends.protocol import (
+    Backend,
+    BackendUnavailable,
+    Compilers,
+    Declared,
+    DeclaredRounding,
+    ForwardOnly,
+    Implementation,
+    Limits,
+    Memory,
+    NoKernel,
+    PreparedCall,
+    Profiler,
+    UsageError,
+    needed,
+)
+
+__all__ = [
+    "Backend",
+    "BackendUnavailable",
+    "Compilers",
+    "Declared",
+    "DeclaredRounding",
+    "ForwardOnly",
+    "Implementation",
+    "Limits",
+    "Memory",
+    "NoKernel",
+    "PreparedCall",
+    "Profiler",
+    "UsageError",
+    "dense_of",
+    "full",
+    "merged_bias",
+    "needed",
+    "rank4",
+    "split_native",
+]
