@@ -175,7 +175,7 @@ def test_a_command_that_a_page_names_exists(text: str, capsys: pytest.CaptureFix
         with pytest.raises(SystemExit) as ended:
             parsed([*words[3:], "--help"])
         assert ended.value.code == 0
-        assert " ".join(words[:4]) in capsys.readouterr().out
+        assert f"attention-conformance {words[3]}" in capsys.readouterr().out
     elif words[:2] == ["python", "-m"]:
         importlib.import_module(words[2])
 
