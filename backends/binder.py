@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -194,7 +194,10 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature:
     position. Raises UnreadableSignature."""
     owner = getattr(function, "__self__", None)
     applied = getattr(function, "__name__", "") == "apply" and hasattr(owner, "backward")
-    called = function if isinstance(function, type) else ends_in(function)
+    called: Any = function if isinstance(function, type) else ends_in(function)
+    if isinstance(function, type) and type(function).__call__ is not type.__call__:
+        # The metaclass makes the instances, and may take anything, as that of Flax NNX.
+        called = partial(called.__init__, None)
     try:
         signature = inspect.signature(owner.forward if applied and owner else called)
     except (TypeError, ValueError) as error:

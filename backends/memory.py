@@ -190,10 +190,10 @@ class Memory:
         back = tuple(order.index(axis) for axis in AXES[axis_order])
         return array if back == (0, 1, 2, 3) else self.transpose(array, *back)
 
-    def placed(self, layer: Any, dtype: DType, training: bool = False) -> Any:
-        """A user's layer converted to the dtype, device and mode (training or evaluation), as far as the
-        framework's layers can be converted."""
-        return layer
+    def made(self, make: Callable[[], Any], dtype: DType, training: bool = False) -> Any:
+        """The layer that `make` makes, converted to the dtype, device and mode (training or evaluation),
+        as far as the framework's layers can be converted."""
+        return make()
 
 
 def reached(layer: Any, path: str = "", seen: set[int] | None = None) -> Iterator[tuple[str, Any]]:

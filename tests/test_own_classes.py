@@ -160,6 +160,73 @@ def test_a_layer_with_new_weights_in_every_call_is_wrong(tf_backend: Any) -> Non
     assert verdict_of(layer, OWN).status == "fail"
 
 
+FLAX = (
+    ("SelfAttention", "k_proj = key; out_proj = output; q_proj = query; v_proj = value",
+     "ScaledByWidth", "multi-head/bool.bhqk/mha/{}/b2h4q7k7d3/e12.12.12.12/self/dense"),
+    ("CausalSelfAttention", "c_attn = query, key, value; c_proj = output",
+     "SeesTheNext", "multi-head/causal/mha/{}/b2h4q7k7d3/e12.12.12.12/self"),
+    ("CrossAttention", "key = key; out = output; query = query; value = value",
+     "ReversedValues", "multi-head/none/mha/{}/b2h3q5k9d4/e12.12.12.12"),
+)  # fmt: skip
+"""A right module, how its parameters are read, a wrong twin, and a case."""
+
+
+@pytest.fixture(scope="module")
+def jax_backend() -> Any:
+    pytest.importorskip("flax")
+    from attention_conformance.backends.registry import load
+
+    return load("jax")
+
+
+@pytest.mark.parametrize(("right", "found", "wrong", "case"), FLAX)
+def test_a_module_of_flax_is_judged_by_value(
+    jax_backend: Any, right: str, found: str, wrong: str, case: str
+) -> None:
+    for name, status in ((right, "pass"), (wrong, "fail")):
+        place = f"{FUNCTIONS / 'own_flax_classes.py'}:{name}"
+        layer: Any = function_implementation(jax_backend, place, {}, "multi-head")[0]
+        assert layer.facts.found[0] == found
+        assert layer.facts.dtypes == (), "parameters are set in every dtype"
+        assert [verdict_of(layer, case.format(dt)).status for dt in ("f32", "bf16")] == [status] * 2
+    assert verdict_of(layer, case.format("f32")).kind == "value"
+
+
+def test_a_module_of_flax_has_parameters_that_are_set(jax_backend: Any) -> None:
+    place = f"{FUNCTIONS / 'own_flax_classes.py'}:"
+    for name in ("SelfAttention", "CrossAttention"):
+        layer: Any = function_implementation(jax_backend, place + name, {}, "multi-head")[0]
+        for check in ("stateless", "contract", "gradients"):
+            assert verdict_of(layer, OWN, check).status == "pass", (name, check)
+
+
+@pytest.mark.parametrize(("scale", "status"), [("", "pass"), ("* 2", "fail")])
+def test_a_module_of_haiku_is_made_in_a_transform(tmp_path: Path, scale: str, status: str) -> None:
+    pytest.importorskip("haiku")
+    from attention_conformance.backends.registry import load
+
+    path = tmp_path / "modules.py"
+    path.write_text(
+        "import haiku as hk, jax, jax.numpy as jnp\n"
+        "class Attention(hk.Module):\n"
+        "    def __init__(self, num_heads, model_size, name=None):\n"
+        "        super().__init__(name)\n"
+        "        self.num_heads, self.model_size = num_heads, model_size\n"
+        "    def __call__(self, query, key, value, mask=None):\n"
+        "        q, k, v = (\n"
+        "            hk.Linear(self.model_size, name=n)(x).reshape(*x.shape[:2], self.num_heads, -1)\n"
+        "            for n, x in (('query', query), ('key', key), ('value', value)))\n"
+        f"        scores = jnp.einsum('bqhd,bkhd->bhqk', q, k) * q.shape[-1] ** -0.5 {scale}\n"
+        "        if mask is not None:\n"
+        "            scores = jnp.where(mask, scores, -1e30)\n"
+        "        out = jnp.einsum('bhqk,bkhd->bqhd', jax.nn.softmax(scores), v)\n"
+        "        return hk.Linear(self.model_size, name='output')(out.reshape(*query.shape))\n"
+    )
+    layer: Any = function_implementation(load("jax"), f"{path}:Attention", {}, "multi-head")[0]
+    assert layer.facts.found[0].startswith("attention.key = key; attention.output = output")
+    assert verdict_of(layer, OWN).status == status
+
+
 def test_an_isolated_class_is_read_in_the_right_way() -> None:
     pytest.importorskip("torch")
     place = f"{FUNCTIONS / 'own_classes.py'}:Interleaved"

@@ -10,9 +10,9 @@ import numpy as np
 
 from attention_conformance.backends._jax import settings, transforms
 from attention_conformance.backends._jax.compilers import JaxCompilers
+from attention_conformance.backends._jax.modules import JaxMemory
 from attention_conformance.backends._jax.profiler import JaxProfiler
 from attention_conformance.backends._jax.programs import Gradients
-from attention_conformance.backends.memory import ShapesAlone
 from attention_conformance.backends.prepared import PreparedCall, underivable
 from attention_conformance.backends.protocol import (
     Backend,
@@ -41,7 +41,7 @@ class JaxEngine(Backend):
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)
-        self.memory, self.profiler = ShapesAlone(self), JaxProfiler(self)
+        self.memory, self.profiler = JaxMemory(self), JaxProfiler(self)
         self.compilers = JaxCompilers(self)
         with needed():
             import jax

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -62,9 +63,10 @@ class TorchMemory(Memory):
         array = torch._neg_view(self.arranged(-values, dtype, "contiguous"))
         return array, array
 
-    def placed(self, layer: Any, dtype: DType, training: bool = False) -> Any:
+    def made(self, make: Callable[[], Any], dtype: DType, training: bool = False) -> Any:
         import torch
 
+        layer = make()
         if not isinstance(layer, torch.nn.Module):
             return layer
         placed = layer.to(device=self.backend.device, dtype=getattr(torch, dtype.long_name))

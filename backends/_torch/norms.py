@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,8 +36,8 @@ class TorchNorm(Implementation):
 
     def build(self, inputs: Inputs, **flags: Any) -> Any:
         """A new layer with the inputs' parameters; `flags` go to its constructor."""
-        module = self.module(inputs, **flags)
-        layer = self.backend.memory.placed(module, inputs.dtype).train(inputs.training)
+        make = partial(self.module, inputs, **flags)
+        layer = self.backend.memory.made(make, inputs.dtype).train(inputs.training)
         p = inputs.parameters
         state = {n: self.backend.array(p[g], inputs.dtype) for n, g in self.names.items() if g in p}
         layer.load_state_dict(state, strict=False)
@@ -133,8 +134,9 @@ class TorchLayerNorm(TorchNorm):
 
         plain, shape = self.prepare(inputs), (2, inputs.widths.query // 2)
         own = {n: a.detach().reshape(shape) for n, a in self.build(inputs).named_parameters()}
-        layer = torch.nn.LayerNorm(shape, **told(inputs), elementwise_affine=bool(own))
-        layer = self.backend.memory.placed(layer, inputs.dtype)
+        affine = bool(own)
+        make = partial(torch.nn.LayerNorm, shape, **told(inputs), elementwise_affine=affine)
+        layer = self.backend.memory.made(make, inputs.dtype)
         layer.load_state_dict(own)
 
         def call(query: Any) -> tuple[Any, None]:

@@ -6,12 +6,19 @@ class for a case: each parameter of the constructor gets what the list says for 
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from attention_conformance.backends.binder import BY_PLACE, Binder, Parameter
+from attention_conformance.backends.binder import (
+    BY_PLACE,
+    Binder,
+    Parameter,
+    UnreadableSignature,
+    signature_of,
+)
 from attention_conformance.backends.user.given import OPERAND_NAMES
 from attention_conformance.backends.user.given import ROWS as GIVEN_BY
 from attention_conformance.suite.spec.inputs import Inputs
@@ -61,6 +68,16 @@ def all_heads(inputs: Inputs) -> int:
     return inputs.sizes.H * inputs.sizes.D
 
 
+def rngs() -> Any:
+    """The random numbers that a module of Flax is made with: new ones for each, since they count."""
+    return importlib.import_module("flax.nnx").Rngs(0)
+
+
+def filled(value: Any) -> Any:
+    """The argument of a constructor for a value of `CONSTRUCTOR`."""
+    return value() if value is rngs else value
+
+
 def width(name: str) -> Callable[[Inputs], int]:
     """A function that returns the width of an operand; without widths the size of all heads."""
     return lambda inputs: (
@@ -80,14 +97,14 @@ def hidden_width(inputs: Inputs) -> int | None:
 
 UNITS = (
     "units hidden_size hidden_dim num_hiddens num_units n_units attention_dim attn_dim attention_size "
-    "inner_dim out_dim output_dim d_out dim_out output_size out_features"
+    "inner_dim out_dim output_dim d_out dim_out output_size out_features qkv_features"
 )
 
 CONSTRUCTOR: tuple[Named, ...] = (
     named(
         "query_width d_model model_dim dim_model embed_dim embedding_dim emb_dim embed_size emb_size "
         "n_embd dim dim_in d_in in_dim input_dim input_size in_features query_size query_dim q_dim "
-        "dim_q decoder_dim n_state",
+        "dim_q decoder_dim n_state features model_size",
         "Eq, the width of the queries",
         width("query"), "cross",
     ),
@@ -133,12 +150,14 @@ CONSTRUCTOR: tuple[Named, ...] = (
         "the larger one of Lq and Lk", longest,
     ),
     named("batch_first", "True", lambda inputs: True),
+    named("decode", "False", lambda inputs: False),
     named("hidden_width", "F, of an encoder", hidden_width),
     named("norm_first", "whether an encoder's norms stand first", option("pre"), "pre-norm"),
     named("activation", '"relu" or "gelu", of an encoder', option("activation"), "gelu"),
     named("epsilon", "what a norm adds to the variance", option("epsilon")),
     named("qk_norm", "whether queries and keys are normalised", option("qk_norm"), "qk-norm"),
-    named("dtype", "the name of the dtype", lambda inputs: inputs.dtype.long_name),
+    named("dtype param_dtype", "the name of the dtype", lambda inputs: inputs.dtype.long_name),
+    named("rngs", "the random numbers of Flax, `nnx.Rngs(0)`", lambda inputs: rngs),
 )  # fmt: skip
 """What a constructor's parameter is given, by its name."""
 
@@ -189,7 +208,7 @@ class Settings:
                 "name it so, or make the layer in a function with parameters of these names"
             )
         self.read[name] = None
-        return row.parameter(name, self._whole).value(self._inputs)
+        return filled(row.parameter(name, self._whole).value(self._inputs))
 
     def __getitem__(self, name: str) -> Any:
         try:
@@ -246,17 +265,17 @@ class Maker:
     def __call__(self, inputs: Inputs, settings: Settings | None = None) -> Any:
         """A layer for the inputs' sizes."""
         if not self.config:
-            return self.factory(**self.binder.bind(inputs))
+            return self.factory(**{n: filled(v) for n, v in self.binder.bind(inputs).items()})
         direct = {*names_of(self.factory)}
-        given = {n: v for n, v in self.binder.bind(inputs).items() if n in direct}
+        given = {n: filled(v) for n, v in self.binder.bind(inputs).items() if n in direct}
         return self.factory(**given, **{self.config: settings or self.settings(inputs)})
 
 
 def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
     """The parameters of a callable; none if Python cannot read its signature."""
     try:
-        return [*inspect.signature(function).parameters.values()]
-    except (TypeError, ValueError):
+        return [*signature_of(function).parameters.values()]
+    except UnreadableSignature:
         return []
 
 
@@ -270,7 +289,7 @@ ALONE = ("x", "X", "inputs", "input", "hidden_states", "tokens")
 """Further names of the array of a layer that takes one."""
 
 ARRAYS: Mapping[str, tuple[str, ...]] = {
-    word: (*names, word[0].upper(), *(ALONE if word == "query" else ()))
+    word: (*names, word[0].upper(), f"inputs_{word[0]}", *(ALONE if word == "query" else ()))
     for word, names in OPERAND_NAMES.items()
 }
 """The names of a layer's arrays. Arrays of other names are query, key and value in this order."""
@@ -281,6 +300,7 @@ FURTHER: Mapping[str, tuple[str, ...]] = {
     "valid_lens": (*GIVEN_BY["lengths"].names, "valid_lengths"),
     "return_weights": ("return_attention_scores", "need_weights", "return_attention",
                        "output_attentions"),
+    "training": ("train", "is_training"),
 }  # fmt: skip
 """Further names of the arguments of a layer's call, by the suite's own name."""
 

@@ -227,7 +227,7 @@ def projections_of(
 def stem(path: str) -> tuple[str, bool]:
     """The path of a projection, and True if the variable is its bias."""
     before, _, last = path.rpartition(".")
-    match = re.fullmatch(r"(.*?)_?(weights?|kernel|bias|b)", last)
+    match = re.fullmatch(r"(.*?)_?(weights?|kernel|w|bias|b)", last)
     if match is None:
         return path, False
     is_bias = match[2] in ("bias", "b")

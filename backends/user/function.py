@@ -382,7 +382,7 @@ class UserFunction(UserCallable):
         if self.maker is None:
             return self.called
         memory = self.backend.memory
-        instance = memory.placed(self.maker(inputs), inputs.dtype)
+        instance = memory.made(partial(self.maker, inputs), inputs.dtype)
         if memory.parameters(instance):
             raise UsageError(
                 f"{self.name} has parameters that are learned: it is a layer, expected "

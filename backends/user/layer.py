@@ -6,6 +6,7 @@ from collections import UserDict
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -160,7 +161,7 @@ class UserLayer(Implementation):
     @property
     def trains(self) -> bool:
         """True if the layer has a training mode."""
-        return self.seen.switches or "training" in self.called.taken
+        return self.seen.switches or any(map(self.takes, ("training", "deterministic")))
 
     def declaration(self) -> Declared:
         """The layer's declaration, by its keywords and claims."""
@@ -291,8 +292,8 @@ class UserLayer(Implementation):
 
     def layer(self, inputs: Inputs) -> Any:
         """A layer of the factory for the inputs' sizes, with the layer's own parameters."""
-        layer = self.maker(inputs)
-        return self.backend.memory.placed(layer, inputs.dtype, inputs.training)
+        make = partial(self.maker, inputs)
+        return self.backend.memory.made(make, inputs.dtype, inputs.training)
 
     def parameters(self, inputs: Inputs) -> dict[str, Any]:
         """The inputs' parameters as the framework's arrays."""

@@ -73,6 +73,8 @@ CALL: tuple[Parameter[LayerCall], ...] = (
         lambda call: call.inputs.returned != "none" or None,
     ),
     Parameter("training", (), lambda call: call.inputs.training),
+    Parameter("deterministic", (), lambda call: not call.inputs.training),
     Parameter("seed", (), lambda call: call.inputs.dropout_seed),
+    Parameter("sow_weights"),  # of Flax: weights are then stored in the module
 )
 """The keyword parameters of layers."""

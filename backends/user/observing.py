@@ -7,8 +7,9 @@ is called a few times. No reference is needed: shapes tell, and what an answer d
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 from operator import and_
 from typing import Any
 
@@ -205,7 +206,10 @@ def hypotheses(layer: UserLayer, case: Case) -> Iterator[tuple[Maker, Facts]]:
     if maker.config:
         inputs = draw(plain(case))
         settings = maker.settings(inputs)
-        maker(inputs, settings)
+        made = layer.backend.memory.made(partial(maker, inputs, settings), inputs.dtype)
+        layer.call_with(ends_in(made))
+        with suppress(Exception):
+            layer.variables(made, inputs)  # the first call of some layers reads the config
         read = tuple(settings.read)
     names = maker.binder.taken | {*read}
     rows = (row_of(name, names) for name in names)
