@@ -71,8 +71,10 @@ class Applied:
         parameters, self.rest = self.init(*arguments, **keywords)
         leaves, self.tree = jax.tree_util.tree_flatten_with_path(parameters)
         for path, value in leaves:
-            name = jax.tree_util.keystr(path, simple=True, separator=".").replace("/", ".")
-            self.held[name] = Held(value.astype(self.dtype))
+            # An attribute is that of a variable of NNX, its value.
+            names = [key for key in path if not isinstance(key, jax.tree_util.GetAttrKey)]
+            name = jax.tree_util.keystr(names, simple=True, separator=".")
+            self.held[name.replace("/", ".")] = Held(value.astype(self.dtype))
 
     def __call__(self, *arguments: Any, seed: int = 0, **keywords: Any) -> Any:
         import jax
@@ -116,12 +118,11 @@ def of_nnx(module: Any, dtype: Any, training: bool) -> Applied:
     graph, own, *rest = nnx.split(module, nnx.Param, ...)
 
     def apply(parameters: Any, rest: Any, seed: int, *arguments: Any, **keywords: Any) -> Any:
-        nnx.replace_by_pure_dict(own, parameters)
-        copy = nnx.merge(graph, own, *rest)
+        copy = nnx.merge(graph, parameters, *rest, copy=True)
         nnx.reseed(copy, default=seed, dropout=seed)
         return copy(*arguments, **keywords)
 
-    applied = Applied(lambda: (nnx.to_pure_dict(own), rest), apply, module, dtype)
+    applied = Applied(lambda: (own, rest), apply, module, dtype)
     applied.train = module.train
     applied.make()
     return applied
