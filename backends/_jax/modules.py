@@ -72,8 +72,8 @@ class Applied:
         leaves, self.tree = jax.tree_util.tree_flatten_with_path(parameters)
         for path, value in leaves:
             # An attribute is that of a variable of NNX, its value.
-            names = [key for key in path if not isinstance(key, jax.tree_util.GetAttrKey)]
-            name = jax.tree_util.keystr(names, simple=True, separator=".")
+            names = (key for key in path if not isinstance(key, jax.tree_util.GetAttrKey))
+            name = jax.tree_util.keystr((*names,), simple=True, separator=".")
             self.held[name.replace("/", ".")] = Held(value.astype(self.dtype))
 
     def __call__(self, *arguments: Any, seed: int = 0, **keywords: Any) -> Any:
