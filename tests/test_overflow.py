@@ -15,7 +15,7 @@ from attention_conformance.suite.spec.dtypes import DTYPES, round_to
 from tests.test_claims import plan
 from tests.test_inherited import FUNCTIONS, judged
 
-SAID = "; in float16, whose largest number is 65504, the code's -1e9 is -inf"
+SAID = "; in float16, whose largest number is 65504, the code's -1e9 is -inf; claim dtypes=f32,bf16,f64?"
 
 
 def test_the_number_is_infinite_in_float16_alone() -> None:

@@ -80,10 +80,9 @@ class Fitting:
         if not native or self.function.binder.name_of("window"):
             self.fit_causal()
             self.fit_window()
-        if native:
-            return NO_ADVICE
-        self.fit_lse()
-        return self.advice_on_masks()
+        if not native:
+            self.fit_lse()
+        return self.advice_on_masks(native)
 
     @property
     def binding(self) -> Binding:
@@ -302,28 +301,31 @@ class Fitting:
                 self.function.rebind(self.binding.but(causal=name))
                 return
 
-    def advice_on_masks(self) -> tuple[str, tuple[str, ...]]:
+    def advice_on_masks(self, native: bool) -> tuple[str, tuple[str, ...]]:
         """What to claim if a parameter for a mask is not given what it takes, with the features that fail
-        without the claim. Nothing is bound here: what a parameter does may be a fault."""
+        without the claim. Nothing is bound here: what a parameter does may be a fault. A function that is
+        called as the framework's own is only told that numbers have no effect: else it is wrong."""
         names = [n for n in map(self.function.binder.name_of, MASK_WORDS) if n]
         inputs = self.plain("bool.qk")
         if not names or self.binding.masks or self.function.refuses(inputs):
             return NO_ADVICE
         if self.is_right(inputs):
-            return self.advice_on_biases(names[-1])
-        for kind, what in TAKEN.items():
+            return self.advice_on_biases(names[-1], native)
+        for kind, what in () if native else TAKEN.items():
             if self.is_right_with(inputs, masks=kind):
                 text = f"The parameter {names[-1]!r} takes booleans wrong, and is right if {what}."
                 return f"{text} If it shall, claim masks={kind}.", HIDING
         return NO_ADVICE
 
-    def advice_on_biases(self, name: str) -> tuple[str, tuple[str, ...]]:
+    def advice_on_biases(self, name: str, native: bool) -> tuple[str, tuple[str, ...]]:
         """What to claim if the parameter of this name takes no biases."""
         biased = self.probe.drawn(BIASED.format(dt=self.dtype.name))
         if name not in self.function.binder.serving("bias") or self.is_right(biased):
             return NO_ADVICE
         with_bias, without = self.output(biased), self.output(biased.replace(bias=None))
         same = with_bias is not None and without is not None and (with_bias == without).all()
+        if native and not same:
+            return NO_ADVICE
         effect = "no effect" if same else "another effect than a bias that is added to the scores"
         text = (
             f"The parameter {name!r} takes boolean masks right; numbers in it have {effect}. "

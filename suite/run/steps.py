@@ -33,6 +33,9 @@ NARROW = DTYPES["f16"]
 OVERFLOW_KINDS = ("non-finite", "election")
 """The kinds of failures that an infinity in place of a number can explain."""
 
+OVERFLOW_ERROR = "without overflow"
+"""The words of torch's error about a number that a dtype does not hold."""
+
 AS_FAR = 2.0
 """The largest error of a user function, in errors of the framework's own implementation, that counts as
 the framework's error. Two ways to call one operation differ a little: in TensorFlow, whose scale of
@@ -41,13 +44,14 @@ float64 passes through float32, by a factor of 1.5."""
 
 def overflow(cell: Cell, verdict: Verdict) -> Verdict:
     """The verdict of a user function. A failure in float16 that an infinity can explain says which
-    numbers of the function's code are infinite there.
+    numbers of the function's code are infinite there, and suggests the claim of the other dtypes.
 
     Code that hides scores by adding (1 - mask) * -1e9 is right in float32 and bfloat16. In float16 -1e9
     is -inf, and fully masked rows are NaN. If the product is made in float16, 0 times -inf is NaN, too.
     """
     of_narrow = cell.dtype is NARROW or f" {NARROW.name}" in verdict.message
-    if verdict.status != "fail" or verdict.kind not in OVERFLOW_KINDS or not of_narrow:
+    explains = verdict.kind in OVERFLOW_KINDS or OVERFLOW_ERROR in verdict.message
+    if verdict.status != "fail" or not (explains and of_narrow):
         return verdict
     numbers = [
         f"{n:g} is {round_to(n, NARROW):g}".replace("e+0", "e").replace("e+", "e")
@@ -56,7 +60,10 @@ def overflow(cell: Cell, verdict: Verdict) -> Verdict:
     if not numbers:
         return verdict
     where = f"in {NARROW.long_name}, whose largest number is {NARROW.max:g}"
-    return replace(verdict, message=f"{verdict.message}; {where}, the code's {', '.join(numbers)}")
+    wider = ",".join(n for n in cell.implementation.declared.dtypes if n != NARROW.name)
+    claim = f"; claim dtypes={wider}?" if wider else ""
+    said = f"{verdict.message}; {where}, the code's {', '.join(numbers)}{claim}"
+    return replace(verdict, message=said)
 
 
 def expected(manifest: Manifest, cell: Cell, verdict: Verdict) -> Verdict:
