@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property, partial, reduce
+from operator import and_
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,7 @@ from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.catalogue import AnyCase
 from attention_conformance.suite.spec.features import FEATURES, Feature
 from attention_conformance.suite.spec.inputs import Inputs
-from attention_conformance.suite.spec.masks import Window
+from attention_conformance.suite.spec.masks import Mask, Window, is_causal
 from attention_conformance.suite.spec.sizes import Sizes
 from attention_conformance.suite.spec.vocabulary import OPERANDS
 
@@ -193,6 +194,12 @@ class UserCallable(Implementation):
         raise NotImplementedError
 
 
+def without_right_sides(mask: Mask) -> Mask:
+    """A mask whose windows have no right side."""
+    parts = (replace(p, right=None) if isinstance(p, Window) else p for p in mask.parts)
+    return reduce(and_, parts)
+
+
 class UserFunction(UserCallable):
     """A user's function of plain attention. Its elections are compared with those of `beside`, by default
     the framework's own attention. `binding` is how the function is called besides its names."""
@@ -267,28 +274,39 @@ class UserFunction(UserCallable):
 
     def unsupported(self, case: AnyCase) -> str | None:
         if isinstance(case, Case) and self.loses_window(case):
-            return "windows count from the last key, and there is no mask to pass them by"
+            return f"{self.windows}, and there is no mask to pass them by"
         return super().unsupported(case)
 
     def nearest_supported(self, case: AnyCase) -> Case | None:
         """The nearest supported case; instead of a window that is lost one with as many queries as
-        keys."""
-        if isinstance(case, Case) and self.loses_window(case):
+        keys, and without a right side."""
+        if isinstance(case, Case) and case.mask is not None and self.loses_window(case):
             longest = max(case.sizes.Lq, case.sizes.Lk)
             case = replace(case, sizes=replace(case.sizes, Lq=longest, Lk=longest))
+            if self.loses_window(case) and case.mask is not None:
+                case = replace(case, mask=without_right_sides(case.mask))
             if self.unsupported(case) is None:
                 return case
         return super().nearest_supported(case)
 
     def loses_window(self, case: Case) -> bool:
         """True if a window of the case is another one in the function, which takes no mask instead."""
-        parts = case.mask.parts if case.mask is not None else ()
-        windows = any(isinstance(part, Window) for part in parts)
-        return windows and self.moves_windows(case.sizes) and not self.binder.serving("mask")
+        return self.moves_window(case.mask, case.sizes) and not self.binder.serving("mask")
 
-    def moves_windows(self, sizes: Sizes) -> bool:
-        """True if a window of the function is another one than that of the suite."""
-        return self.binding.window == "last" and sizes.Lq != sizes.Lk
+    @property
+    def windows(self) -> str:
+        """How windows of the function differ from those of the suite."""
+        if self.binder.name_of("window_left"):
+            return "windows have no right side, or count from the last key"
+        return "windows count from the last key"
+
+    def moves_window(self, mask: Mask | None, sizes: Sizes) -> bool:
+        """True if a window of a mask is another one in the function."""
+        parts = () if mask is None else mask.parts
+        sides = [part.right for part in parts if isinstance(part, Window)]
+        behind = any(side is not None for side in sides) and not is_causal(mask)
+        cuts = bool(self.binder.name_of("window_left")) and behind
+        return bool(sides) and (cuts or (self.binding.window == "last" and sizes.Lq != sizes.Lk))
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
         """The call with each neutral value as an explicit argument, if it has no other value; and the
@@ -318,7 +336,7 @@ class UserFunction(UserCallable):
         parts = self.native.divide(inputs, self.binder)
         if inputs.form != "dense" and self.binder.name_of("lengths"):
             parts = parts.with_lengths()
-        return parts.without_window() if self.moves_windows(inputs.sizes) else parts
+        return parts.without_window() if self.moves_window(inputs.mask, inputs.sizes) else parts
 
     def passed_as(self, inputs: Inputs) -> Mapping[str, str]:
         """The arguments of arrays that are passed with another name."""

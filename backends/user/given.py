@@ -53,6 +53,12 @@ def window(call: AttentionCall, default: Any) -> Any:
     return None if part is None else tuple(-1 if n is None else n for n in (part.left, part.right))
 
 
+def window_left(call: AttentionCall, default: Any) -> Any:
+    """The left side of a window; None without limit."""
+    part = call.native.window
+    return None if part is None else part.left
+
+
 def lengths(call: AttentionCall, default: Any) -> Any:
     """The numbers of keys (B,), int64."""
     part, inputs = call.native.lengths, call.inputs
@@ -92,6 +98,7 @@ GIVEN = (
     ),
     Given(("dropout", "dropout_p", "dropout_rate", "p"), ("dropout",), dropout, lambda call: 0.0),
     Given(("window", "window_size"), ("window", "native-window"), window, lambda call: (-1, -1)),
+    Given(("window_left",), ("window", "native-window"), window_left, lambda call: -1),
     Given(("softcap", "logits_soft_cap"), ("softcap",), feature("softcap"), lambda call: 0.0),
     Given(
         ("lse", "return_lse", "return_softmax_lse"), ("lse",), feature("lse"), lambda call: False
@@ -99,9 +106,6 @@ GIVEN = (
     Given(("nothing", "module")),
 )
 """What parameters are given besides query, key and value; `nothing` is None."""
-
-UNASKED = ("window_left",)
-"""Parameters of well-known kernels that nothing is given, although their names are similar to others."""
 
 ROWS = {given.names[0]: given for given in GIVEN}
 
@@ -182,10 +186,10 @@ def written(
 
 
 def is_neutral(default: Any) -> bool:
-    """True if a default means that nothing is asked: None, False, 0, or -1 for every side."""
+    """True if a default means that nothing is asked: None, False, 0, or -1 (of a window: for every side)."""
     if isinstance(default, tuple | list):
         return all(side in (-1, None) for side in default)
-    return default is None or (isinstance(default, bool | int | float) and not default)
+    return default is None or (isinstance(default, bool | int | float) and default in (0, -1))
 
 
 def word_of(name: str) -> str:

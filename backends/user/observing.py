@@ -21,7 +21,7 @@ from attention_conformance.backends.user.found import Reading, Variable, reading
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.inputs import Inputs, draw
-from attention_conformance.suite.spec.masks import Causal, Mask, part_features
+from attention_conformance.suite.spec.masks import Causal, Mask, is_causal, part_features
 
 UserLayer = Any
 """`backends.user.layer.UserLayer`, which imports this module."""
@@ -161,11 +161,6 @@ class ObservedLayer:
     takes_parameters: bool
     unread: Mapping[frozenset[str], str]
     facts: Facts
-
-
-def is_causal(mask: Mask | None) -> bool:
-    """True if a mask has a causal part."""
-    return mask is not None and any(isinstance(part, Causal) for part in mask.parts)
 
 
 def tied(case: Case, tie: str) -> Case:

@@ -25,7 +25,6 @@ from attention_conformance.backends.declared import UsageError
 from attention_conformance.backends.masks import AttentionCall
 from attention_conformance.backends.user.given import (
     ROWS,
-    UNASKED,
     Given,
     dropping,
     is_neutral,
@@ -60,10 +59,6 @@ class CallBinder(Binder[AttentionCall]):
     ways_out: ClassVar[str] = (
         "rename it, bind it with --parameter NAME=WORD (docs/signatures.md), or use --allow-unused"
     )
-
-    def check_names(self, who: str) -> None:
-        knobs = tuple(name for name in self.knobs if name not in UNASKED)
-        Binder.check_names(replace(self, knobs=knobs), who)
 
     def name_of(self, word: str) -> str:
         """The parameter that is given this; "" for none."""
@@ -102,7 +97,7 @@ class CallBinder(Binder[AttentionCall]):
         return call
 
 
-FLAGS = ("is_causal", "window", "softcap")
+FLAGS = ("is_causal", "window", "window_left", "softcap")
 """What is passed in every call if its default is another value than a neutral one."""
 
 

@@ -42,6 +42,7 @@ Calling = Callable[[Case], AbstractContextManager[None]]
 
 BIASED = "sdpa/none/mha/{dt}/b2h3q5k7d8/bias.qk"
 GROUPED = "sdpa/none/gqa2/{dt}/b2h4q5k7d8"
+WINDOWS = ("window", "window_left")
 LEFT, RIGHT = 3, 1
 NO_ADVICE = ("", ())
 
@@ -77,7 +78,7 @@ class Fitting:
             return NO_ADVICE
         native = self.is_native
         self.fit_heads(native)
-        if not native or self.function.binder.name_of("window"):
+        if not native or any(map(self.function.binder.name_of, WINDOWS)):
             self.fit_causal()
             self.fit_window()
         if not native:
@@ -280,11 +281,13 @@ class Fitting:
 
     def fit_window(self) -> None:
         """Bind where a window counts from; as the causal flag does, if no answer is right."""
-        inputs = self.plain().replace(mask=Window(LEFT, RIGHT))
-        if not self.function.binder.name_of("window") or self.function.refuses(inputs):
+        names = [word for word in WINDOWS if self.function.binder.name_of(word)]
+        right = None if names == ["window_left"] else RIGHT
+        inputs = self.plain().replace(mask=Window(LEFT, right))
+        if not names or self.function.refuses(inputs):
             return
         by = inputs.sizes.Lk - inputs.sizes.Lq
-        moved = Window(LEFT - by, RIGHT + by).dense(inputs.sizes)
+        moved = Window(LEFT - by, None if right is None else right + by).dense(inputs.sizes)
         last = inputs.replace(mask=None, mask_array=moved, form="dense")
         if self.is_right(inputs):
             return

@@ -351,6 +351,11 @@ def _parse_atom(atom: str, token: str) -> Mask:
     )
 
 
+def is_causal(mask: Mask | None) -> bool:
+    """True if a mask has a causal part."""
+    return mask is not None and any(isinstance(part, Causal) for part in mask.parts)
+
+
 def part_features(mask: Mask, form: str) -> list[str]:
     """The features that the parts of a mask need one by one, in the form they are passed in."""
     if form == "flag":

@@ -197,14 +197,24 @@ def single_prefill(
     if causal:
         past = torch.ones(rows, keys, dtype=torch.bool).tril(keys - rows)
         s = s.masked_fill(~past, -torch.inf)
+    if window_left >= 0:
+        before = torch.ones(rows, keys, dtype=torch.bool).tril(keys - rows - window_left - 1)
+        s = s.masked_fill(before, -torch.inf)
     p = torch.softmax(s, dim=-1)
-    if causal:
-        p = p.masked_fill(~past.any(-1, keepdim=True), 0.0)
+    p = p.masked_fill(torch.isneginf(s).all(-1, keepdim=True), 0.0)
     o = torch.einsum("hqk,khd->qhd", p, v)
     if not return_lse:
         return o
     wide = s if s.dtype == torch.float64 else s.float()
     return o, wide.logsumexp(-1).T * math.log2(math.e)
+
+
+def for_booleans(query, key, value, attn_mask=None):
+    """The framework's own name of a mask, which is for booleans alone."""
+    scores = query @ key.transpose(-1, -2) / math.sqrt(query.size(-1))
+    if attn_mask is not None:
+        scores = scores.masked_fill(attn_mask == 0, -torch.inf)
+    return scores.softmax(-1) @ value
 
 
 def mlx_like(q, k, v, *, scale, mask=None, sinks=None):

@@ -71,6 +71,14 @@ ROWS = (
     ),
     Row(
         "of_torch",
+        "for_booleans",
+        "masks boolean",
+        (("attn_mask == 0", "attn_mask != 0"),),
+        BOOLEAN,
+        TAKES_BOOLEANS,
+    ),
+    Row(
+        "of_torch",
         "flash",
         "axes (B, L, H, D), windows count from the last key",
         (
@@ -116,8 +124,12 @@ ROWS = (
     Row(
         "of_torch",
         "single_prefill",
-        "axes (L, H, D), log-sum-exp to the base 2",
-        (("k) * scale", "k) * scale * 1.01"), ("* math.log2(math.e)", "* 2")),
+        "axes (L, H, D), log-sum-exp to the base 2, windows count from the last key",
+        (
+            ("k) * scale", "k) * scale * 1.01"),
+            ("* math.log2(math.e)", "* 2"),
+            ("window_left - 1)", "window_left)"),
+        ),
     ),
     Row(
         "of_torch",

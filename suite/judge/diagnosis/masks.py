@@ -33,6 +33,15 @@ INDEX = "an index or a stride, `repeat` for `repeat_interleave`"
 OFFSET = "an offset of the positions, or tiles that are compared as a whole"
 
 
+ALWAYS_CAUSAL = (
+    "Later keys are hidden in a call without a causal mask: the function is always causal."
+)
+
+FLAGGED = (
+    "a mask that is built in: take a parameter `is_causal=False`, and hide later keys if it is True"
+)
+
+
 def meanings(inputs: Inputs) -> Iterator[Meaning]:
     """Known other meanings of the inputs' mask, the likely ones first."""
     s, attends = inputs.sizes, inputs.attends
@@ -43,6 +52,9 @@ def meanings(inputs: Inputs) -> Iterator[Meaning]:
     if s.Lq == 1 and inputs.mask == Causal():
         ignored = f"The one query {EVERY}: the causal mask is ignored, or aligned bottom-right."
     yield every, ignored, "the argument is not used"
+    if attends.all() and s.Lq > 1:
+        for causal in (Causal(), Causal(bottom_right=True)):
+            yield np.broadcast_to(causal.dense(s), every.shape), ALWAYS_CAUSAL, FLAGGED
     parts = inputs.mask.parts if inputs.mask is not None and inputs.mask_array is None else ()
     dense = [part.dense(s, inputs.seed) for part in parts]
     rests = [
