@@ -10,7 +10,7 @@ run       times every workload in every implementation, round-robin
 gate      compares two implementations in ping-pong pairs, with error rates
 command   `attention-conformance bench`
 benchmark base classes of the asv benchmarks
-releases  an asv project whose time axis is the releases of a framework
+releases  lock files of releases, and asv's configuration that measures them
 
 The operator counts the operations and bytes of a call (`suite.spec.operator.Work`). See docs/speed.md.
 """
