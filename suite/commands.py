@@ -35,7 +35,7 @@ from attention_conformance.suite.spec.levels import POSTPONED
 from attention_conformance.suite.spec.operators import WORDS
 from attention_conformance.suite.spec.text import printed
 from attention_conformance.suite.spec.vocabulary import KINDS, LEVELS, NUMERICS, STATUSES
-from attention_conformance.suite.sweep.command import add_sweep_parser
+from attention_conformance.suite.sweep import add_sweep_parser
 from attention_conformance.suite.vectors.command import add_vectors_parser
 
 CATALOGUE = "attention_conformance.suite.faults:mutants"

@@ -33,7 +33,7 @@ FRAMEWORKS = {
         "backends.protocol, backends.registry, backends.textbook",
         "suite.measure.run, suite.measure.gate, suite.measure.command, suite.measure.benchmark",
         "suite.search.command, suite.run.script, suite.vectors.export, suite.vectors.judge",
-        "suite.sweep.command, suite.sweep.run, suite.sweep.cluster, suite.sweep.child",
+        "suite.sweep",
         "suite.benchmarks.bench_torch, suite.benchmarks.bench_jax, suite.benchmarks.bench_tensorflow",
     ],
 )

@@ -177,6 +177,24 @@ def test_several_sweeps_are_read_together_and_none_twice(folder: Path, tmp_path:
         read([tmp_path / "empty"])
 
 
+def test_a_file_with_a_damaged_header_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = swept(tmp_path / "s", cell(ONE), seed=0)
+    (path,) = swept(tmp_path / "more", cell(ONE, seed=1), seed=1).iterdir()
+    (folder / "damaged.jsonl").write_text("x" + path.read_text())
+    assert main(["report", str(folder)]) == 2
+    assert f"{folder / 'damaged.jsonl'}: expected a result file" in capsys.readouterr().err
+
+
+def test_shards_of_different_versions_are_told(tmp_path: Path) -> None:
+    swept(tmp_path, cell(ONE), cell(TWO), parts=2)
+    first = next(tmp_path.glob("*1of2.jsonl"))
+    first.write_text(first.read_text().replace('"torch": "2.13.0"', '"torch": "2.12.0"'))
+    with pytest.raises(RecordError, match="its shards are of different versions"):
+        read([tmp_path])
+
+
 def test_differences_are_those_of_the_runs_that_both_have(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,10 +1,4 @@
-"""Folders of sweeps: the result files of many runs and searches.
-
-    FOLDER/sweep.json    the plan, and a digest of the suite's files
-    FOLDER/NAME.jsonl    the result file of a run, a shard or a search
-
-Any folder of result files can be read, also one without `sweep.json`.
-"""
+"""Folders of sweeps: the result files (*.jsonl) of many runs, shards and searches."""
 
 from __future__ import annotations
 
@@ -15,8 +9,6 @@ from attention_conformance.suite.records import cells, searches
 from attention_conformance.suite.records.cells import Header, IncompleteShards, Run, load, merge
 from attention_conformance.suite.records.machine import Origin
 from attention_conformance.suite.records.searches import SearchRun
-
-SWEEP = "sweep.json"
 
 INSTALLED = "installed"
 """The name of the installed packages, in place of a release."""
@@ -53,8 +45,9 @@ class SweptRun:
 
 
 def is_sweep(path: Path) -> bool:
-    """Whether a path is a folder with `sweep.json` or with result files."""
-    return path.is_dir() and ((path / SWEEP).is_file() or bool(files(path)))
+    """Whether a path is a folder with result files of runs or searches."""
+    schemas = (cells.FILE_SCHEMA, searches.FILE_SCHEMA)
+    return path.is_dir() and any(s.accepts(file) for file in files(path) for s in schemas)
 
 
 def files(folder: Path) -> list[Path]:
@@ -63,12 +56,16 @@ def files(folder: Path) -> list[Path]:
 
 
 def runs(folder: Path) -> list[SweptRun]:
-    """The runs below a folder; only their headers are read. Raises RecordError."""
+    """The runs below a folder; only their headers are read.
+
+    Raises RecordError for a file that belongs to no run and no search.
+    """
     shards: dict[object, list[tuple[Header, Path]]] = {}
     for path in files(folder):
-        if cells.FILE_SCHEMA.accepts(path):
+        if not searches.FILE_SCHEMA.accepts(path):
             header = cells.FILE_SCHEMA.read_header(path)
-            one = SweptRun(header, (path,)).key if header.shard else path
+            of_one_run = (header.digest, header.commit, header.dirty, str(header.versions))
+            one = (*SweptRun(header, (path,)).key, *of_one_run) if header.shard else path
             shards.setdefault(one, []).append((header, path))
     return [SweptRun(of[0][0], tuple(path for _, path in of)) for of in shards.values()]
 

@@ -47,7 +47,8 @@ def read(folders: Iterable[Path]) -> dict[str, pd.DataFrame]:
         for run in runs(folder):
             if run.key in seen:
                 raise RecordError(
-                    f"the run {' '.join(map(str, run.key))} is given twice; name it once"
+                    f"the run {' '.join(map(str, run.key))} is given twice, or its shards are of "
+                    "different versions; remove one"
                 )
             seen[run.key], of_run = _taken(run)
             cells.append(of_run)

@@ -1,0 +1,296 @@
+"""Sweeps: many runs and searches on Ray (docs/sweeps.md). Importing this module does not import Ray.
+
+A plan, a TOML file, lists runs and searches. Each task is a command in a child process, `pytest suite` or
+`attention-conformance search`, and leaves one result file. Ray places the tasks, and runs a task again if its
+process or its machine dies. A task that has a result file does not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import logging
+import os
+import re
+import secrets
+import shutil
+import sys
+import tempfile
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, as_completed
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from attention_conformance.backends.registry import UsageError
+from attention_conformance.suite.flags import flags, number
+from attention_conformance.suite.measure.releases import Release, read
+from attention_conformance.suite.records import lines
+from attention_conformance.suite.records.files import regular
+from attention_conformance.suite.records.machine import ROOT
+from attention_conformance.suite.records.sweeps import INSTALLED
+from attention_conformance.suite.run.jax_caches import compilations_in
+from attention_conformance.suite.run.options import Options
+from attention_conformance.suite.run.process import how_it_ended, run_module
+from attention_conformance.suite.search.options import SearchOptions
+from attention_conformance.suite.spec.text import printable, uncoloured
+from attention_conformance.suite.spec.vocabulary import BROKEN
+
+GREEN, FAILED, USAGE, UNFINISHED = 0, 1, 2, 3
+
+MISSING = 'a sweep needs Ray: pip install "attention-conformance[cluster]"'
+
+
+# -n 1: if a cell ends its process, the run continues in a new one.
+JUDGE = "pytest -q -n1 -p attention_conformance.suite.plugin -p no:cacheprovider --pyargs attention_conformance.suite"
+
+KINDS = {"judge": (JUDGE, Options), "search": ("suite search", SearchOptions)}
+"""The tables of a plan: the command of their tasks after `python -m`, and its options."""
+
+PLURAL = {"backends": "backend", "implementations": "implementation", "dtypes": "dtype"}
+"""Options that a plan names in the plural."""
+
+OF_TASKS = {"seed", "shard", "results"}
+"""Options that the plan does not name: each task has its own."""
+
+
+class Task(NamedTuple):
+    """A command: its words after `python -m`, without `--results`, and the release that it judges."""
+
+    title: str
+    words: tuple[str, ...]
+    release: Release | None
+
+    @property
+    def file(self) -> str:
+        """The name of the result file."""
+        digest = hashlib.sha256(repr((self.words, self.release)).encode()).hexdigest()[:8]
+        return f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', self.title)[:100]}-{digest}.jsonl"
+
+
+class Outcome(NamedTuple):
+    """How a task ended: exit code, last lines of the output, text and totals of the result file."""
+
+    code: int
+    said: str
+    records: str
+    totals: dict[str, int] | None
+
+
+Submit = Callable[[Task], "Future[Outcome]"]
+
+
+class ChildDied(Exception):
+    """A signal killed the child. Ray runs the task again."""
+
+
+def load(path: Path) -> list[Task]:
+    """The tasks of a plan file. Raises UsageError."""
+    try:
+        return tasks(tomllib.loads(regular(path).read_text(encoding="utf-8-sig")))
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from error
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise UsageError(f"{path}: expected a plan in TOML: {error}") from error
+
+
+def tasks(plan: Mapping[str, Any]) -> list[Task]:
+    """The tasks of a plan: runs, then searches, in the order of the plan. Raises UsageError."""
+    if not plan or plan.keys() - KINDS:
+        raise UsageError(
+            f"expected tables [[judge]] and [[search]], got {', '.join(plan) or 'none'}"
+        )
+    return [task for kind in KINDS for table in plan.get(kind, ()) for task in _tasks(kind, table)]
+
+
+def _tasks(kind: str, table: Mapping[str, Any]) -> Iterator[Task]:
+    """The tasks of a table: its fields are options, seeds, releases and, for runs, shards."""
+    command, made_of = KINDS[kind]
+    fields = {PLURAL.get(name, name): value for name, value in table.items()}
+    seeds, releases = fields.pop("seeds", 0), fields.pop("releases", [INSTALLED])
+    shards = fields.pop("shards", 1) if kind == "judge" else 1
+    if unknown := fields.keys() - ({name.replace("-", "_") for name in flags(made_of)} - OF_TASKS):
+        raise UsageError(
+            f"[[{kind}]]: unknown field {', '.join(sorted(unknown))}; valid: {', '.join(PLURAL)}, seeds, "
+            "releases, shards (of [[judge]]), and the other options of the command"
+        )
+    options = made_of.of(fields.get)
+    options.check()
+    options = replace(options, backend=tuple(options.backends))
+    title = [kind, *options.backend, options.level if kind == "judge" else "", options.mode]
+    parts = [f"{n}/{shards}" if shards > 1 else "" for n in range(1, shards + 1)]
+    for name, seed, part in product(releases, seeds_of(seeds), parts):
+        words = replace(options, seed=seed, shard=part).command_line(every=True)
+        of_task = [*title, name, f"seed {seed}", part and f"part {part}"]
+        yield Task(" ".join(filter(None, of_task)), (*command.split(), *words), _release(name))
+
+
+def _release(name: str) -> Release | None:
+    """The release of a name; None for the installed packages. Raises UsageError."""
+    try:
+        return None if name == INSTALLED else read(name)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{error}; or {INSTALLED!r}, for the installed packages") from error
+
+
+def seeds_of(value: int | str | list[int | str]) -> list[int]:
+    """Parse seeds: a number, a range "0-19", or a list of both. Raises UsageError."""
+    seeds: list[int] = []
+    for part in value if isinstance(value, list) else [value]:
+        match = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", str(part))
+        if match is None:
+            raise UsageError(f'seeds: expected numbers or ranges as "0-19", got {part!r}')
+        seeds += range(int(match[1]), int(match[2] or match[1]) + 1)
+    if not seeds or len({*seeds}) < len(seeds):
+        raise UsageError(f"seeds: expected different seeds, at least one, got {value!r}")
+    return seeds
+
+
+def carry_out(words: Sequence[str]) -> Outcome:
+    """Run a task in a child process, on the machine that Ray chose. Raises ChildDied."""
+    with tempfile.TemporaryDirectory(prefix="attention-") as folder:
+        results = Path(folder, "records.jsonl")
+        compiled = compilations_in(Path(tempfile.gettempdir(), "attention-conformance-jax"))
+        code, said = run_module([*words, f"--results={results}"], Path(folder), compiled)
+        records = results.read_text(encoding="utf-8") if results.is_file() else ""
+        totals = lines.totals(results) if records else None
+    assert code is not None, "there is no time limit"
+    if code < 0:
+        raise ChildDied(f"the child {how_it_ended(code)}")
+    last = [line for line in said.splitlines() if line.strip()][-12:]
+    return Outcome(code, "\n".join(last), records, totals)
+
+
+@contextmanager
+def ray_cluster(where: str) -> Iterator[Submit]:
+    """A context with the function that starts a task on Ray.
+
+    `where` is "local" (the cores of this machine), "auto" (the cluster of this machine) or
+    "ray://HOST:PORT". Raises UsageError without Ray and without a cluster.
+    """
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    # Without a token a local Ray writes one into the home folder.
+    os.environ |= {"RAY_AUTH_TOKEN": secrets.token_hex(32)} if where == "local" else {}
+    try:
+        import ray
+    except ImportError as error:
+        raise UsageError(MISSING) from error
+    # Not below the results folder: paths of sockets must be short.
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
+        options: dict[str, Any] = {"runtime_env": {"working_dir": folder}}
+        if where == "local":
+            options = {"include_dashboard": False, "_temp_dir": folder}
+        else:
+            name, unread = "attention_conformance", shutil.ignore_patterns("__pycache__")
+            shutil.copytree(ROOT / name, Path(folder, name), ignore=unread)
+        try:
+            ray.init(where, log_to_driver=False, logging_level=logging.ERROR, **options)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            raise UsageError(f"--cluster={where}: no cluster of Ray: {error}") from error
+        remote: Any = ray.remote(carry_out)
+        often = {"num_cpus": 1, "max_retries": 3, "retry_exceptions": [ChildDied]}
+
+        def submit(task: Task) -> Future[Outcome]:
+            pins = task.release and {"packages": [*task.release.pins], "pip_check": False}
+            environment = {"pip": pins} if pins else {}
+            of_task = remote.options(**often, name=task.title, runtime_env=environment)
+            return of_task.remote(task.words).future()
+
+        try:
+            yield submit
+        finally:
+            ray.shutdown()  # this ends the tasks that still run
+
+
+def sweep(every: Sequence[Task], folder: Path, submit: Submit, hours: float = 0.0) -> int:
+    """Run the tasks that have no result file, for at most `hours` (0: no limit); returns the exit code.
+
+    Raises UsageError if a task refuses its arguments, OSError if a file cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    left = [task for task in every if _totals(folder / task.file) is None]
+    say(f"{len(every)} tasks, {len(every) - len(left)} of them recorded")
+    futures = {submit(task): task for task in left}
+    try:
+        for count, future in enumerate(as_completed(futures, 3600 * hours or None), 1):
+            task = futures[future]
+            say(f"{count}/{len(left)} {task.title}: {_keep(folder / task.file, task, future)}")
+    except TimeoutError:
+        say(f"--hours={hours:g} is reached")
+    totals = [_totals(folder / task.file) for task in every]
+    if lost := totals.count(None):
+        say(f"{lost} tasks are not recorded; the same command continues the sweep")
+        return UNFINISHED
+    say(f"tables: attention-conformance report {folder}")
+    return FAILED if any(map(_code, totals)) else GREEN
+
+
+def _keep(path: Path, task: Task, future: Future[Outcome]) -> str:
+    """Write the result file of a task; returns what people are told."""
+    try:
+        outcome = future.result()
+    except Exception as error:  # Ray's own, after its last attempt
+        return f"not recorded: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    how = f"exit code {outcome.code}; its last lines:\n{outcome.said}"
+    if not outcome.records and outcome.code == {"pytest": 4, "suite": 2}[task.words[0]]:
+        raise UsageError(f"{task.title}: {how}")
+    # A red run without a failed cell: no record says why, so its output is shown.
+    if outcome.totals is None or outcome.code != _code(outcome.totals):
+        return f"not recorded: {how}"
+    header, _, rest = outcome.records.partition("\n")
+    fields = json.loads(header)
+    fields["options"] |= {"release": "-".join(task.release[:2])} if task.release else {}
+    path.write_text(f"{json.dumps(fields, ensure_ascii=False)}\n{rest}", encoding="utf-8")
+    return ", ".join(f"{n} {status}" for status, n in outcome.totals.items()) or "nothing found"
+
+
+def _totals(path: Path) -> dict[str, int] | None:
+    """The totals of a task's result file; None if the task must run."""
+    return lines.totals(path) if path.is_file() else None
+
+
+def _code(totals: Mapping[str, int] | None) -> int:
+    """The exit code of a task with these totals."""
+    return FAILED if any((totals or {}).get(status) for status in BROKEN) else GREEN
+
+
+def say(text: str) -> None:
+    """Print without colours, and flush."""
+    print(printable(uncoloured(text)), flush=True)
+
+
+def add_sweep_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """Add `sweep` to the subparsers of `argparse`; sets `run`."""
+    parser = subparsers.add_parser(
+        "sweep",
+        help="many runs at once, on many machines: seeds, releases, searches",
+        description="Runs a plan on Ray. The same command continues an unfinished sweep. docs/sweeps.md "
+        "describes plans and exit codes.",
+    )
+    add = parser.add_argument
+    add("plan", type=Path, metavar="PLAN.toml", help="the runs and searches")
+    add("--results", type=Path, required=True, metavar="FOLDER", help="the folder of result files")
+    where = "local (this machine, default), auto (the cluster of this machine), or ray://HOST:PORT"
+    add("--cluster", default="local", metavar="WHERE", help=where)
+    add("--hours", type=number, default=0.0, metavar="H", help="the limit; default: none")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run `sweep`; returns the exit code."""
+    try:
+        every = load(arguments.plan)
+        with ray_cluster(arguments.cluster) as submit:
+            return sweep(every, arguments.results, submit, arguments.hours)
+    except UsageError as error:
+        print(uncoloured(str(error)), file=sys.stderr)
+        return USAGE
+    except (OSError, KeyboardInterrupt) as error:
+        told = f"{type(error).__name__} {error}: the same command continues the sweep"
+        print(told, file=sys.stderr)
+        return UNFINISHED
