@@ -108,10 +108,6 @@ class Implementation(ABC):
         """The implementation whose time is measured: no call is watched for what `forbid` names."""
         return self
 
-    def prepare_fresh(self, inputs: Inputs) -> PreparedCall:
-        """`prepare`, for a probe of elections: stored answers keep the answers of probes apart."""
-        return self.prepare(inputs)
-
     def refusing(self, inputs: Inputs) -> PreparedCall | None:
         """`prepare` of a cache that goes on after steps that raise; None without steps of its own. The
         rows of such a step are its queries, and the rollback behind the step is left out."""
@@ -120,10 +116,6 @@ class Implementation(ABC):
     def differentiable(self, inputs: Inputs) -> PreparedCall:
         """The call to differentiate. It also takes canonical parameters as arguments, if possible."""
         return self.prepare(inputs)
-
-    def differentiable_fresh(self, inputs: Inputs) -> PreparedCall:
-        """`differentiable`, for a probe."""
-        return self.differentiable(inputs)
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
         """Calls of the same problem with other flags that must not change the answer, by flag name."""

@@ -14,12 +14,15 @@ from attention_conformance.backends.masks import rank4
 from attention_conformance.backends.protocol import ForwardOnly, Implementation
 from attention_conformance.suite.judge.answer import parts, swap_heads_and_length
 from attention_conformance.suite.judge.derivative import native_cotangent
-from attention_conformance.suite.vectors.asked import StoredProblem, operands
+from attention_conformance.suite.vectors.asked import StoredProblem, problems_of
 from attention_conformance.suite.vectors.export import export
-from attention_conformance.suite.vectors.index import RUNTIME, read_index
-from attention_conformance.suite.vectors.judge import as_drawn_here
+from attention_conformance.suite.vectors.files import RUNTIME, encoded, read_index, typed
 from attention_conformance.suite.vectors.options import Selection
-from attention_conformance.suite.vectors.tensors import encoded, type_of, typed
+
+ROWS = {"fully-masked-row": "zeros", "minus-inf-row": "zeros"} | dict.fromkeys(
+    ("fully-masked-row-gradient", "minus-inf-row-gradient"), "nothing"
+)
+"""What most runtimes elect."""
 
 
 def plain_vectors(folder: Path, *dtypes: str) -> Path:
@@ -39,7 +42,7 @@ def answer(
     """A folder with the answers of implementations, one an operator, and with what `runtime` declares."""
     folder.mkdir()
     by_operator = {one.operator.name: one for one in implementations}
-    for one in as_drawn_here(read_index(vectors), vectors):
+    for one in problems_of(read_index(vectors).selection):
         implementation = by_operator.get(one.case.operator.name)
         if implementation is None or implementation.unsupported(one.case) is not None:
             continue
@@ -51,42 +54,47 @@ def answer(
 
 
 def declare(folder: Path, **runtime: Any) -> None:
-    """Write what is declared of the runtime, by default its name and version."""
-    text = json.dumps({"name": "other", "version": "1.2", **runtime})
+    """Write what is declared of the runtime, by default name, version, and rows of zeros."""
+    text = json.dumps({"name": "other", "version": "1.2", "elections": ROWS, **runtime})
     (folder / RUNTIME).write_text(text, encoding="utf-8")
 
 
 def answered(one: StoredProblem, implementation: Implementation) -> dict[str, np.ndarray]:
     """The tensors with which an implementation answers; none where it raises."""
-    inputs, backend = one.inputs(), implementation.backend
+    inputs, backend, asked = one.inputs(), implementation.backend, one.answers()
     prepared = implementation.prepare(inputs)
     try:
         native = parts(prepared(), prepared)
     except Exception:
         return {}
     arrays = {
-        name: typed(
-            swap_heads_and_length(values, prepared).reshape(inputs.full_shape(name)),
-            type_of(inputs.output_dtype(name)),
-        )
-        for name in one.outputs()
-        for values in [backend.to_numpy(native[name])]
-    }
-    cotangent = one.cotangent()
+        name: swap_heads_and_length(backend.to_numpy(native[name]), prepared)
+        for name in asked
+        if not name.startswith("grad.")
+    } | _gradients(one, implementation)
+    # A layer of one head may leave out the axis of heads.
+    return {n: typed(x.reshape(asked[n].shape), asked[n].type) for n, x in arrays.items()}
+
+
+def _gradients(one: StoredProblem, implementation: Implementation) -> dict[str, np.ndarray]:
+    inputs, backend, cotangent = one.inputs(), implementation.backend, one.cotangent()
     if cotangent is None or implementation.missing(["gradient"]) is not None:
-        return arrays
+        return {}
     prepared = implementation.differentiable(inputs)
     array = backend.array(native_cotangent(cotangent, inputs, prepared), inputs.dtype)
+    names = [name[5:] for name in one.answers() if name.startswith("grad.")]
     try:
-        _, gradients = backend.vjp(prepared, one.gradients(), array)
+        _, gradients = backend.vjp(prepared, names, array)
     except ForwardOnly:
-        return arrays
+        return {}
+    arrays = {}
     for name, gradient in gradients.items():
         values = backend.to_numpy(gradient)
-        if values.ndim == 4 and name != "bias":
-            values = swap_heads_and_length(values, prepared)
-        shape = operands(inputs)[name].shape
-        # A layer of one head may leave out the axis of heads; a merged bias has more than its own.
-        values = values.reshape(shape) if values.size == np.prod(shape) else rank4(values)
-        arrays[f"grad.{name}"] = typed(values, type_of(inputs.dtype))
+        turned = values.ndim == 4 and name != "bias"
+        values = swap_heads_and_length(values, prepared) if turned else values
+        want = one.answers()[f"grad.{name}"].shape
+        if values.size != np.prod(want):  # a merged bias has more axes than its own
+            own = tuple(n for n, size in enumerate(want) if size == 1)
+            values = rank4(values).sum(own, keepdims=True)
+        arrays[f"grad.{name}"] = values
     return arrays

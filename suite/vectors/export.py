@@ -1,16 +1,9 @@
-"""Write a folder of vectors: inputs, expected values, bounds, digests.
-
-- Expected values follow the first answer of every election question. They are float64; those of float64
-  cases are computed in extended precision and rounded.
-- A bound is the greatest allowed distance from the stored value, in float32 (of float64 cases float64).
-  It is rounded up, so that no stored bound is smaller than the bound of the judge.
-"""
+"""Write a folder of vectors: inputs, expected values in float64, bounds, digests. No stored bound is
+smaller than the bound of the judge."""
 
 from __future__ import annotations
 
-import dataclasses
-import time
-from collections.abc import Callable
+import json
 from pathlib import Path
 from typing import Any
 
@@ -18,135 +11,73 @@ import numpy as np
 
 from attention_conformance import suite
 from attention_conformance.references.rounding import Bounded
-from attention_conformance.suite.judge.elections import question_of_gradients, questions_of_rows
 from attention_conformance.suite.judge.oracle import Oracle, Rounding
 from attention_conformance.suite.judge.verdict import HarnessError
 from attention_conformance.suite.records.files import new_folder
-from attention_conformance.suite.spec.case import Case
-from attention_conformance.suite.spec.elections import ElectionCase
-from attention_conformance.suite.spec.inputs import Inputs
-from attention_conformance.suite.spec.masks import And, Mask, Or, Padding
-from attention_conformance.suite.spec.sizes import Sizes
 from attention_conformance.suite.spec.vocabulary import NUMERICS
-from attention_conformance.suite.vectors.asked import (
-    ProbeRecorder,
-    StoredProblem,
-    operands,
-    problems_of,
-)
-from attention_conformance.suite.vectors.index import (
+from attention_conformance.suite.vectors.asked import StoredProblem, problems_of
+from attention_conformance.suite.vectors.files import (
     INDEX,
-    JSON_SCHEMA,
-    SCHEMA,
-    Entry,
-    Hidden,
-    Index,
-    Output,
     VectorsError,
     digest_of,
-    json_schema,
-    questions,
-    text_of,
+    encoded,
+    sha256,
+    type_of,
+    typed,
 )
 from attention_conformance.suite.vectors.options import Selection
-from attention_conformance.suite.vectors.tensors import encoded, sha256, type_of, typed
-
-Arrays = dict[str, np.ndarray]
 
 
-def export(
-    selection: Selection, folder: Path, told: Callable[[float, int], None] = lambda *_: None
-) -> Index:
-    """Write the vectors of a selection to a new or empty folder, the index last.
-
-    `told(seconds, files)` is called after each file with its seconds and the number of all files. Raises
-    FileExistsError if the folder is not empty, and VectorsError if the selection has no case, or if this
-    machine cannot compute the expected values.
-    """
-    problems = problems_of(selection)
+def export(selection: Selection, folder: Path) -> str:
+    """Write vectors to a new or empty folder, the index last; returns a line that says so. Raises
+    FileExistsError, and VectorsError without cases or without float64 on this machine."""
+    problems, entries, size = problems_of(selection), [], 0
     if not problems:
         raise VectorsError("the level has no case of these operators and dtypes")
     new_folder(folder)
-    entries = []
     for one in problems:
-        start = time.perf_counter()
-        arrays, outputs = contents(one)
-        data = encoded(arrays)
+        data = encoded(contents(one))
         (folder / one.file).write_bytes(data)
-        entries.append(entry(one, outputs, sha256(data)))
-        told(time.perf_counter() - start, len(problems))
-    cases = [one.case for one in problems]
-    index = Index(
-        schema=SCHEMA,
-        suite=suite.__version__,
-        level=selection.level,
-        seed=selection.seed,
-        operators=tuple(dict.fromkeys(selection.operator)),
-        dtypes=tuple(dict.fromkeys(selection.dtype)),
-        digest=digest_of((e.file, e.sha256) for e in entries),
-        numerics=NUMERICS,
-        questions=questions(
-            dict.fromkeys(c.question.name for c in cases if isinstance(c, ElectionCase))
-        ),
-        cases=tuple(entries),
-    )
-    for name, value in ((JSON_SCHEMA, json_schema()), (INDEX, index)):
-        (folder / name).write_text(text_of(value), encoding="utf-8")
-    return index
+        entries.append(entry(one, sha256(data)))
+        size += len(data)
+    digest = digest_of((e["file"], e["sha256"]) for e in entries)
+    index = {
+        "schema": 2, "suite": suite.__version__, "selection": vars(selection),
+        "digest": digest, "numerics": NUMERICS, "cases": entries,
+    }  # fmt: skip
+    (folder / INDEX).write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
+    return f"{len(entries)} cases, {size / 1e6:.1f} MB, in {folder}; digest {digest[:12]}"
 
 
-def contents(one: StoredProblem) -> tuple[Arrays, dict[str, Output]]:
-    """The tensors of a case's file, and the outputs that it asks for. Raises VectorsError."""
+def contents(one: StoredProblem) -> dict[str, np.ndarray]:
+    """The tensors of a case's file. Raises VectorsError."""
     inputs, arrays = one.inputs(), one.arrays()
-    if isinstance(one.case, Case) and inputs.has_empty_rows:
+    if inputs.has_empty_rows:
         arrays["fully_masked_rows"] = typed(inputs.fully_masked_rows, "BOOL")
-    shapes: dict[str, tuple[str, tuple[int, ...], str]] = {}
-    for name in one.outputs():
-        axes = inputs.operator.outputs(inputs.case)[name]
-        shapes[name] = (axes, inputs.full_shape(name), type_of(inputs.output_dtype(name)))
-    for name in one.gradients():
-        shape = operands(inputs)[name].shape
-        shapes[f"grad.{name}"] = (_axes(inputs, name), shape, type_of(inputs.dtype))
-    bounds: dict[str, dict[str, str]] = {name: {} for name in shapes}
-    if isinstance(one.case, Case):
+    last: dict[str, np.ndarray] = {}  # a wider class with an equal bound has no tensor of its own
+    for numerics in NUMERICS:
         try:
-            for name in shapes:
-                more, bounds[name] = expected(one, inputs, name)
-                arrays |= more
+            want = expected(one, Rounding(numerics))
         except HarnessError as error:
             raise VectorsError(
-                f"{one.id} has no expected values here: {error}; --dtype leaves float64 out"
+                f"{one.case.id} has no expected values here: {error}; --dtype leaves float64 out"
             ) from error
-    outputs = {name: Output(*shape, bounds[name]) for name, shape in shapes.items()}
-    return arrays, outputs
+        for name, output in one.answers().items():
+            value = np.asarray(want[name].value, np.float64)
+            bound = raised(want[name], value, "F64" if inputs.dtype.name == "f64" else "F32")
+            arrays[f"expected.{name}"] = typed(value.reshape(output.shape), "F64")
+            if not np.array_equal(bound, last.get(name, np.nan)):
+                arrays[f"bound.{name}.{numerics}"] = bound.reshape(output.shape)
+            last[name] = bound
+    return arrays
 
 
-def expected(one: StoredProblem, inputs: Inputs, name: str) -> tuple[Arrays, dict[str, str]]:
-    """The tensors of an expected value and its bounds, and the bounds' names by numerics class."""
-    shape = (
-        operands(inputs)[name[5:]].shape if name.startswith("grad.") else inputs.full_shape(name)
-    )
-    arrays: Arrays = {}
-    named: dict[str, str] = {}
-    for numerics in NUMERICS:
-        want = _of_class(one, inputs, name, numerics)
-        value = np.asarray(want.value, np.float64)
-        if not named:
-            arrays[f"expected.{name}"] = typed(value.reshape(shape), "F64")
-        bound = raised(want, value, "F64" if inputs.dtype.name == "f64" else "F32").reshape(shape)
-        same = (n for n in arrays if n.startswith("bound.") and np.array_equal(arrays[n], bound))
-        named[numerics] = next(same, f"bound.{name}.{numerics}")
-        arrays.setdefault(named[numerics], bound)
-    return arrays, named
-
-
-def _of_class(one: StoredProblem, inputs: Inputs, name: str, numerics: str) -> Bounded:
-    rounding = Rounding(numerics)
-    cotangent = one.cotangent()
-    if not name.startswith("grad."):
-        return Oracle.forward(inputs, rounding).expected[name]
-    assert cotangent is not None, "gradients have a cotangent"
-    return Oracle.vjp(inputs, cotangent, rounding).expected[name[5:]]
+def expected(one: StoredProblem, rounding: Rounding) -> dict[str, Bounded]:
+    """The expected outputs and gradients with their bounds, by the names of `StoredProblem.answers`."""
+    inputs, cotangent = one.inputs(), one.cotangent()
+    outputs = Oracle.forward(inputs, rounding).expected
+    gradients = {} if cotangent is None else Oracle.vjp(inputs, cotangent, rounding).expected
+    return {**outputs, **{f"grad.{name}": one for name, one in gradients.items()}}
 
 
 @np.errstate(over="ignore", invalid="ignore")
@@ -159,64 +90,21 @@ def raised(want: Bounded, value: np.ndarray, name: str) -> np.ndarray:
     return np.where(bound < exact, np.nextafter(bound, bound.dtype.type(np.inf)), bound)
 
 
-def entry(one: StoredProblem, outputs: dict[str, Output], digest: str) -> Entry:
-    """The entry of a file in the index."""
-    inputs, case = one.inputs(), one.case
-    letters = {name: _axes(inputs, name) for name in one.arrays()}
-    mask = inputs.mask
-    hidden = None
-    if isinstance(case, Case) and mask is not None:
-        parts = tuple(in_words(part, inputs.sizes, inputs.seed) for part in mask.parts)
-        hidden = Hidden(case.mask_token, case.form, parts)
-    facts = {option.name: inputs.case.option(option.name) for option in case.operator.options}
-    widths = inputs.case.widths
-    return Entry(
-        case=one.id,
-        kind="election" if isinstance(case, ElectionCase) else "case",
-        file=one.file,
-        sha256=digest,
-        inputs_sha256=one.digest(),
-        operator=case.operator.name,
-        dtype=type_of(case.dtype),
-        sizes=vars(inputs.sizes)
-        | ({} if widths is None else {f"{n}_width": w for n, w in vars(widths).items()}),
-        options=facts,
-        needs=case.needs,
-        mask=hidden,
-        flag=one.flag,
-        inputs=letters,
-        answers=outputs,
-        elections=elective(one),
-        checks=one.checks,
-    )
-
-
-def elective(one: StoredProblem) -> tuple[str, ...]:
-    """The election questions that decide the output of the case's fully masked rows, and their
-    gradients."""
-    inputs = one.inputs()
-    if isinstance(one.case, ElectionCase) or not inputs.has_empty_rows:
-        return ()
-    names = questions_of_rows(inputs, ProbeRecorder(inputs.operator))
-    of_gradients = (question_of_gradients(name, inputs) for name in names)
-    return tuple(dict.fromkeys([*names, *(of_gradients if one.differentiated else ())]))
-
-
-def _axes(inputs: Inputs, name: str) -> str:
-    if name in ("mask", "bias"):
-        return "bhqk"
-    if name == "cotangent":
-        return inputs.operator.outputs(inputs.case)["output"]
-    return inputs.axes(name) if name in inputs.arrays else ""
-
-
-def in_words(mask: Mask, sizes: Sizes, seed: int) -> dict[str, Any]:
-    """A mask as plain data: kind, parameters, and the lengths of a padding for these sizes."""
-    if isinstance(mask, And | Or):
-        several = [in_words(one, sizes, seed) for one in mask.masks]
-        return {"kind": type(mask).__name__.lower(), "masks": several}
-    assert dataclasses.is_dataclass(mask)
-    words = {"kind": type(mask).__name__.lower(), **dataclasses.asdict(mask)}
-    if isinstance(mask, Padding):
-        words["lengths"] = mask.lengths(sizes, seed).tolist()
-    return words
+def entry(one: StoredProblem, digest: str) -> dict[str, Any]:
+    """The entry of a file in the index; `docs/data/vector-files.md` describes its fields."""
+    case, arrays = one.case, one.arrays()
+    widths = {} if case.widths is None else vars(case.widths)
+    return {
+        "case": case.id,
+        "file": one.file,
+        "sha256": digest,
+        "inputs_sha256": sha256(encoded(arrays)),
+        "operator": case.operator.name,
+        "dtype": type_of(case.dtype),
+        "sizes": vars(case.sizes) | {f"{name}_width": width for name, width in widths.items()},
+        "options": {option.name: case.option(option.name) for option in case.operator.options},
+        "needs": case.needs,
+        "inputs": {name: one.axes(name) for name in arrays},
+        "answers": {name: output._asdict() for name, output in one.answers().items()},
+        "checks": one.checks,
+    }

@@ -1,28 +1,32 @@
-"""The plan of a run over stored answers, with the cells, verdicts and records of any backend."""
+"""Judge stored answers with the cells, verdicts and records of any backend."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from attention_conformance import suite
-from attention_conformance.backends.claims import read_elections
 from attention_conformance.backends.registry import ALIASES, UsageError, registered
 from attention_conformance.suite.checks import all_checks
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.check import Check
 from attention_conformance.suite.judge.judge import judge
-from attention_conformance.suite.records.cells import CellRecord, Header
+from attention_conformance.suite.records import cells as records
+from attention_conformance.suite.records.cells import CellRecord, Run
+from attention_conformance.suite.records.coverage import NOT_JUDGED_ENOUGH, shortfalls
+from attention_conformance.suite.records.files import new_file
+from attention_conformance.suite.report import explanation, frames, summary
 from attention_conformance.suite.run.loading import load_backend
 from attention_conformance.suite.run.options import Options
 from attention_conformance.suite.run.plan import Plan
 from attention_conformance.suite.run.recorded import header, record
-from attention_conformance.suite.vectors.answers import read_answers
-from attention_conformance.suite.vectors.asked import StoredProblem, problems_of
-from attention_conformance.suite.vectors.index import Index, Runtime, VectorsError
-from attention_conformance.suite.vectors.options import JudgeOptions, Selection
+from attention_conformance.suite.run.terminal import MOST, why
+from attention_conformance.suite.spec.vocabulary import BROKEN
+from attention_conformance.suite.vectors.asked import problems_of
+from attention_conformance.suite.vectors.files import VectorsError, encoded, read_index, sha256
+from attention_conformance.suite.vectors.options import JudgeOptions
 from attention_conformance.suite.vectors.runtime import StoredBackend
 
 
@@ -32,89 +36,72 @@ class StoredPlan(Plan):
 
     ids: frozenset[str] = frozenset()
     filtered: bool = False
-    digest_of_vectors: str = ""
+    vectors: str = ""
 
     def cells(self, check: Check, whole: bool = False) -> list[Cell]:
         """The cells of a check; [] if the check needs more than one answer to a case."""
-        if not check.single_answer:
-            return []
-        return [cell for cell in super().cells(check, whole) if cell.case.id in self.ids]
-
-    def every_cell(self) -> list[Cell]:
-        """The cells of all checks."""
-        return [cell for check in all_checks().values() for cell in self.cells(check)]
-
-    @property
-    def title(self) -> str:
-        """The runtime's name and version, and the vectors."""
-        (name,) = self.options.backend
-        seed = f", seed {self.options.seed}" if self.options.seed else ""
-        return f"{name} {self.versions[name]}, vectors of level {self.options.level}{seed}"
-
-    def header(self) -> Header:
-        """The header of the records."""
-        return header(self.options, self.identity(), self.filtered, vectors=self.digest_of_vectors)
+        cells = super().cells(check, whole) if check.single_answer else []
+        return [cell for cell in cells if cell.case.id in self.ids]
 
 
 def plan_of(folder: Path, asked: JudgeOptions) -> StoredPlan:
-    """The plan that judges the answers in a folder. Raises VectorsError and UsageError."""
-    vectors = asked.vectors
-    answers = read_answers(folder, vectors)
-    index, runtime = answers.index, answers.runtime
-    if runtime.name in (*registered(), *ALIASES):
-        raise UsageError(
-            f"a runtime cannot be called {runtime.name!r}, which is a backend of the suite: choose "
-            "another name"
+    """The plan that judges the answers in a folder. Raises UsageError, and VectorsError if this version
+    of the suite has other cases or draws other inputs."""
+    index = read_index(asked.vectors)
+    problems = problems_of(index.selection)
+    here = {(one.case.id, sha256(encoded(one.arrays()))) for one in problems}
+    if other := dict(here ^ {(entry.case, entry.inputs_sha256) for entry in index.cases}):
+        raise VectorsError(
+            f"{asked.vectors} was made by version {index.suite} of the suite, this is "
+            f"{suite.__version__}: {len(other)} cases differ, the first is {min(other)}. Judge with "
+            f"version {index.suite}, or make the vectors anew and answer them"
         )
-    ids = frozenset(entry.case for entry in index.cases)
-    if unknown := sorted(set(asked.case) - ids):
-        raise UsageError(f"{unknown[0]!r} is no case of {vectors}")
-    backend = StoredBackend(answers, as_drawn_here(index, vectors), claimed(runtime, asked))
-    options = Options(
-        (runtime.name,), level=index.level, seed=index.seed, numerics=asked.numerics,
-        elect=asked.elect, expect=asked.expect,
-    )  # fmt: skip
-    plan = StoredPlan(
-        options,
-        [load_backend(backend, options)],
-        {},
-        ids=frozenset(asked.case) or ids,
-        filtered=bool(asked.case or index.operators or index.dtypes),
-        digest_of_vectors=index.digest,
-    )
+    backend, ids = StoredBackend(folder, index, problems), frozenset(name for name, _ in here)
+    if backend.name in (*registered(), *ALIASES):
+        raise UsageError(
+            f"{backend.name!r} is a backend of the suite: give the runtime another name"
+        )
+    if unknown := sorted({*asked.case} - ids):
+        raise UsageError(f"{unknown[0]!r} is no case of {asked.vectors}")
+    options = Options((backend.name,), level=index.selection.level, seed=index.selection.seed)
+    filtered = bool(asked.case or index.selection.operator or index.selection.dtype)
+    loaded, ids = [load_backend(backend, options)], frozenset(asked.case) or ids
+    plan = StoredPlan(options, loaded, {}, ids, filtered, index.digest)
     if stale := plan.stale_expectations():
         raise UsageError("stale expectations: " + "; ".join(stale))
     return plan
 
 
-def claimed(runtime: Runtime, asked: JudgeOptions) -> dict[str, Any]:
-    """The claims of a runtime by options, else by `runtime.json`."""
-    return {
-        "numerics": asked.numerics or runtime.numerics,
-        "elections": {**runtime.elections, **read_elections(asked.elect)},
-    }
+def judge_answers(folder: Path, asked: JudgeOptions) -> int:
+    """Judge answers and print the verdict; returns the exit code. Raises as `plan_of`, and OSError."""
+    plan = plan_of(folder, asked)
+    file = new_file(asked.results) if asked.results else None
+    cells = [cell for check in all_checks().values() for cell in plan.cells(check)]
+    head = header(plan.options, plan.identity(), plan.filtered, vectors=plan.vectors)
+    run = Run(head, tuple(record(cell, judge(cell, plan.policy(cell, 0.0))) for cell in cells))
+    if file is not None:
+        writer = records.writer(asked.results, head, file)
+        for one in run.cells:
+            writer.write(one)
+        writer.close()
 
+    def commands(cell: CellRecord) -> Mapping[str, str]:
+        words = replace(asked, case=(cell.case,)).command_line()
+        again = ["attention-conformance", "vectors", "judge", str(folder), *words]
+        return {"again": shlex.join(again)}
 
-def as_drawn_here(index: Index, vectors: Path) -> list[StoredProblem]:
-    """The problems of an index, drawn by this version of the suite. Raises VectorsError if the drawn
-    inputs differ from the vectors."""
-    selection = Selection(index.level, index.seed, index.operators, index.dtypes)
-    problems = {one.id: one for one in problems_of(selection)}
-    theirs = {entry.case: entry.inputs_sha256 for entry in index.cases}
-    other = [
-        name for name in theirs if name not in problems or problems[name].digest() != theirs[name]
-    ]
-    other += [name for name in problems if name not in theirs]
-    if other:
-        raise VectorsError(
-            f"{vectors} was made by version {index.suite} of the suite, this is {suite.__version__}: "
-            f"{len(other)} cases differ, the first is {other[0]}. Judge with version {index.suite}, or "
-            "make the vectors anew and answer them"
-        )
-    return list(problems.values())
-
-
-def judged(plan: StoredPlan) -> Iterator[CellRecord]:
-    """The records of all cells, as they are judged."""
-    for cell in plan.every_cell():
-        yield record(cell, judge(cell, plan.policy(cell, 0.0)))
+    missing, table = shortfalls(run.cells, (), filtered=plan.filtered), frames.cells(run)
+    groups, full = explanation.groups(table), asked.verbose
+    print(
+        *(summary.tables(table) if full else summary.statuses(table)),
+        summary.verdict(run, missing),
+        *why(run, groups, *((len(groups), commands, len(groups)) if full else (MOST, commands))),
+        "",
+        *summary.facts(table, {}),
+        *([] if full else [summary.HIDDEN]),
+        *(f"not judged enough: {text}" for text in missing),
+        sep="\n",
+    )
+    if not run.totals["pass"] or any(run.totals[status] for status in BROKEN):
+        return 1
+    return NOT_JUDGED_ENOUGH if missing else 0

@@ -49,7 +49,7 @@ def _autocast(p: Probe) -> str:
     narrow = p.inputs()
     inputs = narrow.replace(dtype=wide.dtype)
     wide.require(inputs)
-    prepared = p.implementation.prepare_fresh(inputs)
+    prepared = p.implementation.prepare(inputs)
     try:
         with mode.within():
             native = prepared()
@@ -76,13 +76,13 @@ def _default(question: str, p: Probe) -> str:
         raise NotApplicable(f"{p.implementation.backend.name} has no such mode")
     inputs = p.inputs()
     p.require(inputs)
-    return _answer(p, inputs, mode, lambda: p.implementation.prepare_fresh(inputs))
+    return _answer(p, inputs, mode, lambda: p.implementation.prepare(inputs))
 
 
 def _transformed(question: str, p: Probe) -> str:
     inputs = p.inputs()
     p.require(inputs)
-    plain = p.implementation.prepare_fresh(inputs)
+    plain = p.implementation.prepare(inputs)
     ambient = p.implementation.backend.compilers.ambient
     calls = transformed(p.implementation, inputs, plain).items()
     through = next((call for name, call in calls if ambient[name] == question), None)

@@ -121,7 +121,7 @@ class Probe:
         answer. `prepared`: another call than that of the implementation.
         """
         self.require(inputs, lacking)
-        prepared = prepared or self.implementation.prepare_fresh(inputs)
+        prepared = prepared or self.implementation.prepare(inputs)
         try:
             native = prepared()
         except Exception as error:
@@ -210,7 +210,7 @@ class Probe:
         """The gradients of the operands, or None if the framework raises."""
         self.require(inputs)
         backend = self.implementation.backend
-        prepared = self.implementation.differentiable_fresh(inputs)
+        prepared = self.implementation.differentiable(inputs)
         names = names_of(prepared, inputs)
         wrt = [name for name in inputs.operands if name in names]
         values = np.ascontiguousarray(swap_heads_and_length(cotangent, prepared))

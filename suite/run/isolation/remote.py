@@ -310,17 +310,11 @@ class RemoteFunction(parts.Asking, Implementation):
     def timed(self, inputs: Inputs) -> PreparedCall:
         return self._ask("timed", inputs)
 
-    def prepare_fresh(self, inputs: Inputs) -> PreparedCall:
-        return self._ask("prepare_fresh", inputs)
-
     def refusing(self, inputs: Inputs) -> PreparedCall | None:
         return self._ask("refusing", inputs)
 
     def differentiable(self, inputs: Inputs) -> PreparedCall:
         return self._with_operands(self._ask("differentiable", inputs))
-
-    def differentiable_fresh(self, inputs: Inputs) -> PreparedCall:
-        return self._with_operands(self._ask("differentiable_fresh", inputs))
 
     def _with_operands(self, prepared: PreparedCall) -> PreparedCall:
         """The call. Raises Deviation if an operand of plain attention is none of its arguments: no
