@@ -115,8 +115,7 @@ class Scripted(Implementation):
         raise NotImplementedError
 
     def reorder(self, state: Any, samples: Any) -> Any:
-        """The state whose sample n goes on with the history of sample `samples[n]`. There may be fewer
-        samples than before, or more."""
+        """The state whose sample n goes on with the history of sample `samples[n]`."""
         raise NotImplementedError
 
     @abstractmethod
@@ -145,8 +144,7 @@ class Scripted(Implementation):
         """
         s, case = inputs.sizes, inputs.case
         single = len(case.option("script")) == 1 and s.Lk > s.Lq
-        single = single and not (case.option("beside") or case.option("used"))
-        if not single or not self.rewinds(inputs):
+        if not single or case.option("used") or not self.rewinds(inputs):
             return self.prepare(inputs)
         before, last = (
             Turn(inputs, action, held) for action, held in played(case) if isinstance(action, Chunk)
@@ -190,39 +188,36 @@ class Scripted(Implementation):
             return () if samples is None else (integers(samples),)
 
         def call(query: Any, key: Any, value: Any, earlier: Any = None) -> Any:
-            states = [self.init(inputs, key) for _ in range(1 + case.option("beside"))]
+            state = self.init(inputs, key)
             parts, refused = list[tuple[Chunk, Any]](), False
             for given, action, held in script:
-                if refused and isinstance(action, Crop):
-                    refused = False
-                    continue
-                for n, state in enumerate(states):
-                    match action:
-                        case Chunk():
-                            k, v = (action.cut(x, self.concat, self.place) for x in (key, value))
-                            if n or given is not inputs:  # another sequence has other tokens
-                                k, v = -k, -v
-                            turn = Turn(given, action, held)
-                            if not action.asked:
-                                states[n] = self.fill(state, earlier, k, v, turn)
-                                continue
-                            q = action.cut(query, self.concat, self.place, queries=True)
-                            try:
-                                rows, states[n] = self.step(state, q, k, v, turn)
-                            except Exception:
-                                if not refusing:
-                                    raise
-                                rows, refused = q, True
-                            parts += [(action, rows)] if n == 0 and given is inputs else []
-                        case Crop(count=count, samples=samples):
-                            states[n] = self.crop(state, count, *some(samples))
-                        case Reset(samples=samples):
-                            states[n] = self.reset(state, *some(samples))
-                        case Pick(samples=samples):
-                            states[n] = self.reorder(state, integers(samples))
-                        case Keep(count=count, samples=samples):
-                            paths = integers(action.table)
-                            states[n] = self.keep(state, paths, count, *some(samples))
+                match action:
+                    case Crop() if refused:
+                        refused = False
+                    case Chunk():
+                        k, v = (action.cut(x, self.concat, self.place) for x in (key, value))
+                        if given is not inputs:  # another sequence has other tokens
+                            k, v = -k, -v
+                        turn = Turn(given, action, held)
+                        if not action.asked:
+                            state = self.fill(state, earlier, k, v, turn)
+                            continue
+                        q = action.cut(query, self.concat, self.place, queries=True)
+                        try:
+                            rows, state = self.step(state, q, k, v, turn)
+                        except Exception:
+                            if not refusing:
+                                raise
+                            rows, refused = q, True
+                        parts += [(action, rows)] if given is inputs else []
+                    case Crop(count=count, samples=samples):
+                        state = self.crop(state, count, *some(samples))
+                    case Reset(samples=samples):
+                        state = self.reset(state, *some(samples))
+                    case Pick(samples=samples):
+                        state = self.reorder(state, integers(samples))
+                    case Keep(count=count, samples=samples):
+                        state = self.keep(state, integers(action.table), count, *some(samples))
             return joined(parts, self.concat, self.place)
 
         return PreparedCall(call, self.arguments(inputs), axis_order=self.axis_order)

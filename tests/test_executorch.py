@@ -33,7 +33,7 @@ def backend() -> Any:
         ("custom-ring-kv-cache", "cached/none/mha/f32/b3h2q8k20d8/c1.5.back2.1.1/win3/room8"),
         ("custom-ring-kv-cache", "cached/none/mha/bf16/b3h2q8k20d8/c1.5of20.5of1.2/win3/room8"),
         ("quantized-kv-cache", "cached/none/gqa2/f32/b3h4q9k9d8/c5.pick210.1.back1.3"),
-        ("quantized-kv-cache", "cached/none/gqa2/f32/b2h4q9k9d8/c5.1.3/growing/scale0.3"),
+        ("quantized-kv-cache", "cached/none/gqa2/f32/b2h4q9k9d8/c5.1.3/scale0.3"),
         ("attention-sink-kv-cache", "cached/none/mha/f32/b3h2q8k20d8/c1.5.back2.1.1/win3/room8"),
     ],
 )

@@ -161,24 +161,6 @@ class CachedBranchesFreeTwice(CachedKernel):
         own += new
 
 
-@fault("values", "`cache[: len(samples)]` when samples have ended; `cache[samples]`")
-class CachedLastSamplesLeave(CachedKernel):
-    """Of a batch that becomes smaller the first samples go on, whichever were named."""
-
-    def pick(self, held: Held, samples: list[int]) -> None:
-        smaller = len(samples) < len(held.totals)
-        super().pick(held, list(range(len(samples))) if smaller else samples)
-
-
-@fault("values", "`tile` for the samples of a beam; `cache[samples]`")
-class CachedSamplesJoinInTurn(CachedKernel):
-    """Samples that join a batch go on with the histories of the first ones in turn."""
-
-    def pick(self, held: Held, samples: list[int]) -> None:
-        before = len(held.totals)
-        super().pick(held, [of if n < before else n % before for n, of in enumerate(samples)])
-
-
 @fault("values", "`reorder_cache` of the keys alone")
 class CachedValuesStay(CachedKernel):
     """Reordered samples have the keys of their new history, and the values of their old one."""

@@ -20,19 +20,6 @@ from attention_conformance.suite.spec.inputs import Inputs
 FAMILY = "cache"
 
 
-@fault("values", "a mutable default, or a class attribute; make a cache for every instance")
-class CachedSharedByInstances(CachedKernel):
-    """All caches of a call have one memory."""
-
-    def init(self, inputs: Inputs, key: Any) -> Held:
-        shared = self.__dict__.setdefault("shared", {})
-        new = super().init(inputs, key)
-        first = shared.setdefault(inputs.digest, new)
-        if first.total:  # of an earlier call
-            shared[inputs.digest] = first = new
-        return first
-
-
 @fault(
     "stateless",
     "a buffer for each shape; clear it, or hide what an earlier call left",
@@ -68,22 +55,8 @@ class CachedOptionsOfTheFirstStep(CachedKernel):
         self, state: Held, query: Rounded, key: Rounded, value: Rounded, turn: Turn
     ) -> tuple[Rounded, Held]:
         assert isinstance(state, HeldOptions)
-        state.first = self.kept(state, turn.inputs)
+        state.first = state.first or turn.inputs
         return super().step(state, query, key, value, replace(turn, inputs=state.first))
-
-    def kept(self, held: HeldOptions, inputs: Inputs) -> Inputs:
-        """The inputs whose options a step has."""
-        return held.first or inputs
-
-
-@fault("values", "`if sinks is not None: self.sinks = sinks`; a step without them has none")
-class CachedOptionsRemain(CachedOptionsOfTheFirstStep):
-    """Softcap, sinks, slopes and scale that a step had serve later steps that have none."""
-
-    def kept(self, held: HeldOptions, inputs: Inputs) -> Inputs:
-        if held.first is None or "sinks" not in {*held.first.arrays} - {*inputs.arrays}:
-            return inputs
-        return held.first
 
 
 @fault(

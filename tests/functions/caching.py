@@ -104,17 +104,6 @@ class Slots:
 slots = Slots()
 
 
-class Shared(Slots):
-    """All objects write into one state."""
-
-    made: dict[Any, dict[str, Any]] = {}
-
-    def init(self, batch: int, capacity: int, heads: int, head_size: int, dtype: Any) -> Any:
-        of = (batch, capacity, heads, head_size, dtype)
-        state = self.made.setdefault(of, super().init(*of, device="cpu"))
-        return self.reset(state)
-
-
 class NoFuture(Slots):
     """Rows of a chunk attend the whole chunk."""
 

@@ -12,11 +12,9 @@ Between chunks stand operations:
 - `back2`: the last two tokens of every sample leave the cache; `back0` leaves all of them there.
 - `reset`: all tokens leave the cache.
 - `pick100`: sample 0 goes on with the history of sample 1, samples 1 and 2 with that of sample 0.
-  `pick20` leaves two samples in the cache, and `pick100` behind it three again.
 
 A chunk, a tree, a rollback or a reset may be of some samples alone: `3of02` are three tokens of samples 0
-and 2. All samples have Lq tokens in the end, or fewer if the number of samples changes; nobody reads rows
-that a sample does not have. Rows and tokens of a sample stand in its own order.
+and 2. All samples have Lq tokens in the end. Rows and tokens of a sample stand in its own order.
 
 `3+4` is a chunk of seven tokens, of which the last four begin another document: they, and the tokens
 of later chunks, attend no token before them. `0+4` begins with another document.
@@ -34,11 +32,8 @@ ring: tokens that have left the window are overwritten. `pad3.0` hides the first
 (left padding), and `pad3.0.0.1` also the first token of sample 1 after its reset. Nobody reads the rows
 of padding. `bias.1hqk` is added to the scores, a row for every query and a column for every position;
 all samples share it. With `rot.halves` or `rot.interleaved` the call rotates queries and keys by their
-positions, with frequencies of base 10000 or another one (`base500000.0`). With `beside` a second cache
-takes other tokens, step by step in turn with the first one. With `used` the cache has served another
-sequence, with other numbers for all options of its steps, and was reset; with `usedall` the steps of this
-sequence also had softcap, sinks, slopes and a scale, if the case's steps have not. With `growing` keys
-and values grow along the sequence, by factors of 1, 2 and 4.
+positions, with frequencies of base 10000 or another one (`base500000.0`). With `used` the cache has
+served another sequence, with other numbers for all options of its steps, and was reset.
 """
 
 from __future__ import annotations
@@ -86,7 +81,6 @@ from attention_conformance.suite.spec.operators.scripts import (
     held,
     is_ring,
     paddings,
-    resized,
     rotation,
 )
 from attention_conformance.suite.spec.operators.views import pairs, views
@@ -130,9 +124,6 @@ def axes(case: Case) -> Axes:
 
 def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
     arrays = dict(zip(OPERANDS, DRAWS[case.recipe](rng, case.sizes, case.dtype), strict=True))
-    if case.option("growing"):
-        factor = 2.0 ** np.floor(3 * np.arange(case.sizes.Lk) / case.sizes.Lk)
-        arrays |= {name: arrays[name] * factor[:, None] for name in ("key", "value")}
     for feature in CARRIED:
         if feature.draw is not None and feature.asked_by(case):
             arrays[feature.name] = feature.draw(case.sizes, rng)
@@ -152,10 +143,8 @@ def work(inputs: Inputs, direction: str) -> Work:
 
 def choose(inputs: Inputs, order: Sequence[int] | np.ndarray) -> Inputs:
     """The inputs with some of their samples, in this order. Raises ValueError if a sample goes on with
-    the history of one that is left out, and for a batch whose number of samples changes."""
+    the history of one that is left out."""
     case, order = inputs.case, [int(n) for n in order]
-    if resized(case):
-        raise ValueError(f"samples leave the batch or join it: {case.id}")
     script, padding, drafting = [], case.option("padding"), ""
     for word in case.option("script"):
         body, _, of = word.partition("of")
@@ -187,17 +176,16 @@ def choose(inputs: Inputs, order: Sequence[int] | np.ndarray) -> Inputs:
 def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> Mapping[str, bool]:
     script, left = " ".join(case.option("script")), case.option("left")
     rolls_back, ring = "back" in script, is_ring(case)
-    every = case.option("used") == "usedall"
     return {
-        "scale": every or case.option("scale") is not None,
+        "scale": case.option("scale") is not None,
         "window": left is not None,
-        **{f.word: every or f.asked_by(case) for f in CARRIED},
+        **{f.word: f.asked_by(case) for f in CARRIED},
         "left-padding": case.option("padding") is not None,
         "ring": ring and left is not None,
         "overflow": ring and left is None,
         "window-rollback": left is not None
         and ("keep" in script or (rolls_back and held(case) > left + 1)),
-        "reset": "reset" in script or bool(case.option("used")),
+        "reset": "reset" in script or case.option("used"),
         "rollback": rolls_back,
         "reorder": "pick" in script,
         "subsets": differ(case),
@@ -245,9 +233,11 @@ def validate(case: Case) -> None:
             raise ValueError(f"a ring with {what} has at least {needed} slots: {case.id}")
 
     for action in actions(case):
-        samples = getattr(action, "samples", None) or range(len(counts))
-        if max(samples) >= len(counts) or (isinstance(action, Pick) and len(samples) > s.B):
-            raise ValueError(f"samples are numbers below {len(counts)}: {case.id}")
+        samples = getattr(action, "samples", None) or range(s.B)
+        if max(samples) >= s.B:
+            raise ValueError(f"samples are numbers below {s.B}: {case.id}")
+        if isinstance(action, Pick) and len(samples) != s.B:
+            raise ValueError(f"pick has a number for each of {s.B} samples: {case.id}")
         if len({*samples}) < len(samples) and not isinstance(action, Pick):
             raise ValueError(f"a sample steps once at a time: {case.id}")
         branches = None
@@ -256,7 +246,7 @@ def validate(case: Case) -> None:
                 isinstance(action, Crop) and action.count >= last.count
             )
             if isinstance(action, Pick) and last.samples is None:
-                branches = last.branches(len(action.samples))
+                branches = last
             elif not (isinstance(action, Keep) or (whole and {*samples} >= {*last.own})):
                 raise ValueError(
                     f"after a tree stands keep, reset, or a rollback of all its nodes: {case.id}"
@@ -291,7 +281,7 @@ def validate(case: Case) -> None:
                 for b, path in zip(action.own, paths, strict=True):
                     counts[b] -= count - len(path)
         last = branches or action
-    if max(arrived) != s.Lk or min(arrived) < (s.Lk - s.Lq + 1 if resized(case) else s.Lk):
+    if {*arrived} != {s.Lk}:
         raise together
     if any(count <= padded > 0 for count, padded in zip(counts, least, strict=True)):
         raise wrong_padding
@@ -304,8 +294,6 @@ def validate(case: Case) -> None:
         raise ValueError(f"a rotation is of pairs of components: {case.id}")
     if rotation(case) is None and case.option("base") is not None:
         raise ValueError(f"a base is that of a rotation: {case.id}")
-    if case.option("used") and resized(case):
-        raise ValueError(f"a cache that is used again has as many samples as before: {case.id}")
     SLOPES.validate(case)
     if case.option("softcap") is not None:
         SOFTCAP.validate(case)
@@ -377,9 +365,7 @@ CACHED = Operator(
             "capacity", r"room(\d+)", int, lambda slots: f"room{slots}", None, (5, 9, 16), rare=True
         ),
         Option("padding", r"pad(\d+(?:\.\d+)*)", dotted, lambda n: f"pad{'.'.join(map(str, n))}"),
-        flag("beside", "beside"),
-        choice("used", ("", "used", "usedall")),
-        flag("growing", "growing"),
+        flag("used", "used"),
         choice("bias", ("none", "1hqk", "bhqk"), "bias."),
         choice("rotary", ("none", "halves", "interleaved"), "rot."),
         number("base", "base", 100.0, 500000.0),

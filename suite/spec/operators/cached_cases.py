@@ -26,9 +26,7 @@ SMOKE = (
     f"{SMALL}/c4.1.3.reset.1",
     f"{GROWN}/c3.pick200.1.4",
     f"{GROWN}/c3.pick200.1.4/pad5.0.12",
-    f"{GROWN}/c2.pick20.3.pick011.3",
     f"{SMALL}/c5.1.3/win3/cap2.0/sinks/slopes/scale0.3",
-    f"{SMALL}/c5.1.3/room9/beside",
     f"{SMALL}/c5.1.3/bias.1hqk",
     f"{GROWN}/c3of0.3of12.back2.5",
     f"{GROWN}/c2.back2of0.3of1.resetof2.3of20.3",
@@ -50,9 +48,9 @@ SMOKE = (
     f"{SMALL.format(dt='f32')}/c4of0.resetof0.resetof0.2of0.9of1.3of0",
     f"{SMALL.format(dt='f32')}/c3.tree1121.back4.2",
     f"{SMALL.format(dt='f32')}/c5.1.3/rot.halves/base500000.0",
-    # a cache that has served a sequence with other options
+    # as many slots as tokens; and a cache that has served a sequence with other options
+    f"{SMALL.format(dt='f32')}/c5.1.3/room9",
     f"{SMALL.format(dt='f32')}/c5.1.3/used/cap2.0/sinks/slopes/scale0.3",
-    f"{SMALL.format(dt='f32')}/c5.1.3/usedall",
     f"{SMALL.format(dt='f32')}/c5.1.3/used/rot.halves/base500000.0",
     # branches that keep other paths of one tree
     f"{GROWN.format(dt='f32')}/c1.tree112.pick200.keep121.4",
@@ -87,8 +85,7 @@ STANDARD = (
     f"{GROWN}/c3.pick201.1.pick000.4",
     f"{GROWN}/c1.5.pick200.1.1/win3/room8",
     f"{GROWN}/c1.5.pick110.1.1/pad5.0.12",
-    f"{GROWN}/c1.back2.1.pick120.6/beside",
-    f"{GROWN}/c2.pick12.3of0.3of1.pick101.3/win3/room8/pad5.0.12/slopes",
+    f"{GROWN}/c1.back2.1.pick120.6",
     # features together
     f"{GROWN}/c1.5.1.1/win3/room8/pad5.0.12/slopes",
     f"{GROWN}/c1.5.1.1/pad5.0.12/cap2.0/sinks",
@@ -106,12 +103,11 @@ STANDARD = (
     f"{SMALL}/c5.1.3/scale0.0",
     f"{SMALL}/c5.1.3/large",
     f"{SMALL}/c5.1.3/tiny",
-    f"{SMALL}/c5.1.3/growing/scale0.01",  # values alone count, so that their clipping is seen in 8 bits
     # samples alone
     f"{GROWN}/c1.5of20.5of1.2/win3/room8",
     f"{GROWN}/c1of2.7of2.8of01/pad5.0.12",
     f"{GROWN}/c2.back1of1.6of1.pick102.6of02/slopes",
-    f"{GROWN}/c4.resetof1.4/beside",
+    f"{GROWN}/c4.resetof1.4",
     f"{SMALL}/c4of0.resetof0.5of0.9of1/cap2.0/sinks",
     # branches of one history that step alone, go back into it, or leave it
     f"{GROWN}/c2.pick200.2of1.3of02.4of1.3of02/win3/room8",

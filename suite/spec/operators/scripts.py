@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from attention_conformance.suite.spec.case import Case
-from attention_conformance.suite.spec.inputs import Inputs, draw
+from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.masks import Tree
 from attention_conformance.suite.spec.operators.rotary import BASE, Rotation
 from attention_conformance.suite.spec.vocabulary import OPERANDS
@@ -85,10 +85,6 @@ class Chunk:
         of = zip(self.own, parts, strict=True)
         return concat([array[b : b + 1][part] for b, part in of], 0)
 
-    def branches(self, count: int) -> Chunk:
-        """The tokens of the first sample in so many branches of its history."""
-        return replace(self, starts=self.starts[:1] * count)
-
 
 @dataclass(frozen=True)
 class Crop:
@@ -107,7 +103,7 @@ class Reset:
 
 @dataclass(frozen=True)
 class Pick:
-    """Sample n goes on with the history of sample `samples[n]`; there are as many samples afterwards."""
+    """Sample n goes on with the history of sample `samples[n]`."""
 
     samples: tuple[int, ...]
 
@@ -169,7 +165,7 @@ def actions(case: Case) -> Iterator[Action]:
     Raises ValueError for a path that is kept of no tree, and for tokens of samples that do not exist.
     """
     s, last = case.sizes, None
-    before, present = s.Lk - s.Lq, s.B
+    before = s.Lk - s.Lq
     following = [before] * s.B
     if before:
         yield Chunk(None, (0,) * s.B, before, before)
@@ -182,11 +178,9 @@ def actions(case: Case) -> Iterator[Action]:
         elif body.startswith("back"):
             yield Crop(int(body[4:]), samples)
         elif body.startswith("pick"):
-            present = len(body[4:])
             yield Pick(tuple(-1 if n == "x" else int(n) for n in body[4:]))
             if last is not None and last.tree is not None and last.samples is None:
-                # The branches may keep paths of the tree.
-                chunk = last.branches(present)
+                chunk = last  # the branches may keep paths of the tree
         elif body.startswith("keep"):
             wrong = ValueError(f"keep has a node of the tree before it for each sample: {case.id}")
             if last is None or last.tree is None:
@@ -203,9 +197,9 @@ def actions(case: Case) -> Iterator[Action]:
             tree = None if drafted == body else Tree(tuple(map(int, drafted)))
             ends = np.cumsum([int(n) for n in body.split("+")] if tree is None else len(drafted))
             count, documents = int(ends[-1]), tuple(ends[:-1].tolist())
-            own = range(present) if samples is None else samples
-            if max(own) >= min(present, s.B):
-                raise ValueError(f"samples are numbers below {min(present, s.B)}: {case.id}")
+            own = range(s.B) if samples is None else samples
+            if max(own) >= s.B:
+                raise ValueError(f"samples are numbers below {s.B}: {case.id}")
             starts = tuple(following[n] for n in own)
             chunk = Chunk(samples, starts, count, before, tree, documents)
             for n in own:
@@ -278,19 +272,14 @@ def _padded(tokens: Sequence[np.ndarray]) -> np.ndarray:
 
 def joined(parts: Sequence[tuple[Chunk, Any]], concat: Concat, axis: int = 2) -> Any:
     """The rows of chunks as one array, with samples along axis 0 and rows along `axis`: the rows of every
-    sample in the order of its own chunks, and others behind the last one of a sample that left."""
-    longest = max(len(chunk.starts) for chunk, _ in parts)
-    if all(chunk.own == range(longest) for chunk, _ in parts):
+    sample in the order of its own chunks."""
+    if all(chunk.samples is None for chunk, _ in parts):
         return concat([rows for _, rows in parts], axis)
     samples = sorted({b for chunk, _ in parts for b in chunk.own})
     rows_of = [
         [rows[n : n + 1] for chunk, rows in parts for n, of in enumerate(chunk.own) if of == b]
         for b in samples
     ]
-    counts = [sum(rows.shape[axis] for rows in own) for own in rows_of]
-    first = (slice(None),) * axis + (slice(1),)
-    for own, count in zip(rows_of, counts, strict=True):
-        own += [own[0][first]] * (max(counts) - count)
     return concat([concat(own, axis) for own in rows_of], 0)
 
 
@@ -313,12 +302,6 @@ def paddings(case: Case) -> np.ndarray:
     return np.array(case.option("padding") or (0,) * samples).reshape(-1, samples).T
 
 
-def resized(case: Case) -> bool:
-    """True if samples leave the batch or join it."""
-    picks = (word[4:] for word in case.option("script") if word.startswith("pick"))
-    return any(len(samples) != case.sizes.B for samples in picks)
-
-
 def rotation(case: Case) -> Rotation | None:
     """The rotation of queries and keys by their positions, or None."""
     pairs, base = case.option("rotary"), case.option("base") or BASE
@@ -326,12 +309,7 @@ def rotation(case: Case) -> Rotation | None:
 
 
 def with_other_options(inputs: Inputs) -> Inputs:
-    """The inputs with twice each number among the options, and half of each array that is no operand.
-    With `usedall` softcap, sinks, slopes and a scale are added before."""
-    if inputs.case.option("used") == "usedall":
-        more = {"softcap": 1.0, "sinks": True, "alibi_slopes": True, "scale": 0.5}
-        operands = {name: inputs.arrays[name] for name in OPERANDS}
-        inputs = draw(inputs.case.with_options(**more), inputs.seed).replace(**operands)
+    """The inputs with twice each number among the options, and half of each array that is no operand."""
     case = inputs.case
     numbers = {option.name: case.option(option.name) for option in inputs.operator.options}
     doubled = {name: 2 * number for name, number in numbers.items() if isinstance(number, float)}

@@ -110,7 +110,7 @@ def allowed(
 
 def pairs(case: Case) -> np.ndarray:
     """The tokens that each row attends, boolean (B, Lq, Lk): those of all histories by their places. Left
-    padding, and rows that a sample which has left does not ask, attend no token."""
+    padding attends no token."""
     return np.asarray(attended(case).any(2))
 
 
