@@ -17,6 +17,7 @@ from attention_conformance.suite.faults.flags import CausalSeesNext
 from attention_conformance.suite.faults.heads import HeadsTiled
 from attention_conformance.suite.faults.kernels.attention import Kernel, Online
 from attention_conformance.suite.faults.masks import MaskInverted
+from attention_conformance.suite.faults.quantized_write import CodesBecomeNan
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.diagnosis import catalogue, diagnose
 from attention_conformance.suite.judge.diagnosis.finding import Diagnosis
@@ -150,6 +151,13 @@ def blank(masked: bool) -> type[Kernel]:
 def test_nan_beside_nan_explains_nothing() -> None:
     assert told(blank(masked=False)) == []
     assert {one.family for one in told(blank(masked=True))} == {"scale"}
+
+
+def test_codes_are_no_rows_of_attention() -> None:
+    """Rows of NaN are compared with the mean of the values only if the output has rows of values."""
+    (one,) = made(CodesBecomeNan)
+    case = Case.parse("quantized-write/none/mha/bf16/b3h2q9k9d8v6/e4m3/perchannel")
+    assert catalogue.explained([Cell(VALUES, case, one)], [], never, "codes-become-nan") == []
 
 
 @pytest.mark.parametrize(("nearness", "explains"), [(0.5, False), (0.9, True)])

@@ -102,6 +102,11 @@ class Look:
         }
 
     @property
+    def has_rows(self) -> bool:
+        """True if the output has a row of values for every query."""
+        return self.inputs.operator.outputs(self.inputs.case).get("output") == "bhqv"
+
+    @property
     def differs_in_numbers(self) -> bool:
         """True if a wrong element is finite."""
         return any(np.isfinite(self.got[name][of]).any() for name, of in self.wrong.items())
