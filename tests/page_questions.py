@@ -23,7 +23,7 @@ from attention_conformance.suite.report.kinds import CONFORMANCE, frames_of
 from attention_conformance.suite.report.overview import overview
 from attention_conformance.suite.report.render import render
 from tests.conftest import chromium
-from tests.pages_by_hand import many
+from tests.records_by_hand import cell, run
 
 WIDTHS, THEMES = (390, 1280, 1920), ("light", "dark")
 
@@ -143,6 +143,28 @@ def opened(browser: Any, url: str) -> float:
         return took
 
     return min(once() for _ in range(3))
+
+
+def many(cells: int, implementations: int = 100) -> Any:
+    """A run of so many cells, of which one in ten is refused and one in fifty fails."""
+    masks = ("none", "causal", "bool.bhqk", "win3", "prefix")
+    needs = ((), ("causal",), ("mask-array",), ("window",), ("padding",))
+    made = []
+    for number in range(cells):
+        one, case = number % implementations, number // implementations
+        mask, dtype = case % len(masks), ("f32", "bf16", "f16")[case % 3]
+        status = "unsupported" if case % 10 == 9 else "fail" if case % 50 == 24 else "pass"
+        made.append(
+            cell(
+                f"sdpa/{masks[mask]}/mha/{dtype}/b2h3q5k{case}d8", f"torch:kernel-{one}", status,
+                features=needs[mask], group=masks[mask].partition(".")[0], grade="exact",
+                error_ratio=None if status == "unsupported" else 2.0 if status == "fail" else 0.5,
+                kind="value" if status == "fail" else "", check=("values", "gradients")[case % 2],
+                message={"unsupported": "does not declare sinks", "fail": "element [0, 1, 2, 3]: "
+                         "expected 0.25, got 0.75, which is 2 times its bound"}.get(status, ""),
+            )
+        )  # fmt: skip
+    return run(*made)
 
 
 def page_of_many(cells: int, path: Path) -> Path:

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.costs import PARTS, Clock
 from tests.shown import ROOT
+from tests.studies.costs import PARTS, Clock
 
 
 def test_a_part_within_a_part_is_not_counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,7 +50,7 @@ def test_a_part_within_a_part_is_not_counted_twice(monkeypatch: pytest.MonkeyPat
 def test_the_table_has_every_operator_that_is_asked() -> None:
     command = ["--backend=numpy", "--level=smoke", "--operator", "merge", "paged-write"]
     done = subprocess.run(
-        [sys.executable, "-m", "tests.costs", *command],
+        [sys.executable, "-m", "tests.studies.costs", *command],
         cwd=ROOT, capture_output=True, text=True, check=True,
     )  # fmt: skip
     heads, _, *rows = [

@@ -19,7 +19,7 @@ from attention_conformance.suite.records import lines, speed
 from attention_conformance.suite.records.speed import SpeedHeader, SpeedRecord
 from attention_conformance.suite.spec.catalogue.workloads import QUICK, WORKLOADS
 from attention_conformance.suite.spec.vocabulary import DIRECTIONS
-from tests.gate_curve import SLOWED, Curve
+from tests.studies.gate_curve import SLOWED, Curve
 
 CASE = "sdpa/causal/mha/f32/b2h3q65k65d16"
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from attention_conformance.report import Report
+from attention_conformance.suite.records.cells import CellRecord
+from attention_conformance.suite.records.diagnoses import DiagnosisRecord
 from attention_conformance.suite.report.frames import facts_of, latest, measurements
 from attention_conformance.suite.report.kinds import CONFORMANCE, frames_of
 from attention_conformance.suite.report.overview import TOPICS, overview
@@ -20,10 +22,35 @@ from attention_conformance.suite.run.options import Options
 from attention_conformance.suite.run.recorded import header as header_of
 from tests import page_questions
 from tests.conftest import watched
-from tests.pages_by_hand import HOSTILE, facts, hostile, runs
 from tests.records_by_hand import cell, elect, header, run
 from tests.speed_by_hand import record as timed
 from tests.speed_by_hand import run as speed
+from tests.test_report_site import HOSTILE, facts, runs
+
+
+def hostile() -> Any:
+    """A run with `HOSTILE` in every text that no list of words bounds."""
+    bounded = {"dtype", "status", "operator", "kind"}
+    texts = {
+        f.name: f"{HOSTILE} {f.name}"
+        for f in fields(CellRecord)
+        if f.type == "str" and f.name not in bounded
+    }
+    statuses = ("pass", "fail", "known", "unsupported", "error", "crash")
+    cells = [
+        replace(cell(status=status), **texts, seed=seed, error_ratio=0.5, facts={HOSTILE: HOSTILE},
+                ratios={HOSTILE: 0.25}, features=(HOSTILE,))
+        for seed, status in enumerate(statuses)
+    ]  # fmt: skip
+    ours = texts["backend"], texts["implementation"]
+    asked = replace(cells[0], check="election", question=HOSTILE, observed=HOSTILE)
+    judged = [replace(c, check=check) for c in cells for check in ("values", "gradients")]
+    told = DiagnosisRecord(
+        *ours, HOSTILE, HOSTILE, HOSTILE, HOSTILE, 1, 1, 0, HOSTILE, HOSTILE, HOSTILE, HOSTILE
+    )
+    made = run(*cells, *judged, asked, versions={HOSTILE: HOSTILE}, machine={"cpu": HOSTILE},
+               options={HOSTILE: HOSTILE}, again=(HOSTILE,), source=HOSTILE)  # fmt: skip
+    return replace(made, diagnoses=(told,))
 
 
 @pytest.fixture

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from attention_conformance.suite.__main__ import main
+from attention_conformance.suite.records.diagnoses import DiagnosisRecord
+from attention_conformance.suite.records.facts import FactsHeader, FactsRecord, FactsRun
 from attention_conformance.suite.records.speed import SpeedHeader, SpeedRun
 from attention_conformance.suite.report.conformance import CHANGED, DISTRIBUTION
 from attention_conformance.suite.report.frames import cells as frame_of
@@ -17,10 +19,49 @@ from attention_conformance.suite.report.frames import facts_of, latest, measurem
 from attention_conformance.suite.report.kinds import frames_of
 from attention_conformance.suite.report.site import _part, _paths, pages, write
 from tests.conftest import watched
-from tests.pages_by_hand import HOSTILE, facts, runs
-from tests.records_by_hand import cell, run
+from tests.records_by_hand import cell, elect, header, run
 from tests.records_by_hand import write as write_run
 from tests.speed_by_hand import record as timed
+
+
+def facts(of: str, started: str = "2026-11-21", **answers: str) -> FactsRun:
+    """What was read of one implementation, "backend:name", on a day."""
+    backend, _, name = of.partition(":")
+    return FactsRun(FactsHeader(started=started), (FactsRecord(backend, name, "cpu", answers),))
+
+
+HOSTILE = "<img src=x onerror=boom()> </script><script>boom()</script> & 'quotes\""
+
+
+def runs(*, again: str = "fail") -> list[Any]:
+    """An earlier run, and a later one in which a cell of causal attention has the status `again`."""
+    causal = {"case": "sdpa/causal/mha/f32/b2h3q5k7d8", "features": ("causal",), "group": "causal"}
+    told = DiagnosisRecord(
+        "torch", "mine", "A causal query sees the next key.", "", "mask", "catalogue", 1, 1, 0,
+        "values", causal["case"],
+    )  # fmt: skip
+    cells = [
+        cell(implementation="torch:mine", error_ratio=0.25, grade="exact", numerics="exact"),
+        cell(implementation="torch:mine", dtype="bf16", case="sdpa/none/mha/bf16/b2h3q5k7d8"),
+        cell(implementation="torch:mine", status=again, kind="value", message=HOSTILE,
+             error_ratio=float("inf") if again == "fail" else 0.5, **causal),
+        cell(implementation="jax:jax-nn", **causal),
+        cell(implementation="jax:jax-nn", status="unsupported", message="no window",
+             case="sdpa/win3/mha/f32/b2h3q5k7d8", features=("window",), group="win"),
+        cell(implementation="tf:eager", operator="rotary", case="rotary/x/f32"),
+        cell(implementation="torch:mine", check="gradients", ratios={"query": 0.5, "key": 0.125},
+             error_ratio=0.125),
+        cell(implementation="jax:jax-nn", check="gradients", ratios={"query": 0.25}),
+        *elect("no-keys", {"f32": "zeros"}, "torch:mine"),
+        *elect("no-keys", {"f32": "nan"}, "jax:jax-nn"),
+        *elect("value-size", {"f32": "raises"}, "jax:jax-nn"),
+    ]  # fmt: skip
+    later = header(*cells, started="2026-11-21T10:00:00+00:00", controls=("tf:eager",),
+                   again=("--level=smoke",))  # fmt: skip
+    before = [replace(c, status="pass", kind="", message="") for c in cells[2:3]]
+    first = replace(run(*before), source="first.jsonl")
+    last = replace(run(*cells), source="last.jsonl", header=later)
+    return [first, replace(last, diagnoses=(told,) if again == "fail" else ())]
 
 
 @pytest.fixture(scope="module")

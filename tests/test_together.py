@@ -6,7 +6,7 @@ from pathlib import Path
 
 from attention_conformance.suite.report.conformance import LARGEST, OF_OPERATORS
 from tests.records_by_hand import cell, frame, run, write
-from tests.together import page
+from tests.studies.together import page
 
 CASE = "paged/none/mha/f32/b1h1q1k{}d8"
 WINDOW, SCALE = ("window",), ("scale",)

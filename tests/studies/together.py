@@ -1,6 +1,6 @@
 """The page docs/data/together.md, made from records.
 
-    python -m tests.together RECORDS... > docs/data/together.md
+    python -m tests.studies.together RECORDS... > docs/data/together.md
 
 The page has the cells by status of every operator and implementation of the records, and for every
 operator which features are right, wrong or refused beside one another.
@@ -27,7 +27,7 @@ After reading this page you know which implementation may be used for a combinat
 processor seconds the operators take.
 
     pytest suite --backend=torch -k "{operators}" --results=torch.jsonl
-    python -m tests.together torch.jsonl > docs/data/together.md
+    python -m tests.studies.together torch.jsonl > docs/data/together.md
 
 Made with {versions}.
 
@@ -86,7 +86,7 @@ def page(paths: list[Path]) -> str:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.together")
+    parser = argparse.ArgumentParser(prog="python -m tests.studies.together")
     parser.add_argument("records", nargs="+", type=Path, metavar="RECORDS")
     print(page(parser.parse_args(words).records), end="")
 

@@ -1,6 +1,6 @@
 """The curve of the gate: its false alarms, and the slowdowns that it sees in a given time.
 
-    python -m tests.gate_curve --pairs=2000      the table of docs/speed.md, in three minutes
+    python -m tests.studies.gate_curve --pairs=2000      the table of docs/speed.md, in three minutes
 
 Pairs are taken as the gate takes them (`suite.measure.gate`), of a kernel and its copy in another
 process: unchanged (A/A), and with a copy that is slowed by 2 %. A verdict of the gate has as many pairs

@@ -1,7 +1,7 @@
 """Processor seconds of a run by operator: of the implementations' own calls, and of the suite.
 
-    python -m tests.costs --backend=torch --level=standard
-    python -m tests.costs --backend=jax --level=smoke --operator cached
+    python -m tests.studies.costs --backend=torch --level=standard
+    python -m tests.studies.costs --backend=jax --level=smoke --operator cached
 
 `calls` are the implementations' forward calls and derivatives, with tracing and compilation. The suite's
 part is the rest: `prepare` converts arrays and finds functions, `draw` draws values, `reference` computes
@@ -91,7 +91,7 @@ def costs(options: Options, operators: Collection[str]) -> pd.DataFrame:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser("python -m tests.costs")
+    parser = argparse.ArgumentParser("python -m tests.studies.costs")
     parser.add_argument("--backend", required=True)
     parser.add_argument("--level", default="standard")
     parser.add_argument("--operator", nargs="+", choices=[*OPERATORS], default=[*OPERATORS])

@@ -1,0 +1,1 @@
+"""Studies: programs that make figures which pages show. Each page names the command."""
