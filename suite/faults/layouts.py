@@ -29,9 +29,11 @@ def has_gaps(values: np.ndarray) -> bool:
 
 def from_start(values: np.ndarray) -> np.ndarray:
     """What lies at the start of the array that `values` is a window of, under the same strides."""
-    owner = values
-    while isinstance(owner.base, np.ndarray):
-        owner = owner.base
+    owner, base = values, values.base
+    while base is not None:
+        # Between a view of other strides and its array stands an object of NumPy's own.
+        owner = base if isinstance(base, np.ndarray) else owner
+        base = getattr(base, "base", None)
     return np.lib.stride_tricks.as_strided(owner.reshape(-1), values.shape, values.strides)
 
 
