@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from tests.diagnosed.later import _attention, _by_hand, _drop, _masked, _softmax, _spread, _wide
+from tests.diagnosed.later import _attention, _drop, _masked, _softmax, _spread, _wide
 
 
 @_attention
@@ -69,31 +69,6 @@ def groups_without_copies(
     weights = _drop(_softmax(_masked(scores, attn_mask, is_causal)), dropout_p)
     weights = weights.unflatten(-3, packed.shape[-4:-2])
     return torch.einsum("...kgls,...kse->...kgle", weights, value).flatten(-4, -3).to(dtype)
-
-
-class _ByHand(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, query, key, value, bias, scale):
-        weights = _softmax(query @ key.mT * scale + bias)
-        out = weights @ value
-        ctx.save_for_backward(query, key, value, weights, out)
-        ctx.scale, ctx.bias_shape = scale, bias.shape
-        return out
-
-    @staticmethod
-    def backward(ctx, grad):
-        query, key, value, weights, out = ctx.saved_tensors
-        delta = (grad * out).sum(dim=-1, keepdim=True)
-        d_scores = weights * (grad @ value.mT - delta)
-        d_query, d_key = d_scores @ key * ctx.scale, d_scores.mT @ query * ctx.scale
-        return d_query, d_key, weights.mT @ grad, d_scores.sum_to_size(ctx.bias_shape), None
-
-
-@_attention
-def gradients_by_hand(query, key, value, attn_mask, dropout_p, is_causal, scale):
-    """The backward pass of flash attention, written out."""
-    bias = _masked(query.new_zeros(query.size(-2), key.size(-2)), attn_mask, is_causal)
-    return _by_hand(_ByHand, query, key, value, bias, dropout_p, scale)
 
 
 @_attention

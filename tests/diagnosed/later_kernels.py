@@ -137,7 +137,3 @@ HEALTHY = (
     Kernel("later_healthy.py:queries_in_chunks"),
     Kernel("later_healthy_jax.py:one_sample_at_a_time", backend="jax"),
 )  # fmt: skip
-
-NOT_RIGHT = {"gradients_by_hand", "in_two_halves"}
-"""Two that were written as right ones: the first has a wrong second derivative, the second raises for
-empty arrays."""
