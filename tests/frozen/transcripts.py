@@ -19,7 +19,7 @@ from pathlib import Path
 
 from attention_conformance.suite.faults import all_faults
 from attention_conformance.suite.faults.backend import KernelBackend
-from tests.frozen.part import FOLDER, SETTINGS, Folder, Texts, Wanted
+from tests.frozen.part import FOLDER, SETTINGS, Folder, Texts, Wanted, one_in
 from tests.records_by_hand import cell, elect, run, write
 
 ROOT = FOLDER.parents[1]
@@ -115,4 +115,4 @@ def plainly(line: str, own: Path) -> str:
     return re.sub(decimals, lambda number: f"{float(number[0]):.2g}", line).rstrip()
 
 
-TRANSCRIPTS = Folder("transcripts", "transcripts", transcripts)
+TRANSCRIPTS = Folder("transcripts", "transcripts", transcripts, quick=one_in(4))
