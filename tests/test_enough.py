@@ -57,30 +57,44 @@ def function(name: str, *words: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("name", "words", "code"),
     [
-        ("merges_without_weights", (), pytest.ExitCode.TESTS_FAILED),
         ("merges_without_weights", ("-n", "1"), pytest.ExitCode.TESTS_FAILED),
-        ("merges_without_weights", ("--allow-refusals",), pytest.ExitCode.TESTS_FAILED),
-        ("merges_without_weights_and_says_so", (), pytest.ExitCode.TESTS_FAILED),
-        ("decodes", (), NOT_JUDGED_ENOUGH),
         ("decodes", ("-n", "1"), NOT_JUDGED_ENOUGH),
-        ("decodes_and_says_so", (), pytest.ExitCode.OK),
-        ("of_float64", (), NOT_JUDGED_ENOUGH),
         ("of_float64", ("--allow-refusals",), pytest.ExitCode.OK),
-        ("of_float64", ("--claim", "dtypes=f64"), pytest.ExitCode.OK),
     ],
 )
-def test_functions_are_green_where_enough_was_judged(
+def test_runs_are_green_where_enough_was_judged(
     name: str, words: tuple[str, ...], code: int
 ) -> None:
     out = function(name, *words)
     assert out.returncode == code, out.stdout[-3000:]
-    too_little = code == NOT_JUDGED_ENOUGH or name == "merges_without_weights"
+    too_little = code != pytest.ExitCode.OK
     assert (f"not judged enough: torch:{name}: " in out.stdout) == too_little
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "status", "enough"),
+    [
+        ("merges_without_weights", {}, "fail", False),
+        ("merges_without_weights", {"allow_refusals": True}, "fail", False),
+        ("merges_without_weights_and_says_so", {}, "fail", True),
+        ("decodes_and_says_so", {}, "pass", True),
+        ("of_float64", {"dtypes": ("f64",)}, "pass", True),
+    ],
+)
+def test_functions_are_green_where_enough_was_judged(
+    name: str, said: dict[str, Any], status: str, enough: bool
+) -> None:
+    said = {"dtypes": ("f32", "f64")} | said
+    report = check_attention(getattr(partly, name), raises=False, **said)
+    assert bool(report.run.totals["fail"]) == (status == "fail")
+    assert report.passed == (status == "pass")
+    assert bool(report.shortfalls) != enough
 
 
 def test_what_a_run_says_that_judged_too_little(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     out = function("decodes", f"--results={path}")
+    assert out.returncode == NOT_JUDGED_ENOUGH
     loaded = records.load(path)
     judged = len(loaded.cells) - loaded.totals["unsupported"]
     refused = sum(c.kind == REFUSED for c in loaded.cells)
