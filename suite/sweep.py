@@ -1,7 +1,7 @@
 """Sweeps: many runs and searches on Ray (docs/sweeps.md). Importing this module does not import Ray.
 
 A plan, a TOML file, lists runs and searches. Each task is a command in a child process, `pytest suite` or
-`attention-conformance search`, and leaves one result file. Ray places the tasks, and runs a task again if its
+the command `search`, and leaves one result file. Ray places the tasks, and runs a task again if its
 process or its machine dies. A task that has a result file does not run again.
 """
 
@@ -46,9 +46,10 @@ MISSING = 'a sweep needs Ray: pip install "attention-conformance[cluster]"'
 
 
 # -n 1: if a cell ends its process, the run continues in a new one.
-JUDGE = "pytest -q -n1 -p attention_conformance.suite.plugin -p no:cacheprovider --pyargs attention_conformance.suite"
+SUITE = "attention_conformance.suite"
+JUDGE = f"pytest -q -n1 -p {SUITE}.plugin -p no:cacheprovider --pyargs {SUITE}"
 
-KINDS = {"judge": (JUDGE, Options), "search": ("suite search", SearchOptions)}
+KINDS = {"judge": (JUDGE, Options), "search": (f"{SUITE} search", SearchOptions)}
 """The tables of a plan: the command of their tasks after `python -m`, and its options."""
 
 PLURAL = {"backends": "backend", "implementations": "implementation", "dtypes": "dtype"}
@@ -236,7 +237,7 @@ def _keep(path: Path, task: Task, future: Future[Outcome]) -> str:
     except Exception as error:  # Ray's own, after its last attempt
         return f"not recorded: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
     how = f"exit code {outcome.code}; its last lines:\n{outcome.said}"
-    if not outcome.records and outcome.code == {"pytest": 4, "suite": 2}[task.words[0]]:
+    if not outcome.records and outcome.code == {"pytest": 4, SUITE: 2}[task.words[0]]:
         raise UsageError(f"{task.title}: {how}")
     # A red run without a failed cell: no record says why, so its output is shown.
     if outcome.totals is None or outcome.code != _code(outcome.totals):

@@ -384,8 +384,7 @@ def test_the_gate_sees_what_a_commit_made_slower(
         who = ("-c", "user.name=nobody", "-c", "user.email=nobody@localhost")
         subprocess.run(("git", *who, *words), cwd=tmp_path, check=True, capture_output=True)
 
-    path = tmp_path / "kernels.py"
-    path.write_text(KERNELS)
+    (path := tmp_path / "kernels.py").write_text(KERNELS)
     git("init", "--quiet")
     git("add", "kernels.py")
     git("commit", "--quiet", "-m", "right")

@@ -233,7 +233,7 @@ def test_a_task_with_a_whole_file_does_not_run_again(
     done: list[str] = []
     assert sweep(every, tmp_path / "s", here(green, done)) == GREEN
     assert done == [every[1].title, every[2].title]
-    assert f"tables: python -m suite report {tmp_path / 's'}" in capsys.readouterr().out
+    assert f"tables: attention-conformance report {tmp_path / 's'}" in capsys.readouterr().out
 
 
 def test_the_limit_of_hours_ends_a_sweep(

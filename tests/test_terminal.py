@@ -39,6 +39,8 @@ def late(query, key, value, attn_mask=None, is_causal=False, scale=None):
 """A kernel that is wrong from 33 keys on."""
 
 
+CONFIG = ("-c", str(ROOT / "pyproject.toml"), "-p", "attention_conformance.suite.plugin")
+
 PYTEST = ("-m", "pytest", "-p", "no:cacheprovider")
 
 
@@ -124,14 +126,7 @@ def test_other_tests_stay_in_full(tmp_path: Path) -> None:
     for number in range(12):
         path = tmp_path / f"test_{number}.py"
         path.write_text(f"def test_it() -> None:\n    assert {number} < 0, 'not negative'\n")
-    out = run(
-        "-c",
-        str(ROOT / "pyproject.toml"),
-        "-p",
-        "attention_conformance.suite.plugin",
-        str(tmp_path),
-        *WRONG,
-    )
+    out = run(*CONFIG, str(tmp_path), *WRONG)
     assert out.stdout.count("AssertionError: not negative") >= 12
     assert len(re.findall("^FAILED .*test_it", out.stdout, re.M)) == 12
     assert "\n  again: pytest" not in out.stdout
@@ -141,20 +136,15 @@ def test_the_command_to_go_on_finds_a_smaller_case_and_saves_its_script(tmp_path
     pytest.importorskip("torch")
     (tmp_path / "late.py").write_text(LATE)
     words = (str(ROOT / "suite/test_values.py"), "--backend=torch", "--function=late.py:late")
-    config = (
-        "-c",
-        str(ROOT / "pyproject.toml"),
-        "--rootdir",
-        str(ROOT),
-        "-p",
-        "attention_conformance.suite.plugin",
-    )
+    config = (*CONFIG, "--rootdir", str(ROOT))
     out = run(*config, *words, "--level=smoke", cwd=tmp_path)
     assert "failures have Lq >= 64, none of" in out.stdout or "have Lk >= " in out.stdout, (
         out.stdout
     )
-    line = next(x for x in out.stdout.splitlines() if x.startswith("    go on     python -m suite"))
-    command = shlex.split(line)[5:]
+    line = next(
+        x for x in out.stdout.splitlines() if x.startswith("    go on     attention-conformance")
+    )
+    command = shlex.split(line)[3:]
     search = run(*command, cwd=tmp_path, start=("-m", "suite"))
     assert search.returncode == 1, search.stdout + search.stderr
     assert "saved   values-late.py" in search.stdout
@@ -170,7 +160,7 @@ def test_there_is_no_command_to_go_on_where_the_search_does_not_judge() -> None:
     broken = cell("sdpa/none/mha/bf16/b2h3q5k7d8", status="fail")
     one = Options(("torch",), level="smoke", audit=True)
     assert search_command(broken, one) == (
-        "python -m suite search --backend=torch --implementation=sdpa "
+        "attention-conformance search --backend=torch --implementation=sdpa "
         "--case=sdpa/none/mha/bf16/b2h3q5k7d8 --script=values-sdpa.py"
     )
     assert "--backend=torch --implementation" in search_command(broken, Options(("all",)))
@@ -220,14 +210,7 @@ def wide(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     files = [
         str(ROOT / "suite" / f"test_{name}.py") for name in ("values", "masking", "equalities")
     ]
-    config = (
-        "-c",
-        str(ROOT / "pyproject.toml"),
-        "--rootdir",
-        str(ROOT),
-        "-p",
-        "attention_conformance.suite.plugin",
-    )
+    config = (*CONFIG, "--rootdir", str(ROOT))
     cache = ("-o", f"cache_dir={folder / 'cache'}")
     function = ("--backend=torch", "--function=wide.py:wide", "--level=smoke")
     return run(*config, *cache, *files, *function, *words, cwd=folder, start=("-m", "pytest"))

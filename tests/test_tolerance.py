@@ -35,14 +35,13 @@ def by_the_formula(inputs: Inputs, numerics: str) -> np.ndarray:
     u = tolerance.roundoffs(numerics, inputs.dtype)
     s = inputs.sizes
     scale, softcap = inputs.effective_scale, inputs.feature("softcap")
-    factors = inputs.feature("logit_scale")
-    slopes, bias = inputs.feature("alibi_slopes"), inputs.bias
+    factors, bias = inputs.feature("logit_scale"), inputs.bias
+    slopes = inputs.feature("alibi_slopes")
     if slopes is not None:
         bias = alibi_bias(slopes, s.Lq, s.Lk)
     made = 0 if slopes is None else 1  # the call makes the bias
     bias = np.broadcast_to(0.0 if bias is None else bias, (s.B, s.H, s.Lq, s.Lk))
-    attends = inputs.attends
-    out = np.zeros((s.B, s.H, s.Lq, s.Dv))
+    attends, out = inputs.attends, np.zeros((s.B, s.H, s.Lq, s.Dv))
     for b, h, i in np.ndindex(s.B, s.H, s.Lq):
         kv = h // s.group
         keys = [j for j in range(s.Lk) if attends[b, h, i, j]]

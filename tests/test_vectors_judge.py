@@ -121,7 +121,7 @@ def test_a_wrong_runtime_dies(
     told = capsys.readouterr().out
     assert told.startswith("WRONG: ")
     assert "values of other:sdpa" in told
-    again = shlex.split(told.split("again     python -m suite ")[1].splitlines()[0])
+    again = shlex.split(told.split("again     attention-conformance ")[1].splitlines()[0])
     assert main(again) == 1
     assert again[3].removeprefix("--case=") in capsys.readouterr().out
 
