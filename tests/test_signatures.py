@@ -18,7 +18,7 @@ from attention_conformance.suite.judge.judge import judge
 from attention_conformance.suite.spec import claims
 from attention_conformance.suite.spec.binding import AXES
 from attention_conformance.suite.spec.claims import MASKS
-from tests.signatures.rows import ROWS, Row
+from tests.signatures.rows import BOOLEAN, ROWS, Row
 
 CHECKS = ("values", "gradients", "paths", "contract", "mask_layouts")
 
@@ -83,6 +83,28 @@ def test_what_needs_a_claim_is_told_so_first(row: Row, tmp_path: Path) -> None:
     first = report.diagnoses.iloc[0].sentence
     assert row.advice in first
     assert f"claim {row.claims[0]}" in first
+
+
+def test_a_fill_that_float16_does_not_hold_suggests_the_other_dtypes(tmp_path: Path) -> None:
+    row = next(row for row in ROWS if row.name == "ScaledDotProductAttention")
+    report = judged(row, row.written(tmp_path), BOOLEAN)
+    failed = report.table[report.table.status == "fail"]
+    assert {*failed.dtype} == {"f16"}
+    assert failed.message.str.endswith("the code's -1e9 is -inf; claim dtypes=f32?").any()
+
+
+def test_a_function_that_is_always_causal_is_told_so(torch_backend: Any) -> None:
+    torch = pytest.importorskip("torch")
+
+    def causal(query: Any, key: Any, value: Any) -> Any:
+        scores = query @ key.mT * query.shape[-1] ** -0.5
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+        return scores.masked_fill(later, -torch.inf).softmax(-1) @ value
+
+    report = check_attention(causal, checks=["values"], dtypes=["f32"], raises=False)
+    first = report.diagnoses.iloc[0]
+    assert first.sentence.endswith("without a causal mask: the function is always causal.")
+    assert "`is_causal=False`" in first.hint
 
 
 PAGE = (Path(__file__).parents[1] / "docs" / "signatures.md").read_text(encoding="utf-8")
