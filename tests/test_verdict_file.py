@@ -259,12 +259,18 @@ def pytest_sessionfinish():
 """
 
 
-def test_a_second_interrupt_ends_a_run_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [((), 2, "died of SIGINT"), (("-n", "2"), -signal.SIGINT, "")],
+)
+def test_a_second_interrupt_ends_a_run_at_once(
+    tmp_path: Path, words: tuple[str, ...], code: int, said: str
+) -> None:
     (tmp_path / "slow.py").write_text(SLOW_TO_END)
     twice = [(GROUP, signal.SIGINT), (GROUP, signal.SIGINT)]
-    returned, out = ended(tmp_path / "v.json", ("-p", "slow"), twice)
-    assert returned == 2, out
-    assert "died of SIGINT" in out
+    returned, out = ended(tmp_path / "v.json", ("-p", "slow", *words), twice)
+    assert returned == code, out
+    assert said in out
     assert "Traceback" not in out
     assert json.loads((tmp_path / "v.json").read_bytes())["exit_code"] == 2
 

@@ -186,7 +186,7 @@ def written(
 
 
 def is_neutral(default: Any) -> bool:
-    """True if a default asks for nothing: None, False, 0, or -1 (of a window: for every side)."""
+    """True if a default means that nothing is asked: None, False, 0, or -1; of two sides both."""
     if isinstance(default, tuple | list):
         return all(side in (-1, None) for side in default)
     return default is None or (isinstance(default, bool | int | float) and default in (0, -1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 HANDED_ON = (signal.SIGINT, signal.SIGTERM)
 """Signals by which people end a run: a parent hands them on to the child that judges."""
@@ -26,9 +26,9 @@ def handled(handlers: Mapping[signal.Signals, Callable[..., object]]) -> Iterato
             signal.signal(one, handler)
 
 
-def interrupting() -> Callable[..., None]:
-    """A handler that raises KeyboardInterrupt at the first interrupt, and ends this process at a later
-    one."""
+def interrupting(leaving: Callable[[], object] = lambda: None) -> Callable[..., None]:
+    """A handler that raises KeyboardInterrupt at the first interrupt. At a later one it calls `leaving`,
+    and ends this process."""
     times: list[float] = []
 
     def interrupt(*details: object) -> None:
@@ -37,6 +37,8 @@ def interrupting() -> Callable[..., None]:
             raise KeyboardInterrupt
         if times[-1] - times[0] > ONE_KEY:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
+            with suppress(Exception):
+                leaving()
             signal.raise_signal(signal.SIGINT)
 
     return interrupt

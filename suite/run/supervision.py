@@ -15,6 +15,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from attention_conformance.suite.records.lines import RecordError
 from attention_conformance.suite.run.log import CELLS, RunLog, cell_of
 from attention_conformance.suite.run.options import NAMES, Options
 from attention_conformance.suite.run.process import (
+    INTERRUPTED,
     Board,
     Fields,
     can_fork,
@@ -109,7 +111,8 @@ class Controller:
         config.add_cleanup(lambda: shutil.rmtree(self._folder, ignore_errors=True))
         if threading.current_thread() is threading.main_thread():
             stack = ExitStack()
-            ends = {signal.SIGINT: interrupting(), signal.SIGTERM: terminated}
+            leaving = partial(log.say_verdict, INTERRUPTED)
+            ends = {signal.SIGINT: interrupting(leaving), signal.SIGTERM: terminated}
             stack.enter_context(handled(ends))
             config.add_cleanup(stack.close)
 

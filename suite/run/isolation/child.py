@@ -172,6 +172,8 @@ class Host:
             self.rebind(self.start["binding"])
         layer, methods = None, {}
         if isinstance(self.implementation, UserLayer):
+            if self.start["choice"]:
+                self.implementation.choose(*self.start["choice"])
             seen = self.implementation.seen
             unread = [[sorted(names), reason] for names, reason in seen.unread.items()]
             facts = asdict(seen.facts)

@@ -182,7 +182,7 @@ class Link:
         self._channel = channel = wire.as_file(own)
         self.generation += 1
         self.handles, self.gone = WeakValueDictionary(), []
-        with self._living():
+        with self.living():
             wire.send(channel, pickle.dumps(self.start))
             said = wire.parsed(wire.receive(channel, (wire.MOST_JSON, 0))[0])
             if "unavailable" not in said:
@@ -222,7 +222,7 @@ class Link:
             text = io.BytesIO()
             Writer(text).dump((target, arguments, keywords))
             rest = pickle.dumps((0 if main else threading.get_ident(), gone))
-            with self._living():
+            with self.living():
                 assert self._channel is not None
                 wire.send(self._channel, text.getvalue(), rest)
                 most = (wire.MOST_JSON, wire.MOST_BYTES)
@@ -265,7 +265,7 @@ class Link:
         return gone
 
     @contextlib.contextmanager
-    def _living(self) -> Iterator[None]:
+    def living(self) -> Iterator[None]:
         """A context that kills the child if it does not answer, or is not let answer. Raises
         ProcessDied."""
         try:

@@ -195,10 +195,8 @@ class Remote(parts.Asking, Backend):
             raise
         except Exception as error:
             raise UsageError(f"function {text!r}: {printable(first_line(error))}") from error
-        if checked(facts["registered"], bool, "a claim"):
-            told.declared = told.declared.taking(REGISTERED)
         self.link.loaded = True
-        return RemoteFunction(self, told), claims
+        return RemoteFunction(self, told, checked(facts["registered"], bool, "a claim")), claims
 
     def _claims(self, said: str, text: str) -> dict[str, Any]:
         own = json.loads(said)
@@ -243,10 +241,12 @@ class Remote(parts.Asking, Backend):
             self._told = {}
         elif link.count == self._looked:
             return
-        changed, died = link.at("sweep")
-        for event in died:
-            leaks.hear(printable(checked(event, str, "an event")))
-        self._told |= {name: Told.of(value) for name, value in changed.items()}
+        swept = link.at("sweep")
+        with link.living():
+            changed, died = swept
+            for event in died:
+                leaks.hear(printable(checked(event, str, "an event")))
+            self._told |= {name: Told.of(value) for name, value in changed.items()}
         self._looked = link.count
 
     def _restore(self, name: str, before: Any) -> None:
@@ -263,8 +263,9 @@ class RemoteFunction(parts.Asking, Implementation):
     backend: Remote
     place: tuple[str, ...] = ("implementation",)
 
-    def __init__(self, backend: Remote, told: Implementation) -> None:
+    def __init__(self, backend: Remote, told: Implementation, registered: bool) -> None:
         self.backend, self.name, self.told = backend, told.name, told
+        self.registered = (REGISTERED,) if registered else ()
         self.link, self.operator = backend.link, told.operator
         if told.beside is not None:
             # A function that stands in for the framework's own attention is held to its answers.
@@ -273,6 +274,8 @@ class RemoteFunction(parts.Asking, Implementation):
 
     def _take(self, told: Any) -> None:
         """Take the facts about the function, which hang on its binding."""
+        # Its signature does not tell that it is registered.
+        told.declared = told.declared.taking(*self.registered)
         self.declared, self.axis_order = told.declared, told.axis_order
         self.argument_names, self.remarks = told.argument_names, told.remarks
         if isinstance(told, UserFunction):
@@ -286,13 +289,12 @@ class RemoteFunction(parts.Asking, Implementation):
         assert isinstance(self.told, UserFunction)
         self.link.start["binding"] = asdict(binding)
         self.link.at("rebind", asdict(binding))
-        registered = self.told.declared.features & {REGISTERED}
         self.told.rebind(binding)
-        self.told.declared = self.told.declared.taking(*registered)
         self._take(self.told)
 
     def choose(self, number: int, right: bool = True) -> None:
-        """Read a layer's variables in one of these ways (see `UserLayer.choose`)."""
+        """As `UserLayer.choose`, here and in the child; a new child begins with the choice."""
+        self.link.start["choice"] = (number, right)
         self._ask("choose", number, right)
         assert isinstance(self.told, UserLayer)
         self.told.choose(number, right)
@@ -385,7 +387,7 @@ def isolated(options: Options, text: str) -> Remote:
     start = {
         "backend": name, "device": options.device, "function": text,
         "said": options.claims, "like": options.like, "hidden": HIDDEN if options.untrusted else (),
-        "forbids_own": forbids_own(options), "binding": {},
+        "forbids_own": forbids_own(options), "binding": {}, "choice": (),
     }  # fmt: skip
     link = Link(start, limits)
     atexit.register(link.close)
