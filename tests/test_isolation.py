@@ -236,6 +236,20 @@ def plan(function: str, isolate: bool = True, claim: tuple[str, ...] = ()) -> Pl
     )  # fmt: skip
 
 
+def test_a_sweep_that_is_no_answer_ends_the_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = plan("attend")
+    cell = made.cells(all_checks()["values"])[0]
+    link: Link = made.functions[0].backend.link  # type: ignore[attr-defined]
+    at = link.at
+    monkeypatch.setattr(
+        link, "at", lambda name, *rest: None if name == "sweep" else at(name, *rest)
+    )
+    verdict = judge(cell, made.policy(cell))
+    assert verdict.status == "crash"
+    assert "it answered what is no answer" in verdict.message
+    assert link.dead
+
+
 def test_every_cell_begins_with_the_same_seeds() -> None:
     """One message ends a cell and begins the next one."""
     backend = plan("attend").functions[0].backend

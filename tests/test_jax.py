@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from attention_conformance.backends import registry
+from attention_conformance.backends.claims import Claims
 from attention_conformance.backends.compilation import Compiled
 from attention_conformance.backends.implementation import as_in_programs
 from attention_conformance.backends.prepared import PreparedCall
@@ -23,6 +24,7 @@ from attention_conformance.backends.protocol import Backend
 from attention_conformance.backends.user.function import UserFunction
 from attention_conformance.backends.user.layer import UserLayer
 from attention_conformance.suite.checks import all_checks
+from attention_conformance.suite.spec.binding import Binding
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.inputs import Inputs, draw, draw_cotangent
@@ -39,6 +41,23 @@ LAYER = "multi-head/none/mha/f32/b2h4q7k7d3/e12.12.12.12/self"
 @pytest.fixture(scope="module")
 def backend() -> Backend:
     return registry.load("jax")
+
+
+def test_returned_weights_are_called_without_numbers_of_64_bits(backend: Any) -> None:
+    import jax
+
+    seen = []
+
+    def attention(query: Any, key: Any, value: Any) -> Any:
+        seen.append(jax.config.jax_enable_x64)
+        weights = jax.nn.softmax(query @ key.mT * query.shape[-1] ** -0.5)
+        return weights @ value, weights
+
+    function = backend.function(attention, "attention", Claims())
+    function.rebind(Binding(axes="bhld", returns="weights"))
+    paths = function.paths(draw(Case.parse(PLAIN)))
+    assert paths["returned weights"]().shape == (2, 3, 5, 7)
+    assert seen == [False]
 
 
 class Counted:
