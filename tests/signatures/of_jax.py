@@ -27,14 +27,18 @@ def flax_like(
     precision=None,
 ):
     """The function of Flax Linen's signature: lengths before heads."""
+    return _attend(query, key, value, bias, mask)
+
+
+@jax.jit  # one program for a shape, not one for every operation
+def _attend(query, key, value, bias, mask):
     query = query / jnp.sqrt(query.shape[-1]).astype(query.dtype)
-    scores = jnp.einsum("...qhd,...khd->...hqk", query, key, precision=precision)
+    scores = jnp.einsum("...qhd,...khd->...hqk", query, key)
     if bias is not None:
         scores = scores + bias
     if mask is not None:
         scores = jnp.where(mask, scores, jnp.finfo(scores.dtype).min)
-    weights = jax.nn.softmax(scores)
-    return jnp.einsum("...hqk,...khd->...qhd", weights, value, precision=precision)
+    return jnp.einsum("...hqk,...khd->...qhd", jax.nn.softmax(scores), value)
 
 
 def one_sample(query, key, value, causal=False, sm_scale=None):
