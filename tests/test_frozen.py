@@ -13,7 +13,8 @@ from attention_conformance.suite.faults import all_faults
 from attention_conformance.suite.records.cells import Run
 from attention_conformance.suite.records.expectations import Expectation
 from attention_conformance.suite.spec.operators import OPERATORS
-from tests.frozen import statuses, transcripts
+from tests.diagnosed.kernels import KERNELS
+from tests.frozen import statuses, told, transcripts
 from tests.frozen.__main__ import PARTS, compared, main
 from tests.frozen.asked import BOUNDS, IDS, alike
 from tests.frozen.part import Folder, Part, difference
@@ -85,6 +86,17 @@ def test_every_command_has_a_transcript_and_every_fault_its_lines() -> None:
     faults = {fault.name for fault in all_faults()}
     for name in ("kills-smoke", "kills-standard"):
         assert by_name[name].keys() == faults
+    assert by_name["told-withheld"].keys() == {*filter(told.FAULT, faults)}
+    assert by_name["told-functions"].keys() == {*told.functions()}
+    files = (ROOT / "tests" / "exploits").glob("*.py")
+    names = {path.stem for path in files} - {"__init__", "honest"}
+    assert by_name["told-exploits"].keys() == names
+    asked = {one.name for one in KERNELS if told.is_asked(one.name, one.backend)}
+    assert by_name["told-diagnosed"].keys() == asked
+    told_lines = {
+        k: v for name, lines in by_name.items() if "told" in name for k, v in lines.items()
+    }
+    assert not {key for key, text in told_lines.items() if "no diagnosis" in text}
 
 
 def test_a_transcript_hangs_neither_on_times_nor_on_places(tmp_path: Path) -> None:
