@@ -10,9 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 
 from attention_conformance.backends.registry import load
 from attention_conformance.suite.checks import all_checks
@@ -21,9 +22,9 @@ from attention_conformance.suite.judge.judge import judge
 from attention_conformance.suite.records.expectations import Expectation, Manifest
 from attention_conformance.suite.run.options import Options
 from attention_conformance.suite.run.plan import Plan
-from attention_conformance.suite.search import command, engine, failures, strategies
-from attention_conformance.suite.search.engine import Search
-from attention_conformance.suite.search.failures import Failure, Summary
+from attention_conformance.suite.search import command, strategies
+from attention_conformance.suite.search.engine import Failure, Search
+from attention_conformance.suite.search.options import SearchOptions
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.catalogue import cases as catalogue_cases
 from attention_conformance.suite.spec.catalogue import gradient_cases
@@ -41,18 +42,32 @@ from attention_conformance.suite.spec.masks import (
 )
 from attention_conformance.suite.spec.operators import OPERATORS, WORDS
 from attention_conformance.suite.spec.recipes import RECIPES
-from attention_conformance.suite.spec.sizes import Sizes
 from attention_conformance.suite.spec.vocabulary import HIDING
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def search(backend: str, hits: list[Failure] | None = None, **options: Any) -> Summary:
-    """The summary of a search; `hits` takes up the failures as they are reported."""
-    names = ("implementation", "function", "dtype")
-    selection = {name: options.pop(name) for name in names if name in options}
-    plan = Plan.make(Options((backend,), **selection))
-    return Search(plan, found=(hits if hits is not None else []).append, **options).run()
+def search(backend: str, hits: list[Failure] | None = None, **options: Any) -> Search:
+    """A search that ended; `hits` takes up the failures as they are reported."""
+    chosen = SearchOptions((backend,), **options)
+    plan = Plan.make(replace(chosen, seed=Options.seed))
+    engine = Search(plan, chosen, (hits if hits is not None else []).append)
+    engine.run()
+    return engine
+
+
+def draws(strategy: Any, count: int, seed: int = 0) -> list[Case]:
+    """Cases of a strategy."""
+    seen: list[Case] = []
+
+    @hypothesis.seed(seed)
+    @settings(max_examples=count, database=None, suppress_health_check=list(HealthCheck))
+    @given(strategy)
+    def note(case: Case) -> None:
+        seen.append(case)
+
+    note()
+    return seen
 
 
 def command_line(*words: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
@@ -68,7 +83,7 @@ def value_cell(backend: str, implementation: str, case: str, **options: Any) -> 
 
 
 @settings(max_examples=150, deadline=None, database=None)
-@given(strategies.cases())
+@given(strategies.cases([*OPERATORS.values()], strategies.EVERY_DTYPE, {}))
 def test_cases_drawn_are_valid(case: Case) -> None:
     s = case.sizes
     assert Case.parse(case.id) == case
@@ -90,9 +105,9 @@ def test_cases_drawn_are_valid(case: Case) -> None:
 
 def test_draws_reach_what_the_table_does() -> None:
     """Every value of every axis, tails, zeros, and combinations that the table does not have."""
-    seen: list[Case] = []
-    for seed in range(6):
-        engine.run_batch(strategies.cases_of(OPERATORS["sdpa"]), seed, seen.append, engine.BATCH)
+    seen = [
+        c for seed in range(6) for c in draws(strategies.cases_of(OPERATORS["sdpa"]), 200, seed)
+    ]
     masks = [c.mask for c in seen if c.mask is not None]
     parts = [part for mask in masks for part in mask.parts]
     sizes = [c.sizes for c in seen]
@@ -101,11 +116,10 @@ def test_draws_reach_what_the_table_does() -> None:
     assert {c.form for c in seen} == {"native", "dense"}
     # What overflows before it is scaled is asked in float16 alone, `level` with heads of 1, 4, 16 ...
     # components.
-    half: list[Case] = []
-    shape = strategies.Shape(Sizes(2, 4, 2, 5, 9, 16, 16), None)
-    for seed in range(4):
-        batch = strategies.cases_of(OPERATORS["sdpa"], (DTYPES["f16"],), (shape,))
-        engine.run_batch(batch, seed, half.append, engine.BATCH)
+    pool = [Case.parse("sdpa/none/gqa2/f16/b2h4q5k9d16")]
+    batch = strategies.cases_of(OPERATORS["sdpa"], (DTYPES["f16"],), pool)
+    half = [c for seed in range(4) for c in draws(batch, 200, seed)]
+    assert {c.sizes for c in half} == {pool[0].sizes}
     assert {c.recipe for c in seen + half} == set(RECIPES)
     assert len({c.option("bias") for c in seen}) >= 6  # -inf goes with no mask: it is rare
     assert {c.option("sinks") for c in seen} == {False, True} == {c.option("lse") for c in seen}
@@ -122,12 +136,10 @@ def test_draws_reach_what_the_table_does() -> None:
 def test_draws_reach_every_option_of_a_layer(name: str) -> None:
     """Every value that an option names as worth asking, and ordinary widths as well as odd ones."""
     operator = OPERATORS[name]
-    seen: list[Case] = []
-    for seed in range(4):
-        engine.run_batch(strategies.cases_of(operator), seed, seen.append, engine.BATCH)
+    seen = [c for seed in range(4) for c in draws(strategies.cases_of(operator), 200, seed)]
     for option in operator.options:
         reached = {case.option(option.name) for case in seen}
-        if not operator.has_keys and option.name in strategies.WITH_KEYS_ALONE:
+        if not operator.has_keys and option.name in strategies.OF_WEIGHTS:
             assert reached == {option.default}
         elif not operator.has_keys and option.name == "self_attention":
             assert reached == {True}
@@ -146,8 +158,7 @@ def test_draws_reach_every_option_of_a_layer(name: str) -> None:
 @pytest.mark.parametrize("operator", OPERATORS.values(), ids=str)
 def test_cases_of_every_operator_are_drawn(operator: Any) -> None:
     """Different ones, of several sizes and dtypes: an option that no case has would reject them all."""
-    seen: list[Case] = []
-    engine.run_batch(strategies.cases_of(operator), 0, seen.append, 60)
+    seen = draws(strategies.cases_of(operator), 60)
     assert len({case.id for case in seen}) > 20
     assert len({case.sizes for case in seen}) > 10
     assert len({case.dtype.name for case in seen}) > 2
@@ -199,28 +210,24 @@ def test_alternatives_are_flat() -> None:
 
 
 def drawn(seed: int, examples: int) -> list[str]:
-    ids: list[str] = []
-    plan = Plan.make(Options(("numpy",), dtype=("f32",)))
-    told = lambda case: ids.append(case.id)  # noqa: E731
-    Search(plan, seed, examples=examples, gradients=False, drawn=told).run()
-    return ids
+    return [*search("numpy", seed=seed, examples=examples, gradients=False, dtype=("f32",)).seen]
 
 
 def test_the_same_seed_draws_the_same_cases() -> None:
     """And a longer search begins like a shorter one."""
     short, long = drawn(3, 30), drawn(3, 220)  # two batches
     assert len(short) == 30
-    assert len(set(long)) == 220
+    assert len(long) == 220
     assert long[:30] == short
     assert drawn(4, 30) != short
 
 
 def test_the_control_and_the_honest_variants_pass() -> None:
     for backend, examples in (("numpy", 60), ("tests.honest:honest", 12)):
-        summary = search(backend, seed=5, examples=examples, gradients=False)
-        assert not summary.failures, [(f.case.id, f.verdict) for f in summary.failures]
-        assert summary.examples == examples
-        assert summary.statuses["pass"] >= 0.9 * examples  # full caches are refused
+        done = search(backend, seed=5, examples=examples, gradients=False)
+        assert not done.failures, [(f.cell.case.id, f.verdict) for f in done.failures.values()]
+        assert len(done.seen) == examples
+        assert done.statuses["pass"] >= 0.9 * examples  # full caches are refused
 
 
 FAULTS: Iterable[Any] = (
@@ -243,15 +250,13 @@ def test_a_planted_fault_is_found_and_shrunk(name: str, check: str, limits: dict
         "attention_conformance.suite.faults:mutants", hits, implementation=(name,), seed=1,
         examples=250, dtype=("f32",), gradients=check == "gradients",
     )  # fmt: skip
-    first = next(f for f in hits if f.check.name == check)
-    assert first.shrunk
+    first = next(f for f in hits if f.cell.check.name == check)
     assert first.repeats
-    sizes = first.case.sizes
-    assert all(getattr(sizes, size) <= limit for size, limit in limits.items()), first.case.id
-    assert first.case.recipe == "normal"
-    assert first.case.axis_order == "bhld"
-    again = Cell(first.check, first.case, first.implementation)
-    assert judge(again).message == first.verdict.message
+    case: Any = first.cell.case
+    sizes = case.sizes
+    assert all(getattr(sizes, size) <= limit for size, limit in limits.items()), case.id
+    assert (case.recipe, case.axis_order) == ("normal", "bhld")
+    assert judge(first.cell).message == first.verdict.message
 
 
 def test_a_tail_beyond_a_block_is_found() -> None:
@@ -270,12 +275,14 @@ def test_a_tail_beyond_a_block_is_found() -> None:
             kept = np.arange(Lk) < Lk - 1
             return kept[None, None, None] if allowed is None else allowed & kept
 
-    plan = Plan.make(Options(("numpy",), dtype=("f32",)))
+    options = SearchOptions(("numpy",), dtype=("f32",), examples=100, gradients=False)
+    plan = Plan.make(options)
     short = tuple(KernelBackend("numpy", (LastTileShort,)).implementations())
     plan = replace(plan, loaded=[replace(plan.loaded[0], implementations=short)])
     hits: list[Failure] = []
-    Search(plan, 0, examples=100, gradients=False, found=hits.append).run()
-    sizes = hits[0].case.sizes
+    Search(plan, options, hits.append).run()
+    case: Any = hits[0].cell.case
+    sizes = case.sizes
     assert 128 < sizes.Lk < 140
     assert (sizes.B, sizes.H, sizes.Lq, sizes.D) == (1, 1, 1, 1)
 
@@ -286,21 +293,23 @@ def test_what_is_known_is_not_found_again() -> None:
         ("mask-ignored",), ("values",), ("sdpa/bool.qk/mha/f32/b2h3q5k7d8/dense",), "value",
         "beyond their bound", "masks have no effect", "none found", (), source="by hand, entry 1",
     )  # fmt: skip
-    options = Options(
-        ("attention_conformance.suite.faults:mutants",),
-        implementation=("mask-ignored",),
-        dtype=("f32",),
-    )
-    plan = Plan.make(options)
-    assert Search(plan, 1, examples=80, gradients=False).run().failures
+    options = SearchOptions(
+        ("attention_conformance.suite.faults:mutants",), implementation=("mask-ignored",), dtype=("f32",), seed=1,
+        examples=80, gradients=False,
+    )  # fmt: skip
+    plan = Plan.make(replace(options, seed=0))
+    found = Search(plan, options)
+    found.run()
+    assert found.failures
     plan = replace(plan, loaded=[replace(plan.loaded[0], manifest=Manifest([entry], {}, "cpu"))])
-    summary = Search(plan, 1, examples=80, gradients=False).run()
-    assert not summary.failures
-    assert summary.statuses["like known"] > 0
-    assert summary.alike["by hand, entry 1"].implementation == "mutants:mask-ignored"
-    named = Search(plan, gradients=False)
-    shown = named.judge_these([Case.parse(entry.case[0])])
-    assert shown.statuses == {"known": 1}
+    known = Search(plan, options)
+    known.run()
+    assert not known.failures
+    assert known.statuses["like known"] > 0
+    assert known.alike == {"by hand, entry 1: masks have no effect": known.statuses["like known"]}
+    named = Search(plan, options)
+    named.judge_these([Case.parse(entry.case[0])])
+    assert named.statuses == {"known": 1}
 
 
 def test_an_entry_that_a_drawn_case_passes_is_no_failure() -> None:
@@ -308,10 +317,12 @@ def test_an_entry_that_a_drawn_case_passes_is_no_failure() -> None:
     entry = Expectation(
         ("definition",), ("values",), ("sdpa/*",), "value", "x", "none", "none found", ()
     )
-    plan = Plan.make(Options(("numpy",), implementation=("definition",)))
+    options = SearchOptions(("numpy",), implementation=("definition",), examples=20)
+    plan = Plan.make(options)
     plan = replace(plan, loaded=[replace(plan.loaded[0], manifest=Manifest([entry], {}, "cpu"))])
-    summary = Search(plan, examples=20).run()
-    assert summary.statuses["pass"] == 20
+    done = Search(plan, options)
+    done.run()
+    assert done.statuses["pass"] >= 20
 
 
 @pytest.mark.parametrize("pattern", ["sdpa/*/bf16/*", "dot/*"])
@@ -319,17 +330,15 @@ def test_other_dtypes_and_operators_than_an_entry_names_are_not_alike(pattern: s
     entry = Expectation(
         ("left-padding-as-right",), ("*",), (pattern,), "value", ".", "c", "none found", ()
     )
-    plan = Plan.make(
-        Options(
-            ("attention_conformance.suite.faults:mutants",), implementation=entry.implementation
-        )
+    options = SearchOptions(
+        ("attention_conformance.suite.faults:mutants",), implementation=entry.implementation
     )
-    cell = Cell(
-        all_checks()["values"],
-        Case.parse("sdpa/padleft/mha/f32/b2h3q5k7d8/dense"),
-        plan.implementations[0],
-    )
-    assert failures.alike(Manifest([entry], {}, "cpu"), cell, judge(cell)) is None
+    plan = Plan.make(options)
+    plan = replace(plan, loaded=[replace(plan.loaded[0], manifest=Manifest([entry], {}, "cpu"))])
+    done = Search(plan, options)
+    done.judge_these([Case.parse("sdpa/padleft/mha/f32/b2h3q5k7d8/dense")])
+    assert done.statuses["like known"] == 0
+    assert done.statuses["fail"] > 0
 
 
 @pytest.mark.parametrize(
@@ -365,13 +374,10 @@ def test_exit_codes(words: list[str], code: int, said: str) -> None:
 
 
 def test_the_summary_says_what_was_done() -> None:
-    out = command_line("--backend=numpy", "--examples=60", "--seed=11", "--list").stdout
+    out = command_line("--backend=numpy", "--examples=60", "--seed=11").stdout
     assert "seed 11: 60 examples in" in out
-    assert "a second, of numpy:definition" in out
+    assert "s, of numpy:definition" in out
     assert " 0 fail, 0 error, 0 crash" in out
-    assert "4 dtypes" in out
-    names = tuple(f"{name}/" for name in OPERATORS)
-    assert sum(line.startswith(names) for line in out.splitlines()) == 60
 
 
 def test_without_hypothesis_one_line_says_what_to_install(tmp_path: Path) -> None:
@@ -385,12 +391,12 @@ def test_without_hypothesis_one_line_says_what_to_install(tmp_path: Path) -> Non
     assert out.stderr.strip() == command.MISSING
 
 
-def test_pools_of_sizes_are_of_the_seed() -> None:
-    for operator in (OPERATORS["sdpa"], OPERATORS["additive"]):
-        pool = engine.shape_pool(operator, 2, 5)
-        assert len(pool) == 5
-        assert pool == engine.shape_pool(operator, 2, 5)
-        assert pool != engine.shape_pool(operator, 3, 5)
-    summary = search("numpy", seed=2, examples=60, pool=5)
-    drawn = {implementation.operator for implementation in load("numpy").implementations()}
-    assert len(summary.axes["sizes"]) <= 5 * len(drawn)
+def test_few_sizes_are_those_of_the_seed() -> None:
+    def sizes(seed: int) -> set[object]:
+        seen = search("numpy", seed=seed, examples=60, shapes=2, gradients=False).seen.values()
+        return {(case.operator.name, case.sizes, case.widths) for case in seen}
+
+    operators = {implementation.operator for implementation in load("numpy").implementations()}
+    assert len(sizes(2)) <= 2 * len(operators)
+    assert sizes(2) == sizes(2)
+    assert sizes(2) != sizes(3)

@@ -7,10 +7,10 @@ cannot be used, or no cell passed.
 from __future__ import annotations
 
 import argparse
-import itertools
+import hashlib
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,15 +19,14 @@ from attention_conformance.suite.records import machine, searches
 from attention_conformance.suite.records.files import write_new
 from attention_conformance.suite.records.searches import FoundRecord, SearchHeader
 from attention_conformance.suite.run.options import Options
-from attention_conformance.suite.search.options import UNSTORED, SearchOptions
+from attention_conformance.suite.search.options import SearchOptions
 from attention_conformance.suite.spec.text import printable
 from attention_conformance.suite.spec.vocabulary import BROKEN
 
 if TYPE_CHECKING:
     from attention_conformance.suite.judge.cell import Cell
     from attention_conformance.suite.run.process import Board
-    from attention_conformance.suite.search.engine import Search
-    from attention_conformance.suite.search.failures import Failure, Summary
+    from attention_conformance.suite.search.engine import Failure, Search
 
 MISSING = (
     "the search draws with Hypothesis, which is not installed: "
@@ -40,9 +39,9 @@ def add_search_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser = subparsers.add_parser(
         "search",
         help="draw cases at random, judge them, and shrink failures",
-        description="Draws cases of every implemented operator from the whole grammar, judges each by "
-        "the checks `values` and `gradients`, and shrinks every new kind of failure to a minimal case "
-        "with a script. Exit code 1 if a failure was found.",
+        description="Draws cases of every implemented operator, judges each by the checks `values` and "
+        "`gradients`, and shrinks every new kind of failure to a minimal case with a script. Exit code 1 "
+        "if a failure was found.",
     )
     SearchOptions.declare(parser.add_argument)
     parser.set_defaults(run=run)
@@ -65,10 +64,8 @@ def run(arguments: argparse.Namespace) -> int:
     code, said = supervised(lambda board: search(options, board), advice)
     if options.results and "code" not in said and "judging" in said:
         how = "the process that judged this cell died"
-        crash = FoundRecord(
-            **said["judging"], kind="crash", said=how, status="crash", message=how, repeats=False
-        )
-        write(options, [crash])
+        of_crash: Any = {"kind": "crash", "said": how, "status": "crash", "message": how}
+        write(options, [FoundRecord(**said["judging"], **of_crash, repeats=False)])
     return code
 
 
@@ -83,112 +80,79 @@ def search(options: SearchOptions, board: Board | None = None) -> int:
 
     try:
         options.check()
-        try:
-            cases = [Case.parse(text) for text in options.case]
-        except ValueError as error:
-            raise UsageError(str(error)) from error
+        cases = [Case.parse(text) for text in options.case]
         limit_threads(options.threads)
         # options.seed draws the cases; their values are drawn with the seed of `pytest suite`.
         plan = Plan.make(replace(options, seed=Options.seed))
-    except UsageError as error:
+    except (UsageError, ValueError) as error:
         print(error, file=sys.stderr)
         return 2
+    found: list[FoundRecord] = []
 
-    def announce(cell: Cell) -> None:
+    def judging(cell: Cell) -> None:
         if board is not None:
-            who, check, case = str(cell.implementation), cell.check.name, cell.case.id
-            judging = {"implementation": who, "check": check, "dtype": cell.dtype.name}
-            board.say(
-                cell=f"{check} of {who}: {case}", judged=engine.judged - 1,
-                judging=judging | {"case": case, "drawn": case},
-            )  # fmt: skip
+            names = {"implementation": str(cell.implementation), "check": cell.check.name}
+            judged = names | {"dtype": cell.dtype.name, "case": cell.case.id, "drawn": cell.case.id}
+            text = f"{cell.check.name} of {cell.implementation}: {cell.case.id}"
+            board.say(cell=text, judged=engine.judged - 1, judging=judged)
 
-    engine = Search(
-        plan,
-        options.seed,
-        options.minutes,
-        options.examples,
-        options.gradients,
-        options.shapes,
-        found=lambda failure: tell(engine, failure, options.script),
-        drawn=lambda case: print(case.id) if options.list else None,
-        judging=announce,
-    )
+    engine = Search(plan, options, lambda failure: found.append(tell(engine, failure)), judging)
     unwatch = leaks.watch()
     try:
-        summary = engine.judge_these(cases) if cases else engine.run()
+        engine.judge_these(cases) if cases else engine.run()
     finally:
         unwatch()
-    print(summary_text(summary, engine))
+    print(summary(engine))
     if options.results:
-        found = [found_record(engine, failure) for failure in summary.failures]
-        write(options, found, summary, plan.versions)
-    if summary.failures:
-        return 1
-    return 0 if summary.statuses["pass"] + summary.statuses["known"] else 2
+        write(options, found, engine)
+    return 1 if found else 0 if engine.statuses["pass"] + engine.statuses["known"] else 2
 
 
-def tell(search: Search, failure: Failure, script: str) -> None:
-    """Print a failure. Save its script, if `script` names a file, as `script` or, if that file exists, as
-    SCRIPT-2.py, SCRIPT-3.py, ..."""
-    print(found_text(search, failure))
-    text, why = script_of(search, failure)
-    if why:
-        print(f"  script  none: {why}", flush=True)
-        return
-    print(f"  alone, without this project:\n\n{text.rstrip()}", flush=True)
-    if not script:
-        return
-    path = Path(script)
-    names = (path.with_stem(f"{path.stem}-{n}") for n in itertools.count(2))
-    free = next(name for name in itertools.chain([path], names) if not name.exists())
+def tell(search: Search, failure: Failure) -> FoundRecord:
+    """Print a failure, save its script if --script names a file, and return its record."""
+    from attention_conformance.suite.run.script import script
+
+    cell, verdict = failure.cell, failure.verdict
+    options = replace(search.plan.options, mode=cell.implementation.mode)
+    words = options.command_line()
+    if cell.implementation not in search.plan.functions:
+        words.append(f"--implementation={cell.implementation.name}")
+    once = "" if failure.repeats else "\n  passes when it is judged again: it is not deterministic"
+    print(
+        f"\n{verdict.status}: {verdict.kind}, {cell.check.name} of {cell.implementation}\n"
+        f"  case    {cell.case.id}\n  drawn   shrunk from {failure.drawn.id}\n  {verdict.message}\n"
+        f"  again   attention-conformance search {shlex.join([*words, f'--case={cell.case.id}'])}\n"
+        f"          attention-conformance describe {cell.case.id}{once}"
+    )
+    text = ""
     try:
-        write_new(free, text)
-    except OSError as error:
-        print(f"  script  not saved: {error}", file=sys.stderr, flush=True)
-    else:
-        print(f"  saved   {free}", flush=True)
-
-
-def script_of(search: Search, failure: Failure) -> tuple[str, str]:
-    """The script of a failure and "", or "" and the reason why there is no script."""
-    from attention_conformance.suite.judge.cell import Cell
-    from attention_conformance.suite.run.script import NoScript, script
-
-    cell = Cell(failure.check, failure.case, failure.implementation, search.plan.options.seed)
-    try:
-        return script(cell, failure.verdict), ""
-    except NoScript as reason:
-        return "", str(reason)
-    except Exception as error:
-        return "", f"{type(error).__name__} while it was written: {error}"
-
-
-def found_record(search: Search, failure: Failure) -> FoundRecord:
-    """The record of a failure."""
-    implementation, check, kind, dtype, said = failure.key
+        text = script(cell, verdict)
+        print(f"  alone, without this project:\n\n{text.rstrip()}")
+    except Exception as error:  # NoScript says why there is none
+        print(f"  script  none: {error}")
+    path = Path(search.options.script)
+    if text and search.options.script and not path.exists():
+        write_new(path, text)
+        print(f"  saved   {path}")
+    sys.stdout.flush()
     return FoundRecord(
-        implementation, check, kind, dtype, said, failure.verdict.status, failure.case.id,
-        failure.drawn.id, printable(failure.verdict.message), failure.times, failure.repeats,
-        script_of(search, failure)[0],
+        *failure.cause, verdict.status, cell.case.id, failure.drawn.id, printable(verdict.message),
+        failure.times, failure.repeats, text,
     )  # fmt: skip
 
 
 def write(
-    options: SearchOptions,
-    found: Sequence[FoundRecord],
-    summary: Summary | None = None,
-    versions: Mapping[str, str] | None = None,
+    options: SearchOptions, found: Sequence[FoundRecord], search: Search | None = None
 ) -> None:
-    """Write the records of a search. Without a summary the search process died."""
-    header = SearchHeader(
-        **machine.origin(), versions=dict(versions or {}),
-        options={n: value for n, value in asdict(options).items() if n not in UNSTORED},
-    )  # fmt: skip
-    if summary is not None:
+    """Write the records of a search. Without `search` its process died."""
+    asked = {n: v for n, v in asdict(options).items() if n not in ("script", "case", "results")}
+    header = SearchHeader(**machine.origin(), options=asked)
+    if search is not None:
+        times = {failure.cause: failure.times for failure in search.failures.values()}
+        found = [replace(record, times=times[record.cause]) for record in found]
         header = replace(
-            header, examples=summary.examples, statuses=dict(summary.statuses),
-            seconds=round(summary.seconds, 3), digest=summary.digest,
+            header, versions=search.plan.versions, examples=len(search.seen),
+            statuses=dict(search.statuses), seconds=round(search.seconds, 3), digest=digest(search),
         )  # fmt: skip
     file = searches.writer(options.results, header)
     for record in found:
@@ -196,65 +160,25 @@ def write(
     file.close()
 
 
-def found_text(search: Search, failure: Failure) -> str:
-    """The text of a failure: the minimal case, and the commands that judge it again."""
-    case, check, implementation = failure.case, failure.check, failure.implementation
-    words = replace(search.plan.options, mode=implementation.mode).command_line()
-    if implementation not in search.plan.functions:
-        words.append(f"--implementation={implementation.name}")
-    who = " ".join(map(shlex.quote, words))
-    module = check.function.__module__.replace(".", "/")
-    node = f"{module}.py::test_{check.name}[{implementation}/{case.id}]"
-    home = {"values": "cases", "gradients": "gradients"}[check.name]
-    if implementation.mode == "compiled":
-        home = {"cases": "compiled"}.get(home, f"compiled_{home}")
-    how = "shrunk from" if failure.shrunk else "not shrunk, time was over:"
-    lines = [
-        f"\n{failure.verdict.status}: {failure.verdict.kind}, {check.name} of {implementation}",
-        f"  case    {case.id}",
-        f"  drawn   example {failure.example}, {how} {failure.drawn.id}",
-        f"  {failure.verdict.message}",
-        f"  again   attention-conformance search {who} --case={case.id}",
-        f"          attention-conformance describe {case.id}",
-        f"  to keep paste the id into `{home}` of suite/spec/operators/{case.operator.module}.py, then",
-        f"          pytest {shlex.quote(node)} {who} --level=full",
-    ]
-    if not failure.repeats:
-        lines.append(
-            "  The case passed when it was judged again: the implementation is not deterministic."
-        )
-    return "\n".join(lines)
+def digest(search: Search) -> str:
+    """A digest of the ids of the cases, in order."""
+    return hashlib.sha256("\n".join(search.seen).encode()).hexdigest()[:12]
 
 
-def summary_text(summary: Summary, search: Search) -> str:
-    """The text of a summary: examples, cells by status, failures."""
-    names = ", ".join(map(str, search.implementations))
-    counts = summary.statuses
+def summary(search: Search) -> str:
+    """The text of a search that ended: examples, cells by status, failures."""
+    names = ", ".join(map(str, search.plan.implementations))
+    began = f"seed {search.options.seed}: {len(search.seen)} examples in {search.seconds:.0f} s"
     order = ("pass", "unsupported", "known", "like known", *BROKEN)
-    cells = ", ".join(f"{counts[name]} {name}" for name in order)
-    rate = summary.examples / summary.seconds if summary.seconds else 0.0
     lines = [
-        f"\nseed {summary.seed}: {summary.examples} examples in {summary.seconds:.0f} s, "
-        f"{rate:.1f} a second, of {names}",
-        f"  cells     {cells}; {summary.shrinking} more to shrink failures",
-        "  distinct  " + ", ".join(f"{len(values)} {n}" for n, values in summary.axes.items()),
-        f"  digest    {summary.digest} of the ids in order",
+        f"\n{began}, of {names}",
+        "  cells     " + ", ".join(f"{search.statuses[name]} {name}" for name in order),
+        f"  digest    {digest(search)} of the ids in order",
     ]
-    if search.pools:
-        count = max(len(pool) for pool in search.pools.values())
-        lines.append(
-            f"  sizes     {count} of each operator, because each new size is compiled (--shapes)"
-        )
-    for like in summary.alike.values():
-        lines.append(
-            f"  like known, {like.times} times: {like.implementation} {like.case.id}\n"
-            f"            {like.source}: {like.cause}"
-        )
-    for failure in summary.failures:
-        lines.append(
-            f"  found {failure.times} times: {failure.verdict.kind}, {failure.check.name} of "
-            f"{failure.implementation}: {failure.case.id}"
-        )
-    if not summary.failures:
-        lines.append("  nothing found")
-    return "\n".join(lines)
+    lines += [f"  like known, {times} times: {entry}" for entry, times in search.alike.items()]
+    lines += [
+        f"  found {one.times} times: {one.verdict.kind}, {one.cell.check.name} of "
+        f"{one.cell.implementation}: {one.cell.case.id}"
+        for one in search.failures.values()
+    ]
+    return "\n".join(lines if search.failures else [*lines, "  nothing found"])

@@ -1,17 +1,20 @@
 """The search: draw cases, judge them with the checks, and shrink failures.
 
-A batch of cases is one Hypothesis run. Its seed depends only on the search's seed and the batch's number:
+A batch of cases is one run of Hypothesis, whose seed depends on the search's seed and the batch's number:
 equal searches draw equal cases in equal order. A case that fails in a new way ends the batch: Hypothesis
-shrinks it to a minimal case with the same failure, and the next batch begins.
+shrinks it to a minimal case with the same failure.
 """
 
 from __future__ import annotations
 
-import hashlib
+import itertools
+import random
+import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 import hypothesis
 from hypothesis import HealthCheck, Phase
@@ -21,316 +24,214 @@ from attention_conformance.suite.checks import all_checks
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.judge import judge
 from attention_conformance.suite.judge.verdict import Verdict
+from attention_conformance.suite.records.searches import Cause
 from attention_conformance.suite.run import jax_caches
 from attention_conformance.suite.run.plan import Plan
-from attention_conformance.suite.run.smaller import shrunk
+from attention_conformance.suite.run.smaller import shrunk, well_posed
 from attention_conformance.suite.search import strategies
-from attention_conformance.suite.search.failures import (
-    Failure,
-    Key,
-    KnownAlike,
-    Summary,
-    alike,
-    failure_key,
-    values_of,
-)
-from attention_conformance.suite.search.strategies import Shape
+from attention_conformance.suite.search.options import SearchOptions
 from attention_conformance.suite.spec.case import Case
-from attention_conformance.suite.spec.dtypes import dtype
+from attention_conformance.suite.spec.catalogue import cases, of_operator
+from attention_conformance.suite.spec.dtypes import DTYPES, dtype
 from attention_conformance.suite.spec.operator import Operator
 from attention_conformance.suite.spec.vocabulary import BROKEN, SEARCHED
 
 BATCH = 200
-"""Cases per batch. Hypothesis begins a batch with small cases and varies them."""
+"""Cases of a batch. Hypothesis begins a batch with small cases and varies them."""
 
 SHRINK_SECONDS = 60.0
-"""Greatest time for shrinking a failure."""
+"""Greatest time for shrinking a failure that Hypothesis does not shrink."""
 
 POOL = 4
-"""Number of sizes per operator if a backend compiles every new shape."""
+"""Number of sizes of an operator if every new size is compiled."""
 
-POOL_PAIRS = 4096
 
-T = TypeVar("T")
+@dataclass
+class Failure:
+    """A failure: the drawn case, and the smallest cell that fails in the same way so far."""
+
+    cause: Cause
+    drawn: Case
+    cell: Cell
+    verdict: Verdict
+    times: int = 1
+    repeats: bool = True
+
+
+class StillFails(Exception):
+    """A case has the failure that is being shrunk."""
 
 
 class Search:
-    """Draws cases and judges each with all implementations of its operator in a plan.
+    """Draws cases, and judges each with the implementations of its operator in a plan.
 
-    - `minutes`, `examples`: the first limit reached ends the search; without both, one minute
-    - `found`: called with every failure once, after shrinking
-    - `drawn`, `judging`: called with every case and every cell before judging
-    - `pool`: number of sizes to draw from; 0 draws any. Default: `POOL` if new shapes are compiled
+    `found` is called with every new failure after shrinking, `judging` with every cell before judging.
     """
 
     def __init__(
         self,
         plan: Plan,
-        seed: int = 0,
-        minutes: float | None = None,
-        examples: int | None = None,
-        gradients: bool = True,
-        pool: int | None = None,
-        found: Callable[[Failure], None] = lambda failure: None,
-        drawn: Callable[[Case], None] = lambda case: None,
-        judging: Callable[[Cell], None] = lambda cell: None,
+        options: SearchOptions,
+        found: Callable[[Failure], object] = lambda failure: None,
+        judging: Callable[[Cell], object] = lambda cell: None,
     ) -> None:
-        if minutes is None and examples is None:
-            minutes = 1.0
-        self.plan, self.limit = plan, examples
-        self.found, self.drawn, self.judging = found, drawn, judging
-        self.implementations = plan.implementations
-        self.operators = list(dict.fromkeys(i.operator for i in self.implementations))
-        self.checks = [all_checks()[name] for name in (SEARCHED if gradients else SEARCHED[:1])]
-        self.summary = Summary(seed)
-        self.seconds = None if minutes is None else 60.0 * minutes
-        self.dtypes = [dtype(n) for n in plan.options.dtype] or list(strategies.EVERY_DTYPE)
-        compiling = any(
-            i.backend.compilers.compiles_shapes or i.mode == "compiled"
-            for i in self.implementations
-        )
-        count = pool if pool is not None else POOL if compiling else 0
-        self.pools = {o.name: shape_pool(o, seed, count) for o in self.operators if count}
-        self._keys: dict[Key, Failure] = {}
-        self._judged: set[str] = set()
-        self._hash = hashlib.sha256()
+        self.plan, self.options, self.found, self.judging = plan, options, found, judging
+        self.checks = [all_checks()[name] for name in SEARCHED[: 2 if options.gradients else 1]]
+        self.seen: dict[str, Case] = {}
         self.judged = 0
+        self.statuses, self.alike = Counter[str](), Counter[str]()
+        self.failures: dict[Cause, Failure] = {}
+        self._new: list[Failure] = []
+        self._began = time.monotonic()
 
-    def run(self) -> Summary:
-        """Search until the limit of time or examples is reached."""
-        began = time.monotonic()
-        self._deadline = None if self.seconds is None else began + self.seconds
-        cases = strategies.cases(self.operators, self.dtypes, self.pools)
-        number = 0
-        while not self._over():
-            before = self.summary.examples
-            _Batch(self, cases, number).run()
-            number += 1
-            if self.summary.examples == before and number > 1 and not self._over():
-                break  # every case was drawn before
-        for failure in self._keys.values():
-            if not failure.shrunk:
-                self.found(failure)
-        return self._summed_up(began)
+    @property
+    def seconds(self) -> float:
+        """How long the search has run."""
+        return time.monotonic() - self._began
 
-    def judge_these(self, cases: Iterable[Case]) -> Summary:
-        """Judge these cases with every implementation, and shrink those that fail."""
-        began = time.monotonic()
-        for case in cases:
-            self._count(case)
-            for cell in self.cells(case):
-                failure = self._record(cell, self.judge(cell))
-                if failure is not None:
-                    self._shrink(failure)
-        return self._summed_up(began)
+    def run(self) -> None:
+        """Search until the limit of time or examples is reached, or no new case is drawn."""
+        operators = list(dict.fromkeys(one.operator for one in self.plan.implementations))
+        dtypes = [dtype(name) for name in self.options.dtype] or strategies.EVERY_DTYPE
+        drawn = strategies.cases(operators, dtypes, {o.name: self._pool(o) for o in operators})
+        for number in itertools.count():
+            before, self._new = len(self.seen), []
+            self._batch(drawn, f"{self.options.seed}/{number}")
+            for failure in self._new:
+                self._report(failure, shrink=failure is not self._new[0])
+            if self._over() or (number and len(self.seen) == before):
+                return
 
-    def _shrink(self, failure: Failure) -> None:
-        """Find a smaller case that fails in the same way, in at most `SHRINK_SECONDS`."""
+    def judge_these(self, cases: Sequence[Case]) -> None:
+        """Judge these cases, and make those that fail smaller."""
+        for failure in itertools.chain(*map(self._judge_all, cases)):
+            self._report(failure, shrink=True)
+
+    def _pool(self, operator: Operator) -> list[Case]:
+        """Cases of the catalogue whose sizes are drawn; [] if any size is."""
+        compiling = any(
+            one.mode == "compiled" or one.backend.compilers.compiles_shapes
+            for one in self.plan.implementations
+        )
+        count = POOL * compiling if self.options.shapes is None else self.options.shapes
+        sizes = {(case.sizes, case.widths): case for case in of_operator(operator, cases, "smoke")}
+        choice = random.Random(self.options.seed)
+        return choice.sample([*sizes.values()], min(count, len(sizes)))
+
+    def _batch(self, drawn: SearchStrategy[Case], seed: str) -> None:
+        """Draw cases until one fails in a new way, and shrink that failure."""
+
+        @hypothesis.seed(seed)
+        @hypothesis.settings(
+            max_examples=BATCH, database=None, deadline=None, derandomize=False,
+            phases=(Phase.generate, Phase.shrink), suppress_health_check=list(HealthCheck),
+            report_multiple_bugs=False, print_blob=False,
+        )  # fmt: skip
+        @hypothesis.given(drawn)
+        def batch(case: Case) -> None:
+            if self._new:
+                fails = self._fails(self._new[0], case)
+            else:
+                new = not self._over() and case.id not in self.seen
+                self._new = self._judge_all(case) if new else []
+                fails = bool(self._new)
+            if fails:
+                raise StillFails
+
+        try:
+            batch()
+        except StillFails:
+            return
+        except hypothesis.errors.Flaky:
+            self._new[0].repeats = False
+
+    def _over(self) -> bool:
+        """Whether a limit is reached."""
+        minutes, examples = self.options.minutes, self.options.examples
+        limit = 1.0 if minutes is None and examples is None else minutes
+        late = limit is not None and self.seconds > 60 * limit
+        return late or (examples is not None and len(self.seen) >= examples)
+
+    def _judge_all(self, case: Case) -> list[Failure]:
+        """Judge a case with every check and implementation; returns the new failures."""
+        self.seen[case.id] = case
+        new = []
+        for check, one in itertools.product(self.checks, self.plan.implementations):
+            if one.operator is case.operator and well_posed(case, "gradient" in check.needs):
+                # A case beyond declared limits is replaced by the nearest supported case.
+                nearest = one.nearest_supported(case) or case
+                cell = Cell(check, nearest, one, self.plan.options.seed)
+                new += self._count(cell, self.judge(cell))
+        return new
+
+    def _count(self, cell: Cell, verdict: Verdict) -> list[Failure]:
+        """Count a verdict; returns its failure if it is new."""
+        like = self._alike(cell, verdict) if verdict.status == "fail" else ""
+        self.statuses["like known" if like else verdict.status] += 1
+        self.alike.update([like] if like else [])
+        if like or verdict.status not in BROKEN:
+            return []
+        cause = cause_of(cell, verdict)
+        if known := self.failures.get(cause):
+            known.times += 1
+            return []
+        assert isinstance(cell.case, Case)
+        self.failures[cause] = Failure(cause, cell.case, cell, verdict)
+        return [self.failures[cause]]
+
+    def _fails(self, failure: Failure, case: Case) -> bool:
+        """Whether a case has a failure, which then keeps the case."""
+        one = failure.cell.implementation
+        if case.operator is not one.operator:
+            return False
+        nearest = one.nearest_supported(case) or case
+        cell = Cell(failure.cell.check, nearest, one, failure.cell.seed)
+        verdict = self.judge(cell)
+        fails = verdict.status in BROKEN and cause_of(cell, verdict) == failure.cause
+        if fails:
+            failure.cell, failure.verdict = cell, verdict
+        return fails
+
+    def _report(self, failure: Failure, shrink: bool) -> None:
+        """Pass a failure to `found`, after making a case smaller that Hypothesis does not shrink."""
         until = time.monotonic() + SHRINK_SECONDS
-
-        def fails(case: Case) -> bool:
-            verdict = self.fails(failure, case) if time.monotonic() < until else None
-            if verdict is not None:
-                failure.case, failure.verdict = case, verdict
-            return verdict is not None
-
-        shrunk(failure.case, fails)
-        self.report(failure)
-
-    def report(self, failure: Failure) -> None:
-        """Judge a shrunk failure again, and pass it to `found`."""
-        failure.shrunk = True
-        failure.repeats = self.fails(failure, failure.case) is not None
+        if shrink:
+            failure.repeats = self._fails(failure, failure.drawn)
+            shrunk(
+                failure.drawn,
+                lambda case: time.monotonic() < until and self._fails(failure, case),
+            )
         self.found(failure)
 
-    def fails(self, failure: Failure, case: Case) -> Verdict | None:
-        """The verdict on `case` if the case has the same failure; else None."""
-        if failure.implementation.operator is not case.operator:
-            return None
-        cell = Cell(failure.check, case, failure.implementation, self.plan.options.seed)
-        verdict = self.judge(cell)
-        self.summary.shrinking += 1
-        failed = verdict.status in BROKEN
-        return verdict if failed and failure_key(cell, verdict) == failure.key else None
-
-    def cells(self, case: Case) -> Iterator[Cell]:
-        """The cells of a case, by check and by implementation of its operator."""
-        for check in self.checks:
-            if not strategies.well_posed(case, "gradient" in check.needs):
-                continue
-            for implementation in self.implementations:
-                if implementation.operator is case.operator:
-                    # A case beyond declared limits is replaced by the nearest supported case.
-                    nearest = implementation.nearest_supported(case) or case
-                    yield Cell(check, nearest, implementation, self.plan.options.seed)
-
     def judge(self, cell: Cell) -> Verdict:
-        """The verdict of a cell with the manifest. A pass stays a pass even if the manifest expects a
-        failure, because its entries describe other sizes."""
+        """The verdict of a cell with the manifest. A case that passes against an entry passes, because
+        entries describe other sizes."""
         self.judged += 1
         jax_caches.forget(self.judged)
         self.judging(cell)
         verdict = judge(cell, self.plan.policy(cell))
-        if verdict.kind == "unexpected-pass":
-            return Verdict("pass", measured=verdict.measured, seconds=verdict.seconds)
-        return verdict
+        return verdict if verdict.kind != "unexpected-pass" else Verdict("pass")
 
-    def _summed_up(self, began: float) -> Summary:
-        self.summary.failures = list(self._keys.values())
-        self.summary.seconds = time.monotonic() - began
-        self.summary.digest = self._hash.hexdigest()[:12]
-        return self.summary
-
-    def _over(self) -> bool:
-        if self.limit is not None and self.summary.examples >= self.limit:
-            return True
-        return self._deadline is not None and time.monotonic() > self._deadline
-
-    def _record(self, cell: Cell, verdict: Verdict) -> Failure | None:
-        """Count the verdict; returns the failure if it is new or not shrunk yet, else None."""
-        status, case = verdict.status, cell.case
-        assert isinstance(case, Case)
-        if status == "fail" and (like := self._alike(cell, verdict)) is not None:
-            source, cause = like
-            status = "like known"
-            if source in self.summary.alike:
-                self.summary.alike[source].times += 1
-            else:
-                name = str(cell.implementation)
-                self.summary.alike[source] = KnownAlike(source, cause, case, name)
-        self.summary.statuses[status] += 1
-        if status not in BROKEN:
-            return None
-        key = failure_key(cell, verdict)
-        if key in self._keys:
-            failure = self._keys[key]
-            failure.times += 1
-            if failure.shrunk:
-                return None
-            failure.case, failure.verdict = case, verdict
-            return failure
-        self._keys[key] = Failure(
-            key, cell.implementation, cell.check, case, case, verdict, self.summary.examples
-        )
-        return self._keys[key]
-
-    def _alike(self, cell: Cell, verdict: Verdict) -> tuple[str, str] | None:
+    def _alike(self, cell: Cell, verdict: Verdict) -> str:
+        """The source and cause of a manifest entry with this failure in another case of the operator and
+        dtype, or "". Entries name sizes of the catalogue; drawn cases have any size."""
         if cell.implementation in self.plan.functions:
-            return None
-        return alike(self.plan.of(cell.implementation).manifest, cell, verdict)
-
-    def _count(self, case: Case) -> None:
-        self.summary.examples += 1
-        self._judged.add(case.id)
-        self._hash.update(case.id.encode() + b"\n")
-        for axis, value in values_of(case):
-            self.summary.axes.setdefault(axis, Counter())[value] += 1
-        self.drawn(case)
-
-
-class _StillFails(Exception):
-    """The case has the failure that is being shrunk."""
+            return ""
+        for entry in self.plan.of(cell.implementation).manifest.entries:
+            of_check = {"*", cell.check.name} & {*entry.check} and entry.kind == verdict.kind
+            of_cell = of_check and cell.implementation.name in entry.implementation
+            if of_cell and re.search(entry.message, verdict.message):
+                for operator, *parts in (pattern.split("/") for pattern in entry.case):
+                    dtypes = {*parts} & {*DTYPES} <= {cell.case.dtype.name}
+                    if dtypes and fnmatchcase(cell.case.operator.name, operator):
+                        return f"{entry.source}: {entry.cause}"
+        return ""
 
 
-class _Batch:
-    """One Hypothesis run: draws until a case fails in a new way, then shrinks that failure."""
-
-    def __init__(self, search: Search, cases: SearchStrategy[Case], number: int) -> None:
-        self.search, self.cases = search, cases
-        self.seed = seed_of(f"{search.summary.seed}/{number}")
-        self.failure: Failure | None = None
-        self.verdicts: dict[str, Verdict | None] = {}
-        self.until = 0.0
-
-    def run(self) -> None:
-        run_batch(self.cases, self.seed, self._one, BATCH)
-        if self.failure is None:
-            return
-        case = self.failure.case
-        self.search.report(self.failure)
-        for other in self.search._keys.values():
-            # Other implementations that failed the drawn case often fail the minimal case, too.
-            if not other.shrunk and (verdict := self.search.fails(other, case)) is not None:
-                other.case, other.verdict = case, verdict
-                self.search.report(other)
-
-    def _one(self, case: Case) -> None:
-        fails = self._look(case) if self.failure is None else self._shrink(case)
-        if fails:
-            # Raise at a single line: Hypothesis treats another line as another failure.
-            raise _StillFails
-
-    def _look(self, case: Case) -> bool:
-        search = self.search
-        if search._over() or case.id in search._judged:
-            return False
-        search._count(case)
-        for cell in search.cells(case):
-            verdict = search.judge(cell)
-            failure = search._record(cell, verdict)
-            if failure is not None and self.failure is None:
-                self.failure = failure
-                self.until = time.monotonic() + SHRINK_SECONDS
-                self.verdicts[case.id] = verdict
-        return self.failure is not None
-
-    def _shrink(self, case: Case) -> bool:
-        failure = self.failure
-        assert failure is not None
-        if case.id not in self.verdicts:
-            self.verdicts[case.id] = None
-            if time.monotonic() > self.until:
-                return False
-            self.verdicts[case.id] = self.search.fails(failure, case)
-        known = self.verdicts[case.id]
-        if known is not None:
-            failure.case, failure.verdict = case, known
-        return known is not None
-
-
-def run_batch(
-    drawn: SearchStrategy[T], seed: int, function: Callable[[T], None], count: int
-) -> None:
-    """Call `function` with `count` draws, equal for equal seeds and outcomes.
-
-    If `function` raises _StillFails, Hypothesis shrinks the draw until no simpler draw raises.
-    """
-
-    @hypothesis.seed(seed)
-    @hypothesis.settings(
-        max_examples=count,
-        database=None,
-        deadline=None,
-        derandomize=False,
-        phases=(Phase.generate, Phase.shrink),
-        suppress_health_check=list(HealthCheck),
-        report_multiple_bugs=False,
-        print_blob=False,
-    )
-    @hypothesis.given(drawn)
-    def batch(value: T) -> None:
-        function(value)
-
-    try:
-        batch()
-    except _StillFails:
-        return
-
-
-def seed_of(name: str) -> int:
-    """A seed for Hypothesis, determined by the name."""
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
-
-
-def shape_pool(operator: Operator, seed: int, count: int) -> list[Shape]:
-    """`count` different shapes of an operator, determined by the seed."""
-    shapes: dict[Shape, None] = {}
-
-    def take(shape: Shape) -> None:
-        shapes[shape] = None
-
-    drawn = strategies.shapes(operator, POOL_PAIRS)
-    run_batch(drawn, seed_of(f"pool/{operator}/{seed}"), take, 4 * count)
-    every = list(shapes)
-    step = max(1, len(every) // count)
-    return every[::step][:count]
+def cause_of(cell: Cell, verdict: Verdict) -> Cause:
+    """What equal failures share: implementation, check, kind, dtype (of wrong values), and the message
+    without its numbers."""
+    text, *more = re.split(r"element \(", verdict.message, maxsplit=1)
+    said = re.sub(r"-?\d+(\.\d+)?(e[-+]?\d+)?", "N", text) + "element" * bool(more)
+    of_dtype = cell.case.dtype.name if verdict.kind in ("value", "non-finite") else ""
+    return str(cell.implementation), cell.check.name, verdict.kind, of_dtype, said

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from attention_conformance.backends.registry import UsageError
 from attention_conformance.suite.flags import number, option, whole
 from attention_conformance.suite.run.options import Options, shared
 
-CELL_SECONDS = 60.0
-"""Default time limit of a cell; drawn cases are small."""
-
-UNSTORED = ("shapes", "script", "list", "case", "results")
-"""Options that the records leave out."""
+_limit = partial(option, metavar="N", default=None, for_rerun=False)
 
 
 @dataclass(frozen=True)
@@ -22,38 +19,22 @@ class SearchOptions(Options):
 
     fixed = ("level", "shard", "audit", "allow_refusals")
 
-    cell_timeout: float = shared("cell-timeout", default=CELL_SECONDS)
+    cell_timeout: float = shared("cell-timeout", default=60.0)
     seed: int = shared("seed", help="seed that draws the cases")
-    minutes: float | None = option(
-        "greatest time; default 1, or none with --examples",
-        "N",
-        default=None,
-        kind=number,
-        for_rerun=False,
-    )
-    examples: int | None = option(
-        "greatest number of cases", "N", default=None, kind=whole, for_rerun=False
+    minutes: float | None = _limit("greatest time; default 1, or none with --examples", kind=number)
+    examples: int | None = _limit("greatest number of cases", kind=whole)
+    shapes: int | None = _limit(
+        "draw N sizes of each operator, 0: any; default 4 if new sizes are compiled, else 0",
+        kind=whole,
     )
     gradients: bool = option(
-        "also judge the gradients of implementations that have them (default)",
-        default=True,
-        switch=True,
-        for_rerun=False,
-    )
-    shapes: int | None = option(
-        "draw only N sizes of each operator; 0: any sizes; default: few sizes if every new shape is "
-        "compiled, else any",
-        "N",
-        default=None,
-        kind=whole,
-        for_rerun=False,
+        "also judge gradients (default)", default=True, switch=True, for_rerun=False
     )
     script: str = option(
-        "save the script of the first failure in this new file, of later failures in FILE-2.py, ...",
-        "FILE.py",
+        "save the script of the first failure in this new file",
+        metavar="FILE.py",
         for_rerun=False,
     )
-    list: bool = option("print the id of every case drawn", switch=True, for_rerun=False)
     case: tuple[str, ...] = shared(
         "case",
         help="judge this case instead of drawing, and shrink it if it fails; repeatable",
@@ -65,12 +46,10 @@ class SearchOptions(Options):
         """Raise UsageError for invalid options. Imports no framework."""
         super().check()
         for name in ("minutes", "examples"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
+            if (value := getattr(self, name)) is not None and not value > 0:
                 raise UsageError(f"--{name} must be positive, got {value}")
         if self.shapes is not None and self.shapes < 0:
             raise UsageError(f"--shapes must not be negative, got {self.shapes}")
         for name in ("script", "results"):
-            path = getattr(self, name)
-            if path and Path(path).exists():
+            if (path := getattr(self, name)) and Path(path).exists():
                 raise UsageError(f"--{name}={path} exists; name a new file")
