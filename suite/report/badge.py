@@ -25,9 +25,6 @@ COLOURS = {
 FACT = "#1f5f99"
 """The colour of a badge that is no verdict."""
 
-LEFT = "attention"
-"""The text of the left half of a verdict."""
-
 LETTER, MARGIN = 7, 10
 """Width of a letter and of the margins of a half, in pixels."""
 
@@ -72,7 +69,7 @@ def draw(runs: Sequence[Run], path: Path) -> None:
     Raises FileExistsError if the file exists, and RecordError if a run is partial.
     """
     verdict, text = right_half(runs)
-    _write(path, LEFT, text, COLOURS[verdict])
+    write_new(path, picture("attention", text, COLOURS[verdict]))
 
 
 def draw_all(runs: Sequence[Run], folder: Path) -> None:
@@ -81,22 +78,26 @@ def draw_all(runs: Sequence[Run], folder: Path) -> None:
     verdict, _ = right_half(runs)
     totals = sum((run.totals for run in runs), Counter[str]())
     cells = totals.total()
-    judged = cells - totals[UNSUPPORTED]
-    folder = new_folder(folder)
-    share = percent(judged / cells) if cells else "0%"
-    _write(folder / "right.svg", LEFT, verdict, COLOURS[verdict])
-    _write(folder / "precision.svg", "precision", precision(runs), FACT)
-    _write(folder / "coverage.svg", "coverage", f"{share} of {cells} cells", FACT)
+    share = percent((cells - totals[UNSUPPORTED]) / cells) if cells else "0%"
+    badges = {
+        "right": picture("attention", verdict, COLOURS[verdict]),
+        "precision": picture("precision", precision(runs)),
+        "coverage": picture("coverage", f"{share} of {cells} cells"),
+    }
+    new_folder(folder)
+    for name, badge in badges.items():
+        write_new(folder / f"{name}.svg", badge)
 
 
-def _write(path: Path, label: str, text: str, colour: str) -> None:
-    """A new file with the badge of these two halves."""
+def picture(label: str, text: str, colour: str = FACT) -> str:
+    """The SVG of a badge with these two halves."""
     from jinja2 import Environment, StrictUndefined
 
-    environment = Environment(autoescape=True, undefined=StrictUndefined)
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True
+    )
     template = Path(__file__).with_name("badge.svg.jinja").read_text("utf-8")
     left, right = (len(half) * LETTER + MARGIN for half in (label, text))
-    picture = environment.from_string(template).render(
+    return environment.from_string(template).render(
         label=label, text=text, left=left, right=right, colour=colour
     )
-    write_new(path, picture + "\n")

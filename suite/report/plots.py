@@ -69,8 +69,8 @@ def _figure(title: str, x: str, y: str, below: str, height: float) -> tuple[Any,
     axis = figure.subplots()
     axis.set_title(title, fontsize=7, loc="left")
     axis.set(xscale="log", yscale="log" if y else "linear", xlabel=x, ylabel=y)
-    axis.xaxis.label.set_size(5)
-    axis.yaxis.label.set_size(5)
+    axis.xaxis.label.set_fontsize(5)
+    axis.yaxis.label.set_fontsize(5)
     axis.tick_params(labelsize=5.5, which="both")
     axis.grid(alpha=0.25, linewidth=0.5)
     return figure, axis
