@@ -19,6 +19,7 @@ from attention_conformance.backends.registry import load
 from attention_conformance.suite.checks import all_checks
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.judge import judge
+from attention_conformance.suite.judge.verdict import Verdict
 from attention_conformance.suite.records.expectations import Expectation, Manifest
 from attention_conformance.suite.run.options import Options
 from attention_conformance.suite.run.plan import Plan
@@ -400,3 +401,12 @@ def test_few_sizes_are_those_of_the_seed() -> None:
     assert len(sizes(2)) <= 2 * len(operators)
     assert sizes(2) == sizes(2)
     assert sizes(2) != sizes(3)
+
+
+def test_a_failure_that_does_not_repeat_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    verdicts = iter([Verdict("fail", "value", "once")])
+    monkeypatch.setattr(Search, "judge", lambda self, cell: next(verdicts, Verdict("pass")))
+    hits: list[Failure] = []
+    done = search("numpy", hits, implementation=("definition",), examples=20, gradients=False)
+    assert [failure.repeats for failure in hits] == [False]
+    assert len(done.seen) == 20
