@@ -110,8 +110,8 @@ class PreparedCall:
       `cotangent` and `wrt` (argument names), returns gradients by argument
     - `jvp`: takes the arguments and `tangents` by argument, returns the output's tangent
     - `within`: makes the context of the call, which is not compiled (choice of kernel, thread count)
-    - `source`: script lines that compute `output` from variables named like the arguments
-    - `through`: the template that compiles the call in `source` (see `Dialect.compiled`)
+    - `source`: script lines that set `function`, which takes the arguments; "" if there are none
+    - `through`: the expression that compiles `call` in scripts (see `Dialect.compiled`)
     - `constants`: the plain values that the function depends on, besides its arguments; None if unknown.
       Calls of an implementation with equal constants have equal functions
     - `compiled`: the framework's compiled program, or None

@@ -10,7 +10,7 @@ import pytest
 
 from attention_conformance.backends import registry
 from attention_conformance.backends.registry import UsageError
-from attention_conformance.backends.sources import import_source
+from attention_conformance.backends.sources import function_source
 from attention_conformance.suite.checks import all_checks
 from attention_conformance.suite.judge.verdict import Verdict
 from attention_conformance.suite.spec.case import Case
@@ -224,8 +224,8 @@ def test_a_file_imports_its_neighbours(tmp_path: Path, package: bool) -> None:
     function = registry.function_implementation(registry.load("torch"), path, {})[0]
     case = find("sdpa/none/mha/f32/b2h3q17k23d8")
     assert verdict_of(function, case).status == "pass"
-    source = import_source(function.judged, "flash")
-    script = f"{source}\nimport torch\nprint(flash(*torch.ones(3, 1, 1, 2, 4)).sum().item())"
+    source = function_source(function.judged, "flash")
+    script = f"{source}\nimport torch\nprint(function(*torch.ones(3, 1, 1, 2, 4)).sum().item())"
     out = subprocess.run(
         [sys.executable, "-P", "-c", script],
         cwd=tmp_path,

@@ -32,7 +32,6 @@ from attention_conformance.backends.prepared import (
     variations,
 )
 from attention_conformance.backends.protocol import Implementation
-from attention_conformance.backends.sources import call_source
 from attention_conformance.backends.textbook.attention import TextbookAttention
 from attention_conformance.backends.user.function import NativeSignature
 from attention_conformance.suite.spec.inputs import Inputs
@@ -85,14 +84,13 @@ class Eager(TextbookAttention):
     backend: JaxEngine
 
     spelled = staticmethod(operations)
-    imports = "import jax\nimport jax.numpy as jnp"
     declared = TextbookAttention.declared.but(numerics="stepwise").electing(
         {"integer-mask": "cast-to-bool", "subnormal-output": FLUSHED}
     )
 
     @property
-    def framework(self) -> dict[str, Any]:
-        return {"jax": self.backend.jax, "jnp": self.backend.numpy}
+    def framework(self) -> tuple[Any, ...]:
+        return self.backend.jax, self.backend.numpy
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         return self.backend.jitted(self, super().prepare(inputs))
@@ -241,7 +239,8 @@ class JaxNn(Implementation):
         def call(**arguments: Any) -> Any:
             return function(**arguments, implementation=kernel, **more)
 
-        source = f"import jax\n{call_source(NATIVE, arguments, f'implementation={kernel!r}')}"
+        function_text = f"partial({NATIVE}, implementation={kernel!r})"
+        source = f"from functools import partial\n\nfunction = {function_text}"
         return attention_call(
             call, arguments, inputs, axis_order="blhd", source=source, constants=()
         )

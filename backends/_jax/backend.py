@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from attention_conformance.backends._jax.attention import SIGNATURE, Eager, JaxNn, JaxNnCudnn
-from attention_conformance.backends._jax.compilers import JIT, JaxCompilers
+from attention_conformance.backends._jax.compilers import DIALECT, JaxCompilers
 from attention_conformance.backends._jax.engine import JaxEngine
 from attention_conformance.backends._jax.layers import layers
 from attention_conformance.backends._jax.packed import JaxNnPacked
@@ -17,28 +17,8 @@ from attention_conformance.backends._jax.pallas import GpuDecode, GpuMha, TpuSpl
 from attention_conformance.backends._jax.rings import ORDERS, Ring
 from attention_conformance.backends.claims import Claims
 from attention_conformance.backends.protocol import Implementation
-from attention_conformance.backends.sources import Dialect
 from attention_conformance.backends.user.function import UserFunction
 from attention_conformance.suite.spec.vocabulary import DEVICES
-
-DIALECT = Dialect(
-    imports="""import jax
-import jax.numpy as jnp
-jax.config.update("jax_enable_x64", True)""",
-    array='jnp.asarray({values}.astype(jnp.dtype("{dtype}")))',
-    plain="jnp.asarray({values})",
-    values="np.asarray({array}).astype(np.float64)",
-    gradients="""
-
-def call({names}):
-{indented}
-    return output
-
-
-output, pull = jax.vjp(call, {names})
-gradients = pull(cotangent)""",
-    compiled={"ops": "", "jit": JIT, "aot": JIT},
-)
 
 
 class JaxBackend(JaxEngine):

@@ -16,12 +16,19 @@ from attention_conformance.backends._jax.quickly import known_options
 from attention_conformance.backends.compilation import over_batch, with_constants
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import Backend, Compilers, Implementation
+from attention_conformance.backends.sources import Dialect
 from attention_conformance.backends.user.function import UserFunction
 from attention_conformance.backends.user.layer import UserLayer
 from attention_conformance.suite.spec.dtypes import DType
 
-JIT = "jax.jit({function})"
-"""A function through `jax.jit`, as text."""
+JIT = "jax.jit(call)"
+
+DIALECT = Dialect(
+    'import jax\n\njax.config.update("jax_enable_x64", True)',
+    'jax.numpy.asarray({values}, "{dtype}")',
+    "output, pull = jax.vjp(call, {names})\ngrads = pull(cotangent)",
+    {"ops": "", "jit": JIT, "aot": JIT},
+)
 
 AHEAD = {
     "gradient": "a program that is compiled ahead has no derivative",

@@ -7,7 +7,7 @@ from dataclasses import replace
 from importlib.metadata import version
 
 from attention_conformance.backends._jax.attention import NO_HEADS
-from attention_conformance.backends._jax.compilers import JIT, JaxCompilers
+from attention_conformance.backends._jax.compilers import DIALECT, JaxCompilers
 from attention_conformance.backends._jax.engine import FLUSHED, JaxEngine
 from attention_conformance.backends._keras.engine import KerasBackend
 from attention_conformance.backends._keras.layers import keras_layers
@@ -15,30 +15,7 @@ from attention_conformance.backends._keras.ops import KerasOps
 from attention_conformance.backends.declared import LOWEST_IN_FLOAT32
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import Implementation
-from attention_conformance.backends.sources import Dialect
 from attention_conformance.suite.spec.inputs import Inputs
-
-DIALECT = Dialect(
-    imports="""import os
-os.environ["KERAS_BACKEND"] = "jax"
-import keras
-import jax
-jax.config.update("jax_enable_x64", True)""",
-    array='jax.numpy.asarray({values}.astype(jax.numpy.dtype("{dtype}")))',
-    plain="keras.ops.convert_to_tensor({values}, dtype=str({values}.dtype))",
-    transpose="keras.ops.transpose({array}, {order})",
-    values="keras.ops.convert_to_numpy({array}).astype(np.float64)",
-    gradients="""
-
-def call({names}):
-{indented}
-    return output
-
-
-output, pull = jax.vjp(call, {names})
-gradients = pull(cotangent)""",
-    compiled={"ops": "", "jit": JIT},
-)
 
 
 class KerasJaxBackend(KerasBackend, JaxEngine):
@@ -47,7 +24,9 @@ class KerasJaxBackend(KerasBackend, JaxEngine):
     name = "keras-jax"
     modules = ("keras", "jax")
     engine_of_keras = "jax"
-    dialect = DIALECT
+    dialect = DIALECT._replace(
+        imports=f'import os\n\nos.environ["KERAS_BACKEND"] = "jax"\n{DIALECT.imports}'
+    )
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)

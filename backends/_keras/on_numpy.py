@@ -15,13 +15,8 @@ from attention_conformance.backends.sources import Dialect
 FORWARD = {"gradient": "Keras on NumPy has no automatic differentiation"}
 
 DIALECT = Dialect(
-    imports="""import os
-os.environ["KERAS_BACKEND"] = "numpy"
-import keras""",
-    array='keras.ops.convert_to_tensor({values}.astype("{carrier}"), dtype="{dtype}")',
-    plain="{values}",
-    values="{array}.astype(np.float64)",
-    gradients="",
+    'import os\n\nos.environ["KERAS_BACKEND"] = "numpy"\nimport keras',
+    'keras.ops.convert_to_tensor({values}, "{dtype}")',
 )
 
 

@@ -7,29 +7,10 @@ from importlib.metadata import version
 from attention_conformance.backends._keras.engine import KerasBackend
 from attention_conformance.backends._keras.layers import keras_layers
 from attention_conformance.backends._keras.ops import KerasOps
-from attention_conformance.backends._torch.compilers import TorchCompilers
+from attention_conformance.backends._torch.compilers import DIALECT, TorchCompilers
 from attention_conformance.backends._torch.engine import TorchEngine
 from attention_conformance.backends.declared import LOWEST_IN_FLOAT32, DeclaredRounding
 from attention_conformance.backends.protocol import Implementation
-from attention_conformance.backends.sources import Dialect
-
-DIALECT = Dialect(
-    imports="""import os
-os.environ["KERAS_BACKEND"] = "torch"
-import keras
-import torch""",
-    array='keras.ops.convert_to_tensor({values}.astype("{carrier}"), dtype="{dtype}")',
-    plain="keras.ops.convert_to_tensor({values}, dtype=str({values}.dtype))",
-    transpose="keras.ops.transpose({array}, {order})",
-    values="{array}.detach().double().numpy()",
-    gradients="""{names} = (array.requires_grad_() for array in ({names}))
-{source}
-gradients = torch.autograd.grad(output, ({names}), cotangent, allow_unused=True)""",
-    compiled={
-        name: f'torch.compile({{function}}, backend="{name}", dynamic=False)'
-        for name in ("inductor", "aot_eager")
-    },
-)
 
 
 class KerasTorchBackend(KerasBackend, TorchEngine):
@@ -38,7 +19,9 @@ class KerasTorchBackend(KerasBackend, TorchEngine):
     name = "keras-torch"
     modules = ("keras", "torch")
     engine_of_keras = "torch"
-    dialect = DIALECT
+    dialect = DIALECT._replace(
+        imports=f'import os\n\nos.environ["KERAS_BACKEND"] = "torch"\n{DIALECT.imports}'
+    )
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)

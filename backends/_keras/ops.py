@@ -18,7 +18,6 @@ from attention_conformance.backends.declared import ATTENTION_FEATURES, Declared
 from attention_conformance.backends.masks import FLAGGED, flagged_arguments, split_native
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import BackendUnavailable, Implementation, needed
-from attention_conformance.backends.sources import call_source
 from attention_conformance.backends.user.function import NativeSignature
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.inputs import Inputs
@@ -66,7 +65,7 @@ class KerasOps(Implementation):
             self.function,
             arguments,
             axis_order="blhd",
-            source=f"import keras\n{call_source(NATIVE, arguments)}",
+            source=f"import keras\n\nfunction = {NATIVE}",
             constants=(),
         )
 

@@ -40,8 +40,8 @@ class Eager(TextbookAttention):
     spelled = staticmethod(lambda backend: operations(backend))
 
     @property
-    def framework(self) -> dict[str, Any]:
-        return {"backend": self.backend}
+    def framework(self) -> tuple[Any, ...]:
+        return (self.backend,)
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         return self.backend.recorded(super().prepare(inputs))

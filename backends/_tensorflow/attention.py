@@ -17,11 +17,10 @@ class Eager(TextbookAttention):
     backend: TensorflowEngine
 
     spelled = staticmethod(operations)
-    imports = "import numpy as np\nimport tensorflow as tf"
     declared = TextbookAttention.declared.but(numerics=NUMERICS).electing(
         {"subnormal-output": FLUSHED}
     )
 
     @property
-    def framework(self) -> dict[str, Any]:
-        return {"np": np, "tf": self.backend.tf}
+    def framework(self) -> tuple[Any, ...]:
+        return np, self.backend.tf

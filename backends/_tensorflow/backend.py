@@ -14,20 +14,13 @@ from attention_conformance.backends.sources import Dialect
 from attention_conformance.suite.spec.vocabulary import DEVICES
 
 DIALECT = Dialect(
-    imports="""import os
-os.environ["KERAS_BACKEND"] = "tensorflow"
-import tensorflow as tf""",
-    array="tf.constant({values}.astype(tf.{dtype}.as_numpy_dtype))",
-    plain="tf.constant({values})",
-    values="{array}.numpy().astype(np.float64)",
-    gradients="""with tf.GradientTape(watch_accessed_variables=False) as tape:
+    'import os\n\nos.environ["KERAS_BACKEND"] = "tensorflow"\nimport tensorflow as tf',
+    'tf.cast({values}, "{dtype}")',
+    """with tf.GradientTape() as tape:
     tape.watch([{names}])
-{indented}
-gradients = tape.gradient(output, [{names}], output_gradients=cotangent)""",
-    compiled={
-        "function": "tf.function({function})",
-        "xla": "tf.function({function}, jit_compile=True)",
-    },
+    output = call({names})
+grads = tape.gradient(output, [{names}], output_gradients=cotangent)""",
+    {"function": "tf.function(call)", "xla": "tf.function(call, jit_compile=True)"},
 )
 
 

@@ -30,7 +30,6 @@ from attention_conformance.backends.masks import (
 )
 from attention_conformance.backends.prepared import PreparedCall, kernel_missing
 from attention_conformance.backends.protocol import Implementation
-from attention_conformance.backends.sources import call_source
 from attention_conformance.backends.textbook.attention import TextbookAttention
 from attention_conformance.backends.user.function import NativeSignature
 from attention_conformance.suite.spec.features import FEATURES
@@ -61,7 +60,6 @@ class Eager(TextbookAttention):
     backend: TorchEngine
 
     spelled = staticmethod(operations)
-    imports = "import torch"
     declared = TextbookAttention.declared.electing(
         {
             "fully-masked-row": "nan",
@@ -73,8 +71,8 @@ class Eager(TextbookAttention):
     )
 
     @property
-    def framework(self) -> dict[str, Any]:
-        return {"torch": self.backend.torch}
+    def framework(self) -> tuple[Any, ...]:
+        return (self.backend.torch,)
 
 
 TWIN = "the variant for rewrites by pattern"
@@ -95,8 +93,6 @@ class EagerPermuted(Eager):
             **{f.word: f"{TWIN} has no {f.word}" for f in FEATURES.values() if f.axes or f.outputs},
         }
     )
-
-    imports = ""
 
     def __init__(self, backend: TorchEngine) -> None:
         super().__init__(backend)
@@ -242,7 +238,7 @@ class Sdpa(Implementation):
             arguments,
             operands=passed_as(inputs),
             within=self.forced,
-            source=self.source(arguments),
+            source=self.source,
             constants=(),
         )
 
@@ -283,15 +279,13 @@ class Sdpa(Implementation):
         causal_bias = getattr(bias, name)(inputs.sizes.Lq, inputs.sizes.Lk)
         return {name: {"attn_mask": causal_bias, "is_causal": False}}
 
-    def source(self, arguments: Mapping[str, Any]) -> str:
-        """The call as source text (see `PreparedCall`)."""
-        call = call_source(NATIVE, arguments)
+    @property
+    def source(self) -> str:
+        """The function as source text (see `PreparedCall`)."""
         if self.kernel is None:
-            return f"import torch\n{call}"
-        return (
-            "import torch\nfrom torch.nn.attention import SDPBackend, sdpa_kernel\n"
-            f"with sdpa_kernel(SDPBackend.{self.kernel}):\n    {call}"
-        )
+            return f"function = {NATIVE}"
+        kernel = f"sdpa_kernel(SDPBackend.{self.kernel})"
+        return f"from torch.nn.attention import SDPBackend, sdpa_kernel\n\nfunction = {kernel}({NATIVE})"
 
     def forced(self) -> AbstractContextManager[Any]:
         """The context that forces the kernel; empty if torch chooses."""

@@ -8,7 +8,7 @@ from functools import cached_property
 from importlib.metadata import version
 
 from attention_conformance.backends._torch.attention import SIGNATURE, Eager, EagerPermuted, Sdpa
-from attention_conformance.backends._torch.compilers import TorchCompilers
+from attention_conformance.backends._torch.compilers import DIALECT, TorchCompilers
 from attention_conformance.backends._torch.engine import TorchEngine
 from attention_conformance.backends._torch.exporter import by_onnx, exporters
 from attention_conformance.backends._torch.flex import Flex
@@ -26,24 +26,8 @@ from attention_conformance.backends._torch.rings import rings
 from attention_conformance.backends.claims import Claims
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import Declared, Implementation
-from attention_conformance.backends.sources import Dialect
 from attention_conformance.backends.user.function import UserFunction
 from attention_conformance.suite.spec.vocabulary import DEVICES
-
-DIALECT = Dialect(
-    imports="import torch",
-    array="torch.tensor({values}, dtype=torch.{dtype})",
-    plain="torch.tensor({values})",
-    transpose="{array}.permute{order}",
-    values="{array}.detach().double().numpy()",
-    gradients="""{names} = (array.requires_grad_() for array in ({names}))
-{source}
-gradients = torch.autograd.grad(output, ({names}), cotangent, allow_unused=True)""",
-    compiled={
-        name: f'torch.compile({{function}}, backend="{name}", dynamic=False, fullgraph=True)'
-        for name in ("inductor", "aot_eager")
-    },
-)
 
 
 class TorchBackend(TorchEngine):

@@ -15,7 +15,6 @@ from attention_conformance.backends.declared import ATTENTION_FEATURES, LOWEST_I
 from attention_conformance.backends.masks import dense_of, feature_arrays, rank4, split_native
 from attention_conformance.backends.prepared import PreparedCall, attention_call, variations
 from attention_conformance.backends.protocol import Implementation
-from attention_conformance.backends.sources import call_source
 from attention_conformance.suite.spec.cache import Cache
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.vocabulary import OPERANDS
@@ -244,7 +243,6 @@ class Flex(Implementation):
             call,
             arguments,
             inputs,
-            source=_source(inputs, arguments),
             constants=(softcap, hidden),
             ahead=ahead,
         )
@@ -291,50 +289,6 @@ def looked_up(table: Any, *indices: Any) -> Any:
     if torch.compiler.is_compiling() or table.requires_grad:
         return table[indices]
     return torch.ops.aten.index.Tensor(table, list(indices))
-
-
-def _source(inputs: Inputs, arguments: Mapping[str, Any]) -> str:
-    s = inputs.sizes
-    shape = (s.B, s.H, s.Lq, s.Lk)
-    lines = [
-        "import torch",
-        "import torch.nn.attention.flex_attention as flex",
-        "# Its documented switch for debugging: without it every call traces its closures anew.",
-        "flex._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG = True",
-    ]
-    names = [name for name in arguments if name not in ("bias", "sinks")]
-    more = []
-    if inputs.dense_mask is not None:
-        lines += [
-            f"allowed = torch.tensor(np.broadcast_to(mask, {shape}).copy())",
-            "block_mask = flex.create_block_mask(",
-            f'    lambda b, h, i, j: allowed[b, h, i, j], {", ".join(map(str, shape))}, device="cpu"',
-            ")",
-        ]
-        more.append("block_mask=block_mask")
-    if inputs.bias is not None or inputs.feature("softcap") is not None:
-        lines += ["", "def score_mod(score, b, h, i, j):"]
-        if inputs.feature("softcap") is not None:
-            cap = repr(inputs.feature("softcap"))
-            lines.append(f"    score = {cap} * torch.tanh(score / {cap})")
-        added = "" if inputs.bias is None else " + bias[b, h, i, j]"
-        lines += [f"    return score{added}", ""]
-        more.append("score_mod=score_mod")
-    if inputs.feature("sinks") is None:
-        return "\n".join([*lines, call_source("flex.flex_attention", names, *more)])
-    lines += [
-        "",
-        "def sunk(answer, sinks):  # what the keys have of the weight of a row",
-        "    output, lse = answer[0], answer[1].lse",
-        "    if lse is None:  # no rows",
-        "        return output",
-        "    share = torch.sigmoid(lse - sinks.to(lse.dtype)[:, None])",
-        "    return (output * share[..., None]).to(output.dtype)",
-        "",
-    ]
-    more.append("return_aux=flex.AuxRequest(lse=True)")
-    _, _, call = call_source("flex.flex_attention", names, *more).partition(" = ")
-    return "\n".join([*lines, f"output = sunk({call}, sinks)"])
 
 
 def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:

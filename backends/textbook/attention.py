@@ -5,7 +5,6 @@ A framework gives its operations (`Operations`), and declares its elections and 
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -57,7 +56,7 @@ def attention(
 class TextbookAttention(Implementation):
     """`attention` in a framework's operations.
 
-    `spelled` makes the operations from the modules of `framework`, named as scripts import them.
+    `spelled` makes the operations from the modules of `framework`.
     """
 
     name = "eager"
@@ -71,15 +70,14 @@ class TextbookAttention(Implementation):
         elections=LOWEST_FILL | {"lse-of-empty-row": "lowest", "lse-gradient": "flows"},
     )
     spelled: Callable[..., Operations]
-    imports = ""
 
     def __init__(self, backend: Backend, declared: Declared | None = None) -> None:
         super().__init__(backend, declared=declared)
-        self.ops = type(self).spelled(*self.framework.values())
+        self.ops = type(self).spelled(*self.framework)
 
     @property
-    def framework(self) -> dict[str, Any]:
-        """The modules that `spelled` takes, by their names in `imports`."""
+    def framework(self) -> tuple[Any, ...]:
+        """The modules that `spelled` takes."""
         raise NotImplementedError
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
@@ -92,28 +90,5 @@ class TextbookAttention(Implementation):
             return attention(ops, query, key, value, mask, bias, **features, **settings)
 
         arguments = dense_arguments(self.backend, inputs)
-        return attention_call(
-            call, arguments, inputs,
-            source=self.text(arguments, settings), constants=tuple(sorted(settings.items())),
-        )  # fmt: skip
-
-    def text(self, arguments: dict[str, Any], settings: dict[str, Any]) -> str:
-        """The call as a script, with operations, attention and settings; empty for a framework without
-        `imports`."""
-        spelled = type(self).spelled
-        if not self.imports:
-            return ""
-        try:
-            written = [inspect.getsource(function) for function in (spelled, attention)]
-        except (OSError, TypeError):
-            return ""
-        taken = ", ".join(f"{name}={name}" for name in arguments)
-        return "\n\n".join(
-            [
-                f"from types import SimpleNamespace as Operations\nfrom typing import Any\n"
-                f"{self.imports}\n",
-                *written,
-                f"ops = {spelled.__name__}({', '.join(self.framework)})\nsettings = {settings!r}",
-                f"output = attention(ops, {taken}, **settings)",
-            ]
-        )
+        constants = tuple(sorted(settings.items()))
+        return attention_call(call, arguments, inputs, constants=constants)

@@ -389,7 +389,7 @@ class UserFunction(UserCallable):
             inputs,
             axis_order=self.axis_order,
             operands=self.passed_as(inputs),
-            source=function_source(self.called, self.name, arguments) if plain else "",
+            source=function_source(self.called, self.name) if plain else "",
             constants=(),
             dropping=self.dropping,
         )

@@ -41,7 +41,7 @@ class FoundRecord:
     - `said`: the message without its numbers
     - `times`: the number of failures
     - `repeats`: whether the case failed again when it was judged once more
-    - `script`: a script that shows the failure without this project, or ""
+    - `script`: a script that shows the failure, or ""
     """
 
     implementation: str

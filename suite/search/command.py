@@ -127,13 +127,15 @@ def tell(search: Search, failure: Failure) -> FoundRecord:
     text = ""
     try:
         text = script(cell, verdict)
-        print(f"  alone, without this project:\n\n{text.rstrip()}")
+        print(f"  as a script:\n\n{text.rstrip()}")
     except Exception as error:  # NoScript says why there is none
         print(f"  script  none: {error}")
     path = Path(search.options.script)
-    if text and search.options.script and not path.exists():
-        write_new(path, text)
-        print(f"  saved   {path}")
+    if text and search.options.script:
+        saved = not path.exists()
+        if saved:
+            write_new(path, text)
+        print(f"  saved   {path}" if saved else f"  script  not saved: {path} exists")
     sys.stdout.flush()
     return FoundRecord(
         *failure.cause, verdict.status, cell.case.id, failure.drawn.id, printable(verdict.message),
