@@ -1,4 +1,5 @@
-"""The command `explain` of `attention-conformance`: what functions compute, measured without a verdict.
+"""The command `explain` of `attention-conformance`: what functions of plain attention compute, as the readings
+of the diagnosis say, without a verdict.
 
     attention-conformance explain my_kernels.py:flash --backend=torch
     attention-conformance explain my_kernels.py:flash old.py:attention --backend=torch
@@ -33,7 +34,6 @@ from attention_conformance.suite.records.lines import RecordError
 from attention_conformance.suite.run.loading import load_backend
 from attention_conformance.suite.run.options import Options, shared
 from attention_conformance.suite.run.process import limited
-from attention_conformance.suite.spec.elections import QUESTIONS
 from attention_conformance.suite.spec.text import valid_names
 
 SECONDS = 8.0
@@ -46,7 +46,7 @@ DIFFERS = "!"
 """Stands before a row in which columns differ."""
 
 TAKEN = (
-    "backend", "device", "like", "numerics", "claim", "allow_unused", "threads", "cell_timeout",
+    "backend", "device", "numerics", "claim", "allow_unused", "threads", "cell_timeout",
     "implementation",
 )  # fmt: skip
 """The options of a run that `explain` has, too."""
@@ -72,7 +72,7 @@ def add_explain_parser(commands: Any) -> None:
     """Add `explain` to the subparsers of `argparse`; sets `run`."""
     parser = commands.add_parser(
         "explain",
-        help="what a function computes: scale, masks, heads, precision, elections",
+        help="what a function computes: scale, masks, heads, precision",
         description="Reads functions by probes, and prints what they compute as a table, without a "
         "verdict. Several stand side by side; rows in which they differ are marked.",
     )
@@ -124,15 +124,16 @@ def _write(options: ExplainOptions) -> None:
 
 def named(options: Options, every: bool = False) -> Iterator[tuple[str, Implementation]]:
     """What is read, by the names that the command line gives; if it gives none and `every` is true,
-    all implementations. Raises UsageError."""
+    all implementations of plain attention. Raises UsageError."""
     if len(options.backends) != 1:
         raise UsageError(f"exactly one --backend is read, got {', '.join(options.backends)}")
     backend = registry.load(options.backends[0], options.device)
+    natives = {i.name: i for i in registry.implementations(backend) if i.operator.is_default}
     if every and not options.function and not options.implementation:
-        yield from ((i.name, i) for i in registry.implementations(backend))
+        yield from natives.items()
         return
     if not options.function and not options.implementation:
-        names = ", ".join(i.name for i in registry.implementations(backend))
+        names = ", ".join(natives)
         raise UsageError(f"name a function, PATH.py:NAME, or --implementation; valid: {names}")
     for text in options.function:
         # One by one: functions of different files may have one name.
@@ -140,14 +141,11 @@ def named(options: Options, every: bool = False) -> Iterator[tuple[str, Implemen
             backend, replace(options, function=(text,), implementation=())
         ).functions
         yield text if len(options.function) > 1 else function.name, function
-    if options.implementation:
-        plain = replace(options, function=(), like="", numerics="", claim=(), allow_unused=False)
-        natives = {i.name: i for i in load_backend(backend, plain).implementations}
-        for name in options.implementation:
-            short = name.removeprefix(f"{backend.name}:")
-            if short not in natives:
-                raise UsageError(f"unknown implementation {name}{valid_names(name, natives)}")
-            yield short, natives[short]
+    for name in options.implementation:
+        short = name.removeprefix(f"{backend.name}:")
+        if short not in natives:
+            raise UsageError(f"unknown implementation {name}{valid_names(name, natives)}")
+        yield short, natives[short]
 
 
 def table(columns: Mapping[str, Mapping[str, str]]) -> list[str]:
@@ -157,10 +155,7 @@ def table(columns: Mapping[str, Mapping[str, str]]) -> list[str]:
     first = max(map(len, rows), default=0)
     width = max((WIDTH - first - 2) // max(len(columns), 1) - 2, 24)
     lines = _row(" ", "", list(columns), first, width)
-    questions = [name for name in rows if name in QUESTIONS]
     for name in rows:
-        if name in questions[:1]:
-            lines += ["", "  elections"]
         cells = [facts_of.get(name, facts.NOT_TAKEN) for facts_of in columns.values()]
         lines += _row(DIFFERS if len(set(cells)) > 1 else " ", name, cells, first, width)
     return lines

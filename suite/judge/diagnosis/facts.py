@@ -9,13 +9,12 @@ from functools import partial
 import numpy as np
 
 from attention_conformance.backends.protocol import Implementation
-from attention_conformance.suite.judge import elections, leaks
+from attention_conformance.suite.judge import leaks
 from attention_conformance.suite.judge.diagnosis import (
     behaviour,
     formulas,
     gradients,
     heads,
-    others,
     precision,
     scale,
     weights,
@@ -26,9 +25,7 @@ from attention_conformance.suite.judge.diagnosis.instrument import (
     Reading,
     softmax,
 )
-from attention_conformance.suite.judge.verdict import Deviation, NotApplicable
 from attention_conformance.suite.spec.case import Case
-from attention_conformance.suite.spec.catalogue import cases
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.inputs import draw_cotangent
 from attention_conformance.suite.spec.masks import Causal
@@ -43,57 +40,20 @@ NOT_LINEAR = "not read: scores are no linear function of "
 
 
 def read(implementation: Implementation, seconds: float = 8.0) -> dict[str, str]:
-    """What is measured of an implementation, by the name of the fact, in the order of a table.
+    """What is measured of an implementation of plain attention by the name of the fact, in the order of
+    a table.
 
-    "not taken": a case needs what the implementation lacks or refuses. Other operators than plain
-    attention are compared with the definition in a few cases. After so many `seconds` of processor time
-    nothing more is measured.
+    "not taken": a case needs what the implementation lacks or refuses. After so many `seconds` of
+    processor time nothing more is measured.
     """
     tool = Instrument(implementation, seconds)
     facts: dict[str, str] = {}
     with leaks.undone(implementation.backend):
-        if implementation.operator.is_default:
-            if (plain := _case(tool)) is not None:
-                list(precision.ask(tool, plain))  # sets the unit roundoff of what is rounded inside
-            for name, fact in FACTS.items():
-                facts[name] = "not measured in time" if tool.late else fact(tool)
-        else:
-            for case in _cases_of(tool):
-                facts[case.id.removeprefix(f"{case.operator}/")] = _compared(tool, case)
-        for question in implementation.operator.questions.elections:
-            facts[question] = _elected(tool, question)
+        if (plain := _case(tool)) is not None:
+            list(precision.ask(tool, plain))  # sets the unit roundoff of what is rounded inside
+        for name, fact in FACTS.items():
+            facts[name] = "not measured in time" if tool.late else fact(tool)
     return facts
-
-
-def _cases_of(tool: Instrument) -> list[Case]:
-    """The smallest cases in float32 of an operator that is not plain attention, one of each need."""
-    implementation = tool.implementation
-    known = [
-        c
-        for c in (*cases("smoke"), *cases("standard"))
-        if c.operator is implementation.operator and c.dtype.name == "f32"
-    ]
-    taken = [c for c in known if implementation.unsupported(c) is None]
-    return list({(c.needs, c.options): c for c in sorted(taken, key=_size, reverse=True)}.values())[
-        ::-1
-    ][:12]
-
-
-def _size(case: Case) -> int:
-    return case.sizes.pairs * case.sizes.D
-
-
-def _compared(tool: Instrument, case: Case) -> str:
-    """Whether a case is answered, and differentiated, as the operator is defined, and what else."""
-    if tool.late:
-        return "not measured in time"
-    if tool.ask(tool.drawn(case)) is None:
-        return "refused"
-    inputs, found = tool.drawn(case), list(others.ask(tool, case))
-    if found:
-        return " ".join(f.sentence for f in found)
-    answered = others.Answered.of(tool, inputs)
-    return "another answer than defined" if answered and answered.wrong else "as defined"
 
 
 def _case(
@@ -253,23 +213,6 @@ def _effects(tool: Instrument) -> str:
         " ".join(f.sentence for f in found)
         or "none: repeats its bits, leaves its inputs, keeps nothing"
     )
-
-
-def _elected(tool: Instrument, question: str) -> str:
-    """The answer to an election question in float32, or in the first dtype that is taken."""
-    implementation = tool.implementation
-    names = implementation.declared.dtypes
-    dtype = DTYPES["f32" if "f32" in names else names[0]]
-    if tool.late:
-        return implementation.elected(question, dtype) or "not measured in time"
-    try:
-        return elections.observe(question, implementation, dtype)
-    except NotApplicable:
-        return NOT_TAKEN
-    except Deviation as deviation:
-        return deviation.message if deviation.kind == "election" else "raises"
-    except Exception as error:
-        return f"raises {type(error).__name__}"
 
 
 FACTS: dict[str, Callable[[Instrument], str]] = {
