@@ -107,6 +107,13 @@ def test_a_function_that_is_always_causal_is_told_so(torch_backend: Any) -> None
     assert "`is_causal=False`" in first.hint
 
 
+def test_a_function_of_one_array_is_told_of_layers(torch_backend: Any) -> None:
+    with pytest.raises(
+        UsageError, match="by layers, classes that make projections: --like=multi-head"
+    ):
+        check_attention(lambda X: X, name="attention")
+
+
 PAGE = (Path(__file__).parents[1] / "docs" / "signatures.md").read_text(encoding="utf-8")
 
 

@@ -283,4 +283,7 @@ def _misfit(name: str, reading: Reading) -> str:
         f"--parameter {one}=WORD, WORD one of {', '.join(ROWS)}"
         for one in reading.missing[:1]
     )
+    if len(reading.parameters) == 1:
+        ways = "; one array is taken by layers, classes that make projections: --like=multi-head"
+        ways += " ... (docs/layers.md)"
     return f"{name}{reading.signature} does not fit; expected {expected}{ways}"
