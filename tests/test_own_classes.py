@@ -198,6 +198,9 @@ def test_a_module_of_flax_has_parameters_that_are_set(jax_backend: Any) -> None:
         layer: Any = function_implementation(jax_backend, place + name, {}, "multi-head")[0]
         for check in ("stateless", "contract", "gradients"):
             assert verdict_of(layer, OWN, check).status == "pass", (name, check)
+    dropped = "multi-head/none/mha/f32/b32h2q4k4d8/e16.16.16.16/self"
+    for check in ("dropout", "dropout_off"):
+        assert verdict_of(layer, dropped, check).status == "pass", check
 
 
 @pytest.mark.parametrize(("scale", "status"), [("", "pass"), ("* 2", "fail")])

@@ -80,9 +80,10 @@ class Applied:
         import jax
 
         if self.tree is None:
-            # Of zeros: in a program that is traced, parameters must not be a part of the trace.
+            # In a program that is traced, parameters must not be a part of the trace.
             given, named = jax.tree.map(zeros, (arguments, keywords))
-            self.make(*given, **named)
+            with jax.ensure_compile_time_eval():
+                self.make(*given, **named)
         parameters = jax.tree.unflatten(self.tree, [held.value for held in self.held.values()])
         return self.apply(parameters, self.rest, seed, *arguments, **keywords)
 

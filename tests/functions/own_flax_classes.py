@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from flax import linen, nnx
 
 
-def attended(query, key, value, mask, scale):
+def attended(query, key, value, mask, scale, drop=lambda weights: weights):
     """Attention of heads: arrays and output (B, L, H, D)."""
     scores = jnp.einsum("bqhd,bkhd->bhqk", query, key) * scale
     if mask is not None:
         scores = jnp.where(mask, scores, jnp.finfo(scores.dtype).min)
-    return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores, axis=-1), value)
+    return jnp.einsum("bhqk,bkhd->bqhd", drop(jax.nn.softmax(scores, axis=-1)), value)
 
 
 class SelfAttention(nnx.Module):
@@ -67,23 +69,26 @@ class SeesTheNext(CausalSelfAttention):
 
 
 class CrossAttention(linen.Module):
-    """Linen: layers of `setup`, kernels of heads, three arrays."""
+    """Linen: layers of `setup`, kernels of heads, three arrays, dropout of weights."""
 
     num_heads: int
     head_dim: int
     features: int
+    rate: float = 0.0
 
     def setup(self):
         heads = (self.num_heads, self.head_dim)
         self.query, self.key, self.value = (linen.DenseGeneral(heads) for _ in range(3))
         self.out = linen.DenseGeneral(self.features, axis=(-2, -1))
+        self.drop = linen.Dropout(self.rate)
 
     def values_of(self, x):
         return self.value(x)
 
-    def __call__(self, inputs_q, inputs_k, inputs_v, mask=None):
+    def __call__(self, inputs_q, inputs_k, inputs_v, mask=None, train=False):
         query, key, value = self.query(inputs_q), self.key(inputs_k), self.values_of(inputs_v)
-        return self.out(attended(query, key, value, mask, self.head_dim**-0.5))
+        drop = partial(self.drop, deterministic=not train)
+        return self.out(attended(query, key, value, mask, self.head_dim**-0.5, drop))
 
 
 class ReversedValues(CrossAttention):
