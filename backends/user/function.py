@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial, reduce
-from operator import and_
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -38,7 +37,7 @@ from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.catalogue import AnyCase
 from attention_conformance.suite.spec.features import FEATURES, Feature
 from attention_conformance.suite.spec.inputs import Inputs
-from attention_conformance.suite.spec.masks import Mask, Window, is_causal
+from attention_conformance.suite.spec.masks import Mask, Window, is_causal, without_right_sides
 from attention_conformance.suite.spec.sizes import Sizes
 from attention_conformance.suite.spec.vocabulary import OPERANDS
 
@@ -194,12 +193,6 @@ class UserCallable(Implementation):
         raise NotImplementedError
 
 
-def without_right_sides(mask: Mask) -> Mask:
-    """A mask whose windows have no right side."""
-    parts = (replace(p, right=None) if isinstance(p, Window) else p for p in mask.parts)
-    return reduce(and_, parts)
-
-
 class UserFunction(UserCallable):
     """A user's function of plain attention. Its elections are compared with those of `beside`, by default
     the framework's own attention. `binding` is how the function is called besides its names."""
@@ -274,7 +267,7 @@ class UserFunction(UserCallable):
 
     def unsupported(self, case: AnyCase) -> str | None:
         if isinstance(case, Case) and self.loses_window(case):
-            return f"{self.windows}, and there is no mask to pass them by"
+            return "the function has other windows, and no mask to pass them by"
         return super().unsupported(case)
 
     def nearest_supported(self, case: AnyCase) -> Case | None:
@@ -292,13 +285,6 @@ class UserFunction(UserCallable):
     def loses_window(self, case: Case) -> bool:
         """True if a window of the case is another one in the function, which takes no mask instead."""
         return self.moves_window(case.mask, case.sizes) and not self.binder.serving("mask")
-
-    @property
-    def windows(self) -> str:
-        """How windows of the function differ from those of the suite."""
-        if self.binder.name_of("window_left"):
-            return "windows have no right side, or count from the last key"
-        return "windows count from the last key"
 
     def moves_window(self, mask: Mask | None, sizes: Sizes) -> bool:
         """True if a window of a mask is another one in the function."""

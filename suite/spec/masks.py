@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, reduce
+from operator import and_
 from typing import ClassVar
 
 import numpy as np
@@ -354,6 +355,12 @@ def _parse_atom(atom: str, token: str) -> Mask:
 def is_causal(mask: Mask | None) -> bool:
     """True if a mask has a causal part."""
     return mask is not None and any(isinstance(part, Causal) for part in mask.parts)
+
+
+def without_right_sides(mask: Mask) -> Mask:
+    """A mask whose windows have no right side."""
+    parts = (replace(p, right=None) if isinstance(p, Window) else p for p in mask.parts)
+    return reduce(and_, parts)
 
 
 def part_features(mask: Mask, form: str) -> list[str]:

@@ -264,17 +264,15 @@ class RemoteFunction(parts.Asking, Implementation):
     place: tuple[str, ...] = ("implementation",)
 
     def __init__(self, backend: Remote, told: Implementation, registered: bool) -> None:
-        self.backend, self.name, self.told = backend, told.name, told
-        self.registered = (REGISTERED,) if registered else ()
-        self.link, self.operator = backend.link, told.operator
+        self.backend, self.link, self.name, self.told = backend, backend.link, told.name, told
+        self.operator, self.registered = told.operator, (REGISTERED,) if registered else ()
         if told.beside is not None:
             # A function that stands in for the framework's own attention is held to its answers.
             self.beside = (backend.apart if told.declared.drop_in else backend).beside
         self._take(told)
 
     def _take(self, told: Any) -> None:
-        """Take the facts about the function, which hang on its binding."""
-        # Its signature does not tell that it is registered.
+        """Take the facts about the function, which hang on its binding, but for its registration."""
         told.declared = told.declared.taking(*self.registered)
         self.declared, self.axis_order = told.declared, told.axis_order
         self.argument_names, self.remarks = told.argument_names, told.remarks
