@@ -34,7 +34,7 @@ from attention_conformance.backends.user.layer import UserLayer
 from attention_conformance.suite.spec.claims import MARK
 from attention_conformance.suite.spec.modules import classes_in
 from attention_conformance.suite.spec.operator import Operator
-from attention_conformance.suite.spec.operators import OPERATORS
+from attention_conformance.suite.spec.operators import computed_like
 
 GROUP = "attention_conformance.backends"
 """The group of entry points by which a distribution registers backends: NAME = "module:object"."""
@@ -318,7 +318,7 @@ def callable_implementation(
     text: str = "",
 ) -> tuple[Implementation, Claims]:
     """`function_implementation` of a function object, with a name; messages call the function `text`."""
-    text, own = text or name, OWN.get(OPERATORS[like]) if like else None
+    text, own = text or name, OWN.get(computed_like(like)) if like else None
     if not callable(function) and not (own and own.method_names):
         raise UsageError(f"function {text!r} is {type(function).__name__}, not callable")
     check_function(function, repr(text))
@@ -329,7 +329,7 @@ def callable_implementation(
         if like:
             if claims.forbid:
                 raise UsageError("forbid is a claim of functions, not of layers")
-            return UserLayer(backend, function, name, claims, OPERATORS[like]), claims
+            return UserLayer(backend, function, name, claims, like), claims
         return backend.function(function, name, claims), claims
     except UsageError as error:
         raise UsageError(f"function {text!r}: {error}") from error

@@ -4,6 +4,8 @@
     kernels   query (Eq, H, D), key (Ek, Hkv, D), value (Ev, Hkv, Dv), output (H, Dv, Eo)
               without an output kernel, heads are concatenated
     biases    (H, D), (Hkv, D), (Hkv, Dv), (Eo,), or absent
+    gate      kernel (Eq, H, Dv) and bias (H, Dv), or absent. Heads are multiplied by
+              sigmoid(X_q W^G + b). The gate and its product with the heads are stored in the case's dtype
     gains     of query and key, (D,), or absent. Projected queries and keys are normalised per head:
               (x - mean) / sqrt(variance + epsilon) gain
 
@@ -15,7 +17,7 @@ step of the norms may be stored in the case's dtype in every class, because a cl
 softmax is computed.
 
 Sources: Vaswani et al. 2017, section 3.2; Ainslie et al. 2023 (grouped queries); Dehghani et al. 2023,
-section 2 (normalised queries and keys).
+section 2 (normalised queries and keys); Qiu et al., Gated Attention for Large Language Models, 2025.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from dataclasses import replace
 
 from attention_conformance.references.composition import Composition, Problem, Reference
 from attention_conformance.references.one_head import of_layer
+from attention_conformance.references.primitives.activation import Activation
 from attention_conformance.references.primitives.arranged import Moved, Reshaped
 from attention_conformance.references.primitives.attend import Attend
 from attention_conformance.references.primitives.bias import Biased
@@ -32,6 +35,7 @@ from attention_conformance.references.primitives.linear import Linear
 from attention_conformance.references.primitives.norm import Norm
 from attention_conformance.references.primitives.pairs import Pairs
 from attention_conformance.references.primitives.scores import Scores
+from attention_conformance.references.primitives.times import Times
 from attention_conformance.references.tape import Node
 from attention_conformance.suite.spec.vocabulary import OPERANDS
 
@@ -62,8 +66,12 @@ def heads(problem: Problem, query: Node, key: Node, value: Node) -> Attend:
 
 
 def mixed(problem: Problem, attended: Node) -> Node:
-    """The output projection (B, Lq, Eo) of heads (B, H, Lq, Dv)."""
-    u, s = problem.u, problem.sizes
+    """The gate and the output projection (B, Lq, Eo) of heads (B, H, Lq, Dv)."""
+    u, s, gate = problem.u, problem.sizes, problem.optional("gate_kernel")
+    if gate is not None:
+        bias = problem.exact("gate_bias")
+        gates = Linear(u, problem.leaf("query"), gate, bias, "gate_bias")
+        attended = Times(u, attended, Moved(Activation(u, gates, "sigmoid"), 2, 1))
     output: Node = Reshaped(Moved(attended, 1, 2), (s.B, s.Lq, s.H * s.Dv))
     kernel = problem.optional("output_kernel")
     if kernel is not None:
@@ -75,11 +83,10 @@ def mixed(problem: Problem, attended: Node) -> Node:
 def _heads(problem: Problem, x: Node, name: str) -> Node:
     """Projected query, key or value, (B, heads, L, size), normalised if there is a gain."""
     u, kernel = problem.u, problem.leaf(f"{name}_kernel")
-    features, bias = 0, f"{name}_bias"
-    if problem.inputs.self_attention:
-        names = [f"{operand}_kernel" for operand in (*OPERANDS, "gate")]
-        kernels = (problem.arrays[name] for name in names if name in problem.arrays)
-        features = sum(math.prod(kernel.shape[1:]) for kernel in kernels)
+    bias, of = f"{name}_bias", OPERANDS if problem.inputs.self_attention else (name,)
+    names = [f"{one}_kernel" for one in (*of, *(("gate",) if "query" in of else ()))]
+    widths = [math.prod(problem.arrays[n].shape[1:]) for n in names if n in problem.arrays]
+    features = sum(widths) if len(widths) > 1 else 0
     heads = Moved(Linear(u, x, kernel, problem.exact(bias), bias, features), 2, 1)
     gain = problem.optional(f"{name}_gain")
     if gain is None:

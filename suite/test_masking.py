@@ -227,7 +227,7 @@ LAYERS = (
     "multi-head/causal/mha/{dt}/b2h3q5k9d4/e12.12.12.12",
     "multi-head/causal/gqa3/{dt}/b2h6q5k5d4/e12.12.12.12/self",
     "multi-head/causal/mha/{dt}/b1h4q7k7d3/e12.12.12.12/self/single",
-    "self-attention/causal/mha/{dt}/b2h1q7k7d5v6/e12.12.12.6/self/head",
+    "multi-head/causal/mha/{dt}/b2h1q7k7d5v6/e12.12.12.6/self-attention/self/head",
     "additive/causal/mha/{dt}/b2h1q7k7d12/e12.12.12.12/identity",
     "concat/causal/mha/{dt}/b2h1q7k7d12/e12.12.12.12/unscaled",
     "dot/causal+pad/mha/{dt}/b7h1q7k7d8/e8.8.8.8",

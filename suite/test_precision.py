@@ -21,7 +21,7 @@ ATTENTION = tuple(
 # float64 only: the sums in layers are too short to detect sums in 16 bits.
 LAYERS = (
     "multi-head/none/mha/f64/b2h4q7k7d3/e12.12.12.12/self",
-    "self-attention/none/mha/f64/b2h1q7k7d5v6/e12.12.12.6/self/head",
+    "multi-head/none/mha/f64/b2h1q7k7d5v6/e12.12.12.6/self-attention/self/head",
     "additive/none/mha/f64/b2h1q5k9d16v14/e12.10.14.14",
     "additive/causal/mha/f64/b2h1q7k7d12/e12.12.12.12/identity",
     "dot/none/mha/f64/b2h1q5k9d8v6/e8.8.6.6",

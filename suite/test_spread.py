@@ -59,7 +59,7 @@ WIDE_LAYERS = (
     "multi-head/none/mha/bf16/b8h3q17k23d8/e24.24.24.24",
     # Bounds of norms over so few numbers are wide in 16 bits.
     "multi-head/none/mha/bf16/b8h3q17k23d8/e24.24.24.24/qknorm/eps1e-06",
-    "self-attention/none/mha/bf16/b8h1q17k17d8v12/e24.24.24.12/self",
+    "multi-head/none/mha/bf16/b8h1q17k17d8v12/e24.24.24.12/self-attention/self",
     "additive/none/mha/bf16/b8h1q17k23d16v14/e12.10.14.14",
     "dot/none/mha/bf16/b8h1q17k23d8v6/e8.8.6.6",
     "concat/none/mha/bf16/b8h1q17k23d8v6/e8.8.6.6",
@@ -69,7 +69,7 @@ CAPPED = "sdpa/none/mha/{dt}/b2h3q17k23d8/cap2.0"
 
 # The same layers in float16, in sizes of other checks.
 SMALL_LAYERS = (
-    "self-attention/none/mha/f16/b2h1q7k7d5v6/e12.12.12.6/self/head",
+    "multi-head/none/mha/f16/b2h1q7k7d5v6/e12.12.12.6/self-attention/self/head",
     "additive/none/mha/f16/b2h1q5k9d16v14/e12.10.14.14",
     "dot/none/mha/f16/b2h1q5k9d8v6/e8.8.6.6",
     "concat/none/mha/f16/b2h1q5k9d8v6/e8.8.6.6",

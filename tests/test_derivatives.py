@@ -43,8 +43,8 @@ CASES = (
     "dot/causal/mha/f64/b2h1q3k3d4/e4.4.4.4/self",
     "masked/causal+pad/mha/f64/b2h1q3k4d4v3/e4.4.3.3",
     "masked/padempty/mha/f64/b2h1q3k4d4v3/e4.4.3.3",
-    "self-attention/causal/mha/f64/b2h1q3k3d2v4/e5.5.5.4/self",
-    "self-attention/none/mha/f64/b2h1q3k3d2v4/e5.5.5.4/nobias/self",
+    "multi-head/causal/mha/f64/b2h1q3k3d2v4/e5.5.5.4/self-attention/self",
+    "multi-head/none/mha/f64/b2h1q3k3d2v4/e5.5.5.4/nobias/self-attention/self",
     "layer-norm/none/mha/f64/b2h1q3k3d5/e5.5.5.5/self",
     "layer-norm/none/mha/f64/b2h1q3k3d5/e5.5.5.5/plain/self",
     "batch-norm/none/mha/f64/b2h1q3k3d5/e5.5.5.5/self/train",
@@ -59,7 +59,7 @@ CASES = (
     "latent/causalbr/mha/f64/b2h2q3k4d3v2/r4e2/scale0.3",
     "latent/pad/mha/f64/b2h2q3k4d3/r3e2",
     "rotary/none/mha/f64/b2h2q3k1d6/interleaved",
-    "gated/causal/gqa2/f64/b2h4q3k3d2v3/e5.5.5.4/self",
+    "multi-head/causal/gqa2/f64/b2h4q3k3d2v3/e5.5.5.4/gated/self",
 )
 
 VALUES_ALONE = (

@@ -58,7 +58,7 @@ def test_a_record_says_which_kernels_ran_and_how_far_each_gradient_is_off(tmp_pa
     out = run(
         "suite/test_values.py", "suite/test_gradients.py", "--backend=torch", "--level=smoke",
         "--mode=all", "--dtype=f32", "--implementation=eager", "--implementation=eager@aot_eager",
-        "--implementation=self-attention", f"--results={path}", "-k", "test_values or test_gradients",
+        "--implementation=packed-heads", f"--results={path}", "-k", "test_values or test_gradients",
     )  # fmt: skip
     assert out.returncode == 0, out.stdout[-3000:]
     passed = [c for c in records.load(path).cells if c.status == "pass"]
@@ -66,7 +66,7 @@ def test_a_record_says_which_kernels_ran_and_how_far_each_gradient_is_off(tmp_pa
     assert {bool(c.kernels) for c in values if c.mode == "compiled"} == {True}
     assert {c.kernels for c in values if c.mode == "eager"} == {""}
     gradients = [c for c in passed if c.check == "gradients"]
-    assert {c.operator for c in gradients} == {"sdpa", "self-attention"}
+    assert {c.operator for c in gradients} == {"sdpa", "multi-head"}
     for cell in gradients:
         assert set(cell.ratios) >= {"query", "key", "value"} or "query_kernel" in cell.ratios
         assert all(0 <= ratio <= 1 for ratio in cell.ratios.values())

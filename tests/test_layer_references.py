@@ -29,7 +29,7 @@ from attention_conformance.suite.spec.catalogue import cases
 from attention_conformance.suite.spec.covering import covering_array, feasible, pairs_of
 from attention_conformance.suite.spec.dtypes import DTYPES, round_to
 from attention_conformance.suite.spec.inputs import Inputs, draw
-from attention_conformance.suite.spec.operators import encoder, gated
+from attention_conformance.suite.spec.operators import encoder
 from attention_conformance.suite.spec.operators.layers import PARAMETERS
 from attention_conformance.suite.spec.operators.multi_head import AXES, compatible
 from attention_conformance.suite.spec.vocabulary import NUMERICS
@@ -247,7 +247,7 @@ def test_ids_and_cases_determine_each_other() -> None:
     for case in layers:
         assert Case.parse(case.id) == case
     names = {name for case in layers for name in draw(case).parameters}
-    assert names == {*PARAMETERS, *encoder.PARAMETERS, *gated.PARAMETERS}
+    assert names == {*PARAMETERS, *encoder.PARAMETERS}
 
 
 def test_the_covering_array_covers_every_pair() -> None:

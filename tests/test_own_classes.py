@@ -138,7 +138,7 @@ def tf_backend() -> Any:
     return load("tf")
 
 
-ONE_HEAD = "self-attention/none/mha/f32/b2h1q7k7d5v6/e12.12.12.6/self/head"
+ONE_HEAD = "multi-head/none/mha/f32/b2h1q7k7d5v6/e12.12.12.6/self-attention/self/head"
 OWN = "multi-head/none/mha/f32/b2h4q7k7d3/e12.12.12.12/self"
 
 

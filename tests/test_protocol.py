@@ -168,7 +168,7 @@ def test_the_sets_of_features_hold_what_was_asked_before_sinks() -> None:
     assert features["latent"] <= LATENT_FEATURES | SERVED
     assert features["quantized"] <= QUANTIZED_FEATURES
     assert features["quantized-write"] <= CODES_FEATURES
-    assert features["layers"] - LAYER_FEATURES - ENCODER_FEATURES == {"qk-norm"}
+    assert features["layers"] - LAYER_FEATURES - ENCODER_FEATURES == {"qk-norm", "one-head", "gate"}
     assert not (ATTENTION_FEATURES | LAYER_FEATURES) & OF_BACKENDS
 
 

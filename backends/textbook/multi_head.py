@@ -27,7 +27,7 @@ class PackedHeads(Textbook):
 
     name = "packed-heads"
     operator = MULTI_HEAD
-    declared = Textbook.declared.taking("qk-norm")
+    declared = Textbook.declared.taking("qk-norm", "one-head", "gate")
     heads_apart = True
 
     def laid_out(self, inputs: Inputs) -> dict[str, np.ndarray]:
@@ -63,20 +63,26 @@ class PackedHeads(Textbook):
         if "bias" in rest:
             scores = scores + rest["bias"]
         weights = self.softmax(scores, rest.get("hidden"))  # (B, H, Lq, Lk)
-        merged = self.merged(ops.transpose(weights @ v, (0, 2, 1, 3)), query, rest, inputs)
-        output = merged @ rest["output_kernel"]
+        # -1, because one program may serve calls of several lengths.
+        shape = (-1, s.H * s.Dv) if alone else (s.B, -1, s.H * s.Dv)
+        output = ops.reshape(ops.transpose(weights @ v, (0, 2, 1, 3)), shape)
+        if "gate_kernel" in rest:
+            output = output * self.gate(query, rest, inputs)
+        if "output_kernel" in rest:
+            output = output @ rest["output_kernel"]
         if "output_bias" in rest:
             output = output + rest["output_bias"]
-        if inputs.returned == "average":
+        if inputs.returned == "average" or "output_kernel" not in rest:
             weights = ops.mean(weights, 1)
         return output, weights[0] if alone else weights
 
-    def merged(self, heads: Any, query: Any, rest: Mapping[str, Any], inputs: Inputs) -> Any:
-        """Heads (B, Lq, H, Dv) concatenated for the output projection."""
-        s = inputs.sizes
-        # -1, because one program may serve calls of several lengths.
-        shape = (-1, s.H * s.Dv) if inputs.squeezed else (s.B, -1, s.H * s.Dv)
-        return self.ops.reshape(heads, shape)
+    def gate(self, query: Any, rest: Mapping[str, Any], inputs: Inputs) -> Any:
+        """The gates (B, Lq, H Dv) of concatenated heads."""
+        gate = query @ rest["gate_kernel"]
+        if "gate_bias" in rest:
+            gate = gate + rest["gate_bias"]
+        one = self.number(1.0, inputs)
+        return one / (self.ops.exp(gate * self.number(-1.0, inputs)) + one)
 
 
 class PerHead(Textbook):
@@ -87,7 +93,13 @@ class PerHead(Textbook):
 
     name = "per-head"
     operator = MULTI_HEAD
-    declared = PackedHeads.declared.refusing({"raw-mask": "takes a mask for every head"})
+    declared = PackedHeads.declared.refusing(
+        {
+            "raw-mask": "takes a mask for every head",
+            "one-head": "takes several heads and an output projection",
+            "gate": "has no gate",
+        }
+    )
     heads_apart = True
 
     def laid_out(self, inputs: Inputs) -> dict[str, np.ndarray]:

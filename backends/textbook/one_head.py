@@ -1,4 +1,4 @@
-"""Textbook attention of one head: self-attention, additive, dot-product, and with separate masks."""
+"""Textbook attention of one head: additive, dot-product, and with separate masks."""
 
 from __future__ import annotations
 
@@ -15,39 +15,12 @@ from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.additive import ADDITIVE
 from attention_conformance.suite.spec.operators.dot import DOT
 from attention_conformance.suite.spec.operators.masked import MASKED
-from attention_conformance.suite.spec.operators.self_attention import SELF_ATTENTION
 
 ONE_HEAD = Textbook.declared.refusing(
     dict.fromkeys(("bias", "bias-with-mask"), "textbook code of one head adds no bias to scores")
 )
 
 MANY_QUERIES = ONE_HEAD.refusing({"squeezed": "the layer needs the query axis, for one query, too"})
-
-
-class SelfAttention(Textbook):
-    """A self-attention layer: three projections with biases, scaled scores, (output, weights)."""
-
-    name = "self-attention"
-    operator = SELF_ATTENTION
-    declared = MANY_QUERIES.refusing({"cross": "the layer projects one input three times"})
-
-    def laid_out(self, inputs: Inputs) -> dict[str, np.ndarray]:
-        return {
-            n: a.reshape(a.shape[0], -1) if n.endswith("kernel") else a.reshape(-1)
-            for n, a in inputs.parameters.items()
-        }
-
-    def compute(
-        self, query: Any, key: Any, value: Any, rest: Mapping[str, Any], inputs: Inputs
-    ) -> tuple[Any, Any]:
-        def projected(name: str) -> Any:
-            y = query @ rest[f"{name}_kernel"]
-            return y + rest[f"{name}_bias"] if f"{name}_bias" in rest else y
-
-        q, k, v = projected("query"), projected("key"), projected("value")
-        scores = q @ self.ops.transpose(k, (0, 2, 1)) * self.number(inputs.sizes.D**-0.5, inputs)
-        weights = self.softmax(scores, rest.get("hidden"))
-        return weights @ v, weights
 
 
 class Additive(Textbook):

@@ -29,10 +29,10 @@ from attention_conformance.backends.user.construct import (
 from attention_conformance.backends.user.found import Reading
 from attention_conformance.backends.user.layer_call import CALL, LayerCall
 from attention_conformance.backends.user.observing import NO_MASK, Facts, ObservedLayer, plain, tied
-from attention_conformance.suite.spec.case import Case
-from attention_conformance.suite.spec.catalogue import AnyCase, cases, gradient_cases, of_operator
+from attention_conformance.suite.spec.case import Case, Widths
+from attention_conformance.suite.spec.catalogue import AnyCase, cases, gradient_cases
 from attention_conformance.suite.spec.inputs import Inputs, draw
-from attention_conformance.suite.spec.operator import Operator
+from attention_conformance.suite.spec.operators import computed_like
 from attention_conformance.suite.spec.operators.encoder import FEATURES
 from attention_conformance.suite.spec.vocabulary import OPERANDS
 
@@ -75,14 +75,15 @@ class UserLayer(Implementation):
         factory: Callable[..., Any],
         name: str,
         claims: Claims,
-        operator: Operator,
+        kind: str,
     ) -> None:
-        self.backend, self.operator, self.judged = backend, operator, factory
+        self.backend, self.operator, self.judged = backend, computed_like(kind), factory
+        self.kind = kind
         self.claims, self.name = claims, name
         self.kept: dict[tuple[Any, ...], Any] = {}
         self.facts, self.readings, self.chosen, self.right = Facts(), (), 0, True
         self.maker = Maker.of(factory, name)
-        self.first = case = of_operator(operator, gradient_cases, "smoke")[0]
+        self.first = case = self.of_kind(gradient_cases("smoke"))[0]
         self.seen = self.observed(case)
         self.kept.clear()  # these were not made as in people's programs
         self.facts, self.unread = self.seen.facts, self.seen.unread
@@ -103,6 +104,11 @@ class UserLayer(Implementation):
 
     readings: tuple[Reading, ...]
     called: Binder[LayerCall]
+
+    def of_kind(self, cases: Iterable[Case]) -> list[Case]:
+        """The cases of the operator that `--like` names."""
+        own = (case for case in cases if case.operator is self.operator)
+        return [case for case in own if case.option("kind") in (None, self.kind)]
 
     def call_with(self, call: Callable[..., Any]) -> None:
         """Read the signature of the layer's call. Raises TypeError."""
@@ -166,7 +172,7 @@ class UserLayer(Implementation):
     def declaration(self) -> Declared:
         """The layer's declaration, by its keywords and claims."""
         return self.claims.declared(
-            LAYER_FEATURES | FEATURES | {"qk-norm"},
+            LAYER_FEATURES | FEATURES | {"qk-norm", "one-head", "gate"},
             refusals=self.refusals(),
             takes_parameters=self.seen.takes_parameters,
             dropout="elements" if self.trains and "rate" in self.factory.taken else "",
@@ -188,8 +194,7 @@ class UserLayer(Implementation):
     def loaded(self, first: Case) -> dict[frozenset[str], str]:
         """The errors of `load_attention` by set of parameter names, "" if all parameters are read. One
         case of each set is tried."""
-        operator = self.operator
-        pools = (of_operator(operator, pool, "standard") for pool in (gradient_cases, cases))
+        pools = (self.of_kind(pool("standard")) for pool in (gradient_cases, cases))
         sets: dict[frozenset[str], Case] = {parameters_of(first): first}
         for case in chain.from_iterable(pools):
             sets.setdefault(parameters_of(case), case)
@@ -232,6 +237,8 @@ class UserLayer(Implementation):
 
     def unsupported(self, case: AnyCase) -> str | None:
         if isinstance(case, Case):
+            if case.option("kind") not in (None, self.kind):
+                return f"the layer is judged like {self.kind}"
             if case.option("training") and not self.trains:
                 return "the layer has no parameter training"
             reason = self.unread.get(parameters_of(case))
@@ -258,7 +265,7 @@ class UserLayer(Implementation):
         """The case in the form of the layer: its sizes, axes and mask; the case itself if it has no such
         form."""
         try:
-            return self.facts.fitted(case, self.missing)
+            return self.facts.fitted(as_kind(case, self.kind), self.missing)
         except ValueError:
             return case
 
@@ -283,6 +290,8 @@ class UserLayer(Implementation):
                 reasons.pop(feature, None)
         if self.count == 1:
             reasons["cross"] = "the layer takes one array"
+        if self.kind == "self-attention":
+            reasons["raw-mask"] = "the layer's masks have an axis of one head"
         reasons |= {
             "average": "the layer is asked for the weights of every head",
             "squeezed": "is called with a batch",
@@ -366,6 +375,20 @@ class UserLayer(Implementation):
 
         held = (*backend.memory.parameters(layer), *added)
         return PreparedCall(call, arrays | named, LAYER_OUTPUTS, held=held)
+
+
+def as_kind(case: Case, kind: str) -> Case:
+    """A case of multi-head attention as self-attention of one head, or with gated heads, of one tensor;
+    other cases unchanged. Raises ValueError."""
+    if case.option("kind") in (None, kind) or kind == case.operator.name:
+        return case
+    s, w = case.sizes, case.widths
+    assert w is not None
+    heads = {"H": 1, "Hkv": 1} if kind == "self-attention" else {}
+    output = s.Dv if kind == "self-attention" else w.output
+    sizes, widths = replace(s, Lk=s.Lq, **heads), Widths(w.query, w.query, w.query, output)
+    sized = replace(case, sizes=sizes, widths=widths)
+    return sized.with_options(kind=kind, self_attention=True)
 
 
 def parameters_of(case: Case) -> frozenset[str]:

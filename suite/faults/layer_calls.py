@@ -10,12 +10,7 @@ import numpy as np
 from attention_conformance.backends._numpy import Rounded
 from attention_conformance.suite.faults.fault import fault
 from attention_conformance.suite.faults.kernels.holding import LayerHolding
-from attention_conformance.suite.faults.kernels.layer import (
-    Heads,
-    LayerCall,
-    MultiHeadKernel,
-    SelfAttentionKernel,
-)
+from attention_conformance.suite.faults.kernels.layer import Heads, LayerCall, MultiHeadKernel
 from attention_conformance.suite.faults.kernels.single import AdditiveKernel, DotKernel
 from attention_conformance.suite.spec.dtypes import DTYPES
 
@@ -57,7 +52,7 @@ class FirstHeadForAll(MultiHeadKernel):
 
 
 @fault("values", "`return out, scores`; return `softmax(scores)`")
-class WeightsAreScores(SelfAttentionKernel):
+class WeightsAreScores(MultiHeadKernel):
     """Scores come back in place of the weights."""
 
     def weights(self, scores: np.ndarray, call: LayerCall) -> np.ndarray:
@@ -65,7 +60,7 @@ class WeightsAreScores(SelfAttentionKernel):
         return super().weights(scores, call)
 
     def shown(self, weights: np.ndarray, call: LayerCall) -> np.ndarray:
-        return np.where(np.isneginf(self.seen), 0, self.seen)[:, 0]
+        return super().shown(np.where(np.isneginf(self.seen), 0, self.seen), call)
 
 
 @fault("values", "`weights.mT`; the axes of weights are (..., query, key)")
@@ -206,7 +201,7 @@ class LayerMaskKeptByShape(MultiHeadKernel):
     "`self.causal` made at the first call; make it for Lq and Lk of every call",
     family="state",
 )
-class CausalMaskKept(SelfAttentionKernel):
+class CausalMaskKept(MultiHeadKernel):
     """The causal mask of the first call is cut for shorter calls and repeated for longer ones."""
 
     def causal(self, call: LayerCall) -> np.ndarray:

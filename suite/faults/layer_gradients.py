@@ -15,7 +15,6 @@ from attention_conformance.suite.faults.kernels.layer_gradient import (
     DotDifferentiable,
     LayerDifferentiable,
     MaskedDifferentiable,
-    SelfAttentionDifferentiable,
 )
 from attention_conformance.suite.faults.kernels.norm_gradient import (
     BatchNormDifferentiable,
@@ -151,19 +150,26 @@ class ScaleWithoutGradient(DotDifferentiable):
 
 
 @fault("gradients", "`dx = dq @ w_q.mT`; add `dk @ w_k.mT` and `dv @ w_v.mT`")
-class InputTakesQueryPathAlone(SelfAttentionDifferentiable):
+class InputTakesQueryPathAlone(LayerDifferentiable):
     """In self-attention the input's gradient is that of the query alone."""
 
-    def together(self, parts: Arrays, inputs: Inputs) -> np.ndarray:
-        return parts["query"]
+    def gradients(self, arrays: Arrays, cotangent: np.ndarray, inputs: Inputs) -> Arrays:
+        apart = super().gradients(arrays, cotangent, inputs.replace(self_attention=False))
+        return super().gradients(arrays, cotangent, inputs) | {"query": apart["query"]}
 
 
 @fault("gradients", "`dk = ds.mT @ q`; the scale is missing: `dk = scale * ds.mT @ q`")
-class KeysTakeUnscaledQueries(SelfAttentionDifferentiable):
+class KeysTakeUnscaledQueries(LayerDifferentiable):
     """The scale is missing in the gradient of the keys."""
 
-    def key_gradient(self, ds: np.ndarray, query: np.ndarray, factor: float) -> np.ndarray:
-        return super().key_gradient(ds, query, 1.0)
+    def gradients(self, arrays: Arrays, cotangent: np.ndarray, inputs: Inputs) -> Arrays:
+        gradients = super().gradients(arrays, cotangent, inputs)
+        apart = super().gradients(arrays, cotangent, inputs.replace(self_attention=False))
+        of_keys = {n: x for n, x in apart.items() if n.startswith("key")}
+        if inputs.self_attention:
+            of_keys["query"] = of_keys.pop("key")
+        more = inputs.sizes.D**0.5 - 1
+        return gradients | {n: gradients[n] + more * x for n, x in of_keys.items()}
 
 
 @fault("gradients", "`dq = ds @ k`, `dk = ds.mT @ q`; both are times the scale")

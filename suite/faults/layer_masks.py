@@ -5,12 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from attention_conformance.suite.faults.fault import fault
-from attention_conformance.suite.faults.kernels.layer import (
-    Heads,
-    LayerCall,
-    MultiHeadKernel,
-    SelfAttentionKernel,
-)
+from attention_conformance.suite.faults.kernels.layer import Heads, LayerCall, MultiHeadKernel
 from attention_conformance.suite.faults.kernels.single import (
     AdditiveKernel,
     DotKernel,
@@ -174,7 +169,7 @@ class MaskAsLengths(MultiHeadKernel):
 
 
 @fault("future", "`is_causal` (`use_causal_mask`) is accepted and not used; hide j > i")
-class CausalFlagIgnored(SelfAttentionKernel):
+class CausalFlagIgnored(MultiHeadKernel):
     """The causal flag has no effect."""
 
     def causal(self, call: LayerCall) -> np.ndarray:

@@ -6,7 +6,7 @@ import numpy as np
 
 from attention_conformance.backends._numpy import Rounded
 from attention_conformance.suite.faults.fault import fault
-from attention_conformance.suite.faults.kernels.layer import MultiHeadKernel, SelfAttentionKernel
+from attention_conformance.suite.faults.kernels.layer import MultiHeadKernel
 from attention_conformance.suite.faults.kernels.single import (
     AdditiveKernel,
     BatchNormKernel,
@@ -140,20 +140,8 @@ class AdditiveCausalLostWithProjection(AdditiveKernel):
         return super().causal(call) | ("query_kernel" in call.parameters)
 
 
-@fault(
-    "values",
-    "`valid[:, None, :, None]`; padding is of keys: `valid[:, None, None, :]`",
-    family="mask",
-)
-class SelfAttentionPaddingOverQueries(SelfAttentionKernel):
-    """Padding hides queries, not keys."""
-
-    def padded(self, valid, call):
-        return super().padded(valid, call).swapaxes(-1, -2)
-
-
 @fault("values", "`self.b_q.reshape(-1)` where `b_q` is None; ask `if b_q is not None`")
-class SelfAttentionNeedsBiases(SelfAttentionKernel):
+class LayerNeedsBiases(MultiHeadKernel):
     """Without biases the call fails."""
 
     def bias(self, name, call):

@@ -9,12 +9,7 @@ import numpy as np
 
 from attention_conformance.backends._numpy import Rounded
 from attention_conformance.suite.faults.fault import fault
-from attention_conformance.suite.faults.kernels.layer import (
-    Heads,
-    LayerCall,
-    MultiHeadKernel,
-    SelfAttentionKernel,
-)
+from attention_conformance.suite.faults.kernels.layer import Heads, LayerCall, MultiHeadKernel
 
 FAMILY = "layer"
 
@@ -231,7 +226,7 @@ class BiasBeforeProjection(MultiHeadKernel):
 @fault(
     "values", "an output of size D a head; it has Dv features, as the values have", family="shapes"
 )
-class ValuesCutToKeySize(SelfAttentionKernel):
+class ValuesCutToKeySize(MultiHeadKernel):
     """Features of values beyond the size of the keys are zero."""
 
     def attend(self, weights: np.ndarray, value: np.ndarray, call: LayerCall) -> np.ndarray:
@@ -281,7 +276,7 @@ class ScaleOfValues(MultiHeadKernel):
     "`1 / sqrt(x.shape[-1])` for the input x; it is `1 / sqrt(D)` of a head",
     family="scale",
 )
-class ScaleOfAllFeatures(SelfAttentionKernel):
+class ScaleOfAllFeatures(MultiHeadKernel):
     """Scores are divided by the root of the input's width, not of the head's size."""
 
     def factor(self, call: LayerCall) -> float:

@@ -1,5 +1,5 @@
-"""The command `explain` of `attention-conformance`: what functions of plain attention compute, as the readings
-of the diagnosis say, without a verdict.
+"""The command `explain`: what functions of plain attention compute, as the readings of the diagnosis say,
+without a verdict.
 
     attention-conformance explain my_kernels.py:flash --backend=torch
     attention-conformance explain my_kernels.py:flash old.py:attention --backend=torch

@@ -40,7 +40,9 @@ ASKED_MODES = (*MODES, "all")
 """The values of --mode: implementations as they are called, through their frameworks' compilers, or
 both."""
 
-LAYERS = tuple(name for name, operator in OPERATORS.items() if not operator.is_default)
+LAYERS = tuple(
+    n for operator in OPERATORS.values() for n in operator.kinds if not operator.is_default
+)
 """The values of --like."""
 
 

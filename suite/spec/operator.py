@@ -137,6 +137,8 @@ class Asks:
     - `pages`: ids with {dt} of cases with a page table; checks of pages use them, and an election the
       first one.
     - `plain`: id with {dt} of a case without a mask; checks of memory layouts and state use it.
+    - `plain_kinds`: the same for other kinds of the operator (`Operator.kinds`), for checks of every
+      operator.
     - `also_common`: more `common_sizes`.
     """
 
@@ -146,6 +148,7 @@ class Asks:
     compiled: tuple[Ask, ...] = ()
     compiled_gradients: tuple[Ask, ...] = ()
     pages: tuple[str, ...] = ()
+    plain_kinds: tuple[str, ...] = ()
     also_common: tuple[str, ...] = ()
 
     @property
@@ -258,6 +261,12 @@ class Operator:
     def option(self, name: str) -> Option | None:
         """The option `name`, or None."""
         return next((option for option in self.options if option.name == name), None)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The names of `--like` for the operator: its own, or the values of its option `kind`."""
+        kind = self.option("kind")
+        return (self.name, *(kind.values if kind else ()))
 
     @property
     def takes_masks(self) -> bool:

@@ -56,7 +56,6 @@ KERNELS: tuple[type[Implementation], ...] = (
     layer_gradient.DotDifferentiable,
     layer_gradient.LayerDifferentiable,
     layer_gradient.MaskedDifferentiable,
-    layer_gradient.SelfAttentionDifferentiable,
     merge.MergeInTurn,
     merge.MergeKernel,
     norm_gradient.BatchNormDifferentiable,

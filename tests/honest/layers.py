@@ -89,6 +89,8 @@ class LayerHeadByHead(LayerEager):
 class LayerHeadsSummed(LayerExact):
     """Every head is projected to the output by its own kernel, and the outputs are summed."""
 
+    refusals = LayerExact.refusals | {"one-head": "sums projected heads"}
+
     def merge(self, attended: np.ndarray, call: LayerCall) -> np.ndarray:
         return attended
 
@@ -120,6 +122,8 @@ class LayerPackedProjection(LayerEager):
 
 class LayerBiasesAsFeatures(LayerFused):
     """Biases are a row more of the kernels, for a feature that is one."""
+
+    refusals = LayerFused.refusals | {"one-head": "takes an output kernel"}
 
     def projected(self, x: np.ndarray, name: str, call: LayerCall) -> np.ndarray:
         kernel = self.kernel(name, call)

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from attention_conformance.suite.faults.kernels.layer import (
-    LayerCall,
-    LayerEager,
-    SelfAttentionKernel,
-)
+from attention_conformance.suite.faults.kernels.layer import LayerCall, LayerEager
 from attention_conformance.suite.faults.kernels.single import (
     AdditiveKernel,
     BatchNormKernel,
@@ -20,17 +16,6 @@ from attention_conformance.suite.faults.kernels.single import (
 )
 from attention_conformance.suite.spec.operators.layer_norm import EPSILON
 from tests.honest.layers import LayerStepwise, LayerUniformRows
-
-
-class SelfAttentionEager(SelfAttentionKernel):
-    """One head with projections, every operation stored."""
-
-    numerics = "eager"
-    stores = LayerEager.stores
-
-
-class SelfAttentionExact(SelfAttentionKernel):
-    """One head with projections, rounded once."""
 
 
 class AdditiveExact(AdditiveKernel):

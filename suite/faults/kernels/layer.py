@@ -26,7 +26,6 @@ from attention_conformance.suite.spec.dtypes import DType, round_to
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.layers import PARAMETERS
 from attention_conformance.suite.spec.operators.multi_head import MULTI_HEAD
-from attention_conformance.suite.spec.operators.self_attention import SELF_ATTENTION
 from attention_conformance.suite.spec.sizes import Sizes
 
 Heads = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -168,7 +167,7 @@ class LayerKernel(Drops, Stated):
         hidden = self.hide(scores, self.allowed(call), call)
         weights = self.weights(hidden, call)
         attended = self.attend(self.dropped(weights, call), self.visible(value, hidden), call)
-        return self.output(self.merge(attended, call), call), weights
+        return self.output(self.merge(self.gated(attended, call), call), call), weights
 
     def load(self, array: Rounded, call: LayerCall) -> np.ndarray:
         return array.values.astype(call.work)
@@ -253,6 +252,9 @@ class LayerKernel(Drops, Stated):
     def attend(self, weights: np.ndarray, value: np.ndarray, call: LayerCall) -> np.ndarray:
         return self.keep(weights @ value, "features", call)
 
+    def gated(self, attended: np.ndarray, call: LayerCall) -> np.ndarray:
+        return attended
+
     def merge(self, attended: np.ndarray, call: LayerCall) -> np.ndarray:
         """(B, H, Lq, Dv) -> (B, Lq, H Dv)."""
         swapped = attended.swapaxes(1, 2)
@@ -275,7 +277,7 @@ class MultiHeadKernel(LayerKernel):
     """Multi-head attention: packed projections, split and merged by a reshape and a transpose."""
 
     operator = MULTI_HEAD
-    features = LAYER_FEATURES | {"qk-norm"}
+    features = LAYER_FEATURES | {"qk-norm", "one-head", "gate"}
     normed_axes: tuple[int, ...] = (-1,)
     dropout = "elements"
     refusals = {"splits-width": "is given kernels, not a width to split"}
@@ -355,7 +357,22 @@ class MultiHeadKernel(LayerKernel):
         scaled = self.keep(query * call.work(self.factor(call)), "features", call)
         return self.keep(scaled @ key.swapaxes(-1, -2), "scores", call)
 
+    def gated(self, attended: np.ndarray, call: LayerCall) -> np.ndarray:
+        if "gate_kernel" not in call.parameters:
+            return attended
+        return self.keep(attended * self.gate(call), "features", call)
+
+    def gate(self, call: LayerCall) -> np.ndarray:
+        """The gates (B, H, Lq, Dv)."""
+        y = self.projected(self.load(call.query, call), "gate", call)
+        return self.keep(self.squashed(y), "features", call)
+
+    def squashed(self, y: np.ndarray) -> np.ndarray:
+        return 1 / (1 + np.exp(-y))
+
     def output(self, merged: np.ndarray, call: LayerCall) -> np.ndarray:
+        if "output_kernel" not in call.parameters:
+            return merged
         kernel = self.kernel("output", call)
         y = self.keep(merged @ kernel.reshape(-1, kernel.shape[-1]), "features", call)
         return self.with_bias(y, "output", call)
@@ -363,19 +380,10 @@ class MultiHeadKernel(LayerKernel):
     def shown(self, weights: np.ndarray, call: LayerCall) -> np.ndarray:
         return weights.mean(1) if call.returned == "average" else weights
 
-
-class SelfAttentionKernel(MultiHeadKernel):
-    """One head with projections, and none of the output."""
-
-    operator = SELF_ATTENTION
-    dropout = ""
-    elections = {}
-    refusals = {"cross": "projects one input thrice"}
-
-    def output(self, merged: np.ndarray, call: LayerCall) -> np.ndarray:
-        return merged
-
-    shown = LayerKernel.shown
+    def deliver(self, out: np.ndarray, call: LayerCall) -> Any:
+        """The output, or the weights: those of one head have no axis of heads."""
+        one_head = out.ndim == 4 and "output_kernel" not in call.parameters
+        return super().deliver(out[:, 0] if one_head else out, call)
 
 
 class LayerEager(MultiHeadKernel):

@@ -15,11 +15,7 @@ from attention_conformance.backends._numpy import Rounded
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.references.multi_head import reference
 from attention_conformance.references.rounding import NO_ROUNDING
-from attention_conformance.suite.faults.kernels.layer import (
-    LayerKernel,
-    MultiHeadKernel,
-    SelfAttentionKernel,
-)
+from attention_conformance.suite.faults.kernels.layer import LayerKernel, MultiHeadKernel
 from attention_conformance.suite.faults.kernels.single import (
     AdditiveKernel,
     ConcatKernel,
@@ -65,46 +61,6 @@ class LayerDifferentiable(Differentiated, MultiHeadKernel):
         values = inputs.replace(**{name: arrays[name] for name in inputs.arrays if name in arrays})
         outputs = reference.vjp(values, cotangent, NO_ROUNDING, self.empty_rows)
         return {name: gradient.value for name, gradient in outputs.arrays.items()}
-
-
-class SelfAttentionDifferentiable(Differentiated, SelfAttentionKernel):
-    """One head with projections of one tensor, with a backward pass."""
-
-    def gradients(self, arrays: Arrays, cotangent: np.ndarray, inputs: Inputs) -> Arrays:
-        x, kernels = arrays["query"], {n: arrays[f"{n}_kernel"][:, 0] for n in ROLES}
-        q, k, v = (
-            self.step(x @ kernels[n] + arrays.get(f"{n}_bias", np.zeros(1)), inputs) for n in ROLES
-        )
-        factor = 1 / np.sqrt(inputs.sizes.D)
-        scores = self.step(factor * q @ k.swapaxes(-1, -2), inputs)
-        scores = np.where(inputs.attends[:, 0], scores, -np.inf)
-        raised = np.exp(scores - scores.max(-1, keepdims=True))
-        weights = self.step(raised / raised.sum(-1, keepdims=True), inputs)
-        dp = self.step(cotangent @ v.swapaxes(-1, -2), inputs)
-        ds = self.step(weights * (dp - (weights * dp).sum(-1, keepdims=True)), inputs)
-        moved = {
-            "query": factor * ds @ k,
-            "key": self.key_gradient(ds, q, factor),
-            "value": weights.swapaxes(-1, -2) @ cotangent,
-        }
-        moved = {name: self.step(y, inputs) for name, y in moved.items()}
-        gradients = {
-            f"{n}_kernel": np.einsum("bln,bld->nd", x, y)[:, None] for n, y in moved.items()
-        }
-        for name, y in moved.items() if "query_bias" in arrays else ():
-            gradients[f"{name}_bias"] = y.sum((0, 1))[None]
-        parts = {n: self.step(y @ kernels[n].T, inputs) for n, y in moved.items()}
-        return gradients | {"query": self.together(parts, inputs)}
-
-    def key_gradient(self, ds: np.ndarray, query: np.ndarray, factor: float) -> np.ndarray:
-        return factor * ds.swapaxes(-1, -2) @ query
-
-    def together(self, parts: Arrays, inputs: Inputs) -> np.ndarray:
-        """What the tensor receives as query, key and value."""
-        return self.step(parts["query"] + parts["key"], inputs) + parts["value"]
-
-
-ROLES = ("query", "key", "value")
 
 
 class SingleDifferentiable(Differentiated):

@@ -45,7 +45,7 @@ from attention_conformance.suite.spec.catalogue import AnyCase
 from attention_conformance.suite.spec.claims import CLAIMS
 from attention_conformance.suite.spec.dtypes import DType
 from attention_conformance.suite.spec.inputs import Inputs
-from attention_conformance.suite.spec.operators import OPERATORS
+from attention_conformance.suite.spec.operators import OPERATORS, computed_like
 from attention_conformance.suite.spec.text import printable
 from attention_conformance.suite.spec.vocabulary import OPERANDS, REGISTERED
 
@@ -178,7 +178,7 @@ class Remote(parts.Asking, Backend):
             own = {} if untrusted else self._claims(facts["claims"], text)
             stub = Signature(facts["function"], facts["name"], facts["signature"])
             methods = checked(facts["methods"], dict, "methods")
-            kind = registry.OWN.get(OPERATORS[like]) if like else None
+            kind = registry.OWN.get(computed_like(like)) if like else None
             for method in kind.method_names if kind else ():
                 if method in methods:
                     setattr(stub, method, Signature(stub, method, methods[method]))
@@ -190,7 +190,7 @@ class Remote(parts.Asking, Backend):
                 )
             else:
                 stub.layer, claims = facts["layer"], Claims.of(stub, all_said, like)
-                told = ToldLayer(self, stub, name, claims, OPERATORS[like])
+                told = ToldLayer(self, stub, name, claims, like)
         except UsageError:
             raise
         except Exception as error:

@@ -168,7 +168,8 @@ def with_plain(
             text for ask in asks for text in ([ask] if isinstance(ask, str) else ask.patterns())
         )
         named = {part(text, "OPERATOR") for text in texts}
-        own = plain(*(name for name in OPERATORS if name not in named))
+        own = [*plain(*(name for name in OPERATORS if name not in named))]
+        own += [text for operator in OPERATORS.values() for text in operator.asks.plain_kinds]
         return [text for text in own if keep(Case.parse(text.replace("{dt}", "f32")))]
 
     return asked(*asks, Ask(others, dtypes=dtypes, since="standard"))

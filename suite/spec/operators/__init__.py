@@ -14,7 +14,6 @@ from attention_conformance.suite.spec.operators.cached import CACHED
 from attention_conformance.suite.spec.operators.concat import CONCAT
 from attention_conformance.suite.spec.operators.dot import DOT
 from attention_conformance.suite.spec.operators.encoder import ENCODER
-from attention_conformance.suite.spec.operators.gated import GATED
 from attention_conformance.suite.spec.operators.latent import LATENT
 from attention_conformance.suite.spec.operators.layer_norm import LAYER_NORM
 from attention_conformance.suite.spec.operators.masked import MASKED
@@ -27,18 +26,23 @@ from attention_conformance.suite.spec.operators.quantized import QUANTIZED
 from attention_conformance.suite.spec.operators.quantized_write import QUANTIZED_WRITE
 from attention_conformance.suite.spec.operators.rotary import ROTARY
 from attention_conformance.suite.spec.operators.sdpa import SDPA
-from attention_conformance.suite.spec.operators.self_attention import SELF_ATTENTION
 from attention_conformance.suite.spec.vocabulary import FEATURES as COMMON
 
 OPERATORS: dict[str, Operator] = {
     operator.name: operator
     for operator in (
-        SDPA, MULTI_HEAD, SELF_ATTENTION, ADDITIVE, DOT, CONCAT, MASKED, LAYER_NORM, BATCH_NORM,
-        ROTARY, PACKED, MERGE, ENCODER, GATED, PAGED, PAGED_WRITE, CACHED, LATENT,
+        SDPA, MULTI_HEAD, ADDITIVE, DOT, CONCAT, MASKED, LAYER_NORM, BATCH_NORM,
+        ROTARY, PACKED, MERGE, ENCODER, PAGED, PAGED_WRITE, CACHED, LATENT,
         QUANTIZED, QUANTIZED_WRITE,
     )
 }  # fmt: skip
 """Every operator by name."""
+
+
+def computed_like(name: str) -> Operator:
+    """The operator that a function or layer of `--like=NAME` computes. Raises KeyError."""
+    return {kind: one for one in OPERATORS.values() for kind in one.kinds}[name]
+
 
 WORDS: dict[str, str] = {
     **COMMON,

@@ -27,6 +27,8 @@ PARAMETERS = {
     "value_bias": "(Hkv, Dv)",
     "output_kernel": "(H, Dv, Eo)",
     "output_bias": "(Eo,)",
+    "gate_kernel": "(Eq, H, Dv), gated",
+    "gate_bias": "(H, Dv), gated",
     "score_vector": "(U,), additive",
     "scale": "(), dot and concat",
     "concat_weight": "(), concat",

@@ -2,13 +2,13 @@
 
     concat_h attention(X_q W_h^Q + b, X_k W_h^K + b, X_v W_h^V + b) W^O + b
 
-Options: grouped queries (Ainslie et al. 2023), and a layer norm of queries and keys per head (Dehghani
-et al. 2023, section 2).
+Options: grouped queries (Ainslie et al. 2023), a layer norm of queries and keys per head (Dehghani et al.
+2023, section 2), and `KIND`: one head without output projection, or gated heads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -17,16 +17,42 @@ from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.covering import Row
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.levels import Ask, Covering
-from attention_conformance.suite.spec.operator import MODES, Asks, Axes, Operator, Questions, flag
+from attention_conformance.suite.spec.operator import (
+    MODES,
+    Asks,
+    Axes,
+    Operator,
+    Questions,
+    choice,
+    flag,
+)
 from attention_conformance.suite.spec.operators import layers
 from attention_conformance.suite.spec.operators.layer_norm import ADDED
 from attention_conformance.suite.spec.operators.layers import (
     draw_sequences,
     kernel,
+    one_head_outputs,
     options,
     projections_work,
 )
 from attention_conformance.suite.spec.sizes import Sizes
+
+WORDS = {
+    "one-head": "one head without output projection",
+    "gate": "heads that are gated element by element",
+}
+"""Words for required features of multi-head attention."""
+
+KIND = choice("kind", ("multi-head", "self-attention", "gated"))
+"""The names of `--like`.
+
+- self-attention: one head without output projection; its weights have no axis of heads
+- gated: W^O takes heads times sigmoid(X_q W^G + b), element by element (Qiu et al., Gated Attention for
+  Large Language Models, 2025)
+"""
+
+ONE_HEAD = ("1hg", "vo")
+"""The ties of self-attention of one head."""
 
 # B, Lq, Lk, H, Hkv, D, Dv and the widths of query, key, value, output; whether query, key and value are
 # one tensor. Few, and alike where they can be, since JAX compiles a program for every shape.
@@ -99,6 +125,10 @@ SMOKE = (
     "multi-head/causal/gqa3/{dt}/b2h6q5k5d4/e12.12.12.12/self",
     "multi-head/none/mha/{dt}/b1h4q3k3d16/e1000.1000.1000.64/self/single",
     "multi-head/causal/mha/f32/b2h2q1k9d6/e12.12.12.12/average",
+    "multi-head/pad/mha/{dt}/b2h1q7k7d5v6/e12.12.12.6/nobias/self-attention/self",
+    "multi-head/causal/mha/{dt}/b2h1q7k7d5v6/e12.12.12.6/self-attention/self/head",
+    "multi-head/causal/mha/{dt}/b2h4q7k7d3/e12.12.12.12/gated/self",
+    "multi-head/pad/mha/{dt}/b2h4q7k7d3/e12.12.12.12/nobias/gated/self",
     # 1e-6 is what Flax adds to a variance
     "multi-head/causal/mha/f32/b2h4q7k7d3/e12.12.12.12/qknorm/eps1e-06/self",
     "multi-head/none/mha/f32/b2h4q7k7d3/e12.12.12.12/qknorm/self",
@@ -118,6 +148,12 @@ STANDARD = (
     "multi-head/pad/mha/{dt}/b2h3q5k9d4/e12.12.12.12/qknorm/eps1e-06",
     "multi-head/bool.b1qk/mha/{dt}/b2h2q5k9d6/e12.10.14.12/nobias/qknorm/head/dense",
     "multi-head/causal/gqa3/f32/b2h6q5k5d4/e12.12.12.12/qknorm/eps1e-06/self",
+    "multi-head/none/mha/{dt}/b2h1q7k7d5v6/e12.12.12.6/nobias/self-attention/self",
+    "multi-head/none/mha/{dt}/b2h1q7k7d5v6/e12.12.12.6/self-attention/self/head",
+    "multi-head/pad/mha/{dt}/b3h1q7k7d8/e10.10.10.8/self-attention/self",
+    "multi-head/none/mha/{dt}/b2h4q7k7d3/e12.12.12.12/gated/self",
+    "multi-head/causal+pad/mha/{dt}/b2h4q7k7d3/e12.12.12.12/gated/self",
+    "multi-head/bool.bhqk/mha/{dt}/b2h4q7k7d3/e12.12.12.12/gated/self/dense",
     # a bias that a layer may take for a mask
     "multi-head/none/mha/f32/b2h4q7k7d3/e12.12.12.12/bias.bits/self",
 )
@@ -130,6 +166,20 @@ GRADIENTS = (
         "multi-head/none/mha/bf16/b2h3q5k9d4/e12.12.12.12",
         "multi-head/pad/mha/bf16/b2h3q5k9d4/e12.12.12.12",
         "multi-head/bool.qk.empty/mha/f32/b2h3q5k9d4/e12.12.12.12/dense",
+        "multi-head/causal/mha/f32/b2h1q7k7d5v6/e12.12.12.6/self-attention/self",
+        "multi-head/causal/mha/f32/b2h4q7k7d3/e12.12.12.12/gated/self",
+    ),
+    Ask(
+        "multi-head/pad/mha/{dt}/b2h1q7k7d5v6/e12.12.12.6/self-attention/self",
+        "multi-head/none/mha/f32/b2h1q7k7d5v6/e12.12.12.6/nobias/self-attention/self",
+        dtypes="every",
+        since="standard",
+    ),
+    Ask(
+        "multi-head/pad/mha/f32/b2h4q7k7d3/e12.12.12.12/gated/self",
+        "multi-head/pad/mha/bf16/b2h4q7k7d3/e12.12.12.12/gated/self",
+        "multi-head/pad/mha/f64/b2h4q7k7d3/e12.12.12.12/gated/self",
+        since="standard",
     ),
     Ask(
         "multi-head/causal/mha/f32/b2h3q5k9d4/e12.12.12.12/nobias",
@@ -163,16 +213,23 @@ COMPILED = (
 
 
 def axes(case: Case) -> Axes:
-    kernels = {
-        "query_kernel": "xhd",
-        "key_kernel": "ygd",
-        "value_kernel": "zgv",
-        "output_kernel": "hvo",
-    }
-    biases = {"query_bias": "hd", "key_bias": "gd", "value_bias": "gv", "output_bias": "o"}
+    kind = case.option("kind")
+    kernels = {"query_kernel": "xhd", "key_kernel": "ygd", "value_kernel": "zgv"}
+    biases = {"query_bias": "hd", "key_bias": "gd", "value_bias": "gv"}
+    if kind != "self-attention":
+        kernels["output_kernel"], biases["output_bias"] = "hvo", "o"
+    if kind == "gated":
+        kernels["gate_kernel"], biases["gate_bias"] = "xhv", "hv"
     gains = {"query_gain": "d", "key_gain": "d"}
     parameters = kernels | ({} if case.option("without_biases") else biases)
     return layers.SEQUENCES | parameters | (gains if case.option("qk_norm") else {})
+
+
+def ties(options: Mapping[str, Any]) -> tuple[str, ...]:
+    return (
+        *layers.ties()(options),
+        *(ONE_HEAD if options["kind"] == "self-attention" else ()),
+    )
 
 
 def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
@@ -180,14 +237,14 @@ def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarra
 
 
 def draw_projections(case: Case, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Kernels of variance 1 / fan-in, the output kernel last; biases of unit normals in the same order;
-    gains near 1."""
+    """Kernels of variance 1 / fan-in; biases of unit normals in the same order; gains near 1."""
     n = case.letters
     fan_in = {
         "query_kernel": n["x"],
         "key_kernel": n["y"],
         "value_kernel": n["z"],
         "output_kernel": n["h"] * n["v"],
+        "gate_kernel": n["x"],
     }
     arrays: dict[str, np.ndarray] = {}
     for name, letters in case.axes.items():
@@ -202,18 +259,27 @@ def draw_projections(case: Case, rng: np.random.Generator) -> dict[str, np.ndarr
 
 
 def outputs(case: Case) -> Axes:
+    if case.option("kind") == "self-attention":
+        return one_head_outputs("v")(case)
     weights = {"none": {}, "average": {"weights": "bqk"}, "head": {"weights": "bhqk"}}
     return {"output": "bqo", **weights[case.option("returned")]}
 
 
 def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> dict[str, bool]:
-    return layers.needs(case, arrays, sizes, widths) | {
+    kind = case.option("kind")
+    own = layers.needs(case, arrays, sizes, widths) | {
+        "one-head": kind == "self-attention",
+        "gate": kind == "gated",
+        "qk-norm": "query_gain" in arrays,
+    }
+    if kind == "self-attention":  # the size of the head is the width of the output
+        return own
+    return own | {
         "value-size": sizes.D != sizes.Dv,
         "output-width": widths.output != widths.query,
         "head-width": sizes.H * sizes.D != widths.query,
         "no-projection-bias": "query_bias" not in arrays,
         "odd-heads": bool(sizes.H % 2),
-        "qk-norm": "query_gain" in arrays,
     }
 
 
@@ -231,17 +297,22 @@ MULTI_HEAD = Operator(
     draw=draw,
     outputs=outputs,
     needs=needs,
-    ties=layers.ties(),
+    ties=ties,
     validate=validate,
+    words=WORDS,
     asks=Asks(
         plain="multi-head/none/mha/{dt}/b2h3q5k9d4/e12.12.12.12",
+        plain_kinds=(
+            "multi-head/none/mha/{dt}/b2h1q7k7d5v6/e12.12.12.6/nobias/self-attention/self",
+            "multi-head/none/mha/{dt}/b2h4q7k7d3/e12.12.12.12/gated/self",
+        ),
         cases=(Ask(*SMOKE), Ask(*STANDARD, since="standard"), Ask(COVERING, dtypes="array x dtypes")),
         gradients=GRADIENTS,
         compiled=COMPILED,
         compiled_gradients=(Ask("multi-head/none/mha/f32/b2h3q5k9d4/e12.12.12.12", since="standard"),),
-        also_common=tuple(sizes_of(shape).token for shape in SHAPES),
+        also_common=(*(sizes_of(shape).token for shape in SHAPES), "b2h1q7k7d5v6"),
     ),
-    options=options("without_biases", "nobias", flag("qk_norm", "qknorm", rare=True), ADDED),
+    options=options("without_biases", "nobias", flag("qk_norm", "qknorm", rare=True), ADDED, KIND),
     questions=Questions(
         elections=(
             "fully-masked-row", "padded-sample", "minus-inf-row", "lowest-row",
