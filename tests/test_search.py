@@ -26,26 +26,19 @@ from attention_conformance.suite.run.plan import Plan
 from attention_conformance.suite.search import command, strategies
 from attention_conformance.suite.search.engine import Failure, Search
 from attention_conformance.suite.search.options import SearchOptions
+from attention_conformance.suite.spec import masks
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.catalogue import cases as catalogue_cases
 from attention_conformance.suite.spec.catalogue import gradient_cases
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.inputs import draw
-from attention_conformance.suite.spec.masks import (
-    And,
-    Boolean,
-    Causal,
-    Mask,
-    Or,
-    Padding,
-    Prefix,
-    parse_mask,
-)
 from attention_conformance.suite.spec.operators import OPERATORS, WORDS
 from attention_conformance.suite.spec.recipes import RECIPES
 from attention_conformance.suite.spec.vocabulary import HIDING
 
 ROOT = Path(__file__).resolve().parents[1]
+
+MUTANTS = "attention_conformance.suite.faults:mutants"
 
 
 def search(backend: str, hits: list[Failure] | None = None, **options: Any) -> Search:
@@ -109,8 +102,8 @@ def test_draws_reach_what_the_table_does() -> None:
     seen = [
         c for seed in range(6) for c in draws(strategies.cases_of(OPERATORS["sdpa"]), 200, seed)
     ]
-    masks = [c.mask for c in seen if c.mask is not None]
-    parts = [part for mask in masks for part in mask.parts]
+    drawn = [c.mask for c in seen if c.mask is not None]
+    parts = [part for mask in drawn for part in mask.parts]
     sizes = [c.sizes for c in seen]
     assert {c.dtype.name for c in seen} == set(DTYPES)
     assert {c.axis_order for c in seen} == {"bhld", "blhd", "bhdl"}
@@ -125,8 +118,8 @@ def test_draws_reach_what_the_table_does() -> None:
     assert len({c.option("bias") for c in seen}) >= 6  # -inf goes with no mask: it is rare
     assert {c.option("sinks") for c in seen} == {False, True} == {c.option("lse") for c in seen}
     assert {type(p).__name__ for p in parts} >= {"Causal", "Window", "Padding", "Segments", "Or"}
-    assert any(isinstance(mask, And) for mask in masks)
-    assert {p.axes for p in parts if isinstance(p, Boolean)} == set(Boolean.AXES)
+    assert any(isinstance(mask, masks.And) for mask in drawn)
+    assert {p.axes for p in parts if isinstance(p, masks.Boolean)} == set(masks.Boolean.AXES)
     assert {0, 1} <= {s.B for s in sizes}
     assert {0, 1, 33, 64, 129} <= {s.Lq for s in sizes}
     assert max(s.Lk for s in sizes) > 512
@@ -196,17 +189,19 @@ def test_ties_make_sizes_equal() -> None:
 @pytest.mark.parametrize(
     "mask",
     [
-        Causal() | Padding(),
-        Causal() | Padding() | Prefix(3),
-        (Prefix(2) | Causal(bottom_right=True)) & Padding(left=True),
+        masks.Causal() | masks.Padding(),
+        masks.Causal() | masks.Padding() | masks.Prefix(3),
+        (masks.Prefix(2) | masks.Causal(bottom_right=True)) & masks.Padding(left=True),
     ],
 )
-def test_alternatives_parse_back(mask: Mask) -> None:
-    assert parse_mask(mask.token) == mask
+def test_alternatives_parse_back(mask: masks.Mask) -> None:
+    assert masks.parse_mask(mask.token) == mask
 
 
 def test_alternatives_are_flat() -> None:
-    assert (Causal() | Padding()) | Prefix(3) == Or((Causal(), Padding(), Prefix(3)))
+    assert (masks.Causal() | masks.Padding()) | masks.Prefix(3) == masks.Or(
+        (masks.Causal(), masks.Padding(), masks.Prefix(3))
+    )
 
 
 def drawn(seed: int, examples: int) -> list[str]:
@@ -247,7 +242,7 @@ FAULTS: Iterable[Any] = (
 def test_a_planted_fault_is_found_and_shrunk(name: str, check: str, limits: dict[str, int]) -> None:
     hits: list[Failure] = []
     search(
-        "attention_conformance.suite.faults:mutants", hits, implementation=(name,), seed=1,
+        MUTANTS, hits, implementation=(name,), seed=1,
         examples=250, dtype=("f32",), gradients=check == "gradients",
     )  # fmt: skip
     first = next(f for f in hits if f.cell.check.name == check)
@@ -293,9 +288,8 @@ def test_what_is_known_is_not_found_again() -> None:
         ("mask-ignored",), ("values",), ("sdpa/bool.qk/mha/f32/b2h3q5k7d8/dense",), "value",
         "beyond their bound", "masks have no effect", "none found", (), source="by hand, entry 1",
     )  # fmt: skip
-    options = SearchOptions(
-        (MUTANTS,), implementation=("mask-ignored",), dtype=("f32",), seed=1, examples=80, gradients=False,
-    )  # fmt: skip
+    few = {"implementation": ("mask-ignored",), "dtype": ("f32",), "examples": 80}
+    options = SearchOptions((MUTANTS,), seed=1, gradients=False, **few)
     plan = Plan.make(replace(options, seed=0))
     found = Search(plan, options)
     found.run()
@@ -329,9 +323,7 @@ def test_other_dtypes_and_operators_than_an_entry_names_are_not_alike(pattern: s
     entry = Expectation(
         ("left-padding-as-right",), ("*",), (pattern,), "value", ".", "c", "none found", ()
     )
-    options = SearchOptions(
-        ("attention_conformance.suite.faults:mutants",), implementation=entry.implementation
-    )
+    options = SearchOptions((MUTANTS,), implementation=entry.implementation)
     plan = Plan.make(options)
     plan = replace(plan, loaded=[replace(plan.loaded[0], manifest=Manifest([entry], {}, "cpu"))])
     done = Search(plan, options)
@@ -347,7 +339,7 @@ def test_other_dtypes_and_operators_than_an_entry_names_are_not_alike(pattern: s
         (["--backend=numpy", "--case=sdpa/none/mha/f32/b1h2q3k4d5"], 0, "1 pass"),
         (
             [
-                "--backend=attention_conformance.suite.faults:mutants",
+                f"--backend={MUTANTS}",
                 "--implementation=mask-inverted",
                 "--examples=60",
             ],
