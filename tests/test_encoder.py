@@ -17,7 +17,7 @@ from attention_conformance.suite.judge.tolerance import roundoffs
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.inputs import Inputs, draw
-from attention_conformance.suite.spec.operators.layer_norm import EPSILON
+from attention_conformance.suite.spec.operators.norms import EPSILON
 from tests.test_layers import OWN, function_implementation, judged
 
 CASES = (

@@ -15,7 +15,7 @@ from attention_conformance.references.rounding import NO_ROUNDING, Bounded
 from attention_conformance.suite.judge.tolerance import roundoffs
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.inputs import draw, draw_cotangent
-from attention_conformance.suite.spec.operators.layer_norm import EPSILON
+from attention_conformance.suite.spec.operators.norms import EPSILON
 
 
 def test_fifty_digits() -> None:

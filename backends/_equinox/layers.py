@@ -17,8 +17,8 @@ from attention_conformance.backends.memory import sequences
 from attention_conformance.backends.prepared import LAYER_OUTPUTS, PreparedCall
 from attention_conformance.backends.protocol import Implementation
 from attention_conformance.suite.spec.inputs import Inputs
-from attention_conformance.suite.spec.operators.layer_norm import LAYER_NORM
 from attention_conformance.suite.spec.operators.multi_head import MULTI_HEAD
+from attention_conformance.suite.spec.operators.norms import LAYER_NORM
 
 PARTS = ("query", "key", "value", "output")
 """The projections; their modules are called `query_proj` and so on."""

@@ -15,8 +15,7 @@ from attention_conformance.backends.protocol import Implementation
 from attention_conformance.backends.statistics import after_training, can_train, with_epsilon
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.inputs import Inputs
-from attention_conformance.suite.spec.operators.batch_norm import BATCH_NORM
-from attention_conformance.suite.spec.operators.layer_norm import LAYER_NORM
+from attention_conformance.suite.spec.operators.norms import BATCH_NORM, LAYER_NORM
 
 NAMES = {"params": {"scale": "gain", "bias": "offset"}}
 """Canonical parameters of a norm by Flax's names, for each collection of variables."""

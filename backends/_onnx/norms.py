@@ -15,8 +15,7 @@ from attention_conformance.backends.memory import sequences
 from attention_conformance.backends.prepared import LAYER_OUTPUTS, PreparedCall
 from attention_conformance.backends.protocol import Implementation
 from attention_conformance.suite.spec.inputs import Inputs
-from attention_conformance.suite.spec.operators.batch_norm import BATCH_NORM
-from attention_conformance.suite.spec.operators.layer_norm import LAYER_NORM
+from attention_conformance.suite.spec.operators.norms import BATCH_NORM, LAYER_NORM
 
 
 class OnnxNorm(Implementation):

@@ -16,8 +16,7 @@ from attention_conformance.backends.prepared import LAYER_OUTPUTS, PreparedCall
 from attention_conformance.backends.protocol import Implementation
 from attention_conformance.backends.statistics import STEPS, can_train, trained, with_epsilon
 from attention_conformance.suite.spec.inputs import Inputs
-from attention_conformance.suite.spec.operators.batch_norm import BATCH_NORM
-from attention_conformance.suite.spec.operators.layer_norm import LAYER_NORM
+from attention_conformance.suite.spec.operators.norms import BATCH_NORM, LAYER_NORM
 
 
 class TorchNorm(Implementation):

@@ -8,8 +8,7 @@ from typing import Any
 from attention_conformance.backends.declared import Declared, DeclaredRounding
 from attention_conformance.backends.textbook.layer import Numerics, Operations, Textbook
 from attention_conformance.suite.spec.inputs import Inputs
-from attention_conformance.suite.spec.operators.batch_norm import BATCH_NORM
-from attention_conformance.suite.spec.operators.layer_norm import LAYER_NORM
+from attention_conformance.suite.spec.operators.norms import BATCH_NORM, LAYER_NORM
 
 
 def layer_norm(layer: Textbook, x: Any, rest: Mapping[str, Any], inputs: Inputs) -> Any:

@@ -14,7 +14,7 @@ from attention_conformance.suite.faults.kernels.single import (
     MaskedKernel,
     NormKernel,
 )
-from attention_conformance.suite.spec.operators.layer_norm import EPSILON
+from attention_conformance.suite.spec.operators.norms import EPSILON
 from tests.honest.layers import LayerStepwise, LayerUniformRows
 
 

@@ -15,7 +15,7 @@ from attention_conformance.suite.faults.kernels.single import (
 )
 from attention_conformance.suite.spec.dtypes import round_to
 from attention_conformance.suite.spec.inputs import Inputs
-from attention_conformance.suite.spec.operators.layer_norm import EPSILON
+from attention_conformance.suite.spec.operators.norms import EPSILON
 
 
 @dataclass(frozen=True)

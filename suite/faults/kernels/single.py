@@ -8,11 +8,10 @@ import numpy as np
 
 from attention_conformance.suite.faults.kernels.layer import Heads, LayerCall, LayerKernel
 from attention_conformance.suite.spec.operators.additive import ADDITIVE
-from attention_conformance.suite.spec.operators.batch_norm import BATCH_NORM
 from attention_conformance.suite.spec.operators.concat import CONCAT
 from attention_conformance.suite.spec.operators.dot import DOT
-from attention_conformance.suite.spec.operators.layer_norm import LAYER_NORM
 from attention_conformance.suite.spec.operators.masked import MASKED
+from attention_conformance.suite.spec.operators.norms import BATCH_NORM, LAYER_NORM
 
 
 class TanhKernel(LayerKernel):

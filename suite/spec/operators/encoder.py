@@ -21,9 +21,9 @@ from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.levels import Ask
 from attention_conformance.suite.spec.operator import Asks, Axes, Operator, Questions, choice, flag
 from attention_conformance.suite.spec.operators import layers
-from attention_conformance.suite.spec.operators.layer_norm import ADDED
 from attention_conformance.suite.spec.operators.layers import draw_sequences, kernel
 from attention_conformance.suite.spec.operators.multi_head import draw_projections
+from attention_conformance.suite.spec.operators.norms import ADDED
 from attention_conformance.suite.spec.sizes import Sizes
 
 WORDS = {

@@ -27,7 +27,6 @@ from attention_conformance.suite.spec.operator import (
     flag,
 )
 from attention_conformance.suite.spec.operators import layers
-from attention_conformance.suite.spec.operators.layer_norm import ADDED
 from attention_conformance.suite.spec.operators.layers import (
     draw_sequences,
     kernel,
@@ -35,6 +34,7 @@ from attention_conformance.suite.spec.operators.layers import (
     options,
     projections_work,
 )
+from attention_conformance.suite.spec.operators.norms import ADDED
 from attention_conformance.suite.spec.sizes import Sizes
 
 WORDS = {

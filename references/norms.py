@@ -1,9 +1,9 @@
-"""Batch norm: (x - mean) / sqrt(variance + epsilon) gain + offset, x = query (B, L, E).
+"""Norms: (x - mean) / sqrt(variance + epsilon) gain + offset, x = query (B, L, E).
 
-Training uses the mean and variance of each feature over samples and positions (divided by B L).
-Evaluation uses learned statistics, which are constants for derivatives. mean, variance, gain and offset
-are (E,); gain and offset are both given or both absent. Key and value are unused. Bounds:
-`references.primitives.norm`.
+Layer norm takes mean and variance of each token over its features. Batch norm takes them of each feature
+over samples and positions (divided by B L) in training; evaluation uses learned statistics, which are
+constants for derivatives. mean, variance, gain and offset are (E,); gain and offset are both given or
+both absent. Key and value are unused. No row is fully masked. Bounds: `references.primitives.norm`.
 
 With the option `averaged` the learned statistics are running averages, and their rounding counts, too.
 The batches t are at most `averaged` times the query; each has the statistics of training. With s the
@@ -15,7 +15,7 @@ rounds 1 - s, two products and a sum, each relative to at most |m| + 2 mean(|t|)
 unbiased variance (divided by n - 1) rounds twice more, and its inherited error grows by n / (n - 1).
 Two updates are at most 12 roundings. The value m is rounded once.
 
-Source: Ioffe, Szegedy, ICML 2015, section 3.
+Sources: Ba, Kiros, Hinton 2016, section 3; Ioffe, Szegedy, ICML 2015, section 3.
 """
 
 from __future__ import annotations
@@ -27,13 +27,16 @@ from attention_conformance.references.primitives.norm import Norm, Statistics, s
 from attention_conformance.references.rounding import Bounded, magnitude, narrowed
 
 AXES = (0, 1)
+"""The axes of batch norm's mean and variance."""
 
 
 def compose(problem: Problem) -> Composition:
     """The output (B, L, E)."""
     x, gain, offset = problem.leaf("query"), problem.optional("gain"), problem.optional("offset")
-    learned = None if problem.inputs.training else _learned(problem)
-    return Composition(Norm(problem.u, x, gain, offset, AXES, problem.inputs.epsilon, learned))
+    of_batch = "mean" in problem.arrays
+    learned = _learned(problem) if of_batch and not problem.inputs.training else None
+    axes = AXES if of_batch else (2,)
+    return Composition(Norm(problem.u, x, gain, offset, axes, problem.inputs.epsilon, learned))
 
 
 def _learned(problem: Problem) -> Statistics:

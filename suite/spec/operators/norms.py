@@ -1,0 +1,160 @@
+"""Norms: (x - mean) / sqrt(variance + epsilon) gain + offset. There is no attention.
+
+- layer norm (Ba, Kiros, Hinton 2016): mean and variance of each token are over its features
+- batch norm (Ioffe, Szegedy 2015): mean and variance of each feature are over samples and positions.
+  Training computes them; evaluation uses learned ones
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.levels import Ask
+from attention_conformance.suite.spec.operator import (
+    NUMBER,
+    ArrayKinds,
+    Asks,
+    Axes,
+    Operator,
+    Option,
+    number,
+)
+from attention_conformance.suite.spec.operators import layers
+from attention_conformance.suite.spec.operators.layers import draw_sequences, options
+from attention_conformance.suite.spec.recipes import exponentials
+
+EPSILON = 2.0**-10
+"""The number that norms add to the variance. It is exact in every dtype, and large enough that leaving
+it out, or adding it after the root, is seen."""
+
+ADDED = Option(
+    "epsilon", f"eps{NUMBER}", float, lambda value: f"eps{value!r}", EPSILON, limits=(0.0, 1.0)
+)
+"""Another epsilon. Each framework's default is asked as a path."""
+
+GAIN: Mapping[str, str] = {"gain": "x", "offset": "x"}
+
+
+def axes(case: Case) -> Axes:
+    return layers.SEQUENCES if case.option("without_affine") else {**layers.SEQUENCES, **GAIN}
+
+
+def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
+    """Arrays of the case. Means and variances differ between features and tokens, so that a wrong axis
+    is seen."""
+    arrays, s, width = draw_sequences(case, rng), case.sizes, case.letters["x"]
+    spread = exponentials(rng.standard_normal((1, 1, width)) / 2)
+    level = rng.standard_normal((s.B, s.Lq, 1)) + rng.standard_normal(width)
+    arrays["query"] = arrays["query"] * spread + level
+    if case.option("self_attention"):
+        arrays["key"] = arrays["value"] = arrays["query"]
+    if not case.option("without_affine"):
+        arrays["gain"] = 1.0 + rng.standard_normal(width) / 4
+        arrays["offset"] = rng.standard_normal(width)
+    return arrays
+
+
+def validate(case: Case) -> None:
+    if case.option("training"):
+        raise ValueError(
+            f"{case.operator} is the same in training: leave out the option train in {case.id}"
+        )
+
+
+LAYER_NORM = Operator(
+    name="layer-norm",
+    file="norms",
+    text="layer norm: mean and variance of each token over its features",
+    axes=axes,
+    draw=draw,
+    outputs=lambda case: {"output": "bqx"},
+    needs=layers.needs,
+    ties=layers.ties(*layers.ONE_HEAD),
+    validate=validate,
+    asks=Asks(
+        plain="layer-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self",
+        cases=(
+            Ask(
+                "layer-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self",
+                "layer-norm/none/mha/{dt}/b4h1q4k4d4/e4.4.4.4/plain/self",
+            ),
+        ),
+        gradients=(
+            Ask("layer-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self", dtypes="halves first"),
+            Ask("layer-norm/none/mha/f32/b4h1q4k4d4/e4.4.4.4/plain/self", since="standard"),
+        ),
+    ),
+    options=options("without_affine", "plain", ADDED),
+    is_layer=True,
+    has_keys=False,
+    squeezed_axis="q",
+)
+
+
+STATISTICS = ("mean", "variance")
+"""Parameters that are running averages: they have no gradient."""
+
+AVERAGED = replace(number("averaged", "averaged"), limits=(1.0, 2.0))
+"""The layer made the statistics itself, as running averages over two batches: the query times numbers
+up to this one."""
+
+
+def batch_axes(case: Case) -> Axes:
+    return {**axes(case), **dict.fromkeys(STATISTICS, "x")}
+
+
+def batch_draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
+    arrays, width = draw(case, rng, seed), case.letters["x"]
+    mean = rng.standard_normal(width)
+    return arrays | {"mean": mean, "variance": exponentials(rng.standard_normal(width))}
+
+
+def validate_batch(case: Case) -> None:
+    if case.option("training") and case.sizes.B * case.sizes.Lq == 1:
+        raise ValueError(f"training needs more than one token for a variance: {case.id}")
+    if case.option("training") and case.option("averaged") is not None:
+        raise ValueError(f"only evaluation takes averaged statistics, not training: {case.id}")
+
+
+BATCH_NORM = Operator(
+    name="batch-norm",
+    text="batch norm: mean and variance of each feature over all samples and positions",
+    file="norms",
+    axes=batch_axes,
+    draw=batch_draw,
+    outputs=lambda case: {"output": "bqx"},
+    needs=layers.needs,
+    ties=layers.ties(*layers.ONE_HEAD),
+    validate=validate_batch,
+    asks=Asks(
+        plain="batch-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self",
+        cases=(
+            Ask(
+                "batch-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/plain/self",
+                "batch-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self/train",
+            ),
+            Ask(
+                "batch-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self",
+                "batch-norm/none/mha/{dt}/b4h1q4k4d4/e4.4.4.4/plain/self/train",
+                since="standard",
+            ),
+        ),
+        gradients=(
+            Ask(
+                "batch-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self/train",
+                "batch-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self",
+                dtypes="float32 first",
+            ),
+            Ask("batch-norm/none/mha/f32/b4h1q4k4d4/e4.4.4.4/plain/self/train", since="standard"),
+        ),
+    ),
+    options=options("without_affine", "plain", ADDED, AVERAGED, trains=True),
+    array_kinds=ArrayKinds(statistics=STATISTICS),
+    is_layer=True,
+    has_keys=False,
+    squeezed_axis="q",
+)
