@@ -28,7 +28,12 @@ def unpaged(
 
 def stored(ops: Operations, pool: Any, tokens: Any, slots: Any) -> Any:
     """A pool (P, S, ...) with tokens (B, Lq, ...) in the last of the slots (B, Lk)."""
-    pages, size, *rest = pool.shape
     at = ops.reshape(slots[:, slots.shape[1] - tokens.shape[1] :], (-1,))
+    return put(ops, pool, at, ops.reshape(tokens, (-1, *pool.shape[2:])))
+
+
+def put(ops: Operations, pool: Any, slots: Any, tokens: Any) -> Any:
+    """A pool (P, S, ...) with tokens (N, ...) in its slots (N,)."""
+    pages, size, *rest = pool.shape
     flat = ops.reshape(pool, (pages * size, *rest))
-    return ops.reshape(ops.put(flat, at, ops.reshape(tokens, (-1, *rest))), (pages, size, *rest))
+    return ops.reshape(ops.put(flat, slots, tokens), (pages, size, *rest))

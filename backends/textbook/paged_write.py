@@ -9,6 +9,7 @@ import numpy as np
 from attention_conformance.backends.declared import Declared
 from attention_conformance.backends.memory import written
 from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.textbook.in_pages import put
 from attention_conformance.backends.textbook.operator import TextbookOperator
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.paged_write import FEATURES, PAGED_WRITE
@@ -27,21 +28,19 @@ class TextbookPagedWrite(TextbookOperator):
         skipped = inputs.arrays["slot_mapping"] < 0
         arguments = written(self.backend, inputs) | {"skipped": self.backend.array(skipped, None)}
 
-        def put(cache: Any, tokens: Any, slots: Any, skipped: Any) -> Any:
+        def write(cache: Any, tokens: Any, slots: Any, skipped: Any) -> Any:
             paged = ops.transpose(cache, (0, 2, 1, 3)) if hnd else cache
-            pages, size, *rest = paged.shape
-            flat = ops.reshape(paged, (pages * size, *rest))
-            flat = ops.concat([flat, flat[:1]], 0)  # the slot of skipped tokens
-            flat = ops.put(flat, ops.fill(slots, skipped, pages * size), tokens)
-            paged = ops.reshape(flat[: pages * size], (pages, size, *rest))
+            pages, size = paged.shape[:2]
+            larger = ops.concat([paged, paged[:1]], 0)  # the last page takes skipped tokens
+            paged = put(ops, larger, ops.fill(slots, skipped, pages * size), tokens)[:pages]
             return ops.transpose(paged, (0, 2, 1, 3)) if hnd else paged
 
         def call(
             key: Any, value: Any, key_cache: Any, value_cache: Any, slot_mapping: Any, skipped: Any
         ) -> tuple[Any, Any]:
             return (
-                put(key_cache, key, slot_mapping, skipped),
-                put(value_cache, value, slot_mapping, skipped),
+                write(key_cache, key, slot_mapping, skipped),
+                write(value_cache, value, slot_mapping, skipped),
             )
 
         constants = (np.shape(inputs.arrays["key_cache"]), inputs.dtype.name, hnd)

@@ -15,6 +15,14 @@ from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.merge import FEATURES, MERGE
 
 
+def shares(lse: np.ndarray, largest: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The weights (P, ...) of parts with log-sum-exps (P, ...), of which `largest` (...) is taken off
+    before the exponential, and the log-sum-exp (...) of all."""
+    sizes = np.exp(lse - largest)
+    total = sizes.sum(0)
+    return sizes / np.where(total == 0, 1, total), np.log(total) + largest
+
+
 class MergeKernel(Stated):
     """All parts at once in float32, rounded once."""
 
@@ -60,10 +68,7 @@ class MergeKernel(Stated):
 
     def weights(self, lse: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The weights of parts, and the log-sum-exp of all."""
-        largest = self.largest(lse)
-        sizes = np.exp(lse - largest)
-        total = sizes.sum(0)
-        return sizes / np.where(total == 0, 1, total), np.log(total) + largest
+        return shares(lse, self.largest(lse))
 
     def largest(self, lse: np.ndarray) -> np.ndarray:
         """What is taken off log-sum-exps before the exponential."""

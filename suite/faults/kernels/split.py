@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from attention_conformance.suite.faults.kernels.merge import shares
 from attention_conformance.suite.faults.kernels.packed import Pack
 from attention_conformance.suite.faults.kernels.paged import Paged, PagedKernel
 
@@ -66,10 +67,9 @@ class SplitKernel(PagedKernel):
     def merged(self, pack: Paged, parts: list[Part]) -> np.ndarray:
         """The answer over all keys."""
         lse = np.stack([own for _, own in parts])
-        shares = np.exp(lse - self.largest_part(lse))
-        shares = shares / shares.sum(0)
+        weights, _ = shares(lse, self.largest_part(lse))
         return np.asarray(
-            sum(share[..., None] * own for share, (own, _) in zip(shares, parts, strict=True))
+            sum(weight[..., None] * own for weight, (own, _) in zip(weights, parts, strict=True))
         )
 
     def largest_part(self, lse: np.ndarray) -> np.ndarray:
