@@ -6,11 +6,12 @@ import re
 
 import pytest
 
+from attention_conformance.backends.protocol import Implementation
 from attention_conformance.backends.registry import load
 from attention_conformance.suite.checks import all_checks
 from attention_conformance.suite.faults import all_faults
 from attention_conformance.suite.faults.backend import KernelBackend
-from attention_conformance.suite.faults.fault import FAMILIES, FAULTS, Fault
+from attention_conformance.suite.faults.deviation import CATALOGUE, FAMILIES, Deviation
 from attention_conformance.suite.faults.kernels.attention import Kernel
 from attention_conformance.suite.faults.precision import SingleInside, SumsInDtype
 from attention_conformance.suite.judge.judge import judge
@@ -47,7 +48,7 @@ def test_smoke_kills_97_of_100_and_the_table_lists_all() -> None:
 
 
 @pytest.mark.parametrize("fault", all_faults(), ids=NAMES)
-def test_faults_say_what_is_wrong(fault: Fault) -> None:
+def test_faults_say_what_is_wrong(fault: Deviation) -> None:
     assert re.fullmatch(r"[^\n]{10,110}\.", fault.sentence), "a fault is one line"
     assert re.fullmatch(r"[^\n]{10,98}(?<!\.)", fault.hint), "a hint is one line, and no sentence"
     assert fault.hint.count("`") % 2 == 0
@@ -78,9 +79,14 @@ def test_declared_low_precision_fails_precision_alone(mutant: type[Kernel]) -> N
     assert set(statuses) <= {"pass", "unsupported"}
 
 
+def honest(killed_by: str, implementation: Implementation) -> Deviation:
+    """A right implementation that is said to be a deviation."""
+    return Deviation("honest", killed_by, "Nothing is wrong.", "", "mask", type(implementation))
+
+
 def test_an_honest_implementation_survives(monkeypatch: pytest.MonkeyPatch) -> None:
     definition = next(iter(load("numpy").implementations()))
-    monkeypatch.setitem(FAULTS, type(definition), Fault(type(definition), "values", ""))
+    monkeypatch.setitem(CATALOGUE, type(definition), honest("values", definition))
     outcome = kill(definition, all_checks().values(), "smoke")
     assert not outcome.killed
     assert re.fullmatch(r"\d+ pass", outcome.message)
@@ -91,6 +97,6 @@ def test_an_implementation_without_a_fault_is_refused(monkeypatch: pytest.Monkey
     definition = next(iter(load("numpy").implementations()))
     with pytest.raises(ValueError, match="is no mutant"):
         kill(definition, all_checks().values(), "smoke")
-    monkeypatch.setitem(FAULTS, type(definition), Fault(type(definition), "nothing", ""))
+    monkeypatch.setitem(CATALOGUE, type(definition), honest("nothing", definition))
     with pytest.raises(ValueError, match="which is no check"):
         kill(definition, all_checks().values(), "smoke")

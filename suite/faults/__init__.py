@@ -11,19 +11,20 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from attention_conformance.suite.spec.modules import defined_in
+from attention_conformance.suite.spec.modules import modules_of
 
 if TYPE_CHECKING:
     from attention_conformance.backends.protocol import Backend
-    from attention_conformance.suite.faults.fault import Fault
+    from attention_conformance.suite.faults.deviation import Deviation
 
 
 @lru_cache(maxsize=1)
-def all_faults() -> tuple[Fault, ...]:
-    """Every fault, in the order of modules and of definition. Imports no framework."""
-    from attention_conformance.suite.faults.fault import FAULTS
+def all_faults() -> tuple[Deviation, ...]:
+    """Every deviation, in the order of modules and of definition. Imports no framework."""
+    from attention_conformance.suite.faults.deviation import CATALOGUE
 
-    return tuple(FAULTS[value] for value in defined_in(__name__) if value in FAULTS)
+    modules_of(__name__)
+    return tuple(CATALOGUE.values())
 
 
 def mutants(device: str = "cpu") -> Backend:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from functools import partial
 from threading import current_thread, local, main_thread
 from typing import Any
 
 import numpy as np
 
 from attention_conformance.backends._numpy import Rounded
-from attention_conformance.suite.faults.fault import fault
+from attention_conformance.suite.faults.deviation import deviation, fault
 from attention_conformance.suite.faults.kernels.attention import Call, Kernel
 from attention_conformance.suite.faults.kernels.gradient import Differentiable
 from attention_conformance.suite.faults.kernels.rotary import RotaryKernel, Turn
@@ -18,16 +19,12 @@ from attention_conformance.suite.faults.kernels.rotary import RotaryKernel, Turn
 FAMILY = "state"
 
 
-@fault(
-    "ambient", "a global setting (`np.seterr`) chooses the path; the answer must not depend on it"
-)
-class UnscaledWhereErrorsWarn(Kernel):
-    """If NumPy is set to warn of overflow, scores are not scaled."""
-
-    def attention(self, query: Rounded, key: Rounded, value: Rounded, **rest: Any) -> Any:
-        if np.geterr()["over"] == "warn":
-            rest["scale"] = 1.0
-        return super().attention(query, key, value, **rest)
+def unscaled_where_errors_warn(
+    right: Kernel, query: Rounded, key: Rounded, value: Rounded, **rest: Any
+) -> Any:
+    if np.geterr()["over"] == "warn":
+        rest["scale"] = 1.0
+    return right.attention(query, key, value, **rest)
 
 
 @fault("ambient", "`threading.local()` filled in `__init__`; other threads find it empty")
@@ -178,14 +175,12 @@ class GroupsTiledBackwardsWhereErrorsWarn(Differentiable):
         return x.reshape(s.B, s.group, s.Hkv, *x.shape[2:]).sum(1)
 
 
-@fault("ambient_gradients", "the scale is state of the first thread; pass it to the backward pass")
-class UnscaledGradientsInThreads(Differentiable):
-    """In a second thread the gradient of the query lacks the scale."""
-
-    def query_gradient(self, dt: np.ndarray, key: np.ndarray, factor: Any) -> np.ndarray:
-        if current_thread() is not main_thread():
-            factor = dt.dtype.type(1)
-        return super().query_gradient(dt, key, factor)
+def unscaled_gradients_in_threads(
+    right: Differentiable, dt: np.ndarray, key: np.ndarray, factor: Any
+) -> np.ndarray:
+    if current_thread() is not main_thread():
+        factor = dt.dtype.type(1)
+    return right.query_gradient(dt, key, factor)
 
 
 @fault("ambient_gradients", "a debugging switch chooses another backward pass, which nobody tested")
@@ -201,14 +196,27 @@ class NoGradientOfValuesWhereErrorsWarn(Differentiable):
         return gradient / 2 if self.halved else gradient
 
 
-@fault(
-    "ambient_gradients",
-    "threads share the running sum, and the last one wins; give each call a sum",
-)
-class KeyGradientOfOneGroupInThreads(Differentiable):
-    """In a second thread the gradient of the keys is that of the last query."""
+def key_gradient_of_one_group_in_threads(
+    right: Differentiable, dt: np.ndarray, query: np.ndarray, factor: Any
+) -> np.ndarray:
+    if current_thread() is not main_thread():
+        dt, query = dt[..., -1:, :], query[..., -1:, :]
+    return right.key_gradient(dt, query, factor)
 
-    def key_gradient(self, dt: np.ndarray, query: np.ndarray, factor: Any) -> np.ndarray:
-        if current_thread() is not main_thread():
-            dt, query = dt[..., -1:, :], query[..., -1:, :]
-        return super().key_gradient(dt, query, factor)
+
+row = partial(deviation, family=FAMILY, right=Differentiable)
+
+DEVIATIONS = [
+    row("unscaled-where-errors-warn", "ambient",
+        "If NumPy is set to warn of overflow, scores are not scaled.",
+        "a global setting (`np.seterr`) chooses the path; the answer must not depend on it",
+        right=Kernel, attention=unscaled_where_errors_warn),
+    row("unscaled-gradients-in-threads", "ambient_gradients",
+        "In a second thread the gradient of the query lacks the scale.",
+        "the scale is state of the first thread; pass it to the backward pass",
+        query_gradient=unscaled_gradients_in_threads),
+    row("key-gradient-of-one-group-in-threads", "ambient_gradients",
+        "In a second thread the gradient of the keys is that of the last query.",
+        "threads share the running sum, and the last one wins; give each call a sum",
+        key_gradient=key_gradient_of_one_group_in_threads),
+]  # fmt: skip

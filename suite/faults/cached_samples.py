@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from attention_conformance.backends._numpy import Rounded
 from attention_conformance.backends.caching import Turn
-from attention_conformance.suite.faults.fault import fault
+from attention_conformance.suite.faults.deviation import deviation, fault
 from attention_conformance.suite.faults.kernels.cached import CachedKernel, Held
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.scripts import Chunk
@@ -55,57 +56,46 @@ class CachedForkShares(CachedKernel):
             cache[:, :, slots] = cache[of][:, :, slots]
 
 
-@fault("values", "a fork that is copied in steps of all samples; copy when one branch steps, too")
-class CachedForkSharesUntilAllStep(CachedForkShares):
-    """Branches of one history write into one place until all samples step together."""
-
-    def share(self, held: HeldOnce, chunk: Chunk, slots: slice = slice(None)) -> None:
-        if chunk.samples is None:
-            held.places = tuple(range(len(held.places)))
-        super().share(held, chunk, slots)
+def cached_fork_shares_until_all_step(
+    right: CachedForkShares, held: HeldOnce, chunk: Chunk, slots: slice = slice(None)
+) -> None:
+    if chunk.samples is None:
+        held.places = tuple(range(len(held.places)))
+    right.share(held, chunk, slots)
 
 
-@fault("values", "full pages shared as if they were read alone; a rollback writes into them")
-class CachedForkSharesItsHistory(CachedForkShares):
-    """Without a window all branches see what one of them writes over tokens of the common history."""
-
-    def share(self, held: HeldOnce, chunk: Chunk, slots: slice = slice(None)) -> None:
-        if held.left is None:
-            super().share(held, chunk, slice(held.forked))
+def cached_fork_shares_its_history(
+    right: CachedForkShares, held: HeldOnce, chunk: Chunk, slots: slice = slice(None)
+) -> None:
+    if held.left is None:
+        right.share(held, chunk, slice(held.forked))
 
 
 PAGE = 16
 """The tokens of a page of a cache that has its slots in pages."""
 
 
-@fault(
-    "values", "a copy of the last page alone, if it is not full; a rollback may end in a full page"
-)
-class CachedForkSharesFullPages(CachedForkShares):
-    """Without a window all branches see what one of them writes over full pages of the history."""
-
-    def share(self, held: HeldOnce, chunk: Chunk, slots: slice = slice(None)) -> None:
-        if held.left is None:
-            super().share(held, chunk, slice(held.forked // PAGE * PAGE))
+def cached_fork_shares_full_pages(
+    right: CachedForkShares, held: HeldOnce, chunk: Chunk, slots: slice = slice(None)
+) -> None:
+    if held.left is None:
+        right.share(held, chunk, slice(held.forked // PAGE * PAGE))
 
 
-@fault("values", "`free.append(page)` for a sample without pages; clear its table when it is freed")
-class CachedFreedTwice(CachedForkShares):
-    """A sample that is empty and reset writes into one place with the sample behind it."""
+def cached_freed_twice_pick(right: CachedForkShares, held: Held, samples: list[int]) -> None:
+    right.pick(held, samples)
+    assert isinstance(held, HeldOnce)
+    held.places = tuple(range(len(samples)))
 
-    def pick(self, held: Held, samples: list[int]) -> None:
-        super().pick(held, samples)
-        assert isinstance(held, HeldOnce)
-        held.places = tuple(range(len(samples)))
 
-    def reset(self, state: Held, *samples: Rounded) -> Held:
-        assert isinstance(state, HeldOnce)
-        places, count = list(state.places), len(state.totals)
-        for n in np.arange(count)[self.chosen(state, samples)]:
-            if state.totals[n] == 0:
-                places[(n + 1) % count] = places[n]
-        state.places = tuple(places)
-        return super().reset(state, *samples)
+def cached_freed_twice_reset(right: CachedForkShares, state: Held, *samples: Rounded) -> Held:
+    assert isinstance(state, HeldOnce)
+    places, count = list(state.places), len(state.totals)
+    for n in np.arange(count)[right.chosen(state, samples)]:
+        if state.totals[n] == 0:
+            places[(n + 1) % count] = places[n]
+    state.places = tuple(places)
+    return right.reset(state, *samples)
 
 
 @dataclass
@@ -161,71 +151,89 @@ class CachedBranchesFreeTwice(CachedKernel):
         own += new
 
 
-@fault("values", "`reorder_cache` of the keys alone")
-class CachedValuesStay(CachedKernel):
-    """Reordered samples have the keys of their new history, and the values of their old one."""
-
-    def pick(self, held: Held, samples: list[int]) -> None:
-        value = held.value
-        super().pick(held, samples)
-        held.value = value
+def cached_values_stay(right: CachedKernel, held: Held, samples: list[int]) -> None:
+    value = held.value
+    right.pick(held, samples)
+    held.value = value
 
 
-@fault("values", "`left_padding` belongs to a sample's history; reorder it, too")
-class CachedPaddingStays(CachedKernel):
-    """Reordered samples keep their own left padding."""
-
-    def pick(self, held: Held, samples: list[int]) -> None:
-        padding = held.padding
-        super().pick(held, samples)
-        held.padding = padding
+def cached_padding_stays(right: CachedKernel, held: Held, samples: list[int]) -> None:
+    padding = held.padding
+    right.pick(held, samples)
+    held.padding = padding
 
 
-@fault("values", "`is_causal=True` without the padding mask once there is a cache")
-class CachedPaddingAttended(CachedKernel):
-    """Left padding is attended."""
-
-    def padded(self, held: Held, keys: np.ndarray) -> np.ndarray:
-        return np.zeros(keys.shape, bool)
+def cached_padding_of_the_prompt_attended(
+    right: CachedKernel, held: Held, keys: np.ndarray
+) -> np.ndarray:
+    return right.padded(held, keys) & (held.totals > 0)[:, None]
 
 
-@fault("values", "no `attention_mask` in the prefill; padding comes with the prompt's own chunk")
-class CachedPaddingOfThePromptAttended(CachedKernel):
-    """Left padding is attended in the chunk that it comes with."""
-
-    def padded(self, held: Held, keys: np.ndarray) -> np.ndarray:
-        return super().padded(held, keys) & (held.totals > 0)[:, None]
+def cached_padding_in_the_window_attended(
+    right: CachedKernel, held: Held, keys: np.ndarray
+) -> np.ndarray:
+    return right.padded(held, keys) & ((held.totals > 0) | (held.left is None))[:, None]
 
 
-@fault("values", "a sliding mask of the prefill that leaves out `attention_mask`")
-class CachedPaddingInTheWindowAttended(CachedKernel):
-    """With a window left padding is attended in the chunk that it comes with."""
-
-    def padded(self, held: Held, keys: np.ndarray) -> np.ndarray:
-        return super().padded(held, keys) & ((held.totals > 0) | (held.left is None))[:, None]
+def cached_padding_of_the_first_chunk(right: CachedKernel, held: Held, turn: Turn) -> np.ndarray:
+    return np.minimum(right.begun(held, turn), np.maximum(held.totals, turn.chunk.count))
 
 
-@fault("values", "the `attention_mask` of the first chunk; padding may be longer than a chunk")
-class CachedPaddingOfTheFirstChunk(CachedKernel):
-    """Left padding ends with the first chunk of a prompt."""
-
-    def begun(self, held: Held, turn: Turn) -> np.ndarray:
-        return np.minimum(super().begun(held, turn), np.maximum(held.totals, turn.chunk.count))
+def cached_padding_outlives_reset(right: CachedKernel, held: Held, turn: Turn) -> np.ndarray:
+    return np.where(np.array(turn.chunk.starts) == 0, turn.padding, held.padding)
 
 
-@fault("values", "`left_padding` that is read once; a reset forgets that of the prompt before")
-class CachedPaddingOutlivesReset(CachedKernel):
-    """After a reset a prompt has the left padding of the prompt before."""
-
-    def begun(self, held: Held, turn: Turn) -> np.ndarray:
-        return np.where(np.array(turn.chunk.starts) == 0, turn.padding, held.padding)
+def cached_padding_of_slots(right: CachedKernel, held: Held, keys: np.ndarray) -> np.ndarray:
+    places = np.broadcast_to(np.arange(held.slots), (len(keys), held.slots))
+    slots = np.concatenate([places, keys[:, held.slots :]], 1)
+    return right.padded(held, slots)
 
 
-@fault("values", "padding of the first slots; subtract what has left the ring")
-class CachedPaddingOfSlots(CachedKernel):
-    """Left padding hides the first slots of a ring, also when other tokens lie there."""
+row = partial(deviation, family=FAMILY, right=CachedKernel)
 
-    def padded(self, held: Held, keys: np.ndarray) -> np.ndarray:
-        places = np.broadcast_to(np.arange(held.slots), (len(keys), held.slots))
-        slots = np.concatenate([places, keys[:, held.slots :]], 1)
-        return super().padded(held, slots)
+DEVIATIONS = [
+    row("cached-fork-shares-until-all-step", "values",
+        "Branches of one history write into one place until all samples step together.",
+        "a fork that is copied in steps of all samples; copy when one branch steps, too",
+        right=CachedForkShares, share=cached_fork_shares_until_all_step),
+    row("cached-fork-shares-its-history", "values",
+        "Without a window all branches see what one of them writes over tokens of the common history.",
+        "full pages shared as if they were read alone; a rollback writes into them",
+        right=CachedForkShares, share=cached_fork_shares_its_history),
+    row("cached-fork-shares-full-pages", "values",
+        "Without a window all branches see what one of them writes over full pages of the history.",
+        "a copy of the last page alone, if it is not full; a rollback may end in a full page",
+        right=CachedForkShares, share=cached_fork_shares_full_pages),
+    row("cached-freed-twice", "values",
+        "A sample that is empty and reset writes into one place with the sample behind it.",
+        "`free.append(page)` for a sample without pages; clear its table when it is freed",
+        right=CachedForkShares, pick=cached_freed_twice_pick, reset=cached_freed_twice_reset),
+    row("cached-values-stay", "values",
+        "Reordered samples have the keys of their new history, and the values of their old one.",
+        "`reorder_cache` of the keys alone", pick=cached_values_stay),
+    row("cached-padding-stays", "values", "Reordered samples keep their own left padding.",
+        "`left_padding` belongs to a sample's history; reorder it, too", pick=cached_padding_stays),
+    row("cached-padding-attended", "values", "Left padding is attended.",
+        "`is_causal=True` without the padding mask once there is a cache",
+        padded=lambda right, held, keys: np.zeros(keys.shape, bool)),
+    row("cached-padding-of-the-prompt-attended", "values",
+        "Left padding is attended in the chunk that it comes with.",
+        "no `attention_mask` in the prefill; padding comes with the prompt's own chunk",
+        padded=cached_padding_of_the_prompt_attended),
+    row("cached-padding-in-the-window-attended", "values",
+        "With a window left padding is attended in the chunk that it comes with.",
+        "a sliding mask of the prefill that leaves out `attention_mask`",
+        padded=cached_padding_in_the_window_attended),
+    row("cached-padding-of-the-first-chunk", "values",
+        "Left padding ends with the first chunk of a prompt.",
+        "the `attention_mask` of the first chunk; padding may be longer than a chunk",
+        begun=cached_padding_of_the_first_chunk),
+    row("cached-padding-outlives-reset", "values",
+        "After a reset a prompt has the left padding of the prompt before.",
+        "`left_padding` that is read once; a reset forgets that of the prompt before",
+        begun=cached_padding_outlives_reset),
+    row("cached-padding-of-slots", "values",
+        "Left padding hides the first slots of a ring, also when other tokens lie there.",
+        "padding of the first slots; subtract what has left the ring",
+        padded=cached_padding_of_slots),
+]  # fmt: skip

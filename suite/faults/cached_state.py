@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from attention_conformance.backends._numpy import Rounded
 from attention_conformance.backends.caching import Turn
-from attention_conformance.suite.faults.fault import fault
+from attention_conformance.suite.faults.deviation import deviation, fault
 from attention_conformance.suite.faults.kernels.cached import (
     CachedKernel,
     Held,
-    HeldSigns,
     ProjectedKernel,
 )
 from attention_conformance.suite.spec.inputs import Inputs
@@ -45,33 +44,27 @@ class HeldOptions(Held):
     first: Inputs | None = None
 
 
-@fault("values", "`self.scale = scale` in the first step; every step has options of its own")
-class CachedOptionsOfTheFirstStep(CachedKernel):
-    """Softcap, sinks, slopes, scale, bias and base of the first step serve all later sequences."""
-
-    holds = HeldOptions
-
-    def step(
-        self, state: Held, query: Rounded, key: Rounded, value: Rounded, turn: Turn
-    ) -> tuple[Rounded, Held]:
-        assert isinstance(state, HeldOptions)
-        state.first = state.first or turn.inputs
-        return super().step(state, query, key, value, replace(turn, inputs=state.first))
+def cached_options_of_the_first_step(
+    right: CachedKernel, state: Held, query: Rounded, key: Rounded, value: Rounded, turn: Turn
+) -> tuple[Rounded, Held]:
+    assert isinstance(state, HeldOptions)
+    state.first = state.first or turn.inputs
+    return right.step(state, query, key, value, replace(turn, inputs=state.first))
 
 
-@fault(
-    "values", "`self.w_qk = w_q @ w_k.T` when the layer is made; absorb parameters in every step"
-)
-class CachedAbsorbedQueries(ProjectedKernel):
-    """Queries and keys are projected by what their parameters were in the first step."""
+row = partial(deviation, family=FAMILY, right=ProjectedKernel)
 
-    def projections(self, held: HeldSigns, signs: Sequence[int]) -> Sequence[int]:
-        return (*(held.signs or signs)[:2], *signs[2:])
-
-
-@fault("values", "`self.w_vo = w_v @ w_o` when the layer is made; absorb parameters in every step")
-class CachedAbsorbedRows(ProjectedKernel):
-    """Rows are projected by what the parameters were in the first step."""
-
-    def projections(self, held: HeldSigns, signs: Sequence[int]) -> Sequence[int]:
-        return (*signs[:3], *(held.signs or signs)[3:])
+DEVIATIONS = [
+    row("cached-options-of-the-first-step", "values",
+        "Softcap, sinks, slopes, scale, bias and base of the first step serve all later sequences.",
+        "`self.scale = scale` in the first step; every step has options of its own",
+        right=CachedKernel, facts={"holds": HeldOptions}, step=cached_options_of_the_first_step),
+    row("cached-absorbed-queries", "values",
+        "Queries and keys are projected by what their parameters were in the first step.",
+        "`self.w_qk = w_q @ w_k.T` when the layer is made; absorb parameters in every step",
+        projections=lambda right, held, signs: (*(held.signs or signs)[:2], *signs[2:])),
+    row("cached-absorbed-rows", "values",
+        "Rows are projected by what the parameters were in the first step.",
+        "`self.w_vo = w_v @ w_o` when the layer is made; absorb parameters in every step",
+        projections=lambda right, held, signs: (*signs[:3], *(held.signs or signs)[3:])),
+]  # fmt: skip

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from attention_conformance.backends.protocol import DeclaredRounding
-from attention_conformance.suite.faults.fault import fault
+from attention_conformance.suite.faults.deviation import deviation
 from attention_conformance.suite.faults.kernels.attention import Call
 from attention_conformance.suite.faults.kernels.centred import (
     CentredEager,
@@ -14,104 +16,72 @@ from attention_conformance.suite.faults.kernels.centred import (
     mean_of,
 )
 
-FAMILY = "scores"
+
+def centred_by_tile(right: CentredKeys, key: np.ndarray, call: Call) -> np.ndarray:
+    constant = np.empty_like(key)
+    for start in range(0, key.shape[-2], 8):
+        tile = slice(start, start + 8)
+        constant[..., tile, :] = mean_of(key[..., tile, :])
+    return constant
 
 
-@fault(
-    "values",
-    "`key.mean(-1)`; the mean of the keys over the sequence is `key.mean(-2, keepdim=True)`",
-)
-class CentredOverComponents(CentredKeys):
-    """Every key loses the mean of its own components."""
-
-    def constant(self, key: np.ndarray, call: Call) -> np.ndarray:
-        return key.mean(-1, keepdims=True)
+def centred_so_far(right: CentredKeys, key: np.ndarray, call: Call) -> np.ndarray:
+    counts = np.arange(1, key.shape[-2] + 1, dtype=key.dtype)[:, None]
+    return np.cumsum(key, -2) / counts
 
 
-@fault("values", "the mean is taken tile by tile; all keys of a row lose one constant")
-class CentredByTile(CentredKeys):
-    """Every tile of eight keys loses its own mean."""
-
-    def constant(self, key: np.ndarray, call: Call) -> np.ndarray:
-        constant = np.empty_like(key)
-        for start in range(0, key.shape[-2], 8):
-            tile = slice(start, start + 8)
-            constant[..., tile, :] = mean_of(key[..., tile, :])
-        return constant
+def centred_values(right: CentredKeys, call: Call) -> np.ndarray:
+    value = right.load(call.value, call)
+    return right.compute(call) - mean_of(right.expand(value, call))
 
 
-@fault("values", "a running mean of the keys; all keys of a row lose one constant")
-class CentredSoFar(CentredKeys):
-    """Every key loses the mean of the keys up to itself."""
-
-    def constant(self, key: np.ndarray, call: Call) -> np.ndarray:
-        counts = np.arange(1, key.shape[-2] + 1, dtype=key.dtype)[:, None]
-        return np.cumsum(key, -2) / counts
+def restored_constant_detached(
+    right: CentredRestored, dt: np.ndarray, key: np.ndarray, factor: float
+) -> np.ndarray:
+    return right.query_gradient(dt, key - mean_of(key), factor)
 
 
-@fault("values", "`value - value.mean(-2)`; only keys may be centred")
-class CentredValues(CentredKeys):
-    """The values lose their mean, too, and the output does not get it back."""
-
-    def compute(self, call: Call) -> np.ndarray:
-        value = self.load(call.value, call)
-        return super().compute(call) - mean_of(self.expand(value, call))
+def centred_twice(
+    right: CentredEager, query: np.ndarray, key: np.ndarray, call: Call
+) -> np.ndarray:
+    query = query - mean_of(query) if right.centres(call) else query
+    return right.scores(query, key, call)
 
 
-@fault("values", "the cap and the sinks see scores less `q @ mean`; add it again before them")
-class CentredBeforeCap(CentredKeys):
-    """The keys lose their mean in spite of a softcap and of sinks."""
+row = partial(deviation, family="scores", right=CentredKeys)
 
-    def centres(self, call: Call) -> bool:
-        return not call.lse
-
-
-@fault("values", "`lse` of centred scores; add `scale * (q @ mean)`", family="lse")
-class CentredLogSumExp(CentredKeys):
-    """The log-sum-exp is that of scores of centred keys."""
-
-    def centres(self, call: Call) -> bool:
-        return call.softcap is None and call.sinks is None
-
-
-@fault(
-    "gradients",
-    "`(q @ mean).detach()`; its sum of `ds` over the keys is not 0 behind a cap",
-    family="gradient",
-)
-class RestoredConstantDetached(CentredRestored):
-    """What is added to the scores again has no part in the gradient of the queries."""
-
-    def query_gradient(self, dt: np.ndarray, key: np.ndarray, factor: float) -> np.ndarray:
-        return super().query_gradient(dt, key - mean_of(key), factor)
-
-
-@fault(
-    "gradients",
-    "`dk - dk.mean(-1)`; of `k - k.mean(-2)` the gradient is `dk - dk.mean(-2)`",
-    family="gradient",
-)
-class CentredGradientOverComponents(CentredKeys):
-    """The gradient of a key loses the mean of its own components."""
-
-    def uncentred(self, dk: np.ndarray) -> np.ndarray:
-        return dk - dk.mean(-1, keepdims=True)
-
-
-@fault("values", "queries are centred, too, which moves the scores of a row by different numbers")
-class CentredTwice(CentredEager):
-    """Queries and keys lose their means."""
-
-    def scores(self, query: np.ndarray, key: np.ndarray, call: Call) -> np.ndarray:
-        query = query - mean_of(query) if self.centres(call) else query
-        return super().scores(query, key, call)
-
-
-@fault("gradients", "keys are centred without the claim `centred_keys`", family="numerics")
-class CentredUndeclared(CentredKeys):
-    """Gradients that are exactly zero are not, because of a constant that is not declared."""
-
-    rounding = DeclaredRounding()
-
-    def stored(self, key: np.ndarray, call: Call) -> np.ndarray:
-        return key
+DEVIATIONS = [
+    row("centred-over-components", "values", "Every key loses the mean of its own components.",
+        "`key.mean(-1)`; the mean of the keys over the sequence is `key.mean(-2, keepdim=True)`",
+        constant=lambda right, key, call: key.mean(-1, keepdims=True)),
+    row("centred-by-tile", "values", "Every tile of eight keys loses its own mean.",
+        "the mean is taken tile by tile; all keys of a row lose one constant",
+        constant=centred_by_tile),
+    row("centred-so-far", "values", "Every key loses the mean of the keys up to itself.",
+        "a running mean of the keys; all keys of a row lose one constant", constant=centred_so_far),
+    row("centred-values", "values",
+        "The values lose their mean, too, and the output does not get it back.",
+        "`value - value.mean(-2)`; only keys may be centred", compute=centred_values),
+    row("centred-before-cap", "values",
+        "The keys lose their mean in spite of a softcap and of sinks.",
+        "the cap and the sinks see scores less `q @ mean`; add it again before them",
+        centres=lambda right, call: not call.lse),
+    row("centred-log-sum-exp", "values", "The log-sum-exp is that of scores of centred keys.",
+        "`lse` of centred scores; add `scale * (q @ mean)`", family="lse",
+        centres=lambda right, call: call.softcap is None and call.sinks is None),
+    row("restored-constant-detached", "gradients",
+        "What is added to the scores again has no part in the gradient of the queries.",
+        "`(q @ mean).detach()`; its sum of `ds` over the keys is not 0 behind a cap",
+        family="gradient", right=CentredRestored, query_gradient=restored_constant_detached),
+    row("centred-gradient-over-components", "gradients",
+        "The gradient of a key loses the mean of its own components.",
+        "`dk - dk.mean(-1)`; of `k - k.mean(-2)` the gradient is `dk - dk.mean(-2)`",
+        family="gradient", uncentred=lambda right, dk: dk - dk.mean(-1, keepdims=True)),
+    row("centred-twice", "values", "Queries and keys lose their means.",
+        "queries are centred, too, which moves the scores of a row by different numbers",
+        right=CentredEager, scores=centred_twice),
+    row("centred-undeclared", "gradients",
+        "Gradients that are exactly zero are not, because of a constant that is not declared.",
+        "keys are centred without the claim `centred_keys`", family="numerics",
+        facts={"rounding": DeclaredRounding()}, stored=lambda right, key, call: key),
+]  # fmt: skip

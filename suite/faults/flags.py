@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
-from attention_conformance.suite.faults.fault import fault
+from attention_conformance.suite.faults.deviation import deviation, fault
 from attention_conformance.suite.faults.kernels.attention import Call, Kernel
 
 FAMILY = "mask"
 
 
-@fault("election", "`tril(diagonal=Lk - Lq)`, `j <= i + Lk - Lq`; top-left is `tril()`, `j <= i`")
-class CausalBottomRight(Kernel):
-    """The causal flag is aligned bottom-right, though top-left is declared."""
-
-    def causal(self, call: Call) -> np.ndarray:
-        row, key = call.rows_and_keys
-        return key <= row + call.sizes.Lk - call.sizes.Lq
+def causal_bottom_right(right: Kernel, call: Call) -> np.ndarray:
+    row, key = call.rows_and_keys
+    return key <= row + call.sizes.Lk - call.sizes.Lq
 
 
-@fault("values", "`j <= i + min(0, Lk - Lq)`; top-left is `j <= i`, whatever Lq and Lk are")
-class CausalSwitchesAlignment(Kernel):
-    """With more queries than keys the causal flag is aligned bottom-right."""
-
-    def causal(self, call: Call) -> np.ndarray:
-        row, key = call.rows_and_keys
-        return key <= row + min(0, call.sizes.Lk - call.sizes.Lq)
+def causal_switches_alignment(right: Kernel, call: Call) -> np.ndarray:
+    row, key = call.rows_and_keys
+    return key <= row + min(0, call.sizes.Lk - call.sizes.Lq)
 
 
 @fault("future", "`tril(diagonal=1)` or `j <= i + 1`; a causal mask is `j <= i`")
@@ -37,94 +31,40 @@ class CausalSeesNext(Kernel):
         return key <= row + 1
 
 
-@fault(
-    "first_row",
-    "`j < i`, `tril(diagonal=-1)`, or `triu()` filled with -inf; hide `triu(diagonal=1)` alone",
-)
-class CausalExcludesSelf(Kernel):
-    """A causal query does not see the key at its own position."""
-
-    def causal(self, call: Call) -> np.ndarray:
-        row, key = call.rows_and_keys
-        return key < row
+def causal_excludes_self(right: Kernel, call: Call) -> np.ndarray:
+    row, key = call.rows_and_keys
+    return key < row
 
 
-@fault(
-    "future", "`is_causal` is accepted and not used; `scores.masked_fill(j > i, -inf)` is missing"
-)
-class CausalNoEffect(Kernel):
-    """The causal flag has no effect."""
-
-    def causal(self, call: Call) -> np.ndarray:
-        return np.ones((call.sizes.Lq, call.sizes.Lk), bool)
+def causal_by_tiles(right: Kernel, call: Call) -> np.ndarray:
+    row, key = call.rows_and_keys
+    return key // 16 <= row // 16
 
 
-@fault("future", "tiles above the diagonal are skipped; inside the tile on it, `j <= i` is missing")
-class CausalByTiles(Kernel):
-    """Causal masking goes by tiles of 16: inside the tile on the diagonal later keys are seen."""
-
-    def causal(self, call: Call) -> np.ndarray:
-        row, key = call.rows_and_keys
-        return key // 16 <= row // 16
+def causal_ignored_with_mask(right: Kernel, call: Call) -> np.ndarray:
+    kept = right.causal(call)
+    return kept if call.mask is None else np.ones_like(kept)
 
 
-@fault("election", "`if mask is not None: ... elif is_causal: ...`; both apply: `mask & (j <= i)`")
-class CausalIgnoredWithMask(Kernel):
-    """Beside a mask the causal flag has no effect."""
-
-    def causal(self, call: Call) -> np.ndarray:
-        kept = super().causal(call)
-        return kept if call.mask is None else np.ones_like(kept)
+def causal_ignored_in_decoding(right: Kernel, call: Call) -> np.ndarray:
+    kept = right.causal(call)
+    return np.ones_like(kept) if call.sizes.Lq == 1 else kept
 
 
-@fault("election", "`if is_causal: mask = tril(...)`; both apply: `mask & tril(...)`")
-class CausalReplacesMask(Kernel):
-    """With the causal flag the mask has no effect."""
-
-    def masked(self, mask: np.ndarray, call: Call) -> np.ndarray:
-        return np.ones_like(mask) if call.causal else mask
+def causal_limit_of_packed_rows(right: Kernel, call: Call) -> np.ndarray:
+    row, key = call.rows_and_keys
+    return key <= row // call.sizes.group
 
 
-@fault("values", "`is_causal and Lq > 1`; top-left, one query sees key 0 alone")
-class CausalIgnoredInDecoding(Kernel):
-    """With one query the causal flag has no effect."""
-
-    def causal(self, call: Call) -> np.ndarray:
-        kept = super().causal(call)
-        return np.ones_like(kept) if call.sizes.Lq == 1 else kept
+def causal_adds_one(right: Kernel, scores: np.ndarray, call: Call) -> np.ndarray:
+    return right.capped(scores + call.work(1) if call.causal else scores, call)
 
 
-@fault("values", "`j <= row // group`, for rows that hold a group's heads; these do not: `j <= i`")
-class CausalLimitOfPackedRows(Kernel):
-    """With grouped heads query i sees keys up to i // group instead of i."""
-
-    def causal(self, call: Call) -> np.ndarray:
-        row, key = call.rows_and_keys
-        return key <= row // call.sizes.group
-
-
-@fault(
-    "values", "`scores + tril(ones)`; an additive mask adds 0 where a key is seen, -inf elsewhere"
-)
-class CausalAddsOne(Kernel):
-    """The causal flag adds 1 to the scores, before the softcap."""
-
-    def capped(self, scores: np.ndarray, call: Call) -> np.ndarray:
-        return super().capped(scores + call.work(1) if call.causal else scores, call)
-
-
-@fault(
-    "flag_equals_dense",
-    "`mask.equal(tril)` replaced by a causal flag that means `j <= i + Lk - Lq`",
-)
-class TrianglesAreCausal(Kernel):
-    """A lower-triangular mask is replaced by a causal flag, which is aligned bottom-right."""
-
-    def masked(self, mask: np.ndarray, call: Call) -> np.ndarray:
-        row, key = call.rows_and_keys
-        if mask.shape != (1, 1, *(key <= row).shape) or not (mask == (key <= row)).all():
-            return mask
-        return (key <= row + call.sizes.Lk - call.sizes.Lq)[None, None]
+def triangles_are_causal(right: Kernel, mask: np.ndarray, call: Call) -> np.ndarray:
+    row, key = call.rows_and_keys
+    if mask.shape != (1, 1, *(key <= row).shape) or not (mask == (key <= row)).all():
+        return mask
+    return (key <= row + call.sizes.Lk - call.sizes.Lq)[None, None]
 
 
 @fault("values", "`i - j < left`; the key `left` places before is seen, too: `i - j <= left`")
@@ -196,76 +136,104 @@ class NegativeWindowUnbounded(Kernel):
         return super().windowed(call, *sides)
 
 
-@fault("flag_equals_dense", "`j < length - 1`; a length counts the keys: `j < length`")
-class LengthsOneShort(Kernel):
-    """The last valid key of every sample is hidden."""
-
-    def within(self, lengths: np.ndarray, call: Call) -> np.ndarray:
-        return super().within(np.maximum(lengths - 1, 0), call)
+def lengths_of_first_sample(right: Kernel, lengths: np.ndarray, call: Call) -> np.ndarray:
+    return right.within(np.broadcast_to(lengths[:1], lengths.shape), call)
 
 
-@fault(
-    "batch_independence",
-    "`j < lengths[0]`; sample b has `lengths[b]`: `j < lengths[:, None, None, None]`",
-)
-class LengthsOfFirstSample(Kernel):
-    """Every sample gets the key length of the first."""
-
-    def within(self, lengths: np.ndarray, call: Call) -> np.ndarray:
-        return super().within(np.broadcast_to(lengths[:1], lengths.shape), call)
+def length_zero_means_all(right: Kernel, lengths: np.ndarray, call: Call) -> np.ndarray:
+    return right.within(np.where(lengths == 0, call.sizes.Lk, lengths), call)
 
 
-@fault("values", "`length or Lk`, `if length:`; a sample of length 0 has no key")
-class LengthZeroMeansAll(Kernel):
-    """A key length of 0 is taken for no limit."""
-
-    def within(self, lengths: np.ndarray, call: Call) -> np.ndarray:
-        return super().within(np.where(lengths == 0, call.sizes.Lk, lengths), call)
+def lengths_hide_queries(right: Kernel, lengths: np.ndarray, call: Call) -> np.ndarray:
+    row, _ = call.rows_and_keys
+    return right.within(lengths, call) & (row < lengths[:, None, None, None])
 
 
-@fault("values", "`(i < length) & (j < length)`; key lengths limit keys alone: `j < length`")
-class LengthsHideQueries(Kernel):
-    """Key lengths hide the queries beyond them, too, whose answers become zero."""
-
-    def within(self, lengths: np.ndarray, call: Call) -> np.ndarray:
-        row, _ = call.rows_and_keys
-        return super().within(lengths, call) & (row < lengths[:, None, None, None])
-
-
-@fault(
-    "values",
-    "`out[order]` to undo `x[order]`; the inverse is `out[order.argsort()]`",
-    family="heads",
-)
-class SamplesSortedAndNotRestored(Kernel):
-    """Samples are sorted by key length, and come back in a wrong order."""
-
-    def compute(self, call: Call) -> np.ndarray:
-        out = super().compute(call)
-        if call.lengths is None:
-            return out
-        order = np.argsort(call.lengths.values, kind="stable")
-        return out[order][order]
+def samples_sorted_and_not_restored(right: Kernel, call: Call) -> np.ndarray:
+    out = right.compute(call)
+    if call.lengths is None:
+        return out
+    order = np.argsort(call.lengths.values, kind="stable")
+    return out[order][order]
 
 
-@fault(
-    "values",
-    "`i = arange(64)` in every row block; the row is `64 * block + arange(64)`",
-    family="tiles",
-)
-class CausalRestartsEveryBlock(Kernel):
-    """Rows are computed in blocks of 64, and the causal flag counts the rows of every block from 0."""
-
-    def causal(self, call: Call) -> np.ndarray:
-        row, key = call.rows_and_keys
-        return key <= row % 64
+def causal_restarts_every_block(right: Kernel, call: Call) -> np.ndarray:
+    row, key = call.rows_and_keys
+    return key <= row % 64
 
 
-@fault("values", "`lengths.repeat(H)` for B * H rows; use `lengths.repeat_interleave(H)`")
-class LengthsTiled(Kernel):
-    """Key lengths are tiled over the heads, not repeated: heads get the length of another sample."""
+def lengths_tiled(right: Kernel, lengths: np.ndarray, call: Call) -> np.ndarray:
+    s = call.sizes
+    tiled = np.tile(lengths, s.H).reshape(s.B, s.H, 1, 1)
+    return np.arange(s.Lk) < tiled
 
-    def within(self, lengths: np.ndarray, call: Call) -> np.ndarray:
-        s = call.sizes
-        tiled = np.tile(lengths, s.H).reshape(s.B, s.H, 1, 1)
-        return np.arange(s.Lk) < tiled
+
+row = partial(deviation, family=FAMILY, right=Kernel)
+
+DEVIATIONS = [
+    row("causal-bottom-right", "election",
+        "The causal flag is aligned bottom-right, though top-left is declared.",
+        "`tril(diagonal=Lk - Lq)`, `j <= i + Lk - Lq`; top-left is `tril()`, `j <= i`",
+        causal=causal_bottom_right),
+    row("causal-switches-alignment", "values",
+        "With more queries than keys the causal flag is aligned bottom-right.",
+        "`j <= i + min(0, Lk - Lq)`; top-left is `j <= i`, whatever Lq and Lk are",
+        causal=causal_switches_alignment),
+    row("causal-excludes-self", "first_row",
+        "A causal query does not see the key at its own position.",
+        "`j < i`, `tril(diagonal=-1)`, or `triu()` filled with -inf; hide `triu(diagonal=1)` alone",
+        causal=causal_excludes_self),
+    row("causal-no-effect", "future", "The causal flag has no effect.",
+        "`is_causal` is accepted and not used; `scores.masked_fill(j > i, -inf)` is missing",
+        causal=lambda right, call: np.ones((call.sizes.Lq, call.sizes.Lk), bool)),
+    row("causal-by-tiles", "future",
+        "Causal masking goes by tiles of 16: inside the tile on the diagonal later keys are seen.",
+        "tiles above the diagonal are skipped; inside the tile on it, `j <= i` is missing",
+        causal=causal_by_tiles),
+    row("causal-ignored-with-mask", "election", "Beside a mask the causal flag has no effect.",
+        "`if mask is not None: ... elif is_causal: ...`; both apply: `mask & (j <= i)`",
+        causal=causal_ignored_with_mask),
+    row("causal-replaces-mask", "election", "With the causal flag the mask has no effect.",
+        "`if is_causal: mask = tril(...)`; both apply: `mask & tril(...)`",
+        masked=lambda right, mask, call: np.ones_like(mask) if call.causal else mask),
+    row("causal-ignored-in-decoding", "values", "With one query the causal flag has no effect.",
+        "`is_causal and Lq > 1`; top-left, one query sees key 0 alone",
+        causal=causal_ignored_in_decoding),
+    row("causal-limit-of-packed-rows", "values",
+        "With grouped heads query i sees keys up to i // group instead of i.",
+        "`j <= row // group`, for rows that hold a group's heads; these do not: `j <= i`",
+        causal=causal_limit_of_packed_rows),
+    row("causal-adds-one", "values", "The causal flag adds 1 to the scores, before the softcap.",
+        "`scores + tril(ones)`; an additive mask adds 0 where a key is seen, -inf elsewhere",
+        capped=causal_adds_one),
+    row("triangles-are-causal", "flag_equals_dense",
+        "A lower-triangular mask is replaced by a causal flag, which is aligned bottom-right.",
+        "`mask.equal(tril)` replaced by a causal flag that means `j <= i + Lk - Lq`",
+        masked=triangles_are_causal),
+    row("lengths-one-short", "flag_equals_dense", "The last valid key of every sample is hidden.",
+        "`j < length - 1`; a length counts the keys: `j < length`",
+        within=lambda right, lengths, call: right.within(np.maximum(lengths - 1, 0), call)),
+    row("lengths-of-first-sample", "batch_independence",
+        "Every sample gets the key length of the first.",
+        "`j < lengths[0]`; sample b has `lengths[b]`: `j < lengths[:, None, None, None]`",
+        within=lengths_of_first_sample),
+    row("length-zero-means-all", "values", "A key length of 0 is taken for no limit.",
+        "`length or Lk`, `if length:`; a sample of length 0 has no key",
+        within=length_zero_means_all),
+    row("lengths-hide-queries", "values",
+        "Key lengths hide the queries beyond them, too, whose answers become zero.",
+        "`(i < length) & (j < length)`; key lengths limit keys alone: `j < length`",
+        within=lengths_hide_queries),
+    row("samples-sorted-and-not-restored", "values",
+        "Samples are sorted by key length, and come back in a wrong order.",
+        "`out[order]` to undo `x[order]`; the inverse is `out[order.argsort()]`", family="heads",
+        compute=samples_sorted_and_not_restored),
+    row("causal-restarts-every-block", "values",
+        "Rows are computed in blocks of 64, and the causal flag counts the rows of every block from 0.",
+        "`i = arange(64)` in every row block; the row is `64 * block + arange(64)`", family="tiles",
+        causal=causal_restarts_every_block),
+    row("lengths-tiled", "values",
+        "Key lengths are tiled over the heads, not repeated: heads get the length of another sample.",
+        "`lengths.repeat(H)` for B * H rows; use `lengths.repeat_interleave(H)`",
+        within=lengths_tiled),
+]  # fmt: skip

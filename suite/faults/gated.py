@@ -2,64 +2,51 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
-from attention_conformance.suite.faults.fault import fault
+from attention_conformance.suite.faults.deviation import deviation
 from attention_conformance.suite.faults.kernels.layer import LayerCall, MultiHeadKernel
 
-FAMILY = "layer"
+
+def gate_of_the_first_row(right: MultiHeadKernel, call: LayerCall) -> np.ndarray:
+    gate = right.gate(call)
+    return np.broadcast_to(gate[:, :, :1], gate.shape)
 
 
-@fault("values", "`w_o(heads)`; it is `w_o(heads * sigmoid(w_g(x)))`")
-class GateLeftOut(MultiHeadKernel):
-    """The heads are not gated."""
-
-    def gate(self, call: LayerCall) -> np.ndarray:
-        return np.ones_like(super().gate(call))
+def gate_without_its_bias(
+    right: MultiHeadKernel, y: np.ndarray, name: str, call: LayerCall
+) -> np.ndarray:
+    return y if name == "gate" else right.with_bias(y, name, call)
 
 
-@fault("values", "`heads * w_g(x)`; it is `heads * sigmoid(w_g(x))`")
-class GateNotSquashed(MultiHeadKernel):
-    """The gate has no sigmoid."""
-
-    def squashed(self, y: np.ndarray) -> np.ndarray:
+def gate_behind_the_mixing_output(
+    right: MultiHeadKernel, merged: np.ndarray, call: LayerCall
+) -> np.ndarray:
+    y = right.output(merged, call)
+    if "gate_kernel" not in call.parameters:
         return y
+    return y * right.merge(right.gate(call), call)[..., : y.shape[-1]]
 
 
-@fault("values", "`gate[:, h - 1]`; head h has `gate[:, h]`", family="heads")
-class GateOfTheNextHead(MultiHeadKernel):
-    """Every head has the gate of the head before it."""
+row = partial(deviation, family="layer", right=MultiHeadKernel)
 
-    def gate(self, call: LayerCall) -> np.ndarray:
-        return np.roll(super().gate(call), 1, axis=1)
-
-
-@fault("values", "`gate[:, :1]` for all rows; every token has its own gate")
-class GateOfTheFirstRow(MultiHeadKernel):
-    """All rows of a sample have the gate of its first row."""
-
-    def gate(self, call: LayerCall) -> np.ndarray:
-        gate = super().gate(call)
-        return np.broadcast_to(gate[:, :, :1], gate.shape)
-
-
-@fault("values", "`F.linear(x, w_g)` without `b_g`; use `x @ w_g + b_g`")
-class GateWithoutItsBias(MultiHeadKernel):
-    """The bias of the gate is left out."""
-
-    def with_bias(self, y: np.ndarray, name: str, call: LayerCall) -> np.ndarray:
-        return y if name == "gate" else super().with_bias(y, name, call)
-
-
-@fault("values", "`w_o(heads) * gate`; it is `w_o(heads * gate)`")
-class GateBehindTheMixing(MultiHeadKernel):
-    """The output is gated, not the heads before the output projection."""
-
-    def gated(self, attended: np.ndarray, call: LayerCall) -> np.ndarray:
-        return attended
-
-    def output(self, merged: np.ndarray, call: LayerCall) -> np.ndarray:
-        y = super().output(merged, call)
-        if "gate_kernel" not in call.parameters:
-            return y
-        return y * self.merge(self.gate(call), call)[..., : y.shape[-1]]
+DEVIATIONS = [
+    row("gate-left-out", "values", "The heads are not gated.",
+        "`w_o(heads)`; it is `w_o(heads * sigmoid(w_g(x)))`",
+        gate=lambda right, call: np.ones_like(right.gate(call))),
+    row("gate-not-squashed", "values", "The gate has no sigmoid.",
+        "`heads * w_g(x)`; it is `heads * sigmoid(w_g(x))`", squashed=lambda right, y: y),
+    row("gate-of-the-next-head", "values", "Every head has the gate of the head before it.",
+        "`gate[:, h - 1]`; head h has `gate[:, h]`", family="heads",
+        gate=lambda right, call: np.roll(right.gate(call), 1, axis=1)),
+    row("gate-of-the-first-row", "values", "All rows of a sample have the gate of its first row.",
+        "`gate[:, :1]` for all rows; every token has its own gate", gate=gate_of_the_first_row),
+    row("gate-without-its-bias", "values", "The bias of the gate is left out.",
+        "`F.linear(x, w_g)` without `b_g`; use `x @ w_g + b_g`", with_bias=gate_without_its_bias),
+    row("gate-behind-the-mixing", "values",
+        "The output is gated, not the heads before the output projection.",
+        "`w_o(heads) * gate`; it is `w_o(heads * gate)`",
+        gated=lambda right, attended, call: attended, output=gate_behind_the_mixing_output),
+]  # fmt: skip

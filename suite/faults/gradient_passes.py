@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from attention_conformance.backends._numpy import Rounded
-from attention_conformance.suite.faults.fault import fault
+from attention_conformance.suite.faults.deviation import deviation, fault
 from attention_conformance.suite.faults.kernels.attention import Call
 from attention_conformance.suite.faults.kernels.gradient import Differentiable
 from attention_conformance.suite.faults.state import address
@@ -31,31 +32,19 @@ class Saving(Differentiable):
         return self.__dict__.get("saved", {}).get((call.query.shape, call.key.shape), call)
 
 
-@fault("gradient_passes", "`self.q = q` in forward; use `ctx.save_for_backward(q, k, v)`")
-class SavedInStaticBuffers(Saving):
-    """The backward pass reads the operands of the last forward pass of the same shapes."""
-
-    def backward(self, call, cotangent, wrt):
-        return super().backward(self.of_forward(call), cotangent, wrt)
+def saved_in_static_buffers(right: Saving, call, cotangent, wrt):
+    return right.backward(right.of_forward(call), cotangent, wrt)
 
 
-@fault("gradient_passes", "`self.scale = scale` in forward; use `ctx.scale = scale`")
-class ScaleOfLastForwardPass(Saving):
-    """The backward pass takes the scale of the last forward pass of the same shapes."""
-
-    def backward(self, call, cotangent, wrt):
-        scale = self.of_forward(call).scale
-        return super().backward(replace(call, scale=scale), cotangent, wrt)
+def scale_of_last_forward_pass(right: Saving, call, cotangent, wrt):
+    scale = right.of_forward(call).scale
+    return right.backward(replace(call, scale=scale), cotangent, wrt)
 
 
-@fault("gradient_passes", "`self.weights = p` in forward; use `ctx.save_for_backward(p)`")
-class WeightsOfLastForwardPass(Saving):
-    """The gradient of the values takes the weights of the last forward pass of the same shapes."""
-
-    def backward(self, call, cotangent, wrt):
-        gradients = super().backward(call, cotangent, wrt)
-        gradients["value"] = super().backward(self.of_forward(call), cotangent, wrt)["value"]
-        return gradients
+def weights_of_last_forward_pass(right: Saving, call, cotangent, wrt):
+    gradients = right.backward(call, cotangent, wrt)
+    gradients["value"] = right.backward(right.of_forward(call), cotangent, wrt)["value"]
+    return gradients
 
 
 @fault(
@@ -126,68 +115,66 @@ class OneGradient(Differentiable):
         return sum(gradients[name] for name in self.parts)
 
 
-@fault(
-    "gradient_of_one_array", "`if q is k is v: return dq`; return `dq + dk + dv`, or each by itself"
-)
-class OneArrayAsQuery(OneGradient):
-    """One array that is query, key and value gets the gradient of the query alone."""
-
-    parts = ("query",)
+def key_beside_query_forgotten(right: Differentiable, call, cotangent, wrt):
+    gradients = right.backward(call, cotangent, wrt)
+    if set(wrt) == {"query", "key"}:
+        gradients["key"] = np.zeros_like(gradients["key"])
+    return gradients
 
 
-@fault(
-    "gradient_of_one_array",
-    "`if q is k is v: return dq + dk`; return `dq + dk + dv`, or each by itself",
-)
-class OneArrayAsMemory(OneGradient):
-    """One array that is query, key and value gets the gradients of query and key alone."""
-
-    parts = ("query", "key")
+def query_beside_value_doubled(right: Differentiable, call, cotangent, wrt):
+    gradients = right.backward(call, cotangent, wrt)
+    if set(wrt) == {"query", "value"}:
+        gradients["query"] = 2.0 * np.asarray(gradients["query"])
+    return gradients
 
 
-@fault("gradient_of_one_array", "`dq + dk + dk`; it is `dq + dk + dv`")
-class OneArrayTwiceAsKey(OneGradient):
-    """One array that is query, key and value gets the key's gradient in place of the value's."""
-
-    parts = ("query", "key", "key")
-
-
-@fault(
-    "gradient_alone",
-    "dk is computed only if the values ask, too; ask for `ctx.needs_input_grad[1]` alone",
-)
-class KeyBesideQueryForgotten(Differentiable):
-    """If query and key ask for a gradient and the value does not, that of the key is zero."""
-
-    def backward(self, call, cotangent, wrt):
-        gradients = super().backward(call, cotangent, wrt)
-        if set(wrt) == {"query", "key"}:
-            gradients["key"] = np.zeros_like(gradients["key"])
-        return gradients
+def one_of_two_gets_the_other(
+    right: Differentiable, query: Rounded, key: Rounded, value: Rounded, *rest: Any, **more: Any
+) -> Any:
+    gradients = right.differentiate(query, key, value, *rest, **more)
+    if set(more.get("wrt", ())) == {"key", "value"} and key.shape == value.shape:
+        gradients["key"], gradients["value"] = gradients["value"], gradients["key"]
+    return gradients
 
 
-@fault("gradient_alone", "two branches both add dq; ask for each `ctx.needs_input_grad[i]` once")
-class QueryBesideValueDoubled(Differentiable):
-    """If query and value ask for a gradient and the key does not, the query's is doubled."""
+row = partial(deviation, family=FAMILY, right=Saving)
 
-    def backward(self, call, cotangent, wrt):
-        gradients = super().backward(call, cotangent, wrt)
-        if set(wrt) == {"query", "value"}:
-            gradients["query"] = 2.0 * np.asarray(gradients["query"])
-        return gradients
-
-
-@fault(
-    "gradient_alone",
-    "gradients that are asked for are returned without None for others; keep the order q, k, v",
-)
-class OneOfTwoGetsTheOther(Differentiable):
-    """If key and value ask for a gradient and the query does not, the two are swapped."""
-
-    def differentiate(
-        self, query: Rounded, key: Rounded, value: Rounded, *rest: Any, **more: Any
-    ) -> Any:
-        gradients = super().differentiate(query, key, value, *rest, **more)
-        if set(more.get("wrt", ())) == {"key", "value"} and key.shape == value.shape:
-            gradients["key"], gradients["value"] = gradients["value"], gradients["key"]
-        return gradients
+DEVIATIONS = [
+    row("saved-in-static-buffers", "gradient_passes",
+        "The backward pass reads the operands of the last forward pass of the same shapes.",
+        "`self.q = q` in forward; use `ctx.save_for_backward(q, k, v)`",
+        backward=saved_in_static_buffers),
+    row("scale-of-last-forward-pass", "gradient_passes",
+        "The backward pass takes the scale of the last forward pass of the same shapes.",
+        "`self.scale = scale` in forward; use `ctx.scale = scale`",
+        backward=scale_of_last_forward_pass),
+    row("weights-of-last-forward-pass", "gradient_passes",
+        "The gradient of the values takes the weights of the last forward pass of the same shapes.",
+        "`self.weights = p` in forward; use `ctx.save_for_backward(p)`",
+        backward=weights_of_last_forward_pass),
+    row("one-array-as-query", "gradient_of_one_array",
+        "One array that is query, key and value gets the gradient of the query alone.",
+        "`if q is k is v: return dq`; return `dq + dk + dv`, or each by itself", right=OneGradient,
+        facts={"parts": ("query",)}),
+    row("one-array-as-memory", "gradient_of_one_array",
+        "One array that is query, key and value gets the gradients of query and key alone.",
+        "`if q is k is v: return dq + dk`; return `dq + dk + dv`, or each by itself",
+        right=OneGradient, facts={"parts": ("query", "key")}),
+    row("one-array-twice-as-key", "gradient_of_one_array",
+        "One array that is query, key and value gets the key's gradient in place of the value's.",
+        "`dq + dk + dk`; it is `dq + dk + dv`", right=OneGradient,
+        facts={"parts": ("query", "key", "key")}),
+    row("key-beside-query-forgotten", "gradient_alone",
+        "If query and key ask for a gradient and the value does not, that of the key is zero.",
+        "dk is computed only if the values ask, too; ask for `ctx.needs_input_grad[1]` alone",
+        right=Differentiable, backward=key_beside_query_forgotten),
+    row("query-beside-value-doubled", "gradient_alone",
+        "If query and value ask for a gradient and the key does not, the query's is doubled.",
+        "two branches both add dq; ask for each `ctx.needs_input_grad[i]` once",
+        right=Differentiable, backward=query_beside_value_doubled),
+    row("one-of-two-gets-the-other", "gradient_alone",
+        "If key and value ask for a gradient and the query does not, the two are swapped.",
+        "gradients that are asked for are returned without None for others; keep the order q, k, v",
+        right=Differentiable, differentiate=one_of_two_gets_the_other),
+]  # fmt: skip

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from attention_conformance.backends._numpy import Rounded
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import Implementation
-from attention_conformance.suite.faults.fault import fault
+from attention_conformance.suite.faults.deviation import deviation, fault
 from attention_conformance.suite.faults.kernels.latent import AbsorbedKernel, LatentKernel
 from attention_conformance.suite.faults.kernels.quantized import Coded, QuantizedKernel
 from attention_conformance.suite.spec.inputs import Inputs
@@ -39,22 +40,6 @@ class QuantizedTable(QuantizedKernel):
         return super().gathered(call, inputs)
 
 
-@fault("values", "`pool[: pages]`; take pages by the table")
-class QuantizedPagesInOrder(QuantizedTable):
-    """The table of pages is not used: codes are read in the order of the pool."""
-
-    def table(self, table: np.ndarray) -> np.ndarray:
-        return in_order(table)
-
-
-@fault("values", "`page_table[b + 1]`, an index of samples", family="heads")
-class QuantizedPagesOfTheNextSample(QuantizedTable):
-    """Codes are read from the pages of the next sample."""
-
-    def table(self, table: np.ndarray) -> np.ndarray:
-        return np.roll(table, -1, 0)
-
-
 @fault("values", "`scale[position]` beside `codes[page_table]`; both lie in pages")
 class QuantizedScalesInOrder(QuantizedKernel):
     """Codes are read by the table, and their scales in the order of the pool."""
@@ -69,72 +54,53 @@ class QuantizedScalesInOrder(QuantizedKernel):
         return replace(right, arrays={**right.arrays, **{name: wrong[name] for name in names}})
 
 
-@fault("values", "`page_table[b, position // size - 1]`; count pages from 0")
-class QuantizedStoredInThePageBefore(QuantizedKernel):
-    """New codes are stored in the page before, and read from where they belong."""
-
-    def put(
-        self, arrays: dict[str, Rounded], name: str, codes: np.ndarray, inputs: Inputs
-    ) -> np.ndarray:
-        table = arrays["page_table"]
-        moved = {**arrays, "page_table": Rounded(np.roll(table.values, 1, 1), table.fmt)}
-        return super().put(moved, name, codes, inputs)
+def quantized_stored_in_the_page_before(
+    right: QuantizedKernel, arrays: dict[str, Rounded], name: str, codes: np.ndarray, inputs: Inputs
+) -> np.ndarray:
+    table = arrays["page_table"]
+    moved = {**arrays, "page_table": Rounded(np.roll(table.values, 1, 1), table.fmt)}
+    return right.put(moved, name, codes, inputs)
 
 
-@fault("values", "a whole page is written; slots behind the last token keep their bits")
-class QuantizedPageOverwritten(QuantizedKernel):
-    """The slots behind the last token of a page are set to 0 when new codes are stored."""
-
-    def put(
-        self, arrays: dict[str, Rounded], name: str, codes: np.ndarray, inputs: Inputs
-    ) -> np.ndarray:
-        pool, size = super().put(arrays, name, codes, inputs), inputs.letters["s"]
-        for slot in slots(inputs)[:, -1]:
-            pool[slot // size, slot % size + 1 :] = 0
-        return pool
+def quantized_page_overwritten(
+    right: QuantizedKernel, arrays: dict[str, Rounded], name: str, codes: np.ndarray, inputs: Inputs
+) -> np.ndarray:
+    pool, size = right.put(arrays, name, codes, inputs), inputs.letters["s"]
+    for slot in slots(inputs)[:, -1]:
+        pool[slot // size, slot % size + 1 :] = 0
+    return pool
 
 
-@fault("values", "`page_table[b + 1]`, an index of samples", family="heads")
-class LatentPagesOfTheNextSample(AbsorbedKernel):
-    """Latents are read from the pages of the next sample."""
-
-    def gathered(self, arrays: Mapping[str, Rounded], inputs: Inputs) -> Mapping[str, Rounded]:
-        table = arrays.get("page_table")
-        if table is not None:
-            arrays = {**arrays, "page_table": Rounded(np.roll(table.values, -1, 0), table.fmt)}
-        return super().gathered(arrays, inputs)
+def latent_pages_of_the_next_sample(
+    right: AbsorbedKernel, arrays: Mapping[str, Rounded], inputs: Inputs
+) -> Mapping[str, Rounded]:
+    table = arrays.get("page_table")
+    if table is not None:
+        arrays = {**arrays, "page_table": Rounded(np.roll(table.values, -1, 0), table.fmt)}
+    return right.gathered(arrays, inputs)
 
 
-@fault("values", "attention before `concat_and_cache_mla`; store new tokens first")
-class LatentStoredAfterwards(AbsorbedKernel):
-    """New latents are stored after the call has attended what lay in their slots."""
-
-    def attended(self, arrays: Mapping[str, Rounded], inputs: Inputs) -> Mapping[str, Rounded]:
-        return {name: x for name, x in arrays.items() if not name.startswith(NEW)}
+def latent_stored_afterwards(
+    right: AbsorbedKernel, arrays: Mapping[str, Rounded], inputs: Inputs
+) -> Mapping[str, Rounded]:
+    return {name: x for name, x in arrays.items() if not name.startswith(NEW)}
 
 
-@fault("values", "`kv_c` is stored, and `k_pe` is not")
-class LatentRotaryKeysNotStored(LatentKernel):
-    """Of new tokens the latents are stored, and the rotary keys are not."""
-
-    def stored(self, arrays: Mapping[str, Rounded], inputs: Inputs) -> dict[str, Rounded]:
-        made = super().stored(arrays, inputs)
-        return {**made, "key_rope": arrays["key_rope"]}
+def latent_rotary_keys_not_stored(
+    right: LatentKernel, arrays: Mapping[str, Rounded], inputs: Inputs
+) -> dict[str, Rounded]:
+    made = right.stored(arrays, inputs)
+    return {**made, "key_rope": arrays["key_rope"]}
 
 
-@fault("values", "`page_table[b, position // size - 1]`; count pages from 0")
-class LatentStoredInThePageBefore(AbsorbedKernel):
-    """New latents are attended, and stored in the page before their own."""
-
-    def stored(self, arrays: Mapping[str, Rounded], inputs: Inputs) -> dict[str, Rounded]:
-        if "page_table" not in arrays:
-            return super().stored(arrays, inputs)
-        table = arrays["page_table"]
-        rolled = Rounded(np.roll(table.values, 1, 1), table.fmt)
-        return {**super().stored({**arrays, "page_table": rolled}, inputs), "page_table": table}
-
-    def attended(self, arrays: Mapping[str, Rounded], inputs: Inputs) -> Mapping[str, Rounded]:
-        return super().stored(arrays, inputs)
+def latent_stored_in_the_page_before_stored(
+    right: AbsorbedKernel, arrays: Mapping[str, Rounded], inputs: Inputs
+) -> dict[str, Rounded]:
+    if "page_table" not in arrays:
+        return right.stored(arrays, inputs)
+    table = arrays["page_table"]
+    rolled = Rounded(np.roll(table.values, 1, 1), table.fmt)
+    return {**right.stored({**arrays, "page_table": rolled}, inputs), "page_table": table}
 
 
 class Misread(Implementation):
@@ -170,46 +136,12 @@ class AlignedAtTheLongest(Misread):
         return inputs.replace(mask=None, form="dense", mask_array=shown & causal, **changes)
 
 
-@fault("values", "`key_lengths[0]` for the whole batch; every sample has its own length")
-class QuantizedKeysOfTheFirstLength(FirstLength, QuantizedKernel):
-    """All samples have as many keys in pages as the first one."""
-
-
-@fault("values", "`key_lengths[0]` for the whole batch; every sample has its own length")
-class LatentKeysOfTheFirstLength(FirstLength, AbsorbedKernel):
-    """All samples have as many latents as the first one."""
-
-
-@fault(
-    "values", "`tril(key_lengths.max() - queries)`; the last query of a sample is at its last key"
-)
-class QuantizedAlignedAtTheLongest(AlignedAtTheLongest, QuantizedKernel):
-    """The causal mask of all samples in pages is aligned at the last key of the longest one."""
-
-
-@fault(
-    "values", "`tril(key_lengths.max() - queries)`; the last query of a sample is at its last key"
-)
-class LatentAlignedAtTheLongest(AlignedAtTheLongest, AbsorbedKernel):
-    """The causal mask of all samples is aligned at the last latent of the longest one."""
-
-
 class PagesClamped(Misread):
     """Pages that do not exist are read as the last or the first one of the pool."""
 
     def meant(self, inputs: Inputs) -> Inputs:
         table = inputs.arrays["page_table"].clip(0, inputs.letters["p"] - 1)
         return inputs.replace(page_table=table)
-
-
-@fault("bad_problem", "`tl.load(page_table)` unchecked; raise unless `0 <= page < num_pages`")
-class QuantizedPageClamped(PagesClamped, QuantizedKernel):
-    """A page of codes that does not exist is read as the last or the first one of the pool."""
-
-
-@fault("bad_problem", "`tl.load(page_table)` unchecked; raise unless `0 <= page < num_pages`")
-class LatentPageClamped(PagesClamped, LatentKernel):
-    """A page of latents that does not exist is read as the last or the first one of the pool."""
 
 
 class SharedPagesOnce(Misread):
@@ -221,16 +153,6 @@ class SharedPagesOnce(Misread):
         shown |= ~(shown & (pages >= 0)).any(1, keepdims=True)
         base = True if inputs.dense_mask is None else inputs.dense_mask
         return inputs.with_dense(mask_array=shown[:, None, None] & base)
-
-
-@fault("values", "a set of pages already read, kept over samples; shared prefixes are read by each")
-class QuantizedSharedPagesOnce(SharedPagesOnce, QuantizedKernel):
-    """A page of codes that an earlier sample has read is left out, unless the sample has no other."""
-
-
-@fault("values", "a set of pages already read, kept over samples; shared prefixes are read by each")
-class LatentSharedPagesOnce(SharedPagesOnce, LatentKernel):
-    """A page of latents that an earlier sample has read is left out, unless the sample has no other."""
 
 
 @fault("values", "`codes.view(pages, size, heads, dim)` of (pages, heads, size, dim); transpose it")
@@ -258,46 +180,24 @@ class AscendingAsOne(Misread):
         return inputs.replace(page_table=np.where(read, own, table))
 
 
-@fault(
-    "invariant_pages", "`if (diff(page_table) > 0).all()` reads one range of the pool, gaps and all"
-)
-class QuantizedAscendingAsOne(AscendingAsOne, QuantizedKernel):
-    """If pages of codes rise in the table, they are taken to follow each other."""
-
-
-@fault(
-    "invariant_pages", "`if (diff(page_table) > 0).all()` reads one range of the pool, gaps and all"
-)
-class LatentAscendingAsOne(AscendingAsOne, AbsorbedKernel):
-    """If pages of latents rise in the table, they are taken to follow each other."""
-
-
-@fault(
-    "pages_apart", "`amax` of the whole pool of scales; take those of the tokens that are attended"
-)
-class QuantizedScaledByThePool(QuantizedKernel):
-    """Scales are divided by a number that depends on all slots of the pool."""
-
-    def gathered(self, call: Coded, inputs: Inputs) -> Coded:
-        made, arrays = super().gathered(call, inputs), dict(call.arrays)
-        if "page_table" not in arrays or inputs.case.option("scales") != "pertoken":
-            return made
-        name = "value_scale"
-        largest = arrays[name].dtype.type(1 + np.nan_to_num(arrays[name], posinf=0).mean())
-        return replace(made, arrays={**made.arrays, name: made.arrays[name] / largest * largest})
-
-
-@fault("pages_apart", "`0 * c` of hidden slots is NaN for NaN; load zeros where slots are hidden")
-class LatentTailByFactor(LatentKernel):
-    """Latents behind the last one of a sample are added times 0, so that NaN comes through."""
-
-    def gathered(self, arrays: Mapping[str, Rounded], inputs: Inputs) -> Mapping[str, Rounded]:
-        made, name = dict(super().gathered(arrays, inputs)), "key_rope"
-        if "page_table" in arrays:
-            pool = arrays[name].values
-            last = pool[slots(inputs)[:, -1] // inputs.letters["s"], -1]  # of the last pages
-            made[name] = Rounded(made[name].values + 0 * last[:, None], arrays[name].fmt)
+def quantized_scaled_by_the_pool(right: QuantizedKernel, call: Coded, inputs: Inputs) -> Coded:
+    made, arrays = right.gathered(call, inputs), dict(call.arrays)
+    if "page_table" not in arrays or inputs.case.option("scales") != "pertoken":
         return made
+    name = "value_scale"
+    largest = arrays[name].dtype.type(1 + np.nan_to_num(arrays[name], posinf=0).mean())
+    return replace(made, arrays={**made.arrays, name: made.arrays[name] / largest * largest})
+
+
+def latent_tail_by_factor(
+    right: LatentKernel, arrays: Mapping[str, Rounded], inputs: Inputs
+) -> Mapping[str, Rounded]:
+    made, name = dict(right.gathered(arrays, inputs)), "key_rope"
+    if "page_table" in arrays:
+        pool = arrays[name].values
+        last = pool[slots(inputs)[:, -1] // inputs.letters["s"], -1]  # of the last pages
+        made[name] = Rounded(made[name].values + 0 * last[:, None], arrays[name].fmt)
+    return made
 
 
 class InOrder(LatentKernel):
@@ -314,15 +214,97 @@ class InOrder(LatentKernel):
         return {**right, **{name: wrong[name] for name in self.names if name in wrong}}
 
 
-@fault("values", "`k_pe[position]` beside `c[page_table]`; both lie in pages")
-class LatentRotaryKeysInOrder(InOrder):
-    """Latents are read by the table, and rotary keys in the order of the pool."""
+row = partial(deviation, family=FAMILY, right=QuantizedKernel)
 
-    names = ("key_rope",)
-
-
-@fault("values", "`scale[position]` beside `c[page_table]`; both lie in pages", family="quantized")
-class LatentScalesInOrder(InOrder):
-    """Codes of latents are read by the table, and their scales in the order of the pool."""
-
-    names = ("latent_scale",)
+DEVIATIONS = [
+    row("quantized-pages-in-order", "values",
+        "The table of pages is not used: codes are read in the order of the pool.",
+        "`pool[: pages]`; take pages by the table", right=QuantizedTable,
+        table=lambda right, table: in_order(table)),
+    row("quantized-pages-of-the-next-sample", "values",
+        "Codes are read from the pages of the next sample.",
+        "`page_table[b + 1]`, an index of samples", family="heads", right=QuantizedTable,
+        table=lambda right, table: np.roll(table, -1, 0)),
+    row("quantized-stored-in-the-page-before", "values",
+        "New codes are stored in the page before, and read from where they belong.",
+        "`page_table[b, position // size - 1]`; count pages from 0",
+        put=quantized_stored_in_the_page_before),
+    row("quantized-page-overwritten", "values",
+        "The slots behind the last token of a page are set to 0 when new codes are stored.",
+        "a whole page is written; slots behind the last token keep their bits",
+        put=quantized_page_overwritten),
+    row("latent-pages-of-the-next-sample", "values",
+        "Latents are read from the pages of the next sample.",
+        "`page_table[b + 1]`, an index of samples", family="heads", right=AbsorbedKernel,
+        gathered=latent_pages_of_the_next_sample),
+    row("latent-stored-afterwards", "values",
+        "New latents are stored after the call has attended what lay in their slots.",
+        "attention before `concat_and_cache_mla`; store new tokens first", right=AbsorbedKernel,
+        attended=latent_stored_afterwards),
+    row("latent-rotary-keys-not-stored", "values",
+        "Of new tokens the latents are stored, and the rotary keys are not.",
+        "`kv_c` is stored, and `k_pe` is not", right=LatentKernel,
+        stored=latent_rotary_keys_not_stored),
+    row("latent-stored-in-the-page-before", "values",
+        "New latents are attended, and stored in the page before their own.",
+        "`page_table[b, position // size - 1]`; count pages from 0", right=AbsorbedKernel,
+        stored=latent_stored_in_the_page_before_stored,
+        attended=lambda right, arrays, inputs: right.stored(arrays, inputs)),
+    row("quantized-keys-of-the-first-length", "values",
+        "All samples have as many keys in pages as the first one.",
+        "`key_lengths[0]` for the whole batch; every sample has its own length",
+        right=(FirstLength, QuantizedKernel)),
+    row("latent-keys-of-the-first-length", "values",
+        "All samples have as many latents as the first one.",
+        "`key_lengths[0]` for the whole batch; every sample has its own length",
+        right=(FirstLength, AbsorbedKernel)),
+    row("quantized-aligned-at-the-longest", "values",
+        "The causal mask of all samples in pages is aligned at the last key of the longest one.",
+        "`tril(key_lengths.max() - queries)`; the last query of a sample is at its last key",
+        right=(AlignedAtTheLongest, QuantizedKernel)),
+    row("latent-aligned-at-the-longest", "values",
+        "The causal mask of all samples is aligned at the last latent of the longest one.",
+        "`tril(key_lengths.max() - queries)`; the last query of a sample is at its last key",
+        right=(AlignedAtTheLongest, AbsorbedKernel)),
+    row("quantized-page-clamped", "bad_problem",
+        "A page of codes that does not exist is read as the last or the first one of the pool.",
+        "`tl.load(page_table)` unchecked; raise unless `0 <= page < num_pages`",
+        right=(PagesClamped, QuantizedKernel)),
+    row("latent-page-clamped", "bad_problem",
+        "A page of latents that does not exist is read as the last or the first one of the pool.",
+        "`tl.load(page_table)` unchecked; raise unless `0 <= page < num_pages`",
+        right=(PagesClamped, LatentKernel)),
+    row("quantized-shared-pages-once", "values",
+        "A page of codes that an earlier sample has read is left out, unless the sample has no other.",
+        "a set of pages already read, kept over samples; shared prefixes are read by each",
+        right=(SharedPagesOnce, QuantizedKernel)),
+    row("latent-shared-pages-once", "values",
+        "A page of latents that an earlier sample has read is left out, unless the sample has no "
+        "other.",
+        "a set of pages already read, kept over samples; shared prefixes are read by each",
+        right=(SharedPagesOnce, LatentKernel)),
+    row("quantized-ascending-as-one", "invariant_pages",
+        "If pages of codes rise in the table, they are taken to follow each other.",
+        "`if (diff(page_table) > 0).all()` reads one range of the pool, gaps and all",
+        right=(AscendingAsOne, QuantizedKernel)),
+    row("latent-ascending-as-one", "invariant_pages",
+        "If pages of latents rise in the table, they are taken to follow each other.",
+        "`if (diff(page_table) > 0).all()` reads one range of the pool, gaps and all",
+        right=(AscendingAsOne, AbsorbedKernel)),
+    row("quantized-scaled-by-the-pool", "pages_apart",
+        "Scales are divided by a number that depends on all slots of the pool.",
+        "`amax` of the whole pool of scales; take those of the tokens that are attended",
+        gathered=quantized_scaled_by_the_pool),
+    row("latent-tail-by-factor", "pages_apart",
+        "Latents behind the last one of a sample are added times 0, so that NaN comes through.",
+        "`0 * c` of hidden slots is NaN for NaN; load zeros where slots are hidden",
+        right=LatentKernel, gathered=latent_tail_by_factor),
+    row("latent-rotary-keys-in-order", "values",
+        "Latents are read by the table, and rotary keys in the order of the pool.",
+        "`k_pe[position]` beside `c[page_table]`; both lie in pages", right=InOrder,
+        facts={"names": ("key_rope",)}),
+    row("latent-scales-in-order", "values",
+        "Codes of latents are read by the table, and their scales in the order of the pool.",
+        "`scale[position]` beside `c[page_table]`; both lie in pages", family="quantized",
+        right=InOrder, facts={"names": ("latent_scale",)}),
+]  # fmt: skip

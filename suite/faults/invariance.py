@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from attention_conformance.suite.faults.backend import KernelBackend
-from attention_conformance.suite.faults.fault import fault
+from attention_conformance.suite.faults.deviation import deviation, fault
 from attention_conformance.suite.faults.kernels.attention import Call, Kernel
 from attention_conformance.suite.spec.dtypes import round_to
 
@@ -25,62 +27,22 @@ class LastKeyLost(Kernel):
         raise NotImplementedError
 
 
-@fault(
-    "invariant_batch",
-    "the index of the sample enters the arithmetic, as in `scale * (1 + b / 100)`",
-    family="heads",
-)
-class ScaleByPlace(Kernel):
-    """Scores grow by a hundredth with every place in the batch."""
-
-    def scores(self, query: np.ndarray, key: np.ndarray, call: Call) -> np.ndarray:
-        place = 1 + np.arange(call.sizes.B)[:, None, None, None] / 100
-        return super().scores(query, key, call) * place.astype(call.work)
+def scale_by_place(right: Kernel, query: np.ndarray, key: np.ndarray, call: Call) -> np.ndarray:
+    place = 1 + np.arange(call.sizes.B)[:, None, None, None] / 100
+    return right.scores(query, key, call) * place.astype(call.work)
 
 
-@fault("invariant_batch", "a path for `B == 1`, as split keys, whose last part ends one key early")
-class AloneOtherwise(LastKeyLost):
-    """With one sample the last key is not seen."""
-
-    def loses(self, call: Call) -> bool:
-        return call.sizes.B == 1
+def first_samples_mean(right: Kernel, value: np.ndarray, scores: np.ndarray) -> np.ndarray:
+    values = right.visible(value, scores)
+    return values + np.roll(values, 1, 0) / 64 if len(values) > 1 else values
 
 
-@fault(
-    "invariant_batch",
-    "an accumulator that still holds the sample before; clear it for every sample",
-    family="heads",
-)
-class FirstSamplesMean(Kernel):
-    """A 64th of the values of the sample before is added to those of every sample."""
-
-    def visible(self, value: np.ndarray, scores: np.ndarray) -> np.ndarray:
-        values = super().visible(value, scores)
-        return values + np.roll(values, 1, 0) / 64 if len(values) > 1 else values
-
-
-@fault("invariant_rows", "another kernel from nine rows on, whose loop ends at `Lk - 1`")
-class KernelSwitchAtNineRows(LastKeyLost):
-    """With nine queries or more the last key is not seen."""
-
-    def loses(self, call: Call) -> bool:
-        return call.sizes.Lq >= 9
-
-
-@fault(
-    "invariant_rows",
-    "row sums exchanged between neighbouring rows, as by a shuffle of lanes; each has its own",
-    family="softmax",
-)
-class TotalOfTwoRows(Kernel):
-    """A row is divided by the mean of its own sum and that of the row before."""
-
-    def weights(self, scores: np.ndarray, call: Call) -> np.ndarray:
-        raised = self.raised(self.shifted(scores))
-        total = raised.sum(-1, keepdims=True)
-        if total.shape[-2] > 1:
-            total = (total + np.roll(total, 1, -2)) / 2
-        return raised / np.where(total == 0, 1, total)
+def total_of_two_rows(right: Kernel, scores: np.ndarray, call: Call) -> np.ndarray:
+    raised = right.raised(right.shifted(scores))
+    total = raised.sum(-1, keepdims=True)
+    if total.shape[-2] > 1:
+        total = (total + np.roll(total, 1, -2)) / 2
+    return raised / np.where(total == 0, 1, total)
 
 
 @fault("invariant_rows", "the path for a short last tile of rows has a loop that ends at `Lk - 1`")
@@ -170,75 +132,77 @@ class TunedOnThirdCall(Kernel):
         return weights + round_to(weights, call.fmt).astype(call.work) * call.fmt.unit_roundoff
 
 
-@fault(
-    "invariant_decode",
-    "`j < cache_length` before the new key was counted; the query sees its own key",
-    family="mask",
-)
-class NewestKeyUnseen(LastKeyLost):
-    """With one query the key that was appended last is not seen."""
-
-    def loses(self, call: Call) -> bool:
-        return call.sizes.Lq == 1
+def cache_rolls_over(
+    right: Kernel, scores: np.ndarray, allowed: np.ndarray | None, call: Call
+) -> np.ndarray:
+    hidden_scores = right.hide(scores, allowed, call)
+    if call.sizes.Lq == 1:
+        hidden_scores[..., :-32] = -np.inf
+    return hidden_scores
 
 
-@fault(
-    "invariant_decode",
-    "`j % 32` in a ring buffer, or a window of 32; without a window all keys are seen",
-    family="mask",
-)
-class CacheRollsOver(Kernel):
-    """With one query keys before the last 32 are not seen."""
-
-    def hide(self, scores: np.ndarray, allowed: np.ndarray | None, call: Call) -> np.ndarray:
-        hidden_scores = super().hide(scores, allowed, call)
-        if call.sizes.Lq == 1:
-            hidden_scores[..., :-32] = -np.inf
-        return hidden_scores
+def chunk_sees_the_future(right: Kernel, mask: np.ndarray, call: Call) -> np.ndarray:
+    return np.ones_like(mask) if 1 < mask.shape[-2] <= 8 else mask
 
 
-@fault(
-    "invariant_decode",
-    "the mask is skipped for few rows, as for one; the rows of a chunk need it",
-    family="mask",
-)
-class ChunkSeesTheFuture(Kernel):
-    """A mask over 2 to 8 rows hides nothing."""
-
-    def masked(self, mask: np.ndarray, call: Call) -> np.ndarray:
-        return np.ones_like(mask) if 1 < mask.shape[-2] <= 8 else mask
-
-
-@fault(
-    "invariant_split",
-    "`out_i * n_i / Lk`; the weight of a part is `exp(lse_i - logsumexp(lse))`",
-    family="merge",
-)
-class SplitByCount(Kernel):
-    """Blocks of 32 keys are merged by how many keys they hold, not by their log-sum-exps."""
-
-    def attend(self, scores: np.ndarray, value: np.ndarray, call: Call) -> np.ndarray:
-        out = np.zeros((*scores.shape[:-1], value.shape[-1]), scores.dtype)
-        count = scores.shape[-1]
-        for start in range(0, count, 32):
-            part = super().attend(
-                scores[..., start : start + 32], value[..., start : start + 32, :], call
-            )
-            out += part * (min(32, count - start) / count)
-        return out
+def split_by_count(right: Kernel, scores: np.ndarray, value: np.ndarray, call: Call) -> np.ndarray:
+    out = np.zeros((*scores.shape[:-1], value.shape[-1]), scores.dtype)
+    count = scores.shape[-1]
+    for start in range(0, count, 32):
+        part = right.attend(
+            scores[..., start : start + 32], value[..., start : start + 32, :], call
+        )
+        out += part * (min(32, count - start) / count)
+    return out
 
 
-@fault(
-    "invariant_split",
-    "`exp(s - m_block)` summed over blocks; multiply by `exp(m_block - m)` first",
-    family="softmax",
-)
-class LaterBlocksAnchored(Kernel):
-    """Sums of blocks of 32 keys are added without being moved to one maximum."""
+def later_blocks_anchored(right: Kernel, scores: np.ndarray, call: Call) -> np.ndarray:
+    parts = [scores[..., n : n + 32] for n in range(0, scores.shape[-1], 32)]
+    raised = [right.raised(right.shifted(part)) for part in parts]
+    together = np.concatenate(raised, -1) if raised else scores
+    total = together.sum(-1, keepdims=True)
+    return together / np.where(total == 0, 1, total)
 
-    def weights(self, scores: np.ndarray, call: Call) -> np.ndarray:
-        parts = [scores[..., n : n + 32] for n in range(0, scores.shape[-1], 32)]
-        raised = [self.raised(self.shifted(part)) for part in parts]
-        together = np.concatenate(raised, -1) if raised else scores
-        total = together.sum(-1, keepdims=True)
-        return together / np.where(total == 0, 1, total)
+
+row = partial(deviation, family=FAMILY, right=Kernel)
+
+DEVIATIONS = [
+    row("scale-by-place", "invariant_batch",
+        "Scores grow by a hundredth with every place in the batch.",
+        "the index of the sample enters the arithmetic, as in `scale * (1 + b / 100)`",
+        family="heads", scores=scale_by_place),
+    row("alone-otherwise", "invariant_batch", "With one sample the last key is not seen.",
+        "a path for `B == 1`, as split keys, whose last part ends one key early", right=LastKeyLost,
+        loses=lambda right, call: call.sizes.B == 1),
+    row("first-samples-mean", "invariant_batch",
+        "A 64th of the values of the sample before is added to those of every sample.",
+        "an accumulator that still holds the sample before; clear it for every sample",
+        family="heads", visible=first_samples_mean),
+    row("kernel-switch-at-nine-rows", "invariant_rows",
+        "With nine queries or more the last key is not seen.",
+        "another kernel from nine rows on, whose loop ends at `Lk - 1`", right=LastKeyLost,
+        loses=lambda right, call: call.sizes.Lq >= 9),
+    row("total-of-two-rows", "invariant_rows",
+        "A row is divided by the mean of its own sum and that of the row before.",
+        "row sums exchanged between neighbouring rows, as by a shuffle of lanes; each has its own",
+        family="softmax", weights=total_of_two_rows),
+    row("newest-key-unseen", "invariant_decode",
+        "With one query the key that was appended last is not seen.",
+        "`j < cache_length` before the new key was counted; the query sees its own key",
+        family="mask", right=LastKeyLost, loses=lambda right, call: call.sizes.Lq == 1),
+    row("cache-rolls-over", "invariant_decode",
+        "With one query keys before the last 32 are not seen.",
+        "`j % 32` in a ring buffer, or a window of 32; without a window all keys are seen",
+        family="mask", hide=cache_rolls_over),
+    row("chunk-sees-the-future", "invariant_decode", "A mask over 2 to 8 rows hides nothing.",
+        "the mask is skipped for few rows, as for one; the rows of a chunk need it", family="mask",
+        masked=chunk_sees_the_future),
+    row("split-by-count", "invariant_split",
+        "Blocks of 32 keys are merged by how many keys they hold, not by their log-sum-exps.",
+        "`out_i * n_i / Lk`; the weight of a part is `exp(lse_i - logsumexp(lse))`", family="merge",
+        attend=split_by_count),
+    row("later-blocks-anchored", "invariant_split",
+        "Sums of blocks of 32 keys are added without being moved to one maximum.",
+        "`exp(s - m_block)` summed over blocks; multiply by `exp(m_block - m)` first",
+        family="softmax", weights=later_blocks_anchored),
+]  # fmt: skip

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import sys
 import weakref
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from attention_conformance.backends._numpy import Rounded
-from attention_conformance.suite.faults.fault import fault
+from attention_conformance.suite.faults.deviation import deviation
 from attention_conformance.suite.faults.kernels.attention import Call, Kernel
 from attention_conformance.suite.spec.dtypes import round_to
-
-FAMILY = "state"
 
 
 class Pool(Kernel):
@@ -38,30 +37,25 @@ class Pool(Kernel):
         return entry[1] is not None and entry[1]() is None
 
 
-@fault(
-    "kept_answers",
-    "a weak reference to the answer, and not to its storage, says that a buffer is free",
-)
-class BufferOfAnAnswerThatIsGone(Pool):
-    """A buffer is used again as soon as the answer is gone, though views of it may be held."""
+def buffer_cleared_with_its_answer(right: Kernel, out: np.ndarray, call: Call) -> Any:
+    answer = right.deliver(out, call)
+    weakref.finalize(answer, answer.values.fill, 0.0)
+    return answer
 
 
-@fault("kept_answers", "`weakref.finalize(answer, free)`; views of the answer may be held")
-class BufferClearedWithItsAnswer(Kernel):
-    """The memory of an answer is cleared when the answer is gone, though views of it may be held."""
+row = partial(deviation, family="state", right=Pool)
 
-    def deliver(self, out: np.ndarray, call: Call) -> Any:
-        answer = super().deliver(out, call)
-        weakref.finalize(answer, answer.values.fill, 0.0)
-        return answer
-
-
-@fault("kept_answers", "`sys.getrefcount(answer)` says that a buffer is free; views do not count")
-class BufferOfFewReferences(Pool):
-    """A buffer is used again when only the pool refers to the answer, though views of it may be held."""
-
-    def mark(self, answer: Rounded) -> Any:
-        return answer
-
-    def free(self, entry: list[Any]) -> bool:
-        return entry[1] is not None and sys.getrefcount(entry[1]) == 2
+DEVIATIONS = [
+    row("buffer-of-an-answer-that-is-gone", "kept_answers",
+        "A buffer is used again as soon as the answer is gone, though views of it may be held.",
+        "a weak reference to the answer, and not to its storage, says that a buffer is free"),
+    row("buffer-cleared-with-its-answer", "kept_answers",
+        "The memory of an answer is cleared when the answer is gone, though views of it may be held.",
+        "`weakref.finalize(answer, free)`; views of the answer may be held", right=Kernel,
+        deliver=buffer_cleared_with_its_answer),
+    row("buffer-of-few-references", "kept_answers",
+        "A buffer is used again when only the pool refers to the answer, though views of it may "
+        "be held.", "`sys.getrefcount(answer)` says that a buffer is free; views do not count",
+        mark=lambda right, answer: answer,
+        free=lambda right, entry: entry[1] is not None and sys.getrefcount(entry[1]) == 2),
+]  # fmt: skip

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from attention_conformance.backends._numpy import Rounded
-from attention_conformance.suite.faults.fault import fault
+from attention_conformance.suite.faults.deviation import deviation
 from attention_conformance.suite.faults.kernels.attention import Call, Kernel
-
-FAMILY = "layout"
 
 
 def extent(values: np.ndarray) -> int:
@@ -119,115 +119,26 @@ class Misread(Kernel):
         raise NotImplementedError
 
 
-@fault(
-    "inner_layouts",
-    "`v.data_ptr()` read as if contiguous; pass `v.stride()`, or call `.contiguous()`",
-)
-class ValueReadInOrder(Misread):
-    """Values are read in memory order, whatever their strides."""
-
-    def misread(self, values: np.ndarray, call: Call) -> np.ndarray:
-        return in_order(values)
+def inner_stride_ignored(right: Misread, values: np.ndarray, call: Call) -> np.ndarray:
+    if values.strides[-1] != 2 * values.itemsize or values.shape[-1] == 1:
+        return values
+    strides = (*values.strides[:-1], values.itemsize)
+    return np.lib.stride_tricks.as_strided(values, values.shape, strides)
 
 
-@fault(
-    "inner_layouts", "`q.stride(-1)` taken for 1; pass it to the kernel, or call `.contiguous()`"
-)
-class InnerStrideIgnored(Misread):
-    """The components of a query are read side by side, though their stride is 2."""
-
-    operand = "query"
-
-    def misread(self, values: np.ndarray, call: Call) -> np.ndarray:
-        if values.strides[-1] != 2 * values.itemsize or values.shape[-1] == 1:
-            return values
-        strides = (*values.strides[:-1], values.itemsize)
-        return np.lib.stride_tricks.as_strided(values, values.shape, strides)
+def transposed_key_taken_twice(right: Misread, values: np.ndarray, call: Call) -> np.ndarray:
+    transposed = values.strides[-2] == values.itemsize < values.strides[-1]
+    return in_order(values) if transposed else values
 
 
-@fault(
-    "inner_layouts",
-    "a view like `kt.mT` read as if contiguous; pass `k.stride()`, or call `.contiguous()`",
-)
-class TransposedKeyTakenTwice(Misread):
-    """Keys that are a transposed view are read in memory order."""
-
-    operand = "key"
-
-    def misread(self, values: np.ndarray, call: Call) -> np.ndarray:
-        transposed = values.strides[-2] == values.itemsize < values.strides[-1]
-        return in_order(values) if transposed else values
+def heads_of_fused_from_shape(right: Misread, values: np.ndarray, call: Call) -> np.ndarray:
+    _, heads, rows, components = elements(values)
+    apart = components == 1 and rows == values.shape[1] * heads and heads > values.shape[3]
+    return strided(values, heads=values.shape[3]) if apart and values.shape[2] > 1 else values
 
 
-@fault("layouts", "`v.untyped_storage().data_ptr()`; use `v.data_ptr()`, which begins at the slice")
-class OffsetIgnored(Misread):
-    """Values that are a slice of a larger array are read from the start of that array."""
-
-    def misread(self, values: np.ndarray, call: Call) -> np.ndarray:
-        return from_start(values)
-
-
-@fault("layouts", "`h * Lk * D`; a slice of a cache has rows between its heads: `h * k.stride(1)`")
-class HeadsOfCacheFromShape(Misread):
-    """The stride of key heads is computed as Lk * D, also for a slice of a longer cache."""
-
-    operand = "key"
-
-    def misread(self, values: np.ndarray, call: Call) -> np.ndarray:
-        return with_heads_of_rows(values)
-
-
-@fault(
-    "layouts",
-    "`b * Hkv * v.stride(1)`; a slice of heads has others between its samples: `b * v.stride(0)`",
-)
-class SamplesFromShape(Misread):
-    """The stride of the samples of values is computed from Hkv, also for a slice of more heads."""
-
-    def misread(self, values: np.ndarray, call: Call) -> np.ndarray:
-        return with_samples_of_heads(values)
-
-
-@fault("layouts", "`i * H * D`; a slice of a fused projection has wider rows: `i * q.stride(2)`")
-class RowsOfFusedFromShape(Misread):
-    """The stride of query rows is computed as H * D, also for a slice of a fused projection."""
-
-    operand = "query"
-
-    def misread(self, values: np.ndarray, call: Call) -> np.ndarray:
-        return with_rows_of_heads(values)
-
-
-@fault("layouts", "`h * D`; in a fused projection more lies between heads: `h * k.stride(1)`")
-class HeadsOfFusedFromShape(Misread):
-    """The stride of key heads is computed as D, though more lies between the heads of a row."""
-
-    operand = "key"
-
-    def misread(self, values: np.ndarray, call: Call) -> np.ndarray:
-        _, heads, rows, components = elements(values)
-        apart = components == 1 and rows == values.shape[1] * heads and heads > values.shape[3]
-        return strided(values, heads=values.shape[3]) if apart and values.shape[2] > 1 else values
-
-
-@fault(
-    "layouts", "`j * Dv`; a slice `x[..., :Dv]` leaves a gap behind every row: `j * v.stride(2)`"
-)
-class RowsFromShape(Misread):
-    """The stride of value rows is computed as Dv, though a gap lies behind every row."""
-
-    def misread(self, values: np.ndarray, call: Call) -> np.ndarray:
-        return with_rows_side_by_side(values)
-
-
-@fault("layouts", "loads of 16 bytes; if `k.data_ptr() % 16` is not 0, load element by element")
-class KeysReadFromAlignedAddress(Misread):
-    """Keys are read from the multiple of 16 bytes before their first element."""
-
-    operand = "key"
-
-    def misread(self, values: np.ndarray, call: Call) -> np.ndarray:
-        return np.roll(values, 1, -1) if unaligned(values) else values
+def keys_read_from_aligned_address(right: Misread, values: np.ndarray, call: Call) -> np.ndarray:
+    return np.roll(values, 1, -1) if unaligned(values) else values
 
 
 class RowsForwards(Misread):
@@ -237,68 +148,96 @@ class RowsForwards(Misread):
         return values[..., ::-1, :] if values.strides[-2] < 0 else values
 
 
-@fault("negative_layouts", "unsigned strides, or `abs(stride)`; a flipped view has a negative one")
-class ValuesReadForwards(RowsForwards):
-    """Values whose rows have a negative stride are read forwards."""
+def negative_stride_is_zero(right: Misread, values: np.ndarray, call: Call) -> np.ndarray:
+    return strided(values, rows=0) if values.strides[-2] < 0 else values
 
 
-@fault("negative_layouts", "unsigned strides, or `abs(stride)`; a flipped view has a negative one")
-class KeysReadForwards(RowsForwards):
-    """Keys whose rows have a negative stride are read forwards."""
-
-    operand = "key"
-
-
-@fault("negative_layouts", "`max(stride, 0)`; a flipped view has a negative stride")
-class NegativeStrideIsZero(Misread):
-    """A negative stride of query rows counts as 0."""
-
-    operand = "query"
-
-    def misread(self, values: np.ndarray, call: Call) -> np.ndarray:
-        return strided(values, rows=0) if values.strides[-2] < 0 else values
+def shared_sample_read_once(right: Misread, values: np.ndarray, call: Call) -> np.ndarray:
+    if not shared(values, 0):
+        return values
+    return np.where(np.arange(len(values))[:, None, None, None] == 0, values, 0.0)
 
 
-@fault(
-    "layouts",
-    "stride 0, as after `k.expand(B, -1, -1, -1)`, read as size 1; use the stride as it is",
-)
-class SharedSampleReadOnce(Misread):
-    """Of keys expanded along the batch only the first sample's are read; others are zero."""
-
-    operand = "key"
-
-    def misread(self, values: np.ndarray, call: Call) -> np.ndarray:
-        if not shared(values, 0):
-            return values
-        return np.where(np.arange(len(values))[:, None, None, None] == 0, values, 0.0)
+def shared_head_tail_lost(
+    right: Kernel, scores: np.ndarray, allowed: np.ndarray | None, call: Call
+) -> np.ndarray:
+    hidden_scores = right.hide(scores, allowed, call)
+    if shared(call.value.values, 1) and hidden_scores.shape[-1] % 32 == 1:
+        hidden_scores[..., -1] = -np.inf
+    return hidden_scores
 
 
-@fault(
-    "layouts",
-    "a path for stride 0 (`v.expand`) with `Lk // 32` blocks; use `cdiv(Lk, 32)`",
-    family="tiles",
-)
-class SharedHeadTailLost(Kernel):
-    """If values are expanded along the heads, a single key after the last block of 32 is lost."""
-
-    def hide(self, scores: np.ndarray, allowed: np.ndarray | None, call: Call) -> np.ndarray:
-        hidden_scores = super().hide(scores, allowed, call)
-        if shared(call.value.values, 1) and hidden_scores.shape[-1] % 32 == 1:
-            hidden_scores[..., -1] = -np.inf
-        return hidden_scores
+def odd_strides_used(right: Misread, values: np.ndarray, call: Call) -> np.ndarray:
+    ones = [s for n, s in zip(values.shape, values.strides, strict=True) if n == 1]
+    odd = 7 * values.itemsize in ones and values.shape[-2] > 1
+    return np.roll(values, 1, -2) if odd else values
 
 
-@fault(
-    "layouts",
-    "the stride of an axis of size 1 may be anything; leave it out of addresses and tests",
-)
-class OddStridesUsed(Misread):
-    """The stride of an axis of size 1 is used, so that keys are read one row off."""
+row = partial(deviation, family="layout", right=Misread)
 
-    operand = "key"
-
-    def misread(self, values: np.ndarray, call: Call) -> np.ndarray:
-        ones = [s for n, s in zip(values.shape, values.strides, strict=True) if n == 1]
-        odd = 7 * values.itemsize in ones and values.shape[-2] > 1
-        return np.roll(values, 1, -2) if odd else values
+DEVIATIONS = [
+    row("value-read-in-order", "inner_layouts",
+        "Values are read in memory order, whatever their strides.",
+        "`v.data_ptr()` read as if contiguous; pass `v.stride()`, or call `.contiguous()`",
+        misread=lambda right, values, call: in_order(values)),
+    row("inner-stride-ignored", "inner_layouts",
+        "The components of a query are read side by side, though their stride is 2.",
+        "`q.stride(-1)` taken for 1; pass it to the kernel, or call `.contiguous()`",
+        facts={"operand": "query"}, misread=inner_stride_ignored),
+    row("transposed-key-taken-twice", "inner_layouts",
+        "Keys that are a transposed view are read in memory order.",
+        "a view like `kt.mT` read as if contiguous; pass `k.stride()`, or call `.contiguous()`",
+        facts={"operand": "key"}, misread=transposed_key_taken_twice),
+    row("offset-ignored", "layouts",
+        "Values that are a slice of a larger array are read from the start of that array.",
+        "`v.untyped_storage().data_ptr()`; use `v.data_ptr()`, which begins at the slice",
+        misread=lambda right, values, call: from_start(values)),
+    row("heads-of-cache-from-shape", "layouts",
+        "The stride of key heads is computed as Lk * D, also for a slice of a longer cache.",
+        "`h * Lk * D`; a slice of a cache has rows between its heads: `h * k.stride(1)`",
+        facts={"operand": "key"}, misread=lambda right, values, call: with_heads_of_rows(values)),
+    row("samples-from-shape", "layouts",
+        "The stride of the samples of values is computed from Hkv, also for a slice of more heads.",
+        "`b * Hkv * v.stride(1)`; a slice of heads has others between its samples: `b * v.stride(0)`",
+        misread=lambda right, values, call: with_samples_of_heads(values)),
+    row("rows-of-fused-from-shape", "layouts",
+        "The stride of query rows is computed as H * D, also for a slice of a fused projection.",
+        "`i * H * D`; a slice of a fused projection has wider rows: `i * q.stride(2)`",
+        facts={"operand": "query"}, misread=lambda right, values, call: with_rows_of_heads(values)),
+    row("heads-of-fused-from-shape", "layouts",
+        "The stride of key heads is computed as D, though more lies between the heads of a row.",
+        "`h * D`; in a fused projection more lies between heads: `h * k.stride(1)`",
+        facts={"operand": "key"}, misread=heads_of_fused_from_shape),
+    row("rows-from-shape", "layouts",
+        "The stride of value rows is computed as Dv, though a gap lies behind every row.",
+        "`j * Dv`; a slice `x[..., :Dv]` leaves a gap behind every row: `j * v.stride(2)`",
+        misread=lambda right, values, call: with_rows_side_by_side(values)),
+    row("keys-read-from-aligned-address", "layouts",
+        "Keys are read from the multiple of 16 bytes before their first element.",
+        "loads of 16 bytes; if `k.data_ptr() % 16` is not 0, load element by element",
+        facts={"operand": "key"}, misread=keys_read_from_aligned_address),
+    row("values-read-forwards", "negative_layouts",
+        "Values whose rows have a negative stride are read forwards.",
+        "unsigned strides, or `abs(stride)`; a flipped view has a negative one",
+        right=RowsForwards),
+    row("keys-read-forwards", "negative_layouts",
+        "Keys whose rows have a negative stride are read forwards.",
+        "unsigned strides, or `abs(stride)`; a flipped view has a negative one", right=RowsForwards,
+        facts={"operand": "key"}),
+    row("negative-stride-is-zero", "negative_layouts",
+        "A negative stride of query rows counts as 0.",
+        "`max(stride, 0)`; a flipped view has a negative stride", facts={"operand": "query"},
+        misread=negative_stride_is_zero),
+    row("shared-sample-read-once", "layouts",
+        "Of keys expanded along the batch only the first sample's are read; others are zero.",
+        "stride 0, as after `k.expand(B, -1, -1, -1)`, read as size 1; use the stride as it is",
+        facts={"operand": "key"}, misread=shared_sample_read_once),
+    row("shared-head-tail-lost", "layouts",
+        "If values are expanded along the heads, a single key after the last block of 32 is lost.",
+        "a path for stride 0 (`v.expand`) with `Lk // 32` blocks; use `cdiv(Lk, 32)`",
+        family="tiles", right=Kernel, hide=shared_head_tail_lost),
+    row("odd-strides-used", "layouts",
+        "The stride of an axis of size 1 is used, so that keys are read one row off.",
+        "the stride of an axis of size 1 may be anything; leave it out of addresses and tests",
+        facts={"operand": "key"}, misread=odd_strides_used),
+]  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from attention_conformance.suite.faults.fault import fault
+from attention_conformance.suite.faults.deviation import fault
 from attention_conformance.suite.faults.kernels.attention import Call, Eager, Fused, Kernel
 
 FAMILY = "tiles"

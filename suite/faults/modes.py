@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from attention_conformance.suite.faults.fault import fault
+from attention_conformance.suite.faults.deviation import deviation, fault
 from attention_conformance.suite.faults.kernels.attention import Call, Eager, Kernel
 from attention_conformance.suite.faults.kernels.gradient import Differentiable
 from attention_conformance.suite.faults.kernels.layer import MultiHeadKernel
@@ -115,115 +116,76 @@ class StaleLength(CompiledKernel):
         return super().weights(scores, call) * call.work(scores.shape[-1] / self.keys)
 
 
-@fault(
-    "values",
-    "a pattern that matches by sizes alone takes `k.transpose(1, 2)` for another transpose",
-    family="layout",
-)
-class FusedByShape(CompiledKernel):
-    """If all sizes are equal, the compiler's rewrite takes keys with heads and rows exchanged."""
-
-    def scores(self, query: np.ndarray, key: np.ndarray, call: Call) -> np.ndarray:
-        s = call.sizes
-        if s.B == s.H == s.Lq == s.Lk == s.D:
-            key = key.swapaxes(1, 2)
-        return super().scores(query, key, call)
+def fused_by_shape(
+    right: CompiledKernel, query: np.ndarray, key: np.ndarray, call: Call
+) -> np.ndarray:
+    s = call.sizes
+    if s.B == s.H == s.Lq == s.Lk == s.D:
+        key = key.swapaxes(1, 2)
+    return right.scores(query, key, call)
 
 
-@fault(
-    "values",
-    "a kernel launched over an empty grid; return an empty array if `B == 0`",
-    family="shapes",
-)
-class EmptyBatchGuardLost(CompiledKernel):
-    """With no samples (B = 0) the compiled program raises."""
-
-    def validate_operands(self, call: Call) -> None:
-        super().validate_operands(call)
-        if call.sizes.B == 0:
-            raise RuntimeError("cannot launch a kernel over an empty grid")
+def empty_batch_guard_lost(right: CompiledKernel, call: Call) -> None:
+    right.validate_operands(call)
+    if call.sizes.B == 0:
+        raise RuntimeError("cannot launch a kernel over an empty grid")
 
 
-@fault(
-    "values", "`np.float16(scale)` while compiling; keep constants in float32", family="numerics"
-)
-class ScaleInHalf(CompiledKernel):
-    """The compiled program has the scale as a float16 constant."""
-
-    def factor(self, call: Call) -> float:
-        return float(np.float32(super().factor(call)).astype(np.float16))
+def causal_tiles(right: CompiledKernel, call: Call) -> np.ndarray:
+    row, key = call.rows_and_keys
+    return key <= row // 4 * 4 + 3
 
 
-@fault(
-    "values", "`j // 4 <= i // 4`; inside the tile on the diagonal it is `j <= i`", family="mask"
-)
-class CausalTiles(CompiledKernel):
-    """The compiled causal mask is that of tiles of 4 rows."""
-
-    def causal(self, call: Call) -> np.ndarray:
-        row, key = call.rows_and_keys
-        return key <= row // 4 * 4 + 3
+def compiled_empty_row(right: CompiledKernel, scores: np.ndarray, call: Call) -> np.ndarray:
+    weights = right.weights(scores, call)
+    empty = np.isneginf(scores).all(-1, keepdims=True)
+    return np.where(empty, call.work(1 / max(scores.shape[-1], 1)), weights)
 
 
-@fault(
-    "values",
-    "the compiler stores float32 intermediates in 16 bits; ask it to keep them",
-    family="numerics",
-)
-class StoresLess(CompiledKernel, Eager):
-    """The compiled program rounds scores and weights to 16 bits, which is not declared."""
-
-    numerics = "exact"
-    elections = Kernel.elections
+def compiled_gradient_of_mask(right: CompiledKernel, call: Call) -> np.ndarray | None:
+    return right.allowed(Call(**{**vars(call), "lengths": None}))
 
 
-@fault(
-    "election",
-    "the guard for fully masked rows is folded away (fast-math); use `where(mask.any(-1), ...)`",
-    family="mask",
-)
-class CompiledEmptyRow(CompiledKernel):
-    """A fully masked row is the mean of the values as soon as it is compiled."""
-
-    def weights(self, scores: np.ndarray, call: Call) -> np.ndarray:
-        weights = super().weights(scores, call)
-        empty = np.isneginf(scores).all(-1, keepdims=True)
-        return np.where(empty, call.work(1 / max(scores.shape[-1], 1)), weights)
+def compiled_bias_without_gradient(right: CompiledKernel, call, cotangent, wrt):
+    return right.backward(call, cotangent, wrt) | {"bias": None}
 
 
-@fault(
-    "values",
-    "a rewrite takes one mask for the whole condition; both apply: `valid & causal`",
-    family="mask",
-)
-class CompiledLayerKeepsOneMask(MultiHeadKernel):
-    """Of padding and a causal flag the compiled layer keeps only one."""
+row = partial(deviation, family=FAMILY, right=CompiledKernel)
 
-    mode = "compiled"
-
-    def joined(self, parts: list[np.ndarray]) -> np.ndarray:
-        return parts[0]
-
-
-@fault(
-    "gradients",
-    "the compiled backward pass recomputes `p` without the key lengths",
-    family="gradient",
-)
-class CompiledGradientOfMask(CompiledKernel):
-    """The compiled backward pass leaves the key lengths out."""
-
-    def backward_allowed(self, call: Call) -> np.ndarray | None:
-        return self.allowed(Call(**{**vars(call), "lengths": None}))
-
-
-@fault(
-    "gradients",
-    "the compiled backward pass returns None for the bias; `dbias = ds`",
-    family="gradient",
-)
-class CompiledBiasWithoutGradient(CompiledKernel):
-    """The compiled backward pass gives the bias no gradient."""
-
-    def backward(self, call, cotangent, wrt):
-        return super().backward(call, cotangent, wrt) | {"bias": None}
+DEVIATIONS = [
+    row("fused-by-shape", "values",
+        "If all sizes are equal, the compiler's rewrite takes keys with heads and rows exchanged.",
+        "a pattern that matches by sizes alone takes `k.transpose(1, 2)` for another transpose",
+        family="layout", scores=fused_by_shape),
+    row("empty-batch-guard-lost", "values", "With no samples (B = 0) the compiled program raises.",
+        "a kernel launched over an empty grid; return an empty array if `B == 0`", family="shapes",
+        validate_operands=empty_batch_guard_lost),
+    row("scale-in-half", "values", "The compiled program has the scale as a float16 constant.",
+        "`np.float16(scale)` while compiling; keep constants in float32", family="numerics",
+        factor=lambda right, call: float(np.float32(right.factor(call)).astype(np.float16))),
+    row("causal-tiles", "values", "The compiled causal mask is that of tiles of 4 rows.",
+        "`j // 4 <= i // 4`; inside the tile on the diagonal it is `j <= i`", family="mask",
+        causal=causal_tiles),
+    row("stores-less", "values",
+        "The compiled program rounds scores and weights to 16 bits, which is not declared.",
+        "the compiler stores float32 intermediates in 16 bits; ask it to keep them",
+        family="numerics", right=(CompiledKernel, Eager),
+        facts={"numerics": "exact", "elections": Kernel.elections}),
+    row("compiled-empty-row", "election",
+        "A fully masked row is the mean of the values as soon as it is compiled.",
+        "the guard for fully masked rows is folded away (fast-math); use `where(mask.any(-1), ...)`",
+        family="mask", weights=compiled_empty_row),
+    row("compiled-layer-keeps-one-mask", "values",
+        "Of padding and a causal flag the compiled layer keeps only one.",
+        "a rewrite takes one mask for the whole condition; both apply: `valid & causal`",
+        family="mask", right=MultiHeadKernel, facts={"mode": "compiled"},
+        joined=lambda right, parts: parts[0]),
+    row("compiled-gradient-of-mask", "gradients",
+        "The compiled backward pass leaves the key lengths out.",
+        "the compiled backward pass recomputes `p` without the key lengths", family="gradient",
+        backward_allowed=compiled_gradient_of_mask),
+    row("compiled-bias-without-gradient", "gradients",
+        "The compiled backward pass gives the bias no gradient.",
+        "the compiled backward pass returns None for the bias; `dbias = ds`", family="gradient",
+        backward=compiled_bias_without_gradient),
+]  # fmt: skip

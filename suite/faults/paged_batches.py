@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
-from attention_conformance.suite.faults.fault import fault
+from attention_conformance.suite.faults.deviation import deviation
 from attention_conformance.suite.faults.kernels.packed import Pack
 from attention_conformance.suite.faults.kernels.paged import Paged, PagedKernel
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.inputs import Inputs
-
-FAMILY = "paged"
 
 
 class PagedBatch(PagedKernel):
@@ -35,28 +35,12 @@ class PagedSteps(PagedBatch):
         return bool((np.diff(arrays["query_offsets"]) == 1).all())
 
 
-@fault("values", "a kernel for batches of decoding without `softcap`", family="scores")
-class PagedStepsUncapped(PagedSteps):
-    """Batches of decoding have no softcap."""
-
-    left_out = ("softcap",)
-
-
-@fault("values", "a kernel for batches of decoding without `scale`", family="scale")
-class PagedStepsUnscaled(PagedSteps):
-    """Batches of decoding have the default scale."""
-
-    left_out = ("scale",)
-
-
-@fault("values", "a kernel for batches of decoding with strides of slots first", family="heads")
-class PagedStepsHeadsReversed(PagedSteps):
-    """Batches of decoding read the heads of pages with heads before slots in reverse."""
-
-    def gathered(self, arrays: dict[str, np.ndarray], inputs: Inputs) -> Paged:
-        if self.is_theirs(arrays, inputs.case) and inputs.case.option("layout") == "hnd":
-            arrays = {**arrays, "key": arrays["key"][:, ::-1]}
-        return super().gathered(arrays, inputs)
+def paged_steps_heads_reversed(
+    right: PagedSteps, arrays: dict[str, np.ndarray], inputs: Inputs
+) -> Paged:
+    if right.is_theirs(arrays, inputs.case) and inputs.case.option("layout") == "hnd":
+        arrays = {**arrays, "key": arrays["key"][:, ::-1]}
+    return right.gathered(arrays, inputs)
 
 
 class PagedPrompts(PagedBatch):
@@ -66,20 +50,6 @@ class PagedPrompts(PagedBatch):
         return np.array_equal(np.diff(arrays["query_offsets"]), arrays["key_lengths"])
 
 
-@fault("values", "a path for whole prompts without `window_size`", family="mask")
-class PagedPromptsUnwindowed(PagedPrompts):
-    """Batches of whole prompts have no window."""
-
-    left_out = ("left",)
-
-
-@fault("values", "a path for whole prompts without `softcap`", family="scores")
-class PagedPromptsUncapped(PagedPrompts):
-    """Batches of whole prompts have no softcap."""
-
-    left_out = ("softcap",)
-
-
 class PagedCascade(PagedBatch):
     """Batches with a common prefix leave out some options."""
 
@@ -87,51 +57,58 @@ class PagedCascade(PagedBatch):
         return len(arrays["page_table"]) > 1 and len(np.unique(arrays["page_table"][:, 0])) == 1
 
 
-@fault("values", "a kernel for a common prefix without `window_size`", family="mask")
-class PagedCascadeUnwindowed(PagedCascade):
-    """Batches with a common prefix have no window."""
-
-    left_out = ("left",)
-
-
-@fault("values", "a kernel for a common prefix without `softcap`", family="scores")
-class PagedCascadeUncapped(PagedCascade):
-    """Batches with a common prefix have no softcap."""
-
-    left_out = ("softcap",)
+def paged_samples_in_turn(
+    right: PagedKernel, table: np.ndarray, sample: int, length: int, size: int
+) -> np.ndarray:
+    return right.slots(table, sample % 8, length, size)
 
 
-@fault("values", "one warp of 8 samples; loop over further ones")
-class PagedSamplesInTurn(PagedKernel):
-    """From the ninth sample on the rows of the table are counted from 0 again."""
-
-    def slots(self, table: np.ndarray, sample: int, length: int, size: int) -> np.ndarray:
-        return super().slots(table, sample % 8, length, size)
-
-
-@fault("values", "one split of 128 keys; loop over further ones")
-class PagedKeysOfOneSplit(PagedKernel):
-    """Keys behind the 128th of a sample are not read."""
-
-    def lengths(self, lengths: np.ndarray, size: int) -> np.ndarray:
-        return np.minimum(lengths, 128)
+def paged_chunk_behind_apage_unmasked(
+    right: PagedKernel, pack: Pack, rows: slice, keys: slice
+) -> np.ndarray:
+    assert isinstance(pack, Paged)
+    shown, (_, size, *_) = right.allowed(pack, rows, keys), pack.pools[0].shape
+    return shown | (len(shown) > 1 and shown.shape[1] - len(shown) == size)
 
 
-@fault("values", "a kernel for pages with heads before slots without `softcap`", family="scores")
-class PagedHeadsFirstUncapped(PagedBatch):
-    """Pages with heads before slots have no softcap."""
+row = partial(deviation, family="paged", right=PagedSteps)
 
-    left_out = ("softcap",)
-
-    def is_theirs(self, arrays: dict[str, np.ndarray], case: Case) -> bool:
-        return bool(case.option("layout") == "hnd")
-
-
-@fault("values", "`j // size < start // size` for `<=` leaves the mask out", family="mask")
-class PagedChunkBehindAPageUnmasked(PagedKernel):
-    """Chunks behind exactly one full page see later keys."""
-
-    def allowed(self, pack: Pack, rows: slice, keys: slice) -> np.ndarray:
-        assert isinstance(pack, Paged)
-        shown, (_, size, *_) = super().allowed(pack, rows, keys), pack.pools[0].shape
-        return shown | (len(shown) > 1 and shown.shape[1] - len(shown) == size)
+DEVIATIONS = [
+    row("paged-steps-uncapped", "values", "Batches of decoding have no softcap.",
+        "a kernel for batches of decoding without `softcap`", family="scores",
+        facts={"left_out": ("softcap",)}),
+    row("paged-steps-unscaled", "values", "Batches of decoding have the default scale.",
+        "a kernel for batches of decoding without `scale`", family="scale",
+        facts={"left_out": ("scale",)}),
+    row("paged-steps-heads-reversed", "values",
+        "Batches of decoding read the heads of pages with heads before slots in reverse.",
+        "a kernel for batches of decoding with strides of slots first", family="heads",
+        gathered=paged_steps_heads_reversed),
+    row("paged-prompts-unwindowed", "values", "Batches of whole prompts have no window.",
+        "a path for whole prompts without `window_size`", family="mask", right=PagedPrompts,
+        facts={"left_out": ("left",)}),
+    row("paged-prompts-uncapped", "values", "Batches of whole prompts have no softcap.",
+        "a path for whole prompts without `softcap`", family="scores", right=PagedPrompts,
+        facts={"left_out": ("softcap",)}),
+    row("paged-cascade-unwindowed", "values", "Batches with a common prefix have no window.",
+        "a kernel for a common prefix without `window_size`", family="mask", right=PagedCascade,
+        facts={"left_out": ("left",)}),
+    row("paged-cascade-uncapped", "values", "Batches with a common prefix have no softcap.",
+        "a kernel for a common prefix without `softcap`", family="scores", right=PagedCascade,
+        facts={"left_out": ("softcap",)}),
+    row("paged-samples-in-turn", "values",
+        "From the ninth sample on the rows of the table are counted from 0 again.",
+        "one warp of 8 samples; loop over further ones", right=PagedKernel,
+        slots=paged_samples_in_turn),
+    row("paged-keys-of-one-split", "values", "Keys behind the 128th of a sample are not read.",
+        "one split of 128 keys; loop over further ones", right=PagedKernel,
+        lengths=lambda right, lengths, size: np.minimum(lengths, 128)),
+    row("paged-heads-first-uncapped", "values", "Pages with heads before slots have no softcap.",
+        "a kernel for pages with heads before slots without `softcap`", family="scores",
+        right=PagedBatch, facts={"left_out": ("softcap",)},
+        is_theirs=lambda right, arrays, case: bool(case.option("layout") == "hnd")),
+    row("paged-chunk-behind-apage-unmasked", "values",
+        "Chunks behind exactly one full page see later keys.",
+        "`j // size < start // size` for `<=` leaves the mask out", family="mask",
+        right=PagedKernel, allowed=paged_chunk_behind_apage_unmasked),
+]  # fmt: skip

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from attention_conformance.backends._numpy import Rounded
-from attention_conformance.suite.faults.fault import fault
+from attention_conformance.suite.faults.deviation import deviation, fault
 from attention_conformance.suite.faults.kernels.attention import Call, Eager, Fused, Kernel
 from attention_conformance.suite.faults.kernels.variants import (
     FlashFused,
@@ -27,17 +28,6 @@ def toward_zero(rounded: np.ndarray, exact: np.ndarray, call: Call) -> np.ndarra
     step = np.ldexp(1.0, np.frexp(rounded)[1] - call.fmt.precision)
     cut = round_to(rounded - np.sign(rounded) * step, call.fmt).astype(rounded.dtype)
     return np.where(np.abs(rounded) > np.abs(exact), cut, rounded)
-
-
-@fault(
-    "precision",
-    "`.float()` on the operands, or accumulators of type `float`; compute float64 in float64",
-)
-class Float64InFloat32(Kernel):
-    """A float64 call computes in float32."""
-
-    def load(self, array: Rounded, call: Call) -> np.ndarray:
-        return array.values.astype(np.float32)
 
 
 @fault("precision", "`exp(s.float())`, `expf(s)`; float64 needs the exponential of doubles")
@@ -68,49 +58,12 @@ class TensorFloat32(Kernel):
         return (x.astype(np.float32).view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
 
 
-@fault("precision", "`p.bfloat16() @ v`; round weights at most to the dtype of v")
-class WeightsInBfloat16(Kernel):
-    """Weights are rounded to bfloat16, whatever the dtype."""
-
-    def keep(self, x: np.ndarray, what: str, call: Call) -> np.ndarray:
-        return round_to(x, DTYPES["bf16"]).astype(x.dtype) if what == "weights" else x
+def weights_in_bfloat16(right: Kernel, x: np.ndarray, what: str, call: Call) -> np.ndarray:
+    return round_to(x, DTYPES["bf16"]).astype(x.dtype) if what == "weights" else x
 
 
-@fault(
-    "values", "a scale typed in with three digits; compute `1 / sqrt(D)` in float32", family="scale"
-)
-class StepwiseScaleOff(StepByStep):
-    """In float16 the scale is 0.3 % too large, in a kernel that rounds every step."""
-
-    def factor(self, call: Call) -> float:
-        return super().factor(call) * (1.003 if call.fmt.name == "f16" else 1.0)
-
-
-@fault(
-    "values",
-    "`softmax(q @ k.mT) @ v` in 16 bits; compute in float32, or declare `--numerics=eager`",
-)
-class EagerDeclaredExact(Kernel):
-    """Scores and weights are rounded to 16 bits, though no rounding inside is declared."""
-
-    stores = Eager.stores
-
-
-@fault("values", "`p.to(v.dtype) @ v`; keep p in float32, or declare `--numerics=fused`")
-class FusedDeclaredExact(Kernel):
-    """Weights are rounded to 16 bits, though no rounding inside is declared."""
-
-    stores = Fused.stores
-
-
-@fault(
-    "values", "`q @ k.mT` gives 16-bit scores; keep them in float32, or declare `--numerics=eager`"
-)
-class ScoresStoredInFused(FlashFused):
-    """Scores are rounded to 16 bits, though only weights are declared to be."""
-
-    def keep(self, x: np.ndarray, what: str, call: Call) -> np.ndarray:
-        return round_to(x, call.fmt).astype(call.work)
+def stepwise_scale_off(right: StepByStep, call: Call) -> float:
+    return right.factor(call) * (1.003 if call.fmt.name == "f16" else 1.0)
 
 
 @fault("precision", "`acc` of dtype float16 or bfloat16; accumulate in float32")
@@ -118,72 +71,38 @@ class SumsInDtype(WorkingPrecision):
     """Sums run in 16 bits, as the kernel declares."""
 
 
-@fault("precision", "`acc` of dtype float16 or bfloat16; accumulate in float32")
-class SumsInDtypeDeclaredEager(WorkingPrecision):
-    """Sums run in 16 bits, though only the stored arrays are declared to have them."""
-
-    numerics = "eager"
+def output_truncated(right: Kernel, out: np.ndarray, call: Call) -> Any:
+    return Rounded(toward_zero(round_to(out, call.fmt), out, call), call.fmt)
 
 
-@fault("values", "`bits >> 16` or a conversion with `_rz`; round to nearest even")
-class OutputTruncated(Kernel):
-    """The answer is cut off, not rounded, to 16 bits."""
-
-    def deliver(self, out: np.ndarray, call: Call) -> Any:
-        return Rounded(toward_zero(round_to(out, call.fmt), out, call), call.fmt)
+def output_through_float16(right: Kernel, out: np.ndarray, call: Call) -> Any:
+    half = round_to(out, DTYPES["f16"]) if call.fmt.name == "bf16" else out
+    return right.deliver(half, call)
 
 
-@fault("values", "`.half()` before `.bfloat16()`; convert float32 to bfloat16 at once")
-class OutputThroughFloat16(Kernel):
-    """A bfloat16 answer passes through float16."""
-
-    def deliver(self, out: np.ndarray, call: Call) -> Any:
-        half = round_to(out, DTYPES["f16"]) if call.fmt.name == "bf16" else out
-        return super().deliver(half, call)
+def subnormals_flushed(right: Kernel, out: np.ndarray, call: Call) -> Any:
+    answer = right.deliver(out, call)
+    tiny = np.abs(answer.values) < call.fmt.smallest_normal
+    return Rounded(np.where(tiny, 0.0, answer.values), call.fmt)
 
 
-@fault(
-    "election",
-    "`-ffast-math`, `set_flush_denormal(True)`; keep subnormals, or declare them flushed",
-)
-class SubnormalsFlushed(Kernel):
-    """Answers below the smallest normal number are zero, though they are declared to be kept."""
-
-    def deliver(self, out: np.ndarray, call: Call) -> Any:
-        answer = super().deliver(out, call)
-        tiny = np.abs(answer.values) < call.fmt.smallest_normal
-        return Rounded(np.where(tiny, 0.0, answer.values), call.fmt)
+def subnormals_raised(right: Kernel, out: np.ndarray, call: Call) -> Any:
+    answer = right.deliver(out, call)
+    tiny = (answer.values > 0) & (answer.values < call.fmt.smallest_normal)
+    return Rounded(np.where(tiny, call.fmt.smallest_normal, answer.values), call.fmt)
 
 
-@fault("election", "`clamp_min(tiny)` against a division by zero; subnormals are kept or flushed")
-class SubnormalsRaised(Kernel):
-    """Positive answers below the smallest normal number become this number."""
-
-    def deliver(self, out: np.ndarray, call: Call) -> Any:
-        answer = super().deliver(out, call)
-        tiny = (answer.values > 0) & (answer.values < call.fmt.smallest_normal)
-        return Rounded(np.where(tiny, call.fmt.smallest_normal, answer.values), call.fmt)
+def weights_truncated(right: Fused, x: np.ndarray, what: str, call: Call) -> np.ndarray:
+    kept = right.keep(x, what, call)
+    return toward_zero(kept, x, call) if what == "weights" else kept
 
 
-@fault("values", "`bits >> 16` or a conversion with `_rz`; round to nearest even")
-class WeightsTruncated(Fused):
-    """Weights are cut off, not rounded, to 16 bits."""
-
-    def keep(self, x: np.ndarray, what: str, call: Call) -> np.ndarray:
-        kept = super().keep(x, what, call)
-        return toward_zero(kept, x, call) if what == "weights" else kept
-
-
-@fault("values", "`l` of dtype float16 or bfloat16; sum exponentials in float32")
-class TotalInDtype(Fused):
-    """The sum of the exponentials runs in 16 bits."""
-
-    def weights(self, scores: np.ndarray, call: Call) -> np.ndarray:
-        raised = self.raised(self.shifted(scores))
-        total = np.zeros((*scores.shape[:-1], 1), scores.dtype)
-        for j in range(scores.shape[-1]):
-            total = round_to(total + raised[..., j, None], call.fmt).astype(scores.dtype)
-        return self.keep(raised / np.where(total == 0, 1, total), "weights", call)
+def total_in_dtype(right: Fused, scores: np.ndarray, call: Call) -> np.ndarray:
+    raised = right.raised(right.shifted(scores))
+    total = np.zeros((*scores.shape[:-1], 1), scores.dtype)
+    for j in range(scores.shape[-1]):
+        total = round_to(total + raised[..., j, None], call.fmt).astype(scores.dtype)
+    return right.keep(raised / np.where(total == 0, 1, total), "weights", call)
 
 
 @fault("values", "`acc = acc.to(q.dtype)` in the loop over tiles; keep acc in float32")
@@ -200,18 +119,68 @@ class AccumulatorInDtype(FlashFused):
         return super().compute(call)
 
 
-@fault("values", "`bits >> 16` or a conversion with `_rz`; round to nearest even")
-class ScoresTruncated(Eager):
-    """Scores are cut off, not rounded, to 16 bits."""
-
-    def keep(self, x: np.ndarray, what: str, call: Call) -> np.ndarray:
-        kept = super().keep(x, what, call)
-        return toward_zero(kept, x, call) if what == "scores" else kept
+def scores_truncated(right: Eager, x: np.ndarray, what: str, call: Call) -> np.ndarray:
+    kept = right.keep(x, what, call)
+    return toward_zero(kept, x, call) if what == "scores" else kept
 
 
-@fault("nearest", "`bits >> 16` or a conversion with `_rz`; round to nearest even")
-class OutputTruncatedInEager(Eager):
-    """The answer is cut off, not rounded, to 16 bits, as are scores and weights rounded before."""
+def output_truncated_in_eager(right: Eager, out: np.ndarray, call: Call) -> Any:
+    return Rounded(toward_zero(round_to(out, call.fmt), out, call), call.fmt)
 
-    def deliver(self, out: np.ndarray, call: Call) -> Any:
-        return Rounded(toward_zero(round_to(out, call.fmt), out, call), call.fmt)
+
+row = partial(deviation, family=FAMILY, right=Kernel)
+
+DEVIATIONS = [
+    row("float64-in-float32", "precision", "A float64 call computes in float32.",
+        "`.float()` on the operands, or accumulators of type `float`; compute float64 in float64",
+        load=lambda right, array, call: array.values.astype(np.float32)),
+    row("weights-in-bfloat16", "precision", "Weights are rounded to bfloat16, whatever the dtype.",
+        "`p.bfloat16() @ v`; round weights at most to the dtype of v", keep=weights_in_bfloat16),
+    row("stepwise-scale-off", "values",
+        "In float16 the scale is 0.3 % too large, in a kernel that rounds every step.",
+        "a scale typed in with three digits; compute `1 / sqrt(D)` in float32", family="scale",
+        right=StepByStep, factor=stepwise_scale_off),
+    row("eager-declared-exact", "values",
+        "Scores and weights are rounded to 16 bits, though no rounding inside is declared.",
+        "`softmax(q @ k.mT) @ v` in 16 bits; compute in float32, or declare `--numerics=eager`",
+        facts={"stores": Eager.stores}),
+    row("fused-declared-exact", "values",
+        "Weights are rounded to 16 bits, though no rounding inside is declared.",
+        "`p.to(v.dtype) @ v`; keep p in float32, or declare `--numerics=fused`",
+        facts={"stores": Fused.stores}),
+    row("scores-stored-in-fused", "values",
+        "Scores are rounded to 16 bits, though only weights are declared to be.",
+        "`q @ k.mT` gives 16-bit scores; keep them in float32, or declare `--numerics=eager`",
+        right=FlashFused,
+        keep=lambda right, x, what, call: round_to(x, call.fmt).astype(call.work)),
+    row("sums-in-dtype-declared-eager", "precision",
+        "Sums run in 16 bits, though only the stored arrays are declared to have them.",
+        "`acc` of dtype float16 or bfloat16; accumulate in float32", right=WorkingPrecision,
+        facts={"numerics": "eager"}),
+    row("output-truncated", "values", "The answer is cut off, not rounded, to 16 bits.",
+        "`bits >> 16` or a conversion with `_rz`; round to nearest even", deliver=output_truncated),
+    row("output-through-float16", "values", "A bfloat16 answer passes through float16.",
+        "`.half()` before `.bfloat16()`; convert float32 to bfloat16 at once",
+        deliver=output_through_float16),
+    row("subnormals-flushed", "election",
+        "Answers below the smallest normal number are zero, though they are declared to be kept.",
+        "`-ffast-math`, `set_flush_denormal(True)`; keep subnormals, or declare them flushed",
+        deliver=subnormals_flushed),
+    row("subnormals-raised", "election",
+        "Positive answers below the smallest normal number become this number.",
+        "`clamp_min(tiny)` against a division by zero; subnormals are kept or flushed",
+        deliver=subnormals_raised),
+    row("weights-truncated", "values", "Weights are cut off, not rounded, to 16 bits.",
+        "`bits >> 16` or a conversion with `_rz`; round to nearest even", right=Fused,
+        keep=weights_truncated),
+    row("total-in-dtype", "values", "The sum of the exponentials runs in 16 bits.",
+        "`l` of dtype float16 or bfloat16; sum exponentials in float32", right=Fused,
+        weights=total_in_dtype),
+    row("scores-truncated", "values", "Scores are cut off, not rounded, to 16 bits.",
+        "`bits >> 16` or a conversion with `_rz`; round to nearest even", right=Eager,
+        keep=scores_truncated),
+    row("output-truncated-in-eager", "nearest",
+        "The answer is cut off, not rounded, to 16 bits, as are scores and weights rounded before.",
+        "`bits >> 16` or a conversion with `_rz`; round to nearest even", right=Eager,
+        deliver=output_truncated_in_eager),
+]  # fmt: skip

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
-from attention_conformance.suite.faults.fault import fault
+from attention_conformance.suite.faults.deviation import deviation, fault
 from attention_conformance.suite.faults.kernels.attention import Call, Kernel, Online
 from attention_conformance.suite.faults.kernels.gradient import Differentiable
 from attention_conformance.suite.faults.kernels.merge import MergeKernel
 
 FAMILY = "numerics"
-
-
-@fault(
-    "values",
-    "`m = full(..., -50000.0)` at the start of the online softmax; begin with -inf",
-    family="softmax",
-)
-class MaximumFromMinus50000(Online):
-    """The running maximum begins at -50000, so that rows wholly below it underflow."""
-
-    def anchor(self, largest: np.ndarray) -> np.ndarray:
-        return np.maximum(largest, largest.dtype.type(-5e4))
 
 
 @fault(
@@ -61,55 +51,54 @@ class MaximumOfFirstTile(Online):
         return super().anchor(self.first)
 
 
-@fault(
-    "values",
-    "`m = s.amax(-1)` in every tile; a running maximum never falls: `maximum(m, s.amax(-1))`",
-    family="softmax",
-)
-class MaximumForgets(Kernel):
-    """Each tile of 16 keys takes its own maximum: where it falls by 100, rescaling overflows."""
-
-    def attend(self, scores: np.ndarray, value: np.ndarray, call: Call) -> np.ndarray:
-        value = self.visible(value, scores)
-        total, out, before = np.zeros((*scores.shape[:-1], 1)), 0.0, None
-        for start in range(0, scores.shape[-1], 16):
-            s = scores[..., start : start + 16]
-            largest = s.max(-1, keepdims=True)
-            largest = np.where(np.isneginf(largest), 0 if before is None else before, largest)
-            moved = 1.0 if before is None else np.exp(before - largest)
-            raised = np.exp(s - largest)
-            total = (total * moved).astype(call.work) + raised.sum(-1, keepdims=True)
-            out = out * moved + raised @ value[..., start : start + 16, :]
-            before = largest
-        return out / np.where(total == 0, 1, total)
+def maximum_forgets(right: Kernel, scores: np.ndarray, value: np.ndarray, call: Call) -> np.ndarray:
+    value = right.visible(value, scores)
+    total, out, before = np.zeros((*scores.shape[:-1], 1)), 0.0, None
+    for start in range(0, scores.shape[-1], 16):
+        s = scores[..., start : start + 16]
+        largest = s.max(-1, keepdims=True)
+        largest = np.where(np.isneginf(largest), 0 if before is None else before, largest)
+        moved = 1.0 if before is None else np.exp(before - largest)
+        raised = np.exp(s - largest)
+        total = (total * moved).astype(call.work) + raised.sum(-1, keepdims=True)
+        out = out * moved + raised @ value[..., start : start + 16, :]
+        before = largest
+    return out / np.where(total == 0, 1, total)
 
 
-@fault("values", "`bias.clamp(min=-1e4)`; add the bias as it is", family="scores")
-class BiasClampedAtMinus10000(Kernel):
-    """A bias below -10000 counts as -10000."""
-
-    def biased(self, scores: np.ndarray, call: Call) -> np.ndarray:
-        if call.bias is None:
-            return super().biased(scores, call)
-        return scores + np.maximum(super().biased(np.zeros_like(scores), call), call.work(-1e4))
+def bias_clamped_at_minus10000(right: Kernel, scores: np.ndarray, call: Call) -> np.ndarray:
+    if call.bias is None:
+        return right.biased(scores, call)
+    return scores + np.maximum(right.biased(np.zeros_like(scores), call), call.work(-1e4))
 
 
-@fault("gradients", "`lse.clamp(min=-5e4)`; a log-sum-exp may be any number", family="gradient")
-class StatisticsFromMinus50000(Differentiable):
-    """The backward pass takes no log-sum-exp below -50000."""
-
-    def backward_weights(self, scores: np.ndarray, call: Call) -> np.ndarray:
-        lse = self.log_sum_exp(scores, call)[..., None]
-        return np.exp(scores - np.maximum(lse, call.work(-5e4)))
+def statistics_from_minus50000(right: Differentiable, scores: np.ndarray, call: Call) -> np.ndarray:
+    lse = right.log_sum_exp(scores, call)[..., None]
+    return np.exp(scores - np.maximum(lse, call.work(-5e4)))
 
 
-@fault(
-    "values",
-    "`lse < -1000` as a test for parts without keys; only these have `lse == -inf`",
-    family="merge",
-)
-class MergeBelowMinus1000IsEmpty(MergeKernel):
-    """A part whose log-sum-exp is below -1000 counts as one without keys."""
+row = partial(deviation, family=FAMILY, right=Kernel)
 
-    def weights(self, lse: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return super().weights(np.where(lse < -1000, -np.inf, lse))
+DEVIATIONS = [
+    row("maximum-from-minus50000", "values",
+        "The running maximum begins at -50000, so that rows wholly below it underflow.",
+        "`m = full(..., -50000.0)` at the start of the online softmax; begin with -inf",
+        family="softmax", right=Online,
+        anchor=lambda right, largest: np.maximum(largest, largest.dtype.type(-5e4))),
+    row("maximum-forgets", "values",
+        "Each tile of 16 keys takes its own maximum: where it falls by 100, rescaling overflows.",
+        "`m = s.amax(-1)` in every tile; a running maximum never falls: `maximum(m, s.amax(-1))`",
+        family="softmax", attend=maximum_forgets),
+    row("bias-clamped-at-minus10000", "values", "A bias below -10000 counts as -10000.",
+        "`bias.clamp(min=-1e4)`; add the bias as it is", family="scores",
+        biased=bias_clamped_at_minus10000),
+    row("statistics-from-minus50000", "gradients",
+        "The backward pass takes no log-sum-exp below -50000.",
+        "`lse.clamp(min=-5e4)`; a log-sum-exp may be any number", family="gradient",
+        right=Differentiable, backward_weights=statistics_from_minus50000),
+    row("merge-below-minus1000-is-empty", "values",
+        "A part whose log-sum-exp is below -1000 counts as one without keys.",
+        "`lse < -1000` as a test for parts without keys; only these have `lse == -inf`",
+        family="merge", right=MergeKernel,
+        weights=lambda right, lse: right.weights(np.where(lse < -1000, -np.inf, lse))),
+]  # fmt: skip

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 
-from attention_conformance.suite.faults.fault import fault
+from attention_conformance.suite.faults.deviation import deviation
 from attention_conformance.suite.faults.kernels.attention import Call
 from attention_conformance.suite.faults.persons import Persons
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.vocabulary import OPERANDS, REGISTERED
-
-FAMILY = "contract"
 
 
 class Registered(Persons):
@@ -40,36 +39,37 @@ class Registered(Persons):
         return broken
 
 
-@fault(
-    "registration", "`torch.empty_like(query)` in register_fake; the last size is that of values"
-)
-class FakeHasTheShapeOfQueries(Registered):
-    """An operator says without values that its output has the shape of the query."""
-
-    def fake_shape(self, inputs: Inputs) -> tuple[int, ...]:
-        s = inputs.sizes
-        return (s.B, s.H, s.Lq, s.D)
+def fake_has_the_shape_of_queries(right: Registered, inputs: Inputs) -> tuple[int, ...]:
+    s = inputs.sizes
+    return (s.B, s.H, s.Lq, s.D)
 
 
-@fault("registration", "`mutates_args=()` of an operator that scales the query in place")
-class WritesUnsaid(Registered):
-    """An operator scales its query in place, and registers no such write."""
-
-    def compute(self, call: Call) -> np.ndarray:
-        out = super().compute(call)
-        call.query.values[...] *= 0.5
-        return out
+def writes_unsaid(right: Registered, call: Call) -> np.ndarray:
+    out = right.compute(call)
+    call.query.values[...] *= 0.5
+    return out
 
 
-@fault(
-    "registration", "an output in the memory of an argument; allocate it, or say so in the schema"
-)
-class ReturnsAnArgument(Registered):
-    """An operator writes its output into the memory of the query, and registers an output of its own."""
+def returns_an_argument(right: Registered, out: np.ndarray, call: Call) -> object:
+    rounded = right.deliver(out, call)
+    if rounded.values.shape == call.query.values.shape:
+        call.query.values[...] = rounded.values
+        rounded = type(rounded)(call.query.values, rounded.fmt)
+    return rounded
 
-    def deliver(self, out: np.ndarray, call: Call) -> object:
-        rounded = super().deliver(out, call)
-        if rounded.values.shape == call.query.values.shape:
-            call.query.values[...] = rounded.values
-            rounded = type(rounded)(call.query.values, rounded.fmt)
-        return rounded
+
+row = partial(deviation, family="contract", right=Registered)
+
+DEVIATIONS = [
+    row("fake-has-the-shape-of-queries", "registration",
+        "An operator says without values that its output has the shape of the query.",
+        "`torch.empty_like(query)` in register_fake; the last size is that of values",
+        fake_shape=fake_has_the_shape_of_queries),
+    row("writes-unsaid", "registration",
+        "An operator scales its query in place, and registers no such write.",
+        "`mutates_args=()` of an operator that scales the query in place", compute=writes_unsaid),
+    row("returns-an-argument", "registration",
+        "An operator writes its output into the memory of the query, and registers an output of "
+        "its own.", "an output in the memory of an argument; allocate it, or say so in the schema",
+        deliver=returns_an_argument),
+]  # fmt: skip

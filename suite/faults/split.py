@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
-from attention_conformance.suite.faults.fault import fault
+from attention_conformance.suite.faults.deviation import deviation, fault
 from attention_conformance.suite.faults.kernels.attention import Call
 from attention_conformance.suite.faults.kernels.cached import CachedKernel
 from attention_conformance.suite.faults.kernels.packed import Pack
@@ -16,14 +18,6 @@ from attention_conformance.suite.spec.dtypes import DTYPES, round_to
 FAMILY = "merge"
 
 
-@fault("values", "`lse.bfloat16()` in the workspace of parts; keep log-sum-exps in float32")
-class SplitLseInBfloat16(SplitKernel):
-    """Log-sum-exps of parts are stored in bfloat16."""
-
-    def kept(self, lse: np.ndarray, pack: Paged) -> np.ndarray:
-        return round_to(lse, DTYPES["bf16"]).astype(lse.dtype)
-
-
 @fault("values", "`torch.empty_like(lse, dtype=query.dtype)`; keep log-sum-exps in float32")
 class SplitLseInTheDtype(SplitKernel):
     """Log-sum-exps of parts are stored in the dtype of the query, which has 16 bits."""
@@ -33,33 +27,6 @@ class SplitLseInTheDtype(SplitKernel):
 
     def kept(self, lse: np.ndarray, pack: Paged) -> np.ndarray:
         return round_to(lse, pack.fmt).astype(lse.dtype)
-
-
-@fault("values", "`exp(scores)` in every part; subtract the largest score of the part")
-class SplitPartsUnscaled(SplitKernel):
-    """In parts the largest score is not subtracted before the exponential."""
-
-    def anchor(self, largest: np.ndarray) -> np.ndarray:
-        return np.zeros_like(largest)
-
-
-@fault("values", "`-inf - -inf` is NaN; a part without keys has the answer 0 and the weight 0")
-class SplitEmptyPartIsNan(SplitKernel):
-    """A part in which a sample has no key is NaN."""
-
-    def anchor(self, largest: np.ndarray) -> np.ndarray:
-        return largest
-
-    def quotient(self, sums: np.ndarray, total: np.ndarray) -> np.ndarray:
-        return sums / total
-
-
-@fault("values", "log-sum-exps that begin as 0; a part without keys has -inf")
-class SplitEmptyPartWeighs(SplitKernel):
-    """A part in which a sample has no key has the log-sum-exp 0."""
-
-    def kept(self, lse: np.ndarray, pack: Paged) -> np.ndarray:
-        return np.where(np.isneginf(lse), 0, lse).astype(lse.dtype)
 
 
 @fault("values", "parts of samples before are left in the workspace; write every part")
@@ -79,46 +46,26 @@ class SplitEmptyPartKept(SplitKernel):
         return own
 
 
-@fault("values", "`keys // parts` keys in a part; round up")
-class SplitRestLost(SplitKernel):
-    """Keys beyond a multiple of the number of parts are lost."""
-
-    def part(self, pack: Paged, rows: slice, keys: slice, start: int, size: int) -> Part:
-        less = size - 1 if size > 1 else size
-        return super().part(pack, rows, keys, start // size * less, less)
+def split_rest_lost(
+    right: SplitKernel, pack: Paged, rows: slice, keys: slice, start: int, size: int
+) -> Part:
+    less = size - 1 if size > 1 else size
+    return right.part(pack, rows, keys, start // size * less, less)
 
 
-@fault("values", "the mask counts from the first key of a part; add where the part begins")
-class SplitMaskOfTheFirstPart(SplitKernel):
-    """The causal mask and the window of every part are those of the first part."""
-
-    def shown(self, pack: Paged, rows: slice, keys: slice, start: int, count: int) -> np.ndarray:
-        return super().shown(pack, rows, keys, 0, count)
+def split_mask_of_the_first_part(
+    right: SplitKernel, pack: Paged, rows: slice, keys: slice, start: int, count: int
+) -> np.ndarray:
+    return right.shown(pack, rows, keys, 0, count)
 
 
-@fault("values", "`out.mean(0)`; parts weigh exp(lse - logsumexp(lse))")
-class SplitPartsAveraged(SplitKernel):
-    """Answers of parts with keys are averaged."""
-
-    def merged(self, pack: Paged, parts: list[Part]) -> np.ndarray:
-        flat = [(own, np.where(np.isneginf(lse), lse, 0)) for own, lse in parts]
-        return super().merged(pack, flat)
+def split_parts_averaged(right: SplitKernel, pack: Paged, parts: list[Part]) -> np.ndarray:
+    flat = [(own, np.where(np.isneginf(lse), lse, 0)) for own, lse in parts]
+    return right.merged(pack, flat)
 
 
-@fault("values", "`exp2(lse - m)` of natural logarithms; multiply by log2(e)")
-class SplitByBaseTwo(SplitKernel):
-    """Log-sum-exps of parts are natural, and read as logarithms to the base 2."""
-
-    def merged(self, pack: Paged, parts: list[Part]) -> np.ndarray:
-        return super().merged(pack, [(own, lse * lse.dtype.type(np.log(2))) for own, lse in parts])
-
-
-@fault("values", "`exp(lse)` in the merge; subtract the largest: `exp(lse - lse.amax(0))`")
-class SplitMergedWithoutMaximum(SplitKernel):
-    """The largest log-sum-exp is not subtracted before parts are merged."""
-
-    def largest_part(self, lse: np.ndarray) -> np.ndarray:
-        return np.zeros_like(lse[0])
+def split_by_base_two(right: SplitKernel, pack: Paged, parts: list[Part]) -> np.ndarray:
+    return right.merged(pack, [(own, lse * lse.dtype.type(np.log(2))) for own, lse in parts])
 
 
 class SinkInEveryChunk(MergedChunks):
@@ -138,13 +85,6 @@ class SinkInEveryChunk(MergedChunks):
             lse = self.lse_of(with_sink)
             parts.append((np.exp(s - lse) @ v, lse))
         return self.merge(parts)
-
-
-@fault("values", "`sinks` passed to the kernel of every part; a sink counts once", family="sinks")
-class CachedSinkOfEveryPart(CachedKernel):
-    """With split keys the sink counts once in every part."""
-
-    kernel = SinkInEveryChunk
 
 
 class NarrowLse(MergedChunks):
@@ -171,3 +111,42 @@ class CachedLseInBfloat16(CachedKernel):
 
     dtypes, numerics = ("bf16",), "stepwise"
     kernel = NarrowLse
+
+
+row = partial(deviation, family=FAMILY, right=SplitKernel)
+
+DEVIATIONS = [
+    row("split-lse-in-bfloat16", "values", "Log-sum-exps of parts are stored in bfloat16.",
+        "`lse.bfloat16()` in the workspace of parts; keep log-sum-exps in float32",
+        kept=lambda right, lse, pack: round_to(lse, DTYPES["bf16"]).astype(lse.dtype)),
+    row("split-parts-unscaled", "values",
+        "In parts the largest score is not subtracted before the exponential.",
+        "`exp(scores)` in every part; subtract the largest score of the part",
+        anchor=lambda right, largest: np.zeros_like(largest)),
+    row("split-empty-part-is-nan", "values", "A part in which a sample has no key is NaN.",
+        "`-inf - -inf` is NaN; a part without keys has the answer 0 and the weight 0",
+        anchor=lambda right, largest: largest, quotient=lambda right, sums, total: sums / total),
+    row("split-empty-part-weighs", "values",
+        "A part in which a sample has no key has the log-sum-exp 0.",
+        "log-sum-exps that begin as 0; a part without keys has -inf",
+        kept=lambda right, lse, pack: np.where(np.isneginf(lse), 0, lse).astype(lse.dtype)),
+    row("split-rest-lost", "values", "Keys beyond a multiple of the number of parts are lost.",
+        "`keys // parts` keys in a part; round up", part=split_rest_lost),
+    row("split-mask-of-the-first-part", "values",
+        "The causal mask and the window of every part are those of the first part.",
+        "the mask counts from the first key of a part; add where the part begins",
+        shown=split_mask_of_the_first_part),
+    row("split-parts-averaged", "values", "Answers of parts with keys are averaged.",
+        "`out.mean(0)`; parts weigh exp(lse - logsumexp(lse))", merged=split_parts_averaged),
+    row("split-by-base-two", "values",
+        "Log-sum-exps of parts are natural, and read as logarithms to the base 2.",
+        "`exp2(lse - m)` of natural logarithms; multiply by log2(e)", merged=split_by_base_two),
+    row("split-merged-without-maximum", "values",
+        "The largest log-sum-exp is not subtracted before parts are merged.",
+        "`exp(lse)` in the merge; subtract the largest: `exp(lse - lse.amax(0))`",
+        largest_part=lambda right, lse: np.zeros_like(lse[0])),
+    row("cached-sink-of-every-part", "values",
+        "With split keys the sink counts once in every part.",
+        "`sinks` passed to the kernel of every part; a sink counts once", family="sinks",
+        right=CachedKernel, facts={"kernel": SinkInEveryChunk}),
+]  # fmt: skip

@@ -4,12 +4,13 @@ calls, old contents of a workspace."""
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from attention_conformance.backends._numpy import Rounded
-from attention_conformance.suite.faults.fault import fault
+from attention_conformance.suite.faults.deviation import deviation, fault
 from attention_conformance.suite.faults.kernels.attention import Call, Kernel
 from attention_conformance.suite.faults.kernels.variants import Workspace
 from attention_conformance.suite.spec.dtypes import round_to
@@ -73,14 +74,6 @@ class MaskKeptByArray(Kernel):
         kept = self.__dict__.setdefault("kept", {})
         entry = kept.setdefault(id(call.mask), (super().masked(mask, call).copy(), call.mask))
         return entry[0]
-
-
-@fault(
-    "stateless",
-    "a reused buffer is padded by weights of 0, and `0 * nan` is NaN; zero the part beyond Lk",
-)
-class WorkspaceNotCleared(Workspace):
-    """NaN that an earlier call left in a workspace meets weights of zero, and spreads."""
 
 
 @fault(
@@ -231,3 +224,12 @@ class NarrowestDtypeStays(Kernel):
 def given(call: Call) -> bool:
     """True if the call hides any pair by an argument."""
     return call.mask is not None or call.lengths is not None or call.causal or bool(call.window)
+
+
+row = partial(deviation, family=FAMILY, right=Workspace)
+
+DEVIATIONS = [
+    row("workspace-not-cleared", "stateless",
+        "NaN that an earlier call left in a workspace meets weights of zero, and spreads.",
+        "a reused buffer is padded by weights of 0, and `0 * nan` is NaN; zero the part beyond Lk"),
+]  # fmt: skip

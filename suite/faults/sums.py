@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
-from attention_conformance.suite.faults.fault import fault
+from attention_conformance.suite.faults.deviation import deviation, fault
 from attention_conformance.suite.faults.kernels.attention import Call, Kernel
 
 FAMILY = "tiles"
@@ -40,12 +42,20 @@ class PromisesPadding(Tiled):
         return super().attend(scores, value, call)
 
 
-@fault("values", "`if m_tile > m` before a tile is added; a tile with an equal maximum counts, too")
-class TiesAcrossTilesDropped(Tiled):
-    """A tile of 64 keys whose scores all equal the running maximum is left out."""
+def ties_across_tiles_dropped(
+    right: Tiled, scores: np.ndarray, value: np.ndarray, call: Call
+) -> np.ndarray:
+    first = scores[..., :1]
+    tied = (scores == first).all(-1, keepdims=True) & np.isfinite(first)
+    later = np.arange(scores.shape[-1]) >= right.tile
+    return right.attend(np.where(tied & later, -np.inf, scores), value, call)
 
-    def attend(self, scores: np.ndarray, value: np.ndarray, call: Call) -> np.ndarray:
-        first = scores[..., :1]
-        tied = (scores == first).all(-1, keepdims=True) & np.isfinite(first)
-        later = np.arange(scores.shape[-1]) >= self.tile
-        return super().attend(np.where(tied & later, -np.inf, scores), value, call)
+
+row = partial(deviation, family=FAMILY, right=Tiled)
+
+DEVIATIONS = [
+    row("ties-across-tiles-dropped", "values",
+        "A tile of 64 keys whose scores all equal the running maximum is left out.",
+        "`if m_tile > m` before a tile is added; a tile with an equal maximum counts, too",
+        attend=ties_across_tiles_dropped),
+]  # fmt: skip

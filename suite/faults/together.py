@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.suite.faults.fault import fault
+from attention_conformance.suite.faults.deviation import fault
 from attention_conformance.suite.faults.kernels.attention import Call, Kernel
 from attention_conformance.suite.faults.kernels.gradient import Differentiable
 

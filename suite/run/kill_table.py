@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from attention_conformance.backends.protocol import Implementation
-from attention_conformance.suite.faults.fault import FAMILIES, FAULTS, Fault
+from attention_conformance.suite.faults.deviation import CATALOGUE, FAMILIES, Deviation
 from attention_conformance.suite.judge.check import Check
 from attention_conformance.suite.judge.judge import judge
 from attention_conformance.suite.report.render import aligned
@@ -22,7 +22,7 @@ class Kill:
     """The outcome of one mutant: `case`, `kind` and `message` of the first failing cell. A survivor has
     no case, and its message counts its statuses."""
 
-    fault: Fault
+    fault: Deviation
     case: str
     kind: str
     message: str
@@ -38,9 +38,9 @@ def kill(mutant: Implementation, checks: Iterable[Check], level: str, seed: int 
     Raises ValueError if the implementation is no mutant, or if its fault names an unknown check.
     """
     by_name = {check.name: check for check in checks}
-    fault = FAULTS.get(type(mutant))
+    fault = CATALOGUE.get(type(mutant))
     if fault is None:
-        raise ValueError(f"{mutant} is no mutant: its class is not marked with `@fault`")
+        raise ValueError(f"{mutant} is no mutant: no deviation of suite/faults has its class")
     if fault.killed_by not in by_name:
         raise ValueError(
             f"{mutant} must be killed by {fault.killed_by!r}, which is no check; checks: "

@@ -28,7 +28,7 @@ from attention_conformance.backends.protocol import UsageError
 from attention_conformance.suite.checks import all_checks
 from attention_conformance.suite.faults import all_faults
 from attention_conformance.suite.faults.backend import KernelBackend
-from attention_conformance.suite.faults.fault import Fault
+from attention_conformance.suite.faults.deviation import Deviation
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.check import Check
 from attention_conformance.suite.judge.diagnosis.diagnose import diagnose
@@ -195,7 +195,7 @@ def of_withheld(wanted: Wanted) -> Texts:
     return told
 
 
-def _withheld(fault: Fault) -> list[Diagnosis]:
+def _withheld(fault: Deviation) -> list[Diagnosis]:
     """The diagnoses of a fault; none if no cell of smoke fails."""
     (kernel,) = KernelBackend("mine", (fault.kernel,)).implementations()
     judged: dict[str, list[Cell]] = {"fail": [], "pass": []}

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import combinations, islice
 
@@ -31,7 +31,7 @@ import numpy as np
 from attention_conformance.backends.protocol import Implementation
 from attention_conformance.suite.faults import all_faults
 from attention_conformance.suite.faults.backend import KernelBackend
-from attention_conformance.suite.faults.fault import Fault
+from attention_conformance.suite.faults.deviation import Deviation
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.check import Check
 from attention_conformance.suite.judge.diagnosis.finding import Diagnosis
@@ -127,7 +127,7 @@ def faults_of(implementation: Implementation) -> list[Kernelled]:
 class Kernelled:
     """A fault with its implementation."""
 
-    fault: Fault
+    fault: Deviation
     kernel: Implementation
     called: str = ""
 
@@ -326,8 +326,9 @@ def paired(first: Kernelled, second: Kernelled) -> Kernelled | None:
     sentence = f"{first.fault.sentence} {second.fault.sentence}"
     hint = "; ".join(filter(None, (first.fault.hint, second.fault.hint)))
     kind.__doc__ = sentence
-    fault = Fault(kind, first.fault.killed_by, hint, first.fault.family)
-    return Kernelled(fault, kind(first.kernel.backend), f"{first.name} + {second.name}")
+    name = f"{first.name} + {second.name}"
+    fault = replace(first.fault, name=name, sentence=sentence, hint=hint, kernel=kind)
+    return Kernelled(fault, kind(first.kernel.backend), name)
 
 
 def _diagnosis(one: Kernelled, explains: int, tried: int, case: str) -> Diagnosis:
