@@ -202,7 +202,8 @@ def variations(inputs: Inputs) -> Iterator[tuple[str, Inputs]]:
                     asked_for.replace(**{feature.name: factor * array}),
                 )
     for letter in "qkdg":
-        yield f"axis {letter}", inputs.select(letter, slice(0, inputs.letters[letter] // 2))
+        if half := inputs.letters[letter] // 2:
+            yield f"axis {letter}", inputs.select(letter, slice(0, half))
 
 
 def same_arrays(cell: Cell, call: PreparedCall, first: PreparedCall) -> PreparedCall:

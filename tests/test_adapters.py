@@ -238,8 +238,8 @@ def test_a_framework_that_fails_to_import_says_why(tmp_path: Path) -> None:
 def test_unknown_names_list_the_valid_ones() -> None:
     with pytest.raises(
         UsageError,
-        match="numpy, torch, triton, tf, jax, keras-torch, keras-jax, keras-numpy, transformers, "
-        "executorch, keras-hub, equinox, onnxruntime, onnx-reference, openvino, mlx, tensorflow",
+        match="numpy, torch, tf, jax, keras-torch, keras-jax, keras-numpy, equinox, executorch, "
+        "keras-hub, mlx, onnx-reference, onnxruntime, openvino, transformers, triton, tensorflow",
     ):
         registry.canonical("caffe")
     assert registry.canonical("tensorflow") == "tf"

@@ -104,7 +104,7 @@ DIGITS = "1" * 5000
     ("words", "hint"),
     [
         ([], "choose what to judge with --backend=NAME; installed here: numpy"),
-        (["--backend=caffe"], "unknown backend 'caffe'; valid: numpy, torch, triton, tf"),
+        (["--backend=caffe"], "unknown backend 'caffe'; valid: numpy, torch, tf, jax"),
         (["--backend=numpy", "--level=huge"], "valid: smoke, standard, full"),
         (["--backend=numpy", "--dtype=f8"], "valid: f64 (float64)"),
         (["--backend=numpy", "--implementation=flash"], "valid: numpy:definition"),
@@ -267,19 +267,6 @@ def test_a_third_party_checkout_can_judge_its_own_backend(tmp_path: Path) -> Non
     )  # fmt: skip
     assert out.returncode == 0, out.stdout + out.stderr
     assert "mine:definition" in out.stdout
-
-
-def test_impostors_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "references").mkdir()
-    (tmp_path / "references" / "__init__.py").write_text("")
-    program = (
-        f"import sys; sys.path[:0] = [{str(tmp_path)!r}]; import references; "
-        f"sys.path[1:1] = [{str(ROOT)!r}]; import pytest; "
-        f"sys.exit(pytest.main(['-p', 'no:cacheprovider', {str(ROOT / ONE_FILE)!r}]))"
-    )
-    out = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
-    assert out.returncode != 0
-    assert "is imported from" in out.stdout + out.stderr or "references" in out.stderr
 
 
 def test_stale_expectations_end_the_run(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from attention_conformance.suite.spec.catalogue.workloads import WORKLOADS
 from tests.speed_by_hand import record, run, sweep, write
 
 ROOT = Path(__file__).resolve().parents[1]
-OURS = {"suite", "backends", "references"}
+OURS = {"attention_conformance"}
 
 
 def tables(runs: list[SpeedRun], names: Any, baseline: str = "") -> dict[str, pd.DataFrame]:
@@ -328,8 +328,10 @@ class Absent:
         if name.partition(".")[0] in {absent - OURS!r}:
             raise ImportError(name)
 sys.meta_path.insert(0, Absent())
-import attention_conformance.suite.benchmarks.bench_jax, suite.run.plan, suite.checks
-suite.checks.all_checks()
+from attention_conformance.suite import checks
+from attention_conformance.suite.benchmarks import bench_jax
+from attention_conformance.suite.run import plan
+checks.all_checks()
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr

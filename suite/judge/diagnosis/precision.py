@@ -80,9 +80,11 @@ def ask(tool: Instrument, case: Case) -> Iterator[Found]:
     ):
         if name in inside and not added and not (name == "weights" and "output" in inside):
             form = inside[name]
-            yield Found(f"{'Results' if name == 'output' else 'Weights'} are rounded to {form} "
-                        f"{place}, in a "
-                        f"call of {kept}.", "numerics", f"a cast of the {name}")  # fmt: skip
+            meant = "; if float64 is not meant, --claim dtypes=f32,bf16,f16"
+            hint = f"a cast of the {name}{meant if case.dtype.name == 'f64' else ''}"
+            who = "Results" if name == "output" else "Weights"
+            sentence = f"{who} are rounded to {form} {place}, in a call of {kept}."
+            yield Found(sentence, "numerics", hint)
     if inside:
         bits = min(dict(NARROW[case.dtype.name])[form] for form in inside.values())
         tool.unit = max(tool.unit, 2.0**-bits)
