@@ -337,15 +337,7 @@ def test_other_dtypes_and_operators_than_an_entry_names_are_not_alike(pattern: s
     [
         (["--backend=numpy", "--examples=20"], 0, "nothing found"),
         (["--backend=numpy", "--case=sdpa/none/mha/f32/b1h2q3k4d5"], 0, "1 pass"),
-        (
-            [
-                f"--backend={MUTANTS}",
-                "--implementation=mask-inverted",
-                "--examples=60",
-            ],
-            1,
-            "found ",
-        ),
+        ([f"--backend={MUTANTS}", "--implementation=mask-inverted", "--examples=60"], 1, "found "),
         (["--backend=caffe"], 2, "unknown backend 'caffe'; valid: numpy"),
         (["--backend=numpy", "--implementation=x"], 2, "valid: numpy:definition"),
         (["--backend=numpy", "--minutes=0"], 2, "--minutes must be positive"),
