@@ -178,7 +178,7 @@ def test_the_search_takes_all_that_is_claimed() -> None:
         ("torch",), function=("my.py:sdpa",), claim=("dtypes=f32",), elect=("no-keys=zeros",),
         drop_in=True, allow_unused=True, expect=("my.toml",), optimized=True, inherit_known="no",
     )  # fmt: skip
-    words = shlex.split(search_command(cell(check="values", status="fail"), claimed))[3:]
+    words = shlex.split(search_command(cell(check="values", status="fail"), claimed))[1:]
     read = Options.of_arguments(parser.parse_args(words))
     assert (read.claim, read.optimized, read.inherit_known) == (("dtypes=f32",), True, "no")
 
