@@ -36,7 +36,7 @@ from attention_conformance.suite.records.sweeps import INSTALLED
 from attention_conformance.suite.run.jax_caches import compilations_in
 from attention_conformance.suite.run.options import Options
 from attention_conformance.suite.run.process import how_it_ended, run_module
-from attention_conformance.suite.search.command import SearchOptions
+from attention_conformance.suite.search.options import SearchOptions
 from attention_conformance.suite.spec.text import printable, uncoloured
 from attention_conformance.suite.spec.vocabulary import BROKEN
 

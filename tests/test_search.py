@@ -25,8 +25,8 @@ from attention_conformance.suite.records.expectations import Expectation, Manife
 from attention_conformance.suite.run.options import Options
 from attention_conformance.suite.run.plan import Plan
 from attention_conformance.suite.search import command, strategies
-from attention_conformance.suite.search.command import SearchOptions
 from attention_conformance.suite.search.engine import POOL, Failure, Search
+from attention_conformance.suite.search.options import SearchOptions
 from attention_conformance.suite.spec import masks
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.catalogue import cases as catalogue_cases

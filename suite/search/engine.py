@@ -42,7 +42,7 @@ from attention_conformance.suite.run.process import Board
 from attention_conformance.suite.run.script import script
 from attention_conformance.suite.run.smaller import shrunk, well_posed
 from attention_conformance.suite.search import strategies
-from attention_conformance.suite.search.command import SearchOptions
+from attention_conformance.suite.search.options import SearchOptions
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.catalogue import cases, of_operator
 from attention_conformance.suite.spec.dtypes import DTYPES, dtype
