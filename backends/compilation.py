@@ -10,6 +10,7 @@ from typing import Any
 from attention_conformance.backends.declared import THROUGH, checked_name
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import Backend, Implementation
+from attention_conformance.backends.sources import DIALECTS
 from attention_conformance.suite.spec.catalogue import AnyCase
 from attention_conformance.suite.spec.features import ARRAYS
 from attention_conformance.suite.spec.inputs import Inputs
@@ -43,7 +44,7 @@ class Compiled(Implementation):
     def prepare(self, inputs: Inputs) -> PreparedCall:
         plain, compilers = self.inner.prepare(inputs), self.backend.compilers
         through = compilers.compiled(plain, self.compiler, inputs.sizes.B)
-        dialect = self.backend.dialect
+        dialect = DIALECTS.get(self.backend.name)
         words = {} if dialect is None else dialect.compiled
         source, text = (plain.source, words[self.compiler]) if self.compiler in words else ("", "")
         return replace(

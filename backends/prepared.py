@@ -111,7 +111,7 @@ class PreparedCall:
     - `jvp`: takes the arguments and `tangents` by argument, returns the output's tangent
     - `within`: makes the context of the call, which is not compiled (choice of kernel, thread count)
     - `source`: script lines that set `function`, which takes the arguments; "" if there are none
-    - `through`: the expression that compiles `call` in scripts (see `Dialect.compiled`)
+    - `through`: the expression that compiles `call` in scripts (see `sources.Dialect`)
     - `constants`: the plain values that the function depends on, besides its arguments; None if unknown.
       Calls of an implementation with equal constants have equal functions
     - `compiled`: the framework's compiled program, or None

@@ -57,7 +57,6 @@ from attention_conformance.backends.prepared import (
     set_to,
 )
 from attention_conformance.backends.profiler import Profiler, Step
-from attention_conformance.backends.sources import Dialect
 from attention_conformance.suite.spec.dtypes import DType
 
 
@@ -137,8 +136,6 @@ class Backend(ABC):
     """Rounding of all implementations, on every device, that differs from their numerics classes."""
     validation_errors: tuple[type[Exception], ...] = (ValueError, TypeError)
     """The errors that functions of the framework raise for invalid arguments."""
-    dialect: Dialect | None = None
-    """Templates for scripts; None if scripts are not supported."""
 
     def __init__(self, device: str = "cpu") -> None:
         checked_name("a backend", self.name)

@@ -20,6 +20,46 @@ class Dialect(NamedTuple):
     compiled: Mapping[str, str] = {}
 
 
+_TORCH = Dialect(
+    "import torch",
+    "torch.tensor({values}, dtype=torch.{dtype}, device={device!r})",
+    """for array in ({names}):
+    array.requires_grad_()
+output = call({names})
+grads = torch.autograd.grad(output, ({names}), cotangent, allow_unused=True)""",
+    {n: f"torch.compile(call, backend={n!r}, dynamic=False)" for n in ("inductor", "aot_eager")},
+)
+_TF = Dialect(
+    "import tensorflow as tf",
+    'tf.cast({values}, "{dtype}")',
+    """with tf.GradientTape() as tape:
+    tape.watch([{names}])
+    output = call({names})
+grads = tape.gradient(output, [{names}], output_gradients=cotangent)""",
+    {"function": "tf.function(call)", "xla": "tf.function(call, jit_compile=True)"},
+)
+_JAX = Dialect(
+    'import jax\n\njax.config.update("jax_enable_x64", True)',
+    'jax.numpy.asarray({values}, "{dtype}")',
+    "output, pull = jax.vjp(call, {names})\ngrads = pull(cotangent)",
+    {"ops": "", "jit": "jax.jit(call)", "aot": "jax.jit(call)"},
+)
+_KERAS = Dialect("import keras", 'keras.ops.convert_to_tensor({values}, "{dtype}")')
+
+
+def _on(engine: str, dialect: Dialect) -> Dialect:
+    """The dialect of a framework as the engine of Keras."""
+    chosen = f'import os\n\nos.environ["KERAS_BACKEND"] = "{engine}"\n'
+    return dialect._replace(imports=chosen + dialect.imports)
+
+
+DIALECTS = {
+    "torch": _TORCH, "tf": _on("tensorflow", _TF), "jax": _JAX, "keras-torch": _on("torch", _TORCH),
+    "keras-jax": _on("jax", _JAX), "keras-numpy": _on("numpy", _KERAS),
+}  # fmt: skip
+"""The dialects by the names of backends. There are no scripts of other backends."""
+
+
 JUDGED = "_judged_"
 """The beginning of the names of modules that are made of users' files."""
 

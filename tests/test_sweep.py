@@ -101,7 +101,8 @@ def test_a_plan_is_tasks_in_its_order(tmp_path: Path) -> None:
         "--seed=5", "--shard=2/2", "--audit", "--optimized",
     }  # fmt: skip
     assert every[6].words == (
-        "attention_conformance.suite", "search", "--backend=torch", "--no-gradients", "--seed=8", "--examples=50",
+        "attention_conformance.suite", "search", "--backend=torch", "--no-gradients", "--seed=8",
+        "--examples=50",
     )  # fmt: skip
     names = [task.file for task in every]
     assert len({*names}) == len(names) == 8

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from attention_conformance.backends._jax.attention import SIGNATURE, Eager, JaxNn, JaxNnCudnn
-from attention_conformance.backends._jax.compilers import DIALECT, JaxCompilers
+from attention_conformance.backends._jax.compilers import JaxCompilers
 from attention_conformance.backends._jax.engine import JaxEngine
 from attention_conformance.backends._jax.layers import layers
 from attention_conformance.backends._jax.packed import JaxNnPacked
@@ -27,7 +27,6 @@ class JaxBackend(JaxEngine):
     name = "jax"
     modules = ("jax",)
     native = "jax-nn"
-    dialect = DIALECT
     devices = DEVICES
 
     def __init__(self, device: str = "cpu") -> None:

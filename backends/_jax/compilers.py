@@ -16,19 +16,10 @@ from attention_conformance.backends._jax.quickly import known_options
 from attention_conformance.backends.compilation import over_batch, with_constants
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import Backend, Compilers, Implementation
-from attention_conformance.backends.sources import Dialect
+from attention_conformance.backends.sources import DIALECTS
 from attention_conformance.backends.user.function import UserFunction
 from attention_conformance.backends.user.layer import UserLayer
 from attention_conformance.suite.spec.dtypes import DType
-
-JIT = "jax.jit(call)"
-
-DIALECT = Dialect(
-    'import jax\n\njax.config.update("jax_enable_x64", True)',
-    'jax.numpy.asarray({values}, "{dtype}")',
-    "output, pull = jax.vjp(call, {names})\ngrads = pull(cotangent)",
-    {"ops": "", "jit": JIT, "aot": JIT},
-)
 
 AHEAD = {
     "gradient": "a program that is compiled ahead has no derivative",
@@ -72,7 +63,7 @@ class JaxCompilers(Compilers):
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
-        self.programs = JitPrograms(JIT)
+        self.programs = JitPrograms(DIALECTS["jax"].compiled["jit"])
 
     def surroundings(self, dtype: DType) -> Callable[[], AbstractContextManager[Any]]:
         """Numbers of 64 bits only in float64: people's own programs have none."""

@@ -139,7 +139,7 @@ def _place(prepared: PreparedCall) -> int | None:
 class JitPrograms:
     """The jitted functions of a backend: one for each implementation and static configuration.
 
-    `compiled` is the source text of a function through `jax.jit` (see `Dialect.compiled`).
+    `compiled` is the source text of a function through `jax.jit` (see `sources.Dialect`).
     """
 
     def __init__(self, compiled: str) -> None:

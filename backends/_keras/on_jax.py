@@ -7,7 +7,7 @@ from dataclasses import replace
 from importlib.metadata import version
 
 from attention_conformance.backends._jax.attention import NO_HEADS
-from attention_conformance.backends._jax.compilers import DIALECT, JaxCompilers
+from attention_conformance.backends._jax.compilers import JaxCompilers
 from attention_conformance.backends._jax.engine import FLUSHED, JaxEngine
 from attention_conformance.backends._keras.engine import KerasBackend
 from attention_conformance.backends._keras.layers import keras_layers
@@ -24,9 +24,6 @@ class KerasJaxBackend(KerasBackend, JaxEngine):
     name = "keras-jax"
     modules = ("keras", "jax")
     engine_of_keras = "jax"
-    dialect = DIALECT._replace(
-        imports=f'import os\n\nos.environ["KERAS_BACKEND"] = "jax"\n{DIALECT.imports}'
-    )
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)

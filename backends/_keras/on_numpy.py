@@ -10,14 +10,8 @@ from attention_conformance.backends._keras.ops import KerasOps
 from attention_conformance.backends.arrays import NumpyArrays
 from attention_conformance.backends.declared import INTERSECTED, LOWEST_FILL, LOWEST_IN_FLOAT32
 from attention_conformance.backends.protocol import Implementation
-from attention_conformance.backends.sources import Dialect
 
 FORWARD = {"gradient": "Keras on NumPy has no automatic differentiation"}
-
-DIALECT = Dialect(
-    'import os\n\nos.environ["KERAS_BACKEND"] = "numpy"\nimport keras',
-    'keras.ops.convert_to_tensor({values}, "{dtype}")',
-)
 
 
 class KerasNumpyBackend(KerasBackend, NumpyArrays):
@@ -26,7 +20,6 @@ class KerasNumpyBackend(KerasBackend, NumpyArrays):
     name = "keras-numpy"
     modules = ("keras",)
     engine_of_keras = "numpy"
-    dialect = DIALECT
 
     @property
     def versions(self) -> dict[str, str]:

@@ -7,7 +7,7 @@ from importlib.metadata import version
 from attention_conformance.backends._keras.engine import KerasBackend
 from attention_conformance.backends._keras.layers import keras_layers
 from attention_conformance.backends._keras.ops import KerasOps
-from attention_conformance.backends._torch.compilers import DIALECT, TorchCompilers
+from attention_conformance.backends._torch.compilers import TorchCompilers
 from attention_conformance.backends._torch.engine import TorchEngine
 from attention_conformance.backends.declared import LOWEST_IN_FLOAT32, DeclaredRounding
 from attention_conformance.backends.protocol import Implementation
@@ -19,9 +19,6 @@ class KerasTorchBackend(KerasBackend, TorchEngine):
     name = "keras-torch"
     modules = ("keras", "torch")
     engine_of_keras = "torch"
-    dialect = DIALECT._replace(
-        imports=f'import os\n\nos.environ["KERAS_BACKEND"] = "torch"\n{DIALECT.imports}'
-    )
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)

@@ -10,18 +10,7 @@ from attention_conformance.backends._tensorflow.engine import FLUSHED, NUMERICS,
 from attention_conformance.backends._tensorflow.layers import layers
 from attention_conformance.backends.declared import INTERSECTED, LOWEST_FILL, LOWEST_IN_FLOAT32
 from attention_conformance.backends.protocol import Implementation
-from attention_conformance.backends.sources import Dialect
 from attention_conformance.suite.spec.vocabulary import DEVICES
-
-DIALECT = Dialect(
-    'import os\n\nos.environ["KERAS_BACKEND"] = "tensorflow"\nimport tensorflow as tf',
-    'tf.cast({values}, "{dtype}")',
-    """with tf.GradientTape() as tape:
-    tape.watch([{names}])
-    output = call({names})
-grads = tape.gradient(output, [{names}], output_gradients=cotangent)""",
-    {"function": "tf.function(call)", "xla": "tf.function(call, jit_compile=True)"},
-)
 
 
 class TensorflowBackend(KerasBackend, TensorflowEngine):
@@ -30,7 +19,6 @@ class TensorflowBackend(KerasBackend, TensorflowEngine):
     name = "tf"
     modules = ("tensorflow",)
     engine_of_keras = "tensorflow"
-    dialect = DIALECT
     devices = DEVICES
 
     @property

@@ -8,7 +8,7 @@ from functools import cached_property
 from importlib.metadata import version
 
 from attention_conformance.backends._torch.attention import SIGNATURE, Eager, EagerPermuted, Sdpa
-from attention_conformance.backends._torch.compilers import DIALECT, TorchCompilers
+from attention_conformance.backends._torch.compilers import TorchCompilers
 from attention_conformance.backends._torch.engine import TorchEngine
 from attention_conformance.backends._torch.exporter import by_onnx, exporters
 from attention_conformance.backends._torch.flex import Flex
@@ -36,7 +36,6 @@ class TorchBackend(TorchEngine):
     name = "torch"
     modules = ("torch",)
     native = "sdpa"
-    dialect = DIALECT
     devices = DEVICES
 
     def __init__(self, device: str = "cpu") -> None:

@@ -15,17 +15,6 @@ from typing import Any
 from attention_conformance.backends.compilation import over_batch, with_constants
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import Backend, Compilers
-from attention_conformance.backends.sources import Dialect
-
-DIALECT = Dialect(
-    "import torch",
-    "torch.tensor({values}, dtype=torch.{dtype}, device={device!r})",
-    """for array in ({names}):
-    array.requires_grad_()
-output = call({names})
-grads = torch.autograd.grad(output, ({names}), cotangent, allow_unused=True)""",
-    {n: f"torch.compile(call, backend={n!r}, dynamic=False)" for n in ("inductor", "aot_eager")},
-)
 
 _TWINS = count()
 

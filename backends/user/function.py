@@ -370,15 +370,10 @@ class UserFunction(UserCallable):
 
         plain = not arguments.keys() & FEATURES.keys() and self.binder.is_plain
         return attention_call(
-            called,
-            arguments,
-            inputs,
-            axis_order=self.axis_order,
-            operands=self.passed_as(inputs),
-            source=function_source(self.called, self.name) if plain else "",
-            constants=(),
+            called, arguments, inputs, axis_order=self.axis_order, operands=self.passed_as(inputs),
+            source=function_source(self.called, self.name) if plain else "", constants=(),
             dropping=self.dropping,
-        )
+        )  # fmt: skip
 
     def function_for(self, inputs: Inputs) -> Callable[..., Any]:
         """The function; of a class an instance for the inputs, in evaluation. Raises UsageError if the

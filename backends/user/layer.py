@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import UserDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from copy import copy
 from dataclasses import replace
 from functools import partial
@@ -28,8 +27,15 @@ from attention_conformance.backends.user.construct import (
 )
 from attention_conformance.backends.user.found import Reading
 from attention_conformance.backends.user.layer_call import CALL, LayerCall
+from attention_conformance.backends.user.layer_cases import (
+    ReadNames,
+    as_kind,
+    biases_of,
+    parameter_names,
+    without_biases,
+)
 from attention_conformance.backends.user.observing import NO_MASK, Facts, ObservedLayer, plain, tied
-from attention_conformance.suite.spec.case import Case, Widths
+from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.catalogue import AnyCase, cases, gradient_cases
 from attention_conformance.suite.spec.inputs import Inputs, draw
 from attention_conformance.suite.spec.operators import computed_like
@@ -195,9 +201,9 @@ class UserLayer(Implementation):
         """The errors of `load_attention` by set of parameter names, "" if all parameters are read. One
         case of each set is tried."""
         pools = (self.of_kind(pool("standard")) for pool in (gradient_cases, cases))
-        sets: dict[frozenset[str], Case] = {parameters_of(first): first}
+        sets: dict[frozenset[str], Case] = {parameter_names(first): first}
         for case in chain.from_iterable(pools):
-            sets.setdefault(parameters_of(case), case)
+            sets.setdefault(parameter_names(case), case)
         return {names: self.misread(draw(self.fitted(case))) for names, case in sets.items()}
 
     def misread(self, inputs: Inputs) -> str:
@@ -213,7 +219,7 @@ class UserLayer(Implementation):
                 if more
                 else ""
             )
-        read = _Read(self.parameters(inputs))
+        read = ReadNames(self.parameters(inputs))
         try:
             self.layer(inputs).load_attention(read)
         except KeyError as error:
@@ -225,9 +231,9 @@ class UserLayer(Implementation):
 
     def check_read(self, name: str, case: Case) -> None:
         """Raise UsageError if parameters are never read. A layer may leave out all biases."""
-        names = parameters_of(case)
+        names = parameter_names(case)
         reason = self.unread.get(names, "")
-        biases = [n for n in case.axes if n in _biases(names)]
+        biases = [n for n in case.axes if n in biases_of(names)]
         without = biases and reason == f"load_attention never reads {', '.join(biases)}"
         if reason and not without:
             raise UsageError(
@@ -241,7 +247,7 @@ class UserLayer(Implementation):
                 return f"the layer is judged like {self.kind}"
             if case.option("training") and not self.trains:
                 return "the layer has no parameter training"
-            reason = self.unread.get(parameters_of(case))
+            reason = self.unread.get(parameter_names(case))
             reason = reason or self.facts.refusal(case)
             if reason:
                 return reason
@@ -254,8 +260,8 @@ class UserLayer(Implementation):
             return None
         near = self.fitted(case)
         bare = None
-        if _biases(parameters_of(near)) and self.unsupported(near):
-            bare = _without_biases(near)
+        if biases_of(parameter_names(near)) and self.unsupported(near):
+            bare = without_biases(near)
         for one in (near, bare):
             if one is not None and self.unsupported(one) is None:
                 return one
@@ -281,7 +287,7 @@ class UserLayer(Implementation):
                 reasons.pop(feature, None)
         if not self.trains:
             reasons.setdefault("dropout", "the layer has no parameter training")
-        if any(not reason and not _biases(names) for names, reason in self.unread.items()):
+        if any(not reason and not biases_of(names) for names, reason in self.unread.items()):
             reasons.pop("no-projection-bias", None)
         if self.facts.found:
             # The layer was made with the widths of the first case, or reads widths off its arrays.
@@ -375,46 +381,3 @@ class UserLayer(Implementation):
 
         held = (*backend.memory.parameters(layer), *added)
         return PreparedCall(call, arrays | named, LAYER_OUTPUTS, held=held)
-
-
-def as_kind(case: Case, kind: str) -> Case:
-    """A case of multi-head attention as self-attention of one head, or with gated heads, of one tensor;
-    other cases unchanged. Raises ValueError."""
-    if case.option("kind") in (None, kind) or kind == case.operator.name:
-        return case
-    s, w = case.sizes, case.widths
-    assert w is not None
-    heads = {"H": 1, "Hkv": 1} if kind == "self-attention" else {}
-    output = s.Dv if kind == "self-attention" else w.output
-    sizes, widths = replace(s, Lk=s.Lq, **heads), Widths(w.query, w.query, w.query, output)
-    sized = replace(case, sizes=sizes, widths=widths)
-    return sized.with_options(kind=kind, self_attention=True)
-
-
-def parameters_of(case: Case) -> frozenset[str]:
-    """The names of a case's parameters."""
-    return frozenset(case.operator.learned(case.axes))
-
-
-class _Read(UserDict[str, Any]):
-    """A dictionary of parameters that records the names that were read."""
-
-    def __init__(self, parameters: Mapping[str, Any]) -> None:
-        super().__init__(parameters)
-        self.names: set[str] = set()
-
-    def __getitem__(self, name: str) -> Any:
-        self.names.add(name)
-        return super().__getitem__(name)
-
-
-def _biases(names: Iterable[str]) -> set[str]:
-    """The names of projection biases."""
-    return {name for name in names if name.endswith("_bias")}
-
-
-def _without_biases(case: Case) -> Case | None:
-    """The case without projection biases; None if its operator lacks the option."""
-    if "without_biases" not in {option.name for option in case.operator.options}:
-        return None
-    return case.with_options(without_biases=True)

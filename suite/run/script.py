@@ -11,7 +11,7 @@ import zlib
 import numpy as np
 
 from attention_conformance.backends.prepared import PreparedCall
-from attention_conformance.backends.sources import Dialect
+from attention_conformance.backends.sources import DIALECTS, Dialect
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.derivative import (
     asked_of,
@@ -34,7 +34,8 @@ def script(cell: Cell, verdict: Verdict) -> str:
     inputs, backend = cell.inputs, cell.implementation.backend
     differentiates = "gradient" in cell.check.needs
     prepared, asked = asked_of(cell) if differentiates else (cell.prepare(inputs), [])
-    if backend.dialect is None or not prepared.source:
+    dialect = DIALECTS.get(backend.name)
+    if dialect is None or not prepared.source:
         raise NoScript(f"{cell.implementation} has no source text of its call")
     if backend.memory.has_strides and inputs.axis_order not in ("bhld", prepared.axis_order):
         raise NoScript("operands are views, and the arrays of a script are contiguous")
@@ -42,7 +43,7 @@ def script(cell: Cell, verdict: Verdict) -> str:
         raise NoScript("assert_attention_close judges no elected gradients of fully masked rows")
     if inputs.dense_mask is not None and "bias" in asked:
         raise NoScript("a mask may be merged into the bias, whose gradient then has other axes")
-    parts = [*_call(cell, prepared, asked, backend.dialect), _assertion(cell, prepared, asked)]
+    parts = [*_call(cell, prepared, asked, dialect), _assertion(cell, prepared, asked)]
     body = "\n\n".join(parts)
     versions = ", ".join(f"{n} {v}" for n, v in backend.versions.items())
     said = f"{verdict.kind}: {verdict.message}".replace("\\", "/").replace('"""', "'''")
@@ -50,7 +51,7 @@ def script(cell: Cell, verdict: Verdict) -> str:
     return (
         f'"""{cell.implementation} ({versions}), {cell.check.name} of\n{cell.case.id}\n\n'
         f'{textwrap.fill(said, 96, break_long_words=False)}\n"""\n\n{packed}import numpy as np\n'
-        f"{backend.dialect.imports}\nfrom attention_conformance import assert_attention_close\n\n"
+        f"{dialect.imports}\nfrom attention_conformance import assert_attention_close\n\n"
         f"{prepared.source}\n\n{body}"
     )
 

@@ -23,17 +23,11 @@ class SearchOptions(Options):
     seed: int = shared("seed", help="seed that draws the cases")
     minutes: float | None = _limit("greatest time; default 1, or none with --examples", kind=number)
     examples: int | None = _limit("greatest number of cases", kind=whole)
-    shapes: int | None = _limit(
-        "draw N sizes of each operator, 0: any; default 4 if new sizes are compiled, else 0",
-        kind=whole,
-    )
     gradients: bool = option(
         "also judge gradients (default)", default=True, switch=True, for_rerun=False
     )
     script: str = option(
-        "save the script of the first failure in this new file",
-        metavar="FILE.py",
-        for_rerun=False,
+        "save the script of the first failure in this new file", "FILE.py", for_rerun=False
     )
     case: tuple[str, ...] = shared(
         "case",
@@ -48,8 +42,6 @@ class SearchOptions(Options):
         for name in ("minutes", "examples"):
             if (value := getattr(self, name)) is not None and not value > 0:
                 raise UsageError(f"--{name} must be positive, got {value}")
-        if self.shapes is not None and self.shapes < 0:
-            raise UsageError(f"--shapes must not be negative, got {self.shapes}")
         for name in ("script", "results"):
             if (path := getattr(self, name)) and Path(path).exists():
                 raise UsageError(f"--{name}={path} exists; name a new file")

@@ -35,7 +35,6 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from attention_conformance.backends import registry
-from attention_conformance.backends.binder import signature_of, signature_of_instances
 from attention_conformance.backends.claims import stated
 from attention_conformance.backends.prepared import PreparedCall, end_fork
 from attention_conformance.backends.protocol import Backend, BackendUnavailable, ForwardOnly
@@ -44,7 +43,7 @@ from attention_conformance.backends.user.layer import UserLayer
 from attention_conformance.suite.judge import leaks
 from attention_conformance.suite.judge.process_settings import PROCESS
 from attention_conformance.suite.judge.verdict import text_of
-from attention_conformance.suite.run.isolation.told import ToldBackend
+from attention_conformance.suite.run.isolation.told import ToldBackend, signature
 from attention_conformance.suite.run.isolation.wire import (
     CARRIERS,
     as_file,
@@ -286,26 +285,6 @@ class Host:
             "kinds": kinds, "text": text_of(error)[:MOST_TEXT], "declared": declared,
             "inside": None if inside is error else self.error(inside),
         }  # fmt: skip
-
-
-def signature(function: Any, as_instances: bool = False) -> list[list[Any]] | None:
-    """Name, kind, and the default in a list (none without a default), of each parameter; None if nobody
-    can tell. With `as_instances` of the call of a class's instances. Of defaults that are not plain data
-    only their existence is told."""
-    try:
-        read = signature_of_instances if as_instances else signature_of
-        parameters = read(function).parameters.values()
-    except (TypeError, ValueError):
-        return None
-    plain = (bool, int, float, str)
-    return [
-        [
-            p.name,
-            p.kind.name,
-            [p.default if type(p.default) in plain else None][: p.default is not p.empty],
-        ]
-        for p in parameters
-    ]
 
 
 UNSHOWN = ("problem", "source", "through")

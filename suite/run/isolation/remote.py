@@ -85,7 +85,7 @@ class Remote(parts.Asking, Backend):
     def __init__(self, kind: type[Backend], link: Link) -> None:
         self.kind, self.link, self.home = kind, link, link.home
         self.name, self.native, self.rounding = self.home.name, self.home.native, self.home.rounding
-        self.devices, self.device, self.dialect = kind.devices, link.start["device"], kind.dialect
+        self.devices, self.device = kind.devices, link.start["device"]
         self.validation_errors = tuple(link.kinds[name] for name in self.home.validation_errors)
         self.memory, self.compilers = (
             parts.RemoteMemory(self, link),

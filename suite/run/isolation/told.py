@@ -9,6 +9,7 @@ from typing import Any, get_type_hints
 
 import msgspec
 
+from attention_conformance.backends.binder import signature_of, signature_of_instances
 from attention_conformance.backends.declared import Declared, DeclaredRounding
 from attention_conformance.backends.limits import Limits
 from attention_conformance.backends.protocol import Backend, Implementation
@@ -105,6 +106,26 @@ class ToldBackend:
             None if beside is None else ToldNative.of(beside),
         )  # fmt: skip
         return msgspec.to_builtins(told, enc_hook=dict)
+
+
+def signature(function: Any, as_instances: bool = False) -> list[list[Any]] | None:
+    """Name, kind, and the default in a list (none without a default), of each parameter; None if nobody
+    can tell. With `as_instances` of the call of a class's instances. Of defaults that are not plain data
+    only their existence is told."""
+    try:
+        read = signature_of_instances if as_instances else signature_of
+        parameters = read(function).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    plain = (bool, int, float, str)
+    return [
+        [
+            p.name,
+            p.kind.name,
+            [p.default if type(p.default) in plain else None][: p.default is not p.empty],
+        ]
+        for p in parameters
+    ]
 
 
 class Signature:
