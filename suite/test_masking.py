@@ -231,7 +231,6 @@ LAYERS = (
     "additive/causal/mha/{dt}/b2h1q7k7d12/e12.12.12.12/identity",
     "concat/causal/mha/{dt}/b2h1q7k7d12/e12.12.12.12/unscaled",
     "dot/causal+pad/mha/{dt}/b7h1q7k7d8/e8.8.8.8",
-    "masked/causal/mha/{dt}/b2h1q7k7d8/e8.8.8.8/head",
     "latent/causalbr/mha/{dt}/b2h3q4k9d8v6",
 )
 

@@ -26,7 +26,6 @@ LAYERS = (
     "additive/causal/mha/f64/b2h1q7k7d12/e12.12.12.12/identity",
     "dot/none/mha/f64/b2h1q5k9d8v6/e8.8.6.6",
     "concat/causal/mha/f64/b2h1q7k7d12/e12.12.12.12/unscaled",
-    "masked/none/mha/f64/b2h1q5k9d8v6/e8.8.6.6",
     "layer-norm/none/mha/f64/b32h1q3k3d64/e64.64.64.64/self",
     "batch-norm/none/mha/f64/b32h1q3k3d64/e64.64.64.64/self/train",
 )

@@ -63,7 +63,6 @@ WIDE_LAYERS = (
     "additive/none/mha/bf16/b8h1q17k23d16v14/e12.10.14.14",
     "dot/none/mha/bf16/b8h1q17k23d8v6/e8.8.6.6",
     "concat/none/mha/bf16/b8h1q17k23d8v6/e8.8.6.6",
-    "masked/none/mha/bf16/b8h1q17k23d8v6/e8.8.6.6",
 )
 CAPPED = "sdpa/none/mha/{dt}/b2h3q17k23d8/cap2.0"
 
@@ -73,7 +72,6 @@ SMALL_LAYERS = (
     "additive/none/mha/f16/b2h1q5k9d16v14/e12.10.14.14",
     "dot/none/mha/f16/b2h1q5k9d8v6/e8.8.6.6",
     "concat/none/mha/f16/b2h1q5k9d8v6/e8.8.6.6",
-    "masked/none/mha/f16/b2h1q5k9d8v6/e8.8.6.6",
 )
 
 LONG = [f"sdpa/none/mha/{dt}/b1h2q3k2049d16" for dt in ("f32", "bf16", "f16")]

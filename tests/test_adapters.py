@@ -321,6 +321,11 @@ def test_a_compiled_implementation_is_named_and_held_like_its_own() -> None:
     assert [i.mode for i in both.implementations] == ["eager"] + ["compiled"] * 4
 
 
+def test_masked_is_plain_attention() -> None:
+    options = Options(("torch",), function=("f.py:f",), like="masked")
+    assert options == Options(("torch",), function=("f.py:f",))
+
+
 def test_unknown_modes_and_backends_without_compilers() -> None:
     with pytest.raises(UsageError, match="unknown mode 'jitted'; valid: eager, compiled, all"):
         Options(backend=("numpy",), mode="jitted").check()

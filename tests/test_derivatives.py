@@ -41,8 +41,6 @@ CASES = (
     "dot/padempty/mha/f64/b2h1q3k4d4v3/e4.4.3.3",
     "dot/causal/mha/f64/b2h1q3k3d4v3/e4.4.3.3/unscaled",
     "dot/causal/mha/f64/b2h1q3k3d4/e4.4.4.4/self",
-    "masked/causal+pad/mha/f64/b2h1q3k4d4v3/e4.4.3.3",
-    "masked/padempty/mha/f64/b2h1q3k4d4v3/e4.4.3.3",
     "multi-head/causal/mha/f64/b2h1q3k3d2v4/e5.5.5.4/self-attention/self",
     "multi-head/none/mha/f64/b2h1q3k3d2v4/e5.5.5.4/nobias/self-attention/self",
     "layer-norm/none/mha/f64/b2h1q3k3d5/e5.5.5.5/self",

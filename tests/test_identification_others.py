@@ -51,7 +51,7 @@ OTHERS = (
      "multi-head/pad/mha/f32/b1h4q7k7d3/e12.12.12.12/self/single/average"),
     ("layer-causal-sees-next", "A causal query sees the next key",
      "multi-head/causal/mha/f32/b2h4q7k7d3/e12.12.12.12/self"),
-    ("last-mask-alone", "is ignored.", "masked/causal+pad/mha/f32/b2h1q5k9d8v6/e8.8.6.6/head"),
+    ("last-mask-alone", "is ignored.", "sdpa/causal+pad/gqa2/bf16/b2h4q11k9d6/bias.qk/scale0.3"),
     ("variance-unbiased", "The variance is divided by n - 1",
      "layer-norm/none/mha/f32/b32h1q3k3d64/e64.64.64.64/self"),
     ("gains-taken-for-constants", "The gradient of the query gain is zero.",

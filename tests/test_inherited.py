@@ -152,33 +152,21 @@ def test_a_fault_of_an_operation_is_known_where_textbook_code_has_it(
     assert judged(of, "single_key", case.replace("f32", "f64")).status == "fail"
 
 
-LAYER = """
-import torch
-
-class Masked(torch.nn.Module):
-    def __init__(self, value_width):
-        super().__init__()
-
-    def forward(self, query, key, value, mask=None):
-        scores = query @ key.mT * key.shape[-1] ** -0.5
-        if mask is not None:
-            scores = scores.masked_fill(~mask[:, 0], -1e9)
-        return scores.softmax(-1) @ value
-
-    def load_attention(self, parameters):
-        pass
-"""
+def any_rank(query, key, value, attn_mask=None, scale=None):
+    scores = query @ key.mT * (key.shape[-1] ** -0.5 if scale is None else scale)
+    if attn_mask is not None:
+        scores = scores.masked_fill(~attn_mask, float("-inf"))
+    return scores.softmax(-1) @ value
 
 
-def test_a_fault_of_the_suites_own_textbook_code_excuses_nobody(tmp_path: Path) -> None:
-    """Textbook code that hides by -1e9 raises in float16, and its entry cites no finding."""
+def test_a_fault_of_the_suites_own_textbook_code_excuses_nobody() -> None:
+    """Textbook code answers a mask of rank 5, and its entry cites no finding."""
+    options = Options(("torch",), function=("mine",), drop_in=True)
     pytest.importorskip("torch")
-    path = tmp_path / "layer.py"
-    path.write_text(LAYER)
-    of = Plan.make(Options(("torch",), function=(f"{path}:Masked",), like="masked"))
-    verdict = judged(of, "values", "masked/causal/mha/f16/b2h1q5k9d8v6/e8.8.6.6")
-    assert (verdict.status, verdict.kind) == ("fail", "raised"), verdict.message
-    assert "overflow" in verdict.message
+    of = Plan.make(options, UserCode({"mine": any_rank}))
+    verdict = judged(of, "bad_problem", "bad/mask-rank-5/f32")
+    assert (verdict.status, verdict.kind) == ("fail", "no-raise"), verdict.message
+    assert "rank 5" in verdict.message
 
 
 def test_a_compiled_function_inherits_from_what_the_same_compiler_takes() -> None:

@@ -141,7 +141,6 @@ def test_what_a_projection_declares_widens_its_bounds() -> None:
         "additive/pad/mha/f32/b2h1q5k5d6/e6.6.6.6/identity/self",
         "concat/pad/mha/f32/b2h1q5k5d6/e6.6.6.6/self",
         "dot/causal/mha/f32/b2h1q5k5d6/e6.6.6.6/self",
-        "masked/none/mha/f32/b2h1q5k5d6/e6.6.6.6/self",
     ],
 )
 def test_one_tensor_receives_the_sum_of_all_three(text: str) -> None:

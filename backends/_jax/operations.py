@@ -49,5 +49,4 @@ def operations(jax: Any, jnp: Any) -> Operations:
         ),
         like=lambda x, other: x.astype(other.dtype),
         counted=lambda n, x: jnp.arange(n, dtype=x.dtype),
-        overflowing_fill="nan",
     )

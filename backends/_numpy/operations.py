@@ -84,5 +84,4 @@ def operations() -> Operations:
         ),
         like=lambda x, other: rounded(np.asarray, other.fmt, x),
         counted=lambda n, x: Rounded(np.arange(n, dtype=np.float64), x.fmt),
-        overflowing_fill="nan",
     )

@@ -95,6 +95,5 @@ def operations(backend: OnnxEngine) -> Operations:
         ),
         like=lambda x, other: x.cast(other.dtype),
         counted=lambda n, x: np.arange(n),
-        overflowing_fill="nan",
         called=called,
     )

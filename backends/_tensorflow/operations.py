@@ -41,5 +41,4 @@ def operations(np: Any, tf: Any) -> Operations:
         ),
         like=lambda x, other: tf.cast(x, other.dtype),
         counted=lambda n, x: tf.cast(tf.range(n), x.dtype),
-        overflowing_fill="nan",
     )

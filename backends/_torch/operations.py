@@ -39,5 +39,4 @@ def operations(torch: Any) -> Operations:
         ),
         like=lambda x, other: x.to(other.dtype),
         counted=lambda n, x: torch.arange(n, dtype=x.dtype, device=x.device),
-        overflowing_fill="raises",
     )

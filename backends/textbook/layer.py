@@ -64,14 +64,12 @@ class Operations:
     logsumexp: Callable[[Any], Any]
     like: Callable[[Any, Any], Any]
     counted: Callable[[int, Any], Any]
-    overflowing_fill: str
-    """The fully masked row after filling float16 scores with -1e9: "raises" or "nan"."""
     called: Callable[[Implementation, PreparedCall], PreparedCall] = lambda layer, call: call
     """How a call with these operations runs: unchanged, or through a compiler."""
 
 
 class Textbook(Implementation):
-    """A textbook layer. Hidden scores are set to `fill` before the softmax."""
+    """A textbook layer. Hidden scores are set to -inf before the softmax."""
 
     declared = Declared(
         features=LAYER_FEATURES,
@@ -91,7 +89,6 @@ class Textbook(Implementation):
         },
     )
     textbook = True
-    fill = -np.inf
     heads_apart = False
 
     def __init__(self, backend: Backend, ops: Operations, numerics: Numerics) -> None:
@@ -147,9 +144,9 @@ class Textbook(Implementation):
         """The layer: (output, weights). `rest` holds parameters, masks and biases."""
 
     def softmax(self, scores: Any, hidden: Any) -> Any:
-        """softmax of scores, with hidden scores set to `fill`."""
+        """softmax of scores, with hidden scores set to -inf."""
         if hidden is not None:
-            scores = self.ops.fill(scores, hidden, self.fill)
+            scores = self.ops.fill(scores, hidden, -np.inf)
         return self.ops.softmax(scores)
 
     def number(self, value: float, inputs: Inputs) -> Any:

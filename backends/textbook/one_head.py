@@ -1,26 +1,20 @@
-"""Textbook attention of one head: additive, dot-product, and with separate masks."""
+"""Textbook attention of one head: additive and dot-product."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from attention_conformance.backends.declared import Declared
-from attention_conformance.backends.masks import LayerMasks, full
 from attention_conformance.backends.textbook.layer import Numerics, Operations, Textbook
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.additive import ADDITIVE
 from attention_conformance.suite.spec.operators.dot import DOT
-from attention_conformance.suite.spec.operators.masked import MASKED
 
 ONE_HEAD = Textbook.declared.refusing(
     dict.fromkeys(("bias", "bias-with-mask"), "textbook code of one head adds no bias to scores")
 )
-
-MANY_QUERIES = ONE_HEAD.refusing({"squeezed": "the layer needs the query axis, for one query, too"})
 
 
 class Additive(Textbook):
@@ -60,7 +54,7 @@ class Luong(Textbook):
 
     name = "luong"
     operator = DOT
-    declared = MANY_QUERIES
+    declared = ONE_HEAD.refusing({"squeezed": "the layer needs the query axis, for one query, too"})
 
     def declaration(self, ops: Operations, numerics: Numerics) -> Declared:
         plain = super().declaration(ops, numerics)
@@ -76,55 +70,3 @@ class Luong(Textbook):
             scores = scores * rest["scale"]
         weights = self.softmax(scores, rest.get("hidden"))
         return weights @ value, weights
-
-
-class MaskedInfinity(Textbook):
-    """softmax(q k^T / sqrt(D)) v with separate causal and padding masks. Hidden scores are set to -inf.
-
-    Masks are 0 for hidden pairs: (B, Lq, Lk) and (B, 1, Lk).
-    """
-
-    name = "masked-inf"
-    operator = MASKED
-    declared = MANY_QUERIES
-
-    def masks(self, inputs: Inputs) -> dict[str, np.ndarray]:
-        s, split = inputs.sizes, LayerMasks.of(inputs)
-        arrays = {}
-        if split.causal:
-            causal = np.tril(np.ones((s.Lq, s.Lk), np.int32))
-            arrays["causal_mask"] = np.broadcast_to(causal, (s.B, s.Lq, s.Lk))
-        if split.valid is not None:
-            arrays["padding_mask"] = split.valid[:, None].astype(np.int32)
-        if split.rest is not None:
-            name = "padding_mask" if split.valid is None else "causal_mask"
-            rest = full(split.rest, inputs, heads=False).astype(np.int32)
-            arrays[name] = rest * arrays.get(name, 1)
-        return arrays
-
-    def compute(
-        self, query: Any, key: Any, value: Any, rest: Mapping[str, Any], inputs: Inputs
-    ) -> tuple[Any, Any]:
-        factor = self.number(inputs.sizes.D**-0.5, inputs)
-        scores = query @ self.ops.transpose(key, (0, 2, 1)) * factor
-        for name in ("causal_mask", "padding_mask"):
-            if name in rest:
-                scores = self.ops.fill(scores, rest[name] == 0, self.fill)
-        weights = self.ops.softmax(scores)
-        return weights @ value, weights
-
-
-class MaskedLarge(MaskedInfinity):
-    """Like `MaskedInfinity`, with hidden scores set to -1e9, which overflows float16."""
-
-    name = "masked-1e9"
-    fill = -1e9
-
-    def declaration(self, ops: Operations, numerics: Numerics) -> Declared:
-        empty = dict.fromkeys(self.declared.dtypes, "uniform") | {"f16": ops.overflowing_fill}
-        elections = {
-            "fully-masked-row": empty,
-            "padded-sample": empty,
-            "padded-sample-gradient": "values",
-        }
-        return self.declared.but(numerics=numerics, elections=elections)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import partial, reduce
 
 import numpy as np
 
@@ -34,6 +34,11 @@ class CausalSeesNext(Kernel):
 def causal_excludes_self(right: Kernel, call: Call) -> np.ndarray:
     row, key = call.rows_and_keys
     return key < row
+
+
+def causal_without_diagonal(right: Kernel, call: Call) -> np.ndarray:
+    row, key = call.rows_and_keys
+    return (key < row) | (key == 0)
 
 
 def causal_by_tiles(right: Kernel, call: Call) -> np.ndarray:
@@ -136,6 +141,10 @@ class NegativeWindowUnbounded(Kernel):
         return super().windowed(call, *sides)
 
 
+def causal_or_padding(right: Kernel, parts: list[np.ndarray]) -> np.ndarray:
+    return reduce(np.logical_or, parts)
+
+
 def lengths_of_first_sample(right: Kernel, lengths: np.ndarray, call: Call) -> np.ndarray:
     return right.within(np.broadcast_to(lengths[:1], lengths.shape), call)
 
@@ -183,6 +192,9 @@ DEVIATIONS = [
         "A causal query does not see the key at its own position.",
         "`j < i`, `tril(diagonal=-1)`, or `triu()` filled with -inf; hide `triu(diagonal=1)` alone",
         causal=causal_excludes_self),
+    row("causal-without-diagonal", "values",
+        "A causal query does not see its own key, unless it is the first.",
+        "`j < i`, `tril(diagonal=-1)`; a causal mask is `j <= i`", causal=causal_without_diagonal),
     row("causal-no-effect", "future", "The causal flag has no effect.",
         "`is_causal` is accepted and not used; `scores.masked_fill(j > i, -inf)` is missing",
         causal=lambda right, call: np.ones((call.sizes.Lq, call.sizes.Lk), bool)),
@@ -210,6 +222,13 @@ DEVIATIONS = [
         "A lower-triangular mask is replaced by a causal flag, which is aligned bottom-right.",
         "`mask.equal(tril)` replaced by a causal flag that means `j <= i + Lk - Lq`",
         masked=triangles_are_causal),
+    row("causal-or-padding", "values",
+        "A key is seen if one of two masks allows it, not only if both do.",
+        "`causal | valid`; a key is seen if both allow it: `causal & valid`",
+        joined=causal_or_padding),
+    row("last-mask-alone", "values", "Of two masks the second replaces the first.",
+        "`mask = second` overwrites the first; both apply: `first & second`",
+        joined=lambda right, parts: parts[-1]),
     row("lengths-one-short", "flag_equals_dense", "The last valid key of every sample is hidden.",
         "`j < length - 1`; a length counts the keys: `j < length`",
         within=lambda right, lengths, call: right.within(np.maximum(lengths - 1, 0), call)),

@@ -88,6 +88,10 @@ def padding_forgotten_backward(right: Differentiable, call: Call) -> np.ndarray 
     return right.allowed(Call(**{**vars(call), "lengths": None}))
 
 
+def masked_recomputed_without_causal(right: Differentiable, call: Call) -> np.ndarray | None:
+    return right.allowed(call) if call.lengths is None else causal_forgotten_backward(right, call)
+
+
 def causal_off_by_one_backward(right: Differentiable, call: Call) -> np.ndarray | None:
     if not call.causal:
         return right.allowed(call)
@@ -221,6 +225,10 @@ DEVIATIONS = [
         "The backward pass recomputes the weights as if no key were padding.",
         "backward recomputes `p` without the key lengths; save them and apply them",
         backward_allowed=padding_forgotten_backward),
+    row("masked-recomputed-without-causal", "gradients",
+        "The backward pass recomputes the weights with the padding alone, without the causal mask.",
+        "backward recomputes `p` without the causal mask; keep it and apply it",
+        backward_allowed=masked_recomputed_without_causal),
     row("causal-off-by-one-backward", "gradients",
         "In the backward pass a causal query sees the next key.",
         "`j <= i + 1` in the backward pass; a causal mask is `j <= i` in both passes",

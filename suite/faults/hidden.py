@@ -91,6 +91,13 @@ def empty_rows_uniform(
     return np.where(np.isneginf(hidden).all(-1, keepdims=True), call.work(0), hidden)
 
 
+def empty_rows_unmasked(
+    right: Kernel, scores: np.ndarray, allowed: np.ndarray | None, call: Call
+) -> np.ndarray:
+    hidden = right.hide(scores, allowed, call)
+    return np.where(np.isneginf(hidden).all(-1, keepdims=True), scores, hidden)
+
+
 def empty_row_silences_tile(
     right: Kernel, scores: np.ndarray, value: np.ndarray, call: Call
 ) -> np.ndarray:
@@ -183,6 +190,10 @@ DEVIATIONS = [
         "Fully masked rows average all values, though zeros are declared.",
         "`masked_fill(~mask, finfo.min)`, where a fully masked row is uniform; set it to 0",
         hide=empty_rows_uniform),
+    row("empty-rows-unmasked", "election",
+        "A fully masked row attends all keys, though zeros are declared.",
+        "`mask | ~mask.any(-1, keepdim=True)` against NaN; set fully masked rows to 0",
+        hide=empty_rows_unmasked),
     row("empty-rows-nan", "election", "Fully masked rows are NaN, though zeros are declared.",
         "`softmax` of a row of -inf is NaN; set fully masked rows to 0: `where(mask.any(-1), out, 0)`",
         shifted=lambda right, scores: scores - scores.max(-1, keepdims=True, initial=-np.inf)),

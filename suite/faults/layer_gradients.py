@@ -14,7 +14,6 @@ from attention_conformance.suite.faults.kernels.layer_gradient import (
     ConcatDifferentiable,
     DotDifferentiable,
     LayerDifferentiable,
-    MaskedDifferentiable,
 )
 from attention_conformance.suite.faults.kernels.norm_gradient import (
     BatchNormDifferentiable,
@@ -24,7 +23,6 @@ from attention_conformance.suite.faults.kernels.norm_gradient import (
     summed_by_rows,
 )
 from attention_conformance.suite.spec.inputs import Inputs
-from attention_conformance.suite.spec.masks import parse_mask
 
 FAMILY = "gradient"
 
@@ -98,24 +96,6 @@ def keys_take_unscaled_queries(
         of_keys["query"] = of_keys.pop("key")
     more = inputs.sizes.D**0.5 - 1
     return gradients | {n: gradients[n] + more * x for n, x in of_keys.items()}
-
-
-@fault("gradients", "`dq = ds @ k`, `dk = ds.mT @ q`; both are times the scale")
-class MaskedScaleForgotten(MaskedDifferentiable):
-    """The scale is missing in the gradients of queries and keys."""
-
-    def backward(self, arrays: Arrays, ds: np.ndarray) -> Arrays:
-        gradients = super().backward(arrays, ds)
-        return {name: x / self.number(arrays) for name, x in gradients.items()}
-
-
-def masked_recomputed_without_causal(
-    right: MaskedDifferentiable, arrays: Arrays, cotangent: np.ndarray, inputs: Inputs
-) -> Arrays:
-    token = inputs.case.mask_token
-    if token.startswith("causal+"):
-        inputs = inputs.replace(mask=parse_mask(token.removeprefix("causal+")))
-    return right.gradients(arrays, cotangent, inputs)
 
 
 def layer_norm_gain_after_means(right: LayerNormDifferentiable, dy, gain, standard, inputs):
@@ -200,10 +180,6 @@ DEVIATIONS = [
         "The scale is missing in the gradient of the keys.",
         "`dk = ds.mT @ q`; the scale is missing: `dk = scale * ds.mT @ q`",
         gradients=keys_take_unscaled_queries),
-    row("masked-recomputed-without-causal", "gradients",
-        "The backward pass recomputes the weights with the padding alone, without the causal mask.",
-        "backward recomputes `p` without the causal mask; keep it and apply it",
-        right=MaskedDifferentiable, gradients=masked_recomputed_without_causal),
     row("layer-norm-variance-constant", "gradients",
         "Layer norm's backward pass takes the variance for a constant.",
         "`dx = r * (dy - dy.mean(-1))`; subtract `xhat * (dy * xhat).mean(-1)`, too",

@@ -11,7 +11,6 @@ from attention_conformance.suite.faults.kernels.layer import Heads, LayerCall, M
 from attention_conformance.suite.faults.kernels.single import (
     AdditiveKernel,
     DotKernel,
-    MaskedKernel,
 )
 
 FAMILY = "mask"
@@ -85,21 +84,6 @@ def layer_causal_sees_next(right: MultiHeadKernel, call: LayerCall) -> np.ndarra
     return np.arange(call.sizes.Lk) <= np.arange(call.sizes.Lq)[:, None] + 1
 
 
-def causal_or_padding(right: MaskedKernel, parts: list[np.ndarray]) -> np.ndarray:
-    return right.joined(parts) if len(parts) == 1 else parts[0] | parts[1]
-
-
-def causal_without_diagonal(right: MaskedKernel, call: LayerCall) -> np.ndarray:
-    seen = np.arange(call.sizes.Lk) < np.arange(call.sizes.Lq)[:, None]
-    return seen | (np.arange(call.sizes.Lk) == 0)
-
-
-def scores_multiplied_by_mask(
-    right: MaskedKernel, scores: np.ndarray, allowed: np.ndarray | None, call: LayerCall
-) -> np.ndarray:
-    return scores if allowed is None else scores * allowed
-
-
 def hidden_scores_minus_thirty(
     right: DotKernel, scores: np.ndarray, allowed: np.ndarray | None, call: LayerCall
 ) -> np.ndarray:
@@ -137,13 +121,6 @@ class MaskAfterSoftmax(MultiHeadKernel):
     def weights(self, scores: np.ndarray, call: LayerCall) -> np.ndarray:
         weights = super().weights(scores, call)
         return weights if self.pairs is None else np.where(self.pairs, weights, 0)
-
-
-def empty_rows_unmasked(
-    right: MaskedKernel, scores: np.ndarray, allowed: np.ndarray | None, call: LayerCall
-) -> np.ndarray:
-    hidden = right.hide(scores, allowed, call)
-    return np.where(np.isneginf(hidden).all(-1, keepdims=True), scores, hidden)
 
 
 row = partial(deviation, family=FAMILY, right=MultiHeadKernel)
@@ -234,21 +211,6 @@ DEVIATIONS = [
     row("layer-causal-sees-next", "future", "A causal query sees the next key.",
         "`tril(diagonal=1)` or `j <= i + 1`; a causal mask is `j <= i`",
         causal=layer_causal_sees_next),
-    row("causal-or-padding", "values",
-        "A key is seen if one of two masks allows it, not only if both do.",
-        "`causal | valid`; a key is seen if both allow it: `causal & valid`", right=MaskedKernel,
-        joined=causal_or_padding),
-    row("last-mask-alone", "values", "Of two masks the second replaces the first.",
-        "`mask = second` overwrites the first; both apply: `first & second`", right=MaskedKernel,
-        joined=lambda right, parts: parts[-1]),
-    row("causal-without-diagonal", "values",
-        "A causal query does not see its own key, unless it is the first.",
-        "`j < i`, `tril(diagonal=-1)`; a causal mask is `j <= i`", right=MaskedKernel,
-        causal=causal_without_diagonal),
-    row("scores-multiplied-by-mask", "poison",
-        "The mask multiplies the scores: hidden ones are 0, not -inf.",
-        "`scores * mask`; a score of 0 has a weight: use `masked_fill(~mask, -inf)`",
-        right=MaskedKernel, hide=scores_multiplied_by_mask),
     row("hidden-scores-minus-thirty", "poison", "Hidden keys have the score -30, not -inf.",
         "`masked_fill(~mask, -30)`; scores may lie below: use -inf", right=DotKernel,
         hide=hidden_scores_minus_thirty),
@@ -264,8 +226,4 @@ DEVIATIONS = [
         "A sample whose keys are all padding is NaN, though zeros are declared.",
         "`softmax` of a row of -inf is NaN; set rows without keys to 0",
         shifted=lambda right, scores: scores - scores.max(-1, keepdims=True)),
-    row("empty-rows-unmasked", "election",
-        "A fully masked row attends all keys, though zeros are declared.",
-        "`mask | ~mask.any(-1, keepdim=True)` against NaN; set fully masked rows to 0",
-        right=MaskedKernel, hide=empty_rows_unmasked),
 ]  # fmt: skip

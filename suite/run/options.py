@@ -43,7 +43,10 @@ both."""
 LAYERS = tuple(
     n for operator in OPERATORS.values() for n in operator.kinds if not operator.is_default
 )
-"""The values of --like."""
+"""The values of --like, besides `PLAIN`."""
+
+PLAIN = "masked"
+"""A value of --like that stands for no layer: attention with parameters for two masks is plain."""
 
 
 @dataclass
@@ -275,6 +278,10 @@ class Options(CommandOptions):
     )
     shard: str = option("only part I of N of the cells", "I/N", for_rerun=False)
     audit: bool = option("run declared-unsupported cells too: stale claims fail", switch=True)
+
+    def __post_init__(self) -> None:
+        if self.like == PLAIN:
+            object.__setattr__(self, "like", "")
 
     @property
     def claims(self) -> dict[str, Any]:

@@ -55,7 +55,6 @@ KERNELS: tuple[type[Implementation], ...] = (
     layer_gradient.ConcatDifferentiable,
     layer_gradient.DotDifferentiable,
     layer_gradient.LayerDifferentiable,
-    layer_gradient.MaskedDifferentiable,
     merge.MergeInTurn,
     merge.MergeKernel,
     norm_gradient.BatchNormDifferentiable,

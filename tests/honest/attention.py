@@ -188,6 +188,19 @@ class UniformRows(Eager):
     shifted = NanRows.shifted
 
 
+class LargeFill(UniformRows):
+    """Textbook code: hidden scores are -1e9. Float16 stores -inf, and rows without keys are 0 / 0."""
+
+    elections = UniformRows.elections | {
+        "fully-masked-row": {"f64": "uniform", "f32": "uniform", "bf16": "uniform", "f16": "nan"},
+        "lse-of-empty-row": {"f64": "lowest", "f32": "lowest", "bf16": "lowest", "f16": "nan"},
+    }
+
+    def hide(self, scores: np.ndarray, allowed: np.ndarray | None, call: Call) -> np.ndarray:
+        hidden = np.where(True if allowed is None else allowed, scores, call.work(-1e9))
+        return self.keep(hidden, "scores", call)
+
+
 class Flushed(Kernel):
     """Subnormal numbers are zero, as inputs, as weights and as answers.
 

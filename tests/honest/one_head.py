@@ -11,11 +11,10 @@ from attention_conformance.suite.faults.kernels.single import (
     ConcatKernel,
     DotKernel,
     LayerNormKernel,
-    MaskedKernel,
     NormKernel,
 )
 from attention_conformance.suite.spec.operators.norms import EPSILON
-from tests.honest.layers import LayerStepwise, LayerUniformRows
+from tests.honest.layers import LayerStepwise
 
 
 class AdditiveExact(AdditiveKernel):
@@ -77,27 +76,6 @@ class DotScaledQuery(DotEager):
     def scores(self, query: np.ndarray, key: np.ndarray, call: LayerCall) -> np.ndarray:
         scaled = self.keep(query * self.scale(call), "features", call)
         return self.keep(scaled @ key.swapaxes(-1, -2), "scores", call)
-
-
-class MaskedExact(MaskedKernel):
-    """Scaled dot-product attention with two masks, rounded once."""
-
-
-class MaskedEager(MaskedKernel):
-    """Scaled dot-product attention with two masks, every operation stored."""
-
-    numerics = "eager"
-    stores = LayerEager.stores
-
-
-class MaskedUniform(MaskedEager):
-    """Two masks that set hidden scores to the dtype's lowest number."""
-
-    elections = MaskedEager.elections | {
-        "fully-masked-row": "uniform",
-        "padded-sample": "uniform",
-    }
-    hide = LayerUniformRows.hide
 
 
 class _OnePassNorm(NormKernel):

@@ -120,10 +120,8 @@ class Kernel(Stated):
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         backend = self.backend
-        names = ("query", "key", "value")
-        arguments: dict[str, Any] = dict(
-            zip(names, backend.memory.operands(inputs, self.axis_order), strict=True)
-        )
+        operands = backend.memory.operands(inputs, self.axis_order)
+        arguments: dict[str, Any] = dict(zip(("query", "key", "value"), operands, strict=True))
         native = split_native(inputs, causal=True, window=True, lengths=True)
         mask = dense_of(inputs, native.rest)
         if mask is not None:
@@ -284,7 +282,10 @@ class Kernel(Stated):
             parts.append(rank4(self.windowed(call, *call.window)))
         if call.lengths is not None:
             parts.append(self.within(call.lengths.values, call))
-        return reduce(np.logical_and, parts) if parts else None
+        return self.joined(parts) if parts else None
+
+    def joined(self, parts: list[np.ndarray]) -> np.ndarray:
+        return reduce(np.logical_and, parts)
 
     def masked(self, mask: np.ndarray, call: Call) -> np.ndarray:
         return mask

@@ -20,7 +20,6 @@ from attention_conformance.suite.faults.kernels.single import (
     AdditiveKernel,
     ConcatKernel,
     DotKernel,
-    MaskedKernel,
 )
 from attention_conformance.suite.spec.dtypes import round_to
 from attention_conformance.suite.spec.inputs import Inputs
@@ -153,10 +152,3 @@ class DotDifferentiable(SingleDifferentiable, DotKernel):
 
     def scale_gradient(self, ds: np.ndarray, product: np.ndarray, arrays: Arrays) -> np.ndarray:
         return (ds * product).sum()
-
-
-class MaskedDifferentiable(DotDifferentiable, MaskedKernel):
-    """Scaled dot-product attention with two masks, with a backward pass."""
-
-    def number(self, arrays: Arrays) -> float:
-        return float(1 / np.sqrt(arrays["query"].shape[-1]))

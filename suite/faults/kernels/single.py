@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from attention_conformance.suite.faults.kernels.layer import Heads, LayerCall, LayerKernel
 from attention_conformance.suite.spec.operators.additive import ADDITIVE
 from attention_conformance.suite.spec.operators.concat import CONCAT
 from attention_conformance.suite.spec.operators.dot import DOT
-from attention_conformance.suite.spec.operators.masked import MASKED
 from attention_conformance.suite.spec.operators.norms import BATCH_NORM, LAYER_NORM
 
 
@@ -91,17 +88,6 @@ class DotKernel(LayerKernel):
     def scores(self, query: np.ndarray, key: np.ndarray, call: LayerCall) -> np.ndarray:
         product = self.keep(query @ key.swapaxes(-1, -2), "scores", call)
         return self.keep(product * self.scale(call), "scores", call)
-
-
-class MaskedKernel(DotKernel):
-    """Scaled dot-product attention without heads, with a causal and a padding mask."""
-
-    operator = MASKED
-    dropout = ""
-    elections = LayerKernel.elections
-
-    def scale(self, call: LayerCall) -> np.ndarray:
-        return np.asarray(1.0 / math.sqrt(call.sizes.D), call.work)
 
 
 class NormKernel(LayerKernel):

@@ -14,7 +14,6 @@ from attention_conformance.suite.spec.operators.concat import CONCAT
 from attention_conformance.suite.spec.operators.dot import DOT
 from attention_conformance.suite.spec.operators.encoder import ENCODER
 from attention_conformance.suite.spec.operators.latent import LATENT
-from attention_conformance.suite.spec.operators.masked import MASKED
 from attention_conformance.suite.spec.operators.merge import MERGE
 from attention_conformance.suite.spec.operators.multi_head import MULTI_HEAD
 from attention_conformance.suite.spec.operators.norms import BATCH_NORM, LAYER_NORM
@@ -30,7 +29,7 @@ from attention_conformance.suite.spec.vocabulary import FEATURES as COMMON
 OPERATORS: dict[str, Operator] = {
     operator.name: operator
     for operator in (
-        SDPA, MULTI_HEAD, ADDITIVE, DOT, CONCAT, MASKED, LAYER_NORM, BATCH_NORM,
+        SDPA, MULTI_HEAD, ADDITIVE, DOT, CONCAT, LAYER_NORM, BATCH_NORM,
         ROTARY, PACKED, MERGE, ENCODER, PAGED, PAGED_WRITE, CACHED, LATENT,
         QUANTIZED, QUANTIZED_WRITE,
     )
