@@ -235,7 +235,6 @@ class Operator:
     - `squeezed_axis`: the axis that the option `squeezed` leaves out, "b" or "q".
     - `packing`: set if options say where the tokens of samples are; masks then say nothing.
     - `work`: operations and bytes of a direction; None if unknown.
-    - `file`: the name of the modules that several operators share, "" for the operator's own name.
     """
 
     name: str
@@ -258,7 +257,6 @@ class Operator:
     squeezed_axis: str = "b"
     packing: Packing | None = None
     work: Callable[[Inputs, str], Work] | None = None
-    file: str = ""
 
     def option(self, name: str) -> Option | None:
         """The option `name`, or None."""
@@ -304,7 +302,7 @@ class Operator:
     @property
     def module(self) -> str:
         """The name of the operator's modules here and in `references`."""
-        return self.file or self.name.replace("-", "_")
+        return "norms" if self.name.endswith("-norm") else self.name.replace("-", "_")
 
     def __str__(self) -> str:
         return self.name

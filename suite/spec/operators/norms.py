@@ -67,7 +67,6 @@ def validate(case: Case) -> None:
 
 LAYER_NORM = Operator(
     name="layer-norm",
-    file="norms",
     text="layer norm: mean and variance of each token over its features",
     axes=axes,
     draw=draw,
@@ -123,7 +122,6 @@ def validate_batch(case: Case) -> None:
 BATCH_NORM = Operator(
     name="batch-norm",
     text="batch norm: mean and variance of each feature over all samples and positions",
-    file="norms",
     axes=batch_axes,
     draw=batch_draw,
     outputs=lambda case: {"output": "bqx"},
