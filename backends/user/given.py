@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -45,6 +46,12 @@ def feature(name: str) -> Value:
         return inputs.feature(name) if FEATURES[name].asked_by(inputs.case) else None
 
     return value
+
+
+def module(call: AttentionCall) -> SimpleNamespace:
+    """What functions of transformers read of their module."""
+    group = call.inputs.sizes.group
+    return SimpleNamespace(training=True, is_causal=False, num_key_value_groups=group)
 
 
 def window(call: AttentionCall, default: Any) -> Any:
@@ -103,7 +110,8 @@ GIVEN = (
     Given(
         ("lse", "return_lse", "return_softmax_lse"), ("lse",), feature("lse"), lambda call: False
     ),
-    Given(("nothing", "module")),
+    Given(("module",), neutral=module),
+    Given(("nothing",)),
 )
 """What parameters are given besides query, key and value; `nothing` is None."""
 

@@ -198,7 +198,7 @@ class Fitting:
     def transposes(self) -> bool:
         """True if the signature is one whose functions exchange heads and rows of the output: that of
         transformers, which begins with the module. Of any other function this may be a fault."""
-        return bool(self.function.binder.name_of("nothing"))
+        return bool(self.function.binder.name_of("module"))
 
     def other_order(self, axes: str) -> str:
         """The order that heads and rows do not have in these axes."""

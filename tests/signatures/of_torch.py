@@ -125,11 +125,12 @@ def eager_attention_forward(
     module, query, key, value, attention_mask, scaling, dropout=0.0, **kwargs
 ):
     """The function of transformers' signature: an additive mask, and an output with lengths first."""
+    key, value = (x.repeat_interleave(module.num_key_value_groups, dim=1) for x in (key, value))
     weights = torch.matmul(query, key.transpose(2, 3)) * scaling
     if attention_mask is not None:
         weights = weights + attention_mask
     weights = F.softmax(weights, dim=-1)
-    weights = F.dropout(weights, p=dropout, training=dropout > 0)
+    weights = F.dropout(weights, p=dropout, training=module.training)
     output = torch.matmul(weights, value)
     return output.transpose(1, 2).contiguous(), weights
 
