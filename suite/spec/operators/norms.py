@@ -119,14 +119,12 @@ def validate_batch(case: Case) -> None:
         raise ValueError(f"only evaluation takes averaged statistics, not training: {case.id}")
 
 
-BATCH_NORM = Operator(
+BATCH_NORM = replace(
+    LAYER_NORM,
     name="batch-norm",
     text="batch norm: mean and variance of each feature over all samples and positions",
     axes=batch_axes,
     draw=batch_draw,
-    outputs=lambda case: {"output": "bqx"},
-    needs=layers.needs,
-    ties=layers.ties(*layers.ONE_HEAD),
     validate=validate_batch,
     asks=Asks(
         plain="batch-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self",
@@ -152,7 +150,4 @@ BATCH_NORM = Operator(
     ),
     options=options("without_affine", "plain", ADDED, AVERAGED, trains=True),
     array_kinds=ArrayKinds(statistics=STATISTICS),
-    is_layer=True,
-    has_keys=False,
-    squeezed_axis="q",
 )
