@@ -77,7 +77,7 @@ def installed() -> list[str]:
     """Registered backends that can be loaded: their modules can be found. Imports no framework."""
 
     def found(name: str) -> bool:
-        with suppress(UsageError, BackendUnavailable):
+        with suppress(UsageError):
             return all(map(find_spec, modules(name)))
         return False
 
@@ -86,12 +86,18 @@ def installed() -> list[str]:
 
 def modules(name: str) -> tuple[str, ...]:
     """The modules that must be installed for a registered backend; () for another one."""
-    return kind_of(name).modules if name in registered() else ()
+    return _stated(name, "modules", ())
 
 
 def keras_engine(name: str) -> str:
     """The engine of Keras that a registered backend needs, "" if it does not use Keras."""
-    return getattr(kind_of(name), "engine_of_keras", "") if name in registered() else ""
+    return _stated(name, "engine_of_keras", "")
+
+
+def _stated(name: str, attribute: str, default: Any) -> Any:
+    """What a registered backend, or the class or function that makes it, states. It is not made."""
+    place = registered().get(name)
+    return getattr(load_object(place, "a backend object"), attribute, default) if place else default
 
 
 def together(names: list[str]) -> list[str]:

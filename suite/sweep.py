@@ -44,9 +44,9 @@ GREEN, FAILED, USAGE, UNFINISHED = 0, 1, 2, 3
 
 MISSING = 'a sweep needs Ray: pip install "attention-conformance[cluster]"'
 
+SUITE = "attention_conformance.suite"
 
 # -n 1: if a cell ends its process, the run continues in a new one.
-SUITE = "attention_conformance.suite"
 JUDGE = f"pytest -q -n1 -p {SUITE}.plugin -p no:cacheprovider --pyargs {SUITE}"
 
 KINDS = {"judge": (JUDGE, Options), "search": (f"{SUITE} search", SearchOptions)}

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -246,6 +247,18 @@ def test_unknown_names_list_the_valid_ones() -> None:
     with pytest.raises(UsageError, match="process-global"):
         registry.check_one_engine(["tf", "keras-torch"])
     assert registry.together(["numpy", "tf", "keras-torch", "jax"]) == ["numpy", "tf", "jax"]
+
+
+def test_a_registered_function_is_not_called_for_what_it_states(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def make(device: str) -> None:
+        raise AssertionError("nobody asked for the backend")
+
+    monkeypatch.setattr(registry, "registered", lambda: {"mine": "registered_elsewhere:make"})
+    monkeypatch.setitem(sys.modules, "registered_elsewhere", SimpleNamespace(make=make))
+    assert registry.installed() == ["mine"]
+    registry.check_one_engine(["mine"])
 
 
 def test_merged_bias_hides_like_the_mask() -> None:
