@@ -3,12 +3,15 @@
     from attention_conformance.adapter import Backend, Declared, Implementation, PreparedCall
 
 - `Backend`, `Implementation`, `PreparedCall`: a framework, a way to compute, and a call of the framework.
+- `Kernel`, `FrameworkFunction`, `Parameter`: an attention function as a row, and its implementation.
 - `Declared`, `DeclaredRounding`, `Limits`: what an implementation declares.
 - `Memory`, `Compilers`, `Profiler`: what only some frameworks have.
 - `split_native`, `dense_of`, `merged_bias`, `rank4`, `full`: masks and biases as arguments of a call.
 - `BackendUnavailable`, `ForwardOnly`, `NoKernel`, `UsageError`: the errors that an adapter raises.
 """
 
+from attention_conformance.backends.binder import Parameter
+from attention_conformance.backends.kernel import FrameworkFunction, Kernel
 from attention_conformance.backends.masks import dense_of, full, merged_bias, rank4, split_native
 from attention_conformance.backends.protocol import (
     Backend,
@@ -34,10 +37,13 @@ __all__ = [
     "Declared",
     "DeclaredRounding",
     "ForwardOnly",
+    "FrameworkFunction",
     "Implementation",
+    "Kernel",
     "Limits",
     "Memory",
     "NoKernel",
+    "Parameter",
     "PreparedCall",
     "Profiler",
     "UsageError",

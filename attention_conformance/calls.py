@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -97,8 +98,9 @@ def assert_attention_close(
     Arrays may be of any framework.
 
     - `query` (B, H, Lq, D), `key` (B, Hkv, Lk, D), `value` (B, Hkv, Lk, Dv), `actual` (B, H, Lq, Dv);
-      H is a multiple of Hkv. With `axis_order="blhd"` lengths stand before heads. `actual` has the
-      dtype of the operands, as in `check_attention`.
+      H is a multiple of Hkv. With `axis_order="blhd"` lengths stand before heads. `actual` has the dtype
+      of the operands, `lse` the same or float32 beside 16 bits, and each gradient the dtype of its array,
+      as in `check_attention`.
     - `mask`: boolean, True attends; `bias`: added to the scores. Both broadcast to (B, H, Lq, Lk).
     - `sinks` (H,): one more logit per head
     - `alibi_slopes` (H,): the bias is -slope |i + Lk - Lq - j| for row i and key j
@@ -123,7 +125,12 @@ def assert_attention_close(
     )
     if empty_rows not in EMPTY_ROWS:
         raise ValueError(f"unknown empty_rows {empty_rows!r}; valid: {EMPTY_ROWS}")
-    problem.check_dtype(actual, query)
+    problem.check_dtype("actual", actual, query)
+    if lse is not None:
+        problem.check_dtype("lse", lse, np.empty(0, problem.dtype.widened.long_name))
+    arrays = {"query": query, "key": key, "value": value, "bias": bias} | features
+    for name, gradient in (grads or {}).items():
+        problem.check_dtype(f"gradient of {name}", gradient, arrays.get(name))
     answer, called = {"output": problem.read(actual, "actual")}, {"output": "actual", "lse": "lse"}
     if lse is not None:
         answer["lse"] = as_numpy(lse, "lse")
@@ -161,6 +168,7 @@ class _Problem:
             listed = ", ".join(f"{name} {fmt.long_name}" for name, fmt in found.items())
             raise ValueError(f"query, key and value have one dtype, got {listed}")
         self.dtype: DType = found["query"]
+        self.stored = {_dtype_name(query), self.dtype.long_name} if dtype else set()
         self.rounding = Rounding(numerics, flushes=True)
         arrays = {name: self.read(array, name) for name, array in operands.items()}
         sizes = _sizes(**arrays)
@@ -190,15 +198,13 @@ class _Problem:
             raise ValueError(f"{what} has four axes, batch and heads included; got {values.shape}")
         return values.swapaxes(1, 2) if self.swapped else values
 
-    def check_dtype(self, actual: Any, query: Any) -> None:
-        """Raise AssertionError if an output has another dtype than the operands."""
-        got, held = (
-            str(getattr(array, "dtype", self.dtype.long_name)) for array in (actual, query)
-        )
-        if self.dtype.long_name not in got and got != held:
+    def check_dtype(self, what: str, array: Any, like: Any) -> None:
+        """Raise AssertionError if an output or a gradient has another dtype than the array `like`."""
+        got, want = _dtype_name(array), _dtype_name(like)
+        if got and want and got not in {want, *self.stored}:
             raise AssertionError(
-                f"actual has dtype {got}, expected {self.dtype.long_name}, the dtype of query, key and "
-                "value: an output has the dtype of its operands"
+                f"{what} has dtype {got}, expected {want}: the output has the dtype of query, key and "
+                "value, lse the same or float32 beside 16 bits, and a gradient the dtype of its array"
             )
 
     def back(self, array: np.ndarray) -> np.ndarray:
@@ -236,10 +242,9 @@ class _Problem:
             raise ValueError(
                 "grads need the cotangent: the gradient of the loss with respect to the output"
             )
-        if unknown := sorted(set(grads) - set(self.inputs.arrays)):
-            raise ValueError(
-                f"no gradient of {unknown[0]}: there are {', '.join(self.inputs.arrays)}"
-            )
+        known = [n for n in self.inputs.arrays if n not in FEATURES or not FEATURES[n].constant]
+        if unknown := sorted(set(grads) - set(known)):
+            raise ValueError(f"no gradient of {unknown[0]}: there are {', '.join(known)}")
         if self.inputs.has_empty_rows and rows != "zeros":
             raise ValueError(
                 "gradients depend on the values of fully masked rows: only empty_rows='zeros' is judged"
@@ -299,6 +304,11 @@ def _broadcast(what: str, array: np.ndarray, sizes: Sizes) -> np.ndarray:
     except ValueError:
         raise ValueError(f"{what} broadcasts to {shape}, got {array.shape}") from None
     return rank4(array)
+
+
+def _dtype_name(array: Any) -> str:
+    """The name of an array's dtype in any framework; "" for a list or a number."""
+    return (re.findall(r"\w+", str(getattr(array, "dtype", ""))) or [""])[-1]
 
 
 def _number(what: str, value: Any) -> float:

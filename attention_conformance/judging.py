@@ -21,7 +21,7 @@ from attention_conformance.suite.run.loading import UserCode
 from attention_conformance.suite.run.options import Options
 from attention_conformance.suite.run.plan import Plan
 from attention_conformance.suite.run.recorded import header, record
-from attention_conformance.suite.run.suggestions import suggestions
+from attention_conformance.suite.run.suggestions import suggestions, together
 from attention_conformance.suite.spec.claims import CLAIMS
 from attention_conformance.suite.spec.text import did_you_mean
 
@@ -86,7 +86,8 @@ def check_attention(
     missing = shortfalls(judged, names, allow_refusals=plan.options.allow_refusals)
     told = tell(plan, judged, None)
     run = Run(head, judged, diagnoses=told.diagnoses)
-    report = Report(run, (*plan.notes, *told.notes, *suggestions(judged, names)), tuple(missing))
+    advice = (*suggestions(judged, names), *together(judged, told.diagnoses, names))
+    report = Report(run, (*plan.notes, *told.notes, *advice), tuple(missing))
     if raises and not report.passed:
         raise AttentionFailure(report)
     return report

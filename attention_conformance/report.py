@@ -7,10 +7,8 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attention_conformance.suite.records import cells as records
 from attention_conformance.suite.records.cells import Run
 from attention_conformance.suite.records.coverage import scored
-from attention_conformance.suite.records.diagnoses import LINE
 from attention_conformance.suite.report import diagnoses
 from attention_conformance.suite.spec.text import printable
 from attention_conformance.suite.spec.vocabulary import BROKEN, STATUSES
@@ -83,13 +81,7 @@ class Report:
 
         Raises FileExistsError.
         """
-        file = records.writer(path, self.run.header)
-        for cell in self.run.cells:
-            file.write(cell)
-        for one in self.run.diagnoses:
-            file.remark(LINE, one)
-        file.close()
-        return file.path
+        return self.run.save(path)
 
     def __str__(self) -> str:
         return printable("\n".join(self._lines()))
@@ -136,6 +128,6 @@ class Report:
         if any(cell.inherited for cell in self.run.cells):
             from attention_conformance.suite.report import summary
 
-            lines += summary.inherited(self.table)
+            lines += summary.inherited(self.run.cells)
         lines += [f"not judged enough: {text}" for text in self.shortfalls]
         return [*lines, *self.notes]

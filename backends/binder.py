@@ -236,6 +236,3 @@ def _takes_anything(thing: Callable[..., Any]) -> bool:
     except (TypeError, ValueError):
         return True
     return all(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
-
-
-__all__ = ["Binder", "Parameter", "UnreadableSignature", "arguments", "ends_in", "signature_of"]

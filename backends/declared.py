@@ -25,23 +25,42 @@ LOWEST_IN_FLOAT32: dict[str, str] = {
 """Answers for a row whose bias is everywhere the lowest number, with scores in float32 or wider. The
 lowest float16, -65504, does not absorb float32 scores."""
 
-LOWEST_FILL: dict[str, Election] = {
+ADDED: dict[str, Election] = {
+    "nan-in-masked-key": "leaks",
+    "nan-in-masked-value": "leaks",
+    "nan-in-attended-value": "reaches-them",
+    "nan-in-query": "nan",
+    "value-size": "accepted",
+}
+"""Elections of matmul, softmax, matmul, with a mask that is added to scores."""
+
+FILLED: dict[str, Election] = ADDED | {"nan-in-masked-key": "blocked"}
+"""Elections of matmul, softmax, matmul, with masked scores set to another number."""
+
+LEAKING_GRADIENTS: dict[str, Election] = {
+    "nan-in-masked-key-gradient": "leaks", "nan-in-masked-value-gradient": "leaks",
+}  # fmt: skip
+"""Elections of derivatives of matmul, softmax, matmul."""
+
+LOWEST_FILL: dict[str, Election] = FILLED | LEAKING_GRADIENTS | {
     "fully-masked-row": "uniform",
     "fully-masked-row-gradient": "values",
     "minus-inf-row": "nan",
     "lowest-row": "uniform",
     "no-keys": "zeros",
-    "nan-in-masked-key": "blocked",
-    "nan-in-masked-key-gradient": "leaks",
-    "nan-in-masked-value": "leaks",
-    "nan-in-masked-value-gradient": "leaks",
-    "nan-in-attended-value": "reaches-them",
-    "nan-in-query": "nan",
-    "value-size": "accepted",
     "integer-mask": "raises",
     "score-overflow": "nan",
-}
+}  # fmt: skip
 """Elections of matmul, softmax, matmul, with masked scores set to the lowest number of their dtype."""
+
+ZEROS: dict[str, Election] = dict.fromkeys(("fully-masked-row", "minus-inf-row"), "zeros")
+"""Elections of zeros for rows in which nothing is attended, by a mask or by a bias of -inf."""
+
+NANS: dict[str, Election] = dict.fromkeys(ZEROS, "nan")
+"""Elections of NaN for rows in which nothing is attended."""
+
+UNFLUSHED: dict[str, Election] = {"subnormal-output": "kept", "score-overflow": "finite"}
+"""Elections of a function that keeps the smallest numbers, and sums products in a wider type."""
 
 INTERSECTED: dict[str, Election] = {"causal-alignment": "top-left", "causal-with-mask": "intersect"}
 """Elections of a causal flag that counts from the first query and applies beside a mask."""

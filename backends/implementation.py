@@ -58,6 +58,8 @@ class Implementation(ABC):
     declared = Declared()
     textbook = False
     """True for the suite's own code in the framework's basic operations."""
+    second_way = False
+    """True for textbook code of an operator that other textbook code computes, too."""
     judged: Any = None
     """The user's function, or the factory of the user's layer; None for a framework's code."""
     beside: Implementation | None = None
@@ -71,6 +73,8 @@ class Implementation(ABC):
     """For a quick backend: the same implementation in the backend with all optimisations."""
     remarks: tuple[str, ...] = ()
     """For a user's function: remarks for the user on how the function is called."""
+    causal_alignment = "top-left"
+    """How the causal flag is aligned if the answer to `causal-alignment` is unknown."""
     advice: tuple[str, tuple[str, ...]] = ("", ())
     """For a user's function: the claim that trial calls suggest, as a sentence, and the features of cases
     that fail without the claim."""
@@ -83,14 +87,16 @@ class Implementation(ABC):
 
     @property
     def later(self) -> frozenset[str]:
-        """The short dtype names, "variations" and "kernels" that are asked later (see
+        """The short dtype names, "variations", "kernels" and "second-way" that are asked later (see
         `suite.spec.levels.POSTPONED`).
 
         These are for textbook code, whose operations the framework's functions and layers already use in
         every dtype, unless a runtime rewrites the code into its own kernels.
         """
         own = self.textbook and not self.backend.compilers.runs_models
-        return frozenset({*ALL_BUT_FLOAT32, "variations"}) if own else frozenset()
+        if not own:
+            return frozenset()
+        return frozenset({"second-way"} if self.second_way else {*ALL_BUT_FLOAT32, "variations"})
 
     @abstractmethod
     def prepare(self, inputs: Inputs) -> PreparedCall:
@@ -222,3 +228,22 @@ class Implementation(ABC):
 
     def __str__(self) -> str:
         return f"{self.backend.name}:{self.name}"
+
+
+class FromRow(Implementation):
+    """An implementation whose name and promises are those of a row: a `Kernel` or a `Layer`."""
+
+    backend: Any
+
+    def __init__(self, backend: Backend, row: Any) -> None:
+        self.row = row
+        super().__init__(backend, row.name, row.declared)
+
+    @property
+    def later(self) -> frozenset[str]:
+        later: frozenset[str] = self.row.later
+        return later
+
+    def unsupported(self, case: AnyCase) -> str | None:
+        refusal = self.row.unsupported(case) if isinstance(case, Case) else None
+        return refusal or super().unsupported(case)

@@ -66,7 +66,7 @@ class Limits:
             )
         if self.scales is not None and not self.scales[0] <= self.scales[1]:
             raise ValueError(
-                f"scales are the smallest and the largest one, got {list(self.scales)}"
+                f"scales are two numbers, the smallest and the largest one, got {list(self.scales)}"
             )
 
     @property

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attention_conformance.backends.binder import Parameter, arguments
+from attention_conformance.backends.binder import Parameter
 from attention_conformance.backends.memory import native
 from attention_conformance.suite.spec.features import ARRAYS
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.masks import Causal, Mask, Padding, Window
-from attention_conformance.suite.spec.vocabulary import OPERANDS
 
 if TYPE_CHECKING:
     from attention_conformance.backends.protocol import Backend
@@ -32,15 +31,6 @@ class Native:
     window: Window | None = None
     lengths: Padding | None = None
     rest: tuple[Mask, ...] = ()
-
-    def with_lengths(self) -> Native:
-        """The first padding at the end as `lengths`, if there is one."""
-        ends = (part for part in self.rest if isinstance(part, Padding) and not part.left)
-        padding = next(ends, None)
-        if padding is None or self.lengths is not None:
-            return self
-        rest = tuple(part for part in self.rest if part is not padding)
-        return replace(self, lengths=padding, rest=rest)
 
     def without_window(self) -> Native:
         """The window among the other parts."""
@@ -144,12 +134,28 @@ class AttentionCall:
         bias = self.inputs.bias
         return None if bias is None else self.backend.array(rank4(bias), self.inputs.dtype)
 
+    def mask_or_bias(self, shaped: Callable[[np.ndarray], np.ndarray] = np.asarray) -> Any:
+        """The part of the mask that no flag expresses, merged into the bias if there is one; `shaped`
+        gives the array its final shape."""
+        dtype = None if self.inputs.bias is None else self.inputs.dtype
+        hidden = (dense_of if dtype is None else merged_bias)(self.inputs, self.native.rest)
+        return None if hidden is None else self.backend.array(shaped(hidden), dtype)
+
+    def sinks(self) -> Any:
+        """The sinks (H,)."""
+        return feature_array(self.backend, self.inputs, "sinks")
+
 
 IS_CAUSAL: Parameter[AttentionCall] = Parameter(
     "is_causal", ("causal", "native-causal"), lambda call: call.native.causal or None
 )
 
 SCALE: Parameter[AttentionCall] = Parameter("scale", ("scale",), lambda call: call.inputs.scale)
+
+EFFECTIVE_SCALE: Parameter[AttentionCall] = Parameter(
+    "scale", ("scale",), lambda call: call.inputs.effective_scale
+)
+"""The scale of a function without a default."""
 
 FLAGGED: tuple[Parameter[AttentionCall], ...] = (
     IS_CAUSAL,
@@ -158,18 +164,6 @@ FLAGGED: tuple[Parameter[AttentionCall], ...] = (
     SCALE,
 )
 """The keyword parameters of keras.ops and jax.nn."""
-
-
-def flagged_arguments(
-    backend: Backend,
-    inputs: Inputs,
-    native: Native,
-    table: Iterable[Parameter[AttentionCall]] = FLAGGED,
-) -> dict[str, Any]:
-    """query, key, value as the framework's arrays (B, L, H, D), and the arguments of a table that the
-    call needs."""
-    operands = dict(zip(OPERANDS, backend.memory.operands(inputs, "blhd"), strict=True))
-    return operands | arguments(table, AttentionCall(backend, inputs, native))
 
 
 def full(array: np.ndarray, inputs: Inputs, heads: bool = True) -> np.ndarray:

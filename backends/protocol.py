@@ -1,6 +1,7 @@
 """The interface of adapters: a backend, its implementations, and prepared calls.
 
-A third-party adapter subclasses `Backend` and `Implementation` and hands the backend object to
+A third-party adapter subclasses `Backend`, which lists implementations: rows (`backends.kernel.Kernel`)
+or subclasses of `Implementation`. It hands the backend object to
 `pytest suite --backend=package.module:object`. The suite asks of an adapter:
 
 - Values arrive as NumPy arrays that hold only numbers of the case's dtype; bfloat16 arrives as
@@ -58,6 +59,7 @@ from attention_conformance.backends.prepared import (
 )
 from attention_conformance.backends.profiler import Profiler, Step
 from attention_conformance.suite.spec.dtypes import DType
+from attention_conformance.suite.spec.inputs import Inputs
 
 
 class Ambient(NamedTuple):
@@ -278,3 +280,15 @@ def _check_places(backend: type[Backend]) -> None:
 def own_attention(backend: Backend) -> Implementation | None:
     """The implementation named `backend.native`, or None."""
     return next((i for i in backend.implementations() if i.name == backend.native), None)
+
+
+def seeded(backend: Backend, function: Callable[..., Any], inputs: Inputs) -> Callable[..., Any]:
+    """The function; with dropout every call first sets the seed of `inputs`."""
+    if not (inputs.training and inputs.rate):
+        return function
+
+    def seeded(*arrays: Any, **arguments: Any) -> Any:
+        backend.reseed(inputs.dropout_seed)
+        return function(*arrays, **arguments)
+
+    return seeded

@@ -41,9 +41,9 @@ GROUP = "attention_conformance.backends"
 
 REGISTRY = {
     "numpy": f"{GROUP}._numpy.backend:NumpyBackend",
-    "torch": f"{GROUP}._torch:TorchBackend",
-    "tf": f"{GROUP}._tensorflow:TensorflowBackend",
-    "jax": f"{GROUP}._jax:JaxBackend",
+    "torch": f"{GROUP}._torch.backend:TorchBackend",
+    "tf": f"{GROUP}._tensorflow.backend:TensorflowBackend",
+    "jax": f"{GROUP}._jax.backend:JaxBackend",
     "keras-torch": f"{GROUP}._keras.on_torch:KerasTorchBackend",
     "keras-jax": f"{GROUP}._keras.on_jax:KerasJaxBackend",
     "keras-numpy": f"{GROUP}._keras.on_numpy:KerasNumpyBackend",
@@ -300,8 +300,8 @@ def example(backend: Backend) -> Implementation | None:
 def own_attention(backend: Backend) -> tuple[str, ...]:
     """The places of the attention functions of a framework and its engine, the native one first, as
     `jax.nn.dot_product_attention`."""
-    name = getattr(getattr(example(backend), "native", None), "name", "")
-    native = (name,) if "." in name else ()
+    place = getattr(getattr(example(backend), "native", None), "function", None)
+    native = (place,) if isinstance(place, str) and "." in place else ()
     return tuple(dict.fromkeys((*native, *backend.profiler.attention)))
 
 
@@ -326,7 +326,10 @@ def callable_implementation(
     """`function_implementation` of a function object, with a name; messages call the function `text`."""
     text, own = text or name, OWN.get(computed_like(like)) if like else None
     if not callable(function) and not (own and own.method_names):
-        raise UsageError(f"function {text!r} is {type(function).__name__}, not callable")
+        raise UsageError(
+            f"function {text!r} is {type(function).__name__}, not callable; expected a function, a "
+            "class or a module"
+        )
     check_function(function, repr(text))
     try:
         claims = Claims.of(function, said, like or "sdpa")

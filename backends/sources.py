@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -81,14 +80,8 @@ def function_source(function: Any, name: str) -> str:
         return ""
     if not home.__name__.rpartition(".")[2].startswith(JUDGED):
         return f"from {home.__name__} import {name} as function"
-    folder, run = _run_source(str(home.__file__))
-    return f"import runpy\nimport sys\n\nsys.path.insert(0, {folder!r})\nfunction = {run}[{name!r}]"
-
-
-@lru_cache(maxsize=64)
-def _run_source(file: str) -> tuple[str, str]:
-    """The folder from which a user's file imports, and the expression that runs the file."""
-    path = Path(file).resolve()
-    folder, package = home_of(path)
-    run = f"module({f'{package}.{path.stem}'!r})" if package else f"path({str(path)!r})"
-    return str(folder), f"runpy.run_{run}"
+    file = Path(str(home.__file__)).resolve()
+    folder, package = home_of(file)
+    run = f"module({f'{package}.{file.stem}'!r})" if package else f"path({str(file)!r})"
+    path = f"import runpy\nimport sys\n\nsys.path.insert(0, {str(folder)!r})"
+    return f"{path}\nfunction = runpy.run_{run}[{name!r}]"

@@ -24,12 +24,12 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx_copybutton",
     # Of this folder.
-    "findings_pages",
+    "deviations_page",
     "markdown_docstrings",
     "mathml",
     "repository_pages",
 ]
-exclude_patterns = ["extensions"]
+exclude_patterns = ["extensions", "findings/scripts"]
 highlight_language = "text"
 
 myst_enable_extensions = ["dollarmath", "linkify"]

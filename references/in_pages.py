@@ -21,9 +21,9 @@ from attention_conformance.suite.spec.operators.in_pages import (
     gathered,
     in_front,
     is_pooled,
+    pool_of,
     put,
     slots,
-    slots_first,
     stored,
     stores,
     taken,
@@ -117,8 +117,5 @@ def added(inputs: Inputs, found: Outputs, axes: Mapping[str, str], u: Roundoffs)
             value, error, size = parts
             stores = np.maximum(owners - 1, 0).reshape(-1, *[1] * (size.ndim - 1))
             error = error + stores * (u.output * size + u.floor)
-            shape = (inputs.letters["p"], inputs.letters["s"], *size.shape[1:])
-            arrays[name] = Bounded(
-                *(slots_first(case, part.reshape(shape), of) for part in (value, error))
-            )
+            arrays[name] = Bounded(pool_of(case, value, of), pool_of(case, error, of))
     return replace(found, arrays=arrays)

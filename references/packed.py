@@ -29,7 +29,7 @@ from attention_conformance.references.sdpa import attended
 from attention_conformance.references.steps import steps
 from attention_conformance.references.tape import Node
 from attention_conformance.suite.spec.inputs import Inputs
-from attention_conformance.suite.spec.operators.packed import allowed_pairs, segments
+from attention_conformance.suite.spec.operators.packed import parts
 
 Part = tuple[slice, slice | np.ndarray, np.ndarray]
 """A part of the problem that is plain attention by itself: its queries, its keys (a slice or indices),
@@ -91,18 +91,13 @@ class ByParts(Reference):
         return Outputs({"output": output}, np.ones((1, 1, inputs.sizes.Lq), int), deviation)
 
 
-def _segments(inputs: Inputs) -> Iterable[Part]:
-    alignment = inputs.case.option("alignment")
-    for rows, keys in segments(inputs.case):
-        count, of = rows.stop - rows.start, keys.stop - keys.start
-        yield rows, keys, allowed_pairs(count, of, alignment)
-
-
 def _tokens(problem: Problem) -> tuple[OneTensor, OneTensor]:
     return Packed(problem.leaf("key")), Packed(problem.leaf("value"))
 
 
-reference = ByParts(_segments, _tokens, lambda inputs: (inputs.key, inputs.value))
+reference = ByParts(
+    lambda inputs: parts(inputs.case), _tokens, lambda inputs: (inputs.key, inputs.value)
+)
 
 
 def _by_head(x: Segment) -> Node:

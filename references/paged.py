@@ -20,7 +20,8 @@ from attention_conformance.references.packed import ByParts
 from attention_conformance.references.primitives.arranged import Moved, OneTensor, Reshaped
 from attention_conformance.references.primitives.segments import Packed
 from attention_conformance.references.tape import Node
-from attention_conformance.suite.spec.operators.paged import flat_slots, samples
+from attention_conformance.suite.spec.operators.in_pages import flat_slots
+from attention_conformance.suite.spec.operators.paged import samples
 
 
 def _slots(problem: Problem, name: str) -> OneTensor:

@@ -11,8 +11,7 @@ import numpy as np
 from attention_conformance.references.composition import Composition, Problem, Reference
 from attention_conformance.references.rounding import Bounded
 from attention_conformance.references.tape import Gradients, Node
-from attention_conformance.suite.spec.operators.in_pages import slots_first
-from attention_conformance.suite.spec.operators.paged import flat_slots
+from attention_conformance.suite.spec.operators.in_pages import flat_slots, pool_of
 
 
 class Written(Node):
@@ -52,8 +51,7 @@ class Written(Node):
         for whole, new in zip(cache.parts, tokens.parts, strict=True):
             flat = flat_slots(self.case, whole).copy()
             flat[self.slots] = new
-            shape = slots_first(self.case, whole).shape
-            parts.append(np.ascontiguousarray(slots_first(self.case, flat.reshape(shape))))
+            parts.append(pool_of(self.case, flat))
         return Bounded(*parts)
 
 

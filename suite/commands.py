@@ -7,8 +7,9 @@ import argparse
 import contextlib
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from attention_conformance.suite.flags import CommandOptions, option
 from attention_conformance.suite.measure.command import add_bench_parser
@@ -38,7 +39,7 @@ from attention_conformance.suite.spec.vocabulary import KINDS, LEVELS, NUMERICS,
 from attention_conformance.suite.sweep import add_sweep_parser
 from attention_conformance.suite.vectors.command import add_vectors_parser
 
-CATALOGUE = "attention_conformance.suite.faults:mutants"
+CATALOGUE = "attention_conformance.suite.deviations:mutants"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -281,23 +282,40 @@ def _expect(arguments: argparse.Namespace) -> int:
 
 def _add_findings(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser(
-        "findings", help="the page of what was found in released software, with reproductions"
+        "findings", help="the pages of what was found in released software, with reproductions"
     )
     parser.add_argument("results", nargs="*", metavar="RESULTS", help="result files")
+    parser.add_argument("--output", metavar="FOLDER", type=Path, help="write the pages there")
+    parser.add_argument(
+        "--reports", metavar="FOLDER", type=Path,
+        help="run the scripts of unreported wrong answers and write reports to post upstream there",
+    )  # fmt: skip
     parser.set_defaults(run=_findings)
 
 
 def _findings(arguments: argparse.Namespace) -> int:
     from attention_conformance.suite.records.cells import load
     from attention_conformance.suite.records.expectations import ExpectationError
-    from attention_conformance.suite.records.findings import manifests, page
+    from attention_conformance.suite.records.findings import manifests, pages, reports
 
     try:
-        print(page(manifests(), [load(path) for path in arguments.results]), end="")
-    except (RecordError, ExpectationError) as error:
+        made = pages(manifests(), [load(path) for path in arguments.results])
+        if arguments.output:
+            _write_pages(arguments.output, made)
+        if arguments.reports:
+            _write_pages(arguments.reports, reports(manifests()))
+        if not arguments.output and not arguments.reports:
+            print("\n".join(made.values()), end="")
+    except (OSError, RecordError, ExpectationError) as error:
         print(error, file=sys.stderr)
         return 2
     return 0
+
+
+def _write_pages(folder: Path, pages: Mapping[str, str]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in pages.items():
+        (folder / f"{name}.md").write_text(text, encoding="utf-8")
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import logging
 import os
 import re
@@ -20,7 +19,7 @@ import tempfile
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, as_completed
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -28,11 +27,11 @@ from typing import Any, NamedTuple
 
 from attention_conformance.backends.registry import UsageError
 from attention_conformance.suite.flags import flags, number
-from attention_conformance.suite.measure.releases import Release, read
-from attention_conformance.suite.records import lines
-from attention_conformance.suite.records.files import regular
+from attention_conformance.suite.measure.releases import read
+from attention_conformance.suite.records import cells, lines, searches
+from attention_conformance.suite.records.files import locked, regular
 from attention_conformance.suite.records.machine import ROOT
-from attention_conformance.suite.records.sweeps import INSTALLED
+from attention_conformance.suite.records.sweeps import INSTALLED, of_release
 from attention_conformance.suite.run.jax_caches import compilations_in
 from attention_conformance.suite.run.options import Options
 from attention_conformance.suite.run.process import how_it_ended, run_module
@@ -42,44 +41,53 @@ from attention_conformance.suite.spec.vocabulary import BROKEN
 
 GREEN, FAILED, USAGE, UNFINISHED = 0, 1, 2, 3
 
-MISSING = 'a sweep needs Ray: pip install "attention-conformance[cluster]"'
-
 SUITE = "attention_conformance.suite"
 
 # -n 1: if a cell ends its process, the run continues in a new one.
 JUDGE = f"pytest -q -n1 -p {SUITE}.plugin -p no:cacheprovider --pyargs {SUITE}"
 
-KINDS = {"judge": (JUDGE, Options), "search": (f"{SUITE} search", SearchOptions)}
-"""The tables of a plan: the command of their tasks after `python -m`, and its options."""
+
+class Kind(NamedTuple):
+    """A table of a plan: the command of its tasks after `python -m`, the command's options and result
+    files, and its exit code if it refuses arguments."""
+
+    command: str
+    options: type[Any]
+    schema: lines.FileSchema[Any, Any]
+    refused: int
+
+
+KINDS = {
+    "judge": Kind(JUDGE, Options, cells.FILE_SCHEMA, 4),
+    "search": Kind(f"{SUITE} search", SearchOptions, searches.FILE_SCHEMA, 2),
+}
 
 PLURAL = {"backends": "backend", "implementations": "implementation", "dtypes": "dtype"}
 """Options that a plan names in the plural."""
 
-OF_TASKS = {"seed", "shard", "results"}
-"""Options that the plan does not name: each task has its own."""
-
 
 class Task(NamedTuple):
-    """A command: its words after `python -m`, without `--results`, and the release that it judges."""
+    """A command: its words after `python -m`, without `--results`; a release, and its pins."""
 
+    kind: str
     title: str
     words: tuple[str, ...]
-    release: Release | None
+    release: str
+    pins: tuple[str, ...]
 
     @property
     def file(self) -> str:
         """The name of the result file."""
-        digest = hashlib.sha256(repr((self.words, self.release)).encode()).hexdigest()[:8]
+        digest = hashlib.sha256(repr((self.words, self.pins)).encode()).hexdigest()[:8]
         return f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', self.title)[:100]}-{digest}.jsonl"
 
 
 class Outcome(NamedTuple):
-    """How a task ended: exit code, last lines of the output, text and totals of the result file."""
+    """How a task ended: exit code, last lines of the output, text of the result file."""
 
     code: int
     said: str
     records: str
-    totals: dict[str, int] | None
 
 
 Submit = Callable[[Task], "Future[Outcome]"]
@@ -93,29 +101,27 @@ def load(path: Path) -> list[Task]:
     """The tasks of a plan file. Raises UsageError."""
     try:
         return tasks(tomllib.loads(regular(path).read_text(encoding="utf-8-sig")))
-    except UsageError as error:
-        raise UsageError(f"{path}: {error}") from error
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise UsageError(f"{path}: expected a plan in TOML: {error}") from error
 
 
 def tasks(plan: Mapping[str, Any]) -> list[Task]:
-    """The tasks of a plan: runs, then searches, in the order of the plan. Raises UsageError."""
+    """The tasks of a plan: runs, then searches, in its order. Raises UsageError and ValueError."""
     if not plan or plan.keys() - KINDS:
-        raise UsageError(
-            f"expected tables [[judge]] and [[search]], got {', '.join(plan) or 'none'}"
-        )
+        got = ", ".join(plan) or "none"
+        raise ValueError(f"expected tables [[judge]] and [[search]], got {got}")
     return [task for kind in KINDS for table in plan.get(kind, ()) for task in _tasks(kind, table)]
 
 
 def _tasks(kind: str, table: Mapping[str, Any]) -> Iterator[Task]:
     """The tasks of a table: its fields are options, seeds, releases and, for runs, shards."""
-    command, made_of = KINDS[kind]
+    command, made_of, *_ = KINDS[kind]
     fields = {PLURAL.get(name, name): value for name, value in table.items()}
-    seeds, releases = fields.pop("seeds", 0), fields.pop("releases", [INSTALLED])
+    seeds, releases = seeds_of(fields.pop("seeds", 0)), fields.pop("releases", [INSTALLED])
     shards = fields.pop("shards", 1) if kind == "judge" else 1
-    if unknown := fields.keys() - ({name.replace("-", "_") for name in flags(made_of)} - OF_TASKS):
-        raise UsageError(
+    own = {"seed", "shard", "results"}  # of each task
+    if unknown := fields.keys() - ({name.replace("-", "_") for name in flags(made_of)} - own):
+        raise ValueError(
             f"[[{kind}]]: unknown field {', '.join(sorted(unknown))}; valid: {', '.join(PLURAL)}, seeds, "
             "releases, shards (of [[judge]]), and the other options of the command"
         )
@@ -124,30 +130,20 @@ def _tasks(kind: str, table: Mapping[str, Any]) -> Iterator[Task]:
     options = replace(options, backend=tuple(options.backends))
     title = [kind, *options.backend, options.level if kind == "judge" else "", options.mode]
     parts = [f"{n}/{shards}" if shards > 1 else "" for n in range(1, shards + 1)]
-    for name, seed, part in product(releases, seeds_of(seeds), parts):
-        words = replace(options, seed=seed, shard=part).command_line(every=True)
-        of_task = [*title, name, f"seed {seed}", part and f"part {part}"]
-        yield Task(" ".join(filter(None, of_task)), (*command.split(), *words), _release(name))
+    for name, seed, part in product(releases, seeds, parts):
+        words = *command.split(), *replace(options, seed=seed, shard=part).command_line(every=True)
+        of_task = filter(None, [*title, name, f"seed {seed}", part and f"part {part}"])
+        lock = None if name == INSTALLED else read(name)
+        release, pins = (f"{lock.name}-{lock.version}", lock.pins) if lock else (INSTALLED, ())
+        yield Task(kind, " ".join(of_task), words, release, pins)
 
 
-def _release(name: str) -> Release | None:
-    """The release of a name; None for the installed packages. Raises UsageError."""
-    try:
-        return None if name == INSTALLED else read(name)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{error}; or {INSTALLED!r}, for the installed packages") from error
-
-
-def seeds_of(value: int | str | list[int | str]) -> list[int]:
-    """Parse seeds: a number, a range "0-19", or a list of both. Raises UsageError."""
-    seeds: list[int] = []
-    for part in value if isinstance(value, list) else [value]:
-        match = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", str(part))
-        if match is None:
-            raise UsageError(f'seeds: expected numbers or ranges as "0-19", got {part!r}')
-        seeds += range(int(match[1]), int(match[2] or match[1]) + 1)
-    if not seeds or len({*seeds}) < len(seeds):
-        raise UsageError(f"seeds: expected different seeds, at least one, got {value!r}")
+def seeds_of(value: int | str) -> range:
+    """Parse seeds: a number, or a range "0-19". Raises ValueError."""
+    match = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", str(value))
+    seeds = range(int(match[1]), int(match[2] or match[1]) + 1) if match else range(0)
+    if not seeds:
+        raise ValueError(f'seeds: expected a number or a range as "0-19", got {value!r}')
     return seeds
 
 
@@ -158,28 +154,25 @@ def carry_out(words: Sequence[str]) -> Outcome:
         compiled = compilations_in(Path(tempfile.gettempdir(), "attention-conformance-jax"))
         code, said = run_module([*words, f"--results={results}"], Path(folder), compiled)
         records = results.read_text(encoding="utf-8") if results.is_file() else ""
-        totals = lines.totals(results) if records else None
     assert code is not None, "there is no time limit"
     if code < 0:
         raise ChildDied(f"the child {how_it_ended(code)}")
     last = [line for line in said.splitlines() if line.strip()][-12:]
-    return Outcome(code, "\n".join(last), records, totals)
+    return Outcome(code, "\n".join(last), records)
 
 
 @contextmanager
 def ray_cluster(where: str) -> Iterator[Submit]:
-    """A context with the function that starts a task on Ray.
-
-    `where` is "local" (the cores of this machine), "auto" (the cluster of this machine) or
-    "ray://HOST:PORT". Raises UsageError without Ray and without a cluster.
-    """
+    """A context with the function that starts a task on Ray, which is where --cluster says. Raises
+    UsageError without Ray and without a cluster."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     # Without a token a local Ray writes one into the home folder.
     os.environ |= {"RAY_AUTH_TOKEN": secrets.token_hex(32)} if where == "local" else {}
     try:
         import ray
     except ImportError as error:
-        raise UsageError(MISSING) from error
+        advice = 'pip install "attention-conformance[cluster]"'
+        raise UsageError(f"a sweep needs Ray: {advice}") from error
     # Not below the results folder: paths of sockets must be short.
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
         options: dict[str, Any] = {"runtime_env": {"working_dir": folder}}
@@ -196,10 +189,10 @@ def ray_cluster(where: str) -> Iterator[Submit]:
         often = {"num_cpus": 1, "max_retries": 3, "retry_exceptions": [ChildDied]}
 
         def submit(task: Task) -> Future[Outcome]:
-            pins = task.release and {"packages": [*task.release.pins], "pip_check": False}
-            environment = {"pip": pins} if pins else {}
-            of_task = remote.options(**often, name=task.title, runtime_env=environment)
-            return of_task.remote(task.words).future()
+            pins = {"packages": [*task.pins], "pip_check": False}
+            environment = {"pip": pins} if task.pins else {}
+            named = remote.options(**often, name=task.title, runtime_env=environment)
+            return named.remote(task.words).future()
 
         try:
             yield submit
@@ -209,54 +202,62 @@ def ray_cluster(where: str) -> Iterator[Submit]:
 
 def sweep(every: Sequence[Task], folder: Path, submit: Submit, hours: float = 0.0) -> int:
     """Run the tasks that have no result file, for at most `hours` (0: no limit); returns the exit code.
-
-    Raises UsageError if a task refuses its arguments, OSError if a file cannot be written.
-    """
+    Raises UsageError if a task refuses its arguments, BlockingIOError for a second driver, OSError."""
     folder.mkdir(parents=True, exist_ok=True)
-    left = [task for task in every if _totals(folder / task.file) is None]
-    say(f"{len(every)} tasks, {len(every) - len(left)} of them recorded")
-    futures = {submit(task): task for task in left}
-    try:
-        for count, future in enumerate(as_completed(futures, 3600 * hours or None), 1):
-            task = futures[future]
-            say(f"{count}/{len(left)} {task.title}: {_keep(folder / task.file, task, future)}")
-    except TimeoutError:
-        say(f"--hours={hours:g} is reached")
-    totals = [_totals(folder / task.file) for task in every]
-    if lost := totals.count(None):
+    with locked(folder):
+        codes = {task: _recorded(folder / task.file, task) for task in every}
+        left = [task for task, code in codes.items() if code is None]
+        say(f"{len(codes)} tasks, {len(codes) - len(left)} of them recorded")
+        futures = {submit(task): task for task in left}
+        try:
+            for count, future in enumerate(as_completed(futures, 3600 * hours or None), 1):
+                task = futures[future]
+                codes[task], how = _keep(folder / task.file, task, future)
+                say(f"{count}/{len(left)} {task.title}: {how}")
+        except TimeoutError:
+            say(f"--hours={hours:g} is reached")
+    if lost := [*codes.values()].count(None):
         say(f"{lost} tasks are not recorded; the same command continues the sweep")
         return UNFINISHED
     say(f"tables: attention-conformance report {folder}")
-    return FAILED if any(map(_code, totals)) else GREEN
+    return FAILED if FAILED in codes.values() else GREEN
 
 
-def _keep(path: Path, task: Task, future: Future[Outcome]) -> str:
-    """Write the result file of a task; returns what people are told."""
+def _recorded(path: Path, task: Task) -> int | None:
+    """The exit code of a task that has a result file. A file that cannot be read is renamed."""
     try:
-        outcome = future.result()
+        return _code(path, task) if path.is_file() else None
+    except lines.RecordError as error:
+        aside = path.replace(path.with_suffix(".damaged"))
+        say(f"{error}\nrenamed to {aside.name}; {task.title} runs again")
+        return None
+
+
+def _keep(path: Path, task: Task, future: Future[Outcome]) -> tuple[int | None, str]:
+    """Write the result file of a task; returns its exit code, None without a whole file, and what people
+    are told."""
+    try:
+        code, said, records = future.result()
     except Exception as error:  # Ray's own, after its last attempt
-        return f"not recorded: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
-    how = f"exit code {outcome.code}; its last lines:\n{outcome.said}"
-    if not outcome.records and outcome.code == {"pytest": 4, SUITE: 2}[task.words[0]]:
+        return None, f"not recorded: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    how = f"exit code {code}; its last lines:\n{said}"
+    if not records and code == KINDS[task.kind].refused:
         raise UsageError(f"{task.title}: {how}")
-    # A red run without a failed cell: no record says why, so its output is shown.
-    if outcome.totals is None or outcome.code != _code(outcome.totals):
-        return f"not recorded: {how}"
-    header, _, rest = outcome.records.partition("\n")
-    fields = json.loads(header)
-    fields["options"] |= {"release": "-".join(task.release[:2])} if task.release else {}
-    path.write_text(f"{json.dumps(fields, ensure_ascii=False)}\n{rest}", encoding="utf-8")
-    return ", ".join(f"{n} {status}" for status, n in outcome.totals.items()) or "nothing found"
+    new = path.with_suffix(".new")
+    new.write_text(of_release(records, task.release), encoding="utf-8")
+    with suppress(lines.RecordError):
+        # A red run without a failed cell: no record says why, so its output is shown.
+        if code == _code(new, task):
+            new.replace(path)
+            return code, f"recorded, exit code {code}"
+    new.unlink()
+    return None, f"not recorded: {how}"
 
 
-def _totals(path: Path) -> dict[str, int] | None:
-    """The totals of a task's result file; None if the task must run."""
-    return lines.totals(path) if path.is_file() else None
-
-
-def _code(totals: Mapping[str, int] | None) -> int:
-    """The exit code of a task with these totals."""
-    return FAILED if any((totals or {}).get(status) for status in BROKEN) else GREEN
+def _code(path: Path, task: Task) -> int:
+    """The exit code of a task with this result file. Raises RecordError."""
+    records = KINDS[task.kind].schema.load(path).records
+    return FAILED if any(record.status in BROKEN for record in records) else GREEN
 
 
 def say(text: str) -> None:
@@ -269,8 +270,7 @@ def add_sweep_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser = subparsers.add_parser(
         "sweep",
         help="many runs at once, on many machines: seeds, releases, searches",
-        description="Runs a plan on Ray. The same command continues an unfinished sweep. docs/sweeps.md "
-        "describes plans and exit codes.",
+        description="Runs a plan on Ray (docs/sweeps.md). The same command continues a sweep.",
     )
     add = parser.add_argument
     add("plan", type=Path, metavar="PLAN.toml", help="the runs and searches")
@@ -288,7 +288,7 @@ def run(arguments: argparse.Namespace) -> int:
         every = load(arguments.plan)
         with ray_cluster(arguments.cluster) as submit:
             return sweep(every, arguments.results, submit, arguments.hours)
-    except UsageError as error:
+    except (UsageError, BlockingIOError) as error:
         print(uncoloured(str(error)), file=sys.stderr)
         return USAGE
     except (OSError, KeyboardInterrupt) as error:

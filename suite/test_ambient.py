@@ -122,7 +122,8 @@ def expect_in_each(cell: Cell, asked_modes: Mapping[str, Callable[[], None]]) ->
         shares = AT_ONCE in wrong and SECOND not in wrong
         claims = shares and cell.implementation.declared.is_user_code
         hint = "; claim threads=one?" if claims else ""
-        raise Deviation(first.kind, f"wrong in {', '.join(wrong)}: {first.message}{hint}")
+        message = f"wrong in {', '.join(wrong)}: {first.message}{hint}"
+        raise Deviation(first.kind, message, where=tuple(wrong))
 
 
 DIFFERENTIATED = asked(

@@ -13,7 +13,7 @@ from attention_conformance.backends.protocol import Declared
 from attention_conformance.suite.judge import elections
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.check import check
-from attention_conformance.suite.judge.elections import OR_PROMISE, lse
+from attention_conformance.suite.judge.elections import lse
 from attention_conformance.suite.judge.verdict import Deviation, HarnessError, NotApplicable
 from attention_conformance.suite.spec.dtypes import DTYPES, DType
 from attention_conformance.suite.spec.elections import QUESTIONS, ElectionCase, of_questions
@@ -70,8 +70,7 @@ def expect(
     if right or like_native(cell, [(name, cell.dtype) for name in names], got):
         return
     observed = ", ".join(f"{n} is {answer}" for n, answer in zip(names, got, strict=True))
-    promise = f"{OR_PROMISE}--elect {names[0]}={got[0]}"
-    raise Deviation("election", f"{advice}{promise}: {what}: {observed}")
+    raise elections.never_right(f"{what}: {observed}", (names[0], got[0]), correct=advice)
 
 
 @check(
@@ -149,11 +148,10 @@ def test_one_answer_in_all_dtypes(cell: Cell) -> None:
         if question in MODES and "raises" in (got, other):
             continue  # nobody promised the mode
         if got != other and not like_native(cell, questions, (got, other)):
-            raise Deviation(
-                "election",
-                f"correct it{OR_PROMISE}--elect {question}={cell.dtype.name}:{got} --elect "
-                f"{question}={name}:{other}: {question} is {got} in {cell.dtype.name} and {other} "
-                f"in {name}",
+            what = f"{question} is {got} in {cell.dtype.name} and {other} in {name}"
+            both = {cell.dtype.name: got, name: other}
+            raise elections.never_right(
+                what, *((question, f"{dt}:{answer}") for dt, answer in both.items())
             )
 
 

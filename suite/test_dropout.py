@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from scipy.special import bdtr, bdtrc, softmax
 
 from attention_conformance.backends.protocol import PreparedCall
 from attention_conformance.references.rounding import gamma
@@ -84,6 +83,8 @@ def twice(output: np.ndarray, inputs: Inputs) -> np.ndarray:
 
 def tail(n: int, p: float, count: int) -> float:
     """Two-sided tail probability of `count` successes out of `n` with probability `p`."""
+    from scipy.special import bdtr, bdtrc
+
     return float(2 * min(bdtr(count, n, p), bdtrc(count - 1, n, p)))
 
 
@@ -91,10 +92,8 @@ def expect_probable(n: int, p: float, count: int, what: str) -> None:
     """Raise Deviation "dropout" if `count` out of `n` is less likely than `FALSE_ALARM`."""
     chance = tail(n, p, count)
     if chance < FALSE_ALARM:
-        raise Deviation(
-            "dropout",
-            f"{what}: {count} of {n}, expected {p:.4g} of them; the chance of that is {chance:.1g}",
-        )
+        message = f"{what}: {count} of {n}, expected {p:.4g} of them"
+        raise Deviation("dropout", f"{message}; the chance of that is {chance:.1g}", where=(what,))
 
 
 def kept(
@@ -121,8 +120,21 @@ def kept(
             f"{prefix}a kept weight is {float(got[at]):.6g}, expected 0 or {want[at]:.6g} = weight / "
             "(1 - rate)"
         ),
+        lambda: _wrong_weights(got, want),
     )
     return whole
+
+
+def _wrong_weights(got: np.ndarray, want: np.ndarray) -> str:
+    """What is wrong with the weights that were kept, in which faults differ."""
+    # A row that lost all its keys may be NaN.
+    rows = got.sum(-1)[got.any(-1) & np.isfinite(got).all(-1)]
+    weights = (got != 0) & (want != 0)
+    if weights.sum() == (want != 0).sum():
+        return "nothing is dropped"
+    if np.abs(rows - 1).max(initial=0.0) < 1 / 64:
+        return "rows sum to 1"
+    return f"{np.median(got[weights] / want[weights]):.2g} times the weight"
 
 
 def attended_of(inputs: Inputs) -> np.ndarray:
@@ -132,11 +144,16 @@ def attended_of(inputs: Inputs) -> np.ndarray:
     return pairs.transpose(0, 2, 1, 3)
 
 
-def _expect(right: np.ndarray, message: Callable[[tuple[int, ...]], str]) -> None:
-    """Raise Deviation "dropout" with the message for the first wrong place."""
+def _expect(
+    right: np.ndarray,
+    message: Callable[[tuple[int, ...]], str],
+    wrong: Callable[[], str] | None = None,
+) -> None:
+    """Raise Deviation "dropout" with the message for the first wrong place, and all that is `wrong`."""
     if not right.all():
         at = tuple(int(i) for i in np.argwhere(~right)[0])
-        raise Deviation("dropout", f"{message(at)}; {int((~right).sum())} of {right.size}")
+        text = f"{message(at)}; {int((~right).sum())} of {right.size}"
+        raise Deviation("dropout", text, where=(wrong(),) if wrong else ())
 
 
 @check(CASES, ("dropout",))
@@ -210,7 +227,8 @@ def test_dropout_off(cell: Cell) -> None:
             try:
                 cell.judge(cell.run(changed), plain)
             except Deviation as deviation:
-                raise Deviation(deviation.kind, f"{what}: {deviation.message}") from deviation
+                message = f"{what}: {deviation.message}"
+                raise Deviation(deviation.kind, message, where=(what,)) from deviation
     if cell.implementation.declared.is_user_code:
         return
     got = cell.run(readable(inputs, 1.0)).values
@@ -304,6 +322,8 @@ def test_dropout_mean(cell: Cell) -> None:
     with var = sum (p_j v_j)^2 rate / (1 - rate) and m the largest deviation of one term (Boucheron,
     Lugosi and Massart, Concentration Inequalities, 2013, theorem 2.10).
     """
+    from scipy.special import softmax
+
     plain = cell.inputs
     outputs = [
         cell.run(plain.replace(rate=MEAN_RATE, training=True, dropout_seed=n)).values

@@ -24,6 +24,7 @@ from attention_conformance.suite.judge.derivative import (
     vjp,
 )
 from attention_conformance.suite.judge.oracle import Oracle
+from attention_conformance.suite.judge.verdict import Deviation
 from attention_conformance.suite.spec.catalogue import Ask, asked
 from attention_conformance.suite.spec.inputs import draw_tangents
 from attention_conformance.suite.spec.vocabulary import OPERANDS
@@ -100,7 +101,11 @@ def expect_second(cell: Cell, prepared: PreparedCall, cotangent: Any) -> None:
         raise
     except BaseException:
         return
-    got = read_gradients(cell, native, inputs, prepared, OPERANDS)
+    try:
+        got = read_gradients(cell, native, inputs, prepared, OPERANDS)
+    except Deviation as error:
+        message = f"gradients of the query's gradient: {error.message}; without them it shall raise"
+        raise Deviation(error.kind, message) from error
     moved = (inputs.replace(query=inputs.query + step * tangent) for step in (STEP, -STEP))
     ahead, behind = (Oracle.vjp(problem, cell.cotangent, cell.rounding) for problem in moved)
     for name in OPERANDS:

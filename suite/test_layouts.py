@@ -149,7 +149,7 @@ def naming(cell: Cell, operand: str, how: str, whole: Any) -> Iterator[None]:
             yield
     except Deviation as deviation:
         message = f"{operand} laid out {how}: {deviation.message}"
-        raise Deviation(deviation.kind, message) from deviation
+        raise Deviation(deviation.kind, message, where=(operand, how)) from deviation
 
 
 def expect_in_every_layout(cell: Cell, operands: tuple[str, ...], kinds: tuple[str, ...]) -> None:

@@ -30,6 +30,13 @@ FIRST = (
 )
 """Cases of every level."""
 
+SERVED = (
+    *plain("paged", "cached"),
+    "packed/none/gqa2/{dt}/b3h4q24k24d8/seg5.7.12/causal",
+    "encoder/causal/mha/{dt}/b2h4q7k7d3/e12.12.12.20/pre/self",
+)
+"""Cases with pages, caches and packed segments, and of a layer of an encoder."""
+
 MASKED_SAMPLE = "multi-head/bool.qk/mha/{dt}/b1h4q7k7d3/e12.12.12.12/self/dense"
 
 ONE_SAMPLE = "multi-head/none/mha/{dt}/b1h4q7k7d3/e12.12.12.12/self"
@@ -63,7 +70,13 @@ MORE = (
 )
 
 
-@check(asked(Ask(*FIRST, dtypes="growing"), Ask(*MORE, dtypes="float32", since="standard")))
+@check(
+    asked(
+        Ask(*FIRST, dtypes="growing"),
+        Ask(*MORE, dtypes="float32", since="standard"),
+        Ask(*SERVED, dtypes="growing", since="standard"),
+    )
+)
 def test_paths(cell: Cell) -> None:
     """Every path is compared with the reference. The message names the wrong paths."""
     cell.judge(cell.run())
@@ -85,9 +98,8 @@ def test_paths(cell: Cell) -> None:
         raise NotApplicable("; ".join(left_out))
     if wrong:
         first = next(iter(wrong.values()))
-        raise Deviation(
-            first.kind, f"{len(wrong)} of {len(paths)} paths ({', '.join(wrong)}): {first.message}"
-        )
+        message = f"{len(wrong)} of {len(paths)} paths ({', '.join(wrong)}): {first.message}"
+        raise Deviation(first.kind, message, where=tuple(wrong))
 
 
 MEMORY = (

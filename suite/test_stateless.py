@@ -80,7 +80,8 @@ def stale(what: str) -> Iterator[None]:
     try:
         yield
     except Deviation as error:
-        raise Deviation("stale", f"{what}: {error.message}", error.measured) from error
+        message = f"{what}: {error.message}"
+        raise Deviation("stale", message, error.measured, (what,)) from error
 
 
 def expect_right(cell: Cell, answer: Answer, inputs: Inputs, what: str) -> None:

@@ -3,6 +3,7 @@ browser."""
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,8 +19,31 @@ from tests.wheels import build
 # Cases are tiny, and workers share the cores: threads would wait for each other most of the time.
 limit_threads(1)
 
+# The plugin of Hypothesis imports Hypothesis at the end of every run, which no child needs.
+os.environ.setdefault("PYTEST_ADDOPTS", "-p no:hypothesispytest")
+
 collect_ignore = ["outside"]
 """Projects of other people, which `test_outside.py` runs in environments of their own."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--turn", type=int, help="of tests marked `seldom`, run the third of this turn"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    turn = config.getoption("--turn")
+    left = set() if turn is None else of_other_turns(items, turn)
+    if left:
+        items[:] = [item for item in items if item not in left]
+        config.hook.pytest_deselected(items=[*left])
+
+
+def of_other_turns(items: list[pytest.Item], turn: int) -> set[pytest.Item]:
+    """The two thirds of the tests marked `seldom` that do not run in a turn."""
+    seldom = [item for item in items if item.get_closest_marker("seldom")]
+    return {*seldom} - {*seldom[turn % 3 :: 3]}
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +64,7 @@ def vectors_f16(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def right_answers(vectors_f16: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Right answers to `vectors_f16`, with gradients."""
-    from attention_conformance.suite.faults.kernels.gradient import Differentiable
+    from attention_conformance.suite.deviations.kernels.gradient import Differentiable
     from tests.answering import answer
 
     kernel = Differentiable(load("tests.honest:honest"))

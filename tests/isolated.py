@@ -13,9 +13,10 @@ import numpy as np
 
 from attention_conformance.backends._numpy import NumpyEngine, Rounded
 from attention_conformance.backends.claims import Claims
+from attention_conformance.backends.kernel import Kernel
 from attention_conformance.backends.masks import FLAGGED
 from attention_conformance.backends.protocol import Implementation
-from attention_conformance.backends.user.function import NativeSignature, UserFunction
+from attention_conformance.backends.user.function import UserFunction
 from attention_conformance.suite.spec.dtypes import round_to
 
 
@@ -29,7 +30,7 @@ class Arrays(NumpyEngine):
         return []
 
     def function(self, function: Callable[..., Any], name: str, claims: Claims) -> Implementation:
-        return UserFunction(self, function, name, claims, NativeSignature("attend", FLAGGED))
+        return UserFunction(self, function, name, claims, Kernel("attend", "attend", FLAGGED))
 
 
 def backend(device: str) -> Arrays:

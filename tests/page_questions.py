@@ -23,7 +23,7 @@ from attention_conformance.suite.report.kinds import CONFORMANCE, frames_of
 from attention_conformance.suite.report.overview import overview
 from attention_conformance.suite.report.render import render
 from tests.conftest import chromium
-from tests.records_by_hand import cell, run
+from tests.rows import cell, run
 
 WIDTHS, THEMES = (390, 1280, 1920), ("light", "dark")
 

@@ -17,10 +17,10 @@ import pytest
 from attention_conformance.backends import registry
 from attention_conformance.backends._numpy.engine import Rounded
 from attention_conformance.backends._numpy.operations import operations
-from attention_conformance.backends.compilation import Compiled
-from attention_conformance.backends.hlo import kernels_in
+from attention_conformance.backends.compilers import Compiled
 from attention_conformance.backends.limits import ANY
 from attention_conformance.backends.masks import merged_bias, split_native
+from attention_conformance.backends.profiler import kernels_in
 from attention_conformance.backends.protocol import Backend, BackendUnavailable
 from attention_conformance.backends.registry import UsageError
 from attention_conformance.backends.textbook import Textbook

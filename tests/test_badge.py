@@ -10,7 +10,7 @@ import pytest
 
 from attention_conformance.suite.__main__ import main
 from attention_conformance.suite.report.badge import COLOURS, FACT
-from tests.records_by_hand import cell, run, write
+from tests.rows import cell, run
 
 CASES = [f"sdpa/none/mha/f32/b1h1q1k{n}d8" for n in range(1, 5)]
 
@@ -18,7 +18,7 @@ CASES = [f"sdpa/none/mha/f32/b1h1q1k{n}d8" for n in range(1, 5)]
 def drawn(statuses: list[str], folder: Path, **fields: object) -> Path:
     """The badge of a run with cells of these statuses; `fields` are of its header."""
     cells = [cell(case, status=status) for case, status in zip(CASES, statuses, strict=False)]
-    write(folder / "run.jsonl", run(*cells, **fields))
+    run(*cells, **fields).save(folder / "run.jsonl")
     badge = folder / "badge.svg"
     assert main(["report", str(folder / "run.jsonl"), f"--badge={badge}"]) == 0
     return badge
@@ -48,10 +48,7 @@ def test_a_badge_says_the_verdict(
 def test_a_refused_function_is_not_called_right(tmp_path: Path) -> None:
     """One cell passes, the others are refused by the function: too little was judged."""
     refused = [cell(case, status="unsupported", kind="refused") for case in CASES[:3]]
-    write(
-        tmp_path / "run.jsonl",
-        run(cell(CASES[3]), *refused, options={"function": ["k.py:sdpa"]}),
-    )
+    run(cell(CASES[3]), *refused, options={"function": ["k.py:sdpa"]}).save(tmp_path / "run.jsonl")
     badge = tmp_path / "badge.svg"
     assert main(["report", str(tmp_path / "run.jsonl"), f"--badge={badge}"]) == 0
     assert "not judged enough, 1 of 4 judged" in badge.read_text("utf-8")
@@ -61,7 +58,7 @@ def test_one_function_of_two_that_was_not_judged_is_seen(tmp_path: Path) -> None
     judged = [cell(case, "torch:first") for case in CASES[:3]]
     refused = cell(CASES[3], "torch:second", status="unsupported", kind="refused")
     options = {"function": ["k.py:first", "k.py:second"]}
-    write(tmp_path / "run.jsonl", run(*judged, refused, options=options))
+    run(*judged, refused, options=options).save(tmp_path / "run.jsonl")
     badge = tmp_path / "badge.svg"
     assert main(["report", str(tmp_path / "run.jsonl"), f"--badge={badge}"]) == 0
     assert "not judged enough, 3 of 4 judged" in badge.read_text("utf-8")
@@ -76,7 +73,7 @@ def test_three_badges_say_verdict_precision_and_coverage(tmp_path: Path) -> None
         cell(CASES[0], status="unsupported", implementation="torch:other"),
         cell(CASES[0].replace("f32", "bf16"), dtype="bf16", grade="eager"),
     ]
-    write(tmp_path / "run.jsonl", run(*judged))
+    run(*judged).save(tmp_path / "run.jsonl")
     folder = tmp_path / "badges"
     assert main(["report", str(tmp_path / "run.jsonl"), f"--badges={folder}"]) == 0
     said = {
@@ -93,11 +90,11 @@ def test_three_badges_say_verdict_precision_and_coverage(tmp_path: Path) -> None
 
 def test_a_badge_needs_a_whole_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, badge = tmp_path / "run.jsonl", tmp_path / "badge.svg"
-    write(path, run(cell(CASES[0]), partial=True))
+    run(cell(CASES[0]), partial=True).save(path)
     assert main(["report", str(path), f"--badge={badge}"]) == 2
     assert "a badge needs a whole run" in capsys.readouterr().err
     unfinished = tmp_path / "unfinished.jsonl"
-    write(unfinished, run(cell(CASES[0]), complete=False))
+    run(cell(CASES[0]), complete=False).save(unfinished)
     assert main(["report", str(unfinished), "--partial", f"--badge={badge}"]) == 2
     assert not badge.exists()
 

@@ -11,17 +11,19 @@ import pytest
 
 from attention_conformance.backends.protocol import Implementation
 from attention_conformance.suite.checks import all_checks
-from attention_conformance.suite.faults import all_faults
-from attention_conformance.suite.faults.backend import KernelBackend
-from attention_conformance.suite.faults.flags import CausalSeesNext
-from attention_conformance.suite.faults.heads import HeadsTiled
-from attention_conformance.suite.faults.kernels.attention import Kernel, Online
-from attention_conformance.suite.faults.masks import MaskInverted
-from attention_conformance.suite.faults.quantized_write import CodesBecomeNan
+from attention_conformance.suite.deviations import all_faults
+from attention_conformance.suite.deviations.backend import KernelBackend
+from attention_conformance.suite.deviations.flags import CausalSeesNext
+from attention_conformance.suite.deviations.kernels.attention import Kernel, Online
+from attention_conformance.suite.deviations.masks import MaskInverted
+from attention_conformance.suite.deviations.quantized_write import CodesBecomeNan
+from attention_conformance.suite.deviations.shapes import HeadsTiled
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.diagnosis import catalogue, diagnose
+from attention_conformance.suite.judge.diagnosis.evidence import fails_like
 from attention_conformance.suite.judge.diagnosis.finding import Diagnosis
 from attention_conformance.suite.judge.judge import judge
+from attention_conformance.suite.judge.verdict import Verdict
 from attention_conformance.suite.records import cells as records
 from attention_conformance.suite.records import diagnoses as remarks
 from attention_conformance.suite.records.diagnoses import DiagnosisRecord
@@ -32,8 +34,8 @@ from attention_conformance.suite.report.kinds import CONFORMANCE, frames_of
 from attention_conformance.suite.run import diagnosing
 from attention_conformance.suite.spec.case import Case
 from tests.honest import HONEST
-from tests.records_by_hand import cell as recorded
-from tests.records_by_hand import run
+from tests.rows import cell as recorded
+from tests.rows import run
 
 VALUES, POISON = (all_checks()[name] for name in ("values", "poison"))
 
@@ -133,6 +135,15 @@ def test_a_fault_that_leaves_answers_right_is_known_by_its_verdict() -> None:
     assert all(one.explains == len(failing[: catalogue.TRIED]) for one in found)
 
 
+def test_failures_are_alike_at_one_place_of_a_check() -> None:
+    one = Verdict("fail", "value", "got 1", where=("test_layouts.py:1", "key"))
+    assert fails_like(replace(one, message="got 2"), one)
+    assert not fails_like(replace(one, where=("test_layouts.py:1", "value")), one)
+    assert not fails_like(replace(one, kind="leak"), one)
+    passing = replace(one, status="pass")
+    assert not fails_like(passing, passing)
+
+
 def blank(masked: bool) -> type[Kernel]:
     """Attention without a scale that is NaN in all elements: of masked calls, or of all."""
 
@@ -170,10 +181,9 @@ def test_a_fault_must_be_nearer_than_the_right_answer(
     want, limit = look.expected["output"]
     wrong = want + 2.5 * limit
     look.got = {"output": want + nearness * (wrong - want)}
-    known = {"output": limit}
-    monkeypatch.setattr(catalogue, "answered", lambda kernel, look: ({"output": wrong}, known))
-    fault = catalogue.faults_of(one)[:1]
-    assert bool(catalogue._Matching([look], iter(()), [], never).of(fault)) == explains
+    monkeypatch.setattr(catalogue, "answered", lambda kernel, look: {"output": wrong})
+    fault = next(f for f in catalogue.faults_of(one) if f.fault.name == "default-scale-is-one")
+    assert bool(catalogue._Matching([look], iter(()), [], never).of([fault])) == explains
 
 
 def test_what_nobody_elects_is_said_if_no_output_is_wrong() -> None:
@@ -340,11 +350,7 @@ ONE = DiagnosisRecord(
 
 def test_result_files_keep_diagnoses(tmp_path: Path) -> None:
     loaded = run(recorded(CASES[0], status="fail", kind="value"))
-    writer = records.writer(tmp_path / "r.jsonl", loaded.header)
-    writer.write(loaded.cells[0])
-    writer.remark(remarks.LINE, ONE)
-    writer.close()
-    read = records.load(tmp_path / "r.jsonl")
+    read = records.load(replace(loaded, diagnoses=(ONE,)).save(tmp_path / "r.jsonl"))
     assert read.diagnoses == (ONE,)
     assert read.cells == loaded.cells
     table = CONFORMANCE.of(frames_of(read), ["diagnoses"])["diagnoses"]

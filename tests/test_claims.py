@@ -25,8 +25,8 @@ from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.catalogue import find
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.vocabulary import BROKEN
-from tests.records_by_hand import frame, write
-from tests.records_by_hand import run as records
+from tests.rows import frame
+from tests.rows import run as records
 
 HONEST = (
     "textbook", "online", "reversed_keys", "float64_inside", "exp2", "log_sum_exp", "bottom_right",
@@ -243,6 +243,7 @@ def test_an_entry_is_stale_where_all_that_it_names_are_judged() -> None:
     for names, stale in ((["sdpa"], True), (["sdpa", "flex"], False), (["sdpa", "sdpa@x"], True)):
         manifest.entries[:] = [replace(known, implementation=names)]
         assert bool(of.stale_expectations()) is stale, names
+        assert not of.stale_expectations(filtered=True)
 
 
 DELEGATING = """
@@ -257,9 +258,7 @@ flag_ignored.expect = "mine.toml"
 
 def test_a_draft_of_what_fails_becomes_the_manifest_of_an_attribute(tmp_path: Path) -> None:
     verdicts = judged(plan("flag_ignored", "faulty.py"), "mask_beside_flag")
-    ran = write(
-        tmp_path / "r.jsonl", records(*(record(cell, verdict) for cell, verdict in verdicts))
-    )
+    ran = records(*(record(cell, verdict) for cell, verdict in verdicts)).save(tmp_path / "r.jsonl")
     draft, own = tmp_path / "mine.toml", tmp_path / "mine.py"
     own.write_text(DELEGATING)
     assert main(["expect", "--write", str(ran), "--output", str(draft)]) == 0

@@ -17,7 +17,7 @@ from attention_conformance.suite.flags import CommandOptions, Flag, flags
 from attention_conformance.suite.report import SITE
 from attention_conformance.suite.run.options import OUTSIDE, Options, shared
 from attention_conformance.suite.spec.text import UNREAD
-from tests.records_by_hand import cell, run, write
+from tests.rows import cell, run
 
 ROOT = Path(__file__).resolve().parents[1]
 IN_CHECKOUT = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -32,6 +32,7 @@ OBEYED = {"\x1b", "\x00", "\u202e", "\x9b"}
 @pytest.mark.parametrize(
     ("case", "said"),
     [
+        ("sdpa/odd", "not a case id"),
         ("sdpa/none/gqa0/f32/b2h3q5k7d8", "bad heads 'gqa0'"),
         ("sdpa/none/mha/f32/b2h3q5k7d8/scalenan", "unknown option 'scalenan'"),
         ("sdpa/none/mha/f32/b" + "9" * 400 + "h3q5k7d8", ""),
@@ -48,7 +49,7 @@ def test_cases_that_cannot_be_described(
 
 
 def test_a_draft_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = write(tmp_path / "r.jsonl", run(cell(status="fail", kind="value", message="off")))
+    path = run(cell(status="fail", kind="value", message="off")).save(tmp_path / "r.jsonl")
     words = ["expect", "--write", str(path), "--output"]
     assert main([*words, str(tmp_path / "missing" / "draft.toml")]) == 0
     assert main([*words, str(path / "draft.toml")]) == 2
@@ -64,7 +65,7 @@ def test_nothing_of_a_file_is_obeyed(
     failing = cell(
         status="fail", kind="value", message=NASTY, backend=f"{NASTY}b", implementation=f"{NASTY}i"
     )
-    path = write(tmp_path / f"r{NASTY.replace(chr(0), '')}.jsonl", run(failing))
+    path = run(failing).save(tmp_path / f"r{NASTY.replace(chr(0), '')}.jsonl")
     words = {"diff": [str(path), str(path)], "expect": ["--write", str(path)]}
     assert main([command, *words.get(command, [str(path)])]) == 0
     assert main([command, *words.get(command, [f"{path}.absent"])]) in (0, 2)
@@ -82,9 +83,8 @@ def test_nothing_of_a_file_is_obeyed(
 @pytest.fixture
 def odd_files(tmp_path: Path) -> Path:
     """A folder of files that people hand over by mistake, and `r.jsonl`."""
-    good = write(
-        tmp_path / "r.jsonl",
-        run(cell(error_ratio=0.5), cell(NEAREST.replace("f32", "f16"), status="fail")),
+    good = run(cell(error_ratio=0.5), cell(NEAREST.replace("f32", "f16"), status="fail")).save(
+        tmp_path / "r.jsonl"
     )
     text = good.read_text()
     (tmp_path / "bom.jsonl").write_text("\ufeff" + text)
@@ -111,6 +111,7 @@ REPORT, ODD = ["report", "--table=runs"], "expected a regular file or standard i
         (["findings", "pipe"], 2, ODD),
         (["sweep", "/dev/zero", "--results=s"], 2, ODD),
         ([*REPORT, "/dev/stdin"], 0, "whole"),
+        ([*REPORT, "-"], 0, "whole"),
         ([*REPORT, "bom.jsonl"], 0, "whole"),
         ([*REPORT, "cut.jsonl", "--partial"], 0, "extent   unfinished: 1 of 2 cells"),
         ([*REPORT, "negative.jsonl"], 2, "expected an error ratio from 0 on, got -1"),
@@ -131,9 +132,18 @@ def test_files_that_are_not_what_they_should_be(
     assert "Traceback" not in out.stderr
 
 
-@pytest.mark.parametrize("fmt", ["html", "text", SITE, "csv"])
-def test_a_full_disk_is_named_and_blocks_no_other_try(odd_files: Path, fmt: str) -> None:
-    words = ["report", "r.jsonl", f"--format={fmt}", "--output=page"]
+VECTORS = ["vectors", "--operator=concat", "--dtype=f32"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [VECTORS, *(["report", "r.jsonl", f"--format={f}"] for f in ("html", "text", SITE, "csv"))],
+    ids=lambda words: words[-1].removeprefix("--"),
+)
+def test_a_full_disk_is_named_and_blocks_no_other_try(odd_files: Path, words: list[str]) -> None:
+    if words is VECTORS:
+        pytest.importorskip("safetensors")
+    words = [*words, "--output=page"]
     out = of_process(words, odd_files, limit=64)
     assert out.returncode == 2
     assert "page cannot be written: File too large; nothing of it is left" in out.stderr
@@ -152,6 +162,16 @@ def test_a_reader_that_goes_ends_a_command_in_silence(odd_files: Path) -> None:
         child.stdout.close()
         assert child.stderr.read() == ""
         assert child.wait(timeout=60) == UNREAD
+
+
+def test_standard_output_without_room_is_named() -> None:
+    with open("/dev/full", "w") as full:
+        out = subprocess.run(
+            [sys.executable, "-m", "suite", "list"], cwd=ROOT, env=IN_CHECKOUT,
+            stdout=full, stderr=subprocess.PIPE, text=True, timeout=60,
+        )  # fmt: skip
+    assert out.returncode == 2
+    assert out.stderr == "<stdout> cannot be written: No space left on device\n"
 
 
 def of_process(words: list[str], folder: Path, limit: int = -1) -> subprocess.CompletedProcess[str]:
@@ -196,6 +216,27 @@ def test_what_is_said_again_is_all_but_what_chooses_cells() -> None:
     chosen_by = {"implementation", "dtype", "shard"}
     assert names == flags(Options).keys() - chosen_by - {"allow-refusals", "start-timeout"}
     assert Options(("torch",)).command_line() == ["--backend=torch"]
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        (f"--seed={'1' * 5000}", "a whole number of 64 bits, 0 or more, got '11"),
+        (f"--seed={2**64}", "a whole number of 64 bits, 0 or more, got '1"),
+        (f"--cell-timeout={'1' * 5000}", "a number of at most 18 digits, got '1"),
+        ("--start-timeout=nan", "a number of at most 18 digits, got 'nan'"),
+        *((f"--{name}=", "got none; leave the") for name in ("forbid", "verdict", "numerics")),
+    ],
+)
+def test_a_value_that_no_option_takes(
+    word: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parser = argparse.ArgumentParser()
+    for name, option in (flags(Options) | OUTSIDE).items():
+        parser.add_argument(f"--{name}", **option.arguments)
+    with pytest.raises(SystemExit):
+        parser.parse_args([word])
+    assert said in capsys.readouterr().err
 
 
 def test_options_say_their_defaults_once(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from attention_conformance.backends._numpy.backend import NumpyBackend
-from attention_conformance.backends.compilation import Compiled, mode_of
+from attention_conformance.backends.compilers import Compiled, mode_of
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import Compilers, DeclarationError, Implementation
 from attention_conformance.backends.registry import load
 from attention_conformance.suite.checks import all_checks
-from attention_conformance.suite.faults.kernels.attention import Kernel
+from attention_conformance.suite.deviations.kernels.attention import Kernel
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.judge import judge
 from attention_conformance.suite.judge.verdict import Verdict

@@ -19,7 +19,7 @@ from attention_conformance.suite.report.diff import (
     summary,
 )
 from attention_conformance.suite.spec.vocabulary import STATUSES
-from tests.records_by_hand import cell, elect, run
+from tests.rows import cell, elect, run
 
 SAME = cell("sdpa/causal/mha/f32/b1h1q2k2d8")
 CASE = "sdpa/none/mha/f32/b2h3q5k7d8"

@@ -14,7 +14,7 @@ from attention_conformance.backends.claims import read_elections
 from attention_conformance.backends.declared import LOWEST_IN_FLOAT32
 from attention_conformance.backends.protocol import Implementation
 from attention_conformance.suite.checks import all_checks
-from attention_conformance.suite.faults.backend import KernelBackend
+from attention_conformance.suite.deviations.backend import KernelBackend
 from attention_conformance.suite.judge.judge import judge
 from attention_conformance.suite.spec.elections import QUESTIONS, ElectionCase
 from attention_conformance.suite.spec.operators import OPERATORS
@@ -161,15 +161,16 @@ BOTTOM_RIGHT = {
 """Rows before the first key average all values."""
 
 
-@pytest.mark.parametrize("name", ["torch", "numpy", "layer"])
-def test_bottom_right_is_right(name: str) -> None:
-    expect_right(KINDS[name], [BOTTOM_RIGHT], "smoke")
+def test_bottom_right_is_right_in_torch() -> None:
+    expect_right(KINDS["torch"], [BOTTOM_RIGHT], "smoke")
 
 
+@pytest.mark.seldom
 @pytest.mark.parametrize("name", ["numpy", "layer", "packed"])
 def test_every_answer_at_smoke(name: str) -> None:
-    kind = KINDS[name]
-    expect_right(kind, rows_of(kind.axes, few=True), "smoke")
+    """Kernels of a kind share their oracles, so that those that align bottom-right are asked here."""
+    kind, aligned = KINDS[name], [] if name == "packed" else [BOTTOM_RIGHT]
+    expect_right(kind, [*rows_of(kind.axes, few=True), *aligned], "smoke")
 
 
 @pytest.mark.slow

@@ -24,8 +24,8 @@ from attention_conformance.suite.report.render import as_html, as_markdown, as_t
 from attention_conformance.suite.report.summary import facts, statuses, tables, verdict
 from attention_conformance.suite.spec.vocabulary import REFUSED
 from tests.functions import partly
-from tests.records_by_hand import cell
-from tests.records_by_hand import run as made
+from tests.rows import cell
+from tests.rows import run as made
 
 torch = pytest.importorskip("torch")
 
@@ -169,19 +169,17 @@ def test_a_whole_backend_is_judged_by_values() -> None:
 
 
 def test_a_run_says_what_share_was_refused() -> None:
-    text = facts(frames.cells(made(*cells(1, 3, lacking=9))), {})
+    text = facts(made(*cells(1, 3, lacking=9)).cells, {})
     assert "torch:f: judged on 25.00% of what it could be asked: it refused 3 of 4 cells" in text
-    assert not any(
-        "refused" in line for line in facts(frames.cells(made(*cells(4, 0, lacking=9))), {})
-    )
+    assert not any("refused" in line for line in facts(made(*cells(4, 0, lacking=9)).cells, {}))
 
 
 def test_scores_stand_beside_their_coverage() -> None:
     few = made(*cells(3, 5, lacking=2))
     assert verdict(few).endswith("100.00% of the 3 of 10 cells that were judged (7 unsupported)")
-    assert statuses(frames.cells(few)) == []
+    assert statuses(few) == []
     shown = {"statuses": OF_STATUSES.of(frames.cells(few))}
-    for text in ("\n".join(tables(frames.cells(few))), as_text(shown, ""), as_markdown(shown, "")):
+    for text in ("\n".join(tables(few)), as_text(shown, ""), as_markdown(shown, "")):
         assert "100.00% of 3 of 10" in text
     page = as_html(shown, "")
     assert "100.00% of 3 of 10" in page

@@ -19,7 +19,7 @@ from attention_conformance.suite.records.expectations import (
 )
 from attention_conformance.suite.records.findings import load_findings
 from attention_conformance.suite.records.machine import KINDS_OF_CPU, ROOT, cpu_flags, facts
-from tests.records_by_hand import cell, run, write
+from tests.rows import cell, run
 
 GOOD = """
 [[expect]]
@@ -247,7 +247,7 @@ def test_a_draft_loads_once_its_causes_are_filled_in(tmp_path: Path, message: st
 def test_a_draft_of_a_record_holds_for_the_message_the_record_was_made_of(tmp_path: Path) -> None:
     """A file of records cannot hold every character of a message."""
     message = "lost \udcff byte"
-    (read,) = cells.load(write(tmp_path / "r.jsonl", run(failing(message)))).cells
+    (read,) = cells.load(run(failing(message)).save(tmp_path / "r.jsonl")).cells
     path = tmp_path / "draft.toml"
     path.write_text(filled_in(draft([read], {"torch": "2.13.0"})), encoding="utf-8")
     manifest = Manifest(load(path), {"torch": "2.13.0"}, "cpu")

@@ -11,7 +11,7 @@ from attention_conformance.suite.records.cells import CellRecord
 from attention_conformance.suite.report import explanation, frames
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.catalogue import everything
-from tests.records_by_hand import cell, run
+from tests.rows import cell, run
 
 
 def judged(case: str, status: str = "pass", **fields: Any) -> CellRecord:

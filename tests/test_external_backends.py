@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import tomli_w
 
+from attention_conformance.backends.kernel import FrameworkFunction
 from attention_conformance.backends.protocol import Declared, Implementation, Limits
 from attention_conformance.suite.checks import all_checks
 from attention_conformance.suite.judge import elections
@@ -145,14 +146,16 @@ def test_limits_are_declared_for_each_dtype(adapter: Path) -> None:
 
 
 def test_probes_ask_unsupported(adapter: Path) -> None:
-    class Picky(type(plan(adapter).implementations[0])):  # type: ignore[misc]
+    own: Any = plan(adapter).implementations[0]
+
+    class Picky(FrameworkFunction):
         def unsupported(self, case: Any) -> str | None:
             return "no masks at all on Tuesdays" if case.needs else super().unsupported(case)
 
         def missing(self, features: Any) -> str | None:
             return "no masks at all on Tuesdays" if [*features] else None
 
-    picky = Picky(plan(adapter).implementations[0].backend)
+    picky = Picky(own.backend, own.kernel)
     with pytest.raises(NotApplicable, match="Tuesdays"):
         elections.observe("fully-masked-row", picky, DTYPES["f32"])
 

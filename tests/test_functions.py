@@ -186,8 +186,16 @@ def test_a_feature_that_a_function_lacks_costs_no_other_question() -> None:
     assert all("sinks" in cell.case.needs for cell in about_sinks)
 
 
-@pytest.mark.parametrize(("name", "kind"), [("constant", "no-gradient"), ("of_leaves", "stale")])
-def test_a_backward_pass_that_is_wrong_in_models_alone_fails(name: str, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "kind", "said"),
+    [
+        ("constant", "no-gradient", "gradients of the query's gradient: the key got no gradient"),
+        ("of_leaves", "stale", "gradient of the value"),
+    ],
+)
+def test_a_backward_pass_that_is_wrong_in_models_alone_fails(
+    name: str, kind: str, said: str
+) -> None:
     pytest.importorskip("torch")
     path = f"tests.functions.backward:{name}"
     function = registry.function_implementation(registry.load("torch"), path, {})[0]
@@ -195,6 +203,7 @@ def test_a_backward_pass_that_is_wrong_in_models_alone_fails(name: str, kind: st
     assert verdict_of(function, case, "gradients").status == "pass"
     verdict = verdict_of(function, case, "gradient_passes")
     assert (verdict.status, verdict.kind) == ("fail", kind)
+    assert said in verdict.message
 
 
 NEIGHBOUR = "def scale_of(query):\n    return query.shape[-1] ** -0.5\n"

@@ -7,12 +7,14 @@ import sys
 import tomllib
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from attention_conformance.backends.protocol import Backend, Declared
 from attention_conformance.suite.spec.features.feature import Feature
 from attention_conformance.suite.spec.operator import Operator
+from tests.conftest import of_other_turns
 from tests.shown import FOLDERS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -29,7 +31,7 @@ FRAMEWORKS = {
         "suite.report.commands, suite.report.frames, suite.report.render",
         "suite.records.cells, suite.records.speed, suite.records.findings, suite.records.machine",
         "suite.judge.oracle, suite.checks, suite.run.plan, suite.commands, suite.plugin",
-        "suite.faults.kernels",
+        "suite.deviations.kernels",
         "backends.protocol, backends.registry, backends.textbook",
         "suite.measure.run, suite.measure.gate, suite.measure.command, suite.measure.benchmark",
         "suite.search.command, suite.run.script, suite.vectors.export, suite.vectors.judge",
@@ -46,11 +48,22 @@ def test_importing_loads_no_framework(modules: str) -> None:
     assert not {name.split(".")[0] for name in out.split()} & FRAMEWORKS
 
 
-def test_a_run_without_failures_imports_no_fault() -> None:
-    options = ["--backend=numpy", "--level=smoke", "-k", "causal", "-p", "no:cacheprovider"]
+def test_a_run_without_failures_imports_no_fault_and_no_pandas() -> None:
+    """A run of one implementation; with --pdb it judges in the process that is started here."""
+    options = [
+        "--backend=numpy",
+        "--implementation=definition",
+        "--level=smoke",
+        "-k",
+        "causal",
+        "-p",
+        "no:cacheprovider",
+        "--pdb",
+    ]
+    late = ["attention_conformance.suite.deviations.kernels", "pandas"]
     program = (
         f"import sys, pytest; code = pytest.main(['suite/test_values.py', *{options}]); "
-        "sys.exit(int(code) or 'attention_conformance.suite.faults.kernels' in sys.modules)"
+        f"sys.exit(int(code) or bool({set(late)} & sys.modules.keys()))"
     )
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, check=True)
 
@@ -67,6 +80,25 @@ def test_every_package_goes_into_the_wheel() -> None:
     names = (".".join(parts) for parts in inside)
     package = "attention_conformance"
     assert sorted(said) == sorted(n if n == package else f"{package}.{n}" for n in names)
+
+
+def test_a_turn_runs_a_third_of_the_tests_marked_seldom() -> None:
+    class Item:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def get_closest_marker(self, name: str) -> bool:
+            return name == "seldom" and self.number % 2 == 1
+
+    def run(turn: int) -> set[int]:
+        items: Any = [Item(number) for number in range(12)]
+        left = of_other_turns(items, turn)
+        assert len(left) == 4
+        return {item.number for item in items if item not in left}
+
+    runs = [run(turn) for turn in (6, 7, 8)]
+    assert set.intersection(*runs) == {0, 2, 4, 6, 8, 10}
+    assert set.union(*runs) == {*range(12)}
 
 
 def test_files_are_short() -> None:

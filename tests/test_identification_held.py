@@ -15,8 +15,9 @@ from attention_conformance.backends import registry  # noqa: E402
 from attention_conformance.suite.checks import all_checks  # noqa: E402
 from attention_conformance.suite.judge.cell import Cell  # noqa: E402
 from attention_conformance.suite.judge.diagnosis.diagnose import diagnose  # noqa: E402
+from attention_conformance.suite.judge.diagnosis.evidence import Evidence  # noqa: E402
 from attention_conformance.suite.judge.diagnosis.finding import Diagnosis  # noqa: E402
-from attention_conformance.suite.judge.diagnosis.held import Evidence, alike  # noqa: E402
+from attention_conformance.suite.judge.diagnosis.held import alike, held  # noqa: E402
 from attention_conformance.suite.judge.diagnosis.identify import identify  # noqa: E402
 from attention_conformance.suite.judge.diagnosis.instrument import Found, softmax  # noqa: E402
 from attention_conformance.suite.judge.diagnosis.look import Look  # noqa: E402
@@ -141,13 +142,12 @@ def test_what_passing_cells_contradict_without_a_property_falls_behind() -> None
 
 
 def test_problems_of_other_operators_are_held_against_cells() -> None:
-    def backwards_for_one(query, position):
-        sign = -1.0 if query.shape[2] == 1 else 1.0
-        return turned(query, position, sign=sign, to=torch.float64)
+    def late_for_one(query, position):
+        return turned(query, position + (query.shape[2] == 1), to=torch.float64)
 
     ids = [f"rotary/none/mha/f64/b{b}h3q{q}k1d16/at4097" for b in (2, 3) for q in (1, 17)]
-    (one,) = told(backwards_for_one, *ids, like="rotary")
-    assert one.sentence.startswith("Only with one query: pairs are rotated the other way")
+    (one,) = told(late_for_one, *ids, like="rotary")
+    assert one.sentence.startswith("Only with one query: position p is rotated as position p + 1")
     assert (one.explains, one.tried, one.contradicts) == (2, 2, 0)
 
 
@@ -162,20 +162,20 @@ def test_evidence_by_hand() -> None:
         return softmax(2 * reading.scores, reading.seen)
 
     found = Found("Scores are doubled.", "scale", formula=twice)
-    assert Evidence(looks).held(found, [case]) == (found, [look.inputs.case for look in looks], 0)
-    said, _, against = Evidence(looks[:1], right_cells[2:]).held(found, [case])
+    assert held(Evidence(looks), found, [case]) == (found, [look.inputs.case for look in looks], 0)
+    said, _, against = held(Evidence(looks[:1], right_cells[2:]), found, [case])
     assert said.sentence.startswith("Only with several samples: scores are doubled.")
     assert against == 0
     # One cell alone that differs in two properties says nothing of either.
     double = Cell(VALUES, Case.parse("sdpa/none/mha/f64/b1h2q4k8d16"), of(of_torch.textbook))
-    assert Evidence(looks[:1], [double]).held(found, [case]) == (found, [case], 1)
-    assert Evidence(looks[:2], [double]).held(found, [case])[2] == 0
+    assert held(Evidence(looks[:1], [double]), found, [case]) == (found, [case], 1)
+    assert held(Evidence(looks[:2], [double]), found, [case])[2] == 0
     # The same case on both sides: no property is left, and the cell contradicts.
-    assert Evidence(looks[:1], right_cells[:1]).held(found, [case])[2] == 1
+    assert held(Evidence(looks[:1], right_cells[:1]), found, [case])[2] == 1
     mute = Found("Scores are doubled.", "scale", formula=lambda reading: None)
-    assert Evidence(looks, right_cells).held(mute, [case]) == (mute, [case], 0)
+    assert held(Evidence(looks, right_cells), mute, [case]) == (mute, [case], 0)
     halved = Found("Scores are halved.", "scale", formula=lambda r: softmax(r.scores / 2, r.seen))
-    assert Evidence(looks, right_cells[:2]).held(halved, [case])[1:] == ([case], 2)
+    assert held(Evidence(looks, right_cells[:2]), halved, [case])[1:] == ([case], 2)
 
 
 def test_cells_are_sorted_by_likeness() -> None:
@@ -194,7 +194,7 @@ def test_weights_of_layers_are_held_against_no_cell() -> None:
     assert looks
     found = Found("Weights are equal.", "softmax", formula=lambda reading: reading.seen + 0.0)
     case = looks[0].inputs.case
-    assert Evidence(looks, failing).held(found, [case]) == (found, [case], 0)
+    assert held(Evidence(looks, failing), found, [case]) == (found, [case], 0)
 
 
 def test_without_failures_nothing_is_said() -> None:

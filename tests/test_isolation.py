@@ -38,7 +38,7 @@ CHECKS = ("values", "contract", "ambient", "gradient_passes", "elections")
 def of(path: Path, *words: str) -> dict[Any, records.CellRecord]:
     """The records of a run by key, without times."""
     files = [f"suite/test_{name}.py" for name in CHECKS]
-    run(*files, "--level=smoke", "--dtype=f32", f"--results={path}", *words)
+    run("-q", *files, "--level=smoke", "--dtype=f32", f"--results={path}", *words)
     loaded = records.load(path)
     return {cell.key: replace(cell, seconds=0.0) for cell in loaded.cells}
 
@@ -46,6 +46,7 @@ def of(path: Path, *words: str) -> dict[Any, records.CellRecord]:
 RIGHT, WRONG = "tests/isolated.py:attend", "tests/isolated.py:attend_wrongly"
 
 
+@pytest.mark.seldom
 @pytest.mark.parametrize(
     ("backend", "function", "kinds"),
     [
@@ -80,6 +81,7 @@ def test_the_child_has_few_rights(tmp_path: Path) -> None:
             "-k",
             "k17d8",
             "--backend=torch",
+            "-q",
         )
         judged = [
             run(*words, "--function=tests/enclosed.py:tries", *how, env=places)
@@ -151,7 +153,8 @@ def test_what_judges_imports_no_framework(
     files = [f"suite/test_{name}.py" for name in ("elections", "values", "malformed")]
     told = tmp_path / "told"
     out = run(
-        *files, "--level=smoke", "-p", "loaded", "--backend=torch", f"--function={function}", *words,
+        *files, "--level=smoke", "--dtype=f32", "-p", "loaded", "--backend=torch",
+        f"--function={function}", *words,
         env={"LOADED": str(told), "PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[1]}"},
     )  # fmt: skip
     assert (out.returncode, eval(told.read_text())) == (code, found), out.stdout

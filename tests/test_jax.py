@@ -17,7 +17,7 @@ import pytest
 
 from attention_conformance.backends import registry
 from attention_conformance.backends.claims import Claims
-from attention_conformance.backends.compilation import Compiled
+from attention_conformance.backends.compilers import Compiled
 from attention_conformance.backends.implementation import as_in_programs
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import Backend
@@ -340,6 +340,7 @@ def test_every_kind_is_asked_as_in_programs(kind: Any) -> None:
     assert prepare.__code__ is as_in_programs(prepare).__code__
 
 
+@pytest.mark.seldom
 @pytest.mark.parametrize(
     ("name", "text"),
     [

@@ -11,8 +11,8 @@ import pytest
 
 from attention_conformance.backends.protocol import DeclaredRounding
 from attention_conformance.suite.checks import all_checks
-from attention_conformance.suite.faults.backend import KernelBackend
-from attention_conformance.suite.faults.kernels.latent import AbsorbedKernel, LatentKernel
+from attention_conformance.suite.deviations.backend import KernelBackend
+from attention_conformance.suite.deviations.kernels.latent import AbsorbedKernel, LatentKernel
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.oracle import Oracle, Rounding
 from attention_conformance.suite.spec.case import Case

@@ -20,7 +20,7 @@ from attention_conformance.suite.spec.catalogue import cases
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.inputs import draw
 from attention_conformance.suite.spec.operators import OPERATORS
-from tests.records_by_hand import cell, run
+from tests.rows import cell, run
 from tests.runtimes import of, verdict_of
 
 PLAIN = "multi-head/none/mha/f32/b2h4q7k7d3/e12.12.12.12/self"
@@ -187,7 +187,7 @@ def test_a_keras_layer_and_a_flax_module_are_judged(tmp_path: Path) -> None:
 
 
 def test_the_fast_path_is_what_runs(torch_backend: Any) -> None:
-    from attention_conformance.backends._torch.masks import witnessed
+    from attention_conformance.backends._torch.modules import witnessed
 
     by_name = {i.name: i for i in torch_backend.implementations()}
     fast, slow = by_name["nn-mha-fast"], by_name["nn-mha"]

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from attention_conformance.backends import registry
-from attention_conformance.backends.protocol import BackendUnavailable, TimeOver
+from attention_conformance.backends.protocol import BackendUnavailable, TimeOver, seeded
 from attention_conformance.suite.checks import all_checks
 from attention_conformance.suite.judge import leaks
 from attention_conformance.suite.judge.cell import Cell
@@ -66,7 +66,7 @@ def test_dropout_is_drawn_from_its_seed_whatever_was_drawn_before() -> None:
     inputs = draw(Case.parse("sdpa/none/mha/f32/b2h2q4k4d8/drop0.5/train"))
 
     def drawn(seed: int) -> Any:
-        return backend.seeded(lambda: torch.rand(5), inputs.replace(dropout_seed=seed))()
+        return seeded(backend, lambda: torch.rand(5), inputs.replace(dropout_seed=seed))()
 
     first = drawn(3)
     torch.rand(7)

@@ -21,7 +21,7 @@ from attention_conformance.suite.run.recorded import record
 from attention_conformance.suite.run.suggestions import of_triton, suggestion, suggestions
 from attention_conformance.suite.spec.case import Case, parse_sizes
 from attention_conformance.suite.spec.vocabulary import REFUSED
-from tests.records_by_hand import cell
+from tests.rows import cell
 from tests.test_claims import CLAIMED, judged, plan, wrong
 
 SIZES = ("head_sizes=64,128", "lengths_multiple_of=16")

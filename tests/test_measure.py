@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 import time
@@ -80,7 +81,7 @@ def judged(twin: type[Twin], backend: type[NumpyBackend] = NumpyBackend, case: s
         (WrongNowAndThen, NumpyBackend, "value"),
     ],
 )
-def test_faults_of_a_harness_are_refused(twin: Any, backend: Any, kinds: str) -> None:
+def test_deviations_of_a_harness_are_refused(twin: Any, backend: Any, kinds: str) -> None:
     """On a busy machine a queued call is unfinished after the wait, too, and is called lazy."""
     with pytest.raises(RefusedTime) as refused:
         judged(twin, backend)
@@ -95,7 +96,7 @@ class StoppedClock:
     def ask(self, do: str, **more: Any) -> dict[str, Any]:
         if do == "sample":
             time.sleep(0.2)
-        return {"seconds": 0.001, "device": None} if do == "sample" else {}
+        return {"seconds": 0.001} if do == "sample" else {}
 
 
 def test_a_worker_whose_clock_stands_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,10 +105,10 @@ def test_a_worker_whose_clock_stands_is_refused(monkeypatch: pytest.MonkeyPatch)
         "workload": "w", "case": CASE, "backend": "numpy", "implementation": "definition",
         "mode": "eager", "device": "cpu", "dtype": "f32", "direction": "forward", "threads": 1,
     }  # fmt: skip
-    preparation = {"convert": 0.1, "first_call": 0.1, "inner": 1, "settled": True}
+    preparation = {"first_call": 0.1, "inner": 1, "settled": True}
     worker: Any = StoppedClock()
     measurement = Measurement(worker, "key", identity, preparation)
-    measurement.sample(on_device=False)
+    measurement.sample()
     record = measurement.finish()
     assert (record.status, record.kind) == ("refused", "clock")
     assert "the worker says 0.002 s, its samples took 0.2" in record.message
@@ -136,9 +137,7 @@ def test_a_wrong_layout_is_refused() -> None:
     ],
 )
 def test_honest_twins_are_timed(twin: Any, backend: Any) -> None:
-    accuracy = judged(twin, backend)
-    assert 0 < accuracy.error_ratio <= 1
-    assert accuracy.grade == "exact"
+    assert 0 < judged(twin, backend) <= 1
 
 
 def test_of_many_different_answers_a_random_few_are_kept() -> None:
@@ -182,9 +181,9 @@ def test_layers_are_timed_backward_by_inputs_and_parameters(
     call = TimedCall(layer, Case.parse(case), direction)
     preparation = call.prepare()
     assert min(call.sample() for _ in range(10)) > 0
-    accuracy = call.judge()
-    assert accuracy.error_ratio is not None
-    assert 0 < accuracy.error_ratio <= 1
+    ratio = call.judge()
+    assert ratio is not None
+    assert 0 < ratio <= 1
     operands = ["query"] if call.cell.inputs.self_attention else ["query", "key", "value"]
     assert call.wrt[: len(operands)] == operands
     assert set(call.wrt[len(operands) :]) <= set(call.cell.inputs.parameters)
@@ -225,13 +224,17 @@ def test_a_wrong_gradient_of_a_parameter_is_refused() -> None:
         call.judge()
 
 
-def test_a_slowed_call_is_slower_by_as_much() -> None:
-    call = TimedCall(Definition(NumpyBackend()), Case.parse(CASE))
-    call.prepare()
-    call.call = lambda: time.sleep(0.004)
-    plain = min(call.sample(1) for _ in range(5))
-    call.slow = 0.5
-    assert min(call.sample(1) for _ in range(5)) / plain == pytest.approx(1.5, abs=0.05)
+def test_a_slowed_call_is_slower_by_as_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A clock that advances by 4 ms a call, and by a microsecond as it is read.
+    reads, spent = itertools.count(), 0.0
+
+    def call() -> None:
+        nonlocal spent
+        spent += 4e-3
+
+    monkeypatch.setattr(protocol, "now", lambda: spent + 1e-6 * next(reads))
+    plain, slowed = (protocol.timed(call, lambda out: None, 1, slow)[0] for slow in (0.0, 0.5))
+    assert slowed / plain == pytest.approx(1.5, abs=0.01)
 
 
 def test_pairs_are_counted_from_the_mask() -> None:
@@ -265,7 +268,6 @@ def test_the_work_of_additive_attention() -> None:
     count = inputs.operator.work
     assert count is not None
     work = count(inputs, "forward")
-    assert work.pairs == 2 * 3 * 5
     assert work.flops == 2 * 2 * (3 * 7 + 5 * 8) * 4 + 30 * (4 * 4 + 2 * 6)
 
 
@@ -390,5 +392,5 @@ def test_a_time_whose_readings_vary_is_accepted(monkeypatch: pytest.MonkeyPatch)
         return 0.01 + rng.uniform(0, 1.8e-3)
 
     monkeypatch.setattr(Clock, "reading", reading)
-    assert judged(Twin).error_ratio <= 1
+    assert 0 < judged(Twin) <= 1
     assert reads[0] == protocol.READINGS * (2 + protocol.COPIES)

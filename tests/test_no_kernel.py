@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from unittest.mock import patch
+from typing import Any
 
 import pytest
 
+from attention_conformance.backends._torch.kernels import FLASH
+from attention_conformance.backends.kernel import FrameworkFunction
 from attention_conformance.backends.prepared import NoKernel, kernel_missing
 from attention_conformance.backends.registry import load
-from tests.runtimes import judged, of
+from tests.runtimes import verdict_of
 
 
 def test_a_missing_kernel_is_no_failure() -> None:
@@ -20,7 +22,9 @@ def test_a_missing_kernel_is_no_failure() -> None:
 
 @pytest.mark.parametrize(("error", "status"), [(NoKernel, "unsupported"), (RuntimeError, "fail")])
 def test_the_case_is_unsupported(error: type[Exception], status: str) -> None:
-    backend = load("torch")
-    with patch.object(type(of(backend, "sdpa-flash")), "forced", side_effect=error("no kernel")):
-        verdict = judged(backend, "sdpa-flash", "sdpa/none/mha/f32/b2h3q5k7d8")
+    def without_kernel(*operands: Any, **arguments: Any) -> Any:
+        raise error("no kernel")
+
+    flash = FrameworkFunction(load("torch"), FLASH.but(function=without_kernel))
+    verdict = verdict_of(flash, "sdpa/none/mha/f32/b2h3q5k7d8")
     assert (verdict.status, "no kernel" in verdict.message) == (status, True)

@@ -38,7 +38,7 @@ from attention_conformance.suite.spec.levels import Ask
 from attention_conformance.suite.spec.operator import Asks, Operator
 from attention_conformance.suite.spec.operators import OPERATORS
 from attention_conformance.suite.spec.recipes import DRAWS
-from tests.records_by_hand import run as run_of
+from tests.rows import run as run_of
 
 
 def drawn(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
@@ -178,7 +178,7 @@ def test_checks_ask_it_and_a_right_implementation_passes_them() -> None:
     assert by_check == {name: {"pass"} for name in passed} | {"tangents": {"unsupported"}}
 
 
-def test_faults_of_it_die_of_the_checks_that_there_are() -> None:
+def test_deviations_of_it_die_of_the_checks_that_there_are() -> None:
     failed = {
         name: {
             cell.check.name for cell, verdict in judged(name).items() if verdict.status == "fail"

@@ -60,7 +60,7 @@ PROJECTS = {
     ),
     "triton_flash": Project(
         "triton",
-        {"test_kernel": PASSED, "test_faults_are_red": PASSED},
+        {"test_kernel": PASSED, "test_deviations_are_red": PASSED},
         (r"2 workers",),
     ),
     "jax_half": Project(

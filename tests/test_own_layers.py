@@ -124,6 +124,17 @@ class Misspelt(Free):
     def forward(self, x, is_casual=False):
         return super().forward(x, is_casual)
 
+class MasksByHead(Loaded):
+    # Masks of rank 4 alone are read.
+    def forward(self, x, mask=None):
+        B, L, E = x.shape
+        q, k, v = self.projected(x)
+        s = q @ k.transpose(-1, -2) / (E // self.heads) ** 0.5
+        if mask is not None:
+            shown = [mask[:, n if mask.shape[1] > 1 else 0] for n in range(self.heads)]
+            s = s.masked_fill(~torch.stack(shown, 1), -torch.inf)
+        return self.out((s.softmax(-1) @ v).transpose(1, 2).reshape(B, L, E))
+
 class Turned(Free):
     def forward(self, x, causal=False, valid=None):
         return super().forward(x, causal, valid).transpose(1, 2)
@@ -250,6 +261,15 @@ def test_a_layer_that_there_is_not_is_a_usage_error(
     said = capsys.readouterr().err
     assert "unknown layer 'layer-nrom'; valid: " in said
     assert "layer-norm" in said
+
+
+def test_masks_of_rank_4_alone_are_enough(torch_backend: Any, more: Path) -> None:
+    verdict = judged(
+        "election",
+        "elect/multi-head/mask-polarity/f32",
+        user_layer(torch_backend, more, "MasksByHead"),
+    )
+    assert (verdict.status, verdict.measured.observed) == ("pass", "attends"), verdict.message
 
 
 def test_a_layer_is_told_what_it_names_and_which_parameter_adds_cells() -> None:

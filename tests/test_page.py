@@ -22,9 +22,8 @@ from attention_conformance.suite.run.options import Options
 from attention_conformance.suite.run.recorded import header as header_of
 from tests import page_questions
 from tests.conftest import watched
-from tests.records_by_hand import cell, elect, header, run
-from tests.speed_by_hand import record as timed
-from tests.speed_by_hand import run as speed
+from tests.rows import cell, elect, header, run, timed
+from tests.rows import timings as speed
 from tests.test_report_site import HOSTILE, facts, runs
 
 
@@ -370,9 +369,11 @@ def test_the_page_answers_what_people_ask(browser: Any, tmp_path: Path) -> None:
     assert len([*tmp_path.glob("*-*-*.png")]) == 18
 
 
-@pytest.mark.parametrize("width", [360, 1280, 1920])
+OPENS = ("", "#open=torch%3Amine+%2F+causal", "#a=torch:mine&b=jax:jax-nn")
+
+
 @pytest.mark.parametrize(
-    "opens", ["", "#open=torch%3Amine+%2F+causal", "#a=torch:mine&b=jax:jax-nn"]
+    ("width", "opens"), [(1280, ""), (1920, ""), *((360, opens) for opens in OPENS)]
 )
 def test_the_page_fits_and_serves_everyone(page: Any, width: int, opens: str) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright")

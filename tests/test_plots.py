@@ -11,12 +11,15 @@ from typing import Any
 import pytest
 
 from attention_conformance.suite.__main__ import main
+from attention_conformance.suite.records import speed
 from attention_conformance.suite.report import plots
 from attention_conformance.suite.report.frames import measurements
 from attention_conformance.suite.report.kinds import frames_of
-from tests.records_by_hand import cell
-from tests.records_by_hand import run as run_of_cells
-from tests.speed_by_hand import record, run, sweep, write
+from tests.rows import cell
+from tests.rows import run as run_of_cells
+from tests.rows import timed as record
+from tests.rows import timed_lengths as sweep
+from tests.rows import timings as run
 
 pytest.importorskip("matplotlib")
 
@@ -29,7 +32,7 @@ def test_plots_are_drawn_into_a_new_folder(
         record("eager", 0.03),
         *sweep("sdpa", lambda n: 1e-5 + 1e-9 * n * n),
     ]
-    path = write(tmp_path / "speed.jsonl", *entries)
+    path = speed.save(tmp_path / "speed.jsonl", run(*entries))
     folder = tmp_path / "plots"
     assert main(["report", str(path), f"--plots={folder}"]) == 0
     drawn = {p.name for p in folder.iterdir()}
@@ -110,6 +113,6 @@ def test_pictures_of_forty_implementations_can_be_read() -> None:
 
 @pytest.mark.parametrize("absent", [{"flops": 0.0, "error_ratio": 0.0}, {"error_ratio": None}])
 def test_plots_of_measurements_without_a_share_or_an_error(tmp_path: Path, absent: Any) -> None:
-    path = write(tmp_path / "speed.jsonl", record("sdpa", 0.02, **absent))
+    path = speed.save(tmp_path / "speed.jsonl", run(record("sdpa", 0.02, **absent)))
     assert main(["report", str(path), f"--plots={tmp_path / 'plots'}"]) == 0
     assert not list((tmp_path / "plots").glob("exact-*"))

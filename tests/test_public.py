@@ -248,6 +248,7 @@ def test_every_cell_is_a_case_of_a_persons_own_test(tmp_path: Path, words: tuple
     assert "1 xfailed" in summary
 
 
+@pytest.mark.seldom
 def test_the_file_of_the_documentation_passes(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
     (tmp_path / "test_my_kernel.py").write_text(text.split("```python\n")[1].split("```")[0])

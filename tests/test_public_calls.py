@@ -179,8 +179,40 @@ def test_an_output_has_the_dtype_of_its_operands(dtype: str, answer: str, right:
     if right:
         assert assert_attention_close(output, *arrays) <= 1
         return
-    with pytest.raises(AssertionError, match=f"actual has dtype {answer}, expected {dtype}, the"):
+    with pytest.raises(AssertionError, match=f"actual has dtype {answer}, expected {dtype}: the"):
         assert_attention_close(output, *arrays)
+    grads, right_one = {"query": Q.astype(answer)}, output.astype(dtype)
+    with pytest.raises(AssertionError, match=f"gradient of query has dtype {answer}, expected"):
+        assert_attention_close(right_one, *arrays, grads=grads, cotangent=right_one)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_lse_and_gradients_of_features_have_the_dtype_of_check_attention(dtype: str) -> None:
+    arrays = [array.astype(dtype) for array in (Q, K, V)]
+    output, exact = plain(*(x.astype(float) for x in arrays))
+    output, wide = output.astype(dtype), "float64" if dtype == "float64" else "float32"
+    assert assert_attention_close(output, *arrays, lse=exact.astype(wide)) <= 1
+    for other in {"float16", "float32", "float64"} - {wide}:
+        with pytest.raises(AssertionError, match=f"lse has dtype {other}, expected {wide}"):
+            assert_attention_close(output, *arrays, lse=exact.astype(other))
+    for name, array in {"bias": numbers(5, 9), "sinks": numbers(4)}.items():
+        given = {name: array.astype("float32"), "grads": {name: array}, "cotangent": output}
+        output = attention_bound(*arrays, **{name: given[name]}).value.astype(dtype)
+        with pytest.raises(AssertionError, match=f"gradient of {name} has dtype float64, expected"):
+            assert_attention_close(output, *arrays, **given)
+
+
+def test_bfloat16_is_no_float16() -> None:
+    torch = pytest.importorskip("torch")
+    arrays = [torch.from_numpy(array).to(torch.float16) for array in (Q, K, V)]
+    output = torch.from_numpy(attention_bound(*arrays).value)
+    with pytest.raises(AssertionError, match="actual has dtype bfloat16, expected float16"):
+        assert_attention_close(output.to(torch.bfloat16), *arrays)
+
+
+SLOPES = numbers(4)
+SLOPED = attention_bound(Q, K, V, alibi_slopes=SLOPES).value
+ALIBI = {"actual": SLOPED, "alibi_slopes": SLOPES, "cotangent": SLOPED}
 
 
 @pytest.mark.parametrize(
@@ -203,6 +235,10 @@ def test_an_output_has_the_dtype_of_its_operands(dtype: str, answer: str, right:
         ({"empty_rows": "ones"}, "unknown empty_rows"),
         ({"grads": {"query": Q}}, "need the cotangent"),
         ({"grads": {"bias": Q}, "cotangent": numbers(2, 4, 5, 6)}, "no gradient of bias"),
+        (
+            ALIBI | {"grads": {"alibi_slopes": SLOPES}},
+            "no gradient of alibi_slopes: there are query, key",
+        ),
         ({"scale": math.nan}, "scale is a finite number, got nan"),
         ({"scale": "big"}, "scale is a finite number, got 'big'"),
         ({"softcap": math.inf}, "softcap is a finite number, got inf"),

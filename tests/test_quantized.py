@@ -199,8 +199,7 @@ def test_the_work_of_a_step_is_codes_of_a_byte_with_their_scales() -> None:
     case = Case.parse("quantized/none/gqa2/f32/b2h4q3k17d8v6/pertoken/causal")
     assert QUANTIZED.work is not None
     found = QUANTIZED.work(draw(case), "forward")
-    assert found.pairs == 2 * 4 * (15 + 16 + 17)
-    assert found.flops == 2 * found.pairs * (8 + 6)
+    assert found.flops == 2 * (2 * 4 * (15 + 16 + 17)) * (8 + 6)
     assert found.bytes == 2 * (4 * 4 * 3 * (8 + 6) + 2 * 17 * (8 + 6 + 4 + 4))
     paged = Case.parse("quantized/none/gqa2/f32/b2h4q3k17d8v6/pertoken/causal/page4")
     shorter = QUANTIZED.work(draw(paged), "forward")

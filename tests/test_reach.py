@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.records_by_hand import cell, run, write
+from tests.rows import cell, run
 
 pytest.importorskip("torch")
 yaml = pytest.importorskip("yaml")
@@ -74,6 +74,7 @@ def acted(folder: Path, **inputs: str) -> tuple[int, str]:
     return codes[0], summary.read_text("utf-8")
 
 
+@pytest.mark.seldom
 @pytest.mark.parametrize(("name", "code", "word"), [("right", 0, "RIGHT"), ("wrong", 1, "WRONG")])
 def test_the_action_judges_a_function(name: str, code: int, word: str, tmp_path: Path) -> None:
     (tmp_path / "kernels.py").write_text(KERNELS, encoding="utf-8")
@@ -116,7 +117,7 @@ def test_the_action_judges_a_function_that_nobody_trusts(tmp_path: Path) -> None
 def test_a_whole_run_has_a_badge(tmp_path: Path) -> None:
     folder = tmp_path / "attention"
     folder.mkdir()
-    write(folder / "attention.jsonl", run(cell("sdpa/none/mha/f32/b2h3q17k23d8")))
+    run(cell("sdpa/none/mha/f32/b2h3q17k23d8")).save(folder / "attention.jsonl")
     step = ACTION["runs"]["steps"][3]
     done = shell(step["run"], tmp_path, FOLDER=str(folder), NAME="attention")
     assert done.returncode == 0, done.stderr
@@ -156,6 +157,7 @@ def test_the_examples_use_what_there_is() -> None:
     assert [hook["id"] for hook in repository["hooks"]] == [HOOK["id"]]
 
 
+@pytest.mark.seldom
 @pytest.mark.parametrize(("name", "code"), [("right", 0), ("wrong", 1)])
 def test_the_hook_judges_a_function(name: str, code: int, tmp_path: Path) -> None:
     (hook,) = EXAMPLES[".pre-commit-config.yaml"][0]["hooks"]

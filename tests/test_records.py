@@ -25,14 +25,14 @@ from attention_conformance.suite.records.lines import (
     RecordError,
     TruncatedRun,
 )
-from tests.records_by_hand import cell, header, run, write
+from tests.rows import cell, header, run
 
 A, B, C = (cell(f"sdpa/none/mha/f32/b1h1q1k{n}d8") for n in (1, 2, 3))
 
 
 @pytest.fixture
 def whole(tmp_path: Path) -> Path:
-    return write(tmp_path / "whole.jsonl", run(A, B, C))
+    return run(A, B, C).save(tmp_path / "whole.jsonl")
 
 
 def spoil(path: Path, change) -> Path:  # type: ignore[no-untyped-def]
@@ -62,7 +62,7 @@ def test_a_run_is_read_back_as_it_was_written(tmp_path: Path) -> None:
         facts={"Lk": 33, "bias": "inf", "scale": -0.25, "softcap": None, "sinks": False},
     )
     before = run(record, A, dirty=True, partial=True, shard="1/2")
-    after = load(write(tmp_path / "r.jsonl", before))
+    after = load(before.save(tmp_path / "r.jsonl"))
     assert after.cells == before.cells
     assert after.header == before.header
     assert after.complete
@@ -90,7 +90,7 @@ def test_a_file_from_before_facts_were_recorded_is_read(whole: Path) -> None:
 def test_figures_survive_and_the_file_is_strict_json(
     tmp_path: Path, name: str, value: float | None
 ) -> None:
-    path = write(tmp_path / "r.jsonl", run(cell(**{name: value})))
+    path = run(cell(**{name: value})).save(tmp_path / "r.jsonl")
 
     def no_constant(text: str) -> None:
         raise AssertionError(f"{text} is not JSON")
@@ -111,7 +111,7 @@ def test_a_fact_is_one_plain_value(whole: Path, facts: str) -> None:
 
 
 def test_text_that_utf8_cannot_hold_does_not_end_the_run(tmp_path: Path) -> None:
-    path = write(tmp_path / "r.jsonl", run(cell(status="fail", message="bad \udcff byte"), A))
+    path = run(cell(status="fail", message="bad \udcff byte"), A).save(tmp_path / "r.jsonl")
     assert [c.message for c in load(path).cells] == ["bad \ufffd byte", ""]
 
 
@@ -177,7 +177,7 @@ def test_a_line_cut_off_is_a_truncated_run(whole: Path, kept: int) -> None:
 
 
 def test_a_line_cut_within_a_character_is_a_truncated_run(tmp_path: Path) -> None:
-    path = write(tmp_path / "r.jsonl", run(A, cell(B.case, message="größer"), complete=False))
+    path = run(A, cell(B.case, message="größer"), complete=False).save(tmp_path / "r.jsonl")
     text = path.read_bytes()
     path.write_bytes(text[: text.index("ö".encode()) + 1])
     with pytest.raises(TruncatedRun):
@@ -265,7 +265,7 @@ def test_a_cell_that_occurs_twice(whole: Path) -> None:
 )
 def test_cells_that_differ_in_identity_are_no_duplicates(tmp_path: Path, other: str) -> None:
     twin = replace(A, **{other: 7 if other == "seed" else "other"})
-    assert load(write(tmp_path / "r.jsonl", run(A, twin))).cells == (A, twin)
+    assert load(run(A, twin).save(tmp_path / "r.jsonl")).cells == (A, twin)
 
 
 @pytest.mark.parametrize("other", ["status", "message", "seconds", "error_ratio"])
@@ -273,7 +273,7 @@ def test_cells_that_differ_in_outcome_are_duplicates(tmp_path: Path, other: str)
     values = {"status": "fail", "message": "m", "seconds": 2.0, "error_ratio": 0.5}
     twin = replace(A, **{other: values[other]})
     with pytest.raises(DuplicateCell):
-        load(write(tmp_path / "r.jsonl", run(A, twin)))
+        load(run(A, twin).save(tmp_path / "r.jsonl"))
 
 
 def test_every_error_is_a_record_error() -> None:

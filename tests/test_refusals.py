@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from attention_conformance.backends.claims import Claims
-from attention_conformance.backends.compilation import compiled_forms
+from attention_conformance.backends.compilers import compiled_forms
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.registry import load
 from attention_conformance.judging import plan_of
@@ -223,8 +223,8 @@ def test_a_maximum_of_no_keys_is_told_the_line_that_mends_it() -> None:
     assert {judge(cell).kind for cell in failing} == {"raised"}
     (one,) = diagnose(backend, implementation, failing, [])
     assert one.sentence == (
-        "Without keys (key.shape[2] is 0) the function raises IndexError (amax(): Expected reduction dim "
-        "-1 to have non-zero size), expected zeros, NaN or NotImplementedError."
+        "Without keys (key.shape[2] is 0) the function raises IndexError: amax(): Expected reduction dim "
+        "-1 to have non-zero size, expected zeros, NaN or NotImplementedError."
     )
     line = one.hint.split("`")[1]
     assert line == "if key.shape[2] == 0: raise NotImplementedError('no keys')"

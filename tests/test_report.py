@@ -17,7 +17,7 @@ from attention_conformance.suite.report import conformance, frames
 from attention_conformance.suite.report.kinds import CONFORMANCE, frames_of
 from attention_conformance.suite.report.summary import facts, tables
 from attention_conformance.suite.spec.vocabulary import STATUSES
-from tests.records_by_hand import cell, elect, frame, run, write
+from tests.rows import cell, elect, frame, run
 
 CASES = [f"sdpa/none/mha/f32/b1h1q1k{n}d8" for n in range(1, 7)]
 
@@ -57,7 +57,7 @@ def test_the_columns_of_the_frame_are_those_that_it_documents() -> None:
 
 
 def test_a_field_that_an_older_file_lacks_is_empty(tmp_path: Path) -> None:
-    path = write(tmp_path / "r.jsonl", run(cell()))
+    path = run(cell()).save(tmp_path / "r.jsonl")
     path.write_text(path.read_text().replace(', "native": ""', ""))
     assert "native" not in path.read_text()
     assert frames.cells(load(path))["native"].tolist() == [""]
@@ -82,9 +82,7 @@ def test_an_implementation_that_supports_nothing_has_no_score() -> None:
         assert table.loc[["mute:all", "torch:sdpa"], "coverage"].tolist() == [0, 1]
         assert table["score"].fillna(-1).loc[["mute:all", "torch:sdpa"]].tolist() == [-1, 1]
     assert conformance.CONFORMANCE.of(cells).loc["mute:all", "none"] == "0/0 (6 unsupported)"
-    shown = "\n".join(
-        tables(frames.cells(run(*(cell(c, "mute:all", "unsupported") for c in CASES))))
-    )
+    shown = "\n".join(tables(run(*(cell(c, "mute:all", "unsupported") for c in CASES))))
     (row,) = (line.split() for line in shown.splitlines() if line.startswith("mute:all"))
     assert row[:4] == ["mute:all", "-", "0.00%", "6"]
 
@@ -125,7 +123,7 @@ def test_the_summary_ends_with_the_reasons() -> None:
         for n in range(23)
         for case in CASES[: 2 if n < 20 else 1]
     ]
-    shown = tables(frames.cells(run(*cells, cell())))
+    shown = tables(run(*cells, cell()))
     assert "Unsupported" in shown
     assert sum(line.startswith("reason ") for line in shown) == 1 + 20
     assert shown[-1] == "... and 3 more reasons, of 3 cells"
@@ -289,10 +287,10 @@ def test_cells_as_recorded_have_a_column_for_every_fact() -> None:
 def test_the_summary_names_operators_where_there_are_several() -> None:
     sdpa = elect("no-keys", {"f32": "zeros"})
     layer = [replace(c, operator="multi-head", implementation="nn-mha") for c in sdpa]
-    shown = [tables(frames.cells(run(*cells))) for cells in (sdpa, [*sdpa, *layer])]
+    shown = [tables(run(*cells)) for cells in (sdpa, [*sdpa, *layer])]
     heads = [[line for line in text if line.startswith("Elections")] for text in shown]
     assert heads == [["Elections"], ["Elections: sdpa", "Elections: multi-head"]]
-    assert facts(frames.cells(run(*sdpa)), {"jax": "no wheel"}) == ["not judged: jax: no wheel"]
+    assert facts(run(*sdpa).cells, {"jax": "no wheel"}) == ["not judged: jax: no wheel"]
 
 
 def test_failures_are_listed_gravest_first() -> None:

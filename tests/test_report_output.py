@@ -23,7 +23,7 @@ from attention_conformance.suite.report.kinds import (
 )
 from attention_conformance.suite.report.render import render
 from attention_conformance.suite.spec.vocabulary import STATUSES
-from tests.records_by_hand import cell, elect, header, run, write
+from tests.rows import cell, elect, header, run
 
 CASES = [f"sdpa/none/mha/f32/b1h1q1k{n}d8" for n in range(1, 7)]
 
@@ -256,7 +256,7 @@ def command(*words: object) -> int:
 
 
 def test_report_prints_the_chosen_tables(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    path = write(tmp_path / "r.jsonl", run(cell(), cell(CASES[1], status="fail")))
+    path = run(cell(), cell(CASES[1], status="fail")).save(tmp_path / "r.jsonl")
     assert command("report", path, "--table", "statuses", "--format", "markdown") == 0
     out = capsys.readouterr().out
     assert "| torch:sdpa | 50.00% of 2 of 2 | 100.00% | 2 | 1 | 1 | 0 | 0 | 0 | 0 |" in out
@@ -266,7 +266,7 @@ def test_report_prints_the_chosen_tables(tmp_path: Path, capsys: pytest.CaptureF
 @pytest.mark.parametrize("operator", ["sdpa", "of another version"])
 @pytest.mark.parametrize("fmt", [*FORMATS, SITE])
 def test_report_writes_every_format(tmp_path: Path, fmt: str, operator: str) -> None:
-    path = write(tmp_path / "r.jsonl", run(cell(), cell(CASES[0], operator=operator)))
+    path = run(cell(), cell(CASES[0], operator=operator)).save(tmp_path / "r.jsonl")
     out = tmp_path / "out"
     assert command("report", path, "--format", fmt, "--output", out) == 0
     assert out.is_dir() == (fmt in ("csv", "parquet", SITE))
@@ -274,8 +274,8 @@ def test_report_writes_every_format(tmp_path: Path, fmt: str, operator: str) -> 
 
 
 def test_report_refuses_what_it_cannot_use(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    good = write(tmp_path / "good.jsonl", run(cell()))
-    cut = write(tmp_path / "cut.jsonl", run(cell(), complete=False))
+    good = run(cell()).save(tmp_path / "good.jsonl")
+    cut = run(cell(), complete=False).save(tmp_path / "cut.jsonl")
     for words, says in (
         ((tmp_path / "absent.jsonl",), "NotARecordFile"),
         ((cut,), "TruncatedRun"),
@@ -297,16 +297,16 @@ def test_report_refuses_what_it_cannot_use(tmp_path: Path, capsys: pytest.Captur
 def test_report_merges_shards_and_needs_all_of_them(tmp_path: Path) -> None:
     one, two, other = cell(CASES[0]), cell(CASES[1]), cell(CASES[2], "jax:jax-nn")
     whole = {"digest": header(one, two).digest, "cells": 2}
-    first = write(tmp_path / "1.jsonl", run(one, shard="1/2", **whole))
-    second = write(tmp_path / "2.jsonl", run(two, shard="2/2", **whole))
-    beside = write(tmp_path / "3.jsonl", run(other))
+    first = run(one, shard="1/2", **whole).save(tmp_path / "1.jsonl")
+    second = run(two, shard="2/2", **whole).save(tmp_path / "2.jsonl")
+    beside = run(other).save(tmp_path / "3.jsonl")
     merged, third = load_runs([first, beside, second])
     assert set(merged.cells) == {one, two}
     assert (third.cells, third.source) == ((other,), str(beside))
     assert command("report", first, beside) == 2
     assert [r.cells for r in load_runs([first, beside], partial=True)] == [(one,), (other,)]
-    elsewhere = write(
-        tmp_path / "4.jsonl", run(two, shard="2/2", versions={"torch": "2.14.0"}, **whole)
+    elsewhere = run(two, shard="2/2", versions={"torch": "2.14.0"}, **whole).save(
+        tmp_path / "4.jsonl"
     )
     assert command("report", first, elsewhere) == 2
 
@@ -314,10 +314,9 @@ def test_report_merges_shards_and_needs_all_of_them(tmp_path: Path) -> None:
 def test_diff_exits_with_one_on_new_failures_only(
     tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    good = write(tmp_path / "good.jsonl", run(cell(), cell(CASES[1])))
-    bad = write(
-        tmp_path / "bad.jsonl",
-        run(cell(), cell(CASES[1], status="fail", message="far off"), commit="def5678"),
+    good = run(cell(), cell(CASES[1])).save(tmp_path / "good.jsonl")
+    bad = run(cell(), cell(CASES[1], status="fail", message="far off"), commit="def5678").save(
+        tmp_path / "bad.jsonl"
     )
     assert command("diff", good, bad) == 1
     out = capsys.readouterr().out
@@ -325,7 +324,7 @@ def test_diff_exits_with_one_on_new_failures_only(
         assert shown in out
     assert command("diff", bad, good) == 0
     assert command("diff", good, good) == 0
-    stranger = write(tmp_path / "gpu.jsonl", run(cell(device="cuda", status="fail")))
+    stranger = run(cell(device="cuda", status="fail")).save(tmp_path / "gpu.jsonl")
     for words in ((good, tmp_path / "absent"), (good, stranger), (good, bad, "--format", "csv")):
         assert command("diff", *words) == 2
     assert command("diff", good, bad, "--format", "html", "--output", tmp_path / "d.html") == 1
@@ -333,8 +332,8 @@ def test_diff_exits_with_one_on_new_failures_only(
 
 
 def test_diff_maps_names(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    old = write(tmp_path / "old.jsonl", run(cell(), cell(implementation="torch:math")))
-    new = write(tmp_path / "new.jsonl", run(cell(implementation="torch:flash", status="fail")))
+    old = run(cell(), cell(implementation="torch:math")).save(tmp_path / "old.jsonl")
+    new = run(cell(implementation="torch:flash", status="fail")).save(tmp_path / "new.jsonl")
     assert command("diff", old, new) == 2
     assert command("diff", old, new, "--map", "torch:sdpa=flash") == 1
     assert "flash" in capsys.readouterr().out

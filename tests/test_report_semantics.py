@@ -7,7 +7,7 @@ from dataclasses import replace
 from attention_conformance.suite.checks import all_checks
 from attention_conformance.suite.records.cells import CellRecord
 from attention_conformance.suite.report import semantics
-from tests.records_by_hand import cell, elect, frame
+from tests.rows import cell, elect, frame
 
 
 def test_elections() -> None:

@@ -19,9 +19,7 @@ from attention_conformance.suite.report.frames import facts_of, latest, measurem
 from attention_conformance.suite.report.kinds import frames_of
 from attention_conformance.suite.report.site import _part, _paths, pages, write
 from tests.conftest import watched
-from tests.records_by_hand import cell, elect, header, run
-from tests.records_by_hand import write as write_run
-from tests.speed_by_hand import record as timed
+from tests.rows import cell, elect, header, run, timed
 
 
 def facts(of: str, started: str = "2026-11-21", **answers: str) -> FactsRun:
@@ -132,7 +130,7 @@ def test_the_newest_run_may_come_in_parts() -> None:
 def test_the_matrix_has_the_newest_times_and_the_page_all() -> None:
     speed = [
         SpeedRun(
-            SpeedHeader(protocol=2, started=started),
+            SpeedHeader(started=started),
             (timed("mine", seconds, backend="torch"),),
             source,
         )
@@ -235,14 +233,14 @@ def test_an_entry_of_the_matrix_leads_to_its_failures(browser: Any, site: Path, 
 def test_a_site_needs_a_folder_and_judged_cells(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_run(tmp_path / "empty.jsonl", run())
+    run().save(tmp_path / "empty.jsonl")
     assert (
         main(["report", str(tmp_path / "empty.jsonl"), "--format=site", f"--output={tmp_path}/s"])
         == 2
     )
     assert "the records hold none" in capsys.readouterr().err
     odd = cell(implementation="torch:odd", status="fail", kind="value", message="\ud800 \x1b[31m")
-    write_run(tmp_path / "run.jsonl", run(*runs()[1].cells, odd))
+    run(*runs()[1].cells, odd).save(tmp_path / "run.jsonl")
     words = ["report", str(tmp_path / "run.jsonl"), "--format=site"]
     assert main(words) == 2
     assert "name a folder by --output" in capsys.readouterr().err

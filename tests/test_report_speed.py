@@ -28,7 +28,9 @@ from attention_conformance.suite.report.laws import cost_law, fit, law
 from attention_conformance.suite.report.speed import ASV_HISTORY
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.catalogue.workloads import WORKLOADS
-from tests.speed_by_hand import record, run, sweep, write
+from tests.rows import timed as record
+from tests.rows import timed_lengths as sweep
+from tests.rows import timings as run
 
 ROOT = Path(__file__).resolve().parents[1]
 OURS = {"attention_conformance"}
@@ -186,7 +188,7 @@ def test_the_law_of_cost_has_intervals_that_hold_it() -> None:
 def test_speed_stands_beside_conformance_on_the_page(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = write(tmp_path / "speed.jsonl", record("sdpa", 0.02), REFUSED)
+    path = speed.save(tmp_path / "speed.jsonl", run(record("sdpa", 0.02), REFUSED))
     assert main(["report", str(path)]) == 0
     out = capsys.readouterr().out
     assert "torch:sdpa" in out
@@ -212,7 +214,7 @@ def test_results_of_asv_of_wrong_types_are_one_error(tmp_path: Path, text: str) 
 def test_a_sample_that_cannot_be_is_one_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], sample: float
 ) -> None:
-    path = write(tmp_path / "speed.jsonl", record("sdpa", 0.02, samples=(0.02, sample)))
+    path = speed.save(tmp_path / "speed.jsonl", run(record("sdpa", 0.02, samples=(0.02, sample))))
     assert main(["report", str(path), f"--plots={tmp_path / 'plots'}"]) == 2
     said = capsys.readouterr().err
     assert "line 2: Expected `float`" in said

@@ -5,28 +5,37 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
+from attention_conformance.backends.protocol import Implementation
 from attention_conformance.backends.registry import load
 from attention_conformance.suite.spec.case import Case
-from tests.runtimes import judged, of
+from tests.runtimes import of, verdict_of
 
 CAUSAL = "sdpa/causal/mha/f32/b2h3q16k16d8"
 OF_TORCH = ("ring", "ring-alltoall", "ring-balanced", "ring-balanced-alltoall")
 
 
+@pytest.fixture(scope="module")
+def rings(torch_backend: Any) -> dict[str, Implementation]:
+    """The rings of torch by name, whose ranks are the same processes."""
+    return {i.name: i for i in torch_backend.implementations() if i.name in OF_TORCH}
+
+
 @pytest.mark.parametrize("name", OF_TORCH)
-def test_the_ring_of_torch_is_right(name: str) -> None:
+def test_the_ring_of_torch_is_right(rings: dict[str, Implementation], name: str) -> None:
     for check in ("values", "gradients"):
-        verdict = judged(load("torch"), name, CAUSAL, check)
+        verdict = verdict_of(rings[name], CAUSAL, check)
         assert verdict.status == "pass", verdict.message
 
 
-def test_a_rank_that_raises_names_itself_and_serves_again() -> None:
-    backend = load("torch")
-    ring = of(backend, "ring").ranks  # type: ignore[attr-defined]
-    whole = backend.torch.zeros(1, 1, 4, 4)  # type: ignore[attr-defined]
+def test_a_rank_that_raises_names_itself_and_serves_again(
+    torch_backend: Any, rings: dict[str, Implementation]
+) -> None:
+    ring = rings["ring"].ranks  # type: ignore[attr-defined]
+    whole = torch_backend.torch.zeros(1, 1, 4, 4)
     work = {"cotangent": None, "balanced": False, "rotation": "allgather", "settings": {}}
     with pytest.raises(RuntimeError, match=r"rank 0: RuntimeError: .*same head size"):
         ring.call(work | {"operands": (whole, whole, whole[..., :2])})
@@ -46,6 +55,7 @@ def test_ranks_hold_whole_blocks() -> None:
         assert reason in str(ring.unsupported(Case.parse(text)))
 
 
+@pytest.mark.seldom
 def test_rings_of_jax_are_right_where_a_cpu_counts_as_four_devices() -> None:
     environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
     script = f"""

@@ -33,8 +33,8 @@ def run(
 def judged(
     act: str, path: Path, *words: str
 ) -> tuple[subprocess.CompletedProcess[str], records.Run]:
-    """A run of an unruly implementation, and its records."""
-    out = run(*FEW, f"--backend=tests.unruly:{act}", f"--results={path}", *words)
+    """A run of an unruly implementation, and its records. It is silent, and diagnoses nothing."""
+    out = run("-q", *FEW, f"--backend=tests.unruly:{act}", f"--results={path}", *words)
     return out, records.load(path, partial=True)
 
 
@@ -75,7 +75,7 @@ def test_an_exit_in_a_worker_is_one_crash(tmp_path: Path) -> None:
 @pytest.mark.parametrize("words", [(), ISOLATED])
 def test_a_hang_in_python_costs_one_cell(tmp_path: Path, words: tuple[str, ...]) -> None:
     limit = "--cell-timeout=2" if words else "--timeout=2"
-    out, loaded = judged("hangs", tmp_path / "r.jsonl", limit, *words)
+    out, loaded = judged("hangs", tmp_path / "r.jsonl", limit, *words, "-v")
     assert out.returncode == 1
     assert statuses(loaded) == {("crash", "timeout")}
     assert {c.message for c in loaded.cells if c.status == "crash"} == {
@@ -154,7 +154,7 @@ def test_usage_errors_of_workers_are_the_same_line(tmp_path: Path, words: tuple[
     )
     (tmp_path / "mine.toml").write_text("[[expect]]\nimplementation = 3\n")
     env = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
-    plain, isolated = (run(*FEW, *words, *more, env=env) for more in ((), ("-n", "2")))
+    plain, isolated = (run(*FEW, *words, *more, env=env) for more in ((), ISOLATED))
     assert plain.returncode == isolated.returncode == pytest.ExitCode.USAGE_ERROR
     assert usage(plain) == usage(isolated)
     assert "Traceback" not in isolated.stdout + plain.stdout
@@ -177,7 +177,7 @@ def test_what_dies_beside_a_call_is_in_its_record(tmp_path: Path, act: str, mess
 def test_messages_hold_nothing_that_a_terminal_obeys(
     tmp_path: Path, words: tuple[str, ...]
 ) -> None:
-    out, loaded = judged("nasty", tmp_path / "r.jsonl", *words)
+    out, loaded = judged("nasty", tmp_path / "r.jsonl", *words, "-v")
     assert out.returncode == 1
     assert statuses(loaded) == {("fail", "raised")}
     shown = r"Nasty: \x1b[31mred\x00 \ud800 \x9b2J"
@@ -227,7 +227,7 @@ def test_a_search_ends_with_the_right_code() -> None:
 
 
 def test_a_path_of_results_is_opened_first_and_stays_where_it_is(tmp_path: Path) -> None:
-    words = (*FEW, "--backend=tests.unruly:folder")
+    words = ("-q", *FEW, "--backend=tests.unruly:folder")
     out = run(*words, "--rootdir", str(ROOT), "--results=there/r.jsonl")
     try:
         assert out.returncode == 1
@@ -273,7 +273,7 @@ def test_a_cell_that_is_judged_again_keeps_its_worst_verdict(tmp_path: Path) -> 
     )
     path = tmp_path / "r.jsonl"
     out = run(
-        *FEW, "--backend=flaky:backend", "-p", "repeats", f"--results={path}",
+        "-q", *FEW, "--backend=flaky:backend", "-p", "repeats", f"--results={path}",
         env={"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
     )  # fmt: skip
     loaded = records.load(path)
@@ -346,15 +346,13 @@ def test_a_framework_that_fails_to_import_fails_a_run_of_all(tmp_path: Path) -> 
         "registry.registered = lambda: few; "
         f"import pytest; sys.exit(pytest.main({['-q', '-p', 'no:cacheprovider', *FEW]!r} + sys.argv[1:]))"
     )
-    for words in ((), ISOLATED):
-        out = subprocess.run(
-            [sys.executable, "-c", program, "--backend=all", *words],
-            cwd=ROOT, capture_output=True, text=True, env=os.environ | env,
-        )  # fmt: skip
-        if not words:
-            assert out.returncode == 1, out.stdout + out.stderr
-            assert "not installed" not in out.stdout
-            assert "torch is installed, and failed to import: ImportError: libcudart" in out.stdout
+    out = subprocess.run(
+        [sys.executable, "-c", program, "--backend=all"],
+        cwd=ROOT, capture_output=True, text=True, env=os.environ | env,
+    )  # fmt: skip
+    assert out.returncode == 1, out.stdout + out.stderr
+    assert "not installed" not in out.stdout
+    assert "torch is installed, and failed to import: ImportError: libcudart" in out.stdout
     one = run(*FEW, "--backend=torch", env=env)
     assert one.returncode == pytest.ExitCode.USAGE_ERROR
     assert "backend torch cannot be used: installed, and failed to import" in usage(one)

@@ -65,9 +65,11 @@ def there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def options_of_pytest(words: list[str]) -> Options:
     """The options of the suite, and pytest's own, as pytest reads them; output stays this run's."""
+    # The plugin of Hypothesis warns if it is loaded behind strategies, which other tests made.
+    ours = ["--capture=no", "-p", "no:hypothesispytest"]
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)
-        config = pytest.Config.fromdictargs({}, ["--capture=no", *words])
+        config = pytest.Config.fromdictargs({}, [*ours, *words])
     return Options.of(lambda name: config.getoption(NAMES.destination(name)))
 
 

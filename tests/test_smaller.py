@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from attention_conformance.suite.__main__ import main
-from attention_conformance.suite.run.smaller import shrunk, smaller
+from attention_conformance.suite.run.smaller import shrunk, smaller, tied, well_posed
 from attention_conformance.suite.spec.case import Case
-from attention_conformance.suite.spec.catalogue import cases
+from attention_conformance.suite.spec.catalogue import cases, gradient_cases
+from attention_conformance.suite.spec.operators import OPERATORS
 
 
 @pytest.mark.parametrize("case", cases("smoke")[::4], ids=str)
@@ -83,3 +85,31 @@ def test_the_first_script_is_saved_and_never_over_a_file(
     assert main([*words, "--case=sdpa/none/mha/f32/b1h2q3k3d4"]) == 2
     assert "exists; name a new file" in capsys.readouterr().err
     assert script.read_bytes() == before
+
+
+@pytest.mark.parametrize("operator", OPERATORS.values(), ids=str)
+def test_cases_of_the_table_are_well_posed(operator: Any) -> None:
+    """What the search never draws is asked nowhere."""
+    for of, differentiated in ((cases, False), (gradient_cases, True)):
+        for case in of("full"):
+            if case.operator is operator:
+                assert well_posed(case, differentiated), case.id
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "additive/bool.qk.empty/mha/f32/b2h1q5k9d16v14/e12.10.14.14/dense",
+        "concat/causalbr/mha/f32/b2h1q9k5d8v6/e8.8.6.6/dense",
+    ],
+)
+def test_rows_without_keys_that_nobody_elects_are_ill_posed(text: str) -> None:
+    assert not well_posed(Case.parse(text))
+
+
+def test_ties_make_sizes_equal() -> None:
+    letters = dict(zip("bhgqkdv", (2, 6, 3, 5, 7, 8, 9), strict=True))
+    assert tied(letters, ()) == letters
+    assert tied(letters, ("1hg", "qk", "vk")) == letters | {
+        "h": 1, "g": 1, "k": 5, "v": 5,
+    }  # fmt: skip

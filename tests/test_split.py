@@ -13,8 +13,8 @@ import pytest
 from attention_conformance.backends.declared import DeclaredRounding
 from attention_conformance.references.primitives.scores import unit
 from attention_conformance.suite.checks import all_checks
-from attention_conformance.suite.faults.backend import KernelBackend
-from attention_conformance.suite.faults.split import SplitLseInTheDtype
+from attention_conformance.suite.deviations.backend import KernelBackend
+from attention_conformance.suite.deviations.merge import SplitLseInTheDtype
 from attention_conformance.suite.judge.judge import judge
 from attention_conformance.suite.judge.oracle import Oracle, Rounding
 from attention_conformance.suite.judge.tolerance import roundoffs

@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from attention_conformance.suite.records.findings import manifests, title_of
-from attention_conformance.suite.report import frames
+from attention_conformance.suite.records.findings import manifests
 from attention_conformance.suite.report.summary import facts, verdict
-from tests.records_by_hand import cell, elect, run
+from tests.rows import cell, elect, run
 
 CASES = [f"sdpa/none/mha/f32/b1h1q1k{n}d8" for n in range(1, 4)]
 
@@ -35,7 +34,7 @@ def test_the_numerics_classes_are_those_of_outputs() -> None:
         cell(CASES[0], error_ratio=0.25, grade="exact"),
         cell(CASES[0], check="gradients", error_ratio=0.5, grade="eager"),
     ]
-    assert facts(frames.cells(run(*cells)), {}) == [
+    assert facts(run(*cells).cells, {}) == [
         "outputs of torch:sdpa reach the numerics classes f32 exact, with errors of at most 0.25 of "
         "their bounds; gradients do not count"
     ]
@@ -48,10 +47,10 @@ def test_what_a_function_elects_otherwise_is_said_in_a_line() -> None:
         for question, answer in (("no-keys", "nan"), ("value-size", "accepted"))
         for c in elect(question, {"f32": answer}, "torch:mine")
     ]
-    assert facts(frames.cells(run(*cells)), {}) == [
+    assert facts(run(*cells).cells, {}) == [
         "torch:mine elects otherwise than the framework's own attention: no-keys nan"
     ]
-    assert facts(frames.cells(run(*(replace(c, native="") for c in cells))), {}) == []
+    assert facts(run(*(replace(c, native="") for c in cells)).cells, {}) == []
 
 
 def test_known_failures_are_summed_up_by_finding() -> None:
@@ -65,8 +64,8 @@ def test_known_failures_are_summed_up_by_finding() -> None:
     who, cited = f"{name}:{entry.implementation[0]}", {"check": entry.check[0], "kind": entry.kind}
     known = [cell(case, who, "known", **cited), cell(case, who, "known", seed=1, **cited)]
     other = cell(case, "mine:sdpa", "known", message="far [my own cause; none found]")
-    head, first, second, _ = [*facts(frames.cells(run(*known, other)), {}), ""]
-    assert head == "known failures: 3 cells, by finding (FINDINGS.md):"
-    assert first.startswith(f"     2  {title_of(entry.finding)}: ")
+    head, first, second, _ = [*facts(run(*known, other).cells, {}), ""]
+    assert head == "known failures: 3 cells, by finding (docs/findings):"
+    assert first.startswith(f"     2  {entry.finding}: ")
     assert first.endswith(f" ({who})")
     assert second == "     1  my own cause (mine:sdpa)"

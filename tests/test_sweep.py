@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,13 @@ import pytest
 
 from attention_conformance.backends.registry import UsageError
 from attention_conformance.suite.__main__ import main
-from attention_conformance.suite.records.cells import writer
+from attention_conformance.suite.records.cells import CellRecord, Run
 from attention_conformance.suite.records.machine import ROOT
-from attention_conformance.suite.records.sweeps import runs
+from attention_conformance.suite.records.sweeps import runs, searched
 from attention_conformance.suite.run.options import Options
 from attention_conformance.suite.sweep import (
     FAILED,
     GREEN,
-    MISSING,
     UNFINISHED,
     Outcome,
     Task,
@@ -31,13 +31,18 @@ from attention_conformance.suite.sweep import (
     sweep,
     tasks,
 )
-from tests.records_by_hand import cell, header
-from tests.sweeps_by_hand import recorded
+from tests.rows import cell, header
 
 FEW = {"backends": ["numpy"], "level": "smoke", "dtypes": ["f16"]}
 """A dozen cells."""
 
 TORCH: dict[str, Any] = {"backends": ["torch"]}
+
+
+def recorded(folder: Path) -> list[CellRecord]:
+    """All records below a folder, without the time they took."""
+    cells = [c for run in runs(folder) for c in run.load().cells]
+    return sorted((replace(c, seconds=0.0) for c in cells), key=lambda c: c.key)
 
 
 def few(**fields: Any) -> list[Task]:
@@ -66,11 +71,8 @@ def answer(
     one = cell(status=status)
     path = folder / f"answer-{status}-{footer}.jsonl"
     path.unlink(missing_ok=True)
-    file = writer(path, header(one))
-    file.write(one)
-    file.close(footer)
-    totals = {status: 1} if footer else None
-    return lambda task: Outcome(code, "the last line", path.read_text(), totals)
+    Run(header(one), (one,), complete=footer).save(path)
+    return lambda task: Outcome(code, "the last line", path.read_text())
 
 
 def test_a_plan_is_tasks_in_its_order(tmp_path: Path) -> None:
@@ -91,8 +93,9 @@ def test_a_plan_is_tasks_in_its_order(tmp_path: Path) -> None:
         "judge jax smoke all seed 5 part 1/2", "judge jax smoke all seed 5 part 2/2",
         "search torch eager seed 8", "search torch eager seed 9",
     ]  # fmt: skip
-    releases = [task.release and task.release[:2] for task in every]
-    assert releases == [None, None, ("jax", "0.8.1"), ("jax", "0.8.1"), None, None, None, None]
+    releases = [task.release for task in every]
+    assert releases == [*["installed"] * 2, *["jax-0.8.1"] * 2, *["installed"] * 4]
+    assert "jax==0.8.1" in every[2].pins
     assert every[1].words[-4:] == (
         "--backend=torch", "--backend=tf", "--seed=1", "--cell-timeout=30.0",
     )  # fmt: skip
@@ -135,16 +138,16 @@ def test_words_make_the_same_options_again() -> None:
         ({"judge": [TORCH | {"level": "deep"}]}, "unknown level 'deep'; valid: smoke"),
         ({"judge": [{"backends": ["trch"]}]}, "unknown backend 'trch'; valid: numpy"),
         ({"judge": [TORCH | {"releases": ["jax-0.1"]}]}, "unknown release 'jax-0.1'; valid: jax-0.10.2"),
-        ({"judge": [TORCH | {"seeds": "1-"}]}, "seeds: expected numbers or ranges"),
-        ({"judge": [TORCH | {"seeds": -1}]}, "seeds: expected numbers or ranges"),
-        ({"judge": [TORCH | {"seeds": "3-1"}]}, "seeds: expected different seeds"),
-        ({"judge": [TORCH | {"seeds": [1, "0-2"]}]}, "seeds: expected different seeds"),
+        ({"judge": [TORCH | {"seeds": "1-"}]}, "seeds: expected a number or a range"),
+        ({"judge": [TORCH | {"seeds": -1}]}, "seeds: expected a number or a range"),
+        ({"judge": [TORCH | {"seeds": "3-1"}]}, "seeds: expected a number or a range"),
+        ({"judge": [TORCH | {"seeds": [1, 2]}]}, "seeds: expected a number or a range"),
         ({"judge": [TORCH | {"cell_timeout": -1.0}]}, "--cell-timeout must not be negative"),
         ({"search": [TORCH | {"examples": 0}]}, "--examples must be positive, got 0"),
     ],
 )  # fmt: skip
 def test_a_wrong_plan_is_refused(document: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError) as error:
+    with pytest.raises((UsageError, ValueError)) as error:
         tasks(document)
     assert said in str(error.value)
 
@@ -162,9 +165,8 @@ def test_a_file_that_is_no_plan_is_refused(
 
 
 def test_seeds() -> None:
-    assert seeds_of(3) == [3]
-    assert seeds_of("0-2") == [0, 1, 2]
-    assert seeds_of(["4", 7, "9-10"]) == [4, 7, 9, 10]
+    assert [*seeds_of(3)] == [3]
+    assert [*seeds_of("0-2")] == [0, 1, 2]
 
 
 def test_without_ray_one_sentence(
@@ -174,9 +176,12 @@ def test_without_ray_one_sentence(
     path = tmp_path / "plan.toml"
     path.write_text("[[judge]]\nbackends = ['numpy']\n")
     assert main(["sweep", str(path), f"--results={tmp_path / 's'}"]) == 2
-    assert capsys.readouterr().err.strip() == MISSING
+    assert capsys.readouterr().err.strip() == (
+        'a sweep needs Ray: pip install "attention-conformance[cluster]"'
+    )
 
 
+@pytest.mark.seldom
 def test_records_are_those_of_a_plain_run(tmp_path: Path) -> None:
     done: list[str] = []
     submit = here(lambda task: carry_out(task.words), done)
@@ -200,11 +205,11 @@ def test_a_cell_that_ends_its_process_is_one_crash(tmp_path: Path) -> None:
     assert {c.status for c in cells if "k17" not in c.case} == {"pass", "unsupported"}
 
 
-def test_a_search_leaves_its_file() -> None:
-    pytest.importorskip("hypothesis")
-    (task,) = tasks({"search": [{"backends": ["numpy"], "dtypes": ["f32"], "examples": 3}]})
-    outcome = carry_out(task.words)
-    assert (outcome.code, outcome.totals) == (0, {}), outcome.said
+def test_a_search_leaves_its_file(tmp_path: Path) -> None:
+    every = tasks({"search": [{"backends": ["numpy"], "dtypes": ["f32"], "examples": 3}]})
+    assert sweep(every, tmp_path, here(lambda task: carry_out(task.words), [])) == GREEN
+    (search,) = searched(tmp_path)
+    assert search.header.examples == 3
 
 
 def test_arguments_that_a_run_refuses_end_the_sweep(tmp_path: Path) -> None:
@@ -235,6 +240,42 @@ def test_a_task_with_a_whole_file_does_not_run_again(
     assert sweep(every, tmp_path / "s", here(green, done)) == GREEN
     assert done == [every[1].title, every[2].title]
     assert f"tables: attention-conformance report {tmp_path / 's'}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda text: text[: len(text) // 2], "cut off"),
+        (lambda text: text.replace('"status": "pass"', '"status": "fail"'), "footer counts"),
+        (lambda text: "x" + text, "line 1 is no header"),
+        (lambda text: "", "line 1 is no header"),
+    ],
+)
+def test_a_damaged_file_is_moved_aside_and_its_task_runs_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: Callable[[str], str], said: str
+) -> None:
+    every, green, done = few(seeds="0-1"), answer(tmp_path), list[str]()
+    assert sweep(every, tmp_path / "s", here(green, [])) == GREEN
+    path = tmp_path / "s" / every[0].file
+    whole = path.read_text()
+    path.write_text(damaged := damage(whole))
+    capsys.readouterr()
+    assert sweep(every, tmp_path / "s", here(green, done)) == GREEN
+    assert done == [every[0].title]
+    out = capsys.readouterr().out
+    assert said in out
+    assert f"renamed to {path.stem}.damaged; {every[0].title} runs again" in out
+    assert (path.read_text(), path.with_suffix(".damaged").read_text()) == (whole, damaged)
+
+
+def test_one_driver_works_on_a_folder(tmp_path: Path) -> None:
+    def second(task: Task) -> Outcome:
+        with pytest.raises(BlockingIOError, match="another process is at work on"):
+            sweep(few(), tmp_path / "s", here(answer(tmp_path), []))
+        return answer(tmp_path)(task)
+
+    assert sweep(few(), tmp_path / "s", here(second, [])) == GREEN
+    assert sweep(few(), tmp_path / "s", here(second, [])) == GREEN
 
 
 def test_the_limit_of_hours_ends_a_sweep(
@@ -273,9 +314,9 @@ def test_a_release_is_in_the_header(tmp_path: Path) -> None:
     lock = tmp_path / "mine-1.2.txt"
     lock.write_text("mine==1.2\nnumpy==2.4.6\n")
     every = few(releases=["installed", "jax-0.8.1", str(lock)])
-    assert every[2].release == ("mine", "1.2", ("mine==1.2", "numpy==2.4.6"))
+    assert every[2][3:] == ("mine-1.2", ("mine==1.2", "numpy==2.4.6"))
     assert sweep(every, tmp_path / "s", here(answer(tmp_path), [])) == GREEN
     assert {run.key[1] for run in runs(tmp_path / "s")} == {"installed", "jax-0.8.1", "mine-1.2"}
     lock.write_text("mine==1.3\n")
-    with pytest.raises(UsageError, match=r"expected a line mine==1\.2"):
+    with pytest.raises(ValueError, match=r"expected a line mine==1\.2"):
         few(releases=[str(lock)])

@@ -16,7 +16,7 @@ import pytest
 
 from attention_conformance.suite.records.sweeps import runs
 from attention_conformance.suite.sweep import GREEN, Submit, Task, ray_cluster, sweep, tasks
-from tests.sweeps_by_hand import recorded
+from tests.test_sweep import recorded
 
 ray = pytest.importorskip("ray")
 
@@ -35,8 +35,8 @@ def submit() -> Iterator[Submit]:
 
 
 def task(seed: int) -> Task:
-    """A run of some seconds."""
-    table = {"backends": ["numpy"], "level": "smoke", "dtypes": ["f32"], "seeds": seed}
+    """A run of some seconds, most of which it starts."""
+    table = {"backends": ["numpy"], "level": "smoke", "dtypes": ["f64"], "seeds": seed}
     return tasks({"judge": [table]})[0]
 
 
@@ -71,6 +71,7 @@ def children_of_tasks(of: int) -> list[int]:
     return [pid for pid in descendants(of) if " pytest -q -n1" in command(pid)]
 
 
+@pytest.mark.seldom
 @pytest.mark.parametrize("victim", ["Ray's process", "the child"])
 def test_a_task_whose_process_is_killed_runs_again(
     submit: Submit, tmp_path: Path, victim: str

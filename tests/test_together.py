@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from attention_conformance.suite.report.conformance import LARGEST, OF_OPERATORS
-from tests.records_by_hand import cell, frame, run, write
+from tests.rows import cell, frame, run
 from tests.studies.together import page
 
 CASE = "paged/none/mha/f32/b1h1q1k{}d8"
@@ -36,7 +36,7 @@ def test_a_pair_has_a_row_only_where_its_entry_does_not_follow(tmp_path: Path) -
         ("paged", "torch:three"): 2.0,
         ("packed", "torch:sdpa"): 0.0,
     }
-    text = page([write(tmp_path / "records.jsonl", run(*cells))])
+    text = page([run(*cells).save(tmp_path / "records.jsonl")])
     lines = text.splitlines()
     assert '    pytest suite --backend=torch -k "packed/ or paged/" --results=torch.jsonl' in lines
     counted = lines[lines.index("## Cells by status") :]

@@ -154,7 +154,7 @@ def test_cases_are_asked_at_smoke(kernel: Implementation) -> None:
 
 
 @pytest.mark.parametrize("name", FAULTS.FAULTS)
-def test_faults_die(backend: Backend, name: str, tmp_path: Path) -> None:
+def test_deviations_die(backend: Backend, name: str, tmp_path: Path) -> None:
     wrong = of_function(backend, FAULTS.faulty(name, tmp_path))
     verdict = verdict_of(wrong, KILLED_BY[name])
     assert verdict.status == "fail"

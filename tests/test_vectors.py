@@ -286,3 +286,4 @@ def test_float64_is_left_out_where_it_cannot_be_computed(
     words = ["vectors", "--operator=concat", "--dtype=f64", f"--output={tmp_path / 'new'}"]
     assert main(words) == 2
     assert "--dtype leaves float64 out" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()

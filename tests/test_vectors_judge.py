@@ -22,8 +22,8 @@ import tomli_w
 from attention_conformance.backends.registry import load
 from attention_conformance.suite.__main__ import main
 from attention_conformance.suite.checks import all_checks
-from attention_conformance.suite.faults.kernels.attention import Kernel
-from attention_conformance.suite.faults.kernels.gradient import Differentiable
+from attention_conformance.suite.deviations.kernels.attention import Kernel
+from attention_conformance.suite.deviations.kernels.gradient import Differentiable
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.judge import judge
 from attention_conformance.suite.judge.verdict import Verdict
@@ -357,6 +357,7 @@ def without_numbers(text: str) -> str:
     return re.sub(r"\d*\.\d+(?:e[+-]?\d+)?|\d{2,}", "N", text)
 
 
+@pytest.mark.seldom
 def test_the_page_shows_what_happens(tmp_path: Path) -> None:
     """A C program reads the files and is judged right; with a fault it is judged wrong."""
     if shutil.which("cc") is None:

@@ -44,7 +44,7 @@ def judged(
 
 
 def test_a_secret_run_can_be_repeated_also_without_assertions(tmp_path: Path) -> None:
-    path = "tests/exploits/honest_control.py:honest_control"
+    path = "tests/exploits/function.py:honest_control"
     words = ("--backend=torch", f"--function={path}", "--untrusted", "--forbid=nothing")
     code, secret, said = judged(tmp_path / "a.json", *words, "--seed=secret", python=("-O",))
     assert (code, secret["verdict"], secret["first_failure"]) == (0, "right", None), said
@@ -72,7 +72,7 @@ def test_records_and_workers_have_the_greatest_seed(tmp_path: Path) -> None:
 
 
 def test_the_verdict_names_the_first_failure_and_the_worst_cell(tmp_path: Path) -> None:
-    words = ("--function=tests/isolated.py:attend_too_much", "--isolate")
+    words = ("--function=tests/isolated.py:attend_too_much", "--isolate", "-q")
     code, verdict, _ = judged(tmp_path / "a.json", ARRAYS, *words)
     assert (code, verdict["verdict"], verdict["exit_code"]) == (1, "wrong", 1)
     assert verdict["first_failure"]["status"] == "fail"
@@ -80,8 +80,10 @@ def test_the_verdict_names_the_first_failure_and_the_worst_cell(tmp_path: Path) 
     assert verdict["worst"]["error_ratio"] > 1
 
 
-def test_a_usage_error_and_a_death_are_no_verdict_on_a_kernel(tmp_path: Path) -> None:
-    code, verdict, _ = judged(tmp_path / "a.json", ARRAYS, "--function=tests/isolated.py:absent")
+@pytest.mark.parametrize("workers", [(), ("-n2",)])
+def test_a_usage_error_is_no_verdict_on_a_kernel(tmp_path: Path, workers: tuple[str, ...]) -> None:
+    words = (ARRAYS, "--function=tests/isolated.py:absent", *workers)
+    code, verdict, _ = judged(tmp_path / "a.json", *words)
     assert (code, verdict["verdict"]) == (4, "not judged")
     assert "has no 'absent'" in verdict["reasons"][0]
 
@@ -108,6 +110,19 @@ def test_the_verdict_goes_to_a_descriptor(tmp_path: Path) -> None:
     os.close(writing)
     with os.fdopen(reading) as file:
         assert json.loads(file.read())["verdict"] == "right"
+
+
+def test_a_verdict_without_room_fails_the_run() -> None:
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", *FEW]
+    command += [ARRAYS, "--function=tests/isolated.py:attend"]
+    with open("/dev/full", "wb") as full:
+        out = subprocess.run(
+            [*command, f"--verdict-fd={full.fileno()}"], pass_fds=[full.fileno()], cwd=ROOT,
+            capture_output=True, text=True, timeout=240,
+        )  # fmt: skip
+    assert out.returncode == 2
+    assert "the verdict cannot be written: No space left on device" in out.stdout + out.stderr
+    assert "Traceback" not in out.stdout + out.stderr
 
 
 def test_drawn_sizes_keep_within_claims() -> None:
@@ -145,10 +160,12 @@ def test_a_right_function_is_timed_for_its_verdict(tmp_path: Path) -> None:
 def test_a_time_of_a_wrong_answer_fails_the_run(tmp_path: Path) -> None:
     path = tmp_path / "kernel.py"
     path.write_text(LARGE_WRONG)
-    code, verdict, said = judged(tmp_path / "a.json", ARRAYS, f"--function={path}:flash", TIMED)
+    code, verdict, said = judged(
+        tmp_path / "a.json", ARRAYS, f"--function={path}:flash", TIMED, "-q"
+    )
     assert (code, verdict["verdict"], verdict["times"]) == (1, "not judged enough", []), said
     assert "no time of sdpa/none/mha/f32/b2h3q65k65d16: element" in verdict["reasons"][0]
-    words = ("--function=tests/isolated.py:attend_too_much", TIMED)
+    words = ("--function=tests/isolated.py:attend_too_much", TIMED, "-q")
     code, verdict, _ = judged(tmp_path / "b.json", ARRAYS, *words)
     assert (code, verdict["verdict"], verdict["times"]) == (1, "wrong", [])
 
@@ -231,23 +248,29 @@ PARENT, GROUP = os.kill, os.killpg
 
 @pytest.mark.parametrize("words", [(), ("-n", "2")])
 @pytest.mark.parametrize(
-    ("sent", "code"),
-    [
-        ([(PARENT, signal.SIGTERM)], 1),
-        ([(PARENT, signal.SIGINT)], 2),
-        ([(GROUP, signal.SIGINT)], 2),
-    ],
+    "sent",
+    [[(PARENT, signal.SIGTERM)], [(PARENT, signal.SIGINT)], [(GROUP, signal.SIGINT)]],
     ids=["TERM", "INT to the parent", "INT from a terminal"],
 )
 def test_a_run_that_people_end_has_a_verdict(
-    tmp_path: Path, words: tuple[str, ...], sent: list[tuple[Any, int]], code: int
+    tmp_path: Path, words: tuple[str, ...], sent: list[tuple[Any, int]]
 ) -> None:
     returned, out = ended(tmp_path / "v.json", words, sent)
-    assert returned == code, out
+    assert returned == 2, out
     assert "Traceback" not in out
     verdict = json.loads((tmp_path / "v.json").read_bytes())
-    assert (verdict["verdict"], verdict["exit_code"]) == ("not judged enough", code)
+    assert (verdict["verdict"], verdict["exit_code"]) == ("not judged enough", 2)
+    assert "the run did not finish" in verdict["reasons"][0]
     assert verdict["missing"] > 1000
+
+
+def test_a_run_that_is_ended_before_its_first_cell_did_not_finish(tmp_path: Path) -> None:
+    term = [(PARENT, signal.SIGTERM)]
+    returned, out = ended(tmp_path / "v.json", ("-n", "2"), term, "bringing up nodes")
+    assert returned == 2, out
+    verdict = json.loads((tmp_path / "v.json").read_bytes())
+    assert (verdict["verdict"], verdict["exit_code"]) == ("not judged", 2)
+    assert verdict["reasons"][0] == "the run did not finish"
 
 
 SLOW_TO_END = """
@@ -275,16 +298,18 @@ def test_a_second_interrupt_ends_a_run_at_once(
     assert json.loads((tmp_path / "v.json").read_bytes())["exit_code"] == 2
 
 
-def ended(path: Path, words: Sequence[str], sent: Iterable[tuple[Any, int]]) -> tuple[int, str]:
-    """Exit code and output of a run that is sent signals after its first verdicts."""
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "suite", *words]
+def ended(
+    path: Path, words: Sequence[str], sent: Iterable[tuple[Any, int]], seen: str = "....."
+) -> tuple[int, str]:
+    """Exit code and output of a run that is sent signals after it printed `seen`: its first verdicts."""
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", FEW[0], *words]
     command += ["--backend=numpy", f"--verdict={path}"]
     said, env = path.with_suffix(".txt"), os.environ | {"PYTHONPATH": str(path.parent)}
     with said.open("w") as file, subprocess.Popen(
         command, cwd=ROOT, env=env, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
     ) as child:  # fmt: skip
         until = time.monotonic() + 120
-        while "....." not in said.read_text() and time.monotonic() < until:
+        while seen not in said.read_text() and time.monotonic() < until:
             time.sleep(0.1)
         for send, number in sent:
             send(child.pid, number)

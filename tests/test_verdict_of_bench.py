@@ -17,7 +17,7 @@ from attention_conformance.suite.measure.gate import GateOutcome
 from attention_conformance.suite.measure.options import BenchOptions
 from attention_conformance.suite.measure.verdict import of_bench
 from attention_conformance.suite.records.speed import SpeedRecord
-from tests.speed_by_hand import record
+from tests.rows import timed as record
 
 pytestmark = pytest.mark.clock
 

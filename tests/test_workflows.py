@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from attention_conformance.suite.records.cells import Run, load
-from tests.records_by_hand import cell, run, write
+from tests.rows import cell, run
 
 ROOT = Path(__file__).resolve().parents[1]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
@@ -138,7 +138,7 @@ class Night:
         self.number += 1
         path = self.folder / f"{self.number}.jsonl"
         if new is not None:
-            write(path, new)
+            new.save(path)
         told = self.folder / "regression.md"
         told.unlink(missing_ok=True)
         out = subprocess.run(

@@ -24,7 +24,7 @@ import pytest
 from attention_conformance.backends._numpy.backend import NumpyBackend
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.suite.spec.inputs import Inputs
-from tests.miniatures import Miniature, Miniatures
+from tests.miniatures import Miniature, Miniatures, backend_of
 
 
 class Unruly(Miniature):
@@ -34,7 +34,7 @@ class Unruly(Miniature):
 
     def __init__(self, backend: NumpyBackend) -> None:
         super().__init__(backend)
-        self.name = "unruly"
+        self.name = type(self).__name__
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         plain = super().prepare(inputs)
@@ -170,9 +170,13 @@ ACTS: dict[str, Callable[[], object]] = {
 }
 
 
-def unruly(act: Callable[[], object]) -> type[Unruly]:
+def unruly(act: Callable[[], object], name: str = "unruly") -> type[Unruly]:
     """The implementation that does this."""
-    return type("Acting", (Unruly,), {"act": staticmethod(act)})
+    return type(name, (Unruly,), {"act": staticmethod(act)})
+
+
+leaks = backend_of(*(unruly(act, name) for name, (act, _) in LEAKS.items()))
+"""A backend with an implementation for each of `LEAKS`."""
 
 
 def __getattr__(name: str) -> Callable[[str], Miniatures]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
+from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,11 @@ NO_FEATURES = {
     "value-size": "the caches of keys and values have one size",
     "keep": "a cache keeps its first tokens, and no others",
 }
+
+
+def llama(name: str) -> Any:
+    """What ExecuTorch's example of a llama model has under a name such as "module:Class"."""
+    return resolve_name(f"executorch.examples.models.llama.source_transformation.{name}")
 
 
 @dataclass(frozen=True)
@@ -106,12 +112,8 @@ class CustomCache(FusedCache):
         return super().unsupported(case)
 
     def init(self, inputs: Inputs, key: Any) -> Any:
-        from executorch.examples.models.llama.source_transformation.custom_kv_cache import (
-            CustomKVCache,
-        )
-
-        s = inputs.sizes
-        return Filled(CustomKVCache(s.B, capacity(inputs.case), s.Hkv, s.D, key.dtype))
+        s, kind = inputs.sizes, llama("custom_kv_cache:CustomKVCache")
+        return Filled(kind(s.B, capacity(inputs.case), s.Hkv, s.D, key.dtype))
 
     def step(self, state: Any, query: Any, key: Any, value: Any, turn: Turn) -> tuple[Any, Any]:
         """As a layer of the llama model does."""
@@ -151,13 +153,9 @@ class CodedCache(CustomCache):
     )
 
     def init(self, inputs: Inputs, key: Any) -> Any:
-        from executorch.examples.models.llama.source_transformation.custom_kv_cache import (
-            QuantizedCacheType,
-            QuantizedKVCache,
-        )
-
-        s, asymmetric = inputs.sizes, QuantizedCacheType.AffineAsymmetric
-        return Filled(QuantizedKVCache(s.B, capacity(inputs.case), s.Hkv, s.D, asymmetric, True))
+        s, kind = inputs.sizes, llama("custom_kv_cache:QuantizedKVCache")
+        asymmetric = llama("custom_kv_cache:QuantizedCacheType.AffineAsymmetric")
+        return Filled(kind(s.B, capacity(inputs.case), s.Hkv, s.D, asymmetric, True))
 
 
 class CustomRing(CustomCache):
@@ -174,13 +172,9 @@ class CustomRing(CustomCache):
     )
 
     def init(self, inputs: Inputs, key: Any) -> Any:
-        from executorch.examples.models.llama.source_transformation.custom_kv_cache import (
-            CustomRingKVCache,
-        )
-
-        s, window = inputs.sizes, inputs.case.option("left") + 1
-        made = (CustomRingKVCache(1, window, s.Hkv, s.D, key.dtype) for _ in range(s.B))
-        return tuple(map(Filled, made))
+        s, kind = inputs.sizes, llama("custom_kv_cache:CustomRingKVCache")
+        window = inputs.case.option("left") + 1
+        return tuple(Filled(kind(1, window, s.Hkv, s.D, key.dtype)) for _ in range(s.B))
 
     def unsupported(self, case: AnyCase) -> str | None:
         if not isinstance(case, Case) or case.option("left") is None:
@@ -232,19 +226,10 @@ class SinkRing(CustomRing):
     name = "attention-sink-kv-cache"
 
     def init(self, inputs: Inputs, key: Any) -> Any:
-        from executorch.examples.models.llama.source_transformation.attention_sink import (
-            KVCacheWithAttentionSink,
-        )
-
-        s, window = inputs.sizes, inputs.case.option("left") + 1
-        return tuple(
-            Filled(
-                KVCacheWithAttentionSink(
-                    s.Hkv, s.D, False, None, window, sink_size=1, dtype=key.dtype
-                )
-            )
-            for _ in range(s.B)
-        )
+        s, kind = inputs.sizes, llama("attention_sink:KVCacheWithAttentionSink")
+        window = inputs.case.option("left") + 1
+        made = partial(kind, s.Hkv, s.D, False, None, window, sink_size=1, dtype=key.dtype)
+        return tuple(Filled(made()) for _ in range(s.B))
 
     def mask(self, cache: Any, positions: Any, turn: Turn) -> Any:
         age = positions[:, None] - cache.cache_positions_manager.cache_positions

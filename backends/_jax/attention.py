@@ -19,21 +19,17 @@ from attention_conformance.backends.declared import (
     LOWEST_IN_FLOAT32,
     Declared,
 )
+from attention_conformance.backends.kernel import FrameworkFunction, Kernel, as_named
 from attention_conformance.backends.masks import (
     FLAGGED,
     AttentionCall,
-    flagged_arguments,
-    split_native,
 )
 from attention_conformance.backends.prepared import (
     PreparedCall,
-    attention_call,
     kernel_missing,
     variations,
 )
-from attention_conformance.backends.protocol import Implementation
 from attention_conformance.backends.textbook.attention import TextbookAttention
-from attention_conformance.backends.user.function import NativeSignature
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.vocabulary import OPERANDS
 
@@ -59,24 +55,6 @@ def key_value_seq_lengths(call: AttentionCall) -> Any:
     return call.backend.array(counts.astype(np.int32), None)
 
 
-SIGNATURE = NativeSignature(
-    NATIVE,
-    (
-        *FLAGGED,
-        Parameter("query_seq_lengths"),
-        Parameter("key_value_seq_lengths", ("padding",), key_value_seq_lengths),
-        Parameter("local_window_size", ("window", "native-window"), local_window_size),
-    ),
-    neutral={"implementation": "xla", "return_residual": False},
-    divide=lambda inputs, binder: split_native(
-        inputs,
-        causal=binder.serves("native-causal"),
-        window=binder.serves("native-window"),
-        lengths="key_value_seq_lengths" in binder.taken,
-    ),
-)
-
-
 class Eager(TextbookAttention):
     """Textbook attention in jax.numpy: einsum, softmax, einsum; masked scores are the
     dtype's lowest number."""
@@ -96,13 +74,128 @@ class Eager(TextbookAttention):
         return self.backend.jitted(self, super().prepare(inputs))
 
 
-class JaxNn(Implementation):
-    """`jax.nn.dot_product_attention(implementation="xla")`."""
+def paths(
+    own: FrameworkFunction, inputs: Inputs, plain: PreparedCall
+) -> Mapping[str, PreparedCall]:
+    """Calls with other forms of arguments."""
+    if inputs.feature("lse"):  # the paths return only the output
+        return {}
+    s, numpy = inputs.sizes, own.backend.numpy
+    function, forced = as_named(own, inputs), own.kernel.calls(own, inputs)
+    sides = plain.arguments.get("local_window_size", (max(s.Lq, s.Lk),) * 2)
 
-    backend: JaxEngine
+    def unbatched(**arguments: Any) -> Any:
+        several = {n: a[0] if getattr(a, "ndim", 0) == 4 else a for n, a in arguments.items()}
+        return forced(**several)[None]
 
-    name = "jax-nn"
-    declared = Declared(
+    def residual(**arguments: Any) -> Any:
+        return forced(**arguments, return_residual=True)[0]
+
+    def windowed(local_window_size: tuple[int, int] = sides, **arguments: Any) -> Any:
+        return forced(**arguments, local_window_size=local_window_size[0])
+
+    def lengths(key_value_seq_lengths: Any = None, **arguments: Any) -> Any:
+        arguments["query_seq_lengths"] = [np.int32(s.Lq)] * s.B
+        if key_value_seq_lengths is not None:
+            arguments["key_value_seq_lengths"] = list(key_value_seq_lengths)
+        return forced(**arguments)
+
+    def shorter(**arguments: Any) -> Any:
+        counts = numpy.maximum(s.Lq - 1 - numpy.arange(s.B, dtype="int32"), 1)
+        valid = numpy.arange(s.Lq) < counts[:, None]
+        answer = forced(**arguments, query_seq_lengths=counts)
+        # Rows beyond query_seq_lengths must be zeros: the sum with the full answer would show others.
+        return numpy.where(valid[..., None, None], answer, answer + forced(**arguments))
+
+    def without_batch(mask: Any = None, bias: Any = None, **arguments: Any) -> Any:
+        cut = {n: a[0] for n, a in (("mask", mask), ("bias", bias)) if a is not None}
+        return forced(**arguments, **cut)
+
+    ways: dict[str, Callable[..., Any]] = {
+        "no implementation": function,
+        "implementation=None": partial(function, implementation=None),
+        "return_residual": residual,
+        "lengths as lists": lengths,
+    }
+    if s.Lq > 1:
+        ways["query_seq_lengths below Lq"] = shorter
+    added = [plain.arguments[name] for name in ("mask", "bias") if name in plain.arguments]
+    if s.B > 1 and added and all(array.shape[0] == 1 for array in added):
+        ways["mask and bias without a batch"] = without_batch
+    if s.B == 1 and "key_value_seq_lengths" not in plain.arguments:
+        ways["no batch axis"] = unbatched
+    if sides[0] == sides[1]:
+        ways["local_window_size a number"] = windowed
+    return {
+        name: replace(plain, function=way, constants=(name, s.B, s.Lq, s.Lk))
+        for name, way in ways.items()
+    }
+
+
+def refused(
+    own: FrameworkFunction, inputs: Inputs, plain: PreparedCall
+) -> Mapping[str, Callable[[], Any]]:
+    """Calls with arguments that do not fit."""
+    jax, s = own.backend.jax, inputs.sizes
+    # NumPy arrays: slicing them compiles nothing.
+    given = {name: np.asarray(a) for name, a in plain.arguments.items()}
+    query, key, value = (given[name] for name in OPERANDS)
+    changes: dict[str, dict[str, Any]] = {
+        "an unknown implementation": {"implementation": "flash"},
+        "more values than keys": {"key": key[:, 1:]},
+        "values of another dtype": {"value": value.astype("float16")},
+        "queries of another size": {"query": query[..., 1:]},
+        "queries of another dtype": {"query": query.astype("float16")},
+        "queries of more samples": {"query": np.concatenate([query, query])},
+        "heads that do not divide": {"key": key[:, :, :2], "value": value[:, :, :2]},
+        "a mask of numbers": {"mask": np.ones((1, 1, s.Lq, s.Lk))},
+        "a mask of rank 5": {"mask": np.ones((1, 1, 1, s.Lq, s.Lk), bool)},
+        "a bias of rank 5": {"bias": np.ones((1, 1, 1, s.Lq, s.Lk))},
+        "a bias of more keys": {"bias": np.ones((1, 1, s.Lq, s.Lk + 1))},
+        "query_seq_lengths of more samples": {"query_seq_lengths": np.ones(s.B + 1, "int32")},
+        "key_value_seq_lengths of rank 2": {"key_value_seq_lengths": np.ones((s.B, 1), "int32")},
+    }
+    function = as_named(own, inputs)
+
+    def call(**named: Any) -> Any:
+        # Only shapes, dtypes and names are wrong, so nothing needs to be computed.
+        settings = {n: x for n, x in named.items() if isinstance(x, str)}
+        arrays = {n: x for n, x in named.items() if n not in settings}
+        return jax.eval_shape(partial(function, **settings), **arrays)
+
+    return variations(call, given, changes)
+
+
+def of_kernel(kernel: str, own: FrameworkFunction, inputs: Inputs) -> Callable[..., Any]:
+    """The function with one of its kernels."""
+    more = {"return_residual": True} if inputs.feature("lse") else {}
+    return partial(as_named(own, inputs), implementation=kernel, **more)
+
+
+def as_program(own: FrameworkFunction, inputs: Inputs, call: PreparedCall) -> PreparedCall:
+    """The call through `jax.jit`, if calls can share a program, unless the dtype runs operation by
+    operation."""
+    if call.constants is None:
+        return call
+    return own.backend.jitted_native(own, call, inputs.dtype)
+
+
+def source_of(kernel: str) -> str:
+    """The function with one of its kernels as source text."""
+    function = f"partial({NATIVE}, implementation={kernel!r})"
+    return f"from functools import partial\n\nfunction = {function}"
+
+
+JAX_NN = Kernel(
+    "jax-nn",
+    NATIVE,
+    (
+        *FLAGGED,
+        Parameter("query_seq_lengths"),
+        Parameter("key_value_seq_lengths", ("padding",), key_value_seq_lengths),
+        Parameter("local_window_size", ("window", "native-window"), local_window_size),
+    ),
+    Declared(
         # The softmax is float32 in every dtype.
         numerics={"f64": "single", "f32": "fused", "bf16": "fused", "f16": "fused"},
         features=ATTENTION_FEATURES | {"lse"},
@@ -129,132 +222,21 @@ class JaxNn(Implementation):
             "subnormal-output": FLUSHED,
             "score-overflow": "finite",
         },
-    )
-    kernel = "xla"
+    ),
+    calls=partial(of_kernel, "xla"),
+    source=source_of("xla"),
+    through=as_program,
+    neutral={"implementation": "xla", "return_residual": False},
+    paths=paths,
+    refused=refused,
+)
+"""XLA's kernel."""
 
-    def prepare(self, inputs: Inputs) -> PreparedCall:
-        return self.backend.jitted_native(self, self.plain(inputs), inputs.dtype)
-
-    def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
-        if inputs.feature("lse"):  # the paths return only the output
-            return {}
-        plain, s = self.plain(inputs), inputs.sizes
-        function = self.backend.jax.nn.dot_product_attention
-        forced = partial(function, implementation=self.kernel)
-        sides = plain.arguments.get("local_window_size", (max(s.Lq, s.Lk),) * 2)
-
-        def unbatched(**arguments: Any) -> Any:
-            several = {n: a[0] if getattr(a, "ndim", 0) == 4 else a for n, a in arguments.items()}
-            return forced(**several)[None]
-
-        def residual(**arguments: Any) -> Any:
-            return forced(**arguments, return_residual=True)[0]
-
-        def windowed(local_window_size: tuple[int, int] = sides, **arguments: Any) -> Any:
-            return forced(**arguments, local_window_size=local_window_size[0])
-
-        def lengths(key_value_seq_lengths: Any = None, **arguments: Any) -> Any:
-            arguments["query_seq_lengths"] = [np.int32(s.Lq)] * s.B
-            if key_value_seq_lengths is not None:
-                arguments["key_value_seq_lengths"] = list(key_value_seq_lengths)
-            return forced(**arguments)
-
-        def shorter(**arguments: Any) -> Any:
-            numpy = self.backend.numpy
-            counts = numpy.maximum(s.Lq - 1 - numpy.arange(s.B, dtype="int32"), 1)
-            valid = numpy.arange(s.Lq) < counts[:, None]
-            answer = forced(**arguments, query_seq_lengths=counts)
-            # Rows beyond query_seq_lengths must be zeros: the sum with the full answer would show others.
-            return numpy.where(valid[..., None, None], answer, answer + forced(**arguments))
-
-        def without_batch(mask: Any = None, bias: Any = None, **arguments: Any) -> Any:
-            cut = {n: a[0] for n, a in (("mask", mask), ("bias", bias)) if a is not None}
-            return forced(**arguments, **cut)
-
-        ways: dict[str, Callable[..., Any]] = {
-            "no implementation": function,
-            "implementation=None": partial(function, implementation=None),
-            "return_residual": residual,
-            "lengths as lists": lengths,
-        }
-        if s.Lq > 1:
-            ways["query_seq_lengths below Lq"] = shorter
-        added = [plain.arguments[name] for name in ("mask", "bias") if name in plain.arguments]
-        if s.B > 1 and added and all(array.shape[0] == 1 for array in added):
-            ways["mask and bias without a batch"] = without_batch
-        if s.B == 1 and "key_value_seq_lengths" not in plain.arguments:
-            ways["no batch axis"] = unbatched
-        if sides[0] == sides[1]:
-            ways["local_window_size a number"] = windowed
-        return {
-            name: self.backend.jitted_native(
-                self, replace(plain, function=way, constants=(name, s.B, s.Lq, s.Lk)), inputs.dtype
-            )
-            for name, way in ways.items()
-        }
-
-    def refused(self, inputs: Inputs) -> Mapping[str, Callable[[], Any]]:
-        jax, s = self.backend.jax, inputs.sizes
-        # NumPy arrays: slicing them compiles nothing.
-        own = {name: np.asarray(a) for name, a in self.plain(inputs).arguments.items()}
-        query, key, value = (own[name] for name in OPERANDS)
-        changes: dict[str, dict[str, Any]] = {
-            "an unknown implementation": {"implementation": "flash"},
-            "more values than keys": {"key": key[:, 1:]},
-            "values of another dtype": {"value": value.astype("float16")},
-            "queries of another size": {"query": query[..., 1:]},
-            "queries of another dtype": {"query": query.astype("float16")},
-            "queries of more samples": {"query": np.concatenate([query, query])},
-            "heads that do not divide": {"key": key[:, :, :2], "value": value[:, :, :2]},
-            "a mask of numbers": {"mask": np.ones((1, 1, s.Lq, s.Lk))},
-            "a mask of rank 5": {"mask": np.ones((1, 1, 1, s.Lq, s.Lk), bool)},
-            "a bias of rank 5": {"bias": np.ones((1, 1, 1, s.Lq, s.Lk))},
-            "a bias of more keys": {"bias": np.ones((1, 1, s.Lq, s.Lk + 1))},
-            "query_seq_lengths of more samples": {"query_seq_lengths": np.ones(s.B + 1, "int32")},
-            "key_value_seq_lengths of rank 2": {
-                "key_value_seq_lengths": np.ones((s.B, 1), "int32")
-            },
-        }
-        function = jax.nn.dot_product_attention
-
-        def call(**named: Any) -> Any:
-            # Only shapes, dtypes and names are wrong, so nothing needs to be computed.
-            settings = {n: x for n, x in named.items() if isinstance(x, str)}
-            arrays = {n: x for n, x in named.items() if n not in settings}
-            return jax.eval_shape(partial(function, **settings), **arrays)
-
-        return variations(call, own, changes)
-
-    @property
-    def later(self) -> frozenset[str]:
-        return frozenset(self.backend.stepwise_dtypes)
-
-    def plain(self, inputs: Inputs) -> PreparedCall:
-        """The call operation by operation."""
-        native = split_native(inputs, causal=True, window=True, lengths=True)
-        arguments = flagged_arguments(self.backend, inputs, native, SIGNATURE.parameters)
-        function, kernel = self.backend.jax.nn.dot_product_attention, self.kernel
-        more = {"return_residual": True} if inputs.feature("lse") else {}
-
-        def call(**arguments: Any) -> Any:
-            return function(**arguments, implementation=kernel, **more)
-
-        function_text = f"partial({NATIVE}, implementation={kernel!r})"
-        source = f"from functools import partial\n\nfunction = {function_text}"
-        return attention_call(
-            call, arguments, inputs, axis_order="blhd", source=source, constants=()
-        )
-
-
-class JaxNnCudnn(JaxNn):
-    """`jax.nn.dot_product_attention(implementation="cudnn")`, on CUDA."""
-
-    name = "jax-nn-cudnn"
-    declared = JaxNn.declared.but(dtypes=("bf16", "f16"))
-    kernel = "cudnn"
-
-    def prepare(self, inputs: Inputs) -> PreparedCall:
-        # JAX refuses head sizes and lengths that cuDNN lacks.
-        return (
-            super().prepare(inputs).under(partial(kernel_missing, "head dim must|Unsupported seq"))
-        )
+JAX_NN_CUDNN = JAX_NN.but(
+    name="jax-nn-cudnn",
+    declared=JAX_NN.declared.but(dtypes=("bf16", "f16")),
+    calls=partial(of_kernel, "cudnn"),
+    source=source_of("cudnn"),
+    # JAX refuses head sizes and lengths that cuDNN lacks.
+    within=lambda backend: kernel_missing("head dim must|Unsupported seq"),
+)

@@ -7,15 +7,16 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
 
-from attention_conformance.backends._jax.attention import SIGNATURE, Eager, JaxNn, JaxNnCudnn
+from attention_conformance.backends._jax.attention import JAX_NN, JAX_NN_CUDNN, Eager
 from attention_conformance.backends._jax.compilers import JaxCompilers
 from attention_conformance.backends._jax.engine import JaxEngine
 from attention_conformance.backends._jax.layers import layers
 from attention_conformance.backends._jax.packed import JaxNnPacked
 from attention_conformance.backends._jax.paged import GpuPaged, RaggedReference
-from attention_conformance.backends._jax.pallas import GpuDecode, GpuMha, TpuSplash
+from attention_conformance.backends._jax.pallas import GPU_DECODE, GPU_MHA, TPU_SPLASH
 from attention_conformance.backends._jax.rings import ORDERS, Ring
 from attention_conformance.backends.claims import Claims
+from attention_conformance.backends.kernel import FrameworkFunction
 from attention_conformance.backends.protocol import Implementation
 from attention_conformance.backends.user.function import UserFunction
 from attention_conformance.suite.spec.vocabulary import DEVICES
@@ -42,18 +43,18 @@ class JaxBackend(JaxEngine):
     def implementations(self) -> list[Implementation]:
         of_attention: list[Implementation] = [
             Eager(self),
-            JaxNn(self),
+            FrameworkFunction(self, JAX_NN.but(later=frozenset(self.stepwise_dtypes))),
             JaxNnPacked(self),
-            GpuMha(self),
-            GpuDecode(self),
+            FrameworkFunction(self, GPU_MHA),
+            FrameworkFunction(self, GPU_DECODE),
             GpuPaged(self),
             RaggedReference(self),
         ]
         if self.device == "cuda":
-            of_attention.append(JaxNnCudnn(self))
+            of_attention.append(FrameworkFunction(self, JAX_NN_CUDNN))
         else:
-            of_attention.append(TpuSplash(self))
+            of_attention.append(FrameworkFunction(self, TPU_SPLASH))
         return [*of_attention, *(Ring(self, order) for order in ORDERS), *layers(self)]
 
     def function(self, function: Callable[..., Any], name: str, claims: Claims) -> Implementation:
-        return UserFunction(self, function, name, claims, SIGNATURE)
+        return UserFunction(self, function, name, claims, JAX_NN)

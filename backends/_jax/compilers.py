@@ -13,7 +13,7 @@ from typing import Any
 
 from attention_conformance.backends._jax.programs import JitPrograms, Jitted, by_operation
 from attention_conformance.backends._jax.quickly import known_options
-from attention_conformance.backends.compilation import over_batch, with_constants
+from attention_conformance.backends.compilers import over_batch, with_constants
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import Backend, Compilers, Implementation
 from attention_conformance.backends.sources import DIALECTS

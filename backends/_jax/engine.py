@@ -1,14 +1,14 @@
-"""JAX as an engine: arrays, devices and derivatives, for all backends on JAX."""
+"""JAX as an engine: arrays, devices, derivatives and settings, for all backends on JAX."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
-from attention_conformance.backends._jax import settings, transforms
+from attention_conformance.backends._jax import transforms
 from attention_conformance.backends._jax.compilers import JaxCompilers
 from attention_conformance.backends._jax.modules import JaxMemory
 from attention_conformance.backends._jax.profiler import JaxProfiler
@@ -23,6 +23,12 @@ from attention_conformance.backends.protocol import (
     needed,
 )
 from attention_conformance.suite.spec.dtypes import DTYPES, DType
+
+FLAGS = (
+    "jax_enable_x64", "jax_default_matmul_precision", "jax_numpy_dtype_promotion", "jax_disable_jit",
+    "jax_debug_nans", "jax_debug_infs", "jax_default_device",
+)  # fmt: skip
+"""Settings of JAX, as far as a release has them."""
 
 _PLATFORMS = {"cpu": "cpu", "cuda": "gpu"}
 
@@ -83,7 +89,12 @@ class JaxEngine(Backend):
 
     @cached_property
     def settings(self) -> Mapping[str, Setting]:
-        return settings.settings(self.jax)
+        config = self.jax.config
+        return {
+            flag: Setting(partial(getattr, config, flag), partial(config.update, flag))
+            for flag in FLAGS
+            if hasattr(config, flag)
+        }
 
     def jitted(self, owner: Implementation, prepared: PreparedCall) -> PreparedCall:
         """The call through `jax.jit`; calls of an implementation with equal constants

@@ -5,7 +5,8 @@ Projections are the identity or its negative, so that the layer is attention ove
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from attention_conformance.backends._jax.engine import JaxEngine
 from attention_conformance.backends.caching import Projected, Turn
 from attention_conformance.backends.declared import Declared
 from attention_conformance.backends.implementation import ALL_BUT_FLOAT32
+from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.cached import FEATURES
 from attention_conformance.suite.spec.operators.scripts import capacity
@@ -67,10 +69,17 @@ class NnxDecode(Projected):
         elections={"nan-in-freed-slot": "blocked"},
     )
     axis_order = "blhd"
+    tells_dtype = True
+    """Whether the cache is made with the layer's dtype."""
 
     def __init__(self, backend: JaxEngine) -> None:
         super().__init__(backend)
         self.programs: dict[Any, Callable[..., Any]] = {}
+
+    def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
+        untold = copy(self)
+        untold.tells_dtype = False
+        return {"a cache without a dtype": untold.prepare(inputs)}
 
     @property
     def later(self) -> frozenset[str]:
@@ -92,7 +101,8 @@ class NnxDecode(Projected):
             kernel = np.eye(heads * s.D).reshape(-1, heads, s.D)
             getattr(layer, part).kernel = nnx.Param(jnp.asarray(kernel, key.dtype))
         layer.out.kernel = nnx.Param(jnp.asarray(np.eye(width).reshape(s.H, s.D, -1), key.dtype))
-        layer.init_cache((s.B, capacity(inputs.case), width), key.dtype)
+        told = [key.dtype] if self.tells_dtype else []
+        layer.init_cache((s.B, capacity(inputs.case), width), *told)
         parameters, cache = nnx.state(layer, nnx.Param), nnx.state(layer, nnx.Cache)
         self.programs.setdefault(self.shape(inputs), self.program(nnx.graphdef(layer)))
         return Decoding(cache, cache, parameters, parameters)
@@ -162,6 +172,9 @@ class LinenDecode(NnxDecode):
     declared = NnxDecode.declared.refusing(
         {"grouped-heads": "Linen has as many key heads as query heads"}
     ).but(numerics="stepwise")
+
+    def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
+        return {}  # the cache has the dtype of the keys
 
     def init(self, inputs: Inputs, key: Any) -> Decoding:
         from flax import linen

@@ -1,274 +1,153 @@
-"""Shared code of Flax's attention modules: names, arguments, and ways to pass a mask."""
+"""Rows of Flax's attention modules: `flax.nnx.MultiHeadAttention` in its two code paths, and
+`flax.linen.MultiHeadDotProductAttention`."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from attention_conformance.backends._jax.engine import JaxEngine
-from attention_conformance.backends.declared import LAYER_FEATURES, Declared
-from attention_conformance.backends.masks import LayerMasks, causal_alone, full, rank4
-from attention_conformance.backends.memory import sequences
+from attention_conformance.backends._jax.flax_modules import (
+    EPSILON,
+    SEED,
+    by_parts,
+    linen_module,
+    nnx_module,
+)
+from attention_conformance.backends._jax.programs import by_operation
+from attention_conformance.backends.declared import LAYER_FEATURES, LOWEST_IN_FLOAT32, Declared
+from attention_conformance.backends.layer import FrameworkLayer, Layer, outputs
+from attention_conformance.backends.masks import LayerMasks, causal_alone, rank4
 from attention_conformance.backends.prepared import LAYER_OUTPUTS, PreparedCall
-from attention_conformance.backends.protocol import Implementation
 from attention_conformance.suite.spec.case import Case
-from attention_conformance.suite.spec.catalogue import AnyCase
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.multi_head import MULTI_HEAD
 
-PARTS = {"query": "query", "key": "key", "value": "value", "out": "output"}
-"""Canonical names of projections by Flax's names. Kernels and biases have the canonical shapes."""
 
-ARGUMENTS = {"query": "inputs_q", "key": "inputs_k", "value": "inputs_v"}
-"""The modules' names of query, key and value."""
-
-EPSILON = 1e-6
-"""The default epsilon of Flax's layer norms; attention modules cannot set another."""
-
-NOTHING = 2.0**-60
-"""A dropout rate that drops nothing, since 1 - rate rounds to 1."""
-
-SEED = "dropout_seed"
-"""The argument with the seed of dropout."""
-
-
-def by_parts(parameters: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Kernels and biases by Flax's names of projections, gains by its names of norms."""
-    norms = {
-        f"{part}_ln": {"scale": parameters[f"{part}_gain"]}
-        for part in ("query", "key")
-        if f"{part}_gain" in parameters
+def settings(own: FrameworkLayer, inputs: Inputs) -> dict[str, Any]:
+    """Constructor arguments of all modules. As in users' code, default values are not passed."""
+    s, widths, dtypes = inputs.sizes, inputs.widths, own.backend.numpy.dtype
+    dtype = dtypes(inputs.dtype.long_name)
+    said = {
+        "qkv_features": (s.H * s.D, widths.query),
+        "out_features": (widths.output, widths.query),
+        "use_bias": ("query_bias" in inputs.parameters, True),
+        "param_dtype": (dtype, dtypes("float32")),
+        "dropout_rate": (inputs.rate, 0.0),
+        "normalize_qk": ("query_gain" in inputs.parameters, False),
     }
-    return norms | {
-        ours: {
-            what: parameters[f"{name}_{what}"]
-            for what in ("kernel", "bias")
-            if f"{name}_{what}" in parameters
-        }
-        for ours, name in PARTS.items()
-    }
+    told = {name: value for name, (value, default) in said.items() if value != default}
+    return {"num_heads": s.H, "dtype": dtype, **told}
 
 
-class FlaxLayer(Implementation):
-    """A Flax attention module, which the call builds from parameters among its arguments.
+def arguments(
+    causal: bool, own: FrameworkLayer, inputs: Inputs, form: str = "heads", flag: bool = True
+) -> dict[str, Any]:
+    """The mask and the bias; `causal` says if the module has a causal flag, and `flag` if it is used.
 
-    A bias is passed through `attention_fn`, as documented.
+    The form of the mask: "heads" (B, 1 or H, Lq, Lk), as from `make_attention_mask`; "broadcast", with
+    sizes of 1; "float32".
     """
-
-    backend: JaxEngine
-
-    operator = MULTI_HEAD
-    declared = Declared(
-        features=LAYER_FEATURES,
-        refusals={
-            "average": "Flax sows the weights of every head",
-            "value-size": "Flax has one qkv_features",
-        },
-        elections={
-            "fully-masked-row": "uniform",
-            "padded-sample": "uniform",
-            "minus-inf-row": "nan",
-            "lowest-row": "uniform",
-            "fully-masked-row-gradient": "values",
-            "mask-polarity": "attends",
-            "nan-in-masked-key": "blocked",
-            "nan-in-masked-value": "leaks",
-        },
-    ).taking("qk-norm")
-    causal_flag = False
-    calls_native = False
-
-    @property
-    def later(self) -> frozenset[str]:
-        return frozenset(self.backend.stepwise_dtypes) if self.calls_native else super().later
-
-    def unsupported(self, case: AnyCase) -> str | None:
-        if isinstance(case, Case) and case.option("qk_norm") and case.option("epsilon") != EPSILON:
-            return f"Flax's norms of queries and keys add {EPSILON:g} to a variance"
-        return super().unsupported(case)
-
-    def prepare(self, inputs: Inputs) -> PreparedCall:
-        return self.jitted(self.call(inputs), inputs)
-
-    def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
-        flags = self.mask_paths(inputs) | self.input_paths(inputs) | self.flag_paths(inputs)
-        if not inputs.squeezed and inputs.bias is None:
-            flags["two axes of batches"] = {"axes": 2}
-        if inputs.dtype.is_half:
-            wide = self.backend.numpy.dtype("float32")
-            flags["parameters in float32"] = {"wide_parameters": True, "param_dtype": wide}
-        return {
-            name: self.jitted(self.call(inputs, **changes), inputs)
-            for name, changes in flags.items()
-        }
-
-    def jitted(self, plain: PreparedCall, inputs: Inputs) -> PreparedCall:
-        """The call through `jax.jit`, the default."""
-        if self.calls_native:
-            return self.backend.jitted_native(self, plain, inputs.dtype)
-        return self.backend.jitted(self, plain)
-
-    def call(
-        self,
-        inputs: Inputs,
-        masks: str = "heads",
-        flag: bool = True,
-        inputs_given: int = 3,
-        axes: int = 1,
-        wide_parameters: bool = False,
-        **flags: Any,
-    ) -> PreparedCall:
-        """A call of the layer with flags, operation by operation.
-
-        - `masks`: "heads" (B, 1 or H, Lq, Lk), as from `make_attention_mask`; "full" (B, H, Lq, Lk);
-          "broadcast", with sizes of 1; "float32"; "helpers", made by Flax
-        - `flag`: whether the causal flag may be used
-        - `inputs_given`: how many of query, key and value are passed
-        - `axes`: the number of batch axes
-        - `wide_parameters`: parameters are float32, as in most models
-        - `flags`: those of the module and its call
-        """
-        backend = self.backend
-        arrays = sequences(backend, inputs)
-        arguments = {ARGUMENTS[name]: arrays[name] for name in list(arrays)[:inputs_given]}
-        split = LayerMasks.of(inputs, causal=self.causal_flag and flag, lengths=False)
-        if split.causal:
-            arguments["is_causal"] = True
-        if masks == "helpers":
-            arguments["mask"] = self.helped(inputs)
-        elif split.rest is not None:
-            arguments["mask"] = backend.array(_mask(split.rest, inputs, masks), None)
-        stored = DTYPES["f32"] if wide_parameters else inputs.dtype
-        parameters = {n: backend.array(a, stored) for n, a in inputs.parameters.items()}
-        arguments |= parameters
-        if inputs.bias is not None:
-            bias = rank4(inputs.bias)
-            arguments["bias"] = backend.array(bias[0] if inputs.squeezed else bias, inputs.dtype)
-        arguments[SEED] = backend.array(np.asarray(inputs.dropout_seed), None)
-        settings = self.settings(inputs) | flags
-        module = self.module(settings, inputs)
-
-        def run(**arguments: Any) -> tuple[Any, Any]:
-            own = {name: arguments.pop(name) for name in parameters}
-            seed, bias = arguments.pop(SEED), arguments.pop("bias", None)
-            if axes == 1:
-                return module(own, bias, seed, arguments)
-            several = {n: a if n == "is_causal" else a[None] for n, a in arguments.items()}
-            output, weights = module(own, bias, seed, several)
-            return output[0], None if weights is None else weights[0]
-
-        constants = (settings, axes, wide_parameters, inputs.returned, inputs.training)
-        return PreparedCall(run, arguments, LAYER_OUTPUTS, operands=ARGUMENTS, constants=constants)
-
-    def settings(self, inputs: Inputs) -> dict[str, Any]:
-        """Constructor arguments that all modules have."""
-        s, widths = inputs.sizes, inputs.widths
-        dtype = self.backend.numpy.dtype(inputs.dtype.long_name)
-        # As in users' code: default values are not passed.
-        said = {
-            "qkv_features": (s.H * s.D, widths.query),
-            "out_features": (widths.output, widths.query),
-            "use_bias": ("query_bias" in inputs.parameters, True),
-            "param_dtype": (dtype, self.backend.numpy.dtype("float32")),
-            "dropout_rate": (inputs.rate, 0.0),
-            "normalize_qk": ("query_gain" in inputs.parameters, False),
-        }
-        told = {name: value for name, (value, default) in said.items() if value != default}
-        return {"num_heads": s.H, "dtype": dtype, **told}
-
-    @abstractmethod
-    def module(
-        self, settings: dict[str, Any], inputs: Inputs
-    ) -> Callable[[Mapping[str, Any], Any, Any, dict[str, Any]], tuple[Any, Any]]:
-        """A function that builds the module, calls it, and returns (output, weights).
-
-        Its arguments are parameters, bias or None, the seed of dropout, and the arguments of the call.
-        `settings` include the flags.
-        """
-
-    def helped(self, inputs: Inputs) -> Any:
-        """The mask from Flax's own helper functions."""
-        import flax.linen as linen
-
-        s = inputs.sizes
-        split = LayerMasks.of(inputs)
-        lead = () if inputs.squeezed else (s.B,)
-        ones = self.backend.array(np.ones((*lead, s.Lq), np.float32), None)
-        causal = linen.make_causal_mask(ones) if split.causal else None
-        padding = None
-        if split.valid is not None:
-            valid = split.valid[0] if inputs.squeezed else split.valid
-            padding = linen.make_attention_mask(ones, self.backend.array(valid, None))
-        return linen.combine_masks(causal, padding)
-
-    def mask_paths(self, inputs: Inputs) -> dict[str, dict[str, Any]]:
-        """Ways to pass the same mask."""
-        flags: dict[str, dict[str, Any]] = {}
-        if inputs.dense_mask is None:
-            return flags
-        split = LayerMasks.of(inputs)
-        if split.causal and self.causal_flag and inputs.mask_array is None:
-            flags["causal as a mask"] = {"flag": False}
-        if LayerMasks.of(inputs, causal=self.causal_flag, lengths=False).rest is not None:
-            flags["mask as it broadcasts"] = {"masks": "broadcast"}
-            flags["mask written out"] = {"masks": "full"}
-            flags["mask in float32"] = {"masks": "float32"}
-        if split.rest is None and (inputs.sizes.Lq == inputs.sizes.Lk or not split.causal):
-            flags["make_attention_mask, make_causal_mask"] = {"masks": "helpers", "flag": False}
-        return flags
-
-    def input_paths(self, inputs: Inputs) -> dict[str, dict[str, Any]]:
-        """Ways to pass one tensor as query, key and value."""
-        if not inputs.self_attention:
-            return {}
-        return {"inputs_q alone": {"inputs_given": 1}, "no inputs_v": {"inputs_given": 2}}
-
-    def refused(self, inputs: Inputs) -> Mapping[str, Callable[[], Any]]:
-        plain = self.call(inputs)
-        own, query = plain.arguments, np.asarray(plain.arguments["inputs_q"])
-        one = {n: a for n, a in own.items() if n != "inputs_k"}
-        # eval_shape computes nothing.
-        shape_of = partial(self.backend.jax.eval_shape, plain.function)
-        heads = self.call(inputs, num_heads=inputs.sizes.H + 1)
-        rows = self.call(inputs, rows_at_once=2)
-        return {
-            "inputs_v without inputs_k": lambda: shape_of(**one),
-            "queries of another width": lambda: shape_of(
-                **{**own, "inputs_q": query[..., inputs.sizes.H :]}
-            ),
-            "heads that do not divide the width": lambda: heads.function(**own),
-            "two rows for a cache of one at a time": lambda: self.backend.jax.eval_shape(
-                rows.function, **own
-            ),
-        }
-
-    @abstractmethod
-    def flag_paths(self, inputs: Inputs) -> dict[str, dict[str, Any]]:
-        """The layer's other flags."""
+    given: dict[str, Any] = {}
+    split = LayerMasks.of(inputs, causal=causal and flag, lengths=False)
+    if split.causal:
+        given["is_causal"] = True
+    if split.rest is not None:
+        given["mask"] = own.backend.array(_mask(split.rest, inputs, form), None)
+    if inputs.bias is not None:
+        bias = rank4(inputs.bias)
+        given["bias"] = own.backend.array(bias[0] if inputs.squeezed else bias, inputs.dtype)
+    return given
 
 
-def _mask(mask: np.ndarray, inputs: Inputs, how: str) -> np.ndarray:
+def _mask(mask: np.ndarray, inputs: Inputs, form: str) -> np.ndarray:
     mask, s = rank4(mask), inputs.sizes
-    if how == "full":
-        mask = full(mask, inputs)
-    elif how != "broadcast":
+    if form != "broadcast":
         mask = np.broadcast_to(mask, (s.B, mask.shape[1], s.Lq, s.Lk))
-    mask = mask.astype(np.float32) if how == "float32" else mask
+    mask = mask.astype(np.float32) if form == "float32" else mask
     return mask[0] if inputs.squeezed else mask
 
 
-def one_by_one(step: Callable[[Any], Any], arguments: Mapping[str, Any], count: int) -> Any:
-    """The answers of a decoding layer that gets `count` rows at a time; only 1 is allowed."""
-    import jax
+def called(
+    own: FrameworkLayer,
+    inputs: Inputs,
+    arguments: dict[str, Any],
+    *,
+    native: bool = False,
+    stored: str = "",
+    **flags: Any,
+) -> PreparedCall:
+    """The call through `jax.jit`.
 
-    rows = arguments["inputs_q"]
-    outputs = [step(rows[:, n : n + count]) for n in range(0, rows.shape[1], count)]
-    return jax.numpy.concatenate(outputs, axis=1)
+    - `native`: the module calls `jax.nn.dot_product_attention`
+    - `stored`: the dtype of the parameters, by default that of the inputs
+    - `flags` go to `make`
+    """
+    array, dtype = own.backend.array, DTYPES[stored] if stored else inputs.dtype
+    parameters = {name: array(a, dtype) for name, a in inputs.parameters.items()}
+    given = settings(own, inputs) | ({"param_dtype": dtype.long_name} if stored else {}) | flags
+    module = own.make(inputs, **given)
+
+    def run(**arguments: Any) -> tuple[Any, Any]:
+        mine = own.layer.parameters({name: arguments.pop(name) for name in parameters})
+        bias, seed = arguments.pop("bias", None), arguments.pop(SEED)
+        return outputs(module(mine, bias, seed, arguments), inputs)
+
+    arrays = {**arguments, **parameters, SEED: array(np.asarray(inputs.dropout_seed), None)}
+    made_of = (given, inputs.widths, inputs.sizes.Hkv)
+    constants = (*made_of, stored, inputs.returned, inputs.training)
+    call = PreparedCall(
+        run, arrays, LAYER_OUTPUTS, operands=own.layer.operands, constants=constants
+    )
+    if native:
+        return own.backend.jitted_native(own, call, inputs.dtype)
+    return own.backend.jitted(own, call)
+
+
+Ways = dict[str, dict[str, Any]]
+"""Changes of a call, by path."""
+
+
+def nnx_ways(inputs: Inputs) -> Ways:
+    """Ways to call the module of NNX that calls `jax.nn.dot_product_attention`."""
+    ways: Ways = {"nnx.view, nnx.jit": {"view": "nnx.view", "jit": True}}
+    if decodes(inputs):
+        # The cache masks the future; the causal flag would mask the past (finding nnx-decode-causal).
+        ways["decode"] = {"rows_at_once": 1, "given": {"flag": False}}
+        ways["decode, is_causal"] = {"rows_at_once": 1}
+    return ways
+
+
+def weights_ways(inputs: Inputs) -> Ways:
+    """Ways to call the module of NNX that sows weights."""
+    if inputs.training:
+        return {"nnx.jit": {"jit": True}, "train()": {"view": "train"}}
+    ways: Ways = {
+        "dropout, deterministic": {"dropout_rate": 0.5, "deterministic": True},
+        "dropout, eval()": {"dropout_rate": 0.5, "view": "eval"},
+        "dropout, nnx.view, nnx.jit": {"dropout_rate": 0.5, "view": "nnx.view", "jit": True},
+    }
+    if decodes(inputs):
+        decoding = {"rows_at_once": 1, "view": "nnx.view", "given": {"flag": False}}
+        ways["nnx.view, decode"] = decoding
+    return ways
+
+
+def linen_ways(inputs: Inputs) -> Ways:
+    """Ways to call the module of Linen."""
+    ways: Ways = {}
+    if inputs.returned == "none":
+        ways["sow_weights"] = {"sow": True}
+        if inputs.dtype.name != "f64":
+            ways["force_fp32_for_softmax"] = {"force_fp32_for_softmax": True}
+    if decodes(inputs):
+        ways["decode"] = {"rows_at_once": 1}
+    if not inputs.training:
+        ways["dropout, deterministic"] = {"dropout_rate": 0.5, "deterministic": True}
+    return ways
 
 
 def decodes(inputs: Inputs) -> bool:
@@ -277,6 +156,154 @@ def decodes(inputs: Inputs) -> bool:
     return causal_alone(inputs) and whole and inputs.self_attention and inputs.returned == "none"
 
 
-def biased(function: Callable[..., Any], bias: Any) -> dict[str, Any]:
-    """The setting that adds a bias to the scores; empty without a bias."""
-    return {} if bias is None else {"attention_fn": partial(function, bias=bias)}
+def paths(
+    ways_of: Callable[[Inputs], Ways], causal: bool, own: FrameworkLayer, inputs: Inputs
+) -> dict[str, PreparedCall]:
+    """Calls with other forms of the mask, with one tensor for several operands, with parameters in
+    float32, and the ways of a module."""
+    ways = ways_of(inputs)
+    if inputs.dense_mask is not None:
+        if causal and LayerMasks.of(inputs).causal and inputs.mask_array is None:
+            ways["causal as a mask"] = {"given": {"flag": False}}
+        if LayerMasks.of(inputs, causal=causal, lengths=False).rest is not None:
+            ways["mask as it broadcasts"] = {"given": {"form": "broadcast"}}
+            ways["mask in float32"] = {"given": {"form": "float32"}}
+    if inputs.self_attention:
+        ways["inputs_q alone"] = {"without": ("inputs_k", "inputs_v")}
+        ways["no inputs_v"] = {"without": ("inputs_v",)}
+    if inputs.dtype.is_half:
+        ways["parameters in float32"] = {"stored": "f32"}
+    return {name: own.call(inputs, **way) for name, way in ways.items()}
+
+
+def refused(own: FrameworkLayer, inputs: Inputs) -> dict[str, Callable[[], Any]]:
+    """Calls with arguments that do not fit. `eval_shape` computes nothing."""
+
+    def shape_of(changes: Mapping[str, Any] | None = None, **how: Any) -> Callable[[], Any]:
+        call = by_operation(own.call(inputs, **how))
+        return partial(
+            own.backend.jax.eval_shape, call.function, **call.arguments, **(changes or {})
+        )
+
+    plain, H = by_operation(own.call(inputs)), inputs.sizes.H
+    narrow = plain.arguments | {"inputs_q": np.asarray(plain.arguments["inputs_q"])[..., H:]}
+    shapes = own.backend.jax.eval_shape
+    return {
+        "inputs_v without inputs_k": shape_of(without=("inputs_k",)),
+        "queries of another width": partial(shapes, plain.function, **narrow),
+        "heads that do not divide the width": shape_of(num_heads=H + 1),
+        "two rows for a cache of one at a time": shape_of(rows_at_once=2),
+    }
+
+
+def refused_nnx(own: FrameworkLayer, inputs: Inputs) -> dict[str, Callable[[], Any]]:
+    """Arguments that do not fit, and decoding without a cache. Abstract arrays: nothing is computed."""
+    from flax import nnx
+
+    width, heads = inputs.widths.query, inputs.sizes.H
+
+    def abstract(*shape: int, **settings: Any) -> Callable[[], Any]:
+        def called(*operands: Any) -> Any:
+            own = {"num_heads": heads, "in_features": width, "decode": False, **settings}
+            layer = nnx.MultiHeadAttention(**own, rngs=nnx.Rngs(0))
+            return layer(*operands) if operands else layer
+
+        operands = [own.backend.jax.ShapeDtypeStruct(shape, "float32")] if shape else []
+        return partial(nnx.eval_shape, called, *operands)
+
+    dropped = {"dropout_rate": 0.5, "keep_rngs": False}
+    return refused(own, inputs) | {
+        "num_kv_heads that do not divide": abstract(num_kv_heads=heads - 1),
+        "dropout without random numbers": abstract(1, 3, width, deterministic=False, **dropped),
+        "dropout that nobody says is on or off": abstract(1, 3, width, **dropped),
+        "decoding without a cache": abstract(1, 1, width, decode=True),
+    }
+
+
+def another_epsilon(case: Case) -> str | None:
+    """The epsilon of norms of queries and keys is no argument."""
+    if case.option("qk_norm") and case.option("epsilon") != EPSILON:
+        return f"Flax's norms of queries and keys add {EPSILON:g} to a variance"
+    return None
+
+
+def another_width(case: Case) -> str | None:
+    """Keys and values have one width in NNX."""
+    if case.widths is not None and case.widths.key != case.widths.value:
+        return "flax.nnx.MultiHeadAttention has one in_kv_features for keys and values"
+    return another_epsilon(case)
+
+
+DECLARED = Declared(
+    features=LAYER_FEATURES,
+    refusals={
+        "average": "Flax sows the weights of every head",
+        "value-size": "Flax has one qkv_features",
+    },
+    elections={
+        "fully-masked-row": "uniform",
+        "padded-sample": "uniform",
+        "minus-inf-row": "nan",
+        "lowest-row": "uniform",
+        "fully-masked-row-gradient": "values",
+        "mask-polarity": "attends",
+        "nan-in-masked-key": "blocked",
+        "nan-in-masked-value": "leaks",
+    },
+).taking("qk-norm")
+
+LINEN = Layer(
+    "flax-linen",
+    MULTI_HEAD,
+    linen_module,
+    called,
+    by_parts,
+    DECLARED.refusing(
+        {
+            "grouped-heads": "Flax Linen has as many key/value heads as query heads",
+            "native-causal": "Flax Linen has no causal flag",
+        }
+    )
+    .electing({"returned-weights": "before-dropout"})
+    .but(numerics="stepwise", dropout="shared"),
+    operands={"query": "inputs_q", "key": "inputs_k", "value": "inputs_v"},
+    arguments=partial(arguments, False),
+    paths=partial(paths, linen_ways, False),
+    refused=refused,
+    unsupported=another_epsilon,
+)
+"""The layer with Linen's own products and softmax, with and without weights."""
+
+CAUSAL = {"causal-alignment": "top-left", "causal-with-mask": "intersect"}
+"""Answers about NNX's causal flag."""
+
+NNX_WEIGHTS = LINEN.but(
+    name="flax-nnx-weights",
+    make=partial(nnx_module, True),
+    declared=DECLARED.electing(CAUSAL | {"returned-weights": "before-dropout"}).but(
+        numerics="stepwise", dropout="shared"
+    ),
+    arguments=partial(arguments, True),
+    paths=partial(paths, weights_ways, True),
+    refused=refused_nnx,
+    unsupported=another_width,
+)
+"""The layer with sow_weights=True or dropout: Flax's own products and softmax."""
+
+NNX = NNX_WEIGHTS.but(
+    name="flax-nnx",
+    make=partial(nnx_module, False),
+    called=partial(called, native=True),
+    declared=DECLARED.refusing(
+        {
+            "weights": "sow_weights=True takes another path: flax-nnx-weights",
+            "dropout": "dropout takes another path: flax-nnx-weights",
+        }
+    )
+    # The softmax of jax.nn.dot_product_attention is float32.
+    .electing(CAUSAL | {"lowest-row": LOWEST_IN_FLOAT32 | {"f64": "nan"}})
+    # The softmax is float32 in every dtype.
+    .but(numerics={"f64": "single", "f32": "fused", "bf16": "fused", "f16": "fused"}),
+    paths=partial(paths, nnx_ways, True),
+)
+"""The layer without dropout and weights, which calls `jax.nn.dot_product_attention`."""

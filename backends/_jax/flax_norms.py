@@ -1,162 +1,139 @@
-"""Flax Linen's norms."""
+"""Rows of Flax Linen's norms."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-from attention_conformance.backends._jax.engine import JaxEngine
-from attention_conformance.backends._jax.flax_layers import EPSILON
+from attention_conformance.backends._jax.flax_modules import EPSILON
 from attention_conformance.backends.declared import LAYER_FEATURES, Declared
-from attention_conformance.backends.memory import sequences
+from attention_conformance.backends.layer import FrameworkLayer, Layer
 from attention_conformance.backends.prepared import LAYER_OUTPUTS, PreparedCall
-from attention_conformance.backends.protocol import Implementation
 from attention_conformance.backends.statistics import after_training, can_train, with_epsilon
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.norms import BATCH_NORM, LAYER_NORM
 
-NAMES = {"params": {"scale": "gain", "bias": "offset"}}
-"""Canonical parameters of a norm by Flax's names, for each collection of variables."""
+BATCH_EPSILON = 1e-5
+"""The default epsilon of Flax's batch norm."""
 
 
-class FlaxNorm(Implementation):
-    """A norm of Flax Linen; its parameters and statistics are variables."""
-
-    backend: JaxEngine
-
-    names: Mapping[str, Mapping[str, str]] = NAMES
-    own_epsilon: float
-    """Flax's default epsilon."""
-
-    @abstractmethod
-    def module(self, linen: Any, settings: Mapping[str, Any], training: bool) -> Any:
-        """The module; `settings` are those that both norms have."""
-
-    def prepare(self, inputs: Inputs) -> PreparedCall:
-        return self.call(inputs)
-
-    def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
-        slow: dict[str, Any] = {"use_fast_variance": False}
-        calls = {
-            "use_fast_variance=False": self.call(inputs, **slow),
-            "dtype=None": self.call(inputs, dtype=None),
-            "default epsilon": with_epsilon(self, inputs, self.own_epsilon),
-        }
-        if self.hides(inputs):
-            calls["mask"] = self.call(inputs, masked=True)
-            other = self.call(inputs, masked=True, mask_dtype="int32", **slow)
-            calls["mask of whole numbers, use_fast_variance=False"] = other
-        if inputs.dtype.is_half and "gain" in inputs.parameters:
-            calls["parameters in float32"] = self.call(inputs, wide_parameters=True)
-        if can_train(inputs):
-            calls["after training"] = after_training(self.call, inputs)
-        return calls
-
-    def hides(self, inputs: Inputs) -> bool:
-        """Whether a mask can exclude elements from the statistics."""
-        return True
-
-    @abstractmethod
-    def more(self, query: Any, own: dict[str, Any]) -> tuple[Any, dict[str, Any], Any]:
-        """Query and parameters with additional elements, and the mask that excludes these."""
-
-    def call(
-        self,
-        inputs: Inputs,
-        masked: bool = False,
-        steps: Sequence[float] = (),
-        mask_dtype: str = "bool",
-        wide_parameters: bool = False,
-        **flags: Any,
-    ) -> PreparedCall:
-        """A call with more settings.
-
-        - `masked`: with additional elements that a mask excludes
-        - `steps`: the number of training steps before, each on a multiple of the query
-        - `wide_parameters`: parameters are float32, as in most models
-        """
-        import flax.linen as linen
-
-        backend, training = self.backend, inputs.training
-        stored = DTYPES["f32"] if wide_parameters else inputs.dtype
-        number, own_number = (backend.numpy.dtype(d.long_name) for d in (inputs.dtype, stored))
-        affine = "gain" in inputs.parameters
-        settings = {
-            "dtype": number,
-            "param_dtype": own_number,
-            "use_scale": affine,
-            "use_bias": affine,
-            **flags,
-        }
-        if inputs.epsilon != self.own_epsilon:
-            settings["epsilon"] = inputs.epsilon
-        module, trains = (self.module(linen, settings, flag) for flag in (training, True))
-        changed = ["batch_stats"] if training else False
-
-        def call(query: Any, **own: Any) -> tuple[Any, None]:
-            samples, rows, width = query.shape
-            hidden = {}
-            if masked:
-                query, own, mask = self.more(query, own)
-                hidden["mask"] = mask.astype(mask_dtype)
-            variables = {
-                kind: {theirs: own[ours] for theirs, ours in names.items() if ours in own}
-                for kind, names in self.names.items()
-            }
-            for factor in steps:
-                _, changes = trains.apply(variables, factor * query, mutable=["batch_stats"])
-                variables |= changes
-            answer = module.apply(variables, query, **hidden, mutable=changed)
-            return (answer[0] if training else answer)[:samples, :rows, :width], None
-
-        parameters = {n: backend.array(a, stored) for n, a in inputs.parameters.items()}
-        arguments = {"query": sequences(backend, inputs)["query"], **parameters}
-        constants = (settings, training, masked, mask_dtype, *steps)
-        return backend.jitted(
-            self, PreparedCall(call, arguments, LAYER_OUTPUTS, constants=constants)
-        )
+def collections(p: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Canonical parameters as collections of variables by Flax's names."""
+    params = {
+        theirs: p[ours] for theirs, ours in (("scale", "gain"), ("bias", "offset")) if ours in p
+    }
+    if "mean" not in p:
+        return {"params": params}
+    return {"params": params, "batch_stats": {"mean": p["mean"], "var": p["variance"]}}
 
 
-class LinenLayerNorm(FlaxNorm):
-    """`flax.linen.LayerNorm` over the last axis."""
+def norm(
+    kind: str, own: FrameworkLayer, inputs: Inputs, training: bool | None = None, **flags: Any
+) -> Any:
+    """A module of `flax.linen`. As in users' code, a default epsilon is not passed."""
+    from flax import linen
 
-    name = "flax-layer-norm"
-    operator = LAYER_NORM
-    own_epsilon = EPSILON
-    declared = Declared(numerics="exact", features=LAYER_FEATURES)
-
-    def module(self, linen: Any, settings: Mapping[str, Any], training: bool) -> Any:
-        return linen.LayerNorm(**settings)
-
-    def more(self, query: Any, own: dict[str, Any]) -> tuple[Any, dict[str, Any], Any]:
-        numpy = self.backend.numpy
-        shown = numpy.arange(query.shape[-1] + 1) < query.shape[-1]
-        wider = {name: numpy.pad(array, (0, 1)) for name, array in own.items()}
-        return numpy.pad(query, ((0, 0), (0, 0), (0, 1)), constant_values=7.0), wider, shown
+    dtype, affine = own.backend.numpy.dtype(inputs.dtype.long_name), "gain" in inputs.parameters
+    told = {"dtype": dtype, "param_dtype": dtype, "use_scale": affine, "use_bias": affine}
+    if kind == "BatchNorm":
+        told["use_running_average"] = not (inputs.training if training is None else training)
+    if inputs.epsilon != (BATCH_EPSILON if kind == "BatchNorm" else EPSILON):
+        told["epsilon"] = inputs.epsilon
+    return getattr(linen, kind)(**(told | flags))
 
 
-class LinenBatchNorm(FlaxNorm):
-    """`flax.linen.BatchNorm` over all axes except the last."""
+def called(
+    own: FrameworkLayer,
+    inputs: Inputs,
+    arguments: dict[str, Any],
+    *,
+    masked: bool = False,
+    steps: Sequence[float] = (),
+    stored: str = "",
+    **flags: Any,
+) -> PreparedCall:
+    """The call through `jax.jit`.
 
-    name = "flax-batch-norm"
-    operator = BATCH_NORM
-    own_epsilon = 1e-5
-    declared = Declared(
+    - `masked`: with additional elements that a mask excludes
+    - `steps`: the number of training steps before, each on a multiple of the query
+    - `stored`: the dtype of the parameters, by default that of the inputs
+    """
+    backend, training = own.backend, inputs.training
+    dtype = DTYPES[stored] if stored else inputs.dtype
+    flags |= {"param_dtype": dtype.long_name} if stored else {}
+    module, trains = (own.make(inputs, training=flag, **flags) for flag in (training, True))
+    changed = ["batch_stats"] if training else False
+
+    def call(query: Any, **mine: Any) -> tuple[Any, None]:
+        samples, rows, width = query.shape
+        hidden = {}
+        if masked:
+            query, mine, hidden["mask"] = wider(own, query, mine)
+        variables = own.layer.parameters(mine)
+        for factor in steps:
+            variables |= trains.apply(variables, factor * query, mutable=["batch_stats"])[1]
+        answer = module.apply(variables, query, **hidden, mutable=changed)
+        return (answer[0] if training else answer)[:samples, :rows, :width], None
+
+    parameters = {name: backend.array(a, dtype) for name, a in inputs.parameters.items()}
+    constants = (repr(module), training, masked, stored, *steps)
+    return backend.jitted(
+        own, PreparedCall(call, arguments | parameters, LAYER_OUTPUTS, constants=constants)
+    )
+
+
+def wider(
+    own: FrameworkLayer, query: Any, parameters: dict[str, Any]
+) -> tuple[Any, dict[str, Any], Any]:
+    """Query and parameters with one more feature (layer norm) or token (batch norm), and the mask that
+    excludes it."""
+    numpy, features = own.backend.numpy, own.operator is LAYER_NORM
+    axis = 2 if features else 1
+    size = query.shape[axis]
+    pads = [(0, int(n == axis)) for n in range(3)]
+    shown = numpy.arange(size + 1) < size
+    if not features:
+        return numpy.pad(query, pads, constant_values=7.0), parameters, shown[:, None]
+    more = {name: numpy.pad(array, (0, 1)) for name, array in parameters.items()}
+    return numpy.pad(query, pads, constant_values=7.0), more, shown
+
+
+def paths(epsilon: float, own: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
+    """Calls with other settings, with a mask, and after training; `epsilon` is the default."""
+    calls = {
+        "use_fast_variance=False": own.call(inputs, use_fast_variance=False),
+        "default epsilon": with_epsilon(own, inputs, epsilon),
+    }
+    if own.operator is LAYER_NORM or inputs.training:
+        calls["mask"] = own.call(inputs, masked=True)
+    if inputs.dtype.is_half and "gain" in inputs.parameters:
+        calls["parameters in float32"] = own.call(inputs, stored="f32")
+    if can_train(inputs):
+        calls["after training"] = after_training(own.call, inputs)
+    return calls
+
+
+LINEN_LAYER_NORM = Layer(
+    "flax-layer-norm",
+    LAYER_NORM,
+    partial(norm, "LayerNorm"),
+    called,
+    collections,
+    Declared(numerics="exact", features=LAYER_FEATURES),
+    operands={"query": "query"},
+    paths=partial(paths, EPSILON),
+)
+
+LINEN_BATCH_NORM = LINEN_LAYER_NORM.but(
+    name="flax-batch-norm",
+    operator=BATCH_NORM,
+    make=partial(norm, "BatchNorm"),
+    declared=Declared(
         # In evaluation with 16-bit parameters every step is in 16 bits.
         numerics={"f64": "exact", "f32": "exact", "bf16": "stepwise", "f16": "stepwise"},
         features=LAYER_FEATURES,
-    )
-    names = {**NAMES, "batch_stats": {"mean": "mean", "var": "variance"}}
-
-    def module(self, linen: Any, settings: Mapping[str, Any], training: bool) -> Any:
-        return linen.BatchNorm(use_running_average=not training, **settings)
-
-    def hides(self, inputs: Inputs) -> bool:
-        return inputs.training
-
-    def more(self, query: Any, own: dict[str, Any]) -> tuple[Any, dict[str, Any], Any]:
-        numpy = self.backend.numpy
-        shown = numpy.arange(query.shape[1] + 1)[:, None] < query.shape[1]
-        return numpy.pad(query, ((0, 0), (0, 1), (0, 0)), constant_values=7.0), own, shown
+    ),
+    paths=partial(paths, BATCH_EPSILON),
+)

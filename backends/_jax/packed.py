@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.backends._jax.attention import JaxNn
+from attention_conformance.backends._jax.attention import JAX_NN
 from attention_conformance.backends._jax.engine import JaxEngine
 from attention_conformance.backends.declared import Declared
 from attention_conformance.backends.memory import sequences
@@ -26,11 +26,11 @@ class JaxNnPacked(Implementation):
     name = "jax-nn-packed"
     operator = PACKED
     declared = Declared(
-        numerics=JaxNn.declared.numerics,
+        numerics=JAX_NN.declared.numerics,
         features=FEATURES,
         refusals={
             "causal-bottom-right": "is_causal is aligned at the first query",
-            "value-size": JaxNn.declared.refusals["value-size"],
+            "value-size": JAX_NN.declared.refusals["value-size"],
         },
         elections={"nan-in-other-segment": "nobody", "segment-without-keys": "zeros"},
     )
@@ -54,7 +54,7 @@ class JaxNnPacked(Implementation):
             backend.jax.nn.dot_product_attention,
             scale=inputs.scale,
             is_causal=inputs.case.option("alignment") != "all",
-            implementation=JaxNn.kernel,
+            implementation="xla",
         )
 
         def call(

@@ -9,16 +9,15 @@ from attention_conformance.backends._jax.engine import JaxEngine
 from attention_conformance.backends._jax.pallas import NO_FLOAT64
 from attention_conformance.backends.declared import Declared
 from attention_conformance.backends.limits import Limits
-from attention_conformance.backends.memory import paged
+from attention_conformance.backends.operators import Arrays, OperatorFunction
 from attention_conformance.backends.prepared import PreparedCall
-from attention_conformance.backends.protocol import Implementation
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.catalogue import AnyCase
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.paged import FEATURES, PAGED
 
 
-class JaxPaged(Implementation):
+class JaxPaged(OperatorFunction):
     """A function over pages (P, S, Hkv, D)."""
 
     backend: JaxEngine
@@ -27,21 +26,8 @@ class JaxPaged(Implementation):
     later = frozenset({"kernels"})
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
-        case = inputs.case
-
-        def call(**arrays: Any) -> Any:
-            return self.attend(inputs, **arrays)
-
-        constants = (inputs.scale, case.options)
-        prepared = PreparedCall(call, paged(self.backend, inputs), constants=constants)
-        return prepared.under(self.backend.compilers.surroundings(inputs.dtype))
-
-    def attend(
-        self, inputs: Inputs, query: Any, key: Any, value: Any, query_offsets: Any,
-        key_lengths: Any, page_table: Any,
-    ) -> Any:  # fmt: skip
-        """The output (Lq, H, D)."""
-        raise NotImplementedError
+        within = self.backend.compilers.surroundings(inputs.dtype)
+        return super().prepare(inputs).under(within)
 
 
 class RaggedReference(JaxPaged):
@@ -65,20 +51,17 @@ class RaggedReference(JaxPaged):
             return "the function is always causal"
         return super().unsupported(case)
 
-    def attend(
-        self, inputs: Inputs, query: Any, key: Any, value: Any, query_offsets: Any,
-        key_lengths: Any, page_table: Any,
-    ) -> Any:  # fmt: skip
+    def compute(self, x: Arrays, inputs: Inputs) -> Any:
         from jax.experimental.pallas.ops.tpu.ragged_paged_attention import (
             ref_ragged_paged_attention,
         )
 
         numpy, left = self.backend.numpy, inputs.case.option("left")
-        P, S, Hkv, D = key.shape
-        pages = numpy.reshape(numpy.stack([key, value], 3), (P, S, 2 * Hkv, D))
+        P, S, Hkv, D = x["key"].shape
+        pages = numpy.reshape(numpy.stack([x["key"], x["value"]], 3), (P, S, 2 * Hkv, D))
         return ref_ragged_paged_attention(
-            query, pages, key_lengths, page_table, query_offsets,
-            numpy.array([len(key_lengths)], numpy.int32), sm_scale=inputs.effective_scale,
+            x["query"], pages, x["key_lengths"], x["page_table"], x["query_offsets"],
+            numpy.array([len(x["key_lengths"])], numpy.int32), sm_scale=inputs.effective_scale,
             sliding_window=None if left is None else left + 1,
             soft_cap=inputs.case.option("softcap"),
         )  # fmt: skip
@@ -107,16 +90,15 @@ class GpuPaged(JaxPaged):
             return "the kernel takes one query of every sample"
         return super().unsupported(case)
 
-    def attend(
-        self, inputs: Inputs, query: Any, key: Any, value: Any, query_offsets: Any,
-        key_lengths: Any, page_table: Any,
-    ) -> Any:  # fmt: skip
+    def compute(self, x: Arrays, inputs: Inputs) -> Any:
         from jax.experimental.pallas.ops.gpu.paged_attention import paged_attention
 
-        keys, values = (self.backend.numpy.transpose(x, (2, 0, 1, 3)) for x in (key, value))
+        keys, values = (
+            self.backend.numpy.transpose(x[name], (2, 0, 1, 3)) for name in ("key", "value")
+        )
         return paged_attention(
-            query * inputs.effective_scale, keys, values, page_table, key_lengths,
-            pages_per_compute_block=1, k_splits=1 + (page_table.shape[1] + 1) % 2,
+            x["query"] * inputs.effective_scale, keys, values, x["page_table"], x["key_lengths"],
+            pages_per_compute_block=1, k_splits=1 + (x["page_table"].shape[1] + 1) % 2,
             attn_logits_soft_cap=inputs.case.option("softcap"),
             interpret=self.backend.device == "cpu",
         )  # fmt: skip

@@ -10,15 +10,13 @@ from functools import partial
 from typing import Any
 
 from attention_conformance.backends._jax.attention import key_value_seq_lengths
-from attention_conformance.backends._jax.engine import JaxEngine
 from attention_conformance.backends.binder import Parameter
 from attention_conformance.backends.declared import Declared
+from attention_conformance.backends.kernel import FrameworkFunction, Kernel, as_named
 from attention_conformance.backends.limits import Limits
-from attention_conformance.backends.masks import AttentionCall, flagged_arguments, split_native
-from attention_conformance.backends.prepared import PreparedCall, attention_call
-from attention_conformance.backends.protocol import Implementation
+from attention_conformance.backends.masks import EFFECTIVE_SCALE, AttentionCall
+from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.suite.spec.case import Case
-from attention_conformance.suite.spec.catalogue import AnyCase
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.inputs import Inputs
 
@@ -27,136 +25,123 @@ BLOCK, SPLITS, LANES = 16, 2, 128
 and the smallest block of keys of the kernel for TPUs."""
 
 LENGTHS: Parameter[AttentionCall] = Parameter("lengths", ("padding",), key_value_seq_lengths)
+CAUSAL: Parameter[AttentionCall] = Parameter(
+    "causal", ("native-causal",), lambda call: call.native.causal
+)
 
 NO_FLOAT64 = tuple(name for name in DTYPES if name != "f64")
 
 
-class Pallas(Implementation):
-    """A kernel with operands (B, L, H, D)."""
-
-    backend: JaxEngine
-
-    later = frozenset({"kernels"})
-
-    def unsupported(self, case: AnyCase) -> str | None:
-        if isinstance(case, Case) and 0 in (case.sizes.B, case.sizes.Lq, case.sizes.Lk):
-            return "the kernel divides by its sizes"
-        return super().unsupported(case)
-
-    def prepare(self, inputs: Inputs) -> PreparedCall:
-        native = split_native(inputs, causal=True, lengths=True)
-        arguments = flagged_arguments(self.backend, inputs, native, (LENGTHS,))
-        kernel = self.kernel(inputs, native.causal)
-        call = attention_call(kernel, arguments, inputs, axis_order="blhd")
-        return call.under(self.backend.compilers.surroundings(inputs.dtype))
-
-    def kernel(self, inputs: Inputs, causal: bool) -> Callable[..., Any]:
-        """The function of the arrays."""
-        raise NotImplementedError
-
-    @property
-    def interpreted(self) -> bool:
-        """True if Pallas interprets the kernel."""
-        return self.backend.device == "cpu"
+def empty(case: Case) -> str | None:
+    """The reason why a case without elements is not supported, or None."""
+    if 0 in (case.sizes.B, case.sizes.Lq, case.sizes.Lk):
+        return "the kernel divides by its sizes"
+    return None
 
 
-class GpuMha(Pallas):
-    """`jax.experimental.pallas.ops.gpu.attention.mha` in blocks of 16."""
+def empty_or_behind(case: Case) -> str | None:
+    """The reason of `empty`, or for a causal case with more queries than keys (finding
+    pallas-mha-causal)."""
+    if case.mask is not None and case.sizes.Lq > case.sizes.Lk:
+        return "with the causal flag and more queries than keys it reads behind the keys"
+    return empty(case)
 
-    name = "pallas-gpu-mha"
-    declared = Declared(
+
+def in_surroundings(own: FrameworkFunction, inputs: Inputs, call: PreparedCall) -> PreparedCall:
+    """The call as in people's own programs."""
+    return call.under(own.backend.compilers.surroundings(inputs.dtype))
+
+
+def mha(own: FrameworkFunction, inputs: Inputs) -> Callable[..., Any]:
+    """The kernel in blocks of 16. The backward pass takes as many blocks of queries as of keys."""
+    from jax.experimental.pallas.ops.gpu.attention import BlockSizes
+
+    function, interpret = as_named(own, inputs), own.backend.device == "cpu"
+    halves = [max(length // 2, 1) for length in (inputs.sizes.Lq, inputs.sizes.Lk)]
+    blocks = BlockSizes(BLOCK, BLOCK, *halves, *halves)
+
+    def call(query: Any, key: Any, value: Any, causal: bool, scale: float) -> Any:
+        return function(query, key, value, None, scale, causal, blocks, interpret=interpret)
+
+    return call
+
+
+def decode(own: FrameworkFunction, inputs: Inputs) -> Callable[..., Any]:
+    """The kernel for one query, with the keys in two parts."""
+    more = {"block_k": BLOCK, "k_splits": SPLITS, "interpret": own.backend.device == "cpu"}
+    function = as_named(own, inputs)
+
+    def call(query: Any, key: Any, value: Any, scale: float, lengths: Any = None) -> Any:
+        return function(query[:, 0], key, value, None, lengths, sm_scale=scale, **more)[:, None]
+
+    return call
+
+
+def splash(own: FrameworkFunction, inputs: Inputs) -> Callable[..., Any]:
+    """The kernel in blocks of 16 queries and 128 keys. Queries are multiplied by the scale before."""
+    from jax.experimental.pallas.ops.tpu import splash_attention
+
+    backend, sizes, make = own.backend, inputs.sizes, as_named(own, inputs)
+    blocks = splash_attention.BlockSizes(BLOCK, LANES, LANES, BLOCK, LANES, LANES, BLOCK, LANES)
+    swap = partial(backend.numpy.swapaxes, axis1=1, axis2=2)
+
+    def call(query: Any, key: Any, value: Any, causal: bool, scale: float) -> Any:
+        kind = splash_attention.CausalMask if causal else splash_attention.FullMask
+        kernel = make(
+            splash_attention.MultiHeadMask([kind((sizes.Lq, sizes.Lk))] * sizes.H),
+            block_sizes=blocks, head_shards=1, q_seq_shards=1,
+            attn_logits_soft_cap=inputs.feature("softcap") or None,
+            interpret=backend.device == "cpu",
+        )  # fmt: skip
+        return swap(backend.jax.vmap(kernel)(swap(query * scale), swap(key), swap(value)))
+
+    return call
+
+
+GPU_MHA = Kernel(
+    "pallas-gpu-mha",
+    "jax.experimental.pallas.ops.gpu.attention.mha",
+    (CAUSAL, EFFECTIVE_SCALE),
+    Declared(
         numerics="fused",
         features=frozenset({"causal", "native-causal", "scale", "gradient", "other-shapes"}),
         dtypes=NO_FLOAT64,
         elections={"causal-alignment": "top-left", "value-size": "raises"},
         limits=Limits(lengths_multiple_of=(BLOCK,), equal_heads=True),
-    )
+    ),
+    calls=mha,
+    through=in_surroundings,
+    unsupported=empty_or_behind,
+    later=frozenset({"kernels"}),
+)
 
-    def unsupported(self, case: AnyCase) -> str | None:
-        if isinstance(case, Case) and case.mask is not None and case.sizes.Lq > case.sizes.Lk:
-            # Finding pallas-mha-causal.
-            return "with the causal flag and more queries than keys it reads behind the keys"
-        return super().unsupported(case)
-
-    def kernel(self, inputs: Inputs, causal: bool) -> Callable[..., Any]:
-        from jax.experimental.pallas.ops.gpu.attention import BlockSizes, mha
-
-        # The backward pass takes as many blocks of queries as of keys.
-        halves = [max(length // 2, 1) for length in (inputs.sizes.Lq, inputs.sizes.Lk)]
-        blocks = BlockSizes(BLOCK, BLOCK, *halves, *halves)
-
-        def call(query: Any, key: Any, value: Any) -> Any:
-            return mha(
-                query, key, value, None, inputs.effective_scale, causal, blocks,
-                interpret=self.interpreted,
-            )  # fmt: skip
-
-        return call
-
-
-class GpuDecode(Pallas):
-    """`jax.experimental.pallas.ops.gpu.decode_attention.gqa`: one query, and the keys in two parts."""
-
-    name = "pallas-gpu-decode"
-    declared = Declared(
+GPU_DECODE = GPU_MHA.but(
+    name="pallas-gpu-decode",
+    function="jax.experimental.pallas.ops.gpu.decode_attention.gqa",
+    parameters=(LENGTHS, EFFECTIVE_SCALE),
+    declared=Declared(
         # Parts are stored and added in the dtype.
         numerics="stepwise",
         features=frozenset({"padding", "scale", "grouped-heads", "other-shapes"}),
         refusals={"gradient": "the kernel is for decoding"},
         dtypes=NO_FLOAT64,
         limits=Limits(queries=1, lengths_multiple_of=(1, SPLITS * BLOCK)),
-    )
+    ),
+    calls=decode,
+    unsupported=empty,
+)
 
-    def kernel(self, inputs: Inputs, causal: bool) -> Callable[..., Any]:
-        from jax.experimental.pallas.ops.gpu.decode_attention import gqa
-
-        def call(query: Any, key: Any, value: Any, lengths: Any = None) -> Any:
-            return gqa(
-                query[:, 0], key, value, None, lengths, sm_scale=inputs.effective_scale,
-                block_k=BLOCK, k_splits=SPLITS, interpret=self.interpreted,
-            )[:, None]  # fmt: skip
-
-        return call
-
-
-class TpuSplash(Pallas):
-    """`jax.experimental.pallas.ops.tpu.splash_attention` in blocks of 16 queries and 128 keys."""
-
-    name = "pallas-tpu-splash"
-    declared = Declared(
+TPU_SPLASH = GPU_MHA.but(
+    name="pallas-tpu-splash",
+    function="jax.experimental.pallas.ops.tpu.splash_attention.make_splash_mha",
+    declared=Declared(
         # The scale is multiplied into the queries before the call.
         numerics={"f32": "exact", "bf16": "working", "f16": "working"},
-        features=frozenset(
-            {
-                "causal",
-                "native-causal",
-                "scale",
-                "softcap",
-                "grouped-heads",
-                "gradient",
-                "other-shapes",
-            }
-        ),
+        features=GPU_MHA.declared.features | {"softcap", "grouped-heads"},
         dtypes=NO_FLOAT64,
         elections={"causal-alignment": "top-left"},
         limits=Limits(lengths_multiple_of=(BLOCK, LANES), head_sizes=(64, 128)),
-    )
-
-    def kernel(self, inputs: Inputs, causal: bool) -> Callable[..., Any]:
-        from jax.experimental.pallas.ops.tpu import splash_attention as splash
-
-        sizes = inputs.sizes
-        mask = (splash.CausalMask if causal else splash.FullMask)((sizes.Lq, sizes.Lk))
-        blocks = splash.BlockSizes(BLOCK, LANES, LANES, BLOCK, LANES, LANES, BLOCK, LANES)
-        kernel = splash.make_splash_mha(
-            splash.MultiHeadMask([mask] * sizes.H), block_sizes=blocks, head_shards=1, q_seq_shards=1,
-            attn_logits_soft_cap=inputs.feature("softcap") or None, interpret=self.interpreted,
-        )  # fmt: skip
-        swap = partial(self.backend.numpy.swapaxes, axis1=1, axis2=2)
-
-        def call(query: Any, key: Any, value: Any) -> Any:
-            return swap(self.backend.jax.vmap(kernel)(
-                swap(query * inputs.effective_scale), swap(key), swap(value)
-            ))  # fmt: skip
-
-        return call
+    ),
+    calls=splash,
+    unsupported=empty,
+)

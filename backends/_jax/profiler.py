@@ -11,12 +11,9 @@ from typing import Any
 from attention_conformance.backends._jax import transforms
 from attention_conformance.backends._jax.compilers import Ahead
 from attention_conformance.backends._jax.programs import Jitted
-from attention_conformance.backends.hlo import kernels_in
 from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.profiler import kernels_in
 from attention_conformance.backends.protocol import Profiler, Step
-
-COLD_BYTES = 256 * 2**20
-"""What is written to empty a GPU's L2: more than the largest one holds (NVIDIA H200: 50 MB)."""
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
 """The event of `jax.monitoring` for every program that XLA compiles."""
@@ -85,11 +82,3 @@ class JaxProfiler(Profiler):
         program = _program(prepared)
         plan = None if program is None else program.memory_analysis()
         return None if plan is None else int(plan.temp_size_in_bytes + plan.output_size_in_bytes)
-
-    def empty_caches(self) -> None:
-        """Write more than a GPU's L2 holds."""
-        import jax
-
-        if self.backend.device != "cpu":
-            on = jax.devices("gpu")[0]
-            jax.numpy.zeros(COLD_BYTES, "uint8", device=on).block_until_ready()

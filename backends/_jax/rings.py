@@ -18,13 +18,15 @@ import numpy as np
 
 from attention_conformance.backends._jax.engine import JaxEngine
 from attention_conformance.backends._jax.pallas import LENGTHS
+from attention_conformance.backends.binder import arguments
 from attention_conformance.backends.declared import Declared
 from attention_conformance.backends.limits import Limits
-from attention_conformance.backends.masks import flagged_arguments, split_native
+from attention_conformance.backends.masks import AttentionCall, split_native
 from attention_conformance.backends.prepared import PreparedCall, attention_call
 from attention_conformance.backends.protocol import Implementation
 from attention_conformance.suite.spec.catalogue import AnyCase
 from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.vocabulary import OPERANDS
 
 RANKS = 4
 """The devices of a ring."""
@@ -91,7 +93,8 @@ class Ring(Implementation):
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         native = split_native(inputs, causal=True, lengths=True)
-        arguments = flagged_arguments(self.backend, inputs, native, (LENGTHS,))
+        operands = zip(OPERANDS, self.backend.memory.operands(inputs, "blhd"), strict=True)
+        lengths = arguments((LENGTHS,), AttentionCall(self.backend, inputs, native))
         jax, on = self.backend.jax, self.backend.on
         everywhere = jax.sharding.NamedSharding(self.mesh(), jax.sharding.PartitionSpec())
         settings = {"is_causal": native.causal, "scale": inputs.effective_scale}
@@ -102,7 +105,8 @@ class Ring(Implementation):
             return jax.device_put(output, on)
 
         constants = tuple(settings.items())
-        return attention_call(call, arguments, inputs, axis_order="blhd", constants=constants)
+        given = dict(operands) | lengths
+        return attention_call(call, given, inputs, axis_order="blhd", constants=constants)
 
     def mesh(self) -> Any:
         """The first devices of this process, in a ring."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any
 
-from attention_conformance.backends._keras.ops import SIGNATURE, import_keras
+from attention_conformance.backends._keras.ops import KERAS_OPS, import_keras
 from attention_conformance.backends._keras.settings import settings
 from attention_conformance.backends.claims import Claims
 from attention_conformance.backends.protocol import Backend, Implementation, Setting
@@ -48,4 +48,4 @@ class KerasBackend(WithKeras):
     native = "keras-ops"
 
     def function(self, function: Callable[..., Any], name: str, claims: Claims) -> Implementation:
-        return UserFunction(self, function, name, claims, SIGNATURE)
+        return UserFunction(self, function, name, claims, KERAS_OPS)

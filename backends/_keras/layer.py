@@ -1,39 +1,31 @@
-"""Shared code of Keras' attention layers: calls and paths, for every engine.
+"""How layers of Keras are called, on every engine: variables, options, and ways that all layers have.
 
 Arrays are those of the engine. Keras is imported when a call is prepared. In every mask True attends.
+
+On an engine with `jitted_native` (JAX) the values of a layer's variables are arguments of the call, as in
+`stateless_call`, and one layer serves all calls of a configuration. On other engines every call has its
+own layer.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from attention_conformance.backends._keras import models
-from attention_conformance.backends._keras.variables import (
-    INITIAL,
-    by_values,
-    initial,
-    kept,
-    random_state,
-    with_leaves,
-)
+import numpy as np
+
+from attention_conformance.backends._keras.models import WAYS
 from attention_conformance.backends.declared import (
     LAYER_FEATURES,
     Declared,
     DeclaredRounding,
     Election,
 )
+from attention_conformance.backends.layer import FrameworkLayer, outputs
 from attention_conformance.backends.masks import LayerMasks
-from attention_conformance.backends.memory import sequences
 from attention_conformance.backends.prepared import LAYER_OUTPUTS, PreparedCall
-from attention_conformance.backends.protocol import Backend, Implementation
-from attention_conformance.suite.spec.dtypes import DType
 from attention_conformance.suite.spec.inputs import Inputs
-
-Called = Callable[[Implementation, PreparedCall, DType], PreparedCall]
-"""Transforms a call that depends only on its arguments, as by `jax.jit`, for a dtype."""
 
 NO_BIAS = "Keras' layers have no bias of the scores"
 
@@ -43,224 +35,193 @@ Numerics = str | Mapping[str, str]
 INFERENCE_RATE = 0.3
 """The dropout rate of layers in inference, where dropout must have no effect."""
 
+SEED = "dropout_seed"
+"""The argument with the state of a layer's random generator."""
 
-class KerasLayer(Implementation):
-    """A layer of Keras, with declarations by engine.
+OPTIONS = ("training", "return_attention_scores", "use_causal_mask")
+"""The arguments of a call that are no arrays."""
 
-    On engines with `called`, values of variables are arguments, so one layer serves all calls of a
-    configuration. On other engines every call has its own layer.
-    """
+DECLARED = Declared(
+    features=LAYER_FEATURES,
+    refusals=dict.fromkeys(("bias", "bias-with-mask"), NO_BIAS),
+    dropout="elements",
+)
 
-    declared = Declared(
-        features=LAYER_FEATURES,
-        refusals=dict.fromkeys(("bias", "bias-with-mask"), NO_BIAS),
-        dropout="elements",
+
+def on_engine(
+    engine: str,
+    declared: Declared,
+    numerics: Mapping[str, Numerics],
+    elections: Mapping[str, Mapping[str, Election]],
+) -> Declared:
+    """The declaration on an engine; `numerics` and `elections` are by engine."""
+    # keras.ops.add of a vector calls tf.nn.bias_add, whose derivative sums in bfloat16.
+    narrow = {"bf16": ("output_bias",)} if engine == "tensorflow" else {}
+    return declared.electing(elections.get(engine, {})).but(
+        numerics=numerics[engine], rounding=DeclaredRounding(narrow_biases=narrow)
     )
-    numerics: Mapping[str, Numerics] = {}
-    """Numerics classes by engine."""
-    elections: Mapping[str, Mapping[str, Election]] = {}
-    """Elections of engines that differ from `declared`, by engine."""
-    says_scores = False
-    """Whether models state the right shape of scores (finding keras-scores-shape)."""
 
-    def __init__(self, backend: Backend, engine: str, called: Called | None = None) -> None:
-        declared = self.declared.electing(self.elections.get(engine, {})).but(
-            numerics=self.numerics.get(engine, "eager"),
-            # keras.ops.add of a vector calls tf.nn.bias_add, whose derivative sums in bfloat16.
-            rounding=DeclaredRounding(
-                narrow_biases={"bf16": ("output_bias",)} if engine == "tensorflow" else {}
-            ),
-        )
-        super().__init__(backend, declared=declared)
-        self.called = called
-        self.kept: dict[str, Any] = {}
 
-    @abstractmethod
-    def bare(self, inputs: Inputs, **flags: Any) -> Any:
-        """A layer before build(); `flags` go to its constructor."""
+def settings(inputs: Inputs) -> dict[str, Any]:
+    """Constructor arguments of all attention layers. As in users' code, default values are not passed."""
+    rate = {"dropout": inputs.rate} if inputs.rate else {}
+    return {"dtype": inputs.dtype.long_name, "seed": inputs.dropout_seed, **rate}
 
-    @abstractmethod
-    def build(self, layer: Any, inputs: Inputs) -> None:
-        """Make the layer's variables."""
 
-    @abstractmethod
-    def variables(self, layer: Any) -> dict[str, Any]:
-        """The variables of a layer by canonical names; Keras has the canonical shapes."""
+def options(inputs: Inputs, scores: bool, training: bool | None = None) -> dict[str, Any]:
+    """The options of a call; None for the mode of the inputs."""
+    if inputs.bias is not None:
+        raise ValueError(NO_BIAS)
+    asked = {"training": inputs.training if training is None else training}
+    flags = {"return_attention_scores": scores, "use_causal_mask": LayerMasks.of(inputs).causal}
+    return asked | {name: True for name, flag in flags.items() if flag}
 
-    @abstractmethod
-    def masks(self, inputs: Inputs) -> dict[str, Any]:
-        """The mask arguments; valid keys are `value_mask`. A causal mask is a flag, and not included."""
 
-    def apply(self, layer: Any, arrays: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
-        """Call the layer with arrays or symbols by argument names."""
-        return layer(**arrays, **options)
+def variables(own: FrameworkLayer, inputs: Inputs, layer: Any) -> dict[str, Any]:
+    """The variables of a layer by canonical names."""
+    every: dict[str, Any] = own.layer.parameters(layer)
+    return {n: v for n, v in every.items() if v is not None and n in inputs.parameters}
 
-    def asks_scores(self, inputs: Inputs) -> bool:
-        """Whether `return_attention_scores` is set."""
-        return inputs.returned != "none"
 
-    def layer(self, inputs: Inputs, restored: bool = False, **flags: Any) -> Any:
-        """A new layer with the inputs' parameters; `flags` go to its constructor. With `restored` the
-        layer is made from the configuration of another layer."""
-        layer = self.unbuilt(inputs, **flags)
-        layer = models.restored(layer) if restored else layer
-        self.build(layer, inputs)
-        return self.assigned(layer, inputs)
+def assigned(own: FrameworkLayer, inputs: Inputs, layer: Any) -> Any:
+    """The layer, with the inputs' parameters as its variables."""
+    for name, variable in variables(own, inputs, layer).items():
+        variable.assign(inputs.parameters[name].reshape(variable.shape))
+    return layer
 
-    def unbuilt(self, inputs: Inputs, **flags: Any) -> Any:
-        """A new layer without variables; `flags` go to its constructor."""
-        common = {"dtype": inputs.dtype.long_name, "seed": inputs.dropout_seed}
-        rate = {"dropout": inputs.rate} if inputs.rate else {}
-        return self.bare(inputs, **{**common, **rate, **flags})
 
-    def assigned(self, layer: Any, inputs: Inputs, drawn_alone: bool = False) -> Any:
-        """Set the layer's variables to the inputs' parameters; with `drawn_alone` only those with random
-        initial values."""
-        for name, variable in self.variables(layer).items():
-            if not (drawn_alone and name in INITIAL):
-                variable.assign(inputs.parameters[name])
-        return layer
+def by_name(layer: Any, arrays: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
+    """Call the layer with arrays or symbols by argument names."""
+    return layer(**arrays, **options)
 
-    def as_made(self, inputs: Inputs) -> PreparedCall:
-        """A call of a layer with its initial biases and scales."""
-        layer = self.unbuilt(inputs)
-        self.build(layer, inputs)
-        call = self.call(inputs, layer=self.assigned(layer, inputs, drawn_alone=True))
-        return replace(call, problem=inputs.replace(**initial(inputs.parameters)))
 
-    def prepare(self, inputs: Inputs) -> PreparedCall:
-        return self.call(inputs)
+def called(
+    own: FrameworkLayer,
+    inputs: Inputs,
+    arguments: Mapping[str, Any],
+    *,
+    layer: Any = None,
+    through: str = "",
+    steps: Sequence[float] = (),
+    apply: Callable[..., Any] = by_name,
+    **flags: Any,
+) -> PreparedCall:
+    """A call of `layer`, by default of a new one.
 
-    def differentiable(self, inputs: Inputs) -> PreparedCall:
-        if self.called is not None:
-            return self.prepare(inputs)
-        layer = self.layer(inputs)
-        return with_leaves(self.call(inputs, layer=layer), self.variables(layer))
+    - `through`: a way of `models.WAYS`
+    - `steps`: the number of training steps before, each on a multiple of the query
+    - `apply(layer, arrays, options)` calls the layer
+    """
+    given = {name: value for name, value in arguments.items() if name in OPTIONS}
+    arrays = {name: array for name, array in arguments.items() if name not in OPTIONS}
+    constants = (
+        inputs.sizes, inputs.widths, inputs.dtype.name, inputs.case.options, flags, given, through,
+        *arrays, *steps,
+    )  # fmt: skip
+    jitted = getattr(own.backend, "jitted_native", None)
+    if layer is None and jitted is None:
+        layer = own.make(inputs, **flags)
+    elif layer is None:
+        key = repr(constants)
+        if key not in own.kept:
+            own.kept[key] = own.make(inputs, **flags)
+        layer = own.kept[key]
 
-    def call(
-        self,
-        inputs: Inputs,
-        *,
-        layer: Any = None,
-        flags: Mapping[str, Any] | None = None,
-        masks: Mapping[str, Any] | None = None,
-        without: tuple[str, ...] = (),
-        scores: bool | None = None,
-        training: bool | None = None,
-        through: str = "",
-        restored: bool = False,
-    ) -> PreparedCall:
-        """A call of the layer with flags; None for this implementation's own value.
+    def plain(**arrays: Any) -> Any:
+        used = own.make(inputs) if steps and jitted is None else layer
+        for factor in steps:
+            used(factor * arrays["query"], training=True)
+        return apply(used, arrays, given)
 
-        - `layer`: the layer to call, else a new one; `flags` go to its constructor
-        - `masks` replaces the mask arguments; `without` names arguments to leave out
-        - `through`: the way of the call
-          - "function": a functional model; "predict": its predict_on_batch
-          - "attached": a mask attached to the value; "attached again": the second of two such calls
-          - "attached residual": the mask that is left on the sum of a layer's input and output
-          - "gate": a gate that reads the queries; "hidden": a mask of queries
-          - a name in `models.UNBUILT`: the layer makes its variables when it is called
-        """
-        if inputs.bias is not None:
-            raise ValueError(NO_BIAS)
-        attached = through.startswith("attached")
+    function = WAYS[through](own, inputs, layer, plain) if through else plain
+
+    def run(**arrays: Any) -> tuple[Any, Any]:
+        return outputs(function(**arrays), inputs)
+
+    if jitted is not None:
+        return jitted(own, by_values(own, inputs, run, arrays, layer, constants), inputs.dtype)
+    held = tuple(variable.value for variable in variables(own, inputs, layer).values())
+    return PreparedCall(run, arrays, LAYER_OUTPUTS, held=held)
+
+
+def by_values(
+    own: FrameworkLayer,
+    inputs: Inputs,
+    function: Callable[..., Any],
+    arrays: Mapping[str, Any],
+    layer: Any,
+    constants: tuple[Any, ...],
+) -> PreparedCall:
+    """The call as a function of the arrays, and of the values of the layer's variables."""
+    import keras
+
+    mapped = variables(own, inputs, layer)
+    array, states = (
+        own.backend.array,
+        [v for v in layer.variables if v.name == "seed_generator_state"],
+    )
+    values = {
+        n: array(inputs.parameters[n].reshape(v.shape), inputs.dtype) for n, v in mapped.items()
+    }
+    if states:
+        mapped[SEED] = states[-1]
+        values[SEED] = array(np.array([inputs.dropout_seed, 0], np.uint32), None)
+
+    def run(**arguments: Any) -> Any:
+        state = [(variable, arguments.pop(name)) for name, variable in mapped.items()]
+        with keras.StatelessScope(state_mapping=state):
+            return function(**arguments)
+
+    return PreparedCall(run, {**arrays, **values}, LAYER_OUTPUTS, constants=constants)
+
+
+def differentiable(own: FrameworkLayer, inputs: Inputs) -> PreparedCall:
+    """The call with the layer's own variables as arguments, for gradients.
+
+    The layer still reads its variables, not the arguments. The call raises ValueError for a statistic
+    that is trainable, and for another variable that is not.
+    """
+    if hasattr(own.backend, "jitted_native"):
+        return own.prepare(inputs)
+    layer, statistics = own.make(inputs), inputs.operator.array_kinds.statistics
+    mine, plain = variables(own, inputs, layer), own.call(inputs, layer=layer)
+    leaves = {name: v.value for name, v in mine.items() if name not in statistics}
+    learned = [name for name in mine if name in statistics and mine[name].trainable]
+    fixed = [name for name in leaves if not mine[name].trainable]
+
+    def run(**arguments: Any) -> Any:
+        if learned:
+            raise ValueError(f"{', '.join(learned)}: an optimizer would change these statistics")
+        if fixed:
+            raise ValueError(f"{', '.join(fixed)}: not trainable, expected trainable variables")
+        return plain.function(**{n: a for n, a in arguments.items() if n not in leaves})
+
+    return PreparedCall(run, plain.arguments | leaves, LAYER_OUTPUTS)
+
+
+def paths(own: FrameworkLayer, inputs: Inputs, scored: bool = False) -> dict[str, PreparedCall]:
+    """Calls in a functional model, in another mode, and with attached masks; `scored`: and of a layer
+    with dropout in inference."""
+    ways: dict[str, dict[str, Any]] = {"function": {"through": "function"}}
+    if inputs.dtype.is_half and not hasattr(own.backend, "jitted_native"):
+        ways["mixed policy"] = {"dtype": f"mixed_{inputs.dtype.long_name}"}
+    if not inputs.rate:
+        ways["training"] = {"given": {"training": not inputs.training}}
+    if scored and not inputs.rate:
+        quiet = {"given": {"training": False}, "dropout": INFERENCE_RATE}
+        ways["dropout>0 in inference"] = quiet
+    if inputs.self_attention:
+        ways["key omitted"] = {"without": ("key",)}
+    calls = {name: own.call(inputs, **way) for name, way in ways.items()}
+    if LayerMasks.of(inputs).valid is not None:
         # A mask attached to the query's own tensor would be the query's mask, too.
-        arrays = sequences(
-            self.backend, inputs.replace(self_attention=False) if attached else inputs
-        )
-        arrays |= self.masks(inputs) if masks is None else masks
-        arrays = {name: array for name, array in arrays.items() if name not in without}
-        names = {name: name for name in arrays}
-        if through in ("function", "predict"):
-            arrays, names = models.distinct(arrays)
-        own = dict(flags or {})
-        returns_scores = self.asks_scores(inputs) if scores is None else scores
-        options = {"training": inputs.training if training is None else training}
-        # As in users' code: default values are not passed.
-        if returns_scores:
-            options["return_attention_scores"] = True
-        if LayerMasks.of(inputs).causal:
-            options["use_causal_mask"] = True
-        # A functional model depends on which arguments are one array: their names are constants, too.
-        constants = (
-            inputs.sizes, inputs.widths, inputs.dtype.name, inputs.case.options, own, options, through,
-            restored, *names.items(),
-        )  # fmt: skip
-        # predict compiles by itself, with the layer's own variables.
-        called = None if through == "predict" else self.called
-        if through in models.UNBUILT:
-            layer = self.unbuilt(inputs, **own)
-        elif layer is None and called is None:
-            layer = self.layer(inputs, restored, **own)
-        elif layer is None:
-            layer = kept(self.kept, constants, lambda: self.layer(inputs, restored, **own))
-
-        def plain(**arrays: Any) -> Any:
-            return self.apply(layer, arrays, options)
-
-        function: Callable[..., Any] = plain
-        if attached:
-            function = models.attached(plain, through)
-        elif through in models.UNBUILT:
-            function = models.UNBUILT[through](layer, options)
-            function(**arrays)
-            self.assigned(layer, inputs)
-        elif through == "gate":
-            function = models.ungated(layer, plain)
-        elif through == "hidden":
-            function = models.shown(plain)
-        elif through:
-            function = models.functional(
-                self.backend, plain, names, inputs, through, self.says_scores
-            )
-        wanted = inputs.returned != "none"
-
-        def run(**arrays: Any) -> tuple[Any, Any]:
-            answer = function(**arrays)
-            output, weights = answer if returns_scores else (answer, None)
-            return output, weights if wanted else None
-
-        if called is None:
-            held = tuple(variable.value for variable in self.variables(layer).values())
-            return PreparedCall(run, arrays, LAYER_OUTPUTS, held=held)
-        variables = self.variables(layer) | random_state(layer)
-        stateless = by_values(self.backend, run, arrays, variables, inputs, constants)
-        return called(self, stateless, inputs.dtype)
-
-    def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
-        calls = {name: self.call(inputs, **ways) for name, ways in self.ways(inputs).items()}
-        if self.called is None and initial(inputs.parameters):
-            calls["as it is made"] = self.as_made(inputs)
-        return calls
-
-    def ways(self, inputs: Inputs) -> dict[str, dict[str, Any]]:
-        """The arguments of `call` for every path."""
-        ways: dict[str, dict[str, Any]] = {
-            "function": {"through": "function"},
-            "predict": {"through": "predict"},
-            "from its config": {"restored": True},
-        }
-        if inputs.dtype.is_half and self.called is None:
-            ways["mixed policy"] = {"flags": {"dtype": f"mixed_{inputs.dtype.long_name}"}}
-        if not inputs.rate:
-            ways["training"] = {"training": not inputs.training}
-        if inputs.self_attention:
-            ways["key omitted"] = {"without": ("key",)}
-            ways["function, key omitted"] = {"without": ("key",), "through": "function"}
-        if LayerMasks.of(inputs).valid is not None:
-            ways["attached mask"] = {"through": "attached"}
-            ways["attached mask, second call"] = {"through": "attached again"}
-            if inputs.self_attention:
-                ways["attached mask, residual"] = {"through": "attached residual"}
-        return ways
+        apart = inputs.replace(self_attention=False)
+        ways_attached = ["attached mask", "attached mask, second call"]
+        ways_attached += ["attached mask, residual"] if inputs.self_attention else []
+        calls |= {name: own.call(apart, through=name) for name in ways_attached}
+    return calls
 
 
-def without_dropout(inputs: Inputs) -> dict[str, dict[str, Any]]:
-    """Paths of a layer with dropout, in inference."""
-    if inputs.rate:
-        return {}
-    quiet: dict[str, Any] = {"flags": {"dropout": INFERENCE_RATE}, "training": False}
-    ways = {"dropout>0 in inference": quiet}
-    if inputs.returned == "none":
-        ways["dropout>0 in inference, no scores"] = quiet | {"scores": False}
-    return ways
+def asking(own: FrameworkLayer, problem: Inputs, **how: Any) -> PreparedCall:
+    """The call for another problem."""
+    return replace(own.call(problem, **how), problem=problem)

@@ -1,55 +1,60 @@
-"""Ways to call a layer of Keras besides the plain call: in a functional model, with attached masks."""
+"""Ways to call a layer of Keras besides the plain call: in a functional model, with attached masks.
+
+A way takes the implementation, the inputs, the layer and its plain call, and returns another call with
+the same arguments.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from attention_conformance.backends.protocol import Backend
+from attention_conformance.backends.layer import FrameworkLayer
+from attention_conformance.backends.protocol import Implementation
 from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.multi_head import MULTI_HEAD
+
+Call = Callable[..., Any]
 
 
-def attached(plain: Callable[..., Any], through: str) -> Callable[..., Any]:
-    """The call with `value_mask` attached to the value, and `query_mask` to the query.
-
-    "attached again" is the second of two such calls. With "attached residual" the mask is the one that is
-    left on the sum of input and output.
-    """
+def attached(own: FrameworkLayer, inputs: Inputs, layer: Any, plain: Call) -> Call:
+    """The call with `value_mask` attached to the value, and `query_mask` to the query."""
 
     def call(value_mask: Any, query_mask: Any = None, **arrays: Any) -> Any:
-        import keras
-        from keras.src.backend import get_keras_mask, set_keras_mask
+        from keras.src.backend import set_keras_mask
 
-        value = arrays["value"]
-        set_keras_mask(value, value_mask)
+        set_keras_mask(arrays["value"], value_mask)
         if query_mask is not None:
             set_keras_mask(arrays["query"], query_mask)
-        if through == "attached again":
-            plain(**arrays)
-        if through == "attached residual":
-            # The sum of a layer's input and output must carry the mask to the next layer.
-            output = plain(query=value, value=value, **{n: value for n in ("key",) if n in arrays})
-            output = output[0] if isinstance(output, tuple) else output
-            set_keras_mask(value, get_keras_mask(keras.layers.Add()([output, value])))
         return plain(**arrays)
 
     return call
 
 
-def shown_rows(inputs: Inputs) -> np.ndarray:
-    """A mask of queries (B, Lq) that hides a third of the queries, different ones in every sample."""
-    shown: np.ndarray = np.indices((inputs.sizes.B, inputs.sizes.Lq)).sum(0) % 3 != 0
-    return shown
+def attached_again(own: FrameworkLayer, inputs: Inputs, layer: Any, plain: Call) -> Call:
+    """The second of two calls with one attached mask."""
+    return attached(own, inputs, layer, lambda **arrays: (plain(**arrays), plain(**arrays))[1])
 
 
-def restored(layer: Any) -> Any:
-    """A layer from the configuration of `layer`, as after saving and loading."""
-    return type(layer).from_config(layer.get_config())
+def attached_residual(own: FrameworkLayer, inputs: Inputs, layer: Any, plain: Call) -> Call:
+    """The call with the mask that is left on the sum of a layer's input and output, as for the next
+    layer."""
+
+    def twice(value: Any, **arrays: Any) -> Any:
+        import keras
+        from keras.src.backend import get_keras_mask, set_keras_mask
+
+        output = plain(query=value, value=value, **dict.fromkeys(arrays.keys() & {"key"}, value))
+        output = output[0] if isinstance(output, tuple) else output
+        set_keras_mask(value, get_keras_mask(keras.layers.Add()([output, value])))
+        return plain(value=value, **arrays)
+
+    return attached(own, inputs, layer, twice)
 
 
-def shown(plain: Callable[..., Any]) -> Callable[..., Any]:
+def hidden_rows(own: FrameworkLayer, inputs: Inputs, layer: Any, plain: Call) -> Call:
     """The call with a `query_mask`, which must make hidden rows zero.
 
     The plain call's rows are added to hidden rows, so that a row other than zero shows.
@@ -67,91 +72,43 @@ def shown(plain: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def distinct(arrays: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """The arrays, each once, and the name of its array for every argument."""
-    first: dict[int, str] = {}
-    for name, array in arrays.items():
-        first.setdefault(id(array), name)
-    names = {name: first[id(array)] for name, array in arrays.items()}
-    return {name: arrays[name] for name in first.values()}, names
+def shown_rows(inputs: Inputs) -> np.ndarray:
+    """A mask of queries (B, Lq) that hides a third of the queries, different ones in every sample."""
+    shown: np.ndarray = np.indices((inputs.sizes.B, inputs.sizes.Lq)).sum(0) % 3 != 0
+    return shown
 
 
-def functional(
-    backend: Backend,
-    plain: Callable[..., Any],
-    names: Mapping[str, str],
-    inputs: Inputs,
-    through: str,
-    scores: bool = False,
-) -> Callable[..., Any]:
-    """A call of a functional model ("function"), or of its predict_on_batch ("predict").
+def functional(own: Implementation, inputs: Inputs, layer: Any, plain: Call) -> Call:
+    """A call of a functional model, with an input for each array. Raises RuntimeError if the model states
+    another shape than it answers; the number of samples may be unknown.
 
-    `names` maps each argument of the layer to its array. The call raises RuntimeError if the model does
-    not state the shape of its output, or of its `scores`, or states another shape; the number of samples
-    may be unknown.
+    MultiHeadAttention states a wrong shape of scores (finding keras-scores-shape).
     """
 
     def call(**arrays: Any) -> Any:
         import keras
 
+        first: dict[int, str] = {}
+        names = {name: first.setdefault(id(array), name) for name, array in arrays.items()}
         symbols = {
-            name: keras.Input(tuple(array.shape[1:]), dtype=backend.dtype_name(array))
-            for name, array in arrays.items()
+            name: keras.Input(
+                tuple(arrays[name].shape[1:]), dtype=own.backend.dtype_name(arrays[name])
+            )
+            for name in first.values()
         }
-        outputs = plain(**{name: symbols[one] for name, one in names.items()})
-        model = keras.Model(symbols, outputs)
-        if through == "function":
-            answer = model(arrays)
-            stated, returned = _shapes(outputs, scores), _shapes(answer, scores)
-            for said, shape in zip(stated, returned, strict=True):
-                if said[0] not in (None, shape[0]) or said[1:] != shape[1:]:
-                    raise RuntimeError(f"the model says shape {said}, and answers {shape}")
-            return answer
-        answer = model.predict_on_batch(arrays)
-        if isinstance(answer, list | tuple):
-            return tuple(backend.array(x, inputs.dtype) for x in answer)
-        return backend.array(answer, inputs.dtype)
+        stated = plain(**{name: symbols[one] for name, one in names.items()})
+        answer = keras.Model(symbols, stated)({name: arrays[name] for name in symbols})
+        pairs = list(zip(_several(stated), _several(answer), strict=True))
+        for said, got in pairs[:1] if own.operator is MULTI_HEAD else pairs:
+            if said.shape[0] not in (None, got.shape[0]) or said.shape[1:] != got.shape[1:]:
+                raise RuntimeError(f"the model says shape {said.shape}, and answers {got.shape}")
+        return answer
 
     return call
 
 
-def _shapes(answer: Any, scores: bool) -> list[tuple[int | None, ...]]:
-    """The shapes of the output and, with `scores`, of the scores if there are any."""
-    several = list(answer) if isinstance(answer, list | tuple) else [answer]
-    return [tuple(each.shape) for each in (several if scores else several[:1])]
-
-
-def inside(layer: Any, options: Mapping[str, Any]) -> Callable[..., Any]:
-    """A call of an outer layer that has no build() and calls `layer`."""
-    import keras
-
-    class Outer(keras.layers.Layer):
-        def __init__(self) -> None:
-            super().__init__(dtype=layer.dtype_policy)
-            self.inner = layer
-
-        def call(self, query, value, key=None, value_mask=None, attention_mask=None):
-            masks = {"value_mask": value_mask, "attention_mask": attention_mask}
-            mask_arguments = {name: mask for name, mask in masks.items() if mask is not None}
-            return self.inner(query, value, key, **mask_arguments, **options)
-
-    return Outer()
-
-
-def several_axes(layer: Any, options: Mapping[str, Any]) -> Callable[..., Any]:
-    """A call of a layer with attention_axes=(1, 2), with a mask (B, Lq, Lk) if there is one."""
-
-    def call(attention_mask: Any = None, **arrays: Any) -> Any:
-        axes = {name: array[:, None] for name, array in arrays.items()}
-        if attention_mask is not None:
-            axes["attention_mask"] = attention_mask[:, None, :, None]
-        answer = layer(**axes, **options)
-        if not isinstance(answer, tuple):
-            return answer[:, 0]
-        output, scores = answer  # (B, 1, Lq, E), (B, H, 1, Lq, 1, Lk)
-        return output[:, 0], scores[:, :, 0, :, 0]
-
-    return call
+def _several(answer: Any) -> list[Any]:
+    return list(answer) if isinstance(answer, list | tuple) else [answer]
 
 
 GATE_BIAS = 0.25
@@ -171,7 +128,7 @@ def set_gate(dense: Any) -> None:
         bias.assign(np.full(bias.shape, GATE_BIAS))
 
 
-def ungated(layer: Any, plain: Callable[..., Any]) -> Callable[..., Any]:
+def ungated(own: FrameworkLayer, inputs: Inputs, layer: Any, plain: Call) -> Call:
     """A call of a layer with the gate of `set_gate`, whose output is divided by the gate again.
 
     All heads of a query have the same gate.
@@ -189,12 +146,19 @@ def ungated(layer: Any, plain: Callable[..., Any]) -> Callable[..., Any]:
         if biases is None:
             output = output / ops.cast(ops.sigmoid(read), output.dtype)
         else:
-            own, gate = ops.convert_to_tensor(biases), ops.sigmoid(read + GATE_BIAS)
-            output = (output - own) / ops.cast(gate, output.dtype) + own
+            own_bias, gate = ops.convert_to_tensor(biases), ops.sigmoid(read + GATE_BIAS)
+            output = (output - own_bias) / ops.cast(gate, output.dtype) + own_bias
         return (output, *rest) if rest else output
 
     return call
 
 
-UNBUILT = {"inside": inside, "several axes": several_axes}
-"""Calls of a layer that is not built before the call."""
+WAYS = {
+    "function": functional,
+    "attached mask": attached,
+    "attached mask, second call": attached_again,
+    "attached mask, residual": attached_residual,
+    "hidden rows": hidden_rows,
+    "gate": ungated,
+}
+"""Ways to call a layer, by name."""

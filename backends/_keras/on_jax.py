@@ -2,20 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from importlib.metadata import version
 
-from attention_conformance.backends._jax.attention import NO_HEADS
+from attention_conformance.backends._jax.attention import NO_HEADS, as_program
 from attention_conformance.backends._jax.compilers import JaxCompilers
 from attention_conformance.backends._jax.engine import FLUSHED, JaxEngine
 from attention_conformance.backends._keras.engine import KerasBackend
 from attention_conformance.backends._keras.layers import keras_layers
-from attention_conformance.backends._keras.ops import KerasOps
-from attention_conformance.backends.declared import LOWEST_IN_FLOAT32
+from attention_conformance.backends._keras.ops import KERAS_OPS, paths
+from attention_conformance.backends.declared import FILLED, INTERSECTED, LOWEST_IN_FLOAT32
+from attention_conformance.backends.kernel import FrameworkFunction
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import Implementation
 from attention_conformance.suite.spec.inputs import Inputs
+
+
+def with_numbers(
+    own: FrameworkFunction, inputs: Inputs, plain: PreparedCall
+) -> dict[str, PreparedCall]:
+    """The calls on any engine, and one with a mask of whole numbers: jax.nn refuses it, then Keras uses
+    its own copy of the function."""
+    calls = paths(own, inputs, plain)
+    if "mask" not in plain.arguments:
+        return calls
+    numbers = plain.arguments | {"mask": plain.arguments["mask"].astype("int32")}
+    return calls | {"mask of whole numbers": replace(plain, arguments=numbers)}
+
+
+ON_JAX = KERAS_OPS.but(
+    declared=KERAS_OPS.declared.refusing(
+        {
+            "value-size": "on jax keras.ops requires values of the keys' size",
+            "no-heads": NO_HEADS,
+        }
+    ).but(
+        # The softmax is float32 in every dtype.
+        numerics={"f64": "single", "f32": "fused", "bf16": "fused", "f16": "fused"},
+        elections=FILLED
+        | INTERSECTED
+        | {
+            "fully-masked-row": "uniform",
+            "minus-inf-row": "nan",
+            "lowest-row": LOWEST_IN_FLOAT32 | {"f64": "nan"},
+            "no-keys": "zeros",
+            "value-size": "raises",
+            "integer-mask": "cast-to-bool",
+            "subnormal-output": FLUSHED,
+            "score-overflow": "finite",
+        },
+    ),
+    through=as_program,
+    paths=with_numbers,
+)
+"""`keras.ops.dot_product_attention` on JAX: it calls jax.nn, or its own copy if jax.nn raises."""
 
 
 class KerasJaxBackend(KerasBackend, JaxEngine):
@@ -34,51 +74,4 @@ class KerasJaxBackend(KerasBackend, JaxEngine):
         return {"keras": self.keras.__version__, "jax": version("jax")}
 
     def implementations(self) -> list[Implementation]:
-        return [KerasJaxOps(self), *keras_layers(self, "jax", self.jitted_native)]
-
-
-class KerasJaxOps(KerasOps):
-    """`keras.ops.dot_product_attention` on JAX: it calls jax.nn, or its own copy if jax.nn raises."""
-
-    backend: KerasJaxBackend
-
-    declared = KerasOps.declared.refusing(
-        {
-            "value-size": "on jax keras.ops requires values of the keys' size",
-            "no-heads": NO_HEADS,
-        }
-    ).but(
-        # The softmax is float32 in every dtype.
-        numerics={"f64": "single", "f32": "fused", "bf16": "fused", "f16": "fused"},
-        elections={
-            "fully-masked-row": "uniform",
-            "minus-inf-row": "nan",
-            "lowest-row": LOWEST_IN_FLOAT32 | {"f64": "nan"},
-            "no-keys": "zeros",
-            "causal-alignment": "top-left",
-            "causal-with-mask": "intersect",
-            "nan-in-masked-key": "blocked",
-            "nan-in-masked-value": "leaks",
-            "nan-in-attended-value": "reaches-them",
-            "nan-in-query": "nan",
-            "value-size": "raises",
-            "integer-mask": "cast-to-bool",
-            "subnormal-output": FLUSHED,
-            "score-overflow": "finite",
-        },
-    )
-
-    def prepare(self, inputs: Inputs) -> PreparedCall:
-        return self._jitted(super().prepare(inputs), inputs)
-
-    def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
-        plain = super().prepare(inputs)
-        if plain.arguments.get("mask") is None:
-            return super().paths(inputs)
-        # jax.nn refuses a mask that is not boolean; then Keras uses its own copy.
-        numbers = {"mask": plain.arguments["mask"].astype("int32")}
-        call = replace(plain, arguments=plain.arguments | numbers)
-        return {**super().paths(inputs), "mask of whole numbers": self._jitted(call, inputs)}
-
-    def _jitted(self, plain: PreparedCall, inputs: Inputs) -> PreparedCall:
-        return self.backend.jitted_native(self, plain, inputs.dtype)
+        return [FrameworkFunction(self, ON_JAX), *keras_layers(self)]

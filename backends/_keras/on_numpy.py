@@ -6,12 +6,31 @@ from importlib.metadata import version
 
 from attention_conformance.backends._keras.engine import KerasBackend
 from attention_conformance.backends._keras.layers import keras_layers
-from attention_conformance.backends._keras.ops import KerasOps
+from attention_conformance.backends._keras.ops import KERAS_OPS
 from attention_conformance.backends.arrays import NumpyArrays
 from attention_conformance.backends.declared import INTERSECTED, LOWEST_FILL, LOWEST_IN_FLOAT32
+from attention_conformance.backends.kernel import FrameworkFunction
 from attention_conformance.backends.protocol import Implementation
 
 FORWARD = {"gradient": "Keras on NumPy has no automatic differentiation"}
+
+
+ON_NUMPY = KERAS_OPS.but(
+    declared=KERAS_OPS.declared.but(
+        # The softmax is float32 in every dtype; einsum sums in float16.
+        numerics={"f64": "single", "f32": "fused", "bf16": "fused", "f16": "working"},
+        elections=LOWEST_FILL
+        | INTERSECTED
+        | {
+            "lowest-row": LOWEST_IN_FLOAT32 | {"f64": "nan"},
+            "no-keys": "raises",
+            "integer-mask": "cast-to-bool",
+            # In float64 the cast to float32 makes 2^-1024 zero.
+            "subnormal-output": {"f64": "flushed", "f32": "kept", "bf16": "kept", "f16": "kept"},
+        },
+    )
+)
+"""`keras.ops.dot_product_attention` on NumPy: einsum, softmax, einsum."""
 
 
 class KerasNumpyBackend(KerasBackend, NumpyArrays):
@@ -26,25 +45,7 @@ class KerasNumpyBackend(KerasBackend, NumpyArrays):
         return {"keras": self.keras.__version__, "numpy": version("numpy")}
 
     def implementations(self) -> list[Implementation]:
-        every = [KerasNumpyOps(self), *keras_layers(self, "numpy")]
+        every = [FrameworkFunction(self, ON_NUMPY), *keras_layers(self)]
         for implementation in every:
             implementation.declared = implementation.declared.refusing(FORWARD)
         return every
-
-
-class KerasNumpyOps(KerasOps):
-    """`keras.ops.dot_product_attention` on NumPy: einsum, softmax, einsum."""
-
-    declared = KerasOps.declared.but(
-        # The softmax is float32 in every dtype; einsum sums in float16.
-        numerics={"f64": "single", "f32": "fused", "bf16": "fused", "f16": "working"},
-        elections=LOWEST_FILL
-        | INTERSECTED
-        | {
-            "lowest-row": LOWEST_IN_FLOAT32 | {"f64": "nan"},
-            "no-keys": "raises",
-            "integer-mask": "cast-to-bool",
-            # In float64 the cast to float32 makes 2^-1024 zero.
-            "subnormal-output": {"f64": "flushed", "f32": "kept", "bf16": "kept", "f16": "kept"},
-        },
-    )

@@ -6,11 +6,49 @@ from importlib.metadata import version
 
 from attention_conformance.backends._keras.engine import KerasBackend
 from attention_conformance.backends._keras.layers import keras_layers
-from attention_conformance.backends._keras.ops import KerasOps
+from attention_conformance.backends._keras.ops import KERAS_OPS
 from attention_conformance.backends._torch.compilers import TorchCompilers
 from attention_conformance.backends._torch.engine import TorchEngine
-from attention_conformance.backends.declared import LOWEST_IN_FLOAT32, DeclaredRounding
+from attention_conformance.backends.declared import (
+    ADDED,
+    INTERSECTED,
+    LEAKING_GRADIENTS,
+    LOWEST_IN_FLOAT32,
+    DeclaredRounding,
+)
+from attention_conformance.backends.kernel import FrameworkFunction
 from attention_conformance.backends.protocol import Implementation
+
+ON_TORCH = KERAS_OPS.but(
+    declared=KERAS_OPS.declared.refusing(
+        {"bias-with-mask": "on torch keras.ops allows a bias or a mask, not both"}
+    ).but(
+        numerics="fused",
+        # The exponential of torch's CPU flash kernel, which Keras calls.
+        rounding=DeclaredRounding(
+            exp_error={"bf16": 1.08e-4, "f16": 1.08e-4},
+            gradient_blocks={"bf16": (32, 512), "f16": (32, 512)},
+        ),
+        elections=ADDED
+        | LEAKING_GRADIENTS
+        | INTERSECTED
+        | {
+            # The mask becomes a bias of -0.7 max. In float16 (-45853) the bias does not absorb float32
+            # scores: a fully masked row attends as if nothing were masked.
+            "fully-masked-row": LOWEST_IN_FLOAT32,
+            "fully-masked-row-gradient": "scores",
+            "minus-inf-row": "zeros",
+            "lowest-row": LOWEST_IN_FLOAT32 | {"f64": "zeros"},
+            "no-keys": "zeros",
+            "nan-in-query": "zeros",
+            "integer-mask": "cast-to-bool",
+            # In float64 the cast to float32 makes 2^-1024 zero. bfloat16 depends on the CPU, as in torch.
+            "subnormal-output": {"f64": "flushed", "f32": "kept", "f16": "kept"},
+            "score-overflow": "finite",
+        },
+    )
+)
+"""`keras.ops.dot_product_attention` on PyTorch: it calls scaled_dot_product_attention."""
 
 
 class KerasTorchBackend(KerasBackend, TorchEngine):
@@ -29,7 +67,7 @@ class KerasTorchBackend(KerasBackend, TorchEngine):
         return {"keras": self.keras.__version__, "torch": version("torch")}
 
     def implementations(self) -> list[Implementation]:
-        return [KerasTorchOps(self), *keras_layers(self, "torch")]
+        return [FrameworkFunction(self, ON_TORCH), *keras_layers(self)]
 
 
 class BrokenGraphs(TorchCompilers):
@@ -37,45 +75,3 @@ class BrokenGraphs(TorchCompilers):
     programs under one code object of Keras, with eight programs at most."""
 
     one_graph = False
-
-
-class KerasTorchOps(KerasOps):
-    """`keras.ops.dot_product_attention` on PyTorch: it calls scaled_dot_product_attention."""
-
-    declared = KerasOps.declared.refusing(
-        {"bias-with-mask": "on torch keras.ops allows a bias or a mask, not both"}
-    ).but(
-        numerics="fused",
-        # The exponential of torch's CPU flash kernel, which Keras calls.
-        rounding=DeclaredRounding(
-            exp_error={"bf16": 1.08e-4, "f16": 1.08e-4},
-            gradient_blocks={"bf16": (32, 512), "f16": (32, 512)},
-        ),
-        elections={
-            # The mask becomes a bias of -0.7 max. In float16 (-45853) the bias does not absorb float32
-            # scores: a fully masked row attends as if nothing were masked.
-            "fully-masked-row": {
-                "f64": "uniform",
-                "f32": "uniform",
-                "bf16": "uniform",
-                "f16": "unmasked",
-            },
-            "fully-masked-row-gradient": "scores",
-            "nan-in-masked-key-gradient": "leaks",
-            "nan-in-masked-value-gradient": "leaks",
-            "minus-inf-row": "zeros",
-            "lowest-row": LOWEST_IN_FLOAT32 | {"f64": "zeros"},
-            "no-keys": "zeros",
-            "causal-alignment": "top-left",
-            "causal-with-mask": "intersect",
-            "nan-in-masked-key": "leaks",
-            "nan-in-masked-value": "leaks",
-            "nan-in-attended-value": "reaches-them",
-            "nan-in-query": "zeros",
-            "value-size": "accepted",
-            "integer-mask": "cast-to-bool",
-            # In float64 the cast to float32 makes 2^-1024 zero. bfloat16 depends on the CPU, as in torch.
-            "subnormal-output": {"f64": "flushed", "f32": "kept", "f16": "kept"},
-            "score-overflow": "finite",
-        },
-    )

@@ -1,18 +1,30 @@
-"""`keras.layers.Attention` and `keras.layers.AdditiveAttention`."""
+"""Rows of `keras.layers.Attention` and `keras.layers.AdditiveAttention`: one head, no projections, a
+mask of keys, a causal flag."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from attention_conformance.backends._keras import models
-from attention_conformance.backends._keras.layer import KerasLayer, Numerics, without_dropout
+from attention_conformance.backends._keras.layer import (
+    DECLARED,
+    Numerics,
+    asking,
+    assigned,
+    called,
+    differentiable,
+    on_engine,
+    options,
+    paths,
+    settings,
+)
 from attention_conformance.backends._keras.multi_head import TENSORFLOW
 from attention_conformance.backends.declared import Election
+from attention_conformance.backends.layer import FrameworkLayer, Layer
 from attention_conformance.backends.masks import LayerMasks
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.suite.spec.inputs import Inputs
@@ -25,88 +37,133 @@ UNMASKED = {"f64": "unmasked", "f32": "uniform", "bf16": "uniform", "f16": "unif
 
 PAIRS = "the layer has a mask of keys and a causal flag, and no mask of pairs"
 
+SINGLE = DECLARED.refusing(
+    {"squeezed": "the layer needs an axis of queries", "mask": PAIRS, "window": PAIRS}
+).electing(
+    {
+        "padded-sample": UNMASKED,
+        # A constant is subtracted from masked scores, so gradients flow to them.
+        "padded-sample-gradient": dict.fromkeys(("f32", "bf16"), "scores"),
+        "returned-weights": "after-dropout",
+    }
+)
 
-class SingleHead(KerasLayer):
-    """`keras.layers.Attention` and its subclass: one head, no projections, a mask of
-    keys, a causal flag."""
+NUMERICS: Mapping[str, Numerics] = {
+    "tensorflow": TENSORFLOW,
+    # keras.ops.matmul computes float64 in float32.
+    "torch": {"f64": "single", "f32": "eager", "bf16": "eager", "f16": "eager"},
+    "jax": "stepwise",
+    # keras.ops casts float64 to float32.
+    "numpy": {"f64": "single", "f32": "eager", "bf16": "stepwise", "f16": "stepwise"},
+}
 
-    declared = KerasLayer.declared.refusing(
-        {"squeezed": "the layer needs an axis of queries", "mask": PAIRS, "window": PAIRS}
-    ).electing(
-        {
-            "padded-sample": UNMASKED,
-            # A constant is subtracted from masked scores, so gradients flow to them.
-            "padded-sample-gradient": dict.fromkeys(("f32", "bf16"), "scores"),
-            "returned-weights": "after-dropout",
-        }
+TANH: Mapping[str, Numerics] = {
+    **NUMERICS,
+    # keras.ops.tanh computes float64 in float32.
+    "jax": {"f64": "single", "f32": "stepwise", "bf16": "stepwise", "f16": "stepwise"},
+}
+"""Numerics classes of layers with tanh scores."""
+
+ELECTIONS: Mapping[str, Mapping[str, Election]] = {
+    "numpy": {"padded-sample": "uniform"},
+    # Keras compares a torch dtype with "float16", so it subtracts 1e9 also there, which gives -inf.
+    "torch": {"padded-sample": UNMASKED | {"f16": "nan"}},
+}
+
+DOT_ELECTIONS: Mapping[str, Mapping[str, Election]] = {
+    **ELECTIONS,
+    "torch": {"padded-sample": UNMASKED | {"f64": "uniform", "f16": "nan"}},
+}
+
+
+def built(own: FrameworkLayer, inputs: Inputs, layer: Any) -> Any:
+    """The layer, built, with the inputs' parameters."""
+    layer.build([x.shape for x in operands(inputs)])
+    return assigned(own, inputs, layer)
+
+
+def additive(own: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
+    """A `keras.layers.AdditiveAttention`, which adds queries and keys without projections."""
+    import keras
+
+    # use_scale=True is the default, and is not passed.
+    unscaled = {} if "score_vector" in inputs.parameters else {"use_scale": False}
+    layer = keras.layers.AdditiveAttention(**{**settings(inputs), **unscaled, **flags})
+    return built(own, inputs, layer)
+
+
+def attention(mode: str, own: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
+    """A `keras.layers.Attention` with a score mode."""
+    import keras
+
+    scaled = "scale" in inputs.parameters
+    layer = keras.layers.Attention(scaled, **{"score_mode": mode, **settings(inputs), **flags})
+    return built(own, inputs, layer)
+
+
+def variables(layer: Any) -> dict[str, Any]:
+    """The variables by canonical names. The scale of AdditiveAttention is a vector."""
+    scale, weight = (getattr(layer, n, None) for n in ("scale", "concat_score_weight"))
+    return {"scale": scale, "score_vector": scale, "concat_weight": weight}
+
+
+def arguments(
+    own: FrameworkLayer,
+    inputs: Inputs,
+    training: bool | None = None,
+    scores: bool | None = None,
+    rows: np.ndarray | None = None,
+) -> dict[str, Any]:
+    """The mask of keys, a mask of `rows`, and the options of a call."""
+    split = LayerMasks.of(inputs)
+    if split.rest is not None:
+        raise ValueError(PAIRS)
+    masks = {"value_mask": split.valid, "query_mask": rows}
+    given = {n: own.backend.array(mask, None) for n, mask in masks.items() if mask is not None}
+    return given | options(
+        inputs, inputs.returned != "none" if scores is None else scores, training
     )
-    says_scores = True
-    numerics: Mapping[str, Numerics] = {
-        "tensorflow": TENSORFLOW,
-        # keras.ops.matmul computes float64 in float32.
-        "torch": {"f64": "single", "f32": "eager", "bf16": "eager", "f16": "eager"},
-        "jax": "stepwise",
-        # keras.ops casts float64 to float32.
-        "numpy": {"f64": "single", "f32": "eager", "bf16": "stepwise", "f16": "stepwise"},
+
+
+def listed(layer: Any, arrays: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
+    """Call the layer with lists of arrays and masks."""
+    names = [name for name in ("query", "value", "key") if name in arrays]
+    masks = [arrays.get(name) for name in ("query_mask", "value_mask")]
+    mask = masks if any(one is not None for one in masks) else None
+    return layer([arrays[name] for name in names], mask=mask, **options)
+
+
+def every_path(own: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
+    """All paths: those of all layers, scores, a mask of rows, and two inputs."""
+    calls = paths(own, inputs, scored=True)
+    if inputs.returned == "none":
+        calls["return_attention_scores"] = own.call(inputs, {"scores": True})
+    rows = {"rows": models.shown_rows(inputs)}
+    calls["query_mask"] = own.call(inputs, rows, through="hidden rows")
+    if not inputs.self_attention and inputs.key.shape == inputs.value.shape:
+        calls["two inputs"] = asking(own, inputs.replace(key=inputs.value), without=("key",))
+    return calls
+
+
+def refused(own: FrameworkLayer, inputs: Inputs) -> dict[str, Callable[[], Any]]:
+    """Calls with wrong lists."""
+    layer = own.make(inputs)
+    query, value, key = (own.backend.array(x, inputs.dtype) for x in operands(inputs))
+    mask = own.backend.array(np.ones(inputs.value.shape[:2], bool), None)
+    both = [query, value]
+    return {
+        "an input that is no list": lambda: layer(query),
+        "one input": lambda: layer([query]),
+        "four inputs": lambda: layer([query, value, key, key]),
+        "a mask that is no list": lambda: layer(both, mask=mask),
+        "one mask": lambda: layer(both, mask=[mask]),
+        "four masks": lambda: layer(both, mask=[None, mask, mask, mask]),
     }
-    elections: Mapping[str, Mapping[str, Election]] = {
-        "numpy": {"padded-sample": "uniform"},
-        # Keras compares a torch dtype with "float16", so it subtracts 1e9 also there, which gives -inf.
-        "torch": {"padded-sample": UNMASKED | {"f16": "nan"}},
-    }
-    names: Mapping[str, str] = {"scale": "scale", "concat_weight": "concat_score_weight"}
-    """Canonical parameters and their names in Keras."""
 
-    def build(self, layer: Any, inputs: Inputs) -> None:
-        layer.build([x.shape for x in operands(inputs)])
 
-    def variables(self, layer: Any) -> dict[str, Any]:
-        variables = {ours: getattr(layer, theirs, None) for ours, theirs in self.names.items()}
-        return {name: variable for name, variable in variables.items() if variable is not None}
-
-    def masks(self, inputs: Inputs) -> dict[str, Any]:
-        split = LayerMasks.of(inputs)
-        if split.rest is not None:
-            raise ValueError(PAIRS)
-        return {} if split.valid is None else {"value_mask": self.backend.array(split.valid, None)}
-
-    def apply(self, layer: Any, arrays: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
-        names = [name for name in ("query", "value", "key") if name in arrays]
-        masks = [arrays.get(name) for name in ("query_mask", "value_mask")]
-        mask = masks if any(one is not None for one in masks) else None
-        return layer([arrays[name] for name in names], mask=mask, **options)
-
-    def ways(self, inputs: Inputs) -> dict[str, dict[str, Any]]:
-        ways = super().ways(inputs) | without_dropout(inputs)
-        if inputs.returned == "none":
-            ways["return_attention_scores"] = {"scores": True}
-            ways["function, return_attention_scores"] = {"scores": True, "through": "function"}
-        seen = self.backend.array(models.shown_rows(inputs), None)
-        masks = {**self.masks(inputs), "query_mask": seen}
-        return ways | {"query_mask": {"masks": masks, "through": "hidden"}}
-
-    def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
-        calls = dict(super().paths(inputs))
-        if not inputs.self_attention and inputs.key.shape == inputs.value.shape:
-            problem = inputs.replace(key=inputs.value)
-            for name, through in (("two inputs", ""), ("function, two inputs", "function")):
-                call = self.call(problem, without=("key",), through=through)
-                calls[name] = replace(call, problem=problem)
-        return calls
-
-    def refused(self, inputs: Inputs) -> Mapping[str, Callable[[], Any]]:
-        layer = self.layer(inputs)
-        query, value, key = (self.backend.array(x, inputs.dtype) for x in operands(inputs))
-        mask = self.backend.array(np.ones(inputs.value.shape[:2], bool), None)
-        both = [query, value]
-        return {
-            "an input that is no list": lambda: layer(query),
-            "one input": lambda: layer([query]),
-            "four inputs": lambda: layer([query, value, key, key]),
-            "a mask that is no list": lambda: layer(both, mask=mask),
-            "one mask": lambda: layer(both, mask=[mask]),
-            "four masks": lambda: layer(both, mask=[None, mask, mask, mask]),
-        }
+def refused_mode(own: FrameworkLayer, inputs: Inputs) -> dict[str, Callable[[], Any]]:
+    """Calls with wrong lists, and an unknown score mode."""
+    return refused(own, inputs) | {"score_mode=sum": partial(own.make, inputs, score_mode="sum")}
 
 
 def operands(inputs: Inputs) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -114,62 +171,26 @@ def operands(inputs: Inputs) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return inputs.query, inputs.value, inputs.key
 
 
-TANH: Mapping[str, Numerics] = {
-    **SingleHead.numerics,
-    # keras.ops.tanh computes float64 in float32.
-    "jax": {"f64": "single", "f32": "stepwise", "bf16": "stepwise", "f16": "stepwise"},
-}
-"""Numerics classes of layers with tanh scores."""
-
-
-class Additive(SingleHead):
-    """`keras.layers.AdditiveAttention`, which adds queries and keys without projections."""
-
-    name = "keras-additive"
-    operator = ADDITIVE
-    declared = SingleHead.declared.refusing({"projection": "the layer has no projections"})
-    numerics = TANH
-    elections = {**SingleHead.elections, "jax": {"padded-sample": "uniform"}}
-    names = {"score_vector": "scale"}
-
-    def bare(self, inputs: Inputs, **flags: Any) -> Any:
-        import keras
-
-        # use_scale=True is the default, and is not passed.
-        unscaled = {} if "score_vector" in inputs.parameters else {"use_scale": False}
-        return keras.layers.AdditiveAttention(**unscaled, **flags)
-
-
-class Dot(SingleHead):
-    """`keras.layers.Attention` with its default score, the dot product."""
-
-    name = "keras-attention"
-    operator = DOT
+def single_head(engine: str) -> Iterator[Layer]:
+    """The rows on an engine."""
+    uniform: Mapping[str, Election] = {"padded-sample": "uniform"}
+    one = Layer(
+        "keras-additive", ADDITIVE, additive, partial(called, apply=listed), variables,
+        on_engine(
+            engine, SINGLE.refusing({"projection": "the layer has no projections"}), TANH,
+            {**ELECTIONS, "jax": uniform},
+        ),
+        differentiable=differentiable, arguments=arguments, paths=every_path, refused=refused,
+    )  # fmt: skip
+    yield one
     # Scores are stored and overflow; inf - inf is NaN.
-    declared = SingleHead.declared.electing({"large-scores": "nan"})
-    elections: Mapping[str, Mapping[str, Election]] = {
-        "torch": {"padded-sample": {**UNMASKED, "f64": "uniform", "f16": "nan"}},
-        "numpy": {"padded-sample": "uniform"},
-    }
-    score_mode = "dot"
-
-    def bare(self, inputs: Inputs, **flags: Any) -> Any:
-        import keras
-
-        return keras.layers.Attention("scale" in inputs.parameters, self.score_mode, **flags)
-
-    def refused(self, inputs: Inputs) -> Mapping[str, Callable[[], Any]]:
-        import keras
-
-        more = {"score_mode=sum": partial(keras.layers.Attention, score_mode="sum")}
-        return {**super().refused(inputs), **more}
-
-
-class Concat(Dot):
-    """`keras.layers.Attention` with score_mode="concat"."""
-
-    name = "keras-attention-concat"
-    operator = CONCAT
-    numerics = TANH
-    elections = SingleHead.elections
-    score_mode = "concat"
+    overflowing = SINGLE.electing({"large-scores": "nan"})
+    for name, operator, mode, numerics, elections in (
+        ("keras-attention", DOT, "dot", NUMERICS, DOT_ELECTIONS),
+        ("keras-attention-concat", CONCAT, "concat", TANH, ELECTIONS),
+    ):
+        declared = on_engine(engine, overflowing, numerics, elections)
+        make = partial(attention, mode)
+        yield one.but(
+            name=name, operator=operator, make=make, declared=declared, refused=refused_mode
+        )

@@ -8,13 +8,14 @@ from attention_conformance.backends._keras.engine import WithKeras
 from attention_conformance.backends._keras_hub.attention import AlibiAttention
 from attention_conformance.backends._keras_hub.cached import CachedDecode
 from attention_conformance.backends._keras_hub.multi_head import (
-    MultiHeadPlain,
-    MultiHeadStatic,
-    MultiHeadUpdated,
+    CACHED_PLAIN,
+    CACHED_STATIC,
+    CACHED_UPDATED,
 )
 from attention_conformance.backends._keras_hub.rotary import HubRotary, HubRotaryByStart
 from attention_conformance.backends._tensorflow.compilers import TensorflowCompilers
 from attention_conformance.backends._tensorflow.engine import TensorflowEngine
+from attention_conformance.backends.layer import FrameworkLayer
 from attention_conformance.backends.protocol import Implementation, needed
 
 
@@ -37,8 +38,8 @@ class KerasHubBackend(WithKeras, TensorflowEngine):
         return {**keras, **super().versions}
 
     def implementations(self) -> list[Implementation]:
-        layers = (MultiHeadPlain, MultiHeadUpdated, MultiHeadStatic)
+        layers = (CACHED_PLAIN, CACHED_UPDATED, CACHED_STATIC)
         return [
             HubRotary(self), HubRotaryByStart(self), AlibiAttention(self), CachedDecode(self),
-            *(layer(self, "tensorflow") for layer in layers),
+            *(FrameworkLayer(self, layer) for layer in layers),
         ]  # fmt: skip

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.backends._keras.engine import WithKeras
-from attention_conformance.backends._keras.multi_head import MultiHead
+from attention_conformance.backends._keras.multi_head import PLAIN_NUMERICS
 from attention_conformance.backends.caching import Projected, Turn, rolled_back
 from attention_conformance.backends.declared import Declared
 from attention_conformance.suite.spec.inputs import Inputs
@@ -42,7 +42,7 @@ class CachedDecode(Projected):
 
     name = "cached-mha-decode"
     declared = Declared(
-        numerics=MultiHead.numerics["tensorflow"],
+        numerics=PLAIN_NUMERICS["tensorflow"],
         features=FEATURES,
         refusals={
             **dict.fromkeys(("softcap", "sinks", "alibi-slopes"), "the layer has none of it"),

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from attention_conformance.backends._mlx.attention import Fast
+from attention_conformance.backends._mlx.attention import FAST
 from attention_conformance.backends._mlx.cached import caches
 from attention_conformance.backends._mlx.engine import MlxEngine
 from attention_conformance.backends._mlx.latent import LmDeepseek
 from attention_conformance.backends._mlx.rotary import FastRope
+from attention_conformance.backends.kernel import FrameworkFunction
 from attention_conformance.backends.protocol import Implementation
 
 __all__ = ["MlxBackend"]
@@ -20,4 +21,4 @@ class MlxBackend(MlxEngine):
 
     def implementations(self) -> list[Implementation]:
         of_mlx_lm = [*caches(self), LmDeepseek(self)] if find_spec("mlx_lm") else []
-        return [Fast(self), FastRope(self), *of_mlx_lm]
+        return [FrameworkFunction(self, FAST), FastRope(self), *of_mlx_lm]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from attention_conformance.backends._mlx.attention import Fast
+from attention_conformance.backends._mlx.attention import FAST
 from attention_conformance.backends._mlx.engine import MlxEngine
 from attention_conformance.backends.caching import Scripted, Turn
 from attention_conformance.backends.declared import Declared, DeclaredRounding
@@ -42,7 +42,7 @@ class LmCache(Scripted):
     backend: MlxEngine
 
     declared = Declared(
-        numerics=Fast.declared.numerics,
+        numerics=FAST.declared.numerics,
         features=FEATURES,
         refusals={
             **dict.fromkeys(("softcap", "alibi-slopes"), "the attention function has none of it"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from attention_conformance.backends._mlx.attention import Fast
+from attention_conformance.backends._mlx.attention import FAST
 from attention_conformance.backends._mlx.engine import MlxEngine
 from attention_conformance.backends.declared import LOWEST_FILL, Declared
 from attention_conformance.backends.implementation import Implementation
@@ -29,7 +29,7 @@ class LmDeepseek(Implementation):
     name = "lm-deepseek-v3"
     operator = LATENT
     declared = Declared(
-        numerics=Fast.declared.numerics,
+        numerics=FAST.declared.numerics,
         features=FEATURES,
         refusals={"lse": "the layer returns no log-sum-exp"},
         # Hidden pairs have the lowest number in place of the rotary score, beside the other score.

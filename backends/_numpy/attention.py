@@ -8,7 +8,13 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.backends._numpy.engine import Rounded
-from attention_conformance.backends.declared import TEXTBOOK_FEATURES, Declared
+from attention_conformance.backends.declared import (
+    FILLED,
+    TEXTBOOK_FEATURES,
+    UNFLUSHED,
+    ZEROS,
+    Declared,
+)
 from attention_conformance.backends.masks import dense_arguments
 from attention_conformance.backends.prepared import PreparedCall, attention_call
 from attention_conformance.backends.protocol import Backend, Implementation
@@ -30,19 +36,14 @@ class Definition(Implementation):
             "native-window": "masks are predicates here, without a window argument",
             "gradient": "NumPy differentiates nothing",
         },
-        elections={
-            "fully-masked-row": "zeros",
-            "minus-inf-row": "zeros",
+        elections=FILLED
+        | ZEROS
+        | UNFLUSHED
+        | {
             "no-keys": "zeros",
             "lse-of-empty-row": "minus-inf",
-            "nan-in-masked-key": "blocked",
             "nan-in-masked-value": "blocked",
-            "nan-in-attended-value": "reaches-them",
-            "nan-in-query": "nan",
-            "value-size": "accepted",
             "integer-mask": "raises",
-            "subnormal-output": "kept",
-            "score-overflow": "finite",
         },
     )
 

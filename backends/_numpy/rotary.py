@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,18 +38,27 @@ class ComplexRotation(Implementation):
             factor = factor if factor.ndim == 2 else factor[:, None]
             return Rounded(round_to(complex_product(x.values, factor, rotation), fmt), fmt)
 
-        def call(query: Rounded, position: Rounded) -> Rounded:
-            return turned(query, position)
+        return rotation_call(turned, arguments, (rotation, fmt.name))
 
-        def vjp(
-            query: Rounded, position: Rounded, cotangent: Rounded, wrt: Sequence[str]
-        ) -> dict[str, Any]:
-            return {"query": turned(cotangent, position, back=True)}
 
-        def jvp(query: Rounded, position: Rounded, tangents: dict[str, Rounded]) -> Rounded:
-            return turned(tangents["query"], position)
+def rotation_call(
+    turned: Callable[..., Rounded], arguments: dict[str, Any], constants: tuple[Any, ...]
+) -> PreparedCall:
+    """The call of a rotation, `turned(x, position, back=False)`. It is linear: a tangent is turned as the
+    query is, and a cotangent back."""
 
-        return PreparedCall(call, arguments, vjp=vjp, jvp=jvp, constants=(rotation, fmt.name))
+    def call(query: Rounded, position: Rounded) -> Rounded:
+        return turned(query, position)
+
+    def vjp(
+        query: Rounded, position: Rounded, cotangent: Rounded, wrt: Sequence[str]
+    ) -> dict[str, Any]:
+        return {"query": turned(cotangent, position, back=True)}
+
+    def jvp(query: Rounded, position: Rounded, tangents: dict[str, Rounded]) -> Rounded:
+        return turned(tangents["query"], position)
+
+    return PreparedCall(call, arguments, vjp=vjp, jvp=jvp, constants=constants)
 
 
 def complex_product(x: np.ndarray, factor: np.ndarray, rotation: Rotation) -> np.ndarray:

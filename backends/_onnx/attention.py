@@ -6,20 +6,31 @@ or added to the scores; a causal flag, scale and softcap as attributes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from attention_conformance.backends._onnx.engine import OnnxEngine
 from attention_conformance.backends._onnx.graph import Symbol
-from attention_conformance.backends.declared import ATTENTION_FEATURES, Declared
-from attention_conformance.backends.masks import Native, dense_of, merged_bias, split_native
+from attention_conformance.backends.binder import Parameter
+from attention_conformance.backends.declared import (
+    ADDED,
+    ATTENTION_FEATURES,
+    INTERSECTED,
+    UNFLUSHED,
+    ZEROS,
+    Declared,
+)
+from attention_conformance.backends.kernel import FrameworkFunction, Kernel
+from attention_conformance.backends.masks import (
+    AttentionCall,
+    Native,
+    split_native,
+)
 from attention_conformance.backends.prepared import PreparedCall
-from attention_conformance.backends.protocol import Implementation
 from attention_conformance.suite.spec.case import Case
-from attention_conformance.suite.spec.catalogue import AnyCase
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.masks import Causal
 
@@ -60,197 +71,184 @@ def behind_a_cache(inputs: Inputs) -> Native:
     return Native(causal=True, rest=tuple(part for part in parts if part not in flagged))
 
 
-class Attention(Implementation):
-    """The operator with operands of rank 4. Masks other than causal are arrays, which may broadcast."""
+def with_lengths(inputs: Inputs) -> Native:
+    """The mask split into the flag or lengths, and the rest. With lengths the flag is bottom-right: the
+    last query is aligned with the last valid key."""
+    native = split_native(inputs, causal=True, lengths=True)
+    return split_native(inputs, causal=True) if native.causal else native
 
-    backend: OnnxEngine
 
-    name = "attention-23"
-    declared = Declared(
-        features=ATTENTION_FEATURES,
-        refusals={"native-window": "before opset 25 the operator has no window"},
-        elections={
-            "fully-masked-row": "zeros",
-            "minus-inf-row": "zeros",
-            "no-keys": "raises",
-            "causal-alignment": "top-left",
-            "causal-with-mask": "intersect",
-            "nan-in-masked-key": "leaks",
-            "nan-in-masked-value": "leaks",
-            "nan-in-attended-value": "reaches-them",
-            "nan-in-query": "nan",
-            "value-size": "accepted",
-            "integer-mask": "added",
-            "subnormal-output": "kept",
-            "score-overflow": "finite",
-        },
-        merges_mask_into_bias=True,
+def mask(queries: bool, call: AttentionCall) -> Any:
+    """The mask or bias. The operator does not broadcast a last axis of size 1: it would mask only the
+    first key. `queries`: the axis of queries must have full size, too."""
+    return call.mask_or_bias(partial(in_full, inputs=call.inputs, queries=queries))
+
+
+def counts(dtype: Any, call: AttentionCall) -> Any:
+    """The number of keys of each sample (B,), in a dtype of NumPy."""
+    lengths, inputs = call.native.lengths, call.inputs
+    if lengths is None:
+        return None
+    return call.backend.array(lengths.lengths(inputs.sizes, inputs.seed).astype(dtype), None)
+
+
+def attributes(inputs: Inputs, native: Native) -> dict[str, Any]:
+    """The operator's attributes, without the numbers of heads."""
+    given = {"scale": inputs.scale, "softcap": inputs.feature("softcap")}
+    if native.causal:
+        given["is_causal"] = 1
+    if native.window is not None:
+        sides = {"left_window_size": native.window.left, "right_window_size": native.window.right}
+        given |= {name: -1 if size is None else size for name, size in sides.items()}
+    return given
+
+
+def graph_of(
+    node: Callable[..., Symbol], own: FrameworkFunction, inputs: Inputs
+) -> Callable[..., Symbol]:
+    """The function that records the graph of a call, given the function that records its node."""
+    return partial(node, **attributes(inputs, own.kernel.native(inputs)))
+
+
+def attention(
+    query: Symbol, key: Symbol, value: Symbol, mask: Symbol | None = None,
+    lengths: Symbol | None = None, **attributes: Any,
+) -> Symbol:  # fmt: skip
+    """The operator with operands of rank 4; or with others, if the `shape` of the output is given."""
+    given = {"shape": lambda: of_values(query, value)} | attributes
+    output: Symbol = query.graph.add(
+        "Attention", query, key, value, mask, None, None, lengths, **given
     )
-    opset = 23
-    axis_order = "bhld"
-    queries_in_full = False
-    """Whether the axis of queries of a mask must have full size."""
-
-    def unsupported(self, case: AnyCase) -> str | None:
-        if isinstance(case, Case) and case.dtype.name == "f64":
-            for name in ("scale", "softcap"):
-                number = case.option(name)
-                if number is not None and float(np.float32(number)) != number:
-                    return f"the attribute {name} is float32, which cannot hold {number}"
-        return super().unsupported(case)
-
-    def prepare(self, inputs: Inputs) -> PreparedCall:
-        return self.call(inputs)
-
-    def call(self, inputs: Inputs, short: bool = False) -> PreparedCall:
-        """The call; with `short` the mask has one key less, which hides the last key."""
-        backend, native = self.backend, self.divided(inputs)
-        query, key, value = backend.memory.operands(inputs, self.axis_order)
-        arguments: dict[str, Any] = {"query": query, "key": key, "value": value}
-        biased = inputs.bias is not None
-        added = merged_bias(inputs, native.rest) if biased else dense_of(inputs, native.rest)
-        if added is not None:
-            # The operator does not broadcast a last axis of size 1: it would mask only the first key.
-            written = in_full(added, inputs, self.queries_in_full)
-            written = written[..., :-1] if short else written
-            name = "bias" if biased else "mask"
-            arguments[name] = backend.array(written, inputs.dtype if biased else None)
-        if native.lengths is not None:
-            counts = native.lengths.lengths(inputs.sizes, inputs.seed)
-            arguments["lengths"] = backend.array(counts, None)
-        attributes = self.attributes(inputs, native)
-
-        def attention(query, key, value, mask=None, bias=None, lengths=None):
-            rest = (mask if bias is None else bias, None, None, lengths)
-            return self.node(query, key, value, rest, attributes)
-
-        plain = PreparedCall(attention, arguments, axis_order=self.axis_order)
-        return backend.recorded(plain, self.opset)
-
-    def divided(self, inputs: Inputs) -> Native:
-        """The mask split into attributes, inputs, and the rest."""
-        return split_native(inputs, causal=True)
-
-    def attributes(self, inputs: Inputs, native: Native) -> dict[str, Any]:
-        """The operator's attributes, without the numbers of heads."""
-        attributes = {"scale": inputs.scale, "softcap": inputs.feature("softcap")}
-        return attributes | ({"is_causal": 1} if native.causal else {})
-
-    def node(
-        self, query: Symbol, key: Symbol, value: Symbol, rest: tuple[Symbol | None, ...],
-        attributes: Mapping[str, Any],
-    ) -> Symbol:  # fmt: skip
-        """The output in the operands' axis order; `rest` are mask, past key, past value and lengths."""
-        output: Symbol = query.graph.add(
-            "Attention",
-            query,
-            key,
-            value,
-            *rest,
-            shape=lambda: of_values(query, value),
-            **attributes,
-        )
-        return output
+    return output
 
 
-class Attention24(Attention):
-    """Opset 24, with the number of keys of each sample as an input."""
+def of_rank_3(own: FrameworkFunction, inputs: Inputs) -> Callable[..., Symbol]:
+    """The function that records the operator with operands (B, L, H D)."""
+    check_packed(inputs)
 
-    name = "attention-24"
-    opset = 24
-    queries_in_full = True
-
-    def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
-        """A call with a mask that is too short, which must hide the keys beyond its end."""
-        mask, keys = inputs.dense_mask, inputs.sizes.Lk
-        if mask is None or inputs.bias is not None or inputs.form != "dense" or keys < 2:
-            return {}
-        short = inputs.with_dense(mask_array=mask & (np.arange(keys) < keys - 1))
-        if short.has_empty_rows:
-            return {}
-        return {"shorter mask": replace(self.call(short, short=True), problem=short)}
-
-    def divided(self, inputs: Inputs) -> Native:
-        native = split_native(inputs, causal=True, lengths=True)
-        # With lengths the causal flag is bottom-right: the last query is aligned with the last valid key.
-        return split_native(inputs, causal=True) if native.causal else native
-
-
-class PackedAttention(Attention24):
-    """Opset 24 with operands of rank 3, (B, L, H D)."""
-
-    name = "attention-24-packed"
-    axis_order = "blhd"
-
-    def prepare(self, inputs: Inputs) -> PreparedCall:
-        check_packed(inputs)
-        return super().prepare(inputs)
-
-    def node(
-        self, query: Symbol, key: Symbol, value: Symbol, rest: tuple[Symbol | None, ...],
-        attributes: Mapping[str, Any],
-    ) -> Symbol:  # fmt: skip
+    def node(query: Symbol, key: Symbol, value: Symbol, **rest: Any) -> Symbol:
         (B, Lq, H, _), Dv = query.shape, value.shape[3]
-        output: Symbol = query.graph.add(
-            "Attention", *map(packed, (query, key, value)), *rest, shape=lambda: (B, Lq, H * Dv),
-            q_num_heads=H, kv_num_heads=key.shape[2], **attributes,
+        output = attention(
+            packed(query), packed(key), packed(value), **rest, q_num_heads=H,
+            kv_num_heads=key.shape[2], shape=lambda: (B, Lq, H * Dv),
         )  # fmt: skip
         return output.reshape((B, Lq, H, Dv))
 
+    return graph_of(node, own, inputs)
 
-class CachedAttention(Attention):
-    """Keys before the queries are a cache (past_key, past_value), as in decoding or a later chunk
-    of a prompt.
 
-    The causal flag is bottom-right.
-    """
+def cached(
+    query: Symbol, key: Symbol, value: Symbol, mask: Symbol | None = None, **attributes: Any
+) -> Symbol:
+    """The operator with the keys before the queries as past_key and past_value."""
+    past = key.shape[2] - query.shape[2]
+    new, cache = ([x[:, :, p] for x in (key, value)] for p in (slice(past, None), slice(past)))
+    output, _, _ = query.graph.add(
+        "Attention", query, *new, mask, *cache, outputs=3, shape=lambda: of_values(query, value),
+        **attributes,
+    )  # fmt: skip
+    return output
 
-    name = "attention-24-cache"
-    declared = Attention.declared.refusing(
-        {"native-causal": "with a cache the causal flag is bottom-right"}
+
+def inexact(case: Case) -> str | None:
+    """The reason why an attribute, which is float32, cannot hold an option of a float64 case, or None."""
+    for name in ("scale", "softcap") if case.dtype.name == "f64" else ():
+        number = case.option(name)
+        if number is not None and float(np.float32(number)) != number:
+            return f"the attribute {name} is float32, which cannot hold {number}"
+    return None
+
+
+def inexact_or_first(case: Case) -> str | None:
+    """The reason of `inexact`, or for a case without keys before the queries."""
+    return FIRST if case.sizes.Lk <= case.sizes.Lq else inexact(case)
+
+
+def shorter_mask(
+    own: FrameworkFunction, inputs: Inputs, plain: PreparedCall
+) -> dict[str, PreparedCall]:
+    """A call with a mask that is too short, which must hide the keys beyond its end."""
+    seen, keys = inputs.dense_mask, inputs.sizes.Lk
+    if seen is None or inputs.bias is not None or inputs.form != "dense" or keys < 2:
+        return {}
+    problem = inputs.with_dense(mask_array=seen & (np.arange(keys) < keys - 1))
+    if problem.has_empty_rows:
+        return {}
+    call = own.plain(problem)
+    short = np.ascontiguousarray(call.arguments["mask"][..., :-1])
+    return {
+        "shorter mask": replace(call, arguments=call.arguments | {"mask": short}, problem=problem)
+    }
+
+
+def recorded(opset: int) -> Callable[[FrameworkFunction, Inputs, PreparedCall], PreparedCall]:
+    """The call as a model of an opset."""
+    return lambda own, inputs, call: own.backend.recorded(call, opset)
+
+
+def arrays(queries: bool) -> tuple[Parameter[AttentionCall], ...]:
+    """The arrays of the operator besides its operands; see `mask`."""
+    return (
+        Parameter("mask", value=partial(mask, queries)),
+        Parameter("lengths", value=partial(counts, np.int64)),
     )
-    opset = 24
-    queries_in_full = True
-
-    def unsupported(self, case: AnyCase) -> str | None:
-        if isinstance(case, Case) and case.sizes.Lk <= case.sizes.Lq:
-            return FIRST
-        return super().unsupported(case)
-
-    def divided(self, inputs: Inputs) -> Native:
-        return behind_a_cache(inputs)
-
-    def node(
-        self, query: Symbol, key: Symbol, value: Symbol, rest: tuple[Symbol | None, ...],
-        attributes: Mapping[str, Any],
-    ) -> Symbol:  # fmt: skip
-        past = key.shape[2] - query.shape[2]
-        new, cache = ([x[:, :, p] for x in (key, value)] for p in (slice(past, None), slice(past)))
-        operands = (query, *new, rest[0], *cache)
-        output, _, _ = query.graph.add(
-            "Attention", *operands, outputs=3, shape=lambda: of_values(query, value), **attributes
-        )
-        return output
 
 
-class Attention25(Attention):
-    """Opset 25, with two attributes for a sliding window."""
+ATTENTION_23 = Kernel(
+    "attention-23",
+    "Attention",
+    arrays(queries=False),
+    Declared(
+        features=ATTENTION_FEATURES,
+        refusals={"native-window": "before opset 25 the operator has no window"},
+        elections=ADDED
+        | INTERSECTED
+        | ZEROS
+        | UNFLUSHED
+        | {"no-keys": "raises", "integer-mask": "added"},
+        merges_mask_into_bias=True,
+    ),
+    calls=partial(graph_of, attention),
+    through=recorded(23),
+    passed_as={"mask": "mask", "bias": "mask"},
+    axis_order="bhld",
+    divide=partial(split_native, causal=True),
+    unsupported=inexact,
+)
+"""Masks other than causal are arrays, which may broadcast."""
 
-    name = "attention-25"
-    declared = Attention.declared.taking("native-window")
-    opset = 25
-    queries_in_full = True
+ATTENTION_24 = ATTENTION_23.but(
+    name="attention-24",
+    parameters=arrays(queries=True),
+    through=recorded(24),
+    divide=with_lengths,
+    paths=shorter_mask,
+)
+"""With the number of keys of each sample as an input."""
 
-    def divided(self, inputs: Inputs) -> Native:
-        return split_native(inputs, causal=True, window=True)
+PACKED = ATTENTION_24.but(name="attention-24-packed", calls=of_rank_3, axis_order="blhd")
 
-    def attributes(self, inputs: Inputs, native: Native) -> dict[str, Any]:
-        attributes = super().attributes(inputs, native)
-        if native.window is None:
-            return attributes
-        sides = {"left_window_size": native.window.left, "right_window_size": native.window.right}
-        return attributes | {name: -1 if size is None else size for name, size in sides.items()}
+CACHED = ATTENTION_24.but(
+    name="attention-24-cache",
+    declared=ATTENTION_23.declared.refusing(
+        {"native-causal": "with a cache the causal flag is bottom-right"}
+    ),
+    calls=partial(graph_of, cached),
+    divide=behind_a_cache,
+    paths=ATTENTION_23.paths,
+    unsupported=inexact_or_first,
+)
+"""Keys before the queries are a cache, as in decoding or a later chunk of a prompt. The causal flag is
+bottom-right."""
 
+ATTENTION_25 = ATTENTION_23.but(
+    name="attention-25",
+    parameters=arrays(queries=True),
+    declared=ATTENTION_23.declared.taking("native-window"),
+    through=recorded(25),
+    divide=partial(split_native, causal=True, window=True),
+)
+"""With two attributes for a sliding window."""
 
-BY_DEFINITION = (Attention, Attention24, PackedAttention, CachedAttention)
-"""Implementations that both runtimes can compute by the operator's definition."""
+BY_DEFINITION = (ATTENTION_23, ATTENTION_24, PACKED, CACHED)
+"""Rows that both runtimes can compute by the operator's definition."""

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,24 +14,25 @@ from attention_conformance.backends._onnx.attention import (
     FIRST,
     behind_a_cache,
     check_packed,
+    counts,
     in_full,
     packed,
+    recorded,
 )
-from attention_conformance.backends._onnx.engine import OnnxEngine
-from attention_conformance.backends._onnx.graph import Symbol
-from attention_conformance.backends.declared import ATTENTION_FEATURES, Declared
+from attention_conformance.backends._onnx.graph import OPSET, Symbol
+from attention_conformance.backends.binder import Parameter
+from attention_conformance.backends.declared import ADDED, ATTENTION_FEATURES, NANS, Declared
+from attention_conformance.backends.kernel import FrameworkFunction, Kernel
+from attention_conformance.backends.limits import Limits
 from attention_conformance.backends.masks import (
+    AttentionCall,
     Native,
     dense_of,
-    feature_arrays,
     merged_bias,
     rank4,
     split_native,
 )
-from attention_conformance.backends.prepared import PreparedCall
-from attention_conformance.backends.protocol import Implementation, Limits
 from attention_conformance.suite.spec.case import Case
-from attention_conformance.suite.spec.catalogue import AnyCase
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.masks import Causal
 
@@ -40,14 +42,8 @@ HEAD_SIZES = tuple(range(8, 1025, 8))
 """Head sizes of GroupQueryAttention: multiples of 8."""
 
 
-ELECTIONS = {
-    "fully-masked-row": "nan",
-    "minus-inf-row": "nan",
-    "nan-in-masked-key": "leaks",
-    "nan-in-masked-value": "leaks",
-    "nan-in-attended-value": "reaches-them",
-    "nan-in-query": "nan",
-    "integer-mask": "raises",
+ELECTIONS = {n: one for n, one in (ADDED | NANS).items() if n != "value-size"} | {
+    "integer-mask": "raises"
 }
 """Elections of both operators."""
 
@@ -69,57 +65,56 @@ def group_query(
     return rows.reshape((B, Lq, H, D)), key, value
 
 
-class ContribAttention(Implementation):
-    """Both operators have one additive mask (B or 1, H or 1, Lq, Lk) and a causal flag."""
+def mask(call: AttentionCall) -> Any:
+    """One additive mask (B or 1, H or 1, Lq, Lk)."""
+    inputs, rest = call.inputs, call.native.rest
+    seen = dense_of(inputs, rest)
+    if seen is not None and seen.dtype.kind != "b":
+        return call.backend.array(seen, None)  # a mask of another dtype, passed unchanged
+    added = merged_bias(inputs, rest)
+    if added is None:
+        return None
+    return call.backend.array(in_full(rank4(added), inputs), inputs.dtype)
 
-    backend: OnnxEngine
 
-    def prepare(self, inputs: Inputs) -> PreparedCall:
-        check_packed(inputs)
-        backend, native = self.backend, self.divided(inputs)
-        query, key, value = backend.memory.operands(inputs, "blhd")
-        arguments: dict[str, Any] = {"query": query, "key": key, "value": value}
-        mask = dense_of(inputs, native.rest)
-        if mask is not None and mask.dtype.kind != "b":
-            arguments["bias"] = backend.array(
-                mask, None
-            )  # a mask of another dtype, passed unchanged
-        elif (added := merged_bias(inputs, native.rest)) is not None:
-            arguments["bias"] = backend.array(in_full(rank4(added), inputs), inputs.dtype)
-        arguments |= self.more(inputs, native)
-        attributes = self.attributes(inputs, native)
+def lengths_without_flag(inputs: Inputs) -> Native:
+    """The mask split into lengths, the flag with as many keys as queries, and the rest."""
+    return split_native(inputs, causal=inputs.sizes.Lq == inputs.sizes.Lk, lengths=True)
 
-        def attention(query: Symbol, key: Symbol, value: Symbol, **rest: Symbol) -> Symbol:
-            return self.node(query, key, value, rest, attributes)
 
-        return backend.recorded(PreparedCall(attention, arguments, axis_order="blhd"))
-
-    def divided(self, inputs: Inputs) -> Native:
-        """The mask split into attributes, inputs, and the rest."""
-        raise NotImplementedError
-
-    def more(self, inputs: Inputs, native: Native) -> dict[str, Any]:
-        """Further arrays of the operator."""
-        return {}
-
-    def attributes(self, inputs: Inputs, native: Native) -> dict[str, Any]:
-        """The operator's attributes, without the numbers of heads."""
-        return {"scale": inputs.scale}
+def multi_head(own: FrameworkFunction, inputs: Inputs) -> Callable[..., Symbol]:
+    """The function that records MultiHeadAttention, with -inf for keys beyond the lengths in place of the
+    default -10000 (finding masked-by-ten-thousand)."""
+    check_packed(inputs)
+    native = own.kernel.native(inputs)
+    attributes: dict[str, Any] = {"scale": inputs.scale}
+    if native.causal:
+        attributes["unidirectional"] = 1
+    if native.lengths is not None:
+        attributes["mask_filter_value"] = -np.inf
 
     def node(
-        self, query: Symbol, key: Symbol, value: Symbol, rest: Mapping[str, Symbol],
-        attributes: Mapping[str, Any],
+        query: Symbol, key: Symbol, value: Symbol, bias: Symbol | None = None,
+        lengths: Symbol | None = None,
     ) -> Symbol:  # fmt: skip
-        """The operator's output (B, Lq, H, Dv)."""
-        raise NotImplementedError
+        (B, Lq, H, _), Dv = query.shape, value.shape[3]
+        output = query.graph.add(
+            "MultiHeadAttention", *map(packed, (query, key, value)), None, lengths, bias, domain=DOMAIN,
+            shape=lambda: (B, Lq, H * Dv), num_heads=H, **attributes,
+        )  # fmt: skip
+        return output.reshape((B, Lq, H, Dv))
+
+    return node
 
 
-class MultiHead(ContribAttention):
-    """MultiHeadAttention, with -inf for keys beyond the lengths in place of the default -10000 (finding
-    masked-by-ten-thousand)."""
-
-    name = "ms-multi-head"
-    declared = Declared(
+MULTI_HEAD = Kernel(
+    "ms-multi-head",
+    "MultiHeadAttention",
+    (
+        Parameter("bias", value=mask),
+        Parameter("lengths", value=partial(counts, np.int32)),
+    ),
+    Declared(
         numerics="exact",
         dtypes=("f32",),
         features=ATTENTION_FEATURES,
@@ -133,41 +128,83 @@ class MultiHead(ContribAttention):
         elections=ELECTIONS
         | {"no-keys": "zeros", "value-size": "accepted", "subnormal-output": "kept"},
         merges_mask_into_bias=True,
-    )
-
-    def divided(self, inputs: Inputs) -> Native:
-        s = inputs.sizes
-        return split_native(inputs, causal=s.Lq == s.Lk, lengths=True)
-
-    def more(self, inputs: Inputs, native: Native) -> dict[str, Any]:
-        if native.lengths is None:
-            return {}
-        counts = native.lengths.lengths(inputs.sizes, inputs.seed)
-        return {"lengths": self.backend.array(counts.astype(np.int32), None)}
-
-    def attributes(self, inputs: Inputs, native: Native) -> dict[str, Any]:
-        more: dict[str, Any] = {"unidirectional": 1} if native.causal else {}
-        if native.lengths is not None:
-            more["mask_filter_value"] = -np.inf
-        return super().attributes(inputs, native) | more
-
-    def node(
-        self, query: Symbol, key: Symbol, value: Symbol, rest: Mapping[str, Symbol],
-        attributes: Mapping[str, Any],
-    ) -> Symbol:  # fmt: skip
-        (B, Lq, H, _), Dv = query.shape, value.shape[3]
-        output = query.graph.add(
-            "MultiHeadAttention", *map(packed, (query, key, value)), None, rest.get("lengths"),
-            rest.get("bias"), domain=DOMAIN, shape=lambda: (B, Lq, H * Dv), num_heads=H, **attributes,
-        )  # fmt: skip
-        return output.reshape((B, Lq, H, Dv))
+    ),
+    calls=multi_head,
+    through=recorded(OPSET),
+    divide=lengths_without_flag,
+)
 
 
-class GroupQuery(ContribAttention):
-    """GroupQueryAttention without a cache: a prompt, or an encoder's layer."""
+def flag_and_window(inputs: Inputs) -> Native:
+    """The mask split into the causal flag, a window that ends at its query, and the rest: a window needs
+    the flag."""
+    native = split_native(inputs, causal=True, window=True)
+    window = native.window
+    if window is None:
+        return native
+    if not (native.causal if window.right is None else window.right == 0):
+        return native.without_window()
+    return replace(native, causal=True, window=None if window.left is None else window)
 
-    name = "ms-group-query"
-    declared = Declared(
+
+def of_samples(call: AttentionCall, count: int) -> Any:
+    """A number of every sample (B,), int32."""
+    return call.backend.array(np.full(call.inputs.sizes.B, count, np.int32), None)
+
+
+def chunks(call: AttentionCall) -> Any:
+    """The numbers of queries (B,), beside the causal flag."""
+    return of_samples(call, call.inputs.sizes.Lq) if call.native.causal else None
+
+
+def total(call: AttentionCall) -> Any:
+    """The number of keys (1,)."""
+    return call.backend.array(np.array([call.inputs.sizes.Lk], np.int32), None)
+
+
+def grouped(is_cached: bool, own: FrameworkFunction, inputs: Inputs) -> Callable[..., Symbol]:
+    """The function that records GroupQueryAttention. If `is_cached`, the keys before the queries are a
+    cache."""
+    check_packed(inputs)
+    native = own.kernel.native(inputs)
+    attributes: dict[str, Any] = {
+        "scale": inputs.scale, "causal": int(native.causal), "softcap": inputs.feature("softcap")
+    }  # fmt: skip
+    if native.window is not None and native.window.left is not None:
+        if native.window.left < 0:
+            raise ValueError("local_window_size includes the query's own key: expected 1 or more")
+        attributes["local_window_size"] = 1 + native.window.left
+
+    def node(query: Symbol, key: Symbol, value: Symbol, **rest: Any) -> Symbol:
+        past = key.shape[1] - query.shape[1] if is_cached else 0
+        new = [x[:, past:] for x in (key, value)]
+        cache = [x[:, :past].transpose((0, 2, 1, 3)) for x in (key, value)] if past else [None] * 2
+        return group_query(query, new, cache, **rest, **attributes)[0]
+
+    return node
+
+
+def unflagged(case: Case) -> str | None:
+    """The reason why a case behind a cache is not supported, or None."""
+    s, parts = case.sizes, case.mask.parts if case.mask is not None else ()
+    if s.Lk <= s.Lq:
+        return FIRST
+    flagged = any(isinstance(part, Causal) and part.bottom_right for part in parts)
+    if s.B > 1 and s.Lq > 1 and (case.form == "dense" or not flagged):
+        return "with several samples and queries the operator is always causal"
+    return None
+
+
+GROUP_QUERY = MULTI_HEAD.but(
+    name="ms-group-query",
+    function="GroupQueryAttention",
+    parameters=(
+        Parameter("bias", value=mask),
+        Parameter("last", value=lambda call: of_samples(call, call.inputs.sizes.Lk - 1)),
+        Parameter("total", value=total),
+        Parameter("sinks", value=AttentionCall.sinks),
+    ),
+    declared=Declared(
         numerics="exact",
         dtypes=("f32", "f16"),
         features=ATTENTION_FEATURES | {"sinks"},
@@ -187,73 +224,23 @@ class GroupQuery(ContribAttention):
         },
         merges_mask_into_bias=True,
         limits=Limits(head_sizes=HEAD_SIZES, equal_lengths=True),
-    )
-    cached = False
-    """Whether the keys before the queries are a cache."""
+    ),
+    calls=partial(grouped, False),
+    divide=flag_and_window,
+)
+"""Without a cache: a prompt, or an encoder's layer."""
 
-    def divided(self, inputs: Inputs) -> Native:
-        native = split_native(inputs, causal=True, window=True)
-        window = native.window
-        if window is None:
-            return native
-        # A window needs the causal flag, so it must end at its query.
-        if not (native.causal if window.right is None else window.right == 0):
-            return replace(native, window=None, rest=(*native.rest, window))
-        return replace(native, causal=True, window=None if window.left is None else window)
-
-    def more(self, inputs: Inputs, native: Native) -> dict[str, Any]:
-        s, backend = inputs.sizes, self.backend
-        lengths = np.full(s.B, s.Lk - 1, np.int32)
-        arrays = {"last": backend.array(lengths, None)}
-        arrays["total"] = backend.array(np.array([s.Lk], np.int32), None)
-        if self.cached and native.causal:
-            arrays["chunks"] = backend.array(np.full(s.B, s.Lq, np.int32), None)
-        return arrays | feature_arrays(backend, inputs)
-
-    def attributes(self, inputs: Inputs, native: Native) -> dict[str, Any]:
-        more: dict[str, Any] = {"causal": int(native.causal)}
-        if native.window is not None and native.window.left is not None:
-            if native.window.left < 0:
-                raise ValueError(
-                    "local_window_size includes the query's own key: expected 1 or more"
-                )
-            more["local_window_size"] = 1 + native.window.left
-        more["softcap"] = inputs.feature("softcap")
-        return super().attributes(inputs, native) | more
-
-    def node(
-        self, query: Symbol, key: Symbol, value: Symbol, rest: Mapping[str, Symbol],
-        attributes: Mapping[str, Any],
-    ) -> Symbol:  # fmt: skip
-        past = key.shape[1] - query.shape[1] if self.cached else 0
-        new = [x[:, past:] for x in (key, value)]
-        cache = [x[:, :past].transpose((0, 2, 1, 3)) for x in (key, value)] if past else [None] * 2
-        settings: dict[str, Any] = {**rest, **attributes}
-        return group_query(query, new, cache, **settings)[0]
-
-
-class CachedGroupQuery(GroupQuery):
-    """GroupQueryAttention with a cache of the keys before the queries; its causal
-    flag is bottom-right."""
-
-    name = "ms-group-query-cache"
-    declared = GroupQuery.declared.refusing(
+GROUP_QUERY_CACHED = GROUP_QUERY.but(
+    name="ms-group-query-cache",
+    parameters=(*GROUP_QUERY.parameters, Parameter("chunks", value=chunks)),
+    declared=GROUP_QUERY.declared.refusing(
         {
             "native-causal": "with a cache the causal flag is bottom-right",
             "native-window": "a window needs the causal flag, which is bottom-right with a cache",
         }
-    ).but(limits=Limits(head_sizes=HEAD_SIZES))
-    cached = True
-
-    def unsupported(self, case: AnyCase) -> str | None:
-        if isinstance(case, Case):
-            s, parts = case.sizes, case.mask.parts if case.mask is not None else ()
-            if s.Lk <= s.Lq:
-                return FIRST
-            flagged = any(isinstance(part, Causal) and part.bottom_right for part in parts)
-            if s.B > 1 and s.Lq > 1 and (case.form == "dense" or not flagged):
-                return "with several samples and queries the operator is always causal"
-        return super().unsupported(case)
-
-    def divided(self, inputs: Inputs) -> Native:
-        return behind_a_cache(inputs)
+    ).but(limits=Limits(head_sizes=HEAD_SIZES)),
+    calls=partial(grouped, True),
+    divide=behind_a_cache,
+    unsupported=unflagged,
+)
+"""With a cache of the keys before the queries; the causal flag is bottom-right."""

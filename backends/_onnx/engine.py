@@ -11,6 +11,7 @@ import numpy as np
 
 from attention_conformance.backends._onnx.graph import OPSET, Recorded
 from attention_conformance.backends.arrays import RuntimeArrays
+from attention_conformance.backends.kernel import FrameworkFunction, Kernel
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import Declared, Implementation, needed
 
@@ -54,12 +55,18 @@ class OnnxEngine(RuntimeArrays):
 
 def declared_here(
     backend: OnnxEngine,
-    declared: Mapping[type[Implementation], Declared],
+    declared: Mapping[Kernel | type[Implementation], Declared],
     layers: Sequence[Implementation],
 ) -> list[Implementation]:
-    """Implementations of these kinds with their declarations for this backend, and textbook layers, all
-    without gradients."""
-    every = [*(kind(backend, declared=says) for kind, says in declared.items()), *layers]
+    """Implementations of these rows and kinds with their declarations for this backend, and textbook
+    layers, all without gradients."""
+    every = [
+        FrameworkFunction(backend, kind.but(declared=says))
+        if isinstance(kind, Kernel)
+        else kind(backend, declared=says)
+        for kind, says in declared.items()
+    ]
+    every += layers
     for implementation in every:
         implementation.declared = implementation.declared.refusing(
             {"gradient": "models have no gradients"}

@@ -8,19 +8,20 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.backends._onnx.attention import BY_DEFINITION, Attention25
+from attention_conformance.backends._onnx.attention import ATTENTION_25, BY_DEFINITION
 from attention_conformance.backends._onnx.cached import PastAttention, ScatterAttention
 from attention_conformance.backends._onnx.engine import KEPT, OnnxEngine, declared_here
 from attention_conformance.backends._onnx.norms import OnnxBatchNorm, OnnxLayerNorm
 from attention_conformance.backends._onnx.rotary import OnnxRotary, OnnxRotaryByIds
 from attention_conformance.backends._onnx.textbook import Eager, layers
+from attention_conformance.backends.kernel import Kernel
 from attention_conformance.backends.protocol import Declared, Implementation, Limits
 from attention_conformance.suite.spec.cache import Cache
 
 NUMERICS = {"f64": "stepwise", "f32": "stepwise", "bf16": "working", "f16": "stepwise"}
 """Single NumPy operations. bfloat16 sums are in bfloat16, except in products."""
 
-DECLARED: dict[type[Implementation], Declared] = {
+DECLARED: dict[Kernel | type[Implementation], Declared] = {
     Eager: Eager.declared.but(numerics=NUMERICS).electing(
         {"lse-of-empty-row": "nan", "integer-mask": "cast-to-bool", "score-overflow": "nan"}
     ),
@@ -29,7 +30,7 @@ DECLARED: dict[type[Implementation], Declared] = {
         kind: kind.declared.but(
             numerics=NUMERICS | {"f16": "working"}, limits=Limits(scales=(0.0, np.inf))
         )
-        for kind in (*BY_DEFINITION, Attention25, PastAttention, ScatterAttention)
+        for kind in (*BY_DEFINITION, ATTENTION_25, PastAttention, ScatterAttention)
     },
     OnnxLayerNorm: OnnxLayerNorm.declared.but(numerics="stepwise"),
     OnnxBatchNorm: OnnxBatchNorm.declared.but(numerics="stepwise"),

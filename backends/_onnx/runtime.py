@@ -9,19 +9,20 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.backends._onnx.attention import BY_DEFINITION, Attention25
+from attention_conformance.backends._onnx.attention import ATTENTION_25, BY_DEFINITION
 from attention_conformance.backends._onnx.cached import (
     PastAttention,
     PastGroupQuery,
     ScatterAttention,
 )
-from attention_conformance.backends._onnx.contrib import CachedGroupQuery, GroupQuery, MultiHead
+from attention_conformance.backends._onnx.contrib import GROUP_QUERY, GROUP_QUERY_CACHED, MULTI_HEAD
 from attention_conformance.backends._onnx.engine import KEPT, OnnxEngine, declared_here
 from attention_conformance.backends._onnx.norms import OnnxBatchNorm, OnnxLayerNorm
 from attention_conformance.backends._onnx.quantized import CodedGroupQuery, GroupQueryWrites
 from attention_conformance.backends._onnx.rotary import OnnxRotary, OnnxRotaryByIds
 from attention_conformance.backends._onnx.textbook import Eager, layers
 from attention_conformance.backends.arrays import RuntimeThreads
+from attention_conformance.backends.kernel import Kernel
 from attention_conformance.backends.protocol import Declared, Implementation, Limits, needed
 from attention_conformance.backends.textbook.rotary import TextbookRotary
 from attention_conformance.suite.spec.cache import Cache
@@ -41,7 +42,7 @@ ATTENTION: dict[str, Any] = {
     "dtypes": DTYPES,
 }
 
-DECLARED: dict[type[Implementation], Declared] = {
+DECLARED: dict[Kernel | type[Implementation], Declared] = {
     # Few operators have float16 kernels, so the optimiser decides which results are stored in float16.
     Eager: Eager.declared.but(
         numerics={"f64": "exact", "f32": "exact", "f16": "eager"}, dtypes=DTYPES
@@ -53,13 +54,18 @@ DECLARED: dict[type[Implementation], Declared] = {
         for kind in (*BY_DEFINITION, PastAttention, ScatterAttention)
     },
     # Opset 25 has no kernel in any dtype.
-    Attention25: Attention25.declared.but(limits=ROOT, **ATTENTION),
-    MultiHead: MultiHead.declared,
-    GroupQuery: GroupQuery.declared,
-    CachedGroupQuery: CachedGroupQuery.declared,
-    PastGroupQuery: PastGroupQuery.declared,
-    CodedGroupQuery: CodedGroupQuery.declared,
-    GroupQueryWrites: GroupQueryWrites.declared,
+    ATTENTION_25: ATTENTION_25.declared.but(limits=ROOT, **ATTENTION),
+    **{
+        kind: kind.declared
+        for kind in (
+            MULTI_HEAD,
+            GROUP_QUERY,
+            GROUP_QUERY_CACHED,
+            PastGroupQuery,
+            CodedGroupQuery,
+            GroupQueryWrites,
+        )
+    },
     OnnxLayerNorm: OnnxLayerNorm.declared.but(numerics="exact"),
     OnnxBatchNorm: OnnxBatchNorm.declared.but(numerics="exact", dtypes=DTYPES),
     **{
@@ -94,11 +100,11 @@ class OnnxRuntimeBackend(OnnxEngine):
         return {name: version(name) for name in ("onnxruntime", "onnx")}
 
     def implementations(self) -> list[Implementation]:
-        every = declared_here(self, DECLARED, layers(self, "exact"))
-        for layer in every:
-            if type(layer) not in DECLARED and not in_float32(layer):
+        textbook = layers(self, "exact")
+        for layer in textbook:
+            if not in_float32(layer):
                 layer.declared = layer.declared.but(dtypes=DTYPES)
-        return every
+        return declared_here(self, DECLARED, textbook)
 
     def session(self, model: bytes) -> Any:
         """The session of a model for the present number of threads."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from attention_conformance.backends._onnx.engine import OnnxEngine
 from attention_conformance.backends._onnx.graph import concatenated
-from attention_conformance.backends.declared import ATTENTION_FEATURES
+from attention_conformance.backends.declared import ATTENTION_FEATURES, FILLED, NANS
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import Implementation
 from attention_conformance.backends.textbook import Numerics, Operations, textbooks
@@ -24,17 +24,7 @@ class Eager(TextbookAttention):
     textbook = False
     declared = TextbookAttention.declared.but(
         features=ATTENTION_FEATURES | {"sinks", "lse"},
-        elections={
-            "fully-masked-row": "nan",
-            "minus-inf-row": "nan",
-            "no-keys": "zeros",
-            "nan-in-masked-key": "blocked",
-            "nan-in-masked-value": "leaks",
-            "nan-in-attended-value": "reaches-them",
-            "nan-in-query": "nan",
-            "value-size": "accepted",
-            "subnormal-output": "kept",
-        },
+        elections=FILLED | NANS | {"no-keys": "zeros", "subnormal-output": "kept"},
     )
 
     spelled = staticmethod(lambda backend: operations(backend))

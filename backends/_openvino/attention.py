@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.backends._openvino.engine import OpenvinoEngine
-from attention_conformance.backends.declared import ATTENTION_FEATURES, Declared
+from attention_conformance.backends.declared import ADDED, ATTENTION_FEATURES, ZEROS, Declared
 from attention_conformance.backends.masks import dense_of, feature_arrays, merged_bias, split_native
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import Implementation
@@ -47,16 +47,11 @@ class Sdpa(Implementation):
             "native-window": "the operator has no window",
             "gradient": "models have no gradients",
         },
-        elections={
-            "fully-masked-row": OF_EMPTY_ROWS,
-            "minus-inf-row": OF_EMPTY_ROWS,
+        elections=ADDED
+        | dict.fromkeys(ZEROS, OF_EMPTY_ROWS)
+        | {
             "causal-alignment": "top-left",
             "causal-with-mask": "mask-ignored",
-            "nan-in-masked-key": "leaks",
-            "nan-in-masked-value": "leaks",
-            "nan-in-attended-value": "reaches-them",
-            "nan-in-query": "nan",
-            "value-size": "accepted",
             "integer-mask": "raises",
             "subnormal-output": {"f64": "flushed", "f32": "kept", "f16": "kept"},
             "score-overflow": "finite",

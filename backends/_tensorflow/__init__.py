@@ -2,9 +2,3 @@
 
 tensorflow and keras are imported when the backend is created.
 """
-
-from __future__ import annotations
-
-from attention_conformance.backends._tensorflow.backend import TensorflowBackend
-
-__all__ = ["TensorflowBackend"]

@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from attention_conformance.backends._keras.engine import KerasBackend
 from attention_conformance.backends._keras.layers import keras_layers
-from attention_conformance.backends._keras.ops import KerasOps
+from attention_conformance.backends._keras.ops import KERAS_OPS
 from attention_conformance.backends._tensorflow.attention import Eager
 from attention_conformance.backends._tensorflow.engine import FLUSHED, NUMERICS, TensorflowEngine
-from attention_conformance.backends._tensorflow.layers import layers
+from attention_conformance.backends._tensorflow.operations import operations
 from attention_conformance.backends.declared import INTERSECTED, LOWEST_FILL, LOWEST_IN_FLOAT32
+from attention_conformance.backends.kernel import FrameworkFunction
 from attention_conformance.backends.protocol import Implementation
+from attention_conformance.backends.textbook import textbooks
 from attention_conformance.suite.spec.vocabulary import DEVICES
+
+ON_TENSORFLOW = KERAS_OPS.but(
+    declared=KERAS_OPS.declared.but(
+        # The scale, given or default, passes through float32.
+        numerics=NUMERICS | {"f64": "single"},
+        elections=LOWEST_FILL
+        | INTERSECTED
+        | {"lowest-row": LOWEST_IN_FLOAT32, "subnormal-output": FLUSHED},
+    )
+)
+"""`keras.ops.dot_product_attention` on TensorFlow."""
+
+
+def layers(backend: TensorflowEngine) -> list[Implementation]:
+    """All textbook layers in TensorFlow."""
+    return textbooks(backend, operations(np, backend.tf), NUMERICS)
 
 
 class TensorflowBackend(KerasBackend, TensorflowEngine):
@@ -26,17 +46,5 @@ class TensorflowBackend(KerasBackend, TensorflowEngine):
         return super().versions | {"keras": self.keras.__version__}
 
     def implementations(self) -> list[Implementation]:
-        own = [Eager(self), TensorflowKerasOps(self)]
-        return [*own, *layers(self), *keras_layers(self, "tensorflow")]
-
-
-class TensorflowKerasOps(KerasOps):
-    """`keras.ops.dot_product_attention` on TensorFlow."""
-
-    declared = KerasOps.declared.but(
-        # The scale, given or default, passes through float32.
-        numerics=NUMERICS | {"f64": "single"},
-        elections=LOWEST_FILL
-        | INTERSECTED
-        | {"lowest-row": LOWEST_IN_FLOAT32, "subnormal-output": FLUSHED},
-    )
+        own = [Eager(self), FrameworkFunction(self, ON_TENSORFLOW)]
+        return [*own, *layers(self), *keras_layers(self)]

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.backends._tensorflow import settings
 from attention_conformance.backends._tensorflow.compilers import TensorflowCompilers
 from attention_conformance.backends._tensorflow.profiler import TensorflowProfiler
 from attention_conformance.backends._tensorflow.tape import Gradients, Pullback, by_tape, pullback
@@ -73,7 +72,19 @@ class TensorflowEngine(Backend):
 
     @cached_property
     def settings(self) -> Mapping[str, Setting]:
-        return settings.settings(self.tf)
+        config = self.tf.config
+        narrow, optimizer = config.experimental, config.optimizer
+        return {
+            "TF32 products": Setting(
+                narrow.tensor_float_32_execution_enabled, narrow.enable_tensor_float_32_execution
+            ),
+            "the running of functions": Setting(
+                config.functions_run_eagerly, config.run_functions_eagerly
+            ),
+            "the compiling of functions": Setting(
+                optimizer.get_jit, lambda on: optimizer.set_jit(on or False)
+            ),
+        }
 
     def array(self, values: np.ndarray, dtype: DType | None) -> Any:
         # NumPy converts, since TensorFlow's cast flushes subnormals.

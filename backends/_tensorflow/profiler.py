@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from attention_conformance.backends._tensorflow.tape import step_by_tape
-from attention_conformance.backends.hlo import kernels_in
 from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.profiler import kernels_in
 from attention_conformance.backends.protocol import Profiler, Step
 
 _TRACING = "tensorflow.python.eager.polymorphic_function.tracing_compilation"

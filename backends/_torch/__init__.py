@@ -2,9 +2,3 @@
 
 torch is imported when the backend is made.
 """
-
-from __future__ import annotations
-
-from attention_conformance.backends._torch.backend import TorchBackend
-
-__all__ = ["TorchBackend"]

@@ -7,23 +7,19 @@ from dataclasses import replace
 from functools import cached_property
 from importlib.metadata import version
 
-from attention_conformance.backends._torch.attention import SIGNATURE, Eager, EagerPermuted, Sdpa
+from attention_conformance.backends._torch.attention import Eager, EagerPermuted
 from attention_conformance.backends._torch.compilers import TorchCompilers
 from attention_conformance.backends._torch.engine import TorchEngine
 from attention_conformance.backends._torch.exporter import by_onnx, exporters
 from attention_conformance.backends._torch.flex import Flex
-from attention_conformance.backends._torch.kernels import (
-    SdpaCudnn,
-    SdpaEfficient,
-    SdpaFlash,
-    SdpaMath,
-)
-from attention_conformance.backends._torch.layers import MultiheadAttentionFast, layers
+from attention_conformance.backends._torch.kernels import ON_CPU, ON_CUDA, SDPA
+from attention_conformance.backends._torch.layers import FAST, layers
 from attention_conformance.backends._torch.operators import CustomOperator, overload_of
 from attention_conformance.backends._torch.packed import FlexPacked, NestedSdpa
 from attention_conformance.backends._torch.paged import FlexPaged, FlexWrite
 from attention_conformance.backends._torch.rings import rings
 from attention_conformance.backends.claims import Claims
+from attention_conformance.backends.kernel import FrameworkFunction
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import Declared, Implementation
 from attention_conformance.backends.user.function import UserFunction
@@ -54,13 +50,10 @@ class TorchBackend(TorchEngine):
         return exporters() if self.device == "cpu" else ()
 
     def implementations(self) -> list[Implementation]:
-        of_attention: list[Implementation] = [
-            Eager(self), Sdpa(self), SdpaMath(self), SdpaFlash(self)
-        ]  # fmt: skip
-        if self.device == "cuda":
-            of_attention += [SdpaEfficient(self), SdpaCudnn(self)]
+        kernels = ON_CUDA if self.device == "cuda" else ON_CPU
         return [
-            *of_attention,
+            Eager(self),
+            *(FrameworkFunction(self, kernel) for kernel in kernels),
             Flex(self),
             *layers(self),
             NestedSdpa(self),
@@ -74,7 +67,7 @@ class TorchBackend(TorchEngine):
         self, function: Callable[..., object], name: str, claims: Claims
     ) -> Implementation:
         kind = UserFunction if overload_of(function) is None else CustomOperator
-        return kind(self, function, name, claims, SIGNATURE)
+        return kind(self, function, name, claims, SDPA)
 
 
 class WithExporters(TorchCompilers):
@@ -84,7 +77,7 @@ class WithExporters(TorchCompilers):
 
     def of(self, implementation: Implementation) -> tuple[str, ...]:
         # An exported model has no kernels of torch to choose from.
-        alike = type(implementation) in (Eager, Sdpa)
+        alike = type(implementation) is Eager or getattr(implementation, "kernel", None) is SDPA
         return super().of(implementation) + (self.backend.exporters if alike else ())
 
     def implementations(self) -> list[Implementation]:
@@ -115,7 +108,7 @@ class WithExporters(TorchCompilers):
                 "other-shapes": "the model is exported for fixed shapes",
                 "bfloat16": "ONNX Runtime has few bfloat16 kernels for the CPU",
             }
-        if isinstance(implementation, MultiheadAttentionFast):
+        if getattr(implementation, "layer", None) is FAST:
             return {"compiled": "a compiled call does not show whether the fast path is taken"}
         if compiler == "vmap":
             missing = {"empty-batch": "vmap cannot map over an empty batch"}

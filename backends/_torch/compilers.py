@@ -12,7 +12,7 @@ from itertools import count
 from types import FunctionType
 from typing import Any
 
-from attention_conformance.backends.compilation import over_batch, with_constants
+from attention_conformance.backends.compilers import over_batch, with_constants
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import Backend, Compilers
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
-from attention_conformance.backends.compilation import with_constants
+from attention_conformance.backends.compilers import with_constants
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import Backend
 

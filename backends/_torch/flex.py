@@ -11,7 +11,13 @@ import numpy as np
 
 from attention_conformance.backends._torch.attention import SUBNORMAL
 from attention_conformance.backends._torch.engine import TorchEngine
-from attention_conformance.backends.declared import ATTENTION_FEATURES, LOWEST_IN_FLOAT32, Declared
+from attention_conformance.backends.declared import (
+    ATTENTION_FEATURES,
+    FILLED,
+    LOWEST_IN_FLOAT32,
+    ZEROS,
+    Declared,
+)
 from attention_conformance.backends.masks import dense_of, feature_arrays, rank4, split_native
 from attention_conformance.backends.prepared import PreparedCall, attention_call, variations
 from attention_conformance.backends.protocol import Implementation
@@ -42,17 +48,12 @@ class Flex(Implementation):
             "mask-array": "flex_attention takes masks and biases as functions of indices",
             "negative-views": "flex_attention has no kernel for tensors with the negative bit",
         },
-        elections={
-            "fully-masked-row": "zeros",
-            "minus-inf-row": "zeros",
+        elections=FILLED
+        | ZEROS
+        | {
             "lowest-row": LOWEST_IN_FLOAT32,
             "no-keys": "raises",
             "lse-of-empty-row": "minus-inf",
-            "nan-in-masked-key": "blocked",
-            "nan-in-masked-value": "leaks",
-            "nan-in-attended-value": "reaches-them",
-            "nan-in-query": "nan",
-            "value-size": "accepted",
             "subnormal-output": SUBNORMAL,
             "score-overflow": "finite",
         },
@@ -74,6 +75,8 @@ class Flex(Implementation):
         if inputs.dense_mask is not None:
             calls["create_mask"] = self.call(inputs, self._created)
             calls["blocks of (16, 32)"] = self.call(inputs, blocks={"BLOCK_SIZE": (16, 32)})
+            full = {"separate_full_blocks": False}
+            calls["separate_full_blocks=False"] = self.call(inputs, blocks=full)
             calls["create_mask of a score_mod"] = self.call(inputs, self._created_of_scores)
         if inputs.feature("lse") and inputs.feature("sinks") is None:
             calls["return_lse"] = self.call(inputs, more={"return_lse": True})

@@ -1,95 +1,257 @@
-"""`scaled_dot_product_attention` with each of its kernels forced."""
+"""`scaled_dot_product_attention`, with torch's choice of the kernel and with each kernel forced."""
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
-from attention_conformance.backends._torch.attention import Sdpa, native_arguments, passed_as
-from attention_conformance.backends._torch.engine import TorchEngine
-from attention_conformance.backends.declared import AS_CLASS
-from attention_conformance.backends.prepared import PreparedCall, attention_call
+from attention_conformance.backends._torch.attention import SUBNORMAL
+from attention_conformance.backends.binder import Parameter
+from attention_conformance.backends.declared import (
+    ADDED,
+    AS_CLASS,
+    ATTENTION_FEATURES,
+    INTERSECTED,
+    LEAKING_GRADIENTS,
+    LOWEST_IN_FLOAT32,
+    ZEROS,
+    Declared,
+    DeclaredRounding,
+)
+from attention_conformance.backends.kernel import FrameworkFunction, Kernel, as_named, written_out
+from attention_conformance.backends.masks import (
+    IS_CAUSAL,
+    SCALE,
+    AttentionCall,
+    fewer_axes,
+)
+from attention_conformance.backends.prepared import PreparedCall, kernel_missing
+from attention_conformance.backends.protocol import Backend
 from attention_conformance.suite.spec.case import Case
-from attention_conformance.suite.spec.catalogue import AnyCase
 from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.masks import Causal
+
+NATIVE = "torch.nn.functional.scaled_dot_product_attention"
+
+FAST_EXP = {"bf16": 1.08e-4, "f16": 1.08e-4}
+"""Relative error of the exponential in the CPU's flash kernel for 16-bit dtypes (`fexp_u20`: Malossi et
+al. 2015, degree 3). The error of its polynomial for 2^f, 0 <= f < 1, is at most 1.071e-4."""
+
+GRADIENT_BLOCKS = {"bf16": (32, 512), "f16": (32, 512)}
+"""Block sizes in queries and keys of the backward pass of the CPU's flash kernel. Gradients of blocks are
+summed in the case's dtype (`cpu_flash_attention_backward`: products with beta = 1)."""
+
+# Finding nan-query-hidden: NaN is lost if keys fill no vector of the CPU; in float64 only on some CPUs.
+NAN_QUERY = {"f32": "zeros", "bf16": "zeros", "f16": "zeros"}
 
 
-class Forced(Sdpa):
-    """`scaled_dot_product_attention` with one kernel, or an error."""
+def without_flag(arguments: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The arguments with the causal flag merged into `attn_mask`; None unless both are passed."""
+    mask = arguments.get("attn_mask")
+    if mask is None or not arguments.get("is_causal"):
+        return None
+    lengths = arguments["query"].shape[-2], arguments["key"].shape[-2]
+    past = mask.new_ones(lengths).bool().tril()
+    merged = mask & past if mask.dtype == past.dtype else mask.masked_fill(~past, float("-inf"))
+    return {n: x for n, x in arguments.items() if n != "is_causal"} | {"attn_mask": merged}
 
-    @property
-    def later(self) -> frozenset[str]:
-        """Variations, on a CPU: `sdpa` uses one of the same two kernels and is asked all variations."""
-        return frozenset({"variations"} if self.backend.device == "cpu" else ())
+
+def grouped(call: AttentionCall) -> Any:
+    """True if queries and keys have different numbers of heads, else None."""
+    return call.inputs.query.shape[1] != call.inputs.key.shape[1] or None
 
 
-class SdpaMath(Forced):
-    """The math kernel: separate operations, in float32 for 16-bit dtypes."""
+def rate(call: AttentionCall) -> Any:
+    """The rate of dropout in training, None if nothing is dropped."""
+    return call.inputs.rate or None if call.inputs.training else None
 
-    name = "sdpa-math"
-    kernel = "MATH"
-    declared = Sdpa.declared.but(numerics="exact", rounding=AS_CLASS).electing(
-        {"causal-with-mask": "raises", "nan-in-query": "nan", "subnormal-output": "kept"}
+
+def causal_biases(inputs: Inputs) -> dict[str, dict[str, Any]]:
+    """The causal mask as an object of torch.nn.attention.bias, if there is no other mask or bias."""
+    from torch.nn.attention import bias
+
+    mask = inputs.mask
+    if not isinstance(mask, Causal) or inputs.bias is not None or inputs.form == "dense":
+        return {}
+    name = "causal_lower_right" if mask.bottom_right else "causal_upper_left"
+    causal_bias = getattr(bias, name)(inputs.sizes.Lq, inputs.sizes.Lk)
+    return {name: {"attn_mask": causal_bias, "is_causal": False}}
+
+
+def paths(own: FrameworkFunction, inputs: Inputs, plain: PreparedCall) -> dict[str, PreparedCall]:
+    """Calls with other forms of masks, and with parameters written out."""
+    # One axis raises: the finding sdpa-mask-of-one-axis.
+    masks = causal_biases(inputs) | fewer_axes(plain.arguments, "attn_mask", 2)
+    ways = {"enable_gqa=True": {"enable_gqa": True}, **masks}
+    return written_out(own, inputs, plain) | plain.written_out(ways)
+
+
+def refused(
+    own: FrameworkFunction, inputs: Inputs, plain: PreparedCall
+) -> dict[str, Callable[[], Any]]:
+    """Calls with arguments that do not fit."""
+    from torch.nn.attention import bias
+
+    function, key = partial(plain.function, **plain.arguments), plain.arguments["key"]
+    causal = bias.causal_upper_left(inputs.sizes.Lq, inputs.sizes.Lk)
+    return {
+        "is_causal beside a causal bias": lambda: function(attn_mask=causal, is_causal=True),
+        "causal_upper_left of one axis": lambda: bias.causal_upper_left(3),
+        "causal_lower_right of one axis": lambda: bias.causal_lower_right(3),
+        "key of another size": lambda: function(key=key[..., 1:]),
+    }
+
+
+SDPA = Kernel(
+    "sdpa",
+    NATIVE,
+    (
+        IS_CAUSAL,
+        Parameter(
+            "attn_mask",
+            ("mask", "bias", "padding", "bias-with-mask", "window", "causal"),
+            AttentionCall.mask_or_bias,
+        ),
+        SCALE,
+        Parameter("enable_gqa", ("grouped-heads",), grouped),
+        Parameter("dropout_p", ("dropout",), rate),
+    ),
+    Declared(
+        numerics="fused",
+        features=ATTENTION_FEATURES | {"no-heads"},
+        refusals={
+            "softcap": "scaled_dot_product_attention has no softcap",
+            "native-window": "scaled_dot_product_attention has no window",
+        },
+        elections=ADDED
+        | LEAKING_GRADIENTS
+        | INTERSECTED
+        | ZEROS
+        | {
+            "fully-masked-row-gradient": "nothing",
+            "minus-inf-row-gradient": "nothing",
+            "lowest-row": LOWEST_IN_FLOAT32,
+            "no-keys": "zeros",
+            "nan-in-query": NAN_QUERY,
+            "integer-mask": "raises",
+            "subnormal-output": SUBNORMAL,
+            "score-overflow": "finite",
+        },
+        rounding=DeclaredRounding(exp_error=FAST_EXP, gradient_blocks=GRADIENT_BLOCKS),
+        dropout="elements",
+        merges_mask_into_bias=True,
+    ),
+    source=f"function = {NATIVE}",
+    passed_as={"mask": "attn_mask", "bias": "attn_mask"},
+    axis_order="bhld",
+    # torch documents an error for the flag beside a mask or bias, and some of its kernels raise.
+    flag_alone=True,
+    without_flag=without_flag,
+    neutral={"dropout_p": 0.0},
+    paths=paths,
+    refused=refused,
+)
+"""torch chooses the kernel."""
+
+
+@contextmanager
+def forcing(kernel: str, backend: Backend) -> Iterator[None]:
+    """The context that forces a kernel."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    # torch warns why a kernel refuses, and then raises.
+    with warnings.catch_warnings(action="ignore"), sdpa_kernel(getattr(SDPBackend, kernel)):
+        if backend.device != "cuda":
+            yield
+            return
+        # Kernels of GPUs have limits that differ between releases and cards; torch asks them itself.
+        with kernel_missing("No available kernel"):
+            yield
+
+
+def forced(name: str, kernel: str, declared: Declared = SDPA.declared, **more: Any) -> Kernel:
+    """`SDPA` with one kernel, or an error."""
+    function = f"sdpa_kernel(SDPBackend.{kernel})({NATIVE})"
+    return SDPA.but(
+        name=name,
+        declared=declared,
+        source=f"from torch.nn.attention import SDPBackend, sdpa_kernel\n\nfunction = {function}",
+        within=partial(forcing, kernel),
+        paths=written_out,
+        refused=lambda own, inputs, plain: {},
+        **more,
     )
 
 
-class SdpaFlash(Forced):
-    """The flash kernel on CPU and CUDA."""
+def flash_with_lse(
+    query: Any, key: Any, value: Any, attn_mask: Any = None, enable_gqa: bool = False, **rest: Any
+) -> Any:
+    """The CPU's flash operator, which returns the log-sum-exp, with arguments of the function."""
+    import torch
 
-    name = "sdpa-flash"
-    kernel = "FLASH_ATTENTION"
-    declared = Sdpa.declared.electing({"value-size": "raises"}).refusing(
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        # The operator takes only an additive mask; sdpa converts a boolean one.
+        added = torch.zeros_like(attn_mask, dtype=query.dtype)
+        attn_mask = added.masked_fill(~attn_mask, -float("inf"))
+    if enable_gqa:
+        groups = query.shape[1] // key.shape[1]
+        key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
+    operator = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    return operator(query, key, value, attn_mask=attn_mask, **rest)
+
+
+def flash(own: FrameworkFunction, inputs: Inputs) -> Callable[..., Any]:
+    """The function, or the operator if the log-sum-exp is asked."""
+    return flash_with_lse if inputs.feature("lse") else as_named(own, inputs)
+
+
+def without_rows(case: Case) -> str | None:
+    """Finding flash-operator-without-rows: the process would die."""
+    if case.option("lse") and 0 in (case.sizes.Lq, case.sizes.Lk):
+        return "without rows torch's flash operator divides by zero and ends the process"
+    return None
+
+
+MATH = forced(
+    "sdpa-math",
+    "MATH",
+    SDPA.declared.but(numerics="exact", rounding=AS_CLASS).electing(
+        {"causal-with-mask": "raises", "nan-in-query": "nan", "subnormal-output": "kept"}
+    ),
+)
+"""Separate operations, in float32 for 16-bit dtypes."""
+
+FLASH = forced(
+    "sdpa-flash",
+    "FLASH_ATTENTION",
+    SDPA.declared.electing({"value-size": "raises"}).refusing(
         {
             "value-size": "the flash kernel requires values of the keys' size",
             "inner-stride": "the fused kernels require the last axis to have stride 1",
             "gradient-of-bias": "the flash kernel has no gradient of a mask or bias",
         }
-    )
+    ),
+    calls=flash,
+    unsupported=without_rows,
+)
 
-    def __init__(self, backend: TorchEngine) -> None:
-        declared = self.declared
-        if backend.device == "cpu":
-            answers = {"lse-of-empty-row": "zero", "lse-gradient": "raises"}
-            lacks = {"dropout": "the flash kernel of the CPU has no dropout"}
-            declared = declared.taking("lse").electing(answers).but(dropout="").refusing(lacks)
-        super().__init__(backend, declared=declared)
+FLASH_ON_CPU = FLASH.but(
+    declared=FLASH.declared.taking("lse")
+    .electing({"lse-of-empty-row": "zero", "lse-gradient": "raises"})
+    .but(dropout="")
+    .refusing({"dropout": "the flash kernel of the CPU has no dropout"})
+)
 
-    def unsupported(self, case: AnyCase) -> str | None:
-        if isinstance(case, Case) and case.option("lse") and 0 in (case.sizes.Lq, case.sizes.Lk):
-            # Finding flash-operator-without-rows: the process would die.
-            return "without rows torch's flash operator divides by zero and ends the process"
-        return super().unsupported(case)
+ON_CPU = (SDPA, *(one.but(later=frozenset({"variations"})) for one in (MATH, FLASH_ON_CPU)))
+"""`sdpa` uses one of the same two kernels, and is asked all variations."""
 
-    def prepare(self, inputs: Inputs) -> PreparedCall:
-        if not inputs.feature("lse"):
-            return super().prepare(inputs)
-        backend = self.backend
-        arguments = native_arguments(backend, inputs)
-        grouped = arguments.pop("enable_gqa", False)
-        mask = arguments.get("attn_mask")
-        if mask is not None and mask.dtype == backend.torch.bool:
-            # The operator takes only an additive mask; sdpa converts a boolean one.
-            added = backend.torch.zeros_like(mask, dtype=arguments["query"].dtype)
-            arguments["attn_mask"] = added.masked_fill(~mask, -float("inf"))
-        operator = backend.torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-
-        def call(query: Any, key: Any, value: Any, **rest: Any) -> Any:
-            if grouped:
-                groups = query.shape[1] // key.shape[1]
-                key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
-            return operator(query, key, value, **rest)
-
-        return attention_call(call, arguments, inputs, operands=passed_as(inputs), constants=())
-
-
-class SdpaEfficient(Forced):
-    """CUDA's memory-efficient kernel."""
-
-    name = "sdpa-efficient"
-    kernel = "EFFICIENT_ATTENTION"
-
-
-class SdpaCudnn(Forced):
-    """cuDNN's kernel."""
-
-    name = "sdpa-cudnn"
-    kernel = "CUDNN_ATTENTION"
+ON_CUDA = (
+    SDPA,
+    MATH,
+    FLASH,
+    forced("sdpa-efficient", "EFFICIENT_ATTENTION"),
+    forced("sdpa-cudnn", "CUDNN_ATTENTION"),
+)

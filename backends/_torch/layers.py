@@ -1,26 +1,37 @@
-"""PyTorch's layers: textbook code, and `torch.nn.MultiheadAttention` in its three code paths."""
+"""PyTorch's layers: textbook code, and rows of `torch.nn.MultiheadAttention` in its three code paths."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from attention_conformance.backends._torch import functional
-from attention_conformance.backends._torch.encoder import Encoder, EncoderFast, TextbookEncoder
+from attention_conformance.backends._torch.encoder import ENCODER_FAST, NN_ENCODER, TextbookEncoder
 from attention_conformance.backends._torch.engine import TorchEngine
-from attention_conformance.backends._torch.functional import module_state
-from attention_conformance.backends._torch.masks import MULTI_HEAD_PATH, Masked, forced, load
-from attention_conformance.backends._torch.norms import TorchBatchNorm, TorchLayerNorm
+from attention_conformance.backends._torch.modules import (
+    MULTI_HEAD_PATH,
+    called,
+    differentiable,
+    fast,
+    lengths_first,
+    loaded,
+    masks,
+    module_state,
+    settings,
+)
+from attention_conformance.backends._torch.norms import BATCH, LAYER
 from attention_conformance.backends._torch.operations import operations
 from attention_conformance.backends.declared import LAYER_FEATURES, LOWEST_IN_FLOAT32, Declared
+from attention_conformance.backends.layer import FrameworkLayer, Layer
 from attention_conformance.backends.masks import causal_alone
 from attention_conformance.backends.memory import sequences
-from attention_conformance.backends.prepared import LAYER_OUTPUTS, PreparedCall
+from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import Implementation
 from attention_conformance.backends.textbook import textbooks
+from attention_conformance.suite.spec.dtypes import round_to
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.multi_head import MULTI_HEAD
 
@@ -29,26 +40,120 @@ SPLIT = "torch.nn.MultiheadAttention splits embed_dim among the heads"
 
 def layers(backend: TorchEngine) -> list[Implementation]:
     """All layers of PyTorch that are judged."""
-    kinds: tuple[type[Implementation], ...] = (
-        MultiheadAttention, MultiheadAttentionWeights, MultiheadAttentionFast, TorchLayerNorm,
-        TorchBatchNorm, Encoder, EncoderFast,
-    )  # fmt: skip
     ops = operations(backend.torch)
+    rows = (NN_MHA, WEIGHTS, FAST, LAYER, BATCH, NN_ENCODER, ENCODER_FAST)
     return [
         *textbooks(backend, ops, "eager"), TextbookEncoder(backend, ops, "eager"),
-        *(kind(backend) for kind in kinds),
+        *(FrameworkLayer(backend, row) for row in rows),
     ]  # fmt: skip
 
 
-class MultiheadAttention(Masked):
-    """The layer with need_weights=False and parameters that require gradients.
+def multi_head(
+    own: FrameworkLayer, inputs: Inputs, state: Mapping[str, np.ndarray] | None = None, **flags: Any
+) -> Any:
+    """The module with the inputs' parameters and those in `state`."""
+    import torch
 
-    This path calls scaled_dot_product_attention.
+    p, w = inputs.parameters, inputs.widths
+    own_settings: dict[str, Any] = {
+        "dropout": inputs.rate, "bias": "query_bias" in p, "kdim": w.key, "vdim": w.value,
+        "batch_first": True, **settings(own, inputs),
+    }  # fmt: skip
+    layer = torch.nn.MultiheadAttention(w.query, inputs.sizes.H, **(own_settings | flags))
+    return loaded(own, inputs, layer, module_state(p, np.concatenate) | dict(state or {}))
+
+
+def unweighted(own: FrameworkLayer, inputs: Inputs, **given: Any) -> dict[str, Any]:
+    """The masks, and need_weights=False."""
+    return masks(own, inputs, **given) | {"need_weights": False}
+
+
+def weighted(own: FrameworkLayer, inputs: Inputs, **given: Any) -> dict[str, Any]:
+    """The masks, and average_attn_weights=False if the case asks for the weights of every head."""
+    whole = {"average_attn_weights": False} if inputs.returned == "head" else {}
+    return masks(own, inputs, **given) | whole
+
+
+def paths(own: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
+    """Calls in other modes, with other forms of masks, and of layers that append a key."""
+    ways: dict[str, dict[str, Any]] = {"train()": {"train": True}, "no_grad": {"no_grad": True}}
+    hints: dict[str, dict[str, Any]] = {}
+    if causal_alone(inputs) and inputs.bias is None:
+        hints = {"is_causal hint": {"given": {"hint": True}}}
+    if inputs.mask is not None or inputs.mask_array is not None:
+        ways["float mask"] = {"given": {"float_mask": True}}
+    calls = {name: own.call(inputs, **way) for name, way in (ways | hints).items()}
+    if inputs.squeezed:
+        return calls
+    calls["batch_first=False"] = lengths_first(own, inputs)
+    for name, (problem, flags) in appended(inputs).items():
+        layer = own.make(problem, **flags)
+        longer = {name: own.call(inputs, layer=layer)} | {
+            f"{name}, {hint}": own.call(inputs, layer=layer, **way) for hint, way in hints.items()
+        }
+        calls |= {n: replace(call, problem=problem) for n, call in longer.items()}
+    return calls
+
+
+def appended(inputs: Inputs) -> dict[str, tuple[Inputs, dict[str, Any]]]:
+    """Problems with one more key, which a layer appends and all rows attend: a learned one (add_bias_kv),
+    or zeros (add_zero_attn). With each the flags of `multi_head`.
+
+    Without biases a row of zeros is projected to zeros.
     """
+    own, biases = _with_row(inputs, -1), {"key_bias", "value_bias"} & set(inputs.parameters)
+    state = {f"bias_{n[0]}": _last_projected(own, n) for n in ("key", "value")}
+    unbiased = inputs.replace(**{n: np.zeros_like(inputs.parameters[n]) for n in biases})
+    return {
+        "bias_k and bias_v": (own, {"add_bias_kv": True, "state": state}),
+        "add_zero_attn": (_with_row(unbiased, 0), {"add_zero_attn": True}),
+    }
 
-    name = "nn-mha"
-    operator = MULTI_HEAD
-    declared = Declared(
+
+def _last_projected(inputs: Inputs, name: str) -> np.ndarray:
+    """The projection (1, 1, H D) of the last key or value of the first sample."""
+    p = inputs.parameters
+    row = np.einsum("x,xhd->hd", getattr(inputs, name)[0, -1], p[f"{name}_kernel"])
+    return round_to(row + p.get(f"{name}_bias", 0.0), inputs.dtype).reshape(1, 1, -1)
+
+
+def _with_row(inputs: Inputs, factor: int) -> Inputs:
+    """The inputs with one more key and value in every sample, which all rows attend: the first ones of
+    the first sample times `factor`."""
+    changes: dict[str, Any] = {"self_attention": False}
+    for name in ("key", "value"):
+        rows = getattr(inputs, name)
+        more = np.broadcast_to(factor * rows[0, 0], (len(rows), 1, rows.shape[-1]))
+        changes[name] = np.concatenate([rows, more], 1)
+    for name, array, seen in (("bias", inputs.bias, 0.0), ("mask_array", inputs.dense_mask, True)):
+        if array is not None:
+            every = np.broadcast_to(array, (*array.shape[:-1], inputs.sizes.Lk))
+            one = np.full((*array.shape[:-1], 1), seen, array.dtype)
+            changes[name] = np.concatenate([every, one], -1)
+    masked = {"mask": None, "form": "dense"} if inputs.dense_mask is not None else {}
+    return inputs.replace(**changes, **masked)
+
+
+def refused(own: FrameworkLayer, inputs: Inputs) -> dict[str, Callable[[], Any]]:
+    """Constructors and calls with arguments that do not fit."""
+    layer, query = own.make(inputs), sequences(own.backend, inputs)["query"]
+    kind, width, heads = own.backend.torch.nn.MultiheadAttention, layer.embed_dim, layer.num_heads
+    return {
+        "embed_dim=0": partial(kind, 0, heads),
+        "num_heads=0": partial(kind, width, 0),
+        "num_heads that do not divide embed_dim": partial(kind, width, heads + 1),
+        "queries of another dtype": lambda: layer(query.double(), query, query),
+        "more values than keys": lambda: layer(query, query[:, 1:], query),
+    }
+
+
+NN_MHA = Layer(
+    "nn-mha",
+    MULTI_HEAD,
+    multi_head,
+    called,
+    module_state,
+    Declared(
         features=LAYER_FEATURES,
         refusals={
             "grouped-heads": "torch.nn.MultiheadAttention has as many key/value heads as query heads",
@@ -73,165 +178,18 @@ class MultiheadAttention(Masked):
         },
         dropout="elements",
         merges_mask_into_bias=True,
-    )
-    asks_weights = False
-    without_gradients = False
+    ),
+    differentiable=differentiable,
+    arguments=unweighted,
+    paths=paths,
+    refused=refused,
+)
+"""The layer with need_weights=False and parameters that require gradients: it calls
+scaled_dot_product_attention."""
 
-    def prepare(self, inputs: Inputs) -> PreparedCall:
-        return self.call(inputs)
-
-    def call(
-        self,
-        inputs: Inputs,
-        *,
-        need_weights: bool | None = None,
-        average: bool | None = None,
-        batch_first: bool = True,
-        train: bool | None = None,
-        no_grad: bool | None = None,
-        hint: bool = False,
-        float_mask: bool = False,
-        layer: Any = None,
-    ) -> PreparedCall:
-        """A call of the layer with flags; None for this implementation's own value. `layer` is called if
-        given, else a new layer."""
-        import torch
-
-        layer = self.build(inputs, batch_first) if layer is None else layer
-        layer.train(inputs.training if train is None else train)
-        arguments: dict[str, Any] = sequences(self.backend, inputs)
-        if not batch_first and not inputs.squeezed:
-            swapped: dict[int, Any] = {}
-            for name, array in arguments.items():
-                arguments[name] = swapped.setdefault(id(array), array.transpose(0, 1).contiguous())
-        arguments |= self.masks(inputs, hint, float_mask)
-        # As in users' code: default values are not passed.
-        if not (self.asks_weights if need_weights is None else need_weights):
-            arguments["need_weights"] = False
-        if not (inputs.returned != "head" if average is None else average):
-            arguments["average_attn_weights"] = False
-        quiet = self.without_gradients if no_grad is None else no_grad
-
-        def run(**arguments: Any) -> tuple[Any, Any]:
-            with torch.set_grad_enabled(not quiet):
-                output, weights = layer(**arguments)
-            if not batch_first and not inputs.squeezed:
-                output = output.transpose(0, 1)
-            return output, weights if inputs.returned != "none" else None
-
-        function, held = self.backend.seeded(run, inputs), tuple(layer.parameters())
-        return PreparedCall(function, arguments, LAYER_OUTPUTS, held=held)
-
-    def differentiable(self, inputs: Inputs) -> PreparedCall:
-        import torch
-
-        plain, layer = self.prepare(inputs), self.build(inputs)
-        layer.train(inputs.training)
-        own = {n: self.backend.array(a, inputs.dtype) for n, a in inputs.parameters.items()}
-
-        def run(**arguments: Any) -> Any:
-            parameters = {name: arguments.pop(name) for name in own}
-            state = module_state(parameters, torch.cat)
-            return torch.func.functional_call(layer, state, (), arguments)
-
-        return PreparedCall(run, plain.arguments | own, LAYER_OUTPUTS)
-
-    def build(
-        self,
-        inputs: Inputs,
-        batch_first: bool = True,
-        state: Mapping[str, np.ndarray] | None = None,
-        **flags: Any,
-    ) -> Any:
-        """A new layer with the inputs' parameters and those in `state`; `flags` go to its constructor."""
-        import torch
-
-        p, w = inputs.parameters, inputs.widths
-        layer = torch.nn.MultiheadAttention(
-            w.query,
-            inputs.sizes.H,
-            dropout=inputs.rate,
-            bias="query_bias" in p,
-            kdim=w.key,
-            vdim=w.value,
-            batch_first=batch_first,
-            device=self.backend.device,
-            dtype=getattr(torch, inputs.dtype.long_name),
-            **flags,
-        )
-        whole = module_state(p, np.concatenate) | dict(state or {})
-        return load(layer, whole, self.backend, inputs.dtype)
-
-    def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
-        flags: dict[str, dict[str, Any]] = {
-            "train()": {"train": True},
-            "no_grad": {"no_grad": True},
-            "no_grad, train()": {"no_grad": True, "train": True},
-        }
-        if not inputs.squeezed:
-            flags["batch_first=False"] = {"batch_first": False}
-        if inputs.returned == "none":
-            flags["need_weights"] = {"need_weights": True}
-            flags["need_weights, average off"] = {"need_weights": True, "average": False}
-            flags["need_weights, no_grad"] = {"need_weights": True, "no_grad": True}
-        if inputs.mask is not None or inputs.mask_array is not None:
-            flags["float mask"] = {"float_mask": True}
-            flags["float mask, no_grad"] = {"float_mask": True, "no_grad": True}
-        flags |= {f"is_causal hint{more}": options for more, options in self.hints(inputs).items()}
-        calls = {name: self.call(inputs, **options) for name, options in flags.items()}
-        return calls if inputs.squeezed else calls | self.functions(inputs)
-
-    def hints(self, inputs: Inputs) -> dict[str, dict[str, Any]]:
-        """Options of calls with is_causal beside a causal mask, by what they add to a path's name; empty
-        if the mask is another one."""
-        if not causal_alone(inputs) or inputs.bias is not None:
-            return {}
-        weights = {"need_weights": True} if inputs.returned == "none" else {}
-        ways = {"": {}, ", no_grad": {"no_grad": True}, ", need_weights": weights}
-        return {more: {"hint": True, **way} for more, way in ways.items() if way or not more}
-
-    def functions(self, inputs: Inputs) -> dict[str, PreparedCall]:
-        """Calls of the function behind the layer, and of layers that append a key."""
-        backend, plain, layer = self.backend, self.call(inputs), self.build(inputs)
-        calls = {"functional, separate weights": functional.separate(plain, layer, backend, inputs)}
-        if inputs.returned == "none" and inputs.dense_mask is None and inputs.bias is None:
-            static = functional.with_projected(plain, layer, backend, inputs)
-            calls["functional, static keys and values"] = static
-        for name, more in functional.appended(inputs).items():
-            problem = more.problem
-            longer = self.build(problem, state=more.state, **more.flags)
-            own = {
-                name: self.call(inputs, layer=longer),
-                f"{name}, no_grad": self.call(inputs, layer=longer, no_grad=True),
-                f"functional, {name}": functional.separate(plain, longer, backend, problem),
-                **{
-                    f"{name}, is_causal hint{more}": self.call(inputs, layer=longer, **options)
-                    for more, options in self.hints(inputs).items()
-                },
-            }
-            calls |= {path: replace(call, problem=problem) for path, call in own.items()}
-        tagged = {"layer": plain, **{n: c for n, c in calls.items() if n.startswith("functional")}}
-        return calls | {f"{n}, of a subclass": functional.of_subclass(c) for n, c in tagged.items()}
-
-    def refused(self, inputs: Inputs) -> Mapping[str, Callable[[], Any]]:
-        import torch
-
-        layer, query = self.build(inputs), sequences(self.backend, inputs)["query"]
-        width, heads = layer.embed_dim, layer.num_heads
-        kind = torch.nn.MultiheadAttention
-        return functional.refused(layer, query) | {
-            "embed_dim=0": lambda: kind(0, heads),
-            "num_heads=0": lambda: kind(width, 0),
-            "num_heads that do not divide embed_dim": lambda: kind(width, heads + 1),
-            "queries of another dtype": lambda: layer(query.double(), query, query),
-        }
-
-
-class MultiheadAttentionWeights(MultiheadAttention):
-    """The layer with need_weights=True: separate products and a softmax."""
-
-    name = "nn-mha-weights"
-    declared = MultiheadAttention.declared.taking("average", "weights").electing(
+WEIGHTS = NN_MHA.but(
+    name="nn-mha-weights",
+    declared=NN_MHA.declared.taking("average", "weights").electing(
         {
             "fully-masked-row": "nan",
             "padded-sample": "nan",
@@ -241,15 +199,15 @@ class MultiheadAttentionWeights(MultiheadAttention):
             "causal-with-mask": "causal-ignored",
             "returned-weights": "after-dropout",
         }
-    )
-    asks_weights = True
+    ),
+    arguments=weighted,
+)
+"""The layer with need_weights=True: separate products and a softmax."""
 
-
-class MultiheadAttentionFast(MultiheadAttention):
-    """The layer in eval() under no_grad: the fast path, `torch._native_multi_head_attention`."""
-
-    name = "nn-mha-fast"
-    declared = MultiheadAttention.declared.refusing(
+FAST = NN_MHA.but(
+    name="nn-mha-fast",
+    called=partial(fast, MULTI_HEAD_PATH),
+    declared=NN_MHA.declared.refusing(
         {
             "cross": "the fast path is for self-attention",
             "squeezed": "the fast path needs a batch axis",
@@ -269,11 +227,7 @@ class MultiheadAttentionFast(MultiheadAttention):
             "causal-alone": "ignored",
             "mask-polarity": "hides",
         },
-    )
-    without_gradients = True
-
-    def call(self, inputs: Inputs, **flags: Any) -> PreparedCall:
-        return forced(super().call(inputs, **flags), MULTI_HEAD_PATH)
-
-    def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
-        return {}
+    ),
+    paths=lambda own, inputs: {},
+)
+"""The layer in eval() under no_grad: the fast path, `torch._native_multi_head_attention`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,20 @@ class FlexPaged(Implementation):
         return frozenset({"f64", "f16"})
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
+        return self.call(inputs)
+
+    def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
+        """Calls in which the first sample has freed the pages of the last one, or in which `batch_idx`
+        names the samples, the last one first."""
+        if inputs.sizes.B == 1:
+            return {}
+        return {
+            "erase": self.call(inputs, freed=True),
+            "batch_idx": self.call(inputs, turned=True),
+        }
+
+    def call(self, inputs: Inputs, freed: bool = False, turned: bool = False) -> PreparedCall:
+        """The call of pages that were freed before, or of samples in turned order."""
         from torch.nn.attention.experimental._paged_attention import PagedAttention
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -66,6 +81,8 @@ class FlexPaged(Implementation):
             shown = j <= last if causal else j >= 0
             return shown & (j >= last - left) if left is not None else shown
 
+        samples = list(range(s.B))[:: -1 if turned else 1]
+
         def capped(score: Any, *place: Any) -> Any:
             return torch.tanh(score / softcap) * softcap
 
@@ -75,10 +92,17 @@ class FlexPaged(Implementation):
 
         def tables(page_table: Any) -> Any:
             manager = PagedAttention(n["p"], n["s"], s.B, device=device)
-            for b, count in enumerate(counts.tolist()):
-                pages = page_table[b, :count]
-                manager.page_table[b, :count] = pages
-                manager.physical_to_logical[b, pages] = torch.arange(count, device=device)
+
+            def give(sample: int, pages: Any) -> None:
+                manager.page_table[sample, : len(pages)] = pages
+                order = torch.arange(len(pages), device=device)
+                manager.physical_to_logical[sample, pages] = order
+
+            if freed:
+                give(0, page_table[-1, : counts[-1]])
+                manager.erase(torch.tensor([0], device=device))
+            for sample, pages, count in zip(samples, page_table, counts.tolist(), strict=True):
+                give(sample, pages[:count])
             return manager
 
         def call(
@@ -90,8 +114,11 @@ class FlexPaged(Implementation):
                 seen, s.B, None, longest, n["p"] * n["s"], device=device,
                 BLOCK_SIZE=(128, n["s"]),
             )  # fmt: skip
-            mask = manager.convert_logical_block_mask(logical, kv_len=key_lengths)
-            score = manager.get_score_mod(capped if softcap is not None else None, key_lengths)
+            named = {"batch_idx": torch.tensor(samples, device=device)} if turned else {}
+            mask = manager.convert_logical_block_mask(logical, **named, kv_len=key_lengths)
+            score = capped if softcap is not None else None
+            if not turned:  # get_score_mod has no batch_idx
+                score = manager.get_score_mod(score, key_lengths)
             batch = query.new_zeros((s.B, longest, s.H, s.D)).index_put((sample, row), query)
             answer = uncompiled(flex_attention)(
                 batch.transpose(1, 2), slots(key), slots(value), score_mod=score, block_mask=mask,

@@ -16,9 +16,6 @@ from attention_conformance.backends.forbidden import replace
 from attention_conformance.backends.prepared import ForbiddenCall, PreparedCall, set_to
 from attention_conformance.backends.protocol import Backend, Profiler, Step
 
-COLD_BYTES = 256 * 2**20
-"""What is written to empty a GPU's L2: more than the largest one holds (NVIDIA H200: 50 MB)."""
-
 KERNELS = {
     "aten::scaled_dot_product_attention": (
         r"aten::_scaled_dot_product_\w+", r"aten::_(flash|efficient|cudnn)_attention_\w+",
@@ -218,23 +215,3 @@ class TorchProfiler(Profiler):
             peak = max(peak, held)
         del kept
         return peak
-
-    def device_seconds(self, call: Callable[[], Any]) -> float | None:
-        """Seconds between two events around the call on the current CUDA stream."""
-        import torch
-
-        if self.backend.device != "cuda":
-            return None
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        call()
-        end.record()
-        end.synchronize()
-        return float(start.elapsed_time(end)) / 1000.0
-
-    def empty_caches(self) -> None:
-        """Write more than a GPU's L2 holds."""
-        import torch
-
-        if self.backend.device == "cuda":
-            torch.zeros(COLD_BYTES, dtype=torch.uint8, device="cuda")

@@ -20,8 +20,8 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from attention_conformance.backends._torch.attention import native_arguments
 from attention_conformance.backends._torch.engine import TorchEngine
+from attention_conformance.backends._torch.kernels import SDPA
 from attention_conformance.backends.declared import Declared
 from attention_conformance.backends.limits import Limits
 from attention_conformance.backends.prepared import PreparedCall
@@ -180,7 +180,7 @@ class Ring(Implementation):
         super().__init__(backend, name)
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
-        arguments = native_arguments(self.backend, inputs)
+        arguments = SDPA.arguments(self.backend, inputs)
         settings = {
             "is_causal": bool(arguments.pop("is_causal", False)),
             "scale": arguments.pop("scale", None),

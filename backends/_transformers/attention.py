@@ -8,237 +8,188 @@ dtype, which are added to scores. A bias is added to the mask.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from importlib import import_module
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from attention_conformance.backends._torch.attention import SUBNORMAL, Sdpa
+from attention_conformance.backends._torch.attention import SUBNORMAL
 from attention_conformance.backends._torch.engine import TorchEngine
-from attention_conformance.backends._transformers.models import modeling
-from attention_conformance.backends.declared import ATTENTION_FEATURES, LOWEST_IN_FLOAT32, Declared
-from attention_conformance.backends.masks import Native, causal_alone, dense_of, rank4, split_native
-from attention_conformance.backends.prepared import PreparedCall
-from attention_conformance.backends.protocol import Implementation
+from attention_conformance.backends._torch.kernels import SDPA, rate
+from attention_conformance.backends.binder import Parameter
+from attention_conformance.backends.declared import (
+    ADDED,
+    ATTENTION_FEATURES,
+    LEAKING_GRADIENTS,
+    LOWEST_IN_FLOAT32,
+    Declared,
+)
+from attention_conformance.backends.kernel import FrameworkFunction, Kernel, as_named
+from attention_conformance.backends.masks import (
+    AttentionCall,
+    Native,
+    causal_alone,
+    dense_of,
+    rank4,
+    split_native,
+)
 from attention_conformance.suite.spec.case import Case
-from attention_conformance.suite.spec.catalogue import AnyCase
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.masks import Causal
 
-NO_FLAG = {
-    "native-causal": "the function has no causal flag",
-    "native-window": "the function has no window",
-}
 UNIFORM = {"f64": "nan", "f32": "uniform", "bf16": "uniform", "f16": "uniform"}
 EMPTY = "the function's reshape of the output raises without elements"
 NO_SOFTCAP = {"softcap": "this model has no softcap"}
 NO_SINKS = {"sinks": "this model has no sinks"}
 
+EAGER = Declared(
+    # The softmax is float32 in every dtype, also in float64.
+    numerics={"f64": "single", "f32": "eager", "bf16": "eager", "f16": "eager"},
+    features=ATTENTION_FEATURES | {"sinks"},
+    refusals={
+        "native-causal": "the function has no causal flag",
+        "native-window": "the function has no window",
+    },
+    elections=ADDED
+    | LEAKING_GRADIENTS
+    | {
+        # In the float32 softmax the lowest number of float64 is -inf.
+        "fully-masked-row": UNIFORM,
+        "fully-masked-row-gradient": dict.fromkeys(UNIFORM, "scores") | {"f64": "nan"},
+        "minus-inf-row-gradient": "nan",
+        "minus-inf-row": "nan",
+        "lowest-row": UNIFORM,
+        "no-keys": "zeros",
+        "integer-mask": "added",
+        "subnormal-output": SUBNORMAL,
+        "score-overflow": "nan",
+    },
+)
+"""The declaration of the `eager_attention_forward` of models."""
 
-class ModelAttention(Implementation):
-    """The `eager_attention_forward` of one model."""
 
-    backend: TorchEngine
-
-    declared = Declared(
-        # The softmax is float32 in every dtype, also in float64.
-        numerics={"f64": "single", "f32": "eager", "bf16": "eager", "f16": "eager"},
-        features=ATTENTION_FEATURES | {"sinks"},
-        refusals=NO_FLAG,
-        elections={
-            # In the float32 softmax the lowest number of float64 is -inf.
-            "fully-masked-row": UNIFORM,
-            "fully-masked-row-gradient": dict.fromkeys(UNIFORM, "scores") | {"f64": "nan"},
-            "minus-inf-row-gradient": "nan",
-            "minus-inf-row": "nan",
-            "lowest-row": UNIFORM,
-            "no-keys": "zeros",
-            "nan-in-masked-key-gradient": "leaks",
-            "nan-in-masked-value-gradient": "leaks",
-            "nan-in-masked-key": "leaks",
-            "nan-in-masked-value": "leaks",
-            "nan-in-attended-value": "reaches-them",
-            "nan-in-query": "nan",
-            "value-size": "accepted",
-            "integer-mask": "added",
-            "subnormal-output": SUBNORMAL,
-            "score-overflow": "nan",
-        },
+def added(call: AttentionCall) -> Any:
+    """Mask and bias as one array that is added to scores."""
+    inputs, backend = call.inputs, cast(TorchEngine, call.backend)
+    torch = backend.torch
+    mask, bias = dense_of(inputs, call.native.rest), call.bias()
+    if mask is None:
+        return bias
+    if mask.dtype.kind != "b":
+        return backend.array(rank4(mask), None)  # a mask of another dtype, passed unchanged
+    dtype = getattr(torch, inputs.dtype.long_name)
+    lowest, zero = (
+        torch.tensor(number, dtype=dtype, device=backend.device)
+        for number in (torch.finfo(dtype).min, 0.0)
     )
-    model = ""
-    """The model's name in transformers, as "llama"."""
-
-    @property
-    def function(self) -> Callable[..., Any]:
-        """The attention function."""
-        return modeling(self.model).eager_attention_forward
-
-    def module(self, inputs: Inputs) -> Any:
-        """The attributes of a layer that the function reads."""
-        layer = self.backend.torch.nn.Module()
-        layer.num_key_value_groups = inputs.sizes.group
-        return layer.eval()
-
-    def prepare(self, inputs: Inputs) -> PreparedCall:
-        backend = self.backend
-        query, key, value = backend.memory.operands(inputs, "bhld")
-        arguments: dict[str, Any] = {"query": query, "key": key, "value": value}
-        arguments |= self.masks(inputs, split_native(inputs, causal=self.flagged(inputs)))
-        sinks = self.sinks(inputs)
-        if sinks is not None:
-            arguments["sinks"] = backend.array(sinks, inputs.dtype)
-        settings = self.settings(inputs)
-        layer, function = self.module(inputs), self.function
-
-        def call(query: Any, key: Any, value: Any, sinks: Any = None, **rest: Any) -> Any:
-            layer.sinks = sinks
-            out, _ = function(layer, query, key, value, **rest, **settings)
-            return out.transpose(1, 2)  # from (B, Lq, H, Dv)
-
-        constants = tuple(settings.items())
-        operands = {"query": "query", "key": "key", "value": "value", "sinks": "sinks"}
-        if inputs.bias is not None:
-            operands["bias"] = self.bias_name
-        elif "attention_mask" in arguments:
-            operands["mask"] = "attention_mask"
-        return PreparedCall(call, arguments, operands=operands, constants=constants)
-
-    bias_name = "attention_mask"
-    """The parameter that a bias is passed to."""
-
-    def sinks(self, inputs: Inputs) -> np.ndarray | None:
-        """The layer's sinks (H,)."""
-        return inputs.feature("sinks")
-
-    def flagged(self, inputs: Inputs) -> bool:
-        """Whether a causal mask is passed as a flag."""
-        return False
-
-    def settings(self, inputs: Inputs) -> dict[str, Any]:
-        """Arguments other than arrays."""
-        return {"scaling": inputs.effective_scale}
-
-    def masks(self, inputs: Inputs, native: Native) -> dict[str, Any]:
-        """Mask and bias as one additive argument."""
-        torch, backend = self.backend.torch, self.backend
-        mask = dense_of(inputs, native.rest)
-        added = None
-        if inputs.bias is not None:
-            added = backend.array(rank4(inputs.bias), inputs.dtype)
-        if mask is not None and mask.dtype.kind != "b":
-            added = backend.array(rank4(mask), None)  # a mask of another dtype, passed unchanged
-        elif mask is not None:
-            dtype = getattr(torch, inputs.dtype.long_name)
-            lowest = torch.tensor(torch.finfo(dtype).min, dtype=dtype, device=backend.device)
-            shown = torch.zeros((), dtype=dtype, device=backend.device) if added is None else added
-            added = torch.where(
-                backend.array(np.ascontiguousarray(rank4(mask)), None), shown, lowest
-            )
-        return {"attention_mask": added}
+    seen = backend.array(np.ascontiguousarray(rank4(mask)), None)
+    return torch.where(seen, zero if bias is None else bias, lowest)
 
 
-class LlamaEager(ModelAttention):
-    """Llama's function, which most models copy."""
+def of_layer(own: FrameworkFunction, inputs: Inputs) -> Callable[..., Any]:
+    """The function with the attributes of a layer that it reads."""
+    function = as_named(own, inputs)
+    layer: Any = own.backend.torch.nn.Module()
+    layer.num_key_value_groups = inputs.sizes.group
+    layer.eval()
 
-    name = "llama-eager"
-    declared = ModelAttention.declared.refusing({**NO_SOFTCAP, **NO_SINKS})
-    model = "llama"
+    def call(
+        query: Any, key: Any, value: Any, attention_mask: Any = None, sinks: Any = None, **rest: Any
+    ) -> Any:
+        layer.sinks = sinks
+        out, _ = function(layer, query, key, value, attention_mask, **rest)
+        return out.transpose(1, 2)  # from (B, Lq, H, Dv)
 
-
-class Gemma2Eager(ModelAttention):
-    """Gemma 2's function, with a softcap."""
-
-    name = "gemma2-eager"
-    declared = ModelAttention.declared.refusing(NO_SINKS)
-    model = "gemma2"
-
-    def settings(self, inputs: Inputs) -> dict[str, Any]:
-        return super().settings(inputs) | {"softcap": inputs.feature("softcap")}
+    return call
 
 
-class GptOssEager(ModelAttention):
-    """gpt-oss' function, with sinks and a softmax in the dtype of the scores."""
-
-    name = "gpt-oss-eager"
-    declared = (
-        ModelAttention.declared.refusing(NO_SOFTCAP)
-        .but(numerics="stepwise")
-        .electing(
-            {
-                "fully-masked-row": "uniform",
-                "lowest-row": "uniform",
-                "fully-masked-row-gradient": "scores",
-            }
-        )
-    )
-    model = "gpt_oss"
-
-    def sinks(self, inputs: Inputs) -> np.ndarray | None:
-        # Every layer of this model has sinks; a sink of -inf changes nothing.
-        sinks = inputs.feature("sinks")
-        return np.full(inputs.sizes.H, -np.inf) if sinks is None else sinks
+def sinks(call: AttentionCall) -> Any:
+    """The sinks (H,). Every layer of gpt-oss has sinks; a sink of -inf changes nothing."""
+    if call.inputs.feature("sinks") is not None:
+        return call.sinks()
+    return call.backend.array(np.full(call.inputs.sizes.H, -np.inf), call.inputs.dtype)
 
 
-class SdpaForward(ModelAttention):
-    """`sdpa_attention_forward`, which models call with attn_implementation="sdpa"."""
+LLAMA = Kernel(
+    "llama-eager",
+    "transformers.models.llama.modeling_llama.eager_attention_forward",
+    (
+        Parameter("attention_mask", value=added),
+        Parameter("scaling", value=lambda call: call.inputs.effective_scale),
+    ),
+    EAGER.refusing({**NO_SOFTCAP, **NO_SINKS}),
+    calls=of_layer,
+    passed_as={"mask": "attention_mask", "bias": "attention_mask"},
+    axis_order="bhld",
+)
+"""Most models copy this function."""
 
-    name = "sdpa-forward"
-    declared = (
-        Sdpa.declared.refusing(
-            {
-                "bias-with-mask": "beside a position bias the mask becomes the lowest number: fully "
-                "masked rows have another answer than under the mask alone",
-                "empty-batch": EMPTY,
-                "empty-queries": EMPTY,
-            }
-        )
-        .electing({"causal-with-mask": "causal-ignored", "lowest-row": LOWEST_IN_FLOAT32})
-        .but(merges_mask_into_bias=False)
-    )
-    bias_name = "position_bias"
+GEMMA2 = LLAMA.but(
+    name="gemma2-eager",
+    function="transformers.models.gemma2.modeling_gemma2.eager_attention_forward",
+    parameters=(
+        *LLAMA.parameters,
+        Parameter("softcap", value=lambda call: call.inputs.feature("softcap")),
+    ),
+    declared=EAGER.refusing(NO_SINKS),
+)
 
-    def unsupported(self, case: AnyCase) -> str | None:
-        if (
-            isinstance(case, Case)
-            and isinstance(case.mask, Causal)
-            and not case.mask.bottom_right
-            and case.form == "native"
-            and case.sizes.Lq == 1 < case.sizes.Lk
-        ):
-            return (
-                "the function takes a single causal query for decoding, and lets it see every key"
-            )
-        return super().unsupported(case)
-
-    @property
-    def function(self) -> Callable[..., Any]:
-        return import_module("transformers.integrations.sdpa_attention").sdpa_attention_forward
-
-    def flagged(self, inputs: Inputs) -> bool:
-        return causal_alone(inputs)
-
-    def settings(self, inputs: Inputs) -> dict[str, Any]:
-        return {
-            "scaling": inputs.scale,
-            "is_causal": self.flagged(inputs) and inputs.form == "native",
+GPT_OSS = LLAMA.but(
+    name="gpt-oss-eager",
+    function="transformers.models.gpt_oss.modeling_gpt_oss.eager_attention_forward",
+    parameters=(*LLAMA.parameters, Parameter("sinks", value=sinks)),
+    declared=EAGER.refusing(NO_SOFTCAP)
+    .but(numerics="stepwise")
+    .electing(
+        {
+            "fully-masked-row": "uniform",
+            "lowest-row": "uniform",
+            "fully-masked-row-gradient": "scores",
         }
+    ),
+)
+"""With sinks and a softmax in the dtype of the scores."""
 
-    def prepare(self, inputs: Inputs) -> PreparedCall:
-        prepared = super().prepare(inputs)
-        rate = inputs.rate if inputs.training else 0.0
-        return replace(
-            prepared,
-            function=self.backend.seeded(prepared.function, inputs),
-            arguments=prepared.arguments | {"dropout": rate},
-            dropping=lambda rate: {"dropout": rate},
-        )
 
-    def masks(self, inputs: Inputs, native: Native) -> dict[str, Any]:
-        backend, mask = self.backend, dense_of(inputs, native.rest)
-        arguments: dict[str, Any] = {"attention_mask": None}
-        if mask is not None:
-            arguments["attention_mask"] = backend.array(rank4(mask), None)
-        if inputs.bias is not None:
-            arguments["position_bias"] = backend.array(rank4(inputs.bias), inputs.dtype)
-        return arguments
+def decoding(case: Case) -> str | None:
+    """The reason why a single causal query is not supported, or None."""
+    flagged = isinstance(case.mask, Causal) and not case.mask.bottom_right and case.form == "native"
+    if flagged and case.sizes.Lq == 1 < case.sizes.Lk:
+        return "the function takes a single causal query for decoding, and lets it see every key"
+    return None
+
+
+def causal_only(inputs: Inputs) -> Native:
+    """The mask as the flag if it is only causal, or as an array."""
+    return split_native(inputs, causal=causal_alone(inputs))
+
+
+SDPA_FORWARD = Kernel(
+    "sdpa-forward",
+    "transformers.integrations.sdpa_attention.sdpa_attention_forward",
+    (
+        Parameter("attention_mask", value=AttentionCall.mask),
+        Parameter("position_bias", value=AttentionCall.bias),
+        Parameter("scaling", value=lambda call: call.inputs.scale),
+        Parameter(
+            "is_causal",
+            value=lambda call: causal_alone(call.inputs) and call.inputs.form == "native",
+        ),
+        Parameter("dropout", ("dropout",), lambda call: rate(call) or 0.0),
+    ),
+    SDPA.declared.refusing(
+        {
+            "bias-with-mask": "beside a position bias the mask becomes the lowest number: fully "
+            "masked rows have another answer than under the mask alone",
+            "empty-batch": EMPTY,
+            "empty-queries": EMPTY,
+        }
+    )
+    .electing({"causal-with-mask": "causal-ignored", "lowest-row": LOWEST_IN_FLOAT32})
+    .but(merges_mask_into_bias=False),
+    calls=of_layer,
+    passed_as={"mask": "attention_mask", "bias": "position_bias"},
+    axis_order="bhld",
+    divide=causal_only,
+    unsupported=decoding,
+)
+"""Models call this function with attn_implementation="sdpa"."""

@@ -8,10 +8,10 @@ from importlib.metadata import version
 from attention_conformance.backends._torch.engine import TorchEngine
 from attention_conformance.backends._transformers.alibi import BloomAlibi, FalconAlibi, MptAlibi
 from attention_conformance.backends._transformers.attention import (
-    Gemma2Eager,
-    GptOssEager,
-    LlamaEager,
-    SdpaForward,
+    GEMMA2,
+    GPT_OSS,
+    LLAMA,
+    SDPA_FORWARD,
 )
 from attention_conformance.backends._transformers.cached import (
     DynamicEager,
@@ -34,6 +34,7 @@ from attention_conformance.backends._transformers.rotary import (
     LlamaRotary,
     LlamaRotaryCast,
 )
+from attention_conformance.backends.kernel import FrameworkFunction
 from attention_conformance.backends.protocol import Implementation, needed
 
 
@@ -56,9 +57,10 @@ class TransformersBackend(TorchEngine):
 
     def implementations(self) -> list[Implementation]:
         every = (
-            LlamaEager, Gemma2Eager, GptOssEager, SdpaForward, BloomAlibi, FalconAlibi, MptAlibi,
+            BloomAlibi, FalconAlibi, MptAlibi,
             LlamaRotary, LlamaRotaryCast, GlmRotary, CohereRotary, PackedByPositions, PackedEager,
             DynamicSdpa, DynamicEager, DynamicFlex, DynamicRecording, QuantizedFp8, QuantizedQuanto,
             StaticSdpa, DeepseekV3, DeepseekV3Sdpa, DeepseekV2,
         )  # fmt: skip
-        return [implementation(self) for implementation in every]
+        functions = [FrameworkFunction(self, one) for one in (LLAMA, GEMMA2, GPT_OSS, SDPA_FORWARD)]
+        return [*functions, *(implementation(self) for implementation in every)]

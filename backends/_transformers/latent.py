@@ -8,18 +8,21 @@ latents to an output. The first Lk - Lq tokens lie in a `DynamicCache`, which ke
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from attention_conformance.backends._torch.engine import TorchEngine
 from attention_conformance.backends._transformers.attention import (
+    EAGER,
     EMPTY,
-    ModelAttention,
-    SdpaForward,
+    SDPA_FORWARD,
+    added,
 )
 from attention_conformance.backends._transformers.models import modeling
 from attention_conformance.backends.declared import Declared, DeclaredRounding
-from attention_conformance.backends.masks import own_arrays, split_native
+from attention_conformance.backends.masks import AttentionCall, own_arrays, split_native
 from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.protocol import Implementation
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.catalogue import AnyCase
 from attention_conformance.suite.spec.dtypes import DTYPES
@@ -27,7 +30,7 @@ from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.latent import FEATURES, LATENT
 
 
-class DeepseekV3(ModelAttention):
+class DeepseekV3(Implementation):
     """`DeepseekV3Attention`, eager: keys and values are formed, and the softmax is float32."""
 
     backend: TorchEngine
@@ -36,8 +39,10 @@ class DeepseekV3(ModelAttention):
     model, made = "deepseek_v3", "DeepseekV3"
     chosen = "eager"
     """The name of the attention function in configurations."""
+    masked: Callable[[AttentionCall], Any] = staticmethod(added)
+    """The mask as the attention function takes it."""
     declared = Declared(
-        numerics=ModelAttention.declared.numerics,
+        numerics=EAGER.numerics,
         features=FEATURES,
         refusals={
             "lse": "the layer returns no log-sum-exp",
@@ -79,7 +84,8 @@ class DeepseekV3(ModelAttention):
         from transformers import DynamicCache
 
         torch, s = self.backend.torch, inputs.sizes
-        arguments = own_arrays(self.backend, inputs) | self.masks(inputs, split_native(inputs))
+        mask = self.masked(AttentionCall(self.backend, inputs, split_native(inputs)))
+        arguments = own_arrays(self.backend, inputs) | {"attention_mask": mask}
         layer, past = self.layer(inputs), s.Lk - s.Lq
         rotary = self.rotary(arguments["query"], inputs)
 
@@ -103,8 +109,7 @@ class DeepseekV3(ModelAttention):
             out, _ = torch.func.functional_call(layer, weights, (hidden,), more)
             return out.view(s.B, s.Lq, s.H, s.Dv).transpose(1, 2)
 
-        masked = arguments["attention_mask"] is not None
-        operands = {"mask": "attention_mask"} if masked else {}
+        operands = {} if mask is None else {"mask": "attention_mask"}
         constants = (self.name, inputs.sizes, inputs.letters["r"], inputs.scale)
         return PreparedCall(call, arguments, operands=operands, constants=constants)
 
@@ -129,8 +134,8 @@ class DeepseekV3Sdpa(DeepseekV3):
     name = "deepseek-v3-sdpa"
     chosen = "sdpa"
     keywords = {"is_causal": False}
-    declared = DeepseekV3.declared.but(numerics=SdpaForward.declared.numerics)
-    masks = SdpaForward.masks
+    declared = DeepseekV3.declared.but(numerics=SDPA_FORWARD.declared.numerics)
+    masked = staticmethod(AttentionCall.mask)
 
 
 class DeepseekV2(DeepseekV3):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
@@ -18,6 +19,19 @@ from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.catalogue import AnyCase
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.packed import FEATURES, PACKED
+
+
+def ones(query: Any) -> Any:
+    """The mask (1, Lq) of a sample without padding."""
+    return query.new_ones(1, len(query))
+
+
+def empty_cache() -> Any:
+    """The cache that a model makes by default."""
+    from transformers import DynamicCache
+
+    return DynamicCache()
+
 
 ONE_LENGTH = "packing by positions needs as many keys as queries in a sequence"
 
@@ -49,6 +63,18 @@ class PackedByPositions(Implementation):
         return import_module("transformers.integrations.sdpa_attention").sdpa_attention_forward
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
+        return self.call(inputs)
+
+    def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
+        return {
+            "a mask of ones": self.call(inputs, lambda query: {"attention_mask": ones(query)}),
+            "an empty cache": self.call(inputs, lambda query: {"past_key_values": empty_cache()}),
+        }
+
+    def call(
+        self, inputs: Inputs, more: Callable[[Any], dict[str, Any]] = lambda query: {}
+    ) -> PreparedCall:
+        """The call; `more(query)` are further arguments of create_causal_mask."""
         from transformers import LlamaConfig
         from transformers.masking_utils import create_causal_mask
 
@@ -65,7 +91,8 @@ class PackedByPositions(Implementation):
 
         def call(query: Any, key: Any, value: Any, position: Any) -> Any:
             embeddings = query.new_zeros(1, len(query), 1)
-            mask = create_causal_mask(config, embeddings, None, None, position_ids=position)
+            given = {"attention_mask": None, "past_key_values": None, **more(query)}
+            mask = create_causal_mask(config, embeddings, position_ids=position, **given)
             operands = (x.transpose(0, 1)[None] for x in (query, key, value))
             output, _ = function(layer, *operands, mask, scaling=scale, dropout=0.0)
             return output[0]

@@ -7,7 +7,7 @@ from typing import Any
 
 from attention_conformance.backends._torch.engine import TorchEngine
 from attention_conformance.backends._triton.interpreter import mended
-from attention_conformance.backends.declared import ATTENTION_FEATURES, OF_BACKENDS, Declared
+from attention_conformance.backends.declared import ATTENTION_FEATURES, NANS, OF_BACKENDS, Declared
 from attention_conformance.backends.masks import dense_arguments
 from attention_conformance.backends.prepared import PreparedCall, attention_call
 from attention_conformance.backends.protocol import Implementation
@@ -33,12 +33,7 @@ class Eager(Implementation):
             "softcap": "the kernel has no softcap",
             "gradient": "the kernel has no backward pass",
         },
-        elections={
-            "fully-masked-row": "nan",
-            "minus-inf-row": "nan",
-            "no-keys": "nan",
-            "value-size": "accepted",
-        },
+        elections=NANS | {"no-keys": "nan", "value-size": "accepted"},
     )
 
     def prepare(self, inputs: Inputs) -> PreparedCall:

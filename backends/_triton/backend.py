@@ -8,12 +8,13 @@ from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
-from attention_conformance.backends._torch.attention import SIGNATURE, Sdpa
 from attention_conformance.backends._torch.autograd import Gradients, Pullback
 from attention_conformance.backends._torch.engine import TorchEngine
+from attention_conformance.backends._torch.kernels import SDPA
 from attention_conformance.backends._triton import interpreter
 from attention_conformance.backends._triton.attention import Eager, EagerUnmended
 from attention_conformance.backends.claims import Claims
+from attention_conformance.backends.kernel import FrameworkFunction, Kernel
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import (
     BackendUnavailable,
@@ -21,7 +22,7 @@ from attention_conformance.backends.protocol import (
     UsageError,
     needed,
 )
-from attention_conformance.backends.user.function import NativeSignature, UserFunction
+from attention_conformance.backends.user.function import UserFunction
 from attention_conformance.suite.spec.binding import Binding
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.inputs import Inputs
@@ -67,7 +68,7 @@ class TritonBackend(TorchEngine):
     def function(
         self, function: Callable[..., object], name: str, claims: Claims
     ) -> Implementation:
-        return UserKernel(self, function, name, claims, SIGNATURE, Sdpa(self))
+        return UserKernel(self, function, name, claims, SDPA, FrameworkFunction(self, SDPA))
 
     def vjp(self, prepared: PreparedCall, wrt: Sequence[str], cotangent: Any) -> Gradients:
         with prepared.within():
@@ -91,7 +92,7 @@ class UserKernel(UserFunction):
         function: Callable[..., Any],
         name: str,
         claims: Claims,
-        native: NativeSignature,
+        native: Kernel,
         beside: Implementation,
     ) -> None:
         interpreted = backend.device == "cpu"

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from attention_conformance.backends.protocol import Backend, Implementation
-from attention_conformance.backends.textbook.layer import Numerics, Operations, Textbook
-from attention_conformance.backends.textbook.operator import TextbookOperator
+from attention_conformance.backends.textbook.layer import (
+    Numerics,
+    Operations,
+    Textbook,
+    TextbookOperator,
+)
 from attention_conformance.suite.spec.modules import classes_in
 
 __all__ = ["Numerics", "Operations", "Textbook", "textbooks"]

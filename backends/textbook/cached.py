@@ -12,6 +12,7 @@ import numpy as np
 from attention_conformance.backends.declared import Declared, DeclaredRounding
 from attention_conformance.backends.masks import feature_arrays
 from attention_conformance.backends.memory import sequences
+from attention_conformance.backends.operators import Arrays
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.textbook.attention import attention
 from attention_conformance.backends.textbook.packed import TextbookPacked
@@ -55,7 +56,7 @@ class TextbookCached(TextbookPacked):
         arguments |= zip(("held_key", "held_value"), held, strict=True)
         return self.made(inputs, arguments, "timed")
 
-    def begun(self, rest: dict[str, Any]) -> Any:
+    def begun(self, rest: Arrays) -> Any:
         """The state of an empty cache."""
         return None
 
@@ -92,25 +93,23 @@ class TextbookCached(TextbookPacked):
         sees. The chunk's tokens are the last keys. Negative positions are no keys."""
         raise NotImplementedError
 
-    def compute(
-        self, query: Any, key: Any, value: Any, rest: dict[str, Any], inputs: Inputs
-    ) -> Any:
-        held, answers = "held_key" in rest, []
-        state = (rest["held_key"], rest["held_value"]) if held else self.begun(rest)
+    def compute(self, x: Arrays, inputs: Inputs) -> Any:
+        held, answers = "held_key" in x, []
+        state = (x["held_key"], x["held_value"]) if held else self.begun(x)
         for n, action in enumerate(actions(inputs.case)):
             if held and n == 0:
                 continue  # the cache holds these tokens
             if isinstance(action, Chunk):
                 cut = partial(action.cut, concat=self.ops.concat)
-                q = cut(query, queries=True) if action.asked else None
-                q, k = (self.rotated(x, n, rest, inputs) for x in (q, cut(key)))
-                rows, state = self.step(state, q, k, cut(value), n, rest, inputs)
+                q = cut(x["query"], queries=True) if action.asked else None
+                q, k = (self.rotated(of, n, x, inputs) for of in (q, cut(x["key"])))
+                rows, state = self.step(state, q, k, cut(x["value"]), n, x, inputs)
                 answers += [] if rows is None else [(action, rows)]
             elif state is not None:
-                state = self.changed(state, action, n, rest)
+                state = self.changed(state, action, n, x)
         return joined(answers, self.ops.concat)
 
-    def rotated(self, x: Any, n: int, rest: dict[str, Any], inputs: Inputs) -> Any:
+    def rotated(self, x: Any, n: int, rest: Arrays, inputs: Inputs) -> Any:
         """Queries or keys of the chunk that is action n, rotated by their positions; as they are without
         a rotation."""
         turn, wide = rotation(inputs.case), inputs.dtype.widened.long_name
@@ -120,7 +119,7 @@ class TextbookCached(TextbookPacked):
         return self.ops.like(turned(self.ops, self.ops.cast(x, wide), *tables, turn), x)
 
     def step(
-        self, state: Any, query: Any, key: Any, value: Any, n: int, rest: dict[str, Any],
+        self, state: Any, query: Any, key: Any, value: Any, n: int, rest: Arrays,
         inputs: Inputs,
     ) -> tuple[Any, Any]:  # fmt: skip
         """The rows of the chunk that is action n, and the state after it. Without a query no rows."""
@@ -130,9 +129,7 @@ class TextbookCached(TextbookPacked):
             rows = self.answer(query, k, v, n, rest, inputs)
         return rows, self.written(state, key, value, n, rest, inputs)
 
-    def answer(
-        self, query: Any, key: Any, value: Any, n: int, rest: dict[str, Any], inputs: Inputs
-    ) -> Any:
+    def answer(self, query: Any, key: Any, value: Any, n: int, rest: Arrays, inputs: Inputs) -> Any:
         """The rows of one chunk."""
         ops, slopes, bias = self.ops, rest.get("alibi_slopes"), rest.get(f"bias_{n}")
         if slopes is not None:
@@ -144,19 +141,17 @@ class TextbookCached(TextbookPacked):
             softcap=inputs.case.option("softcap"), sinks=rest.get("sinks"),
         )  # fmt: skip
 
-    def read(
-        self, state: Any, key: Any, value: Any, n: int, rest: dict[str, Any]
-    ) -> tuple[Any, Any]:
+    def read(self, state: Any, key: Any, value: Any, n: int, rest: Arrays) -> tuple[Any, Any]:
         """Keys and values (b, Hkv, n, .) that a chunk attends."""
         raise NotImplementedError
 
     def written(
-        self, state: Any, key: Any, value: Any, n: int, rest: dict[str, Any], inputs: Inputs
+        self, state: Any, key: Any, value: Any, n: int, rest: Arrays, inputs: Inputs
     ) -> tuple[Any, Any]:
         """The state after a chunk."""
         raise NotImplementedError
 
-    def changed(self, state: tuple[Any, Any], action: Action, n: int, rest: dict[str, Any]) -> Any:
+    def changed(self, state: tuple[Any, Any], action: Action, n: int, rest: Arrays) -> Any:
         """The state after an operation."""
         raise NotImplementedError
 
@@ -183,20 +178,18 @@ class GrowingCache(TextbookCached):
                 arrays[f"path_{n}"] = self.backend.array(np.array(kept), None)
         return arrays
 
-    def read(
-        self, state: Any, key: Any, value: Any, n: int, rest: dict[str, Any]
-    ) -> tuple[Any, Any]:
+    def read(self, state: Any, key: Any, value: Any, n: int, rest: Arrays) -> tuple[Any, Any]:
         if state is None:
             return key, value
         k, v = (self.ops.concat([old, x], 2) for old, x in zip(state, (key, value), strict=True))
         return k, v
 
     def written(
-        self, state: Any, key: Any, value: Any, n: int, rest: dict[str, Any], inputs: Inputs
+        self, state: Any, key: Any, value: Any, n: int, rest: Arrays, inputs: Inputs
     ) -> tuple[Any, Any]:
         return self.read(state, key, value, n, rest)
 
-    def changed(self, state: tuple[Any, Any], action: Action, n: int, rest: dict[str, Any]) -> Any:
+    def changed(self, state: tuple[Any, Any], action: Action, n: int, rest: Arrays) -> Any:
         match action:
             case Crop(count=count):
                 kept = state[0].shape[2] - count
@@ -234,12 +227,9 @@ class CodedCache(GrowingCache):
         others = super().later
         return others | {"f32"} if others else others
 
-    def compute(
-        self, query: Any, key: Any, value: Any, rest: dict[str, Any], inputs: Inputs
-    ) -> Any:
-        held = {name: self.kept(rest[name], inputs) for name in rest if name.startswith("held")}
-        key, value = (self.kept(x, inputs) for x in (key, value))
-        return super().compute(query, key, value, rest | held, inputs)
+    def compute(self, x: Arrays, inputs: Inputs) -> Any:
+        names = ("key", "value", *(name for name in x if name.startswith("held")))
+        return super().compute(x | {n: self.kept(x[n], inputs) for n in names}, inputs)
 
     def kept(self, x: Any, inputs: Inputs) -> Any:
         """Keys or values as their codes give them back."""
@@ -260,6 +250,7 @@ class SlotCache(TextbookCached):
     """
 
     name = "textbook-cached-slots"
+    second_way = True
     declared = TextbookCached.declared.electing(
         {"nan-in-freed-slot": "leaks", "beyond-capacity": "ring"}
     )
@@ -318,12 +309,10 @@ class SlotCache(TextbookCached):
             kept = np.where(kept >= held.lengths[:, None], -1, kept)
             yield action, held, keys
 
-    def begun(self, rest: dict[str, Any]) -> Any:
+    def begun(self, rest: Arrays) -> Any:
         return rest["empty_key"], rest["empty_value"]
 
-    def read(
-        self, state: Any, key: Any, value: Any, n: int, rest: dict[str, Any]
-    ) -> tuple[Any, Any]:
+    def read(self, state: Any, key: Any, value: Any, n: int, rest: Arrays) -> tuple[Any, Any]:
         ops, own = self.ops, rest.get(f"own_{n}")
 
         def slots(held: Any, new: Any) -> Any:
@@ -337,7 +326,7 @@ class SlotCache(TextbookCached):
         return k, v
 
     def written(
-        self, state: Any, key: Any, value: Any, n: int, rest: dict[str, Any], inputs: Inputs
+        self, state: Any, key: Any, value: Any, n: int, rest: Arrays, inputs: Inputs
     ) -> tuple[Any, Any]:
         ops, slots = self.ops, rest[f"slots_{n}"]
         first = key.shape[2] - slots.shape[0] // key.shape[0]
@@ -346,7 +335,7 @@ class SlotCache(TextbookCached):
         k, v = (ops.put(held, slots, x) for held, x in zip(state, rows, strict=True))
         return k, v
 
-    def changed(self, state: tuple[Any, Any], action: Action, n: int, rest: dict[str, Any]) -> Any:
+    def changed(self, state: tuple[Any, Any], action: Action, n: int, rest: Arrays) -> Any:
         match action:
             case Pick():
                 return tuple(self.ops.take(x, rest[f"order_{n}"]) for x in state)

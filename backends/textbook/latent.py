@@ -4,19 +4,17 @@ as servers have them."""
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
 from typing import Any
 
 from attention_conformance.backends.declared import Declared, DeclaredRounding
 from attention_conformance.backends.in_pages import in_slots
-from attention_conformance.backends.masks import masked_arrays
-from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.operators import Arrays
 from attention_conformance.backends.textbook.attention import attention
-from attention_conformance.backends.textbook.in_pages import stored, unpaged
-from attention_conformance.backends.textbook.operator import TextbookOperator
+from attention_conformance.backends.textbook.layer import TextbookOperator
+from attention_conformance.backends.textbook.paged import stored, unpaged
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.inputs import Inputs
-from attention_conformance.suite.spec.operators.in_pages import NEW, masked, stores
+from attention_conformance.suite.spec.operators.in_pages import NEW, stores
 from attention_conformance.suite.spec.operators.latent import FEATURES, LATENT, SERVED
 from attention_conformance.suite.spec.operators.tiles import TILE
 
@@ -32,33 +30,30 @@ class TextbookLatent(TextbookOperator):
     operator = LATENT
     declared = Declared(features=FEATURES | SERVED, elections={"nan-behind-last-key": "blocked"})
 
-    def prepare(self, inputs: Inputs) -> PreparedCall:
-        lse = "lse" in inputs.outputs
+    def arguments(self, inputs: Inputs) -> dict[str, Any]:
+        return super().arguments(inputs) | in_slots(self.backend, inputs)
 
-        def call(mask: Any = None, slots: Any = None, **arrays: Any) -> Any:
-            names = stores(inputs.case)
-            for name in names:
-                arrays[name] = stored(self.ops, arrays[name], arrays[f"{NEW}{name}"], slots)
-            tokens = unpaged(self.ops, arrays, inputs, slots)
-            if "latent_codes" in tokens:
-                tokens["latent"] = self.decoded(tokens)
-            answer = self.compute(tokens, mask, inputs.effective_scale, lse)
-            pools = [arrays[name] for name in names]
-            return (*(answer if lse else (answer,)), *pools) if pools else answer
+    def compute(self, x: Arrays, inputs: Inputs) -> Any:
+        arrays, lse = x.copy(), "lse" in inputs.outputs
+        mask, slots = arrays.pop("mask", None), arrays.pop("slots", None)
+        names = stores(inputs.case)
+        for name in names:
+            arrays[name] = stored(self.ops, arrays[name], arrays[f"{NEW}{name}"], slots)
+        tokens = unpaged(self.ops, arrays, inputs, slots)
+        if "latent_codes" in tokens:
+            tokens["latent"] = self.decoded(tokens)
+        answer = self.attended(tokens, mask, inputs.effective_scale, lse)
+        pools = [arrays[name] for name in names]
+        return (*(answer if lse else (answer,)), *pools) if pools else answer
 
-        constants = (inputs.effective_scale, lse, inputs.sizes, inputs.case.options)
-        arguments = masked_arrays(self.backend, masked(inputs)) | in_slots(self.backend, inputs)
-        plain = PreparedCall(call, arguments, inputs.outputs, constants=constants)
-        return self.ops.called(self, plain)
-
-    def decoded(self, x: Mapping[str, Any]) -> Any:
+    def decoded(self, x: Arrays) -> Any:
         """The latents (B, Lk, R) of codes, in the dtype of the query."""
         ops, scale, R = self.ops, x["latent_scale"], x["latent_codes"].shape[2]
         scales = ops.repeat(scale, TILE, 2)[..., :R]
         return ops.like(ops.like(x["latent_codes"], scale) * scales, x["query"])
 
     @abstractmethod
-    def compute(self, x: Mapping[str, Any], mask: Any, scale: float, lse: bool) -> Any:
+    def attended(self, x: Arrays, mask: Any, scale: float, lse: bool) -> Any:
         """The output (B, H, Lq, Dv), and with `lse` the pair of output and log-sum-exp (B, H, Lq)."""
 
 
@@ -68,7 +63,7 @@ class LatentUnabsorbed(TextbookLatent):
     name = "textbook-latent"
     declared = TextbookLatent.declared.but(rounding=form(False))
 
-    def compute(self, x: Mapping[str, Any], mask: Any, scale: float, lse: bool) -> Any:
+    def attended(self, x: Arrays, mask: Any, scale: float, lse: bool) -> Any:
         ops, heads = self.ops, x["query"].shape[1]
         key, value = (self.expanded(x["latent"], x[name]) for name in ("w_uk", "w_uv"))
         B, Lk, E = x["key_rope"].shape
@@ -88,9 +83,10 @@ class LatentAbsorbed(TextbookLatent):
     """Queries and averages are projected: one key and one value, the latent, for all heads."""
 
     name = "textbook-latent-absorbed"
+    second_way = True
     declared = TextbookLatent.declared.but(rounding=form(True))
 
-    def compute(self, x: Mapping[str, Any], mask: Any, scale: float, lse: bool) -> Any:
+    def attended(self, x: Arrays, mask: Any, scale: float, lse: bool) -> Any:
         ops = self.ops
         query = x["query"] @ ops.transpose(x["w_uk"], (1, 2, 0))  # (B, H, Lq, R)
         query = ops.concat([query, x["query_rope"]], -1)
@@ -108,8 +104,9 @@ class LatentServed(LatentUnabsorbed):
     """As servers have it: unabsorbed over several queries, absorbed in decoding."""
 
     name = "textbook-latent-served"
+    second_way = True
     declared = TextbookLatent.declared
 
-    def compute(self, x: Mapping[str, Any], mask: Any, scale: float, lse: bool) -> Any:
+    def attended(self, x: Arrays, mask: Any, scale: float, lse: bool) -> Any:
         form = LatentAbsorbed if x["query"].shape[2] == 1 else LatentUnabsorbed
-        return form.compute(self, x, mask, scale, lse)  # type: ignore[arg-type]
+        return form.attended(self, x, mask, scale, lse)  # type: ignore[arg-type]

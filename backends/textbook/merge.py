@@ -9,10 +9,15 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.backends.declared import Declared
-from attention_conformance.backends.prepared import PreparedCall
-from attention_conformance.backends.textbook.operator import TextbookOperator
+from attention_conformance.backends.operators import Arrays
+from attention_conformance.backends.textbook.layer import TextbookOperator
+from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.merge import FEATURES, MERGE
+
+MOST = 32
+"""Greatest number of parts of `MergeInTurn`. Its loop is unrolled: XLA compiles gradients of 33 parts for
+ten seconds, and those of a thousand for hours."""
 
 
 class TextbookMerge(TextbookOperator):
@@ -22,22 +27,12 @@ class TextbookMerge(TextbookOperator):
     declared = Declared(numerics="exact", features=FEATURES)
     own_class = True
 
-    def prepare(self, inputs: Inputs) -> PreparedCall:
-        backend, ops, wide = self.backend, self.ops, inputs.dtype.widened
-        output, lse = inputs.arrays["partial_output"], inputs.arrays["partial_lse"]
-        arguments = {
-            "partial_output": backend.array(output, inputs.dtype),
-            "partial_lse": backend.array(lse, wide),
-        }
-        nothing = backend.array(np.zeros(lse.shape[1:]), wide)
-
-        def call(partial_output: Any, partial_lse: Any) -> Any:
-            wider = ops.cast(partial_output, wide.long_name)
-            merged, total = self.merged(wider, partial_lse, nothing)
-            return ops.cast(merged, inputs.dtype.long_name), total
-
-        constants = (inputs.sizes, inputs.dtype.name)
-        return ops.called(self, PreparedCall(call, arguments, inputs.outputs, constants=constants))
+    def compute(self, x: Arrays, inputs: Inputs) -> Any:
+        wide, shape = inputs.dtype.widened, inputs.full_shape("lse")
+        wider = self.ops.cast(x["partial_output"], wide.long_name)
+        nothing = self.backend.array(np.zeros(shape), wide)
+        merged, total = self.merged(wider, x["partial_lse"], nothing)
+        return self.ops.cast(merged, inputs.dtype.long_name), total
 
     @abstractmethod
     def merged(self, output: Any, lse: Any, nothing: Any) -> tuple[Any, Any]:
@@ -72,6 +67,12 @@ class MergeInTurn(TextbookMerge):
     """Merges one part after the other, as in ring attention."""
 
     name = "textbook-merge-in-turn"
+    second_way = True
+
+    def beyond_limits(self, case: Case) -> str | None:
+        if case.sizes.Lk > MOST:
+            return f"{case.sizes.Lk} parts are beyond the {MOST} that are merged in turn"
+        return super().beyond_limits(case)
 
     def merged(self, output: Any, lse: Any, nothing: Any) -> tuple[Any, Any]:
         ops, state = self.ops, None

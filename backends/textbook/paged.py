@@ -1,16 +1,56 @@
-"""Textbook paged attention: sample after sample, and every query over the pages of its sample."""
+"""Textbook code over pages: attention sample by sample and query by query, and writing."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from attention_conformance.backends.declared import Declared
+from attention_conformance.backends.in_pages import from_pages
+from attention_conformance.backends.operators import Arrays
+from attention_conformance.backends.textbook.layer import Operations, TextbookOperator
 from attention_conformance.backends.textbook.packed import TextbookPacked
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.packed import segments
-from attention_conformance.suite.spec.operators.paged import FEATURES, PAGED, allowed, page_counts
+from attention_conformance.suite.spec.operators.paged import FEATURES, PAGED, page_counts, parts
+from attention_conformance.suite.spec.operators.paged_write import FEATURES as WRITE_FEATURES
+from attention_conformance.suite.spec.operators.paged_write import PAGED_WRITE
+
+
+def unpaged(
+    ops: Operations, arrays: Mapping[str, Any], inputs: Inputs, slots: Any
+) -> dict[str, Any]:
+    """The arrays with tokens taken from the slots (B, Lk) of pools.
+
+    Codes pass through the dtype of their scale: not every framework takes slices of 8-bit numbers.
+    """
+    if "page_table" in arrays:
+        scales = {name: name.replace("_codes", "_scale") for name in arrays}
+        arrays = {
+            name: x if scales[name] == name else ops.like(x, arrays[scales[name]])
+            for name, x in arrays.items()
+        }
+    return from_pages(arrays, slots, inputs, ops.take, ops.reshape, ops.transpose)
+
+
+def slots_first(ops: Operations, pool: Any, inputs: Inputs) -> Any:
+    """A pool of the case as (P, S, ...). Its own inverse."""
+    return ops.transpose(pool, (0, 2, 1, 3)) if inputs.case.option("layout") == "hnd" else pool
+
+
+def stored(ops: Operations, pool: Any, tokens: Any, slots: Any) -> Any:
+    """A pool (P, S, ...) with tokens (B, Lq, ...) in the last of the slots (B, Lk)."""
+    at = ops.reshape(slots[:, slots.shape[1] - tokens.shape[1] :], (-1,))
+    return put(ops, pool, at, ops.reshape(tokens, (-1, *pool.shape[2:])))
+
+
+def put(ops: Operations, pool: Any, slots: Any, tokens: Any) -> Any:
+    """A pool (P, S, ...) with tokens (N, ...) in its slots (N,)."""
+    pages, size, *rest = pool.shape
+    flat = ops.reshape(pool, (pages * size, *rest))
+    return ops.reshape(ops.put(flat, slots, tokens), (pages, size, *rest))
 
 
 class TextbookPaged(TextbookPacked):
@@ -28,41 +68,31 @@ class TextbookPaged(TextbookPacked):
         """Boolean arrays by name, True hides."""
         raise NotImplementedError
 
-    def slots_first(self, pool: Any, inputs: Inputs) -> Any:
-        """A pool as (P, S, Hkv, .)."""
-        if inputs.case.option("layout") == "hnd":
-            pool = self.ops.transpose(pool, (0, 2, 1, 3))
-        return pool
-
 
 class PagedSamples(TextbookPaged):
     """Plain attention over one sample after the other, whose pages are concatenated and cut to length."""
 
     name = "textbook-paged-samples"
+    second_way = True
     declared = TextbookPaged.declared.electing({"nan-behind-last-key": "blocked"})
 
     def hidden(self, inputs: Inputs) -> dict[str, np.ndarray]:
         if inputs.case.option("alignment") == "all":
             return {}
-        of = enumerate(segments(inputs.case))
-        lengths = {n: (rows.stop - rows.start, keys.stop - keys.start) for n, (rows, keys) in of}
-        return {f"hidden_{n}": ~allowed(inputs.case, *both)[None] for n, both in lengths.items()}
+        return {f"hidden_{n}": ~shown[None] for n, (_, _, shown) in enumerate(parts(inputs.case))}
 
-    def compute(
-        self, query: Any, key: Any, value: Any, rest: dict[str, Any], inputs: Inputs
-    ) -> Any:
+    def compute(self, x: Arrays, inputs: Inputs) -> Any:
         ops, case, answers = self.ops, inputs.case, []
         counts, _ = page_counts(case)
-        pools = [self.slots_first(pool, inputs) for pool in (key, value)]
+        pools = [slots_first(ops, x[name], inputs) for name in ("key", "value")]
         for n, (rows, keys) in enumerate(segments(case)):
             if rows.stop == rows.start:
                 continue
-            pages = rest["page_table"][n, : int(counts[n])]
+            pages = x["page_table"][n, : int(counts[n])]
             length = keys.stop - keys.start
             taken = (ops.take(pool, pages) for pool in pools)
-            k, v = (ops.reshape(x, (-1, *x.shape[2:]))[:length] for x in taken)
-            hidden = rest.get(f"hidden_{n}")
-            answers.append(self.attend(query[rows], k, v, hidden, inputs))
+            k, v = (ops.reshape(of, (-1, *of.shape[2:]))[:length] for of in taken)
+            answers.append(self.attend(x["query"][rows], k, v, x.get(f"hidden_{n}"), inputs))
         return ops.concat(answers, 0)
 
 
@@ -73,11 +103,10 @@ class PagedRows(TextbookPaged):
     declared = TextbookPaged.declared.electing({"nan-behind-last-key": "leaks"})
 
     def hidden(self, inputs: Inputs) -> dict[str, np.ndarray]:
-        n, parts = inputs.letters, list(segments(inputs.case))
+        n = inputs.letters
         hidden = np.ones((inputs.sizes.Lq, 1, 1, n["t"] * n["s"]), bool)
-        for rows, keys in parts:
-            count, of = rows.stop - rows.start, keys.stop - keys.start
-            hidden[rows, 0, 0, :of] = ~allowed(inputs.case, count, of)
+        for rows, _, shown in parts(inputs.case):
+            hidden[rows, 0, 0, : shown.shape[1]] = ~shown
         return {"hidden": hidden}
 
     def masks(self, inputs: Inputs) -> dict[str, Any]:
@@ -87,14 +116,37 @@ class PagedRows(TextbookPaged):
             "sample": self.backend.array(samples.astype(np.int32), None),
         }
 
-    def compute(
-        self, query: Any, key: Any, value: Any, rest: dict[str, Any], inputs: Inputs
-    ) -> Any:
+    def compute(self, x: Arrays, inputs: Inputs) -> Any:
         ops, s = self.ops, inputs.sizes
-        pages = ops.take(rest["page_table"], rest["sample"])  # (Lq, T)
-        pools = (self.slots_first(pool, inputs) for pool in (key, value))
-        taken = (ops.reshape(ops.take(x, pages), (s.Lq, -1, *x.shape[2:])) for x in pools)
-        k, v = (ops.transpose(x, (0, 2, 1, 3)) for x in taken)  # (Lq, Hkv, T S, .)
-        q = ops.reshape(query, (s.Lq, s.Hkv, s.group, s.D))
-        answer = self.weighted(q, k, v, rest["hidden"], inputs)
+        pages = ops.take(x["page_table"], x["sample"])  # (Lq, T)
+        pools = (slots_first(ops, x[name], inputs) for name in ("key", "value"))
+        taken = (ops.reshape(ops.take(of, pages), (s.Lq, -1, *of.shape[2:])) for of in pools)
+        k, v = (ops.transpose(of, (0, 2, 1, 3)) for of in taken)  # (Lq, Hkv, T S, .)
+        q = ops.reshape(x["query"], (s.Lq, s.Hkv, s.group, s.D))
+        answer = self.weighted(q, k, v, x["hidden"], inputs)
         return ops.reshape(answer, (s.Lq, s.H, s.Dv))
+
+
+class TextbookPagedWrite(TextbookOperator):
+    """Writing in operations that all frameworks have; the pools of the call stay as they are."""
+
+    name = "textbook-paged-write"
+    operator = PAGED_WRITE
+    declared = Declared(numerics="exact", features=WRITE_FEATURES)
+    own_class = True
+
+    def arguments(self, inputs: Inputs) -> dict[str, Any]:
+        skipped = inputs.arrays["slot_mapping"] < 0
+        return super().arguments(inputs) | {"skipped": self.backend.array(skipped, None)}
+
+    def compute(self, x: Arrays, inputs: Inputs) -> tuple[Any, ...]:
+        ops = self.ops
+
+        def write(name: str) -> Any:
+            paged = slots_first(ops, x[f"{name}_cache"], inputs)
+            pages, size = paged.shape[:2]
+            larger = ops.concat([paged, paged[:1]], 0)  # the last page takes skipped tokens
+            slots = ops.fill(x["slot_mapping"], x["skipped"], pages * size)
+            return slots_first(ops, put(ops, larger, slots, x[name])[:pages], inputs)
+
+        return write("key"), write("value")

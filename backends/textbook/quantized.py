@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from attention_conformance.backends.declared import Declared
 from attention_conformance.backends.in_pages import in_slots
-from attention_conformance.backends.memory import by_component, coded
-from attention_conformance.backends.prepared import PreparedCall
-from attention_conformance.backends.textbook.in_pages import stored, unpaged
-from attention_conformance.backends.textbook.operator import TextbookOperator
+from attention_conformance.backends.memory import by_component
+from attention_conformance.backends.operators import Arrays
+from attention_conformance.backends.textbook.layer import TextbookOperator
+from attention_conformance.backends.textbook.paged import slots_first, stored, unpaged
 from attention_conformance.suite.spec.dtypes import CODES
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.quantized import (
@@ -29,7 +28,7 @@ from attention_conformance.suite.spec.operators.quantized_write import QUANTIZED
 class OverCodes(TextbookOperator):
     """Textbook code that makes codes."""
 
-    def written(self, name: str, arrays: Mapping[str, Any], inputs: Inputs) -> Any:
+    def written(self, name: str, arrays: Arrays, inputs: Inputs) -> Any:
         """The codes of new keys or values (B, Hkv, L, .)."""
         ops, code, x = self.ops, CODES[inputs.case.option("codes")], arrays[name]
         scale, zero = (
@@ -50,28 +49,23 @@ class TextbookQuantized(OverCodes):
     operator = QUANTIZED
     declared = Declared(features=FEATURES)
 
-    def prepare(self, inputs: Inputs) -> PreparedCall:
-        ops, mask, backend = self.ops, allowed(inputs), self.backend
-        arguments = coded(backend, inputs) | in_slots(backend, inputs)
-        if mask is not None:
-            arguments["hidden"] = backend.array(~mask, None)
+    def arguments(self, inputs: Inputs) -> dict[str, Any]:
+        mask, backend = allowed(inputs), self.backend
+        hidden = {} if mask is None else {"hidden": backend.array(~mask, None)}
+        return super().arguments(inputs) | in_slots(backend, inputs) | hidden
 
-        def call(query: Any, hidden: Any = None, slots: Any = None, **rest: Any) -> Any:
-            given = by_component(rest, inputs, ops.repeat)
-            rest = unpaged(ops, given, inputs, slots)
-            new = {
-                f"{name}_codes": self.codes(name, rest, inputs) for name in KINDS if name in rest
-            }
-            output = self.compute(query, rest | new, hidden, inputs)
-            if slots is not None:
-                new = {n: self.put(given, n, codes, slots, inputs) for n, codes in new.items()}
-            return (output, *new.values()) if new else output
+    def compute(self, x: Arrays, inputs: Inputs) -> Any:
+        arrays = x.copy()
+        query, hidden, slots = (arrays.pop(name, None) for name in ("query", "hidden", "slots"))
+        given = by_component(arrays, inputs, self.ops.repeat)
+        rest = unpaged(self.ops, given, inputs, slots)
+        new = {f"{name}_codes": self.codes(name, rest, inputs) for name in KINDS if name in rest}
+        output = self.attended(query, rest | new, hidden, inputs)
+        if slots is not None:
+            new = {n: self.put(given, n, codes, slots, inputs) for n, codes in new.items()}
+        return (output, *new.values()) if new else output
 
-        constants = (inputs.sizes, inputs.dtype.name, inputs.case.options)
-        made = PreparedCall(call, arguments, inputs.outputs, constants=constants)
-        return ops.called(self, made)
-
-    def codes(self, name: str, rest: Mapping[str, Any], inputs: Inputs) -> Any:
+    def codes(self, name: str, rest: Arrays, inputs: Inputs) -> Any:
         """All codes of keys or values, with new ones in the place of the last. Codes pass through the
         dtype of the scale, because not every framework joins arrays of 8-bit numbers."""
         ops, scale, new = self.ops, rest[f"{name}_scale"], self.written(name, rest, inputs)
@@ -79,22 +73,19 @@ class TextbookQuantized(OverCodes):
         parts = [ops.like(rest[f"{name}_codes"], scale)[:, :, :kept], ops.like(new, scale)]
         return ops.cast(ops.concat(parts, 2), CODES[inputs.case.option("codes")].long_name)
 
-    def put(
-        self, given: Mapping[str, Any], name: str, codes: Any, slots: Any, inputs: Inputs
-    ) -> Any:
+    def put(self, given: Arrays, name: str, codes: Any, slots: Any, inputs: Inputs) -> Any:
         """The pool of codes with the last of `codes` (B, Hkv, Lk, .) in their `slots` (B, Lk)."""
         ops, scale = self.ops, given[name.replace("codes", "scale")]
-        order = (0, 2, 1, 3) if inputs.case.option("layout") == "hnd" else (0, 1, 2, 3)
-        pool = ops.transpose(ops.like(given[name], scale), order)
+        pool = slots_first(ops, ops.like(given[name], scale), inputs)
         tokens = ops.transpose(ops.like(codes, scale)[:, :, -inputs.sizes.Lq :], (0, 2, 1, 3))
         dtype = CODES[inputs.case.option("codes")].long_name
-        return ops.cast(ops.transpose(stored(ops, pool, tokens, slots), order), dtype)
+        return ops.cast(slots_first(ops, stored(ops, pool, tokens, slots), inputs), dtype)
 
-    def compute(self, query: Any, rest: Mapping[str, Any], hidden: Any, inputs: Inputs) -> Any:
+    def attended(self, query: Any, rest: Arrays, hidden: Any, inputs: Inputs) -> Any:
         key, value = (self.by_head(self.scaled(name, rest, query), inputs) for name in KINDS)
         return self.weighted(query, key, value, hidden, inputs)
 
-    def scaled(self, name: str, rest: Mapping[str, Any], query: Any) -> Any:
+    def scaled(self, name: str, rest: Arrays, query: Any) -> Any:
         """Keys or values in the query's dtype."""
         ops, scale = self.ops, rest[f"{name}_scale"]
         codes = ops.like(rest[f"{name}_codes"], scale)
@@ -113,6 +104,7 @@ class FoldedScales(TextbookQuantized):
     or the output."""
 
     name = "textbook-quantized-folded"
+    second_way = True
     declared = Declared(
         features=FEATURES,
         refusals={
@@ -121,7 +113,7 @@ class FoldedScales(TextbookQuantized):
         },
     )
 
-    def compute(self, query: Any, rest: Mapping[str, Any], hidden: Any, inputs: Inputs) -> Any:
+    def attended(self, query: Any, rest: Arrays, hidden: Any, inputs: Inputs) -> Any:
         ops, of_tokens = self.ops, inputs.case.option("scales") == "pertoken"
         rest = {name: x for name, x in rest.items() if name not in KINDS}
         rest = {name: self.by_head(ops.like(x, query), inputs) for name, x in rest.items()}
@@ -153,14 +145,6 @@ class TextbookQuantizedWrite(OverCodes):
     declared = Declared(numerics="exact", features=WRITE_FEATURES)
     own_class = True
 
-    def prepare(self, inputs: Inputs) -> PreparedCall:
-        def call(**arrays: Any) -> tuple[Any, Any]:
-            arrays = by_component(arrays, inputs, self.ops.repeat)
-            key, value = (self.written(name, arrays, inputs) for name in KINDS)
-            return key, value
-
-        constants = (inputs.sizes, inputs.dtype.name, inputs.case.options)
-        arguments = coded(self.backend, inputs)
-        return self.ops.called(
-            self, PreparedCall(call, arguments, inputs.outputs, constants=constants)
-        )
+    def compute(self, x: Arrays, inputs: Inputs) -> tuple[Any, ...]:
+        arrays = by_component(x, inputs, self.ops.repeat)
+        return tuple(self.written(name, arrays, inputs) for name in KINDS)

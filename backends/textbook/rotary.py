@@ -9,9 +9,8 @@ import numpy as np
 
 from attention_conformance.backends.declared import Declared
 from attention_conformance.backends.prepared import PreparedCall
-from attention_conformance.backends.textbook.layer import Operations
-from attention_conformance.backends.textbook.operator import TextbookOperator
-from attention_conformance.suite.spec.dtypes import DTYPES
+from attention_conformance.backends.textbook.layer import Operations, TextbookOperator
+from attention_conformance.suite.spec.dtypes import DType
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.rotary import (
     BETA_FAST,
@@ -59,34 +58,38 @@ class TextbookRotary(TextbookOperator):
     """
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
-        backend, ops, case = self.backend, self.ops, inputs.case
-        wide = DTYPES["f64" if inputs.dtype.name == "f64" else "f32"]
-        rotation = Rotation.of(case, inputs.sizes.D)
-        length = int(inputs.arrays["position"].max(initial=0)) + 1
+        position, rotation = inputs.arrays["position"], Rotation.of(inputs.case, inputs.sizes.D)
+        length = int(position.max(initial=0)) + 1
         arguments = {
-            "query": backend.memory.operand(inputs.query, inputs, "bhld"),
-            "position": backend.array(inputs.arrays["position"], wide),
+            "query": self.backend.memory.operand(inputs.query, inputs, "bhld"),
+            "position": self.backend.array(position, inputs.dtype.widened),
         }
 
-        def number(value: float | np.ndarray) -> Any:
-            return backend.array(np.asarray(value), wide)
-
         def call(query: Any, position: Any) -> Any:
-            theta, factor = self.frequencies(rotation, length, number)
-            angle = ops.reshape(position, (*position.shape, 1)) * theta  # (..., L, r / 2)
-            if len(position.shape) == 2:
-                angle = ops.reshape(angle, (angle.shape[0], 1, *angle.shape[1:]))
-            cosine, sine = ops.cos(angle), ops.sin(angle)
-            if factor != 1.0:
-                cosine, sine = cosine * number(factor), sine * number(factor)
-            if self.casts_table:
-                cosine, sine = (ops.cast(x, inputs.dtype.long_name) for x in (cosine, sine))
-                return turned(ops, query, cosine, sine, rotation)
-            wider = ops.cast(query, wide.long_name)
-            return ops.cast(turned(ops, wider, cosine, sine, rotation), inputs.dtype.long_name)
+            return self.rotated(query, position, rotation, length, inputs.dtype)
 
         constants = (rotation, length, inputs.dtype.name)
-        return ops.called(self, PreparedCall(call, arguments, constants=constants))
+        return self.through(PreparedCall(call, arguments, constants=constants))
+
+    def rotated(
+        self, query: Any, position: Any, rotation: Rotation, length: int, dtype: DType
+    ) -> Any:
+        """The rotated query of a sequence of `length`."""
+        ops, wide = self.ops, dtype.widened
+
+        def number(value: float | np.ndarray) -> Any:
+            return self.backend.array(np.asarray(value), wide)
+
+        theta, factor = self.frequencies(rotation, length, number)
+        angle = ops.reshape(position, (*position.shape, 1)) * theta  # (..., L, r / 2)
+        if len(position.shape) == 2:
+            angle = ops.reshape(angle, (angle.shape[0], 1, *angle.shape[1:]))
+        cosine, sine = ops.cos(angle), ops.sin(angle)
+        if factor != 1.0:
+            cosine, sine = cosine * number(factor), sine * number(factor)
+        of = (dtype if self.casts_table else wide).long_name
+        query, cosine, sine = (ops.cast(one, of) for one in (query, cosine, sine))
+        return ops.cast(turned(ops, query, cosine, sine, rotation), dtype.long_name)
 
     def frequencies(self, rotation: Rotation, length: int, number: Any) -> tuple[Any, float]:
         """Frequencies (r / 2,) for sequences of `length`, and the factor on sine and cosine."""
@@ -121,6 +124,7 @@ class TextbookRotaryCast(TextbookRotary):
     """Sine, cosine and products in the query's dtype, as in most models."""
 
     name = "textbook-rotary-cast"
+    second_way = True
     declared = TextbookRotary.declared.but(numerics="eager")
     casts_table = True
 

@@ -17,6 +17,7 @@ from attention_conformance.backends.implementation import as_in_programs
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import Backend, own_attention
 from attention_conformance.backends.user.function import UserCallable, value_of
+from attention_conformance.backends.user.operators import Call, window
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.inputs import Inputs, draw
 from attention_conformance.suite.spec.operators.cached import CACHED, CARRIED, FEATURES
@@ -25,11 +26,9 @@ from attention_conformance.suite.spec.operators.scripts import capacity, has_doc
 
 
 @dataclass(frozen=True)
-class Beginning:
+class Beginning(Call):
     """What is known when a person's cache begins, with a key of the case."""
 
-    backend: Backend
-    inputs: Inputs
     key: Any
 
 
@@ -41,17 +40,11 @@ class Step(Beginning):
 
     @property
     def left_padding(self) -> Any:
-        padded = self.inputs.case.option("padding") is not None
+        padded = self.option("padding") is not None
         return self.integers(self.turn.padding) if padded else None
 
     def integers(self, numbers: Any) -> Any:
         return self.backend.array(np.asarray(numbers, np.int32), None)
-
-
-def window(step: Beginning) -> tuple[int, int] | None:
-    """(left, 0): the keys beside a query's own one; None without a window."""
-    left = step.inputs.case.option("left")
-    return None if left is None else (left, 0)
 
 
 def samples(step: Step) -> Any:

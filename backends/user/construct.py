@@ -178,7 +178,7 @@ def row_of(name: str, beside: Collection[str] = ()) -> Named | None:
     """The row of a constructor's parameter that has the names `beside` it, or None."""
     if OF_QUERIES & {*beside}:
         name = WIDTHS.get(name, name)
-    return ROWS.get(name)
+    return ROWS.get(name) or ROWS.get(name.lower())
 
 
 def factory_table(names: Collection[str], whole: bool = False) -> tuple[Parameter[Inputs], ...]:
@@ -201,7 +201,7 @@ class Settings:
         self._inputs, self._whole, self.read = inputs, whole, dict[str, None]()
 
     def __getattr__(self, name: str) -> Any:
-        row = ROWS.get(name)
+        row = row_of(name)
         if row is None:
             raise AttributeError(
                 f"the suite gives a config no {name!r}: expected names of the list in docs/layers.md; "
@@ -243,7 +243,8 @@ class Maker:
         if names and {p.name for p in parameters_of(factory) if required(p)} & arrays:
             raise TypeError(
                 f"{name}({', '.join(names)}) takes arrays, expected a class or function that makes a "
-                "layer: make its layers in the constructor of a class whose call takes these arrays"
+                "layer: make its layers in the constructor of a class, from sizes that it takes, whose "
+                "call takes these arrays (docs/layers.md)"
             )
         table = factory_table([*names, *read], whole)
         config: tuple[Parameter[Inputs], ...] = tuple(map(Parameter, configs))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -19,15 +19,15 @@ from attention_conformance.backends.claims import Claims
 from attention_conformance.backends.declared import TEXTBOOK_FEATURES, Declared, UsageError
 from attention_conformance.backends.forbidden import watched
 from attention_conformance.backends.implementation import as_in_programs
+from attention_conformance.backends.kernel import Kernel
 from attention_conformance.backends.masks import (
     IS_CAUSAL,
     AttentionCall,
     Native,
     feature_array,
-    split_native,
 )
 from attention_conformance.backends.prepared import PreparedCall, at_rate, attention_call
-from attention_conformance.backends.protocol import Backend, Implementation, own_attention
+from attention_conformance.backends.protocol import Backend, Implementation, own_attention, seeded
 from attention_conformance.backends.sources import function_source
 from attention_conformance.backends.user.adapted import Adapted, called_by
 from attention_conformance.backends.user.construct import Maker
@@ -74,68 +74,29 @@ def extra(feature: Feature, own: Iterable[Parameter[AttentionCall]]) -> Paramete
     return Parameter(feature.name, words, partial(given, feature), unless=unless)
 
 
-def divided(inputs: Inputs, binder: Binder[AttentionCall]) -> Native:
-    """The mask divided into the flags that a function takes, and the rest."""
-    serves = binder.serves
-    return split_native(inputs, causal=serves("native-causal"), window=serves("native-window"))
-
-
-@dataclass(frozen=True)
-class NativeSignature:
-    """The signature of a framework's own attention.
-
-    - `name`: the name of the attention function
-    - `parameters`: the parameters that the suite passes besides query, key and value
-    - `neutral`: values of parameters that change no answer
-    - `divide`: divides a mask for a function, given its binder
-    - `without_flag`: the arguments of a call whose causal flag is merged into the mask or bias beside it.
-      A function is called so if it refuses both together. None without both, or if the framework's own
-      attention always takes both
-    - `passed_as`: the arguments of arrays that are passed with another name
-    - `axis_order`: the order of operands and output
-    - `merges_mask_into_bias`: see `Declared`
-    """
-
-    name: str
-    parameters: tuple[Parameter[AttentionCall], ...]
-    neutral: Mapping[str, Any] = field(default_factory=dict)
-    divide: Callable[[Inputs, Binder[AttentionCall]], Native] = divided
-    without_flag: Callable[[Mapping[str, Any]], dict[str, Any] | None] = lambda arguments: None
-    passed_as: Callable[[Inputs], Mapping[str, str]] = lambda inputs: {}
-    axis_order: str = "blhd"
-    merges_mask_into_bias: bool = False
-
-    def ways(self, names: Iterable[str], scale: float | None = None) -> dict[str, dict[str, Any]]:
-        """Arguments that change no answer, by a description: the neutral values of the parameters
-        `names`, and the explicit default `scale` unless it is None."""
-        ways = {f"{n}={self.neutral[n]!r}": {n: self.neutral[n]} for n in names}
-        return ways if scale is None else ways | {"scale written out": {"scale": scale}}
-
-    def binder(
-        self, function: Callable[..., Any], name: str, claimed: Mapping[str, str], masks: str = ""
-    ) -> CallBinder:
-        """The binder of a function with all or part of this signature, or with people's names of the same
-        things (see `backends.user.signature.bind`). Raises TypeError and UsageError."""
-        own = [parameter.name for parameter in self.parameters]
-        neutral = [name for name in self.neutral if name not in own]
-        more = (extra(feature, self.parameters) for feature in FEATURES.values())
-        table = (*map(Parameter, neutral), *more)
-        try:
-            merges = self.merges_mask_into_bias
-            return bind(function, name, self.parameters, table, claimed, masks, merges)
-        except UnreadableSignature:
-            if getattr(function, "__name__", "") != self.name.rpartition(".")[2]:
-                raise
-            # The framework's own function, written in C++.
-            rows = (*self.parameters, *table)
-            return CallBinder(rows, frozenset([*own, *neutral]), arrays=OPERANDS)
-
-
-SCALES: tuple[Parameter[Inputs], ...] = (
-    Parameter("scale", ("scale",), lambda inputs: inputs.scale),
-    Parameter("softmax_scale", ("scale",), lambda inputs: inputs.scale, unless="scale"),
-)
-"""The scale, for which libraries have two names."""
+def binder_of(
+    native: Kernel,
+    function: Callable[..., Any],
+    name: str,
+    claimed: Mapping[str, str],
+    masks: str = "",
+) -> CallBinder:
+    """The binder of a function with all or part of the parameters of a framework's attention, or with
+    people's names of the same things (see `backends.user.signature.bind`). Raises TypeError and
+    UsageError."""
+    own = [parameter.name for parameter in native.parameters]
+    neutral = [name for name in native.neutral if name not in own]
+    more = (extra(feature, native.parameters) for feature in FEATURES.values())
+    table = (*map(Parameter, neutral), *more)
+    try:
+        merges = native.declared.merges_mask_into_bias
+        return bind(function, name, native.parameters, table, claimed, masks, merges)
+    except UnreadableSignature:
+        if getattr(function, "__name__", "") != str(native.function).rpartition(".")[2]:
+            raise
+        # The framework's own function, written in C++.
+        rows = (*native.parameters, *table)
+        return CallBinder(rows, frozenset([*own, *neutral]), arrays=OPERANDS)
 
 
 class UserCallable(Implementation):
@@ -205,12 +166,13 @@ class UserFunction(UserCallable):
         function: Callable[..., Any],
         name: str,
         claims: Claims,
-        native: NativeSignature,
+        native: Kernel,
         beside: Implementation | None = None,
         binding: Binding | None = None,
     ) -> None:
         self.native, self.beside, self.claims = native, beside or own_attention(backend), claims
         self.binding = binding or claims.binding
+        self.causal_alignment = self.binding.causal or self.causal_alignment
         self.axes = AXES[self.binding.axes or native.axis_order]
         self.axis_order = self.axes.order
         self.maker = Maker.of(function, name) if isinstance(function, type) else None
@@ -233,7 +195,8 @@ class UserFunction(UserCallable):
         UserFunction.__init__(self, *own, binding)
 
     def bound(self, function: Callable[..., Any], name: str) -> CallBinder:
-        return self.native.binder(function, name, self.claims.parameters, self.binding.masks)
+        claims = self.claims.parameters
+        return binder_of(self.native, function, name, claims, self.binding.masks)
 
     def declaration(self, claims: Claims) -> Declared:
         return claims.declared(
@@ -263,7 +226,7 @@ class UserFunction(UserCallable):
     def merges_mask_into_bias(self) -> bool:
         """True if one argument is given mask and bias together."""
         adds, hides = self.binder.serving("bias"), self.binder.serving("mask")
-        return not {*adds}.isdisjoint(hides) if adds else self.native.merges_mask_into_bias
+        return not {*adds}.isdisjoint(hides) if adds else self.native.declared.merges_mask_into_bias
 
     def unsupported(self, case: AnyCase) -> str | None:
         if isinstance(case, Case) and self.loses_window(case):
@@ -319,16 +282,16 @@ class UserFunction(UserCallable):
 
     def divided(self, inputs: Inputs) -> Native:
         """The mask divided into the function's flags and the rest."""
-        parts = self.native.divide(inputs, self.binder)
-        if inputs.form != "dense" and self.binder.name_of("lengths"):
-            parts = parts.with_lengths()
+        # torch's kernel gives NaN behind the flag for a scale of 0 or below (finding flash-causal-scale).
+        beside = inputs.scale is None or inputs.scale > 0
+        parts = self.native.divided(inputs, self.binder, beside)
         return parts.without_window() if self.moves_window(inputs.mask, inputs.sizes) else parts
 
     def passed_as(self, inputs: Inputs) -> Mapping[str, str]:
         """The arguments of arrays that are passed with another name."""
         bound = self.binder.bound
         if not bound:
-            return self.native.passed_as(inputs)
+            return self.native.operands(inputs)
         names = {word: name for name, word in bound.items()}
         adds, hides = self.binder.serving("bias"), self.binder.serving("mask")
         if adds and inputs.bias is not None:
@@ -346,16 +309,11 @@ class UserFunction(UserCallable):
         )
         lacking = [one for one in inputs.needs if self.missing([one]) is not None]
         arguments = operands | self.binder.bind(call, lacking)
-        function = Adapted(
+        adapted = Adapted(
             backend, self.binder.spread(self.function_for(inputs)), self.binding, self.axes,
             self.binder.pairs, inputs, returned,
         )  # fmt: skip
-        drops = bool(inputs.training and inputs.rate)
-
-        def once(**arguments: Any) -> Any:
-            if drops:
-                backend.reseed(inputs.dropout_seed)
-            return function(**arguments)
+        once = seeded(backend, adapted, inputs)
 
         def called(**arguments: Any) -> Any:
             try:
@@ -393,6 +351,3 @@ class UserFunction(UserCallable):
         """The arguments that drop weights at a rate, by name."""
         name = self.binder.name_of("dropout")
         return {name: self.binder.dropout(self.backend, rate)} if name else at_rate(rate)
-
-
-__all__ = ["NativeSignature", "UserCallable", "UserFunction"]

@@ -26,8 +26,9 @@ from attention_conformance.backends.user.construct import (
     order_of,
 )
 from attention_conformance.backends.user.found import Reading
-from attention_conformance.backends.user.layer_call import CALL, LayerCall
-from attention_conformance.backends.user.layer_cases import (
+from attention_conformance.backends.user.layer_call import (
+    CALL,
+    LayerCall,
     ReadNames,
     as_kind,
     biases_of,
@@ -168,6 +169,17 @@ class UserLayer(Implementation):
         return (
             "its parameters are not found by names and shapes, so no value is judged: name them as in "
             "docs/layers.md, or add a method load_attention(parameters)"
+        )
+
+    @property
+    def without_sizes(self) -> str:
+        """The end of a sentence about an error of a layer whose constructor takes no width; "" for
+        others."""
+        if self.maker.tells_widths:
+            return ""
+        return (
+            "; its constructor takes no width, so its sizes are those of the code: give it parameters "
+            "such as d_model and num_heads (docs/layers.md)"
         )
 
     @property
@@ -342,9 +354,10 @@ class UserLayer(Implementation):
         its own."""
         if self.reading is None or not self.reading.ends:
             return []
-        arrays = self.parameters(inputs)
-        kernel = arrays["output_kernel"].reshape(-1, inputs.widths.output)
-        return [kernel, *([arrays["output_bias"]] if "output_bias" in arrays else [])]
+        values = inputs.parameters
+        kernel = values["output_kernel"].reshape(-1, inputs.widths.output)
+        added = [kernel, *([values["output_bias"]] if "output_bias" in values else [])]
+        return [self.backend.array(each, inputs.dtype) for each in added]
 
     @as_in_programs
     def prepare(self, inputs: Inputs) -> PreparedCall:

@@ -1,8 +1,10 @@
-"""The arguments of a call of a user's layer."""
+"""The cases and the arguments of a call of a user's layer."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import UserDict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,8 +13,52 @@ from attention_conformance.backends.binder import Parameter
 from attention_conformance.backends.masks import LayerMasks, full
 from attention_conformance.backends.protocol import Backend
 from attention_conformance.backends.user.observing import MASKS, Facts
+from attention_conformance.suite.spec.case import Case, Widths
 from attention_conformance.suite.spec.dtypes import DType
 from attention_conformance.suite.spec.inputs import Inputs
+
+
+def as_kind(case: Case, kind: str) -> Case:
+    """A case of multi-head attention as self-attention of one head, or with gated heads, of one tensor;
+    other cases unchanged. Raises ValueError."""
+    if case.option("kind") in (None, kind) or kind == case.operator.name:
+        return case
+    s, w = case.sizes, case.widths
+    assert w is not None
+    heads = {"H": 1, "Hkv": 1} if kind == "self-attention" else {}
+    output = s.Dv if kind == "self-attention" else w.output
+    sizes, widths = replace(s, Lk=s.Lq, **heads), Widths(w.query, w.query, w.query, output)
+    sized = replace(case, sizes=sizes, widths=widths)
+    return sized.with_options(kind=kind, self_attention=True)
+
+
+def parameter_names(case: Case) -> frozenset[str]:
+    """The names of a case's parameters."""
+    return frozenset(case.operator.learned(case.axes))
+
+
+class ReadNames(UserDict[str, Any]):
+    """A dictionary of parameters that records the names that were read."""
+
+    def __init__(self, parameters: Mapping[str, Any]) -> None:
+        super().__init__(parameters)
+        self.names: set[str] = set()
+
+    def __getitem__(self, name: str) -> Any:
+        self.names.add(name)
+        return super().__getitem__(name)
+
+
+def biases_of(names: Iterable[str]) -> set[str]:
+    """The names of projection biases."""
+    return {name for name in names if name.endswith("_bias")}
+
+
+def without_biases(case: Case) -> Case | None:
+    """The case without projection biases; None if its operator lacks the option."""
+    if "without_biases" not in {option.name for option in case.operator.options}:
+        return None
+    return case.with_options(without_biases=True)
 
 
 @dataclass(frozen=True)
@@ -31,15 +77,17 @@ class LayerCall:
         return None if values is None else self.backend.array(values, dtype)
 
     def mask(self) -> Any:
-        """The rest of the mask besides `causal` and `valid`, broadcast to rank 4 except in the form
-        "raw", or as the layer is seen to take masks."""
+        """The rest of the mask besides `causal` and `valid`, with the axes and in the form in which the
+        layer is seen to take masks. In the form "raw" a mask (Lq, Lk) has these axes, too, and nothing
+        else is changed."""
         mask, inputs, facts = self.masks.rest, self.inputs, self.facts
-        if mask is not None and inputs.form != "raw":
+        raw, s = inputs.form == "raw", inputs.sizes
+        if mask is not None and (not raw or mask.shape == (s.Lq, s.Lk)):
             same = mask.ndim < 4 or mask.shape[1] == 1
             mask = full(mask, inputs)[:, :1] if same else full(mask, inputs)
             mask = mask[:, 0] if facts.mask_axes == 3 else mask
-            mask = ~mask if self.hides else mask
-        if mask is None or facts.mask_kind == MASKS[0] or inputs.form == "raw":
+            mask = ~mask if self.hides and not raw else mask
+        if mask is None or facts.mask_kind == MASKS[0] or raw:
             return self.array(mask)
         added = facts.mask_kind == MASKS[2]
         return self.array(np.where(mask, *(0.0, -np.inf) if added else (1.0, 0.0)), inputs.dtype)

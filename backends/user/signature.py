@@ -280,7 +280,8 @@ def _misfit(name: str, reading: Reading) -> str:
     expected = f"{name}({shown(OPERANDS, [*reading.known])}), any of the keywords"
     ways = "".join(
         f"; nobody knows what {one!r} is given: give it a default, a name of docs/signatures.md, or "
-        f"--parameter {one}=WORD, WORD one of {', '.join(ROWS)}"
+        f'--parameter {one}=WORD or @claims(parameters={{"{one}": WORD}}), WORD one of '
+        f"{', '.join(ROWS)}"
         for one in reading.missing[:1]
     )
     if len(reading.parameters) == 1:

@@ -22,7 +22,6 @@ PLACES = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "project/contributing.md",
     "CHANGELOG.md": "project/changelog.md",
-    "FINDINGS.md": "findings/index.md",
 }
 """Where pages of the root are in the site."""
 

@@ -21,6 +21,7 @@ from attention_conformance.backends.protocol import (
     PreparedCall,
 )
 from attention_conformance.suite.judge.answer import swap_heads_and_length, values_of
+from attention_conformance.suite.judge.diagnosis.instrument import MOST_CALLS, one_hot
 from attention_conformance.suite.judge.elections.probe import Probe
 from attention_conformance.suite.judge.oracle import Oracle
 from attention_conformance.suite.judge.verdict import Deviation
@@ -42,6 +43,10 @@ Calling = Callable[[Case], AbstractContextManager[None]]
 
 BIASED = "sdpa/none/mha/{dt}/b2h3q5k7d8/bias.qk"
 GROUPED = "sdpa/none/gqa2/{dt}/b2h4q5k7d8"
+COMMON = "sdpa/none/mha/{dt}/b2h4q16k32d64"
+"""Sizes that most kernels accept. With as many keys as queries a function without an axis of samples
+would answer, since it could take rows for samples."""
+
 WINDOWS = ("window", "window_left")
 LEFT, RIGHT = 3, 1
 NO_ADVICE = ("", ())
@@ -74,7 +79,8 @@ class Fitting:
 
     def fit(self) -> tuple[str, tuple[str, ...]]:
         """Find one thing after the other, each with what was found before. Returns advice."""
-        if not self.fits_axes():
+        right = self.fits_axes()
+        if not right and self.output(self.plain()) is None:
             return NO_ADVICE
         native = self.is_native
         self.fit_heads(native)
@@ -83,7 +89,7 @@ class Fitting:
             self.fit_window()
         if not native:
             self.fit_lse()
-        return self.advice_on_masks(native)
+        return self.advice_on_masks(native) if right else NO_ADVICE
 
     @property
     def binding(self) -> Binding:
@@ -121,12 +127,12 @@ class Fitting:
         native, prepared = answer
         return self.values(native[0] if isinstance(native, tuple | list) else native, prepared)
 
-    def is_right(self, inputs: Inputs, problem: Inputs | None = None) -> bool:
-        """True if the function answers the inputs as the problem, by default the inputs themselves."""
-        got, problem = self.output(inputs), problem or inputs
-        if got is None or got.shape != problem.full_shape("output"):
+    def is_right(self, inputs: Inputs) -> bool:
+        """True if the function's answer to the inputs is right."""
+        got = self.output(inputs)
+        if got is None or got.shape != inputs.full_shape("output"):
             return False
-        return self.probe.matches(got, problem)
+        return self.probe.matches(got, inputs)
 
     def is_right_with(self, inputs: Inputs, **changes: str) -> bool:
         """True if the function would be right with a changed binding; it keeps its own."""
@@ -156,7 +162,7 @@ class Fitting:
         first, shaped, answered = self.binding, None, None
         takes_all: bool | None = None
         for axes in self.axes():
-            if AXES[axes or self.function.native.axis_order].index:
+            if self.lacks_axes(axes):
                 if takes_all is None:
                     takes_all = bool(shaped) or self.takes_all_axes(first)
                 if takes_all:
@@ -190,9 +196,16 @@ class Fitting:
         if first.axes:
             return False
         self.function.rebind(first)
-        trials = self.function.operator.questions.trials
-        inputs = [self.probe.drawn(text.format(dt=self.dtype.name)) for text in trials]
-        return any(self.called(one) is not None for one in inputs)
+        inputs = self.probe.drawn(COMMON.format(dt=self.dtype.name))
+        for axes in [axes for axes in self.axes() if not self.lacks_axes(axes)]:
+            self.function.rebind(first.but(axes=axes))
+            if self.called(inputs) is not None:
+                return True
+        return False
+
+    def lacks_axes(self, axes: str) -> bool:
+        """True if these axes are not all four."""
+        return bool(AXES[axes or self.function.native.axis_order].index)
 
     @property
     def transposes(self) -> bool:
@@ -217,7 +230,7 @@ class Fitting:
 
     def fit_lse(self) -> None:
         """Bind the axes of the log-sum-exp, which its shape tells, and the base 2 for the signature of
-        FlashInfer. Of any other function the base may be a fault."""
+        FlashInfer, if it is nearer. Of any other function the base may be a fault."""
         inputs = self.plain().replace(lse=True)
         if self.function.refuses(inputs):
             return
@@ -231,7 +244,7 @@ class Fitting:
             base_2 = self.function.binder.layout in LAYOUTS and not first.lse_base
             if base_2 and not self.judges(arrays, inputs):
                 self.function.rebind(bound.but(lse_base="2"))
-                if not self.judges(self.with_lse(inputs), inputs):
+                if self.spread(self.with_lse(inputs), inputs) > self.spread(arrays, inputs):
                     self.function.rebind(bound)
             return
         self.function.rebind(first)
@@ -252,6 +265,13 @@ class Fitting:
         fits = all(arrays[name].shape == inputs.full_shape(name) for name in arrays)
         return arrays if fits else None
 
+    def spread(self, arrays: dict[str, np.ndarray] | None, inputs: Inputs) -> float:
+        """How much the error of the log-sum-exp varies from row to row."""
+        if arrays is None:
+            return np.inf
+        want = Oracle.forward(inputs, self.probe.rounding).expected["lse"].value
+        return float(np.std(arrays["lse"] - np.asarray(want, float)))
+
     def judges(self, arrays: dict[str, np.ndarray] | None, inputs: Inputs) -> bool:
         """True if arrays are right outputs."""
         try:
@@ -263,35 +283,46 @@ class Fitting:
     def fit_heads(self, native: bool) -> None:
         """Bind grouped heads by their shapes if a call with them answers, right or wrong, and that they
         are not taken if it raises. A `native` signature without the framework's parameter for grouped
-        heads does not take them."""
+        heads takes them only if the answer is right."""
         lacking = self.function.missing(["grouped-heads"]) is not None
         if self.function.axes.heads or self.function.binder.serving("grouped-heads"):
-            return
-        if lacking and native:
             return
         first = self.binding
         self.function.rebind(first.but(heads="shapes"))
         inputs = self.probe.drawn(GROUPED.format(dt=self.dtype.name))
+        unsaid = lacking and native
         if inputs.sizes.Hkv == inputs.sizes.H:
             self.function.rebind(first)
-        elif self.output(inputs) is None:
-            self.function.rebind(first.but(heads="equal"))
+        elif not (self.is_right(inputs) if unsaid else self.output(inputs) is not None):
+            self.function.rebind(first if unsaid else first.but(heads="equal"))
         elif not lacking:
             self.function.rebind(first)
 
+    def attends(self, inputs: Inputs, dense: np.ndarray) -> bool:
+        """True if exactly the keys of a mask (Lq, Lk) have weights, whatever the scale."""
+        rows, calls = dense.any(-1), one_hot(inputs, MOST_CALLS)
+        for keys, shown in calls:
+            got = self.output(shown)
+            if got is None or got.shape != shown.full_shape("output"):
+                return False
+            seen = got[..., rows, : keys.stop - keys.start] > 0
+            if (seen != dense[rows, keys]).any():
+                return False
+        return bool(calls)
+
     def fit_window(self) -> None:
-        """Bind where a window counts from; as the causal flag does, if no answer is right."""
+        """Bind where a window counts from; as the causal flag does, if it is no known place."""
         names = [word for word in WINDOWS if self.function.binder.name_of(word)]
         right = None if names == ["window_left"] else RIGHT
-        inputs = self.plain().replace(mask=Window(LEFT, right))
+        window = Window(LEFT, right)
+        inputs = self.plain().replace(mask=window)
         if not names or self.function.refuses(inputs):
             return
         by = inputs.sizes.Lk - inputs.sizes.Lq
-        moved = Window(LEFT - by, None if right is None else right + by).dense(inputs.sizes)
-        last = inputs.replace(mask=None, mask_array=moved, form="dense")
-        if self.is_right(inputs):
+        last = Window(LEFT - by, None if right is None else right + by).dense(inputs.sizes)
+        if self.attends(inputs, window.dense(inputs.sizes)):
             return
-        if self.is_right(inputs, last) or self.binding.causal == "bottom-right":
+        if self.attends(inputs, last) or self.binding.causal == "bottom-right":
             self.function.rebind(self.binding.but(window="last"))
 
     def fit_causal(self) -> None:
@@ -300,7 +331,7 @@ class Fitting:
         if not self.function.binder.name_of("is_causal") or self.function.refuses(inputs):
             return
         for mask, name in ((Causal(), "top-left"), (Causal(bottom_right=True), "bottom-right")):
-            if self.is_right(inputs, inputs.replace(mask=mask, form="native")):
+            if self.attends(inputs, mask.dense(inputs.sizes)):
                 self.function.rebind(self.binding.but(causal=name))
                 return
 
@@ -317,14 +348,20 @@ class Fitting:
         for kind, what in () if native else TAKEN.items():
             if self.is_right_with(inputs, masks=kind):
                 text = f"The parameter {names[-1]!r} takes booleans wrong, and is right if {what}."
-                return f"{text} If it shall, claim masks={kind}.", HIDING
+                adding = () if self.takes_biases(names[-1]) else ADDING
+                return f"{text} If it shall, claim masks={kind}.", HIDING + adding
         return NO_ADVICE
+
+    def takes_biases(self, name: str) -> bool:
+        """True unless the parameter of this name is given biases, and their answers are wrong."""
+        biased = self.probe.drawn(BIASED.format(dt=self.dtype.name))
+        return name not in self.function.binder.serving("bias") or self.is_right(biased)
 
     def advice_on_biases(self, name: str, native: bool) -> tuple[str, tuple[str, ...]]:
         """What to claim if the parameter of this name takes no biases."""
-        biased = self.probe.drawn(BIASED.format(dt=self.dtype.name))
-        if name not in self.function.binder.serving("bias") or self.is_right(biased):
+        if self.takes_biases(name):
             return NO_ADVICE
+        biased = self.probe.drawn(BIASED.format(dt=self.dtype.name))
         with_bias, without = self.output(biased), self.output(biased.replace(bias=None))
         same = with_bias is not None and without is not None and (with_bias == without).all()
         if native and not same:

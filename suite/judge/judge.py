@@ -121,7 +121,10 @@ def _checked(cell: Cell) -> Verdict:
         kind = REFUSED if isinstance(inapplicable, Refused) else ""
         return verdict("unsupported", kind, str(inapplicable))
     except Deviation as deviation:
-        return verdict("fail", deviation.kind, deviation.message)
+        return replace(
+            verdict("fail", deviation.kind, deviation.message), where=_where(deviation),
+            what=deviation.what, advice=deviation.advice,
+        )  # fmt: skip
     except Exception as error:
         return _broken(cell, error)
     except ENDS:
@@ -130,6 +133,13 @@ def _checked(cell: Cell) -> Verdict:
         # The suite raises none of these: an exit, or what tells a test runner to skip a test.
         return verdict("fail", "raised", first_line(error))
     return verdict("pass")
+
+
+def _where(error: Deviation) -> tuple[str, ...]:
+    """The lines of the check through which a deviation came, and what the deviation names."""
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = (f"{f.filename}:{f.lineno}" for f in frames if "/suite/test_" in f.filename)
+    return (*lines, *error.where)
 
 
 def _audited(verdict: Verdict, reason: str) -> Verdict:

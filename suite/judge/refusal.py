@@ -73,4 +73,4 @@ def accident(implementation: Implementation, error: BaseException) -> Deviation:
         return Deviation("raised", line)
     types = " or ".join(kind.__name__ for kind in implementation.backend.validation_errors)
     names = ", ".join(name for name in implementation.argument_names if len(name) > 1)
-    return Deviation("raised", f"{line}; {RULE.format(types, names)}")
+    return Deviation("raised", f"{line}; {RULE.format(types, names)}", what=line)

@@ -40,7 +40,6 @@ from dataclasses import MISSING, fields, replace
 from typing import Any
 
 import numpy as np
-from scipy.special import lambertw, stdtrit
 
 from attention_conformance.backends.protocol import DeclaredRounding
 from attention_conformance.references.rounding import Roundoffs
@@ -151,6 +150,8 @@ def chance_limit(independent: float, probability: float = RMS_FALSE_ALARM) -> fl
     the mean s of all z^2 is P(mean > s) <= exp(-n/2 (s - 1 - ln s)), because -ln(1 - x) is convex and 0
     at 0. It is solved for s.
     """
+    from scipy.special import lambertw
+
     surprise = -2 * np.log(probability) / independent
     mean_square = -float(lambertw(-np.exp(-1 - surprise), -1).real)
     return float(np.sqrt(mean_square))
@@ -173,6 +174,8 @@ def shift_limit(freedom: float) -> float:
     The limit is Student's t. Sums of roundings have lighter tails than the normal distribution (see
     `rms_limit`).
     """
+    from scipy.special import stdtrit
+
     return -float(stdtrit(freedom, RMS_FALSE_ALARM / 2))
 
 

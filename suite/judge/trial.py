@@ -101,7 +101,7 @@ def _attempted(
             else f", with query {_sized('query', query.shape, prepared, inputs)}"
         )
         line = first_line(error)
-        hint = suggestion(line, inputs.case)
+        hint = suggestion(line, inputs.case) or getattr(implementation, "without_sizes", "")
         return False, f"called once, on {inputs.case.id}{given}, it raised {line}{hint}"
     return True, _misfit(implementation, native, inputs, prepared)
 

@@ -12,15 +12,25 @@ from attention_conformance.suite.spec.vocabulary import KINDS, STATUSES
 
 class Deviation(Exception):
     """A broken promise. `kind` is one of `KINDS`; `measured` are the figures of the comparison that
-    found it, if there was one."""
+    found it, if there was one; `where` names what is wrong of several things that a check asks. Of a
+    message that says what to do, too, `what` is what is wrong, and `advice` what to do."""
 
-    def __init__(self, kind: str, message: str, measured: Measured | None = None) -> None:
+    def __init__(
+        self,
+        kind: str,
+        message: str,
+        measured: Measured | None = None,
+        where: tuple[str, ...] = (),
+        what: str = "",
+        advice: str = "",
+    ) -> None:
         if kind not in KINDS:
             raise ValueError(f"unknown kind {kind!r}; valid: {', '.join(KINDS)}")
         super().__init__(message)
         self.kind = kind
         self.message = message
         self.measured = measured or Measured()
+        self.where, self.what, self.advice = where, what or message, advice
 
 
 class HarnessError(Exception):
@@ -92,7 +102,8 @@ class Measured:
 @dataclass(frozen=True)
 class Verdict:
     """Status, kind ("" for pass), message for people (made `printable`), and figures. `inherited` is the
-    finding that makes a failure of a user function known."""
+    finding that makes a failure of a user function known. `where` are the lines of the check that
+    failed, and what a `Deviation` names, which also has `what` and `advice`."""
 
     status: str
     kind: str = ""
@@ -100,6 +111,9 @@ class Verdict:
     measured: Measured = field(default_factory=Measured)
     seconds: float = 0.0
     inherited: str = ""
+    where: tuple[str, ...] = ()
+    what: str = ""
+    advice: str = ""
 
     def __post_init__(self) -> None:
         if self.status not in STATUSES:

@@ -22,7 +22,7 @@ from packaging.version import Version
 
 from attention_conformance.backends.protocol import UsageError
 from attention_conformance.suite.measure import protocol
-from attention_conformance.suite.measure.call import Accuracy, TimedCall
+from attention_conformance.suite.measure.call import TimedCall
 from attention_conformance.suite.measure.protocol import UnsupportedCall
 from attention_conformance.suite.measure.worker import implementations, pin, rate_of, rate_of_copy
 from attention_conformance.suite.run.options import Options
@@ -83,7 +83,9 @@ class Benchmark:
         cls.version = version_of(cls.cases)
 
     def setup(self, case: str, implementation: str) -> None:
-        self.timed, self.accuracy = timed_call(self.backend, case, implementation, self.direction)
+        self.timed, self.error_ratio = timed_call(
+            self.backend, case, implementation, self.direction
+        )
 
     def _call(self) -> None:
         self.last = self.timed.calls()
@@ -162,7 +164,7 @@ class Quality(Benchmark):
 
     @unit("max |error| / bound")
     def track_error_ratio(self, case: str, implementation: str) -> float | None:
-        return self.accuracy.error_ratio
+        return self.error_ratio
 
     @unit("share of the largest matrix product")
     def track_share_of_gemm(self, case: str, implementation: str) -> float:
@@ -254,8 +256,8 @@ def loaded(backend: str) -> dict[str, Any]:
 @lru_cache(maxsize=4)
 def timed_call(
     backend: str, case: str, implementation: str, direction: str
-) -> tuple[TimedCall, Accuracy]:
-    """A warm call whose answer is right, and the accuracy of the answer.
+) -> tuple[TimedCall, float | None]:
+    """A warm call whose answer is right, and the error ratio of the answer.
 
     Raises the errors of `resolved`, and RefusedTime if the answer is wrong or its time cannot be true.
     """

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.backends.compilation import Compiled
+from attention_conformance.backends.compilers import Compiled
 from attention_conformance.backends.protocol import Implementation, PreparedCall
 from attention_conformance.suite.judge import leaks
 from attention_conformance.suite.judge.answer import Answer
@@ -45,25 +45,15 @@ _CHECK = Check("speed", lambda cell: None, lambda level: ())
 
 
 @dataclass(frozen=True)
-class Accuracy:
-    """The error ratio and the grade of a timed answer."""
-
-    error_ratio: float | None
-    grade: str
-
-
-@dataclass(frozen=True)
 class Preparation:
     """Seconds of preparing a call, and the size of a sample.
 
-    - `convert`: seconds of making the arrays
     - `first_call`: seconds of the first call, with tracing and compilation
     - `inner`: calls per sample
     - `settled`: True if times settled during the warm-up
     - `work`: operations and bytes; None if the operator does not count them
     """
 
-    convert: float
     first_call: float
     inner: int
     settled: bool
@@ -121,10 +111,8 @@ class TimedCall:
 
     def prepare(self) -> Preparation:
         """Make the arrays, call once, and warm up. Raises RefusedTime if the call raises."""
-        start = protocol.now()
         self.prepared = self._prepared(self.implementation, self.cell.inputs)
         self.backend.profiler.sync(list(self.prepared.arguments.values()))
-        convert = protocol.now() - start
         with leaks.quiet():
             step = self.backend.profiler.step
             self.step = self._attempt(lambda: step(self.prepared, self.direction, self.wrt))
@@ -139,7 +127,7 @@ class TimedCall:
             self.seen = [Seen[Reading](self.cell.seed + n) for n in range(len(calls))]
             again, _ = self.clock.timed(self.calls, 1)
             self.inner, settled, _ = protocol.warm(self._seconds, again)
-        return Preparation(convert, first, self.inner, settled, self.work)
+        return Preparation(first, self.inner, settled, self.work)
 
     def sample(self, inner: int | None = None) -> float:
         """Time one sample: seconds of one call, averaged over `inner` calls."""
@@ -150,14 +138,9 @@ class TimedCall:
         self.samples.append(seconds)
         return seconds
 
-    def device_sample(self) -> float | None:
-        """Seconds of one call by the device's clock, with empty caches; None without such a clock."""
-        self.backend.profiler.empty_caches()
-        return self.backend.profiler.device_seconds(self.calls.function)
-
-    def judge(self) -> Accuracy:
-        """Judge the answers of a part of the sets, every answer that differs from another one to the same
-        inputs, and an answer to new inputs.
+    def judge(self) -> float | None:
+        """The error ratio of the timed answer. Judges the answers of a part of the sets, every answer
+        that differs from another one to the same inputs, and an answer to new inputs.
 
         Raises RefusedTime with one of these kinds:
 
@@ -177,8 +160,7 @@ class TimedCall:
             if self.own.watched is not None:
                 for number in range(self._sets()):
                     self._attempt(self.own.watched.prepare(self._fresh(number)))
-            # Gradients keep the declared grade: grading them needs one oracle per numerics class.
-            return Accuracy(measured.error_ratio, measured.grade)
+            return measured.error_ratio
 
     def judge_seen(self) -> Measured:
         """Judge answers that `look` kept: those to the first set of inputs, to a random part of the other

@@ -86,7 +86,9 @@ def run(arguments: argparse.Namespace) -> int:
     if said:
         print(said, file=sys.stderr)
         verdict = of_bench(NOTHING, reasons=(said,))
-    door.write(verdict)
+    if unwritten := door.write(verdict):
+        print(unwritten, file=sys.stderr)
+        return NOTHING
     if not said and options.seed in DRAWN:
         _say(f"seed {options.seed}; --seed={options.seed} repeats the run")
     return verdict.exit_code

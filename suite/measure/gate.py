@@ -238,7 +238,7 @@ def ping_pong(
     """
 
     def sample(who: str, slow: float = 0.0) -> float:
-        answer = workers[who].ask(do="sample", key="it", inner=None, slow=slow, device=False)
+        answer = workers[who].ask(do="sample", key="it", inner=None, slow=slow)
         return answer["seconds"]
 
     sample("candidate")

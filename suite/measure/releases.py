@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from attention_conformance.suite.records.files import write_new
 from attention_conformance.suite.records.machine import ROOT
 
-BENCHMARKS = ROOT / "suite" / "benchmarks"
+BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 LOCKS = BENCHMARKS / "releases"
 MODULES = {"torch": "bench_torch", "jax": "bench_jax", "tensorflow-cpu": "bench_tensorflow"}
 """The benchmark module of each distribution."""

@@ -24,11 +24,9 @@ def header(options: BenchOptions, pool: Pool) -> SpeedHeader:
     for worker in pool.workers.values():
         versions |= worker.hello["versions"]
     return SpeedHeader(
-        protocol=protocol.VERSION,
         versions=versions,
         options={n: value for n, value in asdict(options).items() if n not in UNSTORED}
         | {"samples": options.count},
-        imports={name: worker.hello["imported"] for name, worker in pool.workers.items()},
         **machine.origin(),
     )
 
@@ -45,9 +43,9 @@ class Measurement:
     key: str
     identity: dict[str, Any]
     preparation: dict[str, Any] = field(default_factory=dict)
+    seed: int = 0
     failure: WorkerFailure | None = None
     samples: list[float] = field(default_factory=list)
-    device_samples: list[float] = field(default_factory=list)
     said: float = 0.0
     waited: float = 0.0
     announced: bool = False
@@ -62,9 +60,9 @@ class Measurement:
 
     def open(self) -> None:
         """Have the worker prepare the call, after restarting a dead worker."""
-        self.samples, self.device_samples, self.said, self.waited = [], [], 0.0, 0.0
+        self.samples, self.said, self.waited = [], 0.0, 0.0
         case, direction = self.identity["case"], self.identity["direction"]
-        name, seed = self.identity["implementation"], self.identity["seed"]
+        name, seed = self.identity["implementation"], self.seed
         try:
             if self.worker.died:
                 self.worker.restart()
@@ -75,16 +73,14 @@ class Measurement:
             "open", implementation=name, case=case, direction=direction, seed=seed
         )
 
-    def sample(self, on_device: bool) -> None:
+    def sample(self) -> None:
         """Take one sample. `said` sums seconds of the worker's clock, `waited` those of this process."""
         start = protocol.now()
-        answer = self.ask("sample", inner=None, slow=0.0, device=on_device)
+        answer = self.ask("sample", inner=None, slow=0.0)
         if answer:
             self.waited += protocol.now() - start
             self.said += answer["seconds"] * (self.preparation["inner"] + 1)
             self.samples.append(answer["seconds"])
-            if answer["device"] is not None:
-                self.device_samples.append(answer["device"])
 
     def finish(self) -> SpeedRecord:
         """Judge the timed answers, measure the machine's limits, and make the record."""
@@ -117,14 +113,14 @@ class Measurement:
     def _record(self, fields: dict[str, Any]) -> SpeedRecord:
         every = {**self.identity, **fields}
         if self.preparation:
-            every |= {n: self.preparation[n] for n in ("convert", "first_call", "inner")}
+            every["first_call"] = self.preparation["first_call"]
         failure = self.failure
         if failure is not None:
             every |= {"status": failure.status, "kind": failure.kind, "message": failure.message}
             every["error_ratio"] = failure.error_ratio
             return SpeedRecord(**every)
-        every["samples"], every["device_samples"] = tuple(self.samples), tuple(self.device_samples)
-        return SpeedRecord(**every, status="timed" if self.preparation["settled"] else "unsettled")
+        status = "timed" if self.preparation["settled"] else "unsettled"
+        return SpeedRecord(**every, samples=tuple(self.samples), status=status)
 
 
 def decoded(case: Case) -> int:
@@ -174,28 +170,28 @@ def _group(
             "dtype": case.dtype.name,
             "direction": direction,
             "threads": options.threads or len(worker.cpus),
-            "seed": options.seed,
-            "operator": case.operator.name,
             "keys": case.sizes.Lk,
             "swept": workload.swept,
             "tokens": decoded(case) if direction == "forward" else 0,
         }
-        measurements.append(Measurement(worker, f"{backend}:{offer.name}", identity))
+        measurements.append(
+            Measurement(worker, f"{backend}:{offer.name}", identity, seed=options.seed)
+        )
     while measurements:
-        _sample(measurements, options.count, options.device != "cpu", steps)
+        _sample(measurements, options.count, steps)
         measurement = measurements.pop(0)
         yield measurement.finish()
         _forget_lost(measurement.worker, measurements)
 
 
-def _sample(measurements: Sequence[Measurement], count: int, on_device: bool, steps: Steps) -> None:
+def _sample(measurements: Sequence[Measurement], count: int, steps: Steps) -> None:
     """Open the measurements, each of which is one of the `steps`, and take their samples in turn."""
     turn = 0
     while left := [m for m in measurements if m.failure is None and len(m.samples) < count]:
         # Alternate directions, so that no measurement always follows the slowest one.
         for measurement in left if turn % 2 == 0 else left[::-1]:
             if measurement.preparation:
-                measurement.sample(on_device)
+                measurement.sample()
             else:
                 if not measurement.announced:
                     steps.next(

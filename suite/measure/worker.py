@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import os
 import sys
-import time
 import traceback
 from dataclasses import asdict, replace
 from typing import Any
@@ -35,22 +34,19 @@ class Server:
     def __init__(self, request: Fields) -> None:
         if request["cpus"]:
             os.sched_setaffinity(0, request["cpus"])
-        start = time.perf_counter()
         self.backend, self.implementations, self.own = loaded(
             request["backend"], msgspec.convert(request["options"], Options)
         )
-        self.imported = time.perf_counter() - start
         self.calls: dict[str, Any] = {}
         self.limits: dict[tuple[str, str, int], float] = {}
 
     def hello(self) -> Fields:
-        """The seconds of the import, the implementations, the versions, and notes for people."""
+        """The implementations, the versions, and notes for people."""
         offers = [
             {"name": i.name, "mode": i.mode, "operator": i.operator.name}
             for i in self.implementations.values()
         ]
         return {
-            "imported": self.imported,
             "implementations": offers,
             "versions": {name: str(text) for name, text in self.backend.versions.items()},
             "python": sys.version.split()[0],
@@ -81,12 +77,11 @@ class Server:
         call.slow = 0.0
         call.sample(1)
         call.slow = request["slow"]
-        seconds = call.sample(request["inner"])
-        return {"seconds": seconds, "device": call.device_sample() if request["device"] else None}
+        return {"seconds": call.sample(request["inner"])}
 
     def judge(self, request: Fields) -> Fields:
         """Judge the answers of a timed call."""
-        return asdict(self.calls[request["key"]].judge())
+        return {"error_ratio": self.calls[request["key"]].judge()}
 
     def facts(self, request: Fields) -> Fields:
         """The peak bytes and the kernels of a call."""
@@ -146,7 +141,7 @@ def implementations(name: str, options: Options) -> tuple[Any, dict[str, Any]]:
 def loaded(name: str, options: Options) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     """`implementations`, and the `OwnCode` of user functions by name."""
     from attention_conformance.backends import registry
-    from attention_conformance.backends.compilation import compiled_forms
+    from attention_conformance.backends.compilers import compiled_forms
 
     backend = registry.load(name, options.device)
     codes = [_function(backend, options, text) for text in options.function]

@@ -13,10 +13,12 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
 from reprlib import repr as brief
+from typing import TextIO
 
 from attention_conformance.suite.records import diagnoses
 from attention_conformance.suite.records.diagnoses import DiagnosisRecord
 from attention_conformance.suite.records.lines import (
+    Content,
     DuplicateCell,
     Fact,
     FileSchema,
@@ -143,6 +145,11 @@ class Run:
     @property
     def totals(self) -> Counter[str]:
         return Counter(cell.status for cell in self.cells)
+
+    def save(self, path: str | Path, file: TextIO | None = None) -> Path:
+        """Write the run to a new file; `file` is the open file, if it is open. Raises FileExistsError."""
+        parts = self.header, self.cells, str(path), self.complete, self.diagnoses
+        return FILE_SCHEMA.save(path, Content(*parts), file)
 
 
 writer = FILE_SCHEMA.writer

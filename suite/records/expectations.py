@@ -17,10 +17,13 @@ A manifest is a TOML file per backend, NAME.toml beside its adapter, of entries
     drawn = true                                # optional: only for the search, see below
     sometimes = "why it passes with some seeds" # optional, see below
 
-An entry may cite a finding (`suite.records.findings`) of any manifest by `finding = "name"`.
+An entry may cite a finding (`suite.records.findings`) of its manifest, or of one of this project, by
+`finding = "name"`. Where the entry does not say otherwise, the issue, the versions and the CPU are then
+those of the finding, and the cause is its title.
 
 A matching cell that fails as stated is `known`. Four things fail the run: another kind of failure,
-another message, a pass, and an entry that matches no cell of the catalogue.
+another message, a pass, and an entry that matches no cell of the catalogue. A run that pytest filters
+(`-k`, `::`) looks for such entries in users' manifests only, not in this project's.
 
 - `drawn`: the cases were drawn by a search and are not in the catalogue. The entry makes no cell `known`;
   the search does not report such failures again.
@@ -35,6 +38,8 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Protocol, TypeVar
 
@@ -46,6 +51,7 @@ from attention_conformance.suite.records.cells import CellRecord
 from attention_conformance.suite.records.diagnoses import DiagnosisRecord
 from attention_conformance.suite.records.files import regular
 from attention_conformance.suite.records.machine import cpu_is
+from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.vocabulary import KINDS
 
 MANIFESTS = Path(__file__).resolve().parents[2] / "backends"
@@ -84,9 +90,11 @@ def _one_of(patterns: Iterable[str], text: str) -> bool:
 
 
 class Expectation(ManifestEntry, frozen=True):
-    """An entry with its place in a manifest (`source`)."""
+    """An entry with its place in a manifest (`source`); `committed` is True for manifests of this
+    project."""
 
     source: str = ""
+    committed: bool = False
 
     def matches(self, implementation: str, check: str, case: str) -> bool:
         """Whether the entry's patterns match this cell."""
@@ -126,11 +134,37 @@ def load(path: Path) -> list[Expectation]:
     Raises ExpectationError for an unknown, missing, empty or wrongly typed field, an unknown kind, an
     invalid pattern or version, and an issue that is neither a link nor begins with "none found".
     """
-    entries = tables(path).get("expect", [])
+    document, committed = tables(path), path.resolve().is_relative_to(MANIFESTS)
+    own = _shared(document.get("finding", []))
     return [
-        _expectation(values, f"{path.name}, entry {number}")
-        for number, values in enumerate(entries, 1)
+        _expectation(_completed(values, own), f"{path.name}, entry {number}", committed)
+        for number, values in enumerate(document.get("expect", []), 1)
     ]
+
+
+def _shared(findings: Iterable[Any]) -> dict[str, dict[str, Any]]:
+    """What entries take from each finding that they cite."""
+    return {
+        one["name"]: {"cause": one["title"]}
+        | {name: one[name] for name in ("issue", "versions", "cpu") if name in one}
+        for one in findings
+        if isinstance(one, dict) and {"name", "title"} <= set(one)
+    }
+
+
+@cache
+def _shared_by_finding() -> dict[str, dict[str, Any]]:
+    """`_shared` of the manifests of this project."""
+    found = (tables(path).get("finding", []) for path in sorted(MANIFESTS.glob("*/*.toml")))
+    return _shared(chain.from_iterable(found))
+
+
+def _completed(values: Any, own: Mapping[str, Mapping[str, Any]]) -> Any:
+    """An entry with what it takes from the finding that it cites, of its `own` manifest or another."""
+    if not isinstance(values, dict) or "finding" not in values:
+        return values
+    name = str(values["finding"])
+    return {**(own.get(name) or _shared_by_finding().get(name, {})), **values}
 
 
 def load_named(path: str | Path) -> list[Expectation]:
@@ -182,7 +216,7 @@ def check_issue(issue: str, where: str) -> None:
         )
 
 
-def _expectation(values: Any, where: str) -> Expectation:
+def _expectation(values: Any, where: str, committed: bool) -> Expectation:
     entry = typed(values, ManifestEntry, where)
     if entry.kind not in KINDS:
         raise ExpectationError(f"{where}: unknown kind {entry.kind!r}; valid: {', '.join(KINDS)}")
@@ -197,7 +231,7 @@ def _expectation(values: Any, where: str) -> Expectation:
             Requirement(text)
     except (re.error, OverflowError, RecursionError, InvalidRequirement) as error:
         raise ExpectationError(f"{where}: {error}") from error
-    return Expectation(**msgspec.structs.asdict(entry), source=where)
+    return Expectation(**msgspec.structs.asdict(entry), source=where, committed=committed)
 
 
 class VerdictLike(Protocol):
@@ -267,9 +301,24 @@ class Manifest:
             f"{verdict.kind}: {verdict.message}",
         )
 
-    def unmatched(self, met: Callable[[Expectation], bool]) -> list[Expectation]:
-        """Entries that match no cell of the catalogue; `met` says whether an entry matches one."""
-        return [entry for entry in self.entries if not entry.drawn and not met(entry)]
+    def alike(self, failure: VerdictLike, implementation: str, check: str, case: str) -> str:
+        """The source and cause of an entry with this failure in other cases of the operator and dtype,
+        or "". Entries name sizes of the catalogue; a search draws cases of any size."""
+        for entry in self.entries:
+            if entry.asks(implementation, check) and entry.expects(failure):
+                for operator, *parts in (pattern.split("/") for pattern in entry.case):
+                    dtypes = {*parts} & {*DTYPES} <= {*case.split("/")}
+                    if dtypes and fnmatchcase(case.split("/")[0], operator):
+                        return f"{entry.source}: {entry.cause}"
+        return ""
+
+    def unmatched(
+        self, met: Callable[[Expectation], bool], filtered: bool = False
+    ) -> list[Expectation]:
+        """Entries that match no cell of the catalogue; `met` says whether an entry matches one.
+        `filtered` leaves out committed entries."""
+        asked = (e for e in self.entries if not (e.drawn or (filtered and e.committed)))
+        return [entry for entry in asked if not met(entry)]
 
 
 _BREAKS = re.compile(r"(?:\x1b\[[0-9;]*[A-Za-z]|[\x00-\x1f\x7f])+")

@@ -1,7 +1,8 @@
-"""New files and new folders, without overwriting; regular files."""
+"""New files and new folders, without overwriting; regular files; folders in use."""
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ def new_file(path: str | Path) -> TextIO:
 
 
 def write_new(path: str | Path, text: str) -> None:
-    """Write a new file. Raises FileExistsError; any other OSError leaves no file."""
+    """Write a new file. Raises FileExistsError; any other error leaves no file."""
     file = new_file(path)
     with or_nothing(path), file:
         file.write(text)
@@ -33,12 +34,14 @@ def write_new(path: str | Path, text: str) -> None:
 
 @contextmanager
 def or_nothing(path: str | Path) -> Iterator[None]:
-    """Remove a new file or folder that cannot be filled, as on a full disk. The OSError names it."""
+    """Remove a new file or folder that cannot be filled, as on a full disk. An OSError names it."""
     try:
         yield
-    except OSError as error:
+    except BaseException as error:
         path = Path(path)
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
+        if not isinstance(error, OSError):
+            raise
         raise OSError(
             f"{path} cannot be written: {error.strerror or error}; nothing of it is left"
         ) from error
@@ -67,3 +70,23 @@ def new_folder(folder: str | Path) -> Path:
         )
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Lock a folder, if its file system has locks. Raises BlockingIOError if another process has locked
+    it."""
+    import fcntl  # not on Windows
+
+    place = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            advice = "wait for its end, or name a new folder"
+            raise BlockingIOError(f"another process is at work on {folder}: {advice}") from error
+        except OSError:
+            pass
+        yield
+    finally:
+        os.close(place)

@@ -1,4 +1,4 @@
-"""Findings: deviations of released software, read from manifests and written as a page.
+"""Findings: deviations of released software, read from manifests and written as pages.
 
 A manifest (`suite.records.expectations`) holds entries
 
@@ -11,18 +11,22 @@ A manifest (`suite.records.expectations`) holds entries
     upstream = "open"                               # the state of a linked report: a name of STATES
     versions = ["torch>=2.0"]
     seen = "election nan-in-query of torch:sdpa"    # if no expectation cites the finding
-    reproduction = '''a script without this project, whose assertions hold while the fault is there'''
+
+`docs/findings/scripts/NAME.py` shows the finding without this project. The script prints two lines, which
+begin with "expected" and "got". Its last line is "DEVIATES", "fixed" or "not applicable here".
 """
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
 import msgspec
+from packaging.requirements import Requirement
 
 from attention_conformance.suite.records.cells import CellRecord, Run
 from attention_conformance.suite.records.expectations import (
@@ -50,31 +54,39 @@ SEVERITIES = {
 STATES = {
     "open": "reported; the report is open",
     "fixed": "a change for it is merged; the versions named here lack the change",
-    "closed": "the report is closed; the deviation is there",
+    "closed": "the report is closed; the deviation is there. A remark behind the link tells them apart",
     "by design": "its authors want it so",
     "not reported": "no report was found",
     "not looked up": "nobody looked at the report's state",
 }
 """What became of findings upstream, as looked up in November 2026."""
 
-INTRODUCTION = """\
-What the suite found in released software. Each finding was reproduced without the suite: its script runs
-in the framework alone, and the assertions of the script hold while the deviation is there."""
+SCRIPTS = MANIFESTS.parent / "docs" / "findings" / "scripts"
+"""The scripts of findings, NAME.py; an installed package has none."""
 
-HEAD = f"""# Findings
+OWNERS = {"torch": "pytorch", "mlx-lm": "mlx"}
+"""Owners of packages that have another name than their owner."""
 
-{INTRODUCTION} The page is
-made from the manifests in `backends` and from records:
+HEAD = """# Findings
 
-    attention-conformance findings RESULTS... > FINDINGS.md
+What the suite found in released software, the gravest first. Each finding has a script that shows it in
+the framework alone. A script prints what is expected and what it got, then `DEVIATES`, `fixed` or
+`not applicable here`. These pages are made from the manifests in `backends`:
+
+    attention-conformance findings --output=docs/findings
+
+Given result files, the command counts the cells that fail because of each finding.
 """
+
+Contents = Mapping[str, tuple[Sequence["Finding"], Sequence[Expectation]]]
+"""Findings and entries by manifest name."""
 
 
 class Finding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A deviation of released software, with a script that shows it without this project.
 
     `severity`: a name of `SEVERITIES`; `upstream`: the state of the linked report, "" if unknown.
-    `crashes`: the script may end its process instead of failing an assertion.
+    `crashes`: the script may end its process. `device`: the only devices that show the deviation.
     `cpu`: flags that the CPU must have, or with "!flag" must not have, to show the deviation.
     """
 
@@ -84,9 +96,9 @@ class Finding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     text: Text
     issue: Text
     versions: Texts
-    reproduction: Text
     seen: str = ""
     crashes: bool = False
+    device: tuple[Text, ...] = ()
     cpu: tuple[Text, ...] = ()
     upstream: Literal["", "open", "fixed", "closed"] = ""
 
@@ -98,6 +110,31 @@ class Finding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.issue.startswith("none found"):
             return "not reported"
         return self.upstream or "not looked up"
+
+    @property
+    def owner(self) -> str:
+        """The project that the finding is about: that of the first of `versions`."""
+        package = Requirement(self.versions[0]).name
+        return OWNERS.get(package, package)
+
+    @property
+    def asks_nothing(self) -> bool:
+        """Whether a user whose calls are valid has nothing to do about it."""
+        return self.state == "by design" or self.severity == "accepted"
+
+    @property
+    def reproduction(self) -> str:
+        """The script; where it is, if the package is installed without scripts."""
+        path = SCRIPTS / f"{self.name}.py"
+        if not path.is_file():
+            return f"# docs/findings/scripts/{self.name}.py of the repository"
+        return path.read_text(encoding="utf-8").strip()
+
+    @property
+    def where(self) -> str:
+        """The devices and CPUs that show the deviation; "" for all."""
+        flags = [f"CPU {flag.replace('!', 'without ')}" for flag in self.cpu]
+        return ", ".join([*self.device, *flags])
 
 
 def load_findings(path: Path) -> list[Finding]:
@@ -135,55 +172,60 @@ def manifests(folder: Path = MANIFESTS) -> dict[str, tuple[list[Finding], list[E
     return contents
 
 
-@cache
-def title_of(name: str) -> str:
-    """How messages cite a finding: by its number on the page, or by its name if the page lacks it."""
-    contents = manifests()
-    names = [finding.name for findings, _ in contents.values() for finding in findings]
-    return f"finding {names.index(name) + 1 if name in names else name}"
+def pages(contents: Contents, runs: Iterable[Run] = ()) -> dict[str, str]:
+    """Pages in Markdown by name: "index", and a page for each owner of findings.
 
-
-def page(
-    contents: Mapping[str, tuple[Sequence[Finding], Sequence[Expectation]]], runs: Iterable[Run]
-) -> str:
-    """The page in Markdown: a section a finding, with the cells of `runs` that fail because of it."""
+    A page shows the cells of `runs` that fail because of each finding.
+    """
     runs = list(runs)
-    versions: dict[str, str] = {}
-    for run in runs:
-        versions |= run.header.versions
     cells = [cell for run in runs for cell in run.cells if cell.status == "known"]
-    lines = [HEAD]
-    if versions:
-        listed = ", ".join(f"{name} {text}" for name, text in sorted(versions.items()))
-        lines.append(f"Records of {listed}.\n")
-    lines.append(by_severity(contents))
-    counted = 0
-    for backend, (findings, _) in contents.items():
-        if findings:
-            lines.append(f"## {backend}\n")
+    findings = [finding for listed, _ in contents.values() for finding in listed]
+    findings.sort(key=lambda finding: (list(SEVERITIES).index(finding.severity), finding.owner))
+    made = {"index": index(findings, runs)}
+    for owner in sorted({finding.owner for finding in findings}):
+        sections = [f"# Findings: {owner}\n"]
         for finding in findings:
-            counted += 1
-            cited = citing(finding, contents)
-            lines.append(f"### {counted}. {finding.title}\n")
-            lines.append(description(finding, cited, _hit(cells, cited)))
+            if finding.owner == owner:
+                cited = citing(finding, contents)
+                sections.append(description(finding, cited, _hit(cells, cited)))
+        made[owner] = "\n".join(sections)
+    return made
+
+
+def index(findings: Sequence[Finding], runs: Iterable[Run]) -> str:
+    """The first page: tables of findings, the meanings of their words, and the list of owners' pages."""
+    versions = {name: text for run in runs for name, text in run.header.versions.items()}
+    listed = ", ".join(f"{name} {text}" for name, text in sorted(versions.items()))
+    owners = sorted({finding.owner for finding in findings})
+    words = [f"- {word}: {text}" for word, text in (*SEVERITIES.items(), *STATES.items())]
+    lines = [
+        HEAD,
+        *([f"Records of {listed}.\n"] if listed else []),
+        table([finding for finding in findings if not finding.asks_nothing]),
+        "## By design, or for invalid calls only\n",
+        "A user whose calls are valid has nothing to do about these.\n",
+        table([finding for finding in findings if finding.asks_nothing]),
+        "## Severities and states\n",
+        "States upstream are those of November 2026.\n",
+        *words,
+        "\n```{toctree}\n:hidden:\n",
+        *owners,
+        "```\n",
+    ]
     return "\n".join(lines)
 
 
-def by_severity(contents: Mapping[str, tuple[Sequence[Finding], Sequence[Expectation]]]) -> str:
-    """Two tables in Markdown: findings by severity and state upstream, and the meanings of states."""
-    findings = [finding for listed, _ in contents.values() for finding in listed]
-    rows = [["finding", *STATES, "all"], ["---", *["---:"] * (len(STATES) + 1)]]
-    for severity, text in SEVERITIES.items():
-        mine = [finding.state for finding in findings if finding.severity == severity]
-        rows.append([f"{severity}: {text}", *(str(mine.count(s)) for s in STATES), str(len(mine))])
-    meanings = [f"- {state}: {text}" for state, text in STATES.items()]
-    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-    return "\n".join([table, "", "States upstream are those of November 2026:", "", *meanings, ""])
+def table(findings: Iterable[Finding]) -> str:
+    """A table in Markdown with a row for each finding."""
+    rows = ["| finding | title | severity | upstream | versions | only on |", f"|{'---|' * 6}"]
+    for f in findings:
+        link, title = f"[{f.name}]({f.owner}.md#{f.name})", f.title.replace("|", " ")
+        values = link, title, f.severity, f.state, ", ".join(f.versions), f.where
+        rows.append(f"| {' | '.join(values)} |")
+    return "\n".join([*rows, ""])
 
 
-def citing(
-    finding: Finding, contents: Mapping[str, tuple[Sequence[Finding], Sequence[Expectation]]]
-) -> dict[str, list[Expectation]]:
+def citing(finding: Finding, contents: Contents) -> dict[str, list[Expectation]]:
     """The entries that cite a finding, by manifest."""
     return {
         name: [e for e in entries if e.finding == finding.name]
@@ -207,7 +249,7 @@ def description(
     cited: Mapping[str, Sequence[Expectation]],
     counts: Mapping[str, int] = MappingProxyType({}),
 ) -> str:
-    """A finding in Markdown, without its title.
+    """A finding in Markdown.
 
     `cited` are the entries that cite the finding. `counts` are its known cells by implementation.
     """
@@ -221,14 +263,34 @@ def description(
         checked = "every check" if "*" in checks else f"check {', '.join(checks)}"
         where = f"{of or ', '.join(names)}; {checked}; cases {', '.join(f'`{c}`' for c in cases)}"
     lines = [
+        f"## {finding.name}\n",
+        f"**{finding.title}**\n",
         f"{finding.text.strip()}\n",
         f"- Severity: {finding.severity}, {SEVERITIES[finding.severity]}",
         f"- Upstream: {finding.state}; {finding.issue}",
         f"- Versions: {', '.join(finding.versions)}",
-        *([f"- CPU: {', '.join(finding.cpu).replace('!', 'without ')}"] if finding.cpu else []),
-        f"- Seen in: {where}\n",
-        "```python",
-        finding.reproduction.strip(),
-        "```\n",
+        *([f"- Only on: {finding.where}"] if finding.where else []),
+        f"- Script: [{finding.name}.py](scripts/{finding.name}.py)\n",
+        f"```python\n{finding.reproduction}\n```\n",
+        f"<details><summary>Seen in</summary>\n\n{where}\n\n</details>\n",
     ]
     return "\n".join(lines)
+
+
+def report(finding: Finding) -> str:
+    """A report to post upstream, with what the script prints here; "" if it prints no deviation."""
+    command = [sys.executable, "-c", finding.reproduction]
+    done = subprocess.run(command, capture_output=True, text=True)
+    shown = done.stdout.strip() if done.returncode >= 0 else f"{done.stdout}(the process ends)"
+    if done.returncode >= 0 and not shown.endswith("DEVIATES"):
+        return ""
+    blocks = f"```python\n{finding.reproduction}\n```\n\nIt prints:\n\n```\n{shown}\n```\n"
+    versions = ", ".join(finding.versions)
+    return f"# {finding.title}\n\n{finding.text}\n\nVersions: {versions}\n\n{blocks}"
+
+
+def reports(contents: Contents) -> dict[str, str]:
+    """Reports by name for wrong answers and wrong reads of memory that nobody reported."""
+    findings = [finding for listed, _ in contents.values() for finding in listed]
+    grave = [f for f in findings if f.severity in ("memory", "wrong") and f.state == "not reported"]
+    return {finding.name: text for finding in grave if (text := report(finding))}

@@ -134,6 +134,18 @@ class FileSchema(Generic[H, R]):
         """A writer of a new file; `file` is the open file, if it is open. Raises FileExistsError."""
         return Writer(path, self, header, file)
 
+    def save(self, path: str | Path, content: Content[H, R], file: TextIO | None = None) -> Path:
+        """Write a new file, with a footer if `content` is complete; returns the path. Raises as
+        `Writer`."""
+        writer = self.writer(path, content.header, file)
+        for record in content.records:
+            writer.write(record)
+        for remark in content.remarks:
+            name = next(name for name, kind in self.remarks.items() if isinstance(remark, kind))
+            writer.remark(name, remark)
+        writer.close(content.complete)
+        return writer.path
+
     def load(self, path: str | Path, partial: bool = False) -> Content[H, R]:
         """Read a result file; with `partial` also a file without footer.
 
@@ -296,15 +308,6 @@ class Writer(Generic[H, R]):
             ) from error
 
 
-def totals(path: str | Path) -> dict[str, int] | None:
-    """The number of records by status in the footer of a result file; None without a footer."""
-    try:
-        entry, kind = _entry(_lines(Path(path))[-1])
-        return msgspec.convert(entry, _Footer).totals if kind == "footer" else None
-    except (ValueError, RecursionError, NotARecordFile):
-        return None
-
-
 def _lines(path: Path, first: bool = False) -> list[str]:
     """The lines of a file, or only the first."""
     try:
@@ -320,8 +323,8 @@ def _lines(path: Path, first: bool = False) -> list[str]:
 
 
 def _is_standard_input(path: Path) -> bool:
-    """True for a pipe to this process, as /dev/stdin."""
-    return path.is_fifo() and os.path.samestat(path.stat(), os.fstat(0))
+    """True for "-", and for a pipe to this process, as /dev/stdin."""
+    return str(path) == "-" or (path.is_fifo() and os.path.samestat(path.stat(), os.fstat(0)))
 
 
 @cache

@@ -21,26 +21,24 @@ its numbers."""
 class SearchHeader(Origin):
     """The header of a search.
 
-    `examples` is the number of drawn cases, `statuses` counts cells, `digest` identifies the cases. The
-    counts are 0 if the process of the search died.
+    `examples` is the number of drawn cases, `statuses` counts cells. The counts are 0 if the process of
+    the search died.
     """
 
     examples: NonNegativeInt = 0
     statuses: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
-    digest: str = ""
-    schema: str = "search-1"
+    schema: str = "search-3"
 
 
 @dataclass(frozen=True)
 class FoundRecord:
     """One kind of failure.
 
-    - `drawn`: the case that was drawn; `case`: the smallest case that fails in the same way
+    - `case`: the smallest case that fails in the same way as the drawn one
     - `dtype`: "" if failures of all dtypes are one record
     - `said`: the message without its numbers
     - `times`: the number of failures
-    - `repeats`: whether the case failed again when it was judged once more
     - `script`: a script that shows the failure, or ""
     """
 
@@ -51,10 +49,8 @@ class FoundRecord:
     said: str
     status: str
     case: str
-    drawn: str
     message: str
     times: NonNegativeInt = 1
-    repeats: bool = True
     script: str = ""
 
     @property
@@ -62,10 +58,7 @@ class FoundRecord:
         """The fields that make two failures one record."""
         return (self.implementation, self.check, self.kind, self.dtype, self.said)
 
-    @property
-    def key(self) -> Cause:
-        """The same as `cause`: a file has one record per cause."""
-        return self.cause
+    key = cause
 
 
 SearchRun = Content[SearchHeader, FoundRecord]
@@ -79,4 +72,4 @@ FILE_SCHEMA = FileSchema(
     origin="`attention-conformance search --results=FILE`",
 )
 
-writer, load = FILE_SCHEMA.writer, FILE_SCHEMA.load
+load, save = FILE_SCHEMA.load, FILE_SCHEMA.save

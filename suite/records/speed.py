@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
 
-from attention_conformance.suite.records.lines import Content, FileSchema, NonNegativeInt, Seed
+from attention_conformance.suite.records.lines import Content, FileSchema, NonNegativeInt
 from attention_conformance.suite.records.machine import Origin
 
 STATUSES = ("timed", "unsettled", "refused", "unsupported", "error")
@@ -25,9 +25,8 @@ Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e12)]
 class SpeedRecord:
     """One workload in one implementation and direction.
 
-    - `samples`: seconds per call; `device_samples`: the same by the clock of the device
+    - `samples`: seconds per call
     - `first_call`: seconds of the first call, with tracing and compilation
-    - `convert`: seconds to make the framework's arrays
     - `gemm`, `copy`: the best rates of this process in operations and bytes per second
     - `peak_bytes`: peak memory of the call, as the framework reports it
     - `error_ratio`: max |error| / bound of the timed output
@@ -48,21 +47,14 @@ class SpeedRecord:
     kind: str = ""
     message: str = ""
     samples: tuple[Seconds, ...] = ()
-    device_samples: tuple[Seconds, ...] = ()
-    inner: NonNegativeInt = 0
-    convert: float | None = None
     first_call: float | None = None
-    pairs: NonNegativeInt = 0
     flops: float | None = None
     bytes: NonNegativeInt | None = None
     gemm: float | None = None
     copy: float | None = None
     peak_bytes: NonNegativeInt | None = None
     error_ratio: float | None = None
-    grade: str = ""
     kernel: str = ""
-    seed: Seed = 0
-    operator: str = ""
     keys: NonNegativeInt = 0
     swept: bool = False
     tokens: NonNegativeInt = 0
@@ -107,11 +99,9 @@ class SpeedRecord:
 
 @dataclass(frozen=True)
 class SpeedHeader(Origin):
-    """The header of a file of times: the version of the protocol, and import seconds by backend."""
+    """The header of a file of times."""
 
-    protocol: NonNegativeInt
-    imports: dict[str, float] = field(default_factory=dict)
-    schema: str = "speed-2"
+    schema: str = "speed-4"
 
 
 SpeedRun = Content[SpeedHeader, SpeedRecord]
@@ -126,4 +116,4 @@ FILE_SCHEMA = FileSchema(
     origin="`attention-conformance bench --results=FILE`",
 )
 
-writer, load = FILE_SCHEMA.writer, FILE_SCHEMA.load
+writer, load, save = FILE_SCHEMA.writer, FILE_SCHEMA.load, FILE_SCHEMA.save

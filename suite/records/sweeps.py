@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -89,6 +90,16 @@ def title_of(header: Header) -> str:
 def release_of(header: Header) -> str:
     """The release that a run judged, or `INSTALLED`."""
     return str(header.options.get("release") or INSTALLED)
+
+
+def of_release(text: str, release: str) -> str:
+    """The text of a result file, with the release that its run judged in the header."""
+    header, _, rest = text.partition("\n")
+    if release == INSTALLED or not header:
+        return text
+    fields = json.loads(header)
+    fields["options"]["release"] = release
+    return f"{json.dumps(fields, ensure_ascii=False)}\n{rest}"
 
 
 def seed_of(header: Origin) -> int:

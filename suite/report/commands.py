@@ -89,7 +89,9 @@ def add_report_parser(subparsers: Any) -> argparse.ArgumentParser:
         description="Tables of conformance and speed from result files (--results), and from asv's "
         "folder of results. Shards of one run are merged and must be complete; others are separate runs.",
     )
-    parser.add_argument("results", nargs="+", type=Path, metavar="RESULTS", help="result files")
+    parser.add_argument(
+        "results", nargs="+", type=Path, metavar="RESULTS", help="files; - for stdin"
+    )
     ReportOptions.declare(parser.add_argument)
     parser.set_defaults(run=report)
     return parser

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -105,11 +105,15 @@ def _classes(rows: pd.DataFrame) -> str:
     return ", ".join(dict.fromkeys(filter(None, rows["numerics"])))
 
 
-def _widest(rows: pd.DataFrame) -> str:
+def widest(grades: Iterable[str]) -> str:
     """The widest grade. An unknown grade, of another version, counts as wider than all except "none"."""
     width = {"none": len(GRADES)} | {grade: n for n, grade in enumerate(GRADES) if grade != "none"}
     unknown = len(GRADES) - 0.5
-    return max(filter(None, rows["grade"]), key=lambda grade: width.get(grade, unknown), default="")
+    return max(filter(None, grades), key=lambda grade: width.get(grade, unknown), default="")
+
+
+def _widest(rows: pd.DataFrame) -> str:
+    return widest(rows["grade"])
 
 
 def _number(condition: Callable[[pd.DataFrame], pd.Series]) -> Callable[[pd.DataFrame], int]:

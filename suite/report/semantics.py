@@ -15,7 +15,10 @@ from attention_conformance.suite.spec.vocabulary import INVARIANCE_GRADES, INVAR
 if TYPE_CHECKING:
     import pandas as pd
 
-PROBES = "question != '' and check == 'election'"
+ELECTION = "election"
+"""The check that asks election questions."""
+
+PROBES = f"question != '' and check == '{ELECTION}'"
 """The cells that ask an election question. Other checks ask whether answers are consistent."""
 
 DIFFERS = " *"
@@ -24,7 +27,7 @@ DIFFERS = " *"
 NOT_ASKED = "-"
 
 
-def _by_dtype(answers: Mapping[str, str]) -> str:
+def by_dtype(answers: Mapping[str, str]) -> str:
     """The most frequent answer, with other answers by dtype: "zeros (f16: unmasked)".
 
     Dtypes without the question are left out.
@@ -44,7 +47,7 @@ def _observed(rows: pd.DataFrame) -> pd.Series:
 
 
 def _answer(rows: pd.DataFrame) -> str:
-    return _by_dtype(dict(zip(rows["dtype"], _observed(rows), strict=True)))
+    return by_dtype(dict(zip(rows["dtype"], _observed(rows), strict=True)))
 
 
 ELECTIONS = Table(
@@ -66,7 +69,7 @@ def _marked(rows: pd.DataFrame) -> str:
 
 def _native(rows: pd.DataFrame) -> str:
     rows = rows[rows["native"] != ""]
-    return _by_dtype(dict(zip(rows["dtype"], rows["native"], strict=True)))
+    return by_dtype(dict(zip(rows["dtype"], rows["native"], strict=True)))
 
 
 def _beside_native(rows: pd.DataFrame) -> Columns:
@@ -106,7 +109,7 @@ def _worst(rows: pd.DataFrame) -> str:
     for dtype, grade in zip(rows["dtype"], _observed(rows), strict=True):
         known = worst.setdefault(dtype, grade)
         worst[dtype] = max(known, grade, key=lambda g: severity.get(g, len(grades)))
-    return _by_dtype(worst)
+    return by_dtype(worst)
 
 
 INVARIANCE = Table(

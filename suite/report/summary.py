@@ -1,27 +1,30 @@
 """The terminal summary of a run: one line of verdict, a few lines of facts, and with -v tables.
 
-`cells` are a row per cell, as `suite.report.frames.cells` makes them.
+Only tables import pandas, which takes half a second.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-import pandas as pd
-
-from attention_conformance.suite.records.cells import Run
+from attention_conformance.suite.records.cells import CellRecord, Run
 from attention_conformance.suite.records.coverage import percent, scored, word
 from attention_conformance.suite.records.expectations import Expectation
-from attention_conformance.suite.records.findings import manifests, title_of
+from attention_conformance.suite.records.findings import manifests
 from attention_conformance.suite.report.conformance import (
     ACCURACY,
     OF_STATUSES,
     OF_UNSUPPORTED,
     UNSUPPORTED,
+    widest,
 )
-from attention_conformance.suite.report.render import as_text
-from attention_conformance.suite.report.semantics import BY_QUESTION, DIFFERS, PROBES
-from attention_conformance.suite.spec.vocabulary import BROKEN, REFUSED
+from attention_conformance.suite.report.semantics import BY_QUESTION, ELECTION, PROBES, by_dtype
+from attention_conformance.suite.spec.vocabulary import BROKEN, REFUSED, VALUES
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 REASONS = 20
 """The number of reasons for unsupported cells that are shown."""
@@ -42,7 +45,7 @@ def verdict(run: Run, shortfalls: Sequence[str] = ()) -> str:
     """One line: the verdict (`word`) with the counts of cells, and the name of the implementation if
     there is one."""
     totals, cells = run.totals, len(run.cells)
-    names = {f"{cell.backend}:{cell.implementation}" for cell in run.cells}
+    names = {*map(_label, run.cells)}
     of = f" of {names.pop()}" if len(names) == 1 else ""
     judged, broken = cells - totals[UNSUPPORTED], sum(totals[status] for status in BROKEN)
     score = scored(totals["pass"], judged, cells)
@@ -55,7 +58,7 @@ def verdict(run: Run, shortfalls: Sequence[str] = ()) -> str:
     return f"{said}: {totals['pass']} of {judged} judged cells{of} pass; score {score}{rest}"
 
 
-def facts(cells: pd.DataFrame, unavailable: Mapping[str, str]) -> list[str]:
+def facts(cells: Sequence[CellRecord], unavailable: Mapping[str, str]) -> list[str]:
     """What a person should know besides: the precision that is reached, elections that differ from the
     framework's own attention, refusals, known failures by finding. `unavailable` maps backends that could
     not be used to reasons."""
@@ -69,25 +72,50 @@ def facts(cells: pd.DataFrame, unavailable: Mapping[str, str]) -> list[str]:
     ]
 
 
-def statuses(cells: pd.DataFrame) -> list[str]:
+def _label(cell: CellRecord) -> str:
+    return f"{cell.backend}:{cell.implementation}"
+
+
+def _by(
+    name: Callable[[CellRecord], str], cells: Iterable[CellRecord]
+) -> dict[str, list[CellRecord]]:
+    """The cells by their `name`, in the order of occurrence."""
+    groups: dict[str, list[CellRecord]] = {}
+    for cell in cells:
+        groups.setdefault(name(cell), []).append(cell)
+    return groups
+
+
+def statuses(run: Run) -> list[str]:
     """Status counts as text, if there are several implementations."""
-    counts = OF_STATUSES.of(cells)
-    return _as_lines({"statuses": counts}) if len(counts) > 1 else []
+    if len({*map(_label, run.cells)}) <= 1:
+        return []
+    return _as_lines({"statuses": OF_STATUSES.of(_frame(run))})
+
+
+def _frame(run: Run) -> pd.DataFrame:
+    from attention_conformance.suite.report import frames
+
+    return frames.cells(run)
 
 
 def _as_lines(tables: Mapping[str, pd.DataFrame]) -> list[str]:
+    from attention_conformance.suite.report.render import as_text
+
     return as_text(tables, "attention conformance").splitlines()
 
 
-def tables(cells: pd.DataFrame) -> list[str]:
+def tables(run: Run) -> list[str]:
     """Statuses, accuracy with the worst case, elections, and reasons for unsupported cells, as text."""
+    cells = _frame(run)
     accuracy = ACCURACY.of(cells)[["numerics", "grade", "median", "max", "rms", "case"]]
     accuracy = accuracy.sort_index(level="implementation", sort_remaining=False, kind="stable")
     tables = {"statuses": OF_STATUSES.of(cells), "accuracy": accuracy}
-    of_operators = _elections(cells)
-    for operator, answers in of_operators.items():
-        name = "elections" if len(of_operators) == 1 else f"elections: {operator}"
-        tables[name] = BY_QUESTION.of(answers)
+    probes = cells.query(PROBES)
+    answered = probes[probes["observed"].groupby(probes["operator"]).transform("any")]
+    for operator, answers in answered.groupby("operator", sort=False):
+        single = answered["operator"].nunique() == 1
+        tables["elections" if single else f"elections: {operator}"] = BY_QUESTION.of(answers)
     reasons = OF_UNSUPPORTED.of(cells).drop(columns=["check", "case"])
     tables["unsupported"] = reasons[:REASONS]
     text = _as_lines(tables)
@@ -97,49 +125,61 @@ def tables(cells: pd.DataFrame) -> list[str]:
     return text
 
 
-def _elections(cells: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """The cells of election questions that were answered, by operator."""
-    probes = cells.query(PROBES)
-    answered = probes[probes["observed"].groupby(probes["operator"]).transform("any")]
-    return {str(name): of for name, of in answered.groupby("operator", sort=False)}
-
-
-def reached(cells: pd.DataFrame) -> list[str]:
+def reached(cells: Sequence[CellRecord]) -> list[str]:
     """The numerics class that outputs of an implementation reach by dtype, one line; [] if there are
     several implementations, or if an answer is beyond every class."""
-    accuracy = ACCURACY.of(cells)
-    several = cells["label"].nunique() > 1
-    if accuracy.empty or several or not accuracy["max"].max() <= 1:
+    labels = {*map(_label, cells)}
+    outputs = [cell for cell in cells if cell.check == VALUES and cell.status != UNSUPPORTED]
+    errors = [cell.error_ratio for cell in outputs if cell.error_ratio is not None]
+    beyond = any(cell.kind == "non-finite" for cell in outputs)
+    if len(labels) > 1 or not errors or beyond or not all(error <= 1 for error in errors):
         return []
-    dtypes = accuracy.index.get_level_values("dtype")
-    graded = zip(dtypes, accuracy["grade"], strict=True)
-    grades = ", ".join(f"{dtype} {grade}" for dtype, grade in graded if grade)
-    label, worst = cells["label"].iloc[0], f"{accuracy['max'].max():.3g}"
+    graded = {
+        dtype: widest(_grade(cell) for cell in of)
+        for dtype, of in _by(lambda cell: cell.dtype, outputs).items()
+    }
+    grades = ", ".join(f"{dtype} {grade}" for dtype, grade in graded.items() if grade)
     return [
-        f"outputs of {label} reach the numerics classes {grades}, with errors of at most {worst} of "
-        "their bounds; gradients do not count"
+        f"outputs of {labels.pop()} reach the numerics classes {grades}, with errors of at most "
+        f"{max(errors):.3g} of their bounds; gradients do not count"
     ]
 
 
-def differing(cells: pd.DataFrame) -> list[str]:
+def _grade(cell: CellRecord) -> str:
+    """The grade; "none" for a wrong value without a grade."""
+    wrong = cell.status != "pass" and cell.kind == "value"
+    return cell.grade or ("none" if wrong else "")
+
+
+def differing(cells: Sequence[CellRecord]) -> list[str]:
     """The elections in which a user function differs from the framework's own attention, a line for each
     operator that has any."""
+    probes = [cell for cell in cells if cell.question and cell.check == ELECTION]
     lines = []
-    for answers in _elections(cells).values():
-        table = BY_QUESTION.of(answers)
-        for label in dict.fromkeys(answers["label"]):
-            marked = table[label][table[label].str.endswith(DIFFERS)].str.removesuffix(DIFFERS)
-            said = ", ".join(f"{question} {answer}" for question, answer in marked.items())
+    for of_operator in _by(lambda cell: cell.operator, probes).values():
+        for label, answers in _by(_label, of_operator).items():
+            questions = _by(lambda cell: cell.question, answers)
+            said = ", ".join(
+                f"{question} {by_dtype({cell.dtype: _answer(cell) for cell in of})}"
+                for question, of in questions.items()
+                if any(c.observed and c.native and c.observed != c.native for c in of)
+            )
             if said:
                 lines.append(f"{label} elects otherwise than the framework's own attention: {said}")
     return lines
 
 
-def refused(cells: pd.DataFrame) -> list[str]:
+def _answer(cell: CellRecord) -> str:
+    """The observed answer, or the status if there is none."""
+    return cell.status if cell.status == UNSUPPORTED else cell.observed or cell.status
+
+
+def refused(cells: Sequence[CellRecord]) -> list[str]:
     """The share of cells that were answered, a line for each user function that refused any."""
     lines = []
-    for label, of in cells.groupby("label", sort=False):
-        count, judged = (of["kind"] == REFUSED).sum(), (of["status"] != UNSUPPORTED).sum()
+    for label, of in _by(_label, cells).items():
+        count = sum(cell.kind == REFUSED for cell in of)
+        judged = sum(cell.status != UNSUPPORTED for cell in of)
         if count:
             lines.append(
                 f"{label}: judged on {percent(judged / (judged + count))} of what it could be asked: it "
@@ -148,14 +188,12 @@ def refused(cells: pd.DataFrame) -> list[str]:
     return lines
 
 
-def inherited(cells: pd.DataFrame) -> list[str]:
+def inherited(cells: Sequence[CellRecord]) -> list[str]:
     """The number of inherited failures by finding, a line for each user function that has any."""
-    known = cells[cells["inherited"] != ""]
     lines = []
-    for label, of in known.groupby("label", sort=False):
-        findings = ", ".join(
-            f"{name} {count}" for name, count in of["inherited"].value_counts().items()
-        )
+    for label, of in _by(_label, (cell for cell in cells if cell.inherited)).items():
+        counts = Counter(cell.inherited for cell in of).most_common()
+        findings = ", ".join(f"{name} {count}" for name, count in counts)
         lines.append(
             f"{label}: {len(of)} known: the framework's own code fails them too ({findings}); with "
             "--inherit-known=no they fail"
@@ -163,10 +201,10 @@ def inherited(cells: pd.DataFrame) -> list[str]:
     return lines
 
 
-def known(cells: pd.DataFrame) -> list[str]:
+def known(cells: Sequence[CellRecord]) -> list[str]:
     """The known failures of backends by finding, the most frequent first; [] if there are none."""
-    rows = cells[(cells["status"] == "known") & (cells["inherited"] == "")]
-    if rows.empty:
+    failures = [cell for cell in cells if cell.status == "known" and not cell.inherited]
+    if not failures:
         return []
     contents = manifests()
     titles = {f.name: f.title for findings, _ in contents.values() for f in findings}
@@ -174,14 +212,13 @@ def known(cells: pd.DataFrame) -> list[str]:
         name: [entry for entry in listed if entry.finding and not entry.drawn]
         for name, (_, listed) in contents.items()
     }
-    rows = rows.assign(of=[_finding(entries, row) for _, row in rows.iterrows()])
-    named = ((str(name), block) for name, block in rows.groupby("of", sort=False))
-    blocks = sorted(named, key=lambda block: -len(block[1]))
-    lines = [f"known failures: {len(rows)} cells, by finding (FINDINGS.md):"]
+    named = _by(lambda cell: _finding(entries, cell), failures)
+    blocks = sorted(named.items(), key=lambda block: -len(block[1]))
+    lines = [f"known failures: {len(failures)} cells, by finding (docs/findings):"]
     for name, block in blocks[:FINDINGS]:
-        labels = [*dict.fromkeys(block["label"])]
+        labels = [*dict.fromkeys(map(_label, block))]
         who = labels[0] if len(labels) == 1 else f"{labels[0]} and {len(labels) - 1} more"
-        said = f"{title_of(name)}: {titles[name]}" if name in titles else name
+        said = f"{name}: {titles[name]}" if name in titles else name
         lines.append(f"  {len(block):4}  {said} ({who})")
     if left := blocks[FINDINGS:]:
         count = sum(len(block) for _, block in left)
@@ -191,11 +228,11 @@ def known(cells: pd.DataFrame) -> list[str]:
     return lines
 
 
-def _finding(entries: Mapping[str, Sequence[Expectation]], row: pd.Series) -> str:
+def _finding(entries: Mapping[str, Sequence[Expectation]], cell: CellRecord) -> str:
     """The name of the finding that an entry cites for a known cell, or the cause that its message ends
     with. `entries` are those of each manifest."""
-    for entry in (*entries.get(row["backend"], ()), *entries.get(KERAS, ())):
-        named = entry.matches(row["implementation"], row["check"], row["case"])
-        if named and entry.kind == row["kind"]:
+    for entry in (*entries.get(cell.backend, ()), *entries.get(KERAS, ())):
+        named = entry.matches(cell.implementation, cell.check, cell.case)
+        if named and entry.kind == cell.kind:
             return entry.finding
-    return row["message"].rpartition(" [")[2].rpartition("; ")[0] or "expected by a manifest"
+    return cell.message.rpartition(" [")[2].rpartition("; ")[0] or "expected by a manifest"

@@ -251,7 +251,7 @@ FOUND = Table(
     by=same("implementation", "check", "kind", "case"),
     columns={
         "times": ("times", "sum"), "seeds": ("seed", "nunique"), "seed": ("seed", "min"),
-        **same("repeats", "message"),
+        **same("message"),
     },
     order="times",
 )  # fmt: skip

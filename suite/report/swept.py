@@ -93,7 +93,7 @@ def _searched(header: SearchHeader) -> dict[str, object]:
         "mode": options.get("mode", ""),
         "gradients": "yes" if options.get("gradients", True) else "no",
         "versions": _listed(header.versions),
-        "died": not header.digest,
+        "died": not header.statuses,
         "examples": header.examples,
         "core_hours": header.seconds / 3600,
         "statuses": header.statuses,

@@ -172,7 +172,9 @@ def _of_one(
         implementation.backend, implementation, failing, passing, seconds
     )
     for one in found:
-        shared = {f.name: getattr(one, f.name) for f in fields(one) if f.name != "source"}
+        shared = {
+            f.name: getattr(one, f.name) for f in fields(one) if f.name not in ("source", "key")
+        }
         told.append(
             DiagnosisRecord(
                 implementation.backend.name, implementation.name, origin=one.source,

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from attention_conformance.backends.protocol import Implementation
-from attention_conformance.suite.faults.deviation import CATALOGUE, FAMILIES, Deviation
+from attention_conformance.suite.deviations.deviation import CATALOGUE, FAMILIES, Deviation
 from attention_conformance.suite.judge.check import Check
 from attention_conformance.suite.judge.judge import judge
 from attention_conformance.suite.report.render import aligned
@@ -40,7 +40,7 @@ def kill(mutant: Implementation, checks: Iterable[Check], level: str, seed: int 
     by_name = {check.name: check for check in checks}
     fault = CATALOGUE.get(type(mutant))
     if fault is None:
-        raise ValueError(f"{mutant} is no mutant: no deviation of suite/faults has its class")
+        raise ValueError(f"{mutant} is no mutant: no deviation of suite/deviations has its class")
     if fault.killed_by not in by_name:
         raise ValueError(
             f"{mutant} must be killed by {fault.killed_by!r}, which is no check; checks: "

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from attention_conformance.backends import registry
-from attention_conformance.backends.compilation import Compiled, compiled_forms
+from attention_conformance.backends.compilers import Compiled, compiled_forms
 from attention_conformance.backends.protocol import (
     Backend,
     BackendUnavailable,

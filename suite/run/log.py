@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import pytest
 
+from attention_conformance.suite.checks import all_checks
 from attention_conformance.suite.records import cells as records
 from attention_conformance.suite.records.cells import CellRecord
 from attention_conformance.suite.records.coverage import shortfalls
@@ -23,7 +24,7 @@ from attention_conformance.suite.records.files import new_file, remove_empty
 from attention_conformance.suite.records.lines import RecordError, Writer
 from attention_conformance.suite.run.options import ALLOWS, NAMES, Options
 from attention_conformance.suite.run.recorded import crashed, header
-from attention_conformance.suite.run.suggestions import suggestions
+from attention_conformance.suite.run.suggestions import suggestions, together
 from attention_conformance.suite.run.terminal import FAILED, Terminal
 from attention_conformance.suite.run.timing import timed
 from attention_conformance.suite.run.verdict import Door, of_run
@@ -45,7 +46,8 @@ def cell_of(node: str) -> tuple[str, str] | None:
     """Check and name of the cell of a test, by the test's id; None for a test that is no cell."""
     check, _, parameter = node.partition("::test_")[2].partition("[")
     implementation, slash, _ = parameter.partition("/")
-    return (check, parameter.rpartition("]")[0]) if slash and ":" in implementation else None
+    cell = slash and ":" in implementation and check in all_checks()
+    return (check, parameter.rpartition("]")[0]) if cell else None
 
 
 class RunLog:
@@ -96,6 +98,7 @@ class RunLog:
             *self._notes,
             *([ALLOWS] if called else []),
             *suggestions(self.cells, self.functions),
+            *together(self.cells, self.told.diagnoses, self.functions),
         ]
 
     @property
@@ -124,16 +127,19 @@ class RunLog:
         return str(path)
 
     def say_verdict(self, exit_code: int, usage: str = "") -> None:
-        """Write the verdict to where --verdict and --verdict-fd say."""
+        """Write the verdict to where --verdict and --verdict-fd say. If there is no room for it, the run
+        ends as one whose records cannot be written."""
         if not self.door:
             return
-        reasons = [usage] if usage else [*self.failures(), *self.shortfalls()]
+        ended = ["the run did not finish"] if exit_code == pytest.ExitCode.INTERRUPTED else []
+        reasons = [usage] if usage else [*ended, *self.failures(), *self.shortfalls()]
         verdict = of_run(
             exit_code, self.cells, reasons, functions=tuple(self.functions), seed=self.options.seed,
             missing=len(self.missing), times=self.times,
             diagnoses=tuple(one.sentence for one in self.told.diagnoses),
         )  # fmt: skip
-        self.door.write(verdict)
+        if said := self.door.write(verdict):
+            pytest.exit(said, int(pytest.ExitCode.INTERRUPTED))
 
     def _release(self) -> None:
         """Close the file, and remove it if no cell was judged."""
@@ -296,7 +302,7 @@ class RunLog:
     def shortfalls(self) -> list[str]:
         """The reasons why a run without failures has not judged enough; empty if it has."""
         return shortfalls(
-            self.cells, self.functions, part=bool(self.options.shard), filtered=_filtered(self.config),
+            self.cells, self.functions, part=bool(self.options.shard), filtered=filtered(self.config),
             allow_refusals=self.options.allow_refusals,
         )  # fmt: skip
 
@@ -320,10 +326,10 @@ def _severity(cell: CellRecord) -> int:
 
 def _header(config: pytest.Config, options: Options, identity: dict[str, Any]) -> records.Header:
     workers = str(getattr(config.option, "numprocesses", None))
-    return header(options, identity, _filtered(config), xdist=workers)
+    return header(options, identity, filtered(config), xdist=workers)
 
 
-def _filtered(config: pytest.Config) -> bool:
+def filtered(config: pytest.Config) -> bool:
     """True if options of pytest leave out cells."""
     words = map(str, config.invocation_params.args)
     return any("::" in word or word.startswith(FILTERS) for word in words)

@@ -306,8 +306,10 @@ class Options(CommandOptions):
         """Canonical backend names, with "all" written out. Raises UsageError."""
         names: list[str] = []
         for name in self.backend:
-            every = registry.together(registry.installed())
-            names += every if name == "all" else [registry.canonical(name)]
+            if name == "all":
+                names += registry.together(registry.installed())
+            else:
+                names.append(registry.canonical(name))
         names = list(dict.fromkeys(names))
         registry.check_one_engine(names)
         return names

@@ -35,7 +35,7 @@ from attention_conformance.suite.records import cells as records
 from attention_conformance.suite.records.coverage import NOT_JUDGED_ENOUGH
 from attention_conformance.suite.records.machine import ROOT
 from attention_conformance.suite.run import jax_caches
-from attention_conformance.suite.run.log import RunLog, cell_of
+from attention_conformance.suite.run.log import RunLog, cell_of, filtered
 from attention_conformance.suite.run.options import DRAWN, NAMES, OUTSIDE, SECRET, Options
 from attention_conformance.suite.run.plan import Plan
 from attention_conformance.suite.run.process import YOUNG, orphaned, write_stacks
@@ -243,7 +243,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     _STATE["owed"] = dict(owed)
     worker = getattr(session.config, "workerinput", None)
     if worker is None or worker["workerid"] == "gw0":
-        stale = plan.stale_expectations()
+        stale = plan.stale_expectations(filtered(session.config))
         if stale:
             raise pytest.UsageError("stale expectations:\n  " + "\n  ".join(stale))
     if worker is None:

@@ -186,7 +186,7 @@ def can_fork() -> bool:
 def supervised(work: Callable[[Board], int], advice: str = "") -> tuple[int, Fields]:
     """Do `work` in a fork of this process; returns the exit code and the facts on the fork's board.
 
-    If the fork dies before it has an exit code, the code is `DIED`, or `INTERRUPTED` after an interrupt.
+    If the fork dies before it has a code, the code is `DIED`; after SIGINT or SIGTERM `INTERRUPTED`.
     Standard error and the fact `died` say how and at which cell the fork died, with an `advice` if its
     own code ended it; the fact `signal` is the number of the signal that ended the fork, or 0.
     """
@@ -218,7 +218,7 @@ def supervised(work: Callable[[Board], int], advice: str = "") -> tuple[int, Fie
     ended = os.waitstatus_to_exitcode(status)
     death = _death(ended, said, "" if -ended in HANDED_ON else advice)
     print(f"\nERROR: {death}", file=sys.stderr, flush=True)
-    code = INTERRUPTED if ended == -signal.SIGINT else DIED
+    code = INTERRUPTED if -ended in HANDED_ON else DIED
     return code, said | {"died": death, "signal": max(0, -ended)}
 
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from importlib import metadata
 from typing import Any
 
-from attention_conformance.backends.compilation import mode_of
+from attention_conformance.backends.compilers import mode_of
 from attention_conformance.backends.threads import threads_as_set
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.verdict import Verdict

@@ -1,4 +1,4 @@
-"""Shrink a failing case that Hypothesis did not draw (Hypothesis shrinks only its own draws)."""
+"""Shrink a failing case: a simpler mask, default options, smaller sizes."""
 
 from __future__ import annotations
 

@@ -17,14 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.backends.compilation import compiled_forms
+from attention_conformance.backends.compilers import compiled_forms
 from attention_conformance.backends.declared import THROUGH
 from attention_conformance.backends.protocol import Implementation
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.judge import Policy, judge
 from attention_conformance.suite.judge.verdict import Verdict
 from attention_conformance.suite.records.expectations import Expectation, ExpectationError, Manifest
-from attention_conformance.suite.records.findings import title_of
 from attention_conformance.suite.run.loading import LoadedBackend
 from attention_conformance.suite.spec.dtypes import DTYPES, round_to
 
@@ -44,7 +43,8 @@ float64 passes through float32, by a factor of 1.5."""
 
 def overflow(cell: Cell, verdict: Verdict) -> Verdict:
     """The verdict of a user function. A failure in float16 that an infinity can explain says which
-    numbers of the function's code are infinite there, and suggests the claim of the other dtypes.
+    numbers of the function's code are infinite there. Its message begins with the claim of the other
+    dtypes.
 
     Code that hides scores by adding (1 - mask) * -1e9 is right in float32 and bfloat16. In float16 -1e9
     is -inf, and fully masked rows are NaN. If the product is made in float16, 0 times -inf is NaN, too.
@@ -59,11 +59,10 @@ def overflow(cell: Cell, verdict: Verdict) -> Verdict:
     ]
     if not numbers:
         return verdict
-    where = f"in {NARROW.long_name}, whose largest number is {NARROW.max:g}"
     wider = ",".join(n for n in cell.implementation.declared.dtypes if n != NARROW.name)
-    claim = f"; claim dtypes={wider}?" if wider else ""
-    said = f"{verdict.message}; {where}, the code's {', '.join(numbers)}{claim}"
-    return replace(verdict, message=said)
+    claim = f"claim dtypes={wider}? " if wider else ""
+    where = f"{NARROW.long_name} ends at {NARROW.max:g}, and there the code's {', '.join(numbers)}"
+    return replace(verdict, message=f"{claim}{where}: {verdict.message}")
 
 
 def expected(manifest: Manifest, cell: Cell, verdict: Verdict) -> Verdict:
@@ -85,7 +84,7 @@ def inherited(loaded: LoadedBackend, policy: Policy, cell: Cell, verdict: Verdic
        same check in the same case, with the kind and the message of the function's failure.
     2. That native does fail so, judged now by `policy`.
     3. The function's error is at most `AS_FAR` times the native's. If no error is measured, the
-       function's message begins with the native's message.
+       function's message contains the native's message.
     """
     if verdict.status != "fail":
         return verdict
@@ -122,7 +121,7 @@ def _compiler(implementation: Implementation) -> str:
 
 def _is_as_far(verdict: Verdict, own: Verdict) -> bool:
     """True if a failure is hardly larger than that of the framework's own implementation."""
-    if verdict.message.startswith(own.message):  # a function is told besides which errors refuse
+    if own.message in verdict.message:  # a function is told more
         return True
     error, limit = _extent(verdict), _extent(own)
     return error is not None and limit is not None and error <= AS_FAR * limit
@@ -142,8 +141,8 @@ def _explanation(native: Implementation, entry: Expectation) -> str:
         if native.textbook
         else f"{name}'s own {native.name} fails"
     )
-    finding = title_of(entry.finding)
-    return f"{who} this cell too: {finding}; not your code: {entry.cause}; {entry.issue}"
+    cited = f"finding {entry.finding}; not your code: {entry.cause}; {entry.issue}"
+    return f"{who} this cell too: {cited}"
 
 
 def overflowing(function: Callable[..., Any]) -> tuple[float, ...]:

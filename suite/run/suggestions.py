@@ -10,6 +10,7 @@ from functools import cache
 from attention_conformance.backends.claims import Claims, read_claims
 from attention_conformance.backends.declared import Declared
 from attention_conformance.suite.records.cells import CellRecord
+from attention_conformance.suite.records.diagnoses import DiagnosisRecord
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.vocabulary import REFUSED
@@ -22,6 +23,9 @@ EQUAL = re.compile(r"as many|equal|same|match", re.IGNORECASE)
 FOUND = re.compile(r"; only NotImplementedError|\b(?:got|found|but|not)\b")
 """Where the limit ends in a message: what was found, or the suite's own words follow."""
 
+
+CLAIM = re.compile(r"\bclaim (\w+(?:=[\w,]*\w)?)(?=[?.]|$)", re.MULTILINE)
+"""A claim that a sentence suggests."""
 
 NEEDS_TRITON = re.compile(r"\btriton\b|active drivers")
 """What an error says in which Triton is missing, or finds no GPU."""
@@ -84,6 +88,29 @@ def suggestion(message: str, case: Case) -> str:
     """The claim that an error on a case suggests, as the end of a sentence; "" for none."""
     claims = (claim for claim in named(message, case) if beyond(claim, case))
     return next((f"; claim {claim}?" for claim in claims), "")
+
+
+def together(
+    cells: Iterable[CellRecord], diagnoses: Iterable[DiagnosisRecord], names: Collection[str]
+) -> list[str]:
+    """A line for each user function with the options of all claims that failures and diagnoses suggest,
+    ready to paste. Of several claims of dtypes the dtypes that all allow are claimed."""
+    texts = [(c.backend, c.implementation, c.message) for c in cells if c.status == "fail"]
+    for one in diagnoses:
+        texts += [(one.backend, one.implementation, text) for text in (one.sentence, one.hint)]
+    found: dict[str, dict[str, list[str]]] = {}
+    for backend, implementation, text in texts:
+        for claim in CLAIM.findall(text) if implementation in names else ():
+            name, is_given, value = claim.partition("=")
+            own = found.setdefault(f"{backend}:{implementation}", {}).setdefault(name, [])
+            own += [value] if is_given and value not in own else []
+    lines = []
+    for function, claims in found.items():
+        if dtypes := [values.split(",") for values in claims.get("dtypes", ())]:
+            claims["dtypes"] = [",".join(n for n in dtypes[0] if all(n in of for of in dtypes))]
+        words = (f"--claim {'='.join([name, *values[:1]])}" for name, values in claims.items())
+        lines.append(f"{function}: what the run suggests to claim: {' '.join(sorted(words))}")
+    return lines
 
 
 def suggestions(cells: Iterable[CellRecord], functions: Collection[str]) -> list[str]:

@@ -115,6 +115,7 @@ class Controller:
             ends = {signal.SIGINT: interrupting(leaving), signal.SIGTERM: terminated}
             stack.enter_context(handled(ends))
             config.add_cleanup(stack.close)
+            config.add_cleanup(leaving)  # a session that is ended while it starts has no other end
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
@@ -130,6 +131,7 @@ class Controller:
     def pytest_testnodedown(self, node: Any, error: object) -> None:
         told = getattr(node, "workeroutput", {})
         if USAGE in told:
+            self._log.say_verdict(int(pytest.ExitCode.USAGE_ERROR), told[USAGE])
             raise pytest.UsageError(told[USAGE])
         if IDENTITY in told:
             self._log.begin(told[IDENTITY])
@@ -165,7 +167,7 @@ def teller(config: pytest.Config) -> Callable[[str], object]:
 def terminated(*details: object) -> None:
     """End the session, which writes its verdict."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    pytest.exit("the run was ended by SIGTERM", returncode=pytest.ExitCode.TESTS_FAILED)
+    pytest.exit("the run was ended by SIGTERM", returncode=INTERRUPTED)
 
 
 class InWorker:

@@ -22,11 +22,9 @@ from attention_conformance.suite.run.options import DRAWN, NAMES, Options
 from attention_conformance.suite.run.progress import EVERY, Progress
 from attention_conformance.suite.run.timing import line
 from attention_conformance.suite.spec.text import printable
-from attention_conformance.suite.spec.vocabulary import SEARCHED
+from attention_conformance.suite.spec.vocabulary import BROKEN, SEARCHED
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from attention_conformance.suite.report.explanation import Group
     from attention_conformance.suite.run.log import RunLog
 
@@ -94,21 +92,19 @@ class Terminal:
             reporter.stats["failed"] = self._failed
 
     def _lines(self, run: Run, verbose: bool) -> Iterator[str]:
-        from attention_conformance.suite.report import diagnoses, frames, summary
+        from attention_conformance.suite.report import diagnoses, summary
 
-        log, cells = self._log, frames.cells(run)
-        above = summary.tables(cells) if verbose else summary.statuses(cells)
+        log = self._log
+        above = summary.tables(run) if verbose else summary.statuses(run)
         yield from ("", *above, *([""] if above else []))
         yield summary.verdict(run, [*log.shortfalls(), *log.failures()])
         yield from diagnoses.lines(log.told.diagnoses, self._again)
         few = MOST_EXPLAINED if log.told.diagnoses else MOST
         most = len(run.cells) if verbose else few
-        yield from Listing(
-            run, cells, log.nodes, log.options, most, verbose, log.told
-        ).explanation()
+        yield from Listing(run, log.nodes, log.options, most, verbose, log.told).explanation()
         yield from (
             "",
-            *summary.facts(cells, log.unavailable),
+            *summary.facts(run.cells, log.unavailable),
             *([] if verbose else [summary.HIDDEN]),
         )
 
@@ -150,8 +146,7 @@ class Terminal:
 class Listing:
     """The failures of a run by group.
 
-    `cells` are the run's cells, a row each (`suite.report.frames.cells`), `nodes` the ids of the tests by
-    the keys of their cells. `most` groups have lines of their own,
+    `nodes` are the ids of the tests by the keys of their cells. `most` groups have lines of their own,
     the first ones in full, with `verbose` all; only the first one, if `told` has a diagnosis. The smaller
     case that `told` has stands in its group.
     """
@@ -159,19 +154,16 @@ class Listing:
     def __init__(
         self,
         run: Run,
-        cells: pd.DataFrame,
         nodes: Mapping[tuple, str],
         options: Options,
         most: int = MOST,
         verbose: bool = False,
         told: Told = NOTHING,
     ) -> None:
-        from attention_conformance.suite.report import explanation
-
         self._run, self._nodes, self._options, self._most = run, nodes, options, most
         self._full = most if verbose else 1 if told.diagnoses else IN_FULL
         self._told = told
-        self._groups = explanation.groups(cells)
+        self._groups = groups(run)
 
     def explanation(self) -> Iterator[str]:
         """The failures by group as lines of text; none if no cell fails."""
@@ -187,6 +179,15 @@ class Listing:
         if command := search_command(cell, self._options):
             commands["go on"] = command
         return commands
+
+
+def groups(run: Run) -> list[Group]:
+    """The groups of failing cells; pandas is imported only if there are any."""
+    if not any(run.totals[status] for status in BROKEN):
+        return []
+    from attention_conformance.suite.report import explanation, frames
+
+    return explanation.groups(frames.cells(run))
 
 
 Commands = Callable[[CellRecord], Mapping[str, str]]
@@ -228,9 +229,9 @@ def rerun_command(node: str, options: Options) -> str:
     return shlex.join(["pytest", node, *NAMES.in_pytest(options.command_line())])
 
 
-def search_command(cell: CellRecord, options: Options) -> str:
-    """The command that searches for a smaller failing case, and saves its script; "" if the search does
-    not judge the check, or draws other values."""
+def search_command(cell: CellRecord, options: Options, saved: bool = True) -> str:
+    """The command that searches for a smaller failing case, and by which its script is `saved`; "" if
+    the search does not judge the check, or draws other values."""
     if cell.check not in SEARCHED or options.seed != Options.seed:
         return ""
     one = (cell.backend,) if len(options.backend) > 1 or "all" in options.backend else ()
@@ -241,7 +242,7 @@ def search_command(cell: CellRecord, options: Options) -> str:
     if not options.function:
         words.append(f"--implementation={cell.implementation}")
     script = f"{cell.check}-{cell.implementation.replace('@', '-')}.py"
-    words += [f"--case={cell.case}", f"--script={script}"]
+    words += [f"--case={cell.case}", *([f"--script={script}"] if saved else [])]
     return shlex.join(["attention-conformance", "search", *words])
 
 

@@ -10,7 +10,6 @@ import math
 import os
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -122,11 +121,17 @@ class Door:
     def __bool__(self) -> bool:
         return bool(self._files)
 
-    def write(self, verdict: RunVerdict) -> None:
-        """Write the verdict, once."""
-        text = msgspec.json.encode(verdict) + b"\n"
+    def write(self, verdict: RunVerdict) -> str:
+        """Write the verdict, once. Returns an error for people, "" if there is none; a reader that has
+        gone is no error."""
+        text, said = msgspec.json.encode(verdict) + b"\n", ""
         for file in self._files:
-            with suppress(OSError):  # nobody reads
-                os.write(file, text)
-            os.close(file)
+            try:
+                with os.fdopen(file, "wb") as stream:
+                    stream.write(text)
+            except BrokenPipeError:
+                pass
+            except OSError as error:
+                said = f"the verdict cannot be written: {error.strerror}"
         self._files = []
+        return said

@@ -7,16 +7,10 @@ cannot be used, or no cell passed.
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import Any
 
 from attention_conformance.suite.records.searches import FoundRecord
 from attention_conformance.suite.search.options import SearchOptions
-
-MISSING = (
-    "the search draws with Hypothesis, which is not installed: "
-    'pip install "attention-conformance[search]", or pip install hypothesis'
-)
 
 
 def add_search_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -25,8 +19,7 @@ def add_search_parser(subparsers: Any) -> argparse.ArgumentParser:
         "search",
         help="draw cases at random, judge them, and shrink failures",
         description="Draws cases of every implemented operator, judges each by the checks `values` and "
-        "`gradients`, and shrinks every new kind of failure to a minimal case with a script. Exit code 1 "
-        "if a failure was found.",
+        "`gradients`, and shrinks every new kind of failure to a minimal case with a script.",
     )
     SearchOptions.declare(parser.add_argument)
     parser.set_defaults(run=run)
@@ -35,11 +28,6 @@ def add_search_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run `search` in a child process; returns the exit code, even if a kernel kills that process."""
-    try:
-        import hypothesis  # noqa: F401
-    except ImportError:
-        print(MISSING, file=sys.stderr)
-        return 2
     from attention_conformance.suite.run.process import can_fork, supervised
     from attention_conformance.suite.search.engine import search, write
 

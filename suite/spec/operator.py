@@ -107,9 +107,9 @@ LEFT = Option("left", r"win(\d+)", int, lambda left: f"win{left}", None, (0, 1, 
 
 @dataclass(frozen=True)
 class Work:
-    """The least work of a call: attending pairs of query and key, operations, bytes moved.
+    """The least work of a call: operations and bytes moved.
 
-    - P pairs, summed over samples and heads, cost 2 P (D + Dv) operations forward.
+    - P attending pairs of query and key of all samples and heads cost 2 P (D + Dv) operations forward.
     - Backward costs 2.5 times as many, with recomputed scores (Dao 2023, section 4: five products for
       two).
     - Bytes count every operand and the output once.
@@ -118,7 +118,6 @@ class Work:
     are not comparable.
     """
 
-    pairs: int
     flops: float
     bytes: int
 

@@ -53,7 +53,7 @@ UNREAD = 128 + 13
 
 class PrintableStream:
     """A text stream that writes `printable` text. Raises SystemExit if nobody reads the stream any more,
-    as after `| head`."""
+    as after `| head`, or if there is no room for it."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -73,10 +73,13 @@ class PrintableStream:
     def _while_read(self) -> Iterator[None]:
         try:
             yield
-        except BrokenPipeError:
+        except OSError as error:
             # Python flushes the stream once more at its end.
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
-            raise SystemExit(UNREAD) from None
+            if isinstance(error, BrokenPipeError):
+                raise SystemExit(UNREAD) from None
+            print(f"{self._stream.name} cannot be written: {error.strerror}", file=sys.__stderr__)
+            raise SystemExit(2) from None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

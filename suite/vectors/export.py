@@ -13,7 +13,7 @@ from attention_conformance import suite
 from attention_conformance.references.rounding import Bounded
 from attention_conformance.suite.judge.oracle import Oracle, Rounding
 from attention_conformance.suite.judge.verdict import HarnessError
-from attention_conformance.suite.records.files import new_folder
+from attention_conformance.suite.records.files import new_folder, or_nothing
 from attention_conformance.suite.spec.vocabulary import NUMERICS
 from attention_conformance.suite.vectors.asked import StoredProblem, problems_of
 from attention_conformance.suite.vectors.files import (
@@ -34,18 +34,18 @@ def export(selection: Selection, folder: Path) -> str:
     problems, entries, size = problems_of(selection), [], 0
     if not problems:
         raise VectorsError("the level has no case of these operators and dtypes")
-    new_folder(folder)
-    for one in problems:
-        data = encoded(contents(one))
-        (folder / one.file).write_bytes(data)
-        entries.append(entry(one, sha256(data)))
-        size += len(data)
-    digest = digest_of((e["file"], e["sha256"]) for e in entries)
-    index = {
-        "schema": 2, "suite": suite.__version__, "selection": vars(selection),
-        "digest": digest, "numerics": NUMERICS, "cases": entries,
-    }  # fmt: skip
-    (folder / INDEX).write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
+    with or_nothing(new_folder(folder)):
+        for one in problems:
+            data = encoded(contents(one))
+            (folder / one.file).write_bytes(data)
+            entries.append(entry(one, sha256(data)))
+            size += len(data)
+        digest = digest_of((e["file"], e["sha256"]) for e in entries)
+        index = {
+            "schema": 2, "suite": suite.__version__, "selection": vars(selection),
+            "digest": digest, "numerics": NUMERICS, "cases": entries,
+        }  # fmt: skip
+        (folder / INDEX).write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
     return f"{len(entries)} cases, {size / 1e6:.1f} MB, in {folder}; digest {digest[:12]}"
 
 

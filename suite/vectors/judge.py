@@ -13,16 +13,15 @@ from attention_conformance.suite.checks import all_checks
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.check import Check
 from attention_conformance.suite.judge.judge import judge
-from attention_conformance.suite.records import cells as records
 from attention_conformance.suite.records.cells import CellRecord, Run
 from attention_conformance.suite.records.coverage import NOT_JUDGED_ENOUGH, shortfalls
 from attention_conformance.suite.records.files import new_file
-from attention_conformance.suite.report import explanation, frames, summary
+from attention_conformance.suite.report import summary
 from attention_conformance.suite.run.loading import load_backend
 from attention_conformance.suite.run.options import Options
 from attention_conformance.suite.run.plan import Plan
 from attention_conformance.suite.run.recorded import header, record
-from attention_conformance.suite.run.terminal import MOST, why
+from attention_conformance.suite.run.terminal import MOST, groups, why
 from attention_conformance.suite.spec.vocabulary import BROKEN
 from attention_conformance.suite.vectors.asked import problems_of
 from attention_conformance.suite.vectors.files import VectorsError, encoded, read_index, sha256
@@ -80,24 +79,21 @@ def judge_answers(folder: Path, asked: JudgeOptions) -> int:
     head = header(plan.options, plan.identity(), plan.filtered, vectors=plan.vectors)
     run = Run(head, tuple(record(cell, judge(cell, plan.policy(cell, 0.0))) for cell in cells))
     if file is not None:
-        writer = records.writer(asked.results, head, file)
-        for one in run.cells:
-            writer.write(one)
-        writer.close()
+        run.save(asked.results, file)
 
     def commands(cell: CellRecord) -> Mapping[str, str]:
         words = replace(asked, case=(cell.case,)).command_line()
         again = ["attention-conformance", "vectors", "judge", str(folder), *words]
         return {"again": shlex.join(again)}
 
-    missing, table = shortfalls(run.cells, (), filtered=plan.filtered), frames.cells(run)
-    groups, full = explanation.groups(table), asked.verbose
+    missing = shortfalls(run.cells, (), filtered=plan.filtered)
+    failing, full = groups(run), asked.verbose
     print(
-        *(summary.tables(table) if full else summary.statuses(table)),
+        *(summary.tables(run) if full else summary.statuses(run)),
         summary.verdict(run, missing),
-        *why(run, groups, *((len(groups), commands, len(groups)) if full else (MOST, commands))),
+        *why(run, failing, *((len(failing), commands, len(failing)) if full else (MOST, commands))),
         "",
-        *summary.facts(table, {}),
+        *summary.facts(run.cells, {}),
         *([] if full else [summary.HIDDEN]),
         *(f"not judged enough: {text}" for text in missing),
         sep="\n",

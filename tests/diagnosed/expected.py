@@ -34,14 +34,9 @@ def fault(families: str, *patterns: str) -> Fault:
     return Fault(tuple(families.split()), patterns)
 
 
-def one(name: str, families: str, *patterns: str, **more: str) -> Kernel:
-    """A kernel with one fault."""
-    return Kernel(name, (fault(families, *patterns),), **more)
-
-
-def two(name: str, *faults: Fault) -> Kernel:
-    """A kernel with two faults."""
-    return Kernel(name, faults)
+def one(name: str, expected: Fault, like: str = "") -> Kernel:
+    """A kernel in PyTorch with one fault, of an operator."""
+    return Kernel(name, (expected,), like=like)
 
 
 IGNORED = (
@@ -50,40 +45,7 @@ IGNORED = (
 )
 """Words for an argument that changes nothing."""
 
-NEXT_KEY = (
-    r"next key|one (key|position|step|column)s? (too|more|further|later|ahead|wider)|"
-    r"i ?\+ ?1|off[ -]by[ -]one|"
-    r"one key|tril\(.*1\)|triu\(.*2\)|diagonal"
-)
-OWN_KEY = (
-    r"own key|own position|itself|strict|j < i|i ?- ?1|triu\((.*, ?)?(diagonal=)?0?\)|"
-    r"diagonal|off[ -]by[ -]one"
-)
-TRUE_HIDES = (
-    r"invert|inverse|polarity|opposite|True.{0,30}(hid|mask|ignor)|complement|negat|~|revers|"
-    r"where (it|the mask) (should )?hid|hidden keys|exchang|swap"
-)
-TILED = r"til(e|ing)|repeat|interleav|group|modul|% ?H|h % |reads? (key|value)"
-NO_SCALE = (
-    r"^(?!.*(gradient|autocast|thread))"
-    r".*(no scal|not (scaled|divided)|unscaled|scale.{0,40}\b1(\.0*)?\b|"
-    r"without.{0,20}scal|missing.{0,20}scal|"
-    r"lacks?.{0,20}scal|scale.{0,20}(missing|lost|forgot|never|ignored|dropped)|forg[eo]t.{0,20}(scal|divi)|sqrt)"
-)
-BY_D = (
-    r"^(?!.*(all heads|width)).*"
-    r"(1 ?/ ?(head_)?(D|size)\b|divided by (the )?(D|size|head)|root|sqrt|\*\* ?-1\b|squared?)"
-)
-OVER_QUERIES = r"quer|column|wrong axis|other axis|another axis|dim ?= ?-2|axis ?= ?-2|dim ?= ?2"
 OVER_HEADS = r"head|wrong axis|other axis|another axis"
-AFTER_SOFTMAX = (
-    r"after|behind|renormali|weights?.{0,40}(mask|zero|hid)|sums? (of|to|less|below)|"
-    r"do(es)? not sum"
-)
-ZERO_SCORE = (
-    r"multipl|score.{0,30}(\b0\b|zero)|(\b0\b|zero).{0,30}(score|logit)|1e-9|exp\(0\)|logit.{0,30}(\b0\b|zero)|"
-    r"product with the mask|factor"
-)
 BF16 = r"bfloat16|bf16|8 bits|7 bits"
 F16 = r"float16|\bf16\b|\bhalf\b|10 bits|11 bits"
 DROPOUT_ON = (
@@ -94,13 +56,14 @@ MORE_IN_SUM = (
     r"epsilon|\beps\b|\+ ?eps"
 )
 
-next_key = fault("mask", NEXT_KEY)
-true_hides = fault("mask", TRUE_HIDES)
-no_scale = fault("scale scores", NO_SCALE)
-by_d = fault("scale", r"scal|divi", BY_D)
-tiled = fault("heads", r"head|group", TILED)
-scale_ignored = fault("scale", r"scal", IGNORED + r"|default|always|1 ?/ ?sqrt")
-bias_scaled = fault("scores scale bias mask", r"bias", r"scal|factor|times|multipl|divi")
+by_d = fault(
+    "scale",
+    r"scal|divi",
+    (
+        r"^(?!.*(all heads|width)).*"
+        r"(1 ?/ ?(head_)?(D|size)\b|divided by (the )?(D|size|head)|root|sqrt|\*\* ?-1\b|squared?)"
+    ),
+)
 viewed = fault(
     "heads layout",
     (
@@ -109,22 +72,19 @@ viewed = fault(
     ),
 )
 mask_beside_flag = fault("mask", r"mask", IGNORED, r"flag|causal|both|together|beside")
-own_key = fault("mask", OWN_KEY)
 future_only = fault(
     "mask", r"future|later|upper|triu|ahead|behind|j > i|k > q|opposite|invert|revers"
 )
-first_head = fault("heads", r"first|head 0|single|one (key )?head|multi-?query|key head")
-masked_weights = fault("mask softmax", AFTER_SOFTMAX)
-zero_score = fault("mask scores", ZERO_SCORE)
+zero_score = fault(
+    "mask scores",
+    (
+        r"multipl|score.{0,30}(\b0\b|zero)|(\b0\b|zero).{0,30}(score|logit)|1e-9|exp\(0\)|logit.{0,30}(\b0\b|zero)|"
+        r"product with the mask|factor"
+    ),
+)
 no_maximum = fault("numerics softmax", r"overflow|maxim|\bmax\b|largest|exp\b")
 window_wider = fault(
     "mask", r"window", r"one|wide|off[ -]by|\+ ?1|further|more|more than|reaches \d+ keys"
-)
-cap_ignored = fault("scores", r"cap", IGNORED)
-slopes_sign = fault(
-    "scores mask",
-    r"slope|alibi|distance",
-    r"sign|revers|opposite|negat|flip|-1|reward|grow|posit|plus|added|\+",
 )
 whole_width = fault("scale", r"scal|divi", r"width|all heads|H ?\*? ?D|model|embed|heads")
 one_more = fault("softmax", MORE_IN_SUM)

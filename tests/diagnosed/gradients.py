@@ -1,150 +1,89 @@
-"""Attention in PyTorch with a backward pass of its own, which is wrong."""
+"""Rows whose backward pass is wrong."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-import torch
-from torch import Tensor
+from tests.diagnosed.expected import fault
+from tests.diagnosed.rows import row
+from tests.diagnosed.textbook import Change
 
 
-def weights_of(query: Tensor, key: Tensor, scale: float, is_causal: bool) -> Tensor:
-    """Softmax of scaled scores."""
-    scores = query @ key.mT * scale
-    if is_causal:
-        future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
-        scores = scores.masked_fill(future, -torch.inf)
-    return scores.softmax(-1)
+def graded(c: Any, x: Any, factor: float) -> Any:
+    """An array whose gradient is multiplied."""
+    return c.xp.stop(x) + factor * (x - c.xp.stop(x))
 
 
-class Whole(torch.autograd.Function):
-    """A right forward pass; each subclass has one wrong line behind it."""
+def gradients_of(**of: Callable[[Any], float]) -> Change:
+    """The gradients of operands are multiplied."""
 
-    @staticmethod
-    def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float, is_causal: bool
-    ) -> Tensor:
-        ctx.save_for_backward(query, key, value)
-        ctx.scale, ctx.is_causal = scale, is_causal
-        return weights_of(query, key, scale, is_causal) @ value
+    def operands(right: Any, c: Any) -> tuple[Any, ...]:
+        arrays = zip(("query", "key", "value"), right.operands(c), strict=True)
+        return tuple(graded(c, x, of[name](c)) if name in of else x for name, x in arrays)
+
+    return operands
 
 
-class WithoutDelta(Whole):
-    """The derivative of the softmax lacks its second term."""
-
-    @staticmethod
-    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v = ctx.saved_tensors
-        p = weights_of(q, k, ctx.scale, ctx.is_causal)
-        dv = p.mT @ dout
-        dp = dout @ v.mT
-        ds = p * dp * ctx.scale
-        return ds @ k, ds.mT @ q, dv, None, None
+def unscaled(c: Any) -> float:
+    return 1 / c.factor if c.factor else 0.0
 
 
-class WithoutScale(Whole):
-    """Scores are scaled, their derivatives are not."""
-
-    @staticmethod
-    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v = ctx.saved_tensors
-        p = weights_of(q, k, ctx.scale, ctx.is_causal)
-        dp = dout @ v.mT
-        ds = p * (dp - (dp * p).sum(-1, keepdim=True))
-        return ds @ k, ds.mT @ q, p.mT @ dout, None, None
+def of_leaders(right: Any, c: Any, x: Any) -> Any:
+    """Keys and values, whose gradients are those of the first query head of a group."""
+    repeated, group = right.of_groups(c, x), c.shape[1] // x.shape[1]
+    leads = c.xp.arange(c.shape[1])[:, None, None] % group == 0
+    return c.xp.where(leads, repeated, c.xp.stop(repeated))
 
 
-class KeysWithoutScale(Whole):
-    """dk lacks the scale, dq has it."""
+def backward_of(scores: Callable[[Any, Any], Any]) -> Change:
+    """The backward pass is that of other scores."""
 
-    @staticmethod
-    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v = ctx.saved_tensors
-        p = weights_of(q, k, ctx.scale, ctx.is_causal)
-        dp = dout @ v.mT
-        ds = p * (dp - (dp * p).sum(-1, keepdim=True))
-        return ds @ k * ctx.scale, ds.mT @ q, p.mT @ dout, None, None
+    def attended(right: Any, c: Any, s: Any) -> Any:
+        other = right.attended(c, scores(right, c))
+        return c.xp.stop(right.attended(c, s)) + (other - c.xp.stop(other))
+
+    return attended
 
 
-class WithoutMask(Whole):
-    """The backward pass makes its weights without the causal mask."""
-
-    @staticmethod
-    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v = ctx.saved_tensors
-        p = weights_of(q, k, ctx.scale, False)
-        dp = dout @ v.mT
-        ds = p * (dp - (dp * p).sum(-1, keepdim=True)) * ctx.scale
-        return ds @ k, ds.mT @ q, p.mT @ dout, None, None
+def without_mask_or_bias(right: Any, c: Any) -> Any:
+    """Scores that no mask and no bias changes. The bias has its gradient."""
+    scores = right.scores(c)
+    return scores if c.bias is None else scores + (c.bias - c.bias.detach()).nan_to_num()
 
 
-class OfOneOfAGroup(torch.autograd.Function):
-    """dk and dv are those of the first query head of each group."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float, is_causal: bool
-    ) -> Tensor:
-        group = query.shape[1] // key.shape[1]
-        ctx.save_for_backward(query, key, value)
-        ctx.group, ctx.scale, ctx.is_causal = group, scale, is_causal
-        k, v = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
-        return weights_of(query, k, scale, is_causal) @ v
-
-    @staticmethod
-    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v = ctx.saved_tensors
-        k, v = k.repeat_interleave(ctx.group, 1), v.repeat_interleave(ctx.group, 1)
-        p = weights_of(q, k, ctx.scale, ctx.is_causal)
-        dp = dout @ v.mT
-        ds = p * (dp - (dp * p).sum(-1, keepdim=True)) * ctx.scale
-        dk, dv = ds.mT @ q, p.mT @ dout
-        return ds @ k, dk[:, :: ctx.group], dv[:, :: ctx.group], None, None
-
-
-def scale_of(query: Tensor, scale: float | None) -> float:
-    return query.shape[-1] ** -0.5 if scale is None else scale
-
-
-def without_delta(query, key, value, is_causal=False, scale=None):
-    """ds = p * dp, without the row sum of dp * p: AiDotNet.Tensors#49 is as far off."""
-    return WithoutDelta.apply(query, key, value, scale_of(query, scale), is_causal)
-
-
-def without_scale(query, key, value, is_causal=False, scale=None):
-    """dq and dk lack the scale: pytorch/xla#6886 passes sm_scale to its backward pass by hand."""
-    return WithoutScale.apply(query, key, value, scale_of(query, scale), is_causal)
-
-
-def keys_without_scale(query, key, value, is_causal=False, scale=None):
-    """dk alone lacks the scale."""
-    return KeysWithoutScale.apply(query, key, value, scale_of(query, scale), is_causal)
-
-
-def without_mask(query, key, value, is_causal=False, scale=None):
-    """The backward pass does not know the mask: Dao-AILab/flash-attention#2424."""
-    return WithoutMask.apply(query, key, value, scale_of(query, scale), is_causal)
-
-
-def of_one_of_a_group(query, key, value, is_causal=False, scale=None, enable_gqa=False):
-    """dk and dv are not summed over a group: stanford-crfm/levanter#449."""
-    return OfOneOfAGroup.apply(query, key, value, scale_of(query, scale), is_causal)
-
-
-def bias_is_detached(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """A learned bias gets no gradient: jax-ml/jax#30593."""
-    scores = query @ key.mT * scale_of(query, scale)
-    if attn_mask is not None and attn_mask.dtype == torch.bool:
-        scores = scores.masked_fill(~attn_mask, -torch.inf)
-    elif attn_mask is not None:
-        scores = scores + attn_mask.detach() + 0 * attn_mask.nan_to_num(0, 0, 0)
-    if is_causal:
-        future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
-        scores = scores.masked_fill(future, -torch.inf)
-    return scores.softmax(-1) @ value
-
-
-def weights_are_detached(query, key, value, is_causal=False, scale=None):
-    """Weights are detached, as a "stop gradient" of the softmax: only values learn."""
-    weights = weights_of(query, key, scale_of(query, scale), is_causal)
-    return weights.detach() @ value + 0 * (query.sum() + key.sum())
+ROWS = (
+    row("without_delta", "mean-forgotten", lacks="attn_mask",
+        weights=lambda right, c, s: c.xp.exp(s - c.xp.stop(c.xp.logsumexp(s, -1)[..., None]))),
+    row("derivative_without_row_sum",
+        fault("gradient softmax", r"gradient|backward|derivative",
+              r"softmax|row|sum|delta|subtract|query|score"), of="jax",
+        weights=lambda right, c, s: c.xp.exp(s - c.xp.stop(c.xp.logsumexp(s, -1)[..., None]))),
+    # pytorch/xla#6886
+    row("without_scale",
+        fault("gradient", r"gradient|dq|dk|backward|derivative", r"scal|factor|times"),
+        lacks="attn_mask", operands=gradients_of(query=unscaled, key=unscaled)),
+    # AiDotNet.Tensors#49
+    row("keys_without_scale", "key-gradient-unscaled", lacks="attn_mask",
+        operands=gradients_of(key=unscaled)),
+    # Dao-AILab/flash-attention#2424
+    row("without_mask", "causal-forgotten-backward", lacks="attn_mask",
+        attended=backward_of(lambda right, c: right.scores(c))),
+    row("backward_without_the_mask",
+        fault("gradient mask", r"gradient|backward", r"mask|causal|hidden"),
+        attended=backward_of(without_mask_or_bias)),
+    # stanford-crfm/levanter#449
+    row("of_one_of_a_group", "group-not-summed", takes="enable_gqa", lacks="attn_mask",
+        of_groups=of_leaders),
+    # jax-ml/jax#30593
+    row("bias_is_detached", "bias-gradient-zero", bias=lambda right, c: None if c.bias is None
+        else c.bias.detach() + 0 * c.bias.nan_to_num(0, 0, 0)),
+    row("bias_learns_nothing",
+        fault("gradient scores", r"gradient|grad|backward|derivative", r"bias",
+              r"zero|\b0\b|no |none|nothing|stop|detach|constant|missing"), of="jax",
+        bias=lambda right, c: None if c.bias is None else c.xp.stop(c.bias)),
+    row("weights_are_detached",
+        fault("gradient", r"gradient|dq|dk|backward|query", r"zero|\b0\b|no gradient|lost|missing|lacks"),
+        lacks="attn_mask", weights=lambda right, c, s: right.weights(c, s).detach()
+        + 0 * (c.query.sum() + c.key.sum())),
+)  # fmt: skip

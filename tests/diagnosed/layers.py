@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 
-class Base(nn.Module):
-    """Four linear maps, loaded from the canonical parameters; a subclass has the forward pass."""
+class Right(nn.Module):
+    """Four linear maps, loaded from the canonical parameters. Each subclass has one wrong step."""
 
     def __init__(self, query_width, heads):
         super().__init__()
@@ -26,88 +26,73 @@ class Base(nn.Module):
         self.out_proj.weight.data = parameters["output_kernel"].reshape(self.width, self.width).T
         self.out_proj.bias.data = parameters["output_bias"]
 
-    def split(self, x):
-        return x.view(*x.shape[:2], self.heads, -1).transpose(1, 2)
-
-    def hide(self, scores, causal, valid):
+    def forward(self, x, causal=False, valid=None):
+        q, k, v = (self.split(y) for y in self.projected(x))
+        scores = q @ k.mT / self.size(q) ** 0.5
         if causal:
             future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
             scores = scores.masked_fill(future, -torch.inf)
         if valid is not None:
-            scores = scores.masked_fill(~valid[:, None, None, :], -torch.inf)
-        return scores
+            scores = self.padded(scores, valid[:, None, None, :])
+        return self.handed(self.merged(scores.softmax(dim=-1) @ v, x.shape))
+
+    def projected(self, x):
+        return self.q_proj(x), self.k_proj(x), self.v_proj(x)
+
+    def split(self, x):
+        return x.view(*x.shape[:2], self.heads, -1).transpose(1, 2)
+
+    def size(self, q):
+        return q.shape[-1]
+
+    def padded(self, scores, valid):
+        return scores.masked_fill(~valid, -torch.inf)
+
+    def merged(self, x, shape):
+        return x.transpose(1, 2).reshape(shape)
+
+    def handed(self, x):
+        return self.out_proj(x)
 
 
-class Right(Base):
-    """Right."""
-
-    def forward(self, x, causal=False, valid=None):
-        q, k, v = self.split(self.q_proj(x)), self.split(self.k_proj(x)), self.split(self.v_proj(x))
-        scores = self.hide(q @ k.mT / q.shape[-1] ** 0.5, causal, valid)
-        values = (scores.softmax(dim=-1) @ v).transpose(1, 2)
-        return self.out_proj(values.reshape(x.shape))
-
-
-class MergedWithoutTranspose(Base):
+class MergedWithoutTranspose(Right):
     """(B, H, L, D) is reshaped to (B, L, H D) at once: ajhalthor/Transformer-Neural-Network#4."""
 
-    def forward(self, x, causal=False, valid=None):
-        B, L, E = x.shape
-        q, k, v = self.split(self.q_proj(x)), self.split(self.k_proj(x)), self.split(self.v_proj(x))
-        scores = self.hide(q @ k.mT / q.shape[-1] ** 0.5, causal, valid)
-        values = scores.softmax(dim=-1) @ v
-        return self.out_proj(values.reshape(B, L, E))
+    def merged(self, x, shape):
+        return x.reshape(shape)
 
 
-class SplitWithoutTranspose(Base):
+class SplitWithoutTranspose(MergedWithoutTranspose):
     """(B, L, E) is viewed as (B, H, L, D): reczoo/FuxiCTR#30."""
 
     def split(self, x):
         return x.view(x.shape[0], self.heads, x.shape[1], -1)
 
-    def forward(self, x, causal=False, valid=None):
-        q, k, v = self.split(self.q_proj(x)), self.split(self.k_proj(x)), self.split(self.v_proj(x))
-        scores = self.hide(q @ k.mT / q.shape[-1] ** 0.5, causal, valid)
-        return self.out_proj((scores.softmax(dim=-1) @ v).reshape(x.shape))
 
-
-class ScaledByWholeWidth(Base):
+class ScaledByWholeWidth(Right):
     """The width of the model and not of a head: FrancescoSaverioZuppichini/ViT#1."""
 
-    def forward(self, x, causal=False, valid=None):
-        q, k, v = self.split(self.q_proj(x)), self.split(self.k_proj(x)), self.split(self.v_proj(x))
-        scores = self.hide(q @ k.mT / self.width**0.5, causal, valid)
-        values = (scores.softmax(dim=-1) @ v).transpose(1, 2)
-        return self.out_proj(values.reshape(x.shape))
+    def size(self, q):
+        return self.width
 
 
-class ProjectionsExchanged(Base):
+class ProjectionsExchanged(Right):
     """Queries come from the map of keys, and keys from that of queries."""
 
-    def forward(self, x, causal=False, valid=None):
-        q, k, v = self.split(self.k_proj(x)), self.split(self.q_proj(x)), self.split(self.v_proj(x))
-        scores = self.hide(q @ k.mT / q.shape[-1] ** 0.5, causal, valid)
-        values = (scores.softmax(dim=-1) @ v).transpose(1, 2)
-        return self.out_proj(values.reshape(x.shape))
+    def projected(self, x):
+        return self.k_proj(x), self.q_proj(x), self.v_proj(x)
 
 
-class WithoutOutputProjection(Base):
+class WithoutOutputProjection(Right):
     """Heads are joined, and nothing projects them: the first lesson of many tutorials stops here."""
 
-    def forward(self, x, causal=False, valid=None):
-        q, k, v = self.split(self.q_proj(x)), self.split(self.k_proj(x)), self.split(self.v_proj(x))
-        scores = self.hide(q @ k.mT / q.shape[-1] ** 0.5, causal, valid)
-        return (scores.softmax(dim=-1) @ v).transpose(1, 2).reshape(x.shape)
+    def handed(self, x):
+        return x
 
 
-class PaddingIgnored(Base):
+class PaddingIgnored(Right):
     """The padding mask is taken, made float, and added: keys of padding get 0 and others 1:
     pytorch/pytorch#92554."""
 
-    def forward(self, x, causal=False, valid=None):
-        q, k, v = self.split(self.q_proj(x)), self.split(self.k_proj(x)), self.split(self.v_proj(x))
-        scores = q @ k.mT / q.shape[-1] ** 0.5
-        if valid is not None:
-            scores = scores + valid[:, None, None, :].to(scores.dtype)
-        values = self.hide(scores, causal, None).softmax(dim=-1) @ v
-        return self.out_proj(values.transpose(1, 2).reshape(x.shape))
+    def padded(self, scores, valid):
+        return scores + valid.to(scores.dtype)

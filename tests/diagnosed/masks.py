@@ -1,283 +1,198 @@
-"""Attention in PyTorch whose mask is wrong, as people write it. `owner/repository#number` names
-the public report of the same mistake."""
+"""Rows whose mask is wrong."""
 
 from __future__ import annotations
 
-import math
+import functools
+from collections.abc import Callable
+from typing import Any
 
-import torch
-import torch.nn.functional as F
-
-
-def reaches_next_key(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """The triangle begins one diagonal too late: RVC-Boss/GPT-SoVITS#965."""
-    L, S = query.size(-2), key.size(-2)
-    scale_factor = 1 / math.sqrt(query.size(-1)) if scale is None else scale
-    attn_bias = torch.zeros(L, S, dtype=query.dtype)
-    if is_causal:
-        visible = torch.ones(L, S, dtype=torch.bool).tril(diagonal=1)
-        attn_bias = attn_bias.masked_fill(visible.logical_not(), float("-inf"))
-    if attn_mask is not None:
-        if attn_mask.dtype == torch.bool:
-            attn_bias = attn_bias.masked_fill(attn_mask.logical_not(), float("-inf"))
-        else:
-            attn_bias = attn_mask + attn_bias
-    attn_weight = query @ key.transpose(-2, -1) * scale_factor + attn_bias
-    return torch.softmax(attn_weight, dim=-1) @ value
+from attention_conformance.suite.deviations.deviation import memory
+from tests.diagnosed.expected import (
+    IGNORED,
+    fault,
+    future_only,
+    mask_beside_flag,
+    window_wider,
+    zero_score,
+)
+from tests.diagnosed.rows import row
+from tests.diagnosed.textbook import Change
 
 
-def hides_itself(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """`triu` without `diagonal=1` hides the diagonal: pbloem/former#10."""
-    d = query.shape[-1]
-    dot = torch.einsum("bhid,bhjd->bhij", query, key) * (d**-0.5 if scale is None else scale)
-    if attn_mask is not None and attn_mask.dtype == torch.bool:
-        dot = dot.masked_fill(~attn_mask, float("-inf"))
-    elif attn_mask is not None:
-        dot = dot + attn_mask
-    if is_causal:
-        later = torch.triu(torch.ones(dot.shape[-2:], dtype=torch.bool))
-        dot = dot.masked_fill(later, float("-inf"))
-    return torch.einsum("bhij,bhjv->bhiv", F.softmax(dot, dim=-1), value)
+def past(c: Any, further: int = 0) -> Any:
+    """The keys up to the query's own, or `further`."""
+    return c.keys <= c.rows + further
 
 
-def true_hides(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """True is read as "masked", as the documentation once said: pytorch/pytorch#158451."""
-    scale = query.size(-1) ** -0.5 if scale is None else scale
-    attn = torch.matmul(query, key.transpose(-1, -2)) * scale
-    if is_causal:
-        causal = torch.triu(torch.ones(attn.shape[-2:], dtype=torch.bool), diagonal=1)
-        attn = attn.masked_fill(causal, float("-inf"))
-    if attn_mask is not None:
-        if attn_mask.dtype == torch.bool:
-            attn = attn.masked_fill(attn_mask, float("-inf"))
-        else:
-            attn = attn + attn_mask
-    return torch.matmul(attn.softmax(dim=-1), value)
+def multiplied(c: Any, s: Any, seen: Any) -> Any:
+    """Scores that are multiplied by a mask."""
+    return s if seen is None else s * c.xp.cast(seen, s.dtype)
 
 
-def sees_future_only(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """The upper triangle of hidden keys is passed as the visible keys: rasbt/LLMs-from-scratch#1061."""
-    if is_causal:
-        upper = torch.triu(torch.ones(query.shape[-2], key.shape[-2]), diagonal=1).bool()
-        if attn_mask is None:
-            attn_mask = upper
-        elif attn_mask.dtype == torch.bool:
-            attn_mask = attn_mask & upper
-        else:
-            attn_mask = attn_mask.masked_fill(~upper, float("-inf"))
-    return F.scaled_dot_product_attention(query, key, value, attn_mask=attn_mask, scale=scale)
+def filled(number: float) -> Change:
+    """Hidden keys have this score."""
+
+    def hidden(right: Any, c: Any, s: Any) -> Any:
+        seen = right.visible(c)
+        return s if seen is None else c.xp.where(seen, s, number)
+
+    return hidden
 
 
-def alignment_switches(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """With more keys than queries the last query meets the last key, with fewer the first meets
-    the first: ml-explore/mlx#2967."""
-    scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
-    scores = (query * scale) @ key.mT
-    if is_causal:
-        rows = torch.arange(query.shape[-2])[:, None]
-        columns = torch.arange(key.shape[-2])[None, :]
-        offset = max(key.shape[-2] - query.shape[-2], 0)
-        scores = torch.where(columns <= rows + offset, scores, -torch.inf)
-    if attn_mask is not None and attn_mask.dtype == torch.bool:
-        scores = torch.where(attn_mask, scores, -torch.inf)
-    elif attn_mask is not None:
-        scores = scores + attn_mask
-    return scores.softmax(-1) @ value
+def added(right: Any, c: Any, s: Any) -> Any:
+    """-10000 is added where a key is hidden."""
+    seen = right.visible(c)
+    return s if seen is None else c.xp.cast(c.xp.where(seen, s, s - 10000.0), c.dtype)
 
 
-def multiplies_mask(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """Hidden scores are multiplied by 0, and a score of 0 still weighs: openxla/xla#11444."""
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    scores = query @ key.transpose(-2, -1) * scale
-    if is_causal:
-        scores = scores * torch.tril(torch.ones(scores.shape[-2:], dtype=scores.dtype))
-    if attn_mask is not None:
-        if attn_mask.dtype == torch.bool:
-            scores = scores * attn_mask.to(scores.dtype)
-        else:
-            scores = scores + attn_mask
-    return scores.softmax(dim=-1) @ value
+def minus_a_billion(right: Any, c: Any, s: Any) -> Any:
+    """(1 - mask) * -1e9 is added, in the dtype of the query."""
+    s = c.xp.cast(right.biased(c, s), c.dtype)
+    return (
+        s if c.mask is None else s + (1.0 - c.xp.cast(c.mask, c.dtype)) * c.xp.cast(-1e9, c.dtype)
+    )
 
 
-def masks_weights(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """The mask comes after the softmax, and nothing is divided again:
-    huggingface/pytorch-image-models#2236."""
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    attn = query @ key.transpose(-2, -1) * scale
-    if attn_mask is not None and attn_mask.dtype != torch.bool:
-        attn = attn + attn_mask
-    attn = attn.softmax(dim=-1)
-    if is_causal:
-        attn = torch.tril(attn)
-    if attn_mask is not None and attn_mask.dtype == torch.bool:
-        attn = attn * attn_mask
-    return attn @ value
+def weights_masked(right: Any, c: Any, s: Any) -> Any:
+    """Weights are 0 where a key is hidden, and not divided again."""
+    seen = right.visible(c)
+    return c.xp.softmax(s, -1) if seen is None else multiplied(c, c.xp.softmax(s, -1), seen)
 
 
-def mask_of_another_sample(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """Heads are folded in front of samples, masks are repeated behind them:
-    lsdefine/attention-is-all-you-need-keras#36."""
-    B, H, L, D = query.shape
-    S = key.shape[2]
-    q, k, v = (x.transpose(0, 1).reshape(B * H, -1, x.shape[-1]) for x in (query, key, value))
-    scores = torch.bmm(q, k.transpose(1, 2)) * (D**-0.5 if scale is None else scale)
-    if attn_mask is not None:
-        mask = attn_mask.expand(B, H, L, S)
-        if (mask == mask[:, :1]).all():
-            mask = mask[:, 0].repeat_interleave(H, dim=0)
-        else:
-            mask = mask.transpose(0, 1).reshape(B * H, L, S)
-        if mask.dtype == torch.bool:
-            mask = torch.zeros(mask.shape, dtype=scores.dtype).masked_fill(~mask, -torch.inf)
-        scores = scores + mask
-    if is_causal:
-        scores = scores.masked_fill(torch.ones(L, S, dtype=torch.bool).triu(1), -torch.inf)
-    out = torch.bmm(scores.softmax(-1), v)
-    return out.reshape(H, B, L, -1).transpose(0, 1)
+def of_samples(order: Callable[[int, int, int], Any]) -> Change:
+    """A mask for every sample is read in another order of samples and heads."""
+
+    def mask(right: Any, c: Any) -> Any:
+        if c.mask is None or c.mask.ndim < 4 or c.mask.shape[1] != 1:
+            return c.mask
+        B, H, L, S = c.shape
+        of = [order(n, B, H) for n in range(B * H)]
+        return c.mask[:, 0].expand(B, L, S)[of].reshape(B, H, L, S)
+
+    return mask
 
 
-def float_mask_is_boolean(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """A float mask becomes boolean, any number but 0 hides: pytorch/pytorch#107084."""
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    scores = query @ key.mT * scale
-    if attn_mask is not None:
-        hidden = ~attn_mask if attn_mask.dtype == torch.bool else attn_mask.bool()
-        scores = scores.masked_fill(hidden, -torch.inf)
-    if is_causal:
-        scores = scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -torch.inf)
-    return scores.softmax(-1) @ value
+def sided(c: Any, left: int | None, right: int | None) -> Any:
+    """The keys inside a window, or None."""
+    parts = [] if left is None else [c.rows - c.keys <= left]
+    parts += [] if right is None else [c.keys - c.rows <= right]
+    return functools.reduce(lambda one, two: one & two, parts) if parts else None
 
 
-def mask_lost_beside_flag(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """With the causal flag the mask is not read: pytorch/pytorch#178588."""
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    scores = query @ key.mT * scale
-    if is_causal:
-        row, column = torch.meshgrid(
-            torch.arange(scores.shape[-2]), torch.arange(scores.shape[-1]), indexing="ij"
-        )
-        scores = scores.masked_fill(column > row, -torch.inf)
-    elif attn_mask is not None and attn_mask.dtype == torch.bool:
-        scores = scores.masked_fill(attn_mask.logical_not(), -torch.inf)
-    elif attn_mask is not None:
-        scores = scores + attn_mask
-    return scores.softmax(-1) @ value
+def remembered(right: Any, c: Any) -> Any:
+    """The mask, aligned at the last key, is kept by the number of queries."""
+    (L, S), kept = c.shape[2:], memory(right)
+    if L not in kept or kept[L].shape[1] < S:
+        kept[L] = past(c, S - L)
+    return kept[L][:, :S]
 
 
-def causal_by_blocks(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """Blocks above the diagonal are skipped, those on the diagonal are not masked: kernels of
-    newcomers."""
-    BLOCK = 16
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    scores = query @ key.mT * scale
-    if attn_mask is not None and attn_mask.dtype == torch.bool:
-        scores = scores.masked_fill(~attn_mask, -torch.inf)
-    elif attn_mask is not None:
-        scores = scores + attn_mask
-    if is_causal:
-        row_block = torch.arange(query.shape[-2]) // BLOCK
-        key_block = torch.arange(key.shape[-2]) // BLOCK
-        scores = scores.masked_fill(key_block[None, :] > row_block[:, None], -torch.inf)
-    return scores.softmax(-1) @ value
+def written(right: Any, c: Any) -> Any:
+    """The flag is written into the caller's mask."""
+    seen = past(c)
+    if c.mask is not None and c.mask.shape[-2:] == seen.shape:
+        c.mask &= seen
+    return seen
 
 
-def hidden_by_1e_minus_9(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """1e-9 stands where -1e9 was meant: newcomers' transformers."""
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    scores = torch.matmul(query, key.transpose(-2, -1)) * scale
-    if is_causal:
-        nopeak = torch.tril(torch.ones(scores.shape[-2:]))
-        scores = scores.masked_fill(nopeak == 0, 1e-9)
-    if attn_mask is not None:
-        if attn_mask.dtype == torch.bool:
-            scores = scores.masked_fill(attn_mask == 0, 1e-9)
-        else:
-            scores = scores + attn_mask
-    return torch.matmul(F.softmax(scores, dim=-1), value)
-
-
-def hidden_by_minus_10000(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """Adds -10000 where the mask hides, which low scores survive: huggingface/transformers#14859."""
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    scores = query @ key.transpose(-1, -2) * scale
-    if attn_mask is not None:
-        if attn_mask.dtype == torch.bool:
-            attn_mask = (1.0 - attn_mask.to(scores.dtype)) * -10000.0
-        scores = scores + attn_mask
-    if is_causal:
-        extended = torch.ones(scores.shape[-2:], dtype=scores.dtype).tril()
-        scores = scores + (1.0 - extended) * -10000.0
-    return scores.softmax(dim=-1) @ value
-
-
-def result_of_fill_is_lost(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """`masked_fill` without its underscore changes nothing: opendilab/DI-engine#333."""
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    scores = query @ key.transpose(-1, -2) * scale
-    if attn_mask is not None:
-        if attn_mask.dtype == torch.bool:
-            scores.masked_fill(~attn_mask, float("-inf"))
-        else:
-            scores = scores + attn_mask
-    if is_causal:
-        future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(diagonal=1)
-        scores.masked_fill_(future, float("-inf"))
-    return scores.softmax(dim=-1) @ value
-
-
-def causal_flag_is_lost(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """The flag is not handed on to the inner function: jax-ml/jax#19237."""
-
-    def attend(q, k, v, mask, scale, causal=False):
-        scores = q @ k.mT * scale
-        if causal:
-            scores = scores + torch.full(scores.shape[-2:], -torch.inf).triu(1)
-        if mask is not None and mask.dtype == torch.bool:
-            scores = scores.masked_fill(~mask, -torch.inf)
-        elif mask is not None:
-            scores = scores + mask
-        return scores.softmax(-1) @ v
-
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    return attend(query, key, value, attn_mask, scale)
-
-
-def window_one_wider(
-    query, key, value, attn_mask=None, is_causal=False, scale=None, window=None
-):  # fmt: skip
-    """The left side of the window counts the query's own key twice: huggingface/transformers#39408."""
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    scores = query @ key.mT * scale
-    distance = torch.arange(scores.shape[-2])[:, None] - torch.arange(scores.shape[-1])
-    visible = torch.ones(scores.shape[-2:], dtype=torch.bool)
-    if is_causal:
-        visible &= distance >= 0
-    if window is not None:
-        left, right = window
-        if left is not None:
-            visible &= distance <= left + 1
-        if right is not None:
-            visible &= -distance <= right
-    if attn_mask is not None and attn_mask.dtype == torch.bool:
-        visible = visible & attn_mask
-    elif attn_mask is not None:
-        scores = scores + attn_mask
-    return scores.masked_fill(~visible, -torch.inf).softmax(-1) @ value
-
-
-def window_without_its_left_side(
-    query, key, value, attn_mask=None, is_causal=False, scale=None, window=None
-):  # fmt: skip
-    """Only the future side of a window is applied: sgl-project/sglang#24706 drops windows silently."""
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    scores = query @ key.mT * scale
-    if is_causal:
-        window = (None, 0) if window is None else (window[0], 0)
-    if window is not None and window[1] is not None:
-        ahead = torch.arange(scores.shape[-1]) - torch.arange(scores.shape[-2])[:, None]
-        scores = scores.masked_fill(ahead > window[1], -torch.inf)
-    if attn_mask is not None and attn_mask.dtype == torch.bool:
-        scores = scores.masked_fill(~attn_mask, -torch.inf)
-    elif attn_mask is not None:
-        scores = scores + attn_mask
-    return scores.softmax(-1) @ value
+ROWS = (
+    # RVC-Boss/GPT-SoVITS#965
+    row("reaches_next_key", "causal-sees-next", r"sees the next key", causal=lambda right, c: past(c, 1)),
+    # pbloem/former#10
+    row("hides_itself", "causal-excludes-self", r"not see the key at its own position",
+        of="torch jax tf", causal=lambda right, c: past(c, -1)),
+    # pytorch/pytorch#158451
+    row("true_hides", "mask-inverted", r"mask is inverted", of="torch jax",
+        mask=lambda right, c: None if c.mask is None else ~c.mask),
+    # rasbt/LLMs-from-scratch#1061
+    row("sees_future_only", future_only, causal=lambda right, c: c.keys > c.rows),
+    # ml-explore/mlx#2967
+    row("alignment_switches",
+        fault("mask", r"align|bottom-right|top-left|offset|max\(|last (query|key)|diagonal"),
+        causal=lambda right, c: past(c, max(c.shape[3] - c.shape[2], 0))),
+    # openxla/xla#11444
+    row("multiplies_mask", "mask-multiplied", r"score of hidden keys is 0", of="torch tf",
+        hidden=lambda right, c, s: multiplied(c, s, right.visible(c))),
+    row("hidden_by_1e_minus_9", zero_score, of="jax", hidden=filled(1e-9)),
+    # huggingface/transformers#14859
+    row("hidden_by_minus_10000",
+        fault("mask numerics scores",
+              r"-?1e4|10,?000|finite|not (minus|-) ?inf|lowest|constant|large negative|leak|-1e"),
+        hidden=added),
+    # tensorflow/tensorflow#59657
+    row("infinity_times_zero",
+        fault("numerics mask", r"float16|f16|overflow|NaN|-?1e9|0 ?(\*|times)|infinit|\binf\b"), of="tf",
+        mask=lambda right, c: None, biased=minus_a_billion),
+    # huggingface/pytorch-image-models#2236
+    row("masks_weights", "hidden-after-softmax", hidden=lambda right, c, s: s, weights=weights_masked),
+    # lsdefine/attention-is-all-you-need-keras#36
+    row("mask_of_another_sample", "sample-mask-tiled", mask=of_samples(lambda n, B, H: n % B)),
+    row("mask_of_another_order", fault("mask layout", r"sample|batch"),
+        mask=of_samples(lambda n, B, H: (n % H * B + n // H) // H)),
+    # pytorch/pytorch#107084
+    row("float_mask_is_boolean",
+        fault("mask scores",
+              r"bool|non-?zero|not 0|float mask|bias.{0,40}(hid|mask|ignor|drop|lost|not added)|!= ?0"),
+        bias=lambda right, c: None if c.bias is None
+        else c.xp.where(c.bias != 0, -c.xp.inf, c.bias)),
+    row("float_mask_to_bool",
+        fault("mask scores", r"float|additive|bias|finite|numbers",
+              r"ignor|not added|bool|dropp?ed|lost|no effect|without"),
+        bias=lambda right, c: None if c.bias is None
+        else c.xp.where(c.bias > -1e4, 0.0, -c.xp.inf)),
+    # vllm-project/vllm-omni#5865
+    row("first_row_of_mask",
+        fault("mask heads", r"mask", r"first (row|query)|row 0|query 0|one row|same row|other rows"),
+        mask=lambda right, c: None if c.mask is None else c.mask[..., :1, :],
+        bias=lambda right, c: None if c.bias is None else c.bias[..., :1, :]),
+    row("first_heads_mask", fault("mask heads", r"mask|bias", r"head"),
+        mask=lambda right, c: c.mask if c.mask is None or c.mask.ndim < 3 else c.mask[..., :1, :, :],
+        bias=lambda right, c: c.bias if c.bias is None or c.bias.ndim < 3 else c.bias[..., :1, :, :]),
+    # pytorch/pytorch#178588
+    row("mask_lost_beside_flag", mask_beside_flag,
+        mask=lambda right, c: None if c.is_causal else c.mask,
+        bias=lambda right, c: None if c.is_causal else c.bias),
+    # keras-team/keras#23038
+    row("flag_lost_beside_mask", fault("mask", r"causal|flag", IGNORED), of="tf",
+        causal=lambda right, c: past(c) if c.mask is None else None),
+    row("causal_by_blocks", "causal-by-tiles", causal=lambda right, c: c.keys // 16 <= c.rows // 16),
+    # invoke-ai/InvokeAI#7887
+    row("triangle_begins_anew_per_chunk",
+        fault("mask tiles", r"causal|triangle", r"chunk|tile|block|\b16\b|offset|restart|anew|again"),
+        causal=lambda right, c: c.keys <= c.rows % 16),
+    row("triangle_only_when_square",
+        fault("mask", r"causal", r"length|square|L ?!= ?S|equal|differ|rectang"),
+        causal=lambda right, c: past(c) if c.shape[2] == c.shape[3] > 1 else None),
+    # opendilab/DI-engine#333
+    row("result_of_fill_is_lost", "mask-ignored", r"mask \S+ is ignored", mask=lambda right, c: None),
+    # jax-ml/jax#19237
+    row("causal_flag_is_lost", "causal-no-effect", r"mask causal\S* is ignored",
+        causal=lambda right, c: None),
+    row("single_query_without_mask",
+        fault("mask shapes", r"mask", r"one query|single|T ?(=|==) ?1|length 1|decod|1 query|one row"),
+        of="tf", mask=lambda right, c: c.mask if c.shape[2] > 1 else None),
+    # vllm-project/vllm-ascend#15503
+    row("mask_table_too_narrow",
+        fault("mask shapes", r"mask", r"\b3[123]\b|width|behind|beyond|past|later keys|long"), of="jax",
+        mask=lambda right, c: None if c.mask is None else c.mask | (c.keys >= 32)),
+    row("mask_remembered_by_its_shape",
+        fault("state mask", r"mask", r"call|cache|remember|earlier|first|previous|kept|stale|state"),
+        of="jax", mask=lambda right, c: None if c.mask is None
+        else c.mask if c.xp.is_traced(c.mask) else memory(right).setdefault(c.mask.shape, c.mask)),
+    row("mask_is_remembered",
+        fault("state mask", r"state|cache|remember|previous|earlier|last call|calls?|kept|stale"),
+        causal=remembered),
+    row("adds_flag_to_mask",
+        fault("state mask", r"in[ -]?place|changes?|modif|overwrit|writes?|input|untouched"),
+        causal=written),
+    # huggingface/transformers#39408
+    row("window_one_wider", window_wider, takes="window", window=lambda right, c: None if c.window is None
+        else sided(c, None if c.window[0] is None else c.window[0] + 1, c.window[1])),
+    # sgl-project/sglang#24706
+    row("window_without_its_left_side",
+        fault("mask", r"window", r"left|past|back|before|earlier|lower"), takes="window",
+        window=lambda right, c: None if c.window is None else sided(c, None, c.window[1])),
+    # jax-ml/jax#32300
+    row("window_needs_a_mask", fault("mask", r"window", IGNORED), takes="local_window_size", of="jax",
+        window=lambda right, c: None if c.mask is None else right.window(c)),
+)  # fmt: skip

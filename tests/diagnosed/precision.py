@@ -1,63 +1,53 @@
-"""Attention in PyTorch that rounds where nothing should be rounded, as people write it."""
+"""Rows that round where nothing should be rounded."""
 
 from __future__ import annotations
 
-import torch
+from typing import Any
 
-from tests.diagnosed.scores import masked
-
-
-def bfloat16_inside(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """Operands go to bfloat16 for speed, whatever the caller has."""
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    dtype, low = query.dtype, torch.bfloat16
-    if attn_mask is not None and attn_mask.dtype != torch.bool:
-        attn_mask = attn_mask.to(torch.float32)
-    scores = (query.to(low) @ key.to(low).mT).to(torch.float32) * scale
-    weights = masked(scores, attn_mask, is_causal).softmax(-1)
-    return (weights.to(low) @ value.to(low)).to(dtype)
+from tests.diagnosed.expected import BF16, F16, fault
+from tests.diagnosed.rows import row
+from tests.diagnosed.textbook import Change
 
 
-def half_precision_scores(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """Scores of any dtype are rounded to float16: `autocast` by hand."""
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    scores = (query @ key.mT * scale).half().to(query.dtype)
-    return masked(scores, attn_mask, is_causal).softmax(-1) @ value
+def cast_to(dtype: str) -> Change:
+    """Query, key and value are rounded to a dtype."""
+    return lambda right, c: tuple(
+        c.xp.cast(c.xp.cast(x, dtype), x.dtype) for x in right.operands(c)
+    )
 
 
-def softmax_in_float32(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """`dtype=torch.float32` narrows float64: huggingface/transformers#48459."""
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    scores = masked(query @ key.mT * scale, attn_mask, is_causal)
-    weights = torch.nn.functional.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
-    return weights @ value
+def summed_in_16_bits(right: Any, c: Any, w: Any) -> Any:
+    """The products of weights and values are added one by one in the dtype of the query."""
+    w, value = w.to(c.dtype), c.value.to(c.dtype)
+    parts = (w[..., n : n + 1] * value[:, :, n : n + 1] for n in range(c.shape[3]))
+    return sum(parts, start=w.new_zeros((*w.shape[:-1], value.shape[-1])))
 
 
-def weights_in_bfloat16(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """Weights are stored in bfloat16 before they meet the values."""
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    weights = masked(query @ key.mT * scale, attn_mask, is_causal).softmax(-1)
-    return weights.to(torch.bfloat16).to(value.dtype) @ value
-
-
-def sums_in_16_bits(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """Sixteen-bit outputs are summed key by key in 16 bits."""
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    wide = torch.promote_types(query.dtype, torch.float32)
-    if attn_mask is not None and attn_mask.dtype != torch.bool:
-        attn_mask = attn_mask.to(wide)
-    scores = masked(query.to(wide) @ key.to(wide).mT * scale, attn_mask, is_causal)
-    weights = scores.softmax(-1).to(query.dtype)
-    out = torch.zeros(*query.shape[:-1], value.shape[-1], dtype=query.dtype)
-    for j in range(key.shape[2]):
-        out = out + weights[..., j : j + 1] * value[:, :, j : j + 1]
-    return out
-
-
-def eight_bit_keys(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """Keys pass through 8 bits, one scale a tensor: thu-ml/SageAttention gives this as a choice."""
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
+def keys_in_8_bits(right: Any, c: Any) -> tuple[Any, Any, Any]:
+    """Keys pass through 8 bits, one scale a tensor."""
+    query, key, value = right.operands(c)
     if key.numel():
         step = key.detach().abs().amax().clamp_min(1e-12) / 127
         key = key + ((key / step).round() * step - key).detach()
-    return masked(query @ key.mT * scale, attn_mask, is_causal).softmax(-1) @ value
+    return query, key, value
+
+
+ROWS = (
+    row("bfloat16_inside", fault("numerics", BF16), operands=cast_to("bfloat16")),
+    # jax-ml/jax#34114
+    row("doubles_become_singles", fault("numerics", r"float64|double", r"float32|single|precision"),
+        operands=cast_to("float32")),
+    row("half_precision_scores", fault("numerics", F16),
+        scores=lambda right, c: right.scores(c).half().to(c.query.dtype)),
+    # huggingface/transformers#48459
+    row("softmax_in_float32", fault("numerics", r"float32|single|\bf32\b|24 bits"),
+        weights=lambda right, c, s: s.float().softmax(-1).to(s.dtype)),
+    row("weights_in_bfloat16", fault("numerics", BF16), of="torch tf",
+        weights=lambda right, c, s: c.xp.cast(c.xp.cast(right.weights(c, s), "bfloat16"), s.dtype)),
+    row("sums_in_16_bits",
+        fault("numerics", r"accumul|\bsum|add", r"16|half|working|case dtype|own dtype"),
+        output=summed_in_16_bits),
+    # thu-ml/SageAttention has this as a choice
+    row("eight_bit_keys", fault("numerics", r"8[ -]bit|int8|quant|float8|fp8|bits"),
+        operands=keys_in_8_bits),
+)  # fmt: skip

@@ -1,201 +1,161 @@
-"""Attention in PyTorch whose scale, scores or softmax is wrong, as people write it."""
+"""Rows whose scale, scores or softmax is wrong."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
-import torch
-import torch.nn.functional as F
-
-
-def masked(scores, attn_mask, is_causal):
-    """Scores behind a boolean or float mask and a causal flag."""
-    if attn_mask is not None:
-        if attn_mask.dtype == torch.bool:
-            scores = scores.masked_fill(~attn_mask, -torch.inf)
-        else:
-            scores = scores + attn_mask
-    if is_causal:
-        future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
-        scores = scores.masked_fill(future, -torch.inf)
-    return scores
-
-
-def not_scaled(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """Nothing is divided by sqrt(d): PAIR-code/tiny-transformers#71."""
-    scores = torch.einsum("bhqd,bhkd->bhqk", query, key)
-    if scale is not None:
-        scores = scores * scale
-    weights = F.softmax(masked(scores, attn_mask, is_causal), dim=-1)
-    return torch.einsum("bhqk,bhkv->bhqv", weights, value)
+from tests.diagnosed.expected import (
+    IGNORED,
+    MORE_IN_SUM,
+    OVER_HEADS,
+    by_d,
+    fault,
+    no_maximum,
+    one_more,
+)
+from tests.diagnosed.masks import multiplied
+from tests.diagnosed.rows import row
+from tests.diagnosed.textbook import Change
 
 
-def divided_by_d(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """The square root is forgotten: delzac/cntkx#10."""
-    d_k = query.size(-1)
-    scores = torch.matmul(query, key.transpose(-2, -1))
-    scores = scores / d_k if scale is None else scores * scale
-    return torch.matmul(masked(scores, attn_mask, is_causal).softmax(-1), value)
+def default(size: Callable[[Any], float]) -> Change:
+    """The default scale is that of another size."""
+    return lambda right, c: size(c) ** -0.5 if c.scale is None else c.scale
 
 
-def scaled_by_size_of_values(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """The square root of the values' size: openai/gpt-2#49."""
-    scores = torch.matmul(query, key.transpose(-1, -2))
-    scores = scores / math.sqrt(value.shape[-1]) if scale is None else scores * scale
-    return torch.matmul(masked(scores, attn_mask, is_causal).softmax(-1), value)
+def powers_of(c: Any, s: Any) -> Any:
+    """Powers of scores less the largest of each row, and that largest score."""
+    top = c.xp.stop(c.xp.amax(s)) if s.shape[-1] else 0.0 * s
+    return c.xp.exp(s - top), top
 
 
-def scale_is_ignored(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """The parameter exists, and is not read: tenstorrent/tt-metal#33304."""
-    temperature = query.shape[-1] ** 0.5
-    scores = (query / temperature) @ key.transpose(2, 3)
-    return masked(scores, attn_mask, is_causal).softmax(-1) @ value
+def shared(powers: Any, more: Any = 0.0) -> Any:
+    """Powers divided by their sum and something more."""
+    return powers / (powers.sum(-1, keepdims=True) + more)
 
 
-def scales_both_operands(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """Query and key are scaled, each by the whole scale: openai/improved-diffusion#54 asks whether."""
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    query, key = query * scale, key * scale
-    return masked(query @ key.mT, attn_mask, is_causal).softmax(-1) @ value
+def one_more_power(right: Any, c: Any, s: Any) -> Any:
+    """The sum has one more term, exp(0)."""
+    powers, top = powers_of(c, s)
+    return shared(powers, c.xp.exp(-top))
 
 
-def scaled_by_whole_width(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """The width of all heads: lucidrains/vit-pytorch#65."""
-    dim = query.shape[1] * query.shape[3]
-    scale = dim**-0.5 if scale is None else scale
-    dots = torch.einsum("bhid,bhjd->bhij", query, key) * scale
-    attn = masked(dots, attn_mask, is_causal).softmax(dim=-1)
-    return torch.einsum("bhij,bhjd->bhid", attn, value)
+def of_everything(right: Any, c: Any, s: Any) -> Any:
+    """One maximum serves all rows."""
+    return shared(c.xp.exp(s - s.max())) if s.numel() else s
 
 
-def root_of_negative_scale(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """The root of the scale goes to each operand, NaN for a negative one: pytorch/pytorch#105202."""
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    root = torch.tensor(scale, dtype=query.dtype).sqrt()
-    scores = (query * root) @ (key * root).mT
-    return masked(scores, attn_mask, is_causal).softmax(-1) @ value
+def over_heads_and_keys(right: Any, c: Any, s: Any) -> Any:
+    """Heads and keys are flattened before the softmax."""
+    turned = s.transpose(1, 2)
+    return turned.flatten(2).softmax(-1).view(turned.shape).transpose(1, 2)
 
 
-def scaled_by_padded_size(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """Heads are padded to a multiple of 16, and the scale is that of the padded size:
-    intel/ipex-llm#12619."""
-    padding = -query.shape[-1] % 16
-    query, key = F.pad(query, (0, padding)), F.pad(key, (0, padding))
-    if scale is None:
-        scale = 1.0 / math.sqrt(query.shape[-1])
-    return masked(query @ key.mT * scale, attn_mask, is_causal).softmax(-1) @ value
+def normalised(right: Any, c: Any) -> tuple[Any, Any, Any]:
+    """Query and key are divided by their lengths."""
+    query, key, value = right.operands(c)
+    one, two = (x / x.norm(dim=-1, keepdim=True).clamp_min(1e-12) for x in (query, key))
+    return one, two, value
 
 
-def scaled_by_number_of_keys(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """`key.size(2)` is the size of heads in (B, L, D) alone: a common slip when heads are added."""
-    scores = torch.matmul(query, key.transpose(2, 3))
-    scores = scores / math.sqrt(key.size(2)) if scale is None else scores * scale
-    return torch.matmul(torch.softmax(masked(scores, attn_mask, is_causal), -1), value)
+def turned_if_it_fits(right: Any, c: Any) -> Any:
+    """A bias of (keys, queries) is turned, and a square one, too."""
+    fits = c.bias is not None and tuple(c.bias.shape[-2:]) == (c.shape[3], c.shape[2])
+    return c.xp.swapaxes(c.bias, -1, -2) if fits else c.bias
 
 
-def bias_is_scaled(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """The bias is added before the scores are scaled: newcomers' relative positions."""
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    scores = query @ key.mT
-    if attn_mask is not None and attn_mask.dtype != torch.bool:
-        scores, attn_mask = scores + attn_mask, None
-    return masked(scores * scale, attn_mask, is_causal).softmax(-1) @ value
+def zero_is_hidden(right: Any, c: Any, s: Any) -> Any:
+    """A score of 0 is taken for a hidden one."""
+    s = multiplied(c, s, right.visible(c))
+    return c.xp.where(s == 0, -c.xp.inf, s)
 
 
-def scale_is_lost_beside_bias(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """`baddbmm` adds the bias, and its alpha stays 1: pytorch/pytorch#174049."""
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    B, H, L, D = query.shape
-    S = key.shape[2]
-    q, k = query.reshape(B * H, L, D), key.reshape(B * H, S, D)
-    if attn_mask is not None and attn_mask.dtype != torch.bool:
-        bias = attn_mask.to(query.dtype).expand(B, H, L, S).reshape(B * H, L, S)
-        scores = torch.baddbmm(bias, q, k.mT).view(B, H, L, S)
-        attn_mask = None
-    else:
-        scores = (torch.bmm(q, k.mT) * scale).view(B, H, L, S)
-    return masked(scores, attn_mask, is_causal).softmax(-1) @ value
+def or_zeros(s: Any) -> Any:
+    """The softmax; zeros of rows without keys."""
+    empty = (s == -math.inf).all(-1, keepdim=True)
+    return s.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0)
 
 
-def softmax_over_queries(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """The weights of every key sum to one: labmlai/annotated_deep_learning_paper_implementations#282."""
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    attn = torch.einsum("bhid,bhjd->bhij", query, key) * scale
-    attn = masked(attn, attn_mask, is_causal).softmax(dim=2)
-    return torch.einsum("bhij,bhjd->bhid", attn, value)
-
-
-def softmax_over_heads(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """Heads and keys are flattened before the softmax: facebookresearch/detr#247."""
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    scores = torch.einsum("bnqc,bnkc->bqnk", query * scale, key)
-    scores = masked(scores.transpose(1, 2), attn_mask, is_causal).transpose(1, 2)
-    weights = F.softmax(scores.flatten(2), dim=-1).view(scores.size())
-    return torch.einsum("bqnk,bnkc->bnqc", weights, value)
-
-
-def softmax_over_samples(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """`dim=0`, as the softmax without a dim once guessed: PetrochukM/PyTorch-NLP#2."""
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    scores = masked(query @ key.mT * scale, attn_mask, is_causal)
-    return F.softmax(scores, dim=0) @ value
-
-
-def without_maximum(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """Powers overflow, since no maximum is subtracted: HabanaAI/vllm-fork#275."""
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    scores = masked(query @ key.mT * scale, attn_mask, is_causal)
-    powers = torch.exp(scores)
-    return (powers / powers.sum(dim=-1, keepdim=True)) @ value
-
-
-def maximum_of_everything(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """One maximum serves all rows, and powers of low rows vanish: softmax from scratch in many
-    tutorials."""
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    scores = masked(query @ key.mT * scale, attn_mask, is_causal)
-    if scores.numel() == 0:
-        return scores @ value
-    powers = torch.exp(scores - scores.max())
-    return (powers / powers.sum(-1, keepdim=True)) @ value
-
-
-def one_more_in_the_sum(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """`softmax1`: the sum has one more term, so that rows sum to less than one: a blog post's
-    proposal that people take for attention."""
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    scores = masked(query @ key.mT * scale, attn_mask, is_causal)
-    top = scores.amax(-1, keepdim=True).clamp_min(0).detach() if scores.shape[-1] else 0.0
-    powers = torch.exp(scores - top)
-    one = torch.exp(-torch.as_tensor(top, dtype=scores.dtype))
-    return powers / (one + powers.sum(-1, keepdim=True)) @ value
-
-
-def epsilon_in_the_sum(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """1e-5 guards the division: rows sum to less than one."""
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    scores = masked(query @ key.mT * scale, attn_mask, is_causal)
-    largest = scores.amax(-1, keepdim=True).detach() if scores.shape[-1] else 0.0
-    powers = torch.exp(scores - largest)
-    return powers / (powers.sum(-1, keepdim=True) + 1e-5) @ value
-
-
-def cosine_of_operands(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """Queries and keys are normalised first: cosine attention in the place of dot products."""
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    query, key = F.normalize(query, dim=-1), F.normalize(key, dim=-1)
-    return masked(query @ key.mT * scale, attn_mask, is_causal).softmax(-1) @ value
-
-
-def hides_scores_of_zero(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """`scores == 0` is taken for "masked", and a true score of 0 is hidden, too: tutorials that mask
-    by `tril` and then fill zeros."""
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    scores = query @ key.mT * scale
-    if attn_mask is not None and attn_mask.dtype != torch.bool:
-        scores = scores + attn_mask
-    elif attn_mask is not None:
-        scores = scores * attn_mask
-    if is_causal:
-        scores = torch.tril(scores)
-    return scores.masked_fill(scores == 0, -torch.inf).softmax(-1) @ value
+ROWS = (
+    # PAIR-code/tiny-transformers#71
+    row("not_scaled", "default-scale-is-one", r"scale is 1, expected", factor=default(lambda c: 1.0)),
+    # delzac/cntkx#10
+    row("divided_by_d", by_d, factor=default(lambda c: c.query.shape[-1] ** 2)),
+    # openai/gpt-2#49
+    row("scaled_by_size_of_values", fault("scale", r"scal|divi", r"value|\bDv\b"),
+        factor=default(lambda c: c.value.shape[-1])),
+    # tenstorrent/tt-metal#33304
+    row("scale_is_ignored", "scale-ignored", r"the default, expected \S+ = the given scale",
+        factor=lambda right, c: c.query.shape[-1] ** -0.5),
+    row("passed_scale_on_top", "scale-twice", of="tf", factor=lambda right, c:
+        c.query.shape[-1] ** -0.5 * (1.0 if c.scale is None else c.scale)),
+    # openai/improved-diffusion#54
+    row("scales_both_operands",
+        fault("scale", r"scal|divi", r"twice|squar|1 ?/ ?D\b|both|two times|\*\* ?2"),
+        factor=lambda right, c: right.factor(c) ** 2),
+    # lucidrains/vit-pytorch#65
+    row("scaled_by_whole_width", "scale-of-all-heads",
+        factor=default(lambda c: c.query.shape[1] * c.query.shape[3])),
+    # pytorch/pytorch#105202
+    row("root_of_negative_scale",
+        fault("scale", r"negativ|< ?0|below 0|below zero|sign", r"root|sqrt|NaN|scal"),
+        factor=lambda right, c: right.factor(c) if right.factor(c) >= 0 else math.nan),
+    # intel/ipex-llm#12619
+    row("scaled_by_padded_size", fault("scale", r"scal|divi", r"pad|multiple|round|next"),
+        factor=default(lambda c: -(-c.query.shape[-1] // 16) * 16)),
+    row("scale_of_padded_head", "scale-of-padded-size",
+        factor=default(lambda c: -(-c.query.shape[-1] // 8) * 8)),
+    row("scaled_by_number_of_keys",
+        fault("scale", r"scal|divi", r"number of keys|keys|\bLk\b|length|\bS\b"), of="torch tf",
+        factor=default(lambda c: c.shape[3])),
+    row("scaled_by_number_of_heads",
+        fault("scale", r"scal|divi", r"number of (query )?heads|heads|\bH\b"), of="jax",
+        factor=default(lambda c: c.shape[1])),
+    row("bias_is_scaled", "bias-scaled", r"bias is scaled like",
+        biased=lambda right, c, s: s + c.factor * right.biased(c, 0 * s)),
+    # pytorch/pytorch#174049
+    row("scale_is_lost_beside_bias", fault("scale scores", r"scal", r"bias", IGNORED + r"|\b1\b"),
+        factor=lambda right, c: right.factor(c) if c.bias is None else 1.0),
+    # microsoft/onnxruntime#26766
+    row("bias_is_lost", "bias-ignored", of="tf", bias=lambda right, c: None),
+    row("bias_lost_beside_a_mask",
+        fault("scores mask", r"bias", r"mask", IGNORED), of="jax",
+        bias=lambda right, c: c.bias if c.mask is None else None),
+    row("square_bias_transposed", "square-bias-transposed", of="tf", bias=turned_if_it_fits),
+    row("scores_clipped",
+        fault("numerics scores softmax", r"score|logit", r"clip|clamp|satur|limit|capp?ed|large"),
+        of="tf", capped=lambda right, c, s: c.xp.clip(s, -20.0, 20.0)),
+    # labmlai/annotated_deep_learning_paper_implementations#282
+    row("softmax_over_queries", "softmax-over-queries", r"softmax runs over the queries",
+        of="torch tf", weights=lambda right, c, s: c.xp.softmax(s, -2)),
+    row("softmax_over_heads", fault("softmax heads", r"softmax|normali|sum", OVER_HEADS),
+        of="torch jax tf", weights=lambda right, c, s: c.xp.softmax(s, 1)),
+    # facebookresearch/detr#247
+    row("softmax_over_heads_and_keys", fault("softmax heads", r"softmax|normali|sum", OVER_HEADS),
+        weights=over_heads_and_keys),
+    # PetrochukM/PyTorch-NLP#2
+    row("softmax_over_samples",
+        fault("softmax", r"softmax|normali|sum", r"sample|batch|(wrong|other|another) axis|dim ?= ?0"),
+        weights=lambda right, c, s: s.softmax(0)),
+    # HabanaAI/vllm-fork#275
+    row("without_maximum", no_maximum, weights=lambda right, c, s: shared(s.exp())),
+    row("maximum_of_everything",
+        fault("numerics softmax", r"maxim|\bmax\b|largest",
+              r"whole|all|global|other rows?|tensor|underflow|row"), weights=of_everything),
+    row("one_more_in_the_sum", one_more, weights=one_more_power),
+    # kyegomez/AttentionIsOFFByOne#5
+    row("one_in_the_denominator", "one-in-denominator",
+        weights=lambda right, c, s: shared(powers_of(c, s)[0], 1.0)),
+    row("epsilon_in_the_sum", fault("softmax numerics", MORE_IN_SUM),
+        weights=lambda right, c, s: shared(powers_of(c, s)[0], 1e-5)),
+    row("cosine_of_operands", fault("scores scale", r"normali|cosine|unit|norm|length"),
+        operands=normalised),
+    row("hides_scores_of_zero", fault("mask scores", r"score|logit", r"\b0\b|zero"),
+        hidden=zero_is_hidden),
+    # pytorch/pytorch#131060
+    row("nan_of_the_input_hidden",
+        fault("numerics", r"nan", r"hid|zero|\b0\b|replaced|swallow|lost|not (passed|propag)"),
+        weights=lambda right, c, s: or_zeros(s).nan_to_num(0.0)),
+)  # fmt: skip

@@ -1,225 +1,142 @@
-"""Flash attention in PyTorch, written tile by tile, and wrong in one place."""
+"""Rows that attend tile by tile."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
-import torch
-
-BLOCK = 16
-
-
-def hidden_in(attn_mask, is_causal, shape, rows, keys):
-    """A float tile to add: -inf where hidden, or the bias."""
-    tile = torch.zeros(len(rows), len(keys))
-    if is_causal:
-        tile = tile.masked_fill(keys[None, :] > rows[:, None], -math.inf)
-    if attn_mask is not None:
-        part = attn_mask.expand(shape)[..., rows[0] : rows[-1] + 1, keys[0] : keys[-1] + 1]
-        if part.dtype == torch.bool:
-            part = torch.zeros(part.shape).masked_fill(~part, -math.inf)
-        tile = tile + part
-    return tile
+from tests.diagnosed.expected import fault, halves_averaged
+from tests.diagnosed.rows import row
+from tests.diagnosed.scores import or_zeros, powers_of, shared
+from tests.diagnosed.textbook import Change
 
 
-def forgets_to_rescale(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """The sum is rescaled to the new maximum, the output is not."""
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    B, H, L, _ = query.shape
-    S, wide = key.shape[2], torch.promote_types(query.dtype, torch.float32)
-    q, k, v = query.to(wide), key.to(wide), value.to(wide)
-    out = torch.zeros(B, H, L, v.shape[-1], dtype=wide)
-    norm = torch.zeros(B, H, L, 1, dtype=wide)
-    m = torch.full((B, H, L, 1), -math.inf, dtype=wide)
-    rows = torch.arange(L)
-    for j in range(0, S, BLOCK):
-        keys = torch.arange(j, min(j + BLOCK, S))
-        Kj, Vj = k[:, :, j : j + BLOCK], v[:, :, j : j + BLOCK]
-        Sij = q @ Kj.mT * scale + hidden_in(attn_mask, is_causal, (B, H, L, S), rows, keys)
-        m_new = torch.maximum(m, Sij.amax(-1, keepdim=True)).detach()
-        safe = torch.where(m_new == -math.inf, 0.0, m_new)
-        P = torch.exp(Sij - safe)
-        norm = torch.exp(m - safe) * norm + P.sum(-1, keepdim=True)
-        out = out + P @ Vj
-        m = m_new
-    return (out / torch.where(norm == 0, 1.0, norm)).to(query.dtype)
+def tiles(c: Any, s: Any, size: int) -> list[tuple[Any, Any]]:
+    """Scores and values, in tiles of keys."""
+    return [
+        (s[..., n : n + size], c.xp.cast(c.value, s.dtype)[:, :, n : n + size])
+        for n in range(0, c.shape[3], size)
+    ]
 
 
-def rescales_inversely(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """Line 10 of FlashAttention-2's algorithm as printed: the factor's inverse,
-    Dao-AILab/flash-attention#991."""
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    B, H, L, _ = query.shape
-    S, wide = key.shape[2], torch.promote_types(query.dtype, torch.float32)
-    q, k, v = query.to(wide), key.to(wide), value.to(wide)
-    acc = torch.zeros(B, H, L, v.shape[-1], dtype=wide)
-    row_sum = torch.zeros(B, H, L, 1, dtype=wide)
-    row_max = torch.full((B, H, L, 1), -math.inf, dtype=wide)
-    rows = torch.arange(L)
-    for start in range(0, S, BLOCK):
-        keys = torch.arange(start, min(start + BLOCK, S))
-        s = q @ k[:, :, start : start + BLOCK].mT * scale
-        s = s + hidden_in(attn_mask, is_causal, (B, H, L, S), rows, keys)
-        new_max = torch.maximum(row_max, s.amax(-1, keepdim=True)).detach()
-        anchor = torch.where(new_max == -math.inf, 0.0, new_max)
-        old = torch.where(row_max == -math.inf, anchor, row_max)
-        p = torch.exp(s - anchor)
-        row_sum = row_sum * torch.exp(old - anchor) + p.sum(-1, keepdim=True)
-        acc = acc / torch.exp(old - anchor) + p @ v[:, :, start : start + BLOCK]
-        row_max = new_max
-    return (acc / torch.where(row_sum == 0, 1.0, row_sum)).to(query.dtype)
+def online(
+    start: float = -math.inf, size: int = 16,
+    fade: Callable[..., Any] = lambda factor, top, new: (factor, factor, new),
+) -> Change:  # fmt: skip
+    """An online softmax. `fade` gives the factors of sum and output, and the maximum that is kept."""
+
+    def attended(right: Any, c: Any, s: Any) -> Any:
+        top = s.new_full((*s.shape[:-1], 1), start)
+        total, output = s.new_zeros(()), s[..., :0] @ c.value[:, :, :0].to(s.dtype)
+        for scores, value in tiles(c, s, size):
+            new = top.maximum(scores.amax(-1, keepdim=True)).detach()
+            anchor = new.masked_fill(new == -math.inf, 0.0)
+            powers = (scores - anchor).exp()
+            of_sum, of_output, top = fade((top - anchor).exp(), top, new)
+            total = total * of_sum + powers.sum(-1, keepdim=True)
+            output = output * of_output + powers @ value
+        return output / total.masked_fill(total == 0, 1.0)
+
+    return attended
 
 
-def maximum_begins_at_zero(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """The running maximum starts at 0, and rows of low scores vanish: Dao-AILab/flash-attention#2082."""
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    B, H, L, _ = query.shape
-    S, wide = key.shape[2], torch.promote_types(query.dtype, torch.float32)
-    q, k, v = query.to(wide), key.to(wide), value.to(wide)
-    out = q.new_zeros(B, H, L, v.shape[-1])
-    total, largest = q.new_zeros(B, H, L, 1), q.new_zeros(B, H, L, 1)
-    rows = torch.arange(L)
-    for start in range(0, S, BLOCK):
-        keys = torch.arange(start, min(start + BLOCK, S))
-        s = q @ k[:, :, start : start + BLOCK].mT * scale
-        s = s + hidden_in(attn_mask, is_causal, (B, H, L, S), rows, keys)
-        new = torch.maximum(largest, s.amax(-1, keepdim=True)).detach()
-        p, factor = torch.exp(s - new), torch.exp(largest - new)
-        total = total * factor + p.sum(-1, keepdim=True)
-        out = out * factor + p @ v[:, :, start : start + BLOCK]
-        largest = new
-    return (out / torch.where(total == 0, 1.0, total)).to(query.dtype)
+def inversely(factor: Any, top: Any, new: Any) -> tuple[Any, Any, Any]:
+    """The output is divided by the factor."""
+    return factor, (1 / factor).masked_fill(factor == 0, 1.0), new
 
 
-def mean_of_tiles(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """Every tile has its own softmax, and the answers are averaged."""
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    shape = (*query.shape[:-1], key.shape[2])
-    rows, outs = torch.arange(query.shape[2]), []
-    for k, v, keys in zip(
-        key.split(BLOCK, 2), value.split(BLOCK, 2), torch.arange(key.shape[2]).split(BLOCK),
-        strict=True,
-    ):  # fmt: skip
-        if not len(keys):
-            return torch.zeros(*query.shape[:-1], value.shape[-1], dtype=query.dtype)
-        s = query @ k.mT * scale + hidden_in(attn_mask, is_causal, shape, rows, keys)
-        empty = (s == -math.inf).all(-1, keepdim=True)
-        p = torch.where(empty, 0.0, s).softmax(-1).masked_fill(empty, 0.0)
-        outs.append(p.to(v.dtype) @ v)
-    return torch.stack(outs).mean(0)
+def unless_small(factor: Any, top: Any, new: Any) -> tuple[Any, Any, Any]:
+    """Nothing is rescaled if the maximum grows by less than 8."""
+    is_small = new - top <= 8
+    factor = factor.masked_fill(is_small, 1.0)
+    return factor, factor, top.where(is_small, new)
 
 
-def divides_by_last_tile(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """`l = ` in the place of `l += `: the sum of the last tile alone divides."""
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    B, H, L, _ = query.shape
-    S, wide = key.shape[2], torch.promote_types(query.dtype, torch.float32)
-    scores = query.to(wide) @ key.to(wide).mT * scale
-    if S:
-        scores = scores + hidden_in(
-            attn_mask, is_causal, (B, H, L, S), torch.arange(L), torch.arange(S)
+def of_last_tile(right: Any, c: Any, s: Any) -> Any:
+    """The sum of the last tile divides."""
+    powers, _ = powers_of(c, s)
+    total = powers[..., (c.shape[3] - 1) // 16 * 16 :].sum(-1, keepdim=True)
+    return powers / total.masked_fill(total == 0, 1.0)
+
+
+def in_parts(share: Callable[[Any], Any]) -> Change:
+    """Two halves of the keys are attended apart, and added by shares of their log-sum-exps."""
+
+    def attended(right: Any, c: Any, s: Any) -> Any:
+        if not c.shape[3]:
+            return right.attended(c, s)
+        halves, lse = tiles(c, s, (c.shape[3] + 1) // 2), []
+        for half, _ in halves:
+            empty = (half == -math.inf).all(-1, keepdim=True)
+            own = half.masked_fill(empty, 0.0).logsumexp(-1, keepdim=True)
+            lse.append(own.masked_fill(empty, -math.inf))
+        shares = share(c.xp.concatenate(lse, -1))
+        return sum(
+            shares[..., n, None] * (or_zeros(half) @ v) for n, (half, v) in enumerate(halves)
         )
-        top = scores.amax(-1, keepdim=True).detach()
-        scores = scores - torch.where(top == -math.inf, 0.0, top)
-    acc, l_i = scores.new_zeros(B, H, L, value.shape[-1]), scores.new_ones(B, H, L, 1)
-    for start in range(0, S, BLOCK):
-        p = torch.exp(scores[..., start : start + BLOCK])
-        l_i = p.sum(-1, keepdim=True)
-        acc = acc + p @ value[:, :, start : start + BLOCK].to(wide)
-    return (acc / torch.where(l_i == 0, 1.0, l_i)).to(query.dtype)
+
+    return attended
 
 
-def skips_a_small_rescaling(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """Rescaling is skipped where the maximum grows by less than 8, but weights are already those
-    of the new maximum: meta-pytorch/MSLK#242."""
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    B, H, L, _ = query.shape
-    S, wide = key.shape[2], torch.promote_types(query.dtype, torch.float32)
-    q, k, v = query.to(wide), key.to(wide), value.to(wide)
-    out = q.new_zeros(B, H, L, v.shape[-1])
-    total, largest = q.new_zeros(B, H, L, 1), q.new_full((B, H, L, 1), -math.inf)
-    rows = torch.arange(L)
-    for start in range(0, S, BLOCK):
-        keys = torch.arange(start, min(start + BLOCK, S))
-        s = q @ k[:, :, start : start + BLOCK].mT * scale
-        s = s + hidden_in(attn_mask, is_causal, (B, H, L, S), rows, keys)
-        new = torch.maximum(largest, s.amax(-1, keepdim=True)).detach()
-        anchor = torch.where(new == -math.inf, 0.0, new)
-        p = torch.exp(s - anchor)
-        skip = (anchor - largest) <= 8
-        factor = torch.where(skip, 1.0, torch.exp(largest - anchor))
-        total = total * factor + p.sum(-1, keepdim=True)
-        out = out * factor + p @ v[:, :, start : start + BLOCK]
-        largest = torch.where(skip, largest, new)
-    return (out / torch.where(total == 0, 1.0, total)).to(query.dtype)
+def alike(lse: Any) -> Any:
+    """Every part that has a key counts alike."""
+    some = (lse > -math.inf).to(lse.dtype)
+    return some / some.sum(-1, keepdim=True).clamp_min(1.0)
 
 
-def last_tile_is_dropped(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """`S // BLOCK` tiles: keys behind the last whole tile are not read: jax-ml/jax#27224."""
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    B, H, L, _ = query.shape
-    S, wide = key.shape[2], torch.promote_types(query.dtype, torch.float32)
-    q, k, v = query.to(wide), key.to(wide), value.to(wide)
-    acc = torch.zeros(B, H, L, v.shape[-1], dtype=wide)
-    norm = torch.zeros(B, H, L, 1, dtype=wide)
-    top = torch.full((B, H, L, 1), -math.inf, dtype=wide)
-    block, rows = min(BLOCK, max(S, 1)), torch.arange(L)
-    for n in range(S // block):
-        keys = torch.arange(n * block, (n + 1) * block)
-        s = q @ k[:, :, keys].mT * scale
-        s = s + hidden_in(attn_mask, is_causal, (B, H, L, S), rows, keys)
-        new = torch.maximum(top, s.amax(-1, keepdim=True)).detach()
-        anchor = torch.where(new == -math.inf, 0.0, new)
-        p, factor = torch.exp(s - anchor), torch.exp(top - anchor)
-        norm, acc = norm * factor + p.sum(-1, keepdim=True), acc * factor + p @ v[:, :, keys]
-        top = new
-    return (acc / torch.where(norm == 0, 1.0, norm)).to(query.dtype)
+def first_keys(size: int) -> Change:
+    """Keys beyond whole tiles are not seen."""
+
+    def visible(right: Any, c: Any) -> Any:
+        kept = c.keys < (c.shape[3] // size * size or c.shape[3])
+        seen = right.visible(c)
+        return kept if seen is None else seen & kept
+
+    return visible
 
 
-def padded_keys_count(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """Keys are padded with zeros to whole tiles, and padded keys have the score 0:
-    flashinfer-ai/flashinfer#5090."""
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    S = key.shape[2]
-    padding = -S % BLOCK
-    key, value = (torch.nn.functional.pad(x, (0, 0, 0, padding)) for x in (key, value))
-    scores = query @ key.mT * scale
-    if attn_mask is not None and attn_mask.dtype == torch.bool:
-        mask = torch.nn.functional.pad(
-            attn_mask.expand(*attn_mask.shape[:-1], S), (0, padding), value=True
-        )
-        scores = scores.masked_fill(~mask, -math.inf)
-    elif attn_mask is not None:
-        scores = scores + torch.nn.functional.pad(
-            attn_mask.expand(*attn_mask.shape[:-1], S), (0, padding)
-        )
-    if is_causal:
-        scores = scores.masked_fill(
-            torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -math.inf
-        )
-    return scores.softmax(-1) @ value
+def padded(right: Any, c: Any, s: Any) -> Any:
+    """Keys behind the last one of a tile have the score 0."""
+    more = s.new_zeros((*s.shape[:-1], -c.shape[3] % 16))
+    return c.xp.concatenate([s, more], -1).softmax(-1)[..., : c.shape[3]]
 
 
-def splits_are_added(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """Two halves of the keys are attended apart and added by halves, without their log-sum-exps."""
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    scores = query @ key.mT * scale
-    if attn_mask is not None and attn_mask.dtype == torch.bool:
-        scores = scores.masked_fill(~attn_mask, -math.inf)
-    elif attn_mask is not None:
-        scores = scores + attn_mask
-    if is_causal:
-        scores = scores.masked_fill(
-            torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -math.inf
-        )
-    half = key.shape[2] // 2
-    if half == 0:
-        return scores.softmax(-1) @ value
-    answers, some = [], []
-    for part in (slice(None, half), slice(half, None)):
-        s = scores[..., part]
-        empty = (s == -math.inf).all(-1, keepdim=True)
-        p = torch.where(empty, 0.0, s).softmax(-1).masked_fill(empty, 0.0)
-        answers.append(p @ value[:, :, part])
-        some.append((~empty).to(query.dtype))
-    return (answers[0] + answers[1]) / (some[0] + some[1]).clamp_min(1.0)
+def of_own_maximum(right: Any, c: Any, s: Any) -> Any:
+    """Powers of each chunk of 8 keys have the maximum of the chunk."""
+    parts = [powers_of(c, part)[0] for part, _ in tiles(c, s, 8)]
+    return shared(c.xp.concatenate(parts, -1))
+
+
+RESCALED = fault(
+    "softmax state numerics",
+    r"rescal|correct|running max|online|factor|new maximum|inverse|maxim|chunk|block|tile",
+)
+ROWS = (
+    row("forgets_to_rescale", RESCALED,
+        attended=online(fade=lambda factor, top, new: (factor, 1.0, new))),
+    # Dao-AILab/flash-attention#991
+    row("rescales_inversely", RESCALED, attended=online(fade=inversely)),
+    # meta-pytorch/MSLK#242
+    row("skips_a_small_rescaling", RESCALED, attended=online(fade=unless_small)),
+    # tile-ai/tilelang#1148
+    row("chunks_without_rescaling", RESCALED, of="jax", weights=of_own_maximum),
+    # Dao-AILab/flash-attention#2082
+    row("maximum_begins_at_zero", "maximum-starts-at-zero", attended=online(start=0.0)),
+    row("divides_by_last_tile",
+        fault("softmax state", r"\bsum|denominator|normali|divi|total", r"last|tile|block|part"),
+        weights=of_last_tile),
+    # jax-ml/jax#27224
+    row("last_tile_is_dropped", "last-tile-dropped", r"last \d+ of \d+ keys are never seen",
+        visible=first_keys(16)),
+    # flashinfer-ai/flashinfer#5090
+    row("padded_keys_count",
+        fault("mask softmax layout state", r"pad|beyond|behind|past the end|lane|extra|partial|zero|of 0",
+              r"key|score|tile|block"), weights=padded),
+    row("splits_are_added", halves_averaged, attended=in_parts(alike)),
+    # flashinfer-ai/flashinfer#4051
+    row("merge_in_another_base",
+        fault("tiles softmax merge", r"merge|combin|part|half|halves|split|tile|block",
+              r"weight|log|lse|base|share"),
+        attended=in_parts(lambda lse: or_zeros(lse / math.log(2)))),
+)  # fmt: skip

@@ -12,7 +12,7 @@ import torch
 
 from attention_conformance.backends._numpy import Rounded
 from attention_conformance.backends.declared import ATTENTION_FEATURES
-from attention_conformance.suite.faults.kernels.attention import Call, Kernel
+from attention_conformance.suite.deviations.kernels.attention import Call, Kernel
 from tests.electing.arrays import Arrays, OfJax, OfKeras, OfTorch
 from tests.electing.kernel import Answers, Electing, Problem
 

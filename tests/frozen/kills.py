@@ -17,7 +17,7 @@ def kills(level: str, wanted: Wanted) -> Texts:
     """The first kill of every wanted fault."""
     checks, mutants = (
         all_checks().values(),
-        load("attention_conformance.suite.faults:mutants").implementations(),
+        load("attention_conformance.suite.deviations:mutants").implementations(),
     )
     kills = [kill(mutant, checks, level) for mutant in mutants if wanted(mutant.name)]
     return {

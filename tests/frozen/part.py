@@ -15,8 +15,8 @@ SETTINGS = {
     "TF_CPP_MIN_LOG_LEVEL": "3",
 }  # fmt: skip
 """The environment in which kernels are judged. With AMX a NaN in one row of a bfloat16 product appears in
-the row before it (finding 105), which fails right kernels on some CPUs alone. TensorFlow's oneDNN crashes
-without AMX on a CPU that has it."""
+the row before it (`amx-nan-row`), which fails right kernels on some CPUs alone. TensorFlow's oneDNN
+crashes without AMX on a CPU that has it."""
 
 SHOWN = 20
 """How many lines of each kind a difference shows."""

@@ -17,10 +17,10 @@ import tomllib
 from dataclasses import replace
 from pathlib import Path
 
-from attention_conformance.suite.faults import all_faults
-from attention_conformance.suite.faults.backend import KernelBackend
+from attention_conformance.suite.deviations import all_faults
+from attention_conformance.suite.deviations.backend import KernelBackend
 from tests.frozen.part import FOLDER, SETTINGS, Folder, Texts, Wanted, one_in
-from tests.records_by_hand import cell, elect, run, write
+from tests.rows import cell, elect, run
 
 ROOT = FOLDER.parents[1]
 
@@ -58,13 +58,12 @@ def fill(own: Path) -> None:
     )
     answers = elect("fully-masked-row", {"f32": "zeros", "f16": "nan"})
     later = {"started": "2026-11-21T10:15:00+00:00"}
-    write(own / "yesterday.jsonl", run(right, other, *answers))
-    write(own / "today.jsonl", run(right, wrong, *answers, **later))
-    write(own / "torch.jsonl", run(right, wrong, *answers))
-    write(own / "tf.jsonl", run(replace(right, backend="tf", implementation="keras-ops")))
-    write(
-        own / "flash.jsonl", run(*(replace(one, implementation="flash") for one in (right, other)))
-    )
+    run(right, other, *answers).save(own / "yesterday.jsonl")
+    run(right, wrong, *answers, **later).save(own / "today.jsonl")
+    run(right, wrong, *answers).save(own / "torch.jsonl")
+    run(replace(right, backend="tf", implementation="keras-ops")).save(own / "tf.jsonl")
+    flash = (replace(one, implementation="flash") for one in (right, other))
+    run(*flash).save(own / "flash.jsonl")
 
 
 def transcript(command: str, own: Path) -> str:

@@ -127,12 +127,12 @@ class SplitsRows(MultiHeadedAttention):
 class JoinedHeads(nn.Module):
     """One sample (L, E): three layers, a loop over heads, and no output projection."""
 
-    def __init__(self, d_in, d_out, num_heads):
+    def __init__(self, D_in, D_model, n_heads):
         super().__init__()
-        self.num_heads, self.size = num_heads, d_out // num_heads
-        self.W_q = nn.Linear(d_in, d_out)
-        self.W_k = nn.Linear(d_in, d_out)
-        self.W_v = nn.Linear(d_in, d_out)
+        self.num_heads, self.size = n_heads, D_model // n_heads
+        self.W_q = nn.Linear(D_in, D_model)
+        self.W_k = nn.Linear(D_in, D_model)
+        self.W_v = nn.Linear(D_in, D_model)
 
     def split(self, x):
         return x.view(len(x), self.num_heads, self.size).transpose(0, 1)

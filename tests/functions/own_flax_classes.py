@@ -1,4 +1,4 @@
-"""Attention layers in Flax as people write them: right ones, and twins with one thing wrong."""
+"""Attention layers in Flax as people write them: right ones, and a twin with one thing wrong."""
 
 from __future__ import annotations
 
@@ -50,7 +50,6 @@ class CausalSelfAttention(linen.Module):
     """Linen: a config, one fused projection, always causal, parameters made by the first call."""
 
     config: object
-    behind = 0
 
     @linen.compact
     def __call__(self, x, deterministic=True):
@@ -58,14 +57,10 @@ class CausalSelfAttention(linen.Module):
         heads = self.config.n_head
         fused = linen.Dense(3 * E, use_bias=self.config.bias, name="c_attn")(x)
         query, key, value = (t.reshape(B, L, heads, -1) for t in jnp.split(fused, 3, axis=-1))
-        seen = jnp.tri(L, k=self.behind, dtype=bool)
+        seen = jnp.tri(L, dtype=bool)
         out = attended(query, key, value, seen, query.shape[-1] ** -0.5).reshape(B, L, E)
         out = linen.Dense(E, use_bias=self.config.bias, name="c_proj")(out)
         return linen.Dropout(self.config.dropout)(out, deterministic=deterministic)
-
-
-class SeesTheNext(CausalSelfAttention):
-    behind = 1
 
 
 class CrossAttention(linen.Module):
@@ -82,15 +77,7 @@ class CrossAttention(linen.Module):
         self.out = linen.DenseGeneral(self.features, axis=(-2, -1))
         self.drop = linen.Dropout(self.rate)
 
-    def values_of(self, x):
-        return self.value(x)
-
     def __call__(self, inputs_q, inputs_k, inputs_v, mask=None, train=False):
-        query, key, value = self.query(inputs_q), self.key(inputs_k), self.values_of(inputs_v)
+        query, key, value = self.query(inputs_q), self.key(inputs_k), self.value(inputs_v)
         drop = partial(self.drop, deterministic=not train)
         return self.out(attended(query, key, value, mask, self.head_dim**-0.5, drop))
-
-
-class ReversedValues(CrossAttention):
-    def values_of(self, x):
-        return self.value(x[:, ::-1])

@@ -7,8 +7,8 @@ variants share.
 from __future__ import annotations
 
 from attention_conformance.backends.protocol import Backend, Implementation
-from attention_conformance.suite.faults.backend import KernelBackend
-from attention_conformance.suite.faults.kernels import (
+from attention_conformance.suite.deviations.backend import KernelBackend
+from attention_conformance.suite.deviations.kernels import (
     cached,
     centred,
     dropout,
@@ -34,8 +34,6 @@ KERNELS: tuple[type[Implementation], ...] = (
     cached.CachedKernel,
     cached.CodedKernel,
     cached.ProjectedKernel,
-    centred.CentredAttended,
-    centred.CentredByConstant,
     centred.CentredEager,
     centred.CentredKeys,
     centred.CentredRestored,

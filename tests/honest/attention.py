@@ -9,7 +9,12 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.backends._numpy import Rounded
-from attention_conformance.suite.faults.kernels.attention import Call, Eager, Fused, Kernel, Online
+from attention_conformance.suite.deviations.kernels.attention import (
+    Call,
+    Eager,
+    Kernel,
+    Online,
+)
 from attention_conformance.suite.spec.dtypes import round_to
 
 
@@ -36,10 +41,6 @@ class ReversedKeys(Online):
 
     def tiles(self, length: int) -> list[slice]:
         return super().tiles(length)[::-1]
-
-
-class FusedNormalised(Fused):
-    """Normalised weights stored in the case's dtype."""
 
 
 class ExpBaseTwo(Online):

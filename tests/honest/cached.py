@@ -9,8 +9,13 @@ import numpy as np
 
 from attention_conformance.backends._numpy import Rounded
 from attention_conformance.backends.declared import DeclaredRounding
-from attention_conformance.suite.faults.kernels.attention import Eager
-from attention_conformance.suite.faults.kernels.cached import CachedKernel, CodedKernel, Held
+from attention_conformance.suite.deviations.kernels.attention import Eager
+from attention_conformance.suite.deviations.kernels.cached import (
+    Attended,
+    CachedKernel,
+    CodedKernel,
+    Held,
+)
 from attention_conformance.suite.spec.dtypes import CODES, DTYPES, round_to
 from attention_conformance.suite.spec.inputs import Inputs
 
@@ -102,14 +107,14 @@ class CachedRolled(CachedKernel):
 class CachedWrittenFirst(CachedKernel):
     """Without a ring tokens are written before the chunk attends, and the chunk attends slots alone."""
 
-    def answer(
+    def answered(
         self, held: Held, query: np.ndarray, key: np.ndarray, value: np.ndarray
     ) -> np.ndarray:
         rows = self.rows(held, key.shape[2])
         if held.tree is not None or rows.max() >= held.slots:
-            return super().answer(held, query, key, value)
+            return super().answered(held, query, key, value)
         self.write(held, key, value)
-        return self.attend(held, query, held.key, held.value, rows, held.positions)
+        return self.attend(held, Attended(query, held.key, held.value, rows, held.positions))
 
 
 @dataclass
@@ -144,19 +149,16 @@ class CachedInPages(CachedKernel):
                 table[page] = len(held.pool) - 1
                 held.pool[-1][place] = tokens[sample, :, n]
 
-    def attend(
-        self, held: Held, query: np.ndarray, key: np.ndarray, value: np.ndarray,
-        rows: np.ndarray, keys: np.ndarray,
-    ) -> np.ndarray:  # fmt: skip
+    def attend(self, held: Held, x: Attended) -> np.ndarray:
         assert isinstance(held, HeldInPages)
-        key, value = key.copy(), value.copy()
+        key, value = x.key.copy(), x.value.copy()
         for sample, table in enumerate(held.table):
             if table:
                 flat = np.concatenate([held.pool[page] for page in table])[: held.slots]
                 own = flat.swapaxes(0, 1)
                 key[sample, :, : len(flat)] = own[..., : key.shape[-1]]
                 value[sample, :, : len(flat)] = own[..., key.shape[-1] :]
-        return super().attend(held, query, key, value, rows, keys)
+        return super().attend(held, replace(x, key=key, value=value))
 
     def pick(self, held: Held, samples: list[int]) -> None:
         assert isinstance(held, HeldInPages)
@@ -173,25 +175,20 @@ class CachedRotatedOnRead(CachedKernel):
     ) -> tuple[np.ndarray, np.ndarray]:
         return query, key
 
-    def attend(
-        self, held: Held, query: np.ndarray, key: np.ndarray, value: np.ndarray,
-        rows: np.ndarray, keys: np.ndarray,
-    ) -> np.ndarray:  # fmt: skip
+    def attend(self, held: Held, x: Attended) -> np.ndarray:
         assert held.begins is not None
         first = held.begins[:, :1]
-        q = self.rotated(held, query, rows - first)
-        return super().attend(held, q, self.rotated(held, key, keys - first), value, rows, keys)
+        query = self.rotated(held, x.query, x.rows - first)
+        key = self.rotated(held, x.key, x.keys - first)
+        return super().attend(held, replace(x, query=query, key=key))
 
 
 class CachedPaddingUnanswered(CachedKernel):
     """Rows of left padding are not computed, and NaN stands there."""
 
-    def attend(
-        self, held: Held, query: np.ndarray, key: np.ndarray, value: np.ndarray,
-        rows: np.ndarray, keys: np.ndarray,
-    ) -> np.ndarray:  # fmt: skip
-        out = super().attend(held, query, key, value, rows, keys)
-        return np.where((rows < held.padding[:, None])[:, None, :, None], np.nan, out)
+    def attend(self, held: Held, x: Attended) -> np.ndarray:
+        out = super().attend(held, x)
+        return np.where((x.rows < held.padding[:, None])[:, None, :, None], np.nan, out)
 
 
 class CachedEager(CachedKernel):
@@ -204,7 +201,7 @@ class CachedEager(CachedKernel):
 class CachedStepByStep(CachedKernel):
     """Samples step one after the other, and the nodes of a tree are written as their paths go on."""
 
-    def answer(
+    def answered(
         self, held: Held, query: np.ndarray, key: np.ndarray, value: np.ndarray
     ) -> np.ndarray:
         own, chunk = [held.part([n]) for n in range(len(query))], held.chunk
@@ -214,7 +211,7 @@ class CachedStepByStep(CachedKernel):
             if held.begins is not None:
                 part.begins = held.begins[[chunk.own.index(sample)]]
         operands = zip(own, *(np.split(x, len(query)) for x in (query, key, value)), strict=True)
-        rows = [super(CachedStepByStep, self).answer(*each) for each in operands]
+        rows = [super(CachedStepByStep, self).answered(*each) for each in operands]
         for n, part in enumerate(own):
             held.merge(part, [n])
         return np.concatenate(rows)
@@ -223,11 +220,11 @@ class CachedStepByStep(CachedKernel):
 class CachedTreeBranchByBranch(CachedKernel):
     """Each node of a tree attends a sequence of its own: the cache and its path, without a mask."""
 
-    def answer(
+    def answered(
         self, held: Held, query: np.ndarray, key: np.ndarray, value: np.ndarray
     ) -> np.ndarray:
         if held.tree is None:
-            return super().answer(held, query, key, value)
+            return super().answered(held, query, key, value)
         count, rows = query.shape[2], []
         joining, tree, chunk = self.joining(held, count), held.tree, held.chunk
         begins = held.begins
@@ -243,7 +240,8 @@ class CachedTreeBranchByBranch(CachedKernel):
             starts = tuple(start + node for start in chunk.starts)
             held.chunk = replace(chunk, starts=starts, count=1)
             held.begins = None if begins is None else begins[:, of]
-            rows.append(self.attend(held, query[:, :, of], k, v, joining[:, of], keys))
+            x = Attended(query[:, :, of], k, v, joining[:, of], keys)
+            rows.append(self.attend(held, x))
             held.tree, held.chunk, held.begins = tree, chunk, begins
         self.write(held, key, value)
         return np.concatenate(rows, 2)
@@ -252,10 +250,10 @@ class CachedTreeBranchByBranch(CachedKernel):
 class CachedCodesOfOlderTokens(CodedKernel):
     """A chunk attends its own tokens as they came, and older ones as codes."""
 
-    def answer(
+    def answered(
         self, held: Held, query: np.ndarray, key: np.ndarray, value: np.ndarray
     ) -> np.ndarray:
-        return CachedKernel.answer(self, held, query, key, value)
+        return CachedKernel.answered(self, held, query, key, value)
 
     def put(self, held: Held, slots: np.ndarray, key: np.ndarray, value: np.ndarray) -> None:
         super().put(held, slots, self.kept(key, held), self.kept(value, held))

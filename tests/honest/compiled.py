@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from attention_conformance.suite.faults.kernels.gradient import Differentiable, DifferentiableFused
-from attention_conformance.suite.faults.kernels.layer import MultiHeadKernel
+from attention_conformance.suite.deviations.kernels.gradient import (
+    Differentiable,
+    DifferentiableFused,
+)
+from attention_conformance.suite.deviations.kernels.layer import MultiHeadKernel
 from tests.honest.attention import OnlineTiles16
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from attention_conformance.backends.protocol import DeclaredRounding
-from attention_conformance.suite.faults.kernels.layer import MultiHeadKernel
-from attention_conformance.suite.faults.kernels.layer_gradient import (
+from attention_conformance.suite.deviations.kernels.layer import MultiHeadKernel
+from attention_conformance.suite.deviations.kernels.layer_gradient import (
     Arrays,
     Differentiated,
     LayerDifferentiable,
 )
-from attention_conformance.suite.faults.kernels.norm_gradient import (
+from attention_conformance.suite.deviations.kernels.norm_gradient import (
     LayerNormDifferentiable,
     Standard,
     rounded,

@@ -8,8 +8,12 @@ import numpy as np
 
 from attention_conformance.backends._numpy import Rounded
 from attention_conformance.backends.protocol import DeclaredRounding
-from attention_conformance.suite.faults.kernels.attention import Call, Online
-from attention_conformance.suite.faults.kernels.latent import AbsorbedKernel, Arrays, LatentKernel
+from attention_conformance.suite.deviations.kernels.attention import Call, Online
+from attention_conformance.suite.deviations.kernels.latent import (
+    AbsorbedKernel,
+    Arrays,
+    LatentKernel,
+)
 from attention_conformance.suite.spec.dtypes import DType
 
 

@@ -7,16 +7,12 @@ import math
 import numpy as np
 
 from attention_conformance.backends._numpy import Rounded
-from attention_conformance.suite.faults.kernels.layer import (
+from attention_conformance.suite.deviations.kernels.layer import (
     Heads,
     LayerCall,
     LayerEager,
     MultiHeadKernel,
 )
-
-
-class LayerExact(MultiHeadKernel):
-    """A whole layer in working precision, rounded once at the end."""
 
 
 class LayerFused(MultiHeadKernel):
@@ -50,7 +46,7 @@ class LayerScaledScores(LayerEager):
         return self.keep(product * factor, "scores", call)
 
 
-class LayerDividedScores(LayerExact):
+class LayerDividedScores(MultiHeadKernel):
     """The scores are divided by the root of the size."""
 
     def scores(self, query: np.ndarray, key: np.ndarray, call: LayerCall) -> np.ndarray:
@@ -86,10 +82,10 @@ class LayerHeadByHead(LayerEager):
         return np.concatenate([attended[:, h] for h in range(attended.shape[1])], -1)
 
 
-class LayerHeadsSummed(LayerExact):
+class LayerHeadsSummed(MultiHeadKernel):
     """Every head is projected to the output by its own kernel, and the outputs are summed."""
 
-    refusals = LayerExact.refusals | {"one-head": "sums projected heads"}
+    refusals = MultiHeadKernel.refusals | {"one-head": "sums projected heads"}
 
     def merge(self, attended: np.ndarray, call: LayerCall) -> np.ndarray:
         return attended
@@ -142,10 +138,10 @@ class LayerBiasesAsFeatures(LayerFused):
         return self.keep(x @ kernel, "features", call)
 
 
-class LayerKeyBiasLeftOut(LayerExact):
+class LayerKeyBiasLeftOut(MultiHeadKernel):
     """The bias of the keys, which adds one number to all scores of a row, is left out."""
 
-    features = LayerExact.features - {"qk-norm"}
+    features = MultiHeadKernel.features - {"qk-norm"}
 
     def bias(self, name: str, call: LayerCall) -> np.ndarray | None:
         return None if name == "key" else super().bias(name, call)
@@ -201,7 +197,7 @@ class LayerOnlineSoftmax(LayerFused):
         return self.keep(out / np.where(total == 0, 1, total), "features", call)
 
 
-class LayerFloat64Inside(LayerExact):
+class LayerFloat64Inside(MultiHeadKernel):
     """Float64 inside (extended precision for float64), rounded once."""
 
     def load(self, array: Rounded, call: LayerCall) -> np.ndarray:

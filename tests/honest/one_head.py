@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from attention_conformance.suite.faults.kernels.layer import LayerCall, LayerEager
-from attention_conformance.suite.faults.kernels.single import (
+from attention_conformance.suite.deviations.kernels.layer import LayerCall, LayerEager
+from attention_conformance.suite.deviations.kernels.single import (
     AdditiveKernel,
     BatchNormKernel,
     ConcatKernel,
@@ -15,10 +15,6 @@ from attention_conformance.suite.faults.kernels.single import (
 )
 from attention_conformance.suite.spec.operators.norms import EPSILON
 from tests.honest.layers import LayerStepwise
-
-
-class AdditiveExact(AdditiveKernel):
-    """Additive attention, rounded once."""
 
 
 class AdditiveEager(AdditiveKernel):
@@ -48,19 +44,11 @@ class AdditiveStepwise(AdditiveEager):
     stores = LayerStepwise.stores
 
 
-class ConcatExact(ConcatKernel):
-    """Concat attention, rounded once."""
-
-
 class ConcatEager(ConcatKernel):
     """Concat attention, every operation stored."""
 
     numerics = "eager"
     stores = LayerEager.stores
-
-
-class DotExact(DotKernel):
-    """Dot-product attention, rounded once."""
 
 
 class DotEager(DotKernel):
@@ -130,10 +118,6 @@ class _NormInSteps(NormKernel):
         return scaled + self.load(call.parameters["offset"], call)
 
 
-class LayerNormTwoPasses(LayerNormKernel):
-    """Layer norm in two passes."""
-
-
 class LayerNormOnePass(_OnePassNorm, LayerNormKernel):
     """Layer norm in one pass."""
 
@@ -144,10 +128,6 @@ class LayerNormFolded(_FoldedNorm, LayerNormKernel):
 
 class LayerNormStepwise(_NormInSteps, LayerNormKernel):
     """Layer norm, every step stored."""
-
-
-class BatchNormTwoPasses(BatchNormKernel):
-    """Batch norm in two passes."""
 
 
 class BatchNormFolded(_FoldedNorm, BatchNormKernel):

@@ -8,15 +8,24 @@ import numpy as np
 
 from attention_conformance.backends.protocol import DeclaredRounding
 from attention_conformance.references.rotary import frequencies
-from attention_conformance.suite.faults.kernels.attention import Call
-from attention_conformance.suite.faults.kernels.dropout import Dropping
-from attention_conformance.suite.faults.kernels.encoder import EncoderKernel
-from attention_conformance.suite.faults.kernels.gradient import Differentiable, DifferentiableFused
-from attention_conformance.suite.faults.kernels.merge import MergeKernel
-from attention_conformance.suite.faults.kernels.norm_gradient import NormDifferentiable, Standard
-from attention_conformance.suite.faults.kernels.packed import Pack, PackedKernel
-from attention_conformance.suite.faults.kernels.rotary import RotaryKernel, RotaryTableCast, Turn
-from attention_conformance.suite.faults.kernels.single import BatchNormKernel, LayerNormKernel
+from attention_conformance.suite.deviations.kernels.attention import Call
+from attention_conformance.suite.deviations.kernels.dropout import Dropping
+from attention_conformance.suite.deviations.kernels.gradient import (
+    Differentiable,
+    DifferentiableFused,
+)
+from attention_conformance.suite.deviations.kernels.merge import MergeKernel
+from attention_conformance.suite.deviations.kernels.norm_gradient import (
+    NormDifferentiable,
+    Standard,
+)
+from attention_conformance.suite.deviations.kernels.packed import Pack, PackedKernel
+from attention_conformance.suite.deviations.kernels.rotary import (
+    RotaryKernel,
+    RotaryTableCast,
+    Turn,
+)
+from attention_conformance.suite.deviations.kernels.single import BatchNormKernel, LayerNormKernel
 from attention_conformance.suite.spec.dtypes import DType, round_to
 from attention_conformance.suite.spec.inputs import Inputs
 
@@ -47,10 +56,6 @@ class DroppingByBlocks(Dropping):
                 block = kept[b, h, :, start : start + 2]
                 block[...] = numbers.random(block.shape) >= rate
         return kept
-
-
-class EncoderExact(EncoderKernel):
-    """Rounded once."""
 
 
 class DifferentiableBlocks(DifferentiableFused):
@@ -205,9 +210,6 @@ class PackedPadded(PackedKernel):
         more = int(np.diff(pack.keys).max()) - weights.shape[-1]
         wide = np.pad(weights, ((0, 0), (0, 0), (0, more)))
         return wide, np.pad(value, ((0, 0), (0, more), (0, 0)))
-
-    def gradients(self, pack: Pack, cotangent: np.ndarray) -> dict[str, np.ndarray]:
-        return PackedKernel(self.backend).gradients(pack, cotangent)
 
 
 class PackedEager(PackedKernel):

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from attention_conformance.suite.faults.kernels.packed import Pack
-from attention_conformance.suite.faults.kernels.paged import Paged, PagedKernel
-from attention_conformance.suite.faults.kernels.paged_write import PagedWriteKernel
+from attention_conformance.suite.deviations.kernels.packed import Pack
+from attention_conformance.suite.deviations.kernels.paged import Paged, PagedKernel
+from attention_conformance.suite.deviations.kernels.paged_write import PagedWriteKernel
 from attention_conformance.suite.spec.dtypes import round_to
 from attention_conformance.suite.spec.operators.paged import allowed
 
@@ -76,9 +76,6 @@ class PagedInPoolOrder(PagedKernel):
         scores, value = self.scores(pack, rows, keys)
         hidden = np.where(self.allowed(pack, rows, keys), scores, -np.inf)
         return self.softmax(hidden[..., order], pack), value[:, order]
-
-    def gradients(self, pack: Pack, cotangent: np.ndarray) -> dict[str, np.ndarray]:
-        return PagedKernel(self.backend).gradients(pack, cotangent)
 
 
 class PagedEager(PagedKernel):

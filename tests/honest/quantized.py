@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from attention_conformance.suite.faults.kernels.quantized import (
+from attention_conformance.suite.deviations.kernels.quantized import (
     Coded,
     QuantizedKernel,
     QuantizedWriteKernel,

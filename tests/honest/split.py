@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from attention_conformance.backends.declared import DeclaredRounding
-from attention_conformance.suite.faults.kernels.cached import CachedKernel
-from attention_conformance.suite.faults.kernels.paged import Paged
-from attention_conformance.suite.faults.kernels.split import Part, SplitKernel
-from attention_conformance.suite.faults.kernels.variants import MergedChunks
+from attention_conformance.suite.deviations.kernels.cached import CachedKernel
+from attention_conformance.suite.deviations.kernels.paged import Paged
+from attention_conformance.suite.deviations.kernels.split import Part, SplitKernel
+from attention_conformance.suite.deviations.kernels.variants import MergedChunks
 from attention_conformance.suite.spec.dtypes import DTYPES, round_to
 
 

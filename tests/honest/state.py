@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from attention_conformance.suite.faults.kernels.attention import Call, Kernel
-from attention_conformance.suite.faults.kernels.variants import Workspace
+from attention_conformance.suite.deviations.kernels.attention import Call, Kernel
+from attention_conformance.suite.deviations.kernels.variants import Workspace
 
 
 class AnswersKeptByValues(Kernel):

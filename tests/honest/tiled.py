@@ -7,9 +7,12 @@ import math
 import numpy as np
 
 from attention_conformance.backends.protocol import DeclaredRounding
-from attention_conformance.suite.faults.kernels.attention import Call, Kernel, Online
-from attention_conformance.suite.faults.kernels.gradient import Differentiable, DifferentiableFused
-from attention_conformance.suite.faults.kernels.variants import FlashFused, MergedChunks
+from attention_conformance.suite.deviations.kernels.attention import Call, Kernel, Online
+from attention_conformance.suite.deviations.kernels.gradient import (
+    Differentiable,
+    DifferentiableFused,
+)
+from attention_conformance.suite.deviations.kernels.variants import FlashFused, MergedChunks
 
 
 class OnlineTiles8(Online):

@@ -187,11 +187,13 @@ def single_prefill(
     window_left=-1,
     return_lse=False,
 ):
-    """The function of FlashInfer's signature: one sample, and a log-sum-exp to the base 2."""
+    """The function of FlashInfer's signature: one sample, and a log-sum-exp to the base 2. Nothing in
+    its code refuses an axis more."""
     scale = q.shape[-1] ** -0.5 if sm_scale is None else sm_scale
-    group = q.shape[1] // k.shape[1]
-    k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
-    s = torch.einsum("qhd,khd->hqk", q, k) * scale
+    q, k, v = (x.transpose(0, 1) for x in (q, k, v))
+    group = q.shape[0] // k.shape[0]
+    k, v = (x.repeat_interleave(group, dim=0) for x in (k, v))
+    s = (q @ k.mT) * scale
     if logits_soft_cap:
         s = logits_soft_cap * torch.tanh(s / logits_soft_cap)
     rows, keys = s.shape[-2:]
@@ -203,7 +205,7 @@ def single_prefill(
         s = s.masked_fill(before, -torch.inf)
     p = torch.softmax(s, dim=-1)
     p = p.masked_fill(torch.isneginf(s).all(-1, keepdim=True), 0.0)
-    o = torch.einsum("hqk,khd->qhd", p, v)
+    o = (p @ v).transpose(0, 1)
     if not return_lse:
         return o
     wide = s if s.dtype == torch.float64 else s.float()

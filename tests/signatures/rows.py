@@ -126,7 +126,7 @@ ROWS = (
         "single_prefill",
         "axes (L, H, D), log-sum-exp to the base 2, windows count from the last key",
         (
-            ("k) * scale", "k) * scale * 1.01"),
+            ("k.mT) * scale", "k.mT) * scale * 1.01"),
             ("* math.log2(math.e)", "* 2"),
             ("window_left - 1)", "window_left)"),
         ),
@@ -196,7 +196,7 @@ ROWS = (
         "scaled_dot_product_attention",
         "masks binary_hides, returns (output, weights)",
         (("-1e9", "-1e1"),),
-        ("masks=binary_hides", "dtypes=f32,bf16,f64"),
+        ("masks=binary_hides", "dtypes=f32,bf16"),
         "which hides a key",
     ),
     Row(

@@ -23,8 +23,8 @@ from attention_conformance.suite.spec.operators import OPERATORS
 
 TEXT = """\
 After reading this page you know which implementation may be used for a combination of features.
-[FINDINGS.md](../../FINDINGS.md) says what causes the known failures, and [measured.md](measured.md) which
-processor seconds the operators take.
+[The findings](../findings/index.md) say what causes the known failures, and [measured.md](measured.md)
+which processor seconds the operators take.
 
     pytest suite --backend=torch -k "{operators}" --results=torch.jsonl
     python -m tests.studies.together torch.jsonl > docs/data/together.md

@@ -16,12 +16,11 @@ from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.inputs import Inputs
 
-VARIES = "another answer"
-"""What a sentence says of a function whose answer to the same inputs changes."""
+VARIES = "varies"
+"""The name of findings about a function whose answer to the same inputs changes."""
 
-
-WRITES = "writes into"
-"""What a sentence says of a function that changes its arguments: its answers can be read nevertheless."""
+WRITES = "writes"
+"""The name of findings about a function that changes its arguments: its answers can be read still."""
 
 
 def ask(tool: Instrument, case: Case) -> Iterator[Found]:
@@ -72,10 +71,9 @@ def _effects(tool: Instrument, inputs: Inputs) -> Iterator[Found]:
     first = values(native)
     if written := changed_since():
         yield Found(
-            f"The call {WRITES} {', '.join(written)}: it changes its arguments in place.",
-            "state",
-            "`mul_`, `+=`, `out=` on an argument",
-        )
+            f"The call writes into {', '.join(written)}: it changes its arguments in place.",
+            "state", "`mul_`, `+=`, `out=` on an argument", key=WRITES,
+        )  # fmt: skip
     fresh = tool.prepared(inputs)
     if fresh is None:
         return
@@ -85,10 +83,9 @@ def _effects(tool: Instrument, inputs: Inputs) -> Iterator[Found]:
         first, again, equal_nan=True
     ):
         yield Found(
-            f"A second call with the same inputs gives {VARIES}: {int((apart > 0).sum())} of "
-            f"{apart.size} "
-            f"elements differ, by up to {np.nanmax(apart):.2g}.",
-            "state", "a buffer that is not cleared, dropout, sums in an order that varies",
+            f"A second call with the same inputs gives another answer: {int((apart > 0).sum())} of "
+            f"{apart.size} elements differ, by up to {np.nanmax(apart):.2g}.",
+            "state", "a buffer that is not cleared, dropout, sums in an order that varies", key=VARIES,
         )  # fmt: skip
         return
     other = inputs.replace(key=inputs.key[:, :, ::-1], value=inputs.value[..., ::-1] + 1)
@@ -112,5 +109,5 @@ def _effects(tool: Instrument, inputs: Inputs) -> Iterator[Found]:
         return
     last = tool.prepared(inputs)
     if last is not None and not np.array_equal(values(last()), first, equal_nan=True):
-        yield Found(f"A call gives {VARIES} once a call with other keys has come between.", "state",
-                    "something that is kept between calls")  # fmt: skip
+        yield Found("A call gives another answer once a call with other keys has come between.", "state",
+                    "something that is kept between calls", key=VARIES)  # fmt: skip

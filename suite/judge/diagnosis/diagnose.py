@@ -12,6 +12,7 @@ import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice, tee
 
 from attention_conformance.backends.protocol import Backend, Implementation
@@ -24,14 +25,14 @@ from attention_conformance.suite.judge.diagnosis.catalogue import (
     explained,
     wrong_looks,
 )
+from attention_conformance.suite.judge.diagnosis.evidence import Evidence
 from attention_conformance.suite.judge.diagnosis.finding import Diagnosis
-from attention_conformance.suite.judge.diagnosis.held import Evidence, alike
+from attention_conformance.suite.judge.diagnosis.held import alike
 from attention_conformance.suite.judge.diagnosis.identify import identify
 from attention_conformance.suite.judge.diagnosis.instrument import clock
 from attention_conformance.suite.judge.diagnosis.weights import BROKEN
-from attention_conformance.suite.judge.elections import OR_PROMISE
 from attention_conformance.suite.judge.judge import judge
-from attention_conformance.suite.judge.refusal import RULE
+from attention_conformance.suite.judge.verdict import Deviation, NotApplicable
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.elections import ElectionCase
 from attention_conformance.suite.spec.vocabulary import GRADIENTS, VALUES
@@ -50,8 +51,16 @@ OF_CATALOGUE = 0.6
 NAN = "/nan-in-attended-"
 """Stands in the ids of election cases of NaN that must reach the output, whatever else is wrong."""
 
+PATHS, WEIGHTS = "paths", "returned weights"
+"""The check of what is returned on other paths, and its name of weights."""
+
 NO_KEYS = "/no-keys/"
 """Stands in the ids of election cases without keys."""
+
+WITHOUT_KEYS = (
+    "begin with `if {} == 0: raise NotImplementedError('no keys')`, or return zeros there"
+)
+"""What to write in a function that raises without keys."""
 
 ELECTION = "election"
 """The family of answers that nobody elects."""
@@ -88,13 +97,14 @@ def diagnose(
     # If outputs are wrong, gradients and elections may be consequences: these explain nothing alone.
     aside = {"gradient"} if any(cell.check.name == VALUES for cell in failing) else set()
     aside |= {ELECTION} if failing else set()
-    told = joined(found, measured)
+    told = joined(found, measured, bool(evidence.failing))
     whole = bool(told) and told[0].explains == told[0].tried
     told += [one for one in elected if not whole or NAN in one.case]
     told.sort(key=lambda one: one.family in aside)
+    told = told or list(wrong_weights(failing))
     told[1:] = [
         replace(one, sentence=f"{one.sentence[:-1]}; perhaps a consequence of 1.")
-        if BROKEN in one.sentence
+        if one.key in BROKEN
         else one
         for one in told[1:]
     ]
@@ -110,41 +120,57 @@ def never_elected(failing: Iterable[Cell], beside: bool) -> Iterator[Diagnosis]:
     without_keys = [cell for cell in cells if NO_KEYS in cell.case.id][:1]
     told: dict[str, Diagnosis] = {}
     for cell in (*first.values(), *of_nan, *without_keys) if beside else cells:
-        verdict = judge(cell)
-        advice, is_never, rest = verdict.message.partition(OR_PROMISE)
-        promise, _, what = rest.partition(": ") if is_never else ("", "", verdict.message)
-        sentence = ""
-        if is_never or (verdict.kind == "election" and (not beside or NAN in cell.case.id)):
-            sentence = f"{what[0].upper()}{what[1:].rstrip('.')}."
-            hint = f"{advice}{OR_PROMISE}`{promise}`" if is_never else ""
+        verdict, sentence = judge(cell), ""
+        what, hint = verdict.what.rstrip("."), verdict.advice
+        if hint or (verdict.kind == "election" and (not beside or NAN in cell.case.id)):
+            sentence = f"{what[0].upper()}{what[1:]}."
         elif verdict.kind == "raised" and NO_KEYS in cell.case.id:
-            sentence, hint = raised_without_keys(cell.implementation, verdict.message)
+            keys = f"key.shape[{cell.implementation.axis_order.index('l')}]"
+            sentence = (
+                f"Without keys ({keys} is 0) the function raises {what}, expected zeros, NaN or "
+                "NotImplementedError."
+            )
+            hint = WITHOUT_KEYS.format(keys)
         if sentence:
             one = Diagnosis(sentence, hint, ELECTION, "measured", 1, 1, 0, cell.case.id)
             told.setdefault(sentence, one)
     yield from told.values()
 
 
-def raised_without_keys(implementation: Implementation, message: str) -> tuple[str, str]:
-    """The sentence and the hint about a user function whose call without keys raised `message`."""
-    keys = f"key.shape[{implementation.axis_order.index('l')}]"
-    error, text = message.partition(f"; {RULE.partition(' {}')[0]}")[0].rstrip(".").split(": ", 1)
-    return (
-        f"Without keys ({keys} is 0) the function raises {error} ({text}), expected zeros, NaN or "
-        "NotImplementedError.",
-        f"begin with `if {keys} == 0: raise NotImplementedError('no keys')`, or return zeros there",
-    )
+def wrong_weights(failing: Iterable[Cell]) -> Iterator[Diagnosis]:
+    """The sentence if weights that are returned beside right outputs are wrong."""
+    cells = [cell for cell in failing if cell.check.name == PATHS]
+    for cell in cells[:1]:
+        path = cell.implementation.paths(cell.inputs).get(WEIGHTS)
+        if path is None:
+            continue
+        problem = path.problem or cell.inputs
+        try:
+            cell.judge(cell.read(cell.call(path), problem, path), problem)
+        except NotApplicable:
+            continue
+        except Deviation as wrong:
+            by = wrong.measured.max_abs_error
+            by_much = "" if by is None else f", by up to {by:.2g}"
+            text = f"Of what is returned only the weights are wrong{by_much}."
+            hint = "weights before the softmax, the dropout or a factor"
+            case, count = str(cell.case.id), len(cells)
+            yield Diagnosis(text, hint, "softmax", "measured", count, count, 0, case)
 
 
-def joined(found: Iterable[Diagnosis], measured: Iterable[Diagnosis]) -> list[Diagnosis]:
+def joined(
+    found: Iterable[Diagnosis], measured: Iterable[Diagnosis], answered: bool = True
+) -> list[Diagnosis]:
     """The diagnoses of both sources, what explains most first. Faults of the catalogue explain different
-    cells; of what is measured one of each family is left. A fault of a single cell is left out beside
-    measurements of several, and what passing cells contradict beside anything else. What the catalogue
-    explains gets the picture that was measured of its family. No sentence is said twice."""
+    cells; of what is measured one of each family is left. A fault is left out beside a measurement of all
+    cells, a fault of a single cell beside one of several cells. What passing cells contradict is left out
+    beside anything else. What the catalogue explains gets the picture that was measured of its family. No
+    sentence is said twice. Without answers that are compared (`answered`), faults only fail the same
+    checks, and come behind what is measured."""
     pictures = {one.family: one.picture for one in measured if one.picture}
     named = [replace(one, picture=pictures.get(one.family, "")) for one in found]
     told: list[Diagnosis] = []
-    for one in sorted([*named, *measured], key=_place_of):
+    for one in sorted([*named, *measured], key=partial(_place_of, answered)):
         same = [other for other in told if other.family == one.family]
         if one.sentence in {other.sentence for other in told}:
             continue
@@ -153,18 +179,25 @@ def joined(found: Iterable[Diagnosis], measured: Iterable[Diagnosis]) -> list[Di
     return [
         one
         for one in told
-        if (one.explains > 1 or not one.fault or told[0].fault or told[0].explains <= 1)
+        if (not one.fault or told[0].fault or not _is_enough(told[0], one))
         and (not one.contradicts or told[0].contradicts)
     ]
 
 
-def _place_of(one: Diagnosis) -> tuple[bool, float, bool]:
+def _is_enough(first: Diagnosis, fault: Diagnosis) -> bool:
+    """True if a measured diagnosis explains all cells, or several and the fault a single one."""
+    return first.explains == first.tried or (first.explains > 1 >= fault.explains)
+
+
+def _place_of(answered: bool, one: Diagnosis) -> tuple[bool, float, bool]:
     """What passing cells contradict comes last, what explains most first. Faults of rounding are alike in
-    16 bits, and measured better."""
+    16 bits, and measured better, as are those that only fail the same checks. A fault says more than the
+    type, dtype or shape of what is returned."""
     return (
         one.contradicts > 0,
         -one.explains / max(one.tried, 1),
-        one.family == "numerics" and bool(one.fault),
+        (bool(one.fault) and (not answered or one.family == "numerics"))
+        or one.family == "contract",
     )
 
 

@@ -76,7 +76,7 @@ def _scale(tool: Instrument) -> str:
     fit = None if reading is None else formulas.fitted(reading, reading.products)
     if reading is None or fit is None:
         return f"{NOT_LINEAR}q.k"
-    return formulas.formula(fit, reading.inputs)
+    return formulas.formula(fit, reading.inputs)[1]
 
 
 def _scale_argument(tool: Instrument) -> str:
@@ -88,7 +88,7 @@ def _scale_argument(tool: Instrument) -> str:
         return f"{NOT_LINEAR}q.k"
     if fit.says(0, 0.3):
         return "is the scale"
-    return f"0.3 gives {formulas.formula(fit, reading.inputs)}"
+    return f"0.3 gives {formulas.formula(fit, reading.inputs)[1]}"
 
 
 def _softmax(tool: Instrument) -> str:

@@ -78,16 +78,16 @@ def scales(s: Sizes, given: float | None) -> dict[str, float]:
     }  # fmt: skip
 
 
-def formula(fit: Fit, inputs: Inputs, more: Iterable[tuple[Fit, Inputs]] = ()) -> str:
-    """A scale as a number with the formula that gives it, as "0.125 = 1/D". Of several formulas the first
-    is taken that gives the scale of `more` inputs, too."""
+def formula(fit: Fit, inputs: Inputs, more: Iterable[tuple[Fit, Inputs]] = ()) -> tuple[str, str]:
+    """The formula that gives a scale ("" if none does), and both in text: "0.125 = 1/D". Of several
+    formulas the first is taken that gives the scale of `more` inputs, too."""
     value = float(fit.values[0])
     names = _named(fit, inputs)
     if len(names) > 1:
         for other in more:
             names = [n for n in names if n in _named(*other)] or names
-    name = next(iter(names), f"{value:.3g}")
-    return f"{value:.3g}" + (f" = {name}" if name != f"{value:.3g}" else "")
+    name, number = next(iter(names), ""), f"{value:.3g}"
+    return name, number if name in ("", number) else f"{number} = {name}"
 
 
 def _named(fit: Fit, inputs: Inputs) -> list[str]:

@@ -14,13 +14,16 @@ import numpy as np
 
 from attention_conformance.suite.judge.answer import swap_heads_and_length
 from attention_conformance.suite.judge.derivative import differentiated, native_cotangent
+from attention_conformance.suite.judge.diagnosis.evidence import WIDER, explains
 from attention_conformance.suite.judge.diagnosis.instrument import (
     Found,
     Instrument,
     Reading,
+    Row,
     few,
     softmax,
 )
+from attention_conformance.suite.judge.diagnosis.look import Answered
 from attention_conformance.suite.judge.diagnosis.masks import meanings
 from attention_conformance.suite.judge.elections.probe import empty_row
 from attention_conformance.suite.judge.oracle import Oracle
@@ -72,14 +75,13 @@ def ask(tool: Instrument, case: Case) -> Iterator[Found]:
         hint = "a buffer of gradients that is not cleared"
         yield Found(f"{_the(wrong)} differs in a second pass.", "gradient", hint)
         return
-    limit = {n: 8 * bound[n] for n in bound}
-    largest = {n: float(np.max(limit[n], initial=0.0)) for n in limit}  # another formula's errors
-    for variant, sentence, hint in _variants(inputs, cotangent) if plain else ():
-        if all(
-            n in variant and (np.abs(variant[n] - g) <= largest[n]).all() for n, g in values.items()
-        ):
-            yield Found(sentence, "gradient", hint)
+    known = {n: (want[n], float(np.max(bound[n], initial=0.0))) for n in values}
+    answered = Answered(inputs, values, known)
+    for row in _variants(inputs, cotangent) if plain else ():
+        if values.keys() <= row.gives.keys() and explains(answered, row.gives):
+            yield Found(row.sentence, "gradient", row.hint, key=row.name)
             return
+    limit = {n: WIDER * bound[n] for n in bound}
     yield from _one_by_one(inputs, {n: values[n] for n in wrong}, want, limit)
 
 
@@ -117,7 +119,8 @@ def ask_empty(tool: Instrument, case: Case) -> Iterator[Found]:
     elif moved:
         size, names = max(moved)[0], [name for _, name in moved]
         text = f"{zeros}but change {_all(names)}, by up to {size:.2g}."
-        yield Found(text, "gradient", "a backward pass that hides no such rows, or uses an old lse")
+        hint = "a backward pass that hides no such rows, or uses an old lse"
+        yield Found(text, "gradient", hint, key="fully masked rows")
 
 
 def near(got: np.ndarray | None, oracle: Oracle | None) -> bool:
@@ -160,13 +163,13 @@ def read(tool: Instrument, inputs: Inputs, cotangent: np.ndarray) -> Arrays | No
 
 
 def backward(
-    inputs: Inputs, cotangent: np.ndarray, shown: np.ndarray | None = None, mean: float | str = 1.0,
-    scale: float = 1.0, capped: bool = True, biased: bool = True, heads: str = "sum",
-    turned: bool = False, weigh: Callable[[np.ndarray, np.ndarray], np.ndarray] = softmax,
+    inputs: Inputs, cotangent: np.ndarray, shown: np.ndarray | None = None, mean: float = 1.0,
+    scale: float = 1.0, biased: bool = True, summed: bool = True, turned: bool = False,
+    weigh: Callable[[np.ndarray, np.ndarray], np.ndarray] = softmax, saved: bool = False,
 ) -> dict[str, np.ndarray]:  # fmt: skip
     """The gradients by the formula in float64, with what backward passes get wrong: another mask `shown`,
-    D times `mean` or as a plain mean, the scale times `scale`, no derivative of the softcap, no bias, one
-    head of a group for all, dS transposed, weights as `weigh(scores, shown)`."""
+    D times `mean` (`saved`: that of the right output, dO . O), the scale times `scale`, no bias, the last
+    head of a group for all (not `summed`), dS transposed, weights as `weigh(scores, shown)`."""
     reading = Reading.of(inputs)
     s, group = inputs.effective_scale, inputs.sizes.group
     scores = reading.scores if biased or reading.bias is None else reading.scores - reading.bias
@@ -174,18 +177,17 @@ def backward(
     key, value = (np.repeat(x, group, axis=1) for x in (inputs.key, inputs.value))
     dP = cotangent @ value.swapaxes(-1, -2)
     D = (weights * dP).sum(-1, keepdims=True)
-    dS = weights * (dP - (dP.mean(-1, keepdims=True) if isinstance(mean, str) else mean * D))
+    if saved:
+        D = (cotangent * (softmax(reading.scores, inputs.attends) @ value)).sum(-1, keepdims=True)
+    dS = weights * (dP - mean * D)
     cap = inputs.feature("softcap")
-    dT = dS if cap is None or not capped else dS * (1 - np.tanh(reading.products * s / cap) ** 2)
+    dT = dS if cap is None else dS * (1 - np.tanh(reading.products * s / cap) ** 2)
     if turned and dT.shape[-1] == dT.shape[-2]:
         dT = dT.swapaxes(-1, -2)
 
     def by_key(x: np.ndarray) -> np.ndarray:
         split = x.reshape(x.shape[0], -1, group, *x.shape[2:])
-        if heads == "tiled":
-            return x.reshape(x.shape[0], group, -1, *x.shape[2:]).sum(1)
-        one = {"first": split[:, :, 0], "last": split[:, :, -1], "mean": split.mean(2)}
-        return one.get(heads, split.sum(2))
+        return np.asarray(split.sum(2) if summed else split[:, :, -1])
 
     out = {
         "query": scale * s * dT @ key,
@@ -199,10 +201,8 @@ def backward(
     return out
 
 
-def _variants(
-    inputs: Inputs, cotangent: np.ndarray
-) -> Iterator[tuple[dict[str, np.ndarray], str, str]]:
-    """Gradients of wrong backward passes, a sentence, a hint."""
+def _variants(inputs: Inputs, cotangent: np.ndarray) -> Iterator[Row[dict[str, np.ndarray]]]:
+    """Gradients of wrong backward passes that are no deviations of the catalogue."""
     s, attends = inputs.effective_scale, inputs.attends
     plain = backward(inputs, cotangent)
     of = partial(backward, inputs, cotangent)
@@ -218,50 +218,37 @@ def _variants(
 
     passes = "The backward pass "
     both = "The gradients of query and key "
-    groups = "The gradients of key and value are {} the query heads of a group, expected their sum."
     kept, order = "what the forward pass saves", "the order of what the backward pass returns"
     stores = "one program overwrites what another one stored: add, or loop over the group"
-    yield of(mean=0.0), passes + "leaves out D: dS is P dP, expected P (dP - D).", "`dS = P * dP`"
-    yield of(mean=-1.0), passes + "adds D: dS is P (dP + D), expected P (dP - D).", "a sign"
-    averaged = passes + "takes the plain mean of dP for D, expected sum P dP."
-    yield of(mean="plain"), averaged, "`dP.mean(-1)`"
-    yield of(scale=1 / s), both + "leave out the scale.", "`dQ = dS @ K` without `* scale`"
-    yield of(scale=s), both + "have the scale twice.", "a query that is scaled already"
-    unscaled = passes + "takes exp(s - max) for the weights, not divided by their sum."
-    yield of(weigh=raised), unscaled, "`exp(s - m)` for `exp(s - lse)`"
-    yield {**plain, "value": of(weigh=raised)["value"]}, unscaled, "`exp(s - m)` for `exp(s - lse)`"
-    base = of(weigh=lambda scores, shown: softmax(scores * np.log(2), shown))
-    powers = passes + "recomputes the weights as powers of 2, expected of e."
-    yield base, powers, "`exp2` of natural scores"
+    yield Row(of(mean=-1.0), passes + "adds D: dS is P (dP + D), expected P (dP - D).", "a sign")
+    yield Row(of(scale=1 / s), both + "leave out the scale.", "`dQ = dS @ K` without `* scale`")
+    yield Row(of(scale=s), both + "have the scale twice.", "a query that is scaled already")
+    text = passes + "takes exp(s - max) for the weights, not divided by their sum."
+    yield Row(of(weigh=raised), text, "`exp(s - m)` for `exp(s - lse)`")
     if not attends.all():
         every = np.ones(attends.shape, bool)
-        for weigh in (softmax, by_lse):
+        for weigh, saved in ((softmax, False), (by_lse, False), (by_lse, True)):
             for biased, beside in ((True, ""), (False, " and the bias")):
-                wrong = of(shown=every, weigh=weigh, biased=biased)
-                yield wrong, f"{passes}recomputes the weights without the mask{beside}.", kept
-            for meant, sentence, _ in meanings(inputs):
-                pairs = np.broadcast_to(meant, attends.shape)
-                yield of(shown=pairs, weigh=weigh), f"In the backward pass: {sentence}", kept
-    if inputs.bias is not None or inputs.feature("alibi_slopes") is not None:
-        yield of(biased=False), passes + "recomputes the weights without the bias.", kept
-    if inputs.feature("softcap") is not None:
-        slope = "leave out the derivative of the softcap."
-        yield of(capped=False), both + slope, "`* (1 - tanh(s / c) ** 2)`"
+                wrong = of(shown=every, weigh=weigh, biased=biased, saved=saved)
+                yield Row(wrong, f"{passes}recomputes the weights without the mask{beside}.", kept)
+            for row in meanings(inputs):
+                pairs = np.broadcast_to(row.gives, attends.shape)
+                text = f"In the backward pass: {row.sentence}"
+                yield Row(of(shown=pairs, weigh=weigh, saved=saved), text, kept, key=row.name)
     if inputs.sizes.group > 1:
-        yield of(heads="mean"), groups.format("averaged over"), stores
-        yield of(heads="first"), groups.format("those of the first of"), stores
-        yield of(heads="last"), groups.format("those of the last of"), stores
-        other = "The gradients of key and value are summed over the heads of other groups."
-        yield of(heads="tiled"), other, "`h % Hkv` for `h // group`"
+        wrong = of(summed=False)
+        last = "{} {} the last of the query heads of a group, expected their sum."
+        text = last.format("The gradients of key and value are", "those of")
+        yield Row(wrong, text, stores)
+        for name in ("key", "value"):
+            text = last.format(f"The gradient of the {name} is", "that of")
+            yield Row({**plain, name: wrong[name]}, text, stores)
     if inputs.sizes.Lq == inputs.sizes.Lk:
-        yield of(turned=True), passes + "transposes dS.", "`dS.mT @ K`"
-    ones = backward(inputs, np.ones_like(cotangent))
-    text = "The gradients are those of the sum of the output, whatever the cotangent."
-    yield ones, text, "`ones_like(output)` for the incoming gradient"
+        yield Row(of(turned=True), passes + "transposes dS.", "`dS.mT @ K`")
     for one, two in (("query", "key"), ("key", "value")):
         if plain[one].shape == plain[two].shape:
             exchanged = {**plain, one: plain[two], two: plain[one]}
-            yield exchanged, f"The gradients of {one} and {two} are exchanged.", order
+            yield Row(exchanged, f"The gradients of {one} and {two} are exchanged.", order)
 
 
 def _one_by_one(
@@ -293,7 +280,8 @@ def _one_by_one(
             hint = next(
                 (text for x, text in named.items() if abs(factor - x) <= 1e-4 * abs(x)), "a factor"
             )
-            yield Found(f"{_the([name])} is {factor:.4g} times the right one.", "gradient", hint)
+            text = f"{_the([name])} is {factor:.4g} times the right one."
+            yield Found(text, "gradient", hint, key=f"factor of {name}")
             continue
         wrong = np.abs(values - right) > limit[name]
         letters = inputs.axes(name)[-wrong.ndim :] if wrong.ndim else ""
@@ -301,7 +289,7 @@ def _one_by_one(
         where = f" in {', '.join(parts)} alone" if parts else ""
         size = np.abs(values - right).max() / np.abs(right).max()
         text = f"{_the([name])} is wrong{where}, by up to {size:.2g} times its largest element."
-        yield Found(text, "gradient")
+        yield Found(text, "gradient", key=f"places of {name}")
 
 
 def _the(names: list[str]) -> str:

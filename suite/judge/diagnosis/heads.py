@@ -139,7 +139,7 @@ def _mapped(name: str, s: Sizes, sources: np.ndarray) -> Iterator[Found]:
         text = f"Query head {h0} reads {name} head {got % heads}, expected {right % heads}"
     else:
         text = f"Sample {b0} reads the {name} of sample {got // heads}"
-    yield Found(f"{text}{said}.", "heads", hint)
+    yield Found(f"{text}{said}.", "heads", hint, key=f"{name}{said}")
 
 
 def _arranged(tool: Instrument, inputs: Inputs) -> Found | None:

@@ -1,33 +1,25 @@
 """Measured sentences held against cells: what their formulas predict, beside what was answered.
 
-A formula explains a failing cell if its answer is the implementation's within the bound of rounding, and
-four times nearer than the right one. A passing cell of the check `values` is answered rightly, so it
-contradicts a formula whose answer differs from the right one. If one property tells the cells that are
-explained from those that contradict, the sentence is said of this property alone.
+If one property tells the cells that a sentence explains from those that contradict it, the sentence is
+said of this property alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import partial
 
 import numpy as np
 
 from attention_conformance.suite.judge.cell import Cell
-from attention_conformance.suite.judge.diagnosis.catalogue import NEARER
+from attention_conformance.suite.judge.diagnosis.evidence import Evidence
 from attention_conformance.suite.judge.diagnosis.instrument import Found, Reading, softmax
-from attention_conformance.suite.judge.diagnosis.look import Look
+from attention_conformance.suite.judge.diagnosis.look import Arrays, Look
 from attention_conformance.suite.judge.oracle import Oracle
 from attention_conformance.suite.judge.verdict import HarnessError, NotApplicable
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.inputs import Inputs
-
-ERRORS = 8.0
-"""The bound of the error of a formula in bounds of the right answer: its scores may be larger."""
-
-ASKED = 40
-"""The number of passing cells that a formula is asked."""
 
 NEEDED = {"bias": "a bias", "scale": "a given scale", "causal": "a causal mask"}
 """Words for what cases need; others are read as they stand."""
@@ -36,37 +28,27 @@ ENOUGH = 4
 """The smallest number of cells on either side that make a size a property."""
 
 
-class Evidence:
-    """Cells of one implementation: failing ones whose plain answer is wrong, and passing ones of the
-    check `values`, of which the first are asked."""
-
-    def __init__(self, failing: Iterable[Look] = (), passing: Iterable[Cell] = ()) -> None:
-        self.failing, self.passing = [*failing], [*passing][:ASKED]
-
-    @cached_property
-    def _passes(self) -> list[Look]:
-        return [Look(cell, cell.inputs, {}) for cell in self.passing]
-
-    def held(self, found: Found, cases: Sequence[Case]) -> tuple[Found, Sequence[Case], int]:
-        """A finding with the property that it needs, the cases it explains, and the number of passing
-        cells that contradict it. `cases` are those like the problem in which it was found, which a
-        finding without a formula, or with another fault beside it, explains."""
-        if not self.failing or (found.formula is None and found.problem is None):
-            return found, cases, 0
-        explained = [look for look in self.failing if _explains(found, look)]
+def held(
+    evidence: Evidence, found: Found, cases: Sequence[Case]
+) -> tuple[Found, Sequence[Case], int]:
+    """A finding with the property that it needs, the cases it explains, and the number of passing cells
+    that contradict it. `cases` are those like the problem in which it was found, which a finding without
+    a formula, or with another fault beside it, explains."""
+    if not evidence.failing or (found.formula is None and found.problem is None):
+        return found, cases, 0
+    answer = partial(predicted, found)
+    explained, against = evidence.explains(answer), evidence.contradicts(answer)
+    if explained and found.family == "mask":
         # A sentence about a mask concerns masks that are given in the same form.
-        forms = {_form(look) for look in explained} if found.family == "mask" else set()
-        asked = [look for look in self._passes if not forms or _form(look) in forms]
-        against = [look for look in asked if _contradicts(found, look)]
-        if explained:
-            cases = [look.inputs.case for look in explained]
-        if explained and against:
-            where, text = _told_apart(explained, against), found.sentence
-            if where and where.removeprefix("with ") not in text.lower():
-                text = text if text[1].isupper() else text[0].lower() + text[1:]
-                found = replace(found, sentence=f"Only {where}: {text}")
-            return found, cases, 0 if where else len(against)
-        return found, cases, len(against)
+        forms = {_form(look) for look in explained}
+        against = [look for look in against if _form(look) in forms]
+    cases = [look.inputs.case for look in explained] or cases
+    where = _told_apart(explained, against) if explained and against else ""
+    if where and where.removeprefix("with ") not in found.sentence.lower():
+        text = found.sentence
+        text = text if text[1].isupper() else text[0].lower() + text[1:]
+        found = replace(found, sentence=f"Only {where}: {text}")
+    return found, cases, 0 if where else len(against)
 
 
 def alike(cells: Iterable[Cell], cases: Sequence[Case]) -> list[Cell]:
@@ -85,78 +67,48 @@ def alike(cells: Iterable[Cell], cases: Sequence[Case]) -> list[Cell]:
     return sorted((cell for cell in cells if isinstance(cell.case, Case)), key=difference)
 
 
-def _predicted(found: Found, look: Look) -> tuple[np.ndarray, np.ndarray, float] | None:
-    """The output that a finding predicts, the right one, and the largest bound; NaN where nothing is
-    predicted. None if the finding says nothing of the inputs."""
-    expected = look.expected.get("output")
-    if expected is None or not expected[0].size:
+def predicted(found: Found, look: Look) -> Arrays | None:
+    """The output that a finding predicts; None if the finding says nothing of the inputs."""
+    want = look.expected.get("output")
+    if want is None or not want[0].size:
         return None
-    want, limit = expected
     try:
-        predicted = _weighed if look.inputs.operator.is_default else _of_problem
-        answer = predicted(found, look, want, limit)
+        return (_weighed if look.inputs.operator.is_default else _of_problem)(found, look)
     except (NotApplicable, HarnessError):
         return None
-    if answer is None or answer.shape != want.shape:
-        return None
-    top, reach = (float(np.abs(x)[np.isfinite(x)].max(initial=0.0)) for x in (want, answer))
-    return answer, want, ERRORS * limit * max(1.0, reach / top if top else 1.0)
 
 
-def _weighed(found: Found, look: Look, want: np.ndarray, limit: float) -> np.ndarray | None:
-    """The values weighed by the formula of a finding; NaN in rows that attend nothing, or nothing by the
-    formula. None if the inputs have more than a formula knows."""
-    inputs = look.presented
+def _weighed(found: Found, look: Look) -> Arrays | None:
+    """The values weighed by the formula of a finding. None if the inputs have more than a formula
+    knows."""
+    inputs, (want, limit) = look.presented, look.expected["output"]
     reading, value = Reading.of(inputs), np.repeat(inputs.value, inputs.sizes.group, axis=1)
-    rows = reading.rows[..., None]
     with np.errstate(all="ignore"):
         known = softmax(reading.scores, reading.seen) @ value
-        if not (np.abs(known - want) <= limit + 1e-12 * np.abs(want).max())[rows[..., 0]].all():
-            return None
         weights = None if found.formula is None else found.formula(reading)
-        if weights is None:
+    if weights is None or not look.close("output", known, want, limit).all():
+        return None
+    output, got = weights @ value, look.got.get("output")
+    if got is not None and got.shape == output.shape:
+        blank = np.isnan(got).all(-1)  # whatever weights rows have that become NaN
+        if blank.all():
             return None
-        return np.where(rows & weights.any(-1, keepdims=True), weights @ value, np.nan)
+        output[blank] = np.nan
+    return {"output": output}
 
 
-def _of_problem(found: Found, look: Look, want: np.ndarray, limit: float) -> np.ndarray | None:
+def _of_problem(found: Found, look: Look) -> Arrays | None:
     """The output of the problem that a finding says is answered, or the answer that it gives itself."""
     other = None if found.problem is None else found.problem(look.inputs)
-    if isinstance(other, Inputs):
-        return np.asarray(Oracle.forward(other, look.cell.rounding).expected["output"].value, float)
-    return None if other is None else other.get("output")
-
-
-def _explains(found: Found, look: Look) -> bool:
-    predicted = _predicted(found, look)
-    if predicted is None:
-        return False
-    (answer, want, limit), got = predicted, look.got["output"]
-    told = np.isfinite(answer) & np.isfinite(got)
-    apart, beside = np.abs(got - answer)[told], np.abs(got - want)[told]
-    judged = np.isfinite(answer) & ~(np.isnan(got).all(-1) | (got == 0).all(-1))[..., None]
-    return bool(
-        told.any()
-        and told[judged].all()
-        and (apart <= limit).all()
-        and NEARER**2 * (apart**2).sum() <= (beside**2).sum()
-    )
-
-
-def _contradicts(found: Found, look: Look) -> bool:
-    predicted = _predicted(found, look)
-    if predicted is None:
-        return False
-    answer, want, limit = predicted
-    return bool((np.abs(answer - want) > 2 * limit).any())
+    if not isinstance(other, Inputs):
+        return other
+    right = Oracle.forward(other, look.cell.rounding).expected["output"]
+    return {"output": np.asarray(right.value, float)}
 
 
 def _form(look: Look) -> str:
     """How a mask is given, in words that stand behind "only"."""
-    try:
-        shown = look.presented
-    except NotApplicable:
-        return "with a mask beside a flag"
+    shown = look.presented
     if shown.mask is None and shown.mask_array is None:
         return "without a mask" if look.inputs.case.mask is None else "with a mask in the bias"
     return "with a mask as an array" if shown.form == "dense" else "with a mask by a flag"
@@ -184,26 +136,35 @@ def _properties(case: Case, needs: Iterable[str] = ()) -> Mapping[str, str]:
 
 
 def _told_apart(explained: Sequence[Look], against: Sequence[Look]) -> str:
-    """The first property that all cells explained have, and none that contradicts; "" without one, and if
-    one cell alone has several."""
+    """The properties that all cells explained have, and none that contradicts: at most two, which these
+    cells do not tell apart; "" without one, and if one cell alone has several."""
     ours, theirs = ([look.inputs.case for look in looks] for looks in (explained, against))
     needs = sorted({name for case in (*ours, *theirs) for name in case.needs})
     have, have_not = (
         [{"form": _form(look), **_properties(look.inputs.case, needs)} for look in looks]
         for looks in (explained, against)
     )
-    apart = [
-        text
+    apart = {
+        name: text
         for name, text in have[0].items()
         if all(one[name] == text for one in have) and all(one[name] != text for one in have_not)
-    ]
-    if apart:
-        return apart[0] if len(ours) > 1 or len(apart) == 1 else ""
-    if min(len(ours), len(theirs)) >= ENOUGH:
-        for name, word in (("Lk", "keys"), ("Lq", "queries"), ("D", "components")):
-            inside, outside = ({getattr(case.sizes, name) for case in of} for of in (ours, theirs))
-            if min(inside) > max(outside):
-                return f"from {min(inside)} {word} on, not up to {max(outside)}"
-            if max(inside) < min(outside):
-                return f"up to {max(inside)} {word}, not from {min(outside)} on"
-    return ""
+    }
+    for name, follows in (("one", "lengths"), ("one", "more"), ("lengths", "more")):
+        if name in apart:
+            apart.pop(follows, None)
+    found = [*apart.values(), *_sizes_apart(ours, theirs)]
+    return " or ".join(found[:2]) if len(ours) > 1 or len(found) == 1 else ""
+
+
+def _sizes_apart(ours: Sequence[Case], theirs: Sequence[Case]) -> Iterator[str]:
+    """The sizes from which on, or up to which, all of `ours` lie and none of `theirs`."""
+    if min(len(ours), len(theirs)) < ENOUGH:
+        return
+    for name, word in (("Lk", "keys"), ("Lq", "queries"), ("D", "components")):
+        inside, outside = (
+            {getattr(case.sizes, name) for case in cases} for cases in (ours, theirs)
+        )
+        if min(inside) > max(outside):
+            yield f"from {min(inside)} {word} on, not up to {max(outside)}"
+        elif max(inside) < min(outside):
+            yield f"up to {max(inside)} {word}, not from {min(outside)} on"

@@ -7,7 +7,6 @@ A right implementation is told nothing: what is said is beyond the bounds of rou
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -27,8 +26,9 @@ from attention_conformance.suite.judge.diagnosis import (
     sums,
     weights,
 )
+from attention_conformance.suite.judge.diagnosis.evidence import Evidence
 from attention_conformance.suite.judge.diagnosis.finding import Diagnosis
-from attention_conformance.suite.judge.diagnosis.held import Evidence
+from attention_conformance.suite.judge.diagnosis.held import held
 from attention_conformance.suite.judge.diagnosis.instrument import Found, Instrument, Reading, plain
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.dtypes import DTYPES
@@ -66,18 +66,17 @@ def identify(
             groups.setdefault(case.id if small is None else small.id, []).append(case)
         for group in list(groups.values())[:PROBLEMS]:
             for found in tool.trying(partial(problems, tool, group[0])) or ():
-                key = re.sub(r"[-+]?\d[\d.]*(, \d+)*( \.\.\.)?", "#", found.sentence)
-                _, explained = told.setdefault(key, (found, []))
+                _, explained = told.setdefault(found.name, (found, []))
                 explained += [case for case in group if case not in explained]
         for found, case in _beside(tool, [f for f, _ in told.values()], [*groups.values()]):
-            told.setdefault(found.sentence, (found, [case]))
+            told.setdefault(found.name, (found, [case]))
         beside, diagnoses = evidence or Evidence(), []
         for measured, explained in told.values():
-            held = tool.trying(partial(beside.held, measured, explained))
-            found, like, against = held or (measured, explained, 0)
+            known = tool.trying(partial(held, beside, measured, explained))
+            found, like, against = known or (measured, explained, 0)
             counts = len(like), len(cases), against, like[0].id
             said = found.sentence, found.hint, found.family, "measured"
-            diagnoses.append(Diagnosis(*said, *counts, picture=found.picture))
+            diagnoses.append(Diagnosis(*said, *counts, picture=found.picture, key=found.name))
     return sorted(diagnoses, key=lambda one: (one.contradicts > 0, -one.explains))
 
 
@@ -112,35 +111,35 @@ def problems(tool: Instrument, case: Case) -> list[Found]:
         return list(others.ask(tool, case))
     small = tool.small(case)
     told = [found for one in tool.shrunk(case)[:1] for found in behaviour.ask(tool, small or one)]
-    if any(behaviour.VARIES in found.sentence for found in told) and small is not None:
+    if any(found.name == behaviour.VARIES for found in told) and small is not None:
         return [f for f in tool.once(of_weights, small) if f.family == "dropout"] or told
     if any(
-        found.family in ("state", "contract") and behaviour.WRITES not in found.sentence
-        for found in told
+        found.family in ("state", "contract") and found.name != behaviour.WRITES for found in told
     ):
         return told
     if small is not None:
         inside = list(
             of_precision(tool, case.dtype.name, plain(small))
         )  # sets the unit of the others
-        if any(precision.IGNORED in found.sentence for found in inside):
+        if any(found.name == precision.IGNORED for found in inside):
             return inside[:1]
         told += tool.once(heads.ask, plain(small)) or all_weights(tool, small)
         # What is wrong with weights makes answers imprecise, too.
-        told += [f for f in inside if not told or precision.CLASSED not in f.sentence]
+        told += [f for f in inside if not told or precision.CLASSED not in f.name]
         if not told:
             told = tool.once(weights.ask_scores, small) or tool.once(
                 weights.ask_large, plain(small)
             )
         if not told and case.dtype.is_half:
             told = in_16_bits(tool, replace(small, dtype=case.dtype))
+        told = told or tool.once(others.ask_beside, small)
         if not told:
             asked = dict.fromkeys((plain(small), small))
             told = [found for c in asked for found in tool.once(gradients.ask, c)]
         if not told:
             told = tool.once(gradients.ask_empty, small)
     # What hides nothing among few keys may hide whole blocks of keys.
-    few = [f for f in told if f.family == "mask" and masks.EVERY in f.sentence]
+    few = [f for f in told if f.name == masks.ignored(case.mask)]
     if not told or few:
         own = replace(case, dtype=DTYPES["f32"], recipe="normal")
         larger = all_weights(tool, own) if own != small else []
@@ -151,10 +150,12 @@ def problems(tool: Instrument, case: Case) -> list[Found]:
 def in_16_bits(tool: Instrument, case: Case) -> list[Found]:
     """What is wrong with the weights of a case in 16 bits, whose weights in float32 are right."""
     only = f"In {case.dtype.long_name}, not in float32:"
-    told = [replace(f, sentence=f"{only} {f.sentence}") for f in all_weights(tool, case)]
+    told = [
+        replace(f, sentence=f"{only} {f.sentence}", key=f.name) for f in all_weights(tool, case)
+    ]
     if told and case.mask is not None and not tool.once(of_weights, plain(case)):
         hint = "`(1 - mask) * -1e9`: -1e9 is -inf in float16, and 0 * -inf is NaN"
-        told = [replace(f, hint=hint) if f.sentence.startswith(f"{only} NaN") else f for f in told]
+        told = [replace(f, hint=hint) if f.name == weights.BROKEN[0] else f for f in told]
     return told
 
 
@@ -162,16 +163,16 @@ def all_weights(tool: Instrument, case: Case) -> list[Found]:
     """What is wrong with the weights without mask and features, and then, of other families, with them:
     what is wrong without a mask is no fault of the mask. A mask is read if plain weights are."""
     told = list(tool.once(of_weights, plain(case)))
-    if any(found.sentence == UNREAD or found.family == "layout" for found in told):
-        return [found for found in told if found.sentence != UNREAD]
+    if any(found.name == UNREAD or found.family == "layout" for found in told):
+        return [found for found in told if found.name != UNREAD]
     families = {found.family for found in told}
     told += [f for f in tool.once(of_weights, case) if f.family not in families]
-    told = [found for found in told if found.sentence != UNREAD]
+    told = [found for found in told if found.name != UNREAD]
     if case.option("bias") != "none" and [f.family for f in told] == ["scale"]:
         without = case.with_options(bias="none")
         if tool.implementation.unsupported(without) is None and not all_weights(tool, without):
             first, rest = told[0].sentence[0].lower(), told[0].sentence[1:]
-            told = [replace(told[0], sentence=f"Beside a bias {first}{rest}")]
+            told = [replace(told[0], sentence=f"Beside a bias {first}{rest}", key=told[0].name)]
     return told
 
 

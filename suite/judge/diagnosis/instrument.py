@@ -5,17 +5,17 @@ An exception, a refusal, or an answer of another shape is no reading: the questi
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from attention_conformance.backends.protocol import ENDS, Implementation, PreparedCall
 from attention_conformance.suite.judge import answer, elections
+from attention_conformance.suite.judge.diagnosis.evidence import WIDER
 from attention_conformance.suite.judge.elections.probe import Probe
 from attention_conformance.suite.judge.oracle import Oracle, Rounding
 from attention_conformance.suite.judge.verdict import HarnessError, NotApplicable
@@ -40,9 +40,6 @@ SEEN = 1e-9
 in size, so that attended keys weigh e^-8 of the largest at least."""
 
 
-NUMBER = r"[-+]? ?\d[\d.]*\w*"
-"""A number in a sentence, or the numbers of a mask."""
-
 WAITS = 3
 """How many times the processor time may pass on the clock, in calls that wait."""
 
@@ -53,7 +50,8 @@ class Found:
 
     `formula` gives the weights (B, H, Lq, Lk) that the sentence predicts for other inputs, read as in
     `Reading.of`, or None if the sentence says nothing of them. `problem` does so for operators that are
-    not plain attention: it gives the problem that is answered, or the answer by output.
+    not plain attention: it gives the problem that is answered, or the answer by output. `key` says what
+    was found without the numbers of the inputs; by default it is the sentence.
     """
 
     sentence: str
@@ -62,6 +60,11 @@ class Found:
     picture: str = ""
     formula: Formula | None = None
     problem: Callable[[Inputs], Inputs | Mapping[str, np.ndarray] | None] | None = None
+    key: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.key or self.sentence
 
 
 class Instrument:
@@ -276,11 +279,10 @@ class Reading:
 
     @cached_property
     def slack(self) -> float:
-        """The relative error of weights that rounding explains for any formula: eight times the largest
-        of the right formula, whose scores are an eighth of others' at least."""
+        """The relative error of weights that rounding explains for any formula; see `evidence`."""
         large = self.want > 1e-3
         relative = float((self.bound[large] / self.want[large]).max(initial=0.0))
-        return 8 * relative + 16 * self.unit
+        return WIDER * relative + 16 * self.unit
 
     def fits(self, weights: np.ndarray) -> bool:
         """True if the implementation's weights are these."""
@@ -317,30 +319,44 @@ class Reading:
 Formula = Callable[[Reading], np.ndarray | None]
 """Weights by a formula; see `Found`."""
 
-Table = Callable[[Reading], Iterable[tuple[np.ndarray, str, str]]]
-"""Weights that people make of the same inputs, each with a sentence and a hint."""
+G = TypeVar("G")
+
+
+@dataclass(frozen=True, eq=False)
+class Row(Generic[G]):
+    """What people make of the same inputs, with a sentence, a hint and a family. `key` names the row, if
+    the sentence holds numbers of the inputs, or is that of another row."""
+
+    gives: G
+    sentence: str
+    hint: str = ""
+    family: str = ""
+    key: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.key or self.sentence
+
+
+Weights = Row[np.ndarray]
+
+Table = Callable[[Reading], Iterable[Weights]]
+"""Weights that people make of the same inputs."""
 
 
 def fitting(table: Table, reading: Reading, family: str, more: str = "") -> Found | None:
     """The finding of the first row of a table whose weights are the implementation's. `more` ends its
     sentence."""
-    for weights, sentence, hint in table(reading):
-        if reading.fits(weights):
-            formula = partial(row_of, table, sentence, hint)
-            return Found(sentence + more, family, hint, formula=formula)
+    for row in table(reading):
+        if reading.fits(row.gives):
+            text, formula = row.sentence + more, partial(row_of, table, row.name)
+            return Found(text, family, row.hint, formula=formula, key=row.name)
     return None
 
 
-def row_of(table: Table, sentence: str, hint: str, reading: Reading) -> np.ndarray | None:
-    """The weights of the row with a sentence and a hint, or else of the only row whose sentence differs
-    in numbers alone; None if there is no such row."""
-    kind, near = re.sub(NUMBER, "#", sentence), []
-    for weights, text, code in table(reading):
-        if (text, code) == (sentence, hint):
-            return weights
-        if re.sub(NUMBER, "#", text) == kind and code == hint:
-            near.append(weights)
-    return near[0] if len(near) == 1 else None
+def row_of(table: Table, name: str, reading: Reading) -> np.ndarray | None:
+    """The weights of the row with a name; None if there is no such row."""
+    return next((row.gives for row in table(reading) if row.name == name), None)
 
 
 def softmax(scores: np.ndarray, shown: np.ndarray, axis: int | tuple[int, ...] = -1) -> np.ndarray:

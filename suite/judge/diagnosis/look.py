@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -26,85 +26,27 @@ Arrays = Mapping[str, np.ndarray]
 
 
 @dataclass(eq=False)
-class Look:
-    """What an implementation answers in a cell, and what would be right.
+class Answered:
+    """What an implementation answers to inputs: arrays by name, `got`, and `expected`, the right ones,
+    each with its largest bound."""
 
-    `got` are outputs by name. If the check differentiates and the outputs are right, gradients by operand
-    are there, too (`differentiates`). `limits` are largest bounds by array, by what rounds.
-    """
-
-    cell: Cell
     inputs: Inputs
     got: Arrays
-    differentiates: bool = False
-    limits: dict[Hashable, Mapping[str, float]] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, cell: Cell) -> Look | None:
-        """The look at a cell; None if the case has no values, or the call gives no answer."""
-        if not isinstance(cell.case, Case):
-            return None
-        try:
-            inputs = cell.inputs
-        except (Deviation, HarnessError, NotApplicable):
-            return None
-        got = observed(cell, False)
-        if got is None:
-            return None
-        look = cls(cell, inputs, got)
-        try:
-            look.presented = presented(cell)
-        except NotApplicable:
-            return None
-        if "gradient" in cell.check.needs and look.expected and not look.is_wrong:
-            both = observed(cell, True)
-            if both is not None:
-                shown = look.presented
-                look = cls(cell, inputs, both, True)
-                look.presented = shown
-        return look if look.expected else None
-
-    @classmethod
-    def of_call(
-        cls, check: Check, inputs: Inputs, given: Implementation, got: Arrays, oracle: Oracle
-    ) -> Look:
-        """The look at one call whose arrays `got` a person has: the arrays that the oracle knows.
-        `given` is any implementation of the operator."""
-        cell = Cell(check, inputs.case, given)
-        cell.inputs = inputs
-        look = cls(cell, inputs, got)
-        look.presented = inputs
-        look.expected = with_limits(oracle.expected)
-        return look
-
-    @cached_property
-    def expected(self) -> Mapping[str, tuple[np.ndarray, float]]:
-        """The right arrays, each with its largest bound; {} if nobody knows them."""
-        return right(self.cell, self.inputs, self.differentiates)
-
-    @cached_property
-    def presented(self) -> Inputs:
-        """The inputs for faults."""
-        return presented(self.cell)
-
-    @cached_property
-    def is_wrong(self) -> bool:
-        """True if the answer to the plain inputs is wrong."""
-        return any(wrong.any() for wrong in self.wrong.values())
+    expected: Mapping[str, tuple[np.ndarray, float]]
 
     @cached_property
     def wrong(self) -> Arrays:
         """A flag for every element that is wrong, by array."""
         return {
-            name: ~close(self, name, self.got[name], want, limit)
+            name: ~self.close(name, self.got[name], want, limit)
             for name, (want, limit) in self.expected.items()
             if name in self.got
         }
 
-    @property
-    def has_rows(self) -> bool:
-        """True if the output has a row of values for every query."""
-        return self.inputs.operator.outputs(self.inputs.case).get("output") == "bhqv"
+    @cached_property
+    def is_wrong(self) -> bool:
+        """True if an element is wrong."""
+        return any(wrong.any() for wrong in self.wrong.values())
 
     @property
     def differs_in_numbers(self) -> bool:
@@ -115,6 +57,82 @@ class Look:
     def has_numbers(self) -> bool:
         """True if an element is finite."""
         return any(np.isfinite(self.got[name]).any() for name in self.wrong)
+
+    def close(self, name: str, got: np.ndarray, want: np.ndarray, limit: float) -> np.ndarray:
+        """A flag for every element: equal within the limit, or in a fully masked row."""
+        with np.errstate(invalid="ignore"):
+            near = (np.abs(got - want) <= limit) | (got == want) | (np.isnan(got) & np.isnan(want))
+        axes = self.inputs.operator.outputs(self.inputs.case).get(name)
+        if axes is not None and self.inputs.has_empty_rows:
+            empty = self.inputs.rows_along(self.inputs.fully_masked_rows, axes)
+            near |= np.broadcast_to(empty, near.shape)
+        return near
+
+    def unkeyed(self, name: str, answer: np.ndarray, limit: float) -> np.ndarray | bool:
+        """A flag for every element of rows that a deviation leaves without keys, and where the
+        implementation has one of the values that are elected for such rows: zeros, NaN, or the mean of
+        all values. False if the array has no row of values for every query."""
+        if name != "output" or self.inputs.operator.outputs(self.inputs.case).get(name) != "bhqv":
+            return False
+        # Of an implementation that was not asked the answer is taken for right.
+        got = self.got.get(name, self.expected[name][0])
+        value = self.inputs.arrays.get("value")
+        left = ((answer == 0) | np.isnan(answer)).all(-1)
+        blank = np.isnan(got).all(-1) | (got == 0).all(-1)
+        if left.any() and value is not None and value.ndim == 4 and value.shape[2]:
+            mean = np.repeat(value.mean(2), got.shape[1] // value.shape[1], 1)[:, :, None]
+            blank |= (np.abs(got - mean) <= limit).all(-1)
+        return np.asarray((left & blank)[..., None])
+
+
+@dataclass(eq=False)
+class Look(Answered):
+    """What an implementation answers in a cell, and what would be right.
+
+    If the check differentiates and the outputs are right, gradients by operand are there, too
+    (`differentiates`). `presented` are the inputs for deviations.
+    """
+
+    cell: Cell
+    presented: Inputs
+    differentiates: bool = False
+
+    @classmethod
+    def of(cls, cell: Cell) -> Look | None:
+        """The look at a cell; None if the case has no values, or the call gives no answer."""
+        look = cls._at(cell, False)
+        if look is not None and "gradient" in cell.check.needs and not look.is_wrong:
+            look = cls._at(cell, True) or look
+        return look
+
+    @classmethod
+    def _at(cls, cell: Cell, gradients: bool, asked: bool = True) -> Look | None:
+        if not isinstance(cell.case, Case):
+            return None
+        try:
+            inputs = cell.inputs
+            got = observed(cell, gradients) if asked else {}
+            expected = {} if got is None else right(cell, inputs, gradients, got)
+            if got is None or not expected:
+                return None
+            return cls(inputs, got, expected, cell, presented(cell), gradients)
+        except (Deviation, HarnessError, NotApplicable):
+            return None
+
+    @classmethod
+    def of_right(cls, cell: Cell) -> Look | None:
+        """The look at a cell whose outputs are right, without a call."""
+        return cls._at(cell, False, asked=False)
+
+    @classmethod
+    def of_call(
+        cls, check: Check, inputs: Inputs, given: Implementation, got: Arrays, oracle: Oracle
+    ) -> Look:
+        """The look at one call whose arrays `got` a person has: the arrays that the oracle knows.
+        `given` is any implementation of the operator."""
+        cell = Cell(check, inputs.case, given)
+        cell.inputs = inputs
+        return cls(inputs, got, with_limits(oracle.expected), cell, inputs)
 
 
 def presented(cell: Cell) -> Inputs:
@@ -154,12 +172,14 @@ def observed(cell: Cell, gradients: bool) -> Arrays | None:
         return None
 
 
-def right(cell: Cell, inputs: Inputs, gradients: bool) -> dict[str, tuple[np.ndarray, float]]:
-    """The right arrays of a cell by name, each with the largest bound of an element; {} if nobody knows
-    them."""
+def right(
+    cell: Cell, inputs: Inputs, gradients: bool, got: Arrays
+) -> dict[str, tuple[np.ndarray, float]]:
+    """The right arrays of a cell by name, beside what was `got`, each with the largest bound of an
+    element; {} if nobody knows them."""
     try:
         rounding = cell.rounding
-        expected = dict(Oracle.forward(inputs, rounding, "unmasked").expected)
+        expected = dict(Oracle.forward(inputs, rounding, "unmasked").expected_beside(got))
         if gradients:
             if inputs.has_empty_rows:
                 return {}
@@ -176,26 +196,3 @@ def with_limits(expected: Mapping[str, Bounded]) -> dict[str, tuple[np.ndarray, 
         name: (want.value, float(np.max(want.error, initial=0.0, where=np.isfinite(want.error))))
         for name, want in expected.items()
     }
-
-
-def close(look: Look, name: str, got: np.ndarray, want: np.ndarray, limit: float) -> np.ndarray:
-    """A flag for every element: equal within the limit, or in a fully masked row."""
-    with np.errstate(invalid="ignore"):
-        near = (np.abs(got - want) <= limit) | (got == want) | (np.isnan(got) & np.isnan(want))
-    axes = look.inputs.operator.outputs(look.inputs.case).get(name)
-    if axes is not None and look.inputs.has_empty_rows:
-        empty = look.inputs.rows_along(look.inputs.fully_masked_rows, axes)
-        near |= np.broadcast_to(empty, near.shape)
-    return near
-
-
-def unkeyed(look: Look, got: np.ndarray, answer: np.ndarray, limit: float) -> np.ndarray:
-    """A flag for every element of rows that the fault leaves without keys, and where the implementation
-    has one of the values that are elected for such rows: zeros, NaN, or the mean of all values."""
-    left = ((answer == 0) | np.isnan(answer)).all(-1)
-    blank = np.isnan(got).all(-1) | (got == 0).all(-1)
-    value = look.inputs.arrays.get("value")
-    if left.any() and value is not None and value.ndim == 4 and value.shape[2]:
-        mean = np.repeat(value.mean(2), got.shape[1] // value.shape[1], 1)[:, :, None]
-        blank |= (np.abs(got - mean) <= limit).all(-1)
-    return (left & blank)[..., None]

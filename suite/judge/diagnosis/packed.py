@@ -1,8 +1,7 @@
-"""Packed attention: other segments, alignments and scales, and boundaries as one-hot values show them."""
+"""Packed attention: boundaries of segments as one-hot values show them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +12,6 @@ from attention_conformance.suite.judge.diagnosis.instrument import (
     Reading,
     one_hot,
 )
-from attention_conformance.suite.judge.diagnosis.layers import Another
 from attention_conformance.suite.judge.diagnosis.weights import drawn
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.inputs import Inputs
@@ -65,7 +63,7 @@ def boundaries(tool: Instrument, inputs: Inputs) -> Found | None:
                 elif inside and inputs.case.option("alignment") != "all":
                     hint = f"{hint}; {OF_SEGMENT}"
                 text = f"Segment {number} of {len(parts)} {what} {named}{some}."
-                return Found(text, "packed", hint, picture)
+                return Found(text, "packed", hint, picture, key=f"{what}: {hint}")
     return None
 
 
@@ -80,83 +78,3 @@ def _reading(inputs: Inputs, weights: np.ndarray, want: np.ndarray) -> Reading:
               "value": np.zeros((1, s.Hkv, s.Lk, s.Dv))}  # fmt: skip
     plain = Inputs(case, arrays, s, mask_array=want)
     return Reading(plain, weights[None], want[None, None] * 1.0, np.zeros((1, 1, s.Lq, s.Lk)))
-
-
-def of_packed(inputs: Inputs) -> Iterator[Another]:
-    """Other segments, alignments and scales."""
-    case, D = inputs.case, inputs.sizes.D
-    queries, keys = (list(part) for part in case.option("segments"))
-
-    def cut(queries: list[int], keys: list[int], **options: object) -> Inputs | None:
-        """The inputs in other segments; None if no case has them."""
-        sizes, pair = replace(inputs.sizes, B=len(queries)), (tuple(queries), tuple(keys))
-        try:
-            options = {**dict(case.options), "segments": pair, **options}
-            kept = tuple(
-                (o.name, options[o.name])
-                for o in case.operator.options
-                if options.get(o.name, o.default) != o.default
-            )
-            new = replace(case, sizes=sizes, options=kept)
-        except ValueError:
-            return None
-        lengths = {"query_lengths": np.array(queries, float), "key_lengths": np.array(keys, float)}
-        return replace(inputs, case=new, sizes=sizes, arrays={**inputs.arrays, **lengths})
-
-    cause = "`cu_seqlens` that is not used, or shifted"
-    found: list[tuple[Inputs | None, str, str]] = [
-        (
-            cut([sum(queries)], [sum(keys)]),
-            "Boundaries of segments are ignored: queries see the keys of other segments.",
-            cause,
-        )
-    ]
-    for name, own in (("queries", queries), ("keys", keys)):
-        for place in range(len(own) - 1):
-            for n in (1, -1):
-                moved = list(own)
-                moved[place], moved[place + 1] = own[place] + n, own[place + 1] - n
-                if min(moved) >= 0:
-                    end = sum(own[: place + 1])
-                    pair = (moved, keys) if name == "queries" else (queries, moved)
-                    found.append(
-                        (
-                            cut(*pair),
-                            f"Segment {place} of the {name} ends at {end + n}, expected {end}.",
-                            cause,
-                        )
-                    )
-    for n in (1, -1):
-        ends = {
-            name: [max(0, x) for x in np.diff([0, *(np.cumsum(own[:-1]) + n), sum(own)]).tolist()]
-            for name, own in (("q", queries), ("k", keys))
-        }
-        found.append(
-            (cut(ends["q"], ends["k"]), f"All boundaries of segments are off by {n:+d}.", cause)
-        )
-    for alignment, text in (
-        ("all", "The causal flag is ignored."),
-        ("causal", "The causal mask is aligned top-left in every segment."),
-        ("causalbr", "The causal mask is aligned bottom-right in every segment."),
-    ):
-        if alignment != case.option("alignment"):
-            found.append(
-                (cut(queries, keys, alignment=alignment), text, "`tril(diagonal=Lk - Lq)`")
-            )
-    for other, sentence, hint in found:
-        if other is not None:
-            yield other, sentence, "packed", hint
-    right = inputs.effective_scale
-    for scale, text in (
-        (1.0, "1"),
-        (1 / D, "1/D"),
-        (D**-0.5, "1/sqrt(D)"),
-        (right * D**-0.5, "the right one times 1/sqrt(D)"),
-    ):
-        if scale != right:
-            yield (
-                inputs.replace(scale=scale),
-                f"The scale is {scale:.3g} = {text}, expected {right:.3g}.",
-                "scale",
-                "",
-            )

@@ -40,11 +40,8 @@ OFFSET = 512.0
 MOSTLY = 0.75
 """The share of rows that must agree with rounded scores: ties may go the other way in a few."""
 
-CLASSED = "errors exceed the bound of the numerics class"
-"""What a sentence says of an answer that is less precise than declared."""
-
-IGNORED = "has no influence on the output"
-"""What a sentence says of an operand that is not used."""
+CLASSED, IGNORED = "less precise than declared", "operand ignored"
+"""Names of findings."""
 
 
 def ask(tool: Instrument, case: Case) -> Iterator[Found]:
@@ -52,11 +49,8 @@ def ask(tool: Instrument, case: Case) -> Iterator[Found]:
     declared = tool.implementation.numerics_for(case.dtype)
     rounded = {} if declared in ("working", "single") else read(tool, case)
     if "ignored" in rounded:
-        yield Found(
-            f"The {rounded['ignored']} {IGNORED}.",
-            "scores",
-            "an argument that is not used",
-        )
+        text = f"The {rounded['ignored']} has no influence on the output."
+        yield Found(text, "scores", "an argument that is not used", key=IGNORED)
     kept = case.dtype.long_name
     inside = {name: form for name, form in rounded.items() if name != "ignored"}
     added = list(summed(tool, case)) if declared != "working" else []
@@ -73,6 +67,7 @@ def ask(tool: Instrument, case: Case) -> Iterator[Found]:
             f"{_joined(operands)}{', or their scores,' if scores else ''} "
             f"{'is' if len(operands) == 1 else 'are'} rounded to {form} inside, in a call of {kept}.",
             "numerics", "`.to(bfloat16)`, `allow_tf32`, a matrix product of low precision",
+            key=f"{_joined(operands)} rounded",
         )  # fmt: skip
     for name, place in (
         ("output", "before the output is returned"),
@@ -84,7 +79,7 @@ def ask(tool: Instrument, case: Case) -> Iterator[Found]:
             hint = f"a cast of the {name}{meant if case.dtype.name == 'f64' else ''}"
             who = "Results" if name == "output" else "Weights"
             sentence = f"{who} are rounded to {form} {place}, in a call of {kept}."
-            yield Found(sentence, "numerics", hint)
+            yield Found(sentence, "numerics", hint, key=f"{name} rounded")
     if inside:
         bits = min(dict(NARROW[case.dtype.name])[form] for form in inside.values())
         tool.unit = max(tool.unit, 2.0**-bits)
@@ -110,7 +105,7 @@ def scored(tool: Instrument, case: Case) -> Iterator[Found]:
                 tool.unit = max(tool.unit, 2.0**-bits)
                 yield Found(
                     f"Scores are rounded to {name} inside, in a call of {kept}.", "numerics",
-                    "`.half()`, `autocast`, a matrix product of low precision",
+                    "`.half()`, `autocast`, a matrix product of low precision", key="scores rounded",
                 )  # fmt: skip
                 return
     for who, change in (("Keys", "k"), ("Queries", "q"), ("Queries and keys", "qk")):
@@ -144,9 +139,10 @@ def _classed(tool: Instrument, case: Case, declared: str) -> Iterator[Found]:
     reached = graded(tool, case)
     if reached in NUMERICS and NUMERICS.index(reached) > NUMERICS.index(declared):
         yield Found(
-            f"In {case.dtype.long_name} {CLASSED} {declared!r}, which is declared, and keep that of "
-            f"{reached!r}: more is rounded inside.", "numerics",
+            f"In {case.dtype.long_name} errors exceed the bound of the numerics class {declared!r}, "
+            f"which is declared, and keep that of {reached!r}: more is rounded inside.", "numerics",
             "scores or weights stored in 16 bits, or `--numerics` that claims too much",
+            key=f"{CLASSED}, {reached} in {case.dtype.name}",
         )  # fmt: skip
 
 
@@ -225,7 +221,7 @@ def summed(tool: Instrument, case: Case) -> Iterator[Found]:
                 f"Sums over keys run in {DTYPES[name].long_name}: {keys} equal weights of the "
                 "value 1 add up to "
                 f"{got.flat[0]:.3g}.", "numerics",
-                    "accumulate in float32: `acc = zeros(..., dtype=float32)`",
+                "accumulate in float32: `acc = zeros(..., dtype=float32)`", key="sums in 16 bits",
             )  # fmt: skip
             return
 

@@ -1,4 +1,4 @@
-"""Rotary embeddings: other pairs, positions, frequencies and angles."""
+"""Rotary embeddings: other positions, frequencies and angles."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from attention_conformance.references.rotary import frequencies
+from attention_conformance.suite.judge.diagnosis.instrument import Row
 from attention_conformance.suite.judge.diagnosis.layers import Another
 from attention_conformance.suite.spec.dtypes import DTYPES, DType, round_to
 from attention_conformance.suite.spec.inputs import Inputs
@@ -14,68 +15,48 @@ from attention_conformance.suite.spec.operators.rotary import Rotation
 
 
 def of_rotary(inputs: Inputs) -> Iterator[Another]:
-    """Other rotations: pairing, sign, offset, base, number of rotated components, scaling."""
-    for other, sentence, hint in (*_of_positions(inputs), *_of_frequencies(inputs)):
-        yield other, sentence, "rotary", hint
-
-
-def _of_positions(inputs: Inputs) -> Iterator[tuple[Inputs | dict[str, np.ndarray], str, str]]:
-    """Rotations of other pairs, by other positions, or by other angles."""
+    """Other rotations: offset, base, number of rotated components, scaling, and other angles."""
     place, length = inputs.arrays["position"], inputs.sizes.Lq
-    pairing = inputs.case.option("interleaved")
-    names = {True: "components 2i and 2i + 1", False: "components i and i + D/2"}
-    other = inputs.replace(interleaved=not pairing)
-    yield from (
-        (other, f"Pairs are {names[not pairing]}, expected {names[pairing]}.",
-         "`rotate_half` of another model family"),
-        (inputs.replace(position=-place),
-         "Pairs are rotated the other way: the angle has the other sign.",
-         "`x1 cos + x2 sin` for `x1 cos - x2 sin`"),
-        (other.replace(position=-place),
-         f"Pairs are {names[not pairing]}, and the angle has the other sign.", ""),
-        *((inputs.replace(position=place + n),
-           f"Position p is rotated as position p {'+' if n > 0 else '-'} {abs(n)}.",
-           "`arange(1, n + 1)`, the length of a cache that counts twice")
-          for n in (1, -1, *range(2, 5), *range(-4, -1), length, -length)),
-        (inputs.replace(position=0 * place + np.arange(length)),
-         "Positions are counted from 0, whatever is passed.", "`arange(L)` for the positions"),
-        (inputs.replace(position=0 * place), "Nothing is rotated.", ""),
-        (inputs.replace(position=np.broadcast_to(place[:1] if place.ndim > 1 else place, place.shape)),
-         "Every sample has the positions of sample 0.", "`position[0]`"),
-    )  # fmt: skip
+    hint = "`arange(1, n + 1)`, the length of a cache that counts twice"
+    for n in (1, -1, *range(2, 5), *range(-4, -1), length, -length):
+        text = f"Position p is rotated as position p {'+' if n > 0 else '-'} {abs(n)}."
+        yield Row(inputs.replace(position=place + n), text, hint, "rotary")
+    yield Row(inputs.replace(position=0 * place), "Nothing is rotated.", family="rotary")
     yield from _other_angles(inputs)
+    yield from _of_frequencies(inputs)
 
 
-def _of_frequencies(inputs: Inputs) -> Iterator[tuple[Inputs, str, str]]:
+def _of_frequencies(inputs: Inputs) -> Iterator[Another]:
     """Rotations by other frequencies, or of another number of components."""
     case, D = inputs.case, inputs.sizes.D
     base, size = case.option("base") or 1e4, case.option("rotated") or D
     for power, text in ((0.5, "-i/D"), (2.0, "-4i/D")):
         text = f"The frequencies are base^({text}), expected base^(-2i/D)."
-        yield inputs.replace(base=base**power), text, "`arange(0, D, 2) / D` are the exponents"
+        hint = "`arange(0, D, 2) / D` are the exponents"
+        yield Row(inputs.replace(base=base**power), text, hint, "rotary")
     for one in (1e4, 1e2, 1e3, 1e5, 1e6, 5e5, base / 2, base * 2):
         if one != base:
             text = f"The base of the frequencies is {one:g}, expected {base:g}."
-            yield inputs.replace(base=one), text, "`theta` of another model, or a default"
+            hint = "`theta` of another model, or a default"
+            yield Row(inputs.replace(base=one), text, hint, "rotary", key=f"base {one:g}")
     for part in (D, size // 2, size - 2):
         if part != size and part > 0 and part % 2 == 0:
             wrong = inputs.replace(rotated=part if part != D else 0)
             text = f"{part} components are rotated, expected {size}"
-            yield wrong, f"{text}.", "`rotary_dim` that is not used"
+            yield Row(wrong, f"{text}.", "`rotary_dim` that is not used", "rotary")
             wrong = wrong.replace(base=base ** (size / part))
-            yield wrong, f"{text}, with the frequencies of {size}.", ""
-    if size != D:
-        text = "Frequencies are those of all components, expected of the rotated ones."
-        hint = "`arange(0, dim, 2) / head_size` for `/ rotary_size`"
-        yield inputs.replace(base=base ** (size / D)), text, hint
+            yield Row(wrong, f"{text}, with the frequencies of {size}.", family="rotary")
     for scaling in ("none", "linear", "ntk", "llama3", "yarn", "longrope"):
         known = size >= 4 or scaling != "ntk"  # which one frequency does not have
         if known and case.option("scaling") != scaling:
             text = f"Frequencies are scaled as {scaling!r}, expected {case.option('scaling')!r}."
-            yield inputs.replace(scaling=scaling), text, "`rope_scaling` that is not used"
+            hint = "`rope_scaling` that is not used"
+            yield Row(
+                inputs.replace(scaling=scaling), text, hint, "rotary", key=f"scaling {scaling}"
+            )
 
 
-def _other_angles(inputs: Inputs) -> Iterator[tuple[dict[str, np.ndarray], str, str]]:
+def _other_angles(inputs: Inputs) -> Iterator[Another]:
     """Rotations whose angles belong to other pairs than those rotated, or whose angles are rounded."""
     query, position, pairing = (
         inputs.query,
@@ -112,7 +93,7 @@ def _other_angles(inputs: Inputs) -> Iterator[tuple[dict[str, np.ndarray], str, 
     ):
         output = rotated(found.theta, position, of_pairs, not of_pairs)
         hint = "`repeat_interleave(2)` goes with neighbours, `cat([angle, angle])` with halves"
-        yield output, text, hint
+        yield Row(output, text, hint, "rotary")
     for name in ("bf16", "f16", "f32"):
         fmt = DTYPES[name]
 
@@ -128,4 +109,4 @@ def _other_angles(inputs: Inputs) -> Iterator[tuple[dict[str, np.ndarray], str, 
             (rotated(theta, position, pairing, pairing), "Frequencies are rounded"),
         ):
             to = f"{'in' if 'computed' in what else 'to'} {fmt.long_name}"
-            yield output, f"{what} {to} before the sine and cosine.", hint
+            yield Row(output, f"{what} {to} before the sine and cosine.", hint, "rotary")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +21,8 @@ from attention_conformance.suite.judge.diagnosis.instrument import (
     Found,
     Instrument,
     Reading,
+    Row,
+    Weights,
     fitting,
     softmax,
 )
@@ -74,31 +77,38 @@ def _scaled(tool: Instrument, reading: Reading) -> Found | None:
     if cap is not None and fit.says(0, right):
         return fitting(_caps, reading, "scores")
     if not fit.says(0, right):
-        text = formula(fit, inputs, of_other_sizes(tool, inputs))
-        want = formula(Fit(np.array([right]), np.array([1e-12])), inputs)
-        name, more = text.partition(" = ")[2] or text, ""
+        name, text = formula(fit, inputs, of_other_sizes(tool, inputs))
+        _, want = formula(Fit(np.array([right]), np.array([1e-12])), inputs)
+        more = ""
         hint = HINTS.get(name, "")
         if reading.bias is not None and not fit.says(1, 1.0):
             more = f" The bias counts {_times(float(fit.values[1]))}."
         told = f"The scale is {text}, expected {want}.{more}"
         weights = partial(_of_scale, name, inputs.scale is not None)
-        return Found(told, "scale", hint, formula=None if more else weights)
+        return Found(
+            told,
+            "scale",
+            hint,
+            formula=None if more else weights,
+            key=f"scale {name}{more and ' beside a bias'}",
+        )
     moved = reading.scores + (scale - right) * reading.products
     if cap is None and reading.fits(softmax(moved, reading.seen)):
         text = f"The scale is {scale:.6g}, expected {right:.6g}."
-        return Found(text, "scale", "a scale in low precision")
+        return Found(text, "scale", "a scale in low precision", key="scale in low precision")
     if reading.bias is None or fit.says(1, 1.0):
         return None
     factor = f"The bias counts {_times(float(fit.values[1]))}, expected once."
-    return fitting(_factors, reading, "scores") or Found(factor, "scores")
+    return fitting(_factors, reading, "scores") or Found(factor, "scores", key="factor of the bias")
 
 
-def _factors(reading: Reading) -> Iterator[tuple[np.ndarray, str, str]]:
+def _factors(reading: Reading) -> Iterator[Weights]:
     """The bias by a factor that people make."""
     right, bias = reading.inputs.effective_scale, reading.bias
     name = "bias" if reading.inputs.feature("alibi_slopes") is None else "ALiBi bias"
     if bias is not None:
-        yield made(reading, bias=0 * bias), f"The {name} is ignored.", "the argument is not used"
+        ignored = f"The {name} is ignored."
+        yield Row(made(reading, bias=0 * bias), ignored, "the argument is not used")
         for x, text, hint in (
             (right, "is scaled like the scores", "`scale * (q @ k + bias)` for `scale * q @ k + bias`"),
             (1 / right if right else 0.0, "is divided by the scale", ""),
@@ -106,8 +116,8 @@ def _factors(reading: Reading) -> Iterator[tuple[np.ndarray, str, str]]:
             (math.log2(math.e), "is multiplied by log2(e)", ""),
             (math.log(2), "is multiplied by ln(2)", ""),
         ):  # fmt: skip
-            text = f"The {name} {text}: it counts {_times(x)}."
-            yield made(reading, bias=x * bias), text, hint
+            said = f"The {name} {text}: it counts {_times(x)}."
+            yield Row(made(reading, bias=x * bias), said, hint, key=f"{name} {text}")
 
 
 def _times(factor: float) -> str:
@@ -128,23 +138,26 @@ def _capped(reading: Reading) -> Found | None:
         if other != scale and reading.fits(made(reading, other)):
             text = f"The scale is {other:.3g} = {name}, expected {scale:.3g}."
             weights = partial(_of_scale, name, given is not None)
-            return Found(text, "scale", HINTS.get(name, ""), formula=weights)
+            return Found(text, "scale", HINTS.get(name, ""), formula=weights, key=f"scale {name}")
     # tanh(s / c) c is s - s^3 / 3 c^2 + ... : a ratio of caps that fits is the one used.
     for other in cap * 2.0 ** (np.arange(-32, 33) / 8):
         if reading.fits(softmax(other * np.tanh(plain / other) + bias, reading.seen)):
-            return Found(f"The softcap is {other:.3g}, expected {cap:g}.", "scores", "")
+            return Found(f"The softcap is {other:.3g}, expected {cap:g}.", "scores", key="softcap")
     return None
 
 
-def _caps(reading: Reading) -> Iterator[tuple[np.ndarray, str, str]]:
+def _caps(reading: Reading) -> Iterator[Weights]:
     """Other orders and formulas of the softcap."""
     cap, scale = reading.inputs.feature("softcap"), reading.inputs.effective_scale
     if cap is None:
         return
     plain, bias = reading.products * scale, 0.0 if reading.bias is None else reading.bias
-    hint = "`cap * tanh(scores / cap)` behind the scale, before bias and mask"
+    uncapped, hint = (
+        plain + bias,
+        "`cap * tanh(scores / cap)` behind the scale, before bias and mask",
+    )
     for scores, text in (
-        (plain + bias, f"The softcap {cap:g} is ignored: scores are not capped."),
+        (uncapped, f"The softcap {cap:g} is ignored: scores are not capped."),
         (np.tanh(plain / cap) + bias, "Scores are tanh(s / c), not multiplied by the softcap c."),
         (cap * np.tanh(reading.products / cap) * scale + bias,
          "Scores are capped before they are scaled."),
@@ -154,7 +167,8 @@ def _caps(reading: Reading) -> Iterator[tuple[np.ndarray, str, str]]:
         (cap * np.tanh(plain) + bias, "Scores are c tanh(s), not divided by the softcap c."),
         (cap * np.tanh(plain * cap) + bias, "Scores are multiplied by the softcap inside the tanh."),
     ):  # fmt: skip
-        yield softmax(scores, reading.seen), text, hint
+        key = "uncapped" if scores is uncapped else ""
+        yield Row(softmax(scores, reading.seen), text, hint, key=key)
 
 
 def _biased(reading: Reading) -> Found | None:
@@ -174,27 +188,25 @@ def _biased(reading: Reading) -> Found | None:
     ):
         fit = fitted(reading, reading.products, column, *own)
         if fit is not None and not fit.says(1, 0.0) and fit.says(0, inputs.effective_scale):
-            return Found(
-                text.format(fit.values[1]),
-                "scores",
-                "a bias of positions (ALiBi) that is always on",
-            )
+            hint = "a bias of positions (ALiBi) that is always on"
+            return Found(text.format(fit.values[1]), "scores", hint, key=text)
     return None
 
 
-def _biases(reading: Reading) -> Iterator[tuple[np.ndarray, str, str]]:
+def _biases(reading: Reading) -> Iterator[Weights]:
     """Other arrangements of the bias."""
     inputs, s = reading.inputs, reading.inputs.sizes
     plain = reading.products * inputs.effective_scale
     q, k = np.arange(s.Lq)[:, None], np.arange(s.Lk)
     slopes = inputs.feature("alibi_slopes")
-    others: list[tuple[np.ndarray, str]] = []
+    others: list[tuple[Any, ...]] = []
     if slopes is not None:
         m, away = slopes[:, None, None], s.Lk - s.Lq
         others = [
-            (-m * np.abs(q - k), f"ALiBi aligns query 0 with key 0, expected with key {away}."),
+            (-m * np.abs(q - k), f"ALiBi aligns query 0 with key 0, expected with key {away}.",
+             "top-left"),
             (m * (k - q - away), "ALiBi is signed, expected the distance of query and key."),
-            (-m * (k - q - away), "ALiBi is signed, expected the distance of query and key."),
+            (-m * (k - q - away), "ALiBi is signed, expected the distance of query and key.", "minus"),
             (alibi_bias(slopes[::-1], s.Lq, s.Lk), "Heads have ALiBi slopes in reverse order."),
             (alibi_bias(np.full_like(slopes, slopes[0]), s.Lq, s.Lk),
              "All heads have the ALiBi slope of head 0."),
@@ -214,9 +226,9 @@ def _biases(reading: Reading) -> Iterator[tuple[np.ndarray, str, str]]:
             (full.swapaxes(0, 1), "The bias of a sample is taken for that of a head."),
             (0.0 * full, "The bias is ignored."),
         ]  # fmt: skip
-    for bias, text in others:
+    for bias, text, *key in others:
         if bias.shape[-3:] in ((s.H, s.Lq, s.Lk), (1, s.Lq, s.Lk)):
-            yield made(reading, bias=bias), text, ""
+            yield Row(made(reading, bias=bias), text, key="".join(key))
 
 
 def _normalised(reading: Reading) -> Found | None:
@@ -237,7 +249,8 @@ def _normalised(reading: Reading) -> Found | None:
                 f"Scores take {' and '.join(names)} divided by the length of each vector, times "
                 f"{fit.values[0]:.3g}."
             )
-            return Found(text, "scores", "cosine attention, `normalize(query)`, `normalize(key)`")
+            hint = "cosine attention, `normalize(query)`, `normalize(key)`"
+            return Found(text, "scores", hint, key=f"{names} normalised")
     return None
 
 
@@ -257,13 +270,13 @@ def _per_head(reading: Reading) -> Found | None:
         if not odd:
             return None
         listed = ", ".join(f"{x:.3g}" for x in scales)
-        return Found(f"The scale differs between {name}s: {listed}, expected {right:.3g} in all.",
-            "scale",
-                     f"{name} {odd[0]} takes another path" if len(odd) == 1 else "")  # fmt: skip
+        text = f"The scale differs between {name}s: {listed}, expected {right:.3g} in all."
+        hint = f"{name} {odd[0]} takes another path" if len(odd) == 1 else ""
+        return Found(text, "scale", hint, key=f"scale by {name}")
     return None
 
 
-def _shortened(reading: Reading) -> Iterator[tuple[np.ndarray, str, str]]:
+def _shortened(reading: Reading) -> Iterator[Weights]:
     """Scores without the components of queries and keys from one on."""
     inputs, D = reading.inputs, reading.inputs.sizes.D
     key = np.repeat(inputs.key, inputs.sizes.group, axis=1)
@@ -276,9 +289,11 @@ def _shortened(reading: Reading) -> Iterator[tuple[np.ndarray, str, str]]:
             products = inputs.query[..., :kept] @ key[..., :kept].swapaxes(-1, -2)
             products = products if factors is None else products * factors[:, None, None]
             text = f"Of the {D} components of query and key those from {kept} on are left out of"
-            yield made(reading, products=products), f"{text} the scores.", hint
+            name = f"components from {kept}"
+            yield Row(made(reading, products=products), f"{text} the scores.", hint, key=name)
             scaled = made(reading, kept**-0.5, products=products)
-            yield scaled, f"{text} the scores and of their scale.", hint
+            text += " the scores and of their scale."
+            yield Row(scaled, text, hint, key=f"{name}, scaled")
 
 
 def _bilinear(reading: Reading) -> Found | None:
@@ -302,18 +317,20 @@ def _bilinear(reading: Reading) -> Found | None:
         listed = ", ".join(map(str, missing[:6]))
         if len(missing) and len(missing) < s.D and len(odd) == len(missing):
             text = f"Of the {s.D} components of query and key {listed} are left out of the scores."
-            return Found(
-                text, "scores", "a loop over blocks of the head size that leaves out the rest"
-            )
+            hint = "a loop over blocks of the head size that leaves out the rest"
+            return Found(text, "scores", hint, key="components left out")
         low, high = diagonal.min(), diagonal.max()
         if max(high - right, right - low) <= 0.02 * abs(right):
             return None  # noise of rounding
         text = f"Components of query and key count {low:.3g} to {high:.3g} times, expected {right:.3g}."
-        return Found(text, "scores")
+        return Found(text, "scores", key="factors of components")
     if (used.sum(-1) == 1).all() and (used.sum(0) == 1).all():
         order = used.argmax(-1)
         first = int(np.flatnonzero(order != np.arange(s.D))[0])
-        return Found(f"Component {first} of the query is multiplied by component {order[first]} "
-                     "of the key.",
-                     "layout", "query or key is read in another order")  # fmt: skip
+        text = (
+            f"Component {first} of the query is multiplied by component {order[first]} of the key."
+        )
+        return Found(
+            text, "layout", "query or key is read in another order", key="components exchanged"
+        )
     return None

@@ -12,6 +12,8 @@ from attention_conformance.suite.judge.diagnosis.instrument import (
     Found,
     Instrument,
     Reading,
+    Row,
+    Weights,
     fitting,
     softmax,
 )
@@ -50,16 +52,15 @@ def ask(tool: Instrument, reading: Reading) -> Iterator[Found]:
     if found is None and off.any():
         factor, text = float(np.median(sums[rows] / want[rows])), span(sums[off])
         if _answers(tool, reading.inputs, factor):
-            found = Found(
-                f"All outputs are {factor:.4g} times the right ones: rows of weights sum to {text}.",
-                "softmax",
-                "a factor behind the softmax, such as 1 / (1 - dropout)",
+            said = (
+                f"All outputs are {factor:.4g} times the right ones: rows of weights sum to {text}."
             )
+            hint = "a factor behind the softmax, such as 1 / (1 - dropout)"
+            found = Found(said, "softmax", hint, key="factor of outputs")
         else:
-            found = Found(
-                f"In {part(off)} the weights sum to {text}, expected {span(want[off])}.", "softmax",
-                "a running sum that is not rescaled, or keys that count in one of two sums alone",
-            )  # fmt: skip
+            said = f"In {part(off)}, the weights sum to {text}, expected {span(want[off])}."
+            hint = "a running sum that is not rescaled, or keys that count in one of two sums alone"
+            found = Found(said, "softmax", hint, key="sums of all rows" if off.all() else "sums")
     if found is not None:
         yield found
 
@@ -73,7 +74,7 @@ def too_large(reading: Reading) -> Iterator[Found]:
         yield found
 
 
-def _axes(reading: Reading) -> Iterator[tuple[np.ndarray, str, str]]:
+def _axes(reading: Reading) -> Iterator[Weights]:
     """Softmaxes over other axes than that of the keys."""
     for count in (1, 2, 3):
         for axes in combinations(range(4), count):
@@ -83,10 +84,10 @@ def _axes(reading: Reading) -> Iterator[tuple[np.ndarray, str, str]]:
                     f"`softmax(dim={axes[0]})`" if count == 1 else "`softmax` of flattened scores"
                 )
                 text = f"The softmax runs over the {over}, expected over the keys."
-                yield softmax(reading.scores, reading.seen, axes), text, hint
+                yield Row(softmax(reading.scores, reading.seen, axes), text, hint)
 
 
-def _others(reading: Reading) -> Iterator[tuple[np.ndarray, str, str]]:
+def _others(reading: Reading) -> Iterator[Weights]:
     """Other functions of the scores than a softmax."""
     scores, shown = reading.scores, reading.seen
     powers = np.where(shown, np.exp(scores), 0)
@@ -105,7 +106,7 @@ def _others(reading: Reading) -> Iterator[tuple[np.ndarray, str, str]]:
          "`sigmoid`"),
         (np.maximum(scores, 0), "Weights are a ReLU of the scores, expected a softmax:", "`relu`"),
     ):  # fmt: skip
-        yield np.where(shown, weights, 0), sentence, hint
+        yield Row(np.where(shown, weights, 0), sentence, hint, key=hint)
 
 
 def _denominator(reading: Reading, rows: np.ndarray) -> Found | None:
@@ -136,7 +137,7 @@ def _denominator(reading: Reading, rows: np.ndarray) -> Found | None:
                 what = f"has {n} scores of 0 too many"
                 hint = "keys that pad the last tile with zeros have the score 0, and count"
             text = f"The denominator of the softmax {what}: rows sum to {span(sums)}."
-            return Found(text, "softmax", hint)
+            return Found(text, "softmax", hint, key=f"denominator: {hint}")
     if np.abs(sums - 1).max() <= 2 * reading.slack:
         return None
     Lk, total = powers.shape[-1], np.cumsum(np.pad(powers, ((0, 0), (1, 0))), -1)
@@ -144,11 +145,12 @@ def _denominator(reading: Reading, rows: np.ndarray) -> Found | None:
         of_part = total[:, b] - total[:, a]
         if b - a < Lk and (np.abs(of_part - used) <= 2 * reading.slack * used).all():
             keys = np.arange(a, b)
-            return Found(
-                f"Weights are divided by the sum over {counted(b - a, 'key')} {numbers(keys)} of {Lk} "
-                "alone, expected over all keys.", "softmax",
+            over = f"{counted(b - a, 'key')} {numbers(keys)} of {Lk} alone, expected over all keys"
+            text, hint = (
+                f"Weights are divided by the sum over {over}.",
                 "`l = ` for `l += `: the sum of one tile",
-            )  # fmt: skip
+            )
+            return Found(text, "softmax", hint, key="sum of some keys")
     return None
 
 
@@ -180,31 +182,32 @@ def _of_blocks(reading: Reading, off: np.ndarray) -> Found | None:
     named = f"block of {size} keys"
     if len(edges) == 3:
         named = f"part of the keys, before key {size} and from there on,"
-    for level, sentence, hint in (
-        (-logs, f"Every {named} has its own softmax, and the answers are "
+    for way, level, sentence, hint in (
+        ("own softmax", -logs, f"Every {named} has its own softmax, and the answers are "
          f"{'added' if off.any() else 'averaged'}.", "merge answers by their log-sum-exps"),
-        (-tops, f"Every {named} has its own maximum: weights of a block are exp(max - its max) times the "
-         "right ones.", RESCALED),
-        (-running, f"What a {named} adds is not rescaled when the maximum grows.", RESCALED),
-        (-2 * running, f"What a {named} adds is rescaled by the inverse factor.", RESCALED),
+        ("own maximum", -tops, f"Every {named} has its own maximum: weights of a block are exp(max - its "
+         "max) times the right ones.", RESCALED),
+        ("not rescaled", -running, f"What a {named} adds is not rescaled when the maximum grows.",
+         RESCALED),
+        ("inverse", -2 * running, f"What a {named} adds is rescaled by the inverse factor.", RESCALED),
     ):  # fmt: skip
         by_key = np.repeat(level, np.diff(edges), -1)
         shares = softmax(np.where(shown, scores + by_key, 0), shown)
         if reading.fits(shares * reading.got.sum(-1, keepdims=True)):
-            return Found(sentence, "softmax", hint)
+            return Found(sentence, "softmax", hint, key=f"blocks: {way}")
     with warnings.catch_warnings(action="ignore"):  # blocks that are hidden have no level
         level = np.stack([np.nanmean(apart[..., a:b], -1) for a, b in pairwise(edges)], -1)
     power = _power(level, np.where(np.isfinite(level), logs, np.nan), 4 * reading.slack)
     if power is not None:
         hint = next((hint for x, hint in MERGES.items() if abs(power - x) < 0.01), "")
         text = f"Every {named} has its own softmax, and weighs exp({power:.3g} lse) in their sum, "
-        return Found(f"{text}expected exp(lse).", "softmax", hint)
+        return Found(f"{text}expected exp(lse).", "softmax", hint, key=f"power of blocks: {hint}")
     if len(edges) < 4 or size < 4:
         return None
     text = (
         f"Weights are in the right proportion within blocks of {size} keys alone, not between them."
     )
-    return Found(text, "softmax", RESCALED)
+    return Found(text, "softmax", RESCALED, key="between blocks")
 
 
 def _power(level: np.ndarray, logs: np.ndarray, slack: float) -> float | None:

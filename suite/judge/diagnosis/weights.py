@@ -29,8 +29,8 @@ LOWEST = 1e6
 LARGEST = 1e4
 """The largest score of which an implementation is asked whether it counts."""
 
-BROKEN = "comes back in"
-"""What a sentence says of rows without finite weights."""
+BROKEN = ("NaN", "Infinity")
+"""The names of findings about rows without finite weights."""
 
 
 def ask(tool: Instrument, reading: Reading) -> Iterator[Found]:
@@ -48,13 +48,13 @@ def ask(tool: Instrument, reading: Reading) -> Iterator[Found]:
             other = tool.weights(reading.inputs.replace(scale=-scale))
             if other is not None and not other.broken.any():
                 text = f"A negative scale gives {number}: {scale:.3g} does, {-scale:.3g} does not."
-                yield Found(text, "scale", "the root of the scale goes to query and to key")
+                hint = "the root of the scale goes to query and to key"
+                yield Found(text, "scale", hint, key="negative scale")
                 return
-        yield _as_boolean(tool, reading) or Found(
-            f"{number} {BROKEN} {part(broken)}, which attend keys with scores below "
-            f"{np.abs(reading.scores).max():.2g}.",
-            "softmax", "a row or a tile whose keys are all hidden: `-inf - -inf`, `0 / 0`",
-        )  # fmt: skip
+        size = np.abs(reading.scores).max()
+        text = f"{number} comes back in {part(broken)}, which attend keys with scores below {size:.2g}."
+        hint = "a row or a tile whose keys are all hidden: `-inf - -inf`, `0 / 0`"
+        yield _as_boolean(tool, reading) or Found(text, "softmax", hint, key=number)
     else:
         if differs.any():
             yield known or _by_place(reading, differs)
@@ -81,11 +81,14 @@ def _penalty(reading: Reading) -> Found | None:
     hint = "hide by -inf; `scores + mask`, `scores * mask` and small penalties leave weight"
     if np.ptp(lost) <= allowed and abs(lost.mean()) > allowed:
         text = f"Hidden keys lose {-lost.mean():.3g} of their score, expected infinity."
-        return Found(text, "mask", hint, formula=partial(_penalised, 1.0, lost.mean()))
+        return Found(
+            text, "mask", hint, formula=partial(_penalised, 1.0, lost.mean()), key="penalty"
+        )
     if np.ptp(score) <= allowed:
         kept = score.mean() if abs(score.mean()) > allowed else 0.0
         text = f"The score of hidden keys is {kept:.3g}, expected -inf."
-        return Found(text, "mask", hint, formula=partial(_penalised, 0.0, score.mean()))
+        formula = partial(_penalised, 0.0, score.mean())
+        return Found(text, "mask", hint, formula=formula, key="score of hidden keys")
     return None
 
 
@@ -123,10 +126,12 @@ def ask_scores(tool: Instrument, case: Case) -> Iterator[Found]:
             return
         low, high = steps[first - 1], steps[first]
     if low > 1e2:
-        yield Found(
-            f"The score of hidden keys is finite, about -{float(f'{low:.3g}'):,.0f}, expected -inf: rows "
-            "of lower scores see hidden keys.", "mask", "hide by -inf in place of a large number",
-        )  # fmt: skip
+        about = f"-{float(f'{low:.3g}'):,.0f}"
+        text = (
+            f"The score of hidden keys is finite, about {about}, expected -inf: rows of lower scores see "
+            "hidden keys."
+        )
+        yield Found(text, "mask", "hide by -inf in place of a large number", key="finite")
 
 
 def ask_large(tool: Instrument, case: Case) -> Iterator[Found]:
@@ -146,7 +151,8 @@ def ask_large(tool: Instrument, case: Case) -> Iterator[Found]:
             return
         low, high = steps[first - 1], steps[first]
     text = f"Scores above about {float(f'{low:.2g}'):,g} are all alike: they are clipped."
-    yield Found(text, "scores", "`clamp`, `clip` of scores; subtract the maximum of a row instead")
+    hint = "`clamp`, `clip` of scores; subtract the maximum of a row instead"
+    yield Found(text, "scores", hint, key="clipped")
 
 
 def _dropped(reading: Reading) -> Found | None:
@@ -162,16 +168,17 @@ def _dropped(reading: Reading) -> Found | None:
         return None
     others = f"the others {kept[0]:.3g} times the right ones"
     text = f"Dropout is on: {rate:.0%} of the weights are zero, {others}."
-    return Found(text, "dropout", "`dropout` without `training`, or `dropout_p` in place of 0")
+    hint = "`dropout` without `training`, or `dropout_p` in place of 0"
+    return Found(text, "dropout", hint, key="dropout")
 
 
 def _meant(reading: Reading, differs: np.ndarray) -> Found | None:
     """The finding if the pairs that are seen are a known other meaning of the mask."""
     rows = reading.rows[..., None]
-    for pairs, sentence, hint in meanings(reading.inputs) if (reading.seen & rows).any() else ():
-        if not ((np.broadcast_to(pairs, differs.shape) != reading.seen) & rows).any():
-            picture, formula = drawn(reading, differs), partial(row_of, meant, sentence, hint)
-            return Found(sentence, "mask", hint, picture, formula)
+    for row in meanings(reading.inputs) if (reading.seen & rows).any() else ():
+        if not ((np.broadcast_to(row.gives, differs.shape) != reading.seen) & rows).any():
+            picture, formula = drawn(reading, differs), partial(row_of, meant, row.name)
+            return Found(row.sentence, "mask", row.hint, picture, formula, key=row.name)
     return _elsewhere(reading, differs)
 
 
@@ -197,8 +204,8 @@ def _elsewhere(reading: Reading, differs: np.ndarray) -> Found | None:
     text = (
         f"Head {h} of sample {b} has the mask of {used} ({len(sources)} of {s.B * s.H} are wrong)."
     )
-    return Found(text, "mask", "samples and heads that are folded into one axis in another order",
-                 drawn(reading, differs))  # fmt: skip
+    hint = "samples and heads that are folded into one axis in another order"
+    return Found(text, "mask", hint, drawn(reading, differs), key="mask of another")
 
 
 def _as_boolean(tool: Instrument, reading: Reading) -> Found | None:
@@ -224,30 +231,27 @@ def _by_place(reading: Reading, differs: np.ndarray) -> Found:
     gone = reading.rows & ~reading.seen.any(-1)
     if gone.any() and not (differs & ~gone[..., None]).any():
         text = f"The output is zero in {part(gone)}, which attend keys."
-        return Found(text, "softmax", "scores that underflow, or rows that are left out", picture)
+        hint = "scores that underflow, or rows that are left out"
+        return Found(text, "softmax", hint, picture, key="zero")
     if not (differs & ~wanted).any():
         whole = not (reading.seen & wanted)[..., keys].any()
         count = len(keys)
         named = f"{counted(count, 'Key')} {numbers(keys)} of {Lk}"
         if keys[0] == Lk - count and Lk > count:
             named = f"The last {count} of {Lk} keys" if count > 1 else f"The last key of {Lk}"
-        often = "never" if whole else f"not always ({every} are lost)"
+        often = "never seen" if whole else f"not always seen ({every} are lost)"
         hint = (
             "a loop over tiles that leaves out the rest, `Lk // block`"
             if keys[-1] == Lk - 1
             else ""
         )
-        sentence = f"{named} {'is' if count == 1 else 'are'} {often} seen."
-        return Found(
-            sentence.replace(") seen", ")").replace("not always", "not always seen"),
-            "mask",
-            hint,
-            picture,
-        )
+        text = f"{named} {'is' if count == 1 else 'are'} {often}."
+        return Found(text, "mask", hint, picture, key="keys lost")
     some = "keys that the mask hides are seen"
     if (differs & wanted).any():
         some = "keys that the mask shows are hidden, and hidden ones seen"
-    return Found(f"In {part(np.asarray(differs.any(-1)))} {some}: {every}.", "mask", "", picture)
+    where = part(np.asarray(differs.any(-1)))
+    return Found(f"In {where}, {some}: {every}.", "mask", "", picture, key=some)
 
 
 def ask_places(tool: Instrument, reading: Reading) -> Iterator[Found]:
@@ -259,11 +263,10 @@ def ask_places(tool: Instrument, reading: Reading) -> Iterator[Found]:
     source = columns.argmin(-1)
     moved = np.flatnonzero(source != np.arange(s.Lk))
     if len(moved) and len({*source}) == s.Lk and reading.fits(reading.want[..., source]):
-        yield Found(
-            f"The weight of key {source[moved[0]]} goes to the value of key {moved[0]} ({len(moved)} of "
-            f"{s.Lk} keys are exchanged).",
-            "layout", "values and keys are in different orders, or an index of a page or a cache",
-        )  # fmt: skip
+        goes = f"The weight of key {source[moved[0]]} goes to the value of key {moved[0]}"
+        text = f"{goes} ({len(moved)} of {s.Lk} keys are exchanged)."
+        hint = "values and keys are in different orders, or an index of a page or a cache"
+        yield Found(text, "layout", hint, key="keys exchanged")
         return
     if not reading.seen[reading.rows].any():
         return
@@ -276,11 +279,10 @@ def ask_places(tool: Instrument, reading: Reading) -> Iterator[Found]:
     if steady and len(odd) and len(odd) < s.Lk / 2:
         factor = float(by_key[odd[0]])
         many = "twice" if abs(factor - 2) <= 2 * reading.slack else f"{factor:.3g} times"
-        yield Found(
-            f"{counted(len(odd), 'Key')} {numbers(odd)} of {s.Lk} "
-            f"count{'s' if len(odd) == 1 else ''} {many}.",
-            "mask", "tiles that overlap, or padding of a tile that is not hidden",
-        )  # fmt: skip
+        count = "counts" if len(odd) == 1 else "count"
+        text = f"{counted(len(odd), 'Key')} {numbers(odd)} of {s.Lk} {count} {many}."
+        hint = "tiles that overlap, or padding of a tile that is not hidden"
+        yield Found(text, "mask", hint, key="keys by a factor")
 
 
 def drawn(reading: Reading, differs: np.ndarray) -> str:

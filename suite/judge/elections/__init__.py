@@ -20,9 +20,14 @@ from attention_conformance.suite.spec.elections import QUESTIONS
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.masks import Causal, Mask, Padding, Window
 
-OR_PROMISE = " or promise "
-"""Stands in messages about answers that are never right, between how to correct the function and the
-options that promise the answers. ": " and what is wrong follow."""
+
+def never_right(what: str, *answers: tuple[str, str], correct: str = "correct it") -> Deviation:
+    """The failure of (question, answer) that are right only if they are promised. The message begins with
+    how to correct the function, and with the options that promise the answers."""
+    promise = " ".join(f"--elect {question}={answer}" for question, answer in answers)
+    message, advice = f"{correct} or promise {promise}: {what}", f"{correct} or promise `{promise}`"
+    return Deviation("election", message, what=what, advice=advice)
+
 
 _OBSERVED: WeakKeyDictionary[Implementation, dict[tuple[str, str], str]] = WeakKeyDictionary()
 
@@ -149,7 +154,8 @@ def alignment(inputs: Inputs, implementation: Implementation) -> str:
         return ""
     if not _flagged("causal-alignment", inputs, implementation):
         return ""
-    return _elected_or("top-left", "causal-alignment", implementation, inputs.dtype)
+    default = implementation.causal_alignment
+    return _elected_or(default, "causal-alignment", implementation, inputs.dtype)
 
 
 def aligned(inputs: Inputs, implementation: Implementation) -> Inputs:

@@ -17,6 +17,7 @@ from attention_conformance.suite.judge.elections.probe import (
 )
 from attention_conformance.suite.judge.oracle import Oracle
 from attention_conformance.suite.judge.verdict import Deviation, NotApplicable
+from attention_conformance.suite.spec.binding import Binding
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.masks import Boolean, Causal
@@ -271,6 +272,9 @@ INTEGER_MASKS: dict[str, tuple[type[np.integer], int]] = {
 
 
 def _integer_mask(p: Probe) -> str:
+    masks = getattr(p.implementation, "binding", Binding()).masks
+    if masks not in ("", "either", "boolean"):
+        raise NotApplicable(f"claims masks={masks}, and integers are no such masks")
     first, *others = (_integers(p, *mask) for mask in INTEGER_MASKS.values())
     for name, answer in zip(list(INTEGER_MASKS)[1:], others, strict=True):
         if "raises" not in (first, answer) and first != answer:

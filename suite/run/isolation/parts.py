@@ -128,10 +128,3 @@ class RemoteProfiler(Asking, Profiler):
     def peak_bytes(self, call: Any, prepared: PreparedCall) -> int | None:
         said = self._ask("peak_bytes", call, prepared)
         return None if said is None else checked(said, int, "a number of bytes")
-
-    def device_seconds(self, call: Any) -> float | None:
-        said = self._ask("device_seconds", call)
-        return None if said is None else checked(said, float, "a number of seconds")
-
-    def empty_caches(self) -> None:
-        self._ask("empty_caches")

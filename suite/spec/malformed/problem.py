@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,9 @@ from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.dtypes import DTYPES, DType
 from attention_conformance.suite.spec.inputs import Inputs, draw
 from attention_conformance.suite.spec.operator import Operator
+
+Spoil = Callable[[Inputs], Inputs]
+"""The change that spoils a well-formed problem."""
 
 Contained = Callable[[Inputs, Inputs], Iterable[tuple[Inputs, np.ndarray]]]
 """From a well-formed problem and the spoilt one: other inputs, and the elements of the output that must
@@ -29,7 +32,7 @@ class MalformedCase:
 
     name: str
     text: str
-    spoil: Callable[[Inputs], Inputs]
+    spoil: Spoil
     operator: Operator
     needs: tuple[str, ...] = ()
     dtype: DType = DTYPES["f32"]
@@ -68,3 +71,22 @@ class MalformedCase:
 
     def __str__(self) -> str:
         return self.id
+
+
+Row = tuple[str, Spoil] | tuple[str, Spoil, Contained]
+"""The text of a malformed problem, the change that makes it, and which answers are right, too."""
+
+
+def malformed(
+    operator: Operator, rows: Mapping[str, Row], *needs: str
+) -> tuple[MalformedCase, ...]:
+    """The malformed problems of an operator that need these features, by name."""
+    return tuple(
+        MalformedCase(name, text, spoil, operator, needs, contained=next(iter(contained), None))
+        for name, (text, spoil, *contained) in rows.items()
+    )
+
+
+def changed(**arrays: Callable[[Inputs], np.ndarray]) -> Spoil:
+    """A change of arrays to what functions of the well-formed problem return."""
+    return lambda x: x.replace(**{name: change(x) for name, change in arrays.items()})

@@ -10,8 +10,7 @@ import numpy as np
 
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.inputs import Inputs
-from attention_conformance.suite.spec.malformed.problem import Contained, MalformedCase
-from attention_conformance.suite.spec.operator import Operator
+from attention_conformance.suite.spec.malformed.problem import Contained, Spoil, changed, malformed
 from attention_conformance.suite.spec.operators import OPERATORS
 from attention_conformance.suite.spec.operators.cached import CACHED
 from attention_conformance.suite.spec.operators.in_pages import TABLE, filled, pools, read_entries
@@ -20,38 +19,24 @@ from attention_conformance.suite.spec.operators.paged import PAGED
 from attention_conformance.suite.spec.operators.paged_write import PAGED_WRITE
 
 
-def _lengths(*added: int) -> Callable[[Inputs], Inputs]:
-    return lambda x: x.replace(key_lengths=x.arrays["key_lengths"] + np.array(added))
+def _lengths(*added: int) -> Spoil:
+    return changed(key_lengths=lambda x: x.arrays["key_lengths"] + np.array(added))
 
 
 PACKS = (
-    MalformedCase(
-        "values-missing", "24 keys with 23 values", lambda x: x.replace(value=x.value[:-1]), PACKED
-    ),
-    *(
-        MalformedCase(name, text, _lengths(*added), PACKED, needs=("length-arrays",))
-        for name, text, added in (
-            (
-                "lengths-beyond-keys",
-                "lengths of segments that add up to 27 for 24 keys",
-                (0, 0, 3),
-            ),
-            (
-                "lengths-short-of-keys",
-                "lengths of segments that add up to 21 for 24 keys",
-                (0, 0, -3),
-            ),
-            (
-                "length-negative",
-                "a segment of -2 keys among those that add up to 24",
-                (-7, 7, 0),
-            ),
-        )
-    ),
-)
+    *malformed(PACKED, {
+        "values-missing": ("24 keys with 23 values", changed(value=lambda x: x.value[:-1])),
+    }),
+    *malformed(PACKED, {
+        "lengths-beyond-keys": ("lengths of segments that add up to 27 for 24 keys", _lengths(0, 0, 3)),
+        "lengths-short-of-keys": ("lengths of segments that add up to 21 for 24 keys",
+            _lengths(0, 0, -3)),
+        "length-negative": ("a segment of -2 keys among those that add up to 24", _lengths(-7, 7, 0)),
+    }, "length-arrays"),
+)  # fmt: skip
 
 
-def _optioned(**options: Any) -> Callable[[Inputs], Inputs]:
+def _optioned(**options: Any) -> Spoil:
     """A change of options to what no case may have."""
 
     def spoilt(x: Inputs) -> Inputs:
@@ -79,101 +64,48 @@ def _as_with(**right: Any) -> Contained:
     return lambda x, spoilt: ((_optioned(**right)(x), np.ones((1, 1, 1, 1), bool)),)
 
 
+def _script(*steps: str) -> Spoil:
+    return _optioned(script=steps)
+
+
 CACHES = (
-    MalformedCase(
-        "values-missing",
-        "9 keys with 8 values",
-        lambda x: x.replace(value=x.value[:, :, :8]),
-        CACHED,
-    ),
-    MalformedCase(
-        "key-value-heads-differ",
-        "2 key heads with 1 value head",
-        lambda x: x.replace(value=x.value[:, :1]),
-        CACHED,
-    ),
-    MalformedCase(
-        "query-key-size-differ",
-        "queries of size 8 with keys of size 6",
-        lambda x: x.replace(key=x.key[..., :6]),
-        CACHED,
-    ),
-    *(
-        MalformedCase(name, text, _optioned(**options), CACHED, needs=needs, contained=contained)
-        for name, text, options, needs, contained in (
-            (
-                "rollback-beyond-length",
-                "a rollback of 7 tokens from a cache of 5",
-                {"script": ("5", "back7", "1", "3")},
-                ("rollback",),
-                None,
-            ),
-            (
-                "rollback-negative",
-                "a rollback of -2 tokens",
-                {"script": ("5", "back-2", "1", "3")},
-                ("rollback",),
-                None,
-            ),
-            (
-                "capacity-zero",
-                "a cache of 0 slots",
-                {"capacity": 0},
-                (),
-                _as_with(capacity=None),
-            ),
-            (
-                "capacity-negative",
-                "a cache of -3 slots",
-                {"capacity": -3},
-                (),
-                _as_with(capacity=None),
-            ),
-            (
-                "history-beyond-batch",
-                "sample 0 goes on with the history of sample 2 in a batch of 2",
-                {"script": ("5", "pick21", "1", "3")},
-                ("reorder",),
-                _of_itself(script=("5", "pick11", "1", "3")),
-            ),
-            (
-                "history-negative",
-                "sample 0 goes on with the history of sample -1",
-                {"script": ("5", "pickx1", "1", "3")},
-                ("reorder",),
-                _of_itself(script=("5", "pick11", "1", "3")),
-            ),
-            (
-                "reset-beyond-batch",
-                "a reset of sample 2 in a batch of 2",
-                {"script": ("5", "resetof2", "1", "3")},
-                ("reset", "subsets"),
-                _as_with(),
-            ),
-            (
-                "rollback-beyond-batch",
-                "a rollback of sample 2 in a batch of 2",
-                {"script": ("5", "back2of2", "1", "3")},
-                ("rollback", "subsets"),
-                _as_with(),
-            ),
-            (
-                "padding-negative",
-                "left padding of -1 tokens",
-                {"padding": (-1, 0)},
-                ("left-padding",),
-                _as_with(padding=(0, 0)),
-            ),
-            (
-                "padding-beyond-length",
-                "left padding of 20 tokens of a sample with 9",
-                {"padding": (20, 0)},
-                ("left-padding",),
-                _of_itself(padding=(1, 0)),
-            ),
-        )
-    ),
-)
+    *malformed(CACHED, {
+        "values-missing": ("9 keys with 8 values", changed(value=lambda x: x.value[:, :, :8])),
+        "key-value-heads-differ": ("2 key heads with 1 value head",
+            changed(value=lambda x: x.value[:, :1])),
+        "query-key-size-differ": ("queries of size 8 with keys of size 6",
+            changed(key=lambda x: x.key[..., :6])),
+    }),
+    *malformed(CACHED, {
+        "rollback-beyond-length": ("a rollback of 7 tokens from a cache of 5",
+            _script("5", "back7", "1", "3")),
+        "rollback-negative": ("a rollback of -2 tokens", _script("5", "back-2", "1", "3")),
+    }, "rollback"),
+    *malformed(CACHED, {
+        "capacity-zero": ("a cache of 0 slots", _optioned(capacity=0), _as_with(capacity=None)),
+        "capacity-negative": ("a cache of -3 slots", _optioned(capacity=-3), _as_with(capacity=None)),
+    }),
+    *malformed(CACHED, {
+        "history-beyond-batch": ("sample 0 goes on with the history of sample 2 in a batch of 2",
+            _script("5", "pick21", "1", "3"), _of_itself(script=("5", "pick11", "1", "3"))),
+        "history-negative": ("sample 0 goes on with the history of sample -1",
+            _script("5", "pickx1", "1", "3"), _of_itself(script=("5", "pick11", "1", "3"))),
+    }, "reorder"),
+    *malformed(CACHED, {
+        "reset-beyond-batch": ("a reset of sample 2 in a batch of 2",
+            _script("5", "resetof2", "1", "3"), _as_with()),
+    }, "reset", "subsets"),
+    *malformed(CACHED, {
+        "rollback-beyond-batch": ("a rollback of sample 2 in a batch of 2",
+            _script("5", "back2of2", "1", "3"), _as_with()),
+    }, "rollback", "subsets"),
+    *malformed(CACHED, {
+        "padding-negative": ("left padding of -1 tokens",
+            _optioned(padding=(-1, 0)), _as_with(padding=(0, 0))),
+        "padding-beyond-length": ("left padding of 20 tokens of a sample with 9",
+            _optioned(padding=(20, 0)), _of_itself(padding=(1, 0))),
+    }, "left-padding"),
+)  # fmt: skip
 
 
 def _without_last_page(x: Inputs) -> int:
@@ -181,7 +113,7 @@ def _without_last_page(x: Inputs) -> int:
     return int(np.argmax((x.arrays["page_table"] != x.letters["p"] - 1).all(1)))
 
 
-def _page(of: Callable[[Inputs], float]) -> Callable[[Inputs], Inputs]:
+def _page(of: Callable[[Inputs], float]) -> Spoil:
     """A change of the last page of a sample."""
 
     def spoilt(x: Inputs) -> Inputs:
@@ -192,7 +124,7 @@ def _page(of: Callable[[Inputs], float]) -> Callable[[Inputs], Inputs]:
     return spoilt
 
 
-def _entry(name: str, place: int, of: Callable[[Inputs], float]) -> Callable[[Inputs], Inputs]:
+def _entry(name: str, place: int, of: Callable[[Inputs], float]) -> Spoil:
     """A change of one number of an array (n,)."""
 
     def spoilt(x: Inputs) -> Inputs:
@@ -230,65 +162,35 @@ def _own_pages(x: Inputs, spoilt: Inputs) -> Iterable[tuple[Inputs, np.ndarray]]
     return (x, ~rows), (filled(spoilt, others, 50.0, 0.0), rows)
 
 
-def _of_pages(operator: Operator) -> tuple[MalformedCase, ...]:
-    """Malformed problems of an operator with a page table."""
-    return (
-        MalformedCase(
-            "pages-of-two-sizes", "two pools, in which pages have other sizes", _smaller, operator
-        ),
-        MalformedCase(
-            "samples-without-table",
-            "lengths of all samples with a page table of one sample less",
-            lambda x: x.replace(page_table=x.arrays["page_table"][:-1]),
-            operator,
-        ),
-        *(
-            MalformedCase(name, text, _page(of), operator, contained=_own_pages)
-            for name, text, of in (
-                ("page-beyond-pool", "page P in a table of P pages", lambda x: x.letters["p"]),
-                ("page-negative", "page -1 among those of a sample", lambda x: -1),
-            )
-        ),
-        *(
-            MalformedCase(
-                name, text, _entry("key_lengths", 1, of), operator, needs=("length-arrays",),
-                contained=_own_pages,
-            )
-            for name, text, of in (
-                (
-                    "keys-beyond-table",
-                    "a sample with a key more than its row of the table has slots",
-                    lambda x: x.letters["t"] * x.letters["s"] + 1,
-                ),
-                ("keys-negative", "a sample of -2 keys", lambda x: -2),
-            )
-        ),
-    )  # fmt: skip
-
-
 PAGES = (
     *(
-        problem
+        case
         for operator in OPERATORS.values()
         if operator.asks.pages
-        for problem in _of_pages(operator)
+        for case in (
+            *malformed(operator, {
+                "pages-of-two-sizes": ("two pools, in which pages have other sizes", _smaller),
+                "samples-without-table": ("lengths of all samples with a page table of one sample less",
+                    changed(page_table=lambda x: x.arrays["page_table"][:-1])),
+                "page-beyond-pool": ("page P in a table of P pages",
+                    _page(lambda x: x.letters["p"]), _own_pages),
+                "page-negative": ("page -1 among those of a sample", _page(lambda x: -1), _own_pages),
+            }),
+            *malformed(operator, {
+                "keys-beyond-table": ("a sample with a key more than its row of the table has slots",
+                    _entry("key_lengths", 1, lambda x: x.letters["t"] * x.letters["s"] + 1), _own_pages),
+                "keys-negative": ("a sample of -2 keys",
+                    _entry("key_lengths", 1, lambda x: -2), _own_pages),
+            }, "length-arrays"),
+        )
     ),
-    MalformedCase(
-        "queries-missing",
-        "lengths that add up to 12 for 9 queries",
-        _entry("query_lengths", 2, lambda x: 8),
-        PAGED,
-        needs=("length-arrays",),
-        contained=_own_pages,
-    ),
-    MalformedCase(
-        "offsets-fall",
-        "cumulative lengths of queries of 0, 5, 4 and 9",
-        lambda x: x.replace(query_lengths=np.array([5.0, -1.0, 5.0])),
-        PAGED,
-        needs=("length-arrays",),
-    ),
-)
+    *malformed(PAGED, {
+        "queries-missing": ("lengths that add up to 12 for 9 queries",
+            _entry("query_lengths", 2, lambda x: 8), _own_pages),
+        "offsets-fall": ("cumulative lengths of queries of 0, 5, 4 and 9",
+            changed(query_lengths=lambda x: np.array([5.0, -1.0, 5.0]))),
+    }, "length-arrays"),
+)  # fmt: skip
 
 
 def _other_slots(x: Inputs, spoilt: Inputs) -> Iterable[tuple[Inputs, np.ndarray]]:
@@ -298,18 +200,9 @@ def _other_slots(x: Inputs, spoilt: Inputs) -> Iterable[tuple[Inputs, np.ndarray
     return ((x, others.reshape(-1, x.letters["s"], 1, 1)),)
 
 
-WRITES = (
-    MalformedCase(
-        "slots-missing",
-        "8 slots for 9 tokens",
-        lambda x: x.replace(slot_mapping=x.arrays["slot_mapping"][:8]),
-        PAGED_WRITE,
-    ),
-    MalformedCase(
-        "slot-beyond-pool",
-        "slot P S in pools of P pages of S slots",
-        _entry("slot_mapping", 1, lambda x: x.letters["p"] * x.letters["s"]),
-        PAGED_WRITE,
-        contained=_other_slots,
-    ),
-)
+WRITES = malformed(PAGED_WRITE, {
+    "slots-missing": ("8 slots for 9 tokens",
+        changed(slot_mapping=lambda x: x.arrays["slot_mapping"][:8])),
+    "slot-beyond-pool": ("slot P S in pools of P pages of S slots",
+        _entry("slot_mapping", 1, lambda x: x.letters["p"] * x.letters["s"]), _other_slots),
+})  # fmt: skip

@@ -62,7 +62,7 @@ def work(inputs: Inputs, direction: str) -> Work:
     s, w, pairs = inputs.sizes, inputs.widths, int(inputs.attends.sum())
     flops = 2.0 * s.B * (s.Lq * w.query + s.Lk * w.key) * s.D + pairs * (4.0 * s.D + 2.0 * s.Dv)
     factor, passes = layers.FACTORS[direction], layers.PASSES[direction]
-    return Work(pairs, flops * factor, moved_bytes(inputs) * passes)
+    return Work(flops * factor, moved_bytes(inputs) * passes)
 
 
 ADDITIVE = Operator(

@@ -138,7 +138,7 @@ def work(inputs: Inputs, direction: str) -> Work:
         tokens += s.Hkv * int(view.mask.any(1).sum())
     rows = s.B * s.H * s.Lq
     numbers = rows * (s.D + s.Dv) + tokens * (s.D + s.Dv)
-    return Work(attending, 2.0 * attending * (s.D + s.Dv), numbers * inputs.dtype.itemsize)
+    return Work(2.0 * attending * (s.D + s.Dv), numbers * inputs.dtype.itemsize)
 
 
 def choose(inputs: Inputs, order: Sequence[int] | np.ndarray) -> Inputs:

@@ -86,6 +86,19 @@ def slots_first(case: Case, pool: np.ndarray, of: str = "g") -> np.ndarray:
     return pool.swapaxes(1, 2) if heads_first(case, of) else pool
 
 
+def flat_slots(case: Case, pool: np.ndarray, of: str = "g") -> np.ndarray:
+    """All slots (P * S, ...) of a pool, for the axes of its array."""
+    paged = slots_first(case, pool, of)
+    return paged.reshape(-1, *paged.shape[2:])
+
+
+def pool_of(case: Case, slots: np.ndarray, of: str = "g") -> np.ndarray:
+    """A pool of the case with these slots (P * S, ...), for the axes of its array."""
+    size = case.option("page_size")
+    paged = slots.reshape(len(slots) // size, size, *slots.shape[1:])
+    return np.ascontiguousarray(slots_first(case, paged, of))
+
+
 def outputs(case: Case, of: Axes) -> Axes:
     """The axes of a case's outputs, with pools if it has pages."""
     if case.option("page_size") is None:
@@ -177,8 +190,7 @@ def drawn(draw: Draw, case: Case, rng: np.random.Generator, seed: int) -> dict[s
             large = min(largest, case.dtype_of(name).max) if of_codes else 64 * largest
             pool = np.full((n["p"] * n["s"], *tokens.shape[2:]), large)
             pool[::2] *= -1 if large and not name.endswith("scale") else 1
-            free = slots_first(case, pool.reshape(n["p"], n["s"], *tokens.shape[2:]), of[name])
-            arrays[name] = put(case, free, held, x, of[name])
+            arrays[name] = put(case, pool_of(case, pool, of[name]), held, x, of[name])
     return {**arrays, "page_table": table.astype(np.float64), "key_lengths": counts.astype(float)}
 
 
@@ -242,8 +254,7 @@ def in_front(x: np.ndarray, of: str) -> np.ndarray:
 
 def taken(case: Case, pool: np.ndarray, at: np.ndarray, of: str) -> np.ndarray:
     """The tokens in the slots `at` (B, Lk) of a pool of the case, with the axes `of`."""
-    pool = slots_first(case, pool, of)
-    tokens = pool.reshape(-1, *pool.shape[2:])[readable(at)]
+    tokens = flat_slots(case, pool, of)[readable(at)]
     return np.moveaxis(tokens, (0, 1), (of.index("b"), of.index("k")))
 
 

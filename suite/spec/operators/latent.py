@@ -245,7 +245,7 @@ def work(inputs: Inputs, direction: str) -> Work:
     s, n, pairs = inputs.sizes, inputs.letters, int(inputs.attends.sum())
     flops = 2.0 * pairs * (2 * n["r"] + n["e"]) + 2.0 * s.B * s.H * s.Lq * n["r"] * (s.D + s.Dv)
     numbers = sum(array.size for array in inputs.arrays.values()) + s.B * s.H * s.Lq * s.Dv
-    return Work(pairs, flops * FACTORS[direction], numbers * inputs.dtype.itemsize)
+    return Work(flops * FACTORS[direction], numbers * inputs.dtype.itemsize)
 
 
 PLAIN = "latent/none/mha/{dt}/b2h3q4k9d8v6"

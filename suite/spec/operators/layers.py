@@ -143,7 +143,7 @@ def projections_work(inputs: Inputs, direction: str) -> Work:
     projected = s.Lq * w.query * s.H * s.D + s.Lk * w.key * s.Hkv * s.D
     projected += s.Lk * w.value * s.Hkv * s.Dv + s.Lq * s.H * s.Dv * w.output
     flops = 2.0 * s.B * projected + 2.0 * pairs * (s.D + s.Dv)
-    return Work(pairs, flops * FACTORS[direction], moved_bytes(inputs) * PASSES[direction])
+    return Work(flops * FACTORS[direction], moved_bytes(inputs) * PASSES[direction])
 
 
 FACTORS = {"forward": 1.0, "backward": 2.0, "forward+backward": 3.0}

@@ -100,13 +100,26 @@ def allowed_pairs(queries: int, keys: int, alignment: str) -> np.ndarray:
     return np.tri(queries, keys, keys - queries if alignment == "causalbr" else 0, dtype=bool)
 
 
+def parts(case: Case) -> Iterator[tuple[slice, slice, np.ndarray]]:
+    """Of each segment: its queries, its keys, and its mask (queries, keys), True attends."""
+    alignment = case.option("alignment")
+    for rows, keys in segments(case):
+        yield rows, keys, allowed_pairs(rows.stop - rows.start, keys.stop - keys.start, alignment)
+
+
 def hidden_pairs(case: Case) -> np.ndarray:
     """Hidden pairs, boolean (Lq, Lk): pairs of two segments, and pairs that the alignment hides."""
     hidden = np.ones((case.sizes.Lq, case.sizes.Lk), bool)
-    for rows, keys in segments(case):
-        count, of = rows.stop - rows.start, keys.stop - keys.start
-        hidden[rows, keys] = ~allowed_pairs(count, of, case.option("alignment"))
+    for rows, keys, shown in parts(case):
+        hidden[rows, keys] = ~shown
     return hidden
+
+
+def with_lengths(case: Case, queries: Sequence[int], keys: Sequence[int], **options: Any) -> Case:
+    """The case with these numbers of queries and of keys of each segment, and with other options."""
+    sizes = replace(case.sizes, B=len(queries), Lq=sum(queries), Lk=sum(keys))
+    named = dict(case.options, segments=(tuple(queries), tuple(keys)), **options)
+    return replace(case, sizes=sizes, options=tuple(named.items()))
 
 
 def axes(case: Case) -> Axes:
@@ -130,19 +143,17 @@ def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarra
 
 def choose(inputs: Inputs, order: Sequence[int] | np.ndarray) -> Inputs:
     """The inputs with some of their segments, in this order."""
-    case, parts = inputs.case, list(segments(inputs.case))
-    queries, keys = (tuple(part[n] for n in order) for part in case.option("segments"))
-    sizes = replace(case.sizes, B=len(queries), Lq=sum(queries), Lk=sum(keys))
-    options = tuple(dict(case.options, segments=(queries, keys)).items())
+    places = list(segments(inputs.case))
+    queries, keys = ([part[n] for n in order] for part in inputs.case.option("segments"))
     arrays = {
-        "query": np.concatenate([inputs.query[parts[n][0]] for n in order]),
-        "key": np.concatenate([inputs.key[parts[n][1]] for n in order]),
-        "value": np.concatenate([inputs.value[parts[n][1]] for n in order]),
+        "query": np.concatenate([inputs.query[places[n][0]] for n in order]),
+        "key": np.concatenate([inputs.key[places[n][1]] for n in order]),
+        "value": np.concatenate([inputs.value[places[n][1]] for n in order]),
         "query_lengths": np.asarray(queries, np.float64),
         "key_lengths": np.asarray(keys, np.float64),
     }
-    chosen = replace(case, sizes=sizes, options=options)
-    return replace(inputs, case=chosen, arrays=arrays, sizes=sizes)
+    case = with_lengths(inputs.case, queries, keys)
+    return replace(inputs, case=case, arrays=arrays, sizes=case.sizes)
 
 
 def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> Mapping[str, bool]:
@@ -158,20 +169,24 @@ def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> Map
     }
 
 
-def validate(case: Case) -> None:
-    pair = case.option("segments")
+def validate_lengths(case: Case, part: str) -> None:
+    """Raises ValueError unless the lengths of segments or samples, named `part`, add up to the sizes."""
+    pair, s = case.option("segments"), case.sizes
     if pair is None:
-        raise ValueError(f"{case.operator} needs lengths of segments, as in seg5.7.12: {case.id}")
-    s = case.sizes
-    for what, part, total in zip(("queries", "keys"), pair, (s.Lq, s.Lk), strict=True):
-        if (len(part), sum(part)) != (s.B, total):
+        raise ValueError(f"{case.operator} needs lengths of {part}s, as in seg5.7.12: {case.id}")
+    for what, lengths, total in zip(("queries", "keys"), pair, (s.Lq, s.Lk), strict=True):
+        if (len(lengths), sum(lengths)) != (s.B, total):
             raise ValueError(
-                f"{case.operator} has b segments whose lengths add up to the number of {what}: "
-                f"expected {s.B} with {total}, got {len(part)} with {sum(part)}: {case.id}"
+                f"{case.operator} has b {part}s whose lengths add up to the number of {what}: "
+                f"expected {s.B} with {total}, got {len(lengths)} with {sum(lengths)}: {case.id}"
             )
     if not (s.Lq and s.Lk):
-        raise ValueError(f"{case.operator} needs a query and a key in some segment: {case.id}")
-    queries, keys = pair
+        raise ValueError(f"{case.operator} needs a query and a key in some {part}: {case.id}")
+
+
+def validate(case: Case) -> None:
+    validate_lengths(case, "segment")
+    queries, keys = case.option("segments")
     alignment = case.option("alignment")
     if alignment == "causalbr" and queries == keys:
         raise ValueError(

@@ -43,8 +43,8 @@ from attention_conformance.suite.spec.operators import in_pages
 from attention_conformance.suite.spec.operators.in_pages import (
     numbers,
     owned_pages,
+    pool_of,
     pooled,
-    slots_first,
 )
 from attention_conformance.suite.spec.operators.layers import FACTORS, PASSES
 from attention_conformance.suite.spec.operators.packed import (
@@ -53,6 +53,8 @@ from attention_conformance.suite.spec.operators.packed import (
     lengths,
     packed_operands,
     segments,
+    validate_lengths,
+    with_lengths,
     written,
 )
 from attention_conformance.suite.spec.sizes import Sizes
@@ -102,20 +104,21 @@ def with_pages_of(case: Case, size: int) -> Case:
         new if count == of else min(count, new)
         for count, of, new in zip(queries, keys, grown, strict=True)
     )
-    sizes = replace(case.sizes, Lq=sum(rows), Lk=sum(grown))
-    options = dict(case.options, segments=(rows, grown), page_size=size)
-    if size == PAGE.default:
-        del options["page_size"]
-    return replace(case, sizes=sizes, options=tuple(options.items()))
+    return with_lengths(case, rows, grown, page_size=size).with_options()
 
 
 def samples(inputs: Inputs) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
     """Of each sample: its queries, its slots in the order of its keys as numbers page * S + slot, and its
     mask (queries, keys), True attends."""
     case, size = inputs.case, inputs.case.option("page_size")
-    for (rows, keys), pages in zip(segments(case), inputs.arrays["page_table"], strict=True):
-        slots = numbers(pages, size, keys.stop - keys.start)
-        yield rows, slots, allowed(case, rows.stop - rows.start, len(slots))
+    for (rows, keys, shown), pages in zip(parts(case), inputs.arrays["page_table"], strict=True):
+        yield rows, numbers(pages, size, keys.stop - keys.start), shown
+
+
+def parts(case: Case) -> Iterator[tuple[slice, slice, np.ndarray]]:
+    """As `packed.parts`, for samples."""
+    for rows, keys in segments(case):
+        yield rows, keys, allowed(case, rows.stop - rows.start, keys.stop - keys.start)
 
 
 def allowed(case: Case, queries: int, keys: int) -> np.ndarray:
@@ -127,12 +130,6 @@ def allowed(case: Case, queries: int, keys: int) -> np.ndarray:
     return (
         shown if left is None else shown & ~np.tri(queries, keys, keys - queries - left - 1, bool)
     )
-
-
-def flat_slots(case: Case, array: np.ndarray) -> np.ndarray:
-    """All slots (P * S, Hkv, .) of a pool, whatever its layout."""
-    paged = slots_first(case, array)
-    return paged.reshape(-1, *paged.shape[2:])
 
 
 def refuse_malformed(
@@ -177,8 +174,7 @@ def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarra
         slots[:] = large[:, None, None]
         for (_, keys), pages in zip(segments(case), table, strict=True):
             slots[numbers(pages, n["s"], keys.stop - keys.start)] = of[keys]
-        paged = slots.reshape(n["p"], n["s"], s.Hkv, -1)
-        arrays[name] = np.ascontiguousarray(slots_first(case, paged))
+        arrays[name] = pool_of(case, slots)
     counts = (np.asarray(part, np.float64) for part in case.option("segments"))
     arrays |= zip(("query_lengths", "key_lengths"), counts, strict=True)
     return {**arrays, "page_table": table.astype(np.float64)}
@@ -195,10 +191,8 @@ def draw_table(case: Case, rng: np.random.Generator) -> np.ndarray:
 
 def choose(inputs: Inputs, order: Sequence[int] | np.ndarray) -> Inputs:
     """The inputs with some of their samples, in this order. The pool stays as it is."""
-    case, rows = inputs.case, [rows for rows, _ in segments(inputs.case)]
-    queries, keys = (tuple(part[n] for n in order) for part in case.option("segments"))
-    sizes = replace(case.sizes, B=len(queries), Lq=sum(queries), Lk=sum(keys))
-    options = tuple(dict(case.options, segments=(queries, keys)).items())
+    rows = [rows for rows, _ in segments(inputs.case)]
+    queries, keys = ([part[n] for n in order] for part in inputs.case.option("segments"))
     arrays = {
         **inputs.arrays,
         "query": np.concatenate([inputs.query[rows[n]] for n in order]),
@@ -206,9 +200,8 @@ def choose(inputs: Inputs, order: Sequence[int] | np.ndarray) -> Inputs:
         "key_lengths": np.asarray(keys, np.float64),
         "page_table": inputs.arrays["page_table"][list(order)],
     }
-    return replace(
-        inputs, case=replace(case, sizes=sizes, options=options), arrays=arrays, sizes=sizes
-    )
+    case = with_lengths(inputs.case, queries, keys)
+    return replace(inputs, case=case, arrays=arrays, sizes=case.sizes)
 
 
 def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> Mapping[str, bool]:
@@ -228,15 +221,8 @@ def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> Map
 def validate(case: Case) -> None:
     if case.option("page_size") < 1:
         raise ValueError(f"a page has at least one slot: {case.id}")
-    (_, shared), pair, s = page_counts(case), case.option("segments"), case.sizes
-    for what, part, total in zip(("queries", "keys"), pair, (s.Lq, s.Lk), strict=True):
-        if (len(part), sum(part)) != (s.B, total):
-            raise ValueError(
-                f"{case.operator} has b samples whose lengths add up to the number of {what}: "
-                f"expected {s.B} with {total}, got {len(part)} with {sum(part)}: {case.id}"
-            )
-    if not (s.Lq and s.Lk):
-        raise ValueError(f"{case.operator} needs a query and a key in some sample: {case.id}")
+    validate_lengths(case, "sample")
+    (_, shared), pair = page_counts(case), case.option("segments")
     if case.option("softcap") is not None:
         SOFTCAP.validate(case)
     causal = case.option("alignment") != "all"
@@ -255,7 +241,7 @@ def work(inputs: Inputs, direction: str) -> Work:
     tokens = s.Hkv * sum(int(mask.any(0).sum()) for mask in masks)
     numbers = (s.Lq * s.H + tokens) * (s.D + s.Dv)
     flops = 2.0 * pairs * (s.D + s.Dv) * FACTORS[direction]
-    return Work(pairs, flops, numbers * inputs.dtype.itemsize * PASSES[direction])
+    return Work(flops, numbers * inputs.dtype.itemsize * PASSES[direction])
 
 
 def completed(sizes: Sizes, numbers: Sequence[int]) -> tuple[Sizes, Mapping[str, Any]]:

@@ -34,7 +34,13 @@ from attention_conformance.suite.spec.operator import (
     flag,
 )
 from attention_conformance.suite.spec.operators.in_pages import LAYOUT, numbers
-from attention_conformance.suite.spec.operators.packed import LENGTHS, lengths, segments, written
+from attention_conformance.suite.spec.operators.packed import (
+    LENGTHS,
+    lengths,
+    segments,
+    with_lengths,
+    written,
+)
 from attention_conformance.suite.spec.operators.paged import (
     PAGE,
     PAGED,
@@ -112,12 +118,9 @@ def rows_of(case: Case) -> list[np.ndarray]:
 def with_tokens(inputs: Inputs, rows: Sequence[np.ndarray], keys: Sequence[int]) -> Inputs:
     """The inputs with these tokens of each sample, which has so many keys after the call. The pools stay
     as they are."""
-    queries, names = tuple(len(own) for own in rows), ("key", "value", "slot_mapping")
-    sizes = replace(inputs.case.sizes, B=len(queries), Lq=sum(queries), Lk=sum(keys))
-    options = tuple(dict(inputs.case.options, segments=(queries, tuple(keys))).items())
-    chosen = {name: inputs.arrays[name][np.concatenate(rows)] for name in names}
-    case = replace(inputs.case, sizes=sizes, options=options)
-    return replace(inputs, case=case, arrays={**inputs.arrays, **chosen}, sizes=sizes)
+    case, tokens = with_lengths(inputs.case, [*map(len, rows)], keys), np.concatenate(rows)
+    chosen = {name: inputs.arrays[name][tokens] for name in ("key", "value", "slot_mapping")}
+    return replace(inputs, case=case, arrays={**inputs.arrays, **chosen}, sizes=case.sizes)
 
 
 def in_turn(inputs: Inputs) -> tuple[Inputs, Inputs]:

@@ -245,7 +245,7 @@ def work(inputs: Inputs, direction: str) -> Work:
         read = array.size * of.case.dtype_of(name).itemsize
         moved += int(read * share) if in_pages.is_pooled(of.axes(name)) else read
     flops = 2.0 * pairs * (s.D + s.Dv) * FACTORS[direction]
-    return Work(pairs, flops, moved * PASSES[direction])
+    return Work(flops, moved * PASSES[direction])
 
 
 def choose(inputs: Inputs, order: Sequence[int] | np.ndarray) -> Inputs:

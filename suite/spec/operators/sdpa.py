@@ -130,7 +130,7 @@ def work(inputs: Inputs, direction: str) -> Work:
     output = s.B * s.H * s.Lq * s.Dv
     numbers = operands + output if direction == "forward" else 2 * operands + 2 * output
     numbers += 0 if inputs.bias is None else inputs.bias.size
-    return Work(count, factor * 2.0 * count * (s.D + s.Dv), numbers * inputs.dtype.itemsize)
+    return Work(factor * 2.0 * count * (s.D + s.Dv), numbers * inputs.dtype.itemsize)
 
 
 SDPA = Operator(

@@ -15,7 +15,7 @@ def test_kernel():
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_faults_are_red(name, tmp_path):
+def test_deviations_are_red(name, tmp_path):
     wrong = faulty(name, tmp_path)
     report = check_attention(
         wrong, backend="triton", device=DEVICE, checks=["values"], raises=False

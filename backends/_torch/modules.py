@@ -1,0 +1,195 @@
+"""How PyTorch's modules are called: parameters, masks, modes, and detection of fast paths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from threading import RLock
+from typing import Any
+
+import numpy as np
+
+from attention_conformance.backends.layer import FrameworkLayer, outputs
+from attention_conformance.backends.masks import LayerMasks, full
+from attention_conformance.backends.prepared import LAYER_OUTPUTS, PreparedCall
+from attention_conformance.backends.protocol import seeded
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.vocabulary import OPERANDS
+
+
+def module_state(p: Mapping[str, Any], join: Callable[..., Any]) -> dict[str, Any]:
+    """Canonical parameters (arrays of NumPy or torch) by the names of `torch.nn.MultiheadAttention`.
+
+    The module has one weight for three projections of one width; `join` concatenates.
+    """
+
+    def matrix(kernel: Any) -> Any:
+        return kernel.reshape(kernel.shape[0], -1).T
+
+    weights = {f"{n[0]}_proj_weight": matrix(p[f"{n}_kernel"]) for n in OPERANDS}
+    if len({weight.shape[1] for weight in weights.values()}) == 1:
+        weights = {"in_proj_weight": join([*weights.values()])}
+    kernel = p["output_kernel"]
+    weights["out_proj.weight"] = kernel.reshape(-1, kernel.shape[-1]).T
+    if "query_bias" not in p:
+        return weights
+    joined = join([p[f"{n}_bias"].reshape(-1) for n in OPERANDS])
+    return weights | {"in_proj_bias": joined, "out_proj.bias": p["output_bias"]}
+
+
+def settings(own: FrameworkLayer, inputs: Inputs) -> dict[str, Any]:
+    """The device and the dtype of a module's parameters."""
+    dtype = getattr(own.backend.torch, inputs.dtype.long_name)
+    return {"device": own.backend.device, "dtype": dtype}
+
+
+def loaded(
+    own: FrameworkLayer, inputs: Inputs, layer: Any, state: Mapping[str, Any], whole: bool = True
+) -> Any:
+    """The layer with parameters by its names; with `whole` they must be all parameters."""
+    array, dtype = own.backend.array, inputs.dtype
+    arrays = {name: array(np.ascontiguousarray(a), dtype) for name, a in state.items()}
+    layer.load_state_dict(arrays, strict=whole)
+    return layer
+
+
+def masks(
+    own: FrameworkLayer, inputs: Inputs, hint: bool = False, float_mask: bool = False
+) -> dict[str, Any]:
+    """key_padding_mask and attn_mask; in both True hides. is_causal is passed only beside a mask."""
+    array = own.backend.array
+    if inputs.form == "flag":
+        return {"is_causal": True}
+    if inputs.form == "flag-and-mask":
+        inputs, hint = inputs.replace(mask=None, form="dense"), True
+    split = LayerMasks.of(inputs, causal=False)
+    masks: dict[str, Any] = {}
+    if split.valid is not None:
+        valid = split.valid[0] if inputs.squeezed else split.valid
+        masks["key_padding_mask"] = array(~valid, None)
+    if split.rest is not None and inputs.form == "raw":
+        return {"attn_mask": array(split.rest, None)}
+    if inputs.bias is not None or (split.rest is not None and float_mask):
+        added = np.zeros((1, 1)) if inputs.bias is None else inputs.bias
+        if split.rest is not None:
+            added = np.where(split.rest, added, -np.inf)
+        masks["attn_mask"] = array(_shaped(added, inputs), inputs.dtype)
+    elif split.rest is not None:
+        masks["attn_mask"] = array(_shaped(~split.rest, inputs), None)
+    return masks | ({"is_causal": True} if hint else {})
+
+
+def _shaped(mask: np.ndarray, inputs: Inputs) -> np.ndarray:
+    """The mask as (Lq, Lk) if samples and heads share it, else as (B H, Lq, Lk)."""
+    s = inputs.sizes
+    if mask.ndim == 2 or mask.shape[:2] == (1, 1):
+        return np.ascontiguousarray(np.broadcast_to(mask, (1, 1, s.Lq, s.Lk))[0, 0])
+    return full(mask, inputs).reshape(s.B * s.H, s.Lq, s.Lk).copy()
+
+
+def called(
+    own: FrameworkLayer,
+    inputs: Inputs,
+    arguments: dict[str, Any],
+    *,
+    layer: Any = None,
+    wrap: Callable[..., Any] | None = None,
+    train: bool | None = None,
+    no_grad: bool = False,
+    **flags: Any,
+) -> PreparedCall:
+    """A call of `layer`, by default a new one.
+
+    - `wrap(own, inputs, layer)`: a callable with the layer's arguments, which is called instead
+    - `train`: the layer's mode, by default that of the inputs
+    - `no_grad`: the call is made without gradients, else with gradients
+    """
+    import torch
+
+    layer = own.make(inputs, **flags) if layer is None else layer
+    layer.train(inputs.training if train is None else train)
+    function = layer if wrap is None else wrap(own, inputs, layer)
+
+    def run(**arguments: Any) -> tuple[Any, Any]:
+        with torch.set_grad_enabled(not no_grad):
+            return outputs(function(**arguments), inputs)
+
+    state = layer.state_dict(keep_vars=True).values()
+    return PreparedCall(
+        seeded(own.backend, run, inputs), arguments, LAYER_OUTPUTS, operands=own.layer.operands,
+        held=tuple(array for array in state if array.is_floating_point()),
+    )  # fmt: skip
+
+
+def lengths_first(own: FrameworkLayer, inputs: Inputs) -> PreparedCall:
+    """The call of a layer with batch_first=False: operands and output are (L, B, E)."""
+    plain = own.call(inputs, batch_first=False)
+    operands, turned = own.layer.operands.values(), dict[int, Any]()
+    arguments = {
+        name: turned.setdefault(id(x), x.transpose(0, 1).contiguous()) if name in operands else x
+        for name, x in plain.arguments.items()
+    }
+
+    def run(**arguments: Any) -> tuple[Any, Any]:
+        output, weights = plain.function(**arguments)
+        return output.transpose(0, 1), weights
+
+    return replace(plain, function=run, arguments=arguments)
+
+
+def differentiable(own: FrameworkLayer, inputs: Inputs) -> PreparedCall:
+    """The call as a function of the parameters, too."""
+    import torch
+
+    plain, layer = own.prepare(inputs), own.make(inputs).train(inputs.training)
+    learned = inputs.parameters.keys() - {*inputs.operator.array_kinds.statistics}
+    p = {name: own.backend.array(inputs.parameters[name], inputs.dtype) for name in learned}
+
+    def run(**arguments: Any) -> tuple[Any, Any]:
+        state = own.layer.parameters({name: arguments.pop(name) for name in p}, torch.cat)
+        return outputs(torch.func.functional_call(layer, state, (), arguments), inputs)
+
+    return replace(plain, function=run, arguments=plain.arguments | p, held=())
+
+
+def fast(
+    native: str, own: FrameworkLayer, inputs: Inputs, arguments: dict[str, Any], **how: Any
+) -> PreparedCall:
+    """The call without gradients, which raises RuntimeError unless it calls the function `native`."""
+    plain = called(own, inputs, arguments, no_grad=True, **how)
+
+    def call(**arguments: Any) -> Any:
+        answer, taken = witnessed(lambda: plain.function(**arguments), native)
+        if not taken:
+            raise RuntimeError("the fast path was not taken")
+        return answer
+
+    return replace(plain, function=call)
+
+
+MULTI_HEAD_PATH = "_native_multi_head_attention"
+
+_WITNESS = RLock()
+"""Held while a function of torch is replaced by its witness, which all threads see."""
+
+
+def witnessed(function: Callable[[], Any], native: str = MULTI_HEAD_PATH) -> tuple[Any, bool]:
+    """The answer of a call, and whether the call took the fast path, that is, called `native`."""
+    import torch
+
+    if torch.compiler.is_compiling():
+        return function(), True  # a compiler traces no function that is replaced meanwhile
+    taken = []
+
+    def counting(*arguments: Any, **named: Any) -> Any:
+        taken.append(True)
+        return original(*arguments, **named)
+
+    with _WITNESS:
+        original = getattr(torch, native)
+        setattr(torch, native, counting)
+        try:
+            answer = function()
+        finally:
+            setattr(torch, native, original)
+    return answer, bool(taken)

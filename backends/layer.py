@@ -1,0 +1,115 @@
+"""A framework's layer as a row (`Layer`), and the implementation that calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from attention_conformance.backends.declared import Declared
+from attention_conformance.backends.implementation import FromRow
+from attention_conformance.backends.memory import sequences
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.protocol import Backend
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operator import Operator
+from attention_conformance.suite.spec.vocabulary import OPERANDS
+
+
+def outputs(answer: Any, inputs: Inputs) -> tuple[Any, Any]:
+    """Output and weights of a layer's answer; None for weights that the case does not ask for."""
+    output, weights = answer if isinstance(answer, tuple | list) else (answer, None)
+    return output, weights if inputs.returned != "none" else None
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """A framework's layer.
+
+    What is called:
+
+    - `name` and `operator`: see `Implementation`
+    - `make(own, inputs, **flags)`: a new layer; `flags` go to its constructor
+    - `parameters`: where the canonical parameters are in the layer, in the form that `called` needs
+    - `called(own, inputs, arguments, **how)`: the call of a new layer, changed by `how`
+    - `differentiable(own, inputs)`: see `Implementation`
+
+    How the layer is called:
+
+    - `operands`: the arguments of the operands that the layer takes
+    - `arguments(own, inputs, **given)`: the arguments besides operands, such as masks, changed by `given`
+
+    What is asked besides the cases:
+
+    - `paths(own, inputs)` and `refused(own, inputs)`: see `Implementation`
+
+    What is promised:
+
+    - `declared`, `later` and `unsupported(case)`: see `Implementation`
+    """
+
+    name: str
+    operator: Operator
+    make: Callable[..., Any]
+    called: Callable[..., PreparedCall]
+    parameters: Any = None
+    declared: Declared = field(default_factory=Declared)
+    differentiable: Callable[[FrameworkLayer, Inputs], PreparedCall] = lambda own, inputs: (
+        own.prepare(inputs)
+    )
+    operands: Mapping[str, str] = field(default_factory=lambda: {n: n for n in OPERANDS})
+    arguments: Callable[..., dict[str, Any]] = lambda own, inputs: {}
+    paths: Callable[[FrameworkLayer, Inputs], Mapping[str, PreparedCall]] = lambda own, inputs: {}
+    refused: Callable[[FrameworkLayer, Inputs], Mapping[str, Callable[[], Any]]] = (
+        lambda own, inputs: {}
+    )
+    unsupported: Callable[[Case], str | None] = lambda case: None
+    later: frozenset[str] = frozenset()
+
+    def but(self, **changes: Any) -> Layer:
+        """The row with other values of some fields."""
+        return replace(self, **changes)
+
+
+class FrameworkLayer(FromRow):
+    """A framework's layer, as its row says. `kept` holds layers that calls share, by configuration."""
+
+    def __init__(self, backend: Backend, layer: Layer) -> None:
+        self.layer, self.operator = layer, layer.operator
+        self.kept: dict[str, Any] = {}
+        super().__init__(backend, layer)
+
+    def make(self, inputs: Inputs, **flags: Any) -> Any:
+        """A new layer; `flags` go to its constructor."""
+        return self.layer.make(self, inputs, **flags)
+
+    def arguments(self, inputs: Inputs, **given: Any) -> dict[str, Any]:
+        """The arguments of a call; `given` changes those besides operands."""
+        arrays = sequences(self.backend, inputs)
+        operands = {argument: arrays[name] for name, argument in self.layer.operands.items()}
+        return operands | self.layer.arguments(self, inputs, **given)
+
+    def call(
+        self,
+        inputs: Inputs,
+        given: Mapping[str, Any] | None = None,
+        without: Collection[str] = (),
+        **how: Any,
+    ) -> PreparedCall:
+        """A call of the layer, changed by `how` (see `Layer`). `without`: arguments to leave out."""
+        arguments = self.arguments(inputs, **(given or {}))
+        passed = {name: value for name, value in arguments.items() if name not in without}
+        return self.layer.called(self, inputs, passed, **how)
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        return self.call(inputs)
+
+    def differentiable(self, inputs: Inputs) -> PreparedCall:
+        return self.layer.differentiable(self, inputs)
+
+    def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
+        return self.layer.paths(self, inputs)
+
+    def refused(self, inputs: Inputs) -> Mapping[str, Callable[[], Any]]:
+        return self.layer.refused(self, inputs)

@@ -1,0 +1,61 @@
+"""Operators as implementations: the arrays of a call by name, and what is computed of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from attention_conformance.backends.implementation import Implementation
+from attention_conformance.backends.masks import masked_arrays, own_arrays
+from attention_conformance.backends.memory import coded, paged, segmented, sequences, written
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.in_pages import masked
+
+if TYPE_CHECKING:
+    from attention_conformance.backends.protocol import Backend
+
+Arrays = dict[str, Any]
+"""A framework's arrays by name."""
+
+GIVEN: Mapping[str, Callable[[Backend, Inputs], Arrays]] = {
+    "cached": sequences,
+    "latent": lambda backend, inputs: masked_arrays(backend, masked(inputs)),
+    "merge": own_arrays,
+    "packed": segmented,
+    "paged": paged,
+    "paged-write": written,
+    "quantized": coded,
+    "quantized-write": coded,
+}
+"""The arrays of a call by operator."""
+
+
+class OperatorFunction(Implementation):
+    """An operator: `compute` of `arguments`."""
+
+    def arguments(self, inputs: Inputs) -> Arrays:
+        """The arrays of a call."""
+        return GIVEN[self.operator.name](self.backend, inputs)
+
+    def compute(self, x: Arrays, inputs: Inputs) -> Any:
+        """The outputs for the arrays of a call. Inputs of equal sizes, dtype and options share a
+        program, so nothing else is read off them."""
+        raise NotImplementedError
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        return self.made(inputs, self.arguments(inputs))
+
+    def made(self, inputs: Inputs, arguments: Arrays, *more: Any) -> PreparedCall:
+        """The call of these arguments; `more` is what else its program depends on."""
+        _ = inputs.letters  # read here, because torch.compile cannot trace a cached property
+
+        def call(**arrays: Any) -> Any:
+            return self.compute(arrays, inputs)
+
+        constants = (inputs.sizes, inputs.dtype.name, inputs.case.options, *more)
+        return self.through(PreparedCall(call, arguments, inputs.outputs, constants=constants))
+
+    def through(self, call: PreparedCall) -> PreparedCall:
+        """The call as it is made, such as one that is compiled."""
+        return call

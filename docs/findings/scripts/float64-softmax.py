@@ -1,0 +1,11 @@
+import jax, numpy as np
+jax.config.update("jax_enable_x64", True)
+q, k, v = np.random.default_rng(0).standard_normal((3, 1, 5, 2, 8))
+s = np.einsum("blhd,bmhd->bhlm", q, k) / np.sqrt(8.0)
+p = np.exp(s - s.max(-1, keepdims=True))
+want = np.einsum("bhlm,bmhd->blhd", p / p.sum(-1, keepdims=True), v)
+got = jax.nn.dot_product_attention(*map(jax.numpy.asarray, (q, k, v)))
+error = float(abs(got - want).max())
+print("expected an error of 1e-15 in float64")
+print("got", error, "in", got.dtype)
+print("DEVIATES" if got.dtype == "float64" and error > 1e-9 else "fixed")

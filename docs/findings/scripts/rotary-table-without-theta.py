@@ -1,0 +1,10 @@
+import equinox as eqx, jax.numpy as jnp
+x = jnp.ones((4, 8))
+eqx.nn.RotaryPositionalEmbedding(8, theta=10000.0)(x)
+local = eqx.nn.RotaryPositionalEmbedding(8, theta=500.0)
+wrong = local(x)
+eqx.clear_caches()
+right = local(x)
+print("expected", 0.0)
+print("got", float(abs(wrong - right).max()))
+print("DEVIATES" if abs(wrong - right).max() > 0.1 else "fixed")

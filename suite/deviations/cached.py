@@ -1,0 +1,337 @@
+"""Faults of caches: positions, masks, slots and codes, and what caches must refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from attention_conformance.backends._numpy import Rounded
+from attention_conformance.suite.deviations.deviation import deviation
+from attention_conformance.suite.deviations.kernels.attention import Kernel
+from attention_conformance.suite.deviations.kernels.cached import (
+    Array,
+    Attended,
+    CachedKernel,
+    CodedKernel,
+    Held,
+)
+from attention_conformance.suite.spec.dtypes import CODES, DTYPES, round_to
+from attention_conformance.suite.spec.operators.scripts import capacity
+
+
+def decoding(held: Held) -> bool:
+    """True for a step of one token."""
+    return held.count == 1
+
+
+def ring_written_first(
+    right: CachedKernel, held: Held, query: Array, key: Array, value: Array
+) -> Array:
+    rows = right.rows(held, key.shape[2])
+    right.write(held, key, value)
+    return right.attend(held, Attended(query, held.key, held.value, rows, held.positions))
+
+
+def empty_slots_lowered(right: CachedKernel, held: Held, x: Attended) -> Array:
+    out, inputs = right.attend(held, x), held.inputs
+    large, heads = inputs.dtype.large, inputs.sizes.group
+    empty = (np.abs(x.key) == large).all((1, 3))[:, None, None]
+    scores = x.query @ np.repeat(x.key, heads, 1).swapaxes(2, 3) * inputs.effective_scale
+    attended = (empty & (scores > 1e4)).any(-1, keepdims=True)
+    return np.where(attended, large, out)
+
+
+def stale_after_reset(right: CachedKernel, state: Held, *samples: Rounded) -> Held:
+    state.totals[right.chosen(state, samples)] = 0
+    return state
+
+
+def rollback(leaves: float) -> Callable[..., Held]:
+    """The rollback that leaves as many tokens visible."""
+
+    def crop(right: CachedKernel, state: Held, count: int, *samples: Rounded) -> Held:
+        state.totals[right.chosen(state, samples)] -= count
+        state.positions[state.positions >= state.totals[:, None] + leaves] = -1
+        return state
+
+    return crop
+
+
+class Unguarded(Kernel):
+    """Values of hidden slots are multiplied by their weights, which are 0."""
+
+    def visible(self, value: Array, scores: Array) -> Array:
+        return value
+
+
+def overflows_into_the_next(right: CachedKernel, held: Held, key: Array, value: Array) -> None:
+    samples, slots = held.positions.shape
+    places = held.totals[:, None] + np.arange(key.shape[2])
+    flat = np.arange(samples)[:, None] * slots + places
+    exists, inside = flat < samples * slots, places < slots
+    for cache, new in ((held.key, key), (held.value, value)):
+        rows = np.moveaxis(cache, 2, 1).reshape(samples * slots, cache.shape[1], -1)
+        rows[flat[exists]] = np.moveaxis(new, 2, 1)[exists]
+        cache[:] = np.moveaxis(rows.reshape(samples, slots, cache.shape[1], -1), 2, 1)
+    held.positions[np.nonzero(inside)[0], places[inside]] = places[inside]
+    held.totals = held.totals + key.shape[2]
+
+
+def cleared_and_refused(right: CachedKernel, held: Held, key: Array, value: Array) -> None:
+    held.key[:], held.value[:] = 0.0, 0.0
+    raise ValueError(f"{key.shape[2]} tokens for a cache of {held.slots} slots")
+
+
+def counted_alone(right: CachedKernel, held: Held, key: Array, value: Array) -> None:
+    held.totals = held.totals + key.shape[2]
+
+
+BLOCK = 256
+"""Tokens by which a cache grows, or that a kernel for one query takes at once."""
+
+
+def growth_loses_the_last(right: CachedKernel, held: Held, key: Array, value: Array) -> None:
+    right.write(held, key, value)
+    held.positions[(held.totals > BLOCK)[:, None] & (held.positions == BLOCK - 1)] = -1
+
+
+def bias_of_the_first_rows(
+    right: CachedKernel, held: Held, rows: Array, keys: Array
+) -> Rounded | None:
+    whole = held.inputs.bias
+    if whole is None or held.chunk is None:
+        return None
+    first = replace(held.chunk, starts=(held.chunk.before,) * len(held.chunk.starts))
+    return Rounded(first.biases(whole, keys), held.inputs.dtype)
+
+
+def bias_of_new_keys(right: CachedKernel, held: Held, rows: Array, keys: Array) -> Rounded | None:
+    bias = right.bias(held, rows, keys)
+    if bias is not None:
+        bias.values[..., : keys.shape[1] - rows.shape[1]] = 0
+    return bias
+
+
+def sums_in_the_dtype(right: CachedKernel, held: Held, x: Attended) -> Array:
+    alone = np.broadcast_to(np.eye(x.value.shape[2]), (*x.value.shape[:3], x.value.shape[2]))
+    weights = right.attend(held, replace(x, value=alone))
+    value = np.repeat(x.value, weights.shape[1] // x.value.shape[1], 1)
+    out: Array = np.zeros((*weights.shape[:3], value.shape[3]))
+    for j in range(value.shape[2]):
+        term = weights[..., j, None] * value[:, :, None, j]
+        out = round_to(out + term, held.inputs.dtype)
+    return out
+
+
+def scaled_by(number: Callable[[Array, Array], Any]) -> Callable[..., Array]:
+    """The step that divides values by a number and multiplies the answer: a function of all values and of
+    the values of the chunk."""
+
+    def attend(right: CachedKernel, held: Held, x: Attended) -> Array:
+        largest = number(x.value, x.value[:, :, x.value.shape[2] - held.count :])
+        return np.asarray(right.attend(held, replace(x, value=x.value / largest)) * largest)
+
+    return attend
+
+
+def padding_runs_on(right: CachedKernel, held: Held, x: Attended) -> Array:
+    beyond = held.padding > x.rows[:, -1]
+    key, value = (
+        np.where(beyond[:, None, None, None], np.roll(own, -1, 0), own) for own in (x.key, x.value)
+    )
+    shown = replace(held, padding=np.where(beyond, 0, held.padding))
+    return right.attend(shown, replace(x, key=key, value=value))
+
+
+row = partial(deviation, family="cache", right=CachedKernel)
+coded = partial(deviation, family="quantized", right=CodedKernel)
+
+DEVIATIONS = [
+    row("cached-position-early", "values",
+        "Queries after the first chunk count from one position too early.",
+        "`cache_position = length - 1`; the first token of a chunk is at `length`",
+        rows=lambda right, held, count: right.rows(held, count) - (held.totals[:, None] > 0)),
+    row("cached-mask-of-the-chunk", "values",
+        "The causal mask counts from the first token of the chunk.",
+        "`tril(ones(chunk, keys))`; shift the diagonal by the length of the cache",
+        causal=lambda right, held, rows, keys: np.arange(held.count)[:, None] >= keys[:, None]),
+    row("cached-chunk-unmasked", "values",
+        "Rows of a chunk attend the whole chunk, its future included.",
+        "no causal mask; row i of a chunk behind n tokens sees the keys up to n + i",
+        causal=lambda right, held, rows, keys: np.ones_like(right.causal(held, rows, keys))),
+    row("cached-chunk-sees-itself", "values",
+        "Rows of a later chunk attend the whole chunk, its future included.",
+        "`is_causal` for the first chunk alone; later chunks are causal, too",
+        when=lambda held: held.total > 0,
+        causal=lambda right, held, rows, keys:
+            right.causal(held, rows, keys) | (held.totals > 0)[:, None, None]),
+    row("cached-window-of-decoding", "values",
+        "A step of one token sees one key less than the window, unless that is its own.",
+        "`keys[-window:]` in decoding, `i - j <= window` in prefill: count the same keys",
+        when=decoding, window=lambda right, held, count: held.left and held.left - 1),
+    row("cached-window-of-the-ring", "values",
+        "Once the ring went round a single token attends all slots, whatever has left the window.",
+        "slots are compared with positions; once the ring went round they differ",
+        when=lambda held: decoding(held) and held.total > held.slots,
+        window=lambda right, held, count: None),
+    row("cached-ring-written-first", "values",
+        "A chunk is written into the ring before it attends, and attends the slots alone.",
+        "`update(k, v)` before attention: a chunk overwrites keys that its first rows see",
+        answered=ring_written_first),
+    row("cached-slot-late", "values", "Tokens are written one slot behind their own.",
+        "`length + 1` as the first slot; positions count from 0",
+        put=lambda right, held, slots, *new: right.put(held, (slots + 1) % held.slots, *new)),
+    row("cached-last-slot-overwritten", "values",
+        "Tokens beyond the capacity are written into the last slot.",
+        "`min(position, capacity - 1)`; a ring goes on at slot 0",
+        slots=lambda right, held, places: np.minimum(places, held.slots - 1)),
+    row("cached-empty-slots-attended", "values",
+        "Slots that hold no token are attended, with the numbers that they hold.",
+        "`softmax(q @ cache)` without a mask of the slots that are filled",
+        exists=lambda right, held, keys: np.ones(keys.shape, bool)),
+    row("cached-empty-slots-lowered", "values",
+        "Scores of slots that were never written are lowered by 1e4, and may be attended all the "
+        "same.", "-1e4 for slots without a token, which may hold anything; use -inf",
+        attend=empty_slots_lowered),
+    row("cached-stale-after-reset", "values",
+        "After a reset slots of the sequence before are attended until they are overwritten.",
+        "`length = 0` alone; what old slots hold must be hidden", reset=stale_after_reset),
+    row("cached-rollback-leaves-akey", "values",
+        "Of tokens that are taken back the first one stays visible.",
+        "`keys[:, :, : length - n + 1]`", crop=rollback(leaves=1)),
+    row("cached-rollback-of-the-index", "values",
+        "Tokens that are taken back stay visible to rows of the next chunk behind them.",
+        "the write index alone moves back; hide what was taken back", crop=rollback(leaves=np.inf)),
+    row("cached-rollback-of-nothing", "values", "A rollback of no tokens empties the cache.",
+        "`keys[:, :, :-count]`, which is empty for 0; `keys[:, :, : length - count]`",
+        crop=lambda right, state, count, *samples:
+            right.crop(state, count, *samples) if count else right.reset(state, *samples)),
+    row("cached-nan-of-freed-slots", "election",
+        "NaN in slots whose tokens left the cache reaches other rows.",
+        "0 * NaN is NaN: zero the values that nobody attends, or the slots on reset",
+        facts={"kernel": Unguarded}),
+    row("cached-overflows-into-the-next", "election",
+        "Tokens beyond the capacity are written into the slots of the next sample.",
+        "a flat index without a look at the capacity", when=lambda held: held.left is None,
+        write=overflows_into_the_next),
+    row("cached-cleared-when-full", "election",
+        "A chunk beyond the capacity raises, after all slots were zeroed.",
+        "slots are cleared and then counted; count first, and raise before a write",
+        facts={"elections": CachedKernel.elections | {"beyond-capacity": "raises"}},
+        when=lambda held: held.left is None and held.total + held.count > held.slots,
+        write=cleared_and_refused),
+    row("cached-frozen", "values", "Only the first chunk is kept.",
+        "`cache_position` that is never advanced, or a copy that is written",
+        when=lambda held: held.total > 0, write=counted_alone),
+    row("cached-slopes-anew", "values",
+        "The distances of ALiBi count queries from the first one of the chunk.",
+        "`arange(chunk)` for the positions of queries; add the length of the cache",
+        distance=lambda right, held, rows, keys:
+            np.abs(np.arange(held.count)[:, None] - keys[:, None])),
+    row("cached-slopes-of-rounded-positions", "values",
+        "The positions whose distances ALiBi takes are rounded to bfloat16.",
+        "`arange(n, dtype=k.dtype)`; bfloat16 holds no odd number above 256",
+        distance=lambda right, held, rows, keys: right.distance(held,
+            *[round_to(x.astype(float), DTYPES["bf16"]) for x in (rows, keys)])),
+    row("cached-growth-loses-the-last", "values",
+        "When more than 256 tokens arrive, the newest key before them is lost.",
+        "`concatenate([old[:-1], zeros(256)])`; copy all tokens when the buffer grows",
+        write=growth_loses_the_last),
+    row("cached-decoding-of-one-block", "values",
+        "Steps of one token attend the first 256 tokens alone.",
+        "the loop over blocks of keys ends after the first; add all parts", when=decoding,
+        causal=lambda right, held, rows, keys:
+            right.causal(held, rows, keys) & (keys < BLOCK)[:, None]),
+    row("cached-bias-of-the-first-rows", "values",
+        "Every chunk takes the bias of the first queries.",
+        "`bias[:, :, :chunk]`; a chunk's rows begin behind earlier ones", family="scores",
+        bias=bias_of_the_first_rows),
+    row("cached-bias-of-new-keys", "values", "Keys that the cache holds already have no bias.",
+        "a bias of the new keys alone; cached keys have one, too", family="scores",
+        bias=bias_of_new_keys),
+    row("cached-decoding-uncapped", "values", "Steps of one token have no softcap.",
+        "the softcap of the prefill is missing in the kernel for one token", family="scores",
+        when=decoding, softcap=lambda right, held, count: None),
+    row("cached-sinks-once", "values", "Only the first chunk has sinks.",
+        "sinks of the first chunk alone; every softmax has them", family="sinks",
+        when=lambda held: held.total > 0, sinks=lambda right, held: None),
+    row("cached-pairs-see-both", "invariant_cutting",
+        "Both rows of a chunk of two tokens attend both.",
+        "a kernel for two tokens without a mask; a drafted token sees no later one",
+        when=lambda held: held.count == 2,
+        causal=lambda right, held, rows, keys:
+            right.causal(held, np.maximum(rows, rows[:, -1:]), keys)),
+    row("cached-sums-in-the-dtype", "values",
+        "The values of tokens are added one after the other in the dtype of the cache.",
+        "`out += w * v` in the dtype of `v`; add in float32", family="numerics",
+        facts={"numerics": "stepwise"}, attend=sums_in_the_dtype),
+    row("cached-prompt-scaled-by-itself", "tokens_apart",
+        "The values of a sample's prompt are divided by a number that depends on all of its "
+        "tokens.", "`amax` of the prompt; its later tokens are the future of earlier rows",
+        when=lambda held: held.total == 0,
+        attend=scaled_by(lambda value, own: 1 + np.abs(own).mean((1, 2, 3), keepdims=True))),
+    row("cached-scaled-by-the-cache", "tokens_apart",
+        "Values are divided by a number that depends on all slots, hidden and stale ones too.",
+        "`amax` of the whole cache; scale by the values that are attended",
+        attend=scaled_by(lambda value, own: 1 + np.abs(value).mean())),
+    row("cached-rollback-beyond-the-length", "bad_problem",
+        "A rollback of more tokens than there are empties the cache.",
+        "`max(length - n, 0)`; refuse more tokens than there are",
+        crop=lambda right, state, count, *samples: right.crop(state, min(count, state.total), *samples)),
+    row("cached-rollback-of-negative", "bad_problem",
+        "A rollback of a negative number of tokens does nothing.",
+        "`if n > 0`; refuse a negative number of tokens",
+        crop=lambda right, state, count, *samples: right.crop(state, max(count, 0), *samples)),
+    row("cached-of-one-slot-at-least", "bad_problem",
+        "A cache without slots, or with a negative number of them, has one slot.",
+        "`max(capacity, 1)`; refuse a cache without slots",
+        room=lambda right, inputs: max(capacity(inputs.case), 1)),
+    row("cached-history-from-the-end", "bad_problem",
+        "A negative sample whose history goes on is counted from the end of the batch.",
+        "`cache[samples]`, in which -1 is the last sample; raise for negative ones",
+        reorder=lambda right, state, samples: right.reorder(state,
+            Rounded(np.where(samples.values < 0, len(state.totals) - 1, samples.values), None))),
+    row("cached-history-clamped", "bad_problem",
+        "A sample beyond the batch goes on with the history of the last one.",
+        "an index unchecked; raise unless `0 <= sample < batch`",
+        reorder=lambda right, state, samples:
+            right.reorder(state, Rounded(np.minimum(samples.values, len(state.totals) - 1), None))),
+    row("cached-reset-of-another", "bad_problem",
+        "A reset or a rollback of a sample beyond the batch is one of another sample.",
+        "`lengths[samples % batch] = 0`; raise unless `0 <= sample < batch`",
+        chosen=lambda right, held, samples:
+            right.chosen(held, [Rounded(x.values % len(held.totals), None) for x in samples])),
+    row("cached-padding-unhides-slots", "bad_problem",
+        "With negative left padding slots that hold no token are attended.",
+        "a signed `key >= padding`; raise for negative padding",
+        exists=lambda right, held, keys: keys >= np.minimum(held.padding, 0)[:, None]),
+    row("cached-padding-runs-on", "bad_problem",
+        "A sample with more left padding than tokens attends the next sample.",
+        "a flat index beyond the sample; raise if padding exceeds the length",
+        attend=padding_runs_on),
+    coded("cached-codes-scale-of-the-prompt", "values",
+        "All tokens have the scales of the first chunk, and larger ones are clipped.",
+        "a scale from the prompt that is kept; later tokens are larger",
+        scale_of=lambda right, x, held: held.__dict__.setdefault("scales",
+            {}).setdefault(x.shape[-1], right.scale_of(x, held).min(2, keepdims=True))),
+    coded("cached-codes-scale-of-the-next-token", "values",
+        "Codes of a chunk are read with the scale of the next token.",
+        "`scale[slot + 1]`, lengths that already count the new token",
+        read_scale=lambda right, scale: np.roll(scale, -1, 2)),
+    coded("cached-codes-scale-of-the-first-head", "values",
+        "Codes of all heads are read with the scales of the first head.",
+        "`scale[:, 0]`; every head has a scale", family="heads",
+        read_scale=lambda right, scale: scale[:, :1] + 0 * scale),
+    coded("cached-codes-wrap", "values",
+        "The largest number of a token becomes 128, which wraps around.",
+        "`amax / 128` and no `clamp`; the largest code is 127", family="numerics",
+        scale_of=lambda right, x, held: right.scale_of(x, held) * 127 / 128,
+        codes_of=lambda right, t: (np.rint(t) + 128) % 256 - 128),
+    coded("cached-codes-of-four-bits", "values", "Tokens are kept in int4, and int8 is declared.",
+        "4 bits for 8; declare the format that is kept", family="numerics",
+        facts={"kept_in": CODES["int4"]}),
+]  # fmt: skip

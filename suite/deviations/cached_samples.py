@@ -1,0 +1,229 @@
+"""Faults of caches whose samples have left padding, share histories, or remember more than tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from attention_conformance.backends._numpy import Rounded
+from attention_conformance.backends.caching import Turn
+from attention_conformance.suite.deviations.deviation import deviation, fault, memory
+from attention_conformance.suite.deviations.kernels.cached import (
+    Array,
+    CachedKernel,
+    Held,
+    ProjectedKernel,
+)
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.scripts import Chunk
+
+
+@fault(
+    "values",
+    "`expand`, or one entry of a table for two samples; copy when one of them writes",
+    family="cache",
+)
+class CachedForkShares(CachedKernel):
+    """Samples that go on with one history write into one place: the last of them wins."""
+
+    def init(self, inputs: Inputs, key: Any) -> Held:
+        held = super().init(inputs, key)
+        # The samples that hold each one's tokens, and how many there were when they parted.
+        held.known |= {"places": tuple(range(inputs.sizes.B)), "forked": 0}
+        return held
+
+    def pick(self, held: Held, samples: list[int]) -> None:
+        super().pick(held, samples)
+        held.known["places"] = tuple(samples.index(n) for n in samples)
+        held.known["forked"] = held.total
+
+    def step(
+        self, state: Held, query: Rounded, key: Rounded, value: Rounded, turn: Turn
+    ) -> tuple[Rounded, Held]:
+        answer = super().step(state, query, key, value, turn)
+        self.share(state, turn.chunk)
+        return answer
+
+    def share(self, held: Held, chunk: Chunk, slots: slice = slice(None)) -> None:
+        """These slots of samples in one place take what the last one that stepped has there."""
+        last = {held.known["places"][n]: n for n in chunk.own}
+        of = [last.get(place, n) for n, place in enumerate(held.known["places"])]
+        for cache in (held.key, held.value):
+            cache[:, :, slots] = cache[of][:, :, slots]
+
+
+def parted(right: CachedForkShares, held: Held, chunk: Chunk) -> None:
+    """Every sample has a place of its own."""
+    held.known["places"] = tuple(range(len(held.known["places"])))
+
+
+def fork_shares_until_all_step(right: CachedForkShares, held: Held, chunk: Chunk) -> None:
+    if chunk.samples is None:
+        parted(right, held, chunk)
+    right.share(held, chunk)
+
+
+PAGE = 16
+"""The tokens of a page of a cache that has its slots in pages."""
+
+
+def freed_twice(right: CachedForkShares, state: Held, *samples: Rounded) -> Held:
+    places, count = list(state.known["places"]), len(state.totals)
+    for n in np.arange(count)[right.chosen(state, samples)]:
+        if state.totals[n] == 0:
+            places[(n + 1) % count] = places[n]
+    state.known["places"] = tuple(places)
+    return right.reset(state, *samples)
+
+
+def picked_apart(right: CachedForkShares, held: Held, samples: list[int]) -> None:
+    right.pick(held, samples)
+    held.known["places"] = tuple(range(len(samples)))
+
+
+def unchanged(step: str, name: str) -> Callable[..., None]:
+    """The step that leaves one of the arrays of a cache as it was."""
+
+    def change(right: CachedKernel, held: Held, *more: Any) -> None:
+        before = getattr(held, name).copy()
+        getattr(right, step)(held, *more)
+        setattr(held, name, before)
+
+    return change
+
+
+def picked_in_place(right: CachedKernel, held: Held, samples: list[int]) -> None:
+    for name in held.ARRAYS:
+        array = getattr(held, name)[: len(samples)].copy()
+        for sample, source in enumerate(samples):
+            array[sample] = array[source] if source < sample else getattr(held, name)[source]
+        setattr(held, name, array)
+
+
+def lengths_stay(right: CachedKernel, held: Held, samples: list[int]) -> None:
+    totals = held.totals.copy()
+    right.pick(held, samples)
+    held.totals = totals
+    held.positions = np.where(held.positions < totals[:, None], held.positions, -1)
+
+
+def picked_with_a_history(right: CachedForkShares, held: Held, samples: list[int]) -> None:
+    right.pick(held, samples)
+    history, places = held.known["places"], tuple(range(len(samples)))
+    held.known |= {"history": history, "freed": set(), "places": places}
+
+
+def branches_free_twice(right: CachedForkShares, state: Held, *samples: Rounded) -> Held:
+    places, history = list(state.known["places"]), state.known.get("history", ())
+    freed = state.known.setdefault("freed", set())
+    freed |= {*np.arange(len(places))[right.chosen(state, samples)].tolist()}
+    for n in freed.intersection(range(len(history))):
+        places[n] = history[n] if history[n] in freed else places[n]
+    state.known["places"] = tuple(places)
+    return right.reset(state, *samples)
+
+
+def padding_of_slots(right: CachedKernel, held: Held, keys: Array) -> Array:
+    places = np.broadcast_to(np.arange(held.slots), (len(keys), held.slots))
+    slots = np.concatenate([places, keys[:, held.slots :]], 1)
+    return right.padded(held, slots)
+
+
+def kept_by_calls(right: CachedKernel, inputs: Inputs, key: Any) -> Held:
+    new = right.init(inputs, key)
+    old = memory(right).get(new.key.shape, new)
+    new.key, new.value, new.positions = old.key, old.value, old.positions
+    memory(right)[new.key.shape] = new
+    return new
+
+
+row = partial(deviation, family="cache", right=CachedKernel)
+layer = partial(deviation, family="cache", right=ProjectedKernel)
+
+DEVIATIONS = [
+    row("cached-kept-by-calls", "stateless",
+        "The cache of the last call of a shape serves the next one, with its tokens.",
+        "a buffer for each shape; clear it, or hide what an earlier call left",
+        family="state", init=kept_by_calls),
+    row("cached-fork-shares-until-all-step", "values",
+        "Branches of one history write into one place until all samples step together.",
+        "a fork that is copied in steps of all samples; copy when one branch steps, too",
+        right=CachedForkShares, share=fork_shares_until_all_step),
+    row("cached-fork-shares-its-history", "values",
+        "Without a window all branches see what one of them writes over tokens of the common "
+        "history.", "full pages shared as if they were read alone; a rollback writes into them",
+        right=CachedForkShares, when=lambda held: held.left is None,
+        share=lambda right, held, chunk: right.share(held, chunk, slice(held.known["forked"]))),
+    row("cached-fork-shares-full-pages", "values",
+        "Without a window all branches see what one of them writes over full pages of the history.",
+        "a copy of the last page alone, if it is not full; a rollback may end in a full page",
+        right=CachedForkShares, when=lambda held: held.left is None,
+        share=lambda right, held, chunk:
+            right.share(held, chunk, slice(held.known["forked"] // PAGE * PAGE))),
+    row("cached-freed-twice", "values",
+        "A sample that is empty and reset writes into one place with the sample behind it.",
+        "`free.append(page)` for a sample without pages; clear its table when it is freed",
+        right=CachedForkShares, pick=picked_apart, reset=freed_twice),
+    row("cached-branches-free-twice", "values",
+        "Slots that branches share become free with every branch that is reset: two samples take "
+        "them.", "`free.extend(pages)` for every branch; count the branches that share a page",
+        right=CachedForkShares, pick=picked_with_a_history,
+        reset=branches_free_twice),
+    row("cached-values-stay", "values",
+        "Reordered samples have the keys of their new history, and the values of their old one.",
+        "`reorder_cache` of the keys alone", pick=unchanged("pick", "value")),
+    row("cached-padding-stays", "values", "Reordered samples keep their own left padding.",
+        "`left_padding` belongs to a sample's history; reorder it, too",
+        pick=unchanged("pick", "padding")),
+    row("cached-reordered-in-place", "values",
+        "Samples are reordered one after the other: a history that was overwritten is read.",
+        "`for n, m in enumerate(samples): keys[n] = keys[m]`; use `keys[samples]`",
+        pick=picked_in_place),
+    row("cached-lengths-stay", "values",
+        "Reordered samples have the tokens of their new history, and the length of their old one.",
+        "`reorder_cache` of keys and values alone; lengths belong to a history, too",
+        pick=lengths_stay),
+    row("cached-padding-attended", "values", "Left padding is attended.",
+        "`is_causal=True` without the padding mask once there is a cache",
+        padded=lambda right, held, keys: np.zeros(keys.shape, bool)),
+    row("cached-padding-of-the-prompt-attended", "values",
+        "Left padding is attended in the chunk that it comes with.",
+        "no `attention_mask` in the prefill; padding comes with the prompt's own chunk",
+        padded=lambda right, held, keys: right.padded(held, keys) & (held.totals > 0)[:, None]),
+    row("cached-padding-in-the-window-attended", "values",
+        "With a window left padding is attended in the chunk that it comes with.",
+        "a sliding mask of the prefill that leaves out `attention_mask`",
+        padded=lambda right, held, keys:
+            right.padded(held, keys) & ((held.totals > 0) | (held.left is None))[:, None]),
+    row("cached-padding-of-the-first-chunk", "values",
+        "Left padding ends with the first chunk of a prompt.",
+        "the `attention_mask` of the first chunk; padding may be longer than a chunk",
+        begun=lambda right, held, turn:
+            np.minimum(right.begun(held, turn), np.maximum(held.totals, turn.chunk.count))),
+    row("cached-padding-outlives-reset", "values",
+        "After a reset a prompt has the left padding of the prompt before.",
+        "`left_padding` that is read once; a reset forgets that of the prompt before",
+        begun=lambda right, held, turn:
+            np.where(np.array(turn.chunk.starts) == 0, turn.padding, held.padding)),
+    row("cached-padding-of-slots", "values",
+        "Left padding hides the first slots of a ring, also when other tokens lie there.",
+        "padding of the first slots; subtract what has left the ring", padded=padding_of_slots),
+    layer("cached-options-of-the-first-step", "values",
+        "Softcap, sinks, slopes, scale, bias and base of the first step serve all later sequences.",
+        "`self.scale = scale` in the first step; every step has options of its own",
+        right=CachedKernel,
+        step=lambda right, state, query, key, value, turn: right.step(state, query, key, value,
+            replace(turn, inputs=state.known.setdefault("first", turn.inputs)))),
+    layer("cached-absorbed-queries", "values",
+        "Queries and keys are projected by what their parameters were in the first step.",
+        "`self.w_qk = w_q @ w_k.T` when the layer is made; absorb parameters in every step",
+        projections=lambda right, held, signs: (*(held.signs or signs)[:2], *signs[2:])),
+    layer("cached-absorbed-rows", "values",
+        "Rows are projected by what the parameters were in the first step.",
+        "`self.w_vo = w_v @ w_o` when the layer is made; absorb parameters in every step",
+        projections=lambda right, held, signs: (*signs[:3], *(held.signs or signs)[3:])),
+]  # fmt: skip

@@ -1,0 +1,296 @@
+"""Faults of caches whose samples step alone, hold several documents, rotate, or take trees."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from attention_conformance.backends._numpy import Rounded
+from attention_conformance.suite.deviations.cached import scaled_by
+from attention_conformance.suite.deviations.cached_samples import (
+    CachedForkShares,
+    parted,
+    unchanged,
+)
+from attention_conformance.suite.deviations.deviation import deviation
+from attention_conformance.suite.deviations.kernels.cached import (
+    Array,
+    Attended,
+    CachedKernel,
+    Held,
+)
+from attention_conformance.suite.spec.dtypes import DTYPES, round_to
+from attention_conformance.suite.spec.masks import Tree
+
+
+def siblings_seen(right: CachedKernel, tree: Tree, count: int) -> Array:
+    depths = tree.depths(count)
+    return (depths[:, None] > depths) | np.eye(count, dtype=bool)
+
+
+def chain(held: Held) -> bool:
+    """True for a tree without siblings."""
+    return held.tree is not None and (held.tree.depths(held.count) > 0).sum() == held.count - 1
+
+
+def depth_is_the_index(right: CachedKernel, held: Held, rows: Array, keys: Array) -> Array:
+    count = held.count
+    index = np.arange(count)
+    before = keys[:, None, :-count]
+    own = held.totals[:, None] + index
+    among = np.broadcast_to(np.abs(index[:, None] - index), (len(keys), count, count))
+    return np.concatenate([own[:, :, None] - before, among], 2)
+
+
+def keep_leaves_asibling(
+    right: CachedKernel, held: Held, sample: int, path: list[int], count: int
+) -> None:
+    first = held.totals[sample] - count
+    right.leave(held, sample, path, count)
+    if len(path) < count:
+        held.positions[sample, (first + len(path)) % held.slots] = held.totals[sample] - 1
+
+
+def tree_leaves_by_depth(right: CachedKernel, state: Held, count: int, *samples: Rounded) -> Held:
+    assert state.tree is not None
+    depths = state.tree.depths(state.count)
+    return right.crop(state, count - len(depths) + len({*depths.tolist()}), *samples)
+
+
+def moved_for_all_branches(
+    right: CachedForkShares, held: Held, sample: int, path: list[int], count: int
+) -> None:
+    right.leave(held, sample, path, count)
+    moved = (held.totals[sample] - 1 - np.arange(len(path))) % held.slots
+    for n, place in enumerate(held.known["places"]):
+        if place == held.known["places"][sample]:
+            for cache in (held.key, held.value):
+                cache[n][:, moved] = cache[sample][:, moved]
+
+
+def keep_counts_the_tree(
+    right: CachedKernel, held: Held, sample: int, path: list[int], count: int
+) -> None:
+    right.leave(held, sample, path, count)
+    held.totals[sample] += count - len(path)
+
+
+def keep_of_the_ring(
+    right: CachedKernel, held: Held, sample: int, path: list[int], count: int
+) -> None:
+    before = held.key.copy(), held.value.copy()
+    around = held.totals[sample] % held.slots < count
+    right.leave(held, sample, path, count)
+    if held.totals[sample] > held.slots and around:
+        held.key, held.value = before
+
+
+def subset_taken_for_the_first(
+    right: CachedKernel, state: Held, *more: Any
+) -> tuple[Rounded, Held]:
+    query, key, value, turn = more
+    first = tuple(range(len(turn.chunk.own)))
+    chunk = replace(turn.chunk, samples=turn.chunk.samples and first)
+    return right.step(state, query, key, value, replace(turn, chunk=chunk))
+
+
+def subset_advances_all(right: CachedKernel, state: Held, *more: Any) -> tuple[Rounded, Held]:
+    before, chunk = state.totals.copy(), more[-1].chunk
+    answer = right.step(state, *more)
+    if chunk.samples is not None:
+        state.totals = before + chunk.count
+    return answer
+
+
+def document_kept(right: CachedKernel, state: Held, *more: Any) -> Held:
+    if state.begins is not None:
+        state.known["latest"] = int(state.begins.max())
+    return right.crop(state, *more)
+
+
+def counts_on(right: CachedKernel, state: Held, count: int, *samples: Rounded) -> Held:
+    state.known["arrived"] = state.known.get("arrived", 0) + count
+    return right.crop(state, count, *samples)
+
+
+def places_in_the_chunk(right: CachedKernel, held: Held, count: int) -> Array:
+    return np.broadcast_to(right.depths(held, count), (len(held.totals), count))
+
+
+def rotated_twice(right: CachedKernel, held: Held, x: Attended) -> Array:
+    before = x.key.shape[2] - x.query.shape[2]
+    again = right.rotated(held, x.key[:, :, :before], np.maximum(x.keys[:, :before], 0))
+    both = np.concatenate([again, x.key[:, :, before:]], 2)
+    return right.attend(held, replace(x, key=both))
+
+
+def base_ignored(right: CachedKernel, held: Held, *more: Array) -> Array:
+    case = held.inputs.case
+    usual = replace(case, options=tuple(o for o in case.options if o[0] != "base"))
+    return right.rotated(replace(held, inputs=replace(held.inputs, case=usual)), *more)
+
+
+row = partial(deviation, family="cache", right=CachedKernel)
+rotary = partial(deviation, family="rotary", right=CachedKernel)
+
+DEVIATIONS = [
+    row("cached-siblings-seen", "values",
+        "A node of a tree attends all nodes of smaller depth, those of other branches, too.",
+        "`depth[j] < depth[i]`; a node attends its ancestors", family="mask",
+        ancestry=siblings_seen),
+    row("cached-first-node-seen", "values",
+        "All nodes attend the first node of a tree, also those that do not descend from it.",
+        "`mask[:, 0] = True` for a root; the parent of several nodes may be in the cache",
+        family="mask",
+        ancestry=lambda right, tree, count:
+            tree.paths(count) | np.tri(count, dtype=bool) & (np.arange(count) == 0)),
+    row("cached-parent-dropped", "paths_alone", "A node of a tree does not attend its parent.",
+        "`parents[parents[i]]` as the first ancestor", family="mask",
+        ancestry=lambda right, tree, count:
+            tree.paths(count) & (tree.parents(count)[:, None] != np.arange(count))),
+    row("cached-grandparents-at-most", "chain",
+        "A node of a tree attends its parent and grandparent, and no farther ancestors.",
+        "a loop over two levels of `parents`; go on until there is no parent", family="mask",
+        ancestry=lambda right, tree, count: tree.paths(count)
+            & (tree.depths(count)[:, None] - tree.depths(count) <= 2)),
+    row("cached-path-of-the-node-before", "values",
+        "A node of a tree attends the ancestors of the node before it.",
+        "`ancestors[i - 1]`; the path begins at the node's own parent", family="mask",
+        ancestry=lambda right, tree, count:
+            tree.paths(count)[np.maximum(np.arange(count) - 1, 0)] | np.eye(count, dtype=bool)),
+    row("cached-chain-unmasked", "chain",
+        "The nodes of a tree without siblings attend one another, later ones too.",
+        "no mask if every node has one child; a chain is causal", family="mask", when=chain,
+        shown=lambda right, held, rows, keys: right.shown(held, rows, keys)
+            | (np.arange(keys.shape[1]) >= keys.shape[1] - held.count)),
+    row("cached-scaled-by-the-tree", "tokens_apart",
+        "The values of a tree are divided by a number that depends on all its nodes.",
+        "`amax` over the drafted values; scale by the path's own ones", family="scores",
+        when=lambda held: held.tree is not None,
+        attend=scaled_by(lambda value, own: 1 + np.abs(own).mean())),
+    row("cached-depth-is-the-index", "values",
+        "Positions of a tree's nodes are their numbers, and not their depths.",
+        "`position_ids = arange(n)`; those of a tree are depths", family="scores",
+        when=lambda held: held.tree is not None, distance=depth_is_the_index),
+    row("cached-keeps-the-first-nodes", "values",
+        "Of a tree as many first nodes are kept as the path has.",
+        "`cache[: length + accepted]`; accepted nodes need not be the first ones",
+        leave=lambda right, held, sample, path, count:
+            right.leave(held, sample, [*range(len(path))], count)),
+    row("cached-keep-leaves-asibling", "values",
+        "Behind the path that is kept the next node of the tree stays visible.",
+        "`keep[: n + 1]`; hide what is not on the path", leave=keep_leaves_asibling),
+    row("cached-tree-leaves-by-depth", "values",
+        "A rollback behind a tree takes fewer tokens back: of nodes in one depth only one counts.",
+        "`length -= depth` for a tree that is rejected; a rollback counts nodes",
+        when=lambda state: state.tree is not None, crop=tree_leaves_by_depth),
+    row("cached-keep-moves-keys-alone", "values",
+        "The values of a path that is kept stay where the tree had them.",
+        "keys are moved to the front, and values are not", leave=unchanged("leave", "value")),
+    row("cached-keeps-for-all-branches", "values",
+        "A path that a branch keeps is moved in the memory of all branches that have not stepped "
+        "since.", "a path is moved within pages that branches share; copy a page before a write",
+        right=CachedForkShares, share=parted, leave=moved_for_all_branches),
+    row("cached-keep-counts-the-tree", "values",
+        "After a path is kept positions go on behind the whole tree.",
+        "`length += n_nodes`; the length grows by the accepted ones", leave=keep_counts_the_tree),
+    row("cached-keeps-one-path", "values", "All samples keep the path of the first one.",
+        "`paths[0]` for all samples",
+        keep=lambda right, state, paths, count, *samples:
+            right.keep(state, Rounded(0 * paths.values + paths.values[:1], None), count, *samples)),
+    row("cached-keeps-for-the-first", "values",
+        "Of the tree of some samples alone the first samples of the cache keep the paths.",
+        "`for n, path in enumerate(paths)`; the n-th path is that of `samples[n]`",
+        keep=lambda right, state, paths, count, *samples: right.keep(state, paths, count,
+            *[Rounded(np.arange(len(x.values)), None) for x in samples])),
+    row("cached-keep-of-the-ring", "values",
+        "The nodes of a path stay where they are if the ring begins anew within their tree.",
+        "`slots[first + node]`; in a ring `(first + node) % capacity`", leave=keep_of_the_ring),
+    row("cached-subset-taken-for-the-first", "values",
+        "If some samples step alone, they read and write the first samples of the cache.",
+        "`cache[: len(samples)]`; `cache[samples]`", step=subset_taken_for_the_first),
+    row("cached-subset-advances-all", "values",
+        "If some samples step alone, the lengths of all samples grow.",
+        "`lengths += n`; `lengths[samples] += n`", step=subset_advances_all),
+    row("cached-length-of-the-longest", "values",
+        "Queries of shorter samples have the positions of the longest one.",
+        "`lengths.max()` for every sample; positions count from the sample's own length",
+        rows=lambda right, held, count:
+            right.rows(held, count) + (held.total - held.totals)[:, None]),
+    row("cached-reset-of-all", "values", "The reset of one sample is one of all.",
+        "`length.zero_()`; `length[sample] = 0`",
+        reset=lambda right, state, *samples: right.reset(state)),
+    row("cached-rollback-of-all", "values", "The rollback of one sample is one of all.",
+        "a rollback of all samples where some reject tokens",
+        crop=lambda right, state, count, *samples: right.crop(state, count)),
+    row("cached-documents-together", "values", "Tokens attend earlier documents of their sample.",
+        "`is_causal=True` over all that the cache holds; hide earlier documents",
+        in_document=lambda right, held, rows, keys, begins:
+            np.ones((*rows.shape, keys.shape[1]), bool)),
+    row("cached-documents-of-the-chunk", "values",
+        "Tokens of a document that began in an earlier chunk attend the documents before it.",
+        "documents are found in the positions of a chunk; remember where the last one began",
+        in_document=lambda right, held, rows, keys, begins:
+            right.in_document(held, rows, keys, np.where(begins < rows[:, :1], 0, begins))),
+    row("cached-rollback-keeps-the-document", "values",
+        "After a rollback into the document before tokens attend from the beginning of the later "
+        "one.", "`start = max(start, ...)`; a rollback may end in the document before",
+        crop=document_kept,
+        in_document=lambda right, held, rows, keys, begins:
+            right.in_document(held, rows, keys, 
+                np.minimum(np.maximum(begins, held.known.get("latest", 0)), rows))),
+    rotary("cached-rotary-anew", "values", "The positions of a rotation begin at 0 in every chunk.",
+        "`arange(chunk)`; add the length of the cache", key_turns=places_in_the_chunk),
+    rotary("cached-rotary-of-keys-alone", "values",
+        "Keys are rotated by their positions, and queries by their places in the chunk.",
+        "`offset` for the keys alone; rotate queries by the same positions",
+        query_turns=places_in_the_chunk),
+    rotary("cached-rotary-of-queries-later", "values",
+        "Queries are rotated by positions behind their chunk.",
+        "`offset` read after the update of the cache, or a view of it that moves on",
+        query_turns=lambda right, held, count: right.joining(held, count) + count),
+    rotary("cached-rotary-of-slots", "values",
+        "Positions of a rotation begin at 0 again once the ring went round.",
+        "the slot of a token for its position; they differ once the ring went round",
+        key_turns=lambda right, held, count: right.joining(held, count) % held.slots),
+    rotary("cached-rotary-counts-on", "values",
+        "The positions of a rotation count tokens that were taken back, too.",
+        "an offset that grows at every chunk; a rollback and a reset move it back",
+        crop=counts_on,
+        key_turns=lambda right, held, count: 
+            right.joining(held, count) + held.known.get("arrived", 0)),
+    rotary("cached-rotary-of-the-longest", "values",
+        "The positions of a rotation begin at the length of the longest sample.",
+        "`lengths.max()` as offset of all samples; each has its own",
+        key_turns=lambda right, held, count:
+            np.broadcast_to(held.total + right.depths(held, count), (len(held.totals), count))),
+    rotary("cached-rotary-padded-once", "values",
+        "Positions of queries count from behind the left padding, and those of keys from its "
+        "beginning.", "positions of queries without their left padding, and of keys with it",
+        query_turns=lambda right, held, count: right.joining(held, count) - held.padding[:, None]),
+    rotary("cached-rotary-of-nodes", "values",
+        "The nodes of a tree are rotated by their numbers, and not by their depths.",
+        "`arange(nodes)` for the nodes of a tree; a node stands at its depth",
+        key_turns=lambda right, held, count: held.totals[:, None] + np.arange(count)),
+    rotary("cached-rotated-twice", "values",
+        "Keys that the cache holds are rotated again when a later chunk attends them.",
+        "keys that are kept rotated, and rotated again when they are read", attend=rotated_twice),
+    rotary("cached-rotary-of-one-document", "values",
+        "Positions of keys count from the beginning of their document, and those of queries do "
+        "not.",
+        "positions of a document for its keys, and of the sample for queries of later chunks",
+        key_turns=lambda right, held, count:
+            right.joining(held, count) - held.begins * (held.padding[:, None] == 0),
+        query_turns=lambda right, held, count: right.joining(held, count)),
+    rotary("cached-rotary-base-ignored", "values",
+        "The base of the rotation's frequencies is always 10000.",
+        "`10000.0` in place of the argument", rotated=base_ignored),
+    rotary("cached-rotary-of-rounded-positions", "values",
+        "Positions of a rotation are rounded to bfloat16.",
+        "`arange(n, dtype=x.dtype)`; bfloat16 holds no odd number above 256",
+        key_turns=lambda right, held, count:
+            round_to(right.key_turns(held, count).astype(float), DTYPES["bf16"])),
+]  # fmt: skip

@@ -1,0 +1,90 @@
+"""Honest layers of an encoder in NumPy, one method a step, and one with a backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from scipy.special import erf
+
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.suite.deviations.kernels.layer import LayerCall, MultiHeadKernel
+from attention_conformance.suite.deviations.kernels.layer_gradient import Differentiated
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.encoder import ENCODER, FEATURES, PARAMETERS
+
+
+class EncoderKernel(MultiHeadKernel):
+    """Attention and feed-forward network with residuals and norms, in working precision, rounded once."""
+
+    operator = ENCODER
+    features = FEATURES
+    parameters = tuple(PARAMETERS)
+    dropout = ""
+    elections = {
+        "fully-masked-row": "zeros",
+        "padded-sample": "zeros",
+        "fully-masked-row-gradient": "nothing",
+    }
+
+    def flagged_call(self, inputs: Inputs, **flags: Any) -> PreparedCall:
+        own = {name: inputs.case.option(name) for name in ("pre", "activation")}
+        return super().flagged_call(inputs, **own, **flags)
+
+    def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
+        return {}
+
+    def compute(self, call: LayerCall) -> tuple[np.ndarray, np.ndarray]:
+        x = self.load(call.query, call)
+        if call.pre:
+            y = self.joined_with(x, self.attended(self.norm(x, "norm1", call), call), call)
+            out = self.joined_with(y, self.network(self.norm(y, "norm2", call), call), call)
+        else:
+            y = self.norm(self.joined_with(x, self.attended(x, call), call), "norm1", call)
+            out = self.norm(self.joined_with(y, self.network(y, call), call), "norm2", call)
+        return out, np.zeros(0)
+
+    def joined_with(self, x: np.ndarray, y: np.ndarray, call: LayerCall) -> np.ndarray:
+        """A residual."""
+        return self.keep(x + y, "features", call)
+
+    def norm(self, x: np.ndarray, name: str, call: LayerCall) -> np.ndarray:
+        gain, offset = (self.number(f"{name}_{part}", call) for part in ("gain", "offset"))
+        return self.keep(self.standardised(x, call) * gain + offset, "features", call)
+
+    def attended(self, x: np.ndarray, call: LayerCall) -> np.ndarray:
+        query, key, value = (self.projected(x, n, call) for n in ("query", "key", "value"))
+        hidden = self.hide(self.scores(query, key, call), self.allowed(call), call)
+        attended = self.attend(self.weights(hidden, call), self.visible(value, hidden), call)
+        return self.output(self.merge(attended, call), call)
+
+    def network(self, y: np.ndarray, call: LayerCall) -> np.ndarray:
+        h = self.linear(y, "linear1", call)
+        return self.linear(self.keep(self.activated(h, call), "features", call), "linear2", call)
+
+    def linear(self, x: np.ndarray, name: str, call: LayerCall) -> np.ndarray:
+        return self.keep(
+            x @ self.number(f"{name}_kernel", call) + self.number(f"{name}_bias", call),
+            "features", call,
+        )  # fmt: skip
+
+    def activated(self, h: np.ndarray, call: LayerCall) -> np.ndarray:
+        return np.maximum(h, 0) if call.activation == "relu" else self.gelu(h)
+
+    def gelu(self, h: np.ndarray) -> np.ndarray:
+        return h * (1 + erf(h / np.sqrt(h.dtype.type(2)))) / 2
+
+    def number(self, name: str, call: LayerCall) -> np.ndarray:
+        return self.load(call.parameters[name], call)
+
+
+class EncoderEager(EncoderKernel):
+    """Scores, weights and whatever is handed on are stored in the case's dtype."""
+
+    numerics = "eager"
+    stores = ("scores", "weights", "features")
+
+
+class EncoderDifferentiable(Differentiated, EncoderKernel):
+    """Gradients in float64, rounded once."""

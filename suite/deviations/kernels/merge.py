@@ -1,0 +1,87 @@
+"""Honest merging of partial answers in NumPy, one method a step (see `attention`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from attention_conformance.backends._numpy import Rounded
+from attention_conformance.backends._numpy.operators import WeightedSum
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.suite.deviations.kernels.attention import Stated
+from attention_conformance.suite.spec.dtypes import DType, round_to
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.merge import FEATURES
+
+
+def shares(lse: np.ndarray, largest: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The weights (P, ...) of parts with log-sum-exps (P, ...), of which `largest` (...) is taken off
+    before the exponential, and the log-sum-exp (...) of all."""
+    sizes = np.exp(lse - largest)
+    total = sizes.sum(0)
+    return sizes / np.where(total == 0, 1, total), np.log(total) + largest
+
+
+class MergeKernel(Stated, WeightedSum):
+    """All parts at once in float32, rounded once."""
+
+    features = FEATURES
+    elections = {}
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        fmt, work = inputs.dtype, self.work(inputs.dtype)
+        fmts = {"partial_output": fmt, "partial_lse": fmt.widened}
+
+        def vjp(
+            partial_output: Rounded, partial_lse: Rounded, cotangent: Rounded, wrt: Sequence[str]
+        ) -> dict[str, Any]:
+            arrays = partial_output, partial_lse, cotangent
+            gradients = self.gradients(*(x.values.astype(work) for x in arrays))
+            return {n: Rounded(round_to(gradients[n], fmts[n]), fmts[n]) for n in wrt}
+
+        return replace(super().prepare(inputs), vjp=vjp, constants=(fmt.name,))
+
+    def work(self, fmt: DType) -> type[np.floating[Any]]:
+        return fmt.working
+
+    def merged(
+        self, outputs: np.ndarray, lse: np.ndarray, fmt: DType
+    ) -> tuple[np.ndarray, np.ndarray]:
+        weights, total = self.weights(lse)
+        return (weights[..., None] * outputs).sum(0), total
+
+    def weights(self, lse: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The weights of parts, and the log-sum-exp of all."""
+        return shares(lse, self.largest(lse))
+
+    def largest(self, lse: np.ndarray) -> np.ndarray:
+        """What is taken off log-sum-exps before the exponential."""
+        maximum: np.ndarray = lse.max(0)
+        return np.where(np.isneginf(maximum), lse.dtype.type(0), maximum)
+
+    def gradients(
+        self, outputs: np.ndarray, lse: np.ndarray, cotangent: np.ndarray
+    ) -> dict[str, np.ndarray]:
+        """Gradients of the partial outputs and log-sum-exps."""
+        weights, _ = self.weights(lse)
+        products = (outputs * cotangent).sum(-1)
+        mean = (weights * products).sum(0)
+        return {
+            "partial_output": weights[..., None] * cotangent,
+            "partial_lse": weights * (products - mean),
+        }
+
+
+class MergeInTurn(MergeKernel):
+    """Part after part: each is merged with what was merged before, and normalised."""
+
+    def merged(
+        self, outputs: np.ndarray, lse: np.ndarray, fmt: DType
+    ) -> tuple[np.ndarray, np.ndarray]:
+        output, total = super().merged(outputs[:1], lse[:1], fmt)
+        for o, one in zip(outputs[1:], lse[1:], strict=True):
+            output, total = super().merged(np.stack([output, o]), np.stack([total, one]), fmt)
+        return output, total

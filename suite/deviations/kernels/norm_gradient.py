@@ -1,0 +1,100 @@
+"""Honest norms with a backward pass in NumPy: the closed form in float64, and other ways to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from attention_conformance.suite.deviations.kernels.layer_gradient import Arrays, Differentiated
+from attention_conformance.suite.deviations.kernels.single import (
+    BatchNormKernel,
+    LayerNormKernel,
+    NormKernel,
+)
+from attention_conformance.suite.spec.dtypes import round_to
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.norms import EPSILON
+
+
+@dataclass(frozen=True)
+class Standard:
+    """x, its mean, 1 / sqrt(variance + epsilon) and (x - mean) root; `learned`: both are constants."""
+
+    x: np.ndarray
+    mean: np.ndarray
+    root: np.ndarray
+    learned: bool
+
+    @property
+    def normal(self) -> np.ndarray:
+        return (self.x - self.mean) * self.root
+
+
+class NormDifferentiable(Differentiated, NormKernel):
+    """A norm whose gradients are computed in float64 by the closed form, and rounded once."""
+
+    def gradients(self, arrays: Arrays, cotangent: np.ndarray, inputs: Inputs) -> Arrays:
+        standard = self.standard(arrays, inputs)
+        gradients: Arrays = {}
+        if "gain" in arrays:
+            gradients["gain"] = self.gain_gradient(cotangent, standard, inputs)
+            gradients["offset"] = self.offset_gradient(cotangent, inputs)
+        return gradients | {
+            "query": self.input_gradient(cotangent, arrays.get("gain"), standard, inputs)
+        }
+
+    def standard(self, arrays: Arrays, inputs: Inputs) -> Standard:
+        x = arrays["query"]
+        learned = "mean" in arrays and not inputs.training
+        mean, variance = x.mean(self.axes, keepdims=True), x.var(self.axes, keepdims=True)
+        if learned:
+            mean, variance = arrays["mean"], arrays["variance"]
+        return Standard(x, mean, 1 / np.sqrt(variance + EPSILON), learned)
+
+    def gain_gradient(self, dy: np.ndarray, standard: Standard, inputs: Inputs) -> np.ndarray:
+        return (dy * standard.normal).sum((0, 1))
+
+    def offset_gradient(self, dy: np.ndarray, inputs: Inputs) -> np.ndarray:
+        return dy.sum((0, 1))
+
+    def input_gradient(
+        self, dy: np.ndarray, gain: np.ndarray | None, standard: Standard, inputs: Inputs
+    ) -> np.ndarray:
+        moved = dy if gain is None else dy * gain
+        if standard.learned:
+            return standard.root * moved
+        return standard.root * (
+            moved - self.level(moved) - standard.normal * self.share(moved, standard)
+        )
+
+    def level(self, moved: np.ndarray) -> Any:
+        """The mean of D."""
+        return moved.mean(self.axes, keepdims=True)
+
+    def share(self, moved: np.ndarray, standard: Standard) -> Any:
+        """The mean of D N."""
+        return (moved * standard.normal).mean(self.axes, keepdims=True)
+
+
+class LayerNormDifferentiable(NormDifferentiable, LayerNormKernel):
+    """Layer norm with a backward pass."""
+
+
+class BatchNormDifferentiable(NormDifferentiable, BatchNormKernel):
+    """Batch norm with a backward pass."""
+
+
+def rounded(standard: Standard, inputs: Inputs) -> Standard:
+    """Mean and root as they are stored in the case's dtype."""
+    mean, root = (round_to(x, inputs.dtype) for x in (standard.mean, standard.root))
+    return Standard(standard.x, mean, root, standard.learned)
+
+
+def summed_by_rows(terms: np.ndarray, inputs: Inputs) -> np.ndarray:
+    """The sum over samples and positions, row after row in the case's dtype."""
+    total = np.zeros(terms.shape[-1])
+    for row in terms.reshape(-1, terms.shape[-1]):
+        total = round_to(total + row, inputs.dtype)
+    return total

@@ -1,0 +1,151 @@
+"""Honest packed attention in NumPy, one method a step (see `attention`), both ways."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from attention_conformance import references
+from attention_conformance.backends._numpy import Rounded
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.references.rounding import NO_ROUNDING
+from attention_conformance.suite.deviations.kernels.attention import Stated
+from attention_conformance.suite.spec.dtypes import DType, round_to
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.packed import (
+    FEATURES,
+    PACKED,
+    allowed_pairs,
+    summed,
+)
+from attention_conformance.suite.spec.sizes import Sizes
+from attention_conformance.suite.spec.vocabulary import OPERANDS
+
+BOUNDS = ("query_lengths", "key_lengths")
+"""The arguments that say where segments begin."""
+
+Pair = tuple[slice, slice]
+
+
+@dataclass(frozen=True)
+class Pack:
+    """One call: query (Lq, H, D), key (Lk, Hkv, D), value (Lk, Hkv, Dv), where segments begin and where
+    the last one ends, (B + 1,) each."""
+
+    query: np.ndarray
+    key: np.ndarray
+    value: np.ndarray
+    queries: np.ndarray
+    keys: np.ndarray
+    alignment: str
+    scale: float
+    fmt: DType
+
+    @property
+    def work(self) -> type[np.floating[Any]]:
+        return self.fmt.working
+
+    @property
+    def sizes(self) -> Sizes:
+        (Lq, H, D), (Lk, Hkv, Dv) = self.query.shape, self.value.shape
+        return Sizes(len(self.queries) - 1, H, Hkv, Lq, Lk, D, Dv)
+
+
+class PackedKernel(Stated):
+    """Segment after segment in float32, rounded once."""
+
+    operator = PACKED
+    features = FEATURES
+    elections = {"nan-in-other-segment": "nobody", "segment-without-keys": "zeros"}
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        fmt = inputs.dtype
+
+        def call(**arrays: Rounded) -> Rounded:
+            pack = self.gathered({name: x.values for name, x in arrays.items()}, inputs)
+            with np.errstate(all="ignore"):
+                return Rounded(round_to(self.output(pack), fmt), fmt)
+
+        def vjp(cotangent: Rounded, wrt: Sequence[str], **arrays: Rounded) -> dict[str, Any]:
+            operands = {name: arrays[name].values for name in OPERANDS}
+            gradients = self.gradients(operands, cotangent.values, inputs)
+            return {name: Rounded(round_to(gradients[name], fmt), fmt) for name in wrt}
+
+        return PreparedCall(call, self.arguments(inputs), vjp=vjp, constants=self.constants(inputs))
+
+    def arguments(self, inputs: Inputs) -> dict[str, Any]:
+        """The arrays of a call."""
+        arguments = {n: self.backend.array(inputs.arrays[n], inputs.dtype) for n in OPERANDS}
+        for name in BOUNDS:
+            arguments[name] = self.backend.array(summed(inputs.arrays[name]), None)
+        return arguments
+
+    def constants(self, inputs: Inputs) -> tuple[Any, ...]:
+        """What the call knows besides its arrays."""
+        return (inputs.case.option("alignment"), self.scale(inputs), inputs.dtype.name)
+
+    def gathered(self, arrays: dict[str, np.ndarray], inputs: Inputs) -> Pack:
+        """The call of these arrays."""
+        alignment = inputs.case.option("alignment")
+        q, k, v, queries, keys = (arrays[name] for name in (*OPERANDS, *BOUNDS))
+        return Pack(q, k, v, queries, keys, alignment, self.scale(inputs), inputs.dtype)
+
+    def scale(self, inputs: Inputs) -> float:
+        return inputs.effective_scale
+
+    def output(self, pack: Pack) -> np.ndarray:
+        """The output (Lq, H, Dv), not yet rounded."""
+        out = np.zeros((*pack.query.shape[:2], pack.value.shape[-1]))
+        for rows, keys in self.segments(pack):
+            weights, value = self.weights(pack, rows, keys)
+            if weights.size:
+                out[rows] = (weights @ value).transpose(1, 0, 2)
+        return out
+
+    def segments(self, pack: Pack) -> list[Pair]:
+        """Which queries and which keys each segment has."""
+        edges = zip(pack.queries[:-1], pack.queries[1:], pack.keys[:-1], pack.keys[1:], strict=True)
+        return [(slice(int(a), int(b)), slice(int(c), int(d))) for a, b, c, d in edges]
+
+    def heads(self, pack: Pack) -> np.ndarray:
+        """The key/value head of every query head."""
+        H, Hkv = pack.query.shape[1], pack.key.shape[1]
+        return np.arange(H) // (H // Hkv)
+
+    def weights(self, pack: Pack, rows: slice, keys: slice) -> tuple[np.ndarray, np.ndarray]:
+        """The weights (H, rows, keys) of a segment, and its values (H, keys, Dv)."""
+        scores, v = self.scores(pack, rows, keys)
+        allowed = self.allowed(pack, rows, keys)
+        return self.softmax(np.where(allowed, scores, -np.inf), pack), v
+
+    def scores(self, pack: Pack, rows: slice, keys: slice) -> tuple[np.ndarray, np.ndarray]:
+        """The scores (H, rows, keys) of queries and keys, and the values (H, keys, Dv)."""
+        heads = self.heads(pack)
+        q = pack.query[rows].astype(pack.work).transpose(1, 0, 2)
+        k, v = (
+            x[keys][:, heads].astype(pack.work).transpose(1, 0, 2) for x in (pack.key, pack.value)
+        )
+        return (q @ k.transpose(0, 2, 1)) * pack.work(pack.scale), v
+
+    def allowed(self, pack: Pack, rows: slice, keys: slice) -> np.ndarray:
+        return allowed_pairs(rows.stop - rows.start, keys.stop - keys.start, pack.alignment)
+
+    def softmax(self, scores: np.ndarray, pack: Pack) -> np.ndarray:
+        if not scores.size:
+            return scores
+        exponentials = np.exp(scores - self.largest(scores, pack))
+        return exponentials / exponentials.sum(-1, keepdims=True)
+
+    def largest(self, scores: np.ndarray, pack: Pack) -> np.ndarray:
+        maximum: np.ndarray = scores.max(-1, keepdims=True)
+        return maximum
+
+    def gradients(
+        self, arrays: dict[str, np.ndarray], cotangent: np.ndarray, inputs: Inputs
+    ) -> dict[str, np.ndarray]:
+        """Gradients of query, key and value, those of the reference in float64."""
+        outputs = references.of(self.operator).vjp(inputs.replace(**arrays), cotangent, NO_ROUNDING)
+        return {name: gradient.value for name, gradient in outputs.arrays.items()}

@@ -1,0 +1,237 @@
+"""Honest attention over codes, and honest writing of codes, in NumPy, one method a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from attention_conformance.backends._numpy import Rounded
+from attention_conformance.backends.in_pages import from_numpy_pages
+from attention_conformance.backends.memory import coded
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.suite.deviations.kernels.attention import Stated
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.dtypes import CODES, Code, DType, round_to
+from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.in_pages import put, slots_of
+from attention_conformance.suite.spec.operators.quantized import (
+    FEATURES,
+    KINDS,
+    QUANTIZED,
+    allowed,
+    axes_of,
+    newest,
+)
+from attention_conformance.suite.spec.operators.quantized_write import FEATURES as WRITE_FEATURES
+from attention_conformance.suite.spec.operators.quantized_write import QUANTIZED_WRITE
+from attention_conformance.suite.spec.operators.tiles import untiled
+from attention_conformance.suite.spec.sizes import Sizes
+
+
+@dataclass(frozen=True)
+class Coded:
+    """One call: its arrays by name in working precision, in which scales and zero points broadcast with
+    their keys or values.
+
+    - `shown`: the mask, None if all pairs attend
+    - `given`: arrays as they were before new tokens were stored
+    """
+
+    arrays: dict[str, np.ndarray]
+    case: Case
+    scale: float
+    fmt: DType
+    shown: np.ndarray | None = None
+    given: dict[str, np.ndarray] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, arrays: dict[str, Rounded], inputs: Inputs) -> Coded:
+        plain = {name: array.values.astype(inputs.dtype.working) for name, array in arrays.items()}
+        shown = allowed(inputs) if inputs.operator.has_keys else None
+        return cls(plain, inputs.case, inputs.effective_scale, inputs.dtype, shown)
+
+    @property
+    def code(self) -> Code:
+        """The format of the codes."""
+        return CODES[self.case.option("codes")]
+
+    @property
+    def sizes(self) -> Sizes:
+        return self.case.sizes
+
+    @property
+    def group(self) -> int:
+        return self.sizes.group
+
+
+class Scales(Stated):
+    """Scales and zero points of a call."""
+
+    def scale_of(self, name: str, call: Coded) -> np.ndarray:
+        """The scale of keys or values."""
+        return self.by_component(f"{name}_scale", call)
+
+    def zero_of(self, name: str, call: Coded) -> np.ndarray | None:
+        """The zero point of keys or values; None without one."""
+        zero = f"{name}_zero"
+        return self.by_component(zero, call) if zero in call.arrays else None
+
+    def by_component(self, name: str, call: Coded) -> np.ndarray:
+        """A scale or zero point in a shape that broadcasts with its keys or values."""
+        array = call.arrays[name]
+        if call.case.option("scales") != "pertile":
+            return array
+        return self.of_tiles(array, call.case.letters[axes_of(name.partition("_")[0])[-1]])
+
+    def of_tiles(self, array: np.ndarray, size: int) -> np.ndarray:
+        """Numbers of tiles (..., tiles) as numbers of components (..., size)."""
+        return untiled(array, size)
+
+
+class Writing(Scales):
+    """x / scale + zero, clipped and rounded to the nearest code."""
+
+    def written(self, name: str, call: Coded) -> np.ndarray:
+        """The codes of new keys or values."""
+        x = self.quotient(self.tokens(name, call), self.new_scale(name, call), call)
+        zero = self.zero_of(name, call)
+        x = x if zero is None else x + newest(zero, x.shape[2])
+        return self.stored(self.clipped(x, call), call)
+
+    def new_scale(self, name: str, call: Coded) -> np.ndarray:
+        """The scale with which new tokens are written."""
+        return np.asarray(newest(self.scale_of(name, call), call.arrays[name].shape[2]))
+
+    def tokens(self, name: str, call: Coded) -> np.ndarray:
+        return call.arrays[name]
+
+    def quotient(self, x: np.ndarray, scale: np.ndarray, call: Coded) -> np.ndarray:
+        return x / scale
+
+    def clipped(self, x: np.ndarray, call: Coded) -> np.ndarray:
+        return np.clip(x, -call.code.max, call.code.max)
+
+    def stored(self, x: np.ndarray, call: Coded) -> np.ndarray:
+        """The numbers as codes, float64."""
+        return np.rint(x).astype(float) if call.code.is_whole else round_to(x, call.code)
+
+
+class QuantizedKernel(Writing):
+    """Codes times scales, then attention, in float32; rounded once. New tokens are stored first."""
+
+    operator = QUANTIZED
+    features = FEATURES | {"length-arrays"}
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        fmt = inputs.dtype
+
+        def call(**arrays: Rounded) -> Any:
+            with np.errstate(all="ignore"):
+                made = self.after_writing(Coded.of(arrays, inputs), inputs)
+                output = Rounded(round_to(self.output(made), fmt), fmt)
+            names = [f"{name}_codes" for name in KINDS if name in made.arrays]
+            whole = {name: made.arrays[name].astype(np.float64) for name in names}
+            if "page_table" in arrays:
+                whole = {n: self.put(arrays, n, x, inputs) for n, x in whole.items()}
+            kept = (Rounded(x, made.code) for x in whole.values())
+            return (output, *kept) if names else output
+
+        def vjp(cotangent: Rounded, wrt: Sequence[str], **arrays: Rounded) -> dict[str, Any]:
+            made = self.after_writing(Coded.of(arrays, inputs), inputs)
+            gradient = self.gradient(made, cotangent.values.astype(made.arrays["query"].dtype))
+            return {name: Rounded(round_to(gradient, fmt), fmt) for name in wrt}
+
+        constants = (inputs.case.options, inputs.sizes, fmt.name)
+        return PreparedCall(
+            call, coded(self.backend, inputs), inputs.outputs, vjp=vjp, constants=constants
+        )
+
+    def put(
+        self, arrays: dict[str, Rounded], name: str, codes: np.ndarray, inputs: Inputs
+    ) -> np.ndarray:
+        """The pool with the last of `codes` (B, Hkv, Lk, .) in their slots."""
+        new, of = inputs.sizes.Lq, axes_of(name.partition("_")[0])
+        table, counts = arrays["page_table"].values, arrays["key_lengths"].values
+        at = slots_of(table, counts, inputs.letters["s"], inputs.sizes.Lk)
+        return put(inputs.case, arrays[name].values, at[:, -new:], codes[:, :, -new:], of)
+
+    def gathered(self, call: Coded, inputs: Inputs) -> Coded:
+        """The call with tokens taken from their pages."""
+        return replace(call, arrays=from_numpy_pages(call.arrays, inputs))
+
+    def after_writing(self, call: Coded, inputs: Inputs) -> Coded:
+        """The call whose codes are those after the store of new tokens, taken from their pages."""
+        call = self.gathered(call, inputs)
+        codes = {f"{name}_codes": self.codes(name, call) for name in KINDS if name in call.arrays}
+        return replace(call, arrays=call.arrays | codes, given=call.arrays)
+
+    def codes(self, name: str, call: Coded) -> np.ndarray:
+        """All codes of keys or values, with new ones in the place of the last."""
+        codes, new = call.arrays[f"{name}_codes"].copy(), self.written(name, call)
+        codes[:, :, -new.shape[2] :] = new
+        return codes
+
+    def output(self, call: Coded) -> np.ndarray:
+        """The output (B, H, Lq, Dv), not yet rounded."""
+        return self.weights(self.scores(call), call) @ self.by_head(
+            self.scaled("value", call), call
+        )
+
+    def scores(self, call: Coded) -> np.ndarray:
+        key = self.by_head(self.scaled("key", call), call)
+        return np.asarray((call.arrays["query"] @ key.swapaxes(-1, -2)) * call.scale)
+
+    def weights(self, scores: np.ndarray, call: Coded) -> np.ndarray:
+        mask = call.shown
+        if mask is not None:
+            scores = np.where(mask, scores, -np.inf)
+        exponentials = self.raised(scores)
+        return np.asarray(exponentials / exponentials.sum(-1, keepdims=True))
+
+    def raised(self, scores: np.ndarray) -> np.ndarray:
+        """The exponentials of scores, in units of the largest of a row."""
+        return np.asarray(np.exp(scores - scores.max(-1, keepdims=True)))
+
+    def scaled(self, name: str, call: Coded) -> np.ndarray:
+        """Keys or values (B, Hkv, Lk, .)."""
+        codes, zero = self.codes_of(name, call), self.zero_of(name, call)
+        return (codes if zero is None else self.centred(codes, zero)) * self.scale_of(name, call)
+
+    def codes_of(self, name: str, call: Coded) -> np.ndarray:
+        return call.arrays[f"{name}_codes"]
+
+    def centred(self, codes: np.ndarray, zero: np.ndarray) -> np.ndarray:
+        return codes - zero
+
+    def by_head(self, x: np.ndarray, call: Coded) -> np.ndarray:
+        """Keys, values or scales of every query head. One scale for all heads stays as it is."""
+        return np.repeat(x, call.group, 1) if x.shape[1] == call.case.sizes.Hkv else x
+
+    def gradient(self, call: Coded, cotangent: np.ndarray) -> np.ndarray:
+        """The gradient of the query."""
+        weights = self.weights(self.scores(call), call)
+        dP = cotangent @ self.by_head(self.scaled("value", call), call).swapaxes(-1, -2)
+        dS = weights * (dP - (dP * weights).sum(-1, keepdims=True)) * call.scale
+        return np.asarray(dS @ self.by_head(self.scaled("key", call), call))
+
+
+class QuantizedWriteKernel(Writing):
+    """x / scale + zero in float32, clipped and rounded to the nearest code."""
+
+    operator = QUANTIZED_WRITE
+    features = WRITE_FEATURES
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        fmt = CODES[inputs.case.option("codes")]
+
+        def call(**arrays: Rounded) -> tuple[Rounded, Rounded]:
+            with np.errstate(all="ignore"):
+                made = Coded.of(arrays, inputs)
+                key, value = (self.written(name, made) for name in KINDS)
+            return Rounded(key, fmt), Rounded(value, fmt)
+
+        constants = (inputs.case.options, inputs.dtype.name)
+        return PreparedCall(call, coded(self.backend, inputs), inputs.outputs, constants=constants)

@@ -1,0 +1,129 @@
+"""Kernels that round, split or keep things otherwise than `Kernel`, which faults change, too."""
+
+from __future__ import annotations
+
+from threading import local
+
+import numpy as np
+
+from attention_conformance.suite.deviations.kernels.attention import Call, Eager, Kernel, Online
+from attention_conformance.suite.spec.dtypes import round_to
+
+
+class FlashFused(Online):
+    """Flash attention: weights stored in the case's dtype before they are normalised."""
+
+    numerics = "fused"
+    stores = ("weights",)
+
+
+class EagerStored(Eager):
+    """Scores and weights stored in the case's dtype, after every operation on scores."""
+
+    def factor(self, call: Call) -> float:
+        return float(round_to(super().factor(call), call.fmt))
+
+    def capped(self, scores: np.ndarray, call: Call) -> np.ndarray:
+        scores = self.tempered(scores, call)
+        if call.softcap is None:
+            return scores
+        cap = call.work(call.softcap)
+        divided = self.keep(scores / cap, "scores", call)
+        return self.keep(cap * self.keep(np.tanh(divided), "scores", call), "scores", call)
+
+
+class StepByStep(EagerStored):
+    """The steps of the softmax, too, are stored: differences, exponentials, their sum."""
+
+    numerics = "stepwise"
+
+    def weights(self, scores: np.ndarray, call: Call) -> np.ndarray:
+        raised = self.keep(
+            self.raised(self.keep(self.shifted(scores), "weights", call)), "weights", call
+        )
+        total = self.keep(raised.sum(-1, keepdims=True), "weights", call)
+        return self.keep(raised / np.where(total == 0, 1, total), "weights", call)
+
+
+class MergedChunks(Kernel):
+    """Keys in chunks, each answered alone, merged by their log-sum-exps (split-KV)."""
+
+    chunks = 3
+
+    def attend(self, scores: np.ndarray, value: np.ndarray, call: Call) -> np.ndarray:
+        value = self.visible(value, scores)
+        parts = [
+            (super(MergedChunks, self).attend(s, v, call), self.lse_of(s))
+            for s, v in zip(
+                np.array_split(scores, self.chunks, axis=-1),
+                np.array_split(value, self.chunks, axis=-2),
+                strict=True,
+            )
+        ]
+        return self.merge(parts)
+
+    def merge(self, parts: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
+        """The answers of the chunks weighted by their share of the whole sum; pairs (answer, lse)."""
+        together = self.lse_of(np.concatenate([lse for _, lse in parts], axis=-1))
+        anchor = np.where(np.isneginf(together), 0, together)
+        return sum(out * np.exp(lse - anchor) for out, lse in parts)
+
+    def lse_of(self, scores: np.ndarray) -> np.ndarray:
+        """(..., n) -> (..., 1); -inf where there is no key."""
+        maximum = scores.max(-1, keepdims=True, initial=-np.inf)
+        anchor = np.where(np.isneginf(maximum), 0, maximum)
+        return anchor + np.log(np.exp(scores - anchor).sum(-1, keepdims=True))
+
+
+class WorkingPrecision(Eager):
+    """Every sum, too, in the case's 16-bit dtype, one rounding an addition.
+
+    It must fail where precision is asked for and nowhere else, so that faults are made of it.
+    """
+
+    dtypes = ("bf16", "f16")
+    numerics = "working"
+
+    def round(self, x: np.ndarray, call: Call) -> np.ndarray:
+        return round_to(x, call.fmt).astype(call.work)
+
+    def scores(self, query: np.ndarray, key: np.ndarray, call: Call) -> np.ndarray:
+        product = np.zeros((*query.shape[:-1], key.shape[-2]), query.dtype)
+        for d in range(query.shape[-1]):
+            term = self.round(query[..., d, None] * key[..., None, :, d], call)
+            product = self.round(product + term, call)
+        factor = call.work(round_to(self.factor(call), call.fmt))
+        return self.round(product * factor, call)
+
+    def attend(self, scores: np.ndarray, value: np.ndarray, call: Call) -> np.ndarray:
+        value = self.visible(value, scores)
+        raised = self.round(np.exp(self.round(self.shifted(scores), call)), call)
+        total = np.zeros((*scores.shape[:-1], 1), scores.dtype)
+        for j in range(scores.shape[-1]):
+            total = self.round(total + raised[..., j, None], call)
+        weights = self.round(raised / np.where(total == 0, 1, total), call)
+        out = np.zeros((*scores.shape[:-1], value.shape[-1]), scores.dtype)
+        for j in range(scores.shape[-1]):
+            term = self.round(weights[..., j, None] * value[..., None, j, :], call)
+            out = self.round(out + term, call)
+        return out
+
+
+class Workspace(Kernel):
+    """Values are read from a workspace of the thread that grows and is used again. What is beyond them
+    has weights of zero."""
+
+    def attend(self, scores: np.ndarray, value: np.ndarray, call: Call) -> np.ndarray:
+        kept = self.__dict__.setdefault("kept", local()).__dict__
+        *outer, length, width = value.shape
+        key = (*outer, width, value.dtype)
+        if key not in kept or kept[key].shape[-2] < length:
+            kept[key] = np.zeros((*outer, length, width), value.dtype)
+        workspace = kept[key]
+        workspace[..., :length, :] = self.visible(value, scores)
+        self.clear(workspace[..., length:, :])
+        rest = ((0, 0),) * 3 + ((0, workspace.shape[-2] - length),)
+        return self.weights(np.pad(scores, rest, constant_values=-np.inf), call) @ workspace
+
+    def clear(self, rest: np.ndarray) -> None:
+        """Make the part of the workspace ready that the values leave free."""

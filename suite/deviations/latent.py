@@ -1,0 +1,101 @@
+"""Faults of latent attention."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from attention_conformance.suite.deviations.deviation import deviation, memory
+from attention_conformance.suite.deviations.kernels.attention import Call
+from attention_conformance.suite.deviations.kernels.latent import (
+    AbsorbedKernel,
+    Arrays,
+    LatentKernel,
+)
+from attention_conformance.suite.deviations.merge import NarrowLse
+from attention_conformance.suite.spec.dtypes import DTYPES, round_to
+
+
+def last_key_dropped(right: AbsorbedKernel, call: Call) -> np.ndarray | None:
+    shown = right.allowed(call)
+    kept = np.arange(call.sizes.Lk) < max(call.sizes.Lk - 1, 1)
+    return kept[None, None, None] & (True if shown is None else shown)
+
+
+def lse_without_rotary(right: LatentKernel, scores: np.ndarray, call: Call) -> np.ndarray:
+    D = call.sizes.D // 2
+    short = replace(call, query=call.query[..., :D], key=call.key[..., :D])
+    return right.log_sum_exp(right.final(short), short)
+
+
+def halves_averaged(
+    right: AbsorbedKernel, scores: np.ndarray, value: np.ndarray, call: Call
+) -> np.ndarray:
+    middle = scores.shape[-1] // 2
+    if not middle:
+        return right.attend(scores, value, call)
+    parts = (slice(None, middle), slice(middle, None))
+    one, two = (right.attend(scores[..., part], value[..., part, :], call) for part in parts)
+    return (one + two) / 2
+
+
+def absorbed_weights_kept(right: AbsorbedKernel, arrays: Any) -> Arrays:
+    kept, x = memory(right), dict(right.read(arrays))
+    for name in ("w_uk", "w_uv"):
+        if kept.get(name, (None,))[0] is not arrays[name]:
+            kept[name] = arrays[name], x[name].copy()
+        x[name] = kept[name][1]
+    return x
+
+
+row = partial(deviation, family="latent", right=AbsorbedKernel)
+
+DEVIATIONS = [
+    row("latent-halves-averaged", "values", "The answers of both halves of the keys are averaged.",
+        "`(a + b) / 2`; weight parts by `exp(lse - total)`",
+        family="merge", attend=halves_averaged),
+    row("latent-absorbed-weights-kept", "stateless",
+        "Projections are kept by the array that holds them, whatever values it has later.",
+        "weights absorbed once; absorb them anew when a parameter changes",
+        family="state", read=absorbed_weights_kept),
+    row("latent-lse-in-the-dtype", "values",
+        "Log-sum-exps of parts are stored in bfloat16, the dtype of the query.",
+        "`torch.empty_like(lse, dtype=query.dtype)`; keep log-sum-exps in float32", family="merge",
+        right=(NarrowLse, AbsorbedKernel),
+        facts={"dtypes": ("bf16",), "lse_dtype": "bf16", "numerics": "stepwise"}),
+    row("latent-last-key-dropped", "values",
+        "The last key is attended by no row, unless it is alone.",
+        "`cache[:, : length - 1]`; the newest token is attended", family="mask",
+        allowed=last_key_dropped),
+    row("latent-causal-at-the-first-key", "values", "The causal mask is aligned at the first key.",
+        "`tril()` of (Lq, Lk); shift it by Lk - Lq", family="mask", right=LatentKernel,
+        limit=lambda right, row, call: row),
+    row("latent-absorbed-in-float16", "values",
+        "Projected queries are rounded to float16, whatever the dtype.",
+        "`.half()` before the product with `w_uk`", family="numerics",
+        absorbed=lambda right, x, fmt:
+            round_to(right.absorbed(x, fmt), DTYPES["f16"]).astype(x["query"].dtype)),
+    row("latent-of-the-first-sample", "values", "All samples have the values of the first sample.",
+        "`latent[0]` for all samples", family="heads",
+        values=lambda right, x, fmt: np.repeat(right.values(x, fmt)[:1], len(x["latent"]), 0)),
+    row("latent-lse-without-rotary", "values",
+        "The log-sum-exp leaves the rotary part of the scores out.",
+        "`logsumexp(q_nope @ k_nope)`; the whole scores count", family="lse", right=LatentKernel,
+        log_sum_exp=lse_without_rotary),
+    row("latent-rotary-gradient-of-one-head", "gradients",
+        "The gradient of rotary keys is that of the first head.",
+        "`k_pe.expand(...)` whose gradient is read for one head; sum over the heads",
+        family="gradient", right=LatentKernel, over_heads=lambda right, key: key[:, 0]),
+    row("latent-gradient-of-keys-alone", "gradients",
+        "Latents get the gradient of the keys, and not that of the values.",
+        "`latent.detach()` in one of the two products", family="gradient", right=LatentKernel,
+        latent_gradient=lambda right, x, key, value: right.latent_gradient(x, key, 0 * value)),
+    row("latent-projection-without-gradient", "gradients",
+        "The projection of values gets no gradient.",
+        "`w_uv` frozen in the absorbed form; it is a parameter", family="gradient",
+        gradients=lambda right, x, call, cotangent:
+            {**right.gradients(x, call, cotangent), "w_uv": np.zeros_like(x["w_uv"])}),
+]  # fmt: skip

@@ -1,0 +1,202 @@
+"""Faults of layers: returned weights, state, and what they refuse."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from attention_conformance.backends._numpy import Rounded
+from attention_conformance.suite.deviations.deviation import deviation, fault, memory
+from attention_conformance.suite.deviations.kernels.holding import LayerHolding
+from attention_conformance.suite.deviations.kernels.layer import Heads, LayerCall, MultiHeadKernel
+from attention_conformance.suite.deviations.kernels.single import AdditiveKernel, DotKernel
+from attention_conformance.suite.spec.dtypes import DTYPES
+from attention_conformance.suite.spec.inputs import Inputs
+
+
+@fault("values", "`return out, scores`; return `softmax(scores)`", family="layer")
+class WeightsAreScores(MultiHeadKernel):
+    """Scores come back in place of the weights."""
+
+    def weights(self, scores: np.ndarray, call: LayerCall) -> np.ndarray:
+        self.seen = scores
+        return super().weights(scores, call)
+
+    def shown(self, weights: np.ndarray, call: LayerCall) -> np.ndarray:
+        return super().shown(np.where(np.isneginf(self.seen), 0, self.seen), call)
+
+
+def weights_in_float32(answer: Any, inputs: Inputs) -> Any:
+    output, weights = answer
+    return output, weights and Rounded(weights.values, DTYPES["f32"])
+
+
+@fault(
+    "values",
+    "`softmax(scores)` before the mask is returned; return the weights that attend",
+    family="layer",
+)
+class HiddenWeightsReturned(DotKernel):
+    """Returned weights are those without the mask."""
+
+    def biased(self, scores: np.ndarray, call: LayerCall) -> np.ndarray:
+        self.bare = super().weights(scores, call)
+        return scores
+
+    def shown(self, weights: np.ndarray, call: LayerCall) -> np.ndarray:
+        return self.bare[:, 0]
+
+
+def query_bias_added_in_place(
+    right: MultiHeadKernel, query: Rounded, key: Rounded, value: Rounded, **rest: Any
+) -> Any:
+    answer, bias = right.attention(query, key, value, **rest), rest.get("query_bias")
+    if bias is not None and bias.values.size == query.shape[-1]:
+        query.values[...] += bias.values.reshape(-1)
+    return answer
+
+
+def kernel_scaled_in_place(right: MultiHeadKernel, call: LayerCall) -> float:
+    factor = right.factor(call)
+    call.parameters["query_kernel"].values[...] *= factor
+    return factor
+
+
+def padding_shifted_in_place(
+    right: MultiHeadKernel, valid: np.ndarray, call: LayerCall
+) -> np.ndarray:
+    mask = right.padded(valid.copy(), call)
+    valid[:, 1:] |= valid[:, :-1].copy()
+    return mask
+
+
+def excess_samples_ignored(right: DotKernel, call: LayerCall) -> Heads:
+    q, k, v = right.heads(call)
+    return q, k[: len(q)], v[: len(q)]
+
+
+def excess_keys_ignored(right: AdditiveKernel, call: LayerCall) -> Heads:
+    q, k, v = right.heads(call)
+    return q, k[:, :, : v.shape[2]], v
+
+
+def query_width_cut(
+    right: MultiHeadKernel, x: np.ndarray, name: str, call: LayerCall
+) -> np.ndarray:
+    kernel = right.kernel(name, call)[: x.shape[-1]]
+    y = right.with_bias(x @ kernel.reshape(len(kernel), -1), name, call)
+    return right.split(y, kernel.shape[1], call)
+
+
+def causal_mask_kept(right: MultiHeadKernel, call: LayerCall) -> np.ndarray:
+    kept = memory(right).setdefault("causal", right.causal(call)[:4, :4])
+    repeats = -(-call.sizes.Lk // 4)
+    return np.tile(kept, (repeats, repeats))[: call.sizes.Lq, : call.sizes.Lk]
+
+
+def state_kept_between_calls(right: AdditiveKernel, out: np.ndarray, call: LayerCall) -> Any:
+    before = memory(right).get("before", out * 0)
+    memory(right)["before"] = out
+    return right.deliver(out + before / 8 if before.shape == out.shape else out, call)
+
+
+row = partial(deviation, family="layer", right=MultiHeadKernel)
+
+DEVIATIONS = [
+    row("state-kept-between-calls", "contract",
+        "Every call adds an eighth of the answer before it, if shapes fit.",
+        "a buffer that still holds the answer before; clear it at every call",
+        family="state", right=AdditiveKernel, deliver=state_kept_between_calls),
+    row("causal-mask-kept", "values",
+        "The causal mask of the first call is cut for shorter calls and repeated for longer ones.",
+        "`self.causal` made at the first call; make it for Lq and Lk of every call", family="state",
+        causal=causal_mask_kept),
+    row("parameters-shared", "values",
+        "Layers whose kernels have the same shapes share the parameters of the first.",
+        "weights kept in a cache under their shape; the layer belongs to the key", family="state",
+        kernel=lambda right, name, call: memory(right).setdefault(
+            (name, call.parameters[f"{name}_kernel"].shape, call.fmt.name),
+            right.kernel(name, call))),
+    row("weights-summed", "values",
+        "Returned average weights are the sum over the heads, not the mean.",
+        "`weights.sum(1)`; the average over the heads is `weights.mean(1)`",
+        when=lambda call: call.returned == "average",
+        shown=lambda right, weights, call: weights.sum(1)),
+    row("weights-of-first-head", "values", "Returned average weights are those of the first head.",
+        "`weights[:, 0]`; the average over the heads is `weights.mean(1)`",
+        when=lambda call: call.returned == "average",
+        shown=lambda right, weights, call: weights[:, 0]),
+    row("weights-of-group-leaders", "values",
+        "With grouped heads returned average weights count only the first head of each group.",
+        "`weights[:, ::group].mean(1)`; every query head counts: `weights.mean(1)`",
+        when=lambda call: call.returned == "average",
+        shown=lambda right, weights, call: weights[:, :: call.sizes.group].mean(1)),
+    row("first-head-for-all", "values",
+        "The weights returned for every head are those of the first.",
+        "`weights[:, :1].expand(-1, H, -1, -1)`; return every head's own",
+        when=lambda call: call.returned == "head",
+        shown=lambda right, weights, call: np.repeat(weights[:, :1], weights.shape[1], 1)),
+    row("weights-transposed", "values", "With Lq == Lk the weights returned are transposed.",
+        "`weights.mT`; the axes of weights are (..., query, key)",
+        when=lambda call: call.sizes.Lq == call.sizes.Lk,
+        shown=lambda right, weights, call: right.shown(weights, call).swapaxes(-1, -2)),
+    row("average-attends", "values",
+        "If average weights are asked for, all heads attend with them.",
+        "`weights = weights.mean(1)` before `weights @ v`; average only what is returned",
+        when=lambda call: call.returned == "average",
+        attend=lambda right, weights, value, call:
+            right.attend(0 * weights + weights.mean(1, keepdims=True), value, call)),
+    row("weights-in-float32", "values", "Weights come back in float32 whatever the dtype.",
+        "`softmax(scores.float())` is returned; use `.to(q.dtype)`", family="contract",
+        answer=weights_in_float32),
+    row("weights-always-averaged", "values",
+        "Weights are averaged over the heads, though those of every head are asked for.",
+        "`weights.mean(1)` although `average_attn_weights=False`",
+        shown=lambda right, weights, call: weights.mean(1)),
+    row("weights-after-dropout", "election",
+        "The weights returned are those after dropout, though those before it are declared.",
+        "`weights = dropout(weights)` is returned; keep those before it", family="dropout",
+        weights=lambda right, scores, call: right.dropped(right.weights(scores, call), call),
+        dropped=lambda right, weights, call: weights),
+    row("query-bias-added-in-place", "contract",
+        "The query's bias is added to the caller's own array.",
+        "`query += b_q`; use `q = query + b_q`", family="contract",
+        attention=query_bias_added_in_place),
+    row("kernel-scaled-in-place", "contract",
+        "Every call multiplies the query's kernel by the scale, in place.",
+        "`self.w_q *= scale` in `forward`; use `w_q * scale`", family="contract",
+        factor=kernel_scaled_in_place),
+    row("padding-shifted-in-place", "contract",
+        "Every call makes one key more valid in the caller's padding mask.",
+        "`valid[:, 1:] |= ...` on the caller's mask; work on a copy", family="contract",
+        padded=padding_shifted_in_place),
+    row("layer-folded-at-creation", "stateless",
+        "The layer computes with copies of its parameters that were made when it was created.",
+        "weights folded or packed in the constructor; make them of the parameters at every call",
+        family="state", right=LayerHolding, taken=lambda right, held, made: made),
+    row("layer-absorbed-at-creation", "stateless",
+        "The output projection, absorbed into other weights, stays as it was at the layer's "
+        "creation.", "a product of two weights that is kept at creation; absorb them at every call",
+        family="state", right=LayerHolding,
+        taken=lambda right, held, made:
+            {n: made[n] if n.startswith("output") else array for n, array in held.items()}),
+    row("layer-mask-cut-to-fit", "bad_problem", "A mask that is too large is cut, not refused.",
+        "`mask[:, :, :Lq, :Lk]`; raise ValueError if the mask does not broadcast",
+        family="contract", validate_mask=lambda right, *_: None,
+        masked=lambda right, mask, call:
+            mask[: call.sizes.B, : call.sizes.H, : call.sizes.Lq, : call.sizes.Lk]),
+    row("excess-samples-ignored", "bad_problem",
+        "More samples of keys than of queries are accepted, and the last ones ignored.",
+        "`k[:B]`, `v[:B]`; raise ValueError if `k.shape[0] != q.shape[0]`", family="contract",
+        right=DotKernel, validate_lengths=lambda right, *_: None, heads=excess_samples_ignored),
+    row("excess-keys-ignored", "bad_problem",
+        "More keys than values are accepted, and those without a value ignored.",
+        "`k[:, : v.shape[1]]`; raise ValueError if `k.shape[1] != v.shape[1]`", family="contract",
+        right=AdditiveKernel, validate_lengths=lambda right, *_: None, heads=excess_keys_ignored),
+    row("query-width-cut", "bad_problem",
+        "A query that is too narrow is projected with the first rows of the kernel.",
+        "`x @ w_q[: x.shape[-1]]`; raise ValueError if the widths differ", family="contract",
+        validate_widths=lambda right, *_: None, projected=query_width_cut),
+]  # fmt: skip

@@ -1,0 +1,309 @@
+"""Faults of layers of one head, of norms, of gates and of an encoder."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from attention_conformance.suite.deviations.deviation import deviation
+from attention_conformance.suite.deviations.kernels.encoder import (
+    EncoderDifferentiable,
+    EncoderEager,
+    EncoderKernel,
+)
+from attention_conformance.suite.deviations.kernels.layer import LayerCall, MultiHeadKernel
+from attention_conformance.suite.deviations.kernels.layer_gradient import (
+    LayerDifferentiable,
+)
+from attention_conformance.suite.deviations.kernels.single import (
+    AdditiveKernel,
+    BatchNormKernel,
+    ConcatKernel,
+    DotKernel,
+    LayerNormKernel,
+)
+from attention_conformance.suite.deviations.layer_gradients import changed
+from attention_conformance.suite.deviations.precision import off
+from attention_conformance.suite.deviations.problems import of_array
+
+
+def score_vector_inside_active(
+    right: AdditiveKernel, pairs: np.ndarray, call: LayerCall
+) -> np.ndarray:
+    vector = right.vector(call)
+    return np.tanh(pairs if vector is None else pairs * vector)
+
+
+def layer_norm_not_centred(
+    right: LayerNormKernel, x: np.ndarray, call: LayerCall
+) -> tuple[np.ndarray, np.ndarray]:
+    mean, variance = right.moments(x, call)
+    return mean * 0, variance
+
+
+def batch_variance_unbiased(
+    right: BatchNormKernel, x: np.ndarray, call: LayerCall
+) -> tuple[np.ndarray, np.ndarray]:
+    mean, variance = right.moments(x, call)
+    tokens = x.shape[0] * x.shape[1]
+    return mean, variance * call.work(tokens / (tokens - 1)) if call.training else variance
+
+
+def queries_scaled_before_their_norm(
+    right: MultiHeadKernel, x: np.ndarray, name: str, call: LayerCall
+) -> np.ndarray:
+    if name == "query" and right.gain(name, call) is not None:
+        return right.normed(x, name, call) * call.work(np.sqrt(call.sizes.D))
+    return right.normed(x, name, call)
+
+
+def norm_before_the_bias_normed(
+    right: MultiHeadKernel, x: np.ndarray, name: str, call: LayerCall
+) -> np.ndarray:
+    y, bias = right.normed(x, name, call), right.bias(name, call)
+    if bias is None or right.gain(name, call) is None:
+        return y
+    return y + bias.reshape(-1, 1, y.shape[-1])
+
+
+def _without_biases(call: LayerCall) -> LayerCall:
+    kept = {n: a for n, a in call.parameters.items() if not n.endswith("_bias")}
+    return replace(call, parameters=kept)
+
+
+def gate_of_the_first_row(right: MultiHeadKernel, call: LayerCall) -> np.ndarray:
+    gate = right.gate(call)
+    return np.broadcast_to(gate[:, :, :1], gate.shape)
+
+
+def gate_behind_the_mixing_output(
+    right: MultiHeadKernel, merged: np.ndarray, call: LayerCall
+) -> np.ndarray:
+    y = right.output(merged, call)
+    if "gate_kernel" not in call.parameters:
+        return y
+    return y * right.merge(right.gate(call), call)[..., : y.shape[-1]]
+
+
+def norms_always_behind(right: EncoderKernel, call: LayerCall) -> tuple[np.ndarray, np.ndarray]:
+    call.__dict__["pre"] = False
+    return right.compute(call)
+
+
+def residual_of_what_is_normed(right: EncoderKernel, x: np.ndarray, call: LayerCall) -> np.ndarray:
+    attended = right.attended(x, call)
+    return attended + x - right.load(call.query, call) if call.pre else attended
+
+
+def padded_rows_are_zeros(right: EncoderKernel, out: np.ndarray, call: LayerCall) -> Any:
+    if call.valid is not None:
+        out = np.where(call.valid.values[..., None], out, 0)
+    return right.deliver(out, call)
+
+
+row = partial(deviation, family="layer", right=AdditiveKernel)
+normed = partial(deviation, family="layer", right=MultiHeadKernel)
+gated = partial(deviation, family="layer", right=MultiHeadKernel)
+encoder = partial(deviation, family="layer", right=EncoderKernel)
+
+DEVIATIONS = [
+    row("concat-scale-outside", "values",
+        "The learned scale of concat attention multiplies the tanh, not what is inside it.",
+        "`scale * tanh(q + k)`; it is `tanh(scale * (q + k))`", right=ConcatKernel,
+        pairs=lambda right, query, key, call: right.pairs(query, key, call),
+        active=lambda right, pairs, call: right.active(pairs, call) * right.number("scale", call)),
+    row("tanh-omitted", "values", "Additive scores have no tanh.",
+        "`((q + k) * w).sum(-1)`; additive scores are `(tanh(q + k) * w).sum(-1)`",
+        active=lambda right, pairs, call: pairs),
+    row("tanh-of-each", "values",
+        "Additive scores take the tanh of query and key each, not of their sum.",
+        "`tanh(q) + tanh(k)`; additive scores take `tanh(q + k)`",
+        pairs=lambda right, query, key, call: right.pairs(np.tanh(query), np.tanh(key), call),
+        active=lambda right, pairs, call: pairs),
+    row("score-vector-ignored", "values",
+        "Additive scores do not weight the units with the score vector.",
+        "`tanh(q + k).sum(-1)`; additive scores are `(tanh(q + k) * w).sum(-1)`",
+        problem=of_array("score_vector", np.ones_like)),
+    row("score-vector-inside", "values",
+        "Additive scores multiply by the score vector before the tanh, not after it.",
+        "`tanh(w * (q + k)).sum(-1)`; additive scores are `(w * tanh(q + k)).sum(-1)`",
+        active=score_vector_inside_active, vector=lambda right, call: None),
+    row("additive-scores-scaled", "values",
+        "Additive scores are divided by the root of the number of units.",
+        "`/ sqrt(units)` behind the sum; additive scores are not scaled", family="scale",
+        scores=lambda right, query, key, call:
+            right.scores(query, key, call) / call.work(math.sqrt(query.shape[-1]))),
+    row("query-projection-omitted", "values",
+        "Additive scores leave out the queries, if these are projected.",
+        "`tanh(w_k(key))`; additive scores take `tanh(w_q(query) + w_k(key))`",
+        pairs=lambda right, query, key, call:
+            right.pairs(query * ("query_kernel" not in call.parameters), key, call)),
+    row("key-minus-query", "values", "Additive scores subtract the queries from the keys.",
+        "`tanh(k - q)`; additive scores take `tanh(q + k)`",
+        pairs=lambda right, query, key, call: right.pairs(-query, key, call)),
+    row("learned-scale-ignored", "values", "Scores are not multiplied by the learned scale.",
+        "`q @ k.mT` without `* self.scale` (`use_scale=True` of Keras)", family="scale",
+        right=DotKernel, problem=of_array("scale", np.ones_like)),
+    row("learned-scale-divides", "values", "Scores are divided by the learned scale.",
+        "`q @ k.mT / self.scale`; multiply: `q @ k.mT * self.scale`", family="scale",
+        right=DotKernel, problem=of_array("scale", np.reciprocal)),
+    row("dot-scores-scaled", "values",
+        "Without a learned scale the scores of dot attention are divided by the root of D.",
+        "`q @ k.mT / sqrt(D)`; without `use_scale` dot attention does not scale", family="scale",
+        right=DotKernel, when=lambda call: "scale" not in call.parameters,
+        scale=lambda right, call: 1 / call.work(math.sqrt(call.query.shape[-1]))),
+    row("concat-weight-ignored", "values",
+        "The scores of concat attention are not multiplied by the learned weight.",
+        "`tanh(scale * (q + k)).sum(-1)` without `* concat_score_weight`", right=ConcatKernel,
+        problem=of_array("concat_weight", np.ones_like)),
+    row("epsilon-outside-root", "values",
+        "A norm adds epsilon to the root of the variance, not to the variance.",
+        "`(x - mean) / (sqrt(var) + eps)`; it is `(x - mean) / sqrt(var + eps)`",
+        right=LayerNormKernel,
+        reciprocal=lambda right, variance, call: 1 / (np.sqrt(variance) + call.work(2.0**-10))),
+    row("variance-unbiased", "values",
+        "Layer norm divides the variance by one less than the number of features.",
+        "`x.var(-1)`, which torch divides by n - 1; use `x.var(-1, unbiased=False)`",
+        right=LayerNormKernel,
+        moments=lambda right, x, call: (x.mean(2, keepdims=True), x.var(2, keepdims=True, ddof=1))),
+    row("layer-norm-over-positions", "values",
+        "Layer norm takes mean and variance over the positions.",
+        "`x.mean(1)`; mean and variance are over the features, `dim=-1`", right=LayerNormKernel,
+        facts={"axes": (1,)}),
+    row("layer-norm-over-sample", "values",
+        "Layer norm takes mean and variance over all tokens and features of a sample.",
+        "`F.layer_norm(x, x.shape[1:])`; normalise each token: `(x.shape[-1],)`",
+        right=LayerNormKernel, facts={"axes": (1, 2)}),
+    row("layer-norm-not-centred", "values", "Layer norm does not subtract the mean.",
+        "`x * rsqrt(var + eps)`; it is `(x - mean) * rsqrt(var + eps)`", right=LayerNormKernel,
+        moments=layer_norm_not_centred),
+    row("gain-is-one-plus", "values", "Layer norm multiplies by 1 + gain, not by the gain.",
+        "`y * (1 + gain)`, for a gain that starts at 0; it is `y * gain`", right=LayerNormKernel,
+        problem=of_array("gain", lambda gain: 1 + gain)),
+    row("batch-norm-per-position", "values",
+        "Batch norm takes mean and variance of every position by itself.",
+        "`x.mean(0)`; mean and variance are over samples and positions: `x.mean((0, 1))`",
+        right=BatchNormKernel, facts={"axes": (0,)}),
+    row("batch-norm-per-sample", "values",
+        "Batch norm takes mean and variance of every sample by itself.",
+        "`x.mean(1)`; mean and variance are over samples and positions: `x.mean((0, 1))`",
+        right=BatchNormKernel, facts={"axes": (1,)}),
+    row("batch-variance-unbiased", "values",
+        "Batch norm divides the variance of the batch by one less than the number of tokens.",
+        "`x.var((0, 1))`, which torch divides by n - 1; use `unbiased=False`",
+        right=BatchNormKernel, moments=batch_variance_unbiased),
+    row("learned-moments-in-training", "values",
+        "Batch norm uses the running mean and variance in training, too.",
+        "`running_mean` and `running_var` in training; there those of the batch are used",
+        right=BatchNormKernel,
+        moments=lambda right, x, call: right.moments(x, replace(call, training=False))),
+    row("batch-moments-in-evaluation", "values",
+        "Batch norm uses mean and variance of the batch in evaluation, too.",
+        "`F.batch_norm(..., training=True)` in evaluation; use `running_mean`, `running_var`",
+        right=BatchNormKernel,
+        moments=lambda right, x, call: right.moments(x, replace(call, training=True))),
+    normed("queries-alone-normalised", "values", "Queries are normalised, keys are not.",
+        "`q = norm_q(q)` without `k = norm_k(k)`",
+        normed=lambda right, x, name, call: right.normed(x, name, call) if name == "query" else x),
+    normed("norm-of-all-heads", "values",
+        "The norm of queries and keys takes mean and variance over the features of all heads.",
+        "norm of (H, D) together, or before the split into heads; each head by itself, `dim=-1`",
+        facts={"normed_axes": (1, 3)}),
+    normed("norm-without-mean", "values", "The norm of queries and keys does not subtract the mean.",
+        "`RMSNorm` in place of `LayerNorm`; subtract the mean",
+        level=lambda right, x: np.zeros_like(x)),
+    normed("gain-of-the-keys-forgotten", "values",
+        "Keys are normalised, but not multiplied by their gain.", "`norm(k)` without `* gain_k`",
+        problem=of_array("key_gain", np.ones_like)),
+    normed("queries-scaled-before-their-norm", "values",
+        "Queries are scaled before they are normalised, which takes the scale away again.",
+        "`norm(q * scale)`, which loses the scale; it is `norm(q) * scale`", family="scale",
+        normed=queries_scaled_before_their_norm),
+    normed("norm-before-the-bias", "values",
+        "Biases of the projections are added after the norm of queries and keys, not before.",
+        "`norm(x @ w) + b`; it is `norm(x @ w + b)`",
+        projected=lambda right, x, name, call: right.projected(x, name, _without_biases(call)
+            if right.gain(name, call) is not None else call), normed=norm_before_the_bias_normed),
+    normed("nothing-added-to-the-variance", "values",
+        "The norm of queries and keys leaves out epsilon.",
+        "`rsqrt(var)`; it is `rsqrt(var + eps)`",
+        reciprocal=lambda right, variance, call: 1 / np.sqrt(variance)),
+    normed("gains-taken-for-constants", "gradients",
+        "The gains of the norms of queries and keys get no gradient.",
+        "`gain.detach()`, or no gradient for it in backward; use `dgain = (dy * normed).sum(...)`",
+        family="gradient", right=LayerDifferentiable,
+        gradients=changed(lambda g, dy, inputs: {n: 0 * g[n] for n in g if n.endswith("gain")})),
+    gated("gate-left-out", "values", "The heads are not gated.",
+        "`w_o(heads)`; it is `w_o(heads * sigmoid(w_g(x)))`",
+        gate=lambda right, call: np.ones_like(right.gate(call))),
+    gated("gate-on-the-values", "values",
+        "Every token gates its own values before attention, not the heads of its own row.",
+        "`v * gate` before `p @ v`; a gate multiplies the heads of a query: `(p @ v) * gate`",
+        when=lambda call: "gate_kernel" in call.parameters and call.own,
+        attend=lambda right, weights, value, call:
+            right.attend(weights, value * right.gate(call), call),
+        gated=lambda right, attended, call: attended),
+    gated("gate-not-squashed", "values", "The gate has no sigmoid.",
+        "`heads * w_g(x)`; it is `heads * sigmoid(w_g(x))`", squashed=lambda right, y: y),
+    gated("gate-of-the-next-head", "values", "Every head has the gate of the head before it.",
+        "`gate[:, h - 1]`; head h has `gate[:, h]`", family="heads",
+        gate=lambda right, call: np.roll(right.gate(call), 1, axis=1)),
+    gated("gate-of-the-first-row", "values", "All rows of a sample have the gate of its first row.",
+        "`gate[:, :1]` for all rows; every token has its own gate", gate=gate_of_the_first_row),
+    gated("gate-without-its-bias", "values", "The bias of the gate is left out.",
+        "`F.linear(x, w_g)` without `b_g`; use `x @ w_g + b_g`",
+        problem=of_array("gate_bias", np.zeros_like)),
+    gated("gate-behind-the-mixing", "values",
+        "The output is gated, not the heads before the output projection.",
+        "`w_o(heads) * gate`; it is `w_o(heads * gate)`",
+        gated=lambda right, attended, call: attended, output=gate_behind_the_mixing_output),
+    encoder("second-norm-is-the-first", "values", "The second norm has gain and offset of the first.",
+        "`self.norm1` twice; the second norm is `self.norm2`",
+        norm=lambda right, x, name, call: right.norm(x, "norm1", call)),
+    encoder("norms-always-behind", "values",
+        "Norms come after the residuals, also if they are asked for first.",
+        "`norm_first` is accepted and not used; then it is `x + attend(norm(x))`",
+        compute=norms_always_behind),
+    encoder("residual-of-what-is-normed", "values",
+        "With norms first, the residual adds the normed tokens, not the tokens.",
+        "`x = norm(x)`, then `x + attend(x)`; it is `x + attend(norm(x))`",
+        attended=residual_of_what_is_normed),
+    encoder("second-residual-left-out", "values", "The feed-forward network has no residual.",
+        "`y = network(y)`; it is `y + network(y)`",
+        network=lambda right, y, call: right.network(y, call) - y),
+    encoder("gelu-by-tanh", "values", "gelu is approximated by a hyperbolic tangent.",
+        '`F.gelu(h, approximate="tanh")`; the exact one has `erf`', family="numerics",
+        gelu=lambda right, h: h * (1 + np.tanh(np.sqrt(2 / np.pi) * (h + 0.044715 * h**3))) / 2),
+    encoder("relu-for-gelu", "values", "The activation is relu, whatever is asked for.",
+        "`F.relu(h)` whatever `activation` says", gelu=lambda right, h: np.maximum(h, 0)),
+    encoder("epsilon-behind-the-root", "values",
+        "A norm adds epsilon to the root of the variance, not to the variance.",
+        "`(x - mean) / (sqrt(var) + eps)`; it is `(x - mean) / sqrt(var + eps)`",
+        reciprocal=lambda right, variance, call: 1 / (np.sqrt(variance) + call.work(call.epsilon))),
+    encoder("mask-once-for-both", "values", "Beside padding a mask of queries and keys has no effect.",
+        "`src_key_padding_mask` replaces `src_mask`; both apply: `mask & valid`", family="mask",
+        when=lambda call: call.valid is not None,
+        allowed=lambda right, call: right.padded(call.valid.values, call)),
+    encoder("padded-rows-are-zeros", "values", "Tokens that are padding get zeros, not an answer.",
+        "`out.masked_fill(padding, 0)`; padded tokens are answered like others", family="mask",
+        deliver=padded_rows_are_zeros),
+    encoder("hidden-layer-off", "spread",
+        "In bfloat16 the hidden layer of the network is 1 % too large.",
+        "a factor on the bfloat16 path alone, as a constant with two digits", family="numerics",
+        right=EncoderEager,
+        activated=lambda right, h, call: off(right.activated(h, call), call.fmt.name)),
+    encoder("gradient-of-the-other-offset", "gradients",
+        "The offset of the first norm gets the gradient of the second.",
+        "the gradients of two norms are returned in a wrong order: `norm1.bias` has its own",
+        family="gradient", right=EncoderDifferentiable,
+        gradients=changed(lambda g, dy, inputs: {"norm1_offset": g["norm2_offset"]})),
+    encoder("inner-gradient-off", "gradient_spread",
+        "In bfloat16 the gradient of the network's first kernel is 1 % too large.",
+        "a factor on the bfloat16 path alone, as a constant with two digits", family="gradient",
+        right=EncoderDifferentiable, facts={"numerics": "eager"}, gradients=changed(lambda g, dy, inputs:
+            {"linear1_kernel": off(g["linear1_kernel"], inputs.dtype.name)})),
+]  # fmt: skip

@@ -1,0 +1,91 @@
+"""Faults of long rows, in one dtype: at one key somewhere among many."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from attention_conformance.suite.deviations.deviation import Deviation, deviation
+from attention_conformance.suite.deviations.kernels.attention import Call, Eager, Fused, Kernel
+from attention_conformance.suite.spec.dtypes import DTYPES
+
+
+def place(call: Call) -> int:
+    """The key that a fault is about: neither at an end nor at a multiple of a tile."""
+    return int(call.sizes.Lk * 0.618)
+
+
+def dropped(right: Kernel, query: np.ndarray, key: np.ndarray, call: Call) -> np.ndarray:
+    scores = right.scores(query, key, call)
+    scores[..., place(call)] = -np.inf
+    return scores
+
+
+def doubled(
+    right: Kernel, scores: np.ndarray, allowed: np.ndarray | None, call: Call
+) -> np.ndarray:
+    scores = right.hide(scores, allowed, call)
+    scores[..., place(call)] += call.work(np.log(2))
+    return scores
+
+
+def exchanged(right: Kernel, query: np.ndarray, key: np.ndarray, call: Call) -> np.ndarray:
+    scores, one = right.scores(query, key, call), place(call)
+    scores[..., [one, one + 7]] = scores[..., [one + 7, one]]
+    return scores
+
+
+SKIPPED = (
+    "between two tiles or splits of a long row one key is skipped: see `start` and `stop` of each"
+)
+OVERLAP = "two tiles or splits of a long row overlap by one key: see `start` and `stop` of each"
+ORDERED = "k is read in another order (pages, swizzled lanes) than v; index both alike"
+
+WHAT: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "drop-akey": ("one key of {} is not seen", SKIPPED, {"scores": dropped}),
+    "count-akey-twice": ("one key of {} counts twice", OVERLAP, {"hide": doubled}),
+    "exchange-keys": (
+        "two keys of {} are exchanged, and their values are not", ORDERED, {"scores": exchanged}),
+}  # fmt: skip
+"""What goes wrong: sentence, hint and step."""
+
+LENGTHS = {
+    "long-rows": ("a row of more than 512", 513, 2**20),
+    "very-long-rows": ("a row of more than 4096", 4097, 2**20),
+    "rows-of2049": ("2049", 2049, 2049),
+}
+"""The numbers of keys of rows that a fault needs: in words, the smallest and the largest."""
+
+
+def row(what: str, rows: str, dtype: str, right: type[Kernel], suffix: str = "") -> Deviation:
+    """A fault of rows of certain lengths in one dtype."""
+    sentence, hint, steps = WHAT[what]
+    words, least, most = LENGTHS[rows]
+    sentence = f"In {DTYPES[dtype].long_name} {sentence.format(words)}"
+    if right is Eager:
+        sentence += ", in a kernel that stores its scores"
+    return deviation(
+        f"{rows}-{what}{suffix}", "long_rows", f"{sentence}.", hint, family="tiles", right=right,
+        when=lambda call: least <= call.sizes.Lk <= most and call.fmt.name == dtype, **steps,
+    )  # fmt: skip
+
+
+DEVIATIONS = [
+    row("drop-akey", "long-rows", "f32", Kernel),
+    row("drop-akey", "long-rows", "bf16", Fused, "-bfloat16"),
+    row("drop-akey", "long-rows", "f16", Fused, "-float16"),
+    row("drop-akey", "very-long-rows", "f32", Kernel),
+    row("drop-akey", "very-long-rows", "bf16", Fused, "-bfloat16"),
+    row("drop-akey", "rows-of2049", "bf16", Fused),
+    row("drop-akey", "rows-of2049", "bf16", Eager, "-of-stored-scores"),
+    row("count-akey-twice", "long-rows", "f32", Kernel),
+    row("count-akey-twice", "long-rows", "bf16", Fused, "-bfloat16"),
+    row("count-akey-twice", "rows-of2049", "bf16", Fused),
+    row("count-akey-twice", "rows-of2049", "bf16", Eager, "-of-stored-scores"),
+    row("exchange-keys", "long-rows", "f32", Kernel),
+    row("exchange-keys", "long-rows", "bf16", Fused, "-bfloat16"),
+    row("exchange-keys", "very-long-rows", "f32", Kernel),
+    row("exchange-keys", "rows-of2049", "bf16", Fused),
+    row("exchange-keys", "rows-of2049", "bf16", Eager, "-of-stored-scores"),
+]

@@ -1,0 +1,299 @@
+"""Faults of masks given as arrays, of how pairs are hidden, and of rows without keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from attention_conformance.suite.deviations.deviation import deviation, fault, memory, twins
+from attention_conformance.suite.deviations.kernels.attention import Call, Kernel, Online
+from attention_conformance.suite.deviations.kernels.layer import MultiHeadKernel
+from attention_conformance.suite.deviations.kernels.single import DotKernel
+from attention_conformance.suite.deviations.kernels.variants import MergedChunks
+
+Hide = Callable[[Kernel, np.ndarray, np.ndarray | None, Call], np.ndarray]
+
+
+def hidden_as(score: Callable[[np.ndarray], Any]) -> Hide:
+    """The step that hides keys by a function of their scores, not by -inf, in rows with other keys."""
+
+    def hide(
+        right: Kernel, scores: np.ndarray, allowed: np.ndarray | None, call: Call
+    ) -> np.ndarray:
+        hidden = right.hide(scores, allowed, call)
+        if allowed is None:
+            return hidden
+        some = np.isfinite(hidden).any(-1, keepdims=True)
+        return np.where(some & ~allowed, score(scores).astype(call.work), hidden)
+
+    return hide
+
+
+def empty_as(score: Callable[[np.ndarray], Any]) -> Hide:
+    """The step that gives fully masked rows other scores than -inf, a function of their scores."""
+
+    def hide(
+        right: Kernel, scores: np.ndarray, allowed: np.ndarray | None, call: Call
+    ) -> np.ndarray:
+        hidden = right.hide(scores, allowed, call)
+        return np.where(np.isneginf(hidden).all(-1, keepdims=True), score(scores), hidden)
+
+    return hide
+
+
+@fault(
+    "future",
+    "`m = scores.amax(-1)` before `masked_fill`; take it of the masked scores",
+    family="mask",
+)
+class MaximumBeforeMask(Kernel):
+    """The row's maximum counts hidden keys: far below a large hidden score the row underflows."""
+
+    def hide(self, scores: np.ndarray, allowed: np.ndarray | None, call: Call) -> np.ndarray:
+        self.largest = scores.max(-1, keepdims=True, initial=-np.inf)
+        return super().hide(scores, allowed, call)
+
+    def shifted(self, scores: np.ndarray) -> np.ndarray:
+        return scores - np.where(np.isfinite(self.largest), self.largest, 0)
+
+
+def empty_row_silences_tile(
+    right: Kernel, scores: np.ndarray, value: np.ndarray, call: Call
+) -> np.ndarray:
+    out = right.attend(scores, value, call)
+    for start in range(0, scores.shape[-2], 16):
+        rows = slice(start, start + 16)
+        empty = np.isneginf(scores[:, :, rows]).all(-1).any(-1) & (scores.shape[-1] > 0)
+        out[:, :, rows] = np.where(empty[..., None, None], 0, out[:, :, rows])
+    return out
+
+
+def hidden_chunk_nan(right: MergedChunks, scores: np.ndarray) -> np.ndarray:
+    maximum = scores.max(-1, keepdims=True, initial=-np.inf)
+    return maximum + np.log(np.exp(scores - maximum).sum(-1, keepdims=True))
+
+
+def nan_query_spreads(right: Kernel, scores: np.ndarray, call: Call) -> np.ndarray:
+    weights = right.weights(scores, call)
+    spoilt = np.isnan(scores).any((-1, -2), keepdims=True)
+    return np.where(spoilt, np.nan, weights).astype(weights.dtype)
+
+
+@fault(
+    "values",
+    "`masked_fill(mask, -inf)`; True attends, so `masked_fill(~mask, -inf)`",
+    family="mask",
+)
+class MaskInverted(Kernel):
+    """A boolean mask is read the other way round: True hides a key."""
+
+    def masked(self, mask: np.ndarray, call: Call) -> np.ndarray:
+        return ~mask
+
+
+def equal_rows_as_lengths(right: Kernel, mask: np.ndarray, call: Call) -> np.ndarray:
+    s = call.sizes
+    full = mask.shape == (s.B, s.H, s.Lq, s.Lk) and s.Lq > 1
+    if not full or not (mask == mask[:, :1, :1]).all():
+        return mask
+    return np.arange(s.Lk) < mask[:, :1, :1].sum(-1, keepdims=True)
+
+
+def left_padding_as_right(right: Kernel, mask: np.ndarray, call: Call) -> np.ndarray:
+    if mask.shape[1:3] != (1, 1) or (np.diff(mask.astype(int), axis=-1) != 0).sum(-1).max() > 1:
+        return mask
+    return np.arange(call.sizes.Lk) < mask.sum(-1, keepdims=True)
+
+
+def mask_below_the_diagonal_causal(right: Kernel, mask: np.ndarray, call: Call) -> np.ndarray:
+    row, key = call.rows_and_keys
+    causal = key <= row + call.sizes.Lk - call.sizes.Lq
+    ends = call.sizes.Lq > 1 and (mask <= causal).all() and mask[..., -1].any()
+    return np.broadcast_to(causal, mask.shape) if ends else mask
+
+
+row = partial(deviation, family="mask", right=Kernel)
+
+DEVIATIONS = [
+    row("hidden-after-softmax", "constant_value",
+        "Weights are hidden after the softmax, so that those of a row do not add to 1.",
+        "`softmax(scores) * mask`; mask before: `softmax(scores.masked_fill(~mask, -inf))`",
+        family="mask", hide=lambda right, scores, allowed, call: scores,
+        weights=lambda right, scores, call: right.weights(scores, call)
+            * np.asarray(1 if right.allowed(call) is None else right.allowed(call), scores.dtype)),
+    row("nan-past-window-leaks", "nan",
+        "Values that only a window hides are not zeroed: NaN in them reaches the answer.",
+        "values are zeroed where the mask hides them; a window hides some, too",
+        family="mask", when=lambda call: call.window,
+        attend=lambda right, scores, value, call: right.weights(scores, call) @ value),
+    row("mask-added", "values", "A boolean mask is added to the scores as 0 and 1.",
+        "`scores + mask` for a boolean mask; use `masked_fill(~mask, -inf)`",
+        hide=lambda right, scores, allowed, call:
+            scores if allowed is None else scores + allowed.astype(scores.dtype)),
+    row("mask-multiplied", "poison",
+        "A boolean mask multiplies the scores: hidden ones are 0, not -inf.",
+        "`scores * mask`; a score of 0 has a weight: use `masked_fill(~mask, -inf)`",
+        hide=lambda right, scores, allowed, call:
+            scores if allowed is None else np.where(allowed, scores, call.work(0))),
+    *twins({"hidden-is-minus30": Kernel, "hidden-scores-minus-thirty": DotKernel}, "poison",
+        "Hidden keys have the score -30, not -inf.",
+        "`masked_fill(~mask, -30)`; scores may lie below: use -inf",
+        hide=hidden_as(lambda scores: np.full_like(scores, -30)), family="mask"),
+    row("hidden-is-minus10000", "values", "Hidden keys have the score -10000, not -inf.",
+        "`masked_fill(~mask, -1e4)`; scores may lie below: use -inf",
+        hide=hidden_as(lambda scores: np.full_like(scores, -1e4))),
+    row("hidden-loses-ten-thousand", "poison",
+        "1e4 is subtracted from hidden scores, so that very large ones still count.",
+        "`scores - 1e4 * ~mask`; a hidden score may be larger: use `where(mask, scores, -inf)`",
+        hide=hidden_as(lambda scores: scores - 1e4)),
+    row("empty-rows-uniform", "election",
+        "Fully masked rows average all values, though zeros are declared.",
+        "`masked_fill(~mask, finfo.min)`, where a fully masked row is uniform; set it to 0",
+        hide=empty_as(np.zeros_like)),
+    row("empty-rows-unmasked", "election",
+        "A fully masked row attends all keys, though zeros are declared.",
+        "`mask | ~mask.any(-1, keepdim=True)` against NaN; set fully masked rows to 0",
+        hide=empty_as(lambda scores: scores)),
+    row("empty-rows-nan", "election", "Fully masked rows are NaN, though zeros are declared.",
+        "`softmax` of a row of -inf is NaN; set fully masked rows to 0: `where(mask.any(-1), out, 0)`",
+        shifted=lambda right, scores: scores - scores.max(-1, keepdims=True, initial=-np.inf)),
+    row("empty-row-silences-tile", "values",
+        "A fully masked row makes all sixteen rows of its tile zero.",
+        "`if (m == -inf).any()` skips a tile of rows; treat every row by itself", family="tiles",
+        attend=empty_row_silences_tile),
+    row("hidden-chunk-nan", "padding_invariance",
+        "A row that sees no key in one part of the keys is NaN.",
+        "`exp(s - m)` is NaN if m is -inf in a part of the keys; take 0 for such an m",
+        right=MergedChunks, lse_of=hidden_chunk_nan),
+    row("hidden-first-tile-nan", "values", "A row that sees no key of the first tile is NaN.",
+        "`exp(m_old - m_new)` is NaN if both are -inf; take 0 for such an m_new", right=Online,
+        anchor=lambda right, largest: largest),
+    row("nan-key-leaks", "election",
+        "A NaN in a hidden key reaches the answer, since the mask is added as 0 and -inf.",
+        "`scores + where(mask, 0, -inf)`; NaN stays NaN: replace it by `where(mask, scores, -inf)`",
+        hide=lambda right, scores, allowed, call:
+            np.where(np.isnan(scores), scores, right.hide(scores, allowed, call))),
+    row("nan-value-leaks", "election",
+        "A NaN in a hidden value reaches the answer, times a weight of zero.",
+        "`p @ v` where `0 * nan` is NaN; zero the values that no row sees: `where(seen, v, 0)`",
+        visible=lambda right, value, scores: value),
+    row("nan-value-leaks-per-head", "nan",
+        "Hidden values are zeroed only where they are hidden in every sample and head: NaN leaks.",
+        "`mask.any((0, 1, 2))` says which values are zeroed; say so for every sample and head",
+        visible=lambda right, value, scores:
+            right.visible(value, np.broadcast_to(scores.max((0, 1, 2)), scores.shape))),
+    row("nan-query-zeros", "election", "A row of NaN scores gives zeros, though NaN is declared.",
+        "`softmax(scores).nan_to_num()` for fully masked rows; find these by the mask",
+        weights=lambda right, scores, call: np.nan_to_num(right.weights(scores, call))),
+    row("mask-before-cap", "values",
+        "Scores are hidden before the softcap, which lifts -inf to -softcap.",
+        "`softcap * tanh(masked / softcap)` lifts -inf to -softcap; cap first, then mask",
+        when=lambda call: call.softcap is not None,
+        capped=lambda right, scores, call:
+            right.capped(right.hide(scores, right.allowed(call), call), call),
+        hide=lambda right, scores, allowed, call: scores),
+    row("mask-before-scale", "values",
+        "Scores are hidden before they are scaled: a scale that is not positive brings them back.",
+        "`q @ k.mT` is masked, then `* scale`, where -inf * -1 is inf; scale first",
+        hide=lambda right, scores, allowed, call: scores if allowed is None
+            else np.where(allowed, scores, call.work(-np.inf) * call.work(right.factor(call)))),
+    row("infinite-value-leaks", "nan",
+        "An infinite hidden value reaches the answer; of hidden values only NaN is zeroed.",
+        "`where(v.isnan(), 0, v)`; infinity times 0 is NaN: zero all values that no row sees",
+        visible=lambda right, value, scores:
+            np.where(np.isnan(value), right.visible(value, scores), value)),
+    row("visible-nan-emptied", "election", "A NaN in an attended value is replaced by 0.",
+        "`v.nan_to_num()`; zero only the values that no row sees",
+        visible=lambda right, value, scores:
+            np.where(np.isnan(value), value.dtype.type(0), right.visible(value, scores))),
+    row("nan-query-spreads", "election", "A NaN in one query makes all rows of its head NaN.",
+        "a maximum or sum over all rows of a head; each row has its own, `dim=-1`",
+        family="softmax", weights=nan_query_spreads),
+    *twins({"mask-kept-by-shape": Kernel, "layer-mask-kept-by-shape": MultiHeadKernel},
+        "key_permutation",
+        "The first mask of a shape is kept and serves all later calls of that shape.",
+        "mask kept in a dict or `lru_cache` under its shape; two masks of one shape may differ",
+        family="state",
+        masked=lambda right, mask, call:
+            memory(right).setdefault((mask.shape, call.query.shape), mask.copy())),
+    row("mask-ignored", "values", "A mask given as an array has no effect.",
+        "`attn_mask` is accepted and not used; `scores.masked_fill(~attn_mask, -inf)` is missing",
+        masked=lambda right, mask, call: np.ones_like(mask)),
+    row("batch-mask-as-head-mask", "mask_ranks",
+        "With B == H a mask per sample is taken for a mask per head.",
+        "`mask.squeeze(1)` broadcasts as (H, Lq, Lk); keep (B, 1, Lq, Lk)",
+        masked=lambda right, mask, call:
+            mask.swapaxes(0, 1) if call.sizes.B == call.sizes.H and mask.shape[1] == 1 else mask),
+    row("batch-mask-as-query-mask", "values",
+        "With B == Lq a key mask per sample (B, 1, 1, Lk) is taken for (Lq, Lk).",
+        "`mask.squeeze()` broadcasts as (Lq, Lk); keep (B, 1, 1, Lk)",
+        masked=lambda right, mask, call: mask.swapaxes(0, 2) if call.sizes.B == call.sizes.Lq
+            and mask.shape == (call.sizes.B, 1, 1, call.sizes.Lk) else mask),
+    *twins({"square-mask-transposed": Kernel, "layer-mask-transposed": MultiHeadKernel}, "values",
+        "With Lq == Lk rows and columns of the mask are exchanged.",
+        "`mask.mT`, or `mask[key, query]`; the axes of a mask are (..., query, key)",
+        masked=lambda right, mask, call:
+            mask.swapaxes(-1, -2) if mask.shape[-1] == mask.shape[-2] else mask, family="mask"),
+    row("sample-mask-tiled", "values",
+        "A mask per sample is tiled over the heads, not repeated: heads get the mask of another "
+        "sample.",
+        "`mask.repeat(H, 1, 1)` for (B * H, Lq, Lk); use `mask.repeat_interleave(H, dim=0)`",
+        when=lambda call: call.mask.shape[:-2] == (call.sizes.B, 1) and call.sizes.H > 0,
+        masked=lambda right, mask, call:
+            np.tile(mask[:, 0], (call.sizes.H, 1, 1)).reshape(-1, call.sizes.H, *mask.shape[2:])),
+    row("full-mask-of-group-leader", "values",
+        "With grouped heads the mask is read at the number of the key head, not of the query head.",
+        "`mask[:, h // group]`; a mask per head is indexed by the query head, `mask[:, h]`",
+        family="heads",
+        masked=lambda right, mask, call: mask if mask.shape[1] == 1 or call.sizes.H
+            == call.sizes.Hkv else mask[:, np.arange(call.sizes.H) // call.sizes.group]),
+    row("equal-rows-as-lengths", "mask_ranks",
+        "A full mask in which all rows are equal is converted to key lengths, wherever its holes are.",
+        "`lengths = mask[:, 0, 0].sum(-1)`; `j < length` is the mask only if all True come first",
+        masked=equal_rows_as_lengths),
+    row("left-padding-as-right", "values",
+        "A key mask per sample is converted to lengths: padding on the left is taken for the right.",
+        "`lengths = mask.sum(-1)`; `j < length` is the mask only if padding is on the right",
+        masked=left_padding_as_right),
+    row("key-mask-as-lengths", "values",
+        "A mask that all queries share is converted to lengths, wherever its holes are.",
+        "`lengths = mask.sum(-1)`; `j < length` is the mask only if all True come first",
+        when=lambda call: call.sizes.Lq > 1,
+        masked=lambda right, mask, call: np.arange(call.sizes.Lk) < mask.sum(-1, keepdims=True)
+            if mask.shape[-2] == 1 else mask),
+    row("row-mask-on-first-key", "values",
+        "A mask whose last dimension is 1 is read for the first key alone.",
+        "`mask[..., j]` with True for every j beyond its size; a size of 1 broadcasts over all "
+        "keys", when=lambda call: call.mask.shape[-1:] == (1,),
+        masked=lambda right, mask, call: mask | (np.arange(call.sizes.Lk) > 0)),
+    row("mask-ignored-past512", "values", "Keys from number 512 on are not masked.",
+        "mask copied to a buffer of 512 keys, or a block of keys computed without its mask",
+        family="tiles", masked=lambda right, mask, call: mask | (np.arange(call.sizes.Lk) >= 512)),
+    *twins({"mask-of-first-head": Kernel, "layer-mask-of-first-head": MultiHeadKernel},
+        "head_independence",
+        "Every head gets the mask of the first.",
+        "`mask[:, 0]` or `mask[:, :1]` for all heads; head h has `mask[:, h]`", family="heads",
+        masked=lambda right, mask, call: mask[:, :1]),
+    *twins({"mask-of-first-sample": Kernel, "layer-mask-of-first-sample": MultiHeadKernel},
+        "batch_independence",
+        "Every sample gets the mask of the first.",
+        "`mask[0]` or `mask[:1]` for all samples; sample b has `mask[b]`", family="heads",
+        masked=lambda right, mask, call: mask[:1]),
+    row("mask-of-first-rows", "values",
+        "Rows are computed in blocks of 64: every block gets the mask of the first.",
+        "every block loads `mask[..., :64, :]`; the rows of block n begin at `64 * n`",
+        family="tiles",
+        masked=lambda right, mask, call: mask[..., np.arange(mask.shape[-2]) % 64, :]),
+    row("mask-below-the-diagonal-causal", "siblings_apart",
+        "With several queries a mask that hides all keys behind the row's own is taken for causal.",
+        "`is_causal = not mask.triu(1).any()`; a mask below the diagonal may have holes",
+        masked=mask_below_the_diagonal_causal),
+    row("mask-of-few-keys-ignored", "paths_alone",
+        "With at most 16 keys a mask hides its last key from nobody.",
+        "a tile without a hole is not masked; with fewer keys than a tile it has none",
+        masked=lambda right, mask, call: mask | (np.arange(mask.shape[-1]) == mask.shape[-1] - 1),
+        when=lambda call: call.mask.shape[-1] <= 16),
+]  # fmt: skip

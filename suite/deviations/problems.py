@@ -1,0 +1,326 @@
+"""Deviations that answer another problem rightly: other scales, masks, windows, scripts and projections.
+One row serves all operators that have what it changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from attention_conformance.suite.deviations.code_scales import first, moved
+from attention_conformance.suite.deviations.conditions import one_query
+from attention_conformance.suite.deviations.deviation import Deviation, Problem, deviation
+from attention_conformance.suite.deviations.kernels.cached import CachedKernel
+from attention_conformance.suite.deviations.kernels.latent import LatentKernel
+from attention_conformance.suite.deviations.kernels.merge import MergeKernel
+from attention_conformance.suite.deviations.kernels.packed import PackedKernel
+from attention_conformance.suite.deviations.kernels.paged import PagedKernel
+from attention_conformance.suite.deviations.kernels.quantized import (
+    QuantizedKernel,
+    QuantizedWriteKernel,
+)
+from attention_conformance.suite.spec.inputs import Inputs
+
+Changes = Mapping[str, Any]
+"""Arrays and options of inputs by name, with other values."""
+
+Row = tuple[str, str, str, str, Callable[[Inputs], Changes]]
+"""The end of a name, the family, the sentence, a hint, and what is changed."""
+
+
+def changed(change: Callable[[Inputs], Changes], inputs: Inputs) -> Inputs:
+    """The inputs with changes; the inputs themselves if they lack what is changed, or if no case has the
+    other problem."""
+    try:
+        return inputs.replace(**change(inputs))
+    except (KeyError, TypeError, ValueError):
+        return inputs
+
+
+def of_kernel(
+    prefix: str, right: type, rows: Iterable[Row], killed_by: str = "values", noun: str = ""
+) -> Iterator[Deviation]:
+    """The deviations of one kernel. The noun says what lies in pages."""
+    for name, family, sentence, hint, change in rows:
+        yield deviation(f"{prefix}-{name}", killed_by, sentence.format(noun), hint, family=family,
+                        right=right, problem=partial(changed, change))  # fmt: skip
+
+
+def array(name: str, other: Callable[[np.ndarray], np.ndarray]) -> Callable[[Inputs], Changes]:
+    """Another array, made from the right one."""
+    return lambda inputs: {name: other(inputs.arrays[name])}
+
+
+def of_array(name: str, other: Callable[[np.ndarray], np.ndarray]) -> Problem:
+    """Inputs with another array, if they have it."""
+    return partial(changed, array(name, other))
+
+
+UNSCALED: Row = (
+    "unscaled", "scale", "The scale is 1.", "scores that are not scaled", lambda inputs: {"scale": 1.0},
+)  # fmt: skip
+
+SCALES: list[Row] = [
+    ("scale-ignored", "scale", "The scale is ignored.", "`D ** -0.5` whatever is passed",
+     lambda inputs: {"scale": None}),
+    UNSCALED,
+    ("scale-without-root", "scale", "The scale is 1/D.", "`/ D` for `/ sqrt(D)`",
+     lambda inputs: {"scale": 1 / inputs.sizes.D}),
+]  # fmt: skip
+
+CAUSAL: list[Row] = [
+    ("causal-ignored", "mask", "The causal flag is ignored.", "a flag that is not passed on",
+     lambda inputs: {"alignment": "all", **({"left": None} if inputs.case.option("left") else {})}),
+]  # fmt: skip
+
+WINDOWS: list[Row] = [
+    ("window-ignored", "mask", "The window is ignored.", "a window that is not passed on",
+     lambda inputs: {"left": None}),
+    ("window-wide", "mask", "A window sees one key more.", "`<=` for `<`",
+     lambda inputs: {"left": inputs.case.option("left") + 1}),
+]  # fmt: skip
+
+SOFTCAP: list[Row] = [
+    ("uncapped", "scores", "The softcap is ignored.", "a softcap that is not passed on",
+     lambda inputs: {"softcap": None} if inputs.case.option("softcap") else {}),
+]  # fmt: skip
+
+
+def tiled(inputs: Inputs) -> Changes:
+    """Keys and values in the order in which heads that are tiled read them."""
+    axes = {n: inputs.axes(n).index("g") for n in inputs.arrays if "g" in inputs.axes(n)}
+    heads = np.arange(inputs.sizes.H) % inputs.sizes.Hkv
+    return {name: inputs.arrays[name].take(heads, axis) for name, axis in axes.items()}
+
+
+ZEROS: list[Row] = [
+    ("zero-negated-behind-the-scale", "quantized", "Zero points are added behind the scale.",
+     "`code * scale + zero`",
+     lambda inputs: {f"{n}_zero": -inputs.arrays[f"{n}_zero"] / inputs.arrays[f"{n}_scale"]
+                     for n in ("key", "value")}),
+    ("zeros-exchanged", "quantized", "Zero points of keys and values are exchanged.",
+     "the order of arguments; pass zero points by name",
+     lambda inputs: exchanged(inputs, "key_zero", "value_zero")),
+]  # fmt: skip
+
+
+def exchanged(inputs: Inputs, one: str, two: str) -> Changes:
+    """Two arrays in place of each other. Raises ValueError if they differ in shape."""
+    first, second = inputs.arrays[one], inputs.arrays[two]
+    if first.shape != second.shape:
+        raise ValueError(f"{one} and {two} differ in shape")
+    return {one: second, two: first}
+
+
+def of_scripts(change: Callable[[str], str]) -> Callable[[Inputs], Changes]:
+    """Other operations of a cache; "" leaves an operation out."""
+
+    def changes(inputs: Inputs) -> Changes:
+        script = inputs.case.option("script")
+        other = tuple(word for word in map(change, script) if word)
+        return {} if other == script else {"script": other, "capacity": None}
+
+    return changes
+
+
+def back(more: int) -> Callable[[str], str]:
+    """Rollbacks of `more` tokens more."""
+
+    def words(word: str) -> str:
+        if not word.startswith("back"):
+            return word
+        count, *of = word[4:].partition("of")
+        left = int(count) + more
+        return "".join([f"back{left}", *of]) if left else ""
+
+    return words
+
+
+def without(prefix: str) -> Callable[[str], str]:
+    return lambda word: "" if word.startswith(prefix) else word
+
+
+def inverted(word: str) -> str:
+    """A reordering, the other way round: sample `order[n]` goes on with the history of sample n."""
+    if not word.startswith("pick"):
+        return word
+    order = [int(n) for n in word[4:]]
+    inverse = [order.index(n) if n in order else n for n in range(len(order))]
+    return f"pick{''.join(map(str, inverse))}"
+
+
+OTHER_PAIRS = {"halves": "interleaved", "interleaved": "halves"}
+
+CACHES: list[Row] = [
+    ("scale-of-zero-ignored", "scale", "A scale of 0 is replaced by the default one.",
+     "`scale or D ** -0.5`; ask `scale is None`", lambda inputs: {"scale": inputs.scale or None}),
+    ("rollbacks-ignored", "cache", "Rollbacks do nothing.", "a rollback that returns the cache as it is",
+     of_scripts(without("back"))),
+    ("rollback-too-short", "cache", "Of tokens that are taken back one stays.", "`[: length - n + 1]`",
+     of_scripts(back(-1))),
+    ("rollback-too-long", "cache", "One token too many is taken back.", "`[: length - n - 1]`",
+     of_scripts(back(1))),
+    ("resets-ignored", "cache", "Resets do nothing.", "a reset that leaves the length",
+     of_scripts(without("reset"))),
+    ("order-ignored", "cache", "Samples are not reordered.", "a reordered copy that is not kept",
+     of_scripts(without("pick"))),
+    ("order-inverted", "cache", "Samples are reordered the other way round.",
+     "`cache[order] = cache` for `cache[order]`", of_scripts(inverted)),
+    ("unrotated", "rotary", "Nothing is rotated.", "a rotation that is not applied",
+     lambda inputs: {"rotary": "none"} if inputs.case.option("rotary") != "none" else {}),
+    ("rotary-pairs-otherwise", "rotary", "Neighbours are rotated in place of halves, and halves in place "
+     "of neighbours.", "`rotate_half` of another model family",
+     lambda inputs: {"rotary": OTHER_PAIRS[inputs.case.option("rotary")]}),
+    ("sinks-ignored", "sinks", "The sinks are ignored.", "sinks that are not passed on",
+     lambda inputs: {"sinks": None} if "sinks" in inputs.arrays else {}),
+    ("sink-of-every-part", "sinks", "With split keys the sink counts once in every part.",
+     "`sinks` passed to the kernel of every part; a sink counts once",
+     lambda inputs: {"sinks": inputs.arrays["sinks"] + np.log(3.0)}),
+    ("bias-ignored", "scores", "The bias is ignored.", "a bias that is not passed on",
+     lambda inputs: {"bias": None} if inputs.bias is not None else {}),
+    ("slopes-ignored", "scores", "The slopes are ignored.", "slopes that are not passed on",
+     lambda inputs: {"alibi_slopes": None} if "alibi_slopes" in inputs.arrays else {}),
+]  # fmt: skip
+
+
+def weighed(change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Inputs], Changes]:
+    """Other log-sum-exps (parts, B, H, L); parts without keys keep theirs, -inf."""
+
+    def other(lse: np.ndarray) -> np.ndarray:
+        return np.where(np.isneginf(lse), lse, change(np.where(np.isneginf(lse), 0.0, lse)))
+
+    return array("partial_lse", other)
+
+
+def only(which: Callable[[np.ndarray], np.ndarray]) -> Callable[[Inputs], Changes]:
+    """Log-sum-exps that leave parts out where `which` is False."""
+    least = np.finfo(np.float32).min / 4
+    return array("partial_lse", lambda lse: np.where(which(lse), lse, least))
+
+
+MERGES: list[Row] = [
+    ("parts-inverted", "merge", "Parts weigh exp(-lse), expected exp(lse).",
+     "`exp(m - lse)` for `exp(lse - m)`", weighed(np.negative)),
+    ("by-log2", "merge", "Log-sum-exps are multiplied by log2(e), and e is raised to them.",
+     "a log-sum-exp to base 2", weighed(lambda lse: lse / np.log(2))),
+    ("parts-squared", "merge", "Parts weigh exp(2 lse), expected exp(lse).", "a product too many",
+     weighed(lambda lse: 2 * lse)),
+    ("parts-in-reverse", "merge", "Parts have the weights of the parts in reverse order.",
+     "`1 - w` for `w`, two parts exchanged",
+     array("partial_lse", lambda lse: lse[::-1])),
+    ("first-part-alone", "merge", "Only the first part counts.", "a loop that ends too early",
+     only(lambda lse: np.arange(len(lse)).reshape(-1, 1, 1, 1) == 0)),
+    ("last-part-alone", "merge", "Only the last part counts.", "an accumulator that is overwritten",
+     only(lambda lse: np.arange(len(lse)).reshape(-1, 1, 1, 1) == len(lse) - 1)),
+    ("largest-part-alone", "merge", "Only the part with the largest log-sum-exp counts.",
+     "`argmax` of the parts; add them all",
+     only(lambda lse: lse == lse.max(0))),
+    ("of-the-first-sample", "merge", "All samples have the log-sum-exps of the first sample.",
+     "an index of samples", array("partial_lse", first(1))),
+    ("of-the-row-before", "merge", "Rows have the log-sum-exps of the row before.", "an index of rows",
+     array("partial_lse", moved(-1, 1))),
+    ("of-the-head-before", "merge", "Heads have the log-sum-exps of the head before.",
+     "an index of heads", array("partial_lse", moved(-2, 1))),
+]  # fmt: skip
+
+
+def merged_lse(text: str, hint: str, change: Callable[[np.ndarray], np.ndarray]) -> Deviation:
+    return deviation(
+        f"merge-lse-is-the-{text}", "values",
+        f"The merged log-sum-exp is the {text} of the parts' log-sum-exps.", hint,
+        family="lse", right=MergeKernel,
+        merged=lambda right, outputs, lse, fmt:
+            (right.merged(outputs, lse, fmt)[0], change(lse)))  # fmt: skip
+
+
+def projections(name: str, what: str) -> list[Row]:
+    """Other up-projections (R, H, D or Dv) of latents."""
+    index = f"an index of heads of `{name}`"
+    return [
+        (f"{what}-by-the-first-head", "heads", f"The {what} of all heads are projected by the matrix of "
+         "the first head.", index, array(name, first(1))),
+        (f"{what}-by-the-next-head", "heads", f"The {what} of a head are projected by the matrix of the "
+         "next head.", index, array(name, moved(1, -1))),
+        (f"{what}-by-the-head-before", "heads", f"The {what} of a head are projected by the matrix of "
+         "the head before.", index, array(name, moved(1, 1))),
+        (f"{what}-interleaved", "layout", f"Heads and components of the projection of {what} are "
+         "interleaved.", "`view(R, D, H)` for `view(R, H, D)`",
+         array(name, lambda w: w.reshape(w.shape[0], w.shape[2], w.shape[1]).swapaxes(1, 2))),
+        (f"{what}-reversed", "latent", f"The {what} take latents from their last component on.",
+         f"the axes of `{name}`", array(name, lambda w: w[::-1])),
+    ]  # fmt: skip
+
+
+def latent_scale(formula: Callable[[int, int, int], float]) -> Callable[[Inputs], Changes]:
+    """A scale from the sizes of a head (D), of a latent (R) and of a rotary key (E)."""
+    return lambda inputs: {
+        "scale": formula(inputs.sizes.D, inputs.letters["r"], inputs.letters["e"])
+    }
+
+
+LATENTS: list[Row] = [
+    *projections("w_uk", "keys"),
+    *projections("w_uv", "values"),
+    ("rotary-alone", "latent", "Only the rotary part of the scores counts.",
+     "`q_nope @ k_nope + q_pe @ k_pe`", array("query", lambda query: 0 * query)),
+    ("rotary-key-of-the-next-token", "latent", "A latent has the rotary key of the next token.",
+     "`k_pe[j]` goes with `c[j]`", array("key_rope", moved(1, -1))),
+    ("rotary-key-of-the-first-sample", "heads", "All samples have the rotary keys of the first sample.",
+     "an index of samples", array("key_rope", first(0))),
+    ("latents-of-the-first-sample", "heads", "All samples have the latents of the first sample.",
+     "an index of samples",
+     lambda inputs: {n: first(0)(x) for n, x in inputs.arrays.items() if n.startswith("latent")}),
+    ("scale-of-the-rotary-part", "scale", "The scale is 1/sqrt(E), of the rotary part alone.",
+     "the size of a query is D + E", latent_scale(lambda D, R, E: E**-0.5)),
+    ("scale-of-latent-and-rotary", "scale", "The scale is 1/sqrt(R + E), of latent and rotary key.",
+     "the size of a query is D + E, in both forms", latent_scale(lambda D, R, E: (R + E) ** -0.5)),
+    ("scale-without-root", "scale", "The scale is 1/(D + E).", "`/ D` for `/ sqrt(D)`",
+     latent_scale(lambda D, R, E: 1 / (D + E))),
+    UNSCALED,
+    ("scaled-twice-over", "scale", "The scale is applied twice, to query and to scores.",
+     "a query that is scaled already", lambda inputs: {"scale": inputs.effective_scale**2}),
+    ("scale-without-rotary", "scale",
+     "The scale is that of the part of a query without a position.",
+     "`qk_nope_head_dim ** -0.5`; the rotary part counts, too",
+     latent_scale(lambda D, R, E: D**-0.5)),
+    ("scale-of-decoding", "scale", "With one query the scale that is given is ignored.",
+     "a kernel for decoding without `softmax_scale`",
+     lambda inputs: {"scale": None} if one_query(inputs) else {}),
+    ("scale-roughly", "scale", "The scale is 1 % too large.",
+     "a constant with two digits; compute the scale from the sizes",
+     lambda inputs: {"scale": 1.01 * inputs.effective_scale}),
+    ("rotary-dropped", "latent", "The rotary part of the scores is left out.",
+     "`q_nope @ k_nope` alone; add `q_pe @ k_pe`", array("query_rope", lambda query: 0 * query)),
+    ("rotary-key-of-the-token-before", "latent", "A latent has the rotary key of the token before.",
+     "`k_pe[j - 1]` beside `c[j]`; both are of token j", array("key_rope", moved(1, 1))),
+    ("rotary-key-scaled", "quantized",
+     "Rotary keys are multiplied by the scale of the last tile, too.",
+     "the whole row of the cache times `scale`; rotary keys are no codes",
+     lambda inputs: {"key_rope": inputs.arrays["key_rope"] * inputs.arrays["latent_scale"][..., -1:]}),
+    ("values-are-keys", "latent", "Values are projected by the matrix of the keys.",
+     "`w_kv[..., :d]` for the values; theirs are the columns from d on",
+     lambda inputs: {"w_uv": np.resize(inputs.arrays["w_uk"].T, inputs.arrays["w_uv"].T.shape).T}),
+    ("padding-forgotten-in-decoding", "mask", "A single query attends hidden keys.",
+     "`if q_len > 1` around the mask; decoding has padding, too",
+     lambda inputs: {"mask": None, "mask_array": None} if one_query(inputs) else {}),
+]  # fmt: skip
+
+HEADS: list[Row] = [
+    ("heads-in-turn", "heads", "Query heads take the heads of keys in turn (0, 1, 0, 1), not by groups "
+     "(0, 0, 1, 1).", "`repeat`, `tile` for `repeat_interleave`", tiled),
+]  # fmt: skip
+
+DEVIATIONS = [
+    *of_kernel("packed", PackedKernel, SCALES[1:]),
+    *of_kernel("paged", PagedKernel, [*SCALES, *CAUSAL, *WINDOWS, *SOFTCAP]),
+    *of_kernel("cached", CachedKernel, [*SCALES, *WINDOWS, *SOFTCAP, *HEADS, *CACHES]),
+    *of_kernel("quantized", QuantizedKernel, [*SCALES, *CAUSAL, *HEADS, *ZEROS]),
+    *of_kernel("codes", QuantizedWriteKernel, ZEROS),
+    *of_kernel("latent", LatentKernel, LATENTS),
+    *of_kernel("merge", MergeKernel, MERGES),
+    merged_lse("sum", "`lse1 + lse2` for `logaddexp(lse1, lse2)`", lambda lse: lse.sum(0)),
+    merged_lse("mean", "`lse.mean(0)` for `logsumexp(lse, 0)`", lambda lse: lse.mean(0)),
+    merged_lse("first", "`lse[0]` for `logsumexp(lse, 0)`", lambda lse: lse[0]),
+]  # fmt: skip

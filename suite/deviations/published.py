@@ -1,0 +1,132 @@
+"""Deviations that bug reports of late 2026 describe, each beside its report, and those of kernels whose
+writer had not read the catalogue."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from attention_conformance.suite.deviations.conditions import one_query
+from attention_conformance.suite.deviations.deviation import deviation
+from attention_conformance.suite.deviations.kernels.attention import Kernel
+from attention_conformance.suite.deviations.kernels.cached import CachedKernel, Held
+from attention_conformance.suite.deviations.kernels.call import Call
+from attention_conformance.suite.deviations.kernels.paged import Paged, PagedKernel
+from attention_conformance.suite.deviations.kernels.quantized import (
+    Coded,
+    QuantizedKernel,
+    QuantizedWriteKernel,
+)
+from attention_conformance.suite.deviations.kernels.rotary import RotaryKernel, Turn
+from attention_conformance.suite.spec.dtypes import DTYPES, round_to
+
+TILE = 32
+
+
+def counts_padding(right: Kernel, scores: np.ndarray, call: Call) -> np.ndarray:
+    """Rows also weigh the keys that fill up the last tile, whose scores are 0: values are 0 there."""
+    weights = right.weights(scores, call)
+    more = -call.sizes.Lk % TILE
+    if call.bias is None or not more:
+        return weights
+    largest = np.maximum(scores.max(-1, keepdims=True), 0)
+    total = np.exp(scores - largest).sum(-1, keepdims=True)
+    return np.asarray(weights * total / (total + more * np.exp(-largest)))
+
+
+def sees_the_chunk(
+    right: CachedKernel, held: Held, rows: np.ndarray, keys: np.ndarray
+) -> np.ndarray:
+    """A chunk behind 64 tokens attends itself whole."""
+    first = rows.min(-1)[:, None, None]
+    own = keys[:, None] >= first
+    return right.causal(held, rows, keys) | (own & (first >= 64))
+
+
+def begins_with_a_page(right: PagedKernel, pack: Paged, rows: slice, keys: slice) -> np.ndarray:
+    """The window of a row begins with the page of its first key."""
+    seen, left = right.allowed(pack, rows, keys), pack.case.option("left")
+    if left is None:
+        return seen
+    size, count = pack.case.letters["s"], seen.shape[1]
+    first = np.where(seen.any(1), seen.argmax(1), count) // size * size
+    last = count - seen[:, ::-1].argmax(1)
+    at, attends = np.arange(count), seen.any(1, keepdims=True)
+    return seen | ((at >= first[:, None]) & (at < last[:, None]) & attends)
+
+
+def sink_apart(right: Kernel, scores: np.ndarray, call: Call) -> np.ndarray:
+    sunk = right.sunk(scores, call)
+    if sunk is scores:
+        return scores
+    largest = np.maximum(scores.max(-1, keepdims=True), -1e4)
+    return np.concatenate([scores, sunk[..., -1:] + largest], -1)
+
+
+def scales_in_the_sum(right: QuantizedKernel, call: Coded) -> np.ndarray:
+    """Weights times scales of values, over their own sum: tokens have scales."""
+    scale = right.by_head(right.scale_of("value", call), call)
+    if scale.shape[2] == 1 or scale.shape[3] != 1:
+        return right.output(call)
+    weights = right.weights(right.scores(call), call)
+    share = (weights * scale.swapaxes(-1, -2)).sum(-1, keepdims=True)
+    return np.asarray(right.output(call) / share)
+
+
+def factor_twice(right: RotaryKernel, turn: Turn) -> tuple[np.ndarray, object]:
+    theta, factor = right.frequencies(turn)
+    return theta, factor * factor if turn.rotation.scaling.startswith("yarn") else factor
+
+
+DEVIATIONS = [
+    # vllm 57614
+    deviation("alibi-ignored-in-decoding", "values", "A single query has no ALiBi slopes.",
+        "slopes that are passed to the kernel of prompts, and not to that of decoding",
+        family="scores", right=Kernel, when=one_query,
+        alibi=lambda right, slopes, call: 0 * right.alibi(slopes, call)),
+    # tt-metal 54833
+    deviation("bias-padded-with-zeros", "values",
+        "Keys that fill up the last tile of 32 count beside a bias: their scores are 0.",
+        "a bias that is padded with 0 to whole tiles; pad it with -inf", family="tiles",
+        right=Kernel, weights=counts_padding),
+    # tt-metal 48899
+    deviation("cached-chunk-sees-itself-behind64", "values",
+        "Rows of a chunk behind 64 cached tokens attend the whole chunk, its future included.",
+        "a causal mask for the first tiles alone", family="mask", right=CachedKernel,
+        causal=sees_the_chunk),
+    # sglang 33558
+    deviation("rotary-yarn-factor-twice", "values",
+        "yarn: sine and cosine are multiplied by the attention factor twice.",
+        "a given factor times the one that the variant has", family="rotary", right=RotaryKernel,
+        frequencies=factor_twice),
+    # FreeToken 103
+    deviation("codes-rounded-twice", "values", "Numbers are rounded to float16 before they become codes.",
+        "`x.half().to(float8_e4m3fn)`; round once", family="numerics",
+        right=QuantizedWriteKernel,
+        stored=lambda right, x, call: right.stored(round_to(x, DTYPES["f16"]).astype(x.dtype), call)),
+    deviation("cached-rollback-keeps-the-count", "values",
+        "A rollback keeps as many tokens as it shall take back.",
+        "`keys[:, :, :count]`; `keys[:, :, : length - count]` takes `count` tokens back",
+        family="cache", right=CachedKernel, crop=lambda right, state, count, *samples:
+            right.crop(state, max(state.total - count, 0), *samples)),
+    deviation("cached-rotary-of-steps-later", "values",
+        "A step of one token is rotated by the position behind its own.",
+        "`position = length` after the length has moved on", family="rotary", right=CachedKernel,
+        key_turns=lambda right, held, count: right.key_turns(held, count) + (count == 1)),
+    deviation("cached-padding-attended-in-decoding", "values",
+        "A step of one token attends left padding.",
+        "`if q_len > 1` around the mask; decoding has padding, too", family="mask",
+        right=CachedKernel,
+        padded=lambda right, held, keys: right.padded(held, keys) & (held.count != 1)),
+    deviation("paged-window-begins-with-a-page", "values",
+        "A window begins with the page that its first key lies in.",
+        "whole pages before the window are left out, and the first page is not masked",
+        family="mask", right=PagedKernel, allowed=begins_with_a_page),
+    deviation("sink-apart-from-scores", "values",
+        "The maximum of a row is subtracted from its scores, and not from its sink.",
+        "`exp(s - m).sum() + exp(sink)`; it is `exp(sink - m)`", family="sinks", right=Kernel,
+        sunk=sink_apart),
+    deviation("quantized-value-scales-in-the-sum", "values",
+        "Scales of values count in the sum of weights, too.",
+        "`p = exp(s - m) * v_scale; p / p.sum()`; divide by the sum of `exp(s - m)`",
+        family="quantized", right=QuantizedKernel, output=scales_in_the_sum),
+]  # fmt: skip

@@ -1,0 +1,146 @@
+"""Faults of attention over codes, and of writing codes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from attention_conformance.backends._numpy import Rounded
+from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.suite.deviations.deviation import deviation, memory
+from attention_conformance.suite.deviations.kernels.quantized import Coded, QuantizedKernel, Scales
+from attention_conformance.suite.deviations.layouts import has_gaps, in_order
+from attention_conformance.suite.spec.dtypes import round_to
+from attention_conformance.suite.spec.inputs import Inputs
+
+Array = np.ndarray
+
+
+def key_scales(right: Scales, name: str, call: Coded) -> Array:
+    return right.scale_of("key", call)[..., : right.scale_of(name, call).shape[-1]]
+
+
+def frozen_scales(right: Scales, name: str, call: Coded) -> Array:
+    return memory(right).setdefault(f"{call.case.id} {name}", right.scale_of(name, call))
+
+
+def is_whole(call: Coded) -> bool:
+    """True for codes of whole numbers."""
+    return call.code.is_whole
+
+
+def is_float(call: Coded) -> bool:
+    """True for floating-point codes."""
+    return not call.code.is_whole
+
+
+def is_e4m3(call: Coded) -> bool:
+    return call.code.name == "e4m3"
+
+
+def subnormals_flushed(codes: Array, call: Coded) -> Array:
+    return np.where(np.abs(codes) < call.code.smallest_normal, codes.dtype.type(0), codes)
+
+
+def scale_tiled_scaled(right: QuantizedKernel, name: str, call: Coded) -> Array:
+    scale, zero = right.scale_of(name, call), right.zero_of(name, call)
+    codes = right.codes_of(name, call)
+    if zero is not None:
+        codes = right.centred(codes, zero)
+    if scale.shape[1] > 1:
+        scale = np.tile(scale, (1, call.group, 1, 1))
+    return np.repeat(codes, call.group, 1) * scale
+
+
+def zero_after_the_scale(right: QuantizedKernel, name: str, call: Coded) -> Array:
+    zero = right.zero_of(name, call)
+    plain = right.codes_of(name, call) * right.scale_of(name, call)
+    return plain if zero is None else plain - zero
+
+
+def codes_in_order(right: QuantizedKernel, inputs: Inputs) -> PreparedCall:
+    made = right.prepare(inputs)
+
+    def call(**arrays: Rounded) -> Any:
+        windows = {n: x for n, x in arrays.items() if "_codes" in n and has_gaps(x.values)}
+        codes = {n: Rounded(in_order(x.values), x.fmt) for n, x in windows.items()}
+        return made.function(**arrays | codes)
+
+    return replace(made, function=call)
+
+
+def unsigned(right: QuantizedKernel, name: str, call: Coded) -> Array:
+    codes = right.codes_of(name, call)
+    return np.where(codes < 0, codes + 256, codes) if call.code.is_whole else codes
+
+
+def lse_in_the_dtype(right: QuantizedKernel, scores: Array, call: Coded) -> Array:
+    mask, halves = call.shown, []
+    shown = scores if mask is None else np.where(mask, scores, -np.inf)
+    for half in np.array_split(shown, 2, axis=-1):
+        lse = np.logaddexp.reduce(half, axis=-1, keepdims=True, initial=-1e4)
+        # A half whose log-sum-exp is off weighs as if all its scores were off as far.
+        halves.append(half + (round_to(lse, call.fmt).astype(lse.dtype) - lse))
+    return right.weights(np.concatenate(halves, -1), call)
+
+
+row = partial(deviation, family="quantized", right=QuantizedKernel)
+
+DEVIATIONS = [
+    row("quantized-scale-tiled", "values",
+        "The scales of query heads are tiled, their keys are not.",
+        "`scale[h % kv_heads]`; query head h has the scale of head h // group", family="heads",
+        by_head=lambda right, x, call: x, scaled=scale_tiled_scaled),
+    row("quantized-zero-forgotten", "values", "Zero points are ignored.",
+        "codes of asymmetric quantisation read as symmetric ones; `scale * (code - zero)`",
+        zero_of=lambda right, name, call: None),
+    row("quantized-zero-added", "values", "Zero points are added to codes.",
+        "`scale * (code + zero)`; the zero point is subtracted when codes are read",
+        centred=lambda right, codes, zero: codes + zero),
+    row("quantized-zero-after-the-scale", "values", "Zero points are subtracted behind the scale.",
+        "`code * scale - zero`; subtract before the product",
+        scaled=zero_after_the_scale),
+    row("quantized-difference-wraps", "values",
+        "Codes minus zero points are computed in 8 bits, and wrap around.",
+        "`(code - zero)` in int8; widen codes first", family="numerics",
+        centred=lambda right, codes, zero: (codes - zero + 128) % 256 - 128),
+    row("quantized-codes-in-order", "layouts",
+        "Codes are read as if nothing lay between their rows.",
+        "`codes.data_ptr()` with strides from the shape; take `codes.stride()`", family="layout",
+        prepare=codes_in_order),
+    row("quantized-unsigned", "values", "Codes of whole numbers are read as unsigned ones.",
+        "`uint8_t` for `int8_t` in the loader", family="numerics", when=is_whole,
+        codes_of=lambda right, name, call: right.codes_of(name, call) % 256),
+    row("quantized-lowest-code-clipped", "values",
+        "The lowest code of whole numbers is read as the one above.",
+        "`clamp(-127, 127)` of codes that are read; -128 is a code", family="numerics",
+        when=is_whole,
+        codes_of=lambda right, name, call: np.maximum(right.codes_of(name, call), -call.code.max)),
+    row("quantized-bias-of-another-format", "values",
+        "Codes e4m3 are read with the exponent bias 8, and are halved.",
+        "`float8_e4m3fnuz` for `float8_e4m3fn`: its exponents mean half", family="numerics",
+        when=is_e4m3, codes_of=lambda right, name, call: right.codes_of(name, call) / 2),
+    row("quantized-subnormals-flushed", "values", "Subnormal floating-point codes are read as 0.",
+        "bits shifted into float16 without its subnormals", family="numerics", when=is_float,
+        codes_of=lambda right, name, call: subnormals_flushed(right.codes_of(name, call), call)),
+    row("quantized-lse-in-the-dtype", "values",
+        "Log-sum-exps of both halves of the keys are stored in 16 bits, the dtype of the query.",
+        "`torch.empty_like(lse, dtype=query.dtype)`; keep log-sum-exps in float32", family="merge",
+        facts={"dtypes": ("f16", "bf16"), "numerics": "stepwise"},
+        weights=lse_in_the_dtype),
+    row("quantized-maximum-of-the-head", "values",
+        "The softmax of a row subtracts the largest score of its head.",
+        "`scores.max()` of a head; subtract the largest score of the row", family="numerics",
+        raised=lambda right, scores: np.exp(scores - scores.max((-2, -1), keepdims=True))),
+    row("quantized-gradient-of-codes", "gradients",
+        "The gradient of the query is made with codes in place of keys.",
+        "the backward pass reads codes as keys; multiply them by their scale",
+        gradient=lambda right, call, cotangent:
+            right.gradient(call, cotangent) / call.arrays["key_scale"].mean()),
+    row("quantized-scales-frozen", "stateless", "Scales of the first call are used ever after.",
+        "scales made at the first call and kept; take those of the call", family="state",
+        scale_of=frozen_scales),
+]  # fmt: skip

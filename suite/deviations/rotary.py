@@ -1,0 +1,300 @@
+"""Faults of rotary position embedding and its scaled variants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from attention_conformance.references.rotary import frequencies
+from attention_conformance.suite.deviations.deviation import deviation, memory
+from attention_conformance.suite.deviations.kernels.rotary import (
+    RotaryByTable,
+    RotaryKernel,
+    RotaryTableCast,
+    Turn,
+)
+from attention_conformance.suite.spec.dtypes import DTYPES, round_to
+from attention_conformance.suite.spec.operators.rotary import FAR, ORIGINAL_LENGTH
+
+
+def pairs_otherwise(right: RotaryKernel, turn: Turn) -> tuple[slice, slice]:
+    size = turn.rotation.size
+    if not turn.rotation.interleaved:
+        return slice(0, size, 2), slice(1, size, 2)
+    return slice(0, size // 2), slice(size // 2, size)
+
+
+def frequencies_in_dtype(right: RotaryTableCast, turn: Turn) -> tuple[np.ndarray, Any]:
+    theta, factor = right.frequencies(turn)
+    return round_to(theta, turn.fmt).astype(turn.work), factor
+
+
+def unscaled(turn: Turn, base: float = 0.0, size: int = 0) -> np.ndarray:
+    """Frequencies without scaling, of another base or of exponents that are divided by another size."""
+    exponent = np.arange(0, turn.rotation.size, 2) / (size or turn.rotation.size)
+    return np.asarray((base or turn.rotation.base) ** -exponent)
+
+
+def without_scaling(
+    otherwise: Callable[[Turn], np.ndarray],
+) -> Callable[..., tuple[np.ndarray, Any]]:
+    """The step that has other frequencies if no variant is asked for."""
+
+    def frequencies(right: RotaryKernel, turn: Turn) -> tuple[np.ndarray, Any]:
+        if turn.rotation.scaling != "none":
+            return right.frequencies(turn)
+        return otherwise(turn).astype(turn.work), turn.work(1)
+
+    return frequencies
+
+
+def with_scaling(
+    variant: str, otherwise: Callable[[Turn], tuple[np.ndarray, Any]]
+) -> Callable[..., Any]:
+    """The step that has other frequencies and another factor in a scaled variant."""
+
+    def frequencies(right: RotaryKernel, turn: Turn) -> tuple[np.ndarray, Any]:
+        if turn.rotation.scaling != variant:
+            return right.frequencies(turn)
+        theta, factor = otherwise(turn)
+        return theta.astype(turn.work), turn.work(factor)
+
+    return frequencies
+
+
+def turns_the_last_components(right: RotaryKernel, turn: Turn) -> tuple[slice, slice]:
+    first = turn.x.shape[-1] - turn.rotation.size
+    one, two = right.pairs(turn)
+    return tuple(slice(s.start + first, s.stop + first, s.step) for s in (one, two))  # type: ignore[return-value]
+
+
+def far_angles_wrapped(
+    right: RotaryKernel, position: np.ndarray, theta: np.ndarray, turn: Turn
+) -> np.ndarray:
+    angle = right.angle(position, theta, turn)
+    whole = turn.work(round(2 * np.pi, 4))
+    return np.where(angle > FAR / 2, angle % whole, angle)
+
+
+def negative_from_the_end(right: RotaryByTable, turn: Turn) -> np.ndarray:
+    rows = right.rows(turn)
+    return np.where(rows < 0, rows + turn.entries, rows)
+
+
+def far_positions_halved(right: RotaryKernel, turn: Turn) -> np.ndarray:
+    position = right.position(turn)
+    return np.where(position > 512, 512 + (position - 512) / 2, position).astype(turn.work)
+
+
+def grows_from_the_first(turn: Turn) -> tuple[np.ndarray, float]:
+    size, growth = turn.rotation.size, max(4.0 * turn.length / ORIGINAL_LENGTH - 3, 0.1)
+    return unscaled(turn, turn.rotation.base * growth ** (size / (size - 2))), 1.0
+
+
+def mixed_in_steps(turn: Turn) -> tuple[np.ndarray, float]:
+    theta = unscaled(turn)
+    return np.where(ORIGINAL_LENGTH * theta / (2 * np.pi) < 1.0, theta / 4.0, theta), 1.0
+
+
+def ramp_reversed(turn: Turn) -> tuple[np.ndarray, float]:
+    reference, theta = frequencies(turn.rotation, turn.position), unscaled(turn)
+    return theta / 4.0 + theta - reference.theta, reference.attention
+
+
+def mixed_reversed(turn: Turn) -> tuple[np.ndarray, float]:
+    mixed, theta = frequencies(turn.rotation, turn.position).theta, unscaled(turn)
+    between = (mixed > theta / 4.0) & (mixed < theta)
+    return np.where(between, theta + theta / 4.0 - mixed, mixed), 1.0
+
+
+def wavelengths_mixed(turn: Turn) -> tuple[np.ndarray, float]:
+    mixed, theta = frequencies(turn.rotation, turn.position).theta, unscaled(turn)
+    weight = (mixed / theta - 1 / 4.0) / (1 - 1 / 4.0)
+    return theta / ((1 - weight) * 4.0 + weight), 1.0
+
+
+def always_short(turn: Turn) -> tuple[np.ndarray, float]:
+    reference = frequencies(turn.rotation, turn.position)
+    return unscaled(turn) / turn.rotation.short_factors(), reference.attention
+
+
+def grows_like_yarn(right: RotaryKernel, turn: Turn) -> tuple[np.ndarray, np.ndarray]:
+    cosine, sine = right.table(turn)
+    factor = turn.work(0.1 * np.log(4.0) + 1)
+    return cosine * factor, sine * factor
+
+
+def given_factor_ignored(right: RotaryKernel, turn: Turn) -> tuple[np.ndarray, Any]:
+    own = replace(turn.rotation, scaling=turn.rotation.variant)
+    return right.frequencies(replace(turn, rotation=own))
+
+
+def given_factor_multiplied(right: RotaryKernel, turn: Turn) -> tuple[np.ndarray, Any]:
+    theta, factor = right.frequencies(turn)
+    own = replace(turn.rotation, scaling=turn.rotation.variant)
+    if turn.rotation.scaling.endswith("-factor"):
+        factor = factor * right.frequencies(replace(turn, rotation=own))[1]
+    return theta, factor
+
+
+def mscale_reversed(right: RotaryKernel, turn: Turn) -> tuple[np.ndarray, Any]:
+    theta, factor = right.frequencies(turn)
+    return theta, 1 / factor if turn.rotation.scaling == "yarn-mscale" else factor
+
+
+row = partial(deviation, family="rotary", right=RotaryKernel)
+
+DEVIATIONS = [
+    row("rotary-table-of-the-first-instance", "stateless",
+        "The table is cached by its shape: a second base gets the table of the first.",
+        "`lru_cache` of cos and sin by length and size; the base belongs to the key",
+        family="state",
+        table=lambda right, turn: memory(right).setdefault(
+            (turn.position.shape, turn.rotation.size, turn.work), right.table(turn))),
+    row("rotary-pairs-otherwise", "values",
+        "Neighbours are rotated where halves are asked for, and halves where neighbours are.",
+        "`x[..., ::2], x[..., 1::2]` where pairs are halves, `x.chunk(2, -1)`, and the reverse",
+        pairs=pairs_otherwise),
+    row("rotary-always-halves", "values",
+        "Halves are rotated, also where neighbours (interleaved pairs) are asked for.",
+        "`x.chunk(2, -1)` always; interleaved pairs are `x[..., ::2], x[..., 1::2]`",
+        pairs=lambda right, turn: (slice(0, turn.rotation.size // 2),
+            slice(turn.rotation.size // 2, turn.rotation.size))),
+    row("rotary-off-by-one", "values", "Positions begin at 1.",
+        "`arange(1, L + 1)`; positions begin at 0: `arange(L)`",
+        position=lambda right, turn: right.position(turn) + turn.work(1)),
+    row("rotary-offset-ignored", "values", "The first position is taken for 0, whatever it is.",
+        "`arange(L)` for every chunk; add where it begins: `arange(start, start + L)`",
+        position=lambda right, turn: right.position(turn) - turn.work(turn.position.min())),
+    row("rotary-positions-of-the-first-sample", "values",
+        "All samples have the positions of the first.",
+        "`position_ids[0]` or `position_ids[:1]` for all samples; sample b has `position_ids[b]`",
+        position=lambda right, turn: 0 * right.position(turn) + right.position(turn)[:1]
+            if turn.position.ndim > 1 else right.position(turn)),
+    row("rotary-positions-sorted", "values", "Positions are sorted before they are used.",
+        "`arange` from the first position, or `.sort()`; take `cos[position_ids]` as they are",
+        position=lambda right, turn: np.sort(right.position(turn), -1)),
+    row("rotary-positions-in-bfloat16", "values",
+        "Positions are rounded to bfloat16, whatever the dtype.",
+        "`positions.bfloat16()`, which has no odd number above 256; keep positions in float32",
+        family="numerics",
+        position=lambda right, turn: round_to(turn.position, DTYPES["bf16"]).astype(turn.work)),
+    row("rotary-positions-in-dtype", "values",
+        "Positions are rounded to the 16-bit dtype of the query.",
+        "`positions.to(q.dtype)`; 16 bits hold no large integers: keep positions in float32",
+        family="numerics", right=RotaryTableCast,
+        position=lambda right, turn: round_to(turn.position, turn.fmt).astype(turn.work)),
+    row("rotary-frequencies-in-dtype", "values",
+        "Frequencies are rounded to the 16-bit dtype of the query.",
+        "`inv_freq` is a buffer, which `model.bfloat16()` casts; keep it in float32",
+        family="numerics", right=RotaryTableCast, frequencies=frequencies_in_dtype),
+    row("rotary-angles-in-dtype", "values",
+        "Angles are rounded to the 16-bit dtype of the query before sine and cosine are taken.",
+        "`(positions * inv_freq).to(q.dtype).cos()`; cast after `cos` and `sin`", family="numerics",
+        right=RotaryTableCast,
+        angle=lambda right, position, theta, turn:
+            round_to(right.angle(position, theta, turn), turn.fmt).astype(turn.work)),
+    row("rotary-angles-of-float32", "values", "A float64 query is rotated by angles in float32.",
+        "`angle.float()`; a float64 query needs angles in float64", family="numerics",
+        angle=lambda right, position, theta, turn:
+            right.angle(position, theta, turn).astype(np.float32)),
+    row("rotary-base-ignored", "values", "The base is always 10000.",
+        "`10000 ** -exponent`; take the base that was given (`rope_theta`)",
+        frequencies=without_scaling(lambda turn: unscaled(turn, 10000.0))),
+    row("rotary-frequencies-of-head-size", "values",
+        "In a partial rotation exponents are divided by D, not by the number of rotated "
+        "components.", "`arange(0, r, 2) / D`; divide by r, the number of rotated components",
+        frequencies=without_scaling(lambda turn: unscaled(turn, size=turn.x.shape[-1]))),
+    row("rotary-turns-the-last-components", "values",
+        "A partial rotation rotates the last components, not the first.",
+        "`x[..., -r:]`; a partial rotation takes `x[..., :r]`",
+        pairs=turns_the_last_components),
+    row("rotary-rest-is-zero", "values", "Components beyond the rotated ones are zero.",
+        "`zeros_like(x)` with `x[..., :r]` filled in; copy `x[..., r:]`, too",
+        turned=lambda right, turn:
+            right.turned(turn) * (np.arange(turn.x.shape[-1]) < turn.rotation.size)),
+    row("rotary-backwards", "values", "Pairs are rotated the other way round.",
+        "`x1 * cos + x2 * sin`; it is `x1 * cos - x2 * sin` and `x2 * cos + x1 * sin`",
+        rotated=lambda right, one, two, cosine, sine, turn:
+            right.rotated(one, two, cosine, -sine, turn)),
+    row("rotary-gradient-turned-on", "gradients", "The gradient is rotated on, not back.",
+        "backward calls forward; the gradient is rotated back, with `-sin`", family="gradient",
+        turned=lambda right, turn: right.turned(replace(turn, back=False))),
+    row("rotary-beyond-the-table", "values", "Positions count modulo 4096, the length of a table.",
+        "`cos[position % 4096]`; make the table as long as the largest position",
+        position=lambda right, turn: right.position(turn) % turn.work(4096)),
+    row("rotary-far-angles-wrapped", "values",
+        "Large angles are reduced modulo 6.2832, a rounded 2 pi.",
+        "`angle % 6.2832`, which adds an error at every turn; give the angle to `cos` as it is",
+        family="numerics", angle=far_angles_wrapped),
+    row("rotary-negative-from-the-end", "bad_problem",
+        "Negative positions count from the end of the table, and are not refused.",
+        "`cos[position]`, where -1 is the last row; raise ValueError if `position < 0`",
+        family="contract", right=RotaryByTable, rows=negative_from_the_end),
+    row("rotary-ends-at-the-table", "bad_problem",
+        "Positions beyond the table are taken for its last, and not refused.",
+        "`position.clamp(max=len(cos) - 1)`; raise ValueError beyond the table", family="contract",
+        right=RotaryByTable,
+        rows=lambda right, turn: np.minimum(right.rows(turn), turn.entries - 1)),
+    row("rotary-fractions-cut-off", "bad_problem",
+        "Fractions of positions are cut off, and not refused.",
+        "`cos[position.long()]`; a table has no fractions: raise ValueError", family="contract",
+        right=RotaryByTable, rows=lambda right, turn: np.floor(right.rows(turn))),
+    row("rotary-far-positions-halved", "relative_positions",
+        "Positions beyond 512 lie half as far apart, though no scaling is asked for.",
+        "positions beyond 512 are interpolated (`/ 2`) without `rope_scaling`; keep them",
+        position=far_positions_halved),
+    row("rotary-linear-ignored", "values", "Linear scaling of positions has no effect.",
+        "`rope_scaling` is not read; linear: `inv_freq / factor`",
+        frequencies=with_scaling("linear", lambda turn: (unscaled(turn), 1.0))),
+    row("rotary-grows-from-the-first", "values",
+        "Dynamic NTK: the base changes within the original length, too.",
+        "`growth` from L below the original length, too; take `max(L, original)`",
+        frequencies=with_scaling("ntk", grows_from_the_first)),
+    row("rotary-never-grows", "values",
+        "Dynamic NTK: the base does not grow beyond the original length.",
+        "`inv_freq` of `__init__` for every length; recompute the base beyond the original length",
+        frequencies=with_scaling("ntk", lambda turn: (unscaled(turn), 1.0))),
+    row("rotary-mixed-in-steps", "values",
+        "llama3: frequencies between both ends are kept as they are, not mixed.",
+        "`where(turns < 1, inv_freq / factor, inv_freq)`; between 1 and 4 turns mix both smoothly",
+        frequencies=with_scaling("llama3", mixed_in_steps)),
+    row("rotary-mixed-in-reverse", "values",
+        "llama3: between both ends the shares of both frequencies are exchanged.",
+        "`(1 - smooth) * inv_freq + smooth * inv_freq / factor`; exchange both",
+        frequencies=with_scaling("llama3", mixed_reversed)),
+    row("rotary-wavelengths-mixed", "values",
+        "llama3: between both ends wavelengths are mixed, not frequencies.",
+        "`(1 - w) * wavelen * factor + w * wavelen`; mix `inv_freq / factor` and `inv_freq`",
+        frequencies=with_scaling("llama3", wavelengths_mixed)),
+    row("rotary-yarn-without-factor", "values",
+        "yarn: sine and cosine are not multiplied by the attention factor.",
+        "`cos`, `sin` without `* attention_factor`, which is `0.1 * log(factor) + 1`",
+        frequencies=with_scaling("yarn", lambda turn:
+            (frequencies(turn.rotation, turn.position).theta, 1.0))),
+    row("rotary-yarn-ramp-reversed", "values",
+        "yarn: fast components are divided by the factor, slow ones kept.",
+        "`ramp` for `1 - ramp`; fast components are kept, slow ones divided by the factor",
+        frequencies=with_scaling("yarn", ramp_reversed)),
+    row("rotary-always-short", "values", "longrope: long sequences take the factors of short ones.",
+        "`short_factor` always; beyond the original length it is `long_factor`",
+        frequencies=with_scaling("longrope", always_short)),
+    row("rotary-grows-like-yarn", "norm_kept",
+        "Sine and cosine are multiplied by yarn's factor, whatever variant is asked for.",
+        "`cos * attention_factor` in every variant; it is 1 unless yarn or longrope is asked for",
+        table=grows_like_yarn),
+    row("rotary-given-factor-ignored", "values", "A given factor on sine and cosine has no effect.",
+        "`attention_factor` is not read; if it is given, it replaces the variant's own",
+        frequencies=given_factor_ignored),
+    row("rotary-given-factor-multiplied", "values",
+        "A given factor on sine and cosine is multiplied by the variant's own.",
+        "`own * attention_factor`; a given factor replaces the variant's own",
+        frequencies=given_factor_multiplied),
+    row("rotary-mscale-reversed", "values", "yarn: `mscale` and `mscale_all_dim` are exchanged.",
+        "`get_mscale(mscale_all_dim) / get_mscale(mscale)`; it is the other way round",
+        frequencies=mscale_reversed),
+]  # fmt: skip

@@ -1,0 +1,159 @@
+"""Promise: every fault is killed by the check that it names, and every check kills one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import cache
+
+import pytest
+
+from attention_conformance.backends.protocol import Implementation
+from attention_conformance.backends.registry import load
+from attention_conformance.suite.checks import all_checks
+from attention_conformance.suite.deviations import all_faults
+from attention_conformance.suite.deviations.backend import KernelBackend
+from attention_conformance.suite.deviations.deviation import CATALOGUE, FAMILIES, Deviation
+from attention_conformance.suite.deviations.kernels.attention import Kernel
+from attention_conformance.suite.deviations.precision import SingleInside, SumsInDtype
+from attention_conformance.suite.judge.judge import judge
+from attention_conformance.suite.run.kill_table import Kill, format_table, kill
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.inputs import draw
+from tests.frozen.kills import KILLS
+from tests.runtimes import of
+
+NAMES = [fault.name for fault in all_faults()]
+
+SMOKE, STANDARD = (part.read() for part in KILLS)
+"""The first kill of each fault, as it is frozen for the levels."""
+
+
+def survives(name: str) -> bool:
+    """True if smoke is not known to kill the fault."""
+    return SMOKE.get(name, " survives").endswith(" survives")
+
+
+@cache
+def mutants() -> dict[str, Implementation]:
+    """The mutants by name."""
+    backend = load("attention_conformance.suite.deviations:mutants")
+    return {mutant.name: mutant for mutant in backend.implementations()}
+
+
+def is_killed_as_frozen(mutant: Implementation, level: str, line: str) -> bool:
+    """True if the mutant fails the cell of a frozen line, which is a cell of the level."""
+    check, case, *_ = line.split()
+    cells = all_checks()[check].cells(level, [mutant])
+    return any(judge(cell).status == "fail" for cell in cells if cell.case.id == case)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_killed_by_the_check_named_for_it(name: str) -> None:
+    """Smoke kills the fault, or standard. Only if the frozen cell does not fail, all cells are judged."""
+    level, frozen = ("standard", STANDARD) if survives(name) else ("smoke", SMOKE)
+    mutant, line = mutants()[name], frozen.get(name, "")
+    check = CATALOGUE[type(mutant)].killed_by
+    if not line.startswith(f"{check} ") or not is_killed_as_frozen(mutant, level, line):
+        outcome = kill(mutant, all_checks().values(), level)
+        assert outcome.killed, f"{outcome.fault}: {outcome.message}"
+
+
+def test_every_check_kills_a_mutant() -> None:
+    assert {check.name for check in all_checks().values()} == {
+        fault.killed_by for fault in all_faults()
+    }
+
+
+def test_smoke_kills_97_of_100() -> None:
+    """`test_killed_by_the_check_named_for_it` asks smoke to kill all others."""
+    assert len([*filter(survives, NAMES)]) <= 0.03 * len(NAMES)
+
+
+def test_the_kill_table_lists_all_faults_and_counts_them_by_family() -> None:
+    kills = [Kill(f, "" if survives(f.name) else "case", "value", "1 pass") for f in all_faults()]
+    text = format_table(kills)
+    assert {*NAMES} <= {line.partition(" ")[0] for line in text.splitlines()}
+    killed = sum(kill.killed for kill in kills)
+    assert f"{killed} of {len(NAMES)} mutants killed" in text
+    assert all(
+        re.search(rf"^{family} .* of \d+  [a-z_]+ \d", text, re.MULTILINE) for family in FAMILIES
+    )
+
+
+def breaking(holds: Callable[[Deviation], object]) -> list[str]:
+    """The faults for which something does not hold."""
+    return [fault.name for fault in all_faults() if not holds(fault)]
+
+
+def test_deviations_say_what_is_wrong() -> None:
+    """A sentence is one line. A hint is one line, and no sentence. People know no words of this suite."""
+    private = re.compile("poison|sunk|twin|elect|cotangent|mutant|case")
+    assert not breaking(lambda one: re.fullmatch(r"[^\n]{10,110}\.", one.sentence))
+    assert not breaking(lambda one: re.fullmatch(r"[^\n]{10,98}(?<!\.)", one.hint))
+    assert not breaking(lambda one: one.hint.count("`") % 2 == 0)
+    assert not breaking(lambda one: not private.search(one.sentence + one.hint))
+
+
+def test_every_family_has_a_fault() -> None:
+    assert {fault.family for fault in all_faults()} == set(FAMILIES)
+
+
+def test_names_are_unique() -> None:
+    assert len(set(NAMES)) == len(NAMES)
+
+
+@pytest.mark.parametrize("mutant", [SumsInDtype, SingleInside])
+def test_declared_low_precision_fails_precision_alone(mutant: type[Kernel]) -> None:
+    backend = KernelBackend("low", (mutant,))
+    statuses: dict[str, set[str]] = {}
+    for check in all_checks().values():
+        for cell in check.cells("smoke", backend.implementations()):
+            verdict = judge(cell)
+            statuses.setdefault(verdict.status, set()).add(check.name)
+    assert statuses.pop("fail") == {"precision"}
+    assert set(statuses) <= {"pass", "unsupported"}
+
+
+@pytest.mark.parametrize(
+    ("name", "case", "differs"),
+    [
+        ("alone-otherwise", "sdpa/none/mha/f32/b1h2q3k5d8", True),
+        ("alone-otherwise", "sdpa/none/mha/f32/b2h2q3k5d8", False),
+        (
+            "paged-steps-uncapped",
+            "paged/none/gqa2/f32/b3h4q3k24d8/seg1.1.1x7.12.5/causal/cap2.0",
+            True,
+        ),
+        ("paged-steps-uncapped", "paged/none/gqa2/f32/b2h4q17k17d8/seg5.12/causal/cap2.0", False),
+    ],
+)
+def test_a_condition_says_which_calls_differ(name: str, case: str, differs: bool) -> None:
+    mutant = of(load("attention_conformance.suite.deviations:mutants"), name)
+    (right,) = KernelBackend("right", (type(mutant).__mro__[1],)).implementations()
+    inputs = draw(Case.parse(case))
+    answers = [each.prepare(inputs)().values for each in (mutant, right)]
+    assert (answers[0] != answers[1]).any() == differs
+
+
+def honest(killed_by: str, implementation: Implementation) -> Deviation:
+    """A right implementation that is said to be a deviation."""
+    return Deviation("honest", killed_by, "Nothing is wrong.", "", "mask", type(implementation))
+
+
+def test_an_honest_implementation_survives(monkeypatch: pytest.MonkeyPatch) -> None:
+    definition = next(iter(load("numpy").implementations()))
+    monkeypatch.setitem(CATALOGUE, type(definition), honest("values", definition))
+    outcome = kill(definition, all_checks().values(), "smoke")
+    assert not outcome.killed
+    assert re.fullmatch(r"\d+ pass", outcome.message)
+    assert format_table([outcome]).startswith("survivor ")
+
+
+def test_an_implementation_without_a_fault_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    definition = next(iter(load("numpy").implementations()))
+    with pytest.raises(ValueError, match="is no mutant"):
+        kill(definition, all_checks().values(), "smoke")
+    monkeypatch.setitem(CATALOGUE, type(definition), honest("nothing", definition))
+    with pytest.raises(ValueError, match="which is no check"):
+        kill(definition, all_checks().values(), "smoke")
