@@ -64,12 +64,13 @@ def from_pages(
     for name, x in arrays.items():
         if name in TABLE:
             continue
-        if is_pooled(of.get(name, "")):
-            if heads_first(case, of[name]):
+        own, in_front = of.get(name, ""), heads_first(case, of.get(name, ""))
+        if is_pooled(own):
+            if in_front:
                 x = transpose(x, (0, 2, 1, *range(3, len(x.shape))))
-            x = take(reshape(x, (x.shape[0] * x.shape[1], *x.shape[2:])), at)
+            x, in_front = take(reshape(x, (x.shape[0] * x.shape[1], *x.shape[2:])), at), False
         heads = len(x.shape) == 4 and name.endswith(("_codes", "_scale", "_zero"))
-        made[name] = transpose(x, (0, 2, 1, 3)) if heads else x
+        made[name] = transpose(x, (0, 2, 1, 3)) if heads and not in_front else x
     return made
 
 

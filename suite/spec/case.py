@@ -244,6 +244,14 @@ class Case:
     @classmethod
     def parse(cls, text: str) -> Case:
         """The case with the id `text`. Raises ValueError that names the wrong part."""
+        case = cls.read(text)
+        if case.id != text:
+            raise ValueError(f"not a canonical case id: {text!r}; expected {case.id!r}")
+        return case
+
+    @classmethod
+    def read(cls, text: str) -> Case:
+        """As `parse`, with options in any order."""
         from attention_conformance.suite.spec.operators import (
             OPERATORS,  # operators import this module
         )
@@ -260,12 +268,9 @@ class Case:
         mask, heads, dt, sizes = parts[:4]
         widths = parse_widths(parts[4], text) if operator.is_layer else None
         values = _parse_options(parts[len(places) :], (*operator.options, *_EVERY_CASE), text)
-        case = cls.of(
+        return cls.of(
             operator, parse_sizes(heads, sizes, text), dtype(dt), parse_mask(mask), widths, **values
         )
-        if case.id != text:
-            raise ValueError(f"not a canonical case id: {text!r}; expected {case.id!r}")
-        return case
 
     def describe(self) -> str:
         """A description of the case in a few lines."""

@@ -7,7 +7,9 @@ that covers most uncovered tuples. No library is used, because the specification
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from itertools import combinations, product
 
 Row = dict[str, object]
@@ -19,6 +21,11 @@ Tuple = tuple[tuple[str, object], ...]
 def pairs_of(axes: Iterable[str]) -> list[tuple[str, ...]]:
     """All pairs of axes: the targets of a covering array of strength 2."""
     return list(combinations(axes, 2))
+
+
+def always(a: str, x: object, b: str, y: object) -> bool:
+    """True for every two values."""
+    return True
 
 
 def feasible(
@@ -42,55 +49,55 @@ def covering_array(
     compatible: Compatible,
     targets: Sequence[tuple[str, ...]] | None = None,
     spread: Sequence[str] = (),
+    valid: Callable[[Row], bool] = lambda row: True,
 ) -> list[Row]:
     """Rows that contain every feasible tuple of every target at least once.
 
     `targets` are combinations of axes in the order of `axes`; the default is all pairs, which is strength
-    2. `compatible(axis, value, other_axis, other_value)` is called in the order of `axes`. If several
-    values cover equally many uncovered tuples, the first one is taken (so rows stay simple), or for axes
-    in `spread` the least used one. Raises ValueError if the forbidden pairs make a row impossible.
+    2. `compatible(axis, value, other_axis, other_value)` is called in the order of `axes`, and
+    `valid(row)` of rows that lack some axes. If several values cover equally many uncovered tuples, the
+    first one is taken (so rows stay simple), or for axes in `spread` the least used one.
+
+    Raises ValueError if what is forbidden makes a row impossible.
     """
     names = list(axes)
     targets = pairs_of(names) if targets is None else targets
     allowed = set(feasible(axes, compatible, pairs_of(names)))
     open_tuples = dict.fromkeys(feasible(axes, compatible, targets))
-    of_axis = {name: [target for target in targets if name in target] for name in names}
-
-    def gain(row: Row, name: str) -> int:
-        """Number of uncovered tuples that the value of `name` completes."""
-        return sum(
-            tuple((n, row[n]) for n in target) in open_tuples
-            for target in of_axis[name]
-            if all(n in row for n in target)
-        )
-
     rows: list[Row] = []
-    used: dict[tuple[str, object], int] = {}
+    used: Counter[tuple[str, object]] = Counter()
+
+    def part(row: Row, target: tuple[str, ...]) -> Tuple:
+        return tuple((name, row[name]) for name in target)
+
+    def added(row: Row, name: str) -> Row:
+        """The row with a value of one more axis."""
+        known = {*row, name}
+        ready = [t for t in targets if name in t and known.issuperset(t)]
+        pairs = [t for t in combinations(names, 2) if name in t and known.issuperset(t)]
+
+        def order(choice: tuple[int, object]) -> tuple[int, int]:
+            place, value = choice
+            gain = sum(part(row | {name: value}, target) in open_tuples for target in ready)
+            return -gain, used[name, value] if name in spread else place
+
+        for _, value in sorted(enumerate(axes[name]), key=order):
+            longer = row | {name: value}
+            if all(part(longer, pair) in allowed for pair in pairs) and valid(longer):
+                return longer
+        raise ValueError(f"no value of axis {name!r} fits {row}; loosen the forbidden pairs")
+
     while open_tuples:
-        row: Row = dict(next(iter(open_tuples)))
+        first = next(iter(open_tuples))
+        row: Row = dict(first)
+        if not valid(row):
+            del open_tuples[first]
+            continue
         for name in sorted((n for n in names if n not in row), key=lambda n: -len(axes[n])):
-            best: tuple[int, int] | None = None
-            for place, value in enumerate(axes[name]):
-                pairs = combinations([n for n in names if n in row or n == name], 2)
-                tried = row | {name: value}
-                if any(
-                    name in pair and tuple((n, tried[n]) for n in pair) not in allowed
-                    for pair in pairs
-                ):
-                    continue
-                tie = used.get((name, value), 0) if name in spread else place
-                score = (gain(tried, name), -tie)
-                if best is None or score > best:
-                    best, choice = score, value
-            if best is None:
-                raise ValueError(
-                    f"no value of axis {name!r} fits {row}; loosen the forbidden pairs"
-                )
-            row[name] = choice
+            row = added(row, name)
         for target in targets:
-            open_tuples.pop(tuple((n, row[n]) for n in target), None)
-        for name in names:
-            used[name, row[name]] = used.get((name, row[name]), 0) + 1
+            open_tuples.pop(part(row, target), None)
+        used.update(row.items())
         rows.append({name: row[name] for name in names})
     return rows
 
@@ -107,3 +114,54 @@ def each_value(rows: Sequence[Row]) -> list[Row]:
         chosen.append(best)
         missing -= set(best.items())
     return chosen
+
+
+class Covering:
+    """A covering array over `axes`, computed on first use, of strength 2 or for `targets` (see
+    `covering_array`), whose rows are ids. `at_full` are the targets of a larger one for full."""
+
+    def __init__(
+        self, axes: Mapping[str, Sequence[object]], compatible: Compatible,
+        spread: Sequence[str], id_of: Callable[[Row], str],
+        targets: Sequence[tuple[str, ...]] | None = None,
+        at_full: Sequence[tuple[str, ...]] | None = None,
+        valid: Callable[[Row], bool] = lambda row: True,
+    ) -> None:  # fmt: skip
+        self.axes, self.compatible, self.spread, self.id_of = axes, compatible, spread, id_of
+        self.targets = pairs_of(axes) if targets is None else targets
+        self.at_full = self.targets if at_full is None else at_full
+        self.valid = valid
+
+    @cached_property
+    def rows(self) -> tuple[Row, ...]:
+        """The rows: together they contain every compatible tuple of values of every target."""
+        return self._drawn(self.targets)
+
+    @cached_property
+    def rows_at_full(self) -> tuple[Row, ...]:
+        """The rows for the targets of full."""
+        if self.at_full is self.targets:
+            return self.rows
+        return self._drawn(self.at_full)
+
+    def _drawn(self, targets: Sequence[tuple[str, ...]]) -> tuple[Row, ...]:
+        return tuple(covering_array(self.axes, self.compatible, targets, self.spread, self.valid))
+
+    def ids(self, level: str, dtypes: tuple[str, ...] = ()) -> dict[str, str]:
+        """The ids of a level, each with the tuple that no earlier one has: at smoke a few rows with every
+        value of every axis.
+
+        Each row has its own dtype, or all of `dtypes`.
+        """
+        targets = self.at_full if level == "full" else self.targets
+        rows = self.rows_at_full if level == "full" else self.rows
+        seen: set[object] = set()
+        ids: dict[str, str] = {}
+        for row in each_value(rows) if level == "smoke" else rows:
+            met = [tuple((name, row[name]) for name in names) for names in targets]
+            new = next((one for one in met if one not in seen), ())
+            seen.update(met)
+            why = " together with ".join(f"{name} {value or 'none'}" for name, value in new)
+            for dt in dtypes or (row["dtype"],):
+                ids.setdefault(self.id_of(row | {"dtype": dt}), why)
+        return ids

@@ -12,11 +12,10 @@ level that asks it and a row of `DTYPES_AT`. A level includes all levels before 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from attention_conformance.suite.spec.covering import Compatible, Row, covering_array, each_value
+from attention_conformance.suite.spec.covering import Covering
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.ids import part
 from attention_conformance.suite.spec.vocabulary import LEVELS
@@ -136,39 +135,6 @@ SHARES: Mapping[str, Share] = {
 """The checks that are asked on a share of the cases only."""
 
 
-class Covering:
-    """A covering array over `axes`, computed on first use, of strength 2 or for `targets` (see
-    `covering_array`)."""
-
-    def __init__(
-        self, axes: Mapping[str, Sequence[object]], compatible: Compatible,
-        spread: Sequence[str], id_of: Callable[[Row], str],
-        targets: Sequence[tuple[str, ...]] | None = None,
-    ) -> None:  # fmt: skip
-        self.axes, self.compatible, self.spread, self.id_of = axes, compatible, spread, id_of
-        self.targets = targets
-
-    @property
-    def rows(self) -> tuple[Row, ...]:
-        """The rows: together they contain every compatible tuple of values of every target."""
-        return _rows(self)
-
-    def ids(self, level: str, dtypes: tuple[str, ...] = OWN) -> list[str]:
-        """The ids of a level: at smoke a few rows with every value of every axis, else all rows.
-
-        Each row has its own dtype, or all of `dtypes`.
-        """
-        rows = each_value(self.rows) if level == "smoke" else self.rows
-        if dtypes == OWN:
-            return [self.id_of(row) for row in rows]
-        return [self.id_of(row | {"dtype": dt}) for row in rows for dt in dtypes]
-
-
-@lru_cache
-def _rows(array: Covering) -> tuple[Row, ...]:
-    return tuple(covering_array(array.axes, array.compatible, array.targets, array.spread))
-
-
 class Ask:
     """Ids for a level: patterns, functions that return patterns, or covering arrays; a row of
     `DTYPES_AT`; the first level; and what the ids have in common, for `list --why`."""
@@ -190,7 +156,11 @@ class Ask:
         dtypes: tuple[str, ...] = getattr(row, level)
         why = "; ".join(part for part in (self.why, f"{self.dtypes}: {row.why}") if part)
         arrays = [each for each in self.ids if isinstance(each, Covering)]
-        ids = {name: why for array in arrays for name in array.ids(level, dtypes)}
+        ids = {
+            name: "; ".join(filter(None, (why, reason)))
+            for array in arrays
+            for name, reason in array.ids(level, () if dtypes == OWN else dtypes).items()
+        }
         turns: Counter[str] = Counter()
         for pattern in self.patterns():
             own = dtypes

@@ -51,7 +51,7 @@ LOGIT_SCALE = Feature(
             "sdpa/causal/mha/{dt}/b2h3q17k23d8/bias.bhqk/scale-0.2/logitscale",
             "sdpa/none/mha/{dt}/b2h3q17k23d8/sinks/logitscale",
             "sdpa/none/mha/{dt}/b2h3q17k23d8/logitscale/large",
-            dtypes="every",
+            dtypes="growing",
             since="standard",
         ),
     ),

@@ -40,7 +40,7 @@ LSE = Feature(
             "sdpa/causal/mha/{dt}/b2h3q17k23d8/bias.inf/lse",
             "sdpa/none/mha/{dt}/b1h2q513k513d8/lse",
             "sdpa/none/mha/{dt}/b2h3q17k23d8/scale0.0/lse",
-            dtypes="every",
+            dtypes="growing",
             since="standard",
         ),
     ),

@@ -50,7 +50,7 @@ SINKS = Feature(
             "sdpa/causal/mha/{dt}/b2h3q17k23d8/bias.bhqk/scale-0.2/sinks",
             "sdpa/none/mha/{dt}/b2h3q17k23d8/sinks/large",
             "sdpa/pad/gqa2/{dt}/b2h6q17k23d8/sinks/onehot/blhd",
-            dtypes="every",
+            dtypes="growing",
             since="standard",
         ),
     ),

@@ -57,7 +57,7 @@ SLOPES = Feature(
             "sdpa/causal/mha/{dt}/b1h12q5k24d8/slopes",
             "sdpa/causal/mha/{dt}/b1h2q513k513d8/slopes",
             "sdpa/none/mha/{dt}/b2h3q17k23d8/slopes/onehot/blhd",
-            dtypes="every",
+            dtypes="growing",
             since="standard",
         ),
     ),

@@ -66,7 +66,7 @@ from attention_conformance.suite.spec.operator import (
     flag,
     number,
 )
-from attention_conformance.suite.spec.operators.cached_cases import PLAIN, SMOKE, STANDARD
+from attention_conformance.suite.spec.operators.cached_cases import DESIGNED, DRAWN, PLAIN
 from attention_conformance.suite.spec.operators.scripts import (
     ACTION,
     Chunk,
@@ -352,9 +352,9 @@ CACHED = Operator(
     asks=Asks(
         plain=PLAIN,
         cases=(
-            Ask(*SMOKE),
+            Ask(PLAIN, *DESIGNED),
+            Ask(DRAWN, dtypes="array"),
             Ask("cached/none/mha/{dt}/b3h2q8k20d16/c1.1.1.1.4/level", dtypes="sixteen"),
-            Ask(*STANDARD, since="standard"),
         ),
     ),
     options=(

@@ -21,6 +21,7 @@ from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.levels import Ask
 from attention_conformance.suite.spec.operator import Asks, Axes, Operator, Questions, choice, flag
 from attention_conformance.suite.spec.operators import layers
+from attention_conformance.suite.spec.operators.drawn import drawn
 from attention_conformance.suite.spec.operators.layers import draw_sequences, kernel
 from attention_conformance.suite.spec.operators.multi_head import draw_projections
 from attention_conformance.suite.spec.operators.norms import ADDED
@@ -87,6 +88,20 @@ def validate(case: Case) -> None:
         raise ValueError(f"{case.operator} attends only to its own input: {case.id}")
 
 
+DRAWN = drawn(
+    "encoder",
+    {
+        "sizes": (
+            "mha/b1h2q5k5d64/e128.128.128.96/self", "mha/b2h4q7k7d3/e12.12.12.20/self",
+            "mha/b3h3q3k3d4/e12.12.12.5/self", "mha/b5h4q33k33d8/e32.32.32.24/self",
+        ),
+        "mask": ("none", "pad", "causal", "causal+pad", "bool.qk/dense", "bool.bhqk/dense"),
+        "norms": ("", "pre"),
+        "activation": ("", "gelu"),
+        "batch": ("", "single"),
+    },
+)  # fmt: skip
+
 ENCODER = Operator(
     name="encoder",
     text="a layer of a Transformer's encoder: attention and a feed-forward network, with norms",
@@ -100,28 +115,9 @@ ENCODER = Operator(
     asks=Asks(
         plain="encoder/none/mha/{dt}/b2h4q7k7d3/e12.12.12.20/self",
         cases=(
-            Ask(
-                "encoder/none/mha/f32/b2h4q7k7d3/e12.12.12.20/self",
-                "encoder/pad/mha/f32/b2h4q7k7d3/e12.12.12.20/gelu/self",
-                "encoder/causal/mha/f32/b2h4q7k7d3/e12.12.12.20/pre/self",
-                "encoder/causal+pad/mha/f32/b2h4q7k7d3/e12.12.12.20/self",
-                # float64 checks gelu to its last digits.
-                "encoder/pad/mha/f64/b2h4q7k7d3/e12.12.12.20/gelu/self",
-            ),
-            Ask(
-                "encoder/none/mha/{dt}/b2h4q7k7d3/e12.12.12.20/self",
-                "encoder/pad/mha/{dt}/b2h4q7k7d3/e12.12.12.20/gelu/self",
-                "encoder/causal/mha/{dt}/b2h4q7k7d3/e12.12.12.20/pre/self",
-                "encoder/pad/mha/{dt}/b2h4q7k7d3/e12.12.12.20/pre/self",
-                "encoder/pad/mha/{dt}/b2h4q7k7d3/e12.12.12.20/self",
-                "encoder/causal+pad/mha/{dt}/b2h4q7k7d3/e12.12.12.20/self",
-                "encoder/bool.qk/mha/{dt}/b2h4q7k7d3/e12.12.12.20/self/dense",
-                "encoder/bool.bhqk/mha/{dt}/b2h4q7k7d3/e12.12.12.20/self/dense",
-                "encoder/bool.bhqk/mha/{dt}/b3h3q3k3d4/e12.12.12.5/pre/gelu/self/dense",
-                "encoder/none/mha/{dt}/b1h2q5k5d8/e16.16.16.64/pre/gelu/self/single",
-                "encoder/pad/mha/{dt}/b5h4q33k33d8/e32.32.32.24/self",
-                since="standard",
-            ),
+            # float64 checks gelu to its last digits.
+            Ask("encoder/pad/mha/f64/b2h4q7k7d3/e12.12.12.20/gelu/self"),
+            Ask(DRAWN, dtypes="array"),
         ),
         gradients=(
             Ask("encoder/none/mha/f32/b2h4q7k7d3/e12.12.12.20/self"),

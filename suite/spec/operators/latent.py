@@ -60,6 +60,7 @@ from attention_conformance.suite.spec.operator import (
     flag,
 )
 from attention_conformance.suite.spec.operators import in_pages
+from attention_conformance.suite.spec.operators.drawn import drawn
 from attention_conformance.suite.spec.operators.layers import FACTORS, kernel
 from attention_conformance.suite.spec.operators.tiles import by_tile, counted, untiled
 from attention_conformance.suite.spec.recipes import add_offset, level, rising
@@ -125,10 +126,11 @@ def outputs(case: Case) -> Axes:
 
 def coded(case: Case, latent: np.ndarray, rng: np.random.Generator) -> dict[str, np.ndarray]:
     """Codes and scales of latents, whose tiles have other sizes. The largest number of every tile takes
-    the last code, or 448."""
+    the last code, or 448; a tile of zeros has the scale 1."""
     R, last = latent.shape[-1], min(CODES[case.option("codes")].max, CODES["e4m3"].max)
     sizes = 0.5 + 1.5 * rng.random((*latent.shape[:2], case.letters["l"]))
     scale = np.abs(by_tile(latent * untiled(sizes, R))).max(-1) / last
+    scale[scale == 0.0] = 1.0
     codes = latent * untiled(sizes / scale, R)
     return {"latent_codes": np.clip(codes, -last, last), "latent_scale": scale}
 
@@ -250,13 +252,6 @@ def work(inputs: Inputs, direction: str) -> Work:
 
 PLAIN = "latent/none/mha/{dt}/b2h3q4k9d8v6"
 
-SMOKE = (
-    "latent/causalbr/mha/{dt}/b2h3q4k9d8v6",
-    "latent/pad/mha/{dt}/b3h4q1k9d8v6",
-    "latent/causal/mha/{dt}/b2h4q7k7d8/r32e8/lse",
-    "latent/bool.bhqk/mha/{dt}/b2h3q4k9d8v6/scale0.3/dense",
-    "latent/none/mha/{dt}/b3h4q1k9d8v6/scale0.3",
-)
 IN_PAGES = (
     "latent/causalbr/mha/{dt}/b2h3q4k9d8v6/page4",
     "latent/causalbr/mha/{dt}/b2h3q4k9d8v6/r160e4/e4m3/page4",
@@ -264,36 +259,28 @@ IN_PAGES = (
 )
 """Latents in pages, codes of latents with their scales, and pages that samples share."""
 
-WRITTEN = (
-    "latent/causalbr/mha/{dt}/b2h3q4k9d8v6/writes/page4",
-    "latent/none/mha/{dt}/b3h4q1k9d8v6/writes/page3/lse",
-    "latent/causalbr/mha/{dt}/b2h3q4k9d8v6/writes/page1/shared",
-    "latent/causal/mha/{dt}/b2h4q7k7d8/writes/page16",
-)
-"""Calls that store new latents and attend them."""
+AXES_OF_CASES = {
+    "sizes": (
+        "mha/b2h4q7k7d8", "mha/b2h3q4k9d8v6", "mha/b3h4q1k9d8v6", "mha/b1h2q1k129d16",
+        "mha/b1h2q33k65d16", "mha/b1h20q5k12d16", "mha/b2h16q2k33d32", "mha/b1h128q1k17d16",
+    ),
+    "mask": (
+        "none", "causalbr", "causal", "pad", "padleft", "causal+pad", "win3.0", "bool.bhqk/dense",
+    ),
+    "widths": ("", "r7e3", "r32e8", "r64e8", "r160e4", "r257e8"),
+    "select": ("", "select"),
+    "codes": ("", "e4m3", "int8", "e5m2", "int4"),
+    "cache": (
+        "", "page4", "page16", "page64", "page4/shared", "writes/page4", "writes/page1/shared",
+        "writes/page16",
+    ),
+    "scale": ("", "scale0.3", "scale-0.2"),
+    "lse": ("", "lse"),
+    "recipe": ("", "large", "integers"),
+}  # fmt: skip
+DRAWN = drawn("latent", AXES_OF_CASES)
 
-CODED = "latent/causalbr/mha/{dt}/b2h3q4k9d8v6/r160e4"
-EXACT = (
-    "latent/causalbr/mha/{dt}/b2h3q4k9d8v6/select/large",
-    "latent/none/mha/{dt}/b2h3q4k9d8v6/select",
-)
-"""Cases in which both forms round as plain attention does."""
-
-STANDARD = (
-    PLAIN,
-    f"{PLAIN}/large",
-    f"{PLAIN}/integers",
-    f"{PLAIN}/lse",
-    f"{PLAIN}/scale-0.2",
-    "latent/causal+pad/mha/{dt}/b2h4q7k7d8/r7e3",
-    "latent/win3.0/mha/{dt}/b2h4q7k7d8",
-    "latent/padleft/mha/{dt}/b3h4q1k9d8v6/lse",
-    "latent/none/mha/{dt}/b1h2q1k129d16/r64e8",
-    "latent/none/mha/{dt}/b1h2q1k129d16/r64e8/offset",
-    "latent/causalbr/mha/{dt}/b1h2q33k65d16/r64e8",
-    "latent/none/mha/{dt}/b2h3q5k1d8v6",
-    "latent/pad/mha/{dt}/b3h4q1k9d8v6/select/integers",
-)
+WRITTEN = "latent/causalbr/mha/{dt}/b2h3q4k9d8v6/writes/page4"
 
 LATENT = Operator(
     name="latent",
@@ -308,32 +295,14 @@ LATENT = Operator(
     validate=validate,
     asks=Asks(
         plain=PLAIN,
-        pages=(*IN_PAGES, WRITTEN[0]),
+        pages=(*IN_PAGES, WRITTEN),
         cases=(
-            Ask(*SMOKE),
-            Ask(*EXACT, dtypes="half"),
-            Ask(f"{CODED}/e4m3", f"{CODED}/select/int8", dtypes="half"),
-            Ask(*IN_PAGES, "latent/none/mha/{dt}/b3h4q1k9d8v6/page3"),
-            Ask(*WRITTEN[:1]),
-            Ask(*WRITTEN[1:], since="standard"),
+            Ask(PLAIN, "latent/causalbr/mha/f32/b2h3q4k9d8v6", *IN_PAGES, WRITTEN),
+            Ask(DRAWN, dtypes="array"),
             Ask(f"{PLAIN}/offset", dtypes="float32 first"),
             Ask("latent/none/mha/{dt}/b2h3q4k9d12v6/level", dtypes="sixteen"),
             Ask(
                 "latent/causalbr/mha/{dt}/b1h2q5k33d12v16/level", dtypes="sixteen", since="standard"
-            ),
-            Ask(*STANDARD, since="standard"),
-            Ask(
-                f"{CODED}/int8/large",
-                "latent/pad/mha/{dt}/b3h4q1k9d8v6/r128e8/e4m3/lse",
-                "latent/none/mha/{dt}/b1h2q1k33d16/r257e8/e5m2",
-                "latent/causalbr/mha/{dt}/b2h3q4k9d8v6/r130e2/int4",
-                "latent/causal/mha/{dt}/b2h4q7k7d8/e4m3",
-                f"{CODED}/select/int8/page1",
-                "latent/causal/mha/{dt}/b2h4q7k7d8/page4/lse",
-                "latent/none/mha/{dt}/b3h4q1k9d8v6/r128e8/e4m3/page16",
-                "latent/none/mha/{dt}/b1h2q1k65d16/r64e8/page16",
-                "latent/causalbr/mha/{dt}/b2h3q4k9d8v6/page4/scale0.3",
-                since="standard",
             ),
         ),
         gradients=(

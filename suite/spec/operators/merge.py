@@ -21,6 +21,7 @@ import numpy as np
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.levels import Ask
 from attention_conformance.suite.spec.operator import ArrayKinds, Asks, Axes, Operator, choice, flag
+from attention_conformance.suite.spec.operators.drawn import drawn
 from attention_conformance.suite.spec.sizes import Sizes
 
 WORDS = {
@@ -76,6 +77,19 @@ def validate(case: Case) -> None:
         raise ValueError(f"{case.operator} needs at least one part (k): {case.id}")
 
 
+DRAWN = drawn(
+    "merge",
+    {
+        "sizes": (
+            "mha/b2h3q5k2d8", "mha/b2h3q5k4d8", "mha/b2h3q5k1d8", "mha/b1h2q17k9d64",
+            "mha/b2h8q2k3d128", "mha/b1h32q1k8d80",
+        ),
+        "height": ("", "high", "low", "deep"),
+        "apart": ("", "apart"),
+        "empty": ("", "empty"),
+    },
+)  # fmt: skip
+
 MERGE = Operator(
     name="merge",
     text="partial answers over parts of the keys, merged by their log-sum-exps",
@@ -90,25 +104,8 @@ MERGE = Operator(
     asks=Asks(
         plain="merge/none/mha/{dt}/b2h3q5k2d8",
         cases=(
-            Ask(
-                "merge/none/mha/{dt}/b2h3q5k2d8",
-                "merge/none/mha/{dt}/b2h3q5k2d8/empty",
-                "merge/none/mha/{dt}/b2h3q5k2d8/high",
-                "merge/none/mha/f32/b2h3q5k4d8",
-                "merge/none/mha/f32/b2h3q5k2d8/deep",
-            ),
-            Ask(
-                "merge/none/mha/{dt}/b2h3q5k2d8/low",
-                "merge/none/mha/{dt}/b2h3q5k2d8/deep",
-                "merge/none/mha/{dt}/b2h3q5k4d8/deep/apart/empty",
-                "merge/none/mha/{dt}/b2h3q5k2d8/apart",
-                "merge/none/mha/{dt}/b2h3q5k2d8/high/apart/empty",
-                "merge/none/mha/{dt}/b2h3q5k4d8",
-                "merge/none/mha/{dt}/b2h3q5k4d8/empty",
-                "merge/none/mha/{dt}/b2h3q5k1d8/empty",
-                "merge/none/mha/{dt}/b1h2q17k9d64/apart",
-                since="standard",
-            ),
+            Ask("merge/none/mha/{dt}/b2h3q5k2d8"),
+            Ask(DRAWN, dtypes="array"),
         ),
         gradients=(
             Ask("merge/none/mha/f32/b2h3q5k2d8", "merge/none/mha/f32/b2h3q5k2d8/deep"),

@@ -14,9 +14,9 @@ from typing import Any, cast
 import numpy as np
 
 from attention_conformance.suite.spec.case import Case
-from attention_conformance.suite.spec.covering import Row
+from attention_conformance.suite.spec.covering import Covering, Row
 from attention_conformance.suite.spec.dtypes import DTYPES
-from attention_conformance.suite.spec.levels import Ask, Covering
+from attention_conformance.suite.spec.levels import Ask
 from attention_conformance.suite.spec.operator import (
     MODES,
     Asks,

@@ -33,6 +33,7 @@ from attention_conformance.suite.spec.operator import (
     Questions,
     choice,
 )
+from attention_conformance.suite.spec.operators.drawn import drawn
 from attention_conformance.suite.spec.recipes import DRAWS
 from attention_conformance.suite.spec.sizes import Sizes
 from attention_conformance.suite.spec.vocabulary import OPERANDS
@@ -209,27 +210,22 @@ def completed(sizes: Sizes, numbers: Sequence[int]) -> tuple[Sizes, Mapping[str,
     return own, {"segments": (queries, keys)}
 
 
-SMOKE = (
-    "packed/none/gqa2/{dt}/b3h4q24k24d8/seg5.7.12/causal",
-    "packed/none/mha/{dt}/b3h4q24k24d8/seg5.7.12",
-    "packed/none/gqa2/f32/b4h4q24k24d8/seg12.0.11.1/causal",
-    "packed/none/gqa2/f32/b4h4q10k24d8/seg3.0.6.1x5.11.7.1/causalbr",
-    "packed/none/mha/f32/b3h4q24k24d8/seg5.7.12/causal/scale0.3",
-    "packed/none/gqa2/f32/b5h4q5k57d8/seg1.1.1.1.1x17.8.16.1.15/causalbr",
-    "packed/none/mha/f32/b3h2q129k129d8/seg40.40.49/causal",
-)
-STANDARD = (
-    "packed/none/gqa2/{dt}/b4h4q24k24d8/seg12.0.11.1/causal",
-    "packed/none/mha/{dt}/b4h4q24k24d8/seg0.7.17.0",
-    "packed/none/mqa/{dt}/b3h4q10k24d8v6/seg3.1.6x5.12.7",
-    "packed/none/gqa2/{dt}/b4h4q10k24d8/seg3.0.6.1x5.11.7.1/causalbr",
-    "packed/none/mha/{dt}/b3h4q24k24d8/seg5.7.12/causal/scale0.3",
-    "packed/none/mha/{dt}/b3h4q24k24d8/seg5.7.12/large",
-    "packed/none/mha/{dt}/b3h4q24k24d8/seg5.7.12/tiny",
-    "packed/none/mha/{dt}/b1h4q24k24d8/seg24/causal",
-    "packed/none/mha/{dt}/b9h2q9k9d8/seg1.1.1.1.1.1.1.1.1",
-    "packed/none/gqa2/{dt}/b3h4q129k129d64/seg1.64.64/causal",
-)
+AXES_OF_CASES = {
+    "sizes": (
+        "mqa/b3h4q10k24d8v6/seg3.1.6x5.12.7", "gqa2/b3h4q24k24d8/seg5.7.12",
+        "gqa2/b4h4q24k24d8/seg12.0.11.1", "mha/b4h4q24k24d8/seg0.7.17.0",
+        "gqa2/b4h4q10k24d8/seg3.0.6.1x5.11.7.1", "gqa2/b5h4q5k57d8/seg1.1.1.1.1x17.8.16.1.15",
+        "mha/b3h2q129k129d8/seg40.40.49", "gqa2/b5h4q64k64d8/seg17.15.0.24.8",
+        "mha/b4h2q64k128d8/seg8.24.16.16x16.40.32.40", "gqa2/b3h4q129k129d64/seg1.64.64",
+        "gqa4/b2h16q48k48d128/seg16.32", "gqa8/b3h32q18k33d80/seg1.1.16x9.8.16",
+        "gqa2/b2h4q20k40d256/seg4.16x8.32", "mha/b1h4q24k24d8/seg24",
+    ),
+    "alignment": ("causal", "", "causalbr"),
+    "scale": ("", "scale0.3", "scale-0.2"),
+    "recipe": ("", "large", "tiny"),
+}  # fmt: skip
+DRAWN = drawn("packed", AXES_OF_CASES)
+
 PATHS = (
     # decoding: one query per segment, over several keys
     "packed/none/gqa2/{dt}/b5h4q5k57d8/seg1.1.1.1.1x17.8.16.1.15/causalbr",
@@ -254,7 +250,10 @@ PACKED = Operator(
     validate=validate,
     asks=Asks(
         plain="packed/none/mha/{dt}/b3h4q24k24d8/seg5.7.12",
-        cases=(Ask(*SMOKE), Ask(*STANDARD, *PATHS, since="standard")),
+        cases=(
+            Ask("packed/none/gqa2/{dt}/b3h4q24k24d8/seg5.7.12/causal"),
+            Ask(DRAWN, dtypes="array"),
+        ),
         gradients=(
             Ask("packed/none/mha/{dt}/b3h4q24k24d8/seg5.7.12", dtypes="float32 first"),
             Ask("packed/none/gqa2/f32/b3h4q24k24d8/seg5.7.12/causal"),

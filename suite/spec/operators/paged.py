@@ -40,6 +40,7 @@ from attention_conformance.suite.spec.operator import (
     choice,
 )
 from attention_conformance.suite.spec.operators import in_pages
+from attention_conformance.suite.spec.operators.drawn import drawn
 from attention_conformance.suite.spec.operators.in_pages import (
     numbers,
     owned_pages,
@@ -261,67 +262,43 @@ DECODING = "paged/none/gqa2/f32/b5h4q5k57d8/seg1.1.1.1.1x17.8.16.1.15"
 MIXED = "paged/none/gqa2/{dt}/b6h4q18k50d8/seg1.4.12.0.0.1x9.11.12.8.0.10"
 """Decoding, chunks, a prompt that fills its pages, a sample without queries, and one without keys."""
 
-STEPS = "paged/none/gqa2/f32/b3h4q3k24d8/seg1.1.1x7.12.5"
-"""Decoding alone, for which servers have kernels of their own."""
-
-PROMPTS = "paged/none/gqa2/f32/b2h4q17k17d8/seg5.12"
-"""Whole prompts alone, which are often attended without pages."""
-
 COMMON = "paged/none/gqa2/f32/b3h4q9k24d8/seg1.3.5x7.12.5/shared/causal"
 """A common prefix, which is often attended apart."""
 
 LEVEL = "paged/none/gqa2/{dt}/b5h4q5k57d16/seg1.1.1.1.1x17.8.16.1.15"
 
-SMOKE = (
-    PLAIN,
-    "paged/none/mha/{dt}/b3h4q9k24d8/seg1.3.5x7.12.5",
-    f"{MIXED}/causal",
-    f"{DECODING}/causal",
-    f"{DECODING}/causal/offset",
-    "paged/none/gqa2/f32/b3h4q9k24d8/seg1.3.5x7.12.5/page1/causal",
-    "paged/none/gqa2/f32/b3h4q9k24d8/seg1.3.5x7.12.5/page16/causal",
-    "paged/none/gqa2/f32/b3h4q9k24d8/seg1.3.5x7.12.5/hnd/causal",
-    "paged/none/mha/f32/b3h4q9k24d8/seg1.3.5x7.12.5/hnd/causal",
-    COMMON,
-    "paged/none/mha/f32/b3h4q9k24d8/seg1.3.5x7.12.5/ascending/causal/win3",
-    "paged/none/mha/f32/b3h4q9k24d8/seg1.3.5x7.12.5/causal/cap2.0/scale0.3",
-    f"{STEPS}/hnd/causal/cap2.0/scale0.3",
-    f"{PROMPTS}/causal/win3/cap2.0",
+AXES_OF_CASES = {
+    "sizes": (
+        "gqa2/b3h4q9k24d8/seg1.3.5x7.12.5", "gqa2/b6h4q18k50d8/seg1.4.12.0.0.1x9.11.12.8.0.10",
+        "gqa2/b5h4q5k57d8/seg1.1.1.1.1x17.8.16.1.15",
+        "mha/b11h4q11k52d8/seg1.1.1.1.1.1.1.1.1.1.1x3.5.2.9.1.4.8.6.7.2.5", "gqa2/b2h4q17k17d8/seg5.12",
+        "mqa/b3h4q9k24d8v6/seg1.3.5x7.12.5", "gqa2/b2h4q8k16d8/seg3.5x7.9",
+        "gqa4/b4h8q40k81d64/seg1.17.6.16x15.17.33.16", "gqa4/b2h16q2k80d128/seg1.1x33.47",
+        "gqa8/b2h32q5k40d80/seg1.4x15.25", "gqa2/b2h16q2k211d64/seg1.1x141.70",
+        "gqa2/b1h4q24k24d256/seg24",
+    ),
+    "pages": (
+        "", "hnd", "page1", "page3/hnd", "page16", "page32/hnd", "page128", "page256/hnd", "shared",
+        "page2/shared/hnd",
+    ),
+    "order": ("", "ascending"),
+    "window": ("causal", "", "causal/win3", "causal/win0", "causal/win32"),
+    "softcap": ("", "cap2.0"),
+    "scale": ("", "scale0.3", "scale-0.2"),
+    "recipe": ("", "large", "tiny"),
+}  # fmt: skip
+DRAWN = drawn("paged", AXES_OF_CASES)
+
+DESIGNED = (
     f"{COMMON}/win3/cap2.0",
+    "paged/none/gqa2/f32/b2h4q17k17d8/seg5.12/causal/win3/cap2.0",
     "paged/none/gqa2/f32/b2h4q8k16d8/seg3.5x7.9/causal",
-    "paged/none/gqa2/f32/b11h4q11k52d8/seg1.1.1.1.1.1.1.1.1.1.1x3.5.2.9.1.4.8.6.7.2.5/causal",
     "paged/none/gqa2/f32/b2h4q2k211d8/seg1.1x141.70/page64/causal",
+    "paged/none/mha/f32/b3h4q9k24d8/seg1.3.5x7.12.5/hnd/causal",
 )
-STANDARD = (
-    f"{DECODING.replace('f32', '{dt}')}/causal/offset",
-    f"{MIXED}/causal/offset",
-    "paged/none/gqa2/{dt}/b4h4q4k126d16/seg1.1.1.1x60.31.3.32/page16/causal",
-    f"{MIXED}/page3/causal",
-    f"{MIXED}/page1/causal",
-    f"{MIXED}/hnd/causal/win4",
-    f"{MIXED}/causal/win0",
-    "paged/none/mqa/{dt}/b3h4q9k24d8v6/seg1.3.5x7.12.5/causal",
-    "paged/none/mqa/{dt}/b3h4q9k24d8v6/seg1.3.5x7.12.5/hnd/causal",
-    "paged/none/mha/{dt}/b3h4q9k24d8/seg1.3.5x7.12.5/causal/scale0.3",
-    "paged/none/mha/{dt}/b3h4q9k24d8/seg1.3.5x7.12.5/causal/cap2.0",
-    "paged/none/mha/{dt}/b3h4q9k24d8/seg1.3.5x7.12.5/causal/large",
-    "paged/none/mha/{dt}/b3h4q9k24d8/seg1.3.5x7.12.5/causal/tiny",
-    "paged/none/mha/{dt}/b1h4q24k24d8/seg24/causal",
-    "paged/none/gqa2/{dt}/b3h4q3k27d8/seg1.1.1x9.9.9/shared/causal",
-    "paged/none/gqa2/{dt}/b4h4q40k81d64/seg1.17.6.16x15.17.33.16/page16/causal",
-    "paged/none/gqa2/{dt}/b3h4q3k129d8/seg1.1.1x31.33.65/page16/causal/win32",
-    "paged/none/gqa2/{dt}/b3h4q6k129d8/seg1.2.3x31.33.65/page32/ascending/causal",
-    f"{STEPS}/hnd/causal",
-    f"{STEPS}/causal/cap2.0",
-    f"{STEPS}/causal/scale0.3",
-    f"{PROMPTS}/causal/win3",
-    f"{PROMPTS}/causal/cap2.0",
-    f"{PROMPTS}/causal/scale0.3",
-    f"{COMMON}/win3",
-    "paged/none/gqa2/f32/b3h4q9k24d8/seg1.3.5x7.12.5/hnd/causal/cap2.0",
-    f"{COMMON}/cap2.0",
-    f"{COMMON}/scale0.3",
-)
+"""What smoke's few rows lack: a common prefix, which is often attended apart; whole prompts alone, which
+are often attended without pages; a chunk behind a page; a split within a sample; as many heads as
+slots."""
 
 PAGED = Operator(
     name="paged",
@@ -337,9 +314,9 @@ PAGED = Operator(
         plain=PLAIN,
         pages=(PLAIN, "paged/none/gqa2/{dt}/b3h4q9k24d8/seg1.3.5x7.12.5/shared/hnd/causal"),
         cases=(
-            Ask(*SMOKE),
+            Ask(PLAIN, *DESIGNED),
+            Ask(DRAWN, dtypes="array"),
             Ask(f"{LEVEL}/causal/level", dtypes="sixteen"),
-            Ask(*STANDARD, since="standard"),
         ),
         gradients=(
             Ask(PLAIN, dtypes="float32 first"),

@@ -33,6 +33,7 @@ from attention_conformance.suite.spec.operator import (
     choice,
     flag,
 )
+from attention_conformance.suite.spec.operators.drawn import drawn
 from attention_conformance.suite.spec.operators.in_pages import LAYOUT, numbers
 from attention_conformance.suite.spec.operators.packed import (
     LENGTHS,
@@ -145,6 +146,23 @@ def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> Map
     }
 
 
+DRAWN = drawn(
+    "paged-write",
+    {
+        "sizes": (
+            "mha/b3h2q9k24d8/seg1.3.5x7.12.5", "mha/b3h2q9k24d8v6/seg1.3.5x7.12.5",
+            "mha/b2h2q15k15d12/seg6.9", "mha/b5h2q5k57d8/seg1.1.1.1.1x17.8.16.1.15",
+            "mha/b3h2q9k24d12v20/seg1.3.5x7.12.5", "mha/b6h2q18k50d8/seg1.4.12.0.0.1x9.11.12.8.0.10",
+            "mha/b4h1q40k81d64/seg1.17.6.16x15.17.33.16", "mha/b2h8q5k40d128/seg1.4x15.25",
+        ),
+        "pages": ("", "hnd", "page1", "page3/hnd", "page16", "page32/hnd", "page256"),
+        "order": ("", "ascending"),
+        "shuffled": ("", "shuffled"),
+        "skipped": ("", "skipped"),
+        "recipe": ("", "tiny"),
+    },
+)  # fmt: skip
+
 PAGED_WRITE = Operator(
     name="paged-write",
     text="keys and values written into slots of pages",
@@ -159,24 +177,8 @@ PAGED_WRITE = Operator(
     asks=Asks(
         plain=PLAIN,
         cases=(
-            Ask(
-                PLAIN,
-                f"{PLAIN}/skipped",
-                "paged-write/none/mha/f32/b3h2q9k24d8/seg1.3.5x7.12.5/page1",
-                "paged-write/none/mha/f32/b3h2q9k24d8v6/seg1.3.5x7.12.5/hnd",
-                "paged-write/none/mha/f32/b5h2q5k57d8/seg1.1.1.1.1x17.8.16.1.15/shuffled",
-                "paged-write/none/mha/f32/b2h2q15k15d12/seg6.9/page1",
-            ),
-            Ask(
-                f"{PLAIN}/page16/shuffled",
-                f"{PLAIN}/hnd/shuffled/skipped",
-                f"{PLAIN}/ascending",
-                f"{PLAIN}/tiny",
-                "paged-write/none/mha/{dt}/b3h2q9k24d12v20/seg1.3.5x7.12.5",
-                "paged-write/none/mha/{dt}/b6h2q18k50d8/seg1.4.12.0.0.1x9.11.12.8.0.10/page3/skipped",
-                "paged-write/none/mha/{dt}/b4h1q40k81d64/seg1.17.6.16x15.17.33.16/page16",
-                since="standard",
-            ),
+            Ask(PLAIN),
+            Ask(DRAWN, dtypes="array"),
         ),
         gradients=(
             Ask(PLAIN, dtypes="float32"),

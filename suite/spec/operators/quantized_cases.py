@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from attention_conformance.suite.spec.levels import Ask
 from attention_conformance.suite.spec.operator import Asks
+from attention_conformance.suite.spec.operators.drawn import drawn
 
 PLAIN = "quantized/none/gqa2/{dt}/b2h4q3k17d8/perhead/causal"
 """A chunk behind a cache, whose heads have scales of their own."""
@@ -21,68 +22,33 @@ IN_PAGES = (
 )
 """Codes and scales in pages, read and written, and in pages that samples share."""
 
+AXES = {
+    "sizes": (
+        "gqa2/b2h4q3k17d8", "mqa/b3h2q1k23d8v6", "mha/b2h3q33k33d16", "gqa4/b2h8q1k130d64",
+        "gqa2/b1h4q3k9d160v130", "gqa8/b1h32q1k64d80", "gqa4/b1h16q5k48d128", "gqa2/b1h4q2k17d256",
+        "mqa/b4h16q1k257d96", "gqa2/b1h4q67k131d32",
+    ),
+    "codes": ("", "e4m3", "e5m2", "int4"),
+    "scales": ("", "perhead", "pertoken", "perchannel", "pertile"),
+    "zero": ("", "zero"),
+    "alignment": ("", "causal"),
+    "cache": (
+        "", "writes", "page4", "page1", "page16", "page32/hnd", "page256", "page2/shared/hnd",
+        "writes/page4", "writes/page3/hnd", "writes/page16", "writes/page2/shared",
+    ),
+    "scale": ("", "scale0.3", "scale-0.2"),
+    "recipe": ("", "large", "ties"),
+}  # fmt: skip
+"""Sizes: few heads of few components, and those people run."""
+
+DRAWN = drawn("quantized", AXES)
+
 ASKS = Asks(
     plain=PLAIN,
     pages=IN_PAGES,
     cases=(
-        Ask(
-            PLAIN,
-            f"{SMALL}/e4m3/pertoken/causal",
-            f"{UNEQUAL}/perchannel/zero",
-            f"{SMALL}",
-            f"{UNEQUAL}/e4m3/perchannel",
-            f"{SMALL}/e5m2/perhead/causal/scale0.3",
-            f"{SMALL}/pertoken/zero/causal",
-            f"{UNEQUAL}/e4m3",
-            f"{SMALL}/perhead/causal/writes",
-            f"{SMALL}/pertoken/zero/causal/writes",
-            f"{UNEQUAL}/e4m3/perchannel/writes",
-            f"{WIDE}/e4m3/pertile/causal",
-            f"{WIDE}/pertile/causal/writes",
-            f"{SMALL}/perhead/causal/page4",
-            *IN_PAGES,
-        ),
-        Ask(
-            f"{SMALL}/zero/causal",
-            f"{SMALL}/int4/perchannel/causal",
-            f"{UNEQUAL}/int4/pertoken/zero",
-            f"{SMALL}/perhead/zero/scale-0.2",
-            f"{SMALL}/perchannel/causal",
-            f"{SMALL}/e4m3/perhead",
-            f"{SMALL}/e5m2",
-            f"{SMALL}/e5m2/pertoken",
-            f"{SMALL}/e5m2/perchannel/causal",
-            f"{SMALL}/pertoken/causal/large",
-            f"{SMALL}/e4m3/perchannel/causal/large",
-            f"{SMALL}/perhead/ties",
-            f"{UNEQUAL}/pertoken",
-            f"{UNEQUAL}/scale0.3",
-            f"{SMALL}/perhead/causal/page4/scale0.3",
-            f"{UNEQUAL}/perhead/zero",
-            f"{DECODING}/perhead",
-            f"{DECODING}/e4m3/perchannel",
-            f"{DECODING}/perhead/offset",
-            "quantized/none/gqa2/{dt}/b1h4q67k131d32/e4m3/pertoken/causal",
-            "quantized/none/mha/{dt}/b2h3q33k33d16/perchannel/zero/causal",
-            f"{SMALL}/zero/causal/writes",
-            f"{SMALL}/e4m3/pertoken/causal/writes",
-            f"{SMALL}/e5m2/perhead/causal/writes/scale0.3",
-            f"{UNEQUAL}/int4/pertoken/writes",
-            f"{DECODING}/perhead/causal/writes",
-            "quantized/none/gqa2/{dt}/b1h4q17k17d8/e4m3/perhead/causal/writes",
-            f"{WIDE}/pertile/zero",
-            f"{SMALL}/pertoken/zero/page1",
-            f"{WIDE}/e4m3/pertile/causal/page4",
-            f"{UNEQUAL}/perchannel/page16",
-            f"{UNEQUAL}/e5m2/writes/page4",
-            f"{DECODING}/e4m3/perhead/causal/writes/page16",
-            f"{SMALL}/e4m3/pertoken/causal/writes/page3/hnd",
-            f"{SMALL}/perhead/zero/causal/writes/page2/shared",
-            "quantized/none/mqa/{dt}/b2h3q1k17d257v64/e4m3/pertile/writes",
-            "quantized/none/gqa2/{dt}/b1h4q3k9d128/pertile/causal",
-            "quantized/none/gqa2/{dt}/b1h4q3k9d128v256/e5m2/pertile",
-            since="standard",
-        ),
+        Ask(PLAIN, *IN_PAGES),
+        Ask(DRAWN, dtypes="array"),
         Ask(f"{PLAIN}/offset", dtypes="float32 first"),
         Ask("quantized/none/gqa2/{dt}/b2h4q3k17d16/perhead/causal/level", dtypes="sixteen"),
         Ask(

@@ -24,6 +24,7 @@ from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.dtypes import round_to
 from attention_conformance.suite.spec.levels import Ask
 from attention_conformance.suite.spec.operator import ArrayKinds, Asks, Axes, Operator, flag
+from attention_conformance.suite.spec.operators.drawn import drawn
 from attention_conformance.suite.spec.operators.quantized import (
     KINDS,
     OPTIONS,
@@ -49,6 +50,7 @@ FEATURES = frozenset({*OF_CODES, *WORDS, "value-size", "inner-stride", "other-sh
 """Features of writing codes."""
 
 PLAIN = "quantized-write/none/mha/{dt}/b2h2q17k17d8/perhead"
+WIDE = "quantized-write/none/mha/f32/b1h2q5k5d160v130/pertile"
 
 
 def axes(case: Case) -> Axes:
@@ -75,8 +77,20 @@ def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> Map
     }
 
 
-WIDE = "quantized-write/none/mha/{dt}/b1h2q5k5d160v130/pertile"
-UNEQUAL = "quantized-write/none/mha/{dt}/b3h2q9k9d8v6"
+DRAWN = drawn(
+    "quantized-write",
+    {
+        "sizes": (
+            "mha/b2h2q17k17d8", "mha/b3h2q9k9d8v6", "mha/b1h3q67k67d64", "mha/b1h2q5k5d160v130",
+            "mha/b1h8q16k16d128", "mha/b1h2q5k5d257v64", "mha/b2h1q5k5d512v64",
+        ),
+        "codes": ("", "e4m3", "e5m2", "int4"),
+        "scales": ("", "perhead", "pertoken", "perchannel", "pertile"),
+        "zero": ("", "zero"),
+        "beyond": ("", "beyond"),
+        "recipe": ("", "large"),
+    },
+)  # fmt: skip
 
 QUANTIZED_WRITE = Operator(
     name="quantized-write",
@@ -91,37 +105,7 @@ QUANTIZED_WRITE = Operator(
     validate=validate_codes,
     asks=Asks(
         plain=PLAIN,
-        cases=(
-            Ask(
-                PLAIN,
-                "quantized-write/none/mha/{dt}/b2h2q17k17d8/e4m3/pertoken",
-                f"{UNEQUAL}/perchannel/zero",
-                f"{UNEQUAL}/e4m3/perchannel",
-                f"{UNEQUAL}/e5m2",
-                f"{UNEQUAL}/beyond",
-                "quantized-write/none/mha/f32/b2h2q17k17d8/perhead/zero/beyond",
-                "quantized-write/none/mha/f32/b2h2q17k17d8/e4m3/beyond",
-                WIDE,
-            ),
-            Ask(
-                "quantized-write/none/mha/{dt}/b2h2q17k17d8",
-                "quantized-write/none/mha/{dt}/b2h2q17k17d8/e4m3",
-                "quantized-write/none/mha/{dt}/b2h2q17k17d8/int4/perchannel",
-                f"{UNEQUAL}/int4/perhead/zero/beyond",
-                "quantized-write/none/mha/{dt}/b2h2q17k17d8/e5m2/perhead/beyond",
-                "quantized-write/none/mha/{dt}/b2h2q17k17d8/pertoken/zero",
-                "quantized-write/none/mha/{dt}/b2h2q17k17d8/e4m3/perhead/large",
-                "quantized-write/none/mha/{dt}/b2h2q17k17d8/zero/beyond",
-                "quantized-write/none/mha/{dt}/b1h3q67k67d64/e4m3/perchannel/beyond",
-                f"{UNEQUAL}/e5m2/perchannel",
-                f"{UNEQUAL}/pertoken/beyond",
-                "quantized-write/none/mha/{dt}/b1h2q5k5d160v130/e4m3/pertile",
-                f"{WIDE}/zero/beyond",
-                "quantized-write/none/mha/{dt}/b1h2q5k5d257v64/e4m3/pertile/beyond",
-                "quantized-write/none/mha/{dt}/b2h1q5k5d512v64/e4m3/pertile",
-                since="standard",
-            ),
-        ),
+        cases=(Ask(PLAIN, WIDE), Ask(DRAWN, dtypes="array")),
     ),
     options=(*OPTIONS, flag("beyond", "beyond")),
     recipes=("normal", "large"),

@@ -27,6 +27,7 @@ from attention_conformance.suite.spec.operator import (
     flag,
     number,
 )
+from attention_conformance.suite.spec.operators.drawn import drawn
 from attention_conformance.suite.spec.sizes import Sizes
 
 WORDS = {
@@ -215,44 +216,32 @@ def validate(case: Case) -> None:
         raise ValueError(f"ntk scaling needs at least two frequencies: {case.id}")
 
 
-SMOKE = (
+DRAWN = drawn(
+    "rotary",
+    {
+        "sizes": (
+            "mha/b2h3q17k1d16", "mha/b2h3q17k1d16/rot8", "mha/b2h3q17k1d16/rot6", "mha/b1h2q65k1d64",
+            "mha/b1h2q9k1d12", "mha/b1h2q9k1d80/rot20", "mha/b1h2q9k1d96/rot24", "mha/b1h32q1k1d128",
+            "mha/b2h2q3k1d256", "mha/b1h1q1k1d2",
+        ),
+        "pairs": ("", "interleaved"),
+        "base": ("", "base500000.0", "base100.0"),
+        "scaling": tuple("" if name == "none" else name for name in SCALINGS),
+        "positions": ("", "at17", "at4097", "at100003", "at1000000", "gathered"),
+        "order": ("", "blhd"),
+    },
+)  # fmt: skip
+
+DESIGNED = (
     "rotary/none/mha/{dt}/b2h3q17k1d16",
-    "rotary/none/mha/{dt}/b2h3q17k1d16/interleaved/at4097",
-    "rotary/none/mha/{dt}/b2h3q17k1d16/rot8/at100003",
-    "rotary/none/mha/f64/b2h3q17k1d16/interleaved/at4097",
     "rotary/none/mha/f32/b2h3q17k1d16/gathered",
     "rotary/none/mha/f32/b2h3q17k1d16/base500000.0/at1000000",
-    "rotary/none/mha/f32/b2h3q17k1d16/linear",
+    "rotary/none/mha/f32/b2h3q17k1d16/rot8/at100003",
     "rotary/none/mha/f32/b2h3q17k1d16/ntk",
-    "rotary/none/mha/f32/b2h3q17k1d16/ntk/at4097",
-    "rotary/none/mha/f32/b2h3q17k1d16/llama3/at4097",
-    "rotary/none/mha/f32/b2h3q17k1d16/yarn/at4097",
     "rotary/none/mha/f32/b2h3q17k1d16/longrope/at4097",
-    "rotary/none/mha/f32/b2h3q17k1d16/yarn-mscale/at4097",
-    "rotary/none/mha/f32/b2h3q17k1d16/longrope-factor/at4097",
-    "rotary/none/mha/f32/b1h2q9k1d12/at17",
-    "rotary/none/mha/f32/b1h2q9k1d12/interleaved/rot8/at17",
 )
-STANDARD = (
-    "rotary/none/mha/{dt}/b2h3q17k1d16/gathered",
-    "rotary/none/mha/{dt}/b2h3q17k1d16/interleaved/rot6/gathered/blhd",
-    "rotary/none/mha/{dt}/b2h3q17k1d16/base500000.0/at1000000",
-    "rotary/none/mha/{dt}/b1h2q65k1d64/at257",
-    "rotary/none/mha/{dt}/b1h2q65k1d64/interleaved/at4097",
-    *(
-        f"rotary/none/mha/{{dt}}/b2h3q17k1d16/{scaling}{more}"
-        for scaling in SCALINGS
-        if scaling != "none"
-        for more in ("", "/at4097")
-    ),
-    "rotary/none/mha/{dt}/b1h1q1k1d2",
-    "rotary/none/mha/{dt}/b1h2q3k1d10/rot2/at1",
-    # sizes that are not powers of two, and partial rotation with both kinds of pairs
-    "rotary/none/mha/{dt}/b1h2q9k1d12/at17",
-    "rotary/none/mha/{dt}/b1h2q9k1d12/interleaved/at17",
-    "rotary/none/mha/{dt}/b1h2q9k1d80/rot20/at17",
-    "rotary/none/mha/{dt}/b1h2q9k1d96/interleaved/rot24/at17",
-)
+"""What smoke's few rows lack: positions of several samples, far positions with another base or a part of
+the components, and frequencies that a length changes."""
 
 ROTARY = Operator(
     name="rotary",
@@ -267,7 +256,7 @@ ROTARY = Operator(
     validate=validate,
     asks=Asks(
         plain="rotary/none/mha/{dt}/b2h3q17k1d16",
-        cases=(Ask(*SMOKE), Ask(*STANDARD, since="standard")),
+        cases=(Ask(*DESIGNED), Ask(DRAWN, dtypes="array")),
         gradients=(
             Ask("rotary/none/mha/{dt}/b2h3q17k1d16", dtypes="float32 first"),
             Ask(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -158,18 +158,25 @@ class Held:
         return own, self.lengths[own] - chunk.count + np.arange(chunk.count)
 
 
-def actions(case: Case) -> Iterator[Action]:
+def actions(case: Case) -> tuple[Action, ...]:
     """The script of a case. Tokens that are in the cache before the script begins are a first chunk.
     Samples that are picked behind a tree of all samples keep paths of this tree.
 
     Raises ValueError for a path that is kept of no tree, and for tokens of samples that do not exist.
     """
-    s, last = case.sizes, None
-    before = s.Lk - s.Lq
-    following = [before] * s.B
+    return _actions(case.option("script") or (), case.sizes.B, case.sizes.Lk - case.sizes.Lq)
+
+
+@lru_cache(maxsize=1024)
+def _actions(script: tuple[str, ...], B: int, before: int) -> tuple[Action, ...]:
+    return tuple(_read(script, B, before))
+
+
+def _read(script: tuple[str, ...], B: int, before: int) -> Iterator[Action]:
+    last, following = None, [before] * B
     if before:
-        yield Chunk(None, (0,) * s.B, before, before)
-    for word in case.option("script") or ():
+        yield Chunk(None, (0,) * B, before, before)
+    for word in script:
         body, _, of = word.partition("of")
         samples = tuple(map(int, of)) if of else None
         chunk = None
@@ -182,7 +189,7 @@ def actions(case: Case) -> Iterator[Action]:
             if last is not None and last.tree is not None and last.samples is None:
                 chunk = last  # the branches may keep paths of the tree
         elif body.startswith("keep"):
-            wrong = ValueError(f"keep has a node of the tree before it for each sample: {case.id}")
+            wrong = ValueError(f"keep has a node of the tree before it for each sample: {word}")
             if last is None or last.tree is None:
                 raise wrong
             nodes = body[4:] if len(body) > 5 else body[4:] * len(last.own)
@@ -197,9 +204,9 @@ def actions(case: Case) -> Iterator[Action]:
             tree = None if drafted == body else Tree(tuple(map(int, drafted)))
             ends = np.cumsum([int(n) for n in body.split("+")] if tree is None else len(drafted))
             count, documents = int(ends[-1]), tuple(ends[:-1].tolist())
-            own = range(s.B) if samples is None else samples
-            if max(own) >= s.B:
-                raise ValueError(f"samples are numbers below {s.B}: {case.id}")
+            own = range(B) if samples is None else samples
+            if max(own) >= B:
+                raise ValueError(f"samples are numbers below {B}: {'.'.join(script)}")
             starts = tuple(following[n] for n in own)
             chunk = Chunk(samples, starts, count, before, tree, documents)
             for n in own:
@@ -208,7 +215,19 @@ def actions(case: Case) -> Iterator[Action]:
         last = chunk
 
 
-@lru_cache(maxsize=256)
+def arrivals(script: Iterable[str], samples: int) -> list[int]:
+    """The number of tokens that each sample takes in a script."""
+    arrived = [0] * samples
+    for word in script:
+        body, _, of = word.partition("of")
+        nodes = body.removeprefix("tree")
+        if nodes[:1].isdigit():
+            count = sum(map(int, nodes.split("+"))) if nodes == body else len(nodes)
+            for b in map(int, of) if of else range(samples):
+                arrived[b] += count
+    return arrived
+
+
 def played(case: Case, lenient: bool = False) -> tuple[tuple[Action, Held], ...]:
     """Each action with the cache after it; the arrays are read-only.
 
@@ -216,8 +235,16 @@ def played(case: Case, lenient: bool = False) -> tuple[tuple[Action, Held], ...]
     unless `lenient`: then all tokens go back, samples that do not exist are left out, and a history that
     does not exist is that of the nearest sample.
     """
-    tokens = [np.zeros((4, 0), int) for _ in range(case.sizes.B)]  # the arrays of `Held`
-    prompts = [iter(padding) for padding in paddings(case)]
+    padding = tuple(map(tuple, paddings(case).tolist()))
+    return _played(actions(case), padding, lenient)
+
+
+@lru_cache(maxsize=1024)
+def _played(
+    actions: tuple[Action, ...], paddings: tuple[tuple[int, ...], ...], lenient: bool
+) -> tuple[tuple[Action, Held], ...]:
+    tokens = [np.zeros((4, 0), int) for _ in paddings]  # the arrays of `Held`
+    prompts = [iter(padding) for padding in paddings]
     begin = [next(padding) for padding in prompts]
     history = []
 
@@ -228,7 +255,7 @@ def played(case: Case, lenient: bool = False) -> tuple[tuple[Action, Held], ...]
             raise ValueError(f"samples {some} of a batch of {len(everyone)}")
         return [n for n in some if n in everyone]
 
-    for action in actions(case):
+    for action in actions:
         match action:
             case Chunk(starts=starts, count=count, documents=documents):
                 for b, start in zip(action.own, starts, strict=True):

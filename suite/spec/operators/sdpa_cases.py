@@ -12,10 +12,10 @@ from collections.abc import Iterable
 from itertools import product
 from typing import cast
 
-from attention_conformance.suite.spec.covering import Row
+from attention_conformance.suite.spec.covering import Covering, Row
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.features import FEATURES
-from attention_conformance.suite.spec.levels import Ask, Covering
+from attention_conformance.suite.spec.levels import Ask
 from attention_conformance.suite.spec.operators.sdpa_paths import FORWARD
 from attention_conformance.suite.spec.recipes import FIXED_SCALE, RECIPES
 from attention_conformance.suite.spec.sizes import Sizes

@@ -10,9 +10,10 @@ not depend on a compiler: most sizes, recipes, head counts and axis orders. Kept
 
 from __future__ import annotations
 
+from attention_conformance.suite.spec.covering import Covering
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.features import FEATURES
-from attention_conformance.suite.spec.levels import Ask, Covering
+from attention_conformance.suite.spec.levels import Ask
 from attention_conformance.suite.spec.operators.sdpa_cases import MASKS, compatible, id_of
 from attention_conformance.suite.spec.operators.sdpa_paths import BACKWARD
 

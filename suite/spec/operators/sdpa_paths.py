@@ -6,7 +6,8 @@ tile.
 
 - A covering array of strength 3 combines the classes of all sizes, kinds of mask, direction and axis
   order; dtypes are combined in pairs.
-- A covering array of strength 2 combines the classes with features.
+- A covering array of strength 2 combines the classes with features; features with lengths and head
+  sizes, and with lengths and a causal flag, in threes.
 
 Each row uses the member of a class that its kind of mask (or feature) has used least, if the problem
 stays small.
@@ -21,9 +22,9 @@ from itertools import combinations
 from math import prod
 from typing import cast
 
-from attention_conformance.suite.spec.covering import Row, each_value
+from attention_conformance.suite.spec.covering import Covering, Row, always, each_value
 from attention_conformance.suite.spec.dtypes import DTYPES
-from attention_conformance.suite.spec.levels import Ask, Covering
+from attention_conformance.suite.spec.levels import Ask
 from attention_conformance.suite.spec.sizes import Sizes
 
 LENGTHS = {
@@ -60,17 +61,15 @@ MASKS: Mapping[str, tuple[object, ...]] = {
 }  # fmt: skip
 """The masks of each kind. Windows have 1, 2, 7, 8, 9 or 16 keys, or an open end."""
 
-FEATURES = ("bias.qk", "bias.bhqk", "bias.1hqk", "scale0.3", "cap2.0", "sinks", "lse")
+FEATURES = (
+    "bias.qk", "bias.bhqk", "bias.1hqk", "scale0.3", "cap2.0", "sinks", "lse", "slopes", "logitscale",
+    "lse/slopes",
+)  # fmt: skip
 
 COMMON = {"direction": ("forward", "backward"), "dtype": tuple(DTYPES)}
 
 SCORES, NUMBERS = 2**14, 2**15
 """Limits of a small problem: scores, B H Lq Lk, and numbers in queries, keys and values."""
-
-
-def always(a: str, x: object, b: str, y: object) -> bool:
-    """True for every two values."""
-    return True
 
 
 def size_of(row: Mapping[str, object]) -> Sizes:
@@ -123,7 +122,7 @@ def id_of(row: Row) -> str:
 
 
 def covering_of(
-    axes: Mapping[str, Sequence[object]], targets: Sequence[tuple[str, ...]] | None
+    axes: Mapping[str, Sequence[object]], targets: Sequence[tuple[str, ...]]
 ) -> Covering:
     return Covering(axes, always, tuple(axes), id_of, targets)
 
@@ -140,14 +139,20 @@ BY_MASK = covering_of(
         *((name, "dtype") for name in JOINED),
     ],
 )
+FEATURE_AXES = {
+    **{name: tuple(c) for name, c in SIZES.items()},
+    "feature": FEATURES,
+    "mask": ("none", "causal"),
+    **COMMON,
+}
 BY_FEATURE = covering_of(
-    {
-        **{name: tuple(c) for name, c in SIZES.items()},
-        "feature": FEATURES,
-        "mask": ("none", "causal"),
-        **COMMON,
-    },
-    None,
+    FEATURE_AXES,
+    [
+        *combinations(FEATURE_AXES, 2),
+        ("Lk", "D", "feature"),
+        ("Lk", "feature", "mask"),
+        ("D", "feature", "direction"),
+    ],
 )
 
 

@@ -1,0 +1,54 @@
+"""The cases of an operator, drawn by pairs of the values of its axes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations
+
+from attention_conformance.suite.spec.case import Case
+from attention_conformance.suite.spec.covering import Covering, Row, always
+from attention_conformance.suite.spec.dtypes import DTYPES
+
+
+def drawn(
+    operator: str,
+    axes: Mapping[str, Sequence[str]],
+    sizes_of: Callable[[Row], str] = lambda row: str(row["sizes"]),
+    joined: Sequence[str] = ("sizes",),
+) -> Covering:
+    """A covering array of the ids of an operator: of pairs, at full of triples.
+
+    The values of axes are tokens of ids, "" for none. The first values go with any others; of the
+    rest, tuples are drawn that some id is valid with. `sizes_of` makes the heads, the sizes and what
+    belongs to them of the axes `joined`, as in "gqa2/b2h4q3k17d8": a value of the axis `sizes` joins
+    lengths, heads and head sizes, so that a pair with it is a tuple of all of them.
+    """
+    axes = {"dtype": tuple(DTYPES), **axes}
+    first: Row = {name: values[0] for name, values in axes.items()}
+    tokens = [name for name in axes if name not in ("dtype", "mask", *joined)]
+
+    def read(row: Row) -> Case:
+        row = first | row
+        heads, sizes, *more = sizes_of(row).split("/")
+        mask, *form = str(row.get("mask", "none")).split("/")
+        words = [str(row[name]) for name in tokens if row[name]]
+        return Case.read(
+            "/".join([operator, mask, heads, str(row["dtype"]), sizes, *more, *form, *words])
+        )
+
+    def valid(row: Row) -> bool:
+        if "sizes" in axes and "sizes" not in row:
+            return any(valid(row | {"sizes": sizes}) for sizes in axes["sizes"])
+        try:
+            return bool(read(row))
+        except ValueError:
+            return False
+
+    return Covering(
+        axes,
+        always,
+        ("dtype", *joined),
+        lambda row: read(row).id,
+        at_full=list(combinations(axes, 3)),
+        valid=valid,
+    )

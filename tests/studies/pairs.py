@@ -1,0 +1,80 @@
+"""The page docs/data/pairs.md: which tuples of values of axes stand together in a case, by operator.
+
+python -m tests.studies.pairs       writes the page anew
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import combinations, product
+from math import prod
+from pathlib import Path
+
+import pandas as pd
+
+from attention_conformance.suite.spec.covering import Covering
+from attention_conformance.suite.spec.operators import OPERATORS, sdpa_paths
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "data" / "pairs.md"
+
+TEXT = """\
+# Pairs of values
+
+After reading this page you know which values of axes meet in the cases of an operator at `standard`.
+
+    python -m tests.studies.pairs
+
+An axis is one property of a case: its sizes, its mask, its dtype, a feature, the arrangement of its
+pages. A value of the axis `sizes` joins numbers of heads, lengths and head sizes, so a pair with it
+is a tuple of all of them. Not every pair makes sense: a mask in pages, for example, counts from the
+last key. `possible` are the pairs that some valid case has; a covering array has all of them.
+`full` draws triples in the same way.
+
+"""
+
+
+def arrays() -> Iterator[tuple[str, str, Covering]]:
+    """The covering arrays of values and of gradients: operator, what is drawn, and array."""
+    for operator in OPERATORS.values():
+        for pool in ("cases", "gradients"):
+            asks = getattr(operator.asks, pool)
+            found = [one for ask in asks for one in ask.ids if isinstance(one, Covering)]
+            yield from ((operator.name, pool, array) for array in found)
+    yield "sdpa", "classes of sizes, with masks", sdpa_paths.BY_MASK
+    yield "sdpa", "classes of sizes, with features", sdpa_paths.BY_FEATURE
+
+
+def covered(array: Covering, strength: int) -> tuple[int, int]:
+    """How many tuples of values of so many axes stand together in a row; and how many there are of axes
+    and values, whether they make sense or not."""
+    targets = list(combinations(array.axes, strength))
+    met = {tuple((n, row[n]) for n in target) for row in array.rows for target in targets}
+    return len(met), sum(prod(len(array.axes[n]) for n in target) for target in targets)
+
+
+def possible(array: Covering) -> int:
+    """How many pairs some valid case has."""
+    return sum(
+        array.compatible(a, x, b, y) and array.valid({a: x, b: y})
+        for a, b in combinations(array.axes, 2)
+        for x, y in product(array.axes[a], array.axes[b])
+    )
+
+
+def page() -> str:
+    rows = [
+        {
+            "operator": name,
+            "drawn": "values" if pool == "cases" else pool,
+            "cases": len(array.rows),
+            "pairs": covered(array, 2)[0],
+            "possible": possible(array),
+            "triples": "{} of {}".format(*covered(array, 3)),
+        }
+        for name, pool, array in arrays()
+    ]
+    return TEXT + pd.DataFrame(rows).to_markdown(index=False) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
