@@ -171,7 +171,7 @@ SERVERS = {f"the function has no parameter {name}" for name in ("latent_scale", 
 )
 def test_a_right_function_passes(name: str, said: dict[str, Any], lacks: set[str]) -> None:
     found = verdicts(name, {"numerics": "eager", **said})
-    assert found.keys() == {"pass"} | lacks, found
+    assert {"pass"} <= found.keys() <= {"pass"} | lacks, found
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from attention_conformance.suite.spec.catalogue import cases as every_case
 from attention_conformance.suite.spec.catalogue import of_operator
 from attention_conformance.suite.spec.dtypes import CODES, round_to
 from attention_conformance.suite.spec.inputs import Inputs, draw
-from attention_conformance.suite.spec.operators.in_pages import gathered
+from attention_conformance.suite.spec.operators.in_pages import gathered, lengths
 from attention_conformance.suite.spec.operators.quantized import (
     KINDS,
     QUANTIZED,
@@ -142,8 +142,8 @@ def test_the_bound_without_codes_holds_for_the_codes_that_are_written(case: Case
         assert np.array_equal(want.value[:, :, old], inputs.arrays[f"{name}_codes"][:, :, old])
     loose, given = oracle.expected["output"], oracle.given(answer).expected["output"]
     away = np.abs(given.value - loose.value) + given.error
-    assert (away <= loose.error).all()
-    near = case.sizes.D < 100  # with more components scores are off by more than 1, in e4m3
+    assert (away <= loose.error * (1 + 2.0**-40)).all()  # equal where no new token counts
+    near = case.recipe == "normal" and case.sizes.D < 20  # else scores are off by more than 1
     assert (away / loose.error).max() > (2.0**-6 if near else 0)
     assert given.error.max() < loose.error.max()
 
@@ -183,7 +183,8 @@ def test_a_persons_function_over_codes() -> None:
     assert "fail" in statuses("one_scale", "quantized")["int8", False]
     for cell, verdict in of_person(f"{FUNCTIONS}:first_length", "quantized"):
         if verdict.status != "unsupported":
-            several = cell.case.option("page_size") is not None and cell.case.sizes.B > 1
+            in_pages = cell.case.option("page_size") is not None
+            several = in_pages and len({*lengths(cell.case)}) > 1
             assert verdict.status == ("fail" if several else "pass"), cell.case.id
 
 
