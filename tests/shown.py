@@ -22,6 +22,7 @@ FOLDERS = ("attention_conformance", "suite", "backends", "references")
 """The folders of code that is installed."""
 PAGES = [
     *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs" / "operators").glob("*.md")),
     *sorted((ROOT / "docs" / "data").glob("*.md")),
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
