@@ -185,6 +185,14 @@ def test_the_page_of_words_lists_every_command(capsys: pytest.CaptureFixture[str
     assert sorted(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)) == sorted(commands)
 
 
+def test_the_page_of_power_counts_the_kill_table() -> None:
+    lines = (ROOT / "tests" / "frozen" / "kills-smoke.txt").read_text("utf-8").splitlines()
+    seen = sum("survives" not in line for line in lines)
+    text = " ".join((DOCS / "power.md").read_text(encoding="utf-8").split())
+    assert f"judges {len(lines):,} faults" in text
+    assert f"at smoke {seen:,} ({seen / len(lines):.1%}) are".replace("%", " %") in text
+
+
 def test_the_page_of_claims_lists_every_claim() -> None:
     table = (
         (DOCS / "claims.md")
