@@ -22,6 +22,7 @@ FOLDERS = ("attention_conformance", "suite", "backends", "references")
 """The folders of code that is installed."""
 PAGES = [
     *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs" / "operators").glob("*.md")),
     *sorted((ROOT / "docs" / "data").glob("*.md")),
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
@@ -55,6 +56,7 @@ ELSEWHERE = {
     r"python -m tests\.diagnosed": "tests/test_diagnosed.py judges its kernels",
     r"sphinx-build ": "tests/test_site.py builds the site",
     r"docs/vectors\.md:": "tests/test_vectors_judge.py runs the page as it stands",
+    r".* --device=cuda": "needs a GPU",
     r"pytest -n 1$": "is said of other people's tests",
     r"kubectl |(OF=40 )?sbatch ": "needs Kubernetes or Slurm; tests/test_scale.py holds its files",
     r".* --cluster=(auto|ray://)": "needs a cluster",

@@ -107,6 +107,15 @@ def test_files_are_short() -> None:
     assert not {str(path): number for path, number in lines.items() if number > 400}
 
 
+def test_pages_are_short() -> None:
+    """A page is read in one sitting; pages of `docs/data` and `docs/findings` are looked up."""
+    docs = ROOT / "docs"
+    pages = [*docs.glob("*.md"), *(docs / "operators").glob("*.md"), ROOT / "CONTRIBUTING.md"]
+    most = dict.fromkeys(pages, 250) | {ROOT / "README.md": 80}
+    lines = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in most}
+    assert not {str(path): number for path, number in lines.items() if number > most[path]}
+
+
 def test_what_others_build_on_is_small() -> None:
     """A newcomer reads a type of the protocol at once."""
     names = {name for name in {*dir(Backend), *Backend.__annotations__} if not name.startswith("_")}

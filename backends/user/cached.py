@@ -1,4 +1,4 @@
-"""A user's cache as an implementation; see docs/operators.md."""
+"""A user's cache as an implementation; see docs/operators/cached.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A user's function of an operator as an implementation; docs/operators.md says what each is given."""
+"""A user's function of an operator as an implementation; docs/operators says what each is given."""
 
 from __future__ import annotations
 

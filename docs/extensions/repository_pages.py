@@ -17,6 +17,7 @@ DOCS = Path(__file__).resolve().parents[1]
 ROOT = DOCS.parent
 DATA = DOCS / "data"
 """Tables that other pages link: pages outside of the navigation."""
+OPERATORS = DOCS / "operators"
 
 PLACES = {
     "README.md": "index.md",
@@ -70,7 +71,7 @@ def _write_pages(app: Sphinx, config: Config) -> None:
 def _read(app: Sphinx, docname: str, source: list[str]) -> None:
     """Links of a page become those of the site. The README goes before what the first page lists."""
     path = Path(app.env.doc2path(docname))
-    if path.suffix != ".md" or path.parent not in (DOCS, DATA):
+    if path.suffix != ".md" or path.parent not in (DOCS, OPERATORS, DATA):
         return
     source[0] = relinked(source[0], path.parent, path.relative_to(DOCS).as_posix())
     if path.parent == DATA:

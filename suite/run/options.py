@@ -169,7 +169,7 @@ class Options(CommandOptions):
     )
     like: str = option(
         f"the layer that --function makes, or what it is: {', '.join(LAYERS)} "
-        "(docs/layers.md, docs/operators.md)",
+        "(docs/layers.md, docs/operators)",
         "LAYER",
         valid=LAYERS,
         of_function=True,
@@ -182,7 +182,7 @@ class Options(CommandOptions):
     )
     claim: tuple[str, ...] = option(
         f"what --function takes: NAME=VALUE, or DTYPE.NAME=VALUE; names: {', '.join(CLAIMS)} "
-        "(docs/function.md); repeatable",
+        "(docs/claims.md); repeatable",
         "NAME=VALUE",
         many=True,
         of_function=True,

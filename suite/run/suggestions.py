@@ -44,7 +44,7 @@ def of_triton(error: object, backends: Collection[str], device: str) -> str:
     said = any(NEEDS_TRITON.search(PLACE.sub("", words)) for words in own)
     if [*backends] != ["torch"] or device != "cpu" or not said:
         return ""
-    return "; --backend=triton runs Triton kernels on a CPU (docs/function.md)"
+    return "; --backend=triton runs Triton kernels on a CPU (docs/triton.md)"
 
 
 def named(message: str, case: Case) -> Iterator[str]:
