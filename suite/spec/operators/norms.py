@@ -24,7 +24,11 @@ from attention_conformance.suite.spec.operator import (
     number,
 )
 from attention_conformance.suite.spec.operators import layers
-from attention_conformance.suite.spec.operators.layers import draw_sequences, options
+from attention_conformance.suite.spec.operators.layers import (
+    draw_parameters,
+    draw_sequences,
+    options,
+)
 from attention_conformance.suite.spec.recipes import exponentials
 
 EPSILON = 2.0**-10
@@ -74,10 +78,7 @@ def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarra
         arrays["query"] *= TINY
     if case.option("self_attention"):
         arrays["key"] = arrays["value"] = arrays["query"]
-    if not case.option("without_affine"):
-        arrays["gain"] = 1.0 + rng.standard_normal(width) / 4
-        arrays["offset"] = rng.standard_normal(width)
-    return arrays
+    return arrays | draw_parameters(case, rng)
 
 
 def validate(case: Case) -> None:
