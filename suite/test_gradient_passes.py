@@ -1,4 +1,5 @@
-"""Promise: gradients depend on one forward pass and the cotangent, whatever other passes there are.
+"""Promise: gradients depend on one forward pass and the cotangent, whatever other passes there are, of
+the same shape or of another one.
 
 One array as query, key and value receives the sum of the three gradients. Gradients of gradients are
 right, or raise an error.
@@ -6,6 +7,7 @@ right, or raise an error.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,14 +27,24 @@ from attention_conformance.suite.judge.derivative import (
 )
 from attention_conformance.suite.judge.oracle import Oracle
 from attention_conformance.suite.judge.verdict import Deviation
-from attention_conformance.suite.spec.catalogue import Ask, asked
+from attention_conformance.suite.spec.catalogue import Ask, asked, plain, with_plain
 from attention_conformance.suite.spec.inputs import draw_tangents
 from attention_conformance.suite.spec.vocabulary import OPERANDS
-from attention_conformance.suite.test_gradients import alone
+from attention_conformance.suite.test_gradients import ALONE
 from attention_conformance.suite.test_stateless import changed, stale
 
+GROUPED = "packed/none/gqa2/{dt}/b3h4q24k24d8/seg5.7.12/causal"
+"""Gradients of keys and values are sums over heads, which kernels may keep in a workspace."""
 
-@check(alone, ("gradient",))
+CASES = with_plain(
+    Ask(*ALONE, GROUPED, *plain("layer-norm"), dtypes="growing"),
+    Ask(*plain("packed"), dtypes="growing", since="standard"),
+    dtypes="growing",
+    keep=lambda case: bool(case.operator.asks.gradients),
+)
+
+
+@check(CASES, ("gradient",))
 def test_gradient_passes(cell: Cell) -> None:
     """Two forward passes before the first backward pass; then the first one has a second backward pass,
     a third with another cotangent, and a fourth after its output was changed in place, which may raise.
@@ -41,7 +53,9 @@ def test_gradient_passes(cell: Cell) -> None:
     inputs, other = cell.inputs, changed(cell.inputs)
     if inputs.operator.option("scale") and cell.implementation.missing(["scale"]) is None:
         other = other.replace(scale=2.5)
-    first, second = (asked_of(cell, each)[0] for each in (inputs, other))
+    (first, names), (second, _) = (asked_of(cell, each) for each in (inputs, other))
+    if not cell.implementation.declared.takes_parameters:
+        names = [name for name in names if name in OPERANDS]
     cotangents = cell.cotangent, -2.0 * np.flip(cell.cotangent, 0)
 
     def native(cotangent: np.ndarray) -> Any:
@@ -50,7 +64,7 @@ def test_gradient_passes(cell: Cell) -> None:
 
     def passes() -> list[Any]:
         (out, pull), (other_out, later) = (
-            backend.pullback(call, OPERANDS) for call in (first, second)
+            backend.pullback(call, names) for call in (first, second)
         )
         turns = ((pull, 0), (later, 0), (pull, 0), (pull, 1))
         gradients = [f(native(cotangents[n])) for f, n in turns]
@@ -71,11 +85,29 @@ def test_gradient_passes(cell: Cell) -> None:
         ("after the output was changed in place", inputs, first, 1),
     )
     for (what, problem, call, n), gradients in zip(asks, cell.attempt(passes), strict=False):
-        read = read_gradients(cell, gradients, problem, call, OPERANDS)
+        read = read_gradients(cell, gradients, problem, call, names)
         with stale(what):
             judge_gradients(cell, read, problem, cotangents[n])
+    expect_after_one_sample(cell, names, cotangents[1])
     if inputs.operator.is_default and inputs.mask is None and not cell.dtype.is_half:
         expect_second(cell, first, native(cotangents[0]))
+
+
+def expect_after_one_sample(cell: Cell, names: Sequence[str], cotangent: np.ndarray) -> None:
+    """Judge gradients of one sample, then of all samples: a workspace of another shape must not count.
+
+    Arrays without strides are immutable, so their kernels have no workspace. Raises Deviation.
+    """
+    implementation, one = cell.implementation, cell.inputs.select("b", [0])
+    if not implementation.backend.memory.has_strides or implementation.refuses(one) is not None:
+        return
+    of_one = np.resize(cotangent, one.full_shape("output"))
+    for what, problem, values in (
+        ("of one sample alone", one, of_one),
+        ("after a pass of one sample", cell.inputs, cotangent),
+    ):
+        with stale(what):
+            judge_gradients(cell, vjp(cell, problem, names, values)[1], problem, values)
 
 
 STEP = 2.0**-17

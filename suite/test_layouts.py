@@ -236,6 +236,8 @@ def test_inner_gradient_layouts(cell: Cell) -> None:
 
 ONE_PROJECTION = (
     "sdpa/causal/mha/{dt}/b2h3q16k16d16",
+    "sdpa/none/mha/{dt}/b2h2q9k9d256",  # kernels choose a path by D
+    "sdpa/causal/mha/{dt}/b2h2q9k9d128",
     "sdpa/none/gqa2/{dt}/b2h4q7k7d8",
     "multi-head/none/mha/{dt}/b2h4q7k7d3/e12.12.12.12",
     *plain("packed"),
@@ -292,8 +294,8 @@ def in_one_array(
 
 
 OF_ONE_ARRAY = asked(
-    Ask(ONE_PROJECTION[0], dtypes="growing"),
-    Ask(*ONE_PROJECTION[1:], dtypes="growing", since="standard"),
+    Ask(*ONE_PROJECTION[:2], dtypes="growing"),
+    Ask(*ONE_PROJECTION[2:], dtypes="growing", since="standard"),
 )
 
 

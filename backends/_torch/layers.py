@@ -17,10 +17,12 @@ from attention_conformance.backends._torch.modules import (
     differentiable,
     fast,
     lengths_first,
+    linear_state,
     loaded,
     masks,
     module_state,
     settings,
+    turned,
 )
 from attention_conformance.backends._torch.norms import BATCH, LAYER
 from attention_conformance.backends._torch.operations import operations
@@ -41,7 +43,7 @@ SPLIT = "torch.nn.MultiheadAttention splits embed_dim among the heads"
 def layers(backend: TorchEngine) -> list[Implementation]:
     """All layers of PyTorch that are judged."""
     ops = operations(backend.torch)
-    rows = (NN_MHA, WEIGHTS, FAST, LAYER, BATCH, NN_ENCODER, ENCODER_FAST)
+    rows = (NN_MHA, WEIGHTS, FAST, QUANTIZABLE, LAYER, BATCH, NN_ENCODER, ENCODER_FAST)
     return [
         *textbooks(backend, ops, "eager"), TextbookEncoder(backend, ops, "eager"),
         *(FrameworkLayer(backend, row) for row in rows),
@@ -231,3 +233,39 @@ FAST = NN_MHA.but(
     paths=lambda own, inputs: {},
 )
 """The layer in eval() under no_grad: the fast path, `torch._native_multi_head_attention`."""
+
+
+def quantizable(own: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
+    """The module before it is quantized."""
+    from torch.ao.nn.quantizable import MultiheadAttention
+
+    p, w = inputs.parameters, inputs.widths
+    given = {"dropout": inputs.rate, "bias": "query_bias" in p, "kdim": w.key, "vdim": w.value}
+    layer = MultiheadAttention(w.query, inputs.sizes.H, **(given | settings(own, inputs) | flags))
+    return loaded(own, inputs, layer, linear_state(p, np.concatenate), whole=False)
+
+
+def quantizable_differentiable(own: FrameworkLayer, inputs: Inputs) -> PreparedCall:
+    plain = differentiable(own, inputs)
+    return replace(
+        plain,
+        function=turned(lambda q, k, v, **more: plain.function(query=q, key=k, value=v, **more)),
+    )
+
+
+QUANTIZABLE = WEIGHTS.but(
+    name="ao-quantizable-mha",
+    make=quantizable,
+    called=partial(called, wrap=lambda own, inputs, layer: turned(layer)),
+    parameters=linear_state,
+    differentiable=quantizable_differentiable,
+    declared=WEIGHTS.declared.refusing({"squeezed": "the class reads three axes"}).electing(
+        {"causal-with-mask": "raises", "nan-in-masked-key": "blocked"}
+    ),
+    paths=lambda own, inputs: {
+        "batch_first=True": called(own, inputs, own.arguments(inputs), batch_first=True)
+    },
+    refused=lambda own, inputs: {},
+)
+"""The class that quantization puts in the place of the layer, in floating point. Its answer with
+batch_first=True is the finding ao-mha-batch-first."""

@@ -37,6 +37,20 @@ def module_state(p: Mapping[str, Any], join: Callable[..., Any]) -> dict[str, An
     return weights | {"in_proj_bias": joined, "out_proj.bias": p["output_bias"]}
 
 
+def linear_state(p: Mapping[str, Any], join: Callable[..., Any]) -> dict[str, Any]:
+    """Canonical parameters by the names of `torch.ao.nn.quantizable.MultiheadAttention`, which has a
+    linear layer for each projection."""
+    state = {}
+    for name in OPERANDS:
+        kernel, linear = p[f"{name}_kernel"], f"linear_{name[0].upper()}"
+        state[f"{linear}.weight"] = kernel.reshape(kernel.shape[0], -1).T
+        if f"{name}_bias" in p:
+            state[f"{linear}.bias"] = p[f"{name}_bias"].reshape(-1)
+    kernel = p["output_kernel"]
+    state["out_proj.weight"] = kernel.reshape(-1, kernel.shape[-1]).T
+    return state | ({"out_proj.bias": p["output_bias"]} if "output_bias" in p else {})
+
+
 def settings(own: FrameworkLayer, inputs: Inputs) -> dict[str, Any]:
     """The device and the dtype of a module's parameters."""
     dtype = getattr(own.backend.torch, inputs.dtype.long_name)
@@ -135,6 +149,16 @@ def lengths_first(own: FrameworkLayer, inputs: Inputs) -> PreparedCall:
         return output.transpose(0, 1), weights
 
     return replace(plain, function=run, arguments=arguments)
+
+
+def turned(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of operands (B, L, E), for one that takes and returns (L, B, E)."""
+
+    def call(query: Any, key: Any, value: Any, **more: Any) -> tuple[Any, Any]:
+        output, weights = function(*(x.transpose(0, 1) for x in (query, key, value)), **more)
+        return output.transpose(0, 1), weights
+
+    return call
 
 
 def differentiable(own: FrameworkLayer, inputs: Inputs) -> PreparedCall:

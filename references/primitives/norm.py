@@ -10,17 +10,21 @@ With D = dy g in a VJP, and D = x' in a JVP:
     both            J is symmetric: dx = J (dy g), and y' = (J x') g + N g' + b'
 
 Sources: Ioffe, Szegedy, ICML 2015, section 3 (batch norm, step by step); Ba, Kiros, Hinton 2016,
-section 3 (layer norm, over other axes).
+section 3 (layer norm, over other axes); Chan, Golub, LeVeque, Algorithms for computing the sample
+variance, The American Statistician 37(3), 1983 (errors of the variance).
 
 Bounds by running error analysis in the notation of `references.rounding`; u is u_acc, or u_e if every
 step is stored. They cover two computations of derivatives: the closed form, and the chain through mean,
 variance and root (automatic differentiation). Roundings are relative to |x| + |mean| (`reach`), not |x
 - mean|, because libraries sum D x and mean D separately.
 
-    mean, variance  gamma_{n+4}(u_acc) and four stored steps, of the magnitudes and the squares: two
-                    passes, or the mean of squares minus the square of the mean. An error delta x of x
-                    adds mean(delta x) and mean((2 |x - mean| + delta x) delta x). An error of the mean
-                    alone does not move the variance, because the mean of x - mean is 0.
+    mean            g = gamma_{n+4}(u_acc) and four stored steps, of the magnitudes: e = g mean(|x|).
+    variance        Two passes: 2 g of the squares of x - mean, and (1 + g) e^2; e has no part of first
+                    order, because the mean of x - mean is 0. Means and squares that are updated or merged
+                    (Welford, Chan): also 2 e sqrt(variance). The mean of squares minus the square of
+                    the mean has errors of g mean(x^2), which no bound covers.
+    both            An error delta x of x adds mean(delta x) to the mean and mean((2 |x - mean| + delta
+                    x) delta x) to the variance.
     r               d(t^-1/2) = t^-3/2 / 2, largest at the least argument of the root.
     N, y            x r - mean r or (x - mean) r; product, sum, and the store in the case's dtype.
     D, r D          Products, each stored.
@@ -71,10 +75,10 @@ def statistics(x: Bounded, axes: tuple[int, ...], u: Roundoffs) -> Statistics:
     n = int(np.prod([x.shape[axis] for axis in axes]))
     mean = x.value.mean(axes, keepdims=True)
     variance = np.square(x.value - mean).mean(axes, keepdims=True)
-    squares = np.square(magnitude(x.value)).mean(axes, keepdims=True)
+    spread = np.sqrt(magnitude(variance))
     sums = gamma(n + 4, u.accumulate) + 4 * u.step
     mean_error = sums * magnitude(x.value).mean(axes, keepdims=True)
-    variance_error = sums * 2 * squares + 2 * np.sqrt(squares) * mean_error
+    variance_error = 2 * spread * (sums * spread + mean_error) + (1 + sums) * mean_error**2
     inherited = (2 * magnitude(x.value - mean) + x.error) * x.error
     mean_error = mean_error + x.error.mean(axes, keepdims=True)
     variance_error = variance_error + inherited.mean(axes, keepdims=True)

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+import numpy as np
+
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import Implementation
 from attention_conformance.suite.spec.inputs import Inputs
@@ -148,6 +150,13 @@ def counted(right: Any, key: Any = "calls") -> int:
     known = memory(right)
     known[key] = known.get(key, 0) + 1
     return int(known[key])
+
+
+def accumulated(right: Any, name: str, gradient: np.ndarray) -> np.ndarray:
+    """A gradient, added to what earlier calls left in the buffer of its name and shape."""
+    known = memory(right)
+    known[name, gradient.shape] = total = gradient + known.get((name, gradient.shape), 0)
+    return np.asarray(total)
 
 
 def fault(killed_by: str, hint: str, *, family: str) -> Callable[[K], K]:

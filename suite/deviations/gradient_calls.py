@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.backends._numpy import Rounded
-from attention_conformance.suite.deviations.deviation import counted, deviation, memory
+from attention_conformance.suite.deviations.deviation import accumulated, counted, deviation, memory
 from attention_conformance.suite.deviations.gradients import handing
 from attention_conformance.suite.deviations.kernels.attention import Call
 from attention_conformance.suite.deviations.kernels.gradient import (
@@ -64,11 +64,15 @@ def zero_cotangents_skipped(right: Differentiable, cotangent: Rounded, call: Cal
     return array
 
 
-def gradients_accumulate(right: Differentiable, *given: Any) -> np.ndarray:
-    gradient, known = right.query_gradient(*given), memory(right)
-    before, known["before"] = known.get("before"), gradient
-    fits = before is not None and before.shape == gradient.shape
-    return gradient + before if fits else gradient
+def left_by_another_shape(right: Differentiable, *given: Any) -> np.ndarray:
+    gradient, known = right.value_gradient(*given), memory(right)
+    left, known["left"] = known.get("left", gradient), gradient
+    if left.shape == gradient.shape:
+        return gradient
+    both = tuple(slice(min(pair)) for pair in zip(left.shape, gradient.shape, strict=True))
+    total = gradient.copy()
+    total[both] += left[both]
+    return total
 
 
 def recording(right: Differentiable, *given: Any) -> dict[str, Any]:
@@ -85,7 +89,12 @@ DEVIATIONS = [
     row("gradients-accumulate", "gradient_alone",
         "The gradient of the queries is added to that of the call before.",
         "`dq += ...` in a kept buffer; set it to zero at the start of backward",
-        family="state", query_gradient=gradients_accumulate),
+        family="state", query_gradient=lambda right, *given:
+            accumulated(right, "query", right.query_gradient(*given))),
+    row("gradient-left-by-another-shape", "gradient_passes",
+        "The gradient of the values is added to what a call of another shape left.",
+        "one workspace for all shapes, cleared if the shape is the last one; clear it in every call",
+        family="state", value_gradient=left_by_another_shape),
     row("gradients-redrawn", "gradient_alone",
         "The last bit of the gradient of the queries changes from call to call.",
         "`atomicAdd` into dq; sum in a fixed order",

@@ -169,6 +169,15 @@ def fused_gradients_exchanged(
     return gradients
 
 
+def fused_value_gradient_cut(
+    right: Differentiable, query: Rounded, key: Rounded, value: Rounded, *more: Any, **rest: Any
+) -> dict[str, Any]:
+    gradients = right.differentiate(query, key, value, *more, **rest)
+    if fused(query, key, value) and "value" in gradients:
+        gradients["value"].values[..., 128:] = 0
+    return gradients
+
+
 def saved_once(right: Saving, call: Call, *more: Any) -> dict[str, Any]:
     gradients, done = right.backward(call, *more), memory(right).setdefault("done", [])
     if any(query is call.query for query in done):
@@ -282,4 +291,8 @@ DEVIATIONS = [
         "The gradients of keys and values that are parts of one array are exchanged.",
         "one buffer of gradients is cut in another order than q, k, v", right=Differentiable,
         differentiate=fused_gradients_exchanged),
+    fused_row("fused-value-gradient-cut", "fused_gradients",
+        "Values that are a part of one array get no gradient in components after the 128th.",
+        "dv of a fused projection is written in one tile of 128; loop over tiles of D",
+        right=Differentiable, differentiate=fused_value_gradient_cut),
 ]  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.suite.deviations.deviation import deviation
+from attention_conformance.suite.deviations.deviation import accumulated, deviation
 from attention_conformance.suite.deviations.kernels.layer_gradient import (
     AdditiveDifferentiable,
     Arrays,
@@ -173,6 +173,11 @@ DEVIATIONS = [
         "`db = db + dy[row]` in 16 bits; sum in float32, and round once",
         right=LayerNormDifferentiable,
         offset_gradient=lambda right, dy, inputs: summed_by_rows(dy, inputs)),
+    row("layer-norm-gain-accumulates", "gradient_passes",
+        "The gradient of layer norm's gain is added to that of an earlier call.",
+        "`atomic_add` into a kept buffer of dgain; set it to zero in every call", family="state",
+        right=LayerNormDifferentiable, gain_gradient=lambda right, *given:
+            accumulated(right, "gain", right.gain_gradient(*given))),
     row("batch-norm-statistics-constant", "gradients",
         "Batch norm's backward pass takes mean and variance of the batch for constants.",
         "`dx = gain * r * dy` in training, too; there mean and variance depend on x",

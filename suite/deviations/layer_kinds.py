@@ -25,6 +25,7 @@ from attention_conformance.suite.deviations.kernels.single import (
     ConcatKernel,
     DotKernel,
     LayerNormKernel,
+    NormKernel,
 )
 from attention_conformance.suite.deviations.layer_gradients import changed
 from attention_conformance.suite.deviations.precision import off
@@ -43,6 +44,22 @@ def layer_norm_not_centred(
 ) -> tuple[np.ndarray, np.ndarray]:
     mean, variance = right.moments(x, call)
     return mean * 0, variance
+
+
+def variance_in_one_pass(
+    right: NormKernel, x: np.ndarray, call: LayerCall
+) -> tuple[np.ndarray, np.ndarray]:
+    mean, _ = right.moments(x, call)
+    return mean, np.maximum(np.square(x).mean(right.axes, keepdims=True) - np.square(mean), 0)
+
+
+def padding_in_the_variance(
+    right: LayerNormKernel, x: np.ndarray, call: LayerCall
+) -> tuple[np.ndarray, np.ndarray]:
+    mean, variance = right.moments(x, call)
+    width = x.shape[-1]
+    padded = (1 << (width - 1).bit_length()) - width
+    return mean, variance + np.square(mean) * call.work(padded / width)
 
 
 def batch_variance_unbiased(
@@ -170,6 +187,19 @@ DEVIATIONS = [
         "`x.var(-1)`, which torch divides by n - 1; use `x.var(-1, unbiased=False)`",
         right=LayerNormKernel,
         moments=lambda right, x, call: (x.mean(2, keepdims=True), x.var(2, keepdims=True, ddof=1))),
+    row("layer-norm-variance-in-one-pass", "values",
+        "Layer norm computes the variance as the mean of squares minus the square of the mean.",
+        "`(x * x).mean(-1) - mean**2`; it is `((x - mean) ** 2).mean(-1)`", family="numerics",
+        right=LayerNormKernel, moments=variance_in_one_pass),
+    row("batch-norm-variance-in-one-pass", "values",
+        "Batch norm computes the variance as the mean of squares minus the square of the mean.",
+        "`(x * x).mean((0, 1)) - mean**2`; it is `((x - mean) ** 2).mean((0, 1))`",
+        family="numerics", right=BatchNormKernel, when=lambda call: call.training,
+        moments=variance_in_one_pass),
+    row("padding-in-the-variance", "values",
+        "Layer norm's variance counts the zeros that pad features to a power of two.",
+        "`tl.sum((x - mean) ** 2)` of a padded block; `tl.where(cols < N, x - mean, 0.0)`",
+        family="shapes", right=LayerNormKernel, moments=padding_in_the_variance),
     row("layer-norm-over-positions", "values",
         "Layer norm takes mean and variance over the positions.",
         "`x.mean(1)`; mean and variance are over the features, `dim=-1`", right=LayerNormKernel,

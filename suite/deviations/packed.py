@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.suite.deviations.deviation import deviation, memory, twins
+from attention_conformance.suite.deviations.deviation import accumulated, deviation, memory, twins
 from attention_conformance.suite.deviations.kernels.packed import Pack, PackedKernel, Pair
 from attention_conformance.suite.deviations.kernels.paged import PagedKernel
 from attention_conformance.suite.spec.inputs import Inputs
@@ -54,6 +54,13 @@ def key_gradients_of_the_first(
     gradients = right.gradients(arrays, cotangent, inputs)
     gradients["key"][int(inputs.arrays["key_lengths"][0]) :] = 0.0
     return gradients
+
+
+def gradients_accumulate(
+    right: PackedKernel, arrays: Arrays, cotangent: np.ndarray, inputs: Inputs
+) -> Arrays:
+    made = right.gradients(arrays, cotangent, inputs)
+    return made | {name: accumulated(right, name, made[name]) for name in ("key", "value")}
 
 
 def gradients_of_one_head(
@@ -169,6 +176,10 @@ DEVIATIONS = [
         "With grouped heads the gradient of the values is that of a group's last query head.",
         "`dv[j, h // group] = part`; add up over the group: `+= part`", family="gradient",
         gradients=gradients_of_one_head, when=lambda inputs: inputs.sizes.group > 1),
+    row("packed-gradients-accumulate", "gradient_passes",
+        "With grouped heads gradients of keys and values are added to those of an earlier call.",
+        "a workspace of dk and dv for query heads; set it to zero in every call", family="state",
+        gradients=gradients_accumulate, when=lambda inputs: inputs.sizes.group > 1),
     row("packed-without-keys-is-old-memory", "election",
         "The rows of a segment without keys are never written, and hold what was there.",
         "`torch.empty(...)`, and segments without keys are skipped; write zeros", facts=PERSONS,

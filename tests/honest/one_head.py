@@ -66,12 +66,19 @@ class DotScaledQuery(DotEager):
         return self.keep(scaled @ key.swapaxes(-1, -2), "scores", call)
 
 
-class _OnePassNorm(NormKernel):
-    """The variance is the mean of the squares less the square of the mean."""
+class _UpdatedNorm(NormKernel):
+    """Mean and squares are updated for each number (Welford 1962)."""
 
     def moments(self, x: np.ndarray, call: LayerCall) -> tuple[np.ndarray, np.ndarray]:
-        mean = x.mean(self.axes, keepdims=True)
-        return mean, np.square(x).mean(self.axes, keepdims=True) - np.square(mean)
+        first = np.moveaxis(x, self.axes, range(len(self.axes)))
+        rows = first.reshape(-1, *first.shape[len(self.axes) :])
+        mean, squares = np.zeros_like(rows[0]), np.zeros_like(rows[0])
+        for count, row in enumerate(rows, 1):
+            shifted = row - mean
+            mean = mean + shifted / call.work(count)
+            squares = squares + shifted * (row - mean)
+        variance = squares / call.work(len(rows))
+        return np.expand_dims(mean, self.axes), np.expand_dims(variance, self.axes)
 
 
 class _FoldedNorm(NormKernel):
@@ -118,8 +125,8 @@ class _NormInSteps(NormKernel):
         return scaled + self.load(call.parameters["offset"], call)
 
 
-class LayerNormOnePass(_OnePassNorm, LayerNormKernel):
-    """Layer norm in one pass."""
+class LayerNormUpdated(_UpdatedNorm, LayerNormKernel):
+    """Layer norm with updated moments."""
 
 
 class LayerNormFolded(_FoldedNorm, LayerNormKernel):
@@ -134,11 +141,11 @@ class BatchNormFolded(_FoldedNorm, BatchNormKernel):
     """Batch norm as x factor + shift."""
 
 
-class BatchNormOnePass(_OnePassNorm, BatchNormKernel):
-    """Batch norm in one pass."""
+class BatchNormUpdated(_UpdatedNorm, BatchNormKernel):
+    """Batch norm with updated moments."""
 
     def moments(self, x: np.ndarray, call: LayerCall) -> tuple[np.ndarray, np.ndarray]:
-        kind = super() if call.training else super(_OnePassNorm, self)
+        kind = super() if call.training else super(_UpdatedNorm, self)
         return kind.moments(x, call)
 
 

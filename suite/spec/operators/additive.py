@@ -13,6 +13,7 @@ from attention_conformance.suite.spec.levels import Ask
 from attention_conformance.suite.spec.operator import Asks, Axes, Operator, Questions, Work, flag
 from attention_conformance.suite.spec.operators import layers
 from attention_conformance.suite.spec.operators.layers import (
+    draw_parameters,
     draw_sequences,
     kernel,
     moved_bytes,
@@ -33,11 +34,7 @@ def axes(case: Case) -> Axes:
 def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
     """Arrays of the case. The score vector has variance 4 / U, so scores have a standard deviation near
     one."""
-    arrays, units, w = draw_sequences(case, rng), case.sizes.D, case.widths
-    assert w is not None
-    if "query_kernel" in case.axes:
-        arrays["query_kernel"] = kernel(rng, w.query, w.query, units)
-        arrays["key_kernel"] = kernel(rng, w.key, w.key, units)
+    arrays, units = draw_sequences(case, rng) | draw_parameters(case, rng), case.sizes.D
     if "score_vector" in case.axes:
         arrays["score_vector"] = 2.0 * kernel(rng, units, units)
     return arrays

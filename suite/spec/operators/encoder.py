@@ -22,8 +22,7 @@ from attention_conformance.suite.spec.levels import Ask
 from attention_conformance.suite.spec.operator import Asks, Axes, Operator, Questions, choice, flag
 from attention_conformance.suite.spec.operators import layers
 from attention_conformance.suite.spec.operators.drawn import drawn
-from attention_conformance.suite.spec.operators.layers import draw_sequences, kernel
-from attention_conformance.suite.spec.operators.multi_head import draw_projections
+from attention_conformance.suite.spec.operators.layers import draw_parameters, draw_sequences
 from attention_conformance.suite.spec.operators.norms import ADDED
 from attention_conformance.suite.spec.sizes import Sizes
 
@@ -47,8 +46,8 @@ ACTIVATIONS = ("relu", "gelu")
 PARAMETERS = {
     "query_kernel": "xhd", "key_kernel": "ygd", "value_kernel": "zgv", "output_kernel": "hvx",
     "query_bias": "hd", "key_bias": "gd", "value_bias": "gv", "output_bias": "x",
-    "norm1_gain": "x", "norm1_offset": "x", "norm2_gain": "x", "norm2_offset": "x",
-    "linear1_kernel": "xo", "linear1_bias": "o", "linear2_kernel": "ox", "linear2_bias": "x",
+    "linear1_bias": "o", "linear2_bias": "x", "linear1_kernel": "xo", "linear2_kernel": "ox",
+    "norm1_gain": "x", "norm2_gain": "x", "norm1_offset": "x", "norm2_offset": "x",
 }  # fmt: skip
 
 
@@ -61,15 +60,7 @@ def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarra
     arrays, n = draw_sequences(case, rng), case.letters
     arrays["query"] = arrays["query"] + rng.standard_normal((n["b"], n["q"], 1))
     arrays["key"] = arrays["value"] = arrays["query"]
-    arrays |= draw_projections(case, rng)
-    for name in ("linear1_kernel", "linear2_kernel"):
-        shape = [n[letter] for letter in PARAMETERS[name]]
-        arrays[name] = kernel(rng, shape[0], *shape)
-    for name in ("norm1_gain", "norm2_gain"):
-        arrays[name] = 1.0 + rng.standard_normal(n["x"]) / 4
-    for name in ("norm1_offset", "norm2_offset"):
-        arrays[name] = rng.standard_normal(n["x"])
-    return {name: arrays[name] for name in case.axes}
+    return arrays | draw_parameters(case, rng)
 
 
 def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> Mapping[str, bool]:

@@ -6,6 +6,7 @@ requested, weights.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
@@ -102,6 +103,22 @@ def draw_sequences(case: Case, rng: np.random.Generator) -> dict[str, np.ndarray
     key = query if one else rng.standard_normal((s.B, s.Lk, w.key))
     value = query if one else rng.standard_normal((s.B, s.Lk, w.value))
     return {"query": query, "key": key, "value": value}
+
+
+def draw_parameters(case: Case, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Kernels (`kernel`), biases and offsets of unit normals, and gains near 1, in the order of the
+    arrays of the case. Operators draw other parameters themselves."""
+    arrays = {}
+    for name, axes in case.axes.items():
+        shape = [case.letters[axis] for axis in axes]
+        if name.endswith("_kernel"):
+            fan_in = math.prod(shape[: 2 if name == "output_kernel" else 1])
+            arrays[name] = kernel(rng, fan_in, *shape)
+        elif name.endswith(("_bias", "offset")):
+            arrays[name] = rng.standard_normal(shape)
+        elif name.endswith("gain"):
+            arrays[name] = 1.0 + rng.standard_normal(shape) / 4
+    return arrays
 
 
 def kernel(rng: np.random.Generator, fan_in: int, *shape: int) -> np.ndarray:

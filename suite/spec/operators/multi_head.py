@@ -28,8 +28,8 @@ from attention_conformance.suite.spec.operator import (
 )
 from attention_conformance.suite.spec.operators import layers
 from attention_conformance.suite.spec.operators.layers import (
+    draw_parameters,
     draw_sequences,
-    kernel,
     one_head_outputs,
     options,
     projections_work,
@@ -233,29 +233,7 @@ def ties(options: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
-    return draw_sequences(case, rng) | draw_projections(case, rng)
-
-
-def draw_projections(case: Case, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Kernels of variance 1 / fan-in; biases of unit normals in the same order; gains near 1."""
-    n = case.letters
-    fan_in = {
-        "query_kernel": n["x"],
-        "key_kernel": n["y"],
-        "value_kernel": n["z"],
-        "output_kernel": n["h"] * n["v"],
-        "gate_kernel": n["x"],
-    }
-    arrays: dict[str, np.ndarray] = {}
-    for name, letters in case.axes.items():
-        shape = tuple(n[letter] for letter in letters)
-        if name in fan_in:
-            arrays[name] = kernel(rng, fan_in[name], *shape)
-        elif name.endswith("_bias"):
-            arrays[name] = rng.standard_normal(shape)
-        elif name in ("query_gain", "key_gain"):
-            arrays[name] = 1.0 + rng.standard_normal(shape) / 4
-    return arrays
+    return draw_sequences(case, rng) | draw_parameters(case, rng)
 
 
 def outputs(case: Case) -> Axes:

@@ -24,12 +24,19 @@ from attention_conformance.suite.spec.operator import (
     number,
 )
 from attention_conformance.suite.spec.operators import layers
-from attention_conformance.suite.spec.operators.layers import draw_sequences, options
+from attention_conformance.suite.spec.operators.layers import (
+    draw_parameters,
+    draw_sequences,
+    options,
+)
 from attention_conformance.suite.spec.recipes import exponentials
 
 EPSILON = 2.0**-10
 """The number that norms add to the variance. It is exact in every dtype, and large enough that leaving
 it out, or adding it after the root, is seen."""
+
+TINY = 2.0**-6
+"""The factor of x in the recipe "tiny"."""
 
 ADDED = Option(
     "epsilon", f"eps{NUMBER}", float, lambda value: f"eps{value!r}", EPSILON, limits=(0.0, 1.0)
@@ -43,6 +50,21 @@ def axes(case: Case) -> Axes:
     return layers.SEQUENCES if case.option("without_affine") else {**layers.SEQUENCES, **GAIN}
 
 
+RECIPES = ("normal", "offset", "tiny")
+"""The values of x:
+
+- normal: means and standard deviations are about 1
+- offset: means are so far above the standard deviations (`FAR`) that the mean of squares minus the square
+  of the mean has lost its digits
+- tiny: variances are near epsilon
+"""
+
+
+FAR = {"f64": 2.0**26, "f32": 2.0**12, "f16": 2.0**10, "bf16": 2.0**8}
+"""The mean of the recipe "offset", by dtype: x has standard deviations of half its digits, or of an ulp
+in 16 bits."""
+
+
 def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
     """Arrays of the case. Means and variances differ between features and tokens, so that a wrong axis
     is seen."""
@@ -50,12 +72,13 @@ def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarra
     spread = exponentials(rng.standard_normal((1, 1, width)) / 2)
     level = rng.standard_normal((s.B, s.Lq, 1)) + rng.standard_normal(width)
     arrays["query"] = arrays["query"] * spread + level
+    if case.recipe == "offset":
+        arrays["query"] += FAR[case.dtype.name]
+    if case.recipe == "tiny":
+        arrays["query"] *= TINY
     if case.option("self_attention"):
         arrays["key"] = arrays["value"] = arrays["query"]
-    if not case.option("without_affine"):
-        arrays["gain"] = 1.0 + rng.standard_normal(width) / 4
-        arrays["offset"] = rng.standard_normal(width)
-    return arrays
+    return arrays | draw_parameters(case, rng)
 
 
 def validate(case: Case) -> None:
@@ -81,13 +104,28 @@ LAYER_NORM = Operator(
                 "layer-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self",
                 "layer-norm/none/mha/{dt}/b4h1q4k4d4/e4.4.4.4/plain/self",
             ),
+            Ask(
+                "layer-norm/none/mha/{dt}/b32h1q3k3d48/e48.48.48.48/self/offset",
+                "layer-norm/none/mha/{dt}/b32h1q3k3d100/e100.100.100.100/self/tiny",
+                dtypes="float32 first",
+            ),
+            Ask(
+                "layer-norm/none/mha/{dt}/b32h1q3k3d96/e96.96.96.96/self",
+                "layer-norm/none/mha/{dt}/b2h1q3k3d4096/e4096.4096.4096.4096/self",
+                since="standard",
+            ),
         ),
         gradients=(
             Ask("layer-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self", dtypes="halves first"),
+            Ask(
+                "layer-norm/none/mha/{dt}/b32h1q3k3d100/e100.100.100.100/self/tiny",
+                dtypes="float32 first",
+            ),
             Ask("layer-norm/none/mha/f32/b4h1q4k4d4/e4.4.4.4/plain/self", since="standard"),
         ),
     ),
     options=options("without_affine", "plain", ADDED),
+    recipes=RECIPES,
     is_layer=True,
     has_keys=False,
     squeezed_axis="q",
@@ -108,8 +146,12 @@ def batch_axes(case: Case) -> Axes:
 
 def batch_draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
     arrays, width = draw(case, rng, seed), case.letters["x"]
-    mean = rng.standard_normal(width)
-    return arrays | {"mean": mean, "variance": exponentials(rng.standard_normal(width))}
+    mean, variance = rng.standard_normal(width), exponentials(rng.standard_normal(width))
+    if case.recipe == "offset":
+        mean += FAR[case.dtype.name]
+    if case.recipe == "tiny":
+        mean, variance = TINY * mean, TINY**2 * variance
+    return arrays | {"mean": mean, "variance": variance}
 
 
 def validate_batch(case: Case) -> None:
@@ -134,8 +176,14 @@ BATCH_NORM = replace(
                 "batch-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self/train",
             ),
             Ask(
+                "batch-norm/none/mha/{dt}/b32h1q3k3d48/e48.48.48.48/self/train/offset",
+                "batch-norm/none/mha/{dt}/b32h1q3k3d100/e100.100.100.100/self/tiny",
+                dtypes="float32 first",
+            ),
+            Ask(
                 "batch-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self",
                 "batch-norm/none/mha/{dt}/b4h1q4k4d4/e4.4.4.4/plain/self/train",
+                "batch-norm/none/mha/{dt}/b32h1q3k3d96/e96.96.96.96/self/train/tiny",
                 since="standard",
             ),
         ),
@@ -145,7 +193,11 @@ BATCH_NORM = replace(
                 "batch-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self",
                 dtypes="float32 first",
             ),
-            Ask("batch-norm/none/mha/f32/b4h1q4k4d4/e4.4.4.4/plain/self/train", since="standard"),
+            Ask(
+                "batch-norm/none/mha/f32/b4h1q4k4d4/e4.4.4.4/plain/self/train",
+                "batch-norm/none/mha/f32/b32h1q3k3d96/e96.96.96.96/self/train/tiny",
+                since="standard",
+            ),
         ),
     ),
     options=options("without_affine", "plain", ADDED, AVERAGED, trains=True),
