@@ -4,6 +4,7 @@
 
 - `Backend`, `Implementation`, `PreparedCall`: a framework, a way to compute, and a call of the framework.
 - `Kernel`, `FrameworkFunction`, `Parameter`: an attention function as a row, and its implementation.
+- `Layer`, `FrameworkLayer`: a layer as a row, and its implementation.
 - `Declared`, `DeclaredRounding`, `Limits`: what an implementation declares.
 - `Memory`, `Compilers`, `Profiler`: what only some frameworks have.
 - `split_native`, `dense_of`, `merged_bias`, `rank4`, `full`: masks and biases as arguments of a call.
@@ -12,6 +13,7 @@
 
 from attention_conformance.backends.binder import Parameter
 from attention_conformance.backends.kernel import FrameworkFunction, Kernel
+from attention_conformance.backends.layer import FrameworkLayer, Layer
 from attention_conformance.backends.masks import dense_of, full, merged_bias, rank4, split_native
 from attention_conformance.backends.protocol import (
     Backend,
@@ -38,8 +40,10 @@ __all__ = [
     "DeclaredRounding",
     "ForwardOnly",
     "FrameworkFunction",
+    "FrameworkLayer",
     "Implementation",
     "Kernel",
+    "Layer",
     "Limits",
     "Memory",
     "NoKernel",
