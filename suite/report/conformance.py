@@ -284,7 +284,7 @@ DIAGNOSES = Table(
 )
 
 
-def _failing(cells: pd.DataFrame) -> pd.DataFrame:
+def failing_cells(cells: pd.DataFrame) -> pd.DataFrame:
     """The failing cells, the gravest status first."""
     failing = cells[cells["status"].isin(FAILING)]
     return failing.sort_values("status", key=lambda s: s.map(FAILING.index), kind="stable")
@@ -296,7 +296,7 @@ def _beside_others(cells: pd.DataFrame) -> pd.DataFrame:
     `supported`, `failing` and `passed` count implementations. With several seeds one failure counts as
     failing.
     """
-    wrong = _failing(cells)
+    wrong = failing_cells(cells)
     cells = cells[cells["case"].isin(wrong["case"])]
     asked, fails = cells["status"] != UNSUPPORTED, cells["status"].isin(FAILING)
     each = grouped(cells.assign(supported=asked, failing=fails), ["check", "case", "label"])
@@ -327,7 +327,7 @@ EVERYWHERE = Table(
 FAILURES = Table(
     "failures",
     "Every cell with the status crash, error, fail or known.",
-    rows=_failing,
+    rows=failing_cells,
     columns={**_FAILURE, **same("message")},
 )
 

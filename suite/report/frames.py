@@ -136,8 +136,11 @@ def _labels(cells: pd.DataFrame) -> pd.Series:
 
 def _short(sources: pd.Series) -> pd.Series:
     """Sources without folder and suffix; unchanged if two short names would be equal."""
-    short = sources.map(lambda source: "+".join(Path(part).stem for part in source.split("+")))
-    return short if short.nunique() == sources.nunique() else sources
+    names = {
+        source: "+".join(Path(part).stem for part in source.split("+"))
+        for source in sources.unique()
+    }
+    return sources.map(names) if len({*names.values()}) == len(names) else sources
 
 
 def expanded(entries: pd.Series) -> pd.DataFrame:

@@ -93,13 +93,13 @@ def first(column: str) -> Entries:
     return lambda groups: groups.head(1).set_index(groups.keys)[column]
 
 
-def extreme(column: str, by: str = "error_ratio") -> Entries:
-    """The entry of the row with the largest number `by`, the first of several; "" without a number."""
+def extreme(column: str, by: str = "error_ratio", absent: Any = "") -> Entries:
+    """The entry of the row with the largest number `by`, the first of several; `absent` without any."""
 
     def entries(groups: Groups) -> Any:
         ordered = groups.obj.dropna(subset=by).sort_values(by, ascending=False, kind="stable")
         found = ordered.drop_duplicates(groups.keys).set_index(groups.keys)[column]
-        return found.reindex(groups.size().index, fill_value="")
+        return found.reindex(groups.size().index, fill_value=absent)
 
     return entries
 
@@ -115,7 +115,7 @@ def distinct(column: str, text: Callable[[Iterable[str]], str] = ", ".join) -> E
     return entries
 
 
-def counted(column: str, values: Collection[str]) -> Entries:
+def counted(column: str, values: Collection[Any]) -> Entries:
     """The number of rows with each of these values of a column, a column for each."""
 
     def entries(groups: Groups) -> Any:
