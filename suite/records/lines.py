@@ -43,7 +43,7 @@ NonNegativeInt = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 """A count. The limit is that of 64-bit columns."""
 
 Seed = Annotated[int, msgspec.Meta(ge=0)]
-"""A seed, of 64 bits without a sign. msgspec has no limit beyond 2**63; `FileSchema` has one."""
+"""A seed, of 64 bits without a sign. msgspec has no limit beyond 2**63; records have one."""
 
 Fact = str | Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)] | float | bool | None
 """One fact about a case: a size, a word, a number, a flag, or None."""
@@ -160,6 +160,10 @@ class FileSchema(Generic[H, R]):
         complete = False
         for place, line in enumerate(lines[1:], 2):
             where, last = f"{path}: line {place}", place == len(lines)
+            if (record := self._plain(line)) is not None and record.key not in seen:
+                seen.add(record.key)
+                records.append(record)
+                continue
             try:
                 entry, kind = _entry(line)
             except (ValueError, RecursionError) as error:
@@ -232,12 +236,24 @@ class FileSchema(Generic[H, R]):
             )
         return _typed(f"{path}: line 1", entry, self.header)
 
+    def _plain(self, line: str) -> R | None:
+        """The record of a line in which all numbers are finite; None for any other line."""
+        if not line.startswith(f'{{"record": "{self.name}", '):
+            return None
+        try:
+            record = self._decoder.decode(line)
+        except (ValueError, RecursionError):
+            return None
+        return record if record.status in self.statuses else None
+
+    @cached_property
+    def _decoder(self) -> msgspec.json.Decoder[R]:
+        return msgspec.json.Decoder(self.record)
+
     def _record(self, where: str, entry: dict[str, Any]) -> R:
         for name in self.figures:
             if name in entry:
                 entry[name] = _figures(entry[name])
-        if large := next((n for n, v in entry.items() if type(v) is int and v >= 2**64), ""):
-            raise BrokenLine(f"{where}: Expected `int` of 64 bits - at `$.{large}`; {CHANGED}")
         record = _typed(where, entry, self.record)
         if record.status not in self.statuses:
             raise BrokenLine(

@@ -26,6 +26,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -45,19 +46,18 @@ MEASURED = ("workload", "direction", "dtype", "device", "threads")
 
 def cells(loaded: Run | Sequence[Run]) -> pd.DataFrame:
     """A row for every cell of one run, or of several, with the columns that this module describes."""
-    records = [
-        _fields(cell)
-        | {
-            "error_ratio": _beyond(cell.error_ratio),
-            "ratios": {name: _beyond(ratio) for name, ratio in cell.ratios.items()},
-            "source": run.source,
-        }
-        for run in _listed(loaded)
-        for cell in run.cells
+    names = [f.name for f in fields(CellRecord)]
+    records = [cell for run in _listed(loaded) for cell in run.cells]
+    columns: dict[str, list[Any]] = {name: [*map(attrgetter(name), records)] for name in names}
+    columns["error_ratio"] = [*map(_beyond, columns["error_ratio"])]
+    columns["ratios"] = [
+        {name: _beyond(ratio) for name, ratio in of.items()} for of in columns["ratios"]
     ]
-    frame = pd.DataFrame(records, columns=[*(f.name for f in fields(CellRecord)), "source"])
+    columns["source"] = [run.source for run in _listed(loaded) for _ in run.cells]
     figures = ("error_ratio", "rms", "max_abs_error", "seconds")
-    frame = frame.astype(dict.fromkeys(figures, "float64"))
+    frame = pd.DataFrame(columns, dtype=None if records else object).astype(
+        dict.fromkeys(figures, "float64")
+    )
     return frame.assign(label=_labels(frame))
 
 

@@ -58,23 +58,21 @@ class Topic:
     checks: tuple[str, ...] = ()
     mode: str = ""
 
-    def of(self, cells: pd.DataFrame) -> np.ndarray:
-        """Whether each cell belongs to the topic, boolean."""
+    def of(self, cells: Mapping[str, tuple[np.ndarray, Any]]) -> np.ndarray:
+        """Whether each cell belongs to the topic, boolean. `cells` are columns after `pd.factorize`."""
+
+        def taken(column: str, condition: Callable[[Any], bool]) -> np.ndarray:
+            places, values = cells[column]
+            return np.array([condition(value) for value in values], dtype=bool)[places]
+
         wanted = frozenset(self.features)
         return (
-            _taken(cells["features"], lambda needed: not wanted.isdisjoint(needed))
-            | _taken(cells["check"], lambda name: any(fnmatchcase(name, p) for p in self.checks))
-            | _taken(cells["operator"], self.operators.__contains__)
-            | _taken(cells["operator"], _DEFAULT.__contains__)
-            & _taken(cells["group"], self.groups.__contains__)
-            | _taken(cells["mode"], self.mode.__eq__)
+            taken("features", lambda needed: not wanted.isdisjoint(needed))
+            | taken("check", lambda name: any(fnmatchcase(name, p) for p in self.checks))
+            | taken("operator", self.operators.__contains__)
+            | taken("operator", _DEFAULT.__contains__) & taken("group", self.groups.__contains__)
+            | taken("mode", self.mode.__eq__)
         )
-
-
-def _taken(column: pd.Series, condition: Callable[[Any], bool]) -> np.ndarray:
-    """Whether the condition holds for each entry; it is asked once for equal entries."""
-    codes, values = pd.factorize(column)
-    return np.array([condition(value) for value in values], dtype=bool)[codes]
 
 
 _DEFAULT = tuple(name for name, operator in OPERATORS.items() if operator.is_default)
@@ -151,7 +149,9 @@ def overview(
     )
     of = of.drop_duplicates("label").sort_values(["at", "framework"], kind="stable")
     labels = [*of["label"]]
-    topics = {"all": np.full(len(cells), True)} | {t.name: t.of(cells) for t in TOPICS}
+    columns = ("features", "check", "operator", "group", "mode")
+    factors = {name: pd.factorize(cells[name]) for name in columns}
+    topics = {"all": np.full(len(cells), True)} | {t.name: t.of(factors) for t in TOPICS}
     topics = {name: rows for name, rows in topics.items() if rows.any()}
     texts = {t.name: t.text for t in TOPICS} | {"all": "every question"}
     numbers, commands = pd.factorize(_commands(cells, frames.get("headers", {})))
