@@ -41,7 +41,7 @@ class IncompleteShards(RecordError):
     """The shards do not add up to one whole run."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class CellRecord:
     """One judged cell.
 

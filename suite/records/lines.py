@@ -296,11 +296,11 @@ class Writer(Generic[H, R]):
     def write(self, record: R) -> None:
         """Write one record."""
         self.totals[record.status] += 1
-        self._line(self._file_schema.name, vars(record))
+        self._line(self._file_schema.name, asdict(record))
 
     def remark(self, name: str, remark: Dataclass) -> None:
         """Write a line that counts in no total (see `FileSchema.remarks`)."""
-        self._line(name, vars(remark))
+        self._line(name, asdict(remark))
 
     def close(self, finished: bool = True) -> None:
         """Close the file; write the footer first if the run is finished."""

@@ -25,7 +25,7 @@ import itertools
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -112,11 +112,6 @@ def newest_times(measurements: pd.DataFrame) -> pd.DataFrame:
     order = measurements.sort_values("started", kind="stable")
     same = [*MEASURED, "case", "backend", "implementation"]
     return measurements.loc[order.drop_duplicates(same, keep="last").sort_index().index]
-
-
-def _fields(record: CellRecord | SpeedRecord) -> dict[str, Any]:
-    """The fields of a record. `vars` would lack fields that the file does not have."""
-    return {f.name: getattr(record, f.name) for f in fields(record)}
 
 
 def _beyond(ratio: float | None) -> float | None:
@@ -270,7 +265,7 @@ def facts_of(runs: Iterable[FactsRun]) -> pd.DataFrame:
 
 def _measured(record: SpeedRecord) -> dict[str, Any]:
     low, high = np.quantile(record.samples, (0.25, 0.75)) if record.samples else (np.nan, np.nan)
-    return _fields(record) | {
+    return asdict(record) | {
         "label": f"{record.backend}:{record.implementation}",
         "seconds": record.seconds,
         "low": float(low),
