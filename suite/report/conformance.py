@@ -342,19 +342,18 @@ SLOWEST = Table(
 HISTORY = Table(
     "history",
     "Runs of each implementation, the oldest first: cells per status, the largest error ratio.",
-    over="dated",
-    rows=lambda dated: dated.sort_values("started", kind="stable"),
+    rows=lambda cells: cells.sort_values("started", kind="stable"),
     by={"implementation": "name", "started": "started", "versions": "versions", "run": "source"},
     columns={**COUNTS, "max": ("error_ratio", "max")},
     rare=True,
 )
 
 
-def _changed(dated: pd.DataFrame) -> pd.DataFrame:
+def _changed(cells: pd.DataFrame) -> pd.DataFrame:
     """The cells whose oldest and newest records have different statuses, new failures first."""
     from attention_conformance.suite.report.frames import asked_again
 
-    again = asked_again(dated)
+    again = asked_again(cells)
     changed = again[again["before"] != again["status"]]
     return changed.sort_values("status", key=lambda s: ~s.isin(BROKEN), kind="stable")
 
@@ -362,7 +361,6 @@ def _changed(dated: pd.DataFrame) -> pd.DataFrame:
 CHANGED = Table(
     "changed",
     "Cells whose status changed from the oldest to the newest of the runs given, new failures first.",
-    over="dated",
     rows=_changed,
     columns={"implementation": "name", **same("before", "status", "check", "case", "message")},
     rare=True,

@@ -138,7 +138,7 @@ def overview(
     - sentences    what is right, what is wrong, and what changed
     - provenance   versions, machines and date
     """
-    cells = frames.get("cells")
+    cells = frames.get("cells") if newest is None else newest
     if cells is None or cells.empty:
         return {}
     places = {name: place for place, name in enumerate(OPERATORS)}
@@ -169,7 +169,9 @@ def overview(
         "reasons": _reasons(cells, members),
         "findings": findings,
         "sentences": sentences(
-            {**frames, "cells": latest(frames["dated"]) if newest is None else newest}
+            latest(frames["cells"]) if newest is None else newest,
+            frames["cells"],
+            frames["diagnoses"],
         ),
         "provenance": provenance(frames.get("headers", {}).values()),
     }
@@ -366,9 +368,9 @@ def _reasons(cells: pd.DataFrame, members: pd.DataFrame) -> dict[str, list[list[
     return found
 
 
-def sentences(frames: Mapping[str, Any]) -> list[str]:
-    """What is right, what is wrong and why, and what changed since the records given first."""
-    cells = frames["cells"]
+def sentences(cells: pd.DataFrame, every: pd.DataFrame, diagnoses: pd.DataFrame) -> list[str]:
+    """What is right, what is wrong and why, and what changed since the records given first. `cells` are
+    the newest of `every` run."""
     broken, known = cells["status"].isin(BROKEN), cells["label"][cells["status"] == "known"]
     labels, wrong = list(dict.fromkeys(cells["label"])), list(dict.fromkeys(cells["label"][broken]))
     right = len(labels) - len({*wrong, *known})
@@ -384,7 +386,7 @@ def sentences(frames: Mapping[str, Any]) -> list[str]:
         most = known.value_counts()
         first = f"{most.index[0]}, {most.iloc[0]} of {len(known)} cells"
         sentences.append(f"{len(most)} have known failures, most of all {first}.")
-    told = frames["diagnoses"].drop_duplicates("label").set_index("label")["sentence"]
+    told = diagnoses.drop_duplicates("label").set_index("label")["sentence"]
     for label in wrong[:SENTENCES]:
         rows = cells[broken & (cells["label"] == label)]
         count = f"{len(rows)} {'cell fails' if len(rows) == 1 else 'cells fail'}."
@@ -392,12 +394,12 @@ def sentences(frames: Mapping[str, Any]) -> list[str]:
         sentences.append(f"{label} is wrong: {told.get(name, count)}")
     if len(wrong) > SENTENCES:
         sentences.append(f"{len(wrong) - SENTENCES} more implementations are wrong.")
-    return [*sentences, *_changes(frames["dated"])]
+    return [*sentences, *_changes(every)]
 
 
-def _changes(dated: pd.DataFrame) -> list[str]:
+def _changes(cells: pd.DataFrame) -> list[str]:
     """What the latest records say of cells that earlier records have, too."""
-    both = asked_again(dated)
+    both = asked_again(cells)
     if both.empty:
         return []
     before, now = both["before"].isin(BROKEN), both["status"].isin(BROKEN)
