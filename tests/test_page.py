@@ -15,9 +15,10 @@ from attention_conformance.suite.records.cells import CellRecord
 from attention_conformance.suite.records.diagnoses import DiagnosisRecord
 from attention_conformance.suite.report.frames import facts_of, latest, measurements
 from attention_conformance.suite.report.kinds import CONFORMANCE, frames_of
-from attention_conformance.suite.report.overview import TOPICS, overview
+from attention_conformance.suite.report.overview import overview
 from attention_conformance.suite.report.render import render
 from attention_conformance.suite.report.site import write
+from attention_conformance.suite.report.topics import TOPICS
 from attention_conformance.suite.run.options import Options
 from attention_conformance.suite.run.recorded import header as header_of
 from tests import page_questions

@@ -67,9 +67,8 @@ def pages(frames: Mapping[str, Any], title: str) -> Iterator[tuple[str, str]]:
     }
     if "measurements" in frames:
         tables["speed"] = SPEED.of(times).assign(started=times["started"])
-    matrix = overview(
-        frames | {"measurements": newest.get("measurements")}, tables, newest["cells"]
-    )
+    times_of = {"measurements": newest.get("measurements")}
+    matrix = overview({**frames, **times_of}, tables, newest["cells"])
     paths = _paths(row["label"] for row in matrix["rows"])
     rows = [{**row, "page": paths[row["label"]]} for row in matrix["rows"]]
     below = {name: tables[name] for name in OF_INDEX}
