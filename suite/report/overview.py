@@ -261,10 +261,9 @@ def _manifest_entries() -> tuple[list[Expectation], dict[str, Finding]]:
 
 def _entry(cell: Mapping[Any, Any], entries: Sequence[Expectation]) -> Expectation | None:
     """The entry that a known failure fulfils: the one whose cause the message of the cell quotes."""
-    matching = (
-        e for e in entries if e.matches(cell["implementation"], cell["check"], cell["case"])
-    )
-    return next((e for e in matching if e.cause in cell["message"]), None)
+    names = cell["implementation"], cell["check"], cell["case"]
+    matching = (e for e in entries if e.cause in cell["message"] and e.matches(*names))
+    return next(matching, None)
 
 
 def _commands(cells: pd.DataFrame, headers: Mapping[str, Header]) -> pd.Series:
