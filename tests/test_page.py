@@ -15,9 +15,10 @@ from attention_conformance.suite.records.cells import CellRecord
 from attention_conformance.suite.records.diagnoses import DiagnosisRecord
 from attention_conformance.suite.report.frames import facts_of, latest, measurements
 from attention_conformance.suite.report.kinds import CONFORMANCE, frames_of
-from attention_conformance.suite.report.overview import TOPICS, overview
+from attention_conformance.suite.report.overview import overview
 from attention_conformance.suite.report.render import render
 from attention_conformance.suite.report.site import write
+from attention_conformance.suite.report.topics import TOPICS
 from attention_conformance.suite.run.options import Options
 from attention_conformance.suite.run.recorded import header as header_of
 from tests import page_questions
@@ -351,8 +352,8 @@ def test_the_page_answers_what_people_ask(browser: Any, tmp_path: Path) -> None:
     times = [timed(n, s, backend=b, workload="llama-decode")
              for b, n, s in (("torch", "mine", 8e-3), ("jax", "jax-nn", 4e-3))]  # fmt: skip
     frames = frames_of(both) | {"measurements": measurements([speed(*times)])}
-    newest = {**frames, "cells": latest(frames["dated"])}
-    render({}, "html", page, overview=overview(newest))
+    first = overview(frames, newest=latest(frames["cells"]))
+    render({}, "html", page, overview=first)
     asked = {
         q: (answer, actions) for q, answer, actions, _ in page_questions.ask(browser, page.as_uri())
     }

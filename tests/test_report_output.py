@@ -132,16 +132,6 @@ def test_the_page_colours_what_matters(report: dict[str, pd.DataFrame], tmp_path
     assert ("none", "beyond") in entries
 
 
-def test_the_page_shows_the_share_of_every_status(
-    report: dict[str, pd.DataFrame], tmp_path: Path
-) -> None:
-    render(report, "html", tmp_path / "r.html")
-    text = (tmp_path / "r.html").read_text()
-    assert '<i class="is-pass" style="width:37.500%" title="3 pass"></i>' in text
-    assert '<i class="is-unsupported" style="width:25.000%" title="1 unsupported"></i>' in text
-    assert 'title="0 ' not in text
-
-
 def test_the_page_marks_elections_that_differ_from_the_usual_one(tmp_path: Path) -> None:
     names = ("torch:sdpa", "tf:eager", "jax:jax-nn", "numpy:definition")
     answers = ("zeros", "nan", "zeros", "unsupported")

@@ -91,15 +91,15 @@ def test_a_site_has_a_page_for_every_implementation(site: Path) -> None:
 def test_the_matrix_has_the_newest_run_and_the_page_has_all() -> None:
     first, last = runs()
     frames = frames_of([last, first])  # in any order
-    assert {*latest(frames["dated"])["label"]} == {"torch:mine", "jax:jax-nn", "tf:eager"}
-    assert len(latest(frames["dated"])) == len(last.cells)
+    assert {*latest(frames["cells"])["label"]} == {"torch:mine", "jax:jax-nn", "tf:eager"}
+    assert len(latest(frames["cells"])) == len(last.cells)
     texts = dict(pages(frames, "A title"))
     history = texts["implementations/torch-mine.html"].partition('id="history"')[2]
     history, _, footer = history.partition("<footer>")
     assert footer.startswith("torch 2.13.0")
     assert history.index(first.header.started) < history.index(last.header.started)
     assert history.count("torch 2.13.0") == 2
-    assert CHANGED.of(frames["dated"])[["before", "status", "case"]].to_numpy().tolist() == [
+    assert CHANGED.of(frames["cells"])[["before", "status", "case"]].to_numpy().tolist() == [
         ["pass", "fail", first.cells[0].case]
     ]
     assert 'id="changed"' not in texts["implementations/jax-jax-nn.html"]
@@ -120,7 +120,7 @@ def test_the_newest_run_may_come_in_parts() -> None:
         run(each, source=f"{name}.jsonl", digest=digest, started=started)
         for name, (each, digest, started) in parts.items()
     ]
-    newest = latest(frames_of(given)["dated"])
+    newest = latest(frames_of(given)["cells"])
     assert dict(zip(newest["case"], newest["status"], strict=True)) == {
         one.case: "fail", two.case: "pass"
     }  # fmt: skip

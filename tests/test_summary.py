@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from attention_conformance.suite.records.cells import CellRecord
 from attention_conformance.suite.records.findings import manifests
-from attention_conformance.suite.report.summary import facts, verdict
+from attention_conformance.suite.report.summary import facts, statuses, tables, verdict
 from tests.rows import cell, elect, run
 
 CASES = [f"sdpa/none/mha/f32/b1h1q1k{n}d8" for n in range(1, 4)]
@@ -27,6 +29,27 @@ CASES = [f"sdpa/none/mha/f32/b1h1q1k{n}d8" for n in range(1, 4)]
 def test_the_verdict_is_one_line(statuses: list[str], shortfalls: list[str], said: str) -> None:
     cells = [cell(CASES[n], status=status) for n, status in enumerate(statuses)]
     assert verdict(run(*cells), shortfalls).startswith(said)
+
+
+def test_textbook_code_is_one_line_unless_it_fails() -> None:
+    names = ("torch:eager", "torch:sdpa", "torch:paged")
+    cells = [cell(case, name) for case in CASES for name in names]
+    textbook = {"controls": ("torch:eager", "torch:paged")}
+
+    def rows(*cells: CellRecord, **fields: Any) -> list[str]:
+        return [line.split()[0] for line in statuses(run(*cells, **fields)) if "%" in line]
+
+    assert rows(*cells) == [*names]
+    assert rows(*cells, **textbook) == ["torch:sdpa", "2"]
+    assert statuses(run(*cells, **textbook))[-1] == (
+        "2 of 2 textbook implementations are right; score 100.00% of the 6 of 6 cells that were judged; "
+        "-v shows each"
+    )
+    known = cell(CASES[0], "torch:eager", "known", seed=1)
+    assert rows(*cells, known, **textbook) == ["torch:sdpa", "torch:eager", "1"]
+    assert rows(*cells[::3], *cells[2::3], **textbook) == ["torch:eager", "torch:paged"]
+    every = [line.split()[0] for line in tables(run(*cells, **textbook)) if "100.00%" in line]
+    assert every == ["torch:sdpa", "torch:eager", "torch:paged"]
 
 
 def test_the_numerics_classes_are_those_of_outputs() -> None:

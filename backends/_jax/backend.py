@@ -13,12 +13,7 @@ from attention_conformance.backends._jax.engine import JaxEngine
 from attention_conformance.backends._jax.layers import layers
 from attention_conformance.backends._jax.packed import JaxNnPacked
 from attention_conformance.backends._jax.paged import GpuPaged, RaggedReference
-from attention_conformance.backends._jax.pallas import (
-    GPU_DECODE,
-    GPU_MHA,
-    TPU_FLASH_REFERENCE,
-    TPU_SPLASH,
-)
+from attention_conformance.backends._jax.pallas import GPU_DECODE, GPU_MHA, TPU_SPLASH
 from attention_conformance.backends._jax.rings import ORDERS, Ring
 from attention_conformance.backends.claims import Claims
 from attention_conformance.backends.kernel import FrameworkFunction
@@ -52,7 +47,6 @@ class JaxBackend(JaxEngine):
             JaxNnPacked(self),
             FrameworkFunction(self, GPU_MHA),
             FrameworkFunction(self, GPU_DECODE),
-            FrameworkFunction(self, TPU_FLASH_REFERENCE),
             GpuPaged(self),
             RaggedReference(self),
         ]

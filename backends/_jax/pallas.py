@@ -98,16 +98,6 @@ def splash(own: FrameworkFunction, inputs: Inputs) -> Callable[..., Any]:
     return call
 
 
-def flash_reference(own: FrameworkFunction, inputs: Inputs) -> Callable[..., Any]:
-    """The function without its bias, which it would multiply by the scale, too."""
-    function = as_named(own, inputs)
-
-    def call(query: Any, key: Any, value: Any, causal: bool, scale: float) -> Any:
-        return function(query, key, value, None, causal=causal, sm_scale=scale)
-
-    return call
-
-
 GPU_MHA = Kernel(
     "pallas-gpu-mha",
     "jax.experimental.pallas.ops.gpu.attention.mha",
@@ -155,14 +145,3 @@ TPU_SPLASH = GPU_MHA.but(
     calls=splash,
     unsupported=empty,
 )
-
-TPU_FLASH_REFERENCE = GPU_MHA.but(
-    name="pallas-tpu-flash-reference",
-    function="jax.experimental.pallas.ops.tpu.flash_attention.mha_reference",
-    declared=GPU_MHA.declared.but(numerics="stepwise", limits=Limits(equal_heads=True)),
-    calls=flash_reference,
-    axis_order="bhld",
-    unsupported=empty,
-    later=frozenset(),
-)
-"""The definition that the kernel for TPUs is tested against. It is no kernel, and runs everywhere."""

@@ -41,7 +41,7 @@ class IncompleteShards(RecordError):
     """The shards do not add up to one whole run."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class CellRecord:
     """One judged cell.
 
@@ -90,6 +90,8 @@ class CellRecord:
 
         if self.dtype not in DTYPES:
             raise ValueError(f"unknown dtype {brief(self.dtype)}; valid: {', '.join(DTYPES)}")
+        if self.seed >= 2**64:
+            raise ValueError("Expected `int` of 64 bits - at `$.seed`")
         for ratio in (self.error_ratio, *self.ratios.values()):
             if ratio is not None and ratio < 0:
                 raise ValueError(f"expected an error ratio from 0 on, got {ratio:g}")

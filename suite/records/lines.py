@@ -17,7 +17,7 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
@@ -30,9 +30,6 @@ from typing import (
     Protocol,
     TextIO,
     TypeVar,
-    get_args,
-    get_origin,
-    get_type_hints,
 )
 
 import msgspec
@@ -43,7 +40,7 @@ NonNegativeInt = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 """A count. The limit is that of 64-bit columns."""
 
 Seed = Annotated[int, msgspec.Meta(ge=0)]
-"""A seed, of 64 bits without a sign. msgspec has no limit beyond 2**63; `FileSchema` has one."""
+"""A seed, of 64 bits without a sign. msgspec has no limit beyond 2**63; records have one."""
 
 Fact = str | Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)] | float | bool | None
 """One fact about a case: a size, a word, a number, a flag, or None."""
@@ -75,22 +72,20 @@ class DuplicateCell(RecordError):
     """The same cell, or the same measurement, occurs twice."""
 
 
-class Record(Protocol):
-    """The fields that the reader needs in a record."""
+class Dataclass(Protocol):
+    """Any dataclass."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
+
+
+class Record(Dataclass, Protocol):
+    """The fields that the reader needs in a record."""
 
     @property
     def status(self) -> str: ...
 
     @property
     def key(self) -> tuple[Hashable, ...]: ...
-
-
-class Dataclass(Protocol):
-    """Any dataclass."""
-
-    __dataclass_fields__: ClassVar[dict[str, Any]]
 
 
 H = TypeVar("H", bound=Dataclass)
@@ -113,12 +108,6 @@ class FileSchema(Generic[H, R]):
     statuses: tuple[str, ...]
     origin: str
     remarks: Mapping[str, type[Dataclass]] = field(default_factory=dict)
-
-    @cached_property
-    def figures(self) -> tuple[str, ...]:
-        """The fields of a record whose types contain float."""
-        hints = get_type_hints(self.record)
-        return tuple(name for name, hint in hints.items() if _holds_floats(hint))
 
     @property
     def schema(self) -> str:
@@ -160,8 +149,9 @@ class FileSchema(Generic[H, R]):
         complete = False
         for place, line in enumerate(lines[1:], 2):
             where, last = f"{path}: line {place}", place == len(lines)
+            record = self._quickly(line)
             try:
-                entry, kind = _entry(line)
+                entry, kind = ({}, self.name) if record else _entry(line)
             except (ValueError, RecursionError) as error:
                 if last and partial:
                     break
@@ -174,11 +164,9 @@ class FileSchema(Generic[H, R]):
                     f"{where} is not a record: expected a JSON object, got {error}; {CHANGED}"
                 ) from error
             if kind == self.name:
-                record = self._record(where, entry)
-                if record.key in seen:
-                    raise DuplicateCell(
-                        f"{where}: {' '.join(map(str, record.key))} occurs twice; {CHANGED}"
-                    )
+                record = self._checked(
+                    where, record or _typed(where, entry, self.record, strict=False), seen
+                )
                 seen.add(record.key)
                 records.append(record)
             elif kind in self.remarks:
@@ -232,17 +220,28 @@ class FileSchema(Generic[H, R]):
             )
         return _typed(f"{path}: line 1", entry, self.header)
 
-    def _record(self, where: str, entry: dict[str, Any]) -> R:
-        for name in self.figures:
-            if name in entry:
-                entry[name] = _figures(entry[name])
-        if large := next((n for n, v in entry.items() if type(v) is int and v >= 2**64), ""):
-            raise BrokenLine(f"{where}: Expected `int` of 64 bits - at `$.{large}`; {CHANGED}")
-        record = _typed(where, entry, self.record)
+    @cached_property
+    def _decoder(self) -> msgspec.json.Decoder[R]:
+        return msgspec.json.Decoder(self.record, strict=False)
+
+    def _quickly(self, line: str) -> R | None:
+        """The record of a line as `Writer` writes it; None for any other line."""
+        if not line.startswith(f'{{"record": "{self.name}", '):
+            return None
+        try:
+            return self._decoder.decode(line)
+        except (ValueError, RecursionError):
+            return None
+
+    def _checked(self, where: str, record: R, seen: Collection[tuple[Hashable, ...]]) -> R:
         if record.status not in self.statuses:
             raise BrokenLine(
                 f"{where}: unknown status {brief(record.status)}; valid: {', '.join(self.statuses)}; "
                 f"{CHANGED}"
+            )
+        if record.key in seen:
+            raise DuplicateCell(
+                f"{where}: {' '.join(map(str, record.key))} occurs twice; {CHANGED}"
             )
         return record
 
@@ -280,11 +279,11 @@ class Writer(Generic[H, R]):
     def write(self, record: R) -> None:
         """Write one record."""
         self.totals[record.status] += 1
-        self._line(self._file_schema.name, vars(record))
+        self._line(self._file_schema.name, asdict(record))
 
     def remark(self, name: str, remark: Dataclass) -> None:
         """Write a line that counts in no total (see `FileSchema.remarks`)."""
-        self._line(name, vars(remark))
+        self._line(name, asdict(remark))
 
     def close(self, finished: bool = True) -> None:
         """Close the file; write the footer first if the run is finished."""
@@ -347,9 +346,10 @@ def _entry(line: str) -> tuple[dict[str, Any], Any]:
 T = TypeVar("T")
 
 
-def _typed(where: str, entry: dict[str, Any], kind: type[T]) -> T:
+def _typed(where: str, entry: dict[str, Any], kind: type[T], strict: bool = True) -> T:
+    """The entry as this class; without `strict` texts may stand for numbers, as `_strict` writes them."""
     try:
-        return msgspec.convert(entry, kind)
+        return msgspec.convert(entry, kind, strict=strict)
     except (ValueError, RecursionError) as error:
         raise BrokenLine(f"{where}: {error}; {CHANGED}") from error
 
@@ -372,26 +372,4 @@ def _strict(value: Any) -> Any:
         return {name: _strict(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_strict(inner) for inner in value]
-    return value
-
-
-def _holds_floats(hint: Any) -> bool:
-    """Whether a type contains float and does not contain str."""
-    inner = get_args(hint)
-    if get_origin(hint) is dict:
-        inner = inner[1:]
-    return hint is float or (str not in inner and any(map(_holds_floats, inner)))
-
-
-_NOT_FINITE = {text: float(text) for text in ("nan", "inf", "-inf")}
-
-
-def _figures(value: Any) -> Any:
-    """The value with the floats that `_strict` wrote as strings."""
-    if isinstance(value, str):
-        return _NOT_FINITE.get(value, value)
-    if isinstance(value, dict):
-        return {name: _figures(inner) for name, inner in value.items()}
-    if isinstance(value, list):
-        return [_figures(inner) for inner in value]
     return value

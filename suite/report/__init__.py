@@ -11,7 +11,7 @@ speed        speed, speedup, exactness, cost_law, refused, samples; asv's tables
 explanation  why cells fail, with `separation`
 laws, plots  cost laws and plots of speed
 swept        frames of sweeps; `sweeps` has their tables, `sweep_diff` changes between two sweeps
-overview     the first screen of a page, drawn by page.js: implementations beside what people ask for
+overview     the first screen of a page, drawn by page.js: implementations beside `topics`
 diff         changes between two runs: compare, new_failures, summary, header_changes
 site         a folder of pages: the matrix, and a page for every implementation
 render       tables -> text, Markdown, CSV, Parquet or one HTML page: render

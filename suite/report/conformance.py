@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from functools import partial
-from itertools import pairwise
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
-from attention_conformance.suite.report.table import Columns, Table, across, same
+from attention_conformance.suite.report.table import (
+    Column,
+    Entries,
+    Groups,
+    Table,
+    across,
+    counted,
+    distinct,
+    extreme,
+    grouped,
+    same,
+)
 from attention_conformance.suite.spec.vocabulary import BROKEN, GRADES, GRADIENTS, STATUSES, VALUES
 
 if TYPE_CHECKING:
@@ -28,31 +37,30 @@ BY_IMPLEMENTATION = {"implementation": "label"}
 BY_DTYPE = {"implementation": "label", "dtype": "dtype"}
 
 
-def _count(status: str, rows: pd.DataFrame) -> int:
-    return int((rows["status"] == status).sum())
+def _counts(groups: Groups) -> pd.DataFrame:
+    """Score, coverage, and cells per status; NaN for the score if no cell was judged."""
+    numbers = counted("status", STATUSES)(groups)
+    cells = groups.size()
+    judged = cells - numbers[UNSUPPORTED]
+    shares = {"score": numbers["pass"] / judged, "coverage": judged / cells, "cells": cells}
+    return numbers.assign(**shares)[[*shares, *STATUSES]]
 
 
-def _score(rows: pd.DataFrame) -> float:
-    """The share of judged cells that pass; NaN if no cell was judged."""
-    return (rows["status"][rows["status"] != UNSUPPORTED] == "pass").mean()
-
-
-def _coverage(rows: pd.DataFrame) -> float:
-    """The share of cells that were judged."""
-    return (rows["status"] != UNSUPPORTED).mean()
-
-
-COUNTS: Columns = {"score": _score, "coverage": _coverage, "cells": len} | {
-    status: partial(_count, status) for status in STATUSES
-}
+COUNTS: dict[str, Entries] = {"counts": _counts}
 """Columns with score, coverage, and cells per status."""
 
 
-def tally(rows: pd.DataFrame) -> str:
+def _tallies(groups: Groups) -> pd.Series:
     """Cells passed / judged, with the counts of other statuses in brackets, the gravest first."""
-    counts = {status: _count(status, rows) for status in ("pass", *FAILING, UNSUPPORTED)}
-    others = ", ".join(f"{n} {status}" for status, n in counts.items() if n and status != "pass")
-    share = f"{counts['pass']}/{len(rows) - counts[UNSUPPORTED]}"
+    import pandas as pd
+
+    counts = _counts(groups)
+    return pd.Series([*map(_tally, counts.to_dict("records"))], counts.index, dtype=object)
+
+
+def _tally(counts: dict[Any, Any]) -> str:
+    others = ", ".join(f"{counts[s]} {s}" for s in (*FAILING, UNSUPPORTED) if counts[s])
+    share = f"{counts['pass']}/{counts['cells'] - counts[UNSUPPORTED]}"
     return f"{share} ({others})" if others else share
 
 
@@ -75,11 +83,11 @@ OF_OPERATORS = Table(
 )
 
 
-def _named(rows: pd.DataFrame) -> str:
+def _named(labels: Iterable[str]) -> str:
     """The first implementations, and the number of others."""
-    first, *others = dict.fromkeys(rows["label"])
+    one, *others = labels
     few = len(others) < REASONS_NAMED
-    return ", ".join([first, *others]) if few else f"{first} and {len(others)} more"
+    return ", ".join([one, *others]) if few else f"{one} and {len(others)} more"
 
 
 OF_UNSUPPORTED = Table(
@@ -87,7 +95,11 @@ OF_UNSUPPORTED = Table(
     "Why cells were not asked, by reason.",
     rows=f"status == '{UNSUPPORTED}'",
     by={"reason": "message"},
-    columns={"cells": len, "implementations": _named, **same("check", "case")},
+    columns={
+        "cells": ("case", "size"),
+        "implementations": distinct("label", _named),
+        **same("check", "case"),
+    },
     order="cells",
 )
 
@@ -96,13 +108,8 @@ CONFORMANCE = Table(
     "Cells passed / judged in every group of cases, with other statuses in brackets. Unsupported cells "
     "are not judged.",
     by=BY_IMPLEMENTATION,
-    columns=lambda rows: {**COUNTS, **across("group", tally)(rows)},
+    columns={**COUNTS, "groups": across("group", _tallies)},
 )
-
-
-def _classes(rows: pd.DataFrame) -> str:
-    """The numerics classes whose bounds were used."""
-    return ", ".join(dict.fromkeys(filter(None, rows["numerics"])))
 
 
 def widest(grades: Iterable[str]) -> str:
@@ -112,12 +119,11 @@ def widest(grades: Iterable[str]) -> str:
     return max(filter(None, grades), key=lambda grade: width.get(grade, unknown), default="")
 
 
-def _widest(rows: pd.DataFrame) -> str:
-    return widest(rows["grade"])
-
-
-def _number(condition: Callable[[pd.DataFrame], pd.Series]) -> Callable[[pd.DataFrame], int]:
-    return lambda rows: int(condition(rows).sum())
+CLASSES: dict[str, Column] = {
+    "numerics": distinct("numerics"),
+    "grade": distinct("grade", widest),
+}
+"""The numerics classes whose bounds were used, and the widest grade."""
 
 
 def _measured(cells: pd.DataFrame) -> pd.DataFrame:
@@ -128,15 +134,13 @@ def _measured(cells: pd.DataFrame) -> pd.DataFrame:
     """
     rows = cells.query(f"check == '{VALUES}' and status != '{UNSUPPORTED}'")
     wrong = (rows["status"] != "pass") & rows["kind"].isin(["non-finite", "value"])
+    ratio = rows["error_ratio"].where(rows["kind"] != "non-finite", math.inf)
     return rows.assign(
-        error_ratio=rows["error_ratio"].where(rows["kind"] != "non-finite", math.inf),
+        error_ratio=ratio,
+        beyond=ratio > 1,
+        unmeasured=ratio.isna(),
         grade=rows["grade"].mask(wrong & (rows["grade"] == ""), "none"),
     )
-
-
-def _worst_case(rows: pd.DataFrame) -> str:
-    measured = rows[rows["error_ratio"].notna()]
-    return "".join(measured.nlargest(1, "error_ratio")["case"])
 
 
 ACCURACY = Table(
@@ -147,15 +151,14 @@ ACCURACY = Table(
     rows=_measured,
     by=BY_DTYPE,
     columns={
-        "numerics": _classes,
-        "grade": _widest,
+        **CLASSES,
         "cells": ("error_ratio", "count"),
-        "beyond": _number(lambda rows: rows["error_ratio"] > 1),
-        "unmeasured": _number(lambda rows: rows["error_ratio"].isna()),
+        "beyond": ("beyond", "sum"),
+        "unmeasured": ("unmeasured", "sum"),
         "median": ("error_ratio", "median"),
         "max": ("error_ratio", "max"),
         "rms": ("rms", "max"),
-        "case": _worst_case,
+        "case": extreme("case"),
     },
 )
 
@@ -166,37 +169,38 @@ LARGEST = Table(
     "operator, framework, numerics class and dtype.",
     rows=lambda cells: _measured(cells).query("status == 'pass' and error_ratio.notna()"),
     by={"operator": "operator", "backend": "backend", "numerics": "numerics"},
-    columns=lambda rows: {
+    columns={
         "implementations": ("implementation", "nunique"),
         "seeds": ("seed", "nunique"),
-        "cells": len,
-        **across("dtype", lambda some: some["error_ratio"].max(), absent=math.nan)(rows),
+        "cells": ("case", "size"),
+        "dtypes": across("dtype", lambda groups: groups["error_ratio"].max(), absent=math.nan),
     },
     rare=True,
 )
 
 
-EDGES = (0.01, 0.03, 0.1, 0.3, 1.0, math.inf)
-"""The upper ends of `INTERVALS`."""
+EDGES = (-1.0, 0.01, 0.03, 0.1, 0.3, 1.0, math.inf)
+"""The ends of `INTERVALS`."""
 
-INTERVALS = {
-    f"> {low:g}" if high == math.inf else f"≤ {high:g}": (low, high)
-    for low, high in pairwise((-1.0, *EDGES))
-}
-"""The intervals of error ratios, by their names."""
+INTERVALS = (*(f"≤ {high:g}" for high in EDGES[1:-1]), f"> {EDGES[-2]:g}")
+"""The names of the intervals of error ratios."""
 
 
-def _between(low: float, high: float, rows: pd.DataFrame) -> int:
-    return int(((rows["error_ratio"] > low) & (rows["error_ratio"] <= high)).sum())
+def _distributed(cells: pd.DataFrame) -> pd.DataFrame:
+    """The judged cells of the check `VALUES`, each with its interval."""
+    import pandas as pd
+
+    rows = _measured(cells)
+    return rows.assign(interval=pd.cut(rows["error_ratio"], EDGES, labels=INTERVALS).astype(object))
 
 
 DISTRIBUTION = Table(
     "distribution",
     "The check values: how many cells have an error ratio in each interval. Above 1 is wrong.",
-    rows=_measured,
+    rows=_distributed,
     by=BY_DTYPE,
     columns={
-        **{name: partial(_between, *ends) for name, ends in INTERVALS.items()},
+        "intervals": counted("interval", INTERVALS),
         "median": ("error_ratio", "median"),
         "max": ("error_ratio", "max"),
     },
@@ -211,18 +215,13 @@ def _differentiated(cells: pd.DataFrame) -> pd.DataFrame:
     from attention_conformance.suite.report.frames import expanded
 
     rows = cells[cells["check"].isin(GRADIENTS) & (cells["status"] != UNSUPPORTED)]
-    return rows.join(expanded(rows["ratios"]).add_prefix(_RATIO))
+    ratios = expanded(rows["ratios"]).add_prefix(_RATIO)
+    return rows.assign(beyond=rows["status"] != "pass").join(ratios)
 
 
-def _of_gradients(rows: pd.DataFrame) -> Columns:
-    ratios = [str(name) for name in rows.filter(like=_RATIO)]
-    return {
-        "numerics": _classes,
-        "grade": _widest,
-        "cells": len,
-        "beyond": _number(lambda rows: rows["status"] != "pass"),
-        **{name.removeprefix(_RATIO): (name, "max") for name in ratios},
-    }
+def _largest_ratios(groups: Groups) -> pd.DataFrame:
+    names = [name for name in groups.obj if name.startswith(_RATIO)]
+    return groups[names].max().rename(columns=lambda name: name.removeprefix(_RATIO))
 
 
 OF_GRADIENTS = Table(
@@ -231,7 +230,12 @@ OF_GRADIENTS = Table(
     "and parameter, by the bound of the declared class, and the widest grade.",
     rows=_differentiated,
     by=BY_DTYPE,
-    columns=_of_gradients,
+    columns={
+        **CLASSES,
+        "cells": ("case", "size"),
+        "beyond": ("beyond", "sum"),
+        "operands": _largest_ratios,
+    },
 )
 
 KERNELS = Table(
@@ -240,7 +244,7 @@ KERNELS = Table(
     "cells.",
     rows=f"check == '{VALUES}' and kernels != ''",
     by={"implementation": "label", "kernels": "kernels"},
-    columns={"cells": len},
+    columns={"cells": ("case", "size")},
 )
 
 
@@ -280,7 +284,7 @@ DIAGNOSES = Table(
 )
 
 
-def _failing(cells: pd.DataFrame) -> pd.DataFrame:
+def failing_cells(cells: pd.DataFrame) -> pd.DataFrame:
     """The failing cells, the gravest status first."""
     failing = cells[cells["status"].isin(FAILING)]
     return failing.sort_values("status", key=lambda s: s.map(FAILING.index), kind="stable")
@@ -292,12 +296,14 @@ def _beside_others(cells: pd.DataFrame) -> pd.DataFrame:
     `supported`, `failing` and `passed` count implementations. With several seeds one failure counts as
     failing.
     """
+    wrong = failing_cells(cells)
+    cells = cells[cells["case"].isin(wrong["case"])]
     asked, fails = cells["status"] != UNSUPPORTED, cells["status"].isin(FAILING)
-    each = cells.assign(supported=asked, failing=fails).groupby(["check", "case", "label"])
+    each = grouped(cells.assign(supported=asked, failing=fails), ["check", "case", "label"])
     outcomes = each[["supported", "failing"]].any().astype(int)
     outcomes["passed"] = outcomes["supported"] - outcomes["failing"]
     numbers = outcomes.groupby(["check", "case"]).sum().reset_index()
-    return _failing(cells).merge(numbers, on=["check", "case"])
+    return wrong.merge(numbers, on=["check", "case"])
 
 
 _FAILURE = {**same("status"), **BY_IMPLEMENTATION, **same("check", "case", "kind", "error_ratio")}
@@ -310,22 +316,18 @@ ONLY_HERE = Table(
 )
 
 
-def _kinds(rows: pd.DataFrame) -> str:
-    return ", ".join(dict.fromkeys(filter(None, rows["kind"])))
-
-
 EVERYWHERE = Table(
     "everywhere",
     "Cells that fail in every implementation that supports the case, at least two.",
     rows=lambda cells: _beside_others(cells).query("failing == supported and failing > 1"),
     by=same("check", "case"),
-    columns={"implementations": "failing", "kinds": _kinds, **same("message")},
+    columns={"implementations": "failing", "kinds": distinct("kind"), **same("message")},
 )
 
 FAILURES = Table(
     "failures",
     "Every cell with the status crash, error, fail or known.",
-    rows=_failing,
+    rows=failing_cells,
     columns={**_FAILURE, **same("message")},
 )
 
@@ -340,19 +342,18 @@ SLOWEST = Table(
 HISTORY = Table(
     "history",
     "Runs of each implementation, the oldest first: cells per status, the largest error ratio.",
-    over="dated",
-    rows=lambda dated: dated.sort_values("started", kind="stable"),
+    rows=lambda cells: cells.sort_values("started", kind="stable"),
     by={"implementation": "name", "started": "started", "versions": "versions", "run": "source"},
     columns={**COUNTS, "max": ("error_ratio", "max")},
     rare=True,
 )
 
 
-def _changed(dated: pd.DataFrame) -> pd.DataFrame:
+def _changed(cells: pd.DataFrame) -> pd.DataFrame:
     """The cells whose oldest and newest records have different statuses, new failures first."""
     from attention_conformance.suite.report.frames import asked_again
 
-    again = asked_again(dated)
+    again = asked_again(cells)
     changed = again[again["before"] != again["status"]]
     return changed.sort_values("status", key=lambda s: ~s.isin(BROKEN), kind="stable")
 
@@ -360,7 +361,6 @@ def _changed(dated: pd.DataFrame) -> pd.DataFrame:
 CHANGED = Table(
     "changed",
     "Cells whose status changed from the oldest to the newest of the runs given, new failures first.",
-    over="dated",
     rows=_changed,
     columns={"implementation": "name", **same("before", "status", "check", "case", "message")},
     rare=True,

@@ -13,6 +13,7 @@ import pandas as pd
 from attention_conformance.suite.records.diagnoses import group_order
 from attention_conformance.suite.report.frames import expanded
 from attention_conformance.suite.report.separation import axes, separation
+from attention_conformance.suite.report.table import grouped
 from attention_conformance.suite.spec.vocabulary import BROKEN
 
 _EXTENT = ("B", "H", "Lq", "Lk", "D", "Dv")
@@ -39,13 +40,15 @@ def groups(cells: pd.DataFrame) -> list[Group]:
     broken = cells[cells["status"].isin(BROKEN)]
     if broken.empty:
         return []
-    known, passed = axes(cells), cells[cells["status"] == "pass"]
+    known, case = axes(cells), pd.Series(pd.factorize(cells["case"])[0], cells.index)
+    passed = grouped(cells[cells["status"] == "pass"], ["check", "label"]).groups
+    size = {row: place for place, row in enumerate(_by_size(broken).index)}
     entries = []
-    for (check, label, kind), block in broken.groupby(["check", "label", "kind"], sort=False):
-        passing = passed["case"][(passed["check"] == check) & (passed["label"] == label)]
-        text = separation(known.loc[block["case"]], known.loc[passing])
-        rows = tuple(map(int, _by_size(block).index))
-        entries.append(Group(str(check), str(kind), str(label), rows, len(passing), text))
+    for (check, label, kind), rows in grouped(broken, ["check", "label", "kind"]).groups.items():
+        passing = passed.get((check, label), broken.index[:0])
+        text = separation(known, case[rows].to_numpy(), case[passing].to_numpy())
+        smallest_first = tuple(sorted(map(int, rows), key=size.__getitem__))
+        entries.append(Group(check, kind, label, smallest_first, len(passing), text))
     return sorted(entries, key=lambda group: group_order(group.check, group.kind, len(group.cells)))
 
 

@@ -1,19 +1,19 @@
 """Result files as pandas DataFrames, from which every table is made.
 
 `cells` has a row for every judged cell. Its columns are the fields of `suite.records.cells.CellRecord`,
-source and label:
+name ("backend:implementation"), label, and of the run its source, started, digest and versions:
 
 text            case, check, backend, implementation, mode, device, dtype, status, kind, message, grade,
-                observed, group, numerics, operator, question, kernels, native, inherited, source, label;
-                "" for unknown
+                observed, group, numerics, operator, question, kernels, native, inherited, name, label,
+                source, started, digest, versions; "" for unknown
 float64         error_ratio, rms, max_abs_error, seconds; NaN where nothing was measured, infinity for a
                 measured error ratio of NaN, which is beyond every bound
 int64           seed; uint64 if one is beyond
 tuple of text   features
 dict            ratios (float by operand), facts (text, number, flag or None by name); see `expanded`
 
-The source is the result file. The label names the implementation in tables: "backend:name". If the name
-occurs with several modes, devices or sources, the label has these in brackets.
+The source is the result file. The label names the implementation in tables: it is the name, and if the
+name occurs with several modes, devices or sources, these in brackets.
 
 `runs` has a row for every field of the headers, `measurements` a row for every speed record, `facts_of` a
 row for every fact that `explain` read, and `asv_results` a row for every value that asv stored.
@@ -24,15 +24,16 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, fields
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from attention_conformance.suite.records.cells import KEY, CellRecord, Header, Run
+from attention_conformance.suite.records.cells import KEY, CellRecord, Run
 from attention_conformance.suite.records.diagnoses import DiagnosisRecord
 from attention_conformance.suite.records.facts import FactsRun
 from attention_conformance.suite.records.lines import RecordError
@@ -45,20 +46,34 @@ MEASURED = ("workload", "direction", "dtype", "device", "threads")
 
 def cells(loaded: Run | Sequence[Run]) -> pd.DataFrame:
     """A row for every cell of one run, or of several, with the columns that this module describes."""
-    records = [
-        _fields(cell)
-        | {
-            "error_ratio": _beyond(cell.error_ratio),
-            "ratios": {name: _beyond(ratio) for name, ratio in cell.ratios.items()},
-            "source": run.source,
-        }
-        for run in _listed(loaded)
-        for cell in run.cells
+    names = [f.name for f in fields(CellRecord)]
+    records = [cell for run in _listed(loaded) for cell in run.cells]
+    columns: dict[str, list[Any]] = {name: [*map(attrgetter(name), records)] for name in names}
+    columns["error_ratio"] = [*map(_beyond, columns["error_ratio"])]
+    columns["ratios"] = [
+        {name: _beyond(ratio) for name, ratio in of.items()} for of in columns["ratios"]
     ]
-    frame = pd.DataFrame(records, columns=[*(f.name for f in fields(CellRecord)), "source"])
+    for name, of_run in _OF_RUN.items():
+        columns[name] = [text for run in _listed(loaded) for text in [of_run(run)] * len(run.cells)]
     figures = ("error_ratio", "rms", "max_abs_error", "seconds")
-    frame = frame.astype(dict.fromkeys(figures, "float64"))
+    frame = pd.DataFrame(columns, dtype=None if records else object).astype(
+        dict.fromkeys(figures, "float64")
+    )
+    frame["name"] = frame["backend"] + ":" + frame["implementation"]
     return frame.assign(label=_labels(frame))
+
+
+def _versions(header: Origin) -> str:
+    return ", ".join(f"{name} {text}" for name, text in header.versions.items())
+
+
+_OF_RUN: dict[str, Callable[[Run], str]] = {
+    "source": lambda run: run.source,
+    "started": lambda run: run.header.started,
+    "digest": lambda run: run.header.digest,
+    "versions": lambda run: _versions(run.header),
+}
+"""The columns of `cells` that are equal in all cells of a run."""
 
 
 def provenance(headers: Iterable[Origin]) -> str:
@@ -72,39 +87,23 @@ def provenance(headers: Iterable[Origin]) -> str:
     )
 
 
-def dated(cells: pd.DataFrame, headers: Mapping[str, Header]) -> pd.DataFrame:
-    """The frame of cells with more columns of text: name ("backend:implementation"), and of the run
-    started, versions and digest."""
-    columns = {
-        "started": {source: header.started for source, header in headers.items()},
-        "digest": {source: header.digest for source, header in headers.items()},
-        "versions": {
-            source: ", ".join(f"{name} {text}" for name, text in header.versions.items())
-            for source, header in headers.items()
-        },
-    }
-    name = cells["backend"] + ":" + cells["implementation"]
-    return cells.assign(name=name, **{n: cells["source"].map(of) for n, of in columns.items()})
-
-
-def latest(dated: pd.DataFrame) -> pd.DataFrame:
-    """Of the frame `dated` the newest run of each implementation, with labels without sources.
+def latest(cells: pd.DataFrame) -> pd.DataFrame:
+    """Of the frame `cells` the newest run of each implementation, with labels without sources.
 
     Runs of one list of cells, such as shards, are one run: the newest record of each cell counts.
     """
-    order = dated.sort_values("started", kind="stable")
+    order = cells.sort_values("started", kind="stable")
     newest = order.groupby(["name", "mode", "device"])["digest"].transform("last")
-    cells = order[order["digest"] == newest].drop_duplicates([*KEY], keep="last").sort_index()
-    return cells.assign(label=_labels(cells.assign(source="")))
+    now = order[order["digest"] == newest].drop_duplicates([*KEY], keep="last").sort_index()
+    return now.assign(label=_labels(now.assign(source="")))
 
 
-def asked_again(dated: pd.DataFrame) -> pd.DataFrame:
-    """The newest record of each cell that several runs of the frame `dated` have, with the status that
+def asked_again(cells: pd.DataFrame) -> pd.DataFrame:
+    """The newest record of each cell that several runs of the frame `cells` have, with the status that
     the oldest one has, `before`."""
-    order = dated.sort_values("started", kind="stable")
+    order = cells[cells.duplicated([*KEY], keep=False)].sort_values("started", kind="stable")
     statuses = order.groupby([*KEY])["status"]
-    several = order.assign(before=statuses.transform("first"))[statuses.transform("size") > 1]
-    return several.drop_duplicates([*KEY], keep="last")
+    return order.assign(before=statuses.transform("first")).drop_duplicates([*KEY], keep="last")
 
 
 def newest_times(measurements: pd.DataFrame) -> pd.DataFrame:
@@ -114,18 +113,13 @@ def newest_times(measurements: pd.DataFrame) -> pd.DataFrame:
     return measurements.loc[order.drop_duplicates(same, keep="last").sort_index().index]
 
 
-def _fields(record: CellRecord | SpeedRecord) -> dict[str, Any]:
-    """The fields of a record. `vars` would lack fields that the file does not have."""
-    return {f.name: getattr(record, f.name) for f in fields(record)}
-
-
 def _beyond(ratio: float | None) -> float | None:
     """The ratio; infinity for NaN."""
     return math.inf if ratio is not None and math.isnan(ratio) else ratio
 
 
 def _labels(cells: pd.DataFrame) -> pd.Series:
-    name = cells["backend"].astype(str) + ":" + cells["implementation"].astype(str)
+    name = cells["name"]
     shown = cells[["mode", "device"]].assign(source=_short(cells["source"]))
     label = name
     for column in shown:
@@ -136,8 +130,11 @@ def _labels(cells: pd.DataFrame) -> pd.Series:
 
 def _short(sources: pd.Series) -> pd.Series:
     """Sources without folder and suffix; unchanged if two short names would be equal."""
-    short = sources.map(lambda source: "+".join(Path(part).stem for part in source.split("+")))
-    return short if short.nunique() == sources.nunique() else sources
+    names = {
+        source: "+".join(Path(part).stem for part in source.split("+"))
+        for source in sources.unique()
+    }
+    return sources.map(names) if len({*names.values()}) == len(names) else sources
 
 
 def expanded(entries: pd.Series) -> pd.DataFrame:
@@ -160,8 +157,9 @@ def recorded(cells: pd.DataFrame) -> pd.DataFrame:
     ratios, facts = (expanded(cells[name]) for name in ("ratios", "facts"))
     texts = facts.select_dtypes("object")
     facts[[*texts]] = texts.map(lambda value: "" if value is None else str(value))
-    frame = cells.drop(columns=["ratios", "facts", "label"])
-    frame["features"] = [" ".join(needed) for needed in cells["features"]]
+    names = [f.name for f in fields(CellRecord) if f.name not in ("ratios", "facts")]
+    features = [" ".join(needed) for needed in cells["features"]]
+    frame = cells[[*names, "source"]].assign(features=features)
     return frame.join([ratios.add_prefix("ratio_of_"), facts.add_prefix("fact_")])
 
 
@@ -267,7 +265,7 @@ def facts_of(runs: Iterable[FactsRun]) -> pd.DataFrame:
 
 def _measured(record: SpeedRecord) -> dict[str, Any]:
     low, high = np.quantile(record.samples, (0.25, 0.75)) if record.samples else (np.nan, np.nan)
-    return _fields(record) | {
+    return asdict(record) | {
         "label": f"{record.backend}:{record.implementation}",
         "seconds": record.seconds,
         "low": float(low),

@@ -85,10 +85,8 @@ def frames_of(runs: Run | list[Run]) -> Frames:
     from attention_conformance.suite.report import frames
 
     headers = {run.source: run.header for run in ([runs] if isinstance(runs, Run) else runs)}
-    cells = frames.cells(runs)
     return {
-        "cells": cells,
-        "dated": frames.dated(cells, headers),
+        "cells": frames.cells(runs),
         "runs": frames.runs(runs),
         "diagnoses": frames.diagnoses(runs),
         "headers": headers,

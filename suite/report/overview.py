@@ -9,8 +9,6 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import Any
 
@@ -24,12 +22,14 @@ from attention_conformance.suite.records.speed import TIMED
 from attention_conformance.suite.report.conformance import (
     ACCURACY,
     BY_DTYPE,
-    FAILING,
     OF_GRADIENTS,
     UNSUPPORTED,
+    failing_cells,
 )
 from attention_conformance.suite.report.frames import asked_again, latest, provenance
 from attention_conformance.suite.report.semantics import ELECTIONS
+from attention_conformance.suite.report.table import counted, distinct, extreme, grouped
+from attention_conformance.suite.report.topics import TOPICS
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.operators import OPERATORS
 from attention_conformance.suite.spec.vocabulary import BROKEN
@@ -39,76 +39,6 @@ REASONS = 5
 
 SENTENCES = 3
 """The number of wrong implementations that the page names at its top."""
-
-
-@dataclass(frozen=True)
-class Topic:
-    """What people ask of an implementation, as a column of the matrix.
-
-    A cell belongs to the topic if its case needs one of `features`, is in one of `groups` of the default
-    operator, is of one of `operators` or of `mode`, or if its check matches one of `checks`.
-    """
-
-    name: str
-    text: str
-    features: tuple[str, ...] = ()
-    groups: tuple[str, ...] = ()
-    operators: tuple[str, ...] = ()
-    checks: tuple[str, ...] = ()
-    mode: str = ""
-
-    def of(self, cells: pd.DataFrame) -> pd.Series:
-        """Whether each cell belongs to the topic, boolean."""
-        default = cells["operator"].isin(_DEFAULT)
-        wanted = frozenset(self.features)
-        checks = [c for c in cells["check"].unique() if any(fnmatchcase(c, p) for p in self.checks)]
-        return (
-            (default & cells["group"].isin(self.groups))
-            | cells["operator"].isin(self.operators)
-            | cells["features"].map(lambda needed: not wanted.isdisjoint(needed)).astype(bool)
-            | cells["check"].isin(checks)
-            | (cells["mode"] == (self.mode or None))
-        )
-
-
-_DEFAULT = tuple(name for name, operator in OPERATORS.items() if operator.is_default)
-
-
-def _operators_by_topic() -> dict[tuple[str, str], list[str]]:
-    """The operators that are not plain attention, by topic."""
-    topics: dict[tuple[str, str], list[str]] = {}
-    for name, operator in OPERATORS.items():
-        if not operator.is_default:
-            topics.setdefault(operator.topic, []).append(name)
-    return topics
-
-
-TOPICS = (
-    Topic("plain", "no mask, bias or other feature", groups=("none",)),
-    Topic("masks", "boolean masks and padding", features=("padding", "mask-array", "raw-mask"),
-          groups=("bool", "prefix", "seg")),
-    Topic("causal", "causal masks of every alignment", features=("causal", "native-causal")),
-    Topic("window", "sliding windows", features=("window",)),
-    Topic("grouped", "fewer key heads than query heads", features=("grouped-heads",)),
-    Topic("bias", "an additive bias", features=("bias",)),
-    Topic("softcap", "tanh-capped scores", features=("softcap",)),
-    Topic("sinks", "a learned sink per head", features=("sinks",)),
-    Topic("lse", "the log-sum-exp as second output", features=("lse",)),
-    Topic("ALiBi", "slopes by distance", features=("alibi-slopes",)),
-    Topic("dropout", "dropout of the weights", features=("dropout",), checks=("dropout*",)),
-    Topic("gradients", "derivatives of every kind", checks=("*gradient*", "tangents")),
-    Topic("hidden", "no influence of hidden or future keys, NaN included",
-          checks=("hidden", "future", "poison", "nan", "segments_apart")),
-    Topic("long rows", "a thousand keys and more", checks=("long_rows",)),
-    Topic("layouts", "strides, gaps and views", checks=("*layouts", "*arrangements")),
-    Topic("calls", "purity, state between calls, ambient modes",
-          checks=("contract", "stateless", "remembered", "kept_answers", "*_memory", "ambient*")),
-    Topic("batch", "the same answer in every batch", checks=("invariant_*", "*_independence")),
-    Topic("refusals", "malformed problems are refused", checks=("bad_*",)),
-    Topic("compiled", "through the framework's compilers", mode="compiled"),
-    *(Topic(*topic, operators=tuple(names)) for topic, names in _operators_by_topic().items()),
-)  # fmt: skip
-"""The columns of the matrix, in order."""
 
 
 def overview(
@@ -134,7 +64,7 @@ def overview(
     - sentences    what is right, what is wrong, and what changed
     - provenance   versions, machines and date
     """
-    cells = frames.get("cells")
+    cells = frames.get("cells") if newest is None else newest
     if cells is None or cells.empty:
         return {}
     places = {name: place for place, name in enumerate(OPERATORS)}
@@ -145,23 +75,29 @@ def overview(
     )
     of = of.drop_duplicates("label").sort_values(["at", "framework"], kind="stable")
     labels = [*of["label"]]
-    topics = {"all": pd.Series(True, cells.index)} | {t.name: t.of(cells) for t in TOPICS}
+    columns = ("features", "check", "operator", "group", "mode")
+    factors = {name: pd.factorize(cells[name]) for name in columns}
+    topics = {"all": np.full(len(cells), True)} | {t.name: t.of(factors) for t in TOPICS}
     topics = {name: rows for name, rows in topics.items() if rows.any()}
     texts = {t.name: t.text for t in TOPICS} | {"all": "every question"}
     numbers, commands = pd.factorize(_commands(cells, frames.get("headers", {})))
     cells = cells.assign(command=numbers)
-    failures, findings = _failures(cells, labels, topics)
+    every = np.column_stack([*topics.values()])
+    members = _members(cells, labels, every)
+    failures, findings = _failures(cells, labels, every)
     return {
         "topics": [{"name": name, "text": texts[name]} for name in topics],
         "dtypes": [name for name in DTYPES if (cells["dtype"] == name).any()],
         "rows": _rows(cells, labels, frames, tables),
         "commands": [*commands],
-        "counts": _counts(cells, labels, topics),
+        "counts": _counts(cells, members),
         "failures": failures,
-        "reasons": _reasons(cells, labels, topics),
+        "reasons": _reasons(cells, members),
         "findings": findings,
         "sentences": sentences(
-            {**frames, "cells": latest(frames["dated"]) if newest is None else newest}
+            latest(frames["cells"]) if newest is None else newest,
+            frames["cells"],
+            frames["diagnoses"],
         ),
         "provenance": provenance(frames.get("headers", {}).values()),
     }
@@ -197,6 +133,7 @@ def _rows(
         told = frames["facts"][["label", "fact", "answer"]].itertuples(index=False, name=None)
         for name, fact, answer in told:
             computed.setdefault(name, {})[fact] = answer
+    operators = distinct("operator")(grouped(cells, ["label"]))
     rows = []
     for label in labels:
         name = f"{first['backend'][label]}:{first['implementation'][label]}"
@@ -207,7 +144,7 @@ def _rows(
                 "label": label,
                 "name": name,
                 "backend": first["backend"][label],
-                "operator": ", ".join(dict.fromkeys(cells["operator"][cells["label"] == label])),
+                "operator": operators[label],
                 "control": name in controls,
                 "precision": precision.get(label, {}),
                 "gradients": gradients.get(label, {}),
@@ -233,26 +170,36 @@ def _times(measurements: pd.DataFrame | None) -> dict[str, dict[str, list[float]
     return times
 
 
-def _counts(
-    cells: pd.DataFrame, labels: Sequence[str], topics: Mapping[str, pd.Series]
-) -> list[list[Any]]:
+def _members(cells: pd.DataFrame, labels: Sequence[str], topics: np.ndarray) -> pd.DataFrame:
+    """A row for every cell in every topic, by topic: the numbers of topic and implementation (`row`), the
+    dtype, message and error ratio, the place of the status in an entry of counts, the place `at` of the
+    cell."""
+    topic, at = np.nonzero(topics.T)
     places = dict.fromkeys(BROKEN, 1) | {"pass": 0, "known": 2, UNSUPPORTED: 3}
-    row = cells["label"].map({label: number for number, label in enumerate(labels)})
-    every = [*zip(row, cells["dtype"], cells["status"].map(places), strict=True)]
-    ratios = cells["error_ratio"].fillna(-1.0).to_list()
-    found: list[list[Any]] = []
-    for number, member in enumerate(topics.values()):
-        tallies: dict[tuple[int, str], list[Any]] = {}
-        for at in np.flatnonzero(member).tolist():
-            label, dtype, place = every[at]
-            tally = tallies.setdefault((label, dtype), [0, 0, 0, 0, None])
-            tally[place] += 1
-            if place == 0 and (tally[4] is None or ratios[at] > ratios[tally[4]]):
-                tally[4] = at
-        found += [[label, number, dtype, *tally] for (label, dtype), tally in tallies.items()]
-    worst = sorted({tally[-1] for tally in found} - {None})
-    shown = dict(zip(worst, _cells(cells.iloc[worst]), strict=True))
-    return [[*numbers, shown.get(at)] for *numbers, at in found]
+    columns = {
+        "row": cells["label"].map({label: number for number, label in enumerate(labels)}),
+        "dtype": cells["dtype"],
+        "place": cells["status"].map(places),
+        "message": cells["message"],
+        "ratio": cells["error_ratio"].fillna(-1.0),
+    }
+    return pd.DataFrame({name: column.to_numpy()[at] for name, column in columns.items()}).assign(
+        topic=topic, at=at
+    )
+
+
+def _counts(cells: pd.DataFrame, members: pd.DataFrame) -> list[list[Any]]:
+    one = ["row", "topic", "dtype"]
+    groups = grouped(members, one)
+    counts = counted("place", range(4))(groups)
+    passing = members.assign(ratio=members["ratio"].where(members["place"] == 0))
+    worst = extreme("at", "ratio", absent=-1)(grouped(passing, one))
+    places = sorted({*worst} - {-1})
+    shown = dict(zip(places, _cells(cells.iloc[places]), strict=True))
+    return [
+        [*key, *numbers, shown.get(at)]
+        for key, numbers, at in zip(counts.index, counts.to_numpy().tolist(), worst, strict=True)
+    ]
 
 
 def _cells(cells: pd.DataFrame) -> list[list[Any]]:
@@ -274,17 +221,13 @@ def _figure(number: float | None) -> float | str | None:
 
 
 def _failures(
-    cells: pd.DataFrame, labels: Sequence[str], topics: Mapping[str, pd.Series]
+    cells: pd.DataFrame, labels: Sequence[str], topics: np.ndarray
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Failing cells, the gravest first, and the findings that they cite by name."""
-    failing = cells[cells["status"].isin(FAILING)]
-    failing = failing.sort_values("status", key=lambda s: s.map(FAILING.index), kind="stable")
+    failing = failing_cells(cells.assign(at=np.arange(len(cells))))
     entries, findings = _manifest_entries()
-    members = pd.DataFrame(dict(enumerate(topics.values())))
     found, cited = [], {}
-    for (_, cell), its, mine in zip(
-        failing.iterrows(), _cells(failing), members.loc[failing.index].to_numpy(), strict=True
-    ):
+    for cell, its in zip(failing.to_dict("records"), _cells(failing), strict=True):
         entry = _entry(cell, entries) if cell["status"] == "known" else None
         name = cell["inherited"] or (entry.finding if entry else "")
         if name in findings:
@@ -295,7 +238,7 @@ def _failures(
         found.append(
             {
                 "row": labels.index(cell["label"]),
-                "topics": [n for n, member in enumerate(mine) if member],
+                "topics": np.flatnonzero(topics[cell["at"]]).tolist(),
                 **{k: cell[k] for k in ("status", "kind", "dtype", "message")},
                 "cell": its,
                 "cause": entry.cause if entry else "",
@@ -316,12 +259,11 @@ def _manifest_entries() -> tuple[list[Expectation], dict[str, Finding]]:
     return entries, {finding.name: finding for findings, _ in contents for finding in findings}
 
 
-def _entry(cell: pd.Series, entries: Sequence[Expectation]) -> Expectation | None:
+def _entry(cell: Mapping[Any, Any], entries: Sequence[Expectation]) -> Expectation | None:
     """The entry that a known failure fulfils: the one whose cause the message of the cell quotes."""
-    matching = (
-        e for e in entries if e.matches(cell["implementation"], cell["check"], cell["case"])
-    )
-    return next((e for e in matching if e.cause in cell["message"]), None)
+    names = cell["implementation"], cell["check"], cell["case"]
+    matching = (e for e in entries if e.cause in cell["message"] and e.matches(*names))
+    return next(matching, None)
 
 
 def _commands(cells: pd.DataFrame, headers: Mapping[str, Header]) -> pd.Series:
@@ -339,25 +281,21 @@ def _commands(cells: pd.DataFrame, headers: Mapping[str, Header]) -> pd.Series:
     )
 
 
-def _reasons(
-    cells: pd.DataFrame, labels: Sequence[str], topics: Mapping[str, pd.Series]
-) -> dict[str, list[list[Any]]]:
-    refused = cells["status"] == UNSUPPORTED
-    found = {}
-    for number, member in enumerate(topics.values()):
-        for label, rows in cells[refused & member].groupby("label", sort=False):
-            reasons = rows["message"].value_counts().head(REASONS)
-            first = rows.drop_duplicates("message").set_index("message").loc[reasons.index]
-            found[f"{labels.index(label)} {number}"] = [
-                [reason, int(n), cell]
-                for (reason, n), cell in zip(reasons.items(), _cells(first), strict=True)
-            ]
+def _reasons(cells: pd.DataFrame, members: pd.DataFrame) -> dict[str, list[list[Any]]]:
+    refused = grouped(members[members["place"] == 3], ["row", "topic", "message"])
+    reasons = refused["at"].agg(["size", "first"]).reset_index()
+    reasons = reasons.sort_values("size", ascending=False, kind="stable")
+    most = reasons.groupby(["row", "topic"]).head(REASONS).sort_values("topic", kind="stable")
+    found: dict[str, list[list[Any]]] = {}
+    rows = most[["row", "topic", "message", "size"]].itertuples(index=False, name=None)
+    for (row, topic, reason, n), cell in zip(rows, _cells(cells.iloc[most["first"]]), strict=True):
+        found.setdefault(f"{row} {topic}", []).append([reason, n, cell])
     return found
 
 
-def sentences(frames: Mapping[str, Any]) -> list[str]:
-    """What is right, what is wrong and why, and what changed since the records given first."""
-    cells = frames["cells"]
+def sentences(cells: pd.DataFrame, every: pd.DataFrame, diagnoses: pd.DataFrame) -> list[str]:
+    """What is right, what is wrong and why, and what changed since the records given first. `cells` are
+    the newest of `every` run."""
     broken, known = cells["status"].isin(BROKEN), cells["label"][cells["status"] == "known"]
     labels, wrong = list(dict.fromkeys(cells["label"])), list(dict.fromkeys(cells["label"][broken]))
     right = len(labels) - len({*wrong, *known})
@@ -373,7 +311,7 @@ def sentences(frames: Mapping[str, Any]) -> list[str]:
         most = known.value_counts()
         first = f"{most.index[0]}, {most.iloc[0]} of {len(known)} cells"
         sentences.append(f"{len(most)} have known failures, most of all {first}.")
-    told = frames["diagnoses"].drop_duplicates("label").set_index("label")["sentence"]
+    told = diagnoses.drop_duplicates("label").set_index("label")["sentence"]
     for label in wrong[:SENTENCES]:
         rows = cells[broken & (cells["label"] == label)]
         count = f"{len(rows)} {'cell fails' if len(rows) == 1 else 'cells fail'}."
@@ -381,12 +319,12 @@ def sentences(frames: Mapping[str, Any]) -> list[str]:
         sentences.append(f"{label} is wrong: {told.get(name, count)}")
     if len(wrong) > SENTENCES:
         sentences.append(f"{len(wrong) - SENTENCES} more implementations are wrong.")
-    return [*sentences, *_changes(frames["dated"])]
+    return [*sentences, *_changes(every)]
 
 
-def _changes(dated: pd.DataFrame) -> list[str]:
+def _changes(cells: pd.DataFrame) -> list[str]:
     """What the latest records say of cells that earlier records have, too."""
-    both = asked_again(dated)
+    both = asked_again(cells)
     if both.empty:
         return []
     before, now = both["before"].isin(BROKEN), both["status"].isin(BROKEN)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
@@ -18,10 +19,10 @@ from typing import Any
 
 import pandas as pd
 
-from attention_conformance.suite.records.coverage import percent, scored
+from attention_conformance.suite.records.coverage import percent
 from attention_conformance.suite.records.files import new_folder, or_nothing, write_new
 from attention_conformance.suite.report import DATA_FORMATS, FORMATS
-from attention_conformance.suite.report.conformance import FAILING, INTERVALS, UNSUPPORTED
+from attention_conformance.suite.report.conformance import FAILING, UNSUPPORTED
 from attention_conformance.suite.report.kinds import CAPTIONS
 from attention_conformance.suite.spec.text import printable, uncoloured
 from attention_conformance.suite.spec.vocabulary import STATUSES
@@ -192,12 +193,7 @@ def _template() -> Any:
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.globals |= {
-        "statuses": STATUSES,
-        "styled": _styled,
-        "bars": _bars,
-        "strips": _strips,
-    }
+    environment.globals |= {"statuses": STATUSES, "styled": _styled}
     text = Path(__file__).with_name("page.html.jinja").read_text("utf-8")
     return environment.from_string(text)
 
@@ -232,10 +228,9 @@ def _styled(section: Section) -> Iterator[list[tuple[str, str]]]:
     A tally has the colour of its gravest status. An election that differs from the most frequent one of
     its column is marked.
     """
-    usual = [
-        min(texts, key=lambda t: (-texts.count(t), t)) for texts in zip(*section.rows, strict=True)
-    ]
     beside = section.name == "elections" and section.columns[0] == "implementation"
+    counts = map(Counter, zip(*section.rows, strict=True)) if beside else ()
+    usual = [min(texts, key=lambda text: (-texts[text], text)) for texts in counts]
     for texts, values in zip(section.rows, section.values, strict=True):
         classes = [*map(_classes, section.columns, values, texts)]
         for n, text in enumerate(texts[1:], 1):
@@ -245,31 +240,6 @@ def _styled(section: Section) -> Iterator[list[tuple[str, str]]]:
             elif beside and text not in (usual[n], "", "-"):
                 classes[n] += " differs"
         yield list(zip(texts, classes, strict=True))
-
-
-def _bars(section: Section) -> Iterator[dict[str, Any]]:
-    """The share of every status in percent, for each row of the table of statuses."""
-    for values in section.values:
-        row = dict(zip(section.columns, values, strict=True))
-        yield {
-            "label": values[0],
-            "score": scored(row["pass"], row["cells"] - row[UNSUPPORTED], row["cells"]),
-            "parts": [(s, 100.0 * row[s] / row["cells"], row[s]) for s in STATUSES if row[s]],
-        }
-
-
-def _strips(section: Section) -> Iterator[dict[str, Any]]:
-    """The table `distribution` as histograms: for each row the height of every interval in percent."""
-    for values in section.values:
-        row = dict(zip(section.columns, values, strict=True))
-        counts = {name: row[name] for name in INTERVALS}
-        most = max(*counts.values(), 1)
-        yield {
-            "label": row["dtype"],
-            "parts": [
-                (name, 100.0 * n / most, n, name.startswith(">")) for name, n in counts.items()
-            ],
-        }
 
 
 def _write_folder(tables: Mapping[str, pd.DataFrame], fmt: str, folder: Path) -> None:

@@ -3,14 +3,27 @@ together."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import combinations
 from typing import TYPE_CHECKING
 
 from attention_conformance.suite.report.conformance import BY_IMPLEMENTATION, UNSUPPORTED
-from attention_conformance.suite.report.table import Columns, Table, across, same
-from attention_conformance.suite.spec.vocabulary import INVARIANCE_GRADES, INVARIANT, VALUES
+from attention_conformance.suite.report.table import (
+    Groups,
+    Table,
+    across,
+    counted,
+    first,
+    grouped,
+    same,
+)
+from attention_conformance.suite.spec.vocabulary import (
+    INVARIANCE_GRADES,
+    INVARIANT,
+    STATUSES,
+    VALUES,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,50 +53,64 @@ def by_dtype(answers: Mapping[str, str]) -> str:
     return f"{most} ({', '.join(others)})" if others else most
 
 
-def _observed(rows: pd.DataFrame) -> pd.Series:
-    """The observed answers, or the status if there is none."""
-    observed = rows["observed"].where(rows["observed"] != "", rows["status"])
-    return observed.mask(rows["status"] == UNSUPPORTED, UNSUPPORTED)
+def _answered(condition: str) -> Callable[[pd.DataFrame], pd.DataFrame]:
+    """The selected rows with the observed `answer`, or the status if there is none."""
+
+    def rows(frame: pd.DataFrame) -> pd.DataFrame:
+        rows = frame.query(condition)
+        observed = rows["observed"].where(rows["observed"] != "", rows["status"])
+        native = (rows["observed"] != "") & (rows["native"] != "")
+        return rows.assign(
+            answer=observed.mask(rows["status"] == UNSUPPORTED, UNSUPPORTED),
+            differs=native & (rows["observed"] != rows["native"]),
+        )
+
+    return rows
 
 
-def _answer(rows: pd.DataFrame) -> str:
-    return by_dtype(dict(zip(rows["dtype"], _observed(rows), strict=True)))
+def _answers(
+    groups: Groups, column: str = "answer", chosen: Callable[[str, str], str] = lambda old, new: new
+) -> pd.Series:
+    """The answers of each group by dtype as one text; `chosen` is called if a dtype has several."""
+    import pandas as pd
+
+    index = groups.size().index
+    answers: list[dict[str, str]] = [{} for _ in index]
+    rows = groups.obj
+    for group, dtype, answer in zip(groups.ngroup(), rows["dtype"], rows[column], strict=True):
+        if answer:
+            known = answers[group]
+            known[dtype] = chosen(known[dtype], answer) if dtype in known else answer
+    return pd.Series([*map(by_dtype, answers)], index, dtype=object)
 
 
 ELECTIONS = Table(
     "elections",
     "Observed answers to questions without a single right answer, by dtype if dtypes differ; - if the "
     "question cannot be asked; * marks an answer that differs from the framework's own attention.",
-    rows=PROBES,
+    rows=_answered(PROBES),
     by=BY_IMPLEMENTATION,
-    columns=across("question", _answer),
+    columns={"answers": across("question", _answers)},
 )
 
 
-def _marked(rows: pd.DataFrame) -> str:
-    """The answer, with `DIFFERS` if the framework's own attention gives another one in any dtype."""
-    both = (rows["observed"] != "") & (rows["native"] != "")
-    differs = (both & (rows["observed"] != rows["native"])).any()
-    return f"{_answer(rows)}{DIFFERS if differs else ''}"
+def _marked(groups: Groups) -> pd.Series:
+    """The answers, with `DIFFERS` if the framework's own attention gives another one in any dtype."""
+    return _answers(groups) + groups["differs"].any().map({True: DIFFERS, False: ""})
 
 
-def _native(rows: pd.DataFrame) -> str:
-    rows = rows[rows["native"] != ""]
-    return by_dtype(dict(zip(rows["dtype"], rows["native"], strict=True)))
-
-
-def _beside_native(rows: pd.DataFrame) -> Columns:
-    columns = across("label", _marked)(rows)
-    native = {"the framework's own": _native} if (rows["native"] != "").any() else {}
-    return {**columns, **native}
+def _native(groups: Groups) -> pd.DataFrame:
+    """The answers of the framework's own attention; no column if there is none."""
+    native = _answers(groups, "native").to_frame("the framework's own")
+    return native if (groups.obj["native"] != "").any() else native[[]]
 
 
 BY_QUESTION = Table(
     "elections",
     ELECTIONS.text,
-    rows=PROBES,
+    rows=_answered(PROBES),
     by={"question": "question"},
-    columns=_beside_native,
+    columns={"answers": across("label", _marked), "native": _native},
 )
 """`ELECTIONS` with a row per question; beside user functions the answers of the
 framework's own attention."""
@@ -93,23 +120,20 @@ IDENTIFICATION = Table(
     "What implementations compute, measured by probes without a verdict: the command explain.",
     over="facts",
     by={"fact": "fact"},
-    columns=across("label", lambda rows: rows["answer"].iloc[0]),
+    columns={"answers": across("label", first("answer"))},
 )
 
 CHECKS_OF_INVARIANCE = {f"invariant_{kind}": name for kind, name in INVARIANT.items()}
 """The checks of `suite.test_invariance`, with their names in the table."""
 
 
-def _worst(rows: pd.DataFrame) -> str:
-    """The worst grade by dtype. A cell without a grade counts as its status, which is worse than every
+_SEVERITY = {grade: n for n, grade in enumerate((UNSUPPORTED, *INVARIANCE_GRADES))}
+
+
+def _worse(one: str, other: str) -> str:
+    """The worse of two grades. A cell without a grade counts as its status, which is worse than every
     grade, except "unsupported", which is best."""
-    grades = (UNSUPPORTED, *INVARIANCE_GRADES)
-    severity = {grade: n for n, grade in enumerate(grades)}
-    worst: dict[str, str] = {}
-    for dtype, grade in zip(rows["dtype"], _observed(rows), strict=True):
-        known = worst.setdefault(dtype, grade)
-        worst[dtype] = max(known, grade, key=lambda g: severity.get(g, len(grades)))
-    return by_dtype(worst)
+    return max(one, other, key=lambda grade: _SEVERITY.get(grade, len(_SEVERITY)))
 
 
 INVARIANCE = Table(
@@ -118,9 +142,9 @@ INVARIANCE = Table(
     "the number of threads, decoding one token at a time, padding, keys in two parts that are merged. "
     "The worst grade, by dtype where dtypes differ: bitwise the same; within bound, other bits as near "
     "as rounding explains; broken. - where it cannot be asked.",
-    rows=f"check in {list(CHECKS_OF_INVARIANCE)}",
+    rows=_answered(f"check in {list(CHECKS_OF_INVARIANCE)}"),
     by=BY_IMPLEMENTATION,
-    columns=across("check", _worst, CHECKS_OF_INVARIANCE),
+    columns={"grades": across("check", partial(_answers, chosen=_worse), CHECKS_OF_INVARIANCE)},
 )
 
 _CAPABILITIES = {
@@ -148,22 +172,31 @@ def _layers(cells: pd.DataFrame) -> pd.DataFrame:
     """
     cells = cells[cells["operator"].isin(_needing(_OF_LAYERS, cells)["operator"])]
     judged = cells["label"].isin(cells["label"][cells["check"] == VALUES])
-    return cells[judged].query(f"question == '' or {PROBES}")
+    return _answered(f"question == '' or {PROBES}")(cells[judged])
 
 
-def _capability(feature: str, rows: pd.DataFrame) -> str:
+def _capabilities(groups: Groups) -> pd.DataFrame:
+    import pandas as pd
+
+    index = groups.size().index
+    columns = {
+        name: grouped(_needing({feature}, groups.obj), groups.keys)["status"].agg(_capability)
+        for feature, name in _CAPABILITIES.items()
+    }
+    return pd.DataFrame({n: of.reindex(index, fill_value="") for n, of in columns.items()}, index)
+
+
+def _capability(statuses: pd.Series) -> str:
     """ "yes" if an answer is right, "no" if the layer is never asked, else the most frequent status."""
-    statuses = _needing({feature}, rows)["status"]
-    if statuses.empty or (statuses == "pass").any():
-        return "" if statuses.empty else "yes"
+    if (statuses == "pass").any():
+        return "yes"
     others = statuses[statuses != UNSUPPORTED]
     return "no" if others.empty else str(others.mode().iloc[0])
 
 
-def _of_layer(rows: pd.DataFrame) -> Columns:
-    questions = {question: question for question in rows["question"] if question}
-    capabilities = {name: partial(_capability, key) for key, name in _CAPABILITIES.items()}
-    return {**same("operator"), **across("question", _answer, questions)(rows), **capabilities}
+def _questions(groups: Groups) -> pd.DataFrame:
+    asked = grouped(groups.obj[groups.obj["question"] != ""], groups.keys)
+    return across("question", _answers)(asked).reindex(groups.size().index, fill_value="")
 
 
 LAYERS = Table(
@@ -172,7 +205,7 @@ LAYERS = Table(
     "flag beside a mask, the returned weights while dropout is on, and supported features.",
     rows=_layers,
     by=BY_IMPLEMENTATION,
-    columns=_of_layer,
+    columns={**same("operator"), "answers": _questions, "capabilities": _capabilities},
 )
 
 
@@ -187,13 +220,13 @@ def _of_pairs(cells: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(together=together).explode("together").dropna(subset="together")
 
 
-def _verdict(rows: pd.DataFrame) -> str:
+def _verdicts(groups: Groups) -> pd.Series:
     """Refused if no cell was judged, right if all judged cells pass, else wrong, with numbers."""
-    judged = rows["status"][rows["status"] != UNSUPPORTED]
-    wrong = int((judged != "pass").sum())
-    if not len(judged):
-        return "refused"
-    return f"wrong ({wrong} of {len(judged)})" if wrong else "right"
+    numbers = counted("status", STATUSES)(groups)
+    judged = numbers.drop(columns=UNSUPPORTED).sum(axis=1)
+    wrong = judged - numbers["pass"]
+    texts = "wrong (" + wrong.astype(str) + " of " + judged.astype(str) + ")"
+    return texts.where(wrong > 0, "right").where(judged > 0, "refused")
 
 
 TOGETHER = Table(
@@ -202,6 +235,6 @@ TOGETHER = Table(
     "check values are right, some are wrong, or all are refused.",
     rows=_of_pairs,
     by={"operator": "operator", "features": "together"},
-    columns=across("label", _verdict),
+    columns={"verdicts": across("label", _verdicts)},
     rare=True,
 )

@@ -1,6 +1,6 @@
 """Separation: properties that all failing cells have and no passing cell has.
 
-An axis is a column of `axes`: the dtype, a feature, a fact of the case, or a comparison of sizes. A
+An axis is a column of `Axes`: the dtype, a feature, a fact of the case, or a comparison of sizes. A
 condition holds for every failing cell on one axis: a threshold of numbers, or one of a few words. Words
 come first, since kernels branch by mask, feature and dtype. Sizes separate a few cells by chance: a
 condition on sizes needs `ENOUGH` failures and `ENOUGH` passes without the property.
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -44,12 +43,31 @@ ENOUGH = 4
 """The smallest number of failures, and of passes on the other side, for a condition on sizes."""
 
 
+MISSING = np.iinfo(np.int64).min
+"""The number of a missing fact."""
+
+
+@dataclass(frozen=True, eq=False)
+class Axes:
+    """The facts of cases: in `table` a row per case and a column per axis.
+
+    Entries are numbers, or places in the `words` of the axis, which are empty for an axis of numbers.
+    `full` is False for cases without elements.
+    """
+
+    names: tuple[str, ...]
+    words: tuple[tuple[str, ...], ...]
+    table: np.ndarray
+    full: np.ndarray
+
+
 @dataclass(frozen=True, eq=False)
 class Condition:
     """A property of every failing cell.
 
     - `text`: the property in words
     - `shared`: a flag for every passing cell, True if the cell has the property, too
+    - `common`: the number of these cells
     - `rank`: 0 for properties that are least likely by chance
     - `values`: the number of different values among the failures
     - `sizes`: whether the property concerns sizes
@@ -57,17 +75,15 @@ class Condition:
 
     text: str
     shared: np.ndarray
+    common: int
     rank: int
     values: int
-    sizes: bool = False
+    sizes: bool
 
 
-def axes(cells: pd.DataFrame) -> pd.DataFrame:
-    """The facts of every case, a column per axis: integers (Int64) or words (category); index case.
-
-    Missing facts are NA.
-    """
-    cases = cells.drop_duplicates("case").set_index("case")
+def axes(cells: pd.DataFrame) -> Axes:
+    """The facts of every case, in the order of occurrence."""
+    cases = cells.drop_duplicates("case")
     facts = expanded(cases["facts"])
     numbers = facts.select_dtypes("Int64")
     words: dict[str, Any] = {}
@@ -94,7 +110,15 @@ def axes(cells: pd.DataFrame) -> pd.DataFrame:
                 False: f"{name} no multiple of {block}",
             }
             words[f"{name} % {block}"] = (numbers[name] % block == 0).map(divides)
-    return pd.DataFrame(words, index=cases.index, dtype="category").join(numbers)
+    columns = pd.DataFrame(words, index=cases.index, dtype="category")
+    places = [columns[name].cat.codes.astype("int64").replace(-1, MISSING) for name in columns]
+    texts = [tuple(columns[name].cat.categories) for name in columns]
+    return Axes(
+        (*words, *numbers),
+        (*texts, *([()] * len(numbers.columns))),
+        np.column_stack([*places, *(numbers[n].fillna(MISSING).astype("int64") for n in numbers)]),
+        ~(numbers.filter(SIZES) == 0).fillna(False).any(axis=1).to_numpy(bool),
+    )
 
 
 def _worded(name: str, value: Any) -> str:
@@ -106,26 +130,27 @@ def _worded(name: str, value: Any) -> str:
     return f"{name} {value}".replace("_", " ")
 
 
-def separation(failing: pd.DataFrame, passing: pd.DataFrame) -> str:
-    """One sentence on the difference between failing and passing cells, both rows of `axes`; "" if no
+def separation(axes: Axes, failing: np.ndarray, passing: np.ndarray) -> str:
+    """One sentence on the difference between failing and passing cells, given as rows of `axes`; "" if no
     axis separates them.
 
     `failing` must not be empty. Passing cells without elements are left out if every failing cell has
     elements: they pass whatever the function computes.
     """
-    full = _has_elements(passing)
-    if _has_elements(failing).all() and not full.all():
+    full = axes.full[passing]
+    if axes.full[failing].all() and not full.all():
         passing = passing[full]
-        if passing.empty:
+        if not len(passing):
             return "no cell of the check that has elements passes"
-    if passing.empty:
+    if not len(passing):
         return "no cell of the check passes"
     count, passed = len(failing), len(passing)
     all_have = f"all {count} failures have"
     all_have = {1: "the only failure has", 2: "both failures have"}.get(count, all_have)
     none_has = "the only pass has not" if passed == 1 else f"none of {passed} passes has"
-    conditions = sorted(_conditions(failing, passing), key=lambda c: (c.rank, -c.values))
-    apart = [condition for condition in conditions if not condition.shared.any()]
+    found = _conditions(axes, axes.table[failing], axes.table[passing])
+    conditions = sorted(found, key=lambda c: (c.rank, -c.values))
+    apart = [condition for condition in conditions if not condition.common]
     if apart:
         first, *others = apart
         same = [
@@ -135,54 +160,49 @@ def separation(failing: pd.DataFrame, passing: pd.DataFrame) -> str:
         return f"{all_have} {first.text}, {none_has}{also}"
     if count >= PAIRED_FROM and (pair := _pair(conditions)):
         return f"{all_have} {pair[0].text} and {pair[1].text}, {none_has} both"
-    nearest = min(conditions, key=lambda c: c.shared.sum(), default=None)
-    if nearest and (common := int(nearest.shared.sum())) <= passed / 2:
-        have = "has" if common == 1 else "have"
-        return f"{all_have} {nearest.text}, as {have} {common} of {passed} passes"
+    nearest = min(conditions, key=lambda c: c.common, default=None)
+    if nearest and nearest.common <= passed / 2:
+        have = "has" if nearest.common == 1 else "have"
+        return f"{all_have} {nearest.text}, as {have} {nearest.common} of {passed} passes"
     return ""
 
 
-def _has_elements(cells: pd.DataFrame) -> pd.Series:
-    """A flag for every cell: False if a size is 0."""
-    return ~(cells[[n for n in SIZES if n in cells]] == 0).fillna(False).any(axis=1)
+def _conditions(axes: Axes, failing: np.ndarray, passing: np.ndarray) -> Iterator[Condition]:
+    """The conditions that hold for every failing cell, axis by axis: a threshold of numbers or one
+    number, or a few words.
 
-
-def _conditions(failing: pd.DataFrame, passing: pd.DataFrame) -> Iterator[Condition]:
-    """The conditions that hold for every failing cell, axis by axis."""
-    for name in failing.columns[failing.notna().all()]:
-        whole = pd.api.types.is_integer_dtype(failing[name])
-        for condition in (_of_numbers if whole else _of_words)(failing[name], passing[name]):
-            beside = len(passing) - condition.shared.sum()
-            if not condition.sizes or min(len(failing), beside) >= ENOUGH:
-                yield condition
-
-
-def _of_numbers(failing: pd.Series, passing: pd.Series) -> Iterator[Condition]:
-    """Conditions on numbers: a threshold, or one number.
-
-    A single value lies beyond all others by chance more often than several values do.
+    A single number lies beyond all others by chance more often than several numbers do.
     """
-    values, least, most = failing.nunique(), int(failing.min()), int(failing.max())
-    others = passing.astype("float64").to_numpy()
-    of = partial(Condition, rank={1: 5, 2: 3}.get(values, 1), values=values, sizes=True)
-    yield of(f"{failing.name} >= {least}", others >= least)
-    yield of(f"{failing.name} <= {most}", others <= most)
-    if values == 1:
-        yield of(f"{failing.name} = {least}", others == least)
-
-
-def _of_words(failing: pd.Series, passing: pd.Series) -> Iterator[Condition]:
-    words = list(failing.unique())
-    if len(words) <= WORDS_AT_MOST:
-        shared = passing.isin(words).to_numpy()
-        of_sizes = str(failing.name) in OF_SIZES
-        rank = (2 if of_sizes else 0) if len(words) == 1 else 4
-        yield Condition(" or ".join(words), shared, rank, len(words), of_sizes)
+    ordered = np.sort(failing, axis=0)
+    least, most = ordered[0], ordered[-1]
+    values = 1 + (np.diff(ordered, axis=0) != 0).sum(axis=0)
+    from_least, to_most = passing >= least, (passing <= most) & (passing != MISSING)
+    equal = passing == least
+    for n in np.flatnonzero(least != MISSING):
+        name, words, several = axes.names[n], axes.words[n], int(values[n])
+        found: list[tuple[str, np.ndarray]] = []
+        if not words:
+            rank, sizes = {1: 5, 2: 3}.get(several, 1), True
+            found = [
+                (f"{name} >= {least[n]}", from_least[:, n]),
+                (f"{name} <= {most[n]}", to_most[:, n]),
+                *([(f"{name} = {least[n]}", equal[:, n])] if several == 1 else []),
+            ]
+        elif several <= WORDS_AT_MOST:
+            sizes = name in OF_SIZES
+            rank = 4 if several > 1 else 2 if sizes else 0
+            places = [*dict.fromkeys(failing[:, n].tolist())]
+            shared = equal[:, n] if several == 1 else np.isin(passing[:, n], places)
+            found = [(" or ".join(words[place] for place in places), shared)]
+        for text, shared in found:
+            common = int(np.count_nonzero(shared))
+            if not sizes or min(len(failing), len(passing) - common) >= ENOUGH:
+                yield Condition(text, shared, common, rank, several, sizes)
 
 
 def _pair(conditions: list[Condition]) -> tuple[Condition, Condition] | None:
     """The first two conditions that hold together for no passing cell."""
-    shared = np.array([condition.shared for condition in conditions], dtype=np.int64)
+    shared = np.array([condition.shared for condition in conditions], dtype=np.float32)
     apart = np.argwhere(np.triu(shared @ shared.T == 0, 1))
     if not len(apart):
         return None

@@ -36,6 +36,10 @@ OF_PAGE = (
 refusals."""
 
 
+OF_RUNS = ("history", "changed")
+"""The tables of all runs; the others are of the newest run of each implementation."""
+
+
 def write(frames: Mapping[str, Any], title: str, folder: Path) -> None:
     """Write the pages of the frames (`suite.report.kinds`) into a new or empty folder.
 
@@ -51,19 +55,20 @@ def write(frames: Mapping[str, Any], title: str, folder: Path) -> None:
 
 def pages(frames: Mapping[str, Any], title: str) -> Iterator[tuple[str, str]]:
     """The pages, each with its path in the folder."""
-    newest = {**frames, "cells": latest(frames["dated"])}
+    newest = {**frames, "cells": latest(frames["cells"])}
     if "measurements" in frames:
         times = frames["measurements"].sort_values(["workload", "started"], kind="stable")
         times = times.assign(label=times["backend"] + ":" + times["implementation"])
         newest["measurements"] = newest_times(times)
     tables = {
-        name: TABLES[name].of(newest[TABLES[name].over])
+        name: TABLES[name].of((frames if name in OF_RUNS else newest)[TABLES[name].over])
         for name in (*OF_INDEX, *OF_PAGE)
         if TABLES[name].over in newest
     }
     if "measurements" in frames:
         tables["speed"] = SPEED.of(times).assign(started=times["started"])
-    matrix = overview(newest, tables, newest["cells"])
+    times_of = {"measurements": newest.get("measurements")}
+    matrix = overview({**frames, **times_of}, tables, newest["cells"])
     paths = _paths(row["label"] for row in matrix["rows"])
     rows = [{**row, "page": paths[row["label"]]} for row in matrix["rows"]]
     below = {name: tables[name] for name in OF_INDEX}
@@ -75,6 +80,7 @@ def pages(frames: Mapping[str, Any], title: str) -> Iterator[tuple[str, str]]:
         as_html(below, title, {**matrix, "rows": rows, **opened}),
     )
     cells = dict(iter(newest["cells"].groupby("label", sort=False)))
+    every = dict(iter(frames["cells"].groupby("name", sort=False)))
     for number, (label, path) in enumerate(paths.items()):
         its = cells[label]
         name = str(its["name"].iloc[0])
@@ -87,15 +93,11 @@ def pages(frames: Mapping[str, Any], title: str) -> Iterator[tuple[str, str]]:
             **{n: _of(tables[n], {label, name}) for n in OF_PAGE if n in tables},
         }
         filled = {n: table for n, table in shown.items() if not table.empty}
-        told = sentences({**newest, "cells": its, "dated": _dated(frames["dated"], name)})
+        told = sentences(its, every[name], frames["diagnoses"])
         yield (
             path,
             as_html(filled, label, {**_part(matrix, number), "sentences": told}, "../index.html"),
         )
-
-
-def _dated(dated: pd.DataFrame, name: str) -> pd.DataFrame:
-    return dated[dated["name"] == name]
 
 
 def _of(table: pd.DataFrame, names: set[str]) -> pd.DataFrame:

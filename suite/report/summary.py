@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from attention_conformance.suite.records.cells import CellRecord, Run
@@ -15,6 +17,7 @@ from attention_conformance.suite.records.expectations import Expectation
 from attention_conformance.suite.records.findings import manifests
 from attention_conformance.suite.report.conformance import (
     ACCURACY,
+    FAILING,
     OF_STATUSES,
     OF_UNSUPPORTED,
     UNSUPPORTED,
@@ -87,10 +90,32 @@ def _by(
 
 
 def statuses(run: Run) -> list[str]:
-    """Status counts as text, if there are several implementations."""
-    if len({*map(_label, run.cells)}) <= 1:
+    """Status counts as text, if there are several implementations: a row for each, those of the framework
+    first. The textbook implementations without a failing cell are one line."""
+    groups = _by(_label, _framework_first(run).cells)
+    if len(groups) <= 1:
         return []
-    return _as_lines({"statuses": OF_STATUSES.of(_frame(run))})
+    textbook = [name for name in groups if name in run.header.controls]
+    right = [name for name in textbook if all(cell.status not in FAILING for cell in groups[name])]
+    rows = {name: cells for name, cells in groups.items() if name not in right}
+    if not rows:
+        rows, right = groups, []
+    table = OF_STATUSES.of(_frame(replace(run, cells=tuple(chain(*rows.values())))))
+    lines = _as_lines({"statuses": table})
+    if right:
+        cells = [cell for name in right for cell in groups[name]]
+        judged = sum(cell.status != UNSUPPORTED for cell in cells)
+        score = scored(judged, judged, len(cells))
+        said = f"{len(right)} of {len(textbook)} textbook implementations are right"
+        lines += ["", f"{said}; score {score}; -v shows each"]
+    return lines
+
+
+def _framework_first(run: Run) -> Run:
+    """The run with the cells of textbook implementations last."""
+    return replace(
+        run, cells=tuple(sorted(run.cells, key=lambda cell: _label(cell) in run.header.controls))
+    )
 
 
 def _frame(run: Run) -> pd.DataFrame:
@@ -107,7 +132,7 @@ def _as_lines(tables: Mapping[str, pd.DataFrame]) -> list[str]:
 
 def tables(run: Run) -> list[str]:
     """Statuses, accuracy with the worst case, elections, and reasons for unsupported cells, as text."""
-    cells = _frame(run)
+    cells = _frame(_framework_first(run))
     accuracy = ACCURACY.of(cells)[["numerics", "grade", "median", "max", "rms", "case"]]
     accuracy = accuracy.sort_index(level="implementation", sort_remaining=False, kind="stable")
     tables = {"statuses": OF_STATUSES.of(cells), "accuracy": accuracy}

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from attention_conformance.suite.report.conformance import COUNTS, UNSUPPORTED
-from attention_conformance.suite.report.table import Columns, Table, same
+from attention_conformance.suite.report.table import Entries, Groups, Table, distinct, same
 from attention_conformance.suite.spec.vocabulary import BROKEN, VALUES
 
 if TYPE_CHECKING:
@@ -30,9 +29,9 @@ SWEPT = Table(
     over="swept_runs",
     by={"runs": "title", "release": "release"},
     columns={
-        "seeds": len, "whole": ("whole", "sum"), "cells": ("cells", "sum"), "owed": ("owed", "sum"),
-        "core_hours": ("core_hours", "sum"),
-        "versions": lambda rows: "; ".join(dict.fromkeys(rows["versions"])),
+        "seeds": ("seed", "size"),
+        **{name: (name, "sum") for name in ("whole", "cells", "owed", "core_hours")},
+        "versions": distinct("versions", "; ".join),
     },
 )  # fmt: skip
 
@@ -55,24 +54,26 @@ OF_SEEDS = Table(
 )
 
 
-def _failed(rows: pd.DataFrame) -> int:
-    return int(rows["status"].isin(BROKEN).sum())
+def _with_failures(cells: pd.DataFrame) -> pd.DataFrame:
+    """The judged cells, with flags: `failed` and `known`."""
+    judged = cells[cells["status"] != UNSUPPORTED]
+    status = judged["status"]
+    return judged.assign(failed=status.isin(BROKEN), known=status == "known")
 
 
-def _rate(rows: pd.DataFrame) -> float:
-    return _failed(rows) / len(rows)
-
-
-def _end(name: str, rows: pd.DataFrame) -> float:
-    """The end "low" or "high" of the exact interval of the rate (Clopper and Pearson 1934)."""
+def _rates(groups: Groups, unit: float = 1.0, name: str = "rate") -> pd.DataFrame:
+    """The rate of failures, and its exact interval (Clopper and Pearson 1934)."""
+    import pandas as pd
     from scipy.stats import binomtest
 
-    interval = binomtest(_failed(rows), len(rows)).proportion_ci(CONFIDENCE, method="exact")
-    return float(getattr(interval, name))
-
-
-def _a_million(figure: Any, rows: pd.DataFrame) -> float:
-    return 1e6 * figure(rows)
+    failed = groups["failed"].agg(["sum", "size"])
+    tests = [binomtest(k, n) for k, n in failed.itertuples(index=False, name=None)]
+    intervals = [test.proportion_ci(CONFIDENCE, method="exact") for test in tests]
+    rates = [
+        (test.statistic, float(end.low), float(end.high))
+        for test, end in zip(tests, intervals, strict=True)
+    ]
+    return unit * pd.DataFrame(rates, failed.index, [name, "low", "high"], dtype="float64")
 
 
 RATES = Table(
@@ -81,12 +82,11 @@ RATES = Table(
     "failures are counted separately. Seeds of one case are not independent: if a fault depends on the "
     "case, the intervals are too narrow.",
     over="swept_cells",
-    rows=f"status != '{UNSUPPORTED}'",
+    rows=_with_failures,
     by=BY_RELEASE,
     columns={
-        "asked": len, "failed": _failed, "rate": _rate, "low": partial(_end, "low"),
-        "high": partial(_end, "high"), "known": lambda rows: int((rows["status"] == "known").sum()),
-        "seeds": ("seed", "nunique"),
+        "asked": ("case", "size"), "failed": ("failed", "sum"), "rates": _rates,
+        "known": ("known", "sum"), "seeds": ("seed", "nunique"),
     },
 )  # fmt: skip
 
@@ -95,7 +95,7 @@ def _of_controls(cells: pd.DataFrame) -> pd.DataFrame:
     """The judged cells of the controls, and all of them again under the name "all"."""
     import pandas as pd
 
-    mine = cells[cells["backend"].isin(CONTROLS) & (cells["status"] != UNSUPPORTED)]
+    mine = _with_failures(cells[cells["backend"].isin(CONTROLS)])
     return pd.concat([mine, mine.assign(label="all", release="")])
 
 
@@ -107,61 +107,61 @@ FALSE_ALARMS = Table(
     rows=_of_controls,
     by=BY_RELEASE,
     columns={
-        "asked": len, "failed": _failed, "a_million": partial(_a_million, _rate),
-        "low": partial(_a_million, partial(_end, "low")),
-        "high": partial(_a_million, partial(_end, "high")),
+        "asked": ("case", "size"), "failed": ("failed", "sum"),
+        "rates": partial(_rates, unit=1e6, name="a_million"),
     },
 )  # fmt: skip
 
 
-def _quantile(share: float, rows: pd.DataFrame) -> float:
+def _of_ratios(groups: Groups) -> pd.DataFrame:
+    """Cells, cells beyond their bound, and quantiles of error ratios."""
     # "higher", since interpolation with infinity gives NaN.
-    return float(rows["error_ratio"].quantile(share, interpolation="higher"))
+    shares = [*QUANTILES.values()]
+    quantiles = groups["error_ratio"].quantile(shares, interpolation="higher").unstack()
+    quantiles = quantiles.reindex(columns=shares).set_axis([*QUANTILES], axis=1)
+    quantiles.insert(0, "cells", groups.size())
+    quantiles.insert(1, "beyond", groups["beyond"].sum())
+    return quantiles
 
 
-OF_RATIOS: Columns = {
-    "cells": len,
-    "beyond": lambda rows: int((rows["error_ratio"] > 1).sum()),
-    **{name: partial(_quantile, share) for name, share in QUANTILES.items()},
-}
+def _with_ratios(cells: pd.DataFrame) -> pd.DataFrame:
+    """The measured cells, with the flag `beyond`."""
+    return cells[cells["error_ratio"].notna()].assign(beyond=cells["error_ratio"] > 1)
+
 
 TIGHTNESS = Table(
     "tightness",
     "Quantiles of max |error| / bound over the cells and seeds of the check values; beyond counts cells "
     "that exceed their bound.",
     over="swept_cells",
-    rows=f"check == '{VALUES}' and error_ratio.notna()",
+    rows=lambda cells: _with_ratios(cells[cells["check"] == VALUES]),
     by={"implementation": "label", **same("dtype", "release")},
-    columns={
-        "numerics": lambda rows: ", ".join(filter(None, dict.fromkeys(rows["numerics"]))),
-        **OF_RATIOS,
-    },
+    columns={"numerics": distinct("numerics"), "ratios": _of_ratios},
 )
 
 TIGHTNESS_OF_CHECKS = Table(
     "tightness_of_checks",
     "The same quantiles by check and numerics class, over all implementations.",
     over="swept_cells",
-    rows=lambda cells: cells[cells["error_ratio"].notna()].sort_values(["check", "numerics"]),
+    rows=lambda cells: _with_ratios(cells).sort_values(["check", "numerics"]),
     by=same("check", "numerics"),
-    columns=OF_RATIOS,
+    columns={"ratios": _of_ratios},
 )
 
 
-def _worst(column: str, none: Any, rows: pd.DataFrame) -> Any:
-    """The column's entry for the failure with the largest error ratio, or for the first failure if none
-    has a ratio; `none` without a failure."""
-    failed = rows[rows["status"].isin(BROKEN)]
-    if failed.empty:
-        return none
-    return failed[column].iloc[int(failed["error_ratio"].fillna(-math.inf).argmax())]
+def _worst(**none: Any) -> Entries:
+    """Columns of the failure with the largest error ratio, or of the first failure if none has a ratio,
+    by the entries that stand there without a failure."""
 
+    def entries(groups: Groups) -> pd.DataFrame:
+        failed = groups.obj[groups.obj["status"].isin(BROKEN)]
+        place = failed["error_ratio"].fillna(-math.inf).sort_values(ascending=False, kind="stable")
+        worst = failed.loc[place.index].drop_duplicates(groups.keys).set_index(groups.keys)
+        found = worst[[*none]].reindex(groups.size().index)
+        return found.fillna({name: entry for name, entry in none.items() if entry == entry})
 
-WORST: Columns = {
-    "error_ratio": partial(_worst, "error_ratio", math.nan),
-    "case": partial(_worst, "case", ""),
-    "message": partial(_worst, "message", ""),
-}
+    return entries
+
 
 FAILING = Table(
     "failing",
@@ -170,7 +170,8 @@ FAILING = Table(
     rows=f"status in {BROKEN}",
     by={"implementation": "label", **same("check", "kind", "release")},
     columns={
-        "cells": ("case", "nunique"), "seeds": ("seed", "nunique"), **WORST,
+        "cells": ("case", "nunique"), "seeds": ("seed", "nunique"),
+        "worst": _worst(error_ratio=math.nan, case="", message=""),
     },
     order="cells",
 )  # fmt: skip
@@ -188,12 +189,8 @@ def _of_some_seeds(cells: pd.DataFrame) -> pd.DataFrame:
     times, every = failed.groupby(one).transform("sum"), failed.groupby(one).transform("size")
     some = (times < rows["of"]) & ((times > 0) | (every < rows["of"]))
     last = times.where(times > 0, math.inf)
-    return rows.assign(times=last)[some].sort_values("times", kind="stable")
-
-
-def _first_seed(rows: pd.DataFrame) -> float:
-    """The smallest seed with a failure; NaN if all failures are known."""
-    return rows["seed"][rows["status"].isin(BROKEN)].min()
+    flags = {"failed": failed, "known": ~failed, "first": rows["seed"].where(failed)}
+    return rows.assign(times=last, **flags)[some].sort_values("times", kind="stable")
 
 
 SOME_SEEDS = Table(
@@ -204,23 +201,19 @@ SOME_SEEDS = Table(
     rows=_of_some_seeds,
     by={**same("release", "check", "case"), "implementation": "label"},
     columns={
-        "failed": _failed, "known": lambda rows: len(rows) - _failed(rows), "of": "of",
-        "status": partial(_worst, "status", "known"), "kind": partial(_worst, "kind", ""),
-        "error_ratio": WORST["error_ratio"], "seed": _first_seed, "message": WORST["message"],
+        "failed": ("failed", "sum"), "known": ("known", "sum"), "of": "of",
+        "worst": _worst(status="known", kind="", error_ratio=math.nan), "seed": ("first", "min"),
+        "message": _worst(message=""),
     },
 )  # fmt: skip
 
 
-def _of_searches(searches: pd.DataFrame) -> Columns:
-    """A column for every status of a cell in the searches, and the other columns of the table."""
-    statuses = sorted({status for counts in searches["statuses"] for status in counts})
-    counts = {status: partial(_cells_of, status) for status in statuses}
-    figures = {name: (name, "sum") for name in ("died", "examples", "core_hours")}
-    return {"seeds": len, **figures, **counts}
+def _statuses(groups: Groups) -> pd.DataFrame:
+    """The cells of each status in the searches."""
+    import pandas as pd
 
-
-def _cells_of(status: str, searches: pd.DataFrame) -> int:
-    return sum((Counter(counts) for counts in searches["statuses"]), Counter[str]())[status]
+    counts = pd.DataFrame([*groups.obj["statuses"]], groups.obj.index).fillna(0).astype(int)
+    return counts.sort_index(axis=1).groupby([groups.obj[key] for key in groups.keys]).sum()
 
 
 SEARCHES = Table(
@@ -229,7 +222,11 @@ SEARCHES = Table(
     "processes that died.",
     over="searches",
     by=same("backends", "implementations", "dtypes", "mode", "gradients", "versions"),
-    columns=_of_searches,
+    columns={
+        "seeds": ("seed", "size"),
+        **{name: (name, "sum") for name in ("died", "examples", "core_hours")},
+        "statuses": _statuses,
+    },
 )
 
 

@@ -59,7 +59,7 @@ def read(folders: Iterable[Path]) -> dict[str, pd.DataFrame]:
     if not (cells or searches):
         raise RecordError("the folders hold no records; sweep first")
     columns = [*SEARCHED, "seed", "died", "examples", "core_hours", "statuses"]
-    empty = pd.DataFrame(columns=[*CELLS, "title", "release", "seed"])
+    empty = frames.cells([])[[*CELLS]].assign(title="", release="", seed=0)
     return {
         "swept_cells": pd.concat(cells, ignore_index=True) if cells else empty,
         "swept_runs": pd.DataFrame([*seen.values()], columns=[*RUNS]),

@@ -1,26 +1,29 @@
 """Tables as data: a `Table` declares its rows, grouping and columns over a frame.
 
-Importing this module, and the modules that declare tables, does not import pandas.
+Rows are grouped once; a column is an aggregation of all groups. Importing this module, and the modules
+that declare tables, does not import pandas.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pandas as pd
 
-Entry = Callable[["pd.DataFrame"], Any]
-"""A function from rows of a frame to one entry of a table."""
+Groups = Any
+"""Rows in groups: a pandas `DataFrameGroupBy` by a list of columns (`keys`), in the order of the rows
+(`obj`)."""
 
-Column = str | tuple[str, str] | Entry
+Entries = Callable[[Groups], Any]
+"""A function from groups to a Series of their entries, or to a DataFrame of several columns."""
+
+Column = str | tuple[str, str] | Entries
 """A column of a table: a column of the frame (its first row in a group), a pandas aggregation
-("error_ratio", "max"), or a function of the rows of a group."""
-
-Columns = Mapping[str, Column]
+("error_ratio", "max"), or a function. A function gets the groups, or the rows if there is no grouping. A
+DataFrame of a function is several columns, with its own names."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +34,7 @@ class Table:
     rows     the selected rows: a condition for `DataFrame.query`, or a function of the frame
     by       the columns of the frame to group by, with their names in the table; without `by` there is
              no grouping
-    columns  the other columns by name, or a function of the rows that returns them; without `columns`
-             the rows are unchanged
+    columns  the other columns by name; without `columns` the rows are unchanged
     order    the column to sort by, largest first
     rare     made only if asked by name, or for data formats
     """
@@ -42,7 +44,7 @@ class Table:
     over: str = "cells"
     rows: str | Callable[[pd.DataFrame], pd.DataFrame] = ""
     by: Mapping[str, str] = field(default_factory=dict)
-    columns: Columns | Callable[[pd.DataFrame], Columns] = field(default_factory=dict)
+    columns: Mapping[str, Column] = field(default_factory=dict)
     order: str = ""
     rare: bool = False
 
@@ -51,17 +53,15 @@ class Table:
         import pandas as pd
 
         rows = self._rows(frame)
-        columns = self.columns(rows) if callable(self.columns) else self.columns
         if not self.by:
-            return pd.DataFrame({n: _of(rows, c) for n, c in columns.items()}) if columns else rows
-        keys = (
-            rows[[*self.by.values()]]
-            .drop_duplicates(ignore_index=True)
-            .set_axis([*self.by], axis=1)
-        )
-        blocks = [block for _, block in rows.groupby([*self.by.values()], sort=False)]
-        entries = [{n: _of_group(block, c) for n, c in columns.items()} for block in blocks]
-        table = keys.join(pd.DataFrame(entries, columns=[*columns])).set_index([*self.by])
+            columns = {n: c(rows) if callable(c) else rows[c] for n, c in self.columns.items()}
+            return pd.DataFrame(columns) if columns else rows
+        groups = grouped(rows, self.by.values())
+        table = pd.DataFrame(index=groups.size().index)
+        for name, column in self.columns.items():
+            entries = _entries(groups, column)
+            table = table.join(entries.rename(name) if entries.ndim == 1 else entries)
+        table.index.names = [*self.by]
         if self.order:
             table = table.sort_values(self.order, ascending=False, kind="stable")
         return table
@@ -72,41 +72,73 @@ class Table:
         return frame.query(self.rows) if self.rows else frame
 
 
+def grouped(rows: pd.DataFrame, keys: Iterable[str]) -> Groups:
+    """The rows in groups, in the order of occurrence."""
+    return rows.groupby([*keys], sort=False)
+
+
+def _entries(groups: Groups, column: Column) -> Any:
+    if isinstance(column, tuple):
+        return groups[column[0]].agg(column[1])
+    return first(column)(groups) if isinstance(column, str) else column(groups)
+
+
 def same(*names: str) -> dict[str, str]:
     """Columns with the same names in table and frame."""
     return {name: name for name in names}
 
 
+def first(column: str) -> Entries:
+    """The entry of the first row of each group."""
+    return lambda groups: groups.head(1).set_index(groups.keys)[column]
+
+
+def extreme(column: str, by: str = "error_ratio", absent: Any = "") -> Entries:
+    """The entry of the row with the largest number `by`, the first of several; `absent` without any."""
+
+    def entries(groups: Groups) -> Any:
+        ordered = groups.obj.dropna(subset=by).sort_values(by, ascending=False, kind="stable")
+        found = ordered.drop_duplicates(groups.keys).set_index(groups.keys)[column]
+        return found.reindex(groups.size().index, fill_value=absent)
+
+    return entries
+
+
+def distinct(column: str, text: Callable[[Iterable[str]], str] = ", ".join) -> Entries:
+    """The different texts of a column in each group as one text, without empty ones."""
+
+    def entries(groups: Groups) -> Any:
+        pairs = groups.obj[[*groups.keys, column]].drop_duplicates()
+        texts = grouped(pairs[pairs[column] != ""], groups.keys)[column].agg(text)
+        return texts.reindex(groups.size().index, fill_value="")
+
+    return entries
+
+
+def counted(column: str, values: Collection[Any]) -> Entries:
+    """The number of rows with each of these values of a column, a column for each."""
+
+    def entries(groups: Groups) -> Any:
+        numbers = grouped(groups.obj, [*groups.keys, column]).size().unstack(fill_value=0)
+        return numbers.reindex(index=groups.size().index, columns=[*values], fill_value=0)
+
+    return entries
+
+
 def across(
-    column: str, entry: Entry, names: Mapping[str, str] | None = None, absent: Any = ""
-) -> Callable[[pd.DataFrame], Columns]:
+    column: str, entries: Entries, names: Mapping[str, str] | None = None, absent: Any = ""
+) -> Entries:
     """A column for every value of a column of the frame.
 
-    Its entries are `entry` of the rows with this value, or `absent` if a group has no such rows. `names`
+    It has the `entries` of the rows with this value, or `absent` if a group has no such rows. `names`
     maps values to names of columns, in order; by default every value in the order of occurrence.
     """
 
-    def columns(rows: pd.DataFrame) -> Columns:
-        values = dict.fromkeys(rows[column])
+    def columns(groups: Groups) -> Any:
+        values = dict.fromkeys(groups.obj[column].unique())
         named = {v: v or "other" for v in values} if names is None else names
-        return {
-            n: partial(_part, column, v, entry, absent) for v, n in named.items() if v in values
-        }
+        finer = grouped(groups.obj, [*groups.keys, column])
+        wide = entries(finer).unstack(column, fill_value=absent)
+        return wide[[v for v in named if v in values]].rename(columns=named)
 
     return columns
-
-
-def _part(column: str, value: str, entry: Entry, absent: Any, rows: pd.DataFrame) -> Any:
-    has = rows[column] == value
-    return entry(rows[has]) if has.any() else absent
-
-
-def _of(rows: pd.DataFrame, column: Column) -> Any:
-    """The entries of a column for these rows."""
-    if isinstance(column, tuple):
-        return rows[column[0]].agg(column[1])
-    return rows[column] if isinstance(column, str) else column(rows)
-
-
-def _of_group(rows: pd.DataFrame, column: Column) -> Any:
-    return rows[column].iloc[0] if isinstance(column, str) else _of(rows, column)

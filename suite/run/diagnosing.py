@@ -87,7 +87,7 @@ def tell_in_child(options: Options, cells: Sequence[CellRecord], folder: Path | 
     child = RpcProcess(__name__, {})
     request = {
         "options": asdict(options), "path": sys.path, "folder": str(folder or ""),
-        "cells": [vars(cell) for cell in _few(cells)],
+        "cells": [asdict(cell) for cell in _few(cells)],
     }  # fmt: skip
     try:
         answer = child.ask(request, LOADING)

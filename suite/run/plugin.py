@@ -14,7 +14,7 @@ from __future__ import annotations
 import gc
 import os
 from collections import Counter
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib import import_module, metadata
 from pathlib import Path
 from types import ModuleType
@@ -190,9 +190,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> Any:
         line = first_line(call.excinfo.value) if call.excinfo else "no verdict"
         cell_record = crashed(check.name, name, "crash", printable(line), plan.options)
         report.outcome, report.longrepr = "failed", cell_record.message
-    report.user_properties.append(
-        (PROPERTY, {"cell": {**vars(cell_record)}, "run": _identity(plan)})
-    )
+    report.user_properties.append((PROPERTY, {"cell": asdict(cell_record), "run": _identity(plan)}))
 
 
 @pytest.hookimpl(tryfirst=True)

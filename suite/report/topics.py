@@ -1,0 +1,85 @@
+"""Topics: the columns of the matrix on the first screen of a page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import numpy as np
+
+from attention_conformance.suite.spec.operators import OPERATORS
+
+
+@dataclass(frozen=True)
+class Topic:
+    """What people ask of an implementation, as a column of the matrix.
+
+    A cell belongs to the topic if its case needs one of `features`, is in one of `groups` of the default
+    operator, is of one of `operators` or of `mode`, or if its check matches one of `checks`.
+    """
+
+    name: str
+    text: str
+    features: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+    operators: tuple[str, ...] = ()
+    checks: tuple[str, ...] = ()
+    mode: str = ""
+
+    def of(self, cells: Mapping[str, tuple[np.ndarray, Any]]) -> np.ndarray:
+        """Whether each cell belongs to the topic, boolean. `cells` are columns after `pd.factorize`."""
+
+        def taken(column: str, condition: Callable[[Any], bool]) -> np.ndarray:
+            places, values = cells[column]
+            return np.array([condition(value) for value in values], dtype=bool)[places]
+
+        wanted = frozenset(self.features)
+        return (
+            taken("features", lambda needed: not wanted.isdisjoint(needed))
+            | taken("check", lambda name: any(fnmatchcase(name, p) for p in self.checks))
+            | taken("operator", self.operators.__contains__)
+            | taken("operator", _DEFAULT.__contains__) & taken("group", self.groups.__contains__)
+            | taken("mode", self.mode.__eq__)
+        )
+
+
+_DEFAULT = tuple(name for name, operator in OPERATORS.items() if operator.is_default)
+
+
+def _operators_by_topic() -> dict[tuple[str, str], list[str]]:
+    """The operators that are not plain attention, by topic."""
+    topics: dict[tuple[str, str], list[str]] = {}
+    for name, operator in OPERATORS.items():
+        if not operator.is_default:
+            topics.setdefault(operator.topic, []).append(name)
+    return topics
+
+
+TOPICS = (
+    Topic("plain", "no mask, bias or other feature", groups=("none",)),
+    Topic("masks", "boolean masks and padding", features=("padding", "mask-array", "raw-mask"),
+          groups=("bool", "prefix", "seg")),
+    Topic("causal", "causal masks of every alignment", features=("causal", "native-causal")),
+    Topic("window", "sliding windows", features=("window",)),
+    Topic("grouped", "fewer key heads than query heads", features=("grouped-heads",)),
+    Topic("bias", "an additive bias", features=("bias",)),
+    Topic("softcap", "tanh-capped scores", features=("softcap",)),
+    Topic("sinks", "a learned sink per head", features=("sinks",)),
+    Topic("lse", "the log-sum-exp as second output", features=("lse",)),
+    Topic("ALiBi", "slopes by distance", features=("alibi-slopes",)),
+    Topic("dropout", "dropout of the weights", features=("dropout",), checks=("dropout*",)),
+    Topic("gradients", "derivatives of every kind", checks=("*gradient*", "tangents")),
+    Topic("hidden", "no influence of hidden or future keys, NaN included",
+          checks=("hidden", "future", "poison", "nan", "segments_apart")),
+    Topic("long rows", "a thousand keys and more", checks=("long_rows",)),
+    Topic("layouts", "strides, gaps and views", checks=("*layouts", "*arrangements")),
+    Topic("calls", "purity, state between calls, ambient modes",
+          checks=("contract", "stateless", "remembered", "kept_answers", "*_memory", "ambient*")),
+    Topic("batch", "the same answer in every batch", checks=("invariant_*", "*_independence")),
+    Topic("refusals", "malformed problems are refused", checks=("bad_*",)),
+    Topic("compiled", "through the framework's compilers", mode="compiled"),
+    *(Topic(*topic, operators=tuple(names)) for topic, names in _operators_by_topic().items()),
+)  # fmt: skip
+"""The columns of the matrix, in order."""
