@@ -106,6 +106,11 @@ class Compilers:
         """The original error, if a compiler wraps errors of the compiled function; else `error`."""
         return error
 
+    def as_program(self, function: Implementation, prepared: PreparedCall) -> PreparedCall:
+        """The call of a user's function as this backend makes it: a quick backend may make it one
+        program, if the call names its constants."""
+        return prepared
+
     def quick(self) -> Backend | None:
         """The same backend with reduced optimisation, which compiles faster; None if there is none. The
         speed of such a backend is never measured."""

@@ -27,13 +27,14 @@ if TYPE_CHECKING:
 
 def as_in_programs(prepare: Callable[..., PreparedCall]) -> Callable[..., PreparedCall]:
     """A method that prepares calls of people's code: both run as in people's own programs (see
-    `Compilers.surroundings`)."""
+    `Compilers.surroundings`), the call perhaps as one program (`Compilers.as_program`)."""
 
     @wraps(prepare)
     def prepared(self: Any, inputs: Inputs, **how: Any) -> PreparedCall:
-        within = self.backend.compilers.surroundings(inputs.dtype)
+        compilers = self.backend.compilers
+        within = compilers.surroundings(inputs.dtype)
         with within():
-            return prepare(self, inputs, **how).under(within)
+            return compilers.as_program(self, prepare(self, inputs, **how).under(within))
 
     return prepared
 

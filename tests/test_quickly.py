@@ -227,7 +227,7 @@ def test_compilers_and_people_are_asked_as_they_are(backend: Any) -> None:
     assert backend.compilers.quick().compilers.programs.options
     assert not backend.compilers.programs.options
     assert Options(("jax",)).compiles_quickly
-    for options in ({"mode": "compiled"}, {"optimized": True}, {"function": ("mine.py:f",)}):
+    for options in ({"mode": "compiled"}, {"optimized": True}, {"isolate": True}):
         assert not Options(("jax",), **options).compiles_quickly
 
 

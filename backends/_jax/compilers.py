@@ -13,6 +13,7 @@ from typing import Any
 
 from attention_conformance.backends._jax.programs import JitPrograms, Jitted, by_operation
 from attention_conformance.backends._jax.quickly import known_options
+from attention_conformance.backends._jax.traced import Traced
 from attention_conformance.backends.compilers import over_batch, with_constants
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import Backend, Compilers, Implementation
@@ -91,6 +92,12 @@ class JaxCompilers(Compilers):
         if compiler == "vmap":
             return {"empty-batch": "vmap cannot map over an empty batch"}
         return AHEAD if compiler == "aot" else {}
+
+    def as_program(self, function: Implementation, prepared: PreparedCall) -> PreparedCall:
+        if not self.programs.options or prepared.constants is None:
+            return prepared
+        program = self.programs.jitted(function.name, prepared, Traced)
+        return replace(program, compiled=None, through="")
 
     def quick(self) -> Backend | None:
         options = known_options() if self.backend.device == "cpu" else {}

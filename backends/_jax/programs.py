@@ -147,7 +147,9 @@ class JitPrograms:
         self.options: Mapping[str, Any] = {}
         self.kept: dict[tuple[object, str], Jitted] = {}
 
-    def jitted(self, owner: object, prepared: PreparedCall) -> PreparedCall:
+    def jitted(
+        self, owner: object, prepared: PreparedCall, kind: type[Jitted] = Jitted
+    ) -> PreparedCall:
         """The call through `jax.jit`; calls of `owner` with equal constants share a function.
 
         Raises ValueError if the call has no constants, since it would be compiled each time.
@@ -155,7 +157,7 @@ class JitPrograms:
         if prepared.constants is None:
             raise ValueError(f"a call of {owner} names no constants, so it cannot share a program")
         key = (owner, repr(prepared.constants))
-        function = self.kept.setdefault(key, Jitted(prepared.function, self.options))
+        function = self.kept.setdefault(key, kind(prepared.function, self.options))
         return replace(prepared, function=function, compiled=function, through=self.compiled)
 
 

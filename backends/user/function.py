@@ -127,6 +127,16 @@ class UserCallable(Implementation):
         self.argument_names, self.remarks = self.binder.argument_names, self.binder.remarks
         self.declared = self.declared.refusing(self.observed())
 
+    def quickly(self, traced: UserCallable) -> Implementation:
+        """The function, bound as this one, in the quick backend of `traced`, which is the function of
+        another import. Promises of bits, and functions that are forbidden, are judged without programs.
+        """
+        if self.forbidden or {*self.declared.bitwise} - {"rerun"}:
+            return self
+        other = copy(self)
+        other.backend, other.called, other.optimized = traced.backend, traced.called, self
+        return other
+
     @cached_property
     def unwatched(self) -> Implementation:
         other = copy(self)
@@ -327,10 +337,12 @@ class UserFunction(UserCallable):
             return once(**merged)
 
         plain = not arguments.keys() & FEATURES.keys() and self.binder.is_plain
+        draws = self.maker is not None or inputs.training
+        constants = (returned, inputs.form, inputs.dtype.name, inputs.case.option("lse"))
         return attention_call(
             called, arguments, inputs, axis_order=self.axis_order, operands=self.passed_as(inputs),
-            source=function_source(self.called, self.name) if plain else "", constants=(),
-            dropping=self.dropping,
+            source=function_source(self.called, self.name) if plain else "",
+            constants=None if draws else constants, dropping=self.dropping,
         )  # fmt: skip
 
     def function_for(self, inputs: Inputs) -> Callable[..., Any]:

@@ -28,7 +28,7 @@ from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.catalogue import AnyCase
 from attention_conformance.suite.spec.dtypes import DType
 from attention_conformance.suite.spec.inputs import Inputs, draw, draw_cotangent
-from attention_conformance.suite.spec.levels import OPTIMIZED
+from attention_conformance.suite.spec.levels import AS_CALLED, OPTIMIZED
 
 if TYPE_CHECKING:
     from attention_conformance.suite.judge.check import Check
@@ -57,8 +57,9 @@ class Cell:
     @property
     def asks_optimized(self) -> bool:
         """True if the cell belongs to the share of its check that is compiled with all optimisations at
-        once (`OPTIMIZED`). Textbook code never does."""
-        one_of = OPTIMIZED.get(self.check.name)
+        once (`OPTIMIZED`, for a user function also `AS_CALLED`). Textbook code never does."""
+        is_user_code = self.implementation.declared.is_user_code
+        one_of = (OPTIMIZED | AS_CALLED if is_user_code else OPTIMIZED).get(self.check.name)
         share = one_of is not None and crc32(self.case.id.encode()) % one_of == 0
         return share and not self.implementation.textbook
 

@@ -56,18 +56,26 @@ def judge(cell: Cell, policy: Policy = Policy()) -> Verdict:
     4. The steps of the policy read the verdict, one after another.
     5. Quick programs: if programs were compiled with few optimisations and the verdict fails a run, 1 to
        4 are done again with all optimisations. Leaks of both runs count. Kinds of failures that depend on
-       no compiler (`OF_CALLS`) are final. Cells of `Cell.asks_optimized` have all optimisations at once.
+       no compiler (`OF_CALLS`) are final. Of a user function only a pass is final: it is then called
+       operation by operation. Cells of `Cell.asks_optimized` have all optimisations at once.
     """
     optimized = cell.implementation.optimized
     full = cell if optimized is None else Cell(cell.check, cell.case, optimized, cell.seed)
     first = full if cell.asks_optimized else cell
     verdict = _judged(first, policy)
-    if first is full or verdict.status not in BROKEN or verdict.kind in OF_CALLS:
+    if first is full or _is_final(cell, verdict):
         return verdict
     again = leaks.fail_for_leaks(
         _judged(full, policy), first.changed_settings, first.background_errors
     )
     return replace(again, seconds=verdict.seconds + again.seconds)
+
+
+def _is_final(cell: Cell, verdict: Verdict) -> bool:
+    """True if a verdict of quick programs does not need a second run."""
+    if cell.implementation.declared.is_user_code:
+        return verdict.status == "pass"
+    return verdict.status not in BROKEN or verdict.kind in OF_CALLS
 
 
 def _judged(cell: Cell, policy: Policy) -> Verdict:

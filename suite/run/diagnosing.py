@@ -125,7 +125,7 @@ def _few(cells: Sequence[CellRecord]) -> list[CellRecord]:
 
 
 def _told(plan: Plan, cells: Sequence[CellRecord], folder: Path | None) -> Told:
-    judged = plan.functions or plan.implementations
+    judged = [one.optimized or one for one in plan.functions] or plan.implementations
     of = {(one.backend.name, one.name): one for one in judged}
     few = [cell for cell in _few(cells) if (cell.backend, cell.implementation) in of]
     counts = Counter((c.backend, c.implementation) for c in few if _is_asked(c))
@@ -205,14 +205,15 @@ def _of_state(
     """The diagnosis of a function that keeps something of earlier calls: values that fail in a run pass
     alone, if the file of the function is imported anew before each."""
     texts = zip(plan.options.function, plan.functions, strict=False)
-    text = next((text for text, function in texts if function is implementation), "")
+    text = next((text for text, f in texts if implementation in (f, f.optimized)), "")
     cells = chosen([cell for cell in failing if cell.check.name == VALUES], ALONE)
     if ".py:" not in text or not cells:
         return []
     # The diagnosis has a limit of its own.
     options = replace(
-        plan.options, function=(text,), implementation=(), start_timeout=0.0, cell_timeout=0.0
-    )
+        plan.options, function=(text,), implementation=(), start_timeout=0.0, cell_timeout=0.0,
+        optimized=True,
+    )  # fmt: skip
     # Scripts import the function from the module that the run judged.
     judged = {n: m for n, m in sys.modules.items() if n.rpartition(".")[2].startswith(JUDGED)}
     try:

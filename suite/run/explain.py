@@ -138,7 +138,7 @@ def named(options: Options, every: bool = False) -> Iterator[tuple[str, Implemen
     for text in options.function:
         # One by one: functions of different files may have one name.
         (function,) = load_backend(
-            backend, replace(options, function=(text,), implementation=())
+            backend, replace(options, function=(text,), implementation=(), optimized=True)
         ).functions
         yield text if len(options.function) > 1 else function.name, function
     for name in options.implementation:

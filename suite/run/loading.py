@@ -21,6 +21,7 @@ from attention_conformance.backends.protocol import (
     TimeOver,
 )
 from attention_conformance.backends.registry import UsageError
+from attention_conformance.backends.user.function import UserCallable
 from attention_conformance.backends.user.layer import UserLayer
 from attention_conformance.suite.checks import all_checks
 from attention_conformance.suite.judge import leaks
@@ -134,8 +135,9 @@ def load_backend(
             backend = backends[0].apart
     assert backend is not None
     quick = backend.compilers.quick() if options.compiles_quickly else None
-    natives = registry.implementations(quick or backend)
-    if quick is not None:
+    quick_natives = None if options.function else quick
+    natives = registry.implementations(quick_natives or backend)
+    if quick_natives is not None:
         for native, optimized in zip(natives, registry.implementations(backend), strict=True):
             native.optimized = optimized
     functions: list[Implementation] = []
@@ -145,10 +147,16 @@ def load_backend(
         with leaks.quiet(), importing(options):
             settings = leaks.Settings(asked)
             try:
+                traced: Implementation | None = None
+                if quick is not None and options.mode == "eager" and ".py:" in text:
+                    # A module of its own: what the function stores while JAX traces it stays there.
+                    traced, _ = user_function(quick, text, options, user)
                 function, files = user_function(asked, text, options, user)
             finally:
                 left = settings.restore()
         try_out(text, function, options.cell_timeout, told)
+        if isinstance(function, UserCallable) and isinstance(traced, UserCallable):
+            function = function.quickly(traced)
         functions.append(function)
         notes += [f"{function}: {remark}" for remark in function.remarks]
         notes += parameters_found(function)

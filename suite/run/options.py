@@ -362,8 +362,8 @@ class Options(CommandOptions):
     @property
     def compiles_quickly(self) -> bool:
         """True if backends compile with few optimisations if they can. Never in compiled mode, and never
-        beside a user function."""
-        return not (self.optimized or self.function) and self.mode != "compiled"
+        for a user function in a child process."""
+        return not (self.optimized or self.isolates) and self.mode != "compiled"
 
     def part(self) -> tuple[int, int]:
         """Shard i of n, (1, 1) for a whole run. Raises UsageError."""

@@ -107,6 +107,13 @@ OPTIMIZED = {"values": 6}
 """One in this many cases of a check is compiled with full optimisation, if others are compiled with
 reduced optimisation."""
 
+AS_CALLED = {
+    "contract": 3, "ambient": 2, "ambient_gradients": 1, "gradient_contract": 1, "invariant_rerun": 1,
+    "remembered": 1, "stateless": 1,
+}  # fmt: skip
+"""One in this many cases of a check of calls is asked of a user function operation by operation. A
+function that is called as one program runs no Python."""
+
 
 class Share(NamedTuple):
     """The share of a pool of cases that a check is asked, per operator.
