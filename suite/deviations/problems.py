@@ -119,7 +119,7 @@ def exchanged(inputs: Inputs, one: str, two: str) -> Changes:
 def of_scripts(
     kind: type[Action], change: Callable[[Any], Action | None] = lambda action: None
 ) -> Callable[[Inputs], Changes]:
-    """Other operations of a kind; None leaves an operation out."""
+    """A script in which `change(action)` replaces each action of a kind; None leaves it out."""
 
     def changes(inputs: Inputs) -> Changes:
         script = inputs.case.option("script")

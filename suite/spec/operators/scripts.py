@@ -153,7 +153,7 @@ def _may_follow(tree: Chunk, action: Action, samples: Collection[int]) -> bool:
 
 
 def _with_paths(keep: Keep, chunk: Chunk | None) -> Keep:
-    """Keep of the chunk before it. Raises ValueError unless the chunk is a tree with these nodes."""
+    """Keep with the paths of its nodes. Raises ValueError unless the chunk is a tree that has them."""
     if chunk is not None and chunk.tree is not None:
         nodes = keep.nodes * (len(chunk.own) if len(keep.nodes) == 1 else 1)
         if len(nodes) == len(chunk.own) and max(nodes) < chunk.count:

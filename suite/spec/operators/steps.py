@@ -1,4 +1,4 @@
-"""Steps of attention with a cache as values, and their words in ids."""
+"""The actions of a script of attention with a cache: values, and their words in ids."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Concat = Callable[[list[Any], int], Any]
 
 
 class Written:
-    """An action, which is shown as its word in an id."""
+    """An action. Its representation is its word in an id, since digests of inputs contain options."""
 
     def __repr__(self) -> str:
         return repr(str(self))
