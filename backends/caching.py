@@ -14,16 +14,12 @@ from attention_conformance.backends.protocol import Implementation
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.cached import CACHED
 from attention_conformance.suite.spec.operators.scripts import (
-    Chunk,
-    Crop,
     Held,
-    Keep,
-    Pick,
-    Reset,
     joined,
     played,
     with_other_options,
 )
+from attention_conformance.suite.spec.operators.steps import Chunk, Crop, Keep, Pick, Reset
 from attention_conformance.suite.spec.operators.views import allowed
 
 

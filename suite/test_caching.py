@@ -18,7 +18,8 @@ from attention_conformance.suite.spec.catalogue import Ask, asked
 from attention_conformance.suite.spec.dtypes import round_to
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.cached_cases import PLAIN
-from attention_conformance.suite.spec.operators.scripts import Chunk, actions, freed
+from attention_conformance.suite.spec.operators.scripts import actions, freed
+from attention_conformance.suite.spec.operators.steps import Chunk
 from attention_conformance.suite.spec.operators.views import attended
 from attention_conformance.suite.test_invariance import expect_within
 from attention_conformance.suite.test_masking import expect_same
@@ -51,7 +52,8 @@ APART = asked(
 def cut(inputs: Inputs, size: int) -> Inputs:
     """The same tokens in chunks of `size`, the last one smaller."""
     full, rest = divmod(inputs.sizes.Lq, size)
-    return inputs.replace(script=(str(size),) * full + ((str(rest),) if rest else ()))
+    chunks = (*[size] * full, *[rest] * (rest > 0))
+    return inputs.replace(script=tuple(map(Chunk, chunks)))
 
 
 @check(UNCUT)

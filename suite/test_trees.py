@@ -17,7 +17,8 @@ from attention_conformance.suite.spec.catalogue import Ask, asked
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.masks import Causal, Tree
 from attention_conformance.suite.spec.operators.cached import CACHED
-from attention_conformance.suite.spec.operators.scripts import Chunk, actions
+from attention_conformance.suite.spec.operators.scripts import actions
+from attention_conformance.suite.spec.operators.steps import Action, Chunk, Crop, Keep
 from attention_conformance.suite.test_masking import expect_unmoved, with_slots
 
 TREES = (
@@ -36,7 +37,7 @@ CHAINS = (
 
 def branches(inputs: Inputs) -> Iterator[tuple[np.ndarray, Inputs]]:
     """For each path from the root of a tree to a leaf: its rows, and the inputs with this path alone
-    behind the same keys. A tree in a script is its last word."""
+    behind the same keys. A tree in a script is its last action."""
     s, tree, causal = inputs.sizes, inputs.mask, Causal(bottom_right=True)
     before, count = s.Lk - s.Lq, s.Lq
     if inputs.operator is CACHED:
@@ -52,7 +53,7 @@ def branches(inputs: Inputs) -> Iterator[tuple[np.ndarray, Inputs]]:
             tokens = np.concatenate([np.arange(before), before + nodes])
             arrays = {name: inputs.arrays[name][:, :, tokens] for name in ("key", "value")}
             query = inputs.query[:, :, np.concatenate([np.arange(first), first + nodes])]
-            script = (*inputs.case.option("script")[:-1], str(len(nodes)))
+            script = (*inputs.case.option("script")[:-1], Chunk(len(nodes)))
             sizes = replace(s, Lq=query.shape[2], Lk=len(tokens))
             options = tuple({**dict(inputs.case.options), "script": script}.items())
             case = replace(inputs.case, sizes=sizes, options=options)
@@ -82,15 +83,13 @@ def test_paths_alone(cell: Cell) -> None:
 @check(asked(Ask(*CHAINS, dtypes="growing")))
 def test_chain(cell: Cell) -> None:
     """A tree without siblings equals a causal chunk, before and after a part of it is kept."""
-    inputs, script = cell.inputs, list[str]()
-    for word in inputs.case.option("script"):
-        if word.startswith("tree"):
-            script.append(str(len(word) - 4))
-        elif word.startswith("keep"):
-            rest = int(script[-1]) - 1 - int(word[4:])
-            script += [f"back{rest}"] if rest else []
-        else:
-            script.append(word)
+    inputs, script = cell.inputs, list[Action]()
+    for action in actions(inputs.case):
+        match action:
+            case Chunk(count=count) if action.asked:
+                script.append(Chunk(count))
+            case Keep(count=count, nodes=(node,)) if node < count - 1:
+                script.append(Crop(count - 1 - node))
     causal = inputs.replace(script=tuple(script))
     bound = cell.bound(inputs) + cell.bound(causal)
     whole = cell.run().values.copy()

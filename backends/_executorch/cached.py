@@ -24,7 +24,8 @@ from attention_conformance.suite.spec.elections import ElectionCase
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.malformed import MalformedCase
 from attention_conformance.suite.spec.operators.cached import FEATURES
-from attention_conformance.suite.spec.operators.scripts import Chunk, actions, capacity, unwritten
+from attention_conformance.suite.spec.operators.scripts import actions, capacity, unwritten
+from attention_conformance.suite.spec.operators.steps import Chunk
 
 NO_FEATURES = {
     **dict.fromkeys(("softcap", "sinks", "alibi-slopes"), "the operators have none of it"),

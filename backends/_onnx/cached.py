@@ -24,9 +24,6 @@ from attention_conformance.suite.spec.catalogue import AnyCase
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.cached import FEATURES
 from attention_conformance.suite.spec.operators.scripts import (
-    Action,
-    Chunk,
-    Pick,
     actions,
     capacity,
     held,
@@ -34,6 +31,7 @@ from attention_conformance.suite.spec.operators.scripts import (
     rotation,
     unwritten,
 )
+from attention_conformance.suite.spec.operators.steps import Action, Chunk, Pick
 
 
 def extended(present: Symbol, past: Symbol | None, new: Symbol) -> Symbol:

@@ -22,13 +22,7 @@ from attention_conformance.suite.spec.dtypes import CODES, DTYPES
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.cached import CACHED, FEATURES
 from attention_conformance.suite.spec.operators.scripts import (
-    Action,
-    Chunk,
-    Crop,
     Held,
-    Keep,
-    Pick,
-    Reset,
     actions,
     capacity,
     joined,
@@ -36,6 +30,7 @@ from attention_conformance.suite.spec.operators.scripts import (
     rotation,
     unwritten,
 )
+from attention_conformance.suite.spec.operators.steps import Action, Chunk, Crop, Keep, Pick, Reset
 from attention_conformance.suite.spec.operators.views import allowed
 
 

@@ -19,7 +19,7 @@ from attention_conformance.suite.deviations.kernels.cached import (
     ProjectedKernel,
 )
 from attention_conformance.suite.spec.inputs import Inputs
-from attention_conformance.suite.spec.operators.scripts import Chunk
+from attention_conformance.suite.spec.operators.steps import Chunk
 
 
 @fault(

@@ -4,6 +4,7 @@ One row serves all operators that have what it changes."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -22,6 +23,7 @@ from attention_conformance.suite.deviations.kernels.quantized import (
     QuantizedWriteKernel,
 )
 from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.operators.steps import Action, Crop, Pick, Reset
 
 Changes = Mapping[str, Any]
 """Arrays and options of inputs by name, with other values."""
@@ -114,41 +116,29 @@ def exchanged(inputs: Inputs, one: str, two: str) -> Changes:
     return {one: second, two: first}
 
 
-def of_scripts(change: Callable[[str], str]) -> Callable[[Inputs], Changes]:
-    """Other operations of a cache; "" leaves an operation out."""
+def of_scripts(
+    kind: type[Action], change: Callable[[Any], Action | None] = lambda action: None
+) -> Callable[[Inputs], Changes]:
+    """A script in which `change(action)` replaces each action of a kind; None leaves it out."""
 
     def changes(inputs: Inputs) -> Changes:
         script = inputs.case.option("script")
-        other = tuple(word for word in map(change, script) if word)
-        return {} if other == script else {"script": other, "capacity": None}
+        other = (change(action) if isinstance(action, kind) else action for action in script)
+        actions = tuple(action for action in other if action)
+        return {} if actions == script else {"script": actions, "capacity": None}
 
     return changes
 
 
-def back(more: int) -> Callable[[str], str]:
+def back(more: int) -> Callable[[Crop], Crop | None]:
     """Rollbacks of `more` tokens more."""
-
-    def words(word: str) -> str:
-        if not word.startswith("back"):
-            return word
-        count, *of = word[4:].partition("of")
-        left = int(count) + more
-        return "".join([f"back{left}", *of]) if left else ""
-
-    return words
+    return lambda crop: replace(crop, count=crop.count + more) if crop.count + more else None
 
 
-def without(prefix: str) -> Callable[[str], str]:
-    return lambda word: "" if word.startswith(prefix) else word
-
-
-def inverted(word: str) -> str:
+def inverted(pick: Pick) -> Pick:
     """A reordering, the other way round: sample `order[n]` goes on with the history of sample n."""
-    if not word.startswith("pick"):
-        return word
-    order = [int(n) for n in word[4:]]
-    inverse = [order.index(n) if n in order else n for n in range(len(order))]
-    return f"pick{''.join(map(str, inverse))}"
+    order = pick.samples
+    return Pick(tuple(order.index(n) if n in order else n for n in range(len(order))))
 
 
 OTHER_PAIRS = {"halves": "interleaved", "interleaved": "halves"}
@@ -157,17 +147,17 @@ CACHES: list[Row] = [
     ("scale-of-zero-ignored", "scale", "A scale of 0 is replaced by the default one.",
      "`scale or D ** -0.5`; ask `scale is None`", lambda inputs: {"scale": inputs.scale or None}),
     ("rollbacks-ignored", "cache", "Rollbacks do nothing.", "a rollback that returns the cache as it is",
-     of_scripts(without("back"))),
+     of_scripts(Crop)),
     ("rollback-too-short", "cache", "Of tokens that are taken back one stays.", "`[: length - n + 1]`",
-     of_scripts(back(-1))),
+     of_scripts(Crop, back(-1))),
     ("rollback-too-long", "cache", "One token too many is taken back.", "`[: length - n - 1]`",
-     of_scripts(back(1))),
+     of_scripts(Crop, back(1))),
     ("resets-ignored", "cache", "Resets do nothing.", "a reset that leaves the length",
-     of_scripts(without("reset"))),
+     of_scripts(Reset)),
     ("order-ignored", "cache", "Samples are not reordered.", "a reordered copy that is not kept",
-     of_scripts(without("pick"))),
+     of_scripts(Pick)),
     ("order-inverted", "cache", "Samples are reordered the other way round.",
-     "`cache[order] = cache` for `cache[order]`", of_scripts(inverted)),
+     "`cache[order] = cache` for `cache[order]`", of_scripts(Pick, inverted)),
     ("unrotated", "rotary", "Nothing is rotated.", "a rotation that is not applied",
      lambda inputs: {"rotary": "none"} if inputs.case.option("rotary") != "none" else {}),
     ("rotary-pairs-otherwise", "rotary", "Neighbours are rotated in place of halves, and halves in place "

@@ -45,7 +45,9 @@ def export(selection: Selection, folder: Path) -> str:
             "schema": 2, "suite": suite.__version__, "selection": vars(selection),
             "digest": digest, "numerics": NUMERICS, "cases": entries,
         }  # fmt: skip
-        (folder / INDEX).write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
+        (folder / INDEX).write_text(
+            json.dumps(index, indent=1, default=str) + "\n", encoding="utf-8"
+        )
     return f"{len(entries)} cases, {size / 1e6:.1f} MB, in {folder}; digest {digest[:12]}"
 
 

@@ -20,12 +20,12 @@ from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.masks import Tree
 from attention_conformance.suite.spec.operators.cached import FEATURES
 from attention_conformance.suite.spec.operators.scripts import (
-    Chunk,
     capacity,
     has_documents,
     rotation,
     unwritten,
 )
+from attention_conformance.suite.spec.operators.steps import Chunk
 from attention_conformance.suite.spec.sizes import Sizes
 
 Array = np.ndarray

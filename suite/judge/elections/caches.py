@@ -10,7 +10,8 @@ import numpy as np
 from attention_conformance.suite.judge.elections.probe import Probe
 from attention_conformance.suite.judge.verdict import Deviation, NotApplicable
 from attention_conformance.suite.spec.inputs import Inputs
-from attention_conformance.suite.spec.operators.scripts import Chunk, Crop, actions, freed
+from attention_conformance.suite.spec.operators.scripts import actions, freed
+from attention_conformance.suite.spec.operators.steps import Chunk, Crop
 from attention_conformance.suite.spec.operators.views import attended, views
 
 FREED = (

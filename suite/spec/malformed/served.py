@@ -17,6 +17,7 @@ from attention_conformance.suite.spec.operators.in_pages import TABLE, filled, p
 from attention_conformance.suite.spec.operators.packed import PACKED
 from attention_conformance.suite.spec.operators.paged import PAGED
 from attention_conformance.suite.spec.operators.paged_write import PAGED_WRITE
+from attention_conformance.suite.spec.operators.steps import Action, Chunk, Crop, Pick, Reset
 
 
 def _lengths(*added: int) -> Spoil:
@@ -64,8 +65,8 @@ def _as_with(**right: Any) -> Contained:
     return lambda x, spoilt: ((_optioned(**right)(x), np.ones((1, 1, 1, 1), bool)),)
 
 
-def _script(*steps: str) -> Spoil:
-    return _optioned(script=steps)
+def _script(action: Action) -> tuple[Action, ...]:
+    return Chunk(5), action, Chunk(1), Chunk(3)
 
 
 CACHES = (
@@ -78,8 +79,8 @@ CACHES = (
     }),
     *malformed(CACHED, {
         "rollback-beyond-length": ("a rollback of 7 tokens from a cache of 5",
-            _script("5", "back7", "1", "3")),
-        "rollback-negative": ("a rollback of -2 tokens", _script("5", "back-2", "1", "3")),
+            _optioned(script=_script(Crop(7)))),
+        "rollback-negative": ("a rollback of -2 tokens", _optioned(script=_script(Crop(-2)))),
     }, "rollback"),
     *malformed(CACHED, {
         "capacity-zero": ("a cache of 0 slots", _optioned(capacity=0), _as_with(capacity=None)),
@@ -87,17 +88,17 @@ CACHES = (
     }),
     *malformed(CACHED, {
         "history-beyond-batch": ("sample 0 goes on with the history of sample 2 in a batch of 2",
-            _script("5", "pick21", "1", "3"), _of_itself(script=("5", "pick11", "1", "3"))),
+            _optioned(script=_script(Pick((2, 1)))), _of_itself(script=_script(Pick((1, 1))))),
         "history-negative": ("sample 0 goes on with the history of sample -1",
-            _script("5", "pickx1", "1", "3"), _of_itself(script=("5", "pick11", "1", "3"))),
+            _optioned(script=_script(Pick((-1, 1)))), _of_itself(script=_script(Pick((1, 1))))),
     }, "reorder"),
     *malformed(CACHED, {
         "reset-beyond-batch": ("a reset of sample 2 in a batch of 2",
-            _script("5", "resetof2", "1", "3"), _as_with()),
+            _optioned(script=_script(Reset((2,)))), _as_with()),
     }, "reset", "subsets"),
     *malformed(CACHED, {
         "rollback-beyond-batch": ("a rollback of sample 2 in a batch of 2",
-            _script("5", "back2of2", "1", "3"), _as_with()),
+            _optioned(script=_script(Crop(2, (2,)))), _as_with()),
     }, "rollback", "subsets"),
     *malformed(CACHED, {
         "padding-negative": ("left padding of -1 tokens",

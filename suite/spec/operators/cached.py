@@ -38,7 +38,6 @@ served another sequence, with other numbers for all options of its steps, and wa
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -51,6 +50,7 @@ from attention_conformance.suite.spec.features.slopes import SLOPES
 from attention_conformance.suite.spec.features.softcap import SOFTCAP
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.levels import Ask
+from attention_conformance.suite.spec.masks import Tree
 from attention_conformance.suite.spec.operator import (
     LEFT,
     SCALE,
@@ -68,20 +68,25 @@ from attention_conformance.suite.spec.operator import (
 )
 from attention_conformance.suite.spec.operators.cached_cases import DESIGNED, DRAWN, PLAIN
 from attention_conformance.suite.spec.operators.scripts import (
-    ACTION,
-    Chunk,
-    Crop,
-    Keep,
-    Pick,
-    Reset,
-    actions,
     capacity,
     differ,
     has_documents,
     held,
     is_ring,
     paddings,
+    played,
     rotation,
+)
+from attention_conformance.suite.spec.operators.steps import (
+    ACTION,
+    Action,
+    Chunk,
+    Crop,
+    Keep,
+    Pick,
+    Reset,
+    arrivals,
+    script_of,
 )
 from attention_conformance.suite.spec.operators.views import pairs, views
 from attention_conformance.suite.spec.recipes import DRAWS
@@ -145,20 +150,23 @@ def choose(inputs: Inputs, order: Sequence[int] | np.ndarray) -> Inputs:
     """The inputs with some of their samples, in this order. Raises ValueError if a sample goes on with
     the history of one that is left out."""
     case, order = inputs.case, [int(n) for n in order]
-    script, padding, drafting = [], case.option("padding"), ""
-    for word in case.option("script"):
-        body, _, of = word.partition("of")
-        some = "".join(str(n) for n, old in enumerate(order) if str(old) in of)
-        if word.startswith("pick"):
-            script.append(f"pick{''.join(str(order.index(int(word[4 + n]))) for n in order)}")
-        elif word.startswith("keep"):
-            places = [drafting.index(str(n)) for n in order if str(n) in drafting]
-            nodes = "".join(word[4 + n] for n in places) if len(word) > 5 else word[4:]
-            script += [f"keep{nodes}"] if places else []
-        elif some or not of:
-            script.append(f"{body}of{some}" if of else word)
-        if word.startswith("tree"):
-            drafting = of or "".join(map(str, range(case.sizes.B)))
+    script, padding, drafting = list[Action](), case.option("padding"), list[int]()
+    for action in case.option("script"):
+        own = [*range(case.sizes.B)] if action.samples is None else [*action.samples]
+        match action:
+            case Pick():
+                script.append(Pick(tuple(order.index(own[n]) for n in order)))
+            case Keep(nodes=nodes):
+                places = [drafting.index(n) for n in order if n in drafting]
+                some = nodes if len(nodes) == 1 else tuple(nodes[n] for n in places)
+                script += [Keep(some)] if places else []
+            case Chunk(samples=None) | Crop(samples=None) | Reset(samples=None):
+                script.append(action)
+            case _:
+                some = tuple(n for n, old in enumerate(order) if old in own)
+                script += [replace(action, samples=some)] if some else []
+        if isinstance(action, Chunk):
+            drafting = own
     options = {**dict(case.options), "script": tuple(script)}
     if padding is not None:
         chosen = paddings(case)[order].T.reshape(-1).tolist()
@@ -174,8 +182,8 @@ def choose(inputs: Inputs, order: Sequence[int] | np.ndarray) -> Inputs:
 
 
 def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> Mapping[str, bool]:
-    script, left = " ".join(case.option("script")), case.option("left")
-    rolls_back, ring = "back" in script, is_ring(case)
+    script, left, ring = case.option("script"), case.option("left"), is_ring(case)
+    kinds = {type(action) for action in script}
     return {
         "scale": case.option("scale") is not None,
         "window": left is not None,
@@ -184,116 +192,62 @@ def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> Map
         "ring": ring and left is not None,
         "overflow": ring and left is None,
         "window-rollback": left is not None
-        and ("keep" in script or (rolls_back and held(case) > left + 1)),
-        "reset": "reset" in script or case.option("used"),
-        "rollback": rolls_back,
-        "reorder": "pick" in script,
+        and (Keep in kinds or (Crop in kinds and held(case) > left + 1)),
+        "reset": Reset in kinds or case.option("used"),
+        "rollback": Crop in kinds,
+        "reorder": Pick in kinds,
         "subsets": differ(case),
         "documents": has_documents(case),
         "rotary": rotation(case) is not None,
         "halves": case.option("rotary") == "halves",
         "interleaved": case.option("rotary") == "interleaved",
-        "tree": "tree" in script,
-        "keep": "keep" in script,
+        "tree": any(isinstance(action, Chunk) and action.tree is not None for action in script),
+        "keep": Keep in kinds,
         "grouped-heads": sizes.H != sizes.Hkv,
         "value-size": sizes.D != sizes.Dv,
     }
 
 
 def validate(case: Case) -> None:
-    script, s, padding = case.option("script"), case.sizes, case.option("padding")
-    if not script or not re.match(r"\d|tree", script[-1]):
-        raise ValueError(f"{case.operator} needs a script that ends with a chunk: {case.id}")
-    together = ValueError(
-        f"{case.operator} has b >= 1 samples and chunks of one token or more, which add up to the "
-        f"number of queries; keys are as many or more: {case.id}"
-    )
-    if s.Lk < s.Lq or not s.B:
-        raise together
-    resets = sum(word.startswith("reset") for word in script)
-    wrong_padding = ValueError(
-        "left padding is a number for each sample, or for each sample of every prompt, not all 0 in the "
-        "last of them; every prompt has a token behind it; a script with padding has no other document: "
-        f"{case.id}"
-    )
-    if padding is not None and (
-        len(padding) % s.B
-        or len(padding) > (1 + resets) * s.B
-        or not any(padding[-s.B :])
-        or any("+" in word for word in script)
-    ):
-        raise wrong_padding
-    prompts = [iter(own) for own in paddings(case)]
-    least, counts = [next(own) for own in prompts], [0] * s.B
-    arrived, last = [0] * s.B, None
+    script, s, left = case.option("script"), case.sizes, case.option("left")
+    padding = case.option("padding")
 
-    def slots(what: str, count: int) -> None:
-        needed = (case.option("left") or 0) + count
-        if is_ring(case) and capacity(case) < needed:
-            raise ValueError(f"a ring with {what} has at least {needed} slots: {case.id}")
+    def expect(right: bool, message: str) -> None:
+        if not right:
+            raise ValueError(f"{message}: {case.id}")
 
-    for action in actions(case):
-        samples = getattr(action, "samples", None) or range(s.B)
-        if max(samples) >= s.B:
-            raise ValueError(f"samples are numbers below {s.B}: {case.id}")
-        if isinstance(action, Pick) and len(samples) != s.B:
-            raise ValueError(f"pick has a number for each of {s.B} samples: {case.id}")
-        if len({*samples}) < len(samples) and not isinstance(action, Pick):
-            raise ValueError(f"a sample steps once at a time: {case.id}")
-        branches = None
-        if isinstance(last, Chunk) and last.tree:
-            whole = isinstance(action, Reset) or (
-                isinstance(action, Crop) and action.count >= last.count
-            )
-            if isinstance(action, Pick) and last.samples is None:
-                branches = last
-            elif not (isinstance(action, Keep) or (whole and {*samples} >= {*last.own})):
-                raise ValueError(
-                    f"after a tree stands keep, reset, or a rollback of all its nodes: {case.id}"
-                )
-        match action:
-            case Chunk(count=count, documents=documents):
-                for b in samples:
-                    counts[b] += count
-                    arrived[b] += count
-                if len({*documents, count}) <= len(documents):
-                    raise ValueError(f"a document has one token or more: {case.id}")
-                if count < 1:
-                    raise ValueError(f"a chunk has one token or more: {case.id}")
-                if action.tree:
-                    slots(f"a tree of {count} tokens", count)
-                    if any(counts[b] - count < least[b] for b in samples):
-                        raise wrong_padding
-            case Crop(count=less):
-                for b in samples:
-                    counts[b] -= less
-                if any(counts[b] < least[b] for b in samples):
-                    raise ValueError(f"there are not {less} tokens to take back: {case.id}")
-                slots(f"a rollback of {less} tokens", less)
-            case Reset():
-                if any(counts[b] <= least[b] > 0 for b in samples):
-                    raise wrong_padding
-                for b in samples:
-                    counts[b], least[b] = 0, next(prompts[b], 0)
-            case Pick(samples=order):
-                counts, least = ([numbers[n] for n in order] for numbers in (counts, least))
-            case Keep(paths=paths, count=count):
-                for b, path in zip(action.own, paths, strict=True):
-                    counts[b] -= count - len(path)
-        last = branches or action
-    if {*arrived} != {s.Lk}:
-        raise together
-    if any(count <= padded > 0 for count, padded in zip(counts, least, strict=True)):
-        raise wrong_padding
-    left = case.option("left")
-    if is_ring(case) and left is not None and capacity(case) < left + 1:
-        raise ValueError(f"a ring has a slot for each key of its window: {case.id}")
-    if case.option("bias") != "none" and held(case) > s.Lk:
-        raise ValueError(f"a bias has a column for every position: {case.id}")
-    if rotation(case) is not None and s.D % 2:
-        raise ValueError(f"a rotation is of pairs of components: {case.id}")
-    if rotation(case) is None and case.option("base") is not None:
-        raise ValueError(f"a base is that of a rotation: {case.id}")
+    ends = bool(script) and isinstance(script[-1], Chunk)
+    expect(ends, f"{case.operator} needs a script that ends with a chunk")
+    expect(
+        {*arrivals(script, s.B)} == {s.Lq} and s.Lk >= s.Lq,
+        f"{case.operator} has b >= 1 samples and chunks of one token or more, which add up to the number "
+        "of queries; keys are as many or more",
+    )
+    if padding is not None:
+        prompts = 1 + sum(isinstance(action, Reset) for action in script)
+        expect(
+            len(padding) in range(s.B, prompts * s.B + 1, s.B) and any(padding[-s.B :]),
+            "left padding is a number for each sample, or for each sample of every prompt, not all 0 in "
+            "the last of them",
+        )
+        expect(not has_documents(case), "a script with padding has no other document")
+    longest = max(after.positions.shape[1] for _, after in played(case))
+    if is_ring(case):
+        beside = [
+            action.count
+            for action in script
+            if isinstance(action, Crop) or (isinstance(action, Chunk) and action.tree)
+        ]
+        slots = (left or 0) + max([*beside, int(left is not None)])
+        expect(
+            capacity(case) >= slots,
+            f"a ring has {slots} slots: for the keys of a window, and a rollback or a tree beside them",
+        )
+    biased = case.option("bias") != "none"
+    expect(not biased or longest <= s.Lk, "a bias has a column for every position")
+    turns = rotation(case) is not None
+    expect(not turns or s.D % 2 == 0, "a rotation is of pairs of components")
+    expect(turns or case.option("base") is None, "a base is that of a rotation")
     SLOPES.validate(case)
     if case.option("softcap") is not None:
         SOFTCAP.validate(case)
@@ -308,28 +262,28 @@ def completed(sizes: Sizes, numbers: Sequence[int]) -> tuple[Sizes, Mapping[str,
     tells how many tokens the cache has before. A script of one document that begins with 8 tokens has
     left padding.
     """
-    before, script, queries = numbers[0] if len(numbers) % 2 else 0, list[str](), 0
-    samples = max(sizes.B, 1)
-    for n in numbers[len(numbers) % 2 :]:
-        others = "".join(map(str, range(1, samples)))
+    odd, script, samples = len(numbers) % 2, list[Action](), max(sizes.B, 1)
+    (before, *_), numbers = (numbers if odd else (0,)), numbers[odd:]
+    others = tuple(range(1, samples))
+    for n in numbers:
         if n == 3:
-            script.append("1+2")
+            script.append(Chunk(3, documents=(1,)))
         elif n == 4:
-            script += ["tree1121", "keep3"]
+            script += [Chunk(4, tree=Tree((1, 1, 2, 1))), Keep((3,))]
         elif n == 5 and 1 < samples < 10:
-            script += ["5of0", f"5of{others}"]
+            script += [Chunk(5, (0,)), Chunk(5, others)]
         else:
-            script.append(str(n) if n else "reset")
-        queries += n
+            script.append(Chunk(n) if n else Reset())
         if n == 9 and samples < 10:
-            script.append(f"pick{others[::-1]}0")
+            script.append(Pick((*others[::-1], 0)))
         elif n >= 6:
-            script.append("back2")
-    while script and not re.match(r"\d|tree", script[-1]):
+            script.append(Crop(2))
+    while script and not isinstance(script[-1], Chunk):
         script.pop()
-    script, queries = (script, queries) if script else (["1"], 1)
+    script = script or [Chunk(1)]
+    queries = arrivals(script, samples)[0]
     own = replace(sizes, B=samples, Lq=queries, Lk=before + queries)
-    padded = script[0] == "8" and not any("+" in word for word in script)
+    padded = script[0] == Chunk(8) and 3 not in numbers
     padding = tuple(1 + n % 3 for n in range(samples)) if padded else None
     return own, {"script": tuple(script), "padding": padding}
 
@@ -358,8 +312,8 @@ CACHED = Operator(
         ),
     ),
     options=(
-        Option("script", rf"c({ACTION}(?:\.{ACTION})*)", lambda text: tuple(text.split(".")),
-               lambda script: f"c{'.'.join(script)}"),
+        Option("script", rf"c({ACTION}(?:\.{ACTION})*)", script_of,
+               lambda script: f"c{'.'.join(map(str, script))}"),
         LEFT,
         Option(
             "capacity", r"room(\d+)", int, lambda slots: f"room{slots}", None, (5, 9, 16), rare=True

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from attention_conformance.suite.spec.covering import Row
 from attention_conformance.suite.spec.operators.drawn import drawn
-from attention_conformance.suite.spec.operators.scripts import arrivals
+from attention_conformance.suite.spec.operators.steps import arrivals, script_of
 
 PLAIN = "cached/none/gqa2/{dt}/b2h4q9k9d8/c5.1.3"
 """A prompt, a step of decoding, and a chunk after it."""
@@ -45,7 +45,7 @@ def sizes_of(row: Row) -> str:
     """The heads, sizes and script of a story."""
     words = (str(row[part]) for part in ("prompt", "turn", "after"))
     script = ".".join(word for word in words if word)
-    queries = max(arrivals(script.split("."), SAMPLES))
+    queries = max(arrivals(script_of(script), SAMPLES))
     kind, heads, width = str(row["heads"]).split("/")
     keys = queries + int(str(row["before"]))
     return f"{kind}/b{SAMPLES}{heads}q{queries}k{keys}{width}/c{script}"

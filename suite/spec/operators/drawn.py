@@ -15,13 +15,15 @@ def drawn(
     axes: Mapping[str, Sequence[str]],
     sizes_of: Callable[[Row], str] = lambda row: str(row["sizes"]),
     joined: Sequence[str] = ("sizes",),
+    left_out: Callable[[Row], bool] = lambda row: False,
 ) -> Covering:
     """A covering array of the ids of an operator: of pairs, at full of triples.
 
     The values of axes are tokens of ids, "" for none. The first values go with any others; of the
     rest, tuples are drawn that some id is valid with. `sizes_of` makes the heads, the sizes and what
     belongs to them of the axes `joined`, as in "gqa2/b2h4q3k17d8": a value of the axis `sizes` joins
-    lengths, heads and head sizes, so that a pair with it is a tuple of all of them.
+    lengths, heads and head sizes, so that a pair with it is a tuple of all of them. `left_out` says of
+    which values nothing is asked, though an id is valid.
     """
     axes = {"dtype": tuple(DTYPES), **axes}
     first: Row = {name: values[0] for name, values in axes.items()}
@@ -37,6 +39,8 @@ def drawn(
         )
 
     def valid(row: Row) -> bool:
+        if left_out(row):
+            return False
         if "sizes" in axes and "sizes" not in row:
             return any(valid(row | {"sizes": sizes}) for sizes in axes["sizes"])
         try:

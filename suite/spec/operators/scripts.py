@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -11,125 +11,20 @@ import numpy as np
 
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.inputs import Inputs
-from attention_conformance.suite.spec.masks import Tree
 from attention_conformance.suite.spec.operators.rotary import BASE, Rotation
+from attention_conformance.suite.spec.operators.steps import (
+    Action,
+    Chunk,
+    Concat,
+    Crop,
+    Keep,
+    Pick,
+    Reset,
+)
 from attention_conformance.suite.spec.vocabulary import OPERANDS
-
-OF = r"(?:of\d+)?"
-ACTION = rf"(?:\d+(?:\+\d+)*{OF}|back\d+{OF}|reset{OF}|pick\d+|tree[1-9]+{OF}|keep[\dx]+)"
 
 SPARE = 2
 """Slots beyond the largest number of tokens, if a case has no capacity."""
-
-Samples = tuple[int, ...] | None
-"""Some samples; None for all."""
-
-Concat = Callable[[list[Any], int], Any]
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """Tokens that arrive, `count` for each of the samples, and their queries.
-
-    - `starts`: the first token of each of the samples.
-    - `before`: the tokens of every sample that have no query.
-    - `tree`: the mask of the tokens if they are a tree.
-    - `documents`: the numbers, within the chunk, of tokens that begin a document.
-    """
-
-    samples: Samples
-    starts: tuple[int, ...]
-    count: int
-    before: int
-    tree: Tree | None = None
-    documents: tuple[int, ...] = ()
-
-    @property
-    def asked(self) -> bool:
-        """True if the chunk's rows are asked."""
-        return min(self.starts) >= self.before
-
-    @property
-    def own(self) -> Sequence[int]:
-        """The samples as numbers."""
-        return range(len(self.starts)) if self.samples is None else self.samples
-
-    @property
-    def depths(self) -> np.ndarray:
-        """The positions of the tokens (count,), counted from the first one."""
-        return np.arange(self.count) if self.tree is None else self.tree.depths(self.count)
-
-    @property
-    def rows(self) -> np.ndarray:
-        """The rows of the output (b, count); negative for tokens without a query."""
-        return np.array(self.starts)[:, None] - self.before + np.arange(self.count)
-
-    def biases(self, bias: np.ndarray, keys: np.ndarray) -> np.ndarray:
-        """The part (b, H, tokens, keys) of a bias (B or 1, H, Lq, Lk) for keys at positions (b, keys).
-
-        The columns of the bias are positions. Negative positions and tokens without a query have any
-        numbers.
-        """
-        of = np.array(self.own)[:, None] if bias.shape[0] > 1 else 0
-        own = np.moveaxis(bias[of, :, np.maximum(self.rows, 0)], 2, 1)
-        return np.take_along_axis(own, np.maximum(keys, 0)[:, None, None], 3)
-
-    def cut(self, array: Any, concat: Concat, axis: int = 2, queries: bool = False) -> Any:
-        """The chunk's tokens, or their queries, in an array with samples along axis 0 and tokens along
-        `axis`."""
-        starts = [start - self.before * queries for start in self.starts]
-        samples = slice(len(starts))
-        parts = [(samples, *(slice(None),) * (axis - 1), slice(n, n + self.count)) for n in starts]
-        if self.samples is None and len(set(starts)) == 1:
-            return array[parts[0]]
-        of = zip(self.own, parts, strict=True)
-        return concat([array[b : b + 1][part] for b, part in of], 0)
-
-
-@dataclass(frozen=True)
-class Crop:
-    """The last `count` tokens leave the cache."""
-
-    count: int
-    samples: Samples = None
-
-
-@dataclass(frozen=True)
-class Reset:
-    """All tokens leave the cache."""
-
-    samples: Samples = None
-
-
-@dataclass(frozen=True)
-class Pick:
-    """Sample n goes on with the history of sample `samples[n]`."""
-
-    samples: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Keep:
-    """Of the last `count` tokens, a tree, the n-th of the samples keeps the nodes `paths[n]`."""
-
-    paths: tuple[tuple[int, ...], ...]
-    count: int
-    samples: Samples = None
-
-    @property
-    def own(self) -> Sequence[int]:
-        """The samples as numbers."""
-        return range(len(self.paths)) if self.samples is None else self.samples
-
-    @property
-    def table(self) -> np.ndarray:
-        """The nodes (b, longest path), int32, with -1 behind shorter paths."""
-        longest = max(map(len, self.paths))
-        padded = [(*path, *(-1,) * (longest - len(path))) for path in self.paths]
-        return np.array(padded, np.int32).reshape(len(self.paths), longest)
-
-
-Action = Chunk | Crop | Reset | Pick | Keep
 
 
 @dataclass(frozen=True)
@@ -159,131 +54,113 @@ class Held:
 
 
 def actions(case: Case) -> tuple[Action, ...]:
-    """The script of a case. Tokens that are in the cache before the script begins are a first chunk.
-    Samples that are picked behind a tree of all samples keep paths of this tree.
-
-    Raises ValueError for a path that is kept of no tree, and for tokens of samples that do not exist.
-    """
-    return _actions(case.option("script") or (), case.sizes.B, case.sizes.Lk - case.sizes.Lq)
-
-
-@lru_cache(maxsize=1024)
-def _actions(script: tuple[str, ...], B: int, before: int) -> tuple[Action, ...]:
-    return tuple(_read(script, B, before))
-
-
-def _read(script: tuple[str, ...], B: int, before: int) -> Iterator[Action]:
-    last, following = None, [before] * B
-    if before:
-        yield Chunk(None, (0,) * B, before, before)
-    for word in script:
-        body, _, of = word.partition("of")
-        samples = tuple(map(int, of)) if of else None
-        chunk = None
-        if body == "reset":
-            yield Reset(samples)
-        elif body.startswith("back"):
-            yield Crop(int(body[4:]), samples)
-        elif body.startswith("pick"):
-            yield Pick(tuple(-1 if n == "x" else int(n) for n in body[4:]))
-            if last is not None and last.tree is not None and last.samples is None:
-                chunk = last  # the branches may keep paths of the tree
-        elif body.startswith("keep"):
-            wrong = ValueError(f"keep has a node of the tree before it for each sample: {word}")
-            if last is None or last.tree is None:
-                raise wrong
-            nodes = body[4:] if len(body) > 5 else body[4:] * len(last.own)
-            numbers = [int(node) for node in nodes if node != "x"]
-            if len(nodes) != len(last.own) or max(numbers, default=0) >= last.count:
-                raise wrong
-            paths = [np.flatnonzero(path).tolist() for path in last.tree.paths(last.count)]
-            kept = (() if node == "x" else tuple(paths[int(node)]) for node in nodes)
-            yield Keep(tuple(kept), last.count, last.samples)
-        else:
-            drafted = body.removeprefix("tree")
-            tree = None if drafted == body else Tree(tuple(map(int, drafted)))
-            ends = np.cumsum([int(n) for n in body.split("+")] if tree is None else len(drafted))
-            count, documents = int(ends[-1]), tuple(ends[:-1].tolist())
-            own = range(B) if samples is None else samples
-            if max(own) >= B:
-                raise ValueError(f"samples are numbers below {B}: {'.'.join(script)}")
-            starts = tuple(following[n] for n in own)
-            chunk = Chunk(samples, starts, count, before, tree, documents)
-            for n in own:
-                following[n] += count
-            yield chunk
-        last = chunk
-
-
-def arrivals(script: Iterable[str], samples: int) -> list[int]:
-    """The number of tokens that each sample takes in a script."""
-    arrived = [0] * samples
-    for word in script:
-        body, _, of = word.partition("of")
-        nodes = body.removeprefix("tree")
-        if nodes[:1].isdigit():
-            count = sum(map(int, nodes.split("+"))) if nodes == body else len(nodes)
-            for b in map(int, of) if of else range(samples):
-                arrived[b] += count
-    return arrived
+    """The actions of `played`, also of a script that cannot be played."""
+    return tuple(action for action, _ in played(case, lenient=True))
 
 
 def played(case: Case, lenient: bool = False) -> tuple[tuple[Action, Held], ...]:
-    """Each action with the cache after it; the arrays are read-only.
+    """Each action of a script, and the cache after it; the arrays are read-only. Tokens that are in the
+    cache before the script begins are a first chunk.
 
-    Raises ValueError for a rollback of more tokens than there are, and for samples that do not exist,
-    unless `lenient`: then all tokens go back, samples that do not exist are left out, and a history that
-    does not exist is that of the nearest sample.
+    Raises ValueError for a script that cannot be played, unless `lenient`: then all tokens go back if
+    there are fewer than a rollback has, samples that do not exist are left out, and a history that does
+    not exist is that of the nearest sample.
     """
-    padding = tuple(map(tuple, paddings(case).tolist()))
-    return _played(actions(case), padding, lenient)
+    prompts = tuple(map(tuple, paddings(case).tolist()))
+    what = case.option("script"), case.sizes.Lk - case.sizes.Lq, prompts
+    try:
+        return _played(*what)
+    except ValueError as error:
+        if lenient:
+            return _played(*what, lenient=True)
+        raise ValueError(f"{error}: {case.id}") from None
+
+
+PADDED = "every prompt has a token behind its left padding"
 
 
 @lru_cache(maxsize=1024)
 def _played(
-    actions: tuple[Action, ...], paddings: tuple[tuple[int, ...], ...], lenient: bool
+    script: tuple[Action, ...],
+    before: int,
+    prompts: tuple[tuple[int, ...], ...],
+    lenient: bool = False,
 ) -> tuple[tuple[Action, Held], ...]:
-    tokens = [np.zeros((4, 0), int) for _ in paddings]  # the arrays of `Held`
-    prompts = [iter(padding) for padding in paddings]
-    begin = [next(padding) for padding in prompts]
-    history = []
+    B, history = len(prompts), list[tuple[Action, Held]]()
+    tokens, arrived = [np.zeros((4, 0), int)] * B, [0] * B  # the arrays of `Held`
+    later = [iter(own) for own in prompts]
+    padding = [next(own) for own in later]
+    tree: Chunk | None = None  # the last chunk, while it is a tree of which no path is kept
 
-    def existing(samples: Samples) -> Sequence[int]:
-        everyone = range(len(tokens))
-        some = everyone if samples is None else samples
-        if not lenient and any(n not in everyone for n in some):
-            raise ValueError(f"samples {some} of a batch of {len(everyone)}")
-        return [n for n in some if n in everyone]
+    def expect(right: bool, message: str) -> None:
+        if not right and not lenient:
+            raise ValueError(message)
 
-    for action in actions:
+    for action in (Chunk(before), *script) if before else script:
+        samples = range(B) if action.samples is None else action.samples
+        own = [b for b in samples if 0 <= b < B]
+        expect(len(own) == len(samples), f"samples are numbers below {B}")
+        expect(isinstance(action, Pick) or len({*own}) == len(own), "a sample steps once at a time")
+        right = tree is None or _may_follow(tree, action, own)
+        expect(right, "after a tree stands keep, reset, or a rollback of all its nodes")
         match action:
-            case Chunk(starts=starts, count=count, documents=documents):
-                for b, start in zip(action.own, starts, strict=True):
-                    length, places = tokens[b].shape[1], np.arange(count)
-                    begins = np.full(count, tokens[b][3, -1] if length else begin[b])
+            case Chunk(count=count, documents=documents):
+                action = replace(action, starts=tuple(arrived[b] for b in own), before=before)
+                ends, depths = (*documents, count), action.depths
+                right = count > 0 and len({*ends}) == len(ends)
+                expect(right, "a chunk has one token or more in each document")
+                for b in own:
+                    length, begin = tokens[b].shape[1], padding[b]
+                    expect(action.tree is None or length >= begin, PADDED)
+                    begins = np.full(count, tokens[b][3, -1] if length else begin)
                     for first in documents:
                         begins[first:] = length + first
-                    new = [0 * places + b, start + places, length + action.depths, begins]
-                    tokens[b] = np.concatenate([tokens[b], new], 1)
-            case Crop(count=count, samples=samples):
-                for b in existing(samples):
-                    length = tokens[b].shape[1]
-                    if not (lenient or 0 <= count <= length):
-                        raise ValueError(f"a rollback of {count} tokens, and there are {length}")
-                    tokens[b] = tokens[b][:, : max(length - count, 0)]
-            case Reset(samples=samples):
-                for b in existing(samples):
-                    tokens[b], begin[b] = tokens[b][:, :0], next(prompts[b], 0)
+                    places = arrived[b] + np.arange(count)
+                    new = [np.full(count, b), places, length + depths, begins]
+                    tokens[b], arrived[b] = np.concatenate([tokens[b], new], 1), arrived[b] + count
+            case Crop(count=count):
+                for b in own:
+                    rest = tokens[b].shape[1] - count
+                    right = count >= 0 and rest >= padding[b]
+                    expect(right, f"there are not {count} tokens to take back")
+                    tokens[b] = tokens[b][:, : max(rest, 0)]
+            case Reset():
+                for b in own:
+                    expect(not tokens[b].shape[1] <= padding[b] > 0, PADDED)
+                    tokens[b], padding[b] = tokens[b][:, :0], next(later[b], 0)
             case Pick(samples=order):
-                existing(order)
-                tokens = [tokens[min(max(n, 0), len(tokens) - 1)] for n in order]
-            case Keep(paths=paths, count=count):
-                for b, path in zip(action.own, paths, strict=True):
-                    first = tokens[b].shape[1] - count
-                    kept = [*range(first), *(first + node for node in path)]
-                    tokens[b] = tokens[b][:, kept]
+                expect(len(order) == B, f"pick has a number for each of {B} samples")
+                nearest = [min(max(n, 0), B - 1) for n in order]
+                tokens, padding = [tokens[n] for n in nearest], [padding[n] for n in nearest]
+            case Keep():
+                action = _with_paths(action, tree)
+                for b, path in zip(action.own, action.paths, strict=True):
+                    first = tokens[b].shape[1] - action.count
+                    tokens[b] = tokens[b][:, [*range(first), *(first + node for node in path)]]
+        if not isinstance(action, Pick):  # branches of a tree may keep paths of their own
+            tree = action if isinstance(action, Chunk) and action.tree else None
         history.append((action, Held(*_padded(tokens))))
+    expect(not any(x.shape[1] <= n > 0 for x, n in zip(tokens, padding, strict=True)), PADDED)
     return tuple(history)
+
+
+def _may_follow(tree: Chunk, action: Action, samples: Collection[int]) -> bool:
+    """True if an action of these samples may follow a tree."""
+    if isinstance(action, Pick):
+        return tree.samples is None
+    whole = isinstance(action, Reset) or (isinstance(action, Crop) and action.count >= tree.count)
+    return isinstance(action, Keep) or (whole and {*samples} >= {*tree.own})
+
+
+def _with_paths(keep: Keep, chunk: Chunk | None) -> Keep:
+    """Keep with the paths of its nodes. Raises ValueError unless the chunk is a tree that has them."""
+    if chunk is not None and chunk.tree is not None:
+        nodes = keep.nodes * (len(chunk.own) if len(keep.nodes) == 1 else 1)
+        if len(nodes) == len(chunk.own) and max(nodes) < chunk.count:
+            each = chunk.tree.paths(chunk.count)
+            paths = (np.flatnonzero(each[n]).tolist() if n >= 0 else () for n in nodes)
+            return Keep(keep.nodes, tuple(map(tuple, paths)), chunk.count, chunk.samples)
+    raise ValueError(f"keep has a node of the tree before it for each sample: {keep}")
 
 
 def _padded(tokens: Sequence[np.ndarray]) -> np.ndarray:
@@ -317,9 +194,11 @@ def held(case: Case) -> int:
 
 def differ(case: Case) -> bool:
     """True if some samples step alone, or if samples differ in their number of tokens."""
-    alone = any("of" in word for word in case.option("script"))
-    lengths = (after.lengths.tolist() for _, after in played(case, lenient=True))
-    return alone or any(len({*each}) > 1 for each in lengths)
+    history = played(case, lenient=True)
+    alone = any(
+        action.samples is not None and not isinstance(action, Pick) for action, _ in history
+    )
+    return alone or any(len({*after.lengths.tolist()}) > 1 for _, after in history)
 
 
 def paddings(case: Case) -> np.ndarray:
@@ -346,7 +225,7 @@ def with_other_options(inputs: Inputs) -> Inputs:
 
 def has_documents(case: Case) -> bool:
     """True if a sample has several documents."""
-    return any("+" in word for word in case.option("script"))
+    return any(isinstance(action, Chunk) and action.documents for action in case.option("script"))
 
 
 def capacity(case: Case) -> int:

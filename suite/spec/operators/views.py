@@ -10,7 +10,8 @@ import numpy as np
 
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.masks import Tree
-from attention_conformance.suite.spec.operators.scripts import Chunk, played
+from attention_conformance.suite.spec.operators.scripts import played
+from attention_conformance.suite.spec.operators.steps import Chunk
 
 
 @dataclass(frozen=True)
