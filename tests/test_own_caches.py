@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,32 +24,24 @@ from tests.runtimes import of_person
 FUNCTIONS = Path(__file__).parent / "functions" / "caching.py"
 
 
-def statuses(name: str) -> dict[str, str]:
-    """Statuses of a cache's cells of the check values at smoke, by script and options."""
-    return {
-        "/".join(cell.case.id.split("/")[5:]): verdict.status
-        for cell, verdict in of_person(f"{FUNCTIONS}:{name}", "cached")
-    }
+def statuses(name: str) -> dict[Case, str]:
+    """Statuses of a cache's cells of the check values at smoke, by case."""
+    judged = of_person(f"{FUNCTIONS}:{name}", "cached")
+    return {cell.case: verdict.status for cell, verdict in judged}
+
+
+def needs(found: Mapping[Case, str], *statuses: str) -> set[str]:
+    """What the cases with these statuses need."""
+    return {need for case, status in found.items() if status in statuses for need in case.needs}
 
 
 def test_a_persons_cache() -> None:
     found = statuses("Growing")
-    assert [script for script, status in found.items() if status != "pass"] == [
-        "c5.1.3/win3/cap2.0/sinks/slopes/scale0.3", "c5.1.3/bias.1hqk",  # no softcap, no bias
-        "c3of0.3of12.back2.5", "c2.back2of0.3of1.resetof2.3of20.3",
-        "c2.pick200.2of1.3of02.4of1.3of02",  # no samples
-        "c3.tree1121.keep3.2", "c1.tree11213.keep4.3/slopes", "c1.tree112.keep2x0.4",
-        "c1.tree112of02.keep2x.3of1.4", "c4.tree112.keep2.2/win2/room5",
-        "c1+2.1.0+4", "c1+2.1.2+1.back2.1/win3/slopes",  # no document_starts
-        "c5.1.3/rot.halves", "c1.5.1.1/win3/room8/pad5.0.12/rot.interleaved",  # no rotary_base
-        "c2.back2of0.3of1.resetof2.3of20.3/rot.halves",
-        "c4.pick200.back2of1.4of1.4of02", "c4of0.resetof0.resetof0.2of0.9of1.3of0",
-        "c3.tree1121.back4.2", "c5.1.3/rot.halves/base500000.0",
-        "c5.1.3/used/cap2.0/sinks/slopes/scale0.3", "c5.1.3/used/rot.halves/base500000.0",
-        "c1.tree112.pick200.keep121.4",
-        "c1.1.3/win20/rot.halves", "c1.1.3/slopes",
-    ]  # fmt: skip
     assert set(found.values()) == {"pass", "unsupported"}
+    can = needs(found, "pass")
+    assert can >= {"window", "ring", "left-padding", "reorder", "rollback", "reset", "value-size"}
+    assert not can & {"softcap", "bias", "subsets", "tree", "documents", "rotary", "alibi-slopes"}
+    assert all(status == "pass" for case, status in found.items() if can >= {*case.needs})
 
 
 def test_a_person_claims_the_format_of_a_cache_of_codes() -> None:
@@ -65,36 +56,24 @@ def test_a_person_claims_the_format_of_a_cache_of_codes() -> None:
 
 def test_a_persons_cache_of_samples_that_step_alone_and_of_trees() -> None:
     found = statuses("Serving")
-    refused = [script for script, status in found.items() if status != "pass"]
-    assert all(
-        {"win", "pad", "cap", "slopes", "pick", "bias"} & {*re.findall("[a-z]+", x)}
-        for x in refused
-    )
-    answered = {
-        "c3of0.3of12.back2.5", "c3.tree1121.keep3.2", "c1.tree112.keep2x0.4", "c1+2.1.0+4",
-        "c5.1.3/rot.halves", "c2.back2of0.3of1.resetof2.3of20.3/rot.halves",
-    }  # fmt: skip
-    assert answered <= {*found} - {*refused}
-    found = statuses("KeepsFirst")
-    assert {script for script, status in found.items() if status == "fail"} == {
-        "c3.tree1121.keep3.2", "c1.tree11213.keep4.3", "c1.tree112.keep2x0.4",
-        "c1.tree112of02.keep2x.3of1.4",
-    }  # fmt: skip
+    assert set(found.values()) == {"pass", "unsupported"}
+    can = needs(found, "pass")
+    assert can >= {"subsets", "tree", "keep", "documents", "rotary", "halves", "reset", "rollback"}
+    assert not can & {"window", "left-padding", "softcap", "alibi-slopes", "reorder", "bias"}
+    wrong = {case for case, status in statuses("KeepsFirst").items() if status == "fail"}
+    assert len(wrong) >= 2
+    assert all("keep" in case.needs for case in wrong)
 
 
 @pytest.mark.parametrize("name", ["Slots", "slots"])
 def test_a_cache_in_place_is_a_class_or_an_object(name: str) -> None:
     found = statuses(name)
-    assert {script for script, status in found.items() if status == "pass"} == {
-        "c5.1.3", "c1.1.1.1.4", "c1.1.1.1.4/offset", "c9", "c1.3.1.3", "c3.3.1.2", "c3.1.reset.3.2",
-        "c4.1.3.reset.1", "c5.1.3/room9", "c5.1.3/used", "c1.1.1.1.4/level", "c1.1.3",
-    }  # fmt: skip
     assert set(found.values()) == {"pass", "unsupported"}
+    assert needs(found, "pass") == {"grouped-heads", "reset"}
 
 
 def test_a_chunk_that_sees_its_future_fails() -> None:
-    found = statuses("NoFuture")
-    assert found["c5.1.3"] == found["c9"] == found["c1.1.1.1.4"] == "fail"
+    assert {*statuses("NoFuture").values()} == {"fail", "unsupported"}
 
 
 def test_a_drop_in_refuses_samples_that_do_not_exist() -> None:

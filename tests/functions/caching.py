@@ -161,7 +161,7 @@ class Serving:
             first = places[:, :1, None]
             node = (slots - first).clamp(0, count - 1).expand(len(own), count, -1)
             drafted = tree_mask.expand(len(own), -1, -1).gather(2, node)
-            shown = torch.where(slots < first, True, drafted & (slots < first + count))
+            shown = torch.where(slots < first, shown, drafted & (slots < first + count))
         return attend(query, k, v, shown[:, None], scale), state
 
     def reset(self, state: dict[str, Any], samples: Any = None) -> dict[str, Any]:
