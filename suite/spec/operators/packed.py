@@ -260,7 +260,12 @@ PACKED = Operator(
     asks=Asks(
         plain="packed/none/mha/{dt}/b3h4q24k24d8/seg5.7.12",
         cases=(
-            Ask("packed/none/gqa2/{dt}/b3h4q24k24d8/seg5.7.12/causal"),
+            Ask(
+                "packed/none/gqa2/{dt}/b3h4q24k24d8/seg5.7.12/causal",
+                # without any option, and decoding alone
+                "packed/none/gqa2/f32/b4h4q10k24d8/seg3.0.6.1x5.11.7.1/causalbr",
+                "packed/none/gqa2/f32/b5h4q5k57d8/seg1.1.1.1.1x17.8.16.1.15/causalbr",
+            ),
             Ask(DRAWN, dtypes="array"),
         ),
         gradients=(
