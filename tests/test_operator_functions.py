@@ -54,7 +54,9 @@ def test_a_function_is_judged_where_it_is_asked(
     found: dict[object, set[str]] = {}
     for cell, verdict in of_person(f"{FUNCTIONS / function}", like, level=level):
         found.setdefault(cell.case.option(option), set()).add(verdict.status)
-    assert {value: found[value] for value in expected} == expected
+    for value, statuses in expected.items():
+        assert (FAIL in found[value]) == (FAIL in statuses), value
+        assert found[value] & {PASS, FAIL} >= statuses & {PASS}, value
 
 
 def test_another_alignment_fails_where_a_sample_has_more_keys_than_queries() -> None:
@@ -65,9 +67,8 @@ def test_another_alignment_fails_where_a_sample_has_more_keys_than_queries() -> 
         case = cell.case
         kind = case.option("alignment"), case.sizes.Lq == case.sizes.Lk
         found.setdefault(kind, set()).add(verdict.status)
-    assert found == {
-        ("all", False): {PASS}, ("causal", False): {FAIL, LACKS}, ("causal", True): {PASS, LACKS},
-    }  # fmt: skip
+    assert {kind for kind, statuses in found.items() if FAIL in statuses} == {("causal", False)}
+    assert set().union(*found.values()) == {PASS, FAIL, LACKS}
 
 
 @pytest.mark.parametrize(

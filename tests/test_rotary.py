@@ -30,11 +30,14 @@ from attention_conformance.suite.spec.operators.rotary import (
     Rotation,
     scaling_parameters,
 )
-from attention_conformance.suite.spec.operators.rotary import SMOKE as ROTARY_SMOKE
 from tests.runtimes import verdict_of
 
 PLAIN = "rotary/none/mha/f64/b2h3q17k1d16"
 FUNCTIONS = Path(__file__).parent / "functions" / "rotations.py"
+ROTATIONS = [
+    f"rotary/none/mha/{{dt}}/b2h3q17k1d16{more}"
+    for more in ("", "/interleaved/at4097", "/rot8/at100003")
+]
 
 
 def by_hand(scaling: str, index: int, length: int, size: int = 16) -> tuple[float, float]:
@@ -161,7 +164,7 @@ def statuses(name: str) -> dict[tuple[str, str], set[str]]:
     torch = load("torch")
     judged, _ = function_implementation(torch, f"{FUNCTIONS}:{name}", {}, "rotary")
     outcomes: dict[tuple[str, str], set[str]] = {}
-    for case in parsed(x.replace("{dt}", dt) for x in ROTARY_SMOKE[:3] for dt in HALF):
+    for case in parsed(x.replace("{dt}", dt) for x in ROTATIONS for dt in HALF):
         pairing = "interleaved" if case.option("interleaved") else "halves"
         status = verdict_of(judged, case).status
         outcomes.setdefault((case.dtype.name, pairing), set()).add(status)

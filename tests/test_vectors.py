@@ -235,7 +235,7 @@ def test_the_page_says_what_the_files_hold(index: dict[str, Any]) -> None:
         assert f"\n| `{name}` | " in text, name
     for letter in LETTERS:
         assert f"`{letter}`" in text, letter
-    section = text[text.index("## What is judged") : text.index("Not asked")]
+    section = text[text.index("## What is judged") : text.index("Not tested")]
     stored = {check.name for check in all_checks().values() if check.single_answer}
     asked = {name for name in stored if f"`{name}`" in section}
     assert asked == {name for one in problems_of(Selection("full")) for name in one.checks}

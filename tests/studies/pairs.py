@@ -5,7 +5,8 @@ python -m tests.studies.pairs       writes the page anew
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import argparse
+from collections.abc import Iterator, Sequence
 from itertools import combinations, product
 from math import prod
 from pathlib import Path
@@ -76,5 +77,11 @@ def page() -> str:
     return TEXT + pd.DataFrame(rows).to_markdown(index=False) + "\n"
 
 
-if __name__ == "__main__":
+def main(words: Sequence[str] | None = None) -> None:
+    """Write the page."""
+    argparse.ArgumentParser("python -m tests.studies.pairs").parse_args(words)
     PAGE.write_text(page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -57,7 +57,7 @@ def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarra
     lse = HEIGHTS[case.option("height")] + spread * rng.standard_normal(output.shape[:-1])
     if case.option("empty"):
         empty = rng.random(lse.shape) < 1 / 3
-        empty[..., -1:] = True
+        empty[..., 1:][..., -1:] = True  # the last of several queries
         lse = np.where(empty, -np.inf, lse)
         output = np.where(empty[..., None], 0.0, output)
     return {"partial_output": output, "partial_lse": lse}
