@@ -42,7 +42,6 @@ def arrays() -> Iterator[tuple[str, str, Covering]]:
             found = [one for ask in asks for one in ask.ids if isinstance(one, Covering)]
             yield from ((operator.name, pool, array) for array in found)
     yield "sdpa", "classes of sizes, with masks", sdpa_paths.BY_MASK
-    yield "sdpa", "classes of sizes, with features", sdpa_paths.BY_FEATURE
 
 
 def covered(array: Covering, strength: int) -> tuple[int, int]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 
 from attention_conformance.suite.spec.case import Case
-from attention_conformance.suite.spec.covering import Covering, Row, always
+from attention_conformance.suite.spec.covering import Covering, Row, always, pairs_of
 from attention_conformance.suite.spec.dtypes import DTYPES
 
 
@@ -16,6 +16,7 @@ def drawn(
     sizes_of: Callable[[Row], str] = lambda row: str(row["sizes"]),
     joined: Sequence[str] = ("sizes",),
     left_out: Callable[[Row], bool] = lambda row: False,
+    more: Sequence[tuple[str, ...]] = (),
 ) -> Covering:
     """A covering array of the ids of an operator: of pairs, at full of triples.
 
@@ -23,7 +24,8 @@ def drawn(
     rest, tuples are drawn that some id is valid with. `sizes_of` makes the heads, the sizes and what
     belongs to them of the axes `joined`, as in "gqa2/b2h4q3k17d8": a value of the axis `sizes` joins
     lengths, heads and head sizes, so that a pair with it is a tuple of all of them. `left_out` says of
-    which values nothing is asked, though an id is valid.
+    which values nothing is asked, though an id is valid. `more` are axes that are joined in threes at
+    standard, too.
     """
     axes = {"dtype": tuple(DTYPES), **axes}
     first: Row = {name: values[0] for name, values in axes.items()}
@@ -53,6 +55,7 @@ def drawn(
         always,
         ("dtype", *joined),
         lambda row: read(row).id,
+        [*pairs_of(axes), *more],
         at_full=list(combinations(axes, 3)),
         valid=valid,
     )

@@ -265,12 +265,12 @@ IN_PAGES = (
 AXES_OF_CASES = {
     "sizes": (
         "mha/b2h4q7k7d8", "mha/b2h3q4k9d8v6", "mha/b3h4q1k9d8v6", "mha/b1h2q1k129d16",
-        "mha/b1h2q33k65d16", "mha/b1h20q5k12d16", "mha/b2h16q2k33d32", "mha/b1h128q1k17d16",
+        "mha/b1h2q33k65d16", "mha/b1h20q5k12d16", "mha/b2h16q2k33d32", "mha/b1h128q4k9d16",
     ),
     "mask": (
         "none", "causalbr", "causal", "pad", "padleft", "causal+pad", "win3.0", "bool.bhqk/dense",
     ),
-    "widths": ("", "r7e3", "r32e8", "r64e8", "r160e4", "r257e8"),
+    "widths": ("", "r7e3", "r32e8", "r64e8", "r160e4", "r257e8", "r512e16"),
     "select": ("", "select"),
     "codes": ("", "e4m3", "int8", "e5m2", "int4"),
     "cache": (

@@ -135,6 +135,9 @@ SMOKE = (
 )
 
 STANDARD = (
+    # lengths that tiles divide
+    "multi-head/bool.b1qk/mha/{dt}/b1h2q32k64d8/e16.16.16.16/dense",
+    "multi-head/causal+pad/mha/{dt}/b1h2q64k64d8/e16.16.16.16",
     "multi-head/none/mha/{dt}/b2h4q7k7d3/e12.12.12.12/self",
     "multi-head/none/mha/{dt}/b2h1q5k9d12/e12.12.12.12",
     # long rows, in the dtypes that most models have

@@ -110,7 +110,7 @@ LAYER_NORM = Operator(
                 dtypes="float32 first",
             ),
             Ask(
-                "layer-norm/none/mha/{dt}/b32h1q3k3d96/e96.96.96.96/self",
+                "layer-norm/none/mha/{dt}/b32h1q3k3d97/e97.97.97.97/self",
                 "layer-norm/none/mha/{dt}/b2h1q3k3d4096/e4096.4096.4096.4096/self",
                 since="standard",
             ),
@@ -183,7 +183,7 @@ BATCH_NORM = replace(
             Ask(
                 "batch-norm/none/mha/{dt}/b32h1q3k3d64/e64.64.64.64/self",
                 "batch-norm/none/mha/{dt}/b4h1q4k4d4/e4.4.4.4/plain/self/train",
-                "batch-norm/none/mha/{dt}/b32h1q3k3d96/e96.96.96.96/self/train/tiny",
+                "batch-norm/none/mha/{dt}/b32h1q3k3d97/e97.97.97.97/self/train/tiny",
                 since="standard",
             ),
         ),
@@ -195,7 +195,7 @@ BATCH_NORM = replace(
             ),
             Ask(
                 "batch-norm/none/mha/f32/b4h1q4k4d4/e4.4.4.4/plain/self/train",
-                "batch-norm/none/mha/f32/b32h1q3k3d96/e96.96.96.96/self/train/tiny",
+                "batch-norm/none/mha/f32/b32h1q3k3d97/e97.97.97.97/self/train/tiny",
                 since="standard",
             ),
         ),

@@ -6,8 +6,8 @@ tile.
 
 - A covering array of strength 3 combines the classes of all sizes, kinds of mask, direction and axis
   order; dtypes are combined in pairs.
-- A covering array of strength 2 combines the classes with features; features with lengths and head
-  sizes, and with lengths and a causal flag, in threes.
+- Sizes that people run are combined with features, masks and axis order: every feature beside every
+  such sizes, with and without a causal flag.
 
 Each row uses the member of a class that its kind of mask (or feature) has used least, if the problem
 stays small.
@@ -25,6 +25,7 @@ from typing import cast
 from attention_conformance.suite.spec.covering import Covering, Row, always, each_value
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.levels import Ask
+from attention_conformance.suite.spec.operators.drawn import drawn
 from attention_conformance.suite.spec.sizes import Sizes
 
 LENGTHS = {
@@ -115,7 +116,6 @@ def id_of(row: Row) -> str:
     sizes = size_of(row)
     mask = str(row.get("mask", "none"))
     parts = ["sdpa", mask, sizes.heads, str(row["dtype"]), sizes.token]
-    parts += [str(row["feature"])] if "feature" in row else []
     parts += ["blhd"] if row.get("axis_order") == "blhd" else []
     parts += ["dense"] if mask.startswith("bool") else []
     return "/".join(parts)
@@ -139,20 +139,38 @@ BY_MASK = covering_of(
         *((name, "dtype") for name in JOINED),
     ],
 )
-FEATURE_AXES = {
-    **{name: tuple(c) for name, c in SIZES.items()},
-    "feature": FEATURES,
-    "mask": ("none", "causal"),
-    **COMMON,
-}
-BY_FEATURE = covering_of(
-    FEATURE_AXES,
-    [
-        *combinations(FEATURE_AXES, 2),
-        ("Lk", "D", "feature"),
-        ("Lk", "feature", "mask"),
-        ("D", "feature", "direction"),
-    ],
+RUN = (
+    "gqa4/b1h8q16k64d64", "gqa2/b1h4q9k33d128", "mha/b1h2q64k64d128", "gqa2/b1h4q32k64d256",
+    "gqa4/b2h8q5k48d80", "gqa8/b1h8q1k300d128", "mha/b2h3q1k257d64",
+)  # fmt: skip
+"""Sizes that people run; the last two are decoding."""
+
+FEATURED = drawn(
+    "sdpa",
+    {
+        "sizes": RUN,
+        "feature": ("", *FEATURES),
+        "mask": ("none", "causal"),
+        "order": ("", "blhd"),
+    },
+    more=[("sizes", "feature", "mask")],
+)
+MASKED = drawn(
+    "sdpa",
+    {
+        "sizes": RUN,
+        "mask": ("causalbr", "pad", "win6.0", "win31.0", "bool.b1qk/dense", "bool.qk/dense"),
+        "order": ("", "blhd"),
+    },
+)
+DERIVED = drawn(
+    "sdpa",
+    {
+        "sizes": RUN[:5],
+        "feature": ("", *FEATURES),
+        "mask": ("none", "causal", "win6.0", "bool.b1qk/dense"),
+        "order": ("", "blhd"),
+    },
 )
 
 
@@ -163,9 +181,6 @@ def ids(direction: str, few: bool = False) -> list[str]:
     kept = each_value(classes) if few else classes
     members = with_members(BY_MASK.rows, CLASSES, "mask")
     rows = [row for of, row in zip(BY_MASK.rows, members, strict=True) if of in kept]
-    if not few:
-        of_features = with_members(BY_FEATURE.rows, SIZES, "feature")
-        rows += [row for row in of_features if row["direction"] == direction]
     return [id_of(row) for row in rows]
 
 
@@ -188,8 +203,11 @@ mask beside a flag over several tiles."""
 
 WHY = "classes of sizes, joined in threes with masks, direction and memory order"
 
+RUNS = {"forward": (FEATURED, MASKED), "backward": (DERIVED,)}
+
 FORWARD, BACKWARD = (
     (
+        Ask(*RUNS[way], dtypes="array", since="standard", why="sizes that people run"),
         Ask(*SMOKE[way], partial(ids, way, few=True), why=WHY),
         Ask(partial(ids, way), since="standard", why=WHY),
         Ask(*NARROW, dtypes="float32", since="standard", why="windows around the sizes of tiles"),
