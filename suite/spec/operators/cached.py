@@ -66,7 +66,7 @@ from attention_conformance.suite.spec.operator import (
     flag,
     number,
 )
-from attention_conformance.suite.spec.operators.cached_cases import DESIGNED, DRAWN, PLAIN
+from attention_conformance.suite.spec.operators.cached_cases import ALONE, DESIGNED, DRAWN, PLAIN
 from attention_conformance.suite.spec.operators.scripts import (
     capacity,
     differ,
@@ -308,6 +308,7 @@ CACHED = Operator(
         cases=(
             Ask(PLAIN, *DESIGNED),
             Ask(DRAWN, dtypes="array"),
+            Ask(*ALONE, dtypes="float32", since="standard"),
             Ask("cached/none/mha/{dt}/b3h2q8k20d16/c1.1.1.1.4/level", dtypes="sixteen"),
         ),
     ),

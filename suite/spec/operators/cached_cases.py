@@ -78,3 +78,11 @@ DESIGNED = (
     "cached/none/mha/f32/b1h2q8k260d8/c4.back2.1.1.1.1",
 )
 """What smoke's few stories lack."""
+
+ALONE = tuple(
+    f"cached/none/gqa2/{{dt}}/b2h4q9k9d{size}/c5.1.3/{feature}"
+    for size in (64, 128)
+    for feature in ("sinks", "slopes", "cap2.0", "win3", "rot.halves")
+)
+"""Features by themselves beside heads that people run: drawn stories join several, and a cache that lacks
+one of them is not asked."""

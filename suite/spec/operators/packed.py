@@ -278,7 +278,12 @@ PACKED = Operator(
                 dtypes="two",
                 since="standard",
             ),
-            Ask(*PATHS, dtypes="float32", since="standard"),
+            Ask(
+                *PATHS,
+                "packed/none/gqa4/{dt}/b2h16q48k48d128/seg16.32/causal",
+                dtypes="float32",
+                since="standard",
+            ),
         ),
     ),
     options=(
