@@ -50,19 +50,24 @@ def layers(backend: TorchEngine) -> list[Implementation]:
     ]  # fmt: skip
 
 
+def constructed(own: FrameworkLayer, inputs: Inputs, kind: Any, **flags: Any) -> Any:
+    """A module with the arguments of `torch.nn.MultiheadAttention`, and its own parameters."""
+    w = inputs.widths
+    given = {
+        "dropout": inputs.rate, "bias": "query_bias" in inputs.parameters, "kdim": w.key, "vdim": w.value,
+        **settings(own, inputs),
+    }  # fmt: skip
+    return kind(w.query, inputs.sizes.H, **(given | flags))
+
+
 def multi_head(
     own: FrameworkLayer, inputs: Inputs, state: Mapping[str, np.ndarray] | None = None, **flags: Any
 ) -> Any:
     """The module with the inputs' parameters and those in `state`."""
-    import torch
-
-    p, w = inputs.parameters, inputs.widths
-    own_settings: dict[str, Any] = {
-        "dropout": inputs.rate, "bias": "query_bias" in p, "kdim": w.key, "vdim": w.value,
-        "batch_first": True, **settings(own, inputs),
-    }  # fmt: skip
-    layer = torch.nn.MultiheadAttention(w.query, inputs.sizes.H, **(own_settings | flags))
-    return loaded(own, inputs, layer, module_state(p, np.concatenate) | dict(state or {}))
+    kind = own.backend.torch.nn.MultiheadAttention
+    layer = constructed(own, inputs, kind, **{"batch_first": True, **flags})
+    named = module_state(inputs.parameters, np.concatenate)
+    return loaded(own, inputs, layer, named | dict(state or {}))
 
 
 def unweighted(own: FrameworkLayer, inputs: Inputs, **given: Any) -> dict[str, Any]:
@@ -236,29 +241,19 @@ FAST = NN_MHA.but(
 
 
 def quantizable(own: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
-    """The module before it is quantized."""
+    """The module before it is quantized. Its base class has parameters that it never reads."""
     from torch.ao.nn.quantizable import MultiheadAttention
 
-    p, w = inputs.parameters, inputs.widths
-    given = {"dropout": inputs.rate, "bias": "query_bias" in p, "kdim": w.key, "vdim": w.value}
-    layer = MultiheadAttention(w.query, inputs.sizes.H, **(given | settings(own, inputs) | flags))
-    return loaded(own, inputs, layer, linear_state(p, np.concatenate), whole=False)
-
-
-def quantizable_differentiable(own: FrameworkLayer, inputs: Inputs) -> PreparedCall:
-    plain = differentiable(own, inputs)
-    return replace(
-        plain,
-        function=turned(lambda q, k, v, **more: plain.function(query=q, key=k, value=v, **more)),
-    )
+    layer = constructed(own, inputs, MultiheadAttention, **flags)
+    return loaded(own, inputs, layer, linear_state(inputs.parameters, np.concatenate), whole=False)
 
 
 QUANTIZABLE = WEIGHTS.but(
     name="ao-quantizable-mha",
     make=quantizable,
-    called=partial(called, wrap=lambda own, inputs, layer: turned(layer)),
+    called=lambda own, inputs, arguments, **how: turned(own, called(own, inputs, arguments, **how)),
     parameters=linear_state,
-    differentiable=quantizable_differentiable,
+    differentiable=lambda own, inputs: turned(own, differentiable(own, inputs)),
     declared=WEIGHTS.declared.refusing({"squeezed": "the class reads three axes"}).electing(
         {"causal-with-mask": "raises", "nan-in-masked-key": "blocked"}
     ),

@@ -17,38 +17,39 @@ from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.vocabulary import OPERANDS
 
 
+def matrix(kernel: Any) -> Any:
+    """A kernel (features, ...) as the weight of a linear layer."""
+    return kernel.reshape(kernel.shape[0], -1).T
+
+
+def output_state(p: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters of the projection `out_proj` by their names."""
+    kernel = p["output_kernel"]
+    state = {"out_proj.weight": kernel.reshape(-1, kernel.shape[-1]).T}
+    return state | ({"out_proj.bias": p["output_bias"]} if "output_bias" in p else {})
+
+
 def module_state(p: Mapping[str, Any], join: Callable[..., Any]) -> dict[str, Any]:
     """Canonical parameters (arrays of NumPy or torch) by the names of `torch.nn.MultiheadAttention`.
 
     The module has one weight for three projections of one width; `join` concatenates.
     """
-
-    def matrix(kernel: Any) -> Any:
-        return kernel.reshape(kernel.shape[0], -1).T
-
     weights = {f"{n[0]}_proj_weight": matrix(p[f"{n}_kernel"]) for n in OPERANDS}
     if len({weight.shape[1] for weight in weights.values()}) == 1:
         weights = {"in_proj_weight": join([*weights.values()])}
-    kernel = p["output_kernel"]
-    weights["out_proj.weight"] = kernel.reshape(-1, kernel.shape[-1]).T
-    if "query_bias" not in p:
-        return weights
-    joined = join([p[f"{n}_bias"].reshape(-1) for n in OPERANDS])
-    return weights | {"in_proj_bias": joined, "out_proj.bias": p["output_bias"]}
+    if "query_bias" in p:
+        weights["in_proj_bias"] = join([p[f"{n}_bias"].reshape(-1) for n in OPERANDS])
+    return weights | output_state(p)
 
 
 def linear_state(p: Mapping[str, Any], join: Callable[..., Any]) -> dict[str, Any]:
-    """Canonical parameters by the names of `torch.ao.nn.quantizable.MultiheadAttention`, which has a
-    linear layer for each projection."""
-    state = {}
-    for name in OPERANDS:
-        kernel, linear = p[f"{name}_kernel"], f"linear_{name[0].upper()}"
-        state[f"{linear}.weight"] = kernel.reshape(kernel.shape[0], -1).T
-        if f"{name}_bias" in p:
-            state[f"{linear}.bias"] = p[f"{name}_bias"].reshape(-1)
-    kernel = p["output_kernel"]
-    state["out_proj.weight"] = kernel.reshape(-1, kernel.shape[-1]).T
-    return state | ({"out_proj.bias": p["output_bias"]} if "output_bias" in p else {})
+    """As `module_state`, by the names of `torch.ao.nn.quantizable.MultiheadAttention`, which has a linear
+    layer for each projection."""
+    names = {name: f"linear_{name[0].upper()}" for name in OPERANDS}
+    weights = {f"{names[n]}.weight": matrix(p[f"{n}_kernel"]) for n in OPERANDS}
+    if "query_bias" in p:
+        weights |= {f"{names[n]}.bias": p[f"{n}_bias"].reshape(-1) for n in OPERANDS}
+    return weights | output_state(p)
 
 
 def settings(own: FrameworkLayer, inputs: Inputs) -> dict[str, Any]:
@@ -137,28 +138,22 @@ def called(
 
 def lengths_first(own: FrameworkLayer, inputs: Inputs) -> PreparedCall:
     """The call of a layer with batch_first=False: operands and output are (L, B, E)."""
-    plain = own.call(inputs, batch_first=False)
-    operands, turned = own.layer.operands.values(), dict[int, Any]()
-    arguments = {
-        name: turned.setdefault(id(x), x.transpose(0, 1).contiguous()) if name in operands else x
-        for name, x in plain.arguments.items()
-    }
+    return turned(own, own.call(inputs, batch_first=False))
+
+
+def turned(own: FrameworkLayer, plain: PreparedCall) -> PreparedCall:
+    """The call with operands (B, L, E), for one that takes and returns (L, B, E)."""
+    operands = own.layer.operands.values()
 
     def run(**arguments: Any) -> tuple[Any, Any]:
+        known = dict[int, Any]()  # one array in two places stays one
+        for name in operands:
+            x = arguments[name]
+            arguments[name] = known.setdefault(id(x), x.transpose(0, 1))
         output, weights = plain.function(**arguments)
         return output.transpose(0, 1), weights
 
-    return replace(plain, function=run, arguments=arguments)
-
-
-def turned(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of operands (B, L, E), for one that takes and returns (L, B, E)."""
-
-    def call(query: Any, key: Any, value: Any, **more: Any) -> tuple[Any, Any]:
-        output, weights = function(*(x.transpose(0, 1) for x in (query, key, value)), **more)
-        return output.transpose(0, 1), weights
-
-    return call
+    return replace(plain, function=run)
 
 
 def differentiable(own: FrameworkLayer, inputs: Inputs) -> PreparedCall:

@@ -1,4 +1,4 @@
-"""Covering arrays of any strength with forbidden pairs.
+"""Covering arrays of any strength, of which some values do not make sense together.
 
 This is the greedy AETG algorithm (Cohen, Dalal, Fredman, Patton, IEEE TSE 23(7), 1997), made
 deterministic: every row starts from the first uncovered tuple, and each further axis takes the value
@@ -8,12 +8,14 @@ that covers most uncovered tuples. No library is used, because the specification
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import combinations, product
 
 Row = dict[str, object]
-Compatible = Callable[[str, object, str, object], bool]
+Valid = Callable[[Row], bool]
+"""True for a row, or a part of one, whose values make sense together."""
+
 Tuple = tuple[tuple[str, object], ...]
 """A value for each of some axes, in the order of the axes."""
 
@@ -23,47 +25,39 @@ def pairs_of(axes: Iterable[str]) -> list[tuple[str, ...]]:
     return list(combinations(axes, 2))
 
 
-def always(a: str, x: object, b: str, y: object) -> bool:
-    """True for every two values."""
-    return True
+def tuples_of(
+    axes: Mapping[str, Sequence[object]], targets: Iterable[tuple[str, ...]]
+) -> Iterator[Tuple]:
+    """All tuples of values for the axes of each target, in a fixed order."""
+    for names in targets:
+        for values in product(*(axes[name] for name in names)):
+            yield tuple(zip(names, values, strict=True))
 
 
 def feasible(
-    axes: Mapping[str, Sequence[object]],
-    compatible: Compatible,
-    targets: Iterable[tuple[str, ...]],
+    axes: Mapping[str, Sequence[object]], valid: Valid, targets: Iterable[tuple[str, ...]]
 ) -> list[Tuple]:
-    """The tuples of values for the axes of each target whose pairs are all compatible, in a fixed
-    order."""
-    return [
-        chosen
-        for names in targets
-        for values in product(*(axes[name] for name in names))
-        for chosen in [tuple(zip(names, values, strict=True))]
-        if all(compatible(*one, *other) for one, other in combinations(chosen, 2))
-    ]
+    """The valid tuples of values for the axes of each target, in a fixed order."""
+    return [chosen for chosen in tuples_of(axes, targets) if valid(dict(chosen))]
 
 
 def covering_array(
     axes: Mapping[str, Sequence[object]],
-    compatible: Compatible,
+    valid: Valid,
     targets: Sequence[tuple[str, ...]] | None = None,
     spread: Sequence[str] = (),
-    valid: Callable[[Row], bool] = lambda row: True,
 ) -> list[Row]:
     """Rows that contain every feasible tuple of every target at least once.
 
     `targets` are combinations of axes in the order of `axes`; the default is all pairs, which is strength
-    2. `compatible(axis, value, other_axis, other_value)` is called in the order of `axes`, and
-    `valid(row)` of rows that lack some axes. If several values cover equally many uncovered tuples, the
-    first one is taken (so rows stay simple), or for axes in `spread` the least used one.
+    2. If several values cover equally many uncovered tuples, the first one is taken (so rows stay
+    simple), or for axes in `spread` the least used one.
 
-    Raises ValueError if what is forbidden makes a row impossible.
+    Raises ValueError if what is invalid makes a row impossible.
     """
     names = list(axes)
     targets = pairs_of(names) if targets is None else targets
-    allowed = set(feasible(axes, compatible, pairs_of(names)))
-    open_tuples = dict.fromkeys(feasible(axes, compatible, targets))
+    open_tuples = dict.fromkeys(tuples_of(axes, targets))
     rows: list[Row] = []
     used: Counter[tuple[str, object]] = Counter()
 
@@ -74,7 +68,6 @@ def covering_array(
         """The row with a value of one more axis."""
         known = {*row, name}
         ready = [t for t in targets if name in t and known.issuperset(t)]
-        pairs = [t for t in combinations(names, 2) if name in t and known.issuperset(t)]
 
         def order(choice: tuple[int, object]) -> tuple[int, int]:
             place, value = choice
@@ -83,9 +76,9 @@ def covering_array(
 
         for _, value in sorted(enumerate(axes[name]), key=order):
             longer = row | {name: value}
-            if all(part(longer, pair) in allowed for pair in pairs) and valid(longer):
+            if valid(longer):
                 return longer
-        raise ValueError(f"no value of axis {name!r} fits {row}; loosen the forbidden pairs")
+        raise ValueError(f"no value of axis {name!r} fits {row}; loosen what is invalid")
 
     while open_tuples:
         first = next(iter(open_tuples))
@@ -121,20 +114,18 @@ class Covering:
     `covering_array`), whose rows are ids. `at_full` are the targets of a larger one for full."""
 
     def __init__(
-        self, axes: Mapping[str, Sequence[object]], compatible: Compatible,
+        self, axes: Mapping[str, Sequence[object]], valid: Valid,
         spread: Sequence[str], id_of: Callable[[Row], str],
         targets: Sequence[tuple[str, ...]] | None = None,
         at_full: Sequence[tuple[str, ...]] | None = None,
-        valid: Callable[[Row], bool] = lambda row: True,
     ) -> None:  # fmt: skip
-        self.axes, self.compatible, self.spread, self.id_of = axes, compatible, spread, id_of
+        self.axes, self.valid, self.spread, self.id_of = axes, valid, spread, id_of
         self.targets = pairs_of(axes) if targets is None else targets
         self.at_full = self.targets if at_full is None else at_full
-        self.valid = valid
 
     @cached_property
     def rows(self) -> tuple[Row, ...]:
-        """The rows: together they contain every compatible tuple of values of every target."""
+        """The rows: together they contain every valid tuple of values of every target."""
         return self._drawn(self.targets)
 
     @cached_property
@@ -145,7 +136,7 @@ class Covering:
         return self._drawn(self.at_full)
 
     def _drawn(self, targets: Sequence[tuple[str, ...]]) -> tuple[Row, ...]:
-        return tuple(covering_array(self.axes, self.compatible, targets, self.spread, self.valid))
+        return tuple(covering_array(self.axes, self.valid, targets, self.spread))
 
     def ids(self, level: str, dtypes: tuple[str, ...] = ()) -> dict[str, str]:
         """The ids of a level, each with the tuple that no earlier one has: at smoke a few rows with every

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from attention_conformance.suite.judge.elections.lse import AGREES
-from attention_conformance.suite.spec.covering import covering_array, each_value
+from attention_conformance.suite.spec.covering import Row, covering_array, each_value
 from attention_conformance.suite.spec.elections import QUESTIONS
 from attention_conformance.suite.spec.operator import MODES
 from tests.electing.kernel import Answers, completed
@@ -76,10 +76,9 @@ NOBODY = {
 """Answers that this kernel does not give, with the reason."""
 
 
-def compatible(a: str, x: object, b: str, y: object) -> bool:
-    """Whether one kernel can give two answers."""
-    pair = {a: str(x), b: str(y)}
-    rows, lse = pair.get("fully-masked-row"), pair.get("lse-of-empty-row")
+def valid(row: Row) -> bool:
+    """Whether one kernel can give these answers."""
+    rows, lse = row.get("fully-masked-row"), row.get("lse-of-empty-row")
     if rows is None or lse is None:
         return True
     whole = (rows == "raises, raises") == (lse == "raises")
@@ -88,7 +87,7 @@ def compatible(a: str, x: object, b: str, y: object) -> bool:
 
 def rows_of(axes: Axes, few: bool = False) -> list[Answers]:
     """Kernels by their answers: every two that fit together, or with `few` every one."""
-    rows = covering_array(axes, compatible, spread=list(axes))
+    rows = covering_array(axes, valid, spread=list(axes))
     return [
         answers_of({n: str(v) for n, v in row.items()})
         for row in (each_value(rows) if few else rows)

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
-from itertools import combinations, product
+from itertools import combinations
 from math import prod
 from pathlib import Path
 
 import pandas as pd
 
-from attention_conformance.suite.spec.covering import Covering
+from attention_conformance.suite.spec.covering import Covering, feasible, pairs_of
 from attention_conformance.suite.spec.operators import OPERATORS, sdpa_paths
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "data" / "pairs.md"
@@ -54,11 +54,7 @@ def covered(array: Covering, strength: int) -> tuple[int, int]:
 
 def possible(array: Covering) -> int:
     """How many pairs some valid case has."""
-    return sum(
-        array.compatible(a, x, b, y) and array.valid({a: x, b: y})
-        for a, b in combinations(array.axes, 2)
-        for x, y in product(array.axes[a], array.axes[b])
-    )
+    return len(feasible(array.axes, array.valid, pairs_of(array.axes)))
 
 
 def page() -> str:

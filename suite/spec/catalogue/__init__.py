@@ -1,7 +1,7 @@
 """The catalogue: every case of the suite, by level, of all operators.
 
 smoke     every axis value at least once, and coinciding sizes that hid bugs in released code
-standard  every compatible pair of axis values, and designed cases
+standard  every valid pair of axis values, and designed cases
 full      standard, and products of axes
 """
 

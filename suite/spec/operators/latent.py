@@ -192,10 +192,9 @@ def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarra
 
 
 def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> Mapping[str, bool]:
-    causal = [part for part in case.mask.parts if isinstance(part, Causal)] if case.mask else []
+    rest = split_causal(case.mask, case.form, sizes)[1]
     return {
-        # A flag counts from the last key.
-        "mask": sizes.Lq != sizes.Lk and any(not part.bottom_right for part in causal),
+        "mask": any(isinstance(part, Causal) for part in rest),
         "scale": case.option("scale") is not None,
         "value-size": sizes.D != sizes.Dv,
         f"{case.option('codes')}-codes": case.option("codes") != "none",

@@ -35,6 +35,7 @@ from attention_conformance.suite.spec.operators.layers import (
     projections_work,
 )
 from attention_conformance.suite.spec.operators.norms import ADDED
+from attention_conformance.suite.spec.operators.sdpa_cases import mask_fits_form
 from attention_conformance.suite.spec.sizes import Sizes
 
 WORDS = {
@@ -80,17 +81,6 @@ AXES: dict[str, tuple[object, ...]] = {
     "without_biases": (False, True),
     "form": ("native", "dense"),
 }  # fmt: skip
-
-
-def compatible(a: str, x: object, b: str, y: object) -> bool:
-    """True if two axis values make sense together: a mask without a flag is passed densely, and no mask
-    has no dense form."""
-    pair = {a: x, b: y}
-    if "mask" in pair and "form" in pair:
-        mask = str(pair["mask"])
-        if mask == "none" or mask.startswith("bool"):
-            return pair["form"] == ("native" if mask == "none" else "dense")
-    return True
 
 
 def sizes_of(shape: str) -> Sizes:
@@ -269,7 +259,7 @@ def validate(case: Case) -> None:
         raise ValueError(f"{case.operator} has an epsilon only with qknorm: {case.id}")
 
 
-COVERING = Covering(AXES, compatible, ("mask", "shape", "dtype", "returned"), id_of)
+COVERING = Covering(AXES, mask_fits_form, ("mask", "shape", "dtype", "returned"), id_of)
 
 MULTI_HEAD = Operator(
     name="multi-head",

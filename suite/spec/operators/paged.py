@@ -258,7 +258,6 @@ def completed(sizes: Sizes, numbers: Sequence[int]) -> tuple[Sizes, Mapping[str,
     return own, {"segments": (queries, keys)}
 
 
-DECODING = "paged/none/gqa2/f32/b5h4q5k57d8/seg1.1.1.1.1x17.8.16.1.15"
 MIXED = "paged/none/gqa2/{dt}/b6h4q18k50d8/seg1.4.12.0.0.1x9.11.12.8.0.10"
 """Decoding, chunks, a prompt that fills its pages, a sample without queries, and one without keys."""
 

@@ -10,9 +10,7 @@ PLAIN = "quantized/none/gqa2/{dt}/b2h4q3k17d8/perhead/causal"
 """A chunk behind a cache, whose heads have scales of their own."""
 
 
-WIDE = "quantized/none/gqa2/{dt}/b1h4q3k9d160v130"
 SMALL = "quantized/none/gqa2/{dt}/b2h4q3k17d8"
-UNEQUAL = "quantized/none/mqa/{dt}/b3h2q1k23d8v6"
 DECODING = "quantized/none/gqa4/{dt}/b2h8q1k130d64"
 
 IN_PAGES = (

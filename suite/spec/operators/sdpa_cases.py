@@ -1,7 +1,7 @@
 """The cases of plain attention, by level.
 
 smoke     every axis value at least once, and coinciding sizes that hid bugs in released code
-standard  every compatible pair of axis values (a covering array), and designed cases: tails around
+standard  every valid pair of axis values (a covering array), and designed cases: tails around
           block sizes, coinciding sizes, zero sizes, head counts
 full      standard, and products of masks, dtypes, heads, recipes and tail lengths
 """
@@ -81,26 +81,26 @@ AXES: dict[str, tuple[object, ...]] = {
 }
 
 
-def compatible(a: str, x: object, b: str, y: object) -> bool:
-    """True if two axis values make sense together.
+def mask_fits_form(row: Row) -> bool:
+    """True if a mask has its form: one without a flag is passed densely; no mask has no dense form."""
+    mask = str(row.get("mask"))
+    only = "native" if mask == "none" else "dense" if mask.startswith("bool") else None
+    return only is None or row.get("form", only) == only
 
-    - A mask without a flag is passed densely; no mask has no dense form.
+
+def valid(row: Row) -> bool:
+    """True if the values of a row, or of a part of one, make sense together.
+
+    - A mask has its form.
     - Recipes that set the size of scores use the default scale.
     - A bias that hides keys has no mask beside it, because a row emptied by both would belong to two
       elections.
     """
-    pair = {a: x, b: y}
-    if "mask" in pair and "form" in pair:
-        mask = str(pair["mask"])
-        if mask == "none" or mask.startswith("bool"):
-            return pair["form"] == ("native" if mask == "none" else "dense")
-    if "recipe" in pair and "scale" in pair and pair["recipe"] in FIXED_SCALE:
-        return pair["scale"] is None
-    if "bias" in pair and "mask" in pair and pair["bias"] in HIDING:
-        return pair["mask"] == "none"
-    if "bias" in pair and "form" in pair and pair["bias"] in HIDING:
-        return pair["form"] == "native"
-    return True
+    if row.get("recipe") in FIXED_SCALE and row.get("scale") is not None:
+        return False
+    hides = row.get("bias") in HIDING
+    alone = row.get("mask", "none") == "none" and row.get("form", "native") == "native"
+    return mask_fits_form(row) and (alone or not hides)
 
 
 def id_of(row: Row) -> str:
@@ -116,7 +116,7 @@ def id_of(row: Row) -> str:
     return "/".join([*parts, *(str(row[n]) for n, default in plain.items() if row[n] != default)])
 
 
-COVERING = Covering(AXES, compatible, ("mask", "shape", "heads", "dtype"), id_of)
+COVERING = Covering(AXES, valid, ("mask", "shape", "heads", "dtype"), id_of)
 
 COINCIDENCES = (
     # B == H, B == Lq, B == Lk, H == Lq, H == Lk, Lq == Lk, D == Lk, all equal, all one

@@ -10,11 +10,11 @@ not depend on a compiler: most sizes, recipes, head counts and axis orders. Kept
 
 from __future__ import annotations
 
-from attention_conformance.suite.spec.covering import Covering
+from attention_conformance.suite.spec.covering import Covering, Row
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.features import FEATURES
 from attention_conformance.suite.spec.levels import Ask
-from attention_conformance.suite.spec.operators.sdpa_cases import MASKS, compatible, id_of
+from attention_conformance.suite.spec.operators.sdpa_cases import MASKS, id_of, valid
 from attention_conformance.suite.spec.operators.sdpa_paths import BACKWARD
 
 GRADIENT_AXES: dict[str, tuple[object, ...]] = {
@@ -81,21 +81,19 @@ SIZES = (
 """Sizes that make kernels choose different paths."""
 
 
-def paired(a: str, x: object, b: str, y: object) -> bool:
-    """`compatible`, with one head count per shape: grouped heads have Dv = D, which every kernel
-    supports; equal head counts have Dv != D."""
-    if (a, b) == ("shape", "heads"):
-        return (x == GRADIENT_AXES["shape"][0]) == (y == GRADIENT_AXES["heads"][0])
-    if a in ("shape", "heads") and b == "dtype":
-        # Each dtype in one of the shapes, float32 in both; all in both at full.
-        return y == "f32" or (x == GRADIENT_AXES[a][0]) == (y != "f16")
-    if (a, b) == ("dtype", "recipe") and y == "offset":
-        # In 16 bits scores of 256 are rounded to integers, so any weight and gradient is within bounds.
-        return x in ("f32", "f64")
-    return compatible(a, x, b, y)
+def derivable(row: Row) -> bool:
+    """`valid`, with one head count per shape: grouped heads have Dv = D, which every kernel supports;
+    equal head counts have Dv != D. Each dtype is in one of the shapes, float32 in both; all in both at
+    full."""
+    first = {row[name] == GRADIENT_AXES[name][0] for name in ("shape", "heads") if name in row}
+    dtype = row.get("dtype", "f32")
+    if len(first) > 1 or (dtype != "f32" and not first <= {dtype != "f16"}):
+        return False
+    # In 16 bits scores of 256 are rounded to integers, so any weight and gradient is within bounds.
+    return valid(row) and (row.get("recipe") != "offset" or dtype in ("f32", "f64"))
 
 
-GRADIENT_COVERING = Covering(GRADIENT_AXES, paired, ("mask", "shape", "heads", "dtype"), id_of)
+GRADIENT_COVERING = Covering(GRADIENT_AXES, derivable, ("mask", "shape", "heads", "dtype"), id_of)
 
 
 GRADIENTS = (
@@ -169,7 +167,7 @@ DIFFERENTIATED = (
     "sdpa/none/mha/f32/b2h3q11k9d6/bias.inf",
 )
 
-COMPILED_COVERING = Covering(COMPILED_AXES, compatible, ("mask", "shape", "heads", "dtype"), id_of)
+COMPILED_COVERING = Covering(COMPILED_AXES, valid, ("mask", "shape", "heads", "dtype"), id_of)
 
 
 COMPILED = (
