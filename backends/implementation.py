@@ -59,8 +59,6 @@ class Implementation(ABC):
     declared = Declared()
     textbook = False
     """True for the suite's own code in the framework's basic operations."""
-    second_way = False
-    """True for textbook code of an operator that other textbook code computes, too."""
     judged: Any = None
     """The user's function, or the factory of the user's layer; None for a framework's code."""
     beside: Implementation | None = None
@@ -88,7 +86,7 @@ class Implementation(ABC):
 
     @property
     def later(self) -> frozenset[str]:
-        """The short dtype names, "variations", "kernels" and "second-way" that are asked later (see
+        """The short dtype names, "variations" and "kernels" that are asked later (see
         `suite.spec.levels.POSTPONED`).
 
         These are for textbook code, whose operations the framework's functions and layers already use in
@@ -97,7 +95,7 @@ class Implementation(ABC):
         own = self.textbook and not self.backend.compilers.runs_models
         if not own:
             return frozenset()
-        return frozenset({"second-way"} if self.second_way else {*ALL_BUT_FLOAT32, "variations"})
+        return frozenset({*ALL_BUT_FLOAT32, "variations"})
 
     @abstractmethod
     def prepare(self, inputs: Inputs) -> PreparedCall:

@@ -86,8 +86,6 @@ def test_what_implementations_postpone() -> None:
     assert not postponed("full", later, "f16", variation=True, in_smoke=False)
     assert postponed("standard", {"kernels"}, "f32", variation=False, in_smoke=True)
     assert not postponed("full", {"kernels"}, "f32", variation=True, in_smoke=True)
-    assert postponed("standard", {"second-way"}, "f32", variation=False, in_smoke=True)
-    assert not postponed("full", {"second-way"}, "f64", variation=True, in_smoke=False)
     assert postponed("full", {"kernels"}, "f32", variation=False, in_smoke=False)
 
 

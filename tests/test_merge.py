@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from attention_conformance.suite.commands import main
 from attention_conformance.suite.judge.comparison import against_oracle
 from attention_conformance.suite.judge.oracle import Oracle, Rounding
 from attention_conformance.suite.judge.verdict import Deviation
@@ -86,14 +85,3 @@ def test_log_sum_exps_are_drawn_in_float32_beside_sixteen_bits() -> None:
     assert np.array_equal(lse, lse.astype(np.float32))
     assert 150 < lse.min()
     assert len(np.unique(lse)) == lse.size
-
-
-def test_a_search_asks_no_merge_whose_program_is_too_long(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    pytest.importorskip("jax")
-    words = ("search", "--backend=jax", "--implementation=textbook-merge-in-turn")
-    assert (
-        main([*words, "--case=merge/none/mha/f16/b1h8q2k983d256/empty"]) == 2
-    )  # nothing was judged
-    assert "0 pass, 2 unsupported" in capsys.readouterr().out

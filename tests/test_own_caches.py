@@ -111,7 +111,7 @@ def implementation(name: str) -> Implementation:
     return found or function_implementation(backend, f"{FUNCTIONS}:{name}", {}, "cached")[0]
 
 
-@pytest.mark.parametrize("name", ["textbook-cached", "textbook-cached-slots", "Growing", "Slots"])
+@pytest.mark.parametrize("name", ["textbook-cached", "Growing", "Slots"])
 def test_a_timed_step_is_right_however_often_it_is_called(name: str) -> None:
     judged, inputs = implementation(name), draw(Case.parse(DECODING))
     cell = Cell(Check("speed", lambda cell: None, lambda level: ()), inputs.case, judged)

@@ -257,7 +257,7 @@ def operations(text: str) -> Counter[str]:
     [
         ("jax-nn", "sdpa/causal/gqa2/f32/b2h4q5k7d8"),
         ("jax-nn", "sdpa/causal/gqa2/bf16/b2h4q5k7d8"),
-        ("per-head", "multi-head/pad/mha/bf16/b2h2q5k9d6/e12.10.14.12"),
+        ("packed-heads", "multi-head/pad/mha/bf16/b2h2q5k9d6/e12.10.14.12"),
         ("textbook-merge", "merge/none/mha/f32/b2h3q5k2d8"),
     ],
 )

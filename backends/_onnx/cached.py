@@ -3,7 +3,7 @@ of the node before."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,13 +17,14 @@ from attention_conformance.backends.declared import Declared
 from attention_conformance.backends.implementation import Implementation
 from attention_conformance.backends.limits import Limits
 from attention_conformance.backends.prepared import PreparedCall
-from attention_conformance.backends.textbook.cached import GrowingCache, SlotCache
+from attention_conformance.backends.textbook.cached import TextbookCached
 from attention_conformance.backends.textbook.rotary import tables
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.catalogue import AnyCase
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.cached import FEATURES
 from attention_conformance.suite.spec.operators.scripts import (
+    Held,
     actions,
     capacity,
     held,
@@ -41,7 +42,7 @@ def extended(present: Symbol, past: Symbol | None, new: Symbol) -> Symbol:
     return Symbol(new.graph, present.name, new.dtype, lambda: (batch, heads, total, size))
 
 
-class PastAttention(GrowingCache):
+class PastAttention(TextbookCached):
     """The standard's operator Attention of opset 24, with past_key and past_value.
 
     The causal flag is bottom-right behind a cache. Windows, left padding, documents and trees are boolean
@@ -81,7 +82,7 @@ class PastAttention(GrowingCache):
     ) -> tuple[Any, Any]:  # fmt: skip
         if query is None:
             key = super().rotated(key, n, rest, inputs)
-            return None, self.read(state, key, value, n, rest)
+            return None, self.extended(state, key, value)
         outputs = self.node(state, query, key, value, n, rest, inputs)
         past = state or (None, None)
         present = map(extended, outputs[1:], past, (key, value))
@@ -117,7 +118,6 @@ class ScatterAttention(PastAttention):
         .refusing({"keep": "tokens stay in their slots"})
         .electing({"nan-in-freed-slot": "leaks", "beyond-capacity": "raises"})
     )
-    seen = SlotCache.seen
 
     def unsupported(self, case: AnyCase) -> str | None:
         if isinstance(case, Case) and "ring" in case.needs:
@@ -125,6 +125,21 @@ class ScatterAttention(PastAttention):
             if any(one.count + case.option("left") > capacity(case) for one in asked):
                 return "a chunk is written before it is attended: a ring has slots for it and the window"
         return super().unsupported(case)
+
+    def seen(self, case: Case) -> Iterator[tuple[Action, Held, np.ndarray]]:
+        slots, B = capacity(case), case.sizes.B
+        kept = np.full((B, slots), -1)
+        for action, after in played(case):
+            keys = kept
+            if isinstance(action, Chunk):
+                own, of = after.newest(action)
+                new = after.positions[own, of]
+                keys = np.concatenate([kept[own[:, 0]], new], 1)
+                kept[own, of[:, -slots:] % slots] = new[:, -slots:]
+            elif isinstance(action, Pick):
+                kept = kept[list(action.samples)]
+            kept = np.where(kept >= after.lengths[:, None], -1, kept)
+            yield action, after, keys
 
     def timed(self, inputs: Inputs) -> PreparedCall:
         return self.prepare(inputs)

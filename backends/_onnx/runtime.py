@@ -76,11 +76,6 @@ DECLARED: dict[Kernel | type[Implementation], Declared] = {
 """Implementations besides textbook layers, with their declarations."""
 
 
-def in_float32(layer: Implementation) -> bool:
-    """Whether a textbook layer computes in float32 in every dtype; other layers compute in the dtype."""
-    return isinstance(layer, TextbookRotary) and not layer.casts_table
-
-
 class OnnxRuntimeBackend(OnnxEngine):
     """ONNX Runtime's CPU provider with its default optimisations."""
 
@@ -102,7 +97,7 @@ class OnnxRuntimeBackend(OnnxEngine):
     def implementations(self) -> list[Implementation]:
         textbook = layers(self, "exact")
         for layer in textbook:
-            if not in_float32(layer):
+            if not isinstance(layer, TextbookRotary):  # which computes in float32
                 layer.declared = layer.declared.but(dtypes=DTYPES)
         return declared_here(self, DECLARED, textbook)
 

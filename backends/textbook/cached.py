@@ -1,5 +1,4 @@
-"""Textbook attention with a cache: one that grows by concatenation, and one of slots, which may be a
-ring."""
+"""Textbook attention with a cache that grows by concatenation."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from attention_conformance.backends.memory import sequences
 from attention_conformance.backends.operators import Arrays
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.textbook.attention import attention
-from attention_conformance.backends.textbook.packed import TextbookPacked
+from attention_conformance.backends.textbook.layer import TextbookOperator
 from attention_conformance.backends.textbook.rotary import tables, turned
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.dtypes import CODES, DTYPES
@@ -24,31 +23,36 @@ from attention_conformance.suite.spec.operators.cached import CACHED, FEATURES
 from attention_conformance.suite.spec.operators.scripts import (
     Held,
     actions,
-    capacity,
     joined,
     played,
     rotation,
-    unwritten,
 )
 from attention_conformance.suite.spec.operators.steps import Action, Chunk, Crop, Keep, Pick, Reset
 from attention_conformance.suite.spec.operators.views import allowed
 
 
-class TextbookCached(TextbookPacked):
-    """Attention with a cache in operations that all frameworks have. A state is a pair of arrays."""
+class TextbookCached(TextbookOperator):
+    """Keys and values (B, Hkv, n, .) grow by concatenation. All samples have one length."""
 
+    name = "textbook-cached"
     operator = CACHED
-    declared = Declared(features=FEATURES)
+    declared = Declared(
+        features=FEATURES,
+        refusals={"subsets": "all samples have one length"},
+        elections={"nan-in-freed-slot": "blocked", "beyond-capacity": "grows"},
+    )
+
+    def arguments(self, inputs: Inputs) -> dict[str, Any]:
+        return sequences(self.backend, inputs) | self.masks(inputs)
 
     def timed(self, inputs: Inputs) -> PreparedCall:
         if inputs.sizes.Lk == inputs.sizes.Lq:
             return self.prepare(inputs)
         first = slice(0, inputs.sizes.Lk - inputs.sizes.Lq)
-        arguments = sequences(self.backend, inputs) | self.masks(inputs)
+        arguments = self.arguments(inputs)
         old_key, old_value = (arguments[name][:, :, first] for name in ("key", "value"))
         old_key = self.rotated(old_key, 0, arguments, inputs)
-        held = self.written(self.begun(arguments), old_key, old_value, 0, arguments, inputs)
-        arguments |= zip(("held_key", "held_value"), held, strict=True)
+        arguments |= {"held_key": old_key, "held_value": old_value}
         return self.made(inputs, arguments, "timed")
 
     def begun(self, rest: Arrays) -> Any:
@@ -57,13 +61,18 @@ class TextbookCached(TextbookPacked):
 
     def masks(self, inputs: Inputs) -> dict[str, Any]:
         """By action n: `mask_n` (b, 1, rows, keys), True attends; `distance_n` of the same shape if there
-        are slopes; `bias_n` (b, H, rows, keys); `order_n` (B,) of samples; `cosine_n` and `sine_n` (b, 1,
-        tokens, D / 2) of a rotation. The arrays of the features by name."""
+        are slopes; `bias_n` (b, H, rows, keys); `order_n` (B,) of samples; `path_n` (B, n) of the kept
+        tokens; `cosine_n` and `sine_n` (b, 1, tokens, D / 2) of a rotation. The features' arrays by name.
+        """
         case, arrays, biases = inputs.case, dict[str, np.ndarray](), dict[str, np.ndarray]()
         pairs, turn = dict[str, np.ndarray](), rotation(case)
         for n, (action, held, keys) in enumerate(self.seen(case)):
             if isinstance(action, Pick):
                 arrays[f"order_{n}"] = np.array(action.samples, np.int32)
+            if isinstance(action, Keep):
+                first = int(held.lengths[0]) - len(action.paths[0])
+                kept = [[*range(first), *(first + i for i in path)] for path in action.paths]
+                arrays[f"path_{n}"] = np.array(kept)
             if not isinstance(action, Chunk):
                 continue
             newest = held.newest(action)
@@ -86,7 +95,8 @@ class TextbookCached(TextbookPacked):
     def seen(self, case: Case) -> Iterator[tuple[Action, Held, np.ndarray]]:
         """Each action, what the cache holds after it, and the positions (b, keys) of keys that a chunk
         sees. The chunk's tokens are the last keys. Negative positions are no keys."""
-        raise NotImplementedError
+        for action, held in played(case):
+            yield action, held, held.positions
 
     def compute(self, x: Arrays, inputs: Inputs) -> Any:
         held, answers = "held_key" in x, []
@@ -118,11 +128,9 @@ class TextbookCached(TextbookPacked):
         inputs: Inputs,
     ) -> tuple[Any, Any]:  # fmt: skip
         """The rows of the chunk that is action n, and the state after it. Without a query no rows."""
-        rows = None
-        if query is not None:
-            k, v = self.read(state, key, value, n, rest)
-            rows = self.answer(query, k, v, n, rest, inputs)
-        return rows, self.written(state, key, value, n, rest, inputs)
+        state = self.extended(state, key, value)
+        rows = None if query is None else self.answer(query, *state, n, rest, inputs)
+        return rows, state
 
     def answer(self, query: Any, key: Any, value: Any, n: int, rest: Arrays, inputs: Inputs) -> Any:
         """The rows of one chunk."""
@@ -136,55 +144,15 @@ class TextbookCached(TextbookPacked):
             softcap=inputs.case.option("softcap"), sinks=rest.get("sinks"),
         )  # fmt: skip
 
-    def read(self, state: Any, key: Any, value: Any, n: int, rest: Arrays) -> tuple[Any, Any]:
-        """Keys and values (b, Hkv, n, .) that a chunk attends."""
-        raise NotImplementedError
-
-    def written(
-        self, state: Any, key: Any, value: Any, n: int, rest: Arrays, inputs: Inputs
-    ) -> tuple[Any, Any]:
-        """The state after a chunk."""
-        raise NotImplementedError
-
-    def changed(self, state: tuple[Any, Any], action: Action, n: int, rest: Arrays) -> Any:
-        """The state after an operation."""
-        raise NotImplementedError
-
-
-class GrowingCache(TextbookCached):
-    """Keys and values (B, Hkv, n, .) grow by concatenation. All samples have one length."""
-
-    name = "textbook-cached"
-    declared = TextbookCached.declared.refusing(
-        {"subsets": "all samples have one length"}
-    ).electing({"nan-in-freed-slot": "blocked", "beyond-capacity": "grows"})
-
-    def seen(self, case: Case) -> Iterator[tuple[Action, Held, np.ndarray]]:
-        for action, held in played(case):
-            yield action, held, held.positions
-
-    def masks(self, inputs: Inputs) -> dict[str, Any]:
-        """Also `path_n`, the tokens (B, n) that are kept."""
-        arrays = super().masks(inputs)
-        for n, (action, held) in enumerate(played(inputs.case)):
-            if isinstance(action, Keep):
-                first = int(held.lengths[0]) - len(action.paths[0])
-                kept = [[*range(first), *(first + i for i in path)] for path in action.paths]
-                arrays[f"path_{n}"] = self.backend.array(np.array(kept), None)
-        return arrays
-
-    def read(self, state: Any, key: Any, value: Any, n: int, rest: Arrays) -> tuple[Any, Any]:
+    def extended(self, state: Any, key: Any, value: Any) -> tuple[Any, Any]:
+        """The state with the keys and values of a chunk."""
         if state is None:
             return key, value
         k, v = (self.ops.concat([old, x], 2) for old, x in zip(state, (key, value), strict=True))
         return k, v
 
-    def written(
-        self, state: Any, key: Any, value: Any, n: int, rest: Arrays, inputs: Inputs
-    ) -> tuple[Any, Any]:
-        return self.read(state, key, value, n, rest)
-
     def changed(self, state: tuple[Any, Any], action: Action, n: int, rest: Arrays) -> Any:
+        """The state after an operation."""
         match action:
             case Crop(count=count):
                 kept = state[0].shape[2] - count
@@ -207,12 +175,12 @@ class GrowingCache(TextbookCached):
         return self.ops.transpose(taken, (1, 2, 0, 3))
 
 
-class CodedCache(GrowingCache):
+class CodedCache(TextbookCached):
     """Keys and values become int8 codes when they arrive. A token of a head has the scale of its largest
     component."""
 
     name = "textbook-cached-codes"
-    declared = GrowingCache.declared.but(
+    declared = TextbookCached.declared.but(
         rounding=DeclaredRounding(codes=dict.fromkeys(DTYPES, "int8"))
     )
 
@@ -235,106 +203,3 @@ class CodedCache(GrowingCache):
         scale = ops.reshape(size, (*x.shape[:3], 1)) / last
         codes = ops.cast(ops.rint(ops.clip(wide / scale, -last, last)), "int8")
         return ops.like(ops.like(codes, scale) * scale, x)
-
-
-class SlotCache(TextbookCached):
-    """Keys and values lie in slots (B C, Hkv, .), position p of sample b in slot b C + p % C.
-
-    A chunk attends all slots of its samples and its own tokens. Stale slots are hidden, and written over
-    by new tokens.
-    """
-
-    name = "textbook-cached-slots"
-    second_way = True
-    declared = TextbookCached.declared.electing(
-        {"nan-in-freed-slot": "leaks", "beyond-capacity": "ring"}
-    )
-
-    def masks(self, inputs: Inputs) -> dict[str, Any]:
-        """Also the empty cache.
-
-        - For a chunk `slots_n`, the slots of its last tokens, and `own_n`, all slots of its samples if
-          other samples do not step.
-        - For a path that is kept `from_n` and `slots_n`, its old and new slots.
-        """
-        case, arrays, s = inputs.case, super().masks(inputs), inputs.sizes
-        slots, found = capacity(case), dict[str, Any]()
-        first = np.arange(s.B) * slots
-        for n, (action, held) in enumerate(played(case)):
-            if isinstance(action, Chunk):
-                own, of = held.newest(action)
-                found[f"slots_{n}"] = first[own] + of[:, -slots:] % slots
-                if action.samples is not None:
-                    found[f"own_{n}"] = first[own] + np.arange(slots)
-            elif isinstance(action, Pick):
-                found[f"order_{n}"] = first[list(action.samples)][:, None] + np.arange(slots)
-            elif isinstance(action, Keep):
-                moved = [
-                    first[b] + (held.lengths[b] - len(path) + np.array([node, place])) % slots
-                    for b, path in zip(action.own, action.paths, strict=True)
-                    for place, node in enumerate(path)
-                ]
-                old, new = np.array(moved, int).reshape(-1, 2).T
-                found |= {f"from_{n}": old, f"slots_{n}": new}
-        for name, places in found.items():
-            arrays[name] = self.backend.array(places.ravel(), None)
-        for name, size in (("empty_key", s.D), ("empty_value", s.Dv)):
-            empty = unwritten(case, s.B * slots, s.Hkv, size)
-            arrays[name] = self.backend.array(empty, inputs.dtype)
-        return arrays
-
-    def seen(self, case: Case) -> Iterator[tuple[Action, Held, np.ndarray]]:
-        slots, B = capacity(case), case.sizes.B
-        kept = np.full((B, slots), -1)
-        for action, held in played(case):
-            keys = kept
-            if isinstance(action, Chunk):
-                own, of = held.newest(action)
-                new = held.positions[own, of]
-                keys = np.concatenate([kept[own[:, 0]], new], 1)
-                kept[own, of[:, -slots:] % slots] = new[:, -slots:]
-            elif isinstance(action, Pick):
-                kept = kept[list(action.samples)]
-            elif isinstance(action, Keep):
-                for b, path in zip(action.own, action.paths, strict=True):
-                    first = held.lengths[b] - len(path)
-                    nodes = np.arange(first, first + action.count) % slots
-                    kept[b, nodes] = -1
-                    kept[b, nodes[: len(path)]] = held.positions[b, first:][: len(path)]
-            kept = np.where(kept >= held.lengths[:, None], -1, kept)
-            yield action, held, keys
-
-    def begun(self, rest: Arrays) -> Any:
-        return rest["empty_key"], rest["empty_value"]
-
-    def read(self, state: Any, key: Any, value: Any, n: int, rest: Arrays) -> tuple[Any, Any]:
-        ops, own = self.ops, rest.get(f"own_{n}")
-
-        def slots(held: Any, new: Any) -> Any:
-            taken = held if own is None else ops.take(held, own)
-            taken = ops.reshape(taken, (new.shape[0], -1, new.shape[1], new.shape[3]))
-            return ops.transpose(taken, (0, 2, 1, 3))
-
-        k, v = (
-            ops.concat([slots(held, x), x], 2) for held, x in zip(state, (key, value), strict=True)
-        )
-        return k, v
-
-    def written(
-        self, state: Any, key: Any, value: Any, n: int, rest: Arrays, inputs: Inputs
-    ) -> tuple[Any, Any]:
-        ops, slots = self.ops, rest[f"slots_{n}"]
-        first = key.shape[2] - slots.shape[0] // key.shape[0]
-        tokens = (ops.transpose(x[:, :, first:], (0, 2, 1, 3)) for x in (key, value))
-        rows = (ops.reshape(x, (-1, x.shape[2], x.shape[3])) for x in tokens)
-        k, v = (ops.put(held, slots, x) for held, x in zip(state, rows, strict=True))
-        return k, v
-
-    def changed(self, state: tuple[Any, Any], action: Action, n: int, rest: Arrays) -> Any:
-        match action:
-            case Pick():
-                return tuple(self.ops.take(x, rest[f"order_{n}"]) for x in state)
-            case Keep():
-                old, new = rest[f"from_{n}"], rest[f"slots_{n}"]
-                return tuple(self.ops.put(x, new, self.ops.take(x, old)) for x in state)
-        return state

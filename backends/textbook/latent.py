@@ -1,9 +1,7 @@
-"""Textbook latent attention: keys and values formed (unabsorbed), latents attended (absorbed), and both
-as servers have them."""
+"""Textbook latent attention."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from typing import Any
 
 from attention_conformance.backends.declared import Declared, DeclaredRounding
@@ -19,16 +17,16 @@ from attention_conformance.suite.spec.operators.latent import FEATURES, LATENT, 
 from attention_conformance.suite.spec.operators.tiles import TILE
 
 
-def form(absorbs: bool) -> DeclaredRounding:
-    """The form of latent attention, in every dtype."""
-    return DeclaredRounding(absorbs=dict.fromkeys(DTYPES, absorbs))
-
-
 class TextbookLatent(TextbookOperator):
-    """Latent attention, of either form."""
+    """Keys and values of all heads are formed, with a copy of the rotary key for every head."""
 
+    name = "textbook-latent"
     operator = LATENT
-    declared = Declared(features=FEATURES | SERVED, elections={"nan-behind-last-key": "blocked"})
+    declared = Declared(
+        features=FEATURES | SERVED,
+        elections={"nan-behind-last-key": "blocked"},
+        rounding=DeclaredRounding(absorbs=dict.fromkeys(DTYPES, False)),
+    )
 
     def arguments(self, inputs: Inputs) -> dict[str, Any]:
         return super().arguments(inputs) | in_slots(self.backend, inputs)
@@ -52,18 +50,8 @@ class TextbookLatent(TextbookOperator):
         scales = ops.repeat(scale, TILE, 2)[..., :R]
         return ops.like(ops.like(x["latent_codes"], scale) * scales, x["query"])
 
-    @abstractmethod
     def attended(self, x: Arrays, mask: Any, scale: float, lse: bool) -> Any:
         """The output (B, H, Lq, Dv), and with `lse` the pair of output and log-sum-exp (B, H, Lq)."""
-
-
-class LatentUnabsorbed(TextbookLatent):
-    """Keys and values of all heads are formed, with a copy of the rotary key for every head."""
-
-    name = "textbook-latent"
-    declared = TextbookLatent.declared.but(rounding=form(False))
-
-    def attended(self, x: Arrays, mask: Any, scale: float, lse: bool) -> Any:
         ops, heads = self.ops, x["query"].shape[1]
         key, value = (self.expanded(x["latent"], x[name]) for name in ("w_uk", "w_uv"))
         B, Lk, E = x["key_rope"].shape
@@ -77,36 +65,3 @@ class LatentUnabsorbed(TextbookLatent):
         ops, (B, Lk, R), (_, H, m) = self.ops, latents.shape, kernel.shape
         flat = latents @ ops.reshape(kernel, (R, H * m))
         return ops.transpose(ops.reshape(flat, (B, Lk, H, m)), (0, 2, 1, 3))
-
-
-class LatentAbsorbed(TextbookLatent):
-    """Queries and averages are projected: one key and one value, the latent, for all heads."""
-
-    name = "textbook-latent-absorbed"
-    second_way = True
-    declared = TextbookLatent.declared.but(rounding=form(True))
-
-    def attended(self, x: Arrays, mask: Any, scale: float, lse: bool) -> Any:
-        ops = self.ops
-        query = x["query"] @ ops.transpose(x["w_uk"], (1, 2, 0))  # (B, H, Lq, R)
-        query = ops.concat([query, x["query_rope"]], -1)
-        B, Lk, R = x["latent"].shape
-        value = ops.reshape(x["latent"], (B, 1, Lk, R))
-        rope = ops.reshape(x["key_rope"], (B, 1, Lk, x["key_rope"].shape[-1]))
-        key = ops.concat([value, rope], -1)
-        answer = attention(ops, query, key, value, mask, None, scale, lse=lse)
-        average, total = answer if lse else (answer, None)
-        output = average @ ops.transpose(x["w_uv"], (1, 0, 2))
-        return (output, total) if lse else output
-
-
-class LatentServed(LatentUnabsorbed):
-    """As servers have it: unabsorbed over several queries, absorbed in decoding."""
-
-    name = "textbook-latent-served"
-    second_way = True
-    declared = TextbookLatent.declared
-
-    def attended(self, x: Arrays, mask: Any, scale: float, lse: bool) -> Any:
-        form = LatentAbsorbed if x["query"].shape[2] == 1 else LatentUnabsorbed
-        return form.attended(self, x, mask, scale, lse)  # type: ignore[arg-type]

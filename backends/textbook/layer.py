@@ -107,10 +107,11 @@ class Textbook(Implementation):
         arrays: dict[str, Any] = sequences(backend, inputs)
         parameters = self.laid_out(inputs)
         arrays |= {n: backend.array(a, inputs.dtype) for n, a in parameters.items()}
-        arrays |= {n: backend.array(a, None) for n, a in self.masks(inputs).items()}
+        hidden = self.hidden(inputs)
+        if hidden is not None:
+            arrays["hidden"] = backend.array(hidden, None)
         if inputs.bias is not None:
-            biases = self.pairs("bias", full(inputs.bias, inputs), inputs)
-            arrays |= {n: backend.array(a, inputs.dtype) for n, a in biases.items()}
+            arrays["bias"] = backend.array(full(inputs.bias, inputs), inputs.dtype)
         weighted = inputs.returned != "none"
         # The function knows only sizes and options, so calls with equal ones share one function.
         problem = replace(inputs, arrays={}, mask_array=None)
@@ -127,18 +128,14 @@ class Textbook(Implementation):
         """The canonical parameters in this layer's layout."""
         return inputs.parameters
 
-    def masks(self, inputs: Inputs) -> dict[str, np.ndarray]:
-        """The mask in this layer's form: "hidden", True where a pair does not attend."""
+    def hidden(self, inputs: Inputs) -> np.ndarray | None:
+        """True where a pair does not attend, (B, H, Lq, Lk) or (B, Lq, Lk); None without a mask."""
         mask = LayerMasks.of(inputs, causal=False, lengths=False).rest
         if mask is None:
-            return {}
+            return None
         if inputs.form != "raw":
             mask = full(mask, inputs) if self.heads_apart else full(mask, inputs)[:, 0]
-        return self.pairs("hidden", ~mask, inputs)
-
-    def pairs(self, name: str, array: np.ndarray, inputs: Inputs) -> dict[str, np.ndarray]:
-        """A mask or bias, (B, H, Lq, Lk) or (B, Lq, Lk), in this layer's layout."""
-        return {name: array}
+        return ~mask
 
     @abstractmethod
     def compute(

@@ -1,4 +1,4 @@
-"""Textbook multi-head attention: packed, head by head, and for one sample."""
+"""Textbook multi-head attention."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ from attention_conformance.backends.textbook.layer import Textbook
 from attention_conformance.backends.textbook.norms import layer_norm
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.multi_head import MULTI_HEAD
-
-PER_HEAD = ("query_bias", "key_bias", "value_bias")
-"""Parameters (heads, size)."""
 
 
 def normalised(layer: Textbook, x: Any, name: str, rest: Mapping[str, Any], inputs: Inputs) -> Any:
@@ -83,87 +80,3 @@ class PackedHeads(Textbook):
             gate = gate + rest["gate_bias"]
         one = self.number(1.0, inputs)
         return one / (self.ops.exp(gate * self.number(-1.0, inputs)) + one)
-
-
-class PerHead(Textbook):
-    """A list of projections, one per head, whose outputs are concatenated.
-
-    Parameters and masks of head h are separate arguments, as "query_kernel.h".
-    """
-
-    name = "per-head"
-    operator = MULTI_HEAD
-    declared = PackedHeads.declared.refusing(
-        {
-            "raw-mask": "takes a mask for every head",
-            "one-head": "takes several heads and an output projection",
-            "gate": "has no gate",
-        }
-    )
-    heads_apart = True
-
-    def laid_out(self, inputs: Inputs) -> dict[str, np.ndarray]:
-        apart = {}
-        for name, array in inputs.parameters.items():
-            if name == "output_kernel":
-                apart[name] = array.reshape(-1, array.shape[-1])  # (H Dv, Eo)
-            elif name in PER_HEAD or name.endswith("kernel"):
-                heads = array if name in PER_HEAD else array.swapaxes(0, 1)
-                apart |= {f"{name}.{h}": np.ascontiguousarray(x) for h, x in enumerate(heads)}
-            else:
-                apart[name] = array
-        return apart
-
-    def pairs(self, name: str, array: np.ndarray, inputs: Inputs) -> dict[str, np.ndarray]:
-        heads = array[0] if inputs.squeezed else array.swapaxes(0, 1)
-        return {f"{name}.{h}": np.ascontiguousarray(x) for h, x in enumerate(heads)}
-
-    def compute(
-        self, query: Any, key: Any, value: Any, rest: Mapping[str, Any], inputs: Inputs
-    ) -> tuple[Any, Any]:
-        ops, s = self.ops, inputs.sizes
-        factor = self.number(s.D**-0.5, inputs)
-        outputs, all_weights = [], []
-        for h in range(s.H):
-            g = h // s.group
-            # (B, L, D) or (L, D)
-            q, k, v = (
-                normalised(self, self.projected(x, rest, name, head), name, rest, inputs)
-                for x, name, head in ((query, "query", h), (key, "key", g), (value, "value", g))
-            )
-            swapped = (0, 2, 1) if len(k.shape) == 3 else (1, 0)
-            scores = q @ ops.transpose(k, swapped) * factor
-            if f"bias.{h}" in rest:
-                scores = scores + rest[f"bias.{h}"]
-            weights = self.softmax(scores, rest.get(f"hidden.{h}"))
-            outputs.append(weights @ v)
-            all_weights.append(weights)
-        output = ops.concat(outputs, -1) @ rest["output_kernel"]
-        if "output_bias" in rest:
-            output = output + rest["output_bias"]
-        axis = len(output.shape) - 2
-        stacked = ops.concat(
-            [ops.reshape(w, (*w.shape[:axis], 1, *w.shape[axis:])) for w in all_weights], axis
-        )
-        if inputs.returned == "average":
-            return output, ops.mean(stacked, axis)
-        return output, stacked
-
-    def projected(self, x: Any, rest: Mapping[str, Any], name: str, head: int) -> Any:
-        y = x @ rest[f"{name}_kernel.{head}"]
-        bias = rest.get(f"{name}_bias.{head}")
-        return y if bias is None else y + bias
-
-
-class SingleSample(PerHead):
-    """The form of most tutorials: one sample (L, width), a loop over the heads, concat."""
-
-    name = "single-sample"
-    declared = PerHead.declared.refusing({"batch": "takes one sample without a batch axis"})
-
-    def compute(
-        self, query: Any, key: Any, value: Any, rest: Mapping[str, Any], inputs: Inputs
-    ) -> tuple[Any, Any]:
-        if len(query.shape) != 2:
-            raise ValueError(f"takes one sample (L, width), got {tuple(query.shape)}")
-        return super().compute(query, key, value, rest, inputs)

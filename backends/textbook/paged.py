@@ -1,4 +1,4 @@
-"""Textbook code over pages: attention sample by sample and query by query, and writing."""
+"""Textbook code over pages: attention query by query, and writing."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ import numpy as np
 
 from attention_conformance.backends.declared import Declared
 from attention_conformance.backends.in_pages import from_pages
+from attention_conformance.backends.memory import sequences
 from attention_conformance.backends.operators import Arrays
 from attention_conformance.backends.textbook.layer import Operations, TextbookOperator
-from attention_conformance.backends.textbook.packed import TextbookPacked
 from attention_conformance.suite.spec.inputs import Inputs
-from attention_conformance.suite.spec.operators.packed import segments
-from attention_conformance.suite.spec.operators.paged import FEATURES, PAGED, page_counts, parts
+from attention_conformance.suite.spec.operators.paged import FEATURES, PAGED, parts
 from attention_conformance.suite.spec.operators.paged_write import FEATURES as WRITE_FEATURES
 from attention_conformance.suite.spec.operators.paged_write import PAGED_WRITE
 
@@ -53,68 +52,30 @@ def put(ops: Operations, pool: Any, slots: Any, tokens: Any) -> Any:
     return ops.reshape(ops.put(flat, slots, tokens), (pages, size, *rest))
 
 
-class TextbookPaged(TextbookPacked):
-    """Paged attention in operations that all frameworks have. Pages are taken by the table's numbers."""
-
-    operator = PAGED
-    declared = Declared(features=FEATURES, bitwise=("rerun", "pages"))
-
-    def masks(self, inputs: Inputs) -> dict[str, Any]:
-        table = inputs.arrays["page_table"].astype(np.int32)
-        hidden = {name: self.backend.array(x, None) for name, x in self.hidden(inputs).items()}
-        return {"page_table": self.backend.array(table, None), **hidden}
-
-    def hidden(self, inputs: Inputs) -> dict[str, np.ndarray]:
-        """Boolean arrays by name, True hides."""
-        raise NotImplementedError
-
-
-class PagedSamples(TextbookPaged):
-    """Plain attention over one sample after the other, whose pages are concatenated and cut to length."""
-
-    name = "textbook-paged-samples"
-    second_way = True
-    declared = TextbookPaged.declared.electing({"nan-behind-last-key": "blocked"})
-
-    def hidden(self, inputs: Inputs) -> dict[str, np.ndarray]:
-        if inputs.case.option("alignment") == "all":
-            return {}
-        return {f"hidden_{n}": ~shown[None] for n, (_, _, shown) in enumerate(parts(inputs.case))}
-
-    def compute(self, x: Arrays, inputs: Inputs) -> Any:
-        ops, case, answers = self.ops, inputs.case, []
-        counts, _ = page_counts(case)
-        pools = [slots_first(ops, x[name], inputs) for name in ("key", "value")]
-        for n, (rows, keys) in enumerate(segments(case)):
-            if rows.stop == rows.start:
-                continue
-            pages = x["page_table"][n, : int(counts[n])]
-            length = keys.stop - keys.start
-            taken = (ops.take(pool, pages) for pool in pools)
-            k, v = (ops.reshape(of, (-1, *of.shape[2:]))[:length] for of in taken)
-            answers.append(self.attend(x["query"][rows], k, v, x.get(f"hidden_{n}"), inputs))
-        return ops.concat(answers, 0)
-
-
-class PagedRows(TextbookPaged):
+class TextbookPaged(TextbookOperator):
     """Every query attends all slots of its sample's table, and those behind the last key are hidden."""
 
     name = "textbook-paged"
-    declared = TextbookPaged.declared.electing({"nan-behind-last-key": "leaks"})
+    operator = PAGED
+    declared = Declared(
+        features=FEATURES,
+        bitwise=("rerun", "pages"),
+        elections={"nan-behind-last-key": "leaks"},
+    )
 
-    def hidden(self, inputs: Inputs) -> dict[str, np.ndarray]:
-        n = inputs.letters
+    def arguments(self, inputs: Inputs) -> dict[str, Any]:
+        n, given = inputs.letters, inputs.arrays
         hidden = np.ones((inputs.sizes.Lq, 1, 1, n["t"] * n["s"]), bool)
         for rows, _, shown in parts(inputs.case):
             hidden[rows, 0, 0, : shown.shape[1]] = ~shown
-        return {"hidden": hidden}
-
-    def masks(self, inputs: Inputs) -> dict[str, Any]:
         samples = np.repeat(np.arange(inputs.sizes.B), inputs.case.option("segments")[0])
-        return {
-            **super().masks(inputs),
-            "sample": self.backend.array(samples.astype(np.int32), None),
+        made = {
+            "page_table": given["page_table"].astype(np.int32),
+            "hidden": hidden,
+            "sample": samples.astype(np.int32),
         }
+        arrays = {name: self.backend.array(x, None) for name, x in made.items()}
+        return sequences(self.backend, inputs) | arrays
 
     def compute(self, x: Arrays, inputs: Inputs) -> Any:
         ops, s = self.ops, inputs.sizes

@@ -1,10 +1,8 @@
-"""Textbook attention over codes, with scales before the products or folded in, and textbook writing."""
+"""Textbook attention over codes, with scales before the products, and textbook writing."""
 
 from __future__ import annotations
 
 from typing import Any
-
-import numpy as np
 
 from attention_conformance.backends.declared import Declared
 from attention_conformance.backends.in_pages import in_slots
@@ -60,7 +58,8 @@ class TextbookQuantized(OverCodes):
         given = by_component(arrays, inputs, self.ops.repeat)
         rest = unpaged(self.ops, given, inputs, slots)
         new = {f"{name}_codes": self.codes(name, rest, inputs) for name in KINDS if name in rest}
-        output = self.attended(query, rest | new, hidden, inputs)
+        key, value = (self.by_head(self.scaled(n, rest | new, query), inputs) for n in KINDS)
+        output = self.weighted(query, key, value, hidden, inputs)
         if slots is not None:
             new = {n: self.put(given, n, codes, slots, inputs) for n, codes in new.items()}
         return (output, *new.values()) if new else output
@@ -81,10 +80,6 @@ class TextbookQuantized(OverCodes):
         dtype = CODES[inputs.case.option("codes")].long_name
         return ops.cast(slots_first(ops, stored(ops, pool, tokens, slots), inputs), dtype)
 
-    def attended(self, query: Any, rest: Arrays, hidden: Any, inputs: Inputs) -> Any:
-        key, value = (self.by_head(self.scaled(name, rest, query), inputs) for name in KINDS)
-        return self.weighted(query, key, value, hidden, inputs)
-
     def scaled(self, name: str, rest: Arrays, query: Any) -> Any:
         """Keys or values in the query's dtype."""
         ops, scale = self.ops, rest[f"{name}_scale"]
@@ -94,47 +89,9 @@ class TextbookQuantized(OverCodes):
         return ops.like(codes * scale, query)
 
     def by_head(self, x: Any, inputs: Inputs) -> Any:
-        """Keys, values or their scales for every query head."""
+        """Keys or values for every query head."""
         group = inputs.sizes.group if x.shape[1] == inputs.sizes.Hkv else 1
         return self.ops.repeat(x, group, 1) if group > 1 else x
-
-
-class FoldedScales(TextbookQuantized):
-    """Products with codes; scales of keys multiply the query or the scores, those of values the weights
-    or the output."""
-
-    name = "textbook-quantized-folded"
-    second_way = True
-    declared = Declared(
-        features=FEATURES,
-        refusals={
-            "zero-points": "zero points are not folded in here",
-            "scales-of-tiles": "a scale of a tile is no factor of scores, weights or outputs",
-        },
-    )
-
-    def attended(self, query: Any, rest: Arrays, hidden: Any, inputs: Inputs) -> Any:
-        ops, of_tokens = self.ops, inputs.case.option("scales") == "pertoken"
-        rest = {name: x for name, x in rest.items() if name not in KINDS}
-        rest = {name: self.by_head(ops.like(x, query), inputs) for name, x in rest.items()}
-        key, value, ks, vs = (
-            rest[f"{name}_{kind}"] for kind in ("codes", "scale") for name in KINDS
-        )
-        if not of_tokens:
-            query = query * ks
-        scores = (query @ ops.transpose(key, (0, 1, 3, 2))) * ops.number(
-            inputs.effective_scale, query
-        )
-        if of_tokens:
-            scores = scores * ops.transpose(ks, (0, 1, 3, 2))
-        if hidden is not None:
-            scores = ops.fill(scores, hidden, -np.inf)
-        weights = ops.softmax(scores)
-        return (
-            (weights * ops.transpose(vs, (0, 1, 3, 2))) @ value
-            if of_tokens
-            else (weights @ value) * vs
-        )
 
 
 class TextbookQuantizedWrite(OverCodes):

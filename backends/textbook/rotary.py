@@ -53,9 +53,6 @@ class TextbookRotary(TextbookOperator):
     operator = ROTARY
     declared = Declared(numerics="exact", features=FEATURES)
     own_class = True
-    casts_table = False
-    """True if sine and cosine are stored in the query's dtype, and products computed in this dtype.
-    """
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         position, rotation = inputs.arrays["position"], Rotation.of(inputs.case, inputs.sizes.D)
@@ -87,8 +84,7 @@ class TextbookRotary(TextbookOperator):
         cosine, sine = ops.cos(angle), ops.sin(angle)
         if factor != 1.0:
             cosine, sine = cosine * number(factor), sine * number(factor)
-        of = (dtype if self.casts_table else wide).long_name
-        query, cosine, sine = (ops.cast(one, of) for one in (query, cosine, sine))
+        query, cosine, sine = (ops.cast(one, wide.long_name) for one in (query, cosine, sine))
         return ops.cast(turned(ops, query, cosine, sine, rotation), dtype.long_name)
 
     def frequencies(self, rotation: Rotation, length: int, number: Any) -> tuple[Any, float]:
@@ -118,15 +114,6 @@ class TextbookRotary(TextbookOperator):
             factors = rotation.long_factors() if long else rotation.short_factors()
             return theta / number(factors), math.sqrt(1 + math.log(f) / math.log(ORIGINAL_LENGTH))
         return theta, 1.0
-
-
-class TextbookRotaryCast(TextbookRotary):
-    """Sine, cosine and products in the query's dtype, as in most models."""
-
-    name = "textbook-rotary-cast"
-    second_way = True
-    declared = TextbookRotary.declared.but(numerics="eager")
-    casts_table = True
 
 
 def yarn_weights(rotation: Rotation) -> np.ndarray:

@@ -128,7 +128,7 @@ class Decode(Forward):
     """Seconds of a step of decoding, and speed as a share of a copy of the bytes that the step moves."""
 
     cases = ids("llama-cache", "llama-cache-batch", "llama-cache-server")
-    implementations = ["textbook-cached-slots"]
+    implementations = ["textbook-cached"]
     timeout = 300
 
     @unit("share of a copy")
@@ -149,14 +149,14 @@ class DecodeCodes(Decode):
     """A step of decoding over keys and values in codes."""
 
     cases = ids("llama-int8-decode")
-    implementations = ["textbook-quantized", "textbook-quantized-folded"]
+    implementations = ["textbook-quantized"]
 
 
 class DecodeLatent(Decode):
     """A step of decoding over latents."""
 
     cases = ids("deepseek-decode")
-    implementations = ["textbook-latent-absorbed"]
+    implementations = ["textbook-latent"]
 
 
 class Quality(Benchmark):

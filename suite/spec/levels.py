@@ -98,7 +98,6 @@ POSTPONED = {
     "implementation runs the same code",
     "dtypes": "smoke asks nothing in this dtype, standard smoke's cases, full all cases",
     "kernels": "full asks smoke's cases: an interpreted kernel takes half a second to compile",
-    "second-way": "full asks all cases: other textbook code of the framework answers them at each level",
 }
 """Questions that an implementation may postpone to a later level (`Implementation.later`), with the
 reason."""
@@ -208,8 +207,6 @@ def postponed(
     """
     if "kernels" in later and not (level == "full" and in_smoke):
         return POSTPONED["kernels"]
-    if "second-way" in later and level != "full":
-        return POSTPONED["second-way"]
     if level == "smoke" and variation and "variations" in later:
         return POSTPONED["variations"]
     if dtype in later and (level == "smoke" or (level == "standard" and not in_smoke)):
