@@ -1,4 +1,4 @@
-"""Implementations that compute the ALiBi bias themselves, instead of taking the case's bias."""
+"""Textbook attention with an ALiBi that libraries compute, instead of the case's bias."""
 
 from __future__ import annotations
 
@@ -6,31 +6,49 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from attention_conformance.backends.declared import Declared
 from attention_conformance.backends.prepared import PreparedCall
+from attention_conformance.backends.protocol import Backend
+from attention_conformance.backends.textbook.attention import TextbookAttention
+from attention_conformance.backends.textbook.layer import Operations
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.catalogue import AnyCase
 from attention_conformance.suite.spec.inputs import Inputs
 
-NO_OPERAND = {"gradient-of-bias": "the bias is no argument of the call"}
-"""Refusals of every implementation that computes its bias."""
 
+class OwnAlibi(TextbookAttention):
+    """Textbook attention that adds slope (k - Lk + 1), up to a constant per row, for key k of Lk.
 
-def refusal(case: AnyCase) -> str | None:
-    """Why a case is refused by an implementation that adds slope (k - Lk + 1), up to a constant per row;
-    None if the case is supported."""
-    numbered = isinstance(case, Case) and case.option("bias") == "alibikeys"
-    return None if numbered else "its bias is an ALiBi of numbered keys, and no other"
+    `make(inputs)` returns the function that computes the bias, (1, H, 1, Lk) or (1, H, Lq, Lk), within
+    the call.
+    """
 
+    textbook = False
 
-def with_own_bias(prepared: PreparedCall, inputs: Inputs, make: Callable[[], Any]) -> PreparedCall:
-    """The call with `bias=make()`, computed within the call; the unchanged call if the inputs have no
-    bias."""
-    if inputs.bias is None:
-        return prepared
-    attention = prepared.function
+    def __init__(
+        self, backend: Backend, name: str, ops: Operations, declared: Declared,
+        make: Callable[[Inputs], Callable[[], Any]],
+    ) -> None:  # fmt: skip
+        self.name, self.make = name, make
+        own = {"gradient-of-bias": "the bias is no argument of the call"}
+        super().__init__(backend, ops, declared.refusing(own))
 
-    def call(**arguments: Any) -> Any:
-        return attention(**arguments, bias=make())
+    def unsupported(self, case: AnyCase) -> str | None:
+        if not isinstance(case, Case) or case.option("bias") != "alibikeys":
+            return "its bias is an ALiBi of numbered keys, and no other"
+        return super().unsupported(case)
 
-    arguments = {n: a for n, a in prepared.arguments.items() if n != "bias"}
-    return replace(prepared, function=call, arguments=arguments, source="", constants=None)
+    def refuses(self, inputs: Inputs) -> str | None:
+        # Probes of undeclared elections have no bias.
+        return None if inputs.bias is None else super().refuses(inputs)
+
+    def prepare(self, inputs: Inputs) -> PreparedCall:
+        plain, bias = super().prepare(inputs), self.make(inputs)
+        if inputs.bias is None:
+            return plain
+
+        def call(**arguments: Any) -> Any:
+            return plain.function(**arguments, bias=bias())
+
+        arguments = {n: a for n, a in plain.arguments.items() if n != "bias"}
+        return replace(plain, function=call, arguments=arguments, source="", constants=None)

@@ -39,6 +39,8 @@ class Parameter(Generic[T]):
     - `value(call)`: the argument; None if the call does not need the parameter
     - `told`: None is passed, too
     - `unless`: nothing is passed if the callable takes the parameter of this name
+    - `names`: other names that people use for it
+    - `neutral(call)`: the argument of a parameter without a default in a call that does not need it
     """
 
     name: str
@@ -46,6 +48,13 @@ class Parameter(Generic[T]):
     value: Callable[[T], Any] = unasked
     told: bool = False
     unless: str = ""
+    names: tuple[str, ...] = ()
+    neutral: Callable[[T], Any] = unasked
+
+    @property
+    def every_name(self) -> tuple[str, ...]:
+        """The own name and the other names."""
+        return (self.name, *self.names)
 
 
 def arguments(table: Iterable[Parameter[T]], call: T) -> dict[str, Any]:

@@ -147,14 +147,22 @@ class AttentionCall:
 
 
 IS_CAUSAL: Parameter[AttentionCall] = Parameter(
-    "is_causal", ("causal", "native-causal"), lambda call: call.native.causal or None
+    "is_causal",
+    ("causal", "native-causal"),
+    lambda call: call.native.causal or None,
+    names=("causal", "use_causal_mask"),
+    neutral=lambda call: False,
 )
 
-SCALE: Parameter[AttentionCall] = Parameter("scale", ("scale",), lambda call: call.inputs.scale)
-
-EFFECTIVE_SCALE: Parameter[AttentionCall] = Parameter(
-    "scale", ("scale",), lambda call: call.inputs.effective_scale
+SCALE: Parameter[AttentionCall] = Parameter(
+    "scale",
+    ("scale",),
+    lambda call: call.inputs.scale,
+    names=("softmax_scale", "sm_scale", "scaling"),
+    neutral=lambda call: call.inputs.effective_scale,
 )
+
+EFFECTIVE_SCALE = replace(SCALE, value=SCALE.neutral)
 """The scale of a function without a default."""
 
 FLAGGED: tuple[Parameter[AttentionCall], ...] = (

@@ -200,7 +200,7 @@ PAGE = (Path(__file__).parents[1] / "docs" / "signatures.md").read_text(encoding
 
 def test_the_page_lists_every_name_and_claim() -> None:
     table = PAGE.partition("## Names")[2].partition("## What trial calls find")[0]
-    for names in (*OPERAND_NAMES.values(), *(given.names for given in GIVEN)):
+    for names in (*OPERAND_NAMES.values(), *(row.every_name for row in GIVEN)):
         assert re.search(
             rf"^\| `{names[0]}`.*\| {', '.join(f'`{n}`' for n in names)} \|$", table, re.M
         )

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.backends._jax.engine import FLUSHED, JaxEngine
-from attention_conformance.backends._jax.operations import operations
+from attention_conformance.backends._jax.engine import FLUSHED
 from attention_conformance.backends.binder import Parameter
 from attention_conformance.backends.declared import (
     ATTENTION_FEATURES,
@@ -55,50 +54,29 @@ def key_value_seq_lengths(call: AttentionCall) -> Any:
     return call.backend.array(counts.astype(np.int32), None)
 
 
-class Eager(TextbookAttention):
-    """Textbook attention in jax.numpy: einsum, softmax, einsum; masked scores are the
-    dtype's lowest number."""
-
-    backend: JaxEngine
-
-    spelled = staticmethod(operations)
-    declared = TextbookAttention.declared.but(numerics="stepwise").electing(
-        {"integer-mask": "cast-to-bool", "subnormal-output": FLUSHED}
-    )
-
-    @property
-    def framework(self) -> tuple[Any, ...]:
-        return self.backend.jax, self.backend.numpy
-
-    def prepare(self, inputs: Inputs) -> PreparedCall:
-        return self.backend.jitted(self, super().prepare(inputs))
+EAGER = TextbookAttention.declared.but(numerics="stepwise").electing(
+    {"integer-mask": "cast-to-bool", "subnormal-output": FLUSHED}
+)
+"""The declaration of textbook attention; masked scores are the dtype's lowest number."""
 
 
 def paths(
     own: FrameworkFunction, inputs: Inputs, plain: PreparedCall
 ) -> Mapping[str, PreparedCall]:
-    """Calls with other forms of arguments."""
+    """Calls with the function's own choice of a kernel, with lengths of queries, without an axis of
+    samples, and with a window of one number."""
     if inputs.feature("lse"):  # the paths return only the output
         return {}
     s, numpy = inputs.sizes, own.backend.numpy
-    function, forced = as_named(own, inputs), own.kernel.calls(own, inputs)
+    forced = own.kernel.calls(own, inputs)
     sides = plain.arguments.get("local_window_size", (max(s.Lq, s.Lk),) * 2)
 
     def unbatched(**arguments: Any) -> Any:
         several = {n: a[0] if getattr(a, "ndim", 0) == 4 else a for n, a in arguments.items()}
         return forced(**several)[None]
 
-    def residual(**arguments: Any) -> Any:
-        return forced(**arguments, return_residual=True)[0]
-
     def windowed(local_window_size: tuple[int, int] = sides, **arguments: Any) -> Any:
         return forced(**arguments, local_window_size=local_window_size[0])
-
-    def lengths(key_value_seq_lengths: Any = None, **arguments: Any) -> Any:
-        arguments["query_seq_lengths"] = [np.int32(s.Lq)] * s.B
-        if key_value_seq_lengths is not None:
-            arguments["key_value_seq_lengths"] = list(key_value_seq_lengths)
-        return forced(**arguments)
 
     def shorter(**arguments: Any) -> Any:
         counts = numpy.maximum(s.Lq - 1 - numpy.arange(s.B, dtype="int32"), 1)
@@ -107,21 +85,9 @@ def paths(
         # Rows beyond query_seq_lengths must be zeros: the sum with the full answer would show others.
         return numpy.where(valid[..., None, None], answer, answer + forced(**arguments))
 
-    def without_batch(mask: Any = None, bias: Any = None, **arguments: Any) -> Any:
-        cut = {n: a[0] for n, a in (("mask", mask), ("bias", bias)) if a is not None}
-        return forced(**arguments, **cut)
-
-    ways: dict[str, Callable[..., Any]] = {
-        "no implementation": function,
-        "implementation=None": partial(function, implementation=None),
-        "return_residual": residual,
-        "lengths as lists": lengths,
-    }
+    ways: dict[str, Callable[..., Any]] = {"no implementation": as_named(own, inputs)}
     if s.Lq > 1:
         ways["query_seq_lengths below Lq"] = shorter
-    added = [plain.arguments[name] for name in ("mask", "bias") if name in plain.arguments]
-    if s.B > 1 and added and all(array.shape[0] == 1 for array in added):
-        ways["mask and bias without a batch"] = without_batch
     if s.B == 1 and "key_value_seq_lengths" not in plain.arguments:
         ways["no batch axis"] = unbatched
     if sides[0] == sides[1]:

@@ -7,19 +7,39 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
 
-from attention_conformance.backends._jax.attention import JAX_NN, JAX_NN_CUDNN, Eager
+from attention_conformance.backends._jax.attention import EAGER, JAX_NN, JAX_NN_CUDNN
 from attention_conformance.backends._jax.compilers import JaxCompilers
 from attention_conformance.backends._jax.engine import JaxEngine
-from attention_conformance.backends._jax.layers import layers
+from attention_conformance.backends._jax.operations import spelled
 from attention_conformance.backends._jax.packed import JaxNnPacked
 from attention_conformance.backends._jax.paged import GpuPaged, RaggedReference
 from attention_conformance.backends._jax.pallas import GPU_DECODE, GPU_MHA, TPU_SPLASH
-from attention_conformance.backends._jax.rings import ORDERS, Ring
 from attention_conformance.backends.claims import Claims
 from attention_conformance.backends.kernel import FrameworkFunction
+from attention_conformance.backends.layer import FrameworkLayer
 from attention_conformance.backends.protocol import Implementation
+from attention_conformance.backends.textbook import textbooks
+from attention_conformance.backends.textbook.attention import TextbookAttention
 from attention_conformance.backends.user.function import UserFunction
 from attention_conformance.suite.spec.vocabulary import DEVICES
+
+
+def of_flax(backend: JaxEngine) -> list[Implementation]:
+    """Flax's functions and layers."""
+    from attention_conformance.backends._jax.flax_decode import LinenDecode, NnxDecode
+    from attention_conformance.backends._jax.flax_functions import LINEN as LINEN_FUNCTION
+    from attention_conformance.backends._jax.flax_functions import NNX as NNX_FUNCTION
+    from attention_conformance.backends._jax.flax_layers import LINEN, NNX, NNX_WEIGHTS
+    from attention_conformance.backends._jax.flax_norms import LINEN_BATCH_NORM, LINEN_LAYER_NORM
+
+    native = NNX.but(later=frozenset(backend.stepwise_dtypes))
+    return [
+        *(FrameworkFunction(backend, kernel) for kernel in (NNX_FUNCTION, LINEN_FUNCTION)),
+        *(FrameworkLayer(backend, row) for row in (native, NNX_WEIGHTS)),
+        NnxDecode(backend),
+        LinenDecode(backend),
+        *(FrameworkLayer(backend, row) for row in (LINEN, LINEN_LAYER_NORM, LINEN_BATCH_NORM)),
+    ]
 
 
 class JaxBackend(JaxEngine):
@@ -41,8 +61,9 @@ class JaxBackend(JaxEngine):
         return super().versions | flax
 
     def implementations(self) -> list[Implementation]:
+        ops = spelled(self)
         of_attention: list[Implementation] = [
-            Eager(self),
+            TextbookAttention(self, ops, EAGER),
             FrameworkFunction(self, JAX_NN.but(later=frozenset(self.stepwise_dtypes))),
             JaxNnPacked(self),
             FrameworkFunction(self, GPU_MHA),
@@ -54,7 +75,8 @@ class JaxBackend(JaxEngine):
             of_attention.append(FrameworkFunction(self, JAX_NN_CUDNN))
         else:
             of_attention.append(FrameworkFunction(self, TPU_SPLASH))
-        return [*of_attention, *(Ring(self, order) for order in ORDERS), *layers(self)]
+        of_textbooks = textbooks(self, ops, "stepwise")
+        return [*of_attention, *of_textbooks, *(of_flax(self) if find_spec("flax") else ())]
 
     def function(self, function: Callable[..., Any], name: str, claims: Claims) -> Implementation:
         return UserFunction(self, function, name, claims, JAX_NN)

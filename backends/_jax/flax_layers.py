@@ -49,7 +49,7 @@ def arguments(
     """The mask and the bias; `causal` says if the module has a causal flag, and `flag` if it is used.
 
     The form of the mask: "heads" (B, 1 or H, Lq, Lk), as from `make_attention_mask`; "broadcast", with
-    sizes of 1; "float32".
+    sizes of 1.
     """
     given: dict[str, Any] = {}
     split = LayerMasks.of(inputs, causal=causal and flag, lengths=False)
@@ -67,7 +67,6 @@ def _mask(mask: np.ndarray, inputs: Inputs, form: str) -> np.ndarray:
     mask, s = rank4(mask), inputs.sizes
     if form != "broadcast":
         mask = np.broadcast_to(mask, (s.B, mask.shape[1], s.Lq, s.Lk))
-    mask = mask.astype(np.float32) if form == "float32" else mask
     return mask[0] if inputs.squeezed else mask
 
 
@@ -113,41 +112,29 @@ Ways = dict[str, dict[str, Any]]
 
 def nnx_ways(inputs: Inputs) -> Ways:
     """Ways to call the module of NNX that calls `jax.nn.dot_product_attention`."""
-    ways: Ways = {"nnx.view, nnx.jit": {"view": "nnx.view", "jit": True}}
+    ways: Ways = {"nnx.view, nnx.jit": {"view": True, "jit": True}}
     if decodes(inputs):
         # The cache masks the future; the causal flag would mask the past (finding nnx-decode-causal).
-        ways["decode"] = {"rows_at_once": 1, "given": {"flag": False}}
-        ways["decode, is_causal"] = {"rows_at_once": 1}
+        ways["decode"] = {"decode": True, "given": {"flag": False}}
+        ways["decode, is_causal"] = {"decode": True}
     return ways
 
 
 def weights_ways(inputs: Inputs) -> Ways:
     """Ways to call the module of NNX that sows weights."""
     if inputs.training:
-        return {"nnx.jit": {"jit": True}, "train()": {"view": "train"}}
-    ways: Ways = {
-        "dropout, deterministic": {"dropout_rate": 0.5, "deterministic": True},
-        "dropout, eval()": {"dropout_rate": 0.5, "view": "eval"},
-        "dropout, nnx.view, nnx.jit": {"dropout_rate": 0.5, "view": "nnx.view", "jit": True},
-    }
+        return {}
+    ways: Ways = {"dropout, deterministic": {"dropout_rate": 0.5, "deterministic": True}}
     if decodes(inputs):
-        decoding = {"rows_at_once": 1, "view": "nnx.view", "given": {"flag": False}}
-        ways["nnx.view, decode"] = decoding
+        ways["nnx.view, decode"] = {"decode": True, "view": True, "given": {"flag": False}}
     return ways
 
 
 def linen_ways(inputs: Inputs) -> Ways:
     """Ways to call the module of Linen."""
-    ways: Ways = {}
-    if inputs.returned == "none":
-        ways["sow_weights"] = {"sow": True}
-        if inputs.dtype.name != "f64":
-            ways["force_fp32_for_softmax"] = {"force_fp32_for_softmax": True}
-    if decodes(inputs):
-        ways["decode"] = {"rows_at_once": 1}
-    if not inputs.training:
-        ways["dropout, deterministic"] = {"dropout_rate": 0.5, "deterministic": True}
-    return ways
+    if inputs.training:
+        return {}
+    return {"dropout, deterministic": {"dropout_rate": 0.5, "deterministic": True}}
 
 
 def decodes(inputs: Inputs) -> bool:
@@ -159,18 +146,13 @@ def decodes(inputs: Inputs) -> bool:
 def paths(
     ways_of: Callable[[Inputs], Ways], causal: bool, own: FrameworkLayer, inputs: Inputs
 ) -> dict[str, PreparedCall]:
-    """Calls with other forms of the mask, with one tensor for several operands, with parameters in
-    float32, and the ways of a module."""
+    """Calls with other forms of the mask, with parameters in float32, and the ways of a module."""
     ways = ways_of(inputs)
     if inputs.dense_mask is not None:
         if causal and LayerMasks.of(inputs).causal and inputs.mask_array is None:
             ways["causal as a mask"] = {"given": {"flag": False}}
         if LayerMasks.of(inputs, causal=causal, lengths=False).rest is not None:
             ways["mask as it broadcasts"] = {"given": {"form": "broadcast"}}
-            ways["mask in float32"] = {"given": {"form": "float32"}}
-    if inputs.self_attention:
-        ways["inputs_q alone"] = {"without": ("inputs_k", "inputs_v")}
-        ways["no inputs_v"] = {"without": ("inputs_v",)}
     if inputs.dtype.is_half:
         ways["parameters in float32"] = {"stored": "f32"}
     return {name: own.call(inputs, **way) for name, way in ways.items()}
@@ -192,7 +174,6 @@ def refused(own: FrameworkLayer, inputs: Inputs) -> dict[str, Callable[[], Any]]
         "inputs_v without inputs_k": shape_of(without=("inputs_k",)),
         "queries of another width": partial(shapes, plain.function, **narrow),
         "heads that do not divide the width": shape_of(num_heads=H + 1),
-        "two rows for a cache of one at a time": shape_of(rows_at_once=2),
     }
 
 

@@ -42,41 +42,32 @@ def biased(function: Callable[..., Any], bias: Any) -> dict[str, Any]:
     return {} if bias is None else {"attention_fn": partial(function, bias=bias)}
 
 
-def one_by_one(step: Callable[[Any], Any], arguments: Mapping[str, Any], count: int) -> Any:
-    """The answers of a decoding layer that gets `count` rows at a time; only 1 is allowed."""
-    import jax
-
-    rows = arguments["inputs_q"]
-    outputs = [step(rows[:, n : n + count]) for n in range(0, rows.shape[1], count)]
-    return jax.numpy.concatenate(outputs, axis=1)
-
-
 def nnx_module(
     sows: bool,
     own: FrameworkLayer,
     inputs: Inputs,
     *,
-    view: str = "",
+    view: bool = False,
     jit: bool = False,
-    rows_at_once: int = 0,
+    decode: bool = False,
     deterministic: bool | None = None,
     **settings: Any,
 ) -> Callable[..., Any]:
     """A function of parameters, bias, seed and arguments that makes and calls the module.
 
-    - `view`: the way to switch dropout instead of an argument: "eval", "train" or "nnx.view"
+    - `view`: `nnx.view` switches dropout instead of an argument
     - `jit`: through `nnx.jit`
-    - `rows_at_once`: rows per call of a decoding layer, with a cache by `init_cache` or `nnx.view`
+    - `decode`: row by row, with a cache by `init_cache` or `nnx.view`
     """
     import jax
     from flax import nnx
 
-    decode, w, s = rows_at_once > 0, inputs.widths, inputs.sizes
+    w, s = inputs.widths, inputs.sizes
     quiet = not inputs.training if deterministic is None else deterministic
     # As in users' code: default values are not passed.
     said = {"in_features": w.query} | ({"in_kv_features": w.key} if w.key != w.query else {})
     said |= {"num_kv_heads": s.Hkv} if s.Hkv != s.H else {}
-    said |= {} if view == "nnx.view" else {"decode": decode}
+    said |= {} if view else {"decode": decode}
     static = ({} if view else {"deterministic": quiet}) | ({"sow_weights": True} if sows else {})
 
     def construct(bias: Any) -> Any:
@@ -93,10 +84,8 @@ def nnx_module(
     def viewed(layer: Any, rows: Any) -> Any:
         """The layer in its mode, with a cache if it decodes."""
         cache = {"batch_size": rows.shape[0], "max_length": rows.shape[1]} if decode else {}
-        if view == "nnx.view":
-            return nnx.view(layer, deterministic=quiet, decode=decode, **cache)
         if view:
-            getattr(layer, view)()
+            return nnx.view(layer, deterministic=quiet, decode=decode, **cache)
         if decode:
             layer.init_cache(rows.shape, settings["dtype"])
         return layer
@@ -123,7 +112,9 @@ def nnx_module(
             answer = function(layer, {"inputs_q": row}, key)
             return answer[0] if sows else answer
 
-        return one_by_one(step, arguments, rows_at_once)
+        rows = arguments["inputs_q"]
+        each = [step(rows[:, n : n + 1]) for n in range(rows.shape[1])]
+        return jax.numpy.concatenate(each, axis=1)
 
     return run
 
@@ -132,19 +123,14 @@ def linen_module(
     own: FrameworkLayer,
     inputs: Inputs,
     *,
-    sow: bool = False,
-    rows_at_once: int = 0,
     deterministic: bool | None = None,
     **settings: Any,
 ) -> Callable[..., Any]:
-    """A function of parameters, bias, seed and arguments that makes and calls the module.
-
-    `rows_at_once`: rows per call of a decoding layer.
-    """
+    """A function of parameters, bias, seed and arguments that makes and calls the module."""
     import jax
     from flax import linen
 
-    sows = sow or inputs.returned != "none"
+    sows = inputs.returned != "none"
     attention = settings.get("attention_fn", linen.dot_product_attention)
     static: dict[str, Any] = {
         "deterministic": not inputs.training if deterministic is None else deterministic
@@ -155,8 +141,6 @@ def linen_module(
     def run(parameters: Any, bias: Any, seed: Any, arguments: dict[str, Any]) -> Any:
         added, variables = biased(attention, bias), {"params": parameters}
         layer = linen.MultiHeadDotProductAttention(**{**settings, **added})
-        if rows_at_once:
-            return decoded(layer.clone(decode=True), variables, arguments)
         # As in users' code: rngs only in training.
         rngs = {"dropout": jax.random.key(seed)} if inputs.training else None
         answer = layer.apply(variables, rngs=rngs, **arguments, **static)
@@ -164,16 +148,5 @@ def linen_module(
             return answer
         output, sown = answer
         return output, sown["intermediates"]["attention_weights"][0]
-
-    def decoded(layer: Any, variables: dict[str, Any], arguments: dict[str, Any]) -> Any:
-        cache = layer.init(jax.random.key(0), arguments["inputs_q"])["cache"]
-
-        def step(row: Any) -> Any:
-            nonlocal cache
-            answer, changed = layer.apply({**variables, "cache": cache}, row, mutable=["cache"])
-            cache = changed["cache"]
-            return answer
-
-        return one_by_one(step, arguments, rows_at_once)
 
     return run

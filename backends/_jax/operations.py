@@ -1,4 +1,4 @@
-"""The operations of textbook code in JAX. Scripts of found failures contain `operations`."""
+"""The operations of textbook code in JAX."""
 
 from __future__ import annotations
 

@@ -7,9 +7,13 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any
 
+from attention_conformance.backends._keras.multi_head import multi_head
+from attention_conformance.backends._keras.norms import norms
 from attention_conformance.backends._keras.ops import KERAS_OPS, import_keras
 from attention_conformance.backends._keras.settings import settings
+from attention_conformance.backends._keras.single_head import single_head
 from attention_conformance.backends.claims import Claims
+from attention_conformance.backends.layer import FrameworkLayer
 from attention_conformance.backends.protocol import Backend, Implementation, Setting
 from attention_conformance.backends.user.function import UserFunction
 
@@ -46,6 +50,13 @@ class KerasBackend(WithKeras):
     """Keras on an engine; user functions have the signature of Keras' function."""
 
     native = "keras-ops"
+
+    def layers(self) -> list[Implementation]:
+        """All layers of Keras on the engine."""
+        rows = (
+            row for made in (multi_head, single_head, norms) for row in made(self.engine_of_keras)
+        )
+        return [FrameworkLayer(self, row) for row in rows]
 
     def function(self, function: Callable[..., Any], name: str, claims: Claims) -> Implementation:
         return UserFunction(self, function, name, claims, KERAS_OPS)

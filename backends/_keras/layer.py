@@ -200,18 +200,12 @@ def differentiable(own: FrameworkLayer, inputs: Inputs) -> PreparedCall:
 
 
 def paths(own: FrameworkLayer, inputs: Inputs, scored: bool = False) -> dict[str, PreparedCall]:
-    """Calls in a functional model, in another mode, and with attached masks; `scored`: and of a layer
-    with dropout in inference."""
+    """Calls in a functional model and with attached masks; `scored`: and of a layer with dropout in
+    inference."""
     ways: dict[str, dict[str, Any]] = {"function": {"through": "function"}}
-    if inputs.dtype.is_half and not hasattr(own.backend, "jitted_native"):
-        ways["mixed policy"] = {"dtype": f"mixed_{inputs.dtype.long_name}"}
-    if not inputs.rate:
-        ways["training"] = {"given": {"training": not inputs.training}}
     if scored and not inputs.rate:
         quiet = {"given": {"training": False}, "dropout": INFERENCE_RATE}
         ways["dropout>0 in inference"] = quiet
-    if inputs.self_attention:
-        ways["key omitted"] = {"without": ("key",)}
     calls = {name: own.call(inputs, **way) for name, way in ways.items()}
     if LayerMasks.of(inputs).valid is not None:
         # A mask attached to the query's own tensor would be the query's mask, too.

@@ -4,7 +4,6 @@ each."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -192,24 +191,11 @@ def arguments(
 
 def mask_paths(own: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
     """Calls with other forms of the same mask."""
-    array, given, ways = own.backend.array, masks(own, inputs), dict[str, dict[str, Any]]()
+    given = masks(own, inputs)
+    calls: dict[str, PreparedCall] = {}
     if "value_mask" in given:
-        valid = given["value_mask"]
-        rest = {name: mask for name, mask in given.items() if name != "value_mask"}
-        ways["key_mask"] = {**rest, "key_mask": valid}
-        # In JAX every path is a program to compile: some are asked only without self-attention.
-        if not inputs.self_attention:
-            seen, odd = np.asarray(LayerMasks.of(inputs).valid), np.arange(inputs.sizes.Lk) % 2 == 1
-            value, key = array(seen | odd, None), array(seen | ~odd, None)
-            ways["value_mask and key_mask"] = {**rest, "value_mask": value, "key_mask": key}
-    written_out = _written_out(inputs)
-    if written_out is not None:
-        numbers = array(written_out.astype(np.int32), None)
-        ways["integer mask"] = {**given, "attention_mask": numbers}
-        if written_out.ndim == 3 and (written_out == written_out[:1]).all():
-            shared = array(np.ascontiguousarray(written_out[0]), None)
-            ways["mask without a batch"] = {**given, "attention_mask": shared}
-    calls = {name: own.call(inputs, {"masked": way}) for name, way in ways.items()}
+        renamed = {("key_mask" if n == "value_mask" else n): mask for n, mask in given.items()}
+        calls["key_mask"] = own.call(inputs, {"masked": renamed})
     if LayerMasks.of(inputs).causal or "value_mask" in given:
         calls["dense mask"] = own.call(inputs.with_dense())
     return calls
@@ -232,34 +218,11 @@ def flag_paths(
 
 
 def every_path(
-    scores: bool,
-    variants: Mapping[str, Any],
-    hides_rows: str,
-    own: FrameworkLayer,
-    inputs: Inputs,
+    scores: bool, variants: Mapping[str, Any], own: FrameworkLayer, inputs: Inputs
 ) -> dict[str, PreparedCall]:
-    """All paths; `hides_rows` is the way in which a mask of queries is passed."""
-    calls = paths(own, inputs, scores) | mask_paths(own, inputs) | flag_paths(variants, own, inputs)
-    split = LayerMasks.of(inputs)
-    if split.valid is not None and not split.causal and not inputs.self_attention:
-        hidden = with_hidden_rows(own, inputs, split.valid, hides_rows)
-        calls["rows without keys by query_mask"] = hidden
-    return calls
-
-
-def with_hidden_rows(
-    own: FrameworkLayer, inputs: Inputs, valid: np.ndarray, through: str
-) -> PreparedCall:
-    """A call in which a mask of queries hides every key from some queries.
-
-    The mask is attached to the query, since only GroupQueryAttention reads the argument query_mask
-    (finding keras-query-mask-ignored).
-    """
-    seen = models.shown_rows(inputs)
-    pairs = (valid[:, None] & seen[:, :, None])[:, None]
-    problem = inputs.replace(mask=None, mask_array=pairs, form="dense")
-    masked = masks(own, inputs) | {"query_mask": own.backend.array(seen, None)}
-    return replace(own.call(inputs, {"masked": masked}, through=through), problem=problem)
+    """All paths."""
+    every = paths(own, inputs, scores), mask_paths(own, inputs), flag_paths(variants, own, inputs)
+    return {name: call for calls in every for name, call in calls.items()}
 
 
 def refused(own: FrameworkLayer, inputs: Inputs) -> dict[str, Callable[[], Any]]:
@@ -327,7 +290,7 @@ def multi_head(engine: str) -> Iterator[Layer]:
             on_engine(engine, declared.electing(SCORES if scores else PLAIN), numerics, elections),
             differentiable=differentiable,
             arguments=partial(arguments, scores),
-            paths=partial(every_path, scores, variants, "" if make is gqa else "attached mask"),
+            paths=partial(every_path, scores, variants),
             refused=refused_gqa if make is gqa else refused_mha,
         )  # fmt: skip
 

@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.backends._keras.layer import asking, assigned, called, differentiable
+from attention_conformance.backends._keras.layer import assigned, called, differentiable
 from attention_conformance.backends.declared import LAYER_FEATURES, Declared
 from attention_conformance.backends.layer import FrameworkLayer, Layer
-from attention_conformance.backends.memory import sequences
-from attention_conformance.backends.prepared import LAYER_OUTPUTS, PreparedCall
+from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.statistics import after_training, can_train, with_epsilon
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.inputs import Inputs
@@ -24,8 +23,8 @@ NAMES = {
 }  # fmt: skip
 """Canonical parameters of a norm and their names in Keras."""
 
-OWN_EPSILON, FUNCTION_EPSILON = 1e-3, 1e-7
-"""The default epsilon of Keras' norms, and of its function."""
+OWN_EPSILON = 1e-3
+"""The default epsilon of Keras' norms."""
 
 
 def norm(kind: str, own: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
@@ -53,16 +52,10 @@ def in_place(layer: Any, arrays: Mapping[str, Any], options: Mapping[str, Any]) 
 
 
 def paths(own: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
-    """Calls of norms with other settings of the constructor, with a mask, and after training."""
+    """Calls of norms with the default epsilon, with a mask, and after training."""
     calls = {"default epsilon": with_epsilon(own, inputs, OWN_EPSILON)}
-    for name, flag in (("offset", "center"), ("gain", "scale")):
-        if name in inputs.parameters:
-            neutral = np.full_like(inputs.parameters[name], float(name == "gain"))
-            calls[f"{flag}=False"] = asking(own, inputs.replace(**{name: neutral}), **{flag: False})
     if not hasattr(own.backend, "jitted_native"):
         calls["attached mask"] = with_mask(own, inputs)
-        if inputs.dtype.is_half:
-            calls["mixed policy"] = own.call(inputs, dtype=f"mixed_{inputs.dtype.long_name}")
     if can_train(inputs):
         calls["after training"] = after_training(own.call, inputs)
     return calls
@@ -83,23 +76,6 @@ def with_mask(own: FrameworkLayer, inputs: Inputs) -> PreparedCall:
         return output, None
 
     return replace(plain, function=run)
-
-
-def layer_paths(own: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
-    """`paths`, and a call of `keras.ops.layer_normalization`."""
-
-    def run(query: Any, gain: Any = None, offset: Any = None) -> tuple[Any, None]:
-        import keras
-
-        return keras.ops.layer_normalization(query, gain, offset), None
-
-    backend, problem = own.backend, inputs.replace(epsilon=FUNCTION_EPSILON)
-    arrays = {n: backend.array(a, inputs.dtype) for n, a in inputs.parameters.items()}
-    arrays["query"] = sequences(backend, inputs)["query"]
-    constants = ("function", inputs.dtype.name)
-    plain = PreparedCall(run, arrays, LAYER_OUTPUTS, constants=constants, problem=problem)
-    jitted = getattr(backend, "jitted_native", lambda own, plain, dtype: plain)
-    return paths(own, inputs) | {"keras.ops": jitted(own, plain, inputs.dtype)}
 
 
 def refused_axis(own: FrameworkLayer, inputs: Inputs) -> dict[str, Callable[[], Any]]:
@@ -129,7 +105,7 @@ def norms(engine: str) -> Iterator[Layer]:
         "keras-layer-norm", LAYER_NORM, partial(norm, "LayerNormalization"),
         partial(called, apply=in_place), variables,
         Declared(numerics=numerics, features=LAYER_FEATURES),
-        differentiable=differentiable, operands={"query": "query"}, paths=layer_paths,
+        differentiable=differentiable, operands={"query": "query"}, paths=paths,
         refused=refused_axis,
     )  # fmt: skip
     yield one
@@ -138,6 +114,5 @@ def norms(engine: str) -> Iterator[Layer]:
         operator=BATCH_NORM,
         make=partial(norm, "BatchNormalization"),
         arguments=lambda own, inputs: {"training": inputs.training},
-        paths=paths,
         refused=refused_mask,
     )

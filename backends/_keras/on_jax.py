@@ -9,7 +9,6 @@ from attention_conformance.backends._jax.attention import NO_HEADS, as_program
 from attention_conformance.backends._jax.compilers import JaxCompilers
 from attention_conformance.backends._jax.engine import FLUSHED, JaxEngine
 from attention_conformance.backends._keras.engine import KerasBackend
-from attention_conformance.backends._keras.layers import keras_layers
 from attention_conformance.backends._keras.ops import KERAS_OPS, paths
 from attention_conformance.backends.declared import FILLED, INTERSECTED, LOWEST_IN_FLOAT32
 from attention_conformance.backends.kernel import FrameworkFunction
@@ -74,4 +73,4 @@ class KerasJaxBackend(KerasBackend, JaxEngine):
         return {"keras": self.keras.__version__, "jax": version("jax")}
 
     def implementations(self) -> list[Implementation]:
-        return [FrameworkFunction(self, ON_JAX), *keras_layers(self)]
+        return [FrameworkFunction(self, ON_JAX), *self.layers()]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from importlib.metadata import version
 
 from attention_conformance.backends._keras.engine import KerasBackend
-from attention_conformance.backends._keras.layers import keras_layers
 from attention_conformance.backends._keras.ops import KERAS_OPS
 from attention_conformance.backends.arrays import NumpyArrays
 from attention_conformance.backends.declared import INTERSECTED, LOWEST_FILL, LOWEST_IN_FLOAT32
@@ -45,7 +44,7 @@ class KerasNumpyBackend(KerasBackend, NumpyArrays):
         return {"keras": self.keras.__version__, "numpy": version("numpy")}
 
     def implementations(self) -> list[Implementation]:
-        every = [FrameworkFunction(self, ON_NUMPY), *keras_layers(self)]
+        every = [FrameworkFunction(self, ON_NUMPY), *self.layers()]
         for implementation in every:
             implementation.declared = implementation.declared.refusing(FORWARD)
         return every

@@ -5,7 +5,6 @@ from __future__ import annotations
 from importlib.metadata import version
 
 from attention_conformance.backends._keras.engine import KerasBackend
-from attention_conformance.backends._keras.layers import keras_layers
 from attention_conformance.backends._keras.ops import KERAS_OPS
 from attention_conformance.backends._torch.compilers import TorchCompilers
 from attention_conformance.backends._torch.engine import TorchEngine
@@ -67,7 +66,7 @@ class KerasTorchBackend(KerasBackend, TorchEngine):
         return {"keras": self.keras.__version__, "torch": version("torch")}
 
     def implementations(self) -> list[Implementation]:
-        return [FrameworkFunction(self, ON_TORCH), *keras_layers(self)]
+        return [FrameworkFunction(self, ON_TORCH), *self.layers()]
 
 
 class BrokenGraphs(TorchCompilers):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.metadata import version
 
 from attention_conformance.backends._keras.engine import WithKeras
-from attention_conformance.backends._keras_hub.attention import AlibiAttention
+from attention_conformance.backends._keras_hub.attention import alibi_attention
 from attention_conformance.backends._keras_hub.cached import CachedDecode
 from attention_conformance.backends._keras_hub.multi_head import (
     CACHED_PLAIN,
@@ -40,6 +40,6 @@ class KerasHubBackend(WithKeras, TensorflowEngine):
     def implementations(self) -> list[Implementation]:
         layers = (CACHED_PLAIN, CACHED_UPDATED, CACHED_STATIC)
         return [
-            HubRotary(self), HubRotaryByStart(self), AlibiAttention(self), CachedDecode(self),
+            HubRotary(self), HubRotaryByStart(self), alibi_attention(self), CachedDecode(self),
             *(FrameworkLayer(self, layer) for layer in layers),
         ]  # fmt: skip

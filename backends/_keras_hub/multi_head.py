@@ -47,7 +47,7 @@ def dense_arguments(own: FrameworkLayer, inputs: Inputs, **given: Any) -> dict[s
 def paths(own: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
     """The paths of `keras.layers.MultiHeadAttention`."""
     variants = {"flash_attention": False, "attention_axes": 1}
-    return every_path(False, variants, "attached mask", own, dense(inputs))
+    return every_path(False, variants, own, dense(inputs))
 
 
 def without_models(own: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:

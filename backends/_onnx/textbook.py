@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from attention_conformance.backends._onnx.engine import OnnxEngine
 from attention_conformance.backends._onnx.graph import concatenated
-from attention_conformance.backends.declared import ATTENTION_FEATURES, FILLED, NANS
+from attention_conformance.backends.declared import ATTENTION_FEATURES, FILLED, NANS, Declared
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import Implementation
 from attention_conformance.backends.textbook import Numerics, Operations, textbooks
 from attention_conformance.backends.textbook.attention import TextbookAttention
-from attention_conformance.suite.spec.inputs import Inputs
 
 
 class Eager(TextbookAttention):
     """Textbook attention: MatMul, Softmax, MatMul; masked scores are -inf."""
-
-    backend: OnnxEngine
 
     textbook = False
     declared = TextbookAttention.declared.but(
@@ -27,14 +22,8 @@ class Eager(TextbookAttention):
         elections=FILLED | NANS | {"no-keys": "zeros", "subnormal-output": "kept"},
     )
 
-    spelled = staticmethod(lambda backend: operations(backend))
-
-    @property
-    def framework(self) -> tuple[Any, ...]:
-        return (self.backend,)
-
-    def prepare(self, inputs: Inputs) -> PreparedCall:
-        return self.backend.recorded(super().prepare(inputs))
+    def __init__(self, backend: OnnxEngine, declared: Declared | None = None) -> None:
+        super().__init__(backend, operations(backend), declared)
 
 
 def layers(backend: OnnxEngine, numerics: Numerics) -> list[Implementation]:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from attention_conformance.backends._keras.engine import KerasBackend
-from attention_conformance.backends._keras.layers import keras_layers
 from attention_conformance.backends._keras.ops import KERAS_OPS
-from attention_conformance.backends._tensorflow.attention import Eager
 from attention_conformance.backends._tensorflow.engine import FLUSHED, NUMERICS, TensorflowEngine
-from attention_conformance.backends._tensorflow.operations import operations
+from attention_conformance.backends._tensorflow.operations import EAGER, operations
 from attention_conformance.backends.declared import INTERSECTED, LOWEST_FILL, LOWEST_IN_FLOAT32
 from attention_conformance.backends.kernel import FrameworkFunction
 from attention_conformance.backends.protocol import Implementation
 from attention_conformance.backends.textbook import textbooks
+from attention_conformance.backends.textbook.attention import TextbookAttention
 from attention_conformance.suite.spec.vocabulary import DEVICES
 
 ON_TENSORFLOW = KERAS_OPS.but(
@@ -26,11 +25,6 @@ ON_TENSORFLOW = KERAS_OPS.but(
     )
 )
 """`keras.ops.dot_product_attention` on TensorFlow."""
-
-
-def layers(backend: TensorflowEngine) -> list[Implementation]:
-    """All textbook layers in TensorFlow."""
-    return textbooks(backend, operations(np, backend.tf), NUMERICS)
 
 
 class TensorflowBackend(KerasBackend, TensorflowEngine):
@@ -46,5 +40,10 @@ class TensorflowBackend(KerasBackend, TensorflowEngine):
         return super().versions | {"keras": self.keras.__version__}
 
     def implementations(self) -> list[Implementation]:
-        own = [Eager(self), FrameworkFunction(self, ON_TENSORFLOW)]
-        return [*own, *layers(self), *keras_layers(self)]
+        ops = operations(np, self.tf)
+        return [
+            TextbookAttention(self, ops, EAGER),
+            FrameworkFunction(self, ON_TENSORFLOW),
+            *textbooks(self, ops, NUMERICS),
+            *self.layers(),
+        ]

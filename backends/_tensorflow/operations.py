@@ -1,10 +1,15 @@
-"""The operations of textbook code in TensorFlow. Scripts of found failures contain this function."""
+"""The operations of textbook code in TensorFlow."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from attention_conformance.backends._tensorflow.engine import FLUSHED, NUMERICS
+from attention_conformance.backends.textbook.attention import TextbookAttention
 from attention_conformance.backends.textbook.layer import Operations
+
+EAGER = TextbookAttention.declared.but(numerics=NUMERICS).electing({"subnormal-output": FLUSHED})
+"""The declaration of textbook attention; masked scores are the dtype's lowest number."""
 
 
 def operations(np: Any, tf: Any) -> Operations:

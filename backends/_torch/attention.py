@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from attention_conformance.backends._torch.engine import TorchEngine
 from attention_conformance.backends._torch.operations import operations
@@ -21,7 +20,6 @@ class Eager(TextbookAttention):
 
     backend: TorchEngine
 
-    spelled = staticmethod(operations)
     declared = TextbookAttention.declared.electing(
         {
             "fully-masked-row": "nan",
@@ -32,9 +30,8 @@ class Eager(TextbookAttention):
         }
     )
 
-    @property
-    def framework(self) -> tuple[Any, ...]:
-        return (self.backend.torch,)
+    def __init__(self, backend: TorchEngine) -> None:
+        super().__init__(backend, operations(backend.torch))
 
 
 TWIN = "the variant for rewrites by pattern"

@@ -1,6 +1,4 @@
-"""`torch.nn.TransformerEncoderLayer`, step by step and by its fast path, alone and in
-`torch.nn.TransformerEncoder`. Also `torch.nn.TransformerDecoderLayer`, which equals an encoder layer if
-one of its two attentions gives zeros."""
+"""`torch.nn.TransformerEncoderLayer`, step by step and by its fast path."""
 
 from __future__ import annotations
 
@@ -32,23 +30,17 @@ from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.encoder import ENCODER, FEATURES
 
 
-def unloaded(own: FrameworkLayer, inputs: Inputs, decoder: bool = False, **flags: Any) -> Any:
-    """A new encoder layer, or decoder layer, with random parameters."""
+def encoder(own: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
+    """An encoder layer with the inputs' parameters."""
     import torch
 
-    kind = torch.nn.TransformerDecoderLayer if decoder else torch.nn.TransformerEncoderLayer
     n, option = inputs.letters, inputs.case.option
     own_settings: dict[str, Any] = {
         "dim_feedforward": n["o"], "dropout": 0.0, "activation": option("activation"),
         "layer_norm_eps": inputs.epsilon, "batch_first": True, "norm_first": bool(option("pre")),
         **settings(own, inputs),
     }  # fmt: skip
-    return kind(n["x"], n["h"], **(own_settings | flags))
-
-
-def encoder(own: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
-    """An encoder layer with the inputs' parameters."""
-    layer = unloaded(own, inputs, **flags)
+    layer = torch.nn.TransformerEncoderLayer(n["x"], n["h"], **(own_settings | flags))
     return loaded(own, inputs, layer, state(inputs.parameters, np.concatenate))
 
 
@@ -69,89 +61,20 @@ def named(own: FrameworkLayer, inputs: Inputs, **given: Any) -> dict[str, Any]:
 
 
 def paths(own: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
-    """Calls in training mode, with other forms of masks, and of other classes."""
+    """Calls in training mode, and with other forms of masks and operands."""
     calls = fast_paths(own, inputs) | {"train()": own.call(inputs, train=True)}
     if not inputs.squeezed:
         calls["batch_first=False"] = lengths_first(own, inputs)
     if causal_alone(inputs):
         calls["is_causal hint"] = own.call(inputs, {"hint": True})
-    if inputs.case.option("pre"):
-        calls["TransformerDecoderLayer"] = own.call(inputs, wrap=decoding)
-        calls["TransformerDecoderLayer, memory"] = own.call(inputs, wrap=remembering)
     return calls
 
 
 def fast_paths(own: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
-    """Calls with a float mask, and of a `torch.nn.TransformerEncoder`."""
-    calls = {"TransformerEncoder": own.call(inputs, wrap=stacked)}
-    if inputs.mask is not None or inputs.mask_array is not None:
-        calls["float mask"] = own.call(inputs, {"float_mask": True})
-    return calls
-
-
-def stacked(own: FrameworkLayer, inputs: Inputs, layer: Any) -> Callable[..., Any]:
-    """A `torch.nn.TransformerEncoder` of one layer.
-
-    With nested tensors it answers zeros for padded tokens; the layer's own answers replace them.
-    """
-    import torch
-
-    nested = not inputs.case.option("pre") and layer.self_attn.num_heads % 2 == 0
-    encoder = torch.nn.TransformerEncoder(layer, 1, enable_nested_tensor=nested).eval()
-
-    def call(src: Any, src_mask: Any = None, src_key_padding_mask: Any = None, **hint: Any) -> Any:
-        output, padded = encoder(src, src_mask, src_key_padding_mask, **hint), src_key_padding_mask
-        if padded is None:
-            return output
-        hidden = padded if padded.dtype == torch.bool else padded != 0
-        if not hidden.any() or (output[hidden] != 0).any():
-            return output
-        return torch.where(hidden[..., None], layer.eval()(src, src_mask, padded), output)
-
-    return call
-
-
-def decoding(own: FrameworkLayer, inputs: Inputs, layer: Any) -> Callable[..., Any]:
-    """A `torch.nn.TransformerDecoderLayer` whose attention to the memory gives zeros."""
-    decoder = _decoder(own, inputs, "self_attn", "multihead_attn", ("norm1", "norm3"))
-
-    def call(src: Any, src_mask: Any = None, src_key_padding_mask: Any = None) -> Any:
-        memory = src[..., :2, :]
-        return decoder(src, memory, src_mask, tgt_key_padding_mask=src_key_padding_mask)
-
-    return call
-
-
-def remembering(own: FrameworkLayer, inputs: Inputs, layer: Any) -> Callable[..., Any]:
-    """A `torch.nn.TransformerDecoderLayer` whose self-attention gives zeros, and whose memory is the
-    normalised tokens."""
-    decoder = _decoder(own, inputs, "multihead_attn", "self_attn", ("norm2", "norm3"))
-
-    def call(src: Any, src_mask: Any = None, src_key_padding_mask: Any = None) -> Any:
-        masks = {"memory_mask": src_mask, "memory_key_padding_mask": src_key_padding_mask}
-        return decoder(src, layer.norm1(src), **masks)
-
-    return call
-
-
-def _decoder(
-    own: FrameworkLayer, inputs: Inputs, attention: str, silent: str, norms: tuple[str, str]
-) -> Any:
-    """A decoder layer with the parameters of an encoder layer.
-
-    The attention called `attention` and the `norms` get the parameters; the attention called `silent`
-    gives zeros.
-    """
-    layer = unloaded(own, inputs, decoder=True).eval()
-    renamed = {"self_attn": attention, "norm1": norms[0], "norm2": norms[1]}
-    given: dict[str, np.ndarray] = {}
-    for name, array in state(inputs.parameters, np.concatenate).items():
-        first, rest = name.split(".", 1)
-        given[f"{renamed.get(first, first)}.{rest}"] = array
-    width = inputs.letters["x"]
-    given[f"{silent}.out_proj.weight"] = np.zeros((width, width))
-    given[f"{silent}.out_proj.bias"] = np.zeros(width)
-    return loaded(own, inputs, layer, given, whole=False)
+    """Calls with a float mask."""
+    if inputs.mask is None and inputs.mask_array is None:
+        return {}
+    return {"float mask": own.call(inputs, {"float_mask": True})}
 
 
 NN_ENCODER = Layer(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -67,51 +67,26 @@ def batch_norm(own: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
     return norm(turned_batch_norm(), "affine", own, inputs, **flags)
 
 
-def without(own: FrameworkLayer, inputs: Inputs, *names: str, **flags: Any) -> PreparedCall:
-    """A call of a norm without the parameters `names`, which the constructor's `flags` remove. A gain is
-    then 1, an offset 0."""
-    neutral = {n: np.full_like(inputs.parameters[n], float(n == "gain")) for n in names}
-    return replace(own.call(inputs, **flags), problem=inputs.replace(**neutral))
-
-
-def layer_paths(own: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
-    """Calls with other settings of the constructor."""
+def paths(own: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
+    """Calls with the default epsilon, and after training."""
     calls = {"default epsilon": with_epsilon(own, inputs, OWN_EPSILON)}
-    if "offset" in inputs.parameters:
-        calls["bias=False"] = without(own, inputs, "offset", bias=False)
-    return calls
-
-
-def batch_paths(own: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
-    """Calls with other settings of the constructor, and after training."""
-    calls = {"default epsilon": with_epsilon(own, inputs, OWN_EPSILON)}
-    if "gain" in inputs.parameters:
-        calls["affine=False"] = without(own, inputs, "gain", "offset", affine=False)
-    if inputs.training:
-        # Without running statistics evaluation uses the statistics of the batch.
-        for name, train in (("", True), (", eval()", False)):
-            call = own.call(inputs, train=train, track_running_stats=False)
-            calls[f"track_running_stats=False{name}"] = call
     if can_train(inputs):
-        calls["after training"] = after(own, inputs, 0.1, (0.1, 0.1))
-        calls["after training, momentum=None"] = after(own, inputs, None, (1.0, 0.5))
+        calls["after training"] = after(own, inputs)
     return calls
 
 
-def after(
-    own: FrameworkLayer, inputs: Inputs, momentum: float | None, shares: Sequence[float]
-) -> PreparedCall:
+def after(own: FrameworkLayer, inputs: Inputs) -> PreparedCall:
     """Evaluation after training steps with evaluations in between, which must not change statistics.
     torch divides the running variance by n - 1."""
 
     def call(input: Any) -> tuple[Any, None]:
-        layer = own.make(inputs, momentum=momentum)
+        layer = own.make(inputs)
         for factor in STEPS:
             layer.train()(factor * input)
             layer.eval()(input)
         return layer(input), None
 
-    problem = trained(inputs, shares, unbiased=True)
+    problem = trained(inputs, (0.1, 0.1), unbiased=True)
     return replace(own.prepare(inputs), function=call, held=(), problem=problem)
 
 
@@ -131,7 +106,7 @@ LAYER = Layer(
     Declared(numerics="exact", features=LAYER_FEATURES, rounding=LAYER_NORM_ROUNDING),
     differentiable=differentiable,
     operands={"query": "input"},
-    paths=layer_paths,
+    paths=paths,
 )
 
 BATCH = LAYER.but(
@@ -143,5 +118,4 @@ BATCH = LAYER.but(
         numerics={"f64": "exact", "f32": "exact", "bf16": "stepwise", "f16": "stepwise"},
         features=LAYER_FEATURES,
     ),
-    paths=batch_paths,
 )

@@ -1,4 +1,4 @@
-"""The operations of textbook code in PyTorch. Scripts of found failures contain this function."""
+"""The operations of textbook code in PyTorch."""
 
 from __future__ import annotations
 

@@ -2,73 +2,56 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from attention_conformance.backends._torch.attention import Eager
-from attention_conformance.backends._transformers.models import modeling
-from attention_conformance.backends.alibi import NO_OPERAND, refusal, with_own_bias
-from attention_conformance.backends.prepared import PreparedCall
-from attention_conformance.suite.spec.catalogue import AnyCase
+from attention_conformance.backends._torch.engine import TorchEngine
+from attention_conformance.backends._torch.operations import operations
+from attention_conformance.backends._transformers.attention import modeling
+from attention_conformance.backends.alibi import OwnAlibi
 from attention_conformance.suite.spec.inputs import Inputs
 
 
-class ModelAlibi(Eager):
-    """Textbook attention with the ALiBi bias (1, H, 1, Lk) of one model."""
+def built(model: str, backend: TorchEngine, inputs: Inputs) -> Callable[[], Any]:
+    """`build_alibi_tensor` of a model: keys numbered from 0. Bloom's slopes are float32 and cast to the
+    dtype; Falcon's slopes and products are bfloat16."""
+    torch, home, s = backend.torch, modeling(model), inputs.sizes
+    dtype = getattr(torch, inputs.dtype.long_name)
 
-    textbook = False
-    declared = Eager.declared.refusing(NO_OPERAND).but(
-        # Slopes are float32, also in float64 calls.
+    def bias() -> Any:
+        shown = torch.ones((1, s.Lk), dtype=int, device=backend.device)
+        return home.build_alibi_tensor(shown, s.H, dtype).view(1, s.H, 1, s.Lk)
+
+    return bias
+
+
+def mpt(backend: TorchEngine, inputs: Inputs) -> Callable[[], Any]:
+    """`build_mpt_alibi_tensor`: slopes in float32, keys numbered up to 0; cast to the dtype here."""
+    home, s = modeling("mpt"), inputs.sizes
+    dtype = getattr(backend.torch, inputs.dtype.long_name)
+
+    def bias() -> Any:
+        alibi = home.build_mpt_alibi_tensor(s.H, s.Lk, device=backend.device)
+        return alibi.view(1, s.H, 1, s.Lk).to(dtype)
+
+    return bias
+
+
+def alibis(backend: TorchEngine) -> list[OwnAlibi]:
+    """Textbook attention with the ALiBi of each model."""
+    # Slopes are float32, also in float64 calls.
+    declared = Eager.declared.but(
         numerics={"f64": "single", "f32": "eager", "bf16": "eager", "f16": "eager"}
     )
-    model = ""
-    """The model's name in transformers, as "bloom"."""
-
-    def unsupported(self, case: AnyCase) -> str | None:
-        return refusal(case) or super().unsupported(case)
-
-    def refuses(self, inputs: Inputs) -> str | None:
-        # Probes of undeclared elections have no bias.
-        return None if inputs.bias is None else super().refuses(inputs)
-
-    @abstractmethod
-    def bias(self, home: Any, heads: int, keys: int, dtype: Any) -> Any:
-        """The bias (1, H, 1, Lk) in the dtype of the scores; `home` is the module of the model's code."""
-
-    def prepare(self, inputs: Inputs) -> PreparedCall:
-        home, s = modeling(self.model), inputs.sizes
-        dtype = getattr(self.backend.torch, inputs.dtype.long_name)
-
-        def bias() -> Any:
-            return self.bias(home, s.H, s.Lk, dtype)
-
-        return with_own_bias(super().prepare(inputs), inputs, bias)
-
-
-class BloomAlibi(ModelAlibi):
-    """Bloom's `build_alibi_tensor`: slopes in float32, keys numbered from 0, cast to the dtype."""
-
-    name = "bloom-alibi"
-    model = "bloom"
-
-    def bias(self, home: Any, heads: int, keys: int, dtype: Any) -> Any:
-        shown = self.backend.torch.ones((1, keys), dtype=int, device=self.backend.device)
-        return home.build_alibi_tensor(shown, heads, dtype).view(1, heads, 1, keys)
-
-
-class FalconAlibi(BloomAlibi):
-    """Falcon's `build_alibi_tensor`: Bloom's function, but with slopes and products in bfloat16."""
-
-    name = "falcon-alibi"
-    model = "falcon"
-
-
-class MptAlibi(ModelAlibi):
-    """`build_mpt_alibi_tensor`: slopes in float32, keys numbered up to 0; cast to the dtype here."""
-
-    name = "mpt-alibi"
-    model = "mpt"
-
-    def bias(self, home: Any, heads: int, keys: int, dtype: Any) -> Any:
-        alibi = home.build_mpt_alibi_tensor(heads, keys, device=self.backend.device)
-        return alibi.view(1, heads, 1, keys).to(dtype)
+    makers: dict[str, Callable[[TorchEngine, Inputs], Callable[[], Any]]] = {
+        "bloom-alibi": partial(built, "bloom"),
+        "falcon-alibi": partial(built, "falcon"),
+        "mpt-alibi": mpt,
+    }
+    ops = operations(backend.torch)
+    return [
+        OwnAlibi(backend, name, ops, declared, partial(make, backend))
+        for name, make in makers.items()
+    ]

@@ -8,6 +8,7 @@ dtype, which are added to scores. A bias is added to the mask.
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any, cast
 
 import numpy as np
@@ -35,6 +36,12 @@ from attention_conformance.backends.masks import (
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.masks import Causal
+
+
+def modeling(model: str) -> Any:
+    """The module with the code of a model, named as in transformers ("llama")."""
+    return import_module(f"transformers.models.{model}.modeling_{model}")
+
 
 UNIFORM = {"f64": "nan", "f32": "uniform", "bf16": "uniform", "f16": "uniform"}
 EMPTY = "the function's reshape of the output raises without elements"

@@ -6,7 +6,7 @@ import os
 from importlib.metadata import version
 
 from attention_conformance.backends._torch.engine import TorchEngine
-from attention_conformance.backends._transformers.alibi import BloomAlibi, FalconAlibi, MptAlibi
+from attention_conformance.backends._transformers.alibi import alibis
 from attention_conformance.backends._transformers.attention import (
     GEMMA2,
     GPT_OSS,
@@ -57,10 +57,9 @@ class TransformersBackend(TorchEngine):
 
     def implementations(self) -> list[Implementation]:
         every = (
-            BloomAlibi, FalconAlibi, MptAlibi,
             LlamaRotary, LlamaRotaryCast, GlmRotary, CohereRotary, PackedByPositions, PackedEager,
             DynamicSdpa, DynamicEager, DynamicFlex, DynamicRecording, QuantizedFp8, QuantizedQuanto,
             StaticSdpa, DeepseekV3, DeepseekV3Sdpa, DeepseekV2,
         )  # fmt: skip
         functions = [FrameworkFunction(self, one) for one in (LLAMA, GEMMA2, GPT_OSS, SDPA_FORWARD)]
-        return [*functions, *(implementation(self) for implementation in every)]
+        return [*functions, *alibis(self), *(implementation(self) for implementation in every)]

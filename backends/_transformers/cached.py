@@ -18,7 +18,7 @@ import numpy as np
 
 from attention_conformance.backends._torch.engine import TorchEngine
 from attention_conformance.backends._torch.flex import Flex, uncompiled
-from attention_conformance.backends._transformers.models import modeling
+from attention_conformance.backends._transformers.attention import modeling
 from attention_conformance.backends.caching import Scripted, Turn
 from attention_conformance.backends.declared import Declared, DeclaredRounding
 from attention_conformance.suite.spec.case import Case

@@ -17,8 +17,8 @@ from attention_conformance.backends._transformers.attention import (
     EMPTY,
     SDPA_FORWARD,
     added,
+    modeling,
 )
-from attention_conformance.backends._transformers.models import modeling
 from attention_conformance.backends.declared import Declared, DeclaredRounding
 from attention_conformance.backends.masks import AttentionCall, own_arrays, split_native
 from attention_conformance.backends.prepared import PreparedCall

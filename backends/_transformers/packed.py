@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.backends._torch.engine import TorchEngine
-from attention_conformance.backends._transformers.models import modeling
+from attention_conformance.backends._transformers.attention import modeling
 from attention_conformance.backends.declared import Declared
 from attention_conformance.backends.memory import sequences
 from attention_conformance.backends.prepared import PreparedCall

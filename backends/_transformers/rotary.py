@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.backends._transformers.models import modeling
+from attention_conformance.backends._transformers.attention import modeling
 from attention_conformance.backends.declared import Declared
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import Backend, Implementation

@@ -5,7 +5,6 @@ A framework gives its operations (`Operations`), and declares its elections and 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from attention_conformance.backends.declared import LOWEST_FILL, TEXTBOOK_FEATURES, Declared
@@ -54,10 +53,7 @@ def attention(
 
 
 class TextbookAttention(Implementation):
-    """`attention` in a framework's operations.
-
-    `spelled` makes the operations from the modules of `framework`.
-    """
+    """`attention` in a framework's operations."""
 
     name = "eager"
     textbook = True
@@ -69,16 +65,10 @@ class TextbookAttention(Implementation):
         },
         elections=LOWEST_FILL | {"lse-of-empty-row": "lowest", "lse-gradient": "flows"},
     )
-    spelled: Callable[..., Operations]
 
-    def __init__(self, backend: Backend, declared: Declared | None = None) -> None:
+    def __init__(self, backend: Backend, ops: Operations, declared: Declared | None = None) -> None:
         super().__init__(backend, declared=declared)
-        self.ops = type(self).spelled(*self.framework)
-
-    @property
-    def framework(self) -> tuple[Any, ...]:
-        """The modules that `spelled` takes."""
-        raise NotImplementedError
+        self.ops = ops
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         ops = self.ops
@@ -91,4 +81,4 @@ class TextbookAttention(Implementation):
 
         arguments = dense_arguments(self.backend, inputs)
         constants = tuple(sorted(settings.items()))
-        return attention_call(call, arguments, inputs, constants=constants)
+        return ops.called(self, attention_call(call, arguments, inputs, constants=constants))

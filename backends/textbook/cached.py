@@ -128,9 +128,8 @@ class TextbookCached(TextbookOperator):
         inputs: Inputs,
     ) -> tuple[Any, Any]:  # fmt: skip
         """The rows of the chunk that is action n, and the state after it. Without a query no rows."""
-        state = self.extended(state, key, value)
-        rows = None if query is None else self.answer(query, *state, n, rest, inputs)
-        return rows, state
+        k, v = self.extended(state, key, value)
+        return None if query is None else self.answer(query, k, v, n, rest, inputs), (k, v)
 
     def answer(self, query: Any, key: Any, value: Any, n: int, rest: Arrays, inputs: Inputs) -> Any:
         """The rows of one chunk."""

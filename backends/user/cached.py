@@ -16,7 +16,8 @@ from attention_conformance.backends.declared import Declared, UsageError
 from attention_conformance.backends.implementation import as_in_programs
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import Backend, own_attention
-from attention_conformance.backends.user.function import UserCallable, value_of
+from attention_conformance.backends.user.function import UserCallable
+from attention_conformance.backends.user.given import value_of
 from attention_conformance.backends.user.operators import Call, window
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.inputs import Inputs, draw

@@ -20,7 +20,6 @@ from attention_conformance.backends.binder import (
     signature_of,
 )
 from attention_conformance.backends.user.given import OPERAND_NAMES
-from attention_conformance.backends.user.given import ROWS as GIVEN_BY
 from attention_conformance.suite.spec.inputs import Inputs
 
 T = TypeVar("T")
@@ -295,26 +294,16 @@ ARRAYS: Mapping[str, tuple[str, ...]] = {
 }
 """The names of a layer's arrays. Arrays of other names are query, key and value in this order."""
 
-FURTHER: Mapping[str, tuple[str, ...]] = {
-    "causal": GIVEN_BY["is_causal"].names,
-    "mask": GIVEN_BY["attn_mask"].names,
-    "valid_lens": (*GIVEN_BY["lengths"].names, "valid_lengths"),
-    "return_weights": ("return_attention_scores", "need_weights", "return_attention",
-                       "output_attentions"),
-    "training": ("train", "is_training"),
-}  # fmt: skip
-"""Further names of the arguments of a layer's call, by the suite's own name."""
-
 
 def call_table(
-    table: Iterable[Parameter[T]], function: Callable[..., Any]
+    table: Collection[Parameter[T]], function: Callable[..., Any]
 ) -> tuple[tuple[Parameter[T], ...], dict[str, str]]:
     """The table of a layer's call with the names of its own parameters, and the suite's name of each.
 
     A parameter without a default gets None, too.
     """
     parameters = {p.name: p for p in parameters_of(function)}
-    known = {other: name for name, others in FURTHER.items() for other in (name, *others)}
+    known = {name: row.name for row in table for name in row.every_name}
     own = {known.get(name, name): name for name in reversed(parameters)}
     renamed = tuple(
         replace(

@@ -24,13 +24,13 @@ from attention_conformance.backends.masks import (
     IS_CAUSAL,
     AttentionCall,
     Native,
-    feature_array,
 )
 from attention_conformance.backends.prepared import PreparedCall, at_rate, attention_call
 from attention_conformance.backends.protocol import Backend, Implementation, own_attention, seeded
 from attention_conformance.backends.sources import function_source
 from attention_conformance.backends.user.adapted import Adapted, called_by
 from attention_conformance.backends.user.construct import Maker
+from attention_conformance.backends.user.given import value_of
 from attention_conformance.backends.user.signature import CallBinder, bind
 from attention_conformance.suite.spec.binding import ADDING, AXES, Binding, told
 from attention_conformance.suite.spec.case import Case
@@ -54,13 +54,6 @@ def given(feature: Feature, call: AttentionCall) -> Any:
         part, sizes = getattr(call.native, feature.name), call.inputs.sizes
         return None if part is None else feature.reduction.operand(part, sizes.Lq, sizes.Lk)
     return value_of(feature, call)
-
-
-def value_of(feature: Feature, call: Any) -> Any:
-    """The array or number of a feature for a call with a backend and inputs, or None."""
-    if feature.axes:
-        return feature_array(call.backend, call.inputs, feature.name)
-    return call.inputs.feature(feature.name) if feature.asked_by(call.inputs.case) else None
 
 
 def extra(feature: Feature, own: Iterable[Parameter[AttentionCall]]) -> Parameter[AttentionCall]:

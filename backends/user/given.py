@@ -3,49 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from attention_conformance.backends.binder import Parameter
-from attention_conformance.backends.masks import AttentionCall, dense_of, rank4
+from attention_conformance.backends.masks import (
+    IS_CAUSAL,
+    SCALE,
+    AttentionCall,
+    dense_of,
+    feature_array,
+    rank4,
+)
 from attention_conformance.suite.spec.binding import ADDING, HIDING, MASK_WORDS
-from attention_conformance.suite.spec.features import FEATURES
+from attention_conformance.suite.spec.features import FEATURES, Feature
 from attention_conformance.suite.spec.masks import Causal, Mask
 
 if TYPE_CHECKING:
     from attention_conformance.backends.protocol import Backend
 
 
-Value = Callable[[AttentionCall, Any], Any]
-
-
-@dataclass(frozen=True)
-class Given:
-    """What a parameter is given.
-
-    - `names`: the names that people use, the word of the claim `parameters` first
-    - `value(call, default)`: the argument, in the form of the parameter's default; None if the call does
-      not need the parameter
-    - `neutral(call)`: the argument of a parameter without a default in a call that does not need it
-    """
-
-    names: tuple[str, ...]
-    features: tuple[str, ...] = ()
-    value: Value = lambda call, default: None
-    neutral: Callable[[AttentionCall], Any] = lambda call: None
-
-
-def feature(name: str) -> Value:
-    """The value of a feature that is a number or a flag; None if the call does not need the feature."""
-
-    def value(call: AttentionCall, default: Any) -> Any:
-        inputs = call.inputs
-        return inputs.feature(name) if FEATURES[name].asked_by(inputs.case) else None
-
-    return value
+def value_of(feature: Feature, call: Any) -> Any:
+    """The array or number of a feature for a call with a backend and inputs, or None."""
+    if feature.axes:
+        return feature_array(call.backend, call.inputs, feature.name)
+    return call.inputs.feature(feature.name) if feature.asked_by(call.inputs.case) else None
 
 
 def module(call: AttentionCall) -> SimpleNamespace:
@@ -54,19 +39,19 @@ def module(call: AttentionCall) -> SimpleNamespace:
     return SimpleNamespace(training=True, is_causal=False, num_key_value_groups=group)
 
 
-def window(call: AttentionCall, default: Any) -> Any:
+def window(call: AttentionCall) -> Any:
     """(left, right) of a window; -1 for a side without limit."""
     part = call.native.window
     return None if part is None else tuple(-1 if n is None else n for n in (part.left, part.right))
 
 
-def window_left(call: AttentionCall, default: Any) -> Any:
+def window_left(call: AttentionCall) -> Any:
     """The left side of a window; None without limit."""
     part = call.native.window
     return None if part is None else part.left
 
 
-def lengths(call: AttentionCall, default: Any) -> Any:
+def lengths(call: AttentionCall) -> Any:
     """The numbers of keys (B,), int64."""
     part, inputs = call.native.lengths, call.inputs
     if part is None:
@@ -74,48 +59,47 @@ def lengths(call: AttentionCall, default: Any) -> Any:
     return call.backend.array(part.lengths(inputs.sizes, inputs.seed), None)
 
 
-def dropout(call: AttentionCall, default: Any) -> Any:
-    """The rate of dropout in training; for the default None a function that drops weights."""
-    rate = call.inputs.rate if call.inputs.training else 0.0
-    return dropping(call.backend, rate, default) if rate else None
+def dropout(call: AttentionCall) -> Any:
+    """The rate of dropout in training."""
+    return call.inputs.rate or None if call.inputs.training else None
 
 
 def dropping(backend: Backend, rate: float, default: Any) -> Any:
-    """The argument that drops weights at a rate, for a parameter with this default."""
+    """The argument that drops weights at a rate: for the default None a function, else the rate."""
     return rate if default is not None else backend.compilers.dropping(rate)
 
 
-GIVEN = (
-    Given(("attn_mask", "mask", "attention_mask")),
-    Given(("causal_mask",)),
-    Given(("padding_mask",)),
-    Given(("bias", "attn_bias")),
-    Given(("lengths", "valid_lens", "valid_len"), ("padding",), lengths),
-    Given(
-        ("is_causal", "causal", "use_causal_mask"),
-        ("causal", "native-causal"),
-        lambda call, default: call.native.causal or None,
-        lambda call: False,
+GIVEN: tuple[Parameter[AttentionCall], ...] = (
+    Parameter("attn_mask", names=("mask", "attention_mask")),
+    Parameter("causal_mask"),
+    Parameter("padding_mask"),
+    Parameter("bias", names=("attn_bias",)),
+    Parameter("lengths", ("padding",), lengths, names=("valid_lens", "valid_len")),
+    IS_CAUSAL,
+    SCALE,
+    Parameter(
+        "dropout", ("dropout",), dropout, names=("dropout_p", "dropout_rate", "p"),
+        neutral=lambda call: 0.0,
     ),
-    Given(
-        ("scale", "softmax_scale", "sm_scale", "scaling"),
-        ("scale",),
-        lambda call, default: call.inputs.scale,
-        lambda call: call.inputs.effective_scale,
+    Parameter(
+        "window", ("window", "native-window"), window, names=("window_size",),
+        neutral=lambda call: (-1, -1),
     ),
-    Given(("dropout", "dropout_p", "dropout_rate", "p"), ("dropout",), dropout, lambda call: 0.0),
-    Given(("window", "window_size"), ("window", "native-window"), window, lambda call: (-1, -1)),
-    Given(("window_left",), ("window", "native-window"), window_left, lambda call: -1),
-    Given(("softcap", "logits_soft_cap"), ("softcap",), feature("softcap"), lambda call: 0.0),
-    Given(
-        ("lse", "return_lse", "return_softmax_lse"), ("lse",), feature("lse"), lambda call: False
+    Parameter("window_left", ("window", "native-window"), window_left, neutral=lambda call: -1),
+    Parameter(
+        "softcap", ("softcap",), partial(value_of, FEATURES["softcap"]), names=("logits_soft_cap",),
+        neutral=lambda call: 0.0,
     ),
-    Given(("module",), neutral=module),
-    Given(("nothing",)),
-)
+    Parameter(
+        "lse", ("lse",), partial(value_of, FEATURES["lse"]), names=("return_lse", "return_softmax_lse"),
+        neutral=lambda call: False,
+    ),
+    Parameter("module", neutral=module),
+    Parameter("nothing"),
+)  # fmt: skip
 """What parameters are given besides query, key and value; `nothing` is None."""
 
-ROWS = {given.names[0]: given for given in GIVEN}
+ROWS = {row.name: row for row in GIVEN}
 
 OPERAND_NAMES = {
     "query": ("query", "q", "queries"),
@@ -126,7 +110,7 @@ OPERAND_NAMES = {
 
 WORD_OF = {
     name: names[0]
-    for names in (*OPERAND_NAMES.values(), *(given.names for given in GIVEN))
+    for names in (*OPERAND_NAMES.values(), *(row.every_name for row in GIVEN))
     for name in names
 }
 """What a parameter of a name is given."""

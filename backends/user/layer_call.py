@@ -12,6 +12,7 @@ import numpy as np
 from attention_conformance.backends.binder import Parameter
 from attention_conformance.backends.masks import LayerMasks, full
 from attention_conformance.backends.protocol import Backend
+from attention_conformance.backends.user.given import ROWS
 from attention_conformance.backends.user.observing import MASKS, Facts
 from attention_conformance.suite.spec.case import Case, Widths
 from attention_conformance.suite.spec.dtypes import DType
@@ -109,20 +110,34 @@ class LayerCall:
 
 
 CALL: tuple[Parameter[LayerCall], ...] = (
-    Parameter("causal", ("causal", "native-causal"), lambda call: call.masks.causal or None),
+    Parameter(
+        "causal", ("causal", "native-causal"), lambda call: call.masks.causal or None,
+        names=ROWS["is_causal"].every_name,
+    ),
     Parameter("valid", ("padding",), lambda call: call.array(call.masks.valid)),
-    Parameter("valid_lens", ("padding",), LayerCall.valid_lens, unless="valid"),
+    Parameter(
+        "valid_lens", ("padding",), LayerCall.valid_lens, unless="valid",
+        names=(*ROWS["lengths"].every_name, "valid_lengths"),
+    ),
     Parameter("key_padding_mask", ("padding",), LayerCall.padding, unless="valid"),
-    Parameter("mask", ("mask", "mask-array", "window", "causal", "padding"), LayerCall.mask),
+    Parameter(
+        "mask", ("mask", "mask-array", "window", "causal", "padding"), LayerCall.mask,
+        names=ROWS["attn_mask"].every_name,
+    ),
     Parameter("bias", ("bias", "bias-with-mask"), LayerCall.bias),
     Parameter(
         "return_weights",
         ("average", "weights"),
         lambda call: call.inputs.returned != "none" or None,
+        names=(
+            "return_attention_scores", "need_weights", "return_attention", "output_attentions",
+        ),
     ),
-    Parameter("training", (), lambda call: call.inputs.training),
+    Parameter(
+        "training", (), lambda call: call.inputs.training, names=("train", "is_training")
+    ),
     Parameter("deterministic", (), lambda call: not call.inputs.training),
     Parameter("seed", (), lambda call: call.inputs.dropout_seed),
     Parameter("sow_weights"),  # of Flax: weights are then stored in the module
-)
+)  # fmt: skip
 """The keyword parameters of layers."""

@@ -25,7 +25,6 @@ from attention_conformance.backends.declared import UsageError
 from attention_conformance.backends.masks import AttentionCall
 from attention_conformance.backends.user.given import (
     ROWS,
-    Given,
     dropping,
     is_neutral,
     pair_argument,
@@ -179,14 +178,16 @@ class Reading:
         return replace(native, name=name, told=native.told or required)
 
     def _given(
-        self, name: str, given: Given, default: Any, always: bool
+        self, name: str, given: Parameter[AttentionCall], default: Any, always: bool
     ) -> Parameter[AttentionCall]:
         """The row of a parameter; `always`: calls that do not need it pass its neutral value."""
         served = {feature for row in self.known.values() for feature in row.features}
         features = tuple(one for one in given.features if one != "dropout" or one in served)
 
         def value(call: AttentionCall) -> Any:
-            argument = given.value(call, default) if features else None
+            argument = given.value(call) if features else None
+            if argument is not None and given.name == "dropout":
+                return dropping(call.backend, argument, default)
             return given.neutral(call) if argument is None and always else argument
 
         return Parameter(name, features, value)
