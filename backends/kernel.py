@@ -35,6 +35,11 @@ def written_out(
     return plain.written_out(own.kernel.ways(names, inputs.default_scale))
 
 
+def shown(arguments: Mapping[str, Any]) -> str:
+    """Arguments as in a call."""
+    return ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+
+
 @dataclass(frozen=True, eq=False)
 class Kernel:
     """A framework's attention function, and the signature that users' functions are given.
@@ -61,7 +66,8 @@ class Kernel:
     What is asked besides the cases:
 
     - `neutral`: values of parameters that change no answer (see `written_out`)
-    - `paths(own, inputs, plain)` and `refused(own, inputs, plain)`: see `Implementation`
+    - `wrong`: arguments that the function must refuse (see `Implementation.refused`)
+    - `paths(own, inputs, plain)`: see `Implementation`
 
     What is promised:
 
@@ -84,12 +90,10 @@ class Kernel:
     divide: Callable[[Inputs], Native] | None = None
     without_flag: Callable[[Mapping[str, Any]], dict[str, Any] | None] = lambda arguments: None
     neutral: Mapping[str, Any] = field(default_factory=dict)
+    wrong: tuple[Mapping[str, Any], ...] = ()
     paths: Callable[[FrameworkFunction, Inputs, PreparedCall], Mapping[str, PreparedCall]] = (
         lambda own, inputs, plain: {}
     )
-    refused: Callable[
-        [FrameworkFunction, Inputs, PreparedCall], Mapping[str, Callable[[], Any]]
-    ] = lambda own, inputs, plain: {}
     unsupported: Callable[[Case], str | None] = lambda case: None
     later: frozenset[str] = frozenset()
 
@@ -168,4 +172,8 @@ class FrameworkFunction(FromRow):
         return {name: self.kernel.through(self, inputs, call) for name, call in calls.items()}
 
     def refused(self, inputs: Inputs) -> Mapping[str, Callable[[], Any]]:
-        return self.kernel.refused(self, inputs, self.plain(inputs))
+        plain = self.plain(inputs)
+        return {
+            shown(way): partial(plain.function, **{**plain.arguments, **way})
+            for way in self.kernel.wrong
+        }

@@ -8,6 +8,7 @@ from typing import Any
 
 from attention_conformance.backends.declared import Declared
 from attention_conformance.backends.implementation import FromRow
+from attention_conformance.backends.kernel import shown
 from attention_conformance.backends.memory import sequences
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import Backend
@@ -42,7 +43,8 @@ class Layer:
 
     What is asked besides the cases:
 
-    - `paths(own, inputs)` and `refused(own, inputs)`: see `Implementation`
+    - `wrong`: arguments of the constructor that a layer must refuse (see `Implementation.refused`)
+    - `paths(own, inputs)`: see `Implementation`
 
     What is promised:
 
@@ -61,9 +63,7 @@ class Layer:
     operands: Mapping[str, str] = field(default_factory=lambda: {n: n for n in OPERANDS})
     arguments: Callable[..., dict[str, Any]] = lambda own, inputs: {}
     paths: Callable[[FrameworkLayer, Inputs], Mapping[str, PreparedCall]] = lambda own, inputs: {}
-    refused: Callable[[FrameworkLayer, Inputs], Mapping[str, Callable[[], Any]]] = (
-        lambda own, inputs: {}
-    )
+    wrong: tuple[Mapping[str, Any], ...] = ()
     unsupported: Callable[[Case], str | None] = lambda case: None
     later: frozenset[str] = frozenset()
 
@@ -112,4 +112,6 @@ class FrameworkLayer(FromRow):
         return self.layer.paths(self, inputs)
 
     def refused(self, inputs: Inputs) -> Mapping[str, Callable[[], Any]]:
-        return self.layer.refused(self, inputs)
+        return {
+            shown(way): lambda way=way: self.call(inputs, **way)() for way in self.layer.wrong
+        }

@@ -234,10 +234,3 @@ def set_to(value: Any, read: Callable[[], Any], write: Callable[[Any], Any]) -> 
         yield
     finally:
         write(before)
-
-
-def variations(
-    function: Callable[..., Any], own: Mapping[str, Any], changes: Mapping[str, Mapping[str, Any]]
-) -> dict[str, Callable[[], Any]]:
-    """Calls of a function with its arguments `own`, changed by each of `changes`, by name."""
-    return {name: partial(function, **{**own, **change}) for name, change in changes.items()}

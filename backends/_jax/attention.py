@@ -26,11 +26,9 @@ from attention_conformance.backends.masks import (
 from attention_conformance.backends.prepared import (
     PreparedCall,
     kernel_missing,
-    variations,
 )
 from attention_conformance.backends.textbook.attention import TextbookAttention
 from attention_conformance.suite.spec.inputs import Inputs
-from attention_conformance.suite.spec.vocabulary import OPERANDS
 
 NATIVE = "jax.nn.dot_product_attention"
 
@@ -98,40 +96,6 @@ def paths(
     }
 
 
-def refused(
-    own: FrameworkFunction, inputs: Inputs, plain: PreparedCall
-) -> Mapping[str, Callable[[], Any]]:
-    """Calls with arguments that do not fit."""
-    jax, s = own.backend.jax, inputs.sizes
-    # NumPy arrays: slicing them compiles nothing.
-    given = {name: np.asarray(a) for name, a in plain.arguments.items()}
-    query, key, value = (given[name] for name in OPERANDS)
-    changes: dict[str, dict[str, Any]] = {
-        "an unknown implementation": {"implementation": "flash"},
-        "more values than keys": {"key": key[:, 1:]},
-        "values of another dtype": {"value": value.astype("float16")},
-        "queries of another size": {"query": query[..., 1:]},
-        "queries of another dtype": {"query": query.astype("float16")},
-        "queries of more samples": {"query": np.concatenate([query, query])},
-        "heads that do not divide": {"key": key[:, :, :2], "value": value[:, :, :2]},
-        "a mask of numbers": {"mask": np.ones((1, 1, s.Lq, s.Lk))},
-        "a mask of rank 5": {"mask": np.ones((1, 1, 1, s.Lq, s.Lk), bool)},
-        "a bias of rank 5": {"bias": np.ones((1, 1, 1, s.Lq, s.Lk))},
-        "a bias of more keys": {"bias": np.ones((1, 1, s.Lq, s.Lk + 1))},
-        "query_seq_lengths of more samples": {"query_seq_lengths": np.ones(s.B + 1, "int32")},
-        "key_value_seq_lengths of rank 2": {"key_value_seq_lengths": np.ones((s.B, 1), "int32")},
-    }
-    function = as_named(own, inputs)
-
-    def call(**named: Any) -> Any:
-        # Only shapes, dtypes and names are wrong, so nothing needs to be computed.
-        settings = {n: x for n, x in named.items() if isinstance(x, str)}
-        arrays = {n: x for n, x in named.items() if n not in settings}
-        return jax.eval_shape(partial(function, **settings), **arrays)
-
-    return variations(call, given, changes)
-
-
 def of_kernel(kernel: str, own: FrameworkFunction, inputs: Inputs) -> Callable[..., Any]:
     """The function with one of its kernels."""
     more = {"return_residual": True} if inputs.feature("lse") else {}
@@ -194,7 +158,7 @@ JAX_NN = Kernel(
     through=as_program,
     neutral={"implementation": "xla", "return_residual": False},
     paths=paths,
-    refused=refused,
+    wrong=({"implementation": "flash"},),
 )
 """XLA's kernel."""
 

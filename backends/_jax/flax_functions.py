@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,9 +19,8 @@ from attention_conformance.backends.declared import (
 from attention_conformance.backends.implementation import ALL_BUT_FLOAT32
 from attention_conformance.backends.kernel import FrameworkFunction, Kernel, as_named
 from attention_conformance.backends.masks import IS_CAUSAL, AttentionCall, dense_of, full
-from attention_conformance.backends.prepared import PreparedCall, variations
+from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.suite.spec.inputs import Inputs
-from attention_conformance.suite.spec.vocabulary import OPERANDS
 
 
 def mask(call: AttentionCall) -> Any:
@@ -59,61 +57,13 @@ def with_module(own: FrameworkFunction, inputs: Inputs) -> Callable[..., Any]:
     return lambda **arguments: calling(own, inputs, module=nnx.Module())(**arguments)
 
 
-def settings(own: FrameworkFunction) -> dict[str, dict[str, Any]]:
-    """Settings that must not change the answer, by name."""
-    ways: dict[str, dict[str, Any]] = {"precision": {"precision": "highest"}}
-    if own.kernel is NNX:
-        return ways
-    einsum = own.backend.numpy.einsum
-    return ways | {"einsums": dict.fromkeys(EINSUMS, einsum)}
-
-
-EINSUMS = ("qk_attn_weights_einsum", "attn_weights_value_einsum")
-
-
 def paths(own: FrameworkFunction, inputs: Inputs, plain: PreparedCall) -> dict[str, PreparedCall]:
-    """Calls with another form of the mask, or with settings."""
+    """Beside the causal flag a call with the mask as it broadcasts."""
     call = AttentionCall(own.backend, inputs, own.kernel.native(inputs))
-    if call.native.causal:
-        given = call.mask()
-        return plain.written_out(
-            {"mask as it broadcasts": {} if given is None else {"mask": given}}
-        )
-    # Every path is a program to compile, and these paths do not depend on a mask.
-    return {} if inputs.dense_mask is not None else plain.written_out(settings(own))
-
-
-def refused(
-    own: FrameworkFunction, inputs: Inputs, plain: PreparedCall
-) -> dict[str, Callable[[], Any]]:
-    """Calls with arguments that do not fit. `eval_shape` computes nothing."""
-    # NumPy arrays: slicing them compiles nothing.
-    names = {*OPERANDS, "mask", "bias"} & plain.arguments.keys()
-    given = {name: np.asarray(plain.arguments[name]) for name in names}
-    query, key, value = (given[name] for name in OPERANDS)
-    changes: dict[str, dict[str, Any]] = {
-        "key of rank 3": {"key": key[0]},
-        "more values than keys": {"key": key[:, 1:]},
-        "keys of more samples": {"key": key.repeat(2, 0), "value": value.repeat(2, 0)},
-        "values of fewer heads": {"value": value[:, :, :2]},
-        "queries of another size": {"query": query[..., 1:]},
-    }
-    jax, function = own.backend.jax, own.kernel.calls(own, inputs)
-    calls = variations(partial(jax.eval_shape, function), given, changes)
-    if own.kernel is NNX:
-        return calls
-    both = settings(own)["einsums"]
-    (one, einsum), (other, _) = both.items()
-    wrong = {
-        "one einsum of two": {one: einsum},
-        "the other einsum of two": {other: einsum},
-        "a precision beside einsums": {**both, "precision": "highest"},
-        "a dot_general beside einsums": {**both, "einsum_dot_general": jax.lax.dot_general},
-    }
-    return calls | {
-        name: partial(jax.eval_shape, partial(function, **more), **given)
-        for name, more in wrong.items()
-    }
+    if not call.native.causal:
+        return {}
+    given = call.mask()
+    return plain.written_out({"mask as it broadcasts": {} if given is None else {"mask": given}})
 
 
 LINEN = Kernel(
@@ -151,7 +101,7 @@ LINEN = Kernel(
     calls=calling,
     through=lambda own, inputs, call: own.backend.jitted(own, call),
     paths=paths,
-    refused=refused,
+    wrong=({"precision": "exact"},),
     # Layers call these functions in the other dtypes.
     later=frozenset(ALL_BUT_FLOAT32),
 )

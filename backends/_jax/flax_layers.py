@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,6 @@ from attention_conformance.backends._jax.flax_modules import (
     linen_module,
     nnx_module,
 )
-from attention_conformance.backends._jax.programs import by_operation
 from attention_conformance.backends.declared import LAYER_FEATURES, LOWEST_IN_FLOAT32, Declared
 from attention_conformance.backends.layer import FrameworkLayer, Layer, outputs
 from attention_conformance.backends.masks import LayerMasks, causal_alone, rank4
@@ -158,49 +157,6 @@ def paths(
     return {name: own.call(inputs, **way) for name, way in ways.items()}
 
 
-def refused(own: FrameworkLayer, inputs: Inputs) -> dict[str, Callable[[], Any]]:
-    """Calls with arguments that do not fit. `eval_shape` computes nothing."""
-
-    def shape_of(changes: Mapping[str, Any] | None = None, **how: Any) -> Callable[[], Any]:
-        call = by_operation(own.call(inputs, **how))
-        return partial(
-            own.backend.jax.eval_shape, call.function, **call.arguments, **(changes or {})
-        )
-
-    plain, H = by_operation(own.call(inputs)), inputs.sizes.H
-    narrow = plain.arguments | {"inputs_q": np.asarray(plain.arguments["inputs_q"])[..., H:]}
-    shapes = own.backend.jax.eval_shape
-    return {
-        "inputs_v without inputs_k": shape_of(without=("inputs_k",)),
-        "queries of another width": partial(shapes, plain.function, **narrow),
-        "heads that do not divide the width": shape_of(num_heads=H + 1),
-    }
-
-
-def refused_nnx(own: FrameworkLayer, inputs: Inputs) -> dict[str, Callable[[], Any]]:
-    """Arguments that do not fit, and decoding without a cache. Abstract arrays: nothing is computed."""
-    from flax import nnx
-
-    width, heads = inputs.widths.query, inputs.sizes.H
-
-    def abstract(*shape: int, **settings: Any) -> Callable[[], Any]:
-        def called(*operands: Any) -> Any:
-            own = {"num_heads": heads, "in_features": width, "decode": False, **settings}
-            layer = nnx.MultiHeadAttention(**own, rngs=nnx.Rngs(0))
-            return layer(*operands) if operands else layer
-
-        operands = [own.backend.jax.ShapeDtypeStruct(shape, "float32")] if shape else []
-        return partial(nnx.eval_shape, called, *operands)
-
-    dropped = {"dropout_rate": 0.5, "keep_rngs": False}
-    return refused(own, inputs) | {
-        "num_kv_heads that do not divide": abstract(num_kv_heads=heads - 1),
-        "dropout without random numbers": abstract(1, 3, width, deterministic=False, **dropped),
-        "dropout that nobody says is on or off": abstract(1, 3, width, **dropped),
-        "decoding without a cache": abstract(1, 1, width, decode=True),
-    }
-
-
 def another_epsilon(case: Case) -> str | None:
     """The epsilon of norms of queries and keys is no argument."""
     if case.option("qk_norm") and case.option("epsilon") != EPSILON:
@@ -250,7 +206,7 @@ LINEN = Layer(
     operands={"query": "inputs_q", "key": "inputs_k", "value": "inputs_v"},
     arguments=partial(arguments, False),
     paths=partial(paths, linen_ways, False),
-    refused=refused,
+    wrong=({"num_heads": 5},),
     unsupported=another_epsilon,
 )
 """The layer with Linen's own products and softmax, with and without weights."""
@@ -266,7 +222,7 @@ NNX_WEIGHTS = LINEN.but(
     ),
     arguments=partial(arguments, True),
     paths=partial(paths, weights_ways, True),
-    refused=refused_nnx,
+    wrong=({"num_heads": 5}, {"num_kv_heads": 3}),
     unsupported=another_width,
 )
 """The layer with sow_weights=True or dropout: Flax's own products and softmax."""

@@ -24,7 +24,6 @@ from attention_conformance.backends._keras.layer import (
 from attention_conformance.backends.declared import Declared, Election
 from attention_conformance.backends.layer import FrameworkLayer, Layer
 from attention_conformance.backends.masks import LayerMasks, full
-from attention_conformance.backends.memory import sequences
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.masks import Window
@@ -137,12 +136,12 @@ def mha(own: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
     import keras
 
     s, widths = inputs.sizes, inputs.widths
-    sizes: dict[str, Any] = {} if s.Dv == s.D else {"value_dim": s.Dv}
+    sizes: dict[str, Any] = {"num_heads": s.H, "key_dim": s.D}
+    if s.Dv != s.D:
+        sizes["value_dim"] = s.Dv
     if widths.output != widths.query:
         sizes["output_shape"] = widths.output
-    return projecting(
-        own, inputs, partial(keras.layers.MultiHeadAttention, s.H, s.D, **sizes), **flags
-    )
+    return projecting(own, inputs, keras.layers.MultiHeadAttention, **(sizes | flags))
 
 
 def gqa(own: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
@@ -150,9 +149,8 @@ def gqa(own: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
     import keras
 
     s = inputs.sizes
-    return projecting(
-        own, inputs, partial(keras.layers.GroupQueryAttention, s.D, s.H, s.Hkv), **flags
-    )
+    sizes = {"head_dim": s.D, "num_query_heads": s.H, "num_key_value_heads": s.Hkv}
+    return projecting(own, inputs, keras.layers.GroupQueryAttention, **(sizes | flags))
 
 
 def variables(layer: Any) -> dict[str, Any]:
@@ -225,53 +223,18 @@ def every_path(
     return {name: call for calls in every for name, call in calls.items()}
 
 
-def refused(own: FrameworkLayer, inputs: Inputs) -> dict[str, Callable[[], Any]]:
-    """Settings and calls that both layers must refuse."""
-    query = sequences(own.backend, inputs)["query"]
-    plain, fast = own.make(inputs), own.make(inputs, flash_attention=True)
-    shapes = [(2, 3, 4), (2, 5, 4), (2, 6, 4)]
-    return {
-        "sliding_window=0": partial(own.make, inputs, sliding_window=0),
-        "sliding_window=1.0": partial(own.make, inputs, sliding_window=1.0),
-        "dropout with flash_attention": partial(
-            own.make, inputs, flash_attention=True, dropout=0.5
-        ),
-        "scores with flash_attention": lambda: fast(query, query, return_attention_scores=True),
-        "the output's shape for more keys than values": partial(
-            plain.compute_output_shape, *shapes
-        ),
-    }
+WRONG = (
+    {"sliding_window": 0}, {"sliding_window": 1.0}, {"flash_attention": True, "dropout": 0.5},
+)  # fmt: skip
+"""Arguments of the constructor that both layers must refuse."""
 
-
-def refused_mha(own: FrameworkLayer, inputs: Inputs) -> dict[str, Callable[[], Any]]:
-    """What MultiHeadAttention must refuse."""
-    import keras
-
-    s, kind = inputs.sizes, keras.layers.MultiHeadAttention
-    sizes = (
-        {"num_heads": 0},
-        {"num_heads": 1.0},
-        {"key_dim": 0},
-        {"key_dim": 1.0},
-        {"value_dim": 0},
-    )
-    more = ({"value_dim": 1.0}, {"output_shape": 1.0}, {"attention_axes": 1.0})
-    plain = {"num_heads": s.H, "key_dim": s.D}
-    wrong = {
-        f"{name}={value}": partial(kind, **{**plain, name: value})
-        for one in (*sizes, *more)
-        for name, value in one.items()
-    }
-    return refused(own, inputs) | wrong
-
-
-def refused_gqa(own: FrameworkLayer, inputs: Inputs) -> dict[str, Callable[[], Any]]:
-    """What GroupQueryAttention must refuse."""
-    import keras
-
-    kind = keras.layers.GroupQueryAttention
-    wrong = {"heads that do not divide": partial(kind, inputs.sizes.D, 4, 3)}
-    return refused(own, inputs) | wrong
+WRONG_MHA = (
+    *WRONG,
+    *({name: value} for name in ("num_heads", "key_dim") for value in (0, 1.0)),
+    *({name: 1.0} for name in ("value_dim", "output_shape", "attention_axes")),
+    {"value_dim": 0},
+)
+WRONG_GQA = (*WRONG, {"num_query_heads": 4, "num_key_value_heads": 3})
 
 
 FLASH = {"flash_attention": False}
@@ -291,7 +254,7 @@ def multi_head(engine: str) -> Iterator[Layer]:
             differentiable=differentiable,
             arguments=partial(arguments, scores),
             paths=partial(every_path, scores, variants),
-            refused=refused_gqa if make is gqa else refused_mha,
+            wrong=WRONG_GQA if make is gqa else WRONG_MHA,
         )  # fmt: skip
 
     for name, make, declared, variants in (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -78,24 +78,6 @@ def with_mask(own: FrameworkLayer, inputs: Inputs) -> PreparedCall:
     return replace(plain, function=run)
 
 
-def refused_axis(own: FrameworkLayer, inputs: Inputs) -> dict[str, Callable[[], Any]]:
-    """Wrong axes of a LayerNormalization."""
-    import keras
-
-    kind, shape = keras.layers.LayerNormalization, inputs.query.shape
-    layer = kind(axis=len(shape))
-    return {
-        "an axis that is no whole number": partial(kind, axis=1.5),
-        "tokens without the axis": partial(layer.compute_output_shape, shape),
-    }
-
-
-def refused_mask(own: FrameworkLayer, inputs: Inputs) -> dict[str, Callable[[], Any]]:
-    """A wrong mask of a BatchNormalization."""
-    layer, query = own.make(inputs), own.backend.array(inputs.query, inputs.dtype)
-    return {"a mask with all axes": partial(layer, query, mask=query)}
-
-
 def norms(engine: str) -> Iterator[Layer]:
     """The rows on an engine."""
     # keras.ops casts float64 to float32, and the answer back, except on TensorFlow.
@@ -106,7 +88,7 @@ def norms(engine: str) -> Iterator[Layer]:
         partial(called, apply=in_place), variables,
         Declared(numerics=numerics, features=LAYER_FEATURES),
         differentiable=differentiable, operands={"query": "query"}, paths=paths,
-        refused=refused_axis,
+        wrong=({"axis": 1.5},),
     )  # fmt: skip
     yield one
     yield one.but(
@@ -114,5 +96,4 @@ def norms(engine: str) -> Iterator[Layer]:
         operator=BATCH_NORM,
         make=partial(norm, "BatchNormalization"),
         arguments=lambda own, inputs: {"training": inputs.training},
-        refused=refused_mask,
     )

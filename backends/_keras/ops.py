@@ -6,7 +6,6 @@ Arrays are those of the engine. Keras is imported when the first call is prepare
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -88,20 +87,6 @@ def in_a_model(own: FrameworkFunction, inputs: Inputs, plain: PreparedCall) -> P
     return replace(plain, function=model, arguments=given, constants=None)
 
 
-def refused(
-    own: FrameworkFunction, inputs: Inputs, plain: PreparedCall
-) -> dict[str, Callable[[], Any]]:
-    """Calls with arguments that do not fit."""
-    query, key, value = (plain.arguments[name] for name in OPERANDS)
-    function = partial(plain.function, query, key, value)
-    flash = partial(function, flash_attention=True)
-    return {
-        "operands of rank 3": lambda: plain.function(query[0], key[0], value[0]),
-        "attn_logits_soft_cap without a TPU": partial(function, attn_logits_soft_cap=1.0),
-        **({"flash_attention on a CPU": flash} if own.backend.device == "cpu" else {}),
-    }
-
-
 KERAS_OPS = Kernel(
     "keras-ops",
     NATIVE,
@@ -117,6 +102,6 @@ KERAS_OPS = Kernel(
     source=f"import keras\n\nfunction = {NATIVE}",
     neutral={"flash_attention": False, "attn_logits_soft_cap": None},
     paths=paths,
-    refused=refused,
+    wrong=({"attn_logits_soft_cap": 1.0},),  # without a TPU
 )
 """The function on any engine."""

@@ -3,7 +3,7 @@ mask of keys, a causal flag."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -145,27 +145,6 @@ def every_path(own: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
     return calls
 
 
-def refused(own: FrameworkLayer, inputs: Inputs) -> dict[str, Callable[[], Any]]:
-    """Calls with wrong lists."""
-    layer = own.make(inputs)
-    query, value, key = (own.backend.array(x, inputs.dtype) for x in operands(inputs))
-    mask = own.backend.array(np.ones(inputs.value.shape[:2], bool), None)
-    both = [query, value]
-    return {
-        "an input that is no list": lambda: layer(query),
-        "one input": lambda: layer([query]),
-        "four inputs": lambda: layer([query, value, key, key]),
-        "a mask that is no list": lambda: layer(both, mask=mask),
-        "one mask": lambda: layer(both, mask=[mask]),
-        "four masks": lambda: layer(both, mask=[None, mask, mask, mask]),
-    }
-
-
-def refused_mode(own: FrameworkLayer, inputs: Inputs) -> dict[str, Callable[[], Any]]:
-    """Calls with wrong lists, and an unknown score mode."""
-    return refused(own, inputs) | {"score_mode=sum": partial(own.make, inputs, score_mode="sum")}
-
-
 def operands(inputs: Inputs) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Query, value and key, in the order of Keras' list."""
     return inputs.query, inputs.value, inputs.key
@@ -180,7 +159,7 @@ def single_head(engine: str) -> Iterator[Layer]:
             engine, SINGLE.refusing({"projection": "the layer has no projections"}), TANH,
             {**ELECTIONS, "jax": uniform},
         ),
-        differentiable=differentiable, arguments=arguments, paths=every_path, refused=refused,
+        differentiable=differentiable, arguments=arguments, paths=every_path,
     )  # fmt: skip
     yield one
     # Scores are stored and overflow; inf - inf is NaN.
@@ -192,5 +171,9 @@ def single_head(engine: str) -> Iterator[Layer]:
         declared = on_engine(engine, overflowing, numerics, elections)
         make = partial(attention, mode)
         yield one.but(
-            name=name, operator=operator, make=make, declared=declared, refused=refused_mode
+            name=name,
+            operator=operator,
+            make=make,
+            declared=declared,
+            wrong=({"score_mode": "sum"},),
         )

@@ -12,10 +12,10 @@ from attention_conformance.backends._keras.multi_head import (
     MHA,
     PLAIN,
     PLAIN_NUMERICS,
+    WRONG_MHA,
     arguments,
     every_path,
     projecting,
-    refused_mha,
     variables,
 )
 from attention_conformance.backends.layer import FrameworkLayer, Layer
@@ -30,8 +30,10 @@ def cached_mha(own: FrameworkLayer, inputs: Inputs, **flags: Any) -> Any:
     import keras_hub
 
     s, kind = inputs.sizes, keras_hub.layers.CachedMultiHeadAttention
-    sizes = {"value_dim": s.Dv, "output_shape": inputs.widths.output}
-    return projecting(own, inputs, partial(kind, s.H, s.D, **sizes), **flags)
+    sizes = {
+        "num_heads": s.H, "key_dim": s.D, "value_dim": s.Dv, "output_shape": inputs.widths.output,
+    }  # fmt: skip
+    return projecting(own, inputs, kind, **(sizes | flags))
 
 
 def dense(inputs: Inputs) -> Inputs:
@@ -112,7 +114,7 @@ CACHED_PLAIN = Layer(
     differentiable=differentiable,
     arguments=dense_arguments,
     paths=paths,
-    refused=refused_mha,
+    wrong=WRONG_MHA,
 )  # fmt: skip
 """The layer without a cache, equal to `keras.layers.MultiHeadAttention`."""
 

@@ -3,7 +3,7 @@ of the node before."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -171,17 +171,6 @@ class ScatterAttention(PastAttention):
             if action.samples is not None:
                 arrays[f"own_{n}"] = backend.array(own[:, 0], None)
         return arrays
-
-    def refused(self, inputs: Inputs) -> Mapping[str, Callable[[], Any]]:
-        prepared = self.prepare(inputs)
-        wrong = {"write_indices behind the last slot": capacity(inputs.case)}
-        if self.backend.name == "onnxruntime":  # NumPy counts negative indices from the end
-            wrong["negative write_indices"] = -1
-        first = prepared.arguments["write_0"]
-        return {
-            text: replace(prepared, arguments={**prepared.arguments, "write_0": first + index})
-            for text, index in wrong.items()
-        }
 
     def begun(self, rest: dict[str, Any]) -> Any:
         return rest["empty_key"], rest["empty_value"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from hashlib import sha256
 from typing import Any
 
@@ -18,7 +18,7 @@ from attention_conformance.backends.declared import (
     Declared,
 )
 from attention_conformance.backends.masks import dense_of, feature_arrays, rank4, split_native
-from attention_conformance.backends.prepared import PreparedCall, attention_call, variations
+from attention_conformance.backends.prepared import PreparedCall, attention_call
 from attention_conformance.backends.protocol import Implementation
 from attention_conformance.suite.spec.cache import Cache
 from attention_conformance.suite.spec.inputs import Inputs
@@ -61,34 +61,6 @@ class Flex(Implementation):
             declared = declared.refusing({"gradient": reason})
         super().__init__(backend, declared=declared)
         self._block_masks: Cache[Any] = Cache(KEPT)
-
-    def refused(self, inputs: Inputs) -> Mapping[str, Callable[[], Any]]:
-        from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
-
-        s, device = inputs.sizes, self.backend.device
-        query, key, value = self.backend.memory.operands(inputs, "bhld")
-
-        def blocks(queries: int, keys: int) -> Any:
-            return create_block_mask(lambda b, h, i, j: i >= j, None, None, queries, keys, device)
-
-        both = {"return_lse": True, "return_aux": AuxRequest(lse=True)}
-        more = [x[:1].expand(s.B + 1, -1, -1, -1) for x in (key, value)]
-        changes: dict[str, dict[str, Any]] = {
-            "one key head without enable_gqa": {"key": key[:, :1], "value": value[:, :1]},
-            "heads that do not divide": {
-                "key": key[:, :2], "value": value[:, :2], "enable_gqa": True,
-            },
-            "more samples of keys": dict(zip(("key", "value"), more, strict=True)),
-            "more values than keys": {"key": key[:, :, 1:]},
-            "queries of another size": {"query": query[..., 1:]},
-            "return_lse beside return_aux": both,
-            "a block mask of fewer queries": {"block_mask": blocks(s.Lq - 1, s.Lk)},
-            "a block mask of fewer keys": {"block_mask": blocks(s.Lq, s.Lk - 1)},
-            "a block mask of more queries": {"block_mask": blocks(s.Lq + 1, s.Lk)},
-            "a block mask of more keys": {"block_mask": blocks(s.Lq, s.Lk + 1)},
-        }  # fmt: skip
-        own = {"query": query, "key": key, "value": value}
-        return variations(uncompiled(flex_attention), own, changes)
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         from torch.nn.attention.flex_attention import (

@@ -89,22 +89,6 @@ def paths(own: FrameworkFunction, inputs: Inputs, plain: PreparedCall) -> dict[s
     return written_out(own, inputs, plain) | plain.written_out(ways)
 
 
-def refused(
-    own: FrameworkFunction, inputs: Inputs, plain: PreparedCall
-) -> dict[str, Callable[[], Any]]:
-    """Calls with arguments that do not fit."""
-    from torch.nn.attention import bias
-
-    function, key = partial(plain.function, **plain.arguments), plain.arguments["key"]
-    causal = bias.causal_upper_left(inputs.sizes.Lq, inputs.sizes.Lk)
-    return {
-        "is_causal beside a causal bias": lambda: function(attn_mask=causal, is_causal=True),
-        "causal_upper_left of one axis": lambda: bias.causal_upper_left(3),
-        "causal_lower_right of one axis": lambda: bias.causal_lower_right(3),
-        "key of another size": lambda: function(key=key[..., 1:]),
-    }
-
-
 SDPA = Kernel(
     "sdpa",
     NATIVE,
@@ -152,7 +136,6 @@ SDPA = Kernel(
     without_flag=without_flag,
     neutral={"dropout_p": 0.0},
     paths=paths,
-    refused=refused,
 )
 """torch chooses the kernel."""
 
@@ -181,7 +164,6 @@ def forced(name: str, kernel: str, declared: Declared = SDPA.declared, **more: A
         source=f"from torch.nn.attention import SDPBackend, sdpa_kernel\n\nfunction = {function}",
         within=partial(forcing, kernel),
         paths=written_out,
-        refused=lambda own, inputs, plain: {},
         **more,
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -29,7 +29,6 @@ from attention_conformance.backends._torch.operations import operations
 from attention_conformance.backends.declared import LAYER_FEATURES, LOWEST_IN_FLOAT32, Declared
 from attention_conformance.backends.layer import FrameworkLayer, Layer
 from attention_conformance.backends.masks import causal_alone
-from attention_conformance.backends.memory import sequences
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import Implementation
 from attention_conformance.backends.textbook import textbooks
@@ -54,10 +53,11 @@ def constructed(own: FrameworkLayer, inputs: Inputs, kind: Any, **flags: Any) ->
     """A module with the arguments of `torch.nn.MultiheadAttention`, and its own parameters."""
     w = inputs.widths
     given = {
-        "dropout": inputs.rate, "bias": "query_bias" in inputs.parameters, "kdim": w.key, "vdim": w.value,
+        "embed_dim": w.query, "num_heads": inputs.sizes.H, "dropout": inputs.rate,
+        "bias": "query_bias" in inputs.parameters, "kdim": w.key, "vdim": w.value,
         **settings(own, inputs),
     }  # fmt: skip
-    return kind(w.query, inputs.sizes.H, **(given | flags))
+    return kind(**(given | flags))
 
 
 def multi_head(
@@ -141,19 +141,6 @@ def _with_row(inputs: Inputs, factor: int) -> Inputs:
     return inputs.replace(**changes, **masked)
 
 
-def refused(own: FrameworkLayer, inputs: Inputs) -> dict[str, Callable[[], Any]]:
-    """Constructors and calls with arguments that do not fit."""
-    layer, query = own.make(inputs), sequences(own.backend, inputs)["query"]
-    kind, width, heads = own.backend.torch.nn.MultiheadAttention, layer.embed_dim, layer.num_heads
-    return {
-        "embed_dim=0": partial(kind, 0, heads),
-        "num_heads=0": partial(kind, width, 0),
-        "num_heads that do not divide embed_dim": partial(kind, width, heads + 1),
-        "queries of another dtype": lambda: layer(query.double(), query, query),
-        "more values than keys": lambda: layer(query, query[:, 1:], query),
-    }
-
-
 NN_MHA = Layer(
     "nn-mha",
     MULTI_HEAD,
@@ -189,7 +176,7 @@ NN_MHA = Layer(
     differentiable=differentiable,
     arguments=unweighted,
     paths=paths,
-    refused=refused,
+    wrong=({"embed_dim": 0}, {"num_heads": 0}, {"num_heads": 5}),
 )
 """The layer with need_weights=False and parameters that require gradients: it calls
 scaled_dot_product_attention."""
@@ -260,7 +247,7 @@ QUANTIZABLE = WEIGHTS.but(
     paths=lambda own, inputs: {
         "batch_first=True": called(own, inputs, own.arguments(inputs), batch_first=True)
     },
-    refused=lambda own, inputs: {},
+    wrong=(),
 )
 """The class that quantization puts in the place of the layer, in floating point. Its answer with
 batch_first=True is the finding ao-mha-batch-first."""

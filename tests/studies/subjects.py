@@ -144,6 +144,8 @@ REASONS: Mapping[str, str] = {
     "flax.*_fp32_for_softmax": "a finding says what the function answers with it",
     "flax.*:force_float32_reductions": "statistics in 16 bits are not promised",
     "flax.linen.BatchNorm.__call__:use_running_average": "the constructor says it",
+    "flax.nnx.MultiHeadAttention.__call__:decode": "the constructor says it",
+    "flax.linen.*.__call__:inputs_kv": "it is the old name of inputs_k and inputs_v",
     "*Norm*:axis": "features are on the last axis, as by default",
     "flax.linen.BatchNorm:momentum": "statistics after training are those of the default",
     "flax.*:*_axes": "features are on the last axis, as by default",
@@ -151,7 +153,7 @@ REASONS: Mapping[str, str] = {
     "*.mha:backward_pass_impl": ON_DEVICES,
     "*.mha:return_residuals": "a finding says what it returns",
     "*:mask_value": "it says how to hide, and no case asks how",
-    "*.paged_attention:block_h": "the heads of the cases fit the smallest block",
+    "*.gpu.paged_attention.paged_attention": "no case of standard has sizes that the kernel takes",
     **dict.fromkeys(
         ("*.gqa:*", "*.paged_attention:*", "*:save_residuals", "*:?_scale"),
         "no case has sizes or codes that the kernel takes; by hand, interpreted, it answers rightly",
