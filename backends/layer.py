@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from attention_conformance.backends.declared import Declared
@@ -112,6 +113,8 @@ class FrameworkLayer(FromRow):
         return self.layer.paths(self, inputs)
 
     def refused(self, inputs: Inputs) -> Mapping[str, Callable[[], Any]]:
-        return {
-            shown(way): lambda way=way: self.call(inputs, **way)() for way in self.layer.wrong
-        }
+        return {shown(way): partial(self._answer, inputs, way) for way in self.layer.wrong}
+
+    def _answer(self, inputs: Inputs, flags: Mapping[str, Any]) -> Any:
+        """What a layer with these flags of the constructor answers."""
+        return self.call(inputs, **flags)()

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import time
 from functools import wraps
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from attention_conformance.backends import registry
-from attention_conformance.backends._transformers.cached import await_build
 from attention_conformance.backends.protocol import BackendUnavailable, Implementation
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.inputs import draw
@@ -170,20 +166,6 @@ def test_a_statistic_that_an_optimizer_would_train_is_the_layers_failure(
     verdict = verdict_of(norm, text, "gradients")
     assert (verdict.status, verdict.kind) == ("fail", "raised")
     assert "mean: an optimizer would change these statistics" in verdict.message
-
-
-def test_a_lock_of_a_killed_process_ends_the_wait(tmp_path: Path) -> None:
-    lock = tmp_path / "lock"
-    await_build(lock)
-    lock.touch()
-    os.utime(lock, (0, time.time() - 301))
-    with pytest.raises(TimeoutError, match=f"delete {lock}"):
-        await_build(lock)
-    start = time.monotonic()
-    os.utime(lock)
-    with pytest.raises(TimeoutError):
-        await_build(lock, patience=0.5)
-    assert time.monotonic() - start >= 0.4
 
 
 def test_flex_attention_behind_a_cache_is_not_compiled() -> None:

@@ -49,14 +49,12 @@ def called(
     inputs: Inputs,
     arguments: dict[str, Any],
     *,
-    masked: bool = False,
     steps: Sequence[float] = (),
     stored: str = "",
     **flags: Any,
 ) -> PreparedCall:
     """The call through `jax.jit`.
 
-    - `masked`: with additional elements that a mask excludes
     - `steps`: the number of training steps before, each on a multiple of the query
     - `stored`: the dtype of the parameters, by default that of the inputs
     """
@@ -67,47 +65,22 @@ def called(
     changed = ["batch_stats"] if training else False
 
     def call(query: Any, **mine: Any) -> tuple[Any, None]:
-        samples, rows, width = query.shape
-        hidden = {}
-        if masked:
-            query, mine, hidden["mask"] = wider(own, query, mine)
         variables = own.layer.parameters(mine)
         for factor in steps:
             variables |= trains.apply(variables, factor * query, mutable=["batch_stats"])[1]
-        answer = module.apply(variables, query, **hidden, mutable=changed)
-        return (answer[0] if training else answer)[:samples, :rows, :width], None
+        answer = module.apply(variables, query, mutable=changed)
+        return answer[0] if training else answer, None
 
     parameters = {name: backend.array(a, dtype) for name, a in inputs.parameters.items()}
-    constants = (repr(module), training, masked, stored, *steps)
+    constants = (repr(module), training, stored, *steps)
     return backend.jitted(
         own, PreparedCall(call, arguments | parameters, LAYER_OUTPUTS, constants=constants)
     )
 
 
-def wider(
-    own: FrameworkLayer, query: Any, parameters: dict[str, Any]
-) -> tuple[Any, dict[str, Any], Any]:
-    """Query and parameters with one more feature (layer norm) or token (batch norm), and the mask that
-    excludes it."""
-    numpy, features = own.backend.numpy, own.operator is LAYER_NORM
-    axis = 2 if features else 1
-    size = query.shape[axis]
-    pads = [(0, int(n == axis)) for n in range(3)]
-    shown = numpy.arange(size + 1) < size
-    if not features:
-        return numpy.pad(query, pads, constant_values=7.0), parameters, shown[:, None]
-    more = {name: numpy.pad(array, (0, 1)) for name, array in parameters.items()}
-    return numpy.pad(query, pads, constant_values=7.0), more, shown
-
-
 def paths(epsilon: float, own: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
-    """Calls with other settings, with a mask, and after training; `epsilon` is the default."""
-    calls = {
-        "use_fast_variance=False": own.call(inputs, use_fast_variance=False),
-        "default epsilon": with_epsilon(own, inputs, epsilon),
-    }
-    if own.operator is LAYER_NORM or inputs.training:
-        calls["mask"] = own.call(inputs, masked=True)
+    """Calls with the default `epsilon`, with parameters in float32, and after training."""
+    calls = {"default epsilon": with_epsilon(own, inputs, epsilon)}
     if inputs.dtype.is_half and "gain" in inputs.parameters:
         calls["parameters in float32"] = own.call(inputs, stored="f32")
     if can_train(inputs):

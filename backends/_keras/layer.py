@@ -210,8 +210,7 @@ def paths(own: FrameworkLayer, inputs: Inputs, scored: bool = False) -> dict[str
     if LayerMasks.of(inputs).valid is not None:
         # A mask attached to the query's own tensor would be the query's mask, too.
         apart = inputs.replace(self_attention=False)
-        ways_attached = ["attached mask", "attached mask, second call"]
-        ways_attached += ["attached mask, residual"] if inputs.self_attention else []
+        ways_attached = ("attached mask", "attached mask, second call")
         calls |= {name: own.call(apart, through=name) for name in ways_attached}
     return calls
 

@@ -38,22 +38,6 @@ def attached_again(own: FrameworkLayer, inputs: Inputs, layer: Any, plain: Call)
     return attached(own, inputs, layer, lambda **arrays: (plain(**arrays), plain(**arrays))[1])
 
 
-def attached_residual(own: FrameworkLayer, inputs: Inputs, layer: Any, plain: Call) -> Call:
-    """The call with the mask that is left on the sum of a layer's input and output, as for the next
-    layer."""
-
-    def twice(value: Any, **arrays: Any) -> Any:
-        import keras
-        from keras.src.backend import get_keras_mask, set_keras_mask
-
-        output = plain(query=value, value=value, **dict.fromkeys(arrays.keys() & {"key"}, value))
-        output = output[0] if isinstance(output, tuple) else output
-        set_keras_mask(value, get_keras_mask(keras.layers.Add()([output, value])))
-        return plain(value=value, **arrays)
-
-    return attached(own, inputs, layer, twice)
-
-
 def hidden_rows(own: FrameworkLayer, inputs: Inputs, layer: Any, plain: Call) -> Call:
     """The call with a `query_mask`, which must make hidden rows zero.
 
@@ -157,7 +141,6 @@ WAYS = {
     "function": functional,
     "attached mask": attached,
     "attached mask, second call": attached_again,
-    "attached mask, residual": attached_residual,
     "hidden rows": hidden_rows,
     "gate": ungated,
 }

@@ -223,12 +223,12 @@ def every_path(
     return {name: call for calls in every for name, call in calls.items()}
 
 
-WRONG = (
+WRONG: tuple[Mapping[str, Any], ...] = (
     {"sliding_window": 0}, {"sliding_window": 1.0}, {"flash_attention": True, "dropout": 0.5},
 )  # fmt: skip
 """Arguments of the constructor that both layers must refuse."""
 
-WRONG_MHA = (
+WRONG_MHA: tuple[Mapping[str, Any], ...] = (
     *WRONG,
     *({name: value} for name in ("num_heads", "key_dim") for value in (0, 1.0)),
     *({name: 1.0} for name in ("value_dim", "output_shape", "attention_axes")),

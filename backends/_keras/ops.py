@@ -10,15 +10,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from attention_conformance.backends._keras import models
 from attention_conformance.backends.declared import ATTENTION_FEATURES, Declared
 from attention_conformance.backends.kernel import FrameworkFunction, Kernel, written_out
 from attention_conformance.backends.masks import FLAGGED
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import BackendUnavailable, needed
-from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.vocabulary import OPERANDS
 
@@ -41,42 +38,9 @@ def import_keras(engine: str) -> Any:
     return keras
 
 
-def lowered(inputs: Inputs) -> Inputs:
-    """Inputs whose scores are all lower (by 60000 with the default scale), which does not
-    change a softmax.
-
-    Such scores lie below constants that some code uses for masked scores.
-    """
-    number = np.ceil(np.sqrt(60_000 * np.sqrt(inputs.sizes.D)))
-    query, key = inputs.query.copy(), inputs.key.copy()
-    query[..., 0], key[..., 0] = number, -number
-    return inputs.replace(query=query, key=key)
-
-
 def paths(own: FrameworkFunction, inputs: Inputs, plain: PreparedCall) -> dict[str, PreparedCall]:
-    """Calls with parameters written out, in a model, and with other dtypes or low scores."""
-    calls = written_out(own, inputs, plain) | {"in a model": in_a_model(own, inputs, plain)}
-    if inputs.dtype.is_half:
-        return calls | widened(own, inputs, plain)
-    if inputs.dense_mask is not None:
-        problem = lowered(inputs)
-        calls["low scores"] = replace(own.plain(problem), problem=problem)
-    return calls
-
-
-def widened(own: FrameworkFunction, inputs: Inputs, plain: PreparedCall) -> dict[str, PreparedCall]:
-    """Calls with some operands in float32, whose answers are then float32; a bias is cast down."""
-    problem = inputs.replace(dtype=DTYPES["f32"])
-    wide = own.plain(problem).arguments
-    ways = {
-        f"{' and '.join(names)} in float32": {name: wide[name] for name in names}
-        for names in (("query",), ("key", "value"), ("bias",))
-        if all(name in wide for name in names)
-    }
-    return {
-        name: replace(call, problem=None if "bias" in ways[name] else problem)
-        for name, call in plain.written_out(ways).items()
-    }
+    """Calls with parameters written out, and in a model."""
+    return written_out(own, inputs, plain) | {"in a model": in_a_model(own, inputs, plain)}
 
 
 def in_a_model(own: FrameworkFunction, inputs: Inputs, plain: PreparedCall) -> PreparedCall:

@@ -19,7 +19,6 @@ from attention_conformance.backends._transformers.cached import (
     DynamicRecording,
     DynamicSdpa,
     QuantizedFp8,
-    QuantizedQuanto,
     StaticSdpa,
 )
 from attention_conformance.backends._transformers.latent import (
@@ -58,7 +57,7 @@ class TransformersBackend(TorchEngine):
     def implementations(self) -> list[Implementation]:
         every = (
             LlamaRotary, LlamaRotaryCast, GlmRotary, CohereRotary, PackedByPositions, PackedEager,
-            DynamicSdpa, DynamicEager, DynamicFlex, DynamicRecording, QuantizedFp8, QuantizedQuanto,
+            DynamicSdpa, DynamicEager, DynamicFlex, DynamicRecording, QuantizedFp8,
             StaticSdpa, DeepseekV3, DeepseekV3Sdpa, DeepseekV2,
         )  # fmt: skip
         functions = [FrameworkFunction(self, one) for one in (LLAMA, GEMMA2, GPT_OSS, SDPA_FORWARD)]

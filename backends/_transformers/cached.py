@@ -6,12 +6,9 @@ cache takes the new keys and values and returns those that the attention functio
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -234,44 +231,6 @@ class QuantizedFp8(DynamicSdpa):
         from transformers import QuantizedCache
 
         return QuantizedCache(backend="fp8", config=config)
-
-
-def await_build(lock: Path, patience: float = 300.0) -> None:
-    """Return when no other process compiles the extension whose lock this is.
-
-    `torch.utils.cpp_extension.load` waits without end for a process that was killed while it compiled
-    (https://github.com/pytorch/pytorch/issues/189245).
-
-    Raises TimeoutError if the lock is older than `patience` seconds.
-    """
-    while lock.exists():
-        if time.time() - lock.stat().st_mtime > patience:
-            raise TimeoutError(f"a process that compiled an extension was killed: delete {lock}")
-        time.sleep(0.1)
-
-
-class QuantizedQuanto(QuantizedFp8):
-    """`QuantizedCache` of the backend quanto: int4 with a scale and a zero point for every token of a
-    head, after two tokens have waited as they are. Needs optimum-quanto, which compiles an extension at
-    its first use: about a minute."""
-
-    name = "quantized-cache-quanto"
-    declared = QuantizedFp8.declared.refusing(
-        {"value-size": "groups of codes have one size for keys and values"}
-    ).but(rounding=DeclaredRounding(codes=dict.fromkeys(DTYPES, "int4")))
-
-    def unsupported(self, case: AnyCase) -> str | None:
-        missing = not find_spec("optimum") or not find_spec("optimum.quanto")
-        return "optimum-quanto is not installed" if missing else super().unsupported(case)
-
-    def cache(self, config: Any, inputs: Inputs) -> Any:
-        from transformers import QuantizedCache
-
-        s, package = inputs.sizes, import_module("optimum.quanto")
-        await_build(Path(str(package.__file__)).with_name("library") / "extensions/cpp/build/lock")
-        return QuantizedCache(
-            backend="quanto", config=config, nbits=4, q_group_size=s.D, residual_length=2
-        )
 
 
 class StaticSdpa(DynamicSdpa):

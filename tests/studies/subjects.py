@@ -148,6 +148,8 @@ REASONS: Mapping[str, str] = {
     "flax.linen.*.__call__:inputs_kv": "it is the old name of inputs_k and inputs_v",
     "*Norm*:axis": "features are on the last axis, as by default",
     "flax.linen.BatchNorm:momentum": "statistics after training are those of the default",
+    "flax.*Norm.__call__:mask": "a case normalises all elements",
+    "flax.*:use_fast_variance": "a finding says what the default loses",
     "flax.*:*_axes": "features are on the last axis, as by default",
     "*:precision": "products of CPUs have one precision",
     "*.mha:backward_pass_impl": ON_DEVICES,
