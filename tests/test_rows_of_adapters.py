@@ -151,6 +151,9 @@ RIGHT = [
     ),
     *rows(
         ("equinox",),
+        ("rotary", "rotary/none/mha/f32/b2h3q17k1d16/at255"),
+        ("rotary-jit", "rotary/none/mha/f32/b2h3q17k1d16/at255"),
+        ("rotary-float32", "rotary/none/mha/f32/b2h3q17k1d16/at255"),
         ("multi-head", "multi-head/pad/mha/f32/b2h2q5k9d6/e12.10.14.12"),
         ("multi-head", "multi-head/none/mha/f32/b2h4q5k9d3v5/e10.11.13.7"),
     ),
@@ -162,6 +165,17 @@ RIGHT = [
     *rows(
         ("transformers",),
         ("mpt-alibi", "sdpa/none/mha/f32/b1h12q5k24d8/bias.alibikeys"),
+        ("llama-eager", "sdpa/causal/gqa2/f32/b2h4q5k7d8/bias.qk"),
+        ("sdpa-forward", "sdpa/causal/gqa2/f32/b2h4q5k7d8"),
+        ("llama-rotary", "rotary/none/mha/f32/b2h3q17k1d16/yarn/at4097"),
+        ("glm-rotary", "rotary/none/mha/f32/b2h3q17k1d16/interleaved/rot8"),
+        ("cohere-rotary", "rotary/none/mha/f32/b2h3q17k1d16/interleaved"),
+        ("packed-sdpa", "packed/none/gqa2/f32/b3h4q24k24d8/seg5.7.12/causal"),
+        ("packed-eager", "packed/none/gqa2/f32/b3h4q24k24d8/seg5.7.12/causal"),
+        ("dynamic-cache-sdpa", "cached/none/gqa2/f32/b2h4q9k9d8/c5.back2.1.3"),
+        ("dynamic-cache-eager", "cached/none/gqa2/f32/b2h4q9k9d8/c5.1.3/win3"),
+        ("static-cache-sdpa", "cached/none/gqa2/f32/b2h4q9k9d8/c5.1.3"),
+        ("deepseek-v3-eager", "latent/causalbr/mha/f32/b2h3q4k9d8v6"),
     ),
 ]
 """A backend, an implementation, a case that it passes, and the check if that is not `values`."""

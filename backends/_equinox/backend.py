@@ -5,11 +5,7 @@ from __future__ import annotations
 from importlib.metadata import version
 
 from attention_conformance.backends._equinox.layers import EQUINOX_LAYER_NORM, EQUINOX_MULTI_HEAD
-from attention_conformance.backends._equinox.rotary import (
-    EquinoxRotary,
-    EquinoxRotaryJit,
-    EquinoxRotarySingle,
-)
+from attention_conformance.backends._equinox.rotary import rotaries
 from attention_conformance.backends._jax.engine import JaxEngine
 from attention_conformance.backends.layer import FrameworkLayer
 from attention_conformance.backends.protocol import Implementation, needed
@@ -31,9 +27,8 @@ class EquinoxBackend(JaxEngine):
         return {"equinox": version("equinox"), **super().versions}
 
     def implementations(self) -> list[Implementation]:
-        rotary = (EquinoxRotary, EquinoxRotaryJit, EquinoxRotarySingle)
         layers = (EQUINOX_MULTI_HEAD, EQUINOX_LAYER_NORM)
         return [
-            *(implementation(self) for implementation in rotary),
+            *rotaries(self),
             *(FrameworkLayer(self, layer) for layer in layers),
         ]

@@ -24,14 +24,13 @@ LONGEST = 2**17
 
 
 class EquinoxRotary(Implementation):
-    """The module in the query's dtype, operation by operation.
+    """The module with sine and cosine of the dtype `table`, or "" of the query's, perhaps by `jax.jit`.
 
     All instances share one table of sine and cosine in equinox, which is empty before each cell.
     """
 
     backend: JaxEngine
 
-    name = "rotary"
     operator = ROTARY
     declared = Declared(
         numerics="eager",
@@ -44,8 +43,13 @@ class EquinoxRotary(Implementation):
             "rotary-scaling": "equinox has no scaled frequencies",
         },
     )
-    table: str = ""
-    """The dtype of sine and cosine; "" is the query's."""
+
+    def __init__(
+        self, backend: JaxEngine, name: str, declared: Declared | None = None, table: str = "",
+        jit: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__(backend, name, declared)
+        self.table, self.jit = table, jit
 
     def unsupported(self, case: AnyCase) -> str | None:
         if isinstance(case, Case) and case.option("offset") + case.sizes.Lq > LONGEST:
@@ -71,13 +75,9 @@ class EquinoxRotary(Implementation):
             return turn(whole)[:, :, first:]
 
         arguments = {"query": self.backend.memory.operand(inputs.query, inputs, "bhld")}
-        return self.called(
-            PreparedCall(call, arguments, constants=(rotation, s.D, first, str(dtype)))
-        )
-
-    def called(self, prepared: PreparedCall) -> PreparedCall:
-        """The call, operation by operation or compiled."""
-        return prepared
+        constants = (rotation, s.D, first, str(dtype))
+        prepared = PreparedCall(call, arguments, constants=constants)
+        return self.backend.jitted(self, prepared) if self.jit else prepared
 
     def begin_cell(self) -> None:
         import equinox
@@ -86,23 +86,15 @@ class EquinoxRotary(Implementation):
         equinox.clear_caches()
 
 
-class EquinoxRotaryJit(EquinoxRotary):
-    """`EquinoxRotary` through `jax.jit`; the compiler computes the table."""
-
-    name = "rotary-jit"
-
-    def called(self, prepared: PreparedCall) -> PreparedCall:
-        return self.backend.jitted(self, prepared)
-
-
-class EquinoxRotarySingle(EquinoxRotary):
-    """`EquinoxRotary` with sine and cosine in float32, as in JAX without float64.
-
-    The answer, and each product of a gradient, is rounded once.
-    """
-
-    name = "rotary-float32"
-    declared = EquinoxRotary.declared.but(
+def rotaries(backend: JaxEngine) -> list[EquinoxRotary]:
+    """The module operation by operation, through `jax.jit`, where the compiler computes the table, and
+    with sine and cosine in float32, as in JAX without float64."""
+    # The answer, and each product of a gradient, is rounded once.
+    single = EquinoxRotary.declared.but(
         numerics={"f32": "exact", "bf16": "eager", "f16": "eager"}, dtypes=("f32", "bf16", "f16")
     )
-    table = "float32"
+    return [
+        EquinoxRotary(backend, "rotary"),
+        EquinoxRotary(backend, "rotary-jit", jit=True),
+        EquinoxRotary(backend, "rotary-float32", single, table="float32"),
+    ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
+from pkgutil import resolve_name
 from typing import Any, cast
 
 import numpy as np
@@ -200,3 +201,9 @@ SDPA_FORWARD = Kernel(
     unsupported=decoding,
 )
 """Models call this function with attn_implementation="sdpa"."""
+
+
+def chosen_function(name: str) -> Any:
+    """The attention function of this name in configurations: "sdpa", or Llama's for "eager"."""
+    row = {"sdpa": SDPA_FORWARD, "eager": LLAMA}[name]
+    return resolve_name(str(row.function))

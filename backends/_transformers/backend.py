@@ -27,12 +27,7 @@ from attention_conformance.backends._transformers.latent import (
     DeepseekV3Sdpa,
 )
 from attention_conformance.backends._transformers.packed import PackedByPositions, PackedEager
-from attention_conformance.backends._transformers.rotary import (
-    CohereRotary,
-    GlmRotary,
-    LlamaRotary,
-    LlamaRotaryCast,
-)
+from attention_conformance.backends._transformers.rotary import rotaries
 from attention_conformance.backends.kernel import FrameworkFunction
 from attention_conformance.backends.protocol import Implementation, needed
 
@@ -56,9 +51,9 @@ class TransformersBackend(TorchEngine):
 
     def implementations(self) -> list[Implementation]:
         every = (
-            LlamaRotary, LlamaRotaryCast, GlmRotary, CohereRotary, PackedByPositions, PackedEager,
+            PackedByPositions, PackedEager,
             DynamicSdpa, DynamicEager, DynamicFlex, DynamicRecording, QuantizedFp8,
             StaticSdpa, DeepseekV3, DeepseekV3Sdpa, DeepseekV2,
         )  # fmt: skip
-        functions = [FrameworkFunction(self, one) for one in (LLAMA, GEMMA2, GPT_OSS, SDPA_FORWARD)]
-        return [*functions, *alibis(self), *(implementation(self) for implementation in every)]
+        rows = [FrameworkFunction(self, one) for one in (LLAMA, GEMMA2, GPT_OSS, SDPA_FORWARD)]
+        return [*rows, *alibis(self), *rotaries(self), *(kind(self) for kind in every)]

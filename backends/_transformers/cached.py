@@ -15,7 +15,7 @@ import numpy as np
 
 from attention_conformance.backends._torch.engine import TorchEngine
 from attention_conformance.backends._torch.flex import Flex, uncompiled
-from attention_conformance.backends._transformers.attention import modeling
+from attention_conformance.backends._transformers.attention import chosen_function, modeling
 from attention_conformance.backends.caching import Scripted, Turn
 from attention_conformance.backends.declared import Declared, DeclaredRounding
 from attention_conformance.suite.spec.case import Case
@@ -60,7 +60,7 @@ class DynamicSdpa(Scripted):
 
     @property
     def function(self) -> Any:
-        return import_module("transformers.integrations.sdpa_attention").sdpa_attention_forward
+        return chosen_function(self.chosen)
 
     def unsupported(self, case: AnyCase) -> str | None:
         if isinstance(case, Case) and "rotary" in case.needs and case.dtype.name == "f64":
@@ -167,10 +167,6 @@ class DynamicEager(DynamicSdpa):
     name = "dynamic-cache-eager"
     declared = DynamicSdpa.declared.but(numerics=SINGLE)
     chosen = "eager"
-
-    @property
-    def function(self) -> Any:
-        return modeling("llama").eager_attention_forward
 
 
 class DynamicFlex(DynamicSdpa):

@@ -4,13 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 
 from attention_conformance.backends._torch.engine import TorchEngine
-from attention_conformance.backends._transformers.attention import modeling
+from attention_conformance.backends._transformers.attention import chosen_function
 from attention_conformance.backends.declared import Declared
 from attention_conformance.backends.memory import sequences
 from attention_conformance.backends.prepared import PreparedCall
@@ -57,11 +56,6 @@ class PackedByPositions(Implementation):
             return "models that pack by positions are causal"
         return super().unsupported(case)
 
-    @property
-    def function(self) -> Any:
-        """The attention function."""
-        return import_module("transformers.integrations.sdpa_attention").sdpa_attention_forward
-
     def prepare(self, inputs: Inputs) -> PreparedCall:
         return self.call(inputs)
 
@@ -87,7 +81,7 @@ class PackedByPositions(Implementation):
         config._attn_implementation = self.chosen
         layer = torch.nn.Module().eval()
         layer.num_key_value_groups = s.group
-        function, scale = self.function, inputs.effective_scale
+        function, scale = chosen_function(self.chosen), inputs.effective_scale
 
         def call(query: Any, key: Any, value: Any, position: Any) -> Any:
             embeddings = query.new_zeros(1, len(query), 1)
@@ -109,7 +103,3 @@ class PackedEager(PackedByPositions):
         numerics={"f64": "single", "f32": "eager", "bf16": "eager", "f16": "eager"}
     )
     chosen = "eager"
-
-    @property
-    def function(self) -> Any:
-        return modeling("llama").eager_attention_forward

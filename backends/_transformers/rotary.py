@@ -28,7 +28,9 @@ WHOLE = {"partial-rotation": "this model rotates whole heads"}
 
 
 class ModelRotary(Implementation):
-    """The rotary embedding of one model. One module serves all calls of a configuration.
+    """The rotary embedding of a model of transformers, named as its module ("llama"). One module serves
+    all calls of a configuration. `casts`: the module is cast to the query's dtype after its creation, as
+    by `model.bfloat16()`.
 
     Sine and cosine are float32, also in float64 calls, and cast to the query's dtype.
     """
@@ -38,13 +40,12 @@ class ModelRotary(Implementation):
         numerics={"f64": "single", "f32": "eager", "bf16": "eager", "f16": "eager"},
         features=FEATURES,
     )
-    model = ""
-    """The model's name in transformers: "llama" for the class "Llama"."""
-    casts = False
-    """Whether the module is cast to the query's dtype after its creation, as by `model.bfloat16()`."""
 
-    def __init__(self, backend: Backend) -> None:
-        super().__init__(backend)
+    def __init__(
+        self, backend: Backend, name: str, model: str, declared: Declared, casts: bool = False
+    ) -> None:
+        super().__init__(backend, name, declared)
+        self.model, self.casts = model, casts
         self.kept: dict[Any, Any] = {}
 
     @property
@@ -95,34 +96,17 @@ class ModelRotary(Implementation):
         return PreparedCall(call, arguments, constants=(rotation, s.H, s.D))
 
 
-class LlamaRotary(ModelRotary):
-    """`LlamaRotaryEmbedding`, which most models copy."""
-
-    name = "llama-rotary"
-    declared = ModelRotary.declared.refusing({**HALVES, **WHOLE})
-    model = "llama"
-
-
-class LlamaRotaryCast(LlamaRotary):
-    """`LlamaRotaryEmbedding` after `.to(dtype)`, as in `model.bfloat16()`."""
-
-    name = "llama-rotary-cast"
-    casts = True
-
-
-class GlmRotary(ModelRotary):
-    """`GlmRotaryEmbedding`: neighbours, of a part of the head or of the whole head."""
-
-    name = "glm-rotary"
-    declared = ModelRotary.declared.refusing(INTERLEAVES)
-    model = "glm"
-
-
-class CohereRotary(ModelRotary):
-    """`CohereRotaryEmbedding`: neighbours, with products in float32."""
-
-    name = "cohere-rotary"
-    declared = ModelRotary.declared.refusing({**INTERLEAVES, **WHOLE}).but(
-        numerics={"f64": "single", "f32": "fused", "bf16": "fused", "f16": "fused"}
-    )
-    model = "cohere"
+def rotaries(backend: Backend) -> list[ModelRotary]:
+    """The rotary embeddings of three models, and the one that most models copy after a cast."""
+    halves = ModelRotary.declared.refusing({**HALVES, **WHOLE})
+    neighbours = ModelRotary.declared.refusing(INTERLEAVES)
+    # Cohere's products are float32.
+    fused = {"f64": "single", "f32": "fused", "bf16": "fused", "f16": "fused"}
+    return [
+        ModelRotary(backend, "llama-rotary", "llama", halves),
+        ModelRotary(backend, "llama-rotary-cast", "llama", halves, casts=True),
+        ModelRotary(backend, "glm-rotary", "glm", neighbours),
+        ModelRotary(
+            backend, "cohere-rotary", "cohere", neighbours.refusing(WHOLE).but(numerics=fused)
+        ),
+    ]
