@@ -55,5 +55,6 @@ def crossed(backend: Backend, name: str) -> Any:
     array = backend.array(edges, fmt)
     assert backend.is_array(array)
     assert backend.dtype_name(array) == fmt.long_name
+    assert (backend.device_name(array), tuple(array.shape)) == ("cpu", edges.shape)
     assert np.array_equal(backend.to_numpy(array), edges, equal_nan=True)
     return array

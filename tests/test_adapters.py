@@ -72,23 +72,6 @@ def test_operations_of_numpy_round_once(name: str) -> None:
         operations().take(x, Rounded(np.array([0, -1]), None))
 
 
-@pytest.mark.parametrize("name", DTYPES)
-def test_values_cross_exactly(backend: Backend, name: str) -> None:
-    fmt = DTYPES[name]
-    sample = draw(Case.parse(f"sdpa/none/mha/{name}/b2h3q5k7d8")).query
-    edges = np.array([0.0, -0.0, fmt.max, -fmt.smallest_normal, fmt.smallest_subnormal, np.inf])
-    for source in (sample, edges.reshape(1, 1, 2, 3), np.full((1, 1, 1, 2), np.nan)):
-        array = backend.array(source, fmt)
-        assert backend.is_array(array)
-        assert backend.dtype_name(array) == fmt.long_name
-        assert backend.device_name(array) == "cpu"
-        assert tuple(array.shape) == source.shape
-        back = backend.to_numpy(array)
-        assert back.dtype == np.float64
-        assert np.array_equal(back, source, equal_nan=True)
-    assert not backend.is_array(sample)
-
-
 def test_masks_keep_their_type(backend: Backend) -> None:
     for source in (np.array([[True, False]]), np.array([[1, 0]], np.int32)):
         array = backend.array(source, None)

@@ -272,7 +272,7 @@ REFUSED = [
 """A backend, an implementation, a case that it refuses, and a part of the reason."""
 
 
-@pytest.mark.parametrize("backend", [*RUNTIMES, "mlx", "openvino"])
+@pytest.mark.parametrize("backend", ["numpy", "torch", "tf", "jax", *RUNTIMES, "mlx", "openvino"])
 @pytest.mark.parametrize("name", DTYPES)
 def test_values_cross_exactly(backend: str, name: str) -> None:
     of_backend = loaded(backend)

@@ -1,4 +1,5 @@
-"""`torch.nn.TransformerEncoderLayer`, step by step and by its fast path."""
+"""`torch.nn.TransformerEncoderLayer`, step by step and by its fast path, alone and in a
+`torch.nn.TransformerEncoder`."""
 
 from __future__ import annotations
 
@@ -71,10 +72,33 @@ def paths(own: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
 
 
 def fast_paths(own: FrameworkLayer, inputs: Inputs) -> dict[str, PreparedCall]:
-    """Calls with a float mask."""
-    if inputs.mask is None and inputs.mask_array is None:
-        return {}
-    return {"float mask": own.call(inputs, {"float_mask": True})}
+    """Calls with a float mask, and of a `torch.nn.TransformerEncoder`."""
+    calls = {"TransformerEncoder": own.call(inputs, wrap=stacked)}
+    if inputs.mask is not None or inputs.mask_array is not None:
+        calls["float mask"] = own.call(inputs, {"float_mask": True})
+    return calls
+
+
+def stacked(inputs: Inputs, layer: Any) -> Callable[..., Any]:
+    """A `torch.nn.TransformerEncoder` of one layer.
+
+    With nested tensors it answers zeros for padded tokens; the layer's own answers replace them.
+    """
+    import torch
+
+    nested = not inputs.case.option("pre") and layer.self_attn.num_heads % 2 == 0
+    encoder = torch.nn.TransformerEncoder(layer, 1, enable_nested_tensor=nested).eval()
+
+    def call(src: Any, src_mask: Any = None, src_key_padding_mask: Any = None, **hint: Any) -> Any:
+        output, padded = encoder(src, src_mask, src_key_padding_mask, **hint), src_key_padding_mask
+        if padded is None:
+            return output
+        hidden = padded if padded.dtype == torch.bool else padded != 0
+        if not hidden.any() or (output[hidden] != 0).any():
+            return output
+        return torch.where(hidden[..., None], layer.eval()(src, src_mask, padded), output)
+
+    return call
 
 
 NN_ENCODER = Layer(

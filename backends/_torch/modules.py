@@ -108,12 +108,14 @@ def called(
     arguments: dict[str, Any],
     *,
     layer: Any = None,
+    wrap: Callable[..., Any] | None = None,
     train: bool | None = None,
     no_grad: bool = False,
     **flags: Any,
 ) -> PreparedCall:
     """A call of `layer`, by default a new one.
 
+    - `wrap(inputs, layer)`: a callable with the layer's arguments, which is called instead
     - `train`: the layer's mode, by default that of the inputs
     - `no_grad`: the call is made without gradients, else with gradients
     """
@@ -121,10 +123,11 @@ def called(
 
     layer = own.make(inputs, **flags) if layer is None else layer
     layer.train(inputs.training if train is None else train)
+    function = layer if wrap is None else wrap(inputs, layer)
 
     def run(**arguments: Any) -> tuple[Any, Any]:
         with torch.set_grad_enabled(not no_grad):
-            return outputs(layer(**arguments), inputs)
+            return outputs(function(**arguments), inputs)
 
     state = layer.state_dict(keep_vars=True).values()
     return PreparedCall(
