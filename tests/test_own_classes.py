@@ -361,14 +361,15 @@ def test_arrays_are_passed_in_the_order_of_their_names() -> None:
 
 
 def test_each_name_of_a_constructor_has_one_meaning() -> None:
-    names = [name for row in CONSTRUCTOR for name in row.names]
+    names = [name for row in CONSTRUCTOR for name in row.every_name]
     assert len(names) == len({*names})
 
 
 def test_the_page_lists_every_name() -> None:
     page = (Path(__file__).parents[1] / "docs" / "layers.md").read_text()
     rows = [
-        f"| {', '.join(f'`{name}`' for name in row.names)} | {row.text} |" for row in CONSTRUCTOR
+        f"| {', '.join(f'`{name}`' for name in row.every_name)} | {row.text} |"
+        for row in CONSTRUCTOR
     ]
     table = page.partition("| parameter | what it is given |\n|---|---|\n")[2]
     assert table.partition("\n\n")[0].splitlines() == rows

@@ -4,18 +4,46 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from attention_conformance.backends._keras.multi_head import multi_head
 from attention_conformance.backends._keras.norms import norms
 from attention_conformance.backends._keras.ops import KERAS_OPS, import_keras
-from attention_conformance.backends._keras.settings import settings
 from attention_conformance.backends._keras.single_head import single_head
 from attention_conformance.backends.claims import Claims
 from attention_conformance.backends.layer import FrameworkLayer
-from attention_conformance.backends.protocol import Backend, Implementation, Setting
+from attention_conformance.backends.prepared import set_to
+from attention_conformance.backends.protocol import Ambient, Backend, Implementation, Setting
 from attention_conformance.backends.user.function import UserFunction
+
+
+def settings(keras: Any, policies: bool) -> Mapping[str, Setting]:
+    """The settings by name; mixed policies are modes if `policies` says so."""
+    config = keras.config
+
+    def choose_flash(on: bool | None) -> None:
+        # Without a setting Keras chooses; it has no function to remove the setting.
+        (config.enable_flash_attention if on else config.disable_flash_attention)()
+
+    def policy() -> str:
+        name: str = config.dtype_policy().name
+        return name
+
+    mixed = {
+        f"Keras' policy {name}": Ambient(
+            partial(set_to, name, policy, config.set_dtype_policy), dtype, "autocast"
+        )
+        for name, dtype in (("mixed_bfloat16", "bf16"), ("mixed_float16", "f16"))
+    }
+
+    return {
+        "Keras' floatx": Setting(config.floatx, config.set_floatx),
+        "Keras' dtype policy": Setting(policy, config.set_dtype_policy, mixed if policies else {}),
+        "Keras' choice of flash attention": Setting(
+            config.is_flash_attention_enabled, choose_flash
+        ),
+    }
 
 
 class WithKeras(Backend):

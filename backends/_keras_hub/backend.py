@@ -13,8 +13,7 @@ from attention_conformance.backends._keras_hub.multi_head import (
     CACHED_UPDATED,
 )
 from attention_conformance.backends._keras_hub.rotary import HubRotary, HubRotaryByStart
-from attention_conformance.backends._tensorflow.compilers import TensorflowCompilers
-from attention_conformance.backends._tensorflow.engine import TensorflowEngine
+from attention_conformance.backends._tensorflow.engine import TensorflowCompilers, TensorflowEngine
 from attention_conformance.backends.layer import FrameworkLayer
 from attention_conformance.backends.protocol import Implementation, needed
 

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from attention_conformance.backends._tensorflow.compilers import TensorflowCompilers
 from attention_conformance.backends._tensorflow.profiler import TensorflowProfiler
 from attention_conformance.backends._tensorflow.tape import Gradients, Pullback, by_tape, pullback
+from attention_conformance.backends.compilers import with_constants
 from attention_conformance.backends.memory import ShapesAlone
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import (
     Backend,
     BackendUnavailable,
+    Compilers,
     DeclaredRounding,
     Setting,
     needed,
@@ -33,6 +34,20 @@ float16 products are summed in float16: the error of tf.einsum over 257 unit nor
 of sum |q k|; sums in float32 have less than 0.5. The softmax stores differences, exponentials and their
 sum in bfloat16: its error for 8 normal scores is 10.7 unit roundoffs of a weight; one rounding has 0.5.
 """
+
+
+class TensorflowCompilers(Compilers):
+    """`tf.function`, alone ("function") and through XLA ("xla")."""
+
+    ambient = {"function": "traced"}
+
+    def compiled(self, prepared: PreparedCall, compiler: str, batch: int) -> PreparedCall:
+        import tensorflow as tf
+
+        def through(function: Callable[..., Any]) -> Callable[..., Any]:
+            return tf.function(function, jit_compile=compiler == "xla")
+
+        return with_constants(through, self.backend.is_array, prepared)
 
 
 class TensorflowEngine(Backend):

@@ -26,24 +26,19 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Named:
-    """Names that mean the same. The first one is the suite's own.
+class Named(Parameter[Inputs]):
+    """A parameter of a constructor, under any of its names.
 
-    - `value(inputs)`: the argument; `text`: the same for people
-    - `features`: a class lacks them if its constructor has none of the names
+    - `text`: its value for people
     - `whole(inputs)`: the argument if the parameter counts all heads together; None if it never does
     """
 
-    names: tuple[str, ...]
-    text: str
-    value: Callable[[Inputs], Any]
-    features: tuple[str, ...] = ()
+    text: str = ""
     whole: Callable[[Inputs], Any] | None = None
 
-    def parameter(self, name: str, whole: bool = False) -> Parameter[Inputs]:
+    def under(self, name: str, whole: bool = False) -> Parameter[Inputs]:
         """The parameter under one of the names."""
-        value = self.whole if whole and self.whole is not None else self.value
-        return Parameter(name, self.features, value)
+        return replace(self, name=name, value=(whole and self.whole) or self.value)
 
 
 def named(
@@ -53,8 +48,9 @@ def named(
     *features: str,
     whole: Callable[[Inputs], Any] | None = None,
 ) -> Named:
-    """A row of the list; `names` are divided by spaces."""
-    return Named(tuple(names.split()), text, value, features, whole)
+    """A row of the list; `names` are divided by spaces, and the suite's own name is the first."""
+    own, *others = names.split()
+    return Named(own, features, value, names=tuple(others), text=text, whole=whole)
 
 
 def option(name: str) -> Callable[[Inputs], Any]:
@@ -169,7 +165,7 @@ WIDTHS = {"key_size": "key_width", "value_size": "value_width", "key_dim": "key_
 
 OF_QUERIES = {"query_size", "query_dim"}
 
-ROWS: Mapping[str, Named] = {name: row for row in CONSTRUCTOR for name in row.names}
+ROWS: Mapping[str, Named] = {name: row for row in CONSTRUCTOR for name in row.every_name}
 """The row of each name."""
 
 
@@ -184,9 +180,9 @@ def factory_table(names: Collection[str], whole: bool = False) -> tuple[Paramete
     """The parameters of a constructor with these names, and the suite's own names of the other rows."""
     rows = {name: row_of(name, names) for name in names}
     own = {row: [name for name in names if rows[name] is row] for row in CONSTRUCTOR}
-    left = {row: [row.names[0]] for row in CONSTRUCTOR if row.names[0] not in rows}
+    left = {row: [row.name] for row in CONSTRUCTOR if row.name not in rows}
     return tuple(
-        row.parameter(name, whole) for row in CONSTRUCTOR for name in own[row] or left.get(row, [])
+        row.under(name, whole) for row in CONSTRUCTOR for name in own[row] or left.get(row, [])
     )
 
 
@@ -207,7 +203,7 @@ class Settings:
                 "name it so, or make the layer in a function with parameters of these names"
             )
         self.read[name] = None
-        return filled(row.parameter(name, self._whole).value(self._inputs))
+        return filled(row.under(name, self._whole).value(self._inputs))
 
     def __getitem__(self, name: str) -> Any:
         try:
@@ -256,7 +252,7 @@ class Maker:
     def tells_widths(self) -> bool:
         """True if the constructor is told a width of operands, or of all heads."""
         rows = (row_of(name, self.binder.taken) for name in self.binder.taken)
-        return any(row is not None and row.names[0] in ("query_width", "units") for row in rows)
+        return any(row is not None and row.name in ("query_width", "units") for row in rows)
 
     def settings(self, inputs: Inputs) -> Settings:
         """The config for inputs."""
