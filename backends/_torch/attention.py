@@ -15,37 +15,30 @@ from attention_conformance.suite.spec.inputs import Inputs
 SUBNORMAL = {"f64": "kept", "f32": "kept", "f16": "kept"}
 
 
-class Eager(TextbookAttention):
-    """Textbook attention: matmul, softmax, matmul; masked scores are -inf."""
-
-    backend: TorchEngine
-
-    declared = TextbookAttention.declared.electing(
-        {
-            "fully-masked-row": "nan",
-            "fully-masked-row-gradient": "nan",
-            "minus-inf-row-gradient": "nan",
-            "lse-of-empty-row": "minus-inf",
-            "subnormal-output": SUBNORMAL,
-        }
-    )
-
-    def __init__(self, backend: TorchEngine) -> None:
-        super().__init__(backend, operations(backend.torch))
+EAGER = TextbookAttention.declared.electing(
+    {
+        "fully-masked-row": "nan",
+        "fully-masked-row-gradient": "nan",
+        "minus-inf-row-gradient": "nan",
+        "lse-of-empty-row": "minus-inf",
+        "subnormal-output": SUBNORMAL,
+    }
+)
+"""The declaration of textbook attention: matmul, softmax, matmul; masked scores are -inf."""
 
 
 TWIN = "the variant for rewrites by pattern"
 
 
-class EagerPermuted(Eager):
-    """`Eager` with keys as (Lk, H, B, D), which one call permutes to (B, H, D, Lk).
+class EagerPermuted(TextbookAttention):
+    """Textbook attention with keys as (Lk, H, B, D), which one call permutes to (B, H, D, Lk).
 
     Only compilers are asked: a rewrite of the pattern `key.transpose` must not match this permutation,
     also if all sizes are equal.
     """
 
     name = "eager-permuted"
-    declared = Eager.declared.refusing(
+    declared = EAGER.refusing(
         {
             "grouped-heads": f"{TWIN} has no grouped heads",
             "gradient": f"{TWIN} has no gradients",
@@ -54,8 +47,10 @@ class EagerPermuted(Eager):
     )
 
     def __init__(self, backend: TorchEngine) -> None:
-        super().__init__(backend)
-        self.ops = replace(self.ops, transpose=lambda key, axes: key.permute(2, 1, 3, 0))
+        turned = replace(
+            operations(backend.torch), transpose=lambda key, axes: key.permute(2, 1, 3, 0)
+        )
+        super().__init__(backend, turned)
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
         plain = super().prepare(inputs)

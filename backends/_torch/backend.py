@@ -7,13 +7,14 @@ from dataclasses import replace
 from functools import cached_property
 from importlib.metadata import version
 
-from attention_conformance.backends._torch.attention import Eager, EagerPermuted
+from attention_conformance.backends._torch.attention import EAGER, EagerPermuted
 from attention_conformance.backends._torch.compilers import TorchCompilers
 from attention_conformance.backends._torch.engine import TorchEngine
 from attention_conformance.backends._torch.exporter import by_onnx, exporters
 from attention_conformance.backends._torch.flex import Flex
 from attention_conformance.backends._torch.kernels import ON_CPU, ON_CUDA, SDPA
 from attention_conformance.backends._torch.layers import FAST, layers
+from attention_conformance.backends._torch.operations import operations
 from attention_conformance.backends._torch.operators import CustomOperator, overload_of
 from attention_conformance.backends._torch.packed import FlexPacked, NestedSdpa
 from attention_conformance.backends._torch.paged import FlexPaged, FlexWrite
@@ -22,6 +23,7 @@ from attention_conformance.backends.claims import Claims
 from attention_conformance.backends.kernel import FrameworkFunction
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import Declared, Implementation
+from attention_conformance.backends.textbook.attention import TextbookAttention
 from attention_conformance.backends.user.function import UserFunction
 from attention_conformance.suite.spec.vocabulary import DEVICES
 
@@ -52,7 +54,7 @@ class TorchBackend(TorchEngine):
     def implementations(self) -> list[Implementation]:
         kernels = ON_CUDA if self.device == "cuda" else ON_CPU
         return [
-            Eager(self),
+            TextbookAttention(self, operations(self.torch), EAGER),
             *(FrameworkFunction(self, kernel) for kernel in kernels),
             Flex(self),
             *layers(self),
@@ -77,7 +79,8 @@ class WithExporters(TorchCompilers):
 
     def of(self, implementation: Implementation) -> tuple[str, ...]:
         # An exported model has no kernels of torch to choose from.
-        alike = type(implementation) is Eager or getattr(implementation, "kernel", None) is SDPA
+        eager = implementation.textbook and implementation.name == "eager"
+        alike = eager or getattr(implementation, "kernel", None) is SDPA
         return super().of(implementation) + (self.backend.exporters if alike else ())
 
     def implementations(self) -> list[Implementation]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from attention_conformance.backends._torch.attention import Eager
+from attention_conformance.backends._torch.attention import EAGER
 from attention_conformance.backends._torch.engine import TorchEngine
 from attention_conformance.backends._torch.operations import operations
 from attention_conformance.backends._transformers.attention import modeling
@@ -42,7 +42,7 @@ def mpt(backend: TorchEngine, inputs: Inputs) -> Callable[[], Any]:
 def alibis(backend: TorchEngine) -> list[OwnAlibi]:
     """Textbook attention with the ALiBi of each model."""
     # Slopes are float32, also in float64 calls.
-    declared = Eager.declared.but(
+    declared = EAGER.but(
         numerics={"f64": "single", "f32": "eager", "bf16": "eager", "f16": "eager"}
     )
     makers: dict[str, Callable[[TorchEngine, Inputs], Callable[[], Any]]] = {
