@@ -8,8 +8,8 @@ Bounds, in the notation of `references.rounding`; delta bounds an error:
 
     T        gamma_{D+2}(u_acc) |scale| sum_i |Q_i K_i|, and in a backward pass three stores like scores:
              the product, the scaling, and the scale itself, which weakly typed frameworks round to the
-             dtype. Two stores in a forward pass. Layers scale the query and store it before the
-             product: this adds u_o of |scale| sum_i |Q_i K_i|, to dQ and to every query in dK, too.
+             dtype. Two stores in a forward pass. Multi-head layers scale the query and store it before
+             the product: this adds u_o of |scale| sum_i |Q_i K_i|, to dQ and to every query in dK, too.
     dT       Times the scale, stored like a score, and narrowed before the products.
     dQ       sum_j delta dT |K| + gamma_{n+2}(u_acc) sum_j |dT K|, stored once (u_o). If running sums
              are stored after every block of keys, every store adds u_o sum_j |dT K|.
@@ -104,7 +104,7 @@ class Scores(Node):
     """T (B, H, Lq, Lk) for query (B, H, Lq, D) and key (B, Hkv, Lk, D).
 
     - `learned`: the scale if it is an array, ().
-    - `scaled_query`: derivatives, too, scale the query and store it before the product.
+    - `scaled_query`: the query is scaled and stored before the product, in outputs and derivatives.
     """
 
     def __init__(
@@ -130,8 +130,14 @@ class Scores(Node):
         return self.pairs.seen(self.key.output)
 
     @cached_property
+    def read_query(self) -> Bounded:
+        """The query (B, H, Lq, D) as operand of the product."""
+        query = self.query.output
+        return stored(query, self.u.output, self.u.floor) if self.scaled_query else query
+
+    @cached_property
     def output(self) -> Bounded:
-        u, query = self.u, stored(self.query.output, self.u.output)
+        u, query = self.u, self.read_query
         key = self.pairs.shown_slots(self.key.output)
         exact, depth = query @ key.swapped, query.shape[-1]
         products = self.factor * (query.size @ key.swapped.size)
@@ -141,9 +147,7 @@ class Scores(Node):
 
     @cached_property
     def recomputed(self) -> Bounded:
-        u, query = self.u, self.query.output
-        if self.scaled_query:
-            query = stored(query, u.output)
+        u, query = self.u, self.read_query
         scaled = product(query, self.seen.swapped, query.shape[-1], u) * self.scale
         return Bounded(
             scaled.value, scaled.error + 3 * u.score * np.abs(scaled.value).astype(float)
@@ -158,7 +162,7 @@ class Scores(Node):
 
     def gradients(self, received: Bounded) -> Gradients:
         """dQ (B, H, Lq, D), dK (B, Hkv, Lk, D) and dscale, ()."""
-        u, query, dT = self.u, self.query.output, self._scaled(received)
+        u, dT = self.u, self._scaled(received)
         dQ = self.of_queries(dT)
         if u.gradient_blocks is not None:
             stores = -(-dT.shape[-1] // u.gradient_blocks[1])
@@ -167,8 +171,7 @@ class Scores(Node):
         dQ = stored(dQ, u.output, u.floor)
         if self.scaled_query:
             dQ = stored(dQ, u.output, u.floor)
-            query = stored(query, u.output, u.floor)
-        dK = by_keys(dT, query, self.pairs.rows_of_keys, self.key.shape[1], u)
+        dK = by_keys(dT, self.read_query, self.pairs.rows_of_keys, self.key.shape[1], u)
         return dQ, dK, None if self.learned is None else inner(received, self.products, 0, u)
 
     def of_queries(self, dT: Bounded) -> Bounded:
