@@ -33,6 +33,7 @@ from attention_conformance.references.primitives.pairs import Pairs
 from attention_conformance.references.rounding import (
     Bounded,
     Roundoffs,
+    Store,
     gamma,
     magnitude,
     product,
@@ -133,7 +134,7 @@ class Scores(Node):
     def read_query(self) -> Bounded:
         """The query (B, H, Lq, D) as operand of the product."""
         query = self.query.output
-        return stored(query, self.u.output, self.u.floor) if self.scaled_query else query
+        return stored(query, self.u.results) if self.scaled_query else query
 
     @cached_property
     def output(self) -> Bounded:
@@ -143,7 +144,7 @@ class Scores(Node):
         products = self.factor * (query.size @ key.swapped.size)
         error = self.factor * exact.error + gamma(depth + 2, u.accumulate) * products
         error += depth * u.product_underflow
-        return stored(Bounded(exact.value * self.scale, error), 2 * u.score)
+        return stored(Bounded(exact.value * self.scale, error), Store(2 * u.score))
 
     @cached_property
     def recomputed(self) -> Bounded:
@@ -158,7 +159,7 @@ class Scores(Node):
         """r = Q K^T, stored, (B, H, Lq, Lk)."""
         query = self.query.output
         products = product(query, self.seen.swapped, query.shape[-1], self.u)
-        return stored(products, self.u.score, self.u.score_floor)
+        return stored(products, self.u.scores)
 
     def gradients(self, received: Bounded) -> Gradients:
         """dQ (B, H, Lq, D), dK (B, Hkv, Lk, D) and dscale, ()."""
@@ -168,9 +169,9 @@ class Scores(Node):
             stores = -(-dT.shape[-1] // u.gradient_blocks[1])
             running = stores * (u.output * (dT.size @ self.seen.size) + u.floor)
             dQ = Bounded(dQ.value, dQ.error + running)
-        dQ = stored(dQ, u.output, u.floor)
+        dQ = stored(dQ, u.results)
         if self.scaled_query:
-            dQ = stored(dQ, u.output, u.floor)
+            dQ = stored(dQ, u.results)
         dK = by_keys(dT, self.read_query, self.pairs.rows_of_keys, self.key.shape[1], u)
         return dQ, dK, None if self.learned is None else inner(received, self.products, 0, u)
 
@@ -181,9 +182,9 @@ class Scores(Node):
     def _scaled(self, dT: Bounded) -> Bounded:
         """dT times the scale, as operand of the products with queries and keys."""
         u = self.u
-        dT = stored(dT * self.scale, 2 * u.score + 2 * u.accumulate, u.score_floor)
+        dT = stored(dT * self.scale, Store(2 * u.score + 2 * u.accumulate, u.score_floor))
         # Implementations narrow dT before or after the scaling.
-        dT = stored(dT, u.weight, u.weight_underflow * max(self.factor, 1.0))
+        dT = stored(dT, Store(u.weight, u.weight_underflow * max(self.factor, 1.0)))
         return self.pairs.attended(dT)
 
     def tangent(self, *moved: Bounded | None) -> Bounded | None:
@@ -192,16 +193,16 @@ class Scores(Node):
             None if query is None else self._moved(query, self.seen),
             None if key is None else self._moved(self.query.output, self.pairs.by_head(key)),
         ]
-        total = together(parts, u.score + u.accumulate, u.score_floor)
+        total = together(parts, u.scaled_scores)
         by_scale = None if scale is None else times(self.products, scale, u)
-        return together([total, by_scale], u.score, u.score_floor)
+        return together([total, by_scale], u.scores)
 
     def _moved(self, query: Bounded, key: Bounded) -> Bounded:
         u = self.u
         if self.scaled_query:
-            query = stored(query, u.output, u.floor)
+            query = stored(query, u.results)
         products = product(query, key.swapped, query.shape[-1], u) * self.scale
-        return stored(products, 2 * u.score + 2 * u.accumulate, 2 * u.score_floor)
+        return stored(products, Store(2 * u.score + 2 * u.accumulate, 2 * u.score_floor))
 
 
 def by_keys(a: Bounded, b: Bounded, summands: np.ndarray, heads: int, u: Roundoffs) -> Bounded:
@@ -212,7 +213,7 @@ def by_keys(a: Bounded, b: Bounded, summands: np.ndarray, heads: int, u: Roundof
     across, blocks = a.swapped, u.gradient_blocks
     B, H, rows, _ = a.shape
     group = H // max(heads, 1)
-    total = stored(product(across, b, summands, u), u.output, u.floor)
+    total = stored(product(across, b, summands, u), u.results)
     if group == 1 and blocks is None:
         return total
     split = total.reshape(B, heads, group, *total.shape[2:])
@@ -220,7 +221,7 @@ def by_keys(a: Bounded, b: Bounded, summands: np.ndarray, heads: int, u: Roundof
     if group > 1:
         added = summed(split, (2,), u)[:, :, 0]
         error = added.error + gamma(group * rows, u.accumulate) * whole
-        total = stored(Bounded(added.value, error), u.output, u.floor)
+        total = stored(Bounded(added.value, error), u.results)
     if blocks is not None:
         stores = group * -(-rows // blocks[0])
         total = Bounded(total.value, total.error + stores * (u.output * whole + u.floor))
@@ -229,12 +230,12 @@ def by_keys(a: Bounded, b: Bounded, summands: np.ndarray, heads: int, u: Roundof
 
 def times(x: Bounded, by: Bounded | np.ndarray | float | np.floating, u: Roundoffs) -> Bounded:
     """x times numbers, stored like a score."""
-    return stored(x * by, u.score + u.accumulate, u.floor)
+    return stored(x * by, Store(u.score + u.accumulate, u.floor))
 
 
 def inner(a: Bounded, b: Bounded, kept: int, u: Roundoffs) -> Bounded:
     """The sum of a b over all but the last `kept` axes, each product stored; shapes broadcast."""
-    each = stored(a * b, u.score + u.accumulate, u.score_floor)
+    each = stored(a * b, u.scaled_scores)
     axes = tuple(range(each.value.ndim - kept))
-    total = stored(summed(each, axes, u), u.output, u.floor)
+    total = stored(summed(each, axes, u), u.results)
     return Bounded(total.value.squeeze(axes), total.error.squeeze(axes))
