@@ -25,9 +25,9 @@ from attention_conformance.suite.judge.diagnosis.catalogue import (
     explained,
     wrong_looks,
 )
+from attention_conformance.suite.judge.diagnosis.conditions import alike
 from attention_conformance.suite.judge.diagnosis.evidence import Evidence
 from attention_conformance.suite.judge.diagnosis.finding import Diagnosis
-from attention_conformance.suite.judge.diagnosis.held import alike
 from attention_conformance.suite.judge.diagnosis.identify import identify
 from attention_conformance.suite.judge.diagnosis.instrument import clock
 from attention_conformance.suite.judge.diagnosis.weights import BROKEN

@@ -26,9 +26,9 @@ from attention_conformance.suite.judge.diagnosis import (
     sums,
     weights,
 )
+from attention_conformance.suite.judge.diagnosis.conditions import conditioned
 from attention_conformance.suite.judge.diagnosis.evidence import Evidence
 from attention_conformance.suite.judge.diagnosis.finding import Diagnosis
-from attention_conformance.suite.judge.diagnosis.held import held
 from attention_conformance.suite.judge.diagnosis.instrument import Found, Instrument, Reading, plain
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.dtypes import DTYPES
@@ -54,8 +54,8 @@ def identify(
     """What is wrong with an implementation that fails `cases`, best first: what explains most of them.
 
     `backend` is the implementation's own. `seconds` is the processor time after which nothing more is
-    asked. `evidence` are cells against which formulas are held. Nothing is raised: a call that fails says
-    nothing.
+    asked. `evidence` are cells with which formulas are compared. Nothing is raised: a call that fails
+    says nothing.
     """
     tool = Instrument(implementation, seconds)
     told: dict[str, tuple[Found, list[Case]]] = {}
@@ -72,7 +72,7 @@ def identify(
             told.setdefault(found.name, (found, [case]))
         beside, diagnoses = evidence or Evidence(), []
         for measured, explained in told.values():
-            known = tool.trying(partial(held, beside, measured, explained))
+            known = tool.trying(partial(conditioned, beside, measured, explained))
             found, like, against = known or (measured, explained, 0)
             counts = len(like), len(cases), against, like[0].id
             said = found.sentence, found.hint, found.family, "measured"

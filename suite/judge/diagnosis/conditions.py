@@ -1,4 +1,4 @@
-"""Measured sentences held against cells: what their formulas predict, beside what was answered.
+"""Measured sentences compared with cells: what their formulas predict, and what was answered.
 
 If one property tells the cells that a sentence explains from those that contradict it, the sentence is
 said of this property alone.
@@ -28,7 +28,7 @@ ENOUGH = 4
 """The smallest number of cells on either side that make a size a property."""
 
 
-def held(
+def conditioned(
     evidence: Evidence, found: Found, cases: Sequence[Case]
 ) -> tuple[Found, Sequence[Case], int]:
     """A finding with the property that it needs, the cases it explains, and the number of passing cells
@@ -43,7 +43,7 @@ def held(
         forms = {_form(look) for look in explained}
         against = [look for look in against if _form(look) in forms]
     cases = [look.inputs.case for look in explained] or cases
-    where = _told_apart(explained, against) if explained and against else ""
+    where = _separating(explained, against) if explained and against else ""
     if where and where.removeprefix("with ") not in found.sentence.lower():
         text = found.sentence
         text = text if text[1].isupper() else text[0].lower() + text[1:]
@@ -135,7 +135,7 @@ def _properties(case: Case, needs: Iterable[str] = ()) -> Mapping[str, str]:
     }  # fmt: skip
 
 
-def _told_apart(explained: Sequence[Look], against: Sequence[Look]) -> str:
+def _separating(explained: Sequence[Look], against: Sequence[Look]) -> str:
     """The properties that all cells explained have, and none that contradicts: at most two, which these
     cells do not tell apart; "" without one, and if one cell alone has several."""
     ours, theirs = ([look.inputs.case for look in looks] for looks in (explained, against))

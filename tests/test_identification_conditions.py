@@ -1,4 +1,4 @@
-"""Measured sentences are held against cells: what they explain is counted, and passing cells count."""
+"""Measured sentences are compared with cells: what they explain is counted, and passing cells count."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ torch = pytest.importorskip("torch")
 from attention_conformance.backends import registry  # noqa: E402
 from attention_conformance.suite.checks import all_checks  # noqa: E402
 from attention_conformance.suite.judge.cell import Cell  # noqa: E402
+from attention_conformance.suite.judge.diagnosis.conditions import alike, conditioned  # noqa: E402
 from attention_conformance.suite.judge.diagnosis.diagnose import diagnose  # noqa: E402
 from attention_conformance.suite.judge.diagnosis.evidence import Evidence  # noqa: E402
 from attention_conformance.suite.judge.diagnosis.finding import Diagnosis  # noqa: E402
-from attention_conformance.suite.judge.diagnosis.held import alike, held  # noqa: E402
 from attention_conformance.suite.judge.diagnosis.identify import identify  # noqa: E402
 from attention_conformance.suite.judge.diagnosis.instrument import Found, softmax  # noqa: E402
 from attention_conformance.suite.judge.diagnosis.look import Look  # noqa: E402
@@ -141,7 +141,7 @@ def test_what_passing_cells_contradict_without_a_property_falls_behind() -> None
     assert (one.explains, one.tried, one.contradicts) == (3, 3, 2)
 
 
-def test_problems_of_other_operators_are_held_against_cells() -> None:
+def test_problems_of_other_operators_are_compared_with_cells() -> None:
     def late_for_one(query, position):
         return turned(query, position + (query.shape[2] == 1), to=torch.float64)
 
@@ -162,20 +162,24 @@ def test_evidence_by_hand() -> None:
         return softmax(2 * reading.scores, reading.seen)
 
     found = Found("Scores are doubled.", "scale", formula=twice)
-    assert held(Evidence(looks), found, [case]) == (found, [look.inputs.case for look in looks], 0)
-    said, _, against = held(Evidence(looks[:1], right_cells[2:]), found, [case])
+    assert conditioned(Evidence(looks), found, [case]) == (
+        found,
+        [look.inputs.case for look in looks],
+        0,
+    )
+    said, _, against = conditioned(Evidence(looks[:1], right_cells[2:]), found, [case])
     assert said.sentence.startswith("Only with several samples: scores are doubled.")
     assert against == 0
     # One cell alone that differs in two properties says nothing of either.
     double = Cell(VALUES, Case.parse("sdpa/none/mha/f64/b1h2q4k8d16"), of(of_torch.textbook))
-    assert held(Evidence(looks[:1], [double]), found, [case]) == (found, [case], 1)
-    assert held(Evidence(looks[:2], [double]), found, [case])[2] == 0
+    assert conditioned(Evidence(looks[:1], [double]), found, [case]) == (found, [case], 1)
+    assert conditioned(Evidence(looks[:2], [double]), found, [case])[2] == 0
     # The same case on both sides: no property is left, and the cell contradicts.
-    assert held(Evidence(looks[:1], right_cells[:1]), found, [case])[2] == 1
+    assert conditioned(Evidence(looks[:1], right_cells[:1]), found, [case])[2] == 1
     mute = Found("Scores are doubled.", "scale", formula=lambda reading: None)
-    assert held(Evidence(looks, right_cells), mute, [case]) == (mute, [case], 0)
+    assert conditioned(Evidence(looks, right_cells), mute, [case]) == (mute, [case], 0)
     halved = Found("Scores are halved.", "scale", formula=lambda r: softmax(r.scores / 2, r.seen))
-    assert held(Evidence(looks, right_cells[:2]), halved, [case])[1:] == ([case], 2)
+    assert conditioned(Evidence(looks, right_cells[:2]), halved, [case])[1:] == ([case], 2)
 
 
 def test_cells_are_sorted_by_likeness() -> None:
@@ -187,14 +191,14 @@ def test_cells_are_sorted_by_likeness() -> None:
     assert {cell.case.id for cell in first[-3:]} == set(PLAIN)
 
 
-def test_weights_of_layers_are_held_against_no_cell() -> None:
+def test_weights_of_layers_are_compared_with_no_cell() -> None:
     ids = ("multi-head/causal/mha/f32/b2h4q7k7d3/e12.12.12.12/self",)
     failing, _ = split(layers.SplitWithoutTranspose, *ids, like="multi-head")
     looks = [look for cell in failing if (look := Look.of(cell)) is not None]
     assert looks
     found = Found("Weights are equal.", "softmax", formula=lambda reading: reading.seen + 0.0)
     case = looks[0].inputs.case
-    assert held(Evidence(looks, failing), found, [case]) == (found, [case], 0)
+    assert conditioned(Evidence(looks, failing), found, [case]) == (found, [case], 0)
 
 
 def test_without_failures_nothing_is_said() -> None:
