@@ -25,8 +25,7 @@ from attention_conformance.suite.judge.judge import judge  # noqa: E402
 from attention_conformance.suite.spec.case import Case  # noqa: E402
 from tests.diagnosed import layers  # noqa: E402
 from tests.functions import of_torch  # noqa: E402
-from tests.test_identification import of  # noqa: E402
-from tests.test_identification_others import turned  # noqa: E402
+from tests.test_identification import of, turned  # noqa: E402
 
 VALUES = all_checks()["values"]
 
