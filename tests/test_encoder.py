@@ -1,4 +1,4 @@
-"""The layer of an encoder: its activations know their errors, and a person's own is judged like any other."""
+"""The layer of an encoder: its activations know their errors, and a person's own is judged."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The tape: what an array receives from several places. The compositions of plain and packed attention are
-second opinions of the pass by blocks, and of its bounds."""
+"""The tape: what an array receives from several places. The compositions of plain and packed attention
+are second opinions of the pass by blocks, and of its bounds."""
 
 from __future__ import annotations
 

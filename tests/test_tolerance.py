@@ -1,5 +1,5 @@
-"""Tolerance: the bound is sharp at its edge, and never met by rounding. `tests/frozen/bounds.txt` holds what
-its formula gives."""
+"""Tolerance: the bound is sharp at its edge, and never met by rounding. What its formula gives stands in
+`tests/frozen/bounds.txt`."""
 
 from __future__ import annotations
 
