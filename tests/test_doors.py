@@ -103,13 +103,6 @@ def test_another_package_of_that_name_does_not_matter(project: Path, name: str) 
     assert project_run(project, name).returncode == 0
 
 
-def test_there_is_a_command() -> None:
-    command = Path(sys.executable).with_name("attention-conformance")
-    out = subprocess.run([command, "list", "--words"], capture_output=True, text=True, timeout=60)
-    assert out.returncode == 0
-    assert "causal-alignment" in out.stdout
-
-
 @pytest.mark.parametrize(
     ("line", "words"),
     [

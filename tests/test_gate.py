@@ -238,13 +238,6 @@ def test_without_a_workload_bench_takes_a_first_look() -> None:
     assert (every.directions, every.count) == (list(DIRECTIONS), protocol.SAMPLES)
 
 
-def test_a_look_at_what_computes_something_else_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("torch")
-    words = ("bench", "--backend=torch", "--implementation=bahdanau")
-    assert main(words) == gate.NOTHING
-    assert "computes gpt2-train, bert-base-padded, llama-decode; name a" in capsys.readouterr().out
-
-
 def test_times_stand_side_by_side_under_the_names_of_workloads() -> None:
     records = [
         record(workload="gpt2-train"),
