@@ -71,14 +71,12 @@ def without(axes: Axes, question: str, *answers: str) -> Axes:
     return {**axes, question: tuple(answer for answer in axes[question] if answer not in answers)}
 
 
-# An operation that has no gradient gives none in these frameworks, and raises in torch.
+# An operation that has no gradient gives none in NumPy, and raises in torch.
 QUIET = without(ATTENTION, "lse-gradient", "raises")
 
 KINDS = {
     "torch": Kind(native.of_torch, "torch", ATTENTION),
     "numpy": Kind(native.ElectingKernel, "numpy", QUIET),
-    "tf": Kind(native.of_keras, "tf", QUIET),
-    "jax": Kind(native.of_jax, "jax", QUIET),
     "layer": Kind(native.layer_of_torch, "torch", LAYER, "multi-head"),
     "packed": Kind(native.packed_of_torch, "torch", PACKED, "packed"),
 }
@@ -178,14 +176,3 @@ def test_every_answer_at_smoke(name: str) -> None:
 def test_every_two_answers_at_standard(name: str) -> None:
     kind = KINDS[name]
     expect_right(kind, rows_of(kind.axes), "standard")
-
-
-@pytest.mark.slow
-def test_every_answer_in_tensorflow() -> None:
-    expect_right(KINDS["tf"], rows_of(QUIET, few=True), "smoke")
-
-
-@pytest.mark.slow
-def test_bottom_right_in_jax() -> None:
-    """One kernel alone: JAX compiles every operation of it for every shape."""
-    expect_right(KINDS["jax"], [BOTTOM_RIGHT], "smoke")

@@ -13,7 +13,7 @@ import torch
 from attention_conformance.backends._numpy import Rounded
 from attention_conformance.backends.declared import ATTENTION_FEATURES
 from attention_conformance.suite.deviations.kernels.attention import Call, Kernel
-from tests.electing.arrays import Arrays, OfJax, OfKeras, OfTorch
+from tests.electing.arrays import Arrays, OfTorch
 from tests.electing.kernel import Answers, Electing, Problem
 
 
@@ -37,52 +37,6 @@ def of_torch(answers: Answers) -> Callable[..., Any]:
         if attend.gives("lse-gradient", "raises"):
             log_sum_exp = log_sum_exp.detach()
         return (output, log_sum_exp) if lse else output
-
-    return function
-
-
-def of_jax(answers: Answers) -> Callable[..., Any]:
-    """A function with the signature of `jax.nn.dot_product_attention`, and the parameters beyond it."""
-    import jax.numpy as jnp
-
-    attend = Electing(OfJax(), answers)
-
-    def function(
-        query, key, value, bias=None, mask=None, *, scale=None, is_causal=False,
-        softcap=None, window=None, sinks=None, lse=False, alibi_slopes=None,
-    ):  # fmt: skip
-        operands = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))
-        problem = Problem(
-            *operands, attend.xp.named(query), mask=mask, bias=bias, causal=is_causal, scale=scale,
-            softcap=softcap, window=window, sinks=sinks, alibi_slopes=alibi_slopes,
-            called=("mask", "bias", "is_causal"),
-        )  # fmt: skip
-        output, log_sum_exp, _ = attend(problem)
-        output = jnp.swapaxes(output, 1, 2).astype(query.dtype)
-        return (output, jnp.swapaxes(log_sum_exp, 1, 2)) if lse else output
-
-    return function
-
-
-def of_keras(answers: Answers) -> Callable[..., Any]:
-    """A function with the signature of `keras.ops.dot_product_attention`, and parameters beyond it."""
-    from keras import ops
-
-    attend = Electing(OfKeras(), answers)
-
-    def function(
-        query, key, value, bias=None, mask=None, scale=None, is_causal=False,
-        softcap=None, window=None, sinks=None, lse=False, alibi_slopes=None,
-    ):  # fmt: skip
-        operands = (ops.swapaxes(x, 1, 2) for x in (query, key, value))
-        problem = Problem(
-            *operands, attend.xp.named(query), mask=mask, bias=bias, causal=is_causal, scale=scale,
-            softcap=softcap, window=window, sinks=sinks, alibi_slopes=alibi_slopes,
-            called=("mask", "bias", "is_causal"),
-        )  # fmt: skip
-        output, log_sum_exp, _ = attend(problem)
-        output = ops.cast(ops.swapaxes(output, 1, 2), query.dtype)
-        return (output, ops.swapaxes(log_sum_exp, 1, 2)) if lse else output
 
     return function
 
