@@ -165,11 +165,6 @@ def test_a_text_file_is_no_function(tmp_path: Path) -> None:
         registry.load_object(f"{tmp_path / 'notes.txt'}:f", "function")
 
 
-def test_numpy_has_no_native_signature_for_functions() -> None:
-    with pytest.raises(UsageError, match="no native signature"):
-        registry.function_implementation(registry.load("numpy"), "math:sqrt", {})
-
-
 def test_a_feature_that_a_function_lacks_costs_no_other_question() -> None:
     """Cases are asked without it, but for those of a check that is about it."""
     function, _ = registry.function_implementation(

@@ -82,19 +82,9 @@ VALUE_SIZE = ("election", "elect/value-size/f32")
 WIDE = ("values", "sdpa/none/mha/f32/b2h3q5k7d8v10")
 
 
-@pytest.mark.parametrize(
-    ("name", "check", "case"),
-    [
-        ("square_mask", *ALIGNMENT),
-        ("square_mask", *CROSS),
-        ("output_like_query", *VALUE_SIZE),
-        ("output_like_query", *WIDE),
-    ],
-)
-def test_an_accident_is_no_election(name: str, check: str, case: str) -> None:
-    verdict = judged(name, check, case)
+def test_an_accident_is_no_election() -> None:
+    verdict = judged("output_like_query", *VALUE_SIZE)
     assert (verdict.status, verdict.kind) == ("fail", "raised")
-    assert verdict.message.startswith("RuntimeError: ")
     rule = (
         "; only NotImplementedError, or a ValueError or TypeError that names an argument (query, "
     )
