@@ -246,11 +246,14 @@ def test_sizes_hang_on_the_seed_and_keep_what_is_equal() -> None:
 PARENT, GROUP = os.kill, os.killpg
 
 
-@pytest.mark.parametrize("words", [(), ("-n", "2")])
 @pytest.mark.parametrize(
-    "sent",
-    [[(PARENT, signal.SIGTERM)], [(PARENT, signal.SIGINT)], [(GROUP, signal.SIGINT)]],
-    ids=["TERM", "INT to the parent", "INT from a terminal"],
+    ("words", "sent"),
+    [
+        ((), [(PARENT, signal.SIGINT)]),
+        (("-n", "2"), [(PARENT, signal.SIGTERM)]),
+        (("-n", "2"), [(GROUP, signal.SIGINT)]),
+    ],
+    ids=["INT to the parent", "TERM", "INT from a terminal"],
 )
 def test_a_run_that_people_end_has_a_verdict(
     tmp_path: Path, words: tuple[str, ...], sent: list[tuple[Any, int]]
