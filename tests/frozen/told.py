@@ -59,7 +59,6 @@ LIKE = {
     "own_classes.py:AdditiveWithoutTanh": "additive", "own_keras_classes.py": "self-attention",
     "own_keras_classes.py:MultiHeadAttention": "multi-head", "varlen.py": "packed",
     "coding.py:written": "quantized-write", "coding.py:cut_off": "quantized-write",
-    "coding.py:floats": "quantized-write",
     "paging.py:written": "paged-write", "paging.py:written_in_place": "paged-write",
     "paging.py:wraps": "paged-write",
 }  # fmt: skip
