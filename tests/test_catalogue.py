@@ -27,7 +27,6 @@ from attention_conformance.suite.records import cells as records
 from attention_conformance.suite.records import diagnoses as remarks
 from attention_conformance.suite.records.diagnoses import DiagnosisRecord
 from attention_conformance.suite.records.expectations import draft
-from attention_conformance.suite.report import diagnoses as shown
 from attention_conformance.suite.report import frames
 from attention_conformance.suite.report.kinds import CONFORMANCE, frames_of
 from attention_conformance.suite.run import diagnosing
@@ -284,16 +283,6 @@ def test_result_files_keep_diagnoses(tmp_path: Path) -> None:
     assert table["sentence"].tolist() == ["It is wrong."]
     assert frames.diagnoses(loaded).empty
     assert "the run says: It is wrong." in draft(read.cells, {"torch": "2.13"}, read.diagnoses)
-
-
-def test_a_diagnosis_is_shown_with_its_evidence() -> None:
-    lines = [*shown.lines([ONE], lambda one: f"judge {one.case}")]
-    assert lines[1:] == [
-        "Diagnosis", "---------", " 1. It is wrong.",
-        f"    as a known fault: explains 2 of 3 failures tried, contradicts none; {CASES[0]}",
-        "    in code   `x`", f"    again     judge {CASES[0]}", "", "    # .", "    . #",
-    ]  # fmt: skip
-    assert [*shown.lines([])] == []
 
 
 def test_one_call_is_diagnosed() -> None:

@@ -49,10 +49,6 @@ def test_every_kernel_has_an_expectation(file: str) -> None:
     assert sorted(expected) == sorted(name for name in written if name[0] != "_")
 
 
-def test_names_are_unique() -> None:
-    assert len({kernel.name for kernel in KERNELS}) == len(KERNELS)
-
-
 @pytest.mark.parametrize(
     ("faults", "diagnoses", "is_called"),
     [

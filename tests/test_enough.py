@@ -58,7 +58,6 @@ def function(name: str, *words: str) -> subprocess.CompletedProcess[str]:
     ("name", "words", "code"),
     [
         ("merges_without_weights", ("-n", "1"), pytest.ExitCode.TESTS_FAILED),
-        ("decodes", ("-n", "1"), NOT_JUDGED_ENOUGH),
         ("of_float64", ("--allow-refusals",), pytest.ExitCode.OK),
     ],
 )
