@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -147,33 +147,16 @@ def test_the_control_and_the_honest_variants_pass() -> None:
         assert done.statuses["pass"] >= 0.9 * examples  # full caches are refused
 
 
-FAULTS: Iterable[Any] = (
-    # a mutant, the check that finds it, the examples, and how large a minimal case may be
-    ("left-padding-as-right", "values", 250, {"B": 2, "H": 1, "Lq": 1, "Lk": 4}),
-    pytest.param(
-        "full-mask-of-group-leader",
-        "values",
-        250,
-        {"B": 2, "H": 3, "Lq": 2, "Lk": 3},
-        marks=pytest.mark.slow,
-    ),
-    ("key-gradient-unscaled", "gradients", 50, {"B": 1, "H": 1, "Lq": 2, "Lk": 3}),
-)
-
-
 @pytest.mark.seldom
-@pytest.mark.parametrize(("name", "check", "examples", "limits"), FAULTS)
-def test_a_planted_fault_is_found_and_shrunk(
-    name: str, check: str, examples: int, limits: dict[str, int]
-) -> None:
+def test_a_planted_fault_of_gradients_is_found_and_shrunk() -> None:
     done = search(
-        MUTANTS, implementation=(name,), seed=1,
-        examples=examples, dtype=("f32",), gradients=check == "gradients",
-    )  # fmt: skip
-    first = next(f for f in done.failures.values() if f.cell.check.name == check)
+        MUTANTS, implementation=("key-gradient-unscaled",), seed=1, examples=50, dtype=("f32",)
+    )
+    first = next(f for f in done.failures.values() if f.cell.check.name == "gradients")
     case: Any = first.cell.case
-    sizes = case.sizes
-    assert all(getattr(sizes, size) <= limit for size, limit in limits.items()), case.id
+    s = case.sizes
+    assert (s.B, s.H) == (1, 1)
+    assert s.Lq * s.Lk <= 6
     assert (case.recipe, case.axis_order) == ("normal", "bhld")
     assert judge(first.cell).message == first.verdict.message
 
@@ -281,7 +264,6 @@ def test_sizes_are_few_if_every_shape_is_compiled(monkeypatch: pytest.MonkeyPatc
         seen = search("numpy", seed=seed, examples=60, gradients=False).seen.values()
         return {(case.operator.name, case.sizes, case.widths) for case in seen}
 
-    plain = {size for operator, size, _ in sizes(2) if operator == "sdpa"}
-    assert len(plain) == POOL
-    assert sizes(2) == sizes(2)
-    assert sizes(2) != sizes(3)
+    first = sizes(2)
+    assert len({size for operator, size, _ in first if operator == "sdpa"}) == POOL
+    assert sizes(2) == first != sizes(3)
