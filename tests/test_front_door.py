@@ -21,6 +21,9 @@ ROOT = Path(__file__).resolve().parents[1]
 
 ONE_FILE = "suite/test_extremes.py"
 
+FEW = ("--backend=numpy", "--level=smoke", "--implementation=definition", "--dtype=f32")
+"""A whole run of one implementation."""
+
 
 def run(*words: str, cwd: Path = ROOT, timeout: float = 120) -> subprocess.CompletedProcess[str]:
     """`pytest ...` in a process of its own, without the cache folder."""
@@ -31,7 +34,7 @@ def run(*words: str, cwd: Path = ROOT, timeout: float = 120) -> subprocess.Compl
 @pytest.fixture(scope="module")
 def smoke(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess, Path]:
     results = tmp_path_factory.mktemp("smoke") / "numpy.jsonl"
-    return run("suite", "--backend=numpy", "--level=smoke", f"--results={results}"), results
+    return run("suite", *FEW, f"--results={results}"), results
 
 
 def test_the_control_passes_everything_it_supports(smoke) -> None:  # type: ignore[no-untyped-def]
@@ -39,8 +42,8 @@ def test_the_control_passes_everything_it_supports(smoke) -> None:  # type: igno
     assert out.returncode == 0, out.stdout[-3000:]
     loaded = records.load(results)
     assert set(loaded.totals) == {"pass", "unsupported"}
-    assert loaded.totals["pass"] > 250
-    assert not loaded.header.partial
+    assert loaded.totals["pass"] > 100
+    assert loaded.header.partial, "some implementations and dtypes were left out"
     assert loaded.header.cells == len(loaded.cells)
     assert loaded.header.digest == records.digest(c.key for c in loaded.cells)
     assert loaded.header.versions["numpy"]
@@ -122,7 +125,7 @@ def test_broken_implementations_fail_with_the_command_to_run_again(tmp_path: Pat
     results = tmp_path / "r.jsonl"
     out = run(
         "suite/test_values.py", "--backend=tests.miniatures:always_wrong", "--level=smoke",
-        "--dtype=f32", f"--results={results}",
+        "--dtype=f32", "-k", "sdpa and q17k23", f"--results={results}",
     )  # fmt: skip
     assert out.returncode == 1
     assert "values of mini:alwayswrong: " in out.stdout
@@ -144,12 +147,12 @@ def test_shards_merge_to_the_whole_run(smoke, tmp_path: Path) -> None:  # type: 
     parts = []
     for shard in ("1/2", "2/2"):
         path = tmp_path / f"{shard[0]}.jsonl"
-        words = ("--backend=numpy", "--level=smoke", f"--shard={shard}", f"--results={path}")
+        words = (*FEW, f"--shard={shard}", f"--results={path}")
         assert run("suite", *words).returncode == 0
         parts.append(records.load(path))
     merged = records.merge(parts)
     assert {c.key for c in merged.cells} == {c.key for c in records.load(whole).cells}
-    assert min(len(p.cells) for p in parts) > 50
+    assert min(len(p.cells) for p in parts) > 20
     with pytest.raises(records.IncompleteShards):
         records.merge(parts[:1])
 
@@ -158,7 +161,7 @@ def test_xdist_gives_the_same_records(smoke, tmp_path: Path) -> None:  # type: i
     _, whole = smoke
     path = tmp_path / "parallel.jsonl"
     files = ("suite/test_values.py", "suite/test_elections.py")
-    out = run(*files, "--backend=numpy", "--level=smoke", "-n", "2", f"--results={path}")
+    out = run(*files, *FEW, "-n", "2", f"--results={path}")
     assert out.returncode == 0, out.stdout[-2000:]
     one, other = records.load(whole), records.load(path)
 
@@ -187,7 +190,7 @@ def test_a_crash_is_one_cell_and_the_run_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "crash.jsonl"
     out = run(
         "-q", "suite/test_values.py", "--backend=tests.miniatures:segfaults", "--level=smoke", "-n", "1",
-        f"--results={path}",
+        "-k", "k17 or k23", f"--results={path}",
     )  # fmt: skip
     assert out.returncode == 1
     loaded = records.load(path)
@@ -262,8 +265,8 @@ def test_stale_expectations_end_the_run(tmp_path: Path) -> None:
         (tmp_path / "mine.toml").write_text(entry.format(pattern))
         return subprocess.run(
             [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider",
-             str(ROOT / "suite/test_values.py"), "-k=values", "--backend=odd_adapter:backend",
-             "--level=smoke"],
+             str(ROOT / "suite/test_values.py"), "-k=f32/b1h1q1k1d1", "--level=smoke",
+             "--backend=odd_adapter:backend"],
             cwd=ROOT, capture_output=True, text=True,
             env={"PYTHONPATH": f"{tmp_path}:{ROOT}", "PATH": "/usr/bin:/bin"},
         )  # fmt: skip

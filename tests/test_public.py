@@ -99,8 +99,7 @@ def test_a_wrong_closure_fails_and_says_what_separates_its_failures() -> None:
     assert not report.passed
     assert report.failures.loc[0, "check"] == "values"
     assert {"mine"} == set(report.table["implementation"])
-    # The same, without raising; in float32 a factor of 1 + 1e-9 is no factor.
-    assert not check_attention(scaled(1.01), checks=["values"], raises=False).passed
+    # In float32 a factor of 1 + 1e-9 is no factor.
     assert check_attention(scaled(1 + 1e-9), checks=["values"], dtypes=("f32",)).passed
 
 
@@ -214,23 +213,17 @@ def test_wrong(cell):
 """
 
 
-@pytest.mark.parametrize("words", [("-n", "0"), ("-n", "1", "-k", "test_right")])
-def test_every_cell_is_a_case_of_a_persons_own_test(tmp_path: Path, words: tuple[str, ...]) -> None:
+def test_every_cell_is_a_case_of_a_persons_own_test(tmp_path: Path) -> None:
     (tmp_path / "test_mine.py").write_text(OUTSIDE)
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -p no:cacheprovider -q\n")
     out = subprocess.run(
-        [sys.executable, "-m", "pytest", *words], cwd=tmp_path, capture_output=True, text=True,
+        [sys.executable, "-m", "pytest", "-n", "1"], cwd=tmp_path, capture_output=True, text=True,
         timeout=120,
     )  # fmt: skip
-    summary = out.stdout.splitlines()[-1]
-    if "test_right" in words:
-        assert out.returncode == 0, out.stdout
-        assert "failed" not in summary
-        return
     assert out.returncode == 1
     assert "FAILED test_mine.py::test_wrong[values/sdpa/" in out.stdout
     assert "test_mine.py::test_right" not in out.stdout
-    assert "1 xfailed" in summary
+    assert "1 xfailed" in out.stdout.splitlines()[-1]
 
 
 @pytest.mark.seldom
