@@ -277,7 +277,6 @@ class Twin(Miniature):
     ("act", "kind", "said"),
     [
         ("leaves", "crash", "the worker ended with exit code 0"),
-        ("aborts", "crash", "the worker ended with exit code -6"),
         ("holds_the_lock", "timeout", "the worker was ended: 'open' took longer than 15 s"),
     ],
 )
