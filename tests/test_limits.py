@@ -51,35 +51,6 @@ def test_the_nearest_sizes_lie_within_the_limits(limits: Limits, sizes: str, exp
     assert limits.fitted(fitted) == fitted
 
 
-@pytest.mark.parametrize(
-    ("claim", "message"),
-    [
-        ("lengths_multiple_of=0", "lengths_multiple_of are whole numbers from 1 on, got"),
-        ("lengths_multiple_of=x", "lengths_multiple_of: Expected `int`, got `str`"),
-        ("lengths_multiple_of=16,16,16", "one number for queries and keys, or one for each"),
-        ("contiguous=perhaps", "contiguous: Expected `bool`, got `str`"),
-        ("f16.forward_only", "unknown claim 'f16.forward_only'"),
-    ],
-)
-def test_values_that_no_kernel_can_claim_are_usage_errors(claim: str, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        plan("flash", "limited.py", claim=(claim,))
-
-
-@pytest.mark.parametrize(
-    ("claims", "message"),
-    [
-        (("queries=1", "lengths_multiple_of=16"), "lengths_multiple_of=1,16 is about keys alone"),
-        (("max_length=8", "lengths_multiple_of=16"), "no length up to 8 is a multiple of 16"),
-    ],
-)
-def test_claims_that_no_lengths_meet_are_usage_errors(
-    claims: tuple[str, ...], message: str
-) -> None:
-    with pytest.raises(UsageError, match=message):
-        plan("flash", "limited.py", claim=claims)
-
-
 def asked(function: Implementation, level: str) -> int:
     """The number of cells that the function is asked."""
     cells = (cell for check in all_checks().values() for cell in check.cells(level, [function]))
