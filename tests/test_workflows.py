@@ -16,8 +16,6 @@ from tests.rows import cell, run
 
 ROOT = Path(__file__).resolve().parents[1]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
-JUDGE, SET_UP = ROOT / "action.yml", ROOT / ".github" / "actions" / "set-up" / "action.yml"
-ACTIONS = [JUDGE, *sorted((ROOT / ".github" / "actions").rglob("action.yml"))]
 
 
 def content(path: Path) -> dict[str, Any]:
