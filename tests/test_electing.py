@@ -24,7 +24,6 @@ from tests.electing.table import (
     ATTENTION,
     LAYER,
     NOBODY,
-    PACKED,
     Axes,
     contradicted,
     rows_of,
@@ -78,7 +77,6 @@ KINDS = {
     "torch": Kind(native.of_torch, "torch", ATTENTION),
     "numpy": Kind(native.ElectingKernel, "numpy", QUIET),
     "layer": Kind(native.layer_of_torch, "torch", LAYER, "multi-head"),
-    "packed": Kind(native.packed_of_torch, "torch", PACKED, "packed"),
 }
 
 
@@ -134,7 +132,7 @@ def put(kernel: Implementation, question: str) -> set[str]:
     return {judge(cell).status for cell in asked}
 
 
-@pytest.mark.parametrize("name", ["torch", "numpy", "layer", "packed"])
+@pytest.mark.parametrize("name", KINDS)
 def test_held_to_another_answer_a_kernel_is_red(name: str) -> None:
     kind = KINDS[name]
     red: dict[tuple[str, str], bool] = {}
@@ -164,15 +162,15 @@ def test_bottom_right_is_right_in_torch() -> None:
 
 
 @pytest.mark.seldom
-@pytest.mark.parametrize("name", ["numpy", "layer", "packed"])
+@pytest.mark.parametrize("name", ["numpy", "layer"])
 def test_every_answer_at_smoke(name: str) -> None:
     """Kernels of a kind share their oracles, so that those that align bottom-right are asked here."""
-    kind, aligned = KINDS[name], [] if name == "packed" else [BOTTOM_RIGHT]
-    expect_right(kind, [*rows_of(kind.axes, few=True), *aligned], "smoke")
+    kind = KINDS[name]
+    expect_right(kind, [*rows_of(kind.axes, few=True), BOTTOM_RIGHT], "smoke")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["torch", "numpy", "layer", "packed"])
+@pytest.mark.parametrize("name", KINDS)
 def test_every_two_answers_at_standard(name: str) -> None:
     kind = KINDS[name]
     expect_right(kind, rows_of(kind.axes), "standard")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -90,40 +89,6 @@ def layer_of_torch(answers: Answers) -> Callable[..., Any]:
         return ElectingLayer(attend, rate)
 
     return factory
-
-
-def packed_of_torch(answers: Answers) -> Callable[..., Any]:
-    """A function of packed attention, as `--like=packed` calls it: segment by segment, or all pairs at
-    once, where NaN in hidden values reaches all rows."""
-    at_once = answers["nan-in-other-segment"] == "others"
-    hidden = "leaks" if at_once else "blocked"
-    empty = answers.get("segment-without-keys", "zeros")
-    of_rows = {"nan-in-masked-value": hidden, "no-keys": empty, "fully-masked-row": empty}
-    attend = Electing(OfTorch(), answers | of_rows)
-
-    def function(query, key, value, cu_seqlens_q, cu_seqlens_k, causal=False, softmax_scale=None):
-        queries, keys = (pairwise(x.tolist()) for x in (cu_seqlens_q, cu_seqlens_k))
-        segments = [(slice(*q), slice(*k)) for q, k in zip(queries, keys, strict=True)]
-        arrays = [x.transpose(0, 1)[None] for x in (query, key, value)]
-        name = attend.xp.named(query)
-        if at_once:
-            mask = torch.zeros(len(query), len(key), dtype=torch.bool)
-            for q, k in segments:
-                block = mask[q, k]
-                last = block.shape[1] - block.shape[0]
-                offset = last if attend.gives("causal-alignment", "bottom-right") else 0
-                mask[q, k] = torch.ones_like(block).tril(offset) if causal else True
-            output = attend(Problem(*arrays, name, mask=mask, scale=softmax_scale))[0]
-        else:
-            problems = (
-                Problem(arrays[0][:, :, q], *(x[:, :, k] for x in arrays[1:]), name, causal=causal,
-                        scale=softmax_scale)
-                for q, k in segments
-            )  # fmt: skip
-            output = torch.cat([attend(problem)[0] for problem in problems], 2)
-        return output[0].transpose(0, 1).to(query.dtype)
-
-    return function
 
 
 class ElectingKernel(Kernel):
