@@ -53,7 +53,6 @@ ELSEWHERE = {
     r"python -m tests\.studies\.costs": "tests/test_costs.py runs it",
     r"python -m tests\.studies\.together": "tests/test_together.py makes its page",
     r"python -m tests\.studies\.parameters": "tests/test_parameters.py tests it, and its page",
-    r"python -m tests\.diagnosed": "tests/test_diagnosed.py judges its kernels",
     r"sphinx-build ": "tests/test_site.py builds the site",
     r"docs/vectors\.md:": "tests/test_vectors_judge.py runs the page as it stands",
     r".* --device=cuda": "needs a GPU",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from operator import eq, ne
 from typing import Any
 
 import pytest
@@ -26,7 +25,6 @@ from attention_conformance.suite.spec.case import Case  # noqa: E402
 from tests.diagnosed import layers  # noqa: E402
 from tests.functions import of_torch  # noqa: E402
 from tests.test_identification import of  # noqa: E402
-from tests.test_identification_others import turned  # noqa: E402
 
 VALUES = all_checks()["values"]
 
@@ -88,67 +86,12 @@ def test_failing_cells_are_counted_whose_answers_a_formula_gives() -> None:
     assert one.case in PLAIN
 
 
-def test_a_scale_by_default_says_nothing_of_given_scales() -> None:
-    def unscaled(query, key, value, scale=None):
-        return of_torch.textbook(query, key, value, scale=1.0 if scale is None else scale)
-
-    cells = split(unscaled, *PLAIN, *(f"{case}/scale0.3" for case in PLAIN))
-    looks = [look for cell in cells[0] if (look := Look.of(cell)) is not None]
-    (one,) = identify(cells[0][0].implementation.backend, cells[0][0].implementation,
-                      [look.inputs.case for look in looks], 60, Evidence(looks, cells[1]))  # fmt: skip
-    assert one.sentence.startswith("The scale is 1, expected 0.354 = 1/sqrt(D).")
-    assert (one.explains, one.tried, one.contradicts) == (3, 3, 0)
-
-
-def test_a_property_is_said_that_passing_cells_lack() -> None:
-    for is_heeded, lengths, count in ((eq, "differ", 2), (ne, "are equal", 2)):
-        heeded = attention(right, lambda q, k, heeded=is_heeded: heeded(q.shape[2], k.shape[2]))
-        (one,) = told(heeded, *SQUARE, *ODD)
-        text = f"Only where the numbers of queries and keys {lengths}: the mask causal is ignored"
-        assert one.sentence.startswith(text)
-        assert (one.explains, one.tried, one.contradicts) == (count, count, 0)
-
-
-def test_a_mask_as_an_array_is_a_property() -> None:
-    def unscaled(query, key, value, attn_mask=None, is_causal=False):
-        scale = None if attn_mask is None else query.shape[-1] ** -1.0
-        return of_torch.textbook(query, key, value, attn_mask, is_causal, scale)
-
-    ids = [f"sdpa/{mask}/mha/f32/b2h3q9k9d8/dense" for mask in ("bool.b11k", "bool.bhqk")]
-    one, *_ = told(unscaled, *ids, *PLAIN, *SQUARE)
-    text = "Only with a mask as an array: the scale is 0.125 = 1/D"
-    assert one.sentence.startswith(text)
-    assert (one.explains, one.tried, one.contradicts) == (2, 2, 0)
-
-
-def test_masks_of_one_query_alone_are_ignored() -> None:
-    ids = [
-        f"sdpa/{mask}/mha/f32/b2h3q{q}k23d8/dense"
-        for mask in ("bool.b11k", "bool.bhqk")
-        for q in (1, 5)
-    ]
-    of_several = attention(right, mask_of=lambda q, mask: None if q.shape[2] == 1 else mask)
-    one, *_ = told(of_several, *ids)
-    assert one.sentence.startswith("Only with one query: the mask bool.")
-    assert one.contradicts == 0
-
-
 def test_what_passing_cells_contradict_without_a_property_falls_behind() -> None:
     ids = [f"sdpa/none/mha/f32/b2h3q9k{k}d8" for k in (5, 7, 6, 23, 24)]
     function = attention(lambda q, k: math.log2(math.e) if k.shape[2] % 2 else 1.0)
     one, *_ = told(function, *ids)
     assert "the scale" in one.sentence.lower()
     assert (one.explains, one.tried, one.contradicts) == (3, 3, 2)
-
-
-def test_problems_of_other_operators_are_compared_with_cells() -> None:
-    def late_for_one(query, position):
-        return turned(query, position + (query.shape[2] == 1), to=torch.float64)
-
-    ids = [f"rotary/none/mha/f64/b{b}h3q{q}k1d16/at4097" for b in (2, 3) for q in (1, 17)]
-    (one,) = told(late_for_one, *ids, like="rotary")
-    assert one.sentence.startswith("Only with one query: position p is rotated as position p + 1")
-    assert (one.explains, one.tried, one.contradicts) == (2, 2, 0)
 
 
 def test_evidence_by_hand() -> None:
