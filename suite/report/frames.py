@@ -107,10 +107,11 @@ def asked_again(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def newest_times(measurements: pd.DataFrame) -> pd.DataFrame:
-    """The newest of the measurements of the same."""
+    """The newest measurement of each of the same, with labels without sources."""
     order = measurements.sort_values("started", kind="stable")
     same = [*MEASURED, "case", "backend", "implementation"]
-    return measurements.loc[order.drop_duplicates(same, keep="last").sort_index().index]
+    newest = order.drop_duplicates(same, keep="last").sort_index()
+    return newest.assign(label=newest["backend"] + ":" + newest["implementation"])
 
 
 def _beyond(ratio: float | None) -> float | None:
