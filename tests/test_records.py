@@ -221,7 +221,7 @@ DEEP = "[" * 100_000 + "]" * 100_000
         (2, '"ratios": {}', '"ratios": null', "Expected `object`, got `null` - at `$.ratios`"),
         (2, '"ratios": {}', '"ratios": {"key": "far"}', "Expected `float`, got `str`"),
         (2, '"features": []', '"features": [1]', "Expected `str`, got `int` - at `$.features[0]`"),
-        (2, '"message": ""', '"message": "\\ud800"', "surrogate"),
+        (2, '"message": ""', '"message": "\\ud800"', "malformed"),
         (2, '"message": ""', '"message": "\0"', "malformed"),
         (2, '"message": ""', f'"message": {DEEP}', "recursion"),
         (2, '"rms": null', '"rms": NaN', "malformed"),

@@ -17,9 +17,8 @@ from attention_conformance.suite.records.cells import CellRecord, Run
 from attention_conformance.suite.records.lines import RecordError
 from attention_conformance.suite.records.searches import FoundRecord, SearchHeader, SearchRun, save
 from attention_conformance.suite.records.sweeps import runs
-from attention_conformance.suite.report.diff import NothingInCommon
+from attention_conformance.suite.report.diff import NothingInCommon, difference
 from attention_conformance.suite.report.kinds import SWEEPS, kind_of
-from attention_conformance.suite.report.sweep_diff import difference
 from attention_conformance.suite.report.swept import read
 from tests.rows import cell, header, run
 
@@ -225,37 +224,39 @@ def test_differences_are_those_of_the_runs_that_both_have(
     for seed in range(1, 4):
         worse = {"status": "fail", "kind": "value"} if seed == 2 else {}
         swept(new, cell(ONE, seed=seed), cell(TWO, seed=seed, **worse), seed=seed, versions=1)
-    comparison = difference(old, new)
-    (change,) = comparison.changes.to_dict("records")
+    comparison = difference(old, new, {})
+    (change,) = comparison["changes"].to_dict("records")
     assert (change["change"], change["seed"], change["case"]) == ("new failure", 2, TWO)
-    assert comparison.alone.to_numpy().tolist() == [
+    assert comparison["alone"].to_numpy().tolist() == [
         ["torch smoke installed seed 0", "old"], ["torch smoke installed seed 3", "new"],
     ]  # fmt: skip
-    (header,) = comparison.headers.to_dict("records")
+    (header,) = comparison["headers"].to_dict("records")
     assert (header["field"], header["runs"]) == ("options.versions", 2), "each once"
     assert main(["diff", str(old), str(new)]) == 1
     assert "new failure" in capsys.readouterr().out
     assert main(["diff", str(old), str(old)]) == 0
     with pytest.raises(NothingInCommon):
-        difference(old, swept(tmp_path / "other", cell(ONE, seed=9), seed=9))
+        difference(old, swept(tmp_path / "other", cell(ONE, seed=9), seed=9), {})
 
 
 def test_releases_are_compared_with_each_other(tmp_path: Path) -> None:
     sweep = tmp_path / "s"
     before = swept(sweep / "a", cell(ONE), release="jax-0.8.1")
     after = swept(sweep / "b", cell(ONE, status="fail", kind="value"), release="jax-0.9.2")
-    comparison = difference(before, after)
-    assert comparison.changes["change"].tolist() == ["new failure"]
-    assert "options.release" in comparison.headers["field"].tolist()
+    comparison = difference(before, after, {})
+    assert comparison["changes"]["change"].tolist() == ["new failure"]
+    assert "options.release" in comparison["headers"]["field"].tolist()
     swept(sweep / "b", cell(ONE), release="jax-0.8.1")
-    assert difference(before, sweep / "b").changes.empty, "the same release where there is one"
+    assert difference(before, sweep / "b", {})["changes"].empty, (
+        "the same release where there is one"
+    )
 
 
 def test_a_sweep_is_compared_with_a_plain_run(tmp_path: Path) -> None:
     options = {"backend": ["torch"], "level": "smoke", "mode": "eager", "seed": 0}
     plain = run(cell(ONE), cell(TWO), options=options).save(tmp_path / "r.jsonl")
     sweep = swept(tmp_path / "s", cell(ONE), cell(TWO))
-    assert difference(plain, sweep).changes.empty
+    assert difference(plain, sweep, {})["changes"].empty
     worse = swept(tmp_path / "w", cell(ONE), cell(TWO, status="fail"))
     assert main(["diff", str(plain), str(worse)]) == 1
     assert main(["diff", str(worse), str(plain)]) == 0

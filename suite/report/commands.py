@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from attention_conformance.suite.flags import CommandOptions, option
-from attention_conformance.suite.records.cells import load
 from attention_conformance.suite.records.lines import RecordError
 from attention_conformance.suite.report import DATA_FORMATS, FORMATS, SITE
 from attention_conformance.suite.report.kinds import (
@@ -229,27 +228,12 @@ def _by_kind(paths: list[Path]) -> dict[Kind, list[Path]]:
 @_guarded
 def diff(args: argparse.Namespace) -> int:
     """Run `diff`; returns the exit code."""
-    from attention_conformance.suite.report.diff import (
-        compare,
-        header_changes,
-        mapped,
-        new_failures,
-        summary,
-    )
+    from attention_conformance.suite.report.diff import difference, new_failures
     from attention_conformance.suite.report.render import render
-    from attention_conformance.suite.report.sweep_diff import difference, is_of_sweeps
 
     renames = dict(args.map)
     if len(renames) < len(args.map):
         raise RecordError("--map names the same old implementation twice; name it once")
-    if is_of_sweeps(args.old, args.new):
-        comparison = difference(args.old, args.new, renames, args.partial)
-        changes, headers = comparison.changes, comparison.headers
-        more = {} if comparison.alone.empty else {"alone": comparison.alone}
-    else:
-        old, new = (load(path, args.partial) for path in (args.old, args.new))
-        changes = compare(*(mapped(old, new, renames) if renames else (old, new)))
-        headers, more = header_changes(old, new), {}
-    tables = {"summary": summary(changes), "changes": changes, "headers": headers, **more}
+    tables = difference(args.old, args.new, renames, args.partial)
     render(tables, args.format, args.output, f"From {args.old} to {args.new}")
-    return 1 if new_failures(changes) else 0
+    return 1 if new_failures(tables["changes"]) else 0

@@ -107,8 +107,8 @@ CONFORMANCE = Kind(
         conformance.OF_UNSUPPORTED, conformance.CONFORMANCE, semantics.TOGETHER,
         conformance.ACCURACY, conformance.LARGEST, conformance.DISTRIBUTION,
         conformance.OF_GRADIENTS, conformance.KERNELS,
-        semantics.ELECTIONS, semantics.INVARIANCE, semantics.LAYERS,
-        conformance.EXPLAINED, conformance.ONLY_HERE, conformance.EVERYWHERE, conformance.FAILURES,
+        semantics.ELECTIONS, semantics.INVARIANCE,
+        conformance.EXPLAINED, conformance.FAILURES,
         conformance.SLOWEST, conformance.HISTORY, conformance.CHANGED, conformance.CELLS,
     ),
 )  # fmt: skip
@@ -179,7 +179,7 @@ SWEEPS = Kind(
     accepts=is_sweep,
     read=_sweeps,
     tables=_named(
-        sweeps.SWEPT, sweeps.OF_RELEASES, sweeps.OF_SEEDS, sweeps.RATES, sweeps.FALSE_ALARMS,
+        sweeps.SWEPT, sweeps.OF_RELEASES, sweeps.OF_SEEDS, sweeps.RATES,
         sweeps.TIGHTNESS, sweeps.TIGHTNESS_OF_CHECKS, sweeps.FAILING, sweeps.SOME_SEEDS,
         sweeps.SEARCHES, sweeps.FOUND,
     ),

@@ -23,7 +23,7 @@ from attention_conformance.suite.report.render import as_html
 FOLDER = "implementations"
 """The folder of the pages of implementations."""
 
-OF_INDEX = ("changed", "runs", "diagnoses", "statuses", "elections", "everywhere")
+OF_INDEX = ("changed", "runs", "diagnoses", "statuses", "elections")
 """The tables below the matrix."""
 
 OF_PAGE = ("diagnoses", "distribution", "invariance", "kernels", "history", "changed")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from attention_conformance.suite.report.conformance import COUNTS, UNSUPPORTED
@@ -17,9 +16,6 @@ CONFIDENCE = 0.95
 
 QUANTILES = {"median": 0.5, "90%": 0.9, "99%": 0.99, "99.9%": 0.999, "99.99%": 0.9999, "max": 1.0}
 """The quantiles of error ratios by column."""
-
-CONTROLS = ("numpy",)
-"""Backends that are right by construction. If one fails, the suite is wrong."""
 
 BY_RELEASE = {"implementation": "label", "release": "release"}
 
@@ -61,7 +57,7 @@ def _with_failures(cells: pd.DataFrame) -> pd.DataFrame:
     return judged.assign(failed=status.isin(BROKEN), known=status == "known")
 
 
-def _rates(groups: Groups, unit: float = 1.0, name: str = "rate") -> pd.DataFrame:
+def _rates(groups: Groups) -> pd.DataFrame:
     """The rate of failures, and its exact interval (Clopper and Pearson 1934)."""
     import pandas as pd
     from scipy.stats import binomtest
@@ -73,42 +69,20 @@ def _rates(groups: Groups, unit: float = 1.0, name: str = "rate") -> pd.DataFram
         (test.statistic, float(end.low), float(end.high))
         for test, end in zip(tests, intervals, strict=True)
     ]
-    return unit * pd.DataFrame(rates, failed.index, [name, "low", "high"], dtype="float64")
+    return pd.DataFrame(rates, failed.index, ["rate", "low", "high"], dtype="float64")
 
 
 RATES = Table(
     "rates",
     "Rates of failures among judged cells, with exact 95 % intervals of independent draws. Known "
-    "failures are counted separately. Seeds of one case are not independent: if a fault depends on the "
-    "case, the intervals are too narrow.",
+    "failures are counted separately; a failure of a control is a false alarm of the suite. Seeds of "
+    "one case are not independent: if a fault depends on the case, the intervals are too narrow.",
     over="swept_cells",
     rows=_with_failures,
     by=BY_RELEASE,
     columns={
         "asked": ("case", "size"), "failed": ("failed", "sum"), "rates": _rates,
         "known": ("known", "sum"), "seeds": ("seed", "nunique"),
-    },
-)  # fmt: skip
-
-
-def _of_controls(cells: pd.DataFrame) -> pd.DataFrame:
-    """The judged cells of the controls, and all of them again under the name "all"."""
-    import pandas as pd
-
-    mine = _with_failures(cells[cells["backend"].isin(CONTROLS)])
-    return pd.concat([mine, mine.assign(label="all", release="")])
-
-
-FALSE_ALARMS = Table(
-    "false_alarms",
-    "Failures of the control per million cells, with exact 95 % intervals. If the control fails, the "
-    "suite is wrong.",
-    over="swept_cells",
-    rows=_of_controls,
-    by=BY_RELEASE,
-    columns={
-        "asked": ("case", "size"), "failed": ("failed", "sum"),
-        "rates": partial(_rates, unit=1e6, name="a_million"),
     },
 )  # fmt: skip
 
