@@ -17,68 +17,74 @@ import pytest
 
 from attention_conformance.suite.__main__ import main
 from attention_conformance.suite.checks import all_checks
-from attention_conformance.suite.records.cells import CellRecord, Run
+from attention_conformance.suite.records.cells import CellRecord
 from attention_conformance.suite.report import conformance, frames, semantics
-from attention_conformance.suite.report.kinds import CONFORMANCE, frames_of
+from attention_conformance.suite.report.kinds import CONFORMANCE, SWEEPS, frames_of
 from attention_conformance.suite.spec.vocabulary import STATUSES
 from tests.rows import cell, frame, run
 
 A, B, C = (f"sdpa/none/mha/f32/b1h1q1k{n}d8" for n in range(1, 4))
 
-BLOCKS = dict(
-    block.strip().split("\n", 1)
-    for block in Path(__file__).with_name("tables.txt").read_text(encoding="utf-8").split("## ")[1:]
-)
-"""By "table: what it shows" the cells, an arrow, and the rows of the table. A cell is its case,
-implementation and status, then its other fields; a line "run NAME" begins a result file."""
+BLOCKS = Path(__file__).with_name("tables.txt").read_text(encoding="utf-8").split("## ")[1:]
+"""Files of records and tables made of them. A line "run NAME" begins a file, with fields of its header;
+its seed is that of its cells, too. A cell is its case, implementation and status, then its other fields.
+A line "-> NAME" begins the rows of a table."""
 
 
-def value(text: str) -> Any:
-    """A value in JSON, or a text."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
+def fields_of(words: Iterable[str]) -> dict[str, Any]:
+    """Fields as "name=value", a value in JSON or a text."""
+    fields: dict[str, Any] = {}
+    for name, text in (word.split("=", 1) for word in words):
+        try:
+            fields[name] = json.loads(text)
+        except ValueError:
+            fields[name] = text
+    return fields
 
 
-def read(text: str) -> list[Run]:
-    """The runs of a block."""
-    runs: list[tuple[str, dict[str, Any], list[CellRecord]]] = []
-    for first, second, *words in map(shlex.split, text.splitlines()):
-        named = second if first == "run" else "run"
-        if first == "run" or not runs:
-            runs.append((named, {}, []))
-        fields = {name: value(x) for name, x in (w.split("=", 1) for w in words if "=" in w)}
-        if first == "run":
-            runs[-1][1].update(fields)
-        else:
-            fields |= {"features": tuple(fields["features"])} if "features" in fields else {}
-            runs[-1][2].append(cell(first, second, words[0], **fields))
-    return [run(*cells, source=name, **fields) for name, fields, cells in runs]
+def save(text: str, folder: Path) -> list[str]:
+    """Write the files of a block; returns their paths."""
+    paths = []
+    for name, *lines in (x.splitlines() for x in re.split("^run ", text, flags=re.M)[1:]):
+        source, *words = shlex.split(name)
+        header = fields_of(words)
+        seed = header.pop("seed", 0)
+        options = {"backend": ["torch"], "level": "smoke", "mode": "eager", "seed": seed}
+        options |= {"release": header.pop("release")} if "release" in header else {}
+        cells = []
+        for case, implementation, status, *more in map(shlex.split, filter(None, lines)):
+            own = fields_of(more)
+            own |= {"features": tuple(own["features"])} if "features" in own else {}
+            cells.append(cell(case, implementation, status, **{"seed": seed, **own}))
+        path = folder / f"{source}.jsonl"
+        paths.append(str(run(*cells, **{"options": options, **header}).save(path)))
+    return paths
 
 
-def rows_of(table: str, runs: Iterable[Run], folder: Path) -> list[str]:
-    """The rows of a table that the command prints, in Markdown."""
-    paths = [str(one.save(folder / Path(one.source).with_suffix(".jsonl"))) for one in runs]
-    out = folder / "out.md"
+def rows_of(table: str, paths: list[str], folder: Path) -> list[str]:
+    """The rows of a table that the command prints, in Markdown; those of sweeps from the folder."""
+    out = folder / f"{table}.md"
     words = ["--table", table, "--format=markdown", f"--output={out}", "--partial"]
-    assert main(["report", *paths, *words]) == 0
+    assert main(["report", *([str(folder)] if table in SWEEPS.tables else paths), *words]) == 0
     text = out.read_text("utf-8").replace("\\", "").replace(f"{folder}/", "")
     lines = [line for line in text.splitlines() if line.startswith("|")]
     return [line.strip("| ") for line in lines if "---" not in line]
 
 
-@pytest.mark.parametrize("name", BLOCKS)
-def test_a_table_says_what_the_records_say(name: str, tmp_path: Path) -> None:
-    given, expected = BLOCKS[name].split("\n->\n")
-    assert rows_of(name.partition(":")[0], read(given), tmp_path) == expected.split("\n")
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.partition("\n")[0])
+def test_tables_say_what_the_records_say(block: str, tmp_path: Path) -> None:
+    records, *tables = block.strip().partition("\n")[2].split("-> ")
+    paths = save(records, tmp_path)
+    for table, *rows in (text.rstrip().split("\n") for text in tables):
+        assert rows_of(table, paths, tmp_path) == rows
 
 
 @pytest.mark.parametrize("status", STATUSES)
 def test_what_is_unsupported_counts_in_the_coverage_alone(status: str, tmp_path: Path) -> None:
     """The score is of what was asked; refusing shows beside it, whatever judging would have given."""
     judged = run(cell(A), cell(B, status="fail"), cell(C, status=status))
-    score, coverage = rows_of("statuses", [judged], tmp_path)[1].split(" | ")[1:3]
+    path = str(judged.save(tmp_path / "run.jsonl"))
+    score, coverage = rows_of("statuses", [path], tmp_path)[1].split(" | ")[1:3]
     passed = {"pass": "66.66% of 3 of 3", "unsupported": "50.00% of 2 of 3"}
     assert score == passed.get(status, "33.33% of 3 of 3")
     assert coverage == ("66.66%" if status == "unsupported" else "100.00%")
@@ -103,7 +109,7 @@ def test_what_is_unsupported_counts_in_the_coverage_alone(status: str, tmp_path:
 )
 def test_the_accuracy_of_failures(broken: dict[str, Any], shown: str, tmp_path: Path) -> None:
     judged = run(cell(A, error_ratio=0.25, grade="exact"), cell(B, **broken))
-    row = rows_of("accuracy", [judged], tmp_path)[1].split(" | ")
+    row = rows_of("accuracy", [str(judged.save(tmp_path / "run.jsonl"))], tmp_path)[1].split(" | ")
     assert " ".join([row[3], row[5], row[6], row[8]]) == shown
 
 
