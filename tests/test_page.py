@@ -121,16 +121,16 @@ def test_the_sentences_say_what_is_wrong_and_what_changed(again: str, counts: st
 
 
 def test_a_known_failure_cites_its_cause_and_its_finding() -> None:
-    known, finding = next(
-        (entry, finding)
-        for findings, entries in manifests().values()
+    backend, known, finding = next(
+        (backend, entry, finding)
+        for backend, (findings, entries) in manifests().items()
         for entry in entries
         for finding in findings
         if entry.finding == finding.name
         and "*" not in "".join((*entry.implementation, *entry.check))
     )
     named = cell(
-        known.case[0].replace("*", "x"), f"torch:{known.implementation[0]}", "known",
+        known.case[0].replace("*", "x"), f"{backend}:{known.implementation[0]}", "known",
         check=known.check[0], message=f"[{known.cause}]",
     )  # fmt: skip
     (row,) = rows_of(run(named)).values()

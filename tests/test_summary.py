@@ -84,7 +84,10 @@ def test_known_failures_are_summed_up_by_finding() -> None:
         if entry.finding and "*" not in entry.implementation[0] + entry.check[0]
     ]
     case = entry.case[0].replace("*", "x").replace("?", "x")
-    who, cited = f"{name}:{entry.implementation[0]}", {"check": entry.check[0], "kind": entry.kind}
+    who, cited = (
+        f"{name}:{entry.implementation[0]}",
+        {"check": entry.check[0], "message": f"[{entry.cause}; x]"},
+    )
     known = [cell(case, who, "known", **cited), cell(case, who, "known", seed=1, **cited)]
     other = cell(case, "mine:sdpa", "known", message="far [my own cause; none found]")
     head, first, second, _ = [*facts(run(*known, other).cells, {}), ""]

@@ -64,6 +64,9 @@ STATES = {
 SCRIPTS = MANIFESTS.parent / "docs" / "findings" / "scripts"
 """The scripts of findings, NAME.py; an installed package has none."""
 
+KERAS = "keras"
+"""The manifest of Keras on every engine."""
+
 OWNERS = {"torch": "pytorch", "mlx-lm": "mlx"}
 """Owners of packages that have another name than their owner."""
 
@@ -159,6 +162,17 @@ def manifests(folder: Path = MANIFESTS) -> dict[str, tuple[list[Finding], list[E
             if entry.finding and entry.finding not in names:
                 raise ExpectationError(f"{entry.source}: cites unknown finding {entry.finding!r}")
     return contents
+
+
+def fulfilled(
+    contents: Contents, backend: str, implementation: str, check: str, case: str, message: str
+) -> Expectation | None:
+    """The entry that a known cell fulfils: the one whose cause the message of the cell quotes."""
+    for name in (backend, KERAS):
+        for entry in contents.get(name, ((), ()))[1]:
+            if entry.cause in message and entry.matches(implementation, check, case):
+                return entry
+    return None
 
 
 def pages(contents: Contents, runs: Iterable[Run] = ()) -> dict[str, str]:

@@ -22,7 +22,6 @@ from attention_conformance.suite.report.kinds import (
     SPEED,
     TABLES,
     Kind,
-    Request,
     kind_of,
     load_runs,
 )  # fmt: skip
@@ -179,7 +178,7 @@ def report(args: argparse.Namespace) -> int:
     tables: dict[str, Any] = {}
     all_frames: dict[str, Any] = {}
     for kind, paths in paths_of.items():
-        frames = kind.read(paths, Request(args.partial, args.baseline))
+        frames = kind.read(paths, args.partial, args.baseline)
         all_frames |= frames
         tables |= kind.of(frames, chosen)
     if args.plots:
@@ -205,7 +204,7 @@ def _site(args: argparse.Namespace, paths_of: dict[Kind, list[Path]]) -> int:
     frames: dict[str, Any] = {}
     for kind in (CONFORMANCE, SPEED, FACTS):
         if kind in paths_of:
-            frames |= kind.read(paths_of[kind], Request(args.partial, args.baseline))
+            frames |= kind.read(paths_of[kind], args.partial, args.baseline)
     site.write(frames, CONFORMANCE.title, args.output)
     return 0
 

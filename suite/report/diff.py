@@ -14,7 +14,7 @@ import pandas as pd
 
 from attention_conformance.suite.records.cells import KEY, CellRecord, Run, load
 from attention_conformance.suite.records.lines import RecordError
-from attention_conformance.suite.records.sweeps import Key, SweptRun, is_sweep, runs
+from attention_conformance.suite.records.sweeps import Key, Shards, is_sweep, runs
 from attention_conformance.suite.report.frames import cells
 from attention_conformance.suite.spec.vocabulary import BROKEN, GRADES, INVARIANCE_GRADES
 
@@ -156,7 +156,7 @@ def _runs(path: Path, partial: bool) -> Runs:
     if is_sweep(path):
         return {run.key: run.load for run in runs(path)}
     run = load(path, partial)
-    return {SweptRun(run.header, (path,)).key: lambda: run}
+    return {Shards(run.header, (path,)).key: lambda: run}
 
 
 def _paired(before: Runs, after: Runs) -> tuple[Runs, Runs]:

@@ -9,6 +9,7 @@ import math
 import shlex
 import statistics
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from types import MappingProxyType
 from typing import Any
 
@@ -16,8 +17,8 @@ import numpy as np
 import pandas as pd
 
 from attention_conformance.suite.records.cells import Header
-from attention_conformance.suite.records.expectations import Expectation, ExpectationError
-from attention_conformance.suite.records.findings import Finding, manifests
+from attention_conformance.suite.records.expectations import ExpectationError
+from attention_conformance.suite.records.findings import Contents, fulfilled, manifests
 from attention_conformance.suite.records.speed import TIMED
 from attention_conformance.suite.report.conformance import (
     ACCURACY,
@@ -241,10 +242,14 @@ def _items(
     failing, worst, refused = failing_cells(cells), _worst(cells, topics), _refused(cells, topics)
     places = sorted({*failing.index, *worst, *(at for at, _, _ in refused)})
     every = dict(zip(places, cells.loc[places].to_dict("records"), strict=True))
-    entries, findings = _manifest_entries()
+    contents: Contents = {}
+    with suppress(ExpectationError, OSError):  # manifests may be unreadable
+        contents = manifests()
+    findings = {finding.name: finding for listed, _ in contents.values() for finding in listed}
     cited: dict[tuple[str, str], int] = {}
     for at, cell in ((at, every[at]) for at in failing.index):
-        entry = _entry(cell, entries) if cell["status"] == "known" else None
+        names = (cell[name] for name in ("backend", "implementation", "check", "case", "message"))
+        entry = fulfilled(contents, *names) if cell["status"] == "known" else None
         finding = findings.get(cell["inherited"] or (entry.finding if entry else ""))
         texts = [cell["message"], *([f"Cause: {entry.cause}. {entry.issue}"] if entry else [])]
         if finding:
@@ -309,23 +314,6 @@ def _command(cell: Mapping[Any, Any], header: Header | None) -> str:
     return shlex.join(
         ["pytest", "suite", f"--backend={cell['backend']}", *again, *modes, "-k", test]
     )
-
-
-def _manifest_entries() -> tuple[list[Expectation], dict[str, Finding]]:
-    """The expectations and the findings of all manifests; none where the manifests are not readable."""
-    try:
-        contents = manifests().values()
-    except (ExpectationError, OSError):
-        return [], {}
-    entries = [entry for _, known in contents for entry in known]
-    return entries, {finding.name: finding for findings, _ in contents for finding in findings}
-
-
-def _entry(cell: Mapping[Any, Any], entries: Iterable[Expectation]) -> Expectation | None:
-    """The entry that a known failure fulfils: the one whose cause the message of the cell quotes."""
-    names = cell["implementation"], cell["check"], cell["case"]
-    matching = (e for e in entries if e.cause in cell["message"] and e.matches(*names))
-    return next(matching, None)
 
 
 def sentences(cells: pd.DataFrame, every: pd.DataFrame, diagnoses: pd.DataFrame) -> list[str]:

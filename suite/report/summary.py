@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 from attention_conformance.suite.records.cells import CellRecord, Run
 from attention_conformance.suite.records.coverage import percent, scored, word
-from attention_conformance.suite.records.expectations import Expectation
-from attention_conformance.suite.records.findings import manifests
+from attention_conformance.suite.records.findings import Contents, fulfilled, manifests
 from attention_conformance.suite.report.conformance import (
     ACCURACY,
     FAILING,
@@ -31,9 +30,6 @@ if TYPE_CHECKING:
 
 REASONS = 20
 """The number of reasons for unsupported cells that are shown."""
-
-KERAS = "keras"
-"""The manifest of Keras on every engine."""
 
 FINDINGS = 12
 """The number of findings of known failures that are shown."""
@@ -233,11 +229,7 @@ def known(cells: Sequence[CellRecord]) -> list[str]:
         return []
     contents = manifests()
     titles = {f.name: f.title for findings, _ in contents.values() for f in findings}
-    entries = {
-        name: [entry for entry in listed if entry.finding and not entry.drawn]
-        for name, (_, listed) in contents.items()
-    }
-    named = _by(lambda cell: _finding(entries, cell), failures)
+    named = _by(lambda cell: _finding(contents, cell), failures)
     blocks = sorted(named.items(), key=lambda block: -len(block[1]))
     lines = [f"known failures: {len(failures)} cells, by finding (docs/findings):"]
     for name, block in blocks[:FINDINGS]:
@@ -253,11 +245,11 @@ def known(cells: Sequence[CellRecord]) -> list[str]:
     return lines
 
 
-def _finding(entries: Mapping[str, Sequence[Expectation]], cell: CellRecord) -> str:
-    """The name of the finding that an entry cites for a known cell, or the cause that its message ends
-    with. `entries` are those of each manifest."""
-    for entry in (*entries.get(cell.backend, ()), *entries.get(KERAS, ())):
-        named = entry.matches(cell.implementation, cell.check, cell.case)
-        if named and entry.kind == cell.kind:
-            return entry.finding
+def _finding(contents: Contents, cell: CellRecord) -> str:
+    """The name of the finding that the entry of a known cell cites, or the cause that its message ends
+    with."""
+    names = cell.backend, cell.implementation, cell.check, cell.case, cell.message
+    entry = fulfilled(contents, *names)
+    if entry and entry.finding:
+        return entry.finding
     return cell.message.rpartition(" [")[2].rpartition("; ")[0] or "expected by a manifest"

@@ -20,7 +20,7 @@ import pandas as pd
 
 from attention_conformance.suite.records.lines import RecordError
 from attention_conformance.suite.records.searches import FoundRecord, SearchHeader
-from attention_conformance.suite.records.sweeps import SweptRun, runs, searched, seed_of
+from attention_conformance.suite.records.sweeps import Shards, runs, searched, seed_of
 from attention_conformance.suite.report import frames
 
 CELLS = (
@@ -68,7 +68,7 @@ def read(folders: Iterable[Path]) -> dict[str, pd.DataFrame]:
     }
 
 
-def _taken(run: SweptRun) -> tuple[tuple[object, ...], pd.DataFrame]:
+def _taken(run: Shards) -> tuple[tuple[object, ...], pd.DataFrame]:
     """The row of a run, and the rows of its cells."""
     loaded = run.load()
     every = frames.cells(loaded)
