@@ -17,18 +17,20 @@ import pytest
 
 from attention_conformance.suite.__main__ import main
 from attention_conformance.suite.checks import all_checks
+from attention_conformance.suite.records import speed
 from attention_conformance.suite.records.cells import CellRecord
 from attention_conformance.suite.report import conformance, frames, semantics
 from attention_conformance.suite.report.kinds import CONFORMANCE, SWEEPS, frames_of
 from attention_conformance.suite.spec.vocabulary import STATUSES
-from tests.rows import cell, frame, run
+from tests.rows import cell, frame, run, timed, timings
 
 A, B, C = (f"sdpa/none/mha/f32/b1h1q1k{n}d8" for n in range(1, 4))
 
 BLOCKS = Path(__file__).with_name("tables.txt").read_text(encoding="utf-8").split("## ")[1:]
 """Files of records and tables made of them. A line "run NAME" begins a file, with fields of its header;
 its seed is that of its cells, too. A cell is its case, implementation and status, then its other fields.
-A line "-> NAME" begins the rows of a table."""
+A line "times NAME" begins a file of times; a time is an implementation, seconds, and other fields. A line
+"-> NAME" begins the rows of a table, with further words of the command."""
 
 
 def fields_of(words: Iterable[str]) -> dict[str, Any]:
@@ -45,9 +47,17 @@ def fields_of(words: Iterable[str]) -> dict[str, Any]:
 def save(text: str, folder: Path) -> list[str]:
     """Write the files of a block; returns their paths."""
     paths = []
-    for name, *lines in (x.splitlines() for x in re.split("^run ", text, flags=re.M)[1:]):
-        source, *words = shlex.split(name)
-        header = fields_of(words)
+    for name, *lines in (
+        x.splitlines() for x in re.split("^(?=run |times )", text, flags=re.M)[1:]
+    ):
+        kind, source, *words = shlex.split(name)
+        path, header = folder / f"{source}.jsonl", fields_of(words)
+        paths.append(str(path))
+        if kind == "times":
+            given = [shlex.split(line) for line in lines if line]
+            times = (timed(one, float(seconds), **fields_of(more)) for one, seconds, *more in given)
+            speed.save(path, timings(*times))
+            continue
         seed = header.pop("seed", 0)
         options = {"backend": ["torch"], "level": "smoke", "mode": "eager", "seed": seed}
         options |= {"release": header.pop("release")} if "release" in header else {}
@@ -56,15 +66,14 @@ def save(text: str, folder: Path) -> list[str]:
             own = fields_of(more)
             own |= {"features": tuple(own["features"])} if "features" in own else {}
             cells.append(cell(case, implementation, status, **{"seed": seed, **own}))
-        path = folder / f"{source}.jsonl"
-        paths.append(str(run(*cells, **{"options": options, **header}).save(path)))
+        run(*cells, **{"options": options, **header}).save(path)
     return paths
 
 
-def rows_of(table: str, paths: list[str], folder: Path) -> list[str]:
+def rows_of(table: str, paths: list[str], folder: Path, *more: str) -> list[str]:
     """The rows of a table that the command prints, in Markdown; those of sweeps from the folder."""
-    out = folder / f"{table}.md"
-    words = ["--table", table, "--format=markdown", f"--output={out}", "--partial"]
+    out = folder / f"{len([*folder.iterdir()])}.md"
+    words = ["--table", table, "--format=markdown", f"--output={out}", "--partial", *more]
     assert main(["report", *([str(folder)] if table in SWEEPS.tables else paths), *words]) == 0
     text = out.read_text("utf-8").replace("\\", "").replace(f"{folder}/", "")
     lines = [line for line in text.splitlines() if line.startswith("|")]
@@ -75,8 +84,9 @@ def rows_of(table: str, paths: list[str], folder: Path) -> list[str]:
 def test_tables_say_what_the_records_say(block: str, tmp_path: Path) -> None:
     records, *tables = block.strip().partition("\n")[2].split("-> ")
     paths = save(records, tmp_path)
-    for table, *rows in (text.rstrip().split("\n") for text in tables):
-        assert rows_of(table, paths, tmp_path) == rows
+    for command, *rows in (text.rstrip().split("\n") for text in tables):
+        table, *words = command.split(" ", 1)
+        assert rows_of(table, paths, tmp_path, *words) == rows
 
 
 @pytest.mark.parametrize("status", STATUSES)
