@@ -29,7 +29,6 @@ FAILING = ("crash", "error", "fail", "known")
 UNSUPPORTED = "unsupported"
 """The status of cells that were not asked."""
 
-SLOWEST_CELLS = 20
 REASONS_NAMED = 3
 """The number of implementations that are named for one reason."""
 
@@ -312,14 +311,6 @@ FAILURES = Table(
         **same("check", "case", "kind", "error_ratio", "failing", "asked", "message"),
     },
 )
-
-SLOWEST = Table(
-    "slowest",
-    "The cells that took longest to judge.",
-    rows=lambda cells: cells.nlargest(SLOWEST_CELLS, "seconds"),
-    columns={**same("seconds"), **BY_IMPLEMENTATION, **same("check", "case", "status")},
-)
-
 
 HISTORY = Table(
     "history",

@@ -82,7 +82,7 @@ CONFORMANCE = Kind(
         conformance.OF_GRADIENTS, conformance.KERNELS,
         semantics.ELECTIONS, semantics.INVARIANCE,
         conformance.EXPLAINED, conformance.FAILURES,
-        conformance.SLOWEST, conformance.HISTORY, conformance.CHANGED, conformance.CELLS,
+        conformance.HISTORY, conformance.CHANGED, conformance.CELLS,
     ),
 )  # fmt: skip
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from attention_conformance.suite.report.conformance import COUNTS, UNSUPPORTED
-from attention_conformance.suite.report.table import Entries, Groups, Table, distinct, same
+from attention_conformance.suite.report.table import Groups, Table, distinct, same
 from attention_conformance.suite.spec.vocabulary import BROKEN, VALUES
 
 if TYPE_CHECKING:
@@ -123,29 +123,17 @@ TIGHTNESS_OF_CHECKS = Table(
 )
 
 
-def _worst(**none: Any) -> Entries:
-    """Columns of the failure with the largest error ratio, or of the first failure if none has a ratio,
-    by the entries that stand there without a failure."""
-
-    def entries(groups: Groups) -> pd.DataFrame:
-        failed = groups.obj[groups.obj["status"].isin(BROKEN)]
-        place = failed["error_ratio"].fillna(-math.inf).sort_values(ascending=False, kind="stable")
-        worst = failed.loc[place.index].drop_duplicates(groups.keys).set_index(groups.keys)
-        found = worst[[*none]].reindex(groups.size().index)
-        return found.fillna({name: entry for name, entry in none.items() if entry == entry})
-
-    return entries
-
-
 FAILING = Table(
     "failing",
     "Failures by implementation, check and kind, the most frequent first, with the worst.",
     over="swept_cells",
-    rows=f"status in {BROKEN}",
+    rows=lambda cells: cells.query(f"status in {BROKEN}").sort_values(
+        "error_ratio", ascending=False, kind="stable"
+    ),
     by={"implementation": "label", **same("check", "kind", "release")},
     columns={
         "cells": ("case", "nunique"), "seeds": ("seed", "nunique"),
-        "worst": _worst(error_ratio=math.nan, case="", message=""),
+        **same("error_ratio", "case", "message"),
     },
     order="cells",
 )  # fmt: skip
@@ -154,7 +142,8 @@ FAILING = Table(
 def _of_some_seeds(cells: pd.DataFrame) -> pd.DataFrame:
     """Failures (also known ones) of cells that do not fail with every seed.
 
-    Cells that fail with few seeds come first, cells with only known failures last.
+    Cells that fail with few seeds come first, cells with only known failures last; of a cell the worst
+    failure comes first.
     """
     seeds = cells.groupby(["release", "label"])["seed"].transform("nunique")
     rows = cells.assign(of=seeds)[cells["status"].isin([*BROKEN, "known"])]
@@ -164,7 +153,8 @@ def _of_some_seeds(cells: pd.DataFrame) -> pd.DataFrame:
     some = (times < rows["of"]) & ((times > 0) | (every < rows["of"]))
     last = times.where(times > 0, math.inf)
     flags = {"failed": failed, "known": ~failed, "first": rows["seed"].where(failed)}
-    return rows.assign(times=last, **flags)[some].sort_values("times", kind="stable")
+    order = {"times": True, "known": True, "error_ratio": False}
+    return rows.assign(times=last, **flags)[some].sort_values([*order], ascending=[*order.values()])
 
 
 SOME_SEEDS = Table(
@@ -176,8 +166,7 @@ SOME_SEEDS = Table(
     by={**same("release", "check", "case"), "implementation": "label"},
     columns={
         "failed": ("failed", "sum"), "known": ("known", "sum"), "of": "of",
-        "worst": _worst(status="known", kind="", error_ratio=math.nan), "seed": ("first", "min"),
-        "message": _worst(message=""),
+        **same("status", "kind", "error_ratio"), "seed": ("first", "min"), **same("message"),
     },
 )  # fmt: skip
 
