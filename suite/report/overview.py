@@ -246,20 +246,22 @@ def _items(
     with suppress(ExpectationError, OSError):  # manifests may be unreadable
         contents = manifests()
     findings = {finding.name: finding for listed, _ in contents.values() for finding in listed}
-    cited: dict[tuple[str, str], int] = {}
+    cited: dict[tuple[str, str], tuple[int, dict[str, None]]] = {}
     for at, cell in ((at, every[at]) for at in failing.index):
+        shown = topics.columns[topics.to_numpy()[at]]
         names = (cell[name] for name in ("backend", "implementation", "check", "case", "message"))
         entry = fulfilled(contents, *names) if cell["status"] == "known" else None
         finding = findings.get(cell["inherited"] or (entry.finding if entry else ""))
         texts = [cell["message"], *([f"Cause: {entry.cause}. {entry.issue}"] if entry else [])]
         if finding:
             texts.append(f"Finding: {finding.name}")
-            cited.setdefault((cell["label"], finding.name), at)
-        add(FAILING_CELLS, at, topics.columns[topics.to_numpy()[at]], texts=texts)
-    for (_, name), at in cited.items():
+            _, its = cited.setdefault((cell["label"], finding.name), (at, {}))
+            its |= dict.fromkeys(shown)
+        add(FAILING_CELLS, at, shown, texts=texts)
+    for (_, name), (at, its) in cited.items():
         one = findings[name]
         add(
-            FINDINGS, at, topics.columns, mark=one.severity, summary=f"{name}: {one.title}", dtype="",
+            FINDINGS, at, its, mark=one.severity, summary=f"{name}: {one.title}", dtype="",
             texts=[one.text, f"Upstream: {one.state}. {one.issue}"], script=one.reproduction,
         )  # fmt: skip
     for at, shown in worst.items():
