@@ -166,11 +166,7 @@ def report(args: argparse.Namespace) -> int:
 
         if CONFORMANCE not in paths_of:
             raise RecordError(f"badges need {CONFORMANCE.name}, and none is given")
-        runs = load_runs(paths_of[CONFORMANCE], args.partial)
-        if args.badge:
-            badge.draw(runs, args.badge)
-        if args.badges:
-            badge.draw_all(runs, args.badges)
+        badge.draw(load_runs(paths_of[CONFORMANCE], args.partial), args.badge, args.badges)
     if args.format == SITE:
         return _site(args, paths_of)
     # Data formats include the rare tables.

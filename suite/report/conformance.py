@@ -268,17 +268,8 @@ DIAGNOSES = Table(
     over="diagnoses",
     columns={
         **BY_IMPLEMENTATION,
-        **same(
-            "sentence",
-            "explains",
-            "tried",
-            "contradicts",
-            "hint",
-            "family",
-            "origin",
-            "check",
-            "case",
-        ),
+        **same("sentence", "explains", "tried", "contradicts"),
+        **same("hint", "family", "origin", "check", "case"),
     },
 )
 

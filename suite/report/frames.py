@@ -219,15 +219,8 @@ def measurements(runs: Iterable[SpeedRun], baseline: str | None = None) -> pd.Da
     if not rows:
         raise RecordError("the speed records hold no measurement")
     frame = pd.DataFrame(rows)
-    figures = (
-        "seconds",
-        "share_of_gemm",
-        "share_of_copy",
-        "tokens_per_second",
-        "error_ratio",
-        "peak_bytes",
-        "first_call",
-    )
+    figures = ("seconds", "share_of_gemm", "share_of_copy", "tokens_per_second", "error_ratio",
+               "peak_bytes", "first_call")  # fmt: skip
     frame = frame.astype(dict.fromkeys(figures, "float64"))
     twice = frame.duplicated([*MEASURED, "case", "label"], keep=False)
     frame.loc[twice, "label"] += " [" + frame.loc[twice, "source"].map(lambda s: Path(s).stem) + "]"
@@ -266,15 +259,11 @@ def facts_of(runs: Iterable[FactsRun]) -> pd.DataFrame:
 
 def _measured(record: SpeedRecord) -> dict[str, Any]:
     low, high = np.quantile(record.samples, (0.25, 0.75)) if record.samples else (np.nan, np.nan)
-    return asdict(record) | {
-        "label": f"{record.backend}:{record.implementation}",
-        "seconds": record.seconds,
-        "low": float(low),
-        "high": float(high),
-        "share_of_gemm": record.share_of_gemm,
-        "share_of_copy": record.share_of_copy,
-        "tokens_per_second": record.tokens_per_second,
-    }
+    derived = ("seconds", "share_of_gemm", "share_of_copy", "tokens_per_second")
+    return {
+        **asdict(record), **{name: getattr(record, name) for name in derived},
+        "label": f"{record.backend}:{record.implementation}", "low": float(low), "high": float(high),
+    }  # fmt: skip
 
 
 def asv_results(folder: str | Path) -> pd.DataFrame:
