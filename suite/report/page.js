@@ -45,7 +45,7 @@ function draw() {
     }
     const speed = node.querySelector("[data-name=speed]"), time = state.workload ? row.times[state.workload] : row.slowness;
     if (speed) speed.textContent = time ? `${time.toPrecision(3)}${state.workload ? " ms" : "×"}` : "";
-    for (const cell of node.cells) cell.dataset.key ??= row.keys[cell.dataset.name] ?? Infinity;
+    for (const cell of all("td", node)) cell.dataset.key ??= row.keys[cell.dataset.name] ?? Infinity;
     if (speed) speed.dataset.key = time ?? Infinity;
   }
   drawColumns();
