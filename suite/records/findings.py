@@ -215,7 +215,7 @@ def seen_in(finding: Finding, contents: Contents, cells: Iterable[CellRecord]) -
     if not entries:
         return finding.seen
     hit = Counter(
-        f"{cell.backend}:{cell.implementation}"
+        cell.name
         for cell in cells
         if any(
             e.matches(cell.implementation, cell.check, cell.case)

@@ -63,15 +63,11 @@ def cells(loaded: Run | Sequence[Run]) -> pd.DataFrame:
     return frame.assign(label=_labels(frame))
 
 
-def _versions(header: Origin) -> str:
-    return ", ".join(f"{name} {text}" for name, text in header.versions.items())
-
-
 _OF_RUN: dict[str, Callable[[Run], str]] = {
     "source": lambda run: run.source,
     "started": lambda run: run.header.started,
     "digest": lambda run: run.header.digest,
-    "versions": lambda run: _versions(run.header),
+    "versions": lambda run: run.header.installed,
 }
 """The columns of `cells` that are equal in all cells of a run."""
 

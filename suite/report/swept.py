@@ -79,7 +79,7 @@ def _taken(run: Shards) -> tuple[tuple[object, ...], pd.DataFrame]:
     title, release, seed = run.key
     whole = loaded.complete and len(cells) == run.header.cells
     hours = cells["seconds"].sum() / 3600
-    row = (*run.key, whole, len(cells), run.header.cells, hours, _listed(run.header.versions))
+    row = (*run.key, whole, len(cells), run.header.cells, hours, run.header.installed)
     return row, cells.assign(title=title, release=release, seed=seed)
 
 
@@ -92,13 +92,9 @@ def _searched(header: SearchHeader) -> dict[str, object]:
         "dtypes": " ".join(options.get("dtype", ())),
         "mode": options.get("mode", ""),
         "gradients": "yes" if options.get("gradients", True) else "no",
-        "versions": _listed(header.versions),
+        "versions": header.installed,
         "died": not header.statuses,
         "examples": header.examples,
         "core_hours": header.seconds / 3600,
         "statuses": header.statuses,
     }
-
-
-def _listed(versions: dict[str, str]) -> str:
-    return ", ".join(f"{name} {version}" for name, version in versions.items())
