@@ -17,7 +17,6 @@ from attention_conformance.suite.records.lines import RecordError
 from attention_conformance.suite.report import DATA_FORMATS, FORMATS, SITE
 from attention_conformance.suite.report.kinds import (
     CONFORMANCE,
-    FACTS,
     KINDS,
     SPEED,
     TABLES,
@@ -167,10 +166,13 @@ def report(args: argparse.Namespace) -> int:
         if CONFORMANCE not in paths_of:
             raise RecordError(f"badges need {CONFORMANCE.name}, and none is given")
         badge.draw(load_runs(paths_of[CONFORMANCE], args.partial), args.badge, args.badges)
-    if args.format == SITE:
-        return _site(args, paths_of)
-    # Data formats include the rare tables.
-    chosen = args.table or (TABLES if args.format in DATA_FORMATS else None)
+    if args.format == SITE and CONFORMANCE not in paths_of:
+        raise RecordError(f"--format=site needs {CONFORMANCE.name}, and none is given")
+    if args.format == SITE and args.table:
+        raise RecordError("--format=site chooses its tables itself: leave --table out")
+    # Data formats include the rare tables; a site makes its own.
+    every = {**dict.fromkeys(DATA_FORMATS, tuple(TABLES)), SITE: ()}
+    chosen = args.table or every.get(args.format)
     tables: dict[str, Any] = {}
     all_frames: dict[str, Any] = {}
     for kind, paths in paths_of.items():
@@ -181,27 +183,17 @@ def report(args: argparse.Namespace) -> int:
         from attention_conformance.suite.report.plots import draw
 
         draw(all_frames, args.plots)
+    if args.format == SITE:
+        from attention_conformance.suite.report import site
+
+        site.write(all_frames, CONFORMANCE.title, args.output)
+        return 0
     first = {}
     if args.format == "html" and not args.table:
         from attention_conformance.suite.report.overview import overview
 
         first = overview(all_frames, tables)
     render(tables, args.format, args.output, next(iter(paths_of)).title, first)
-    return 0
-
-
-def _site(args: argparse.Namespace, paths_of: dict[Kind, list[Path]]) -> int:
-    from attention_conformance.suite.report import site
-
-    if CONFORMANCE not in paths_of:
-        raise RecordError(f"--format=site needs {CONFORMANCE.name}, and none is given")
-    if args.table:
-        raise RecordError("--format=site chooses its tables itself: leave --table out")
-    frames: dict[str, Any] = {}
-    for kind in (CONFORMANCE, SPEED, FACTS):
-        if kind in paths_of:
-            frames |= kind.read(paths_of[kind], args.partial, args.baseline)
-    site.write(frames, CONFORMANCE.title, args.output)
     return 0
 
 
