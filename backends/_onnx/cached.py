@@ -24,10 +24,10 @@ from attention_conformance.suite.spec.catalogue import AnyCase
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.cached import FEATURES
 from attention_conformance.suite.spec.operators.scripts import (
-    Held,
+    Contents,
     actions,
     capacity,
-    held,
+    most_tokens,
     played,
     rotation,
     unwritten,
@@ -126,7 +126,7 @@ class ScatterAttention(PastAttention):
                 return "a chunk is written before it is attended: a ring has slots for it and the window"
         return super().unsupported(case)
 
-    def seen(self, case: Case) -> Iterator[tuple[Action, Held, np.ndarray]]:
+    def seen(self, case: Case) -> Iterator[tuple[Action, Contents, np.ndarray]]:
         slots, B = capacity(case), case.sizes.B
         kept = np.full((B, slots), -1)
         for action, after in played(case):
@@ -243,7 +243,7 @@ class PastGroupQuery(PastAttention):
         """Also `cosine` and `sine` (tokens, D / 2) of all positions."""
         arrays, turn = super().masks(inputs), rotation(inputs.case)
         if turn is not None:
-            cosine, sine = tables(turn, np.arange(held(inputs.case)))
+            cosine, sine = tables(turn, np.arange(most_tokens(inputs.case)))
             arrays["cosine"] = self.backend.array(cosine, inputs.dtype)
             arrays["sine"] = self.backend.array(sine, inputs.dtype)
         return arrays

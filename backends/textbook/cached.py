@@ -21,7 +21,7 @@ from attention_conformance.suite.spec.dtypes import CODES, DTYPES
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.cached import CACHED, FEATURES
 from attention_conformance.suite.spec.operators.scripts import (
-    Held,
+    Contents,
     actions,
     joined,
     played,
@@ -92,7 +92,7 @@ class TextbookCached(TextbookOperator):
         made |= {name: self.backend.array(x, inputs.dtype.widened) for name, x in pairs.items()}
         return made | feature_arrays(self.backend, inputs)
 
-    def seen(self, case: Case) -> Iterator[tuple[Action, Held, np.ndarray]]:
+    def seen(self, case: Case) -> Iterator[tuple[Action, Contents, np.ndarray]]:
         """Each action, what the cache holds after it, and the positions (b, keys) of keys that a chunk
         sees. The chunk's tokens are the last keys. Negative positions are no keys."""
         for action, held in played(case):
