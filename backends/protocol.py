@@ -246,6 +246,11 @@ class Backend(ABC):
         """The framework's settings that affect other calls, by a printable name."""
         return {}
 
+    def begin_in_child(self) -> Callable[[], list[str]] | None:
+        """For a backend whose calls a child process makes: begin a cell in that process, and return the
+        function that restores its settings and says what was changed. None for all other backends."""
+        return None
+
     def reseed(self, seed: int = 0) -> None:
         """Seed the framework's random generators, and restart its counters. Every cell begins with the
         default seed."""

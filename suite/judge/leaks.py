@@ -44,7 +44,8 @@ class Settings:
 
     def __init__(self, backend: Backend) -> None:
         FORKS.clear()
-        self._settings = {**PROCESS, **backend.settings}
+        self._restore_child = backend.begin_in_child()
+        self._settings = {} if self._restore_child else {**PROCESS, **backend.settings}
         self._before = {name: setting.read() for name, setting in self._settings.items()}
         random.seed(0)
         np.random.seed(0)
@@ -52,7 +53,7 @@ class Settings:
 
     def restore(self) -> list[str]:
         """Restore all settings; returns the changes, for people."""
-        left = []
+        left = self._restore_child() if self._restore_child else []
         for name, setting in self._settings.items():
             before, now = self._before[name], setting.read()
             changes = _changes(name, before, now)

@@ -9,17 +9,17 @@ process never imports the framework.
 from __future__ import annotations
 
 import atexit
-import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import asdict, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from attention_conformance.backends import registry
@@ -34,10 +34,9 @@ from attention_conformance.suite.judge import leaks
 from attention_conformance.suite.judge.verdict import Deviation, first_line
 from attention_conformance.suite.records.machine import ROOT
 from attention_conformance.suite.run.isolation import parts, wire
-from attention_conformance.suite.run.isolation.link import Context, Handle, Link, Place
+from attention_conformance.suite.run.isolation.link import Handle, Link, Place
 from attention_conformance.suite.run.isolation.sandbox import Limits
-from attention_conformance.suite.run.isolation.told import Signature, ToldLayer, ToldNative
-from attention_conformance.suite.run.isolation.wire import checked
+from attention_conformance.suite.run.isolation.told import Stub, ToldLayer, ToldNative
 from attention_conformance.suite.run.options import Options
 from attention_conformance.suite.spec.binding import Binding
 from attention_conformance.suite.spec.case import Case
@@ -56,27 +55,7 @@ HIDDEN = ("attention_conformance.references",)
 """Packages that an untrusted child cannot read: it would find the right answers there."""
 
 
-class Told(str):
-    """The text of a setting's value, and the child's number of the value: equal values have one."""
-
-    number: int
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Told) and self.number == other.number
-
-    __hash__ = str.__hash__
-
-    @classmethod
-    def of(cls, said: Any) -> Any:
-        """The value, or the values by key, that the child tells. Raises Garbled."""
-        if type(said) is dict:
-            return {printable(n): cls.of(one) for n, one in said.items()}
-        number, text = checked(said, list, "a setting")
-        told = cls(checked(text, str, "a setting"))
-        told.number = checked(number, int, "a number")
-        return told
-
-
+@parts.asks("vjp", "pullback", "jvp")
 class Remote(parts.Asking, Backend):
     """A backend of the class `kind`, with a child that holds the arrays and makes the calls."""
 
@@ -92,14 +71,7 @@ class Remote(parts.Asking, Backend):
             parts.RemoteCompilers(self, link),
         )
         self.profiler = parts.RemoteProfiler(self, link)
-        self._told: dict[str, Any] = {}
-        self._after_death, self._looked = False, -1
-        self._settings = {
-            name: Setting(
-                partial(self._read, name), partial(self._restore, name), self._modes(name)
-            )
-            for name in {**leaks.PROCESS, **self.home.modes}
-        }
+        self._ended = -1
 
     @cached_property
     def apart(self) -> Remote:
@@ -136,34 +108,19 @@ class Remote(parts.Asking, Backend):
         return self.kind.function(self, function, name, claims)
 
     def array(self, values: np.ndarray, dtype: DType | None) -> Any:
-        return self._ask("array", values, dtype)
+        return self.ask("array", values, dtype)
 
     def to_numpy(self, array: Any) -> np.ndarray:
-        return wire.from_bytes(self.link.read(array), array.claims["dtype"], array.shape)
+        return wire.from_bytes(self.link.read(array), array.dtype, array.shape)
 
     def is_array(self, value: Any) -> bool:
-        return isinstance(value, Handle) and value.claims.get("array", False)
+        return isinstance(value, Handle) and value.array
 
     def dtype_name(self, array: Any) -> str:
-        return array.claims["dtype"]
+        return array.dtype
 
     def device_name(self, array: Any) -> str:
-        return array.claims["device"]
-
-    def vjp(
-        self, prepared: PreparedCall, wrt: Sequence[str], cotangent: Any
-    ) -> tuple[Any, dict[str, Any]]:
-        output, gradients = self._ask("vjp", prepared, [*wrt], cotangent)
-        return output, gradients
-
-    def pullback(
-        self, prepared: PreparedCall, wrt: Sequence[str]
-    ) -> tuple[Any, Callable[[Any], dict[str, Any]]]:
-        output, pull = self._ask("pullback", prepared, [*wrt])
-        return output, pull
-
-    def jvp(self, prepared: PreparedCall, tangents: Mapping[str, Any]) -> Any:
-        return self._ask("jvp", prepared, dict(tangents))
+        return array.device
 
     def load(
         self, text: str, said: Mapping[str, Any], like: str, untrusted: bool
@@ -175,87 +132,70 @@ class Remote(parts.Asking, Backend):
         name = text.rpartition(":")[2]
         try:
             facts = self.link.at("load")
-            own = {} if untrusted else self._claims(facts["claims"], text)
-            stub = Signature(facts["function"], facts["name"], facts["signature"])
-            methods = checked(facts["methods"], dict, "methods")
+            with self.link.living():
+                function = self.link.handle(facts.function)
+            own = {} if untrusted else self._claims(facts.claims, text)
+            stub = Stub(function, facts.name, facts.parameters)
             kind = registry.OWN.get(computed_like(like)) if like else None
             for method in kind.method_names if kind else ():
-                if method in methods:
-                    setattr(stub, method, Signature(stub, method, methods[method]))
+                if method in facts.methods:
+                    setattr(stub, method, Stub(stub, method, facts.methods[method]))
             # Calls are watched in the child; here nothing is called.
             all_said = {**own, **said, "forbid": ()}
-            if facts["layer"] is None:
+            if facts.layer is None:
                 told, claims = registry.callable_implementation(
                     self, stub, name, all_said, like, text
                 )
             else:
-                stub.layer, claims = facts["layer"], Claims.of(stub, all_said, like)
+                stub.layer, claims = facts.layer, Claims.of(stub, all_said, like)
                 told = ToldLayer(self, stub, name, claims, like)
         except UsageError:
             raise
         except Exception as error:
             raise UsageError(f"function {text!r}: {printable(first_line(error))}") from error
         self.link.loaded = True
-        return RemoteFunction(self, told, checked(facts["registered"], bool, "a claim")), claims
+        return RemoteFunction(self, told, facts.registered), claims
 
-    def _claims(self, said: str, text: str) -> dict[str, Any]:
-        own = json.loads(said)
+    def _claims(self, own: dict[str, Any], text: str) -> dict[str, Any]:
         folder = Path(text.rpartition(":")[0]).parent
         if "expect" in own:
             paths = [own["expect"]] if isinstance(own["expect"], str) else own["expect"]
             own["expect"] = [str(folder / path) for path in paths]
         return {name: value for name, value in own.items() if name in CLAIMS}
 
-    # Settings of the child's process and framework.
+    # The settings are the child's: it compares and restores them. Here are their modes.
 
     @property
     def settings(self) -> Mapping[str, Setting]:
-        return self._settings
+        def modes(name: str, told: Mapping[str, Any]) -> dict[str, Ambient]:
+            within = {mode: Place(("settings", name, "modes", mode, "within")) for mode in told}
+            return {
+                mode: Ambient(partial(self.link.ask, within[mode]), *told[mode]) for mode in told
+            }
 
-    def reseed(self, seed: int = 0) -> None:
-        if self.link.dead or self.link.count != self._looked:  # a sweep seeds, too
+        told = self.home.modes
+        return {name: Setting(_unread, _unread, modes(name, told[name])) for name in told}
+
+    def begin_in_child(self) -> Callable[[], list[str]]:
+        if (
+            self.link.dead or self.link.count != self._ended
+        ):  # the end of a cell begins the next one
             self.link.at("begin")
+        return self._end
 
-    def _modes(self, name: str) -> dict[str, Ambient]:
-        place = ("settings", name, "modes")
-        return {
-            mode: Ambient(partial(Context, self.link, Place((*place, mode, "within"))), *facts)
-            for mode, facts in self.home.modes.get(name, {}).items()
-        }
-
-    def _read(self, name: str) -> Any:
-        """The value of a setting in the last sweep. The first setting begins a sweep."""
-        if name == next(iter(self._settings)):
-            self._look()
-        return self._told[name]
-
-    def _look(self) -> None:
-        """Read the settings that changed. None did if the child was asked nothing since the last look, or
-        died in this cell."""
-        link = self.link
-        if link.dead and link.generation and not self._after_death:
-            self._after_death = True
-            return
-        self._after_death = False
-        if link.dead:
-            self._told = {}
-        elif link.count == self._looked:
-            return
-        swept = link.at("sweep")
-        with link.living():
-            changed, died = swept
-            for event in died:
-                leaks.hear(printable(checked(event, str, "an event")))
-            self._told |= {name: Told.of(value) for name, value in changed.items()}
-        self._looked = link.count
-
-    def _restore(self, name: str, before: Any) -> None:
-        several = isinstance(before, dict)
-        numbers = {n: one.number for n, one in before.items()} if several else before.number
-        self.link.at("restore", name, numbers)
-        self._look()  # one write may restore what several settings read
+    def _end(self) -> list[str]:
+        if self.link.dead:  # in this cell, and its settings with it
+            return []
+        said = self.link.at("end")
+        with self.link.living():
+            left, died = msgspec.convert(said, tuple[list[str], list[str]])
+        for event in died:
+            leaks.hear(event)
+        self._ended = self.link.count
+        return left
 
 
+@parts.asks("timed", "refusing", "refused")
 class RemoteFunction(parts.Asking, Implementation):
     """The user's function in the child. `told` is the same function in this process, by its signature and
     its claims: what the implementation declares, and how arguments are bound."""
@@ -293,7 +233,7 @@ class RemoteFunction(parts.Asking, Implementation):
     def choose(self, number: int, right: bool = True) -> None:
         """As `UserLayer.choose`, here and in the child; a new child begins with the choice."""
         self.link.start["choice"] = (number, right)
-        self._ask("choose", number, right)
+        self.ask("choose", number, right)
         assert isinstance(self.told, UserLayer)
         self.told.choose(number, right)
         self._take(self.told)
@@ -305,16 +245,10 @@ class RemoteFunction(parts.Asking, Implementation):
         return other
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
-        return self._ask("prepare", inputs)
-
-    def timed(self, inputs: Inputs) -> PreparedCall:
-        return self._ask("timed", inputs)
-
-    def refusing(self, inputs: Inputs) -> PreparedCall | None:
-        return self._ask("refusing", inputs)
+        return self.ask("prepare", inputs)
 
     def differentiable(self, inputs: Inputs) -> PreparedCall:
-        return self._with_operands(self._ask("differentiable", inputs))
+        return self._with_operands(self.ask("differentiable", inputs))
 
     def _with_operands(self, prepared: PreparedCall) -> PreparedCall:
         """The call. Raises Deviation if an operand of plain attention is none of its arguments: no
@@ -325,16 +259,12 @@ class RemoteFunction(parts.Asking, Implementation):
         return prepared
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
-        calls = self._ask("paths", inputs)
+        calls = self.ask("paths", inputs)
         problems = self.told.problems(inputs) if isinstance(self.told, UserFunction) else {}
         return {n: replace(one, problem=problems.get(n)) for n, one in calls.items()}
 
-    def refused(self, inputs: Inputs) -> Mapping[str, Callable[[], Any]]:
-        return self._ask("refused", inputs)
-
     def broken_rules(self, inputs: Inputs) -> Mapping[str, str]:
-        said = checked(self._ask("broken_rules", inputs), dict, "rules")
-        return {printable(n): printable(checked(one, str, "a reason")) for n, one in said.items()}
+        return self.ask_plainly(dict[str, str], "broken_rules", inputs)
 
     def unsupported(self, case: AnyCase) -> str | None:
         return self.told.unsupported(case)
@@ -359,11 +289,15 @@ class RemoteNative(RemoteFunction):
     def unsupported(self, case: AnyCase) -> str | None:
         if not isinstance(case, Case):
             return Implementation.unsupported(self, case)
-        said = self._ask("unsupported", case)
-        return None if said is None else printable(checked(said, str, "a reason"))
+        return self.ask_plainly(str | None, "unsupported", case)
 
     def nearest_supported(self, case: AnyCase) -> Case | None:
         return Implementation.nearest_supported(self, case)
+
+
+def _unread(*value: Any) -> None:
+    """Stands in for what reads and writes a setting: the child does."""
+    raise NotImplementedError
 
 
 def forbids_own(options: Options) -> bool:
