@@ -25,7 +25,7 @@ from attention_conformance.suite.judge.judge import judge
 from attention_conformance.suite.records import cells as records
 from attention_conformance.suite.run.isolation import wire
 from attention_conformance.suite.run.isolation.link import Link
-from attention_conformance.suite.run.isolation.remote import RemoteFunction
+from attention_conformance.suite.run.isolation.remote import RemoteCalls
 from attention_conformance.suite.run.isolation.sandbox import Limits
 from attention_conformance.suite.run.options import Options
 from attention_conformance.suite.run.plan import Plan
@@ -170,7 +170,7 @@ def test_every_call_of_an_implementation_is_made_in_the_child() -> None:
         name for name, kind in returned.items() if re.search("PreparedCall|Callable|Mapping", kind)
     }
     assert {"prepare", "refusing", "paths", "refused", "broken_rules"} <= made
-    assert made <= vars(RemoteFunction).keys()
+    assert made <= vars(RemoteCalls).keys()
 
 
 STRIDED = """

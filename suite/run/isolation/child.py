@@ -36,14 +36,13 @@ from attention_conformance.backends import registry
 from attention_conformance.backends.claims import stated
 from attention_conformance.backends.prepared import PreparedCall, end_fork
 from attention_conformance.backends.protocol import BackendUnavailable, ForwardOnly
-from attention_conformance.backends.user.function import UserCallable, UserFunction
+from attention_conformance.backends.user.function import UserCallable
 from attention_conformance.backends.user.layer import UserLayer
 from attention_conformance.suite.judge import leaks
 from attention_conformance.suite.judge.verdict import text_of
 from attention_conformance.suite.run.isolation import wire
 from attention_conformance.suite.run.isolation.told import Hello, ToldBackend, layer, parameters
 from attention_conformance.suite.run.process import YOUNG
-from attention_conformance.suite.spec.binding import Binding
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.features import FEATURES
 from attention_conformance.suite.spec.operators import OPERATORS
@@ -84,10 +83,8 @@ class Host:
         name = text.rpartition(":")[2]
         made, _ = registry.callable_implementation(self.backend, function, name, said, like, text)
         self.implementation = made
-        if self.start["binding"]:
-            self.rebind(self.start["binding"])
-        if isinstance(made, UserLayer) and self.start["choice"]:
-            made.choose(*self.start["choice"])
+        for settle, arguments in self.start["settled"].items():
+            getattr(made, settle)(*arguments)
         methods = made.methods.items() if isinstance(made, UserCallable) else ()
         return wire.Loaded(
             self.held(function), getattr(function, "__name__", ""),
@@ -97,11 +94,6 @@ class Host:
             layer(made.seen) if isinstance(made, UserLayer) else None,
             msgspec.to_builtins(stated(function), enc_hook=list),
         )  # fmt: skip
-
-    def rebind(self, binding: Mapping[str, str]) -> None:
-        """Call the user's function in another way."""
-        assert isinstance(self.implementation, UserFunction)
-        self.implementation.rebind(Binding(**binding))
 
     def find(self, path: tuple[Any, ...]) -> Any:
         """The object at a path from this host: attributes, and keys of mappings."""

@@ -1,9 +1,9 @@
 """Backend and implementation in the parent, whose calls the child makes.
 
 `Remote` is a backend: arrays, calls and contexts are handles of the child, and facts about the framework
-are what the child says before it imports the user's file. `RemoteFunction` is the user's function as an
-implementation, and `RemoteNative` one of the framework's own. Checks and judge know none of them. This
-process never imports the framework.
+are what the child says before it imports the user's file. `remote_function` makes an implementation of
+the user's function, and `RemoteNative` is one of the framework's own. Checks and judge know none of them.
+This process never imports the framework.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import atexit
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from copy import copy
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,6 @@ from attention_conformance.backends.prepared import PreparedCall, ProcessDied
 from attention_conformance.backends.protocol import Ambient, Backend, Setting
 from attention_conformance.backends.registry import UsageError
 from attention_conformance.backends.user.function import UserFunction
-from attention_conformance.backends.user.layer import UserLayer
 from attention_conformance.suite.judge import leaks
 from attention_conformance.suite.judge.verdict import Deviation, first_line
 from attention_conformance.suite.records.machine import ROOT
@@ -38,7 +37,6 @@ from attention_conformance.suite.run.isolation.link import Handle, Link, Place
 from attention_conformance.suite.run.isolation.sandbox import Limits
 from attention_conformance.suite.run.isolation.told import Stub, ToldLayer, ToldNative
 from attention_conformance.suite.run.options import Options
-from attention_conformance.suite.spec.binding import Binding
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.catalogue import AnyCase
 from attention_conformance.suite.spec.claims import CLAIMS
@@ -47,9 +45,6 @@ from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators import OPERATORS, computed_like
 from attention_conformance.suite.spec.text import printable
 from attention_conformance.suite.spec.vocabulary import OPERANDS, REGISTERED
-
-OF_USERS = ("binding", "binder", "axes", "native", "choices", "parameters_found")
-"""What trial calls find, or read, of a user's function or layer."""
 
 HIDDEN = ("attention_conformance.references",)
 """Packages that an untrusted child cannot read: it would find the right answers there."""
@@ -66,10 +61,8 @@ class Remote(parts.Asking, Backend):
         self.name, self.native, self.rounding = self.home.name, self.home.native, self.home.rounding
         self.devices, self.device = kind.devices, link.start["device"]
         self.validation_errors = tuple(link.kinds[name] for name in self.home.validation_errors)
-        self.memory, self.compilers = (
-            parts.RemoteMemory(self, link),
-            parts.RemoteCompilers(self, link),
-        )
+        self.memory = parts.RemoteMemory(self, link)
+        self.compilers = parts.RemoteCompilers(self, link)
         self.profiler = parts.RemoteProfiler(self, link)
         self._ended = -1
 
@@ -154,7 +147,8 @@ class Remote(parts.Asking, Backend):
         except Exception as error:
             raise UsageError(f"function {text!r}: {printable(first_line(error))}") from error
         self.link.loaded = True
-        return RemoteFunction(self, told, facts.registered), claims
+        remote_function(self, told, [REGISTERED] if facts.registered else [])
+        return told, claims
 
     def _claims(self, own: dict[str, Any], text: str) -> dict[str, Any]:
         folder = Path(text.rpartition(":")[0]).parent
@@ -177,9 +171,8 @@ class Remote(parts.Asking, Backend):
         return {name: Setting(_unread, _unread, modes(name, told[name])) for name in told}
 
     def begin_in_child(self) -> Callable[[], list[str]]:
-        if (
-            self.link.dead or self.link.count != self._ended
-        ):  # the end of a cell begins the next one
+        # The end of a cell begins the next one.
+        if self.link.dead or self.link.count != self._ended:
             self.link.at("begin")
         return self._end
 
@@ -196,47 +189,11 @@ class Remote(parts.Asking, Backend):
 
 
 @parts.asks("timed", "refusing", "refused")
-class RemoteFunction(parts.Asking, Implementation):
-    """The user's function in the child. `told` is the same function in this process, by its signature and
-    its claims: what the implementation declares, and how arguments are bound."""
+class RemoteCalls(Implementation, parts.Asking):
+    """An implementation in this process, whose calls the child makes."""
 
     backend: Remote
     place: tuple[str, ...] = ("implementation",)
-
-    def __init__(self, backend: Remote, told: Implementation, registered: bool) -> None:
-        self.backend, self.link, self.name, self.told = backend, backend.link, told.name, told
-        self.operator, self.registered = told.operator, (REGISTERED,) if registered else ()
-        if told.beside is not None:
-            # A function that stands in for the framework's own attention is held to its answers.
-            self.beside = (backend.apart if told.declared.drop_in else backend).beside
-        self._take(told)
-
-    def _take(self, told: Any) -> None:
-        """Take the facts about the function, which hang on its binding, but for its registration."""
-        told.declared = told.declared.taking(*self.registered)
-        self.declared, self.axis_order = told.declared, told.axis_order
-        self.argument_names, self.remarks = told.argument_names, told.remarks
-        if isinstance(told, UserFunction):
-            self.rebind = self._rebind
-        for name in OF_USERS:
-            if hasattr(told, name):
-                setattr(self, name, getattr(told, name))
-
-    def _rebind(self, binding: Binding) -> None:
-        """As `UserFunction.rebind`, here and in the child; a new child begins with the binding."""
-        assert isinstance(self.told, UserFunction)
-        self.link.start["binding"] = asdict(binding)
-        self.link.at("rebind", asdict(binding))
-        self.told.rebind(binding)
-        self._take(self.told)
-
-    def choose(self, number: int, right: bool = True) -> None:
-        """As `UserLayer.choose`, here and in the child; a new child begins with the choice."""
-        self.link.start["choice"] = (number, right)
-        self.ask("choose", number, right)
-        assert isinstance(self.told, UserLayer)
-        self.told.choose(number, right)
-        self._take(self.told)
 
     @property
     def unwatched(self) -> Implementation:
@@ -248,32 +205,52 @@ class RemoteFunction(parts.Asking, Implementation):
         return self.ask("prepare", inputs)
 
     def differentiable(self, inputs: Inputs) -> PreparedCall:
-        return self._with_operands(self.ask("differentiable", inputs))
-
-    def _with_operands(self, prepared: PreparedCall) -> PreparedCall:
         """The call. Raises Deviation if an operand of plain attention is none of its arguments: no
         derivative by this operand would be asked."""
+        prepared = self.ask("differentiable", inputs)
         for name in OPERANDS if self.operator.is_default else ():
             if prepared.argument(name) not in prepared.arguments:
                 raise Deviation("no-gradient", f"the call has no argument for the {name}")
         return prepared
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
+        problems = self.problems(inputs) if isinstance(self, UserFunction) else {}
         calls = self.ask("paths", inputs)
-        problems = self.told.problems(inputs) if isinstance(self.told, UserFunction) else {}
         return {n: replace(one, problem=problems.get(n)) for n, one in calls.items()}
 
     def broken_rules(self, inputs: Inputs) -> Mapping[str, str]:
         return self.ask_plainly(dict[str, str], "broken_rules", inputs)
 
-    def unsupported(self, case: AnyCase) -> str | None:
-        return self.told.unsupported(case)
 
-    def nearest_supported(self, case: AnyCase) -> Case | None:
-        return self.told.nearest_supported(case)
+SETTLED = ("rebind", "choose")
+"""The methods by which trial calls settle how a function is called, or how a layer is read."""
 
 
-class RemoteNative(RemoteFunction):
+def remote_function(backend: Remote, told: Implementation, features: Iterable[str]) -> None:
+    """Let the child make the calls of a user's function. `told` is the function in this process, by its
+    signature and its claims: what it declares, and how arguments are bound. It has these `features`, too.
+    """
+
+    def both(own: Callable[..., None]) -> Callable[..., None]:
+        def settle(told: Any, *arguments: Any) -> None:
+            told.link.start["settled"][own.__name__] = arguments  # a new child begins so
+            told.ask(own.__name__, *arguments)
+            own(told, *arguments)
+            told.declared = told.declared.taking(*features)
+
+        return settle
+
+    kind = type(told)
+    settled = {name: both(getattr(kind, name)) for name in SETTLED if hasattr(kind, name)}
+    told.__class__ = type(kind.__name__, (RemoteCalls, kind), settled)
+    vars(told)["link"] = backend.link
+    told.declared = told.declared.taking(*features)
+    if told.beside is not None:
+        # A function that stands in for the framework's own attention is held to its answers.
+        told.beside = (backend.apart if told.declared.drop_in else backend).beside
+
+
+class RemoteNative(RemoteCalls):
     """An implementation of the framework in the child."""
 
     def __init__(self, backend: Remote, said: ToldNative, place: tuple[str, ...]) -> None:
@@ -290,9 +267,6 @@ class RemoteNative(RemoteFunction):
         if not isinstance(case, Case):
             return Implementation.unsupported(self, case)
         return self.ask_plainly(str | None, "unsupported", case)
-
-    def nearest_supported(self, case: AnyCase) -> Case | None:
-        return Implementation.nearest_supported(self, case)
 
 
 def _unread(*value: Any) -> None:
@@ -319,7 +293,7 @@ def isolated(options: Options, text: str) -> Remote:
     start = {
         "backend": name, "device": options.device, "function": text,
         "said": options.claims, "like": options.like, "hidden": HIDDEN if options.untrusted else (),
-        "forbids_own": forbids_own(options), "binding": {}, "choice": (),
+        "forbids_own": forbids_own(options), "settled": {},
     }  # fmt: skip
     link = Link(start, limits)
     atexit.register(link.close)
