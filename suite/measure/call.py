@@ -26,7 +26,7 @@ from attention_conformance.suite.judge.derivative import (
 )
 from attention_conformance.suite.judge.verdict import Deviation, Measured, NotApplicable
 from attention_conformance.suite.measure import protocol
-from attention_conformance.suite.measure.clock import clock_of
+from attention_conformance.suite.measure.clock import Rotation, clock_of
 from attention_conformance.suite.measure.own import OwnCode
 from attention_conformance.suite.measure.protocol import RefusedTime, UnsupportedCall
 from attention_conformance.suite.measure.seen import Seen, digest_of
@@ -123,7 +123,7 @@ class TimedCall:
             first = protocol.now() - start
             others = [self._arguments(self._fresh(n)) for n in range(1, self._sets())]
             calls = [ready, *(self.step(arguments, cotangent) for arguments in others)]
-            self.calls = self.clock.rotation(calls)
+            self.calls = Rotation(calls)
             self.seen = [Seen[Reading](self.cell.seed + n) for n in range(len(calls))]
             again, _ = self.clock.timed(self.calls, 1)
             self.inner, settled, _ = protocol.warm(self._seconds, again)
@@ -195,7 +195,7 @@ class TimedCall:
     def peak_bytes(self) -> int | None:
         """Peak bytes of a call as the framework counts them; None if the framework does not count."""
         with leaks.quiet():
-            return self.backend.profiler.peak_bytes(self.calls.function, self.prepared)
+            return self.backend.profiler.peak_bytes(self.calls, self.prepared)
 
     def kernels(self) -> str:
         """The framework's names of the kernels that ran; empty if the framework does not tell."""
