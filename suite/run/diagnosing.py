@@ -50,8 +50,8 @@ COMPILING = 5
 SHRINKING = 1.5
 """Processor seconds of these for the smaller case."""
 
-HANGING = 60.0
-"""Processor seconds after which a diagnosis is broken off, whatever it does."""
+HANGING = 300.0
+"""Seconds after which a diagnosis is broken off, whatever it does and however busy the machine is."""
 
 LOADING = 300.0
 """Seconds in which a child must have imported the framework and answered."""
@@ -74,7 +74,7 @@ def tell(plan: Plan, cells: Sequence[CellRecord], folder: Path | None) -> Told:
     script is written into `folder`. Nothing is broken off if cells have no time limit. Raises nothing but
     what ends the process."""
     try:
-        with limited(HANGING if plan.options.cell_timeout else 0.0, "the diagnosis", True):
+        with limited(HANGING if plan.options.cell_timeout else 0.0, "the diagnosis"):
             return _told(plan, cells, folder)
     except (Exception, TimeOver) as error:
         return Told(notes=(f"no diagnosis: {first_line(error)}",))

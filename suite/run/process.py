@@ -25,7 +25,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -47,9 +46,6 @@ INTERRUPTED = 2
 
 SUITE_BROKE = 3
 """The exit code if the suite itself broke: pytest's."""
-
-PATIENCE = 10
-"""How many times a limit of processor time may pass on the clock."""
 
 YOUNG = 50_000
 """The number of new objects after which Python searches for cycles among them."""
@@ -127,34 +123,24 @@ def place_in(stacks: str) -> str:
 
 
 @contextlib.contextmanager
-def limited(seconds: float, what: str, processor: bool = False) -> Iterator[None]:
-    """A context that ends after `seconds`, 0 for never. With `processor` these are processor time of this
-    process, and at most `PATIENCE` times as many pass on the clock. Raises TimeOver, whose message names
-    `what`."""
+def limited(seconds: float, what: str) -> Iterator[None]:
+    """A context that ends after `seconds`, 0 for never. Raises TimeOver, whose message names `what`."""
     if not seconds:
         yield
         return
-    main = threading.current_thread() is threading.main_thread()
-    in_time = hasattr(signal, "setitimer") and main
-    ends = [time.process_time() + seconds, time.monotonic() + PATIENCE * seconds]
-
-    def wait(left: float) -> None:
-        # The watchdog needs no lock of the interpreter: a thread that holds the lock is ended, too.
-        faulthandler.dump_traceback_later(left + GRACE, exit=True, file=_STACKS[0])
-        if in_time:
-            signal.setitimer(signal.ITIMER_REAL, left)
 
     def over(*details: object) -> None:
-        left = ends[0] - time.process_time()
-        if processor and left > 0 and time.monotonic() < ends[1]:
-            wait(max(left, 0.01))  # a timer of 0 would never ring
-            return
         raise TimeOver(f"{what} ran longer than {seconds:g} s")
 
+    main = threading.current_thread() is threading.main_thread()
+    in_time = hasattr(signal, "setitimer") and main
     if not _STACKS:
         write_stacks()
     before = signal.signal(signal.SIGALRM, over) if in_time else None
-    wait(seconds)
+    # The watchdog needs no lock of the interpreter: a thread that holds the lock is ended, too.
+    faulthandler.dump_traceback_later(seconds + GRACE, exit=True, file=_STACKS[0])
+    if in_time:
+        signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
     finally:
