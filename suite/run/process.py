@@ -8,7 +8,6 @@ code in that process survives this, so another process watches.
 - A `Board` is memory that outlives the process: the process writes there what it does.
 - `supervised` forks: the child does the work, the parent sees how the child ended.
 - `run_module` runs a command in a child to its end.
-- `RpcProcess` is a child that answers requests (`serve`), one line of JSON each.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import traceback
 import warnings
@@ -277,103 +275,3 @@ def run_module(
         said, _ = child.communicate()
         return None, said
     return child.returncode, said
-
-
-class ProcessEnded(Exception):
-    """A child ended instead of answering.
-
-    `code` is its exit code (below 0: the number of a signal), `last` the last line of its standard
-    error. `late` is True if its parent killed the child at a time limit.
-    """
-
-    def __init__(self, code: int, last: str, late: bool) -> None:
-        super().__init__(f"the process ended with exit code {code}: {last}")
-        self.code, self.last, self.late = code, last, late
-
-
-class RpcProcess:
-    """A running child: a module that calls `serve`, in this interpreter or in another one.
-
-    The child inherits this process's environment; `variables` are set besides. Raises OSError if the
-    child cannot be started.
-    """
-
-    def __init__(self, module: str, variables: Mapping[str, str], python: str = "") -> None:
-        self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
-        self._process = subprocess.Popen(
-            [python or sys.executable, "-m", module],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            text=True,
-            encoding="utf-8",
-            env=environment(variables),
-        )
-
-    @property
-    def ended(self) -> bool:
-        """True if the child cannot answer any more."""
-        return self._process.poll() is not None
-
-    def ask(self, request: Fields, seconds: float = 0.0) -> Fields:
-        """The child's answer. A child that takes longer than `seconds`, 0 for no limit, is killed.
-
-        Raises ProcessEnded.
-        """
-        stdin, stdout = self._process.stdin, self._process.stdout
-        assert stdin is not None
-        assert stdout is not None
-        with _killed_after(seconds, self._process) as killed:
-            try:
-                stdin.write(json.dumps(request) + "\n")
-                stdin.flush()
-                line = stdout.readline()
-            except BrokenPipeError:
-                line = ""
-        if not line:
-            code = self._process.wait()
-            self._errors.seek(0)
-            last = (self._errors.read().strip().splitlines() or ["no message"])[-1]
-            raise ProcessEnded(code, last, killed.is_set())
-        return json.loads(line)
-
-    def end(self) -> None:
-        """Close the child's input, and kill the child if it does not end by itself."""
-        if self._process.stdin:
-            with contextlib.suppress(BrokenPipeError):
-                self._process.stdin.close()
-        try:
-            self._process.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        if self._process.stdout:
-            self._process.stdout.close()
-        self._errors.close()
-
-
-def serve(answer: Callable[[Fields], Fields]) -> None:
-    """Answer requests until standard input ends. The output of frameworks goes to standard error."""
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    for line in sys.stdin:
-        answers.write(json.dumps(answer(json.loads(line))) + "\n")
-        answers.flush()
-
-
-@contextlib.contextmanager
-def _killed_after(seconds: float, process: subprocess.Popen[str]) -> Iterator[threading.Event]:
-    """A context that kills a process after so many seconds, 0 for never. The event is set if it did."""
-    killed = threading.Event()
-
-    def kill() -> None:
-        killed.set()
-        process.kill()
-
-    timer = threading.Timer(seconds, kill)
-    if seconds:
-        timer.start()
-    try:
-        yield killed
-    finally:
-        timer.cancel()
