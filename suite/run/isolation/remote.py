@@ -26,7 +26,7 @@ from attention_conformance.backends import registry
 from attention_conformance.backends.claims import Claims
 from attention_conformance.backends.implementation import Implementation
 from attention_conformance.backends.prepared import PreparedCall, ProcessDied
-from attention_conformance.backends.protocol import Ambient, Backend, Setting
+from attention_conformance.backends.protocol import Ambient, Backend, ChildSettings, Setting
 from attention_conformance.backends.registry import UsageError
 from attention_conformance.backends.user.function import UserFunction
 from attention_conformance.suite.judge import leaks
@@ -159,8 +159,8 @@ class Remote(parts.Asking, Backend):
 
     # The settings are the child's: it compares and restores them. Here are their modes.
 
-    @property
-    def settings(self) -> Mapping[str, Setting]:
+    @cached_property
+    def settings(self) -> ChildSettings:
         def modes(name: str, told: Mapping[str, Any]) -> dict[str, Ambient]:
             within = {mode: Place(("settings", name, "modes", mode, "within")) for mode in told}
             return {
@@ -168,10 +168,11 @@ class Remote(parts.Asking, Backend):
             }
 
         told = self.home.modes
-        return {name: Setting(_unread, _unread, modes(name, told[name])) for name in told}
+        settings = {n: Setting(_unread, _unread, modes(n, told[n])) for n in told}
+        return ChildSettings(settings, self._begin)
 
-    def begin_in_child(self) -> Callable[[], list[str]]:
-        # The end of a cell begins the next one.
+    def _begin(self) -> Callable[[], list[str]]:
+        """Begin a cell, unless the end of the last one did. Returns what ends the cell."""
         if self.link.dead or self.link.count != self._ended:
             self.link.at("begin")
         return self._end
