@@ -103,8 +103,8 @@ __all__ = [
     "LAYER_OUTPUTS", "OF_BACKENDS", "THROUGH", "Ambient", "Backend", "BackendUnavailable",
     "BrokenFramework", "ChildSettings", "Compilers", "DeclarationError", "Declared",
     "DeclaredRounding", "Election", "ForbiddenCall", "ForwardOnly", "Implementation",
-    "Limits", "Memory", "NoKernel", "PreparedCall", "ProcessDied", "Profiler", "Setting", "Step", "TimeOver", "UsageError",
-    "checked_name", "end_fork", "needed", "set_to",
+    "Limits", "Memory", "NoKernel", "PreparedCall", "ProcessDied", "Profiler", "Setting",
+    "Step", "TimeOver", "UsageError", "checked_name", "end_fork", "needed", "set_to",
 ]  # fmt: skip
 
 
