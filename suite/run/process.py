@@ -23,6 +23,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,10 +32,16 @@ from typing import Any, NoReturn
 
 from attention_conformance.backends.protocol import TimeOver
 from attention_conformance.suite.records.machine import ROOT
-from attention_conformance.suite.run.signals import HANDED_ON, handled, interrupting
 
 Fields = dict[str, Any]
 """A request, an answer, or the facts on a board, as JSON objects."""
+
+HANDED_ON = (signal.SIGINT, signal.SIGTERM)
+"""Signals by which people end a run: a parent hands them on to the child that judges."""
+
+ONE_KEY = 0.5
+"""Seconds within which two interrupts are one. Ctrl-C reaches every process of a terminal, and a parent
+hands its own interrupt on to its child."""
 
 DIED = 1
 """The exit code of a supervised run whose child died."""
@@ -165,6 +172,35 @@ def can_fork() -> bool:
     """True if this process can be forked: it has one thread, and no framework is imported."""
     imported = any(name in sys.modules for name in THREADED)
     return hasattr(os, "fork") and threading.active_count() == 1 and not imported
+
+
+@contextlib.contextmanager
+def handled(handlers: Mapping[signal.Signals, Callable[..., object]]) -> Iterator[None]:
+    """A context in which signals have other handlers."""
+    before = {one: signal.signal(one, handler) for one, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+
+
+def interrupting(leaving: Callable[[], object] = lambda: None) -> Callable[..., None]:
+    """A handler that raises KeyboardInterrupt at the first interrupt. At a later one it calls `leaving`,
+    and ends this process."""
+    times: list[float] = []
+
+    def interrupt(*details: object) -> None:
+        times.append(time.monotonic())
+        if len(times) == 1:
+            raise KeyboardInterrupt
+        if times[-1] - times[0] > ONE_KEY:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            with contextlib.suppress(Exception):
+                leaving()
+            signal.raise_signal(signal.SIGINT)
+
+    return interrupt
 
 
 def supervised(work: Callable[[Board], int], advice: str = "") -> tuple[int, Fields]:
