@@ -322,8 +322,9 @@ def test_what_no_child_says_ends_the_child(answer: bytes) -> None:
     assert link.dead
 
 
-def test_an_answer_that_is_too_long_is_refused_before_it_is_read() -> None:
-    message = BytesIO(wire.HEAD.pack(1, wire.MOST))
+@pytest.mark.parametrize("lengths", [(wire.MOST[0] + 1, 0), (0, wire.MOST[1] + 1)])
+def test_an_answer_that_is_too_long_is_refused_before_it_is_read(lengths: tuple[int, int]) -> None:
+    message = BytesIO(wire.HEAD.pack(*lengths))
     with pytest.raises(wire.Garbled, match="an answer of"):
         wire.receive(cast(Any, message))
 

@@ -70,6 +70,7 @@ class Host:
         self.objects: dict[int, Any] = {}
         self.numbers: dict[int, int] = {}
         self.last = self.entered = self.sent = 0
+        self.raw = b""
         self.begin()
 
     def load(self) -> wire.Loaded:
@@ -87,7 +88,7 @@ class Host:
             getattr(made, settle)(*arguments)
         methods = made.methods.items() if isinstance(made, UserCallable) else ()
         return wire.Loaded(
-            self.held(function), getattr(function, "__name__", ""),
+            self.held(function), str(getattr(function, "__name__", "")),
             parameters(function, isinstance(function, type) and not like),
             {n: parameters(method) for n, method in methods},
             REGISTERED in made.declared.features,
@@ -123,12 +124,14 @@ class Host:
         self.entered -= 1
         context.__exit__(None, None, None)
 
-    def read(self, array: Any) -> wire.Held:
-        """An array with its values, however large. Raises what reading raises."""
+    def read(self, array: Any) -> None:
+        """Send the values of an array. Raises what reading raises."""
+        self.raw = self.values(array)
+
+    def values(self, array: Any) -> bytes:
+        """The values of an array as `wire.to_bytes` writes them."""
         name = self.backend.dtype_name(array)
-        held = self.held(array)
-        held.values = wire.to_bytes(self.backend.to_numpy(array), name)
-        return held
+        return wire.to_bytes(self.backend.to_numpy(array), name)
 
     def keep(self, living: Iterable[int]) -> None:
         """Let go of all objects but those with these numbers, which the parent holds."""
@@ -139,7 +142,7 @@ class Host:
 
     def shown(self, value: Any) -> wire.Value:
         """A value as plain data, or as what is held here."""
-        if value is None or type(value) in (bool, int, float, str, wire.Held, wire.Loaded):
+        if value is None or type(value) in (bool, int, float, str, wire.Loaded):
             return value
         if type(value) in (tuple, list):
             return wire.Several(tuple(map(self.shown, value)), type(value) is list)
@@ -156,7 +159,7 @@ class Host:
             # The parent probably asks for these values next.
             with contextlib.suppress(Exception):
                 if np.prod(held.shape) <= SMALL:
-                    held = self.read(value)
+                    held.values = self.values(value)
                     self.sent += 1
         return held
 
@@ -216,7 +219,7 @@ class Request(pickle.Unpickler):
 
 def answer(host: Host, text: bytes) -> wire.Answer:
     """The answer to a request: a value, or an error."""
-    host.sent = 0
+    host.sent, host.raw = 0, b""
     try:
         target, arguments, keywords = Request(text, host).load()
         return wire.Answer(host.shown(target(*arguments, **keywords)))
@@ -233,7 +236,7 @@ def serve(channel: BinaryIO, host: Host) -> None:
     threads: dict[int, ThreadPoolExecutor] = {}
     own = os.getpid()
     while True:
-        text, rest = wire.receive(channel)
+        text, rest = wire.receive(channel, (sys.maxsize, sys.maxsize))
         thread, living = pickle.loads(rest)
         host.keep(living)
         if not thread:
@@ -243,14 +246,14 @@ def serve(channel: BinaryIO, host: Host) -> None:
             said = pool.submit(answer, host, text).result()
         if os.getpid() != own:  # a fork that returned from a call
             end_fork()
-        wire.send(channel, msgpack.encode(said))
+        wire.send(channel, msgpack.encode(said), host.raw)
 
 
 def main() -> None:
     parent = socket.socket(fileno=int(sys.argv[1]))
     parent.set_inheritable(False)
     channel = wire.as_file(parent)
-    start, _ = wire.receive(channel)
+    start, _ = wire.receive(channel, (sys.maxsize, 0))
     leaks.watch()
     with leaks.quiet():
         try:

@@ -125,7 +125,7 @@ class Link:
         self.deaths = self.count = 0
         self.open: tuple[str, ...] = ()
         self.handles: WeakValueDictionary[int, Handle] = WeakValueDictionary()
-        self.loaded = False
+        self.loaded, self.raw = False, b""
         self._types: dict[tuple[str, str], type] = {}
         self._lock = threading.RLock()
         self._child: subprocess.Popen[bytes] | None = None
@@ -190,7 +190,8 @@ class Link:
                 assert self._channel is not None
                 wire.send(self._channel, text.getvalue(), rest)
                 self.count += 1
-                answer = ANSWERS.decode(wire.receive(self._channel)[0])
+                said, self.raw = wire.receive(self._channel)
+                answer = ANSWERS.decode(said)
                 error = None if answer.raised is None else self.error(answer.raised)
                 value = self.value(answer.value)
         if error is not None:
@@ -199,12 +200,11 @@ class Link:
 
     def read(self, handle: Handle) -> bytes:
         """The values of an array: those of the last answer, or what the child answers now."""
-        if handle.values is None or handle.values[0] != self.count:
+        with self._lock:
+            if handle.values is not None and handle.values[0] == self.count:
+                return handle.values[1]
             self.at("read", handle)
-        if handle.values is None or handle.values[0] != self.count:
-            self.kill(False)
-            raise ProcessDied("the process of the function died: it sent no values of an array")
-        return handle.values[1]
+            return self.raw
 
     @contextlib.contextmanager
     def living(self) -> Iterator[None]:

@@ -128,7 +128,7 @@ class Remote(parts.Asking, Backend):
             with self.link.living():
                 function = self.link.handle(facts.function)
             own = {} if untrusted else self._claims(facts.claims, text)
-            stub = Stub(function, facts.name, facts.parameters)
+            stub = Stub(function, printable(facts.name), facts.parameters)
             kind = registry.OWN.get(computed_like(like)) if like else None
             for method in kind.method_names if kind else ():
                 if method in facts.methods:

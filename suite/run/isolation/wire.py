@@ -1,9 +1,9 @@
 """Messages between the parent, which judges, and the child, which runs a user's function.
 
-The child trusts the parent: a request is a pickle. The parent trusts nothing: an answer is MessagePack of
-at most `MOST` bytes, which is decoded as one of the types here or refused. An object that stays in the
-child is answered as `Held`, a number with claims about the object. The values of an array are bytes,
-whose number the claimed dtype and shape fix.
+The child trusts the parent: a request is a pickle. The parent trusts nothing: an answer is MessagePack,
+which is decoded as one of the types here or refused, and the values of an array that is read. Both are
+limited. An object that stays in the child is answered as `Held`, a number with claims about the object.
+Values are bytes, whose number the claimed dtype and shape fix.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import socket
 import struct
+from collections.abc import Sequence
 from typing import Annotated, Any, BinaryIO, Literal, cast
 
 import numpy as np
@@ -19,8 +20,8 @@ from msgspec import Meta, Struct
 from attention_conformance.backends.user.observing import Facts
 from attention_conformance.suite.spec.dtypes import CODES, DTYPES
 
-MOST = 1 << 31
-"""The greatest number of bytes of an answer."""
+MOST = 1 << 26, 1 << 31
+"""The greatest numbers of bytes of the two parts of an answer: many small objects, or one large one."""
 
 BUFFER = 1 << 16
 """The bytes that a process reads at once: most messages."""
@@ -112,7 +113,7 @@ class Loaded(Struct, tag=True):
     `registered`: it is an operator of the framework. `layer`: what the layer shows that it makes."""
 
     function: Held
-    name: Name
+    name: str
     parameters: Parameters
     methods: dict[Name, Parameters]
     registered: bool
@@ -146,12 +147,12 @@ def send(channel: BinaryIO, first: bytes, second: bytes = b"") -> None:
     channel.flush()
 
 
-def receive(channel: BinaryIO, most: int = MOST) -> tuple[bytes, bytes]:
-    """A message of two parts, of `most` bytes together. Raises EOFError if the other process is gone, and
-    Garbled."""
+def receive(channel: BinaryIO, most: Sequence[int] = MOST) -> tuple[bytes, bytes]:
+    """A message of two parts, each of at most so many bytes. Raises EOFError if the other process is
+    gone, and Garbled."""
     lengths = HEAD.unpack(_exactly(channel, HEAD.size))
-    if sum(lengths) > most:
-        raise Garbled(f"an answer of {sum(lengths)} bytes")
+    if any(length > limit for length, limit in zip(lengths, most, strict=True)):
+        raise Garbled(f"an answer of {lengths[0]} and {lengths[1]} bytes")
     first, second = (_exactly(channel, length) for length in lengths)
     return first, second
 
