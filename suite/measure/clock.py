@@ -20,7 +20,7 @@ from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.profiler import Step
 from attention_conformance.backends.protocol import Backend
 from attention_conformance.suite.measure import protocol
-from attention_conformance.suite.measure.seen import arrays_of, plain_copies
+from attention_conformance.suite.measure.seen import arrays_of
 from attention_conformance.suite.run.isolation.link import Place
 from attention_conformance.suite.run.isolation.remote import Remote
 from attention_conformance.suite.spec.dtypes import DType
@@ -99,43 +99,15 @@ class Clock:
         return Turned(self.backend, *fields)
 
     def timed(self, call: Any, inner: int, slow: float = 0.0) -> tuple[float, Any]:
-        """The result of `protocol.timed`. The output is read by `opened`."""
+        """The result of `protocol.timed`."""
         return protocol.timed(call, self.backend.profiler.sync, inner, slow)
-
-    def opened(self, out: Any) -> Any:
-        """The arrays of an output."""
-        return out
-
-    def plain(self, out: Any) -> Any:
-        """New arrays with the values of an output. Raises what reading raises."""
-        return plain_copies(out, self.backend)
 
     def reading(self, out: Any) -> float:
         """Seconds of reading all arrays of an output."""
         start = protocol.now()
-        for array in arrays_of(self.opened(out), self.backend):
+        for array in arrays_of(out, self.backend):
             self.backend.to_numpy(array)
         return protocol.now() - start
-
-
-@dataclass
-class Held:
-    """An output that stays in the child until the parent asks for it."""
-
-    out: Any
-
-
-def timed_and_held(
-    call: Any, sync: Callable[[Any], None], inner: int, slow: float
-) -> tuple[float, Held]:
-    """`protocol.timed` in the child."""
-    seconds, out = protocol.timed(call, sync, inner, slow)
-    return seconds, Held(out)
-
-
-def held_plain(held: Held, backend: Backend) -> Held:
-    """`plain_copies` in the child."""
-    return Held(plain_copies(held.out, backend))
 
 
 class RemoteClock(Clock):
@@ -151,18 +123,12 @@ class RemoteClock(Clock):
     def timed(self, call: Any, inner: int, slow: float = 0.0) -> tuple[float, Any]:
         """The time is at least that of the answer, less an empty sample."""
         start = protocol.now()
-        said, held = self.link.ask(timed_and_held, call, SYNC, inner, slow)
+        said, out = self.link.ask(protocol.timed, call, SYNC, inner, slow)
         waited = protocol.now() - start
         own = said * inner if type(said) is float and 0 <= said * inner <= waited else 0.0
         if isinstance(call, Rotation):
             call.pass_by(inner)
-        return max(own, waited - self.trip, protocol.LEAST) / max(inner, 1), held
-
-    def opened(self, out: Any) -> Any:
-        return self.link.ask(getattr, out, "out")
-
-    def plain(self, out: Any) -> Any:
-        return self.link.ask(held_plain, out, THERE)
+        return max(own, waited - self.trip, protocol.LEAST) / max(inner, 1), out
 
 
 def clock_of(backend: Backend, trip: float) -> Clock:

@@ -51,9 +51,6 @@ from attention_conformance.suite.spec.vocabulary import REGISTERED
 MOST_TEXT = 10_000
 """Characters of an error's text."""
 
-MOST_VALUES, SMALL = 16, 1 << 14
-"""The number of arrays of an answer whose values are sent, and the greatest number of their elements."""
-
 
 class Host:
     """The objects of the child that requests name by a path, and the answers to requests."""
@@ -69,8 +66,7 @@ class Host:
         self.exact = {type(self.backend.array(np.zeros((1,)), fmt)) for fmt in DTYPES.values()}
         self.objects: dict[int, Any] = {}
         self.numbers: dict[int, int] = {}
-        self.last = self.entered = self.sent = 0
-        self.raw = b""
+        self.last, self.raw = 0, b""
         self.begin()
 
     def load(self) -> wire.Loaded:
@@ -117,21 +113,15 @@ class Host:
     def enter(self, context: Any) -> None:
         """Enter a context."""
         context.__enter__()
-        self.entered += 1
 
     def leave(self, context: Any) -> None:
         """Leave a context."""
-        self.entered -= 1
         context.__exit__(None, None, None)
 
     def read(self, array: Any) -> None:
         """Send the values of an array. Raises what reading raises."""
-        self.raw = self.values(array)
-
-    def values(self, array: Any) -> bytes:
-        """The values of an array as `wire.to_bytes` writes them."""
         name = self.backend.dtype_name(array)
-        return wire.to_bytes(self.backend.to_numpy(array), name)
+        self.raw = wire.to_bytes(self.backend.to_numpy(array), name)
 
     def keep(self, living: Iterable[int]) -> None:
         """Let go of all objects but those with these numbers, which the parent holds."""
@@ -154,17 +144,10 @@ class Host:
             facts = vars(value).items()
             shown = {n: self.shown(x) for n, x in facts if n not in UNSHOWN and x != PLAIN[n]}
             return wire.Call(shown)
-        held = self.held(value)
-        if held.shape is not None and self.sent < MOST_VALUES and not self.entered:
-            # The parent probably asks for these values next.
-            with contextlib.suppress(Exception):
-                if np.prod(held.shape) <= SMALL:
-                    held.values = self.values(value)
-                    self.sent += 1
-        return held
+        return self.held(value)
 
     def held(self, value: Any) -> wire.Held:
-        """An object that stays here, under its number. Of an array with facts, without values."""
+        """An object that stays here, under its number, of an array with facts."""
         number = self.numbers.get(id(value))
         if number is None:
             self.last = number = self.last + 1
@@ -219,7 +202,7 @@ class Request(pickle.Unpickler):
 
 def answer(host: Host, text: bytes) -> wire.Answer:
     """The answer to a request: a value, or an error."""
-    host.sent, host.raw = 0, b""
+    host.raw = b""
     try:
         target, arguments, keywords = Request(text, host).load()
         return wire.Answer(host.shown(target(*arguments, **keywords)))

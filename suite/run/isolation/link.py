@@ -69,7 +69,6 @@ class Handle:
 
     def __init__(self, link: Link, number: int) -> None:
         self.link, self.number = link, number
-        self.values: tuple[int, bytes] | None = None
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         return self.link.ask(self, *arguments, **keywords)
@@ -199,10 +198,8 @@ class Link:
         return value
 
     def read(self, handle: Handle) -> bytes:
-        """The values of an array: those of the last answer, or what the child answers now."""
+        """The values of an array."""
         with self._lock:
-            if handle.values is not None and handle.values[0] == self.count:
-                return handle.values[1]
             self.at("read", handle)
             return self.raw
 
@@ -275,8 +272,6 @@ class Link:
         if said.shape is not None:
             known.array, known.dtype, known.device = said.array, said.dtype, said.device
             known.shape = said.shape
-        if said.values is not None:
-            known.values = (self.count, said.values)
         return known
 
     def type_of(self, name: tuple[str, str], base: type) -> type:

@@ -46,7 +46,7 @@ class Held(Struct, tag=True):
     """An object that stays in the child: its number, and module and name of its type.
 
     Of an array there is more: whether its type is exactly that of the framework's arrays, its dtype,
-    device and shape, and, of a small array, its values as `to_bytes` writes them.
+    device and shape.
     """
 
     number: int
@@ -55,7 +55,6 @@ class Held(Struct, tag=True):
     dtype: Name = ""
     device: Name = ""
     shape: Shape | None = None
-    values: bytes | None = None
 
 
 class Error(Struct, tag=True):
