@@ -104,7 +104,9 @@ class Remote(parts.Asking, Backend):
         return self.ask("array", values, dtype)
 
     def to_numpy(self, array: Any) -> np.ndarray:
-        return wire.from_bytes(self.link.read(array), array.dtype, array.shape)
+        raw = self.link.read(array)
+        with self.link.living():
+            return wire.from_bytes(raw, array.dtype, array.shape)
 
     def is_array(self, value: Any) -> bool:
         return isinstance(value, Handle) and value.array

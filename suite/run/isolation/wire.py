@@ -123,7 +123,7 @@ class Loaded(Struct, tag=True):
 Value = bool | int | float | str | Held | Error | Several | Pairs | Call | Loaded | None
 
 
-class Answer(Struct):
+class Answer(Struct, forbid_unknown_fields=True):
     """The answer to a request: a value, or the error that the request raised."""
 
     value: Value = None
