@@ -46,6 +46,7 @@ from attention_conformance.suite.run.process import YOUNG
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.features import FEATURES
 from attention_conformance.suite.spec.operators import OPERATORS
+from attention_conformance.suite.spec.text import printable
 from attention_conformance.suite.spec.vocabulary import REGISTERED
 
 MOST_TEXT = 10_000
@@ -132,8 +133,10 @@ class Host:
 
     def shown(self, value: Any) -> wire.Value:
         """A value as plain data, or as what is held here."""
-        if value is None or type(value) in (bool, int, float, str, wire.Loaded):
+        if value is None or type(value) in (bool, int, float, wire.Loaded):
             return value
+        if type(value) is str:
+            return printable(value)
         if type(value) in (tuple, list):
             return wire.Several(tuple(map(self.shown, value)), type(value) is list)
         if type(value) is dict:
@@ -166,7 +169,8 @@ class Host:
         inside = self.backend.compilers.raised_inside(error)
         return wire.Error(
             tuple((kind.__module__, kind.__qualname__) for kind in type(error).__mro__),
-            text_of(error)[:MOST_TEXT], isinstance(error, ForwardOnly) and error.declared,
+            printable(text_of(error)[:MOST_TEXT]),
+            isinstance(error, ForwardOnly) and error.declared,
             None if inside is error else self.error(inside),
         )  # fmt: skip
 

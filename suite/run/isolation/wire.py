@@ -35,7 +35,7 @@ CARRIERS = {
 """The NumPy dtypes of arrays on the wire, by the dtype of the array. bfloat16 travels as its bits, and
 floating-point codes as float32."""
 
-Name = Annotated[str, Meta(pattern=r"\A[\w.<>\[\], ]{0,200}\Z")]
+Name = Annotated[str, Meta(pattern=r"\A[\w.<>\[\], -]{0,200}\Z")]
 """The name of a type, a dtype, a device or a parameter, in harmless letters."""
 
 Size = Annotated[int, Meta(ge=0, lt=1 << 40)]
