@@ -14,7 +14,7 @@ from attention_conformance.backends.protocol import Implementation
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.cached import CACHED
 from attention_conformance.suite.spec.operators.scripts import (
-    Held,
+    Contents,
     joined,
     played,
     with_other_options,
@@ -30,7 +30,7 @@ class Turn:
 
     inputs: Inputs
     chunk: Chunk
-    held: Held
+    held: Contents
 
     @property
     def begins(self) -> np.ndarray:

@@ -90,7 +90,7 @@ def compose(problem: Problem) -> Composition:
     pairs = Pairs((s.B, s.H, s.Lq, s.Lk), allowed(problem.inputs))
     key, value = operand(problem, "key", s.D), operand(problem, "value", s.Lk)
     folded = problem.inputs.case.option("scales")
-    scores = PlainScores(u, problem.leaf("query"), key, problem.scale, pairs)
+    scores = FoldedScores(u, problem.leaf("query"), key, problem.scale, pairs)
     attended: Node = scores
     if are_held(problem.inputs):
         exact = dequantized(problem.inputs, "key")
@@ -108,9 +108,8 @@ def compose(problem: Problem) -> Composition:
     return Composition(output, codes, keys=keys)
 
 
-class PlainScores(Scores):
-    """Scores of queries that are not scaled and stored before the product. `lost` is an error of scores
-    that folded scales add."""
+class FoldedScores(Scores):
+    """Scores, and the error `lost` of scores that folded scales add."""
 
     lost: np.ndarray | float = 0.0
 

@@ -40,7 +40,13 @@ import numpy as np
 
 from attention_conformance.references.composition import Composition, Problem, Reference
 from attention_conformance.references.primitives.rotation import Rotated
-from attention_conformance.references.rounding import Bounded, Roundoffs, magnitude, stored
+from attention_conformance.references.rounding import (
+    Bounded,
+    Roundoffs,
+    Store,
+    magnitude,
+    stored,
+)
 from attention_conformance.suite.spec.operators.rotary import (
     BETA_FAST,
     BETA_SLOW,
@@ -136,7 +142,7 @@ def table(rotation: Rotation, position: np.ndarray, u: Roundoffs) -> tuple[Bound
         error = np.minimum(magnitude(slope) * delta + delta**2 / 2, 2.0) + 2 * unit
         a = freqs.attention
         scaled = Bounded(value * a, a * (error + 4 * unit * (a != 1)))
-        entry = stored(scaled, max(u.weight, unit), u.weight_underflow)
+        entry = stored(scaled, Store(max(u.weight, unit), u.weight_underflow))
         if position.ndim == 2:
             entry = entry.reshape(entry.shape[0], 1, *entry.shape[1:])
         pair.append(entry)

@@ -33,7 +33,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 
@@ -42,6 +42,14 @@ from attention_conformance.suite.spec.dtypes import DType
 
 class NoExtendedPrecision(ArithmeticError):
     """The platform has no floating-point type wider than float64."""
+
+
+class Store(NamedTuple):
+    """A place where an implementation rounds: the unit roundoff, and what a number near zero loses (the
+    smallest subnormal)."""
+
+    unit: float
+    floor: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -106,6 +114,21 @@ class Roundoffs:
     def score_floor(self) -> float:
         """The underflow loss of a stored score."""
         return self.floor if self.score >= self.output else self.product_underflow
+
+    @property
+    def results(self) -> Store:
+        """Results stored in the case's dtype."""
+        return Store(self.output, self.floor)
+
+    @property
+    def scores(self) -> Store:
+        """Stored scores."""
+        return Store(self.score, self.score_floor)
+
+    @property
+    def scaled_scores(self) -> Store:
+        """Products that are stored like scores."""
+        return Store(self.score + self.accumulate, self.score_floor)
 
     @property
     def step_floor(self) -> float:
@@ -283,9 +306,10 @@ def perturbed(x: Bounded) -> Bounded:
     return Bounded.exact(x.value + x.error * chance.uniform(-1.0, 1.0, x.shape))
 
 
-def stored(x: Bounded, unit: float, floor: float = 0.0) -> Bounded:
-    """`x` rounded once with unit roundoff `unit`; `floor` is the smallest subnormal."""
-    return perturbed(Bounded(x.value, x.error + unit * x.size + (floor if unit else 0.0)))
+def stored(x: Bounded, store: Store) -> Bounded:
+    """`x` rounded once."""
+    floor = store.floor if store.unit else 0.0
+    return perturbed(Bounded(x.value, x.error + store.unit * x.size + floor))
 
 
 def product(a: Bounded, b: Bounded, summands: np.ndarray | int, u: Roundoffs) -> Bounded:
@@ -317,12 +341,12 @@ def summed(x: Bounded, axes: tuple[int, ...], u: Roundoffs) -> Bounded:
     return Bounded(x.value.sum(axes, keepdims=True), error)
 
 
-def together(parts: list[Bounded | None], unit: float, floor: float = 0.0) -> Bounded | None:
+def together(parts: list[Bounded | None], store: Store) -> Bounded | None:
     """The sum of the parts that are not None, every partial sum stored; None without parts."""
     total: Bounded | None = None
     for part in parts:
         if part is not None:
-            total = part if total is None else stored(total + part, unit, floor)
+            total = part if total is None else stored(total + part, store)
     return total
 
 
@@ -331,4 +355,4 @@ def averaged(x: Bounded, axis: int, u: Roundoffs) -> Bounded:
     n = x.shape[axis]
     unit = max(u.accumulate, u.step)
     error = x.error.mean(axis) + gamma(n + 1, unit) * x.size.mean(axis)
-    return stored(Bounded(x.value.mean(axis), error), u.output, u.floor)
+    return stored(Bounded(x.value.mean(axis), error), u.results)

@@ -48,7 +48,7 @@ class Node:
         if len(parts) == 1:
             return parts[0]
         if len(parts) == 2:
-            return stored(parts[0] + parts[1], u.output, u.floor)
+            return stored(parts[0] + parts[1], u.results)
         value = np.sum([part.value for part in parts], 0)
         size = np.sum([part.size for part in parts], 0)
         error = np.sum([part.error for part in parts], 0)

@@ -7,7 +7,7 @@ Shares no code with the definition; a row is Python floats (or mpmath numbers, w
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -76,68 +76,3 @@ def attention(
                 outputs[b][h].append(row)
                 all_weights[b][h].append(weights)
     return outputs, all_weights
-
-
-def multi_head(
-    query: np.ndarray,
-    key: np.ndarray,
-    value: np.ndarray,
-    parameters: Mapping[str, np.ndarray],
-    *,
-    mask: np.ndarray | None = None,
-    bias: np.ndarray | None = None,
-    epsilon: float = 0.0,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Multi-head attention head by head: output (B, Lq, Eo) and weights (B, H, Lq, Lk), float64.
-
-    Shapes as in `references.multi_head`. `epsilon` is that of the norms of queries and keys, where
-    there are gains.
-    """
-    H, Hkv = parameters["query_kernel"].shape[1], parameters["key_kernel"].shape[1]
-
-    def projected(x: np.ndarray, name: str, head: int) -> np.ndarray:
-        kernel, offset = parameters[f"{name}_kernel"][:, head], parameters.get(f"{name}_bias")
-        y = np.zeros((*x.shape[:2], kernel.shape[1]))
-        for b, t, j in np.ndindex(*y.shape):
-            y[b, t, j] = math.fsum(float(x[b, t, i] * kernel[i, j]) for i in range(len(kernel)))
-            y[b, t, j] += 0.0 if offset is None else offset[head, j]
-        gain = parameters.get(f"{name}_gain")
-        if gain is None:
-            return y
-        for b, t in np.ndindex(*y.shape[:2]):
-            row, size = y[b, t], len(y[b, t])
-            mean = math.fsum(row) / size
-            variance = math.fsum((x - mean) ** 2 for x in row) / size
-            y[b, t] = [(x - mean) / math.sqrt(variance + epsilon) for x in row] * gain
-        return y
-
-    q = np.stack([projected(query, "query", h) for h in range(H)], 1)
-    k = np.stack([projected(key, "key", h) for h in range(Hkv)], 1)
-    v = np.stack([projected(value, "value", h) for h in range(Hkv)], 1)
-    heads, weights = (np.array(x) for x in attention(q, k, v, mask=mask, bias=bias))
-    if "output_kernel" not in parameters:
-        return np.concatenate(list(heads.transpose(1, 0, 2, 3)), -1), weights
-    kernel = parameters["output_kernel"]
-    out = sum(heads[:, h] @ kernel[h] for h in range(H))
-    return out + parameters.get("output_bias", 0.0), weights
-
-
-def scored(
-    value: np.ndarray, score: Callable[[int, int, int], float], lengths: tuple[int, int, int],
-    mask: np.ndarray | None = None,
-) -> np.ndarray:  # fmt: skip
-    """Attention by any `score(b, i, j)` of `lengths` B, Lq, Lk over values (B, Lk, Ev): (B, Lq, Ev).
-
-    Rows without keys give zeros.
-    """
-    B, Lq, Lk = lengths
-    out = np.zeros((B, Lq, value.shape[-1]))
-    attend = np.broadcast_to(True if mask is None else mask, (B, 1, Lq, Lk))
-    for b in range(B):
-        for i in range(Lq):
-            scores = {j: score(b, i, j) for j in range(Lk) if attend[b, 0, i, j]}
-            largest = max(scores.values(), default=0.0)
-            raised = {j: math.exp(s - largest) for j, s in scores.items()}
-            for j, e in raised.items():
-                out[b, i] += e / math.fsum(raised.values()) * value[b, j]
-    return out

@@ -17,7 +17,6 @@ from attention_conformance.backends._numpy.attention import Definition
 from attention_conformance.backends._numpy.backend import NumpyBackend
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import Implementation
-from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.catalogue import AnyCase
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.inputs import Inputs
@@ -111,19 +110,6 @@ class RefusesEverything(Miniature):
         return "nothing is supported"
 
 
-class RaisesEverywhere(RefusesEverything):
-    """Supports no case, and raises on malformed problems as on all others."""
-
-    def unsupported(self, case: AnyCase) -> str | None:
-        return super().unsupported(case) if isinstance(case, Case) else None
-
-    def prepare(self, inputs: Inputs) -> PreparedCall:
-        def refuse(**arguments: object) -> object:
-            raise NotImplementedError("nothing is supported")
-
-        return PreparedCall(refuse, super().prepare(inputs).arguments)
-
-
 class BrokenAdapter(Miniature):
     """The adapter itself breaks, before the framework is called."""
 
@@ -209,8 +195,6 @@ broken = backend_of(
     RefusesEverything, BrokenAdapter, Mutates, Unsteady,
 )  # fmt: skip
 refuses = backend_of(RefusesEverything)
-raises_everywhere = backend_of(RaisesEverywhere)
-claims_too_little = backend_of(ClaimsTooLittle)
 always_wrong = backend_of(AlwaysWrong)
 segfaults = backend_of(Segfaults)
 hangs = backend_of(Hangs)

@@ -81,9 +81,9 @@ def timed(implementation: str, seconds: float, **changes: Any) -> SpeedRecord:
     return SpeedRecord(**{**fields, **changes})
 
 
-def timings(*records: SpeedRecord, source: str = "a.jsonl") -> SpeedRun:
+def timings(*records: SpeedRecord, source: str = "a.jsonl", started: str = "") -> SpeedRun:
     """A loaded file of these measurements."""
-    return SpeedRun(SpeedHeader(), records, source)
+    return SpeedRun(SpeedHeader(started=started), records, source)
 
 
 def timed_lengths(

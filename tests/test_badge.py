@@ -9,59 +9,48 @@ from xml.etree import ElementTree
 import pytest
 
 from attention_conformance.suite.__main__ import main
+from attention_conformance.suite.records.cells import CellRecord
 from attention_conformance.suite.report.badge import COLOURS, FACT
 from tests.rows import cell, run
 
 CASES = [f"sdpa/none/mha/f32/b1h1q1k{n}d8" for n in range(1, 5)]
 
 
-def drawn(statuses: list[str], folder: Path, **fields: object) -> Path:
-    """The badge of a run with cells of these statuses; `fields` are of its header."""
-    cells = [cell(case, status=status) for case, status in zip(CASES, statuses, strict=False)]
-    run(*cells, **fields).save(folder / "run.jsonl")
-    badge = folder / "badge.svg"
-    assert main(["report", str(folder / "run.jsonl"), f"--badge={badge}"]) == 0
-    return badge
+def cells_of(statuses: list[str], names: str = "") -> list[CellRecord]:
+    """A case for each status; "refused" is a cell that a function refused."""
+    return [
+        cell(
+            case, f"torch:{name}", "unsupported" if status == "refused" else status,
+            kind="refused" if status == "refused" else "",
+        )
+        for case, status, name in zip(CASES, statuses, names.ljust(len(statuses), "a"), strict=False)
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("statuses", "function", "said"),
+    ("statuses", "names", "functions", "said"),
     [
-        (["pass", "known", "unsupported"], [], "right, 2 of 3 judged"),
-        (["pass", "fail", "unsupported"], [], "wrong, 2 of 3 judged"),
-        (["pass", "crash"], [], "wrong, 2 of 2 judged"),
-        (["pass", "error"], [], "broken, 2 of 2 judged"),
-        (["unsupported"], [], "not judged enough, 0 of 1 judged"),
-        (["unsupported"] * 2, ["k.py:sdpa"], "not judged enough, 0 of 2 judged"),
+        (["pass", "known", "unsupported"], "", [], "right, 2 of 3 judged"),
+        (["pass", "fail", "unsupported"], "", [], "wrong, 2 of 3 judged"),
+        (["pass", "crash"], "", [], "wrong, 2 of 2 judged"),
+        (["pass", "error"], "", [], "broken, 2 of 2 judged"),
+        (["unsupported"], "", [], "not judged enough, 0 of 1 judged"),
+        (["unsupported"] * 2, "", ["k.py:a"], "not judged enough, 0 of 2 judged"),
+        (["pass", *["refused"] * 3], "", ["k.py:a"], "not judged enough, 1 of 4 judged"),
+        ([*["pass"] * 3, "refused"], "aaab", ["k.py:a", "k.py:b"], "not judged enough, 3 of 4 judged"),
     ],
-)
+)  # fmt: skip
 def test_a_badge_says_the_verdict(
-    statuses: list[str], function: list[str], said: str, tmp_path: Path
+    statuses: list[str], names: str, functions: list[str], said: str, tmp_path: Path
 ) -> None:
-    picture = drawn(statuses, tmp_path, options={"function": function}).read_text("utf-8")
+    judged = run(*cells_of(statuses, names), options={"function": functions})
+    path, badge = judged.save(tmp_path / "run.jsonl"), tmp_path / "badge.svg"
+    assert main(["report", str(path), f"--badge={badge}"]) == 0
+    picture = badge.read_text("utf-8")
     ElementTree.fromstring(picture)
     assert f"<title>attention: {said}</title>" in picture
     assert re.findall(r"<text[^>]*>([^<]*)</text>", picture) == ["attention", said]
     assert set(re.findall('fill="(#.{6})"', picture)) == {COLOURS[said.partition(",")[0]]}
-
-
-def test_a_refused_function_is_not_called_right(tmp_path: Path) -> None:
-    """One cell passes, the others are refused by the function: too little was judged."""
-    refused = [cell(case, status="unsupported", kind="refused") for case in CASES[:3]]
-    run(cell(CASES[3]), *refused, options={"function": ["k.py:sdpa"]}).save(tmp_path / "run.jsonl")
-    badge = tmp_path / "badge.svg"
-    assert main(["report", str(tmp_path / "run.jsonl"), f"--badge={badge}"]) == 0
-    assert "not judged enough, 1 of 4 judged" in badge.read_text("utf-8")
-
-
-def test_one_function_of_two_that_was_not_judged_is_seen(tmp_path: Path) -> None:
-    judged = [cell(case, "torch:first") for case in CASES[:3]]
-    refused = cell(CASES[3], "torch:second", status="unsupported", kind="refused")
-    options = {"function": ["k.py:first", "k.py:second"]}
-    run(*judged, refused, options=options).save(tmp_path / "run.jsonl")
-    badge = tmp_path / "badge.svg"
-    assert main(["report", str(tmp_path / "run.jsonl"), f"--badge={badge}"]) == 0
-    assert "not judged enough, 3 of 4 judged" in badge.read_text("utf-8")
 
 
 def test_three_badges_say_verdict_precision_and_coverage(tmp_path: Path) -> None:
@@ -88,14 +77,13 @@ def test_three_badges_say_verdict_precision_and_coverage(tmp_path: Path) -> None
     assert main(["report", str(tmp_path / "run.jsonl"), f"--badges={folder}"]) == 2
 
 
-def test_a_badge_needs_a_whole_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path, badge = tmp_path / "run.jsonl", tmp_path / "badge.svg"
-    run(cell(CASES[0]), partial=True).save(path)
-    assert main(["report", str(path), f"--badge={badge}"]) == 2
+@pytest.mark.parametrize("part", [{"partial": True}, {"complete": False}])
+def test_a_badge_needs_a_whole_run(
+    part: dict[str, bool], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, badge = run(cell(CASES[0]), **part).save(tmp_path / "run.jsonl"), tmp_path / "badge.svg"
+    assert main(["report", str(path), "--partial", f"--badge={badge}"]) == 2
     assert "a badge needs a whole run" in capsys.readouterr().err
-    unfinished = tmp_path / "unfinished.jsonl"
-    run(cell(CASES[0]), complete=False).save(unfinished)
-    assert main(["report", str(unfinished), "--partial", f"--badge={badge}"]) == 2
     assert not badge.exists()
 
 

@@ -16,7 +16,6 @@ from attention_conformance.suite.deviations.backend import KernelBackend
 from attention_conformance.suite.deviations.flags import CausalSeesNext
 from attention_conformance.suite.deviations.kernels.attention import Kernel, Online
 from attention_conformance.suite.deviations.masks import MaskInverted
-from attention_conformance.suite.deviations.quantized_write import CodesBecomeNan
 from attention_conformance.suite.deviations.shapes import HeadsTiled
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.diagnosis import catalogue, diagnose
@@ -28,7 +27,6 @@ from attention_conformance.suite.records import cells as records
 from attention_conformance.suite.records import diagnoses as remarks
 from attention_conformance.suite.records.diagnoses import DiagnosisRecord
 from attention_conformance.suite.records.expectations import draft
-from attention_conformance.suite.report import diagnoses as shown
 from attention_conformance.suite.report import frames
 from attention_conformance.suite.report.kinds import CONFORMANCE, frames_of
 from attention_conformance.suite.run import diagnosing
@@ -93,15 +91,6 @@ def test_a_fault_is_named_though_sums_run_in_another_order(fault: type[Kernel]) 
     assert one.case in CASES
 
 
-def test_two_faults_of_different_cells_are_both_named() -> None:
-    class Both(TiledOnline):
-        causal = CausalSeesNext.causal
-        expand = HeadsTiled.expand
-
-    names = {one.fault for one in told(Both)}
-    assert {"causal-sees-next", "heads-tiled"} <= names or any(" + " in name for name in names)
-
-
 def test_a_passing_cell_contradicts() -> None:
     (implementation,) = made(CausalSeesNext)
     failing, passing = split(implementation)
@@ -164,13 +153,6 @@ def test_nan_beside_nan_explains_nothing() -> None:
     assert {one.family for one in told(blank(masked=True))} == {"scale"}
 
 
-def test_codes_are_no_rows_of_attention() -> None:
-    """Rows of NaN are compared with the mean of the values only if the output has rows of values."""
-    (one,) = made(CodesBecomeNan)
-    case = Case.parse("quantized-write/none/mha/bf16/b3h2q9k9d8v6/e4m3/perchannel")
-    assert catalogue.explained([Cell(VALUES, case, one)], [], never, "codes-become-nan") == []
-
-
 @pytest.mark.parametrize(("nearness", "explains"), [(0.5, False), (0.9, True)])
 def test_a_fault_must_be_nearer_than_the_right_answer(
     nearness: float, explains: bool, monkeypatch: pytest.MonkeyPatch
@@ -184,62 +166,6 @@ def test_a_fault_must_be_nearer_than_the_right_answer(
     monkeypatch.setattr(catalogue, "answered", lambda kernel, look: {"output": wrong})
     fault = next(f for f in catalogue.faults_of(one) if f.fault.name == "default-scale-is-one")
     assert bool(catalogue._Matching([look], iter(()), [], never).of([fault])) == explains
-
-
-def test_what_nobody_elects_is_said_if_no_output_is_wrong() -> None:
-    from attention_conformance.suite.spec.elections import ELECTION_CASES
-
-    torch = pytest.importorskip("torch")
-    from attention_conformance.backends import registry
-    from tests.functions import of_torch
-
-    def flag_lost(query, key, value, attn_mask=None, is_causal=False):  # type: ignore[no-untyped-def]
-        return of_torch.textbook(query, key, value, attn_mask, is_causal and attn_mask is None)
-
-    assert torch is not None
-    backend = registry.load("torch")
-    function = registry.callable_implementation(backend, flag_lost, "function", {})[0]
-    beside = all_checks()["mask_beside_flag"]
-    election = next(c for c in ELECTION_CASES if c.id == "elect/causal-with-mask/f32")
-    failing = Cell(beside, election, function)
-    assert judge(failing).status == "fail"
-    (one,) = diagnose.diagnose(backend, function, [failing], [])
-    assert one.sentence.startswith("Beside a boolean mask the causal flag is silently ignored")
-    assert (one.family, one.case) == ("election", election.id)
-    wrong = Cell(VALUES, Case.parse(CASES[0]), function)
-    assert diagnose.diagnose(backend, function, [failing, wrong], []) == []
-
-
-def test_a_nan_that_is_replaced_is_said_beside_another_fault() -> None:
-    from attention_conformance.suite.spec.elections import ELECTION_CASES
-
-    pytest.importorskip("torch")
-    from attention_conformance.backends import registry
-    from tests.functions import misread
-
-    def replaces_nan(query, key, value, attn_mask=None, is_causal=False, scale=None):  # type: ignore[no-untyped-def]
-        return misread.attention(
-            query, key, value, attn_mask, is_causal, scale, diagonal=1,
-            weigh=lambda scores: scores.softmax(-1).nan_to_num(),
-        )  # fmt: skip
-
-    backend = registry.load("torch")
-    function = registry.callable_implementation(backend, replaces_nan, "function", {})[0]
-    check = all_checks()["election"]
-    cells = [
-        Cell(
-            check, next(c for c in ELECTION_CASES if c.id == f"elect/nan-in-{place}/f32"), function
-        )
-        for place in ("attended-key", "bias")
-    ]
-    wrong = Cell(VALUES, Case.parse(CASES[0]), function)
-    assert [judge(cell).status for cell in (*cells, wrong)] == ["fail"] * 3
-    first, second = diagnose.diagnose(backend, function, [*cells, wrong], [], 60)
-    assert first.family == "mask"
-    assert second.sentence.startswith("A NaN in a key that all rows attend is replaced by a number")
-    told = [one.sentence for one in diagnose.diagnose(backend, function, cells, [])]
-    assert len(told) == 2
-    assert told[1].startswith("A NaN in a bias is replaced by a number")
 
 
 def test_time_over_says_nothing() -> None:
@@ -357,16 +283,6 @@ def test_result_files_keep_diagnoses(tmp_path: Path) -> None:
     assert table["sentence"].tolist() == ["It is wrong."]
     assert frames.diagnoses(loaded).empty
     assert "the run says: It is wrong." in draft(read.cells, {"torch": "2.13"}, read.diagnoses)
-
-
-def test_a_diagnosis_is_shown_with_its_evidence() -> None:
-    lines = [*shown.lines([ONE], lambda one: f"judge {one.case}")]
-    assert lines[1:] == [
-        "Diagnosis", "---------", " 1. It is wrong.",
-        f"    as a known fault: explains 2 of 3 failures tried, contradicts none; {CASES[0]}",
-        "    in code   `x`", f"    again     judge {CASES[0]}", "", "    # .", "    . #",
-    ]  # fmt: skip
-    assert [*shown.lines([])] == []
 
 
 def test_one_call_is_diagnosed() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from attention_conformance.backends._numpy.backend import NumpyBackend
-from attention_conformance.backends.compilers import Compiled, mode_of
+from attention_conformance.backends.compilers import Compiled
 from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import Compilers, DeclarationError, Implementation
 from attention_conformance.backends.registry import load
@@ -20,7 +20,6 @@ from attention_conformance.suite.judge.judge import judge
 from attention_conformance.suite.judge.verdict import Verdict
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.features import FEATURES
-from attention_conformance.suite.spec.inputs import draw
 from tests.runtimes import verdict_of
 
 CASE = "sdpa/none/mha/f32/b2h3q11k9d6"
@@ -87,14 +86,6 @@ def judged(implementation: Implementation, *pairs: tuple[str, str]) -> list[Verd
     ]
 
 
-def test_every_prepared_call_has_a_program_of_its_own() -> None:
-    backend = CompilingBackend()
-    implementation = compiled(backend)
-    first, again = (implementation.prepare(draw(Case.parse(text))) for text in (CASE, ALIKE))
-    assert first.compiled is first.function is not again.function
-    assert backend.count == 2
-
-
 @pytest.mark.parametrize("make", [stale_query, cold])
 def test_verdicts_are_those_of_the_cell_alone(make: Callable[[Function], Function]) -> None:
     pairs = [
@@ -105,13 +96,6 @@ def test_verdicts_are_those_of_the_cell_alone(make: Callable[[Function], Functio
     alone = [judged(compiled(CompilingBackend(make)), one)[0] for one in pairs]
     assert [replace(v, seconds=0) for v in together] == [replace(v, seconds=0) for v in alone]
     assert together[3].status == "fail"
-
-
-def test_the_mode_is_in_the_name() -> None:
-    inner = CompilingBackend().implementations()[0]
-    assert mode_of(inner.name) == inner.mode == "eager"
-    through = Compiled(inner, "once")
-    assert mode_of(through.name) == through.mode == "compiled"
 
 
 def test_only_the_compiled_have_the_sign_in_their_names() -> None:

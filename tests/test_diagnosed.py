@@ -1,11 +1,9 @@
-"""The corpus of faulty kernels: every kernel has an expectation, verdicts are what they should be, and
-runs name the faults."""
+"""The corpus of faulty kernels: each has an expectation, and first sentences name the faults."""
 
 from __future__ import annotations
 
 import ast
-from collections import Counter
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import pytest
 
@@ -17,27 +15,14 @@ from attention_conformance.suite.run.options import Options
 from attention_conformance.suite.run.plan import Plan
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.vocabulary import VALUES
-from tests.diagnosed.expected import Fault, Kernel
+from tests.diagnosed.expected import HERE, Kernel
 from tests.diagnosed.kernels import FAULTY, HEALTHY, KERNELS, PAIRS
-from tests.diagnosed.rows import named
-from tests.diagnosed.running import HERE, judge, names, verdict
-from tests.frozen.told import TOLD
+from tests.frozen.told import TOLD, of_kernel
 
 WRITTEN = ("layers.py", "others.py", "own.py")
 """The files with kernels that no row makes."""
 
-NEXT = Fault(("mask",), (r"next key|tril\(.*1\)",))
-SCALE = named("default-scale-is-one")
-
-
-def said(sentence: str, family: str, hint: str = "") -> dict[str, Any]:
-    return {"sentence": sentence, "family": family, "hint": hint}
-
-
-IS_NEXT = said("A causal query sees the next key.", "mask")
-IS_UNSCALED = said("Without an explicit scale nothing is scaled.", "scale")
-IS_LAYOUT = said("Strides are ignored.", "layout")
-IS_MASK = said("The mask is inverted.", "mask")
+(FROZEN,) = (part for part in TOLD if part.name == "told-diagnosed")
 
 
 @pytest.mark.parametrize("file", WRITTEN)
@@ -49,45 +34,32 @@ def test_every_kernel_has_an_expectation(file: str) -> None:
     assert sorted(expected) == sorted(name for name in written if name[0] != "_")
 
 
-def test_names_are_unique() -> None:
-    assert len({kernel.name for kernel in KERNELS}) == len(KERNELS)
+def share_of_named(kernels: Sequence[Kernel], told: Mapping[str, str]) -> float:
+    """The share of kernels of which the first sentence names a fault."""
+    named = [k for k in kernels if any(fault.is_named(told[k.name]) for fault in k.faults)]
+    return len(named) / len(kernels)
 
 
-@pytest.mark.parametrize(
-    ("faults", "diagnoses", "is_called"),
-    [
-        ((NEXT,), [IS_NEXT], "right"),
-        ((NEXT,), [IS_NEXT, IS_LAYOUT], "right"),
-        ((NEXT,), [IS_LAYOUT, IS_NEXT], "later"),
-        ((NEXT,), [IS_MASK], "near"),
-        ((NEXT,), [said("The mask is wrong.", "mask", "`tril(diagonal=1)`")], "right"),
-        ((NEXT,), [IS_LAYOUT], "wrong"),
-        ((NEXT,), [], "silent"),
-        ((NEXT, SCALE), [IS_UNSCALED, IS_NEXT], "right"),
-        ((NEXT, SCALE), [said(f"Sees the next key. {IS_UNSCALED['sentence']}", "mask")], "right"),
-        ((NEXT, SCALE), [IS_UNSCALED], "one"),
-        ((NEXT, SCALE), [IS_LAYOUT, IS_NEXT], "later"),
-        ((NEXT, SCALE), [IS_LAYOUT], "wrong"),
-        ((), [], "quiet"),
-        ((), [IS_NEXT], "wrong"),
-    ],
-)
-def test_verdicts(faults: tuple[Fault, ...], diagnoses: list[Any], is_called: str) -> None:
-    assert verdict(Kernel("masks.py:any", faults), diagnoses) == is_called
+@pytest.mark.parametrize("kernels", [FAULTY, PAIRS], ids=["one fault", "two faults"])
+def test_frozen_sentences_name_nine_faults_of_ten(kernels: Sequence[Kernel]) -> None:
+    told = FROZEN.read()
+    assert share_of_named([k for k in kernels if k.name in told], told) >= 0.9
 
 
-BY_NAME = {kernel.name: kernel for kernel in KERNELS}
+def test_frozen_verdicts_are_right() -> None:
+    told = FROZEN.read()
+    right = {name for name, text in told.items() if text == "right"}
+    assert right == {kernel.name for kernel in HEALTHY} & told.keys()
 
 
-@pytest.mark.parametrize(
-    ("name", "is_called"),
-    [("of_torch.py:reaches_next_key", "right"), ("others.py:rotated", "quiet")],
-)
-def test_a_run_names_the_fault(name: str, is_called: str) -> None:
-    kernel = BY_NAME[name]
-    outcome = judge(kernel, "smoke", "-k", "values")
-    assert bool(outcome.failures) == bool(kernel.faults)
-    assert verdict(kernel, outcome.diagnoses) == is_called
+@pytest.mark.slow
+def test_kernels_of_jax_are_named() -> None:
+    """JAX compiles every call, so that no sentence of these is frozen."""
+    pytest.importorskip("jax")
+    mine = [kernel for kernel in KERNELS if kernel.backend == "jax"]
+    told = {kernel.name: of_kernel(kernel) for kernel in mine}
+    assert [k.name for k in mine if (told[k.name] == "right") == bool(k.faults)] == []
+    assert share_of_named([k for k in mine if k.faults], told) >= 0.9
 
 
 @pytest.mark.parametrize(
@@ -111,27 +83,3 @@ def test_what_is_right_as_a_first_call_depends_on_earlier_calls(
     assert failing
     found = diagnosing._of_state(plan, function, failing)
     assert [one.family for one in found] == families
-
-
-def test_frozen_sentences_name_faults() -> None:
-    """The first sentence names a fault of nine kernels of ten."""
-    frozen = next(part for part in TOLD if part.name == "told-diagnosed").read()
-    for kernels in (FAULTY, PAIRS):
-        asked = [kernel for kernel in kernels if kernel.name in frozen]
-        right = [k for k in asked if any(names(f, said(frozen[k.name], "")) for f in k.faults)]
-        assert len(right) >= 0.9 * len(asked)
-
-
-@pytest.mark.slow
-def test_most_faults_are_named_and_few_wrongly() -> None:
-    """The aims are 80 % named, 2 % named wrongly, and both faults of half of the pairs. The floors are
-    what was measured last without JAX: every fault, and both of three pairs of four."""
-    outcomes = {kernel.name: judge(kernel) for kernel in KERNELS}
-    colours = {name: outcome.code for name, outcome in outcomes.items()}
-    assert [k.name for k in FAULTY + PAIRS if not colours[k.name]] == []
-    assert [k.name for k in HEALTHY if colours[k.name] or outcomes[k.name].diagnoses] == []
-    counts = Counter(verdict(kernel, outcomes[kernel.name].diagnoses) for kernel in FAULTY)
-    assert counts["right"] >= sum(kernel.backend != "jax" for kernel in FAULTY)
-    assert counts["wrong"] <= 2
-    pairs = Counter(verdict(kernel, outcomes[kernel.name].diagnoses) for kernel in PAIRS)
-    assert pairs["right"] >= 20

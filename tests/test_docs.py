@@ -150,15 +150,6 @@ def test_the_changes_to_try_end_as_the_page_says(tmp_path: Path) -> None:
         assert end in done.stdout, f"{command}\n{done.stdout}\n{done.stderr}"
 
 
-def test_lines_that_differ_are_told_apart() -> None:
-    assert not differs("score 82.79% of the 186 cells ...", "score 83.10% of the 190 cells that")
-    assert differs("score 82.79% of the 186 cells ...", "score 82.79% of the 286 cells that")
-    assert differs("explains 17 of 17", "explains 17 of 17 failures")
-    assert differs("explains 17 of 17 ...", "explained 17 of 17 failures")
-    assert differs("explains 17 of 17 failures", "explains 17 of 17")
-    assert differs("# # . .", "# # # .")
-
-
 def test_the_site_lists_every_page() -> None:
     """What is not listed is not found, and ends the build of the site. Operators and findings count as
     one page each: a reader opens the page of one operator or owner."""

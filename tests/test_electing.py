@@ -24,7 +24,6 @@ from tests.electing.table import (
     ATTENTION,
     LAYER,
     NOBODY,
-    PACKED,
     Axes,
     contradicted,
     rows_of,
@@ -71,16 +70,13 @@ def without(axes: Axes, question: str, *answers: str) -> Axes:
     return {**axes, question: tuple(answer for answer in axes[question] if answer not in answers)}
 
 
-# An operation that has no gradient gives none in these frameworks, and raises in torch.
+# An operation that has no gradient gives none in NumPy, and raises in torch.
 QUIET = without(ATTENTION, "lse-gradient", "raises")
 
 KINDS = {
     "torch": Kind(native.of_torch, "torch", ATTENTION),
     "numpy": Kind(native.ElectingKernel, "numpy", QUIET),
-    "tf": Kind(native.of_keras, "tf", QUIET),
-    "jax": Kind(native.of_jax, "jax", QUIET),
     "layer": Kind(native.layer_of_torch, "torch", LAYER, "multi-head"),
-    "packed": Kind(native.packed_of_torch, "torch", PACKED, "packed"),
 }
 
 
@@ -136,7 +132,7 @@ def put(kernel: Implementation, question: str) -> set[str]:
     return {judge(cell).status for cell in asked}
 
 
-@pytest.mark.parametrize("name", ["torch", "numpy", "layer", "packed"])
+@pytest.mark.parametrize("name", KINDS)
 def test_held_to_another_answer_a_kernel_is_red(name: str) -> None:
     kind = KINDS[name]
     red: dict[tuple[str, str], bool] = {}
@@ -166,26 +162,15 @@ def test_bottom_right_is_right_in_torch() -> None:
 
 
 @pytest.mark.seldom
-@pytest.mark.parametrize("name", ["numpy", "layer", "packed"])
+@pytest.mark.parametrize("name", ["numpy", "layer"])
 def test_every_answer_at_smoke(name: str) -> None:
     """Kernels of a kind share their oracles, so that those that align bottom-right are asked here."""
-    kind, aligned = KINDS[name], [] if name == "packed" else [BOTTOM_RIGHT]
-    expect_right(kind, [*rows_of(kind.axes, few=True), *aligned], "smoke")
+    kind = KINDS[name]
+    expect_right(kind, [*rows_of(kind.axes, few=True), BOTTOM_RIGHT], "smoke")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["torch", "numpy", "layer", "packed"])
+@pytest.mark.parametrize("name", KINDS)
 def test_every_two_answers_at_standard(name: str) -> None:
     kind = KINDS[name]
     expect_right(kind, rows_of(kind.axes), "standard")
-
-
-@pytest.mark.slow
-def test_every_answer_in_tensorflow() -> None:
-    expect_right(KINDS["tf"], rows_of(QUIET, few=True), "smoke")
-
-
-@pytest.mark.slow
-def test_bottom_right_in_jax() -> None:
-    """One kernel alone: JAX compiles every operation of it for every shape."""
-    expect_right(KINDS["jax"], [BOTTOM_RIGHT], "smoke")

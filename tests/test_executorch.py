@@ -23,25 +23,6 @@ def backend() -> Any:
     return registry.load("executorch")
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("sdpa-with-kv-cache", "cached/none/gqa2/bf16/b2h4q9k9d8/c5.back2.1.3"),
-        ("sdpa-with-kv-cache", "cached/none/gqa2/f32/b3h4q9k9d8/c5.pick210.1.3"),
-        ("custom-kv-cache", "cached/none/gqa2/f32/b2h4q9k9d8/c3.tree1121.reset.2"),
-        ("custom-kv-cache", LARGER.removesuffix("/room4")),
-        ("custom-ring-kv-cache", "cached/none/mha/f32/b3h2q8k20d8/c1.5.back2.1.1/win3/room8"),
-        ("custom-ring-kv-cache", "cached/none/mha/bf16/b3h2q8k20d8/c1.5of20.5of1.2/win3/room8"),
-        ("quantized-kv-cache", "cached/none/gqa2/f32/b3h4q9k9d8/c5.pick210.1.back1.3"),
-        ("quantized-kv-cache", "cached/none/gqa2/f32/b2h4q9k9d8/c5.1.3/scale0.3"),
-        ("attention-sink-kv-cache", "cached/none/mha/f32/b3h2q8k20d8/c1.5.back2.1.1/win3/room8"),
-    ],
-)
-def test_implementations_are_right(backend: Any, name: str, text: str) -> None:
-    verdict = judged(backend, name, text)
-    assert verdict.status == "pass", verdict.message
-
-
 @pytest.mark.parametrize("name", ["custom-ring-kv-cache", "attention-sink-kv-cache"])
 def test_a_ring_loses_keys_in_a_chunk_of_more_than_a_window(backend: Any, name: str) -> None:
     verdict = judged(backend, name, LARGER)

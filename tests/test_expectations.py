@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ from attention_conformance.suite.records.expectations import (
     load,
 )
 from attention_conformance.suite.records.findings import load_findings
-from attention_conformance.suite.records.machine import KINDS_OF_CPU, ROOT, cpu_flags, facts
+from attention_conformance.suite.records.machine import cpu_flags
 from tests.rows import cell, run
 
 GOOD = """
@@ -96,23 +95,6 @@ def test_other_cells_are_left_alone(manifest: Manifest) -> None:
 
 
 @pytest.mark.parametrize(
-    ("versions", "device", "holds"),
-    [
-        ({"torch": "2.13.0+cpu"}, "cpu", True),
-        ({"torch": "2.14.0.dev20260101"}, "cpu", True),
-        ({"torch": "3.0"}, "cpu", False),
-        ({"torch": "1.13"}, "cpu", False),
-        ({"jax": "0.8"}, "cpu", False),
-        ({"torch": "2.13.0"}, "cuda", False),
-    ],
-)
-def test_versions_and_devices(tmp_path: Path, versions: dict, device: str, holds: bool) -> None:
-    path = tmp_path / "torch.toml"
-    path.write_text(GOOD)
-    assert bool(Manifest(load(path), versions, device).entries) == holds
-
-
-@pytest.mark.parametrize(
     ("cpu", "holds"), [('["fma"]', True), ('["!fma"]', False), ('["x9"]', False)]
 )
 def test_an_entry_may_hang_on_the_cpu(
@@ -131,26 +113,6 @@ def test_the_flags_are_read_where_linux_writes_them(tmp_path: Path) -> None:
     path.write_text("processor : 0\nflags\t\t: fpu amx_bf16\nprocessor : 1\nflags : fpu\n")
     assert cpu_flags(path) == {"fpu", "amx_bf16"}
     assert cpu_flags(tmp_path / "nowhere") == frozenset()
-
-
-def test_runs_record_every_flag_on_which_an_expectation_hangs() -> None:
-    flags = set()
-    for path in (ROOT / "backends").glob("*/*.toml"):
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
-        for one in [*tables.get("expect", ()), *tables.get("finding", ())]:
-            flags |= {flag.removeprefix("!") for flag in one.get("cpu", ())}
-    assert flags
-    assert flags <= set(KINDS_OF_CPU)
-
-
-def test_a_run_says_which_kind_of_cpu_it_had(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "attention_conformance.suite.records.machine.cpu_flags", lambda: {"amx_bf16", "fma", "avx2"}
-    )
-    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
-    machine = facts()
-    assert machine["cpu_flags"] == "avx2 amx_bf16"
-    assert machine["onednn_isa"] == "AVX2"
 
 
 def test_an_entry_that_matches_nothing_is_reported(manifest: Manifest) -> None:
@@ -189,10 +151,6 @@ def test_vague_or_broken_entries_are_refused(tmp_path: Path, old: str, new: str,
     with pytest.raises(ExpectationError, match=r"torch\.toml") as error:
         load(path)
     assert hint in str(error.value)
-
-
-def test_no_manifest_expects_nothing(tmp_path: Path) -> None:
-    assert load(tmp_path / "absent.toml") == []
 
 
 def test_the_manifests_of_this_checkout_load() -> None:

@@ -78,14 +78,6 @@ def test_a_wrong_function_is_read(kernels: Path, capsys: pytest.CaptureFixture[s
     assert said.keys() == facts.FACTS.keys()
 
 
-def test_the_scale_and_the_bias_are_numbers(kernels: Path) -> None:
-    torch = registry.load("torch")
-    odd, _ = registry.function_implementation(torch, f"{kernels}:odd", {})
-    found = facts.read(odd, 60)
-    assert found["scale"].endswith("= 1/D")
-    assert found["bias"] == "counts 2 times"
-
-
 def test_a_failed_regression_is_no_fact(kernels: Path) -> None:
     backend = registry.load("torch")
     function, _ = registry.function_implementation(backend, f"{kernels}:unlike", {})
@@ -112,17 +104,6 @@ def test_two_functions_stand_side_by_side(
         "not", "taken", "top-left:", "query", "i", "sees", "keys", "up", "to", "i"
     ]  # fmt: skip
     assert max(map(len, lines)) <= 112
-
-
-def test_functions_of_one_name_have_their_whole_names(
-    kernels: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    other = tmp_path / "other.py"
-    other.write_text(KERNELS.replace("/ query.shape[-1]", "* query.shape[-1] ** -0.5"))
-    assert main(["explain", f"{kernels}:odd", f"{other}:odd", "--backend=torch"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert any(line.startswith("! scale") for line in lines)
-    assert any(line.startswith("  causal flag") for line in lines)
 
 
 def test_facts_are_written_for_reports(

@@ -54,99 +54,66 @@ def test_the_facts_of_a_case() -> None:
     }  # fmt: skip
 
 
-def test_a_threshold_of_a_size() -> None:
-    said = separated(of_keys(33, 47, 65, 129), of_keys(1, 5, 7, 31))
-    assert said == "all 4 failures have Lk >= 33, none of 4 passes has"
-    said = separated(of_keys(1, 3, 5, 7), of_keys(15, 33, 47, 65))
-    assert said == "all 4 failures have Lk <= 7, none of 4 passes has"
+SIZES = (1, 5, 7, 31)
+LONG = (33, 47, 65, 129)
+DTYPES = ("f16", "bf16", "f32", "f64")
+EMPTY = [f"sdpa/none/mha/f32/b2h3q{q}k{k}d8" for q, k in ((0, 5), (0, 7), (0, 9), (0, 33))]
+CROSS = [f"sdpa/none/mha/f32/b1h1q{q}k{k}d8" for q, k in ((9, 5), (7, 3), (65, 33), (4, 2))]
+SQUARE = [f"sdpa/none/mha/f32/b1h1q{q}k{k}d8" for q, k in ((5, 9), (33, 33), (3, 65), (4, 5))]
+EQUAL = [f"sdpa/none/mha/f32/b2h3q{n}k{n}d8" for n in (4, 5, 7, 9, *LONG)]
+CAPPED = {
+    cap: [f"sdpa/none/mha/f32/b2h3q5k{k}d8/cap{cap}" for k in (7, 9)] for cap in ("5.0", "2.0")
+}
 
 
 @pytest.mark.parametrize(
-    ("fails", "passes"), [((33, 47, 65), (1, 5, 7, 31)), ((33, 47, 65, 129), (1, 5, 7))]
-)
-def test_sizes_of_few_cells_say_nothing(fails: tuple[int, ...], passes: tuple[int, ...]) -> None:
-    assert separated(of_keys(*fails), of_keys(*passes)) == ""
-
-
-def test_words_come_before_sizes() -> None:
-    said = separated(of_keys(33, 47, 65, 129, mask="causal"), of_keys(1, 5, 7, 31))
-    assert said == "all 4 failures have mask causal, none of 4 passes has"
-
-
-def test_passes_without_elements_separate_nothing() -> None:
-    empty = [f"sdpa/none/mha/f32/b2h3q{q}k{k}d8" for q, k in ((0, 5), (0, 7), (0, 9), (0, 33))]
-    fails = of_keys(33, 47, 65, 129)
-    assert separated(fails, empty) == "no cell of the check that has elements passes"
-
-
-def test_a_size_within_others_is_named() -> None:
-    fails = [x for dtype in ("f16", "bf16", "f32", "f64") for x in of_keys(33, dtype=dtype)]
-    passes = [x for dtype in ("f16", "bf16", "f32", "f64") for x in of_keys(17, 47, dtype=dtype)]
-    assert separated(fails, passes) == "all 4 failures have Lk = 33, none of 8 passes has"
-
-
-@pytest.mark.parametrize(
-    ("fails", "passes", "has"),
+    ("fails", "passes", "said"),
     [
-        (of_keys(7, 31, mask="causal"), of_keys(7, 31, 65), "mask causal"),
-        (of_keys(7, 31, dtype="bf16"), of_keys(7, 31, 65), "dtype bf16"),
-        (
-            of_keys(7, dtype="bf16") + of_keys(31, dtype="f16"),
-            of_keys(7, 31) + of_keys(7, 31, dtype="f64"),
-            "dtype bf16 or dtype f16",
-        ),
-        (of_keys(9, 31, 33, 47), of_keys(16, 32, 48, 64), "Lk no multiple of 16"),
-        (
-            [f"sdpa/none/mha/f32/b1h1q{q}k{k}d8" for q, k in ((9, 5), (7, 3), (65, 33), (4, 2))],
-            [f"sdpa/none/mha/f32/b1h1q{q}k{k}d8" for q, k in ((5, 9), (33, 33), (3, 65), (4, 5))],
-            "Lq > Lk",
-        ),
-        (
-            [f"sdpa/none/mha/f32/b2h3q5k{k}d8/cap5.0" for k in (7, 9)],
-            of_keys(7, 9),
-            "feature softcap",
-        ),
-        (
-            [f"sdpa/none/mha/f32/b2h3q5k{k}d8/cap5.0" for k in (7, 9)],
-            [f"sdpa/none/mha/f32/b2h3q5k{k}d8/cap2.0" for k in (7, 9)],
-            "softcap 5.0",
-        ),
+        # A threshold of a size; few cells say nothing of sizes.
+        (of_keys(*LONG), of_keys(*SIZES), "all 4 failures have Lk >= 33, none of 4 passes has"),
+        (of_keys(1, 3, 5, 7), of_keys(15, 33, 47, 65),
+         "all 4 failures have Lk <= 7, none of 4 passes has"),
+        (of_keys(33, 47, 65), of_keys(*SIZES), ""),
+        (of_keys(*LONG), of_keys(1, 5, 7), ""),
+        ([x for dt in DTYPES for x in of_keys(33, dtype=dt)],
+         [x for dt in DTYPES for x in of_keys(17, 47, dtype=dt)],
+         "all 4 failures have Lk = 33, none of 8 passes has"),
+        # Words come before sizes.
+        (of_keys(*LONG, mask="causal"), of_keys(*SIZES),
+         "all 4 failures have mask causal, none of 4 passes has"),
+        (of_keys(7, 31, mask="causal"), of_keys(7, 31, 65),
+         "both failures have mask causal, none of 3 passes has"),
+        (of_keys(7, 31, dtype="bf16"), of_keys(7, 31, 65),
+         "both failures have dtype bf16, none of 3 passes has"),
+        (of_keys(7, dtype="bf16") + of_keys(31, dtype="f16"),
+         of_keys(7, 31) + of_keys(7, 31, dtype="f64"),
+         "both failures have dtype bf16 or dtype f16, none of 4 passes has"),
+        (of_keys(9, 31, 33, 47), of_keys(16, 32, 48, 64),
+         "all 4 failures have Lk no multiple of 16, none of 4 passes has"),
+        (CROSS, SQUARE, "all 4 failures have Lq > Lk, none of 4 passes has"),
+        (CAPPED["5.0"], of_keys(7, 9), "both failures have feature softcap, none of 2 passes has"),
+        (CAPPED["5.0"], CAPPED["2.0"], "both failures have softcap 5.0, none of 2 passes has"),
+        # Two conditions together, of four failures or more.
+        (of_keys(33, 65, 129, 257, mask="causal"),
+         of_keys(33, 65, 129, 257) + of_keys(1, 3, 5, 7, mask="causal"),
+         "all 4 failures have mask causal and Lk >= 33, none of 8 passes has both"),
+        (of_keys(33, 65, mask="causal"), of_keys(33, 65, 129) + of_keys(1, 7, mask="causal"),
+         "both failures have mask causal, as have 2 of 5 passes"),
+        (of_keys(33, 47, 129) + of_keys(65, dtype="bf16"),
+         of_keys(1, 2, 3, 4, 5) + of_keys(47, dtype="bf16"),
+         "all 4 failures have Lk >= 33, as has 1 of 6 passes"),
+        # Nothing is made up.
+        (of_keys(7, 33), of_keys(1, 9, 31, 65), ""),
+        (of_keys(7, 9), [], "no cell of the check passes"),
+        (of_keys(*LONG), EMPTY, "no cell of the check that has elements passes"),
+        (EQUAL[4:], EQUAL[:4],
+         "all 4 failures have Lq >= 33, none of 4 passes has; so with Lk >= 33"),
     ],
 )  # fmt: skip
-def test_words_and_comparisons(fails: list[str], passes: list[str], has: str) -> None:
-    both = "both" if len(fails) == 2 else f"all {len(fails)}"
-    assert (
-        separated(fails, passes) == f"{both} failures have {has}, none of {len(passes)} passes has"
-    )
-
-
-def test_two_conditions_together() -> None:
-    fails = of_keys(33, 65, 129, 257, mask="causal")
-    said = separated(fails, of_keys(33, 65, 129, 257) + of_keys(1, 3, 5, 7, mask="causal"))
-    assert said == "all 4 failures have mask causal and Lk >= 33, none of 8 passes has both"
-
-
-def test_two_failures_are_separated_by_one_condition_alone() -> None:
-    fails = of_keys(33, 65, mask="causal")
-    said = separated(fails, of_keys(33, 65, 129) + of_keys(1, 7, mask="causal"))
-    assert said == "both failures have mask causal, as have 2 of 5 passes"
-
-
-def test_what_some_passes_share_is_said() -> None:
-    fails = of_keys(33, 47, 129) + of_keys(65, dtype="bf16")
-    said = separated(fails, of_keys(1, 2, 3, 4, 5) + of_keys(47, dtype="bf16"))
-    assert said == "all 4 failures have Lk >= 33, as has 1 of 6 passes"
-
-
-def test_nothing_is_made_up() -> None:
-    assert separated(of_keys(7, 33), of_keys(1, 9, 31, 65, dtype="f32")) == ""
-    assert separated(of_keys(7, 9), []) == "no cell of the check passes"
-
-
-def test_sizes_that_separate_alike_are_both_named() -> None:
-    cases = [f"sdpa/none/mha/f32/b2h3q{n}k{n}d8" for n in (4, 5, 7, 9, 33, 47, 65, 129)]
-    said = separated(cases[4:], cases[:4])
-    assert said == "all 4 failures have Lq >= 33, none of 4 passes has; so with Lk >= 33"
+def test_what_separates_failures_from_passes_is_said(
+    fails: list[str], passes: list[str], said: str
+) -> None:
+    assert separated(fails, passes) == said
 
 
 def test_cells_of_other_checks_and_implementations_are_left_out() -> None:

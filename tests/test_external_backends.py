@@ -23,10 +23,7 @@ from attention_conformance.suite.run.options import Options
 from attention_conformance.suite.run.plan import Plan
 from attention_conformance.suite.spec.catalogue import find
 from attention_conformance.suite.spec.dtypes import DTYPES
-from attention_conformance.suite.spec.elections import QUESTIONS
-from attention_conformance.suite.spec.operators import WORDS
-from attention_conformance.suite.spec.vocabulary import BROKEN, NUMERICS
-from tests.runtimes import verdict_of
+from attention_conformance.suite.spec.vocabulary import BROKEN
 from tests.shown import ROOT
 
 PAGE = ROOT / "docs" / "backend.md"
@@ -118,13 +115,6 @@ def stub(adapter: Path, **declared: Any) -> Implementation:
     return Stub(backend, declared=Declared(**declared))
 
 
-def test_a_dtype_that_is_left_out_needs_no_numerics_class(adapter: Path) -> None:
-    partial = stub(adapter, numerics={"f32": "exact"}, dtypes=("f32",))
-    verdict = verdict_of(partial, "sdpa/none/mha/f64/b2h3q5k7d8")
-    assert (verdict.status, verdict.message) == ("unsupported", "dtype float64 is not supported")
-    assert partial.numerics_for(DTYPES["f64"]) == ""
-
-
 def test_limits_are_declared_for_each_dtype(adapter: Path) -> None:
     limited = stub(
         adapter, numerics="exact", features=frozenset({"scale", "causal"}),
@@ -170,12 +160,3 @@ def test_a_problem_that_the_adapter_cannot_convert_was_not_asked(adapter: Path) 
         "the adapter cannot pass the problem: TypeError: the adapter cannot convert"
         in verdict.message
     )
-
-
-def test_all_words_are_listed() -> None:
-    command = [sys.executable, "-m", "suite", "list", "--words"]
-    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    words = {line.split()[0] for line in text.splitlines() if line.startswith("  ")}
-    assert {*WORDS, *QUESTIONS, *NUMERICS, *DTYPES} <= words
-    for question in QUESTIONS.values():
-        assert " | ".join(question.options) in text

@@ -27,7 +27,6 @@ from attention_conformance.suite.records.findings import (
     report,
 )
 from attention_conformance.suite.records.machine import cpu_is
-from tests.rows import cell, run
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "docs" / "findings"
@@ -89,12 +88,6 @@ def test_scripts_are_those_of_findings_and_do_not_know_the_suite() -> None:
         if finding.cpu or finding.device:
             verdicts.add("not applicable here")
         assert all(f'"{verdict}"' in finding.reproduction for verdict in verdicts), finding.name
-
-
-def test_pages_count_the_cells_of_runs() -> None:
-    entry = next(e for e in manifests()["torch"][1] if e.finding == "rank-3-key")
-    known = cell("bad/key-rank-3/f32", status="known", check="bad_problem", kind=entry.kind)
-    assert "torch:sdpa (1 cell)" in pages(manifests(), [run(known)])["pytorch"]
 
 
 def test_the_index_links_every_finding_once_and_the_gravest_first() -> None:

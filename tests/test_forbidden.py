@@ -14,12 +14,11 @@ import pytest
 
 from attention_conformance.backends import registry
 from attention_conformance.backends.forbidden import watched
-from attention_conformance.backends.protocol import ForbiddenCall, PreparedCall, UsageError
+from attention_conformance.backends.protocol import ForbiddenCall, UsageError
 from attention_conformance.suite.measure.worker import implementations
 from attention_conformance.suite.run.options import Options
 from attention_conformance.suite.run.plan import Plan
 from attention_conformance.suite.spec.dtypes import DTYPES
-from attention_conformance.suite.spec.vocabulary import OPERANDS
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -70,12 +69,6 @@ def by_operator(query: Any, key: Any, value: Any) -> Any:
     return torch.ops.aten.scaled_dot_product_attention(query, key, value)
 
 
-def by_kernel(query: Any, key: Any, value: Any) -> Any:
-    import torch
-
-    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value)[0]
-
-
 def by_layer(query: Any, key: Any, value: Any) -> Any:
     import torch
 
@@ -83,7 +76,7 @@ def by_layer(query: Any, key: Any, value: Any) -> Any:
     return layer(query[0], key[0], value[0], need_weights=False)[0]
 
 
-@pytest.mark.parametrize("function", [by_name, by_operator, by_kernel, by_layer])
+@pytest.mark.parametrize("function", [by_name, by_operator, by_layer])
 def test_an_operator_is_seen_whoever_calls_it(function: Callable[..., Any]) -> None:
     pytest.importorskip("torch")
     with pytest.raises(ForbiddenCall, match=f"calls {OF_TORCH}, which is forbidden"):
@@ -109,25 +102,13 @@ def of_flex(query: Any, key: Any, value: Any) -> Any:
     return flex_attention(query, key, value)
 
 
-def of_flex_by_operator(query: Any, key: Any, value: Any) -> Any:
-    import torch
-    from torch.nn.attention.flex_attention import _create_empty_block_mask
-
-    blocks = _create_empty_block_mask(query, key).as_tuple()
-    attend = torch.ops.higher_order.flex_attention
-    return attend(query, key, value, lambda s, *place: s, blocks, 0.5, {})[0]
-
-
 def of_layer(query: Any, key: Any, value: Any) -> Any:
     import torch
 
     return torch.nn.MultiheadAttention(4, 1)(query[0], key[0], value[0])[0]
 
 
-@pytest.mark.parametrize(
-    ("function", "name"),
-    [(of_flex, OF_FLEX), (of_flex_by_operator, OF_FLEX), (of_layer, OF_LAYERS)],
-)
+@pytest.mark.parametrize(("function", "name"), [(of_flex, OF_FLEX), (of_layer, OF_LAYERS)])
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
 def test_other_attention_of_torch_is_seen(function: Callable[..., Any], name: str) -> None:
     pytest.importorskip("torch")
@@ -135,95 +116,19 @@ def test_other_attention_of_torch_is_seen(function: Callable[..., Any], name: st
         call("torch", function, OF_TORCH, OF_FLEX, OF_LAYERS)
 
 
-def by_derivative(query: Any, key: Any, value: Any) -> Any:
-    import torch
-
-    class Backward(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, *operands: Any) -> Any:
-            ctx.save_for_backward(*operands)
-            query, key, value = operands
-            return query @ key.transpose(-2, -1) @ value
-
-        @staticmethod
-        def backward(ctx: Any, cotangent: Any) -> Any:
-            with torch.enable_grad():
-                operands = [x.detach().requires_grad_() for x in ctx.saved_tensors]
-                output = by_name(*operands)
-            return torch.autograd.grad(output, operands, cotangent)
-
-    return Backward.apply(query, key, value)
-
-
-@pytest.mark.parametrize("legal", [False, True])
-def test_a_derivative_is_heard(legal: bool) -> None:
-    """Also after a derivative that raised."""
-    torch = pytest.importorskip("torch")
-    backend = registry.load("torch")
-    seen = watched(backend, by_derivative, ["torch.tanh" if legal else OF_TORCH])
-    arrays = {n: torch.rand(2, 3, 2, 4) for n in OPERANDS}
-    for _ in range(2):
-        call = PreparedCall(lambda query, key, value: seen(query, key, value), arrays)
-        if legal:
-            _, gradients = backend.vjp(call, OPERANDS, torch.ones(2, 3, 2, 4))
-            assert [*gradients] == [*OPERANDS]
-            continue
-        with pytest.raises(ForbiddenCall, match=f"calls {OF_TORCH}, which is forbidden"):
-            backend.vjp(call, OPERANDS, torch.ones(2, 3, 2, 4))
-
-
-def unrecorded(query: Any, key: Any, value: Any) -> Any:
-    import torch
-
-    torch.autograd._enable_record_function(False)
-    return by_name(query, key, value)
-
-
-def profiled(query: Any, key: Any, value: Any) -> Any:
-    import torch
-
-    with torch.profiler.profile():
-        return query @ key.transpose(-2, -1) @ value
-
-
-def profiles_again(query: Any, key: Any, value: Any) -> Any:
-    from torch import _C, autograd
-
-    autograd._disable_profiler_legacy()
-    output = by_name(query, key, value)
-    none = (False, False, False, False, False, _C._profiler._ExperimentalConfig())
-    config = autograd.ProfilerConfig(autograd.ProfilerState.CPU, *none)
-    autograd._enable_profiler_legacy(config)
-    return output
-
-
-@pytest.mark.parametrize("function", [unrecorded, profiled, profiles_again])
-def test_a_function_cannot_hide_its_calls(function: Callable[..., Any]) -> None:
-    pytest.importorskip("torch")
-    with pytest.raises(ForbiddenCall, match=r"calls torch\.autograd\.\w+, which hides its calls"):
-        call("torch", function, OF_TORCH)
-
-
-@pytest.mark.parametrize(("engine", "own"), [("torch", OF_TORCH), ("jax", OF_JAX)])
-def test_keras_has_the_attention_of_its_engine(engine: str, own: str) -> None:
+def test_keras_has_the_attention_of_its_engine() -> None:
     pytest.importorskip("keras")
-    pytest.importorskip(engine)
+    pytest.importorskip("jax")
     program = (
         "from attention_conformance.backends import registry as r; "
-        f"print(*r.own_attention(r.load('keras-{engine}')))"
+        "print(*r.own_attention(r.load('keras-jax')))"
     )
     # Another test of this process chose an engine.
     environment = {name: text for name, text in os.environ.items() if name != "KERAS_BACKEND"}
     out = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, env=environment
     )
-    assert {OF_KERAS, own} <= {*out.stdout.split()}, out.stderr
-
-
-def test_what_calls_something_else_answers() -> None:
-    torch = pytest.importorskip("torch")
-    output = call("torch", by_name, "torch.nn.functional.softmax", "torch.bmm")
-    assert torch.equal(output, torch.ones(2, 3, 2, 4))
+    assert {OF_KERAS, OF_JAX} <= {*out.stdout.split()}, out.stderr
 
 
 def test_a_python_function_is_seen_in_modules_that_had_it() -> None:

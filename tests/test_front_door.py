@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import tomllib
@@ -10,14 +9,20 @@ from pathlib import Path
 
 import pytest
 
+from attention_conformance.backends.registry import UsageError
 from attention_conformance.suite.__main__ import main
 from attention_conformance.suite.records import cells as records
 from attention_conformance.suite.records.lines import TruncatedRun
+from attention_conformance.suite.run.plan import Plan
 from attention_conformance.suite.spec.catalogue import find
+from tests.test_shown import options_of_pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
 ONE_FILE = "suite/test_extremes.py"
+
+FEW = ("--backend=numpy", "--level=smoke", "--implementation=definition", "--dtype=f32")
+"""A whole run of one implementation."""
 
 
 def run(*words: str, cwd: Path = ROOT, timeout: float = 120) -> subprocess.CompletedProcess[str]:
@@ -29,7 +34,7 @@ def run(*words: str, cwd: Path = ROOT, timeout: float = 120) -> subprocess.Compl
 @pytest.fixture(scope="module")
 def smoke(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess, Path]:
     results = tmp_path_factory.mktemp("smoke") / "numpy.jsonl"
-    return run("suite", "--backend=numpy", "--level=smoke", f"--results={results}"), results
+    return run("suite", *FEW, f"--results={results}"), results
 
 
 def test_the_control_passes_everything_it_supports(smoke) -> None:  # type: ignore[no-untyped-def]
@@ -37,8 +42,8 @@ def test_the_control_passes_everything_it_supports(smoke) -> None:  # type: igno
     assert out.returncode == 0, out.stdout[-3000:]
     loaded = records.load(results)
     assert set(loaded.totals) == {"pass", "unsupported"}
-    assert loaded.totals["pass"] > 250
-    assert not loaded.header.partial
+    assert loaded.totals["pass"] > 100
+    assert loaded.header.partial, "some implementations and dtypes were left out"
     assert loaded.header.cells == len(loaded.cells)
     assert loaded.header.digest == records.digest(c.key for c in loaded.cells)
     assert loaded.header.versions["numpy"]
@@ -53,41 +58,11 @@ def test_the_control_passes_everything_it_supports(smoke) -> None:  # type: igno
     assert "grouped-heads" in {name for c in measured for name in c.features}
 
 
-@pytest.mark.seldom
-def test_a_record_says_which_kernels_ran_and_how_far_each_gradient_is_off(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    path = tmp_path / "r.jsonl"
-    out = run(
-        "suite/test_values.py", "suite/test_gradients.py", "--backend=torch", "--level=smoke",
-        "--mode=all", "--dtype=f32", "--implementation=eager", "--implementation=eager@aot_eager",
-        "--implementation=packed-heads", f"--results={path}", "-k", "test_values or test_gradients",
-    )  # fmt: skip
-    assert out.returncode == 0, out.stdout[-3000:]
-    passed = [c for c in records.load(path).cells if c.status == "pass"]
-    values = [c for c in passed if c.check == "values"]
-    assert {bool(c.kernels) for c in values if c.mode == "compiled"} == {True}
-    assert {c.kernels for c in values if c.mode == "eager"} == {""}
-    gradients = [c for c in passed if c.check == "gradients"]
-    assert {c.operator for c in gradients} == {"sdpa", "multi-head"}
-    for cell in gradients:
-        assert set(cell.ratios) >= {"query", "key", "value"} or "query_kernel" in cell.ratios
-        assert all(0 <= ratio <= 1 for ratio in cell.ratios.values())
-        assert cell.observed == ""
-
-
 def test_the_summary_says_verdict_precision_and_records(smoke) -> None:  # type: ignore[no-untyped-def]
     out, results = smoke
     for text in ("RIGHT: ", "numpy:definition", "unsupported)", f"records: {results}"):
         assert text in out.stdout
     assert "Elections" not in out.stdout
-
-
-def test_verbose_shows_accuracy_and_elections() -> None:
-    out = run(
-        "suite/test_elections.py", "suite/test_values.py", "--backend=numpy", "--level=smoke", "-vv"
-    ).stdout
-    for text in ("Accuracy", "fully-masked-row", "numpy:definition", "RIGHT: "):
-        assert text in out
 
 
 def test_results_are_never_overwritten(smoke) -> None:  # type: ignore[no-untyped-def]
@@ -99,33 +74,48 @@ def test_results_are_never_overwritten(smoke) -> None:  # type: ignore[no-untype
     assert results.read_bytes() == before
 
 
+USAGE = [
+    (["--backend=caffe"], "unknown backend 'caffe'; valid: numpy, torch, tf, jax"),
+    (["--backend=numpy", "--level=huge"], "valid: smoke, standard, full"),
+    (["--backend=numpy", "--dtype=f8"], "valid: f64 (float64)"),
+    (["--backend=numpy", "--implementation=flash"], "valid: numpy:definition"),
+    (["--backend=numpy", "--shard=3/2"], "expected --shard=i/n"),
+    (["--backend=numpy", "--shard=1/" + "1" * 5000], "expected --shard=i/n"),
+    (["--backend=numpy", "--numerics=exact"], "none is given"),
+    (["--backend=numpy", "--backend=torch", "--function=x.py:f"], "exactly one --backend"),
+    (["--backend=tf", "--backend=keras-jax"], "KERAS_BACKEND is process-global"),
+    (["--backend=numpy", "--function=nowhere.py:f"], "there is no file nowhere.py"),
+    (["--backend=no.such.module:x"], "importing no.such.module failed"),
+    (["--backend=tests.miniatures:ONE"], "has no 'ONE'"),
+    (["--backend=numpy", "--device=tpu"], "unknown device 'tpu'; valid: cpu, cuda"),
+    (["--backend=numpy", "--device=cuda"], "is judged on cpu only, not on cuda"),
+]
+
+
+@pytest.mark.parametrize(("words", "hint"), USAGE)
+def test_usage_errors_list_what_would_be_right(words: list[str], hint: str) -> None:
+    """Options as pytest reads them, in this process."""
+    with pytest.raises(UsageError) as error:
+        planned(words)
+    assert hint in str(error.value)
+
+
+def planned(words: list[str]) -> Plan:
+    options = options_of_pytest(words)
+    options.check()
+    return Plan.make(options)
+
+
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
         ([], "choose what to judge with --backend=NAME; installed here: numpy"),
-        (["--backend=caffe"], "unknown backend 'caffe'; valid: numpy, torch, tf, jax"),
-        (["--backend=numpy", "--level=huge"], "valid: smoke, standard, full"),
-        (["--backend=numpy", "--dtype=f8"], "valid: f64 (float64)"),
-        (["--backend=numpy", "--implementation=flash"], "valid: numpy:definition"),
-        (["--backend=numpy", "--shard=3/2"], "expected --shard=i/n"),
-        (["--backend=numpy", "--shard=1/" + "1" * 5000], "expected --shard=i/n"),
-        (
-            ["--backend=numpy", "--threads=1" + "1" * 5000],
-            "a whole number of at most 18 digits, got '1",
-        ),
-        (["--backend=numpy", "--numerics=exact"], "none is given"),
-        (["--backend=numpy", "--backend=torch", "--function=x.py:f"], "exactly one --backend"),
-        (["--backend=tf", "--backend=keras-jax"], "KERAS_BACKEND is process-global"),
-        (["--backend=numpy", "--function=nowhere.py:f"], "there is no file nowhere.py"),
-        (["--backend=no.such.module:x"], "importing no.such.module failed"),
-        (["--backend=tests.miniatures:Rounded_"], "has no 'Rounded_'"),
-        (["--backend=tests.miniatures:ONE"], "has no 'ONE'"),
         (["--results=x.jsonl"], "need a --backend"),
-        (["--backend=numpy", "--device=tpu"], "unknown device 'tpu'; valid: cpu, cuda"),
-        (["--backend=numpy", "--device=cuda"], "is judged on cpu only, not on cuda"),
+        (["--backend=caffe"], "unknown backend 'caffe'"),
+        (["--backend=numpy", "--threads=1" + "1" * 5000], "of at most 18 digits, got '1"),
     ],
 )
-def test_usage_errors_list_what_would_be_right(words: list[str], hint: str) -> None:
+def test_a_usage_error_ends_the_run(words: list[str], hint: str) -> None:
     out = run(ONE_FILE, "--collect-only", *words)
     assert out.returncode != 0
     assert hint in " ".join((out.stdout + out.stderr).split()), out.stdout + out.stderr
@@ -135,7 +125,7 @@ def test_broken_implementations_fail_with_the_command_to_run_again(tmp_path: Pat
     results = tmp_path / "r.jsonl"
     out = run(
         "suite/test_values.py", "--backend=tests.miniatures:always_wrong", "--level=smoke",
-        "--dtype=f32", f"--results={results}",
+        "--dtype=f32", "-k", "sdpa and q17k23", f"--results={results}",
     )  # fmt: skip
     assert out.returncode == 1
     assert "values of mini:alwayswrong: " in out.stdout
@@ -152,36 +142,17 @@ def test_broken_implementations_fail_with_the_command_to_run_again(tmp_path: Pat
     assert "1 failed" in again.stdout
 
 
-def test_an_implementation_that_refuses_everything_does_not_pass() -> None:
-    out = run(ONE_FILE, "--backend=tests.miniatures:refuses", "--level=smoke")
-    assert out.returncode == 1
-    assert "no cell passed" in out.stdout
-    assert "failed" not in out.stdout.splitlines()[-1]
-
-
-def test_an_audit_fails_stale_claims() -> None:
-    words = (
-        "suite/test_values.py",
-        "--backend=tests.miniatures:claims_too_little",
-        "--level=smoke",
-    )
-    assert run(*words).returncode == 0
-    out = run(*words, "--audit")
-    assert out.returncode == 1
-    assert "stale-claim" in out.stdout
-
-
 def test_shards_merge_to_the_whole_run(smoke, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     _, whole = smoke
     parts = []
     for shard in ("1/2", "2/2"):
         path = tmp_path / f"{shard[0]}.jsonl"
-        words = ("--backend=numpy", "--level=smoke", f"--shard={shard}", f"--results={path}")
+        words = (*FEW, f"--shard={shard}", f"--results={path}")
         assert run("suite", *words).returncode == 0
         parts.append(records.load(path))
     merged = records.merge(parts)
     assert {c.key for c in merged.cells} == {c.key for c in records.load(whole).cells}
-    assert min(len(p.cells) for p in parts) > 50
+    assert min(len(p.cells) for p in parts) > 20
     with pytest.raises(records.IncompleteShards):
         records.merge(parts[:1])
 
@@ -190,7 +161,7 @@ def test_xdist_gives_the_same_records(smoke, tmp_path: Path) -> None:  # type: i
     _, whole = smoke
     path = tmp_path / "parallel.jsonl"
     files = ("suite/test_values.py", "suite/test_elections.py")
-    out = run(*files, "--backend=numpy", "--level=smoke", "-n", "2", f"--results={path}")
+    out = run(*files, *FEW, "-n", "2", f"--results={path}")
     assert out.returncode == 0, out.stdout[-2000:]
     one, other = records.load(whole), records.load(path)
 
@@ -219,7 +190,7 @@ def test_a_crash_is_one_cell_and_the_run_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "crash.jsonl"
     out = run(
         "-q", "suite/test_values.py", "--backend=tests.miniatures:segfaults", "--level=smoke", "-n", "1",
-        f"--results={path}",
+        "-k", "k17 or k23", f"--results={path}",
     )  # fmt: skip
     assert out.returncode == 1
     loaded = records.load(path)
@@ -294,8 +265,8 @@ def test_stale_expectations_end_the_run(tmp_path: Path) -> None:
         (tmp_path / "mine.toml").write_text(entry.format(pattern))
         return subprocess.run(
             [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider",
-             str(ROOT / "suite/test_values.py"), "-k=values", "--backend=odd_adapter:backend",
-             "--level=smoke"],
+             str(ROOT / "suite/test_values.py"), "-k=f32/b1h1q1k1d1", "--level=smoke",
+             "--backend=odd_adapter:backend"],
             cwd=ROOT, capture_output=True, text=True,
             env={"PYTHONPATH": f"{tmp_path}:{ROOT}", "PATH": "/usr/bin:/bin"},
         )  # fmt: skip
@@ -306,45 +277,6 @@ def test_stale_expectations_end_the_run(tmp_path: Path) -> None:
     wrong = judge("sdpa/none/mha/f32/b1h1q1k1d1")
     assert wrong.returncode == 1
     assert "unexpected-pass" in wrong.stdout
-
-
-def test_a_function_without_options_passes_what_it_can_be_asked(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    kernel = tmp_path / "kernel.py"
-    kernel.write_text(
-        "import warnings\n"
-        "def plain(query, key, value):\n"
-        "    warnings.warn('experimental', UserWarning)\n"
-        "    if key.shape[1] != query.shape[1] or key.shape[0] != query.shape[0]:\n"
-        "        raise ValueError('heads')\n"
-        "    scores = query @ key.transpose(-2, -1) * query.shape[-1] ** -0.5\n"
-        "    return scores.softmax(-1) @ value\n"
-    )
-    path = tmp_path / "r.jsonl"
-    out = run(
-        "suite", "--backend=torch", f"--function={kernel}:plain", "--level=smoke", "--dtype=f32",
-        "--deselect=suite/test_malformed.py", f"--results={path}",
-    )  # fmt: skip
-    loaded = records.load(path)
-    wrong = [(c.check, c.case, c.message) for c in loaded.cells if c.status in ("fail", "error")]
-    assert out.returncode == 0, wrong
-    assert loaded.totals["pass"] > 20
-    assert "no parameter scale" in {
-        c.message.removeprefix("the function has ") for c in loaded.cells
-    }
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["list", "--level=smoke"], "bad/key-rank-3/f32"),
-        (["list", "--checks", "--level=smoke"], "Large finite values"),
-        (["describe", "sdpa/causal/mha/f32/b2h3q16k16d16", "elect/no-keys/f32"], "checks  contract"),
-    ],
-)  # fmt: skip
-def test_commands_answer(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(words) == 0
-    assert said in capsys.readouterr().out
 
 
 def test_a_draft_of_expectations_from_a_run(
@@ -361,11 +293,3 @@ def test_a_draft_of_expectations_from_a_run(
     target.write_text("precious")
     assert main([*words, "--output", str(target)]) == 2
     assert target.read_text() == "precious"
-
-
-def test_every_line_of_a_result_file_is_strict_json(smoke) -> None:  # type: ignore[no-untyped-def]
-    def refuse(constant: str) -> None:
-        raise AssertionError(constant)
-
-    for line in smoke[1].read_text().splitlines():
-        json.loads(line, parse_constant=refuse)

@@ -20,11 +20,6 @@ from tests.runtimes import verdict_of
 KERNELS = """
 import torch
 
-def right(query, key, value, attn_mask=None, is_causal=False, scale=None, enable_gqa=False):
-    return torch.nn.functional.scaled_dot_product_attention(
-        query, key, value, attn_mask=attn_mask, is_causal=is_causal, scale=scale,
-        enable_gqa=enable_gqa)
-
 def plain(query, key, value):
     return torch.softmax(query @ key.mT * query.shape[-1] ** -0.5, -1) @ value
 
@@ -104,8 +99,6 @@ def test_a_parameter_that_must_change_nothing_is_passed_once_in_a_while(kernels:
 @pytest.mark.parametrize(
     ("name", "case", "status", "message"),
     [
-        ("right", "sdpa/causal/gqa2/f32/b2h4q5k7d8/scale0.3", "pass", ""),
-        ("right", "sdpa/none/mha/f32/b2h4q5k7d8/cap2.0", "unsupported", "no parameter softcap"),
         ("bias_beside_flag", "sdpa/none/mha/f32/b2h4q5k7d8/bias.qk", "pass", ""),
         (
             "bias_beside_flag",
@@ -115,17 +108,12 @@ def test_a_parameter_that_must_change_nothing_is_passed_once_in_a_while(kernels:
         ),
         ("refuses_both", "sdpa/causal/mha/f32/b2h4q5k7d8/bias.qk", "pass", ""),
         ("refuses_both", "sdpa/causal+pad/mha/f32/b2h4q5k7d8", "pass", ""),
-        ("plain", "sdpa/none/mha/f32/b2h4q5k7d8", "pass", ""),
         (
             "plain",
             "sdpa/causal/mha/f32/b2h4q5k7d8",
             "unsupported",
             "neither is_causal nor attn_mask",
         ),
-        ("plain", "sdpa/none/mha/f32/b2h4q5k7d8/scale0.3", "unsupported", "no parameter scale"),
-        ("plain", "sdpa/none/gqa2/f32/b2h4q5k7d8", "unsupported", "no parameter enable_gqa"),
-        ("plain", "sdpa/pad/mha/f32/b2h4q5k7d8", "unsupported", "no parameter attn_mask"),
-        ("wrong_scale", "sdpa/none/mha/f32/b2h4q5k7d8", "fail", "beyond their bound"),
         ("wrong_scale", "sdpa/causal/mha/f32/b2h4q5k7d8", "fail", "beyond their bound"),
     ],
 )
@@ -148,7 +136,7 @@ def test_a_users_function_is_judged(
         (
             "absent",
             "it has Kernel, Odd, bias_beside_flag, later, needs_more, odd, parts, plain, "
-            "refuses_both, right, wrong_scale, zeros_where_told",
+            "refuses_both, wrong_scale, zeros_where_told",
         ),
     ],
 )
@@ -163,11 +151,6 @@ def test_a_text_file_is_no_function(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("f")
     with pytest.raises(UsageError, match="is no Python file"):
         registry.load_object(f"{tmp_path / 'notes.txt'}:f", "function")
-
-
-def test_numpy_has_no_native_signature_for_functions() -> None:
-    with pytest.raises(UsageError, match="no native signature"):
-        registry.function_implementation(registry.load("numpy"), "math:sqrt", {})
 
 
 def test_a_feature_that_a_function_lacks_costs_no_other_question() -> None:

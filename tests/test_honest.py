@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
 
 import pytest
 
@@ -19,13 +20,15 @@ OF_MEMORY = ("kept_answers", "own_memory")
 operator."""
 
 
-def failures(level: str, seed: int, checks: Iterable[Check]) -> list[str]:
-    """What fails. Cases are outermost, so that each needs its oracle once for all variants."""
+def failures(level: str, seed: int, checks: Iterable[Check], step: int = 1) -> list[str]:
+    """What fails among every `step`-th cell. Cases are outermost, so that each needs its oracle once for
+    all variants."""
     variants = load("tests.honest:honest").implementations()
     one_each = [*{variant.operator.name: variant for variant in variants}.values()]
     messages = []
     for check in checks:
-        for cell in check.cells(level, one_each if check.name in OF_MEMORY else variants, seed):
+        cells = check.cells(level, one_each if check.name in OF_MEMORY else variants, seed)
+        for cell in islice(cells, seed % step, None, step):
             verdict = judge(cell)
             if verdict.status not in ("pass", "unsupported"):
                 messages.append(
@@ -53,8 +56,9 @@ def test_standard(name: str) -> None:
     "seed", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in range(2, 21))]
 )
 def test_smoke_of_many_seeds(seed: int, third: int) -> None:
+    """Of the seed that commits ask every second cell; nights ask all of nineteen others."""
     checks = [c for c in all_checks().values() if c.name not in BITWISE]
-    assert not failures("smoke", seed, checks[third::3])
+    assert not failures("smoke", seed, checks[third::3], step=2 if seed == 1 else 1)
 
 
 @pytest.mark.slow

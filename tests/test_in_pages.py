@@ -10,12 +10,10 @@ from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.catalogue import cases as every_case
 from attention_conformance.suite.spec.catalogue import of_operator
 from attention_conformance.suite.spec.inputs import draw
-from attention_conformance.suite.spec.operator import Operator
 from attention_conformance.suite.spec.operators.in_pages import (
     NEW,
     TABLE,
     gathered,
-    lengths,
     owned,
     pools,
     slots,
@@ -128,18 +126,3 @@ def test_a_sample_is_answered_as_alone(case: Case) -> None:
         keys = alone.select("k", slice(case.sizes.Lk - count, None))
         own = Oracle.forward(keys, Rounding("exact")).expected["output"].value
         assert np.allclose(own[0], whole[b], rtol=1e-12)
-
-
-def test_samples_in_pages_have_different_lengths_and_one_a_full_page() -> None:
-    for case in PAGED:
-        if (s := case.sizes).B > 1 and s.Lk - s.Lq >= s.B:
-            counts, size = lengths(case), case.option("page_size")
-            assert len({*counts}) == s.B, case.id
-            assert counts.max() == counts[-1] == s.Lk, case.id
-            assert size > s.Lk // 2 or counts[0] % size == 0, case.id
-
-
-@pytest.mark.parametrize("operator", [QUANTIZED, LATENT], ids=str)
-def test_a_page_has_a_slot(operator: Operator) -> None:
-    with pytest.raises(ValueError, match="page0"):
-        Case.parse(f"{operator.asks.plain.format(dt='f32')}/page0")

@@ -93,13 +93,6 @@ def test_every_bias_is_what_its_name_says() -> None:
     assert alibi[0, 1, 3, 3] == 0
 
 
-def test_sinks_are_one_number_a_head() -> None:
-    inputs = draw(Case.of(SDPA, S, DTYPES["bf16"], sinks=True))
-    assert inputs.feature("sinks") is not None
-    assert inputs.feature("sinks").shape == (2,)
-    assert draw(Case.of(SDPA, S, DTYPES["bf16"])).feature("sinks") is None
-
-
 @pytest.mark.parametrize("operator", OPERATORS.values(), ids=str)
 def test_arrays_outputs_and_cotangents_have_the_shapes_of_their_letters(
     operator: Operator,
@@ -142,13 +135,6 @@ def test_a_variation_changes_what_it_names_and_nothing_else() -> None:
     assert doubled.widths == layer.widths == Widths(12, 10, 14, 12)
     assert doubled.parameters.keys() == layer.parameters.keys()
     assert np.array_equal(doubled.arrays["key_kernel"], layer.arrays["key_kernel"])
-
-
-def test_layers_alone_have_parameters() -> None:
-    for case in catalogue.cases("smoke"):
-        inputs = draw(case)
-        operands = {"query", "key", "value", "bias"}
-        assert set(inputs.parameters) == (set(inputs.arrays) - operands if case.widths else set())
 
 
 def test_what_is_asked_is_in_the_digest() -> None:

@@ -4,7 +4,6 @@ forward and backward; each form has a bound of its own."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ from attention_conformance.suite.judge.oracle import Oracle, Rounding
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.inputs import Inputs, draw, draw_cotangent
-from attention_conformance.suite.spec.operators.latent import AXES, plain, read, split_causal
+from attention_conformance.suite.spec.operators.latent import AXES, plain, split_causal
 from tests.plain import attention as plain_attention
 from tests.runtimes import of_person
 
@@ -121,68 +120,9 @@ def test_which_part_of_a_mask_a_flag_says() -> None:
     assert flag("none/mha/f32/b2h4q7k7d8") == (False, 0)
 
 
-def test_sizes_are_read_from_ids_and_must_exist() -> None:
-    assert read("r512e64") == (512, 64)
-    assert Case.parse("latent/none/mha/f32/b2h4q5k9d8/r7e3").letters["e"] == 3
-    with pytest.raises(ValueError, match="not a canonical case id"):
-        Case.parse("latent/none/mha/f32/b2h4q5k9d8/r16e4")
-    for text in ("d8/r0e4", "d8/r16e0", "d0"):
-        with pytest.raises(ValueError, match="needs sizes d, r and e of 1 or more"):
-            Case.parse(f"latent/none/mha/f32/b2h4q4k9{text}")
-
-
-def verdicts(name: str, said: dict[str, Any]) -> dict[str, set[str]]:
-    """Statuses by case of the values of a function of latents.py at smoke."""
-    found: dict[str, set[str]] = {}
-    for cell, verdict in of_person(f"{FUNCTIONS}:{name}", "latent", said):
-        word = verdict.message if verdict.status == "unsupported" else verdict.status
-        found.setdefault(word, set()).add(cell.case.id)
-    return found
-
-
 def test_a_function_without_a_mask_is_passed_none() -> None:
     verdicts = of_person(f"{FUNCTIONS}:causal_alone", "latent", check="invariant_decode")
     assert [verdict.status for _, verdict in verdicts] == ["pass"]
-
-
-STORES_NOTHING = "the function has neither new_latent nor new_key_rope"
-
-SERVERS = {f"the function has no parameter {name}" for name in ("latent_scale", "page_table")}
-"""What a function lacks that knows no codes and no pages."""
-
-
-@pytest.mark.parametrize(
-    ("name", "said", "lacks"),
-    [
-        ("absorbed", {}, {"the function has no parameter return_lse", STORES_NOTHING}),
-        (
-            "absorbed",
-            {"absorbs": True},
-            {"the function has no parameter return_lse", STORES_NOTHING},
-        ),
-        (
-            "storing",
-            {"absorbs": True},
-            {f"the function has no parameter {name}" for name in ("return_lse", "latent_scale")},
-        ),
-        ("unabsorbed", {}, SERVERS),
-        ("unabsorbed", {"absorbs": False}, SERVERS),
-    ],
-)
-def test_a_right_function_passes(name: str, said: dict[str, Any], lacks: set[str]) -> None:
-    found = verdicts(name, {"numerics": "eager", **said})
-    assert {"pass"} <= found.keys() <= {"pass"} | lacks, found
-
-
-@pytest.mark.parametrize(
-    "name", ["scaled_by_the_latent", "without_rotary", "without_the_table", "first_length"]
-)
-def test_a_wrong_function_fails(name: str) -> None:
-    found = verdicts(name, {})
-    assert len(found["fail"]) >= 3
-    if name == "first_length":
-        assert {"/page" in case for case in found["fail"]} == {True}
-    assert not found.get("error")
 
 
 @pytest.mark.parametrize(("name", "status"), [("absorbed", "pass"), ("unabsorbed", "unsupported")])

@@ -13,7 +13,6 @@ from attention_conformance.suite.spec.masks import (
     Padding,
     Segments,
     Tree,
-    Window,
     parse_mask,
 )
 from attention_conformance.suite.spec.operators import sdpa_cases
@@ -126,8 +125,3 @@ def test_a_block_of_a_mask_is_the_block_of_the_mask() -> None:
             whole = np.broadcast_to(mask.allowed(PairIndex.of(S, 3)), (3, 2, 7, 5))
             block = np.broadcast_to(mask.allowed(PairIndex.of(S, 3, rows)), (3, 2, 3, 5))
             assert np.array_equal(block, whole[:, :, rows]), token
-
-
-def test_tokens_name_alignment_and_open_sides() -> None:
-    assert Causal(bottom_right=True).token == "causalbr"
-    assert Window(None, 3).token == "winx.3"

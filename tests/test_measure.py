@@ -115,7 +115,7 @@ def test_a_worker_whose_clock_stands_is_refused(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_sample_costs_at_most_one_percent_of_a_short_call() -> None:
-    """The calls of the gate's curve take 50 microseconds (`tests.studies.gate_curve`)."""
+    """The gate was measured with calls of 50 microseconds (docs/speed.md)."""
     turns = Rotation([lambda: None] * protocol.SETS)
     spent = min(protocol.timed(turns, lambda out: None, 1000)[0] for _ in range(50))
     assert spent <= 0.01 * 50e-6

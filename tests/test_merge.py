@@ -45,10 +45,6 @@ def test_where_all_parts_are_empty_the_answer_is_promised() -> None:
     assert np.isfinite(expected["output"].error).all()
 
 
-def test_no_rows_are_parts_without_keys_too() -> None:
-    assert draw(Case.parse("merge/none/mha/f32/b2h3q0k2d8/empty")).arrays["partial_lse"].size == 0
-
-
 @pytest.mark.parametrize("got", [np.nan, 0.0, np.inf])
 def test_nothing_but_minus_infinity_is_minus_infinity(got: float) -> None:
     want = np.full(3, -np.inf)
@@ -74,18 +70,6 @@ def test_errors_of_log_sum_exps_move_the_answer_no_further_than_said() -> None:
             assert error <= limit * (1 + 1e-12)
             nearest = max(nearest, error / limit)
     assert nearest > 0.95
-
-
-def test_a_merge_needs_a_part() -> None:
-    with pytest.raises(ValueError, match="needs at least one part"):
-        Case.parse("merge/none/mha/f32/b2h3q5k0d8")
-
-
-def test_log_sum_exps_are_drawn_in_float32_beside_sixteen_bits() -> None:
-    lse = draw(Case.parse("merge/none/mha/bf16/b2h3q5k2d8/high")).arrays["partial_lse"]
-    assert np.array_equal(lse, lse.astype(np.float32))
-    assert 150 < lse.min()
-    assert len(np.unique(lse)) == lse.size
 
 
 def test_a_search_asks_no_merge_whose_program_is_too_long(

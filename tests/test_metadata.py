@@ -55,18 +55,6 @@ def test_badges_are_true_and_made_by_the_template() -> None:
         assert (ROOT / path).read_text(encoding="utf-8") == drawn
 
 
-def test_classifiers_say_what_is_true() -> None:
-    classifiers = PROJECT["classifiers"]
-    assert classifiers == sorted(set(classifiers))
-    groups = {text.partition(" :: ")[0] for text in classifiers}
-    assert groups == {
-        "Development Status", "Environment", "Framework", "Intended Audience", "Operating System",
-        "Programming Language", "Topic", "Typing",
-    }, "the licence is an expression of its own"  # fmt: skip
-    assert "pytest11" in PROJECT["entry-points"]
-    assert (ROOT / "attention_conformance" / "py.typed").is_file()
-
-
 ELSEWHERE = {"docs", "equinox", "executorch", "export", "keras-hub", "onnx", "transformers"}
 """Extras that jobs of their own install; where they are missing, tests skip."""
 

@@ -25,7 +25,6 @@ from attention_conformance.references.primitives.pairs import Pairs
 from attention_conformance.references.primitives.scores import Scores
 from attention_conformance.suite.checks import all_checks
 from attention_conformance.suite.judge.cell import Cell
-from attention_conformance.suite.judge.check import Check
 from attention_conformance.suite.judge.judge import judge
 from attention_conformance.suite.judge.verdict import Verdict
 from attention_conformance.suite.report import conformance, frames
@@ -196,15 +195,3 @@ def test_its_records_are_rows_of_the_reports() -> None:
     assert {cell.group for cell in records} == {"mean"}
     table = conformance.CONFORMANCE.of(frames.cells(run_of(*records)))
     assert "mean" in table.to_string()
-
-
-def test_a_check_is_asked_of_every_operator_at_once() -> None:
-    def finite(cell: Cell) -> None:
-        assert np.isfinite(cell.run().values).all()
-
-    check = Check("finite", finite, catalogue.cases)
-    operators = {case.operator for case in check.cases("smoke")}
-    assert operators == set(OPERATORS.values())
-    assert MEAN in operators
-    cells = check.cells("smoke", Means().implementations())
-    assert {cell.case.operator for cell in cells} == {MEAN}

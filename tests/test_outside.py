@@ -63,21 +63,6 @@ PROJECTS = {
         {"test_kernel": PASSED, "test_deviations_are_red": PASSED},
         (r"2 workers",),
     ),
-    "jax_half": Project(
-        "jax",
-        {
-            "test_in_float16": PASSED,
-            "test_every_cell": PASSED,
-            "test_compiled": PASSED,
-            "test_wrong": FAILED,
-        },
-        (
-            r"narrow on jax, level smoke: \d+ pass, \d+ fail, ",
-            r"values of jax:narrow: fails in \d+ of \d+ cells, value",
-            r"smallest  sdpa/none/mha/f16/",
-            r"bound \S+ \(fused\)",
-        ),
-    ),
 }
 
 

@@ -12,14 +12,9 @@ from attention_conformance.suite.checks import all_checks
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.oracle import Oracle, Rounding
 from attention_conformance.suite.spec.case import Case
-from attention_conformance.suite.spec.catalogue import cases
 from attention_conformance.suite.spec.inputs import Inputs, draw, draw_cotangent
 from attention_conformance.suite.spec.operators.packed import (
     hidden_pairs,
-    lengths,
-    segments,
-    summed,
-    written,
 )
 from tests.plain import attention as plain_attention
 
@@ -73,23 +68,6 @@ def test_keys_that_no_query_attends_have_no_gradient() -> None:
         assert not gradients[name].value[5:16].any()
         assert gradients[name].error[5:16].max() < 1e-300  # an underflow at most
         assert gradients[name].value[:5].all()
-
-
-def test_lengths_and_their_token_determine_each_other() -> None:
-    assert lengths("5.7.12") == ((5, 7, 12), (5, 7, 12))
-    assert lengths("3.0x4.1") == ((3, 0), (4, 1))
-    for token in ("seg5.7.12", "seg3.0x4.1", "seg7"):
-        assert written(lengths(token.removeprefix("seg"))) == token
-    assert summed([3, 0, 4]).tolist() == [0, 3, 3, 7]
-    parts = list(segments(Case.parse(CROSS)))
-    assert parts[1] == (slice(3, 3), slice(5, 16))
-
-
-def test_facts_are_words_and_numbers() -> None:
-    """What a record can hold; of every operator."""
-    assert Case.parse(CROSS).facts["segments"] == "seg3.0.6.1x5.11.7.1"
-    for case in cases("standard"):
-        assert all(isinstance(fact, str | int | float | None) for fact in case.facts.values())
 
 
 def test_segments_are_chosen_as_samples_are() -> None:

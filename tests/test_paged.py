@@ -78,20 +78,6 @@ def test_the_reference_is_plain_attention_over_the_keys_of_the_pages(text: str) 
     assert (expected.error > 0).all()
 
 
-def test_the_softcap_is_that_of_plain_attention() -> None:
-    """One sample whose pages stand in order is plain attention."""
-    inputs = draw(Case.parse("paged/none/mha/f64/b1h4q24k24d8/seg24/ascending/cap2.0"))
-    pages = inputs.arrays["page_table"][0, :6].astype(int)
-    operands = (inputs.query, *(x[pages].reshape(24, 4, 8) for x in (inputs.key, inputs.value)))
-    names = ("query", "key", "value")
-    plain = draw(Case.parse("sdpa/none/mha/f64/b1h4q24k24d8/cap2.0")).replace(
-        **{n: x.transpose(1, 0, 2)[None] for n, x in zip(names, operands, strict=True)}
-    )
-    one, two = (Oracle.forward(x, Rounding("exact")).expected["output"] for x in (inputs, plain))
-    assert np.array_equal(one.value, two.value[0].transpose(1, 0, 2))
-    assert np.array_equal(one.error, two.error[0].transpose(1, 0, 2))
-
-
 def test_what_no_sample_owns_has_no_gradient_and_is_large() -> None:
     ends = set()
     for case in of_operator(PAGED, every_case, "standard"):

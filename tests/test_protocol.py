@@ -14,11 +14,9 @@ from attention_conformance.backends._numpy.backend import NumpyBackend
 from attention_conformance.backends.declared import (
     ATTENTION_FEATURES,
     LAYER_FEATURES,
-    OF_BACKENDS,
     checked_name,
 )
-from attention_conformance.backends.memory import sequences
-from attention_conformance.backends.prepared import LAYER_OUTPUTS, PreparedCall
+from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.protocol import (
     Backend,
     Compilers,
@@ -27,22 +25,10 @@ from attention_conformance.backends.protocol import (
     DeclaredRounding,
     Implementation,
 )
-from attention_conformance.backends.registry import UsageError, function_implementation
-from attention_conformance.suite.spec.case import Case
-from attention_conformance.suite.spec.catalogue import cases, find
-from attention_conformance.suite.spec.inputs import Inputs, draw
+from attention_conformance.backends.registry import UsageError
+from attention_conformance.suite.spec.catalogue import find
+from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators import WORDS
-from attention_conformance.suite.spec.operators.cached import FEATURES as CACHED_FEATURES
-from attention_conformance.suite.spec.operators.encoder import FEATURES as ENCODER_FEATURES
-from attention_conformance.suite.spec.operators.latent import FEATURES as LATENT_FEATURES
-from attention_conformance.suite.spec.operators.latent import SERVED
-from attention_conformance.suite.spec.operators.merge import FEATURES as MERGE_FEATURES
-from attention_conformance.suite.spec.operators.packed import FEATURES as PACKED_FEATURES
-from attention_conformance.suite.spec.operators.paged import FEATURES as PAGED_FEATURES
-from attention_conformance.suite.spec.operators.paged_write import FEATURES as WRITE_FEATURES
-from attention_conformance.suite.spec.operators.quantized import FEATURES as QUANTIZED_FEATURES
-from attention_conformance.suite.spec.operators.quantized_write import FEATURES as CODES_FEATURES
-from attention_conformance.suite.spec.operators.rotary import FEATURES as ROTARY_FEATURES
 from attention_conformance.suite.spec.vocabulary import DEVICES
 
 F32 = find("sdpa/none/mha/f32/b2h3q5k7d8").dtype
@@ -103,18 +89,6 @@ def test_unknown_words_of_roundings_are_usage_errors(rounding: dict[str, Any], h
         DeclaredRounding(**rounding)
 
 
-def test_roundings_of_a_backend_and_of_its_implementation_are_joined() -> None:
-    backend = DeclaredRounding(exp_error={"bf16": 1e-4, "f16": 1e-4}, narrow_reductions=("bf16",))
-    own = DeclaredRounding(
-        exp_error={"f16": 1e-3}, narrow_reductions=("f16",), truncates_matmul=("f32",)
-    )
-    assert backend.joined(own) == DeclaredRounding(
-        exp_error={"bf16": 1e-4, "f16": 1e-3},
-        narrow_reductions=("bf16", "f16"),
-        truncates_matmul=("f32",),
-    )
-
-
 @pytest.mark.parametrize(
     ("name", "value", "hint"),
     [
@@ -146,30 +120,6 @@ def test_a_feature_that_nobody_declared_is_not_asked() -> None:
     assert old.unsupported(sinks) == f"does not declare sinks ({WORDS['sinks']})"
     assert told(features=ATTENTION_FEATURES | {"sinks"}).unsupported(sinks) is None
     assert told().missing(["scale"]) == "does not declare scale (an explicit scale)"
-
-
-def test_the_sets_of_features_hold_what_was_asked_before_sinks() -> None:
-    features: dict[str, set[str]] = {
-        "sdpa": set(), "rotary": set(), "packed": set(), "merge": set(), "paged": set(),
-        "paged-write": set(), "cached": set(), "latent": set(), "layers": set(), "quantized": set(),
-        "quantized-write": set(),
-    }  # fmt: skip
-    for case in cases("full"):
-        kind = "layers" if case.operator.is_layer else case.operator.name
-        features[kind] |= set(case.needs)
-    later = {"sinks", "lse", "alibi-slopes", "logit-scale", "no-heads"}
-    assert features["sdpa"] - ATTENTION_FEATURES == later
-    assert features["rotary"] <= ROTARY_FEATURES
-    assert features["merge"] <= MERGE_FEATURES
-    assert features["packed"] <= PACKED_FEATURES
-    assert features["paged"] <= PAGED_FEATURES
-    assert features["paged-write"] <= WRITE_FEATURES
-    assert features["cached"] <= CACHED_FEATURES
-    assert features["latent"] <= LATENT_FEATURES | SERVED
-    assert features["quantized"] <= QUANTIZED_FEATURES
-    assert features["quantized-write"] <= CODES_FEATURES
-    assert features["layers"] - LAYER_FEATURES - ENCODER_FEATURES == {"qk-norm", "one-head", "gate"}
-    assert not (ATTENTION_FEATURES | LAYER_FEATURES) & OF_BACKENDS
 
 
 def test_what_is_refused_is_no_feature_and_says_why() -> None:
@@ -250,12 +200,6 @@ def test_a_compiler_that_the_backend_lacks_is_refused(
     assert getattr(Compilers(NumpyBackend(), names, **{words: names}), words) == names
 
 
-def test_names_of_implementations_are_checked() -> None:
-    with pytest.raises(DeclarationError, match="cannot be the name of an implementation"):
-        Told(NumpyBackend(), "flash attention")
-    assert Told(NumpyBackend(), "flash_2.1-b").name == "flash_2.1-b"
-
-
 @pytest.mark.parametrize("name", ["a/b", "a\x1b[31m", 3])
 def test_names_given_later_are_refused_at_the_door(name: Any) -> None:
     backend = Named()
@@ -275,29 +219,6 @@ class Named(NumpyBackend):
         return [implementation]
 
 
-def test_a_misspelled_declaration_of_a_third_party_is_a_usage_error(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "misspelled_adapter.py").write_text(
-        "from attention_conformance.backends._numpy.backend import NumpyBackend\n"
-        "from attention_conformance.backends.protocol import Declared\n"
-        "class Mine(NumpyBackend):\n"
-        "    name = 'mine'\n"
-        "declared = Declared(numerics='exakt')\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(UsageError, match="unknown numerics class 'exakt'"):
-        registry.load("misspelled_adapter:Mine")
-
-
-def test_a_name_that_is_no_name_is_refused_for_functions(tmp_path: Any) -> None:
-    pytest.importorskip("torch")
-    path = tmp_path / "mine.py"
-    path.write_text("def größe(query, key, value):\n    return value\n")
-    with pytest.raises(UsageError, match="'größe' cannot be the name of an implementation"):
-        function_implementation(registry.load("torch"), f"{path}:größe", {})
-
-
 def rounded(*values: float) -> Rounded:
     return Rounded(np.array(values), F32)
 
@@ -311,33 +232,6 @@ def test_what_is_one_array_stays_one() -> None:
     }  # fmt: skip
     cross = PreparedCall(print, {"query": x, "key": y, "bias": None, "mask": None})
     assert cross.with_operands({"bias": new}) == cross.arguments | {"bias": new}
-
-
-def test_the_output_is_told_from_the_weights() -> None:
-    def pair(query: Any) -> tuple[Any, Any]:
-        return query, None
-
-    layer = PreparedCall(pair, {"query": 1}, LAYER_OUTPUTS)
-    assert (layer(), layer.output({"query": 2})) == ((1, None), 2)
-    alone = PreparedCall(lambda query: query, {"query": 1})
-    assert alone.output({"query": 3}) == 3
-
-
-@pytest.mark.parametrize(
-    ("text", "shapes"),
-    [
-        ("multi-head/none/mha/f32/b1h4q7k7d3/e12.12.12.12/self/single", [(7, 12)] * 3),
-        (
-            "additive/pad/mha/f32/b3h1q1k9d16v14/e12.10.14.14/single",
-            [(3, 12), (3, 9, 10), (3, 9, 14)],
-        ),
-    ],
-)
-def test_the_axis_that_single_leaves_out_is_left_out(text: str, shapes: list[tuple]) -> None:
-    inputs = draw(Case.parse(text))
-    arrays = sequences(registry.load("numpy"), inputs)
-    assert [array.shape for array in arrays.values()] == shapes
-    assert (arrays["query"] is arrays["key"]) == inputs.self_attention
 
 
 @pytest.mark.parametrize("name", registry.registered())

@@ -99,17 +99,8 @@ def test_a_wrong_closure_fails_and_says_what_separates_its_failures() -> None:
     assert not report.passed
     assert report.failures.loc[0, "check"] == "values"
     assert {"mine"} == set(report.table["implementation"])
-    # The same, without raising; in float32 a factor of 1 + 1e-9 is no factor.
-    assert not check_attention(scaled(1.01), checks=["values"], raises=False).passed
+    # In float32 a factor of 1 + 1e-9 is no factor.
     assert check_attention(scaled(1 + 1e-9), checks=["values"], dtypes=("f32",)).passed
-
-
-@pytest.mark.parametrize("dtype", ["f64", "f32", "bf16", "f16"])
-def test_a_right_function_of_one_dtype_passes(dtype: str) -> None:
-    """What is asked in 16 bits because sums are exact there is no promise of other dtypes."""
-    report = check_attention(right, checks=["nearest", "precision"], dtypes=(dtype,))
-    nearest = report.table[report.table["check"] == "nearest"]
-    assert set(nearest["status"]) >= {"pass" if dtype in ("bf16", "f16") else "unsupported"}
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -147,13 +138,6 @@ def test_what_is_called_is_asked_what_it_takes(thing: Any) -> None:
     report = check_attention(thing, checks="values", dtypes="f32")
     assert report.passed
     assert {type(thing).__name__} == set(report.table["implementation"])
-
-
-def test_a_module_has_claims(tmp_path: Path) -> None:
-    module: Any = Module()
-    module.dtypes = ("f64",)
-    report = check_attention(module, checks=["values"], name="module")
-    assert set(report.table["dtype"][report.table["status"] == "pass"]) == {"f64"}
 
 
 def test_manifests_are_as_strict_as_on_the_command_line(tmp_path: Path) -> None:
@@ -229,23 +213,17 @@ def test_wrong(cell):
 """
 
 
-@pytest.mark.parametrize("words", [("-n", "0"), ("-n", "1", "-k", "test_right")])
-def test_every_cell_is_a_case_of_a_persons_own_test(tmp_path: Path, words: tuple[str, ...]) -> None:
+def test_every_cell_is_a_case_of_a_persons_own_test(tmp_path: Path) -> None:
     (tmp_path / "test_mine.py").write_text(OUTSIDE)
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -p no:cacheprovider -q\n")
     out = subprocess.run(
-        [sys.executable, "-m", "pytest", *words], cwd=tmp_path, capture_output=True, text=True,
+        [sys.executable, "-m", "pytest", "-n", "1"], cwd=tmp_path, capture_output=True, text=True,
         timeout=120,
     )  # fmt: skip
-    summary = out.stdout.splitlines()[-1]
-    if "test_right" in words:
-        assert out.returncode == 0, out.stdout
-        assert "failed" not in summary
-        return
     assert out.returncode == 1
     assert "FAILED test_mine.py::test_wrong[values/sdpa/" in out.stdout
     assert "test_mine.py::test_right" not in out.stdout
-    assert "1 xfailed" in summary
+    assert "1 xfailed" in out.stdout.splitlines()[-1]
 
 
 @pytest.mark.seldom

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from attention_conformance import assert_attention_close, attention_bound
+from attention_conformance.suite.spec.recipes import alibi_bias
+from tests import online
 from tests.test_public import right
 
 torch = pytest.importorskip("torch")
@@ -21,39 +23,13 @@ def numbers(*shape: int, seed: int = 0) -> np.ndarray:
 Q, K, V = numbers(2, 4, 5, 8), numbers(2, 2, 9, 8), numbers(2, 2, 9, 6)
 
 
-def plain(
-    query: np.ndarray,
-    key: np.ndarray,
-    value: np.ndarray,
-    mask: Any = None,
-    bias: Any = None,
-    sinks: Any = None,
-    alibi_slopes: Any = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Output and log-sum-exp in float64, as one reads them in a book."""
-    groups = query.shape[1] // key.shape[1]
-    key, value = (np.repeat(x, groups, axis=1) for x in (key, value))
-    scores = query @ key.swapaxes(2, 3) * (scale or query.shape[3] ** -0.5)
-    if softcap is not None:
-        scores = softcap * np.tanh(scores / softcap)
-    if bias is not None:
-        scores = scores + bias
+def plain(alibi_slopes: Any = None, **given: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Output and log-sum-exp in float64 by an online softmax; slopes are a bias from the last key on."""
     if alibi_slopes is not None:
-        rows, keys = scores.shape[2:]
-        place = np.arange(rows)[:, None] + keys - rows
-        scores = scores - alibi_slopes[:, None, None] * abs(place - np.arange(keys))
-    if mask is not None:
-        scores = np.where(mask, scores, -np.inf)
-    if sinks is not None:
-        column = np.broadcast_to(sinks[:, None, None], (*scores.shape[:3], 1))
-        scores = np.concatenate([scores, column], -1)
-    total = np.exp(scores).sum(-1, keepdims=True)
-    weights = np.exp(scores) / total
-    if sinks is not None:
-        weights = weights[..., :-1]
-    return weights @ value, np.log(total[..., 0])
+        given["bias"] = alibi_bias(alibi_slopes, Q.shape[2], K.shape[2])
+    if "bias" in given:
+        given["bias"] = np.broadcast_to(given["bias"], (2, 4, 5, 9))
+    return online.attention(Q, K, V, **given)
 
 
 MASK = numbers(2, 1, 5, 9, seed=1) > 0
@@ -74,7 +50,7 @@ CALLS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", CALLS)
 def test_a_call_is_held_to_its_bound(name: str) -> None:
     arguments = CALLS[name]
-    output, lse = plain(Q, K, V, **arguments)
+    output, lse = plain(**arguments)
     more = {} if "sinks" in arguments else {"lse": lse}
     assert 0 < assert_attention_close(output, Q, K, V, **arguments, **more) <= 1
     expected = attention_bound(Q, K, V, **arguments)
@@ -155,7 +131,7 @@ def test_values_of_a_dtype_that_numpy_lacks() -> None:
 def test_rows_without_keys_are_judged_where_somebody_says_what_they_are() -> None:
     mask = MASK.copy()
     mask[0, 0, 2] = False
-    output = np.nan_to_num(plain(Q, K, V, np.where(mask.any(-1, keepdims=True), mask, True))[0])
+    output = np.nan_to_num(plain(mask=np.where(mask.any(-1, keepdims=True), mask, True))[0])
     output[0, :, 2] = 7.0
     assert assert_attention_close(output, Q, K, V, mask) <= 1
     for elected, values in (("zeros", 0.0), ("nan", np.nan), ("uniform", None)):
@@ -189,7 +165,7 @@ def test_an_output_has_the_dtype_of_its_operands(dtype: str, answer: str, right:
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_lse_and_gradients_of_features_have_the_dtype_of_check_attention(dtype: str) -> None:
     arrays = [array.astype(dtype) for array in (Q, K, V)]
-    output, exact = plain(*(x.astype(float) for x in arrays))
+    output, exact = online.attention(*(x.astype(float) for x in arrays))
     output, wide = output.astype(dtype), "float64" if dtype == "float64" else "float32"
     assert assert_attention_close(output, *arrays, lse=exact.astype(wide)) <= 1
     for other in {"float16", "float32", "float64"} - {wide}:
@@ -248,6 +224,6 @@ ALIBI = {"actual": SLOPED, "alibi_slopes": SLOPES, "cotangent": SLOPED}
     ],
 )
 def test_arguments_that_do_not_fit_are_told_why(changes: dict[str, Any], message: str) -> None:
-    arguments = {"actual": plain(Q, K, V)[0], "query": Q, "key": K, "value": V} | changes
+    arguments = {"actual": plain()[0], "query": Q, "key": K, "value": V} | changes
     with pytest.raises(ValueError, match=message):
         assert_attention_close(**arguments)

@@ -17,7 +17,7 @@ from attention_conformance.suite.spec.catalogue import cases as every_case
 from attention_conformance.suite.spec.catalogue import of_operator
 from attention_conformance.suite.spec.dtypes import CODES, round_to
 from attention_conformance.suite.spec.inputs import Inputs, draw
-from attention_conformance.suite.spec.operators.in_pages import gathered, lengths
+from attention_conformance.suite.spec.operators.in_pages import gathered
 from attention_conformance.suite.spec.operators.quantized import (
     KINDS,
     QUANTIZED,
@@ -25,7 +25,6 @@ from attention_conformance.suite.spec.operators.quantized import (
     dequantized,
 )
 from attention_conformance.suite.spec.operators.quantized_write import QUANTIZED_WRITE
-from tests.runtimes import of_person
 
 FUNCTIONS = Path(__file__).parent / "functions" / "coding.py"
 
@@ -158,52 +157,3 @@ def test_a_new_token_of_little_weight_counts_beside_a_value_of_zero() -> None:
     tiny = np.abs(loose.value) < 1e-20
     assert tiny.any()
     assert (np.abs(given.value - loose.value) <= loose.error)[tiny].all()
-
-
-def statuses(name: str, like: str) -> dict[tuple[str, bool], set[str]]:
-    """Statuses of a function's cells of the check values at smoke, by format and zero points."""
-    outcomes: dict[tuple[str, bool], set[str]] = {}
-    for cell, verdict in of_person(f"{FUNCTIONS}:{name}", like):
-        kind = (cell.case.option("codes"), cell.case.option("zero"))
-        outcomes.setdefault(kind, set()).add(verdict.status)
-    return outcomes
-
-
-def test_a_persons_function_over_codes() -> None:
-    assert set().union(*statuses("right", "quantized").values()) == {"pass"}
-    assert statuses("symmetric", "quantized")["int8", True] == {"fail", "unsupported"}
-    some = statuses("whole_numbers", "quantized")
-    assert some["int8", True] == some["e4m3", False] == {"unsupported"}
-    assert "pass" in some["int8", False]
-    new = {
-        (cell.case.option("writes"), verdict.status)
-        for cell, verdict in of_person(f"{FUNCTIONS}:unrounded", "quantized")
-        if cell.dtype.name == "f32" and verdict.status != "unsupported"
-    }
-    assert new == {(False, "pass"), (True, "fail")}  # bfloat16 rounds as much as a code of int8
-    assert "fail" in statuses("one_scale", "quantized")["int8", False]
-    for cell, verdict in of_person(f"{FUNCTIONS}:first_length", "quantized"):
-        if verdict.status != "unsupported":
-            in_pages = cell.case.option("page_size") is not None
-            several = in_pages and len({*lengths(cell.case)}) > 1
-            assert verdict.status == ("fail" if several else "pass"), cell.case.id
-
-
-def test_a_persons_function_that_writes_codes() -> None:
-    assert set().union(*statuses("written", "quantized-write").values()) == {"pass"}
-    whole = statuses("cut_off", "quantized-write")
-    assert whole["int8", False] == {"fail", "unsupported"}  # it knows no tiles
-    assert whole["int8", True] == whole["e4m3", False] == {"unsupported"}
-    assert statuses("floats", "quantized-write")["int8", False] == {"fail", "unsupported"}
-
-
-def test_the_work_of_a_step_is_codes_of_a_byte_with_their_scales() -> None:
-    case = Case.parse("quantized/none/gqa2/f32/b2h4q3k17d8v6/pertoken/causal")
-    assert QUANTIZED.work is not None
-    found = QUANTIZED.work(draw(case), "forward")
-    assert found.flops == 2 * (2 * 4 * (15 + 16 + 17)) * (8 + 6)
-    assert found.bytes == 2 * (4 * 4 * 3 * (8 + 6) + 2 * 17 * (8 + 6 + 4 + 4))
-    paged = Case.parse("quantized/none/gqa2/f32/b2h4q3k17d8v6/pertoken/causal/page4")
-    shorter = QUANTIZED.work(draw(paged), "forward")
-    tokens = draw(paged).arrays["key_lengths"].sum()
-    assert shorter.bytes == 2 * 4 * 4 * 3 * (8 + 6) + 2 * tokens * (8 + 6 + 4 + 4)

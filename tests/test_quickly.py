@@ -126,12 +126,6 @@ def test_what_is_wrong_both_times_fails_as_it_does_with_all_optimisations() -> N
     assert (verdict.status, {*calls}) == ("fail", {False})
 
 
-def test_a_right_answer_is_asked_for_once() -> None:
-    for options, quick in (({}, True), ({"optimized": True}, False)):
-        verdict, calls = judged(**options)
-        assert (verdict.status, {*calls}) == ("pass", {quick})
-
-
 KNOWN = """
 [[expect]]
 implementation = ["wrong"]

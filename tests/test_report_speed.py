@@ -9,10 +9,8 @@ import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from attention_conformance.suite.__main__ import main
@@ -21,7 +19,6 @@ from attention_conformance.suite.measure.releases import LOCKS
 from attention_conformance.suite.measure.run import decoded
 from attention_conformance.suite.records import speed
 from attention_conformance.suite.records.lines import RecordError
-from attention_conformance.suite.records.speed import SpeedRun
 from attention_conformance.suite.report.frames import asv_results, measurements
 from attention_conformance.suite.report.kinds import SPEED
 from attention_conformance.suite.report.laws import cost_law, fit, law
@@ -34,33 +31,6 @@ from tests.rows import timings as run
 
 ROOT = Path(__file__).resolve().parents[1]
 OURS = {"attention_conformance"}
-
-
-def tables(runs: list[SpeedRun], names: Any, baseline: str = "") -> dict[str, pd.DataFrame]:
-    return SPEED.of({"measurements": measurements(runs, baseline)}, names)
-
-
-REFUSED = record("wrong", 0.001, status="refused", kind="value", message="far off", samples=())
-UNSUPPORTED = record("small", 0.001, status="unsupported", samples=())
-
-
-def test_latency_and_shares_are_those_of_the_median() -> None:
-    report = tables([run(record("sdpa", 0.02), REFUSED, UNSUPPORTED)], ["speed", "refused"])
-    (row,) = report["speed"].to_dict("records")
-    assert row["implementation"] == "torch:sdpa"
-    assert (row["ms"], row["q1"], row["q3"]) == pytest.approx((20, 15, 30))
-    assert (row["share_of_gemm"], row["share_of_copy"]) == pytest.approx((0.5, 0.05))
-    assert math.isnan(row["tokens_per_second"])
-    assert (row["first_call_ms"], row["MiB"], row["error_ratio"]) == (500, 1, 0.25)
-    assert row["settled"]
-    (out,) = report["refused"].to_dict("records")
-    shown = [out[name] for name in ("implementation", "kind", "message")]
-    assert shown == ["torch:wrong", "value", "far off"]
-
-
-def test_tokens_per_second_are_those_of_the_median() -> None:
-    report = tables([run(record("sdpa", 0.02, workload="llama-cache-batch", tokens=8))], ["speed"])
-    assert list(report["speed"]["tokens_per_second"]) == [400]
 
 
 def test_tokens_of_a_step_of_decoding_are_counted() -> None:
@@ -89,49 +59,6 @@ def test_a_step_of_decoding_has_tokens_per_second(
     shown = [text for text in capsys.readouterr().out.splitlines() if "tokens/s" in text]
     assert len(shown) == 1
     assert f"{step.tokens_per_second:.4g} tokens/s" in shown[0]
-
-
-def test_a_refused_answer_has_no_figure_in_any_table() -> None:
-    report = tables([run(record("sdpa", 0.02), REFUSED)], set(SPEED.tables) - {"refused"})
-    for name, frame in report.items():
-        assert "wrong" not in frame.reset_index().to_csv(), name
-
-
-def test_speedup_is_the_baseline_over_the_other() -> None:
-    entries = [
-        record("sdpa", 0.02),
-        record("eager", 0.04),
-        record("sdpa", 0.01, direction="backward"),
-    ]
-    frame = measurements([run(*entries)])
-    wide = tables([run(*entries)], ["speedup"])["speedup"].reset_index()
-    assert wide["torch:eager"].iloc[0] == pytest.approx(0.5)
-    assert math.isnan(wide["torch:eager"].iloc[1])
-    against = tables([run(*entries)], ["speedup"], "torch:eager")["speedup"].reset_index()
-    assert against["torch:sdpa"].iloc[0] == pytest.approx(2)
-    assert list(frame["keys"]) == [256, 256, 256]
-    with pytest.raises(RecordError, match="timed: torch:sdpa, torch:eager"):
-        tables([run(*entries)], ["speedup"], "torch:none")
-
-
-def test_the_same_measurement_in_two_files_is_told_apart() -> None:
-    twice = [
-        run(record("sdpa", 0.02), source="old.jsonl"),
-        run(record("sdpa", 0.01), source="new.jsonl"),
-    ]
-    wide = tables(twice, ["speedup"], "torch:sdpa [old]")["speedup"].reset_index()
-    assert wide["torch:sdpa [new]"].item() == pytest.approx(2)
-
-
-def test_exactness_is_the_worst_answer_beside_the_usual_speed() -> None:
-    entries = [
-        record("sdpa", 0.02),
-        record("sdpa", 0.04, workload="bert", error_ratio=0.75),
-        record("sdpa", 0.10, workload="vit"),
-    ]
-    (row,) = tables([run(*entries)], ["exactness"])["exactness"].to_dict("records")
-    assert (row["workloads"], row["error_ratio"]) == (3, 0.75)
-    assert (row["share_of_gemm"], row["best_share"]) == pytest.approx((0.25, 0.5))
 
 
 @pytest.mark.parametrize(
@@ -185,20 +112,25 @@ def test_the_law_of_cost_has_intervals_that_hold_it() -> None:
     assert cost_law(measurements([run(*few)])).empty
 
 
-def test_speed_stands_beside_conformance_on_the_page(
+def test_tables_of_speed_are_chosen_by_name_and_baseline(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = speed.save(tmp_path / "speed.jsonl", run(record("sdpa", 0.02), REFUSED))
-    assert main(["report", str(path)]) == 0
+    refused = record("wrong", 0.001, status="refused", kind="value", message="far off", samples=())
+    path = str(speed.save(tmp_path / "speed.jsonl", run(record("sdpa", 0.02), refused)))
+    assert main(["report", path]) == 0
     out = capsys.readouterr().out
-    assert "torch:sdpa" in out
-    assert "far off" in out
+    assert out.count("torch:wrong") == 1, "in the table `refused` alone"
     assert "Samples" not in out
-    assert main(["report", str(path), "--table", "conformance"]) == 2
-    assert "these tables need records of conformance" in capsys.readouterr().err
-    assert main(["report", str(path), "--table", "speedup", "--baseline=torch:none"]) == 2
-    assert "unknown baseline" in capsys.readouterr().err
-    assert main(["report", str(path), "--format=csv", f"--output={tmp_path / 'csv'}"]) == 0
+    for words, says in (
+        (["--table", "conformance"], "these tables need records of conformance"),
+        (
+            ["--table", "speedup", "--baseline=torch:none"],
+            "unknown baseline 'torch:none'; timed: torch:sdpa",
+        ),
+    ):
+        assert main(["report", path, *words]) == 2
+        assert says in capsys.readouterr().err
+    assert main(["report", path, "--format=csv", f"--output={tmp_path / 'csv'}"]) == 0
     assert {p.stem for p in (tmp_path / "csv").iterdir()} == set(SPEED.tables)
 
 

@@ -16,10 +16,8 @@ from attention_conformance.suite.checks import all_checks
 from attention_conformance.suite.judge.judge import judge
 from attention_conformance.suite.judge.oracle import Oracle, Rounding
 from attention_conformance.suite.spec.case import Case
-from attention_conformance.suite.spec.catalogue import parsed
 from attention_conformance.suite.spec.dtypes import DTYPES, round_to
 from attention_conformance.suite.spec.inputs import draw
-from attention_conformance.suite.spec.levels import HALF
 from attention_conformance.suite.spec.malformed import MALFORMED_CASES
 from attention_conformance.suite.spec.operators.rotary import (
     FACTOR,
@@ -34,10 +32,6 @@ from tests.runtimes import verdict_of
 
 PLAIN = "rotary/none/mha/f64/b2h3q17k1d16"
 FUNCTIONS = Path(__file__).parent / "functions" / "rotations.py"
-ROTATIONS = [
-    f"rotary/none/mha/{{dt}}/b2h3q17k1d16{more}"
-    for more in ("", "/interleaved/at4097", "/rot8/at100003")
-]
 
 
 def by_hand(scaling: str, index: int, length: int, size: int = 16) -> tuple[float, float]:
@@ -109,27 +103,6 @@ def test_fifty_digits(more: str) -> None:
     assert (got.error[..., rotation.size :] == 0).all()
 
 
-@pytest.mark.parametrize("more", ["", "/interleaved", "/rot8"])
-def test_products_hang_on_distances_alone(more: str) -> None:
-    """<R_p q, R_s k> is that of any other pair of positions as far apart; and norms are kept."""
-    inputs = draw(Case.parse(PLAIN + more))
-    products = []
-    for shift in (0, 12345):
-        moved = inputs.replace(position=inputs.arrays["position"] + shift)
-        turned = Oracle.forward(moved, Rounding("exact")).expected["output"].value.astype(float)
-        products.append(turned @ turned.swapaxes(-1, -2))
-    assert np.allclose(*products, rtol=0, atol=1e-9)
-    squares = np.square(inputs.query).sum(-1)
-    assert np.allclose(np.diagonal(products[0], axis1=-2, axis2=-1), squares, rtol=1e-12)
-
-
-def test_the_gradient_is_the_rotation_back() -> None:
-    inputs = draw(Case.parse(PLAIN))
-    turned = Oracle.forward(inputs, Rounding("exact")).expected["output"].value
-    back = Oracle.vjp(inputs, turned.astype(float), Rounding("exact")).expected["query"].value
-    assert np.allclose(back.astype(float), inputs.query, rtol=0, atol=1e-13)
-
-
 @pytest.mark.parametrize(("position", "least"), [(257, 1e-3), (4097, 1e-2), (100003, 0.1)])
 def test_positions_in_sixteen_bits_are_far_beyond_the_bound(position: int, least: float) -> None:
     """A rotation by positions in bfloat16 errs by this much, and by more than the bound of one that is
@@ -144,12 +117,6 @@ def test_positions_in_sixteen_bits_are_far_beyond_the_bound(position: int, least
     assert (error > right.error).any()
 
 
-def test_positions_do_not_move() -> None:
-    inputs = draw(Case.parse(PLAIN))
-    with pytest.raises(ValueError, match="position is a constant of rotary"):
-        Oracle.jvp(inputs, {"position": inputs.arrays["position"]}, Rounding("exact"))
-
-
 def test_models_say_scaling_as_configurations_do() -> None:
     case = Case.parse(f"{PLAIN}/longrope")
     told = scaling_parameters(Rotation.of(case, 16))
@@ -157,24 +124,6 @@ def test_models_say_scaling_as_configurations_do() -> None:
     assert told["rope_type"] == "longrope"
     assert len(told["long_factor"]) == len(told["short_factor"]) == 8
     assert scaling_parameters(Rotation.of(Case.parse(PLAIN), 16)) is None
-
-
-def statuses(name: str) -> dict[tuple[str, str], set[str]]:
-    """Statuses of a function's cells by dtype and whether neighbours are turned."""
-    torch = load("torch")
-    judged, _ = function_implementation(torch, f"{FUNCTIONS}:{name}", {}, "rotary")
-    outcomes: dict[tuple[str, str], set[str]] = {}
-    for case in parsed(x.replace("{dt}", dt) for x in ROTATIONS for dt in HALF):
-        pairing = "interleaved" if case.option("interleaved") else "halves"
-        status = verdict_of(judged, case).status
-        outcomes.setdefault((case.dtype.name, pairing), set()).add(status)
-    return outcomes
-
-
-def test_frequencies_in_sixteen_bits_fail() -> None:
-    outcomes = statuses("narrow_table")
-    assert "fail" not in outcomes["f32", "halves"]
-    assert "fail" in outcomes["bf16", "halves"]
 
 
 def test_what_is_bad_about_positions_needs_positions() -> None:

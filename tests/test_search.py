@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -113,34 +113,6 @@ def test_draws_reach_what_the_table_does() -> None:
     assert {s.heads for s in sizes} >= {"mha", "mqa", "gqa2", "gqa4"}
 
 
-@pytest.mark.parametrize("name", ["multi-head", "additive", "batch-norm"])
-def test_draws_reach_every_option_of_a_layer(name: str) -> None:
-    """Every value that an option names as worth asking, and ordinary widths as well as odd ones."""
-    operator = OPERATORS[name]
-    seen = draws(operator, 1000)
-    for option in operator.options:
-        reached = {case.option(option.name) for case in seen}
-        if not operator.has_keys and option.name in drawing.ONE_TENSOR:
-            assert reached == {drawing.ONE_TENSOR[option.name]}
-        else:
-            assert {option.default, *option.values} == reached
-    widths = [c.widths for c in seen if c.widths is not None]
-    assert len(set(widths)) > 15
-    assert sum(w.query == w.key == w.value == w.output for w in widths) > 100
-    if operator.takes_masks:
-        assert {c.form for c in seen} == {"native", "dense"}
-        assert {c.mask is None for c in seen} == {False, True}
-
-
-@pytest.mark.parametrize("operator", OPERATORS.values(), ids=str)
-def test_cases_of_every_operator_are_drawn(operator: Any) -> None:
-    """Different ones, of several sizes and dtypes: an option that no case has would reject them all."""
-    seen = draws(operator, 120)
-    assert len({case.id for case in seen}) > 20
-    assert len({case.sizes for case in seen}) > 10
-    assert {case.dtype.name for case in seen} == set(DTYPES)
-
-
 @pytest.mark.parametrize(
     "mask",
     [
@@ -151,12 +123,6 @@ def test_cases_of_every_operator_are_drawn(operator: Any) -> None:
 )
 def test_alternatives_parse_back(mask: masks.Mask) -> None:
     assert masks.parse_mask(mask.token) == mask
-
-
-def test_alternatives_are_flat() -> None:
-    assert (masks.Causal() | masks.Padding()) | masks.Prefix(3) == masks.Or(
-        (masks.Causal(), masks.Padding(), masks.Prefix(3))
-    )
 
 
 def drawn(seed: int, examples: int) -> list[str]:
@@ -181,30 +147,16 @@ def test_the_control_and_the_honest_variants_pass() -> None:
         assert done.statuses["pass"] >= 0.9 * examples  # full caches are refused
 
 
-FAULTS: Iterable[Any] = (
-    # a mutant, the check that finds it, and how large a minimal case may be
-    ("left-padding-as-right", "values", {"B": 2, "H": 1, "Lq": 1, "Lk": 4}),
-    pytest.param(
-        "full-mask-of-group-leader",
-        "values",
-        {"B": 2, "H": 3, "Lq": 2, "Lk": 3},
-        marks=pytest.mark.slow,
-    ),
-    ("key-gradient-unscaled", "gradients", {"B": 1, "H": 1, "Lq": 2, "Lk": 3}),
-)
-
-
 @pytest.mark.seldom
-@pytest.mark.parametrize(("name", "check", "limits"), FAULTS)
-def test_a_planted_fault_is_found_and_shrunk(name: str, check: str, limits: dict[str, int]) -> None:
+def test_a_planted_fault_of_gradients_is_found_and_shrunk() -> None:
     done = search(
-        MUTANTS, implementation=(name,), seed=1,
-        examples=250, dtype=("f32",), gradients=check == "gradients",
-    )  # fmt: skip
-    first = next(f for f in done.failures.values() if f.cell.check.name == check)
+        MUTANTS, implementation=("key-gradient-unscaled",), seed=1, examples=50, dtype=("f32",)
+    )
+    first = next(f for f in done.failures.values() if f.cell.check.name == "gradients")
     case: Any = first.cell.case
-    sizes = case.sizes
-    assert all(getattr(sizes, size) <= limit for size, limit in limits.items()), case.id
+    s = case.sizes
+    assert (s.B, s.H) == (1, 1)
+    assert s.Lq * s.Lk <= 6
     assert (case.recipe, case.axis_order) == ("normal", "bhld")
     assert judge(first.cell).message == first.verdict.message
 
@@ -260,19 +212,6 @@ def test_what_is_known_is_not_found_again() -> None:
     assert named.statuses == {"known": 1}
 
 
-def test_an_entry_that_a_drawn_case_passes_is_no_failure() -> None:
-    """Patterns name cells of the table; what else they match may well pass."""
-    entry = Expectation(
-        ("definition",), ("values",), ("sdpa/*",), "value", "x", "none", "none found", ()
-    )
-    options = SearchOptions(("numpy",), implementation=("definition",), examples=20)
-    plan = Plan.make(options)
-    plan = replace(plan, loaded=[replace(plan.loaded[0], manifest=Manifest([entry], {}, "cpu"))])
-    done = Search(plan, options)
-    done.run()
-    assert done.statuses["pass"] >= 20
-
-
 @pytest.mark.parametrize("pattern", ["sdpa/*/bf16/*", "dot/*"])
 def test_other_dtypes_and_operators_than_an_entry_names_are_not_alike(pattern: str) -> None:
     entry = Expectation(
@@ -317,14 +256,6 @@ def test_exit_codes(
     assert said in (out.err if code == 2 else out.out)
 
 
-def test_the_summary_says_what_was_done() -> None:
-    out = command_line("--backend=numpy", "--examples=20", "--seed=11")
-    assert out.returncode == 0, out.stderr
-    assert "seed 11: 20 examples in" in out.stdout
-    assert "s, of numpy:definition" in out.stdout
-    assert " 0 fail, 0 error, 0 crash" in out.stdout
-
-
 def test_sizes_are_few_if_every_shape_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are those of the seed."""
     monkeypatch.setattr(Compilers, "compiles_shapes", True)
@@ -333,7 +264,6 @@ def test_sizes_are_few_if_every_shape_is_compiled(monkeypatch: pytest.MonkeyPatc
         seen = search("numpy", seed=seed, examples=60, gradients=False).seen.values()
         return {(case.operator.name, case.sizes, case.widths) for case in seen}
 
-    plain = {size for operator, size, _ in sizes(2) if operator == "sdpa"}
-    assert len(plain) == POOL
-    assert sizes(2) == sizes(2)
-    assert sizes(2) != sizes(3)
+    first = sizes(2)
+    assert len({size for operator, size, _ in first if operator == "sdpa"}) == POOL
+    assert sizes(2) == first != sizes(3)

@@ -87,7 +87,7 @@ class TestTorch:
         kernel = tmp_path / "kernels.py"
         kernel.write_text(WRONG.format(diagonal=1), encoding="utf-8")
         out = command_line(
-            "--backend=torch", f"--function={kernel}:kernel", "--examples=60", "--dtype=f32",
+            "--backend=torch", f"--function={kernel}:kernel", "--examples=30", "--dtype=f32",
             "--no-gradients",
         )  # fmt: skip
         assert out.returncode == 1, out.stdout + out.stderr

@@ -105,8 +105,11 @@ def timed(row: Row, path: Path) -> float:
     return call.judge() or 0.0
 
 
+TIMED = ("with_dropout", "instance", "flash", "single_prefill", "DotProductAttention")
+
+
 @pytest.mark.clock
-@pytest.mark.parametrize("row", [row for row in ROWS if row.backend == "torch"], ids=str)
+@pytest.mark.parametrize("row", [row for row in ROWS if row.name in TIMED], ids=str)
 def test_a_benchmark_binds_a_function_as_a_run_does(row: Row, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     assert 0 < timed(row, row.written(tmp_path)) < 1

@@ -11,10 +11,8 @@ import numpy as np
 import pytest
 
 from attention_conformance.backends.declared import DeclaredRounding
-from attention_conformance.references.primitives.scores import unit
 from attention_conformance.suite.checks import all_checks
 from attention_conformance.suite.deviations.backend import KernelBackend
-from attention_conformance.suite.deviations.merge import SplitLseInTheDtype
 from attention_conformance.suite.judge.judge import judge
 from attention_conformance.suite.judge.oracle import Oracle, Rounding
 from attention_conformance.suite.judge.tolerance import roundoffs
@@ -41,16 +39,10 @@ class Undeclared(SplitStored):
     rounding = DeclaredRounding()
 
 
-class LseStored(SplitLseInTheDtype):
-    """Log-sum-exps are stored in 16 bits, and the answers of parts as declared."""
-
-    rounding = STORED
-
-
 def verdicts(kernel: type[SplitStored], level: str = "standard") -> Iterator[tuple[Case, Verdict]]:
     """The verdicts of a kernel in the check values, in 16 bits."""
     kernels = KernelBackend("split", (kernel,)).implementations()
-    for seed in range(3):
+    for seed in range(2):
         for cell in all_checks()["values"].cells(level, kernels, seed):
             if cell.case.dtype.is_half:
                 yield cell.case, judge(cell)
@@ -74,21 +66,9 @@ def test_scores_that_no_store_rounds_have_the_bound_of_the_accumulator(operator:
             ).all()
 
 
-def test_the_unit_of_numbers_is_the_power_of_two_that_divides_all() -> None:
-    assert unit(np.array([0.0, -3.0, 6.0])) == 1
-    assert unit(np.array([0.75, 96.0])) == 0.25
-    assert unit(np.array([2.0**-30 + 2.0**-31])) == 2.0**-31
-    assert unit(np.zeros(2)) == np.inf
-
-
 def test_stored_answers_of_parts_fail_without_it() -> None:
     failed = {case.dtype.name for case, verdict in verdicts(Undeclared) if verdict.status == "fail"}
     assert failed == {"bf16", "f16"}
-
-
-def test_log_sum_exps_in_16_bits_fail_whatever_is_declared() -> None:
-    found = {case.dtype.name for case, verdict in verdicts(LseStored) if verdict.status == "fail"}
-    assert found == {"bf16", "f16"}
 
 
 @pytest.mark.parametrize("numerics", ["exact", "fused", "eager"])

@@ -84,7 +84,10 @@ def test_known_failures_are_summed_up_by_finding() -> None:
         if entry.finding and "*" not in entry.implementation[0] + entry.check[0]
     ]
     case = entry.case[0].replace("*", "x").replace("?", "x")
-    who, cited = f"{name}:{entry.implementation[0]}", {"check": entry.check[0], "kind": entry.kind}
+    who, cited = (
+        f"{name}:{entry.implementation[0]}",
+        {"check": entry.check[0], "message": f"[{entry.cause}; x]"},
+    )
     known = [cell(case, who, "known", **cited), cell(case, who, "known", seed=1, **cited)]
     other = cell(case, "mine:sdpa", "known", message="far [my own cause; none found]")
     head, first, second, _ = [*facts(run(*known, other).cells, {}), ""]
@@ -92,3 +95,23 @@ def test_known_failures_are_summed_up_by_finding() -> None:
     assert first.startswith(f"     2  {entry.finding}: ")
     assert first.endswith(f" ({who})")
     assert second == "     1  my own cause (mine:sdpa)"
+
+
+def test_tables_end_with_the_reasons_and_name_operators_where_there_are_several() -> None:
+    cells = [
+        cell(f"{case}/{n}", status="unsupported", message=f"reason {n:02}")
+        for n in range(23)
+        for case in CASES[: 2 if n < 20 else 1]
+    ]
+    shown = tables(run(*cells, cell()))
+    assert sum(line.startswith("reason ") for line in shown) == 1 + 20
+    assert shown[-1] == "... and 3 more reasons, of 3 cells"
+    assert shown.index("Unsupported") > shown.index("Statuses")
+    sdpa = elect("no-keys", {"f32": "zeros"})
+    layer = [replace(c, operator="multi-head", implementation="nn-mha") for c in sdpa]
+    heads = [
+        [line for line in tables(run(*cells)) if line.startswith("Elections")]
+        for cells in (sdpa, [*sdpa, *layer])
+    ]
+    assert heads == [["Elections"], ["Elections: sdpa", "Elections: multi-head"]]
+    assert facts(run(*sdpa).cells, {"jax": "no wheel"}) == ["not judged: jax: no wheel"]

@@ -1,9 +1,9 @@
-"""Tolerance: the bound is the formula it says it is, sharp at its edge, and never met by rounding."""
+"""Tolerance: the bound is sharp at its edge, and never met by rounding. What its formula gives stands in
+`tests/frozen/bounds.txt`."""
 
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -11,15 +11,12 @@ from scipy.optimize import brentq
 from scipy.stats import chi2
 
 from attention_conformance.references import sdpa
-from attention_conformance.references.rounding import gamma
 from attention_conformance.suite.judge import tolerance
 from attention_conformance.suite.judge.oracle import Oracle, Rounding
 from attention_conformance.suite.judge.verdict import Deviation, HarnessError
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.dtypes import DTYPES, round_to
 from attention_conformance.suite.spec.inputs import Inputs, draw
-from attention_conformance.suite.spec.recipes import alibi_bias
-from attention_conformance.suite.spec.vocabulary import NUMERICS
 
 
 def oracle(inputs: Inputs, numerics: str = "exact", flushes: bool = False) -> Oracle:
@@ -28,110 +25,6 @@ def oracle(inputs: Inputs, numerics: str = "exact", flushes: bool = False) -> Or
 
 def expected(inputs: Inputs) -> np.ndarray:
     return oracle(inputs).expected["output"].value
-
-
-def by_the_formula(inputs: Inputs, numerics: str) -> np.ndarray:
-    """The bound by scalar loops over the docstrings of `references.sdpa` and its primitives."""
-    u = tolerance.roundoffs(numerics, inputs.dtype)
-    s = inputs.sizes
-    scale, softcap = inputs.effective_scale, inputs.feature("softcap")
-    factors, bias = inputs.feature("logit_scale"), inputs.bias
-    slopes = inputs.feature("alibi_slopes")
-    if slopes is not None:
-        bias = alibi_bias(slopes, s.Lq, s.Lk)
-    made = 0 if slopes is None else 1  # the call makes the bias
-    bias = np.broadcast_to(0.0 if bias is None else bias, (s.B, s.H, s.Lq, s.Lk))
-    attends, out = inputs.attends, np.zeros((s.B, s.H, s.Lq, s.Dv))
-    for b, h, i in np.ndindex(s.B, s.H, s.Lq):
-        kv = h // s.group
-        keys = [j for j in range(s.Lk) if attends[b, h, i, j]]
-        if not keys:
-            continue
-        n = len(keys)
-        scores, sizes, derivatives, products, caps = [], [], [], [], []
-        for j in keys:
-            q, k = inputs.query[b, h, i], inputs.key[b, kv, j]
-            factor = 1.0 if factors is None else float(factors[h])
-            raw = scale * float(q @ k)
-            multiplied = raw * factor
-            capped = multiplied if softcap is None else softcap * math.tanh(multiplied / softcap)
-            slope = 1.0 if softcap is None else 1 - (capped / softcap) ** 2
-            derivatives.append(slope * abs(factor))
-            products.append(0.0 if factors is None else abs(multiplied) * slope)
-            caps.append((0.0 if softcap is None else abs(capped)) + made * abs(bias[b, h, i, j]))
-            sizes.append((abs(scale) * float(np.abs(q) @ np.abs(k)), abs(raw)))
-            scores.append(capped + bias[b, h, i, j])
-        v = inputs.value[b, kv, keys]
-        shared = inputs.feature("sinks") is not None and np.isfinite(inputs.feature("sinks")[h])
-        if inputs.feature("sinks") is not None and shared:
-            sink = float(inputs.feature("sinks")[h])
-            conversions = 2 * (abs(sink) + abs(max(scores)) + math.log(n))
-            scores.append(sink)
-            v = np.concatenate([v, np.zeros((1, s.Dv))])
-        m = max(scores)
-        p = np.exp(np.array(scores) - m)
-        p /= p.sum()
-        o = p @ v
-        d = s.D + 2
-        # a_j and c_j of `references.terms.Terms`
-        a = [
-            d * dot * slope + product + abs(score - m) + 4 + 4 * cap
-            for (dot, _), slope, product, score, cap in zip(
-                sizes, derivatives, products, scores, caps, strict=False
-            )
-        ]
-        c = [
-            2 * raw * slope + product + cap + abs(score)
-            for (_, raw), slope, product, score, cap in zip(
-                sizes, derivatives, products, scores, caps, strict=False
-            )
-        ]
-        if shared:
-            a.append(conversions + abs(sink - m) + 4)
-            c.append(0.0)
-            n += 1
-        relevant = p > 1e-9
-        shift = m - np.array(scores)
-        peak = u.accumulate * max(np.array(a)[relevant]) + u.score * max(np.array(c)[relevant])
-        peak += u.step * max(shift[relevant])
-        growth = math.exp(peak) * math.expm1(peak) / peak
-        ds = u.accumulate / (1 - d * u.accumulate) * np.array(a) + u.score * np.array(c)
-        ds = ds + u.step * shift
-        g = (n + 4) * u.accumulate / (1 - (n + 4) * u.accumulate)
-        for x in range(s.Dv):
-            mass = np.abs(v[:, x])
-            out[b, h, i, x] = (
-                growth * float(np.sum(p * ds * (mass + abs(o[x]))))
-                + (u.weight + 3 * u.step + g) * float(p @ mass)
-                + (g + u.output) * abs(o[x])
-                + (u.weight_underflow + u.exp_underflow) * float(mass.sum())
-                + (n + 1) * u.product_underflow
-                + u.floor
-            )
-    return out
-
-
-@pytest.mark.parametrize("numerics", NUMERICS)
-@pytest.mark.parametrize(
-    "text",
-    [
-        "sdpa/none/mha/{}/b2h2q3k5d4",
-        "sdpa/bool.bhqk.empty/gqa2/{}/b2h4q5k7d6v3/bias.bhqk/dense",
-        "sdpa/causal/mha/{}/b1h2q5k5d4/scale-0.7/cap2.0",
-        "sdpa/none/mha/{}/b1h2q4k9d8/large",
-        "sdpa/none/mha/{}/b1h2q4k9d8/tiny",
-        "sdpa/causalbr/mha/{}/b2h3q6k4d4/sinks",
-        "sdpa/causal/mha/{}/b1h2q5k5d4/cap2.0/logitscale",
-        "sdpa/none/mha/{}/b1h2q3k7d4/slopes",
-    ],
-)
-@pytest.mark.parametrize("name", ["f32", "bf16", "f16"])
-def test_bound_is_the_formula(text: str, numerics: str, name: str) -> None:
-    inputs = draw(Case.parse(text.format(name)))
-    got = oracle(inputs, numerics).bound()
-    want = by_the_formula(inputs, numerics)
-    assert np.abs(got - want).max() <= 2e-5 * np.abs(want).max()
-    assert (np.abs(got - want) <= 1e-3 * want).all()
 
 
 @pytest.mark.parametrize("name", DTYPES)
@@ -193,16 +86,6 @@ def test_overflow_of_the_dtype_is_the_right_answer_beyond_its_largest_number() -
         huge.judge({"output": np.full((1, 1, 2, 4), -np.inf)})
 
 
-def test_classes_nest() -> None:
-    for name in ("f32", "bf16", "f16"):
-        inputs = draw(Case.parse(f"sdpa/causal/mha/{name}/b2h2q9k11d8"))
-        limits = [oracle(inputs, numerics).bound() for numerics in NUMERICS[:5]]
-        for narrow, wide in pairwise(limits):
-            assert (narrow <= wide * (1 + 1e-12)).all()
-    f32 = draw(Case.parse("sdpa/none/mha/f32/b1h1q3k4d4"))
-    assert np.array_equal(oracle(f32).bound(), oracle(f32, "eager").bound())
-
-
 def test_flushing_widens_the_floor_only() -> None:
     inputs = draw(Case.parse("sdpa/none/mha/f32/b1h1q3k4d4"))
     extra = oracle(inputs, flushes=True).bound() - oracle(inputs).bound()
@@ -221,23 +104,6 @@ def test_an_exponential_near_and_below_the_smallest_normal_number_may_be_zero() 
     oracle.judge({"output": np.where(want < 2 * normal, 0.0, want)})
     with pytest.raises(Deviation, match="got 0, want"):
         oracle.judge({"output": np.where(want < 1e3 * normal, 0.0, want)})
-
-
-def test_an_unknown_class_is_named() -> None:
-    with pytest.raises(ValueError, match="exact, fused, eager"):
-        tolerance.roundoffs("sloppy", DTYPES["f32"])
-
-
-def test_gamma() -> None:
-    assert gamma(3, 2.0**-24) == 3 * 2.0**-24 / (1 - 3 * 2.0**-24)
-    assert gamma(2**8, 2.0**-8) == np.inf
-    both = gamma(np.array([3, 2**8]), 2.0**-8)
-    assert both.tolist() == [3 * 2.0**-8 / (1 - 3 * 2.0**-8), np.inf]
-
-
-def test_ratios() -> None:
-    got = tolerance.ratios(np.array([0.0, 1.0, -2.0, 0.5]), np.array([0.0, 0.0, 1.0, 1.0]))
-    assert got.tolist() == [0.0, np.inf, 2.0, 0.5]
 
 
 def test_a_rounded_reference_is_graded_exact_and_rounded_weights_are_not() -> None:

@@ -16,26 +16,21 @@ import pytest
 from attention_conformance.suite.__main__ import main
 from attention_conformance.suite.checks import all_checks
 from attention_conformance.suite.judge.oracle import Oracle, Rounding
-from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.operator import LETTERS
 from attention_conformance.suite.spec.vocabulary import NUMERICS
 
 pytest.importorskip("safetensors")
 
-from attention_conformance.backends.registry import load
 from attention_conformance.suite.vectors import export as module
 from attention_conformance.suite.vectors.asked import Output, StoredProblem, problems_of
-from attention_conformance.suite.vectors.export import export, raised
+from attention_conformance.suite.vectors.export import export
 from attention_conformance.suite.vectors.files import (
-    TYPES,
     Runtime,
     decoded,
     encoded,
     read_index,
-    type_of,
 )
 from attention_conformance.suite.vectors.options import Selection
-from tests.answering import answered
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = (ROOT / "docs" / "data" / "vector-files.md", ROOT / "docs" / "vectors.md")
@@ -156,38 +151,6 @@ def test_expected_values_and_bounds_are_those_of_the_judge(
                 assert (stored <= limit * (1 + 2.0**-22) + 2.0**-148).all()
 
 
-def test_a_bound_is_rounded_up() -> None:
-    from attention_conformance.references.rounding import Bounded
-
-    error = np.array([0.0, 1e-8, 1.0, 1 / 3, 1e-60, 1e300, np.inf, np.nan])
-    bound = raised(Bounded(np.zeros(8), error), np.zeros(8), "F32")
-    assert bound.dtype == np.float32
-    assert (bound[:-1].astype(np.float64) >= error[:-1]).all()
-    assert bound[0] == 0
-    assert bound[2] == 1
-    assert np.isinf(bound[5:]).all()
-    off = raised(Bounded(np.array([np.longdouble(1) / 3]), np.zeros(1)), np.array([1 / 3]), "F64")
-    assert 0 < off < 2.0**-53
-
-
-def test_a_right_answer_lies_within_the_stored_bounds(
-    problems: dict[str, StoredProblem], files: dict[str, Tensors]
-) -> None:
-    """What another language can ask without the judge; and a wrong scale does not."""
-    definition = load("numpy").implementations()[0]
-    judged = 0
-    for name, one in problems.items():
-        if one.case.operator is not definition.operator or definition.unsupported(one.case):
-            continue
-        got = answered(one, definition)["output"].astype(np.float64)
-        want, bound = files[name]["expected.output"][1], bound_of(files[name], "output", "exact")
-        assert (np.abs(got - want) <= bound).all(), name
-        judged += 1
-        if name == "sdpa/none/mha/f32/b2h3q17k23d8/lse":
-            assert not (np.abs(1.01 * got - want) <= bound).all()
-    assert judged > 30
-
-
 def test_digests(folder: Path, index: dict[str, Any], problems: dict[str, StoredProblem]) -> None:
     lines = []
     for entry in sorted(index["cases"], key=lambda e: e["file"]):
@@ -200,32 +163,15 @@ def test_digests(folder: Path, index: dict[str, Any], problems: dict[str, Stored
 
 
 def test_the_same_command_writes_the_same_bytes(tmp_path: Path) -> None:
+    """In a process of its own, whose sets have another order."""
     words = ["vectors", "--operator=rotary", "--operator=additive", "--dtype=bf16", "--seed=3"]
-    for name in ("one", "two"):
-        subprocess.run(
-            [sys.executable, "-m", "suite", *words, f"--output={tmp_path / name}"],
-            cwd=ROOT, check=True, capture_output=True,
-        )  # fmt: skip
+    assert main([*words, f"--output={tmp_path / 'one'}"]) == 0
+    command = [sys.executable, "-m", "suite", *words, f"--output={tmp_path / 'two'}"]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     one, two = ({p.name: p.read_bytes() for p in (tmp_path / n).iterdir()} for n in ("one", "two"))
     assert one == two
     assert len(one) > 2
     assert read_index(tmp_path / "one").selection.seed == 3
-
-
-@pytest.mark.slow
-def test_smoke_is_small(tmp_path: Path) -> None:
-    export(Selection("smoke"), tmp_path / "smoke")
-    assert sum(p.stat().st_size for p in (tmp_path / "smoke").iterdir()) < MEGABYTES
-
-
-def test_types_are_those_of_safetensors() -> None:
-    assert {type_of(fmt) for fmt in DTYPES.values()} < TYPES.keys()
-    arrays = {name: np.array([[0, 1]], kind) for name, kind in TYPES.items()}
-    arrays["empty"], arrays["number"] = np.zeros((0, 3), np.float32), np.array(2.5)
-    read = decoded(encoded(arrays))
-    for name, array in arrays.items():
-        assert read[name][1].shape == array.shape
-        assert np.array_equal(read[name][1], array)
 
 
 def test_the_page_says_what_the_files_hold(index: dict[str, Any]) -> None:

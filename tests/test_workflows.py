@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 import tomllib
@@ -17,8 +16,6 @@ from tests.rows import cell, run
 
 ROOT = Path(__file__).resolve().parents[1]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
-JUDGE, SET_UP = ROOT / "action.yml", ROOT / ".github" / "actions" / "set-up" / "action.yml"
-ACTIONS = [JUDGE, *sorted((ROOT / ".github" / "actions").rglob("action.yml"))]
 
 
 def content(path: Path) -> dict[str, Any]:
@@ -32,23 +29,6 @@ def steps(path: Path) -> list[dict[str, Any]]:
     document = content(path)
     runs = [*document.get("jobs", {}).values(), document.get("runs", {})]
     return [step for each in runs for step in each.get("steps", [])]
-
-
-@pytest.mark.parametrize(
-    "path", [*WORKFLOWS, *ACTIONS], ids=lambda path: f"{path.parent.name}/{path.stem}"
-)
-def test_actions_are_pinned_by_commit_and_say_their_version(path: Path) -> None:
-    lines = path.read_text(encoding="utf-8").splitlines()
-    used = [line for line in lines if re.search(r"\buses:", line) and "./" not in line]
-    for line in used:
-        assert re.search(r"uses: [\w/-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+$", line), line
-    named = [step["uses"] for step in steps(path) if "uses" in step]
-    assert len(used) == sum(not name.startswith("./") for name in named)
-
-
-@pytest.mark.parametrize("path", ACTIONS, ids=lambda path: path.parent.name)
-def test_values_reach_the_shell_of_an_action_through_env(path: Path) -> None:
-    assert [step for step in steps(path) if "${{" in step.get("run", "")] == []
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
@@ -93,38 +73,6 @@ def test_every_supported_python_is_tested() -> None:
     job = content(ROOT / ".github/workflows/tests.yml")["jobs"]["tests"]
     assert {entry["python"] for entry in job["strategy"]["matrix"]["include"]} == named
     assert named == {"3.11", "3.12", "3.13"}
-
-
-def test_torch_comes_without_cuda_and_caches_hang_on_the_constraints() -> None:
-    installs = [step["run"] for step in steps(SET_UP) if "run" in step]
-    assert "https://download.pytorch.org/whl/cpu" in installs[0]
-    caches = [
-        step["with"]
-        for path in [*WORKFLOWS, *ACTIONS]
-        for step in steps(path)
-        if re.match("actions/(cache|setup-python)@", step.get("uses", ""))
-    ]
-    keyed = [c for c in caches if "key" in c or "cache" in c]
-    assert len(keyed) >= 3
-    for each in keyed:
-        assert "constraints.txt" in each.get("key", "") + each.get("cache-dependency-path", "")
-        if "restore-keys" in each:
-            assert "constraints.txt" in each["restore-keys"]
-
-
-def test_workflows_are_linted_before_a_commit_and_wheels_are_run() -> None:
-    hooks = {
-        hook["id"]: hook
-        for repo in content(ROOT / ".pre-commit-config.yaml")["repos"]
-        for hook in repo["hooks"]
-    }
-    for name in ("zizmor", "workflows", "actions"):
-        assert re.fullmatch(r"[\w-]+==[\d.]+", hooks[name]["additional_dependencies"][0])
-    jobs = content(ROOT / ".github/workflows/tests.yml")["jobs"]
-    assert any("pre-commit run" in step.get("run", "") for step in jobs["lint"]["steps"])
-    assert any(step.get("run") == ".ci/wheel" for step in jobs["wheel"]["steps"])
-    constraints = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
-    assert hooks["ruff-check"]["additional_dependencies"][0] in constraints
 
 
 class Night:
@@ -180,11 +128,11 @@ def test_nights_are_compared_with_the_last_whole_one(tmp_path: Path) -> None:
 
 def test_earlier_nights_are_kept_for_the_history(tmp_path: Path) -> None:
     night = Night(tmp_path)
-    dates = [f"2026-11-{day:02}T03:17:00+00:00" for day in range(1, 11)]
+    dates = [f"2026-11-{day:02}T03:17:00+00:00" for day in range(1, 9)]
     for date in dates:
         night.compare(run(A, started=date))
     kept = [load(path).header.started for path in sorted(tmp_path.glob("last/earlier/*.jsonl"))]
-    assert (kept, load(night.last).header.started) == (dates[3:9], dates[9])
+    assert (kept, load(night.last).header.started) == (dates[1:7], dates[7])
 
 
 def test_a_night_without_a_file_is_told(tmp_path: Path) -> None:

@@ -13,7 +13,12 @@ from attention_conformance.backends._jax.engine import JaxEngine
 from attention_conformance.backends._jax.layers import layers
 from attention_conformance.backends._jax.packed import JaxNnPacked
 from attention_conformance.backends._jax.paged import GpuPaged, RaggedReference
-from attention_conformance.backends._jax.pallas import GPU_DECODE, GPU_MHA, TPU_SPLASH
+from attention_conformance.backends._jax.pallas import (
+    GPU_DECODE,
+    GPU_MHA,
+    SPLASH_REFERENCE,
+    TPU_SPLASH,
+)
 from attention_conformance.backends._jax.rings import ORDERS, Ring
 from attention_conformance.backends.claims import Claims
 from attention_conformance.backends.kernel import FrameworkFunction
@@ -47,6 +52,7 @@ class JaxBackend(JaxEngine):
             JaxNnPacked(self),
             FrameworkFunction(self, GPU_MHA),
             FrameworkFunction(self, GPU_DECODE),
+            FrameworkFunction(self, SPLASH_REFERENCE),
             GpuPaged(self),
             RaggedReference(self),
         ]

@@ -98,6 +98,24 @@ def splash(own: FrameworkFunction, inputs: Inputs) -> Callable[..., Any]:
     return call
 
 
+def splash_definition(own: FrameworkFunction, inputs: Inputs) -> Callable[..., Any]:
+    """The definition with which JAX tests the kernel for TPUs."""
+    backend, s, make = own.backend, inputs.sizes, as_named(own, inputs)
+    swap = partial(backend.numpy.swapaxes, axis1=1, axis2=2)
+    cap = inputs.feature("softcap") or None
+
+    def call(
+        query: Any, key: Any, value: Any, scale: float, mask: Any = True, sinks: Any = None
+    ) -> Any:
+        def of_sample(mask: Any, *heads: Any) -> Any:
+            return make(mask)(*heads, None, sinks, attn_logits_soft_cap=cap)
+
+        mask = backend.numpy.broadcast_to(mask, (s.B, s.H, s.Lq, s.Lk))
+        return swap(backend.jax.vmap(of_sample)(mask, swap(query * scale), swap(key), swap(value)))
+
+    return call
+
+
 GPU_MHA = Kernel(
     "pallas-gpu-mha",
     "jax.experimental.pallas.ops.gpu.attention.mha",
@@ -145,3 +163,25 @@ TPU_SPLASH = GPU_MHA.but(
     calls=splash,
     unsupported=empty,
 )
+
+SPLASH_REFERENCE = Kernel(
+    "splash-reference",
+    "jax.experimental.pallas.ops.tpu.splash_attention.make_masked_mha_reference",
+    (
+        Parameter("mask", ("mask", "padding", "window", "causal"), AttentionCall.mask),
+        Parameter("sinks", ("sinks",), AttentionCall.sinks),
+        EFFECTIVE_SCALE,
+    ),
+    Declared(
+        numerics="exact",
+        features=frozenset(
+            {
+                "mask", "padding", "window", "causal", "sinks", "scale", "softcap", "grouped-heads",
+                "value-size", "gradient", "other-shapes",
+            }
+        ),
+        dtypes=("f32",),
+    ),
+    calls=splash_definition,
+    through=in_surroundings,
+)  # fmt: skip

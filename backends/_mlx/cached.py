@@ -21,7 +21,7 @@ from attention_conformance.suite.spec.catalogue import AnyCase
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.cached import FEATURES
-from attention_conformance.suite.spec.operators.scripts import held, paddings, rotation
+from attention_conformance.suite.spec.operators.scripts import most_tokens, paddings, rotation
 
 CACHES = {
     "lm-kv-cache": "KVCache",
@@ -159,7 +159,7 @@ class LmChunked(LmCache):
 
     def settings(self, inputs: Inputs) -> list[Any]:
         left = inputs.case.option("left")
-        return [held(inputs.case) if left is None else left + 1]
+        return [most_tokens(inputs.case) if left is None else left + 1]
 
     def mask(self, state: Any, tokens: Any, turn: Turn) -> Any:
         state.maybe_trim_front()

@@ -26,7 +26,7 @@ from attention_conformance.suite.spec.operators.cached import FEATURES
 from attention_conformance.suite.spec.operators.scripts import (
     actions,
     capacity,
-    held,
+    most_tokens,
     played,
     rotation,
     unwritten,
@@ -239,7 +239,7 @@ class PastGroupQuery(PastAttention):
         """Also `cosine` and `sine` (tokens, D / 2) of all positions."""
         arrays, turn = super().masks(inputs), rotation(inputs.case)
         if turn is not None:
-            cosine, sine = tables(turn, np.arange(held(inputs.case)))
+            cosine, sine = tables(turn, np.arange(most_tokens(inputs.case)))
             arrays["cosine"] = self.backend.array(cosine, inputs.dtype)
             arrays["sine"] = self.backend.array(sine, inputs.dtype)
         return arrays

@@ -22,7 +22,7 @@ from attention_conformance.suite.spec.dtypes import CODES, DTYPES
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.operators.cached import CACHED, FEATURES
 from attention_conformance.suite.spec.operators.scripts import (
-    Held,
+    Contents,
     actions,
     capacity,
     joined,
@@ -83,7 +83,7 @@ class TextbookCached(TextbookPacked):
         made |= {name: self.backend.array(x, inputs.dtype.widened) for name, x in pairs.items()}
         return made | feature_arrays(self.backend, inputs)
 
-    def seen(self, case: Case) -> Iterator[tuple[Action, Held, np.ndarray]]:
+    def seen(self, case: Case) -> Iterator[tuple[Action, Contents, np.ndarray]]:
         """Each action, what the cache holds after it, and the positions (b, keys) of keys that a chunk
         sees. The chunk's tokens are the last keys. Negative positions are no keys."""
         raise NotImplementedError
@@ -159,7 +159,7 @@ class GrowingCache(TextbookCached):
         {"subsets": "all samples have one length"}
     ).electing({"nan-in-freed-slot": "blocked", "beyond-capacity": "grows"})
 
-    def seen(self, case: Case) -> Iterator[tuple[Action, Held, np.ndarray]]:
+    def seen(self, case: Case) -> Iterator[tuple[Action, Contents, np.ndarray]]:
         for action, held in played(case):
             yield action, held, held.positions
 
@@ -283,7 +283,7 @@ class SlotCache(TextbookCached):
             arrays[name] = self.backend.array(empty, inputs.dtype)
         return arrays
 
-    def seen(self, case: Case) -> Iterator[tuple[Action, Held, np.ndarray]]:
+    def seen(self, case: Case) -> Iterator[tuple[Action, Contents, np.ndarray]]:
         slots, B = capacity(case), case.sizes.B
         kept = np.full((B, slots), -1)
         for action, held in played(case):

@@ -46,7 +46,7 @@ class Activation(Node):
 
     def _times_derivative(self, x: Bounded) -> Bounded:
         """x g'(h)."""
-        return stored(x * self._both[1], self.u.output, self.u.floor)
+        return stored(x * self._both[1], self.u.results)
 
 
 def relu(h: Bounded, u: Roundoffs) -> tuple[Bounded, Bounded]:
@@ -66,7 +66,7 @@ def sigmoid(h: Bounded, u: Roundoffs) -> tuple[Bounded, Bounded]:
     steepest = np.minimum(magnitude(slope) + 0.1 * h.error, 0.25)
     active = Bounded(share, h.error * steepest + roundings * magnitude(share))
     derivative = Bounded(slope, 0.1 * h.error + 2 * roundings * magnitude(share))
-    return stored(active, u.output, u.floor), derivative
+    return stored(active, u.results), derivative
 
 
 def gelu(h: Bounded, u: Roundoffs) -> tuple[Bounded, Bounded]:
@@ -78,7 +78,7 @@ def gelu(h: Bounded, u: Roundoffs) -> tuple[Bounded, Bounded]:
     steepest = np.minimum(magnitude(slope) + 0.8 * h.error, 1.13)
     active = Bounded(h.value * share, h.error * steepest + roundings * h.size)
     derivative = Bounded(slope, 0.8 * h.error + 2 * roundings * (1 + h.size))
-    return stored(active, u.output, u.floor), derivative
+    return stored(active, u.results), derivative
 
 
 def normal_distribution(x: np.ndarray) -> np.ndarray:

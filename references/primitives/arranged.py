@@ -96,10 +96,10 @@ class Residual(Node):
 
     @cached_property
     def output(self) -> Bounded:
-        return stored(self.x.output + self.y.output, self.u.output, self.u.floor)
+        return stored(self.x.output + self.y.output, self.u.results)
 
     def gradients(self, received: Bounded) -> Gradients:
         return received, received
 
     def tangent(self, *moved: Bounded | None) -> Bounded | None:
-        return together(list(moved), self.u.output, self.u.floor)
+        return together(list(moved), self.u.results)

@@ -61,6 +61,7 @@ from attention_conformance.references.primitives.softmax import (
 from attention_conformance.references.rounding import (
     Bounded,
     Roundoffs,
+    Store,
     averaged,
     gamma,
     magnitude,
@@ -107,7 +108,7 @@ class Attend(Node):
     @cached_property
     def recomputed(self) -> Bounded:
         value = self.pairs.by_head(self.value.output)
-        return stored(self.average(value), self.u.output, self.u.floor)
+        return stored(self.average(value), self.u.results)
 
     @property
     def _finite(self) -> np.ndarray:
@@ -187,7 +188,7 @@ class Attend(Node):
         """dP = dO V^T, stored like a score; zero for pairs that do not attend."""
         u = self.u
         dP = product(cotangent, self.seen.swapped, self.seen.shape[-1], u)
-        return stored(dP, u.score, u.score_floor).where(self.allowed)
+        return stored(dP, u.scores).where(self.allowed)
 
     def mean(self, dP: Bounded, cotangent: Bounded) -> Bounded:
         """D, (B, H, Lq, 1), with the larger bound of both sums."""
@@ -227,7 +228,7 @@ class Attend(Node):
         value = np.where(self.allowed, p.value * difference, 0)
         error = p.error * apart + p.size * (inherited + rounded)
         error += (u.accumulate + u.step) * (magnitude(value) + error) + 2 * u.step_floor
-        dS = stored(Bounded(value, error), max(u.score, u.weight), u.score_floor)
+        dS = stored(Bounded(value, error), Store(max(u.score, u.weight), u.score_floor))
         return dS.where(self.allowed)
 
     def tangent(self, *moved: Bounded | None) -> Bounded | None:
@@ -236,11 +237,11 @@ class Attend(Node):
         if scores is not None or column is not None:
             weights = self._moving_weights(self._moving_scores(scores, column))
             products = product(weights, self.seen, self.keys[..., None], u)
-            parts.append(stored(products, u.output, u.floor))
+            parts.append(stored(products, u.results))
         if value is not None:
             average = self.average(self.pairs.by_head(value))
-            parts.append(stored(average, u.output, u.floor))
-        return together(parts, u.output, u.floor)
+            parts.append(stored(average, u.results))
+        return together(parts, u.results)
 
     def _moving_scores(self, scores: Bounded | None, column: Bounded | None) -> Bounded:
         """S' with the tangent of a column, 0 for pairs that do not attend."""
@@ -262,7 +263,9 @@ class Attend(Node):
         inherited = inherited + (u.accumulate + u.step) * (distance + inherited)
         error = p.error * distance + p.size * inherited + 2 * u.step_floor
         unit = max(u.score, u.weight, u.step) + u.accumulate
-        return stored(Bounded(p.value * apart, error), unit, u.score_floor).where(self.allowed)
+        return stored(Bounded(p.value * apart, error), Store(unit, u.score_floor)).where(
+            self.allowed
+        )
 
 
 class Weights(Node):
@@ -305,7 +308,7 @@ class LogSumExp(Node):
         value = np.where(allowed, p.value * cotangent.value, 0)
         error = p.error * cotangent.size + p.size * cotangent.error
         error += (u.accumulate + u.step) * (magnitude(value) + error) + u.step_floor
-        dS = stored(Bounded(value, error), max(u.score, u.weight), u.score_floor)
+        dS = stored(Bounded(value, error), Store(max(u.score, u.weight), u.score_floor))
         return (dS.where(allowed),)
 
 

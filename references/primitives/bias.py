@@ -29,6 +29,7 @@ from attention_conformance.references.primitives.softmax import zero_key_size
 from attention_conformance.references.rounding import (
     Bounded,
     Roundoffs,
+    Store,
     magnitude,
     stored,
     summed,
@@ -60,7 +61,7 @@ class Biased(Node):
     @cached_property
     def output(self) -> Bounded:
         bias = Bounded.exact(self.bias.output.value)
-        return stored(self.scores.output + self._added(bias), self.u.score)
+        return stored(self.scores.output + self._added(bias), Store(self.u.score))
 
     @cached_property
     def recomputed(self) -> Bounded:
@@ -71,14 +72,14 @@ class Biased(Node):
         u, shape = self.u, self.bias.shape
         full = (1,) * (4 - len(shape)) + shape
         axes = tuple(a for a in range(4) if full[a] == 1 and received.shape[a] != 1)
-        total = stored(summed(received, axes, u), u.output, u.floor)
+        total = stored(summed(received, axes, u), u.results)
         return received, total.reshape(*shape)
 
     def tangent(self, *moved: Bounded | None) -> Bounded | None:
         scores, bias = moved
         if bias is not None:
             bias = bias.broadcast_to(self.scores.shape)
-        return together([scores, bias], self.u.score, self.u.score_floor)
+        return together([scores, bias], self.u.scores)
 
 
 class ZeroKey(Node):
@@ -109,7 +110,7 @@ class ZeroKey(Node):
     def gradients(self, received: Bounded) -> Gradients:
         """The gradient of the scores (H,). The other scores receive nothing: they only set the bound."""
         total = summed(received[..., -1], (0, 2), self.u)
-        return stored(total, self.u.output, self.u.floor).reshape(-1), None
+        return stored(total, self.u.results).reshape(-1), None
 
     def tangent(self, *moved: Bounded | None) -> Bounded | None:
         column, _ = moved

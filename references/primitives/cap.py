@@ -17,7 +17,13 @@ from functools import cached_property
 
 import numpy as np
 
-from attention_conformance.references.rounding import Bounded, Roundoffs, magnitude, stored
+from attention_conformance.references.rounding import (
+    Bounded,
+    Roundoffs,
+    Store,
+    magnitude,
+    stored,
+)
 from attention_conformance.references.tape import Gradients, Node
 
 
@@ -67,4 +73,4 @@ def times_slope(x: Bounded, h: Bounded, u: Roundoffs, floor: float) -> Bounded:
     slope = 1 - np.square(h.value)
     slope_error = (2 * magnitude(h.value) + h.error) * h.error + 2 * u.score + 5 * u.accumulate
     error = x.error * (magnitude(slope) + slope_error) + magnitude(x.value) * slope_error
-    return stored(Bounded(x.value * slope, error), 5 * (u.score + u.accumulate), 2 * floor)
+    return stored(Bounded(x.value * slope, error), Store(5 * (u.score + u.accumulate), 2 * floor))

@@ -89,10 +89,10 @@ class Centred(Node):
         u, Lk = self.u, self.shape[-2]
         error = received.error.sum(-2, keepdims=True)
         error = error + gamma(Lk, u.sum) * received.size.sum(-2, keepdims=True)
-        total = stored(Bounded(_sum(received, self.pairs), error), u.output, u.floor)
-        mean = stored(total * (1 / self.attended), u.output, u.floor)
+        total = stored(Bounded(_sum(received, self.pairs), error), u.results)
+        mean = stored(total * (1 / self.attended), u.results)
         difference = Bounded(received.value - mean.value, received.error + mean.error)
-        return (stored(difference, u.output, u.floor),)
+        return (stored(difference, u.results),)
 
     def tangent(self, *moved: Bounded | None) -> Bounded | None:
         (key,) = moved

@@ -42,6 +42,7 @@ from attention_conformance.references.primitives.linear import Linear
 from attention_conformance.references.primitives.scores import Scores
 from attention_conformance.references.rounding import (
     Bounded,
+    Store,
     gamma,
     magnitude,
     perturbed,
@@ -86,7 +87,7 @@ class PerHead(Node):
     def projected(self, x: Bounded, kernel: Bounded) -> Bounded:
         """x W, stored."""
         u, exact = self.u, x @ kernel
-        rounded = stored(product(x, kernel, kernel.shape[-2], u), u.output, u.floor)
+        rounded = stored(product(x, kernel, kernel.shape[-2], u), u.results)
         return Bounded(rounded.value, np.where(selects(kernel.value), exact.error, rounded.error))
 
     @cached_property
@@ -102,10 +103,10 @@ class PerHead(Node):
         u, x = self.u, self.x.recomputed
         dx = self.projected(received, self.kernel.output.swapped)
         B, _, L, _ = x.shape
-        each = stored(product(x.swapped, received, L, u), u.output, u.floor)
+        each = stored(product(x.swapped, received, L, u), u.results)
         total = summed(each, (0,), u)[0]
         whole = gamma(B * L, u.accumulate) * (x.swapped.size @ received.size).sum(0)
-        dW = stored(Bounded(total.value, total.error + whole), u.output, u.floor)
+        dW = stored(Bounded(total.value, total.error + whole), u.results)
         return dx, dW
 
     def tangent(self, *moved: Bounded | None) -> Bounded | None:
@@ -114,7 +115,7 @@ class PerHead(Node):
             None if x is None else self.projected(x, self.kernel.output),
             None if kernel is None else self.projected(self.x.recomputed, kernel),
         ]
-        return together(parts, u.output, u.floor)
+        return together(parts, u.results)
 
 
 class PartedScores(Node):
@@ -136,7 +137,7 @@ class PartedScores(Node):
         one, two = products
         apart = u.score * (magnitude(one.value) + magnitude(two.value))
         whole = Bounded(one.value + two.value, one.error + two.error + apart)
-        return stored(whole, stores * u.score, u.score_floor)
+        return stored(whole, Store(stores * u.score, u.score_floor))
 
     @cached_property
     def output(self) -> Bounded:
@@ -157,7 +158,7 @@ class PartedScores(Node):
             part.tangent(*pair, None) if any(x is not None for x in pair) else None
             for part, pair in zip(self.parts, (moved[:2], moved[2:]), strict=True)
         ]
-        return together(moves, self.u.score + self.u.accumulate, self.u.score_floor)
+        return together(moves, self.u.scaled_scores)
 
 
 class Lifted(PerHead):

@@ -58,7 +58,7 @@ class Linear(Node):
         kernel = self.kernel.output
         y = times_matrix(self.x.output, flat(kernel), self.u)
         if self.offset is not None:
-            y = stored(y + self.offset.output.reshape(-1), self.u.output, self.u.floor)
+            y = stored(y + self.offset.output.reshape(-1), self.u.results)
         return y.reshape(*y.shape[:-1], *kernel.shape[1:])
 
     def gradients(self, received: Bounded) -> Gradients:
@@ -83,7 +83,7 @@ class Linear(Node):
             None if kernel is None else times_matrix(self.x.recomputed, flat(kernel), u),
             None if offset is None else offset.reshape(-1).broadcast_to(shape),
         ]
-        total = together(parts, u.output, u.floor)
+        total = together(parts, u.results)
         assert total is not None
         return total.reshape(*shape[:-1], *self.kernel.shape[1:])
 
@@ -102,7 +102,7 @@ def times_matrix(x: Bounded, kernel: Bounded, u: Roundoffs) -> Bounded:
     """x W, stored, for x (..., n) and W (n, m)."""
     exact, n = x @ kernel, kernel.shape[0]
     rounding = gamma(n, u.accumulate) * (x.size @ kernel.size) + n * u.product_underflow
-    return stored(Bounded(exact.value, exact.error + rounding), u.output, u.floor)
+    return stored(Bounded(exact.value, exact.error + rounding), u.results)
 
 
 def kernel_gradient(x: Bounded, dy: Bounded, u: Roundoffs) -> Bounded:
@@ -112,7 +112,7 @@ def kernel_gradient(x: Bounded, dy: Bounded, u: Roundoffs) -> Bounded:
     total = _over_samples(each, u)
     whole = (x.swapped.size @ dy.size).sum(0)
     error = total.error + gamma(x.shape[0] * x.shape[1], u.accumulate) * whole
-    return stored(Bounded(total.value, error), u.output, u.floor)
+    return stored(Bounded(total.value, error), u.results)
 
 
 def bias_gradient(dy: Bounded, u: Roundoffs, name: str) -> Bounded:
@@ -123,9 +123,9 @@ def bias_gradient(dy: Bounded, u: Roundoffs, name: str) -> Bounded:
     count = dy.shape[0] * dy.shape[1]
     unit = max(u.sum, u.output) if name in u.narrow_biases else u.sum
     error = total.error + gamma(count, unit) * dy.size.sum((0, 1))
-    return stored(Bounded(total.value, error), u.output, u.floor)
+    return stored(Bounded(total.value, error), u.results)
 
 
 def _over_samples(each: Bounded, u: Roundoffs) -> Bounded:
     """The sum over the first axis of parts stored in the case's dtype."""
-    return summed(stored(each, u.output, u.floor), (0,), u)[0]
+    return summed(stored(each, u.results), (0,), u)[0]

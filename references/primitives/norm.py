@@ -57,6 +57,7 @@ from attention_conformance.references.primitives.linear import bias_gradient
 from attention_conformance.references.rounding import (
     Bounded,
     Roundoffs,
+    Store,
     gamma,
     known,
     magnitude,
@@ -116,7 +117,7 @@ class Standardised:
             variance = np.maximum(variance, 0)
         else:
             (mean, mean_error), (variance, variance_error) = (each.parts for each in learned)
-        shifted = stored(Bounded(x.value - mean, x.error + mean_error), unit)
+        shifted = stored(Bounded(x.value - mean, x.error + mean_error), Store(unit))
         total = (variance + epsilon).astype(np.float64)
         # The bound is infinite if the argument of the root may be zero.
         least = total - variance_error - unit * total
@@ -133,12 +134,12 @@ class Standardised:
         folded = 3 * unit * magnitude(mean * root)
         level = Bounded(mean, np.broadcast_to(mean_error, mean.shape))
         reach = (x.size + level.size) * reciprocal.size
-        normal = stored(Bounded(value, scaled_error + folded), unit)
+        normal = stored(Bounded(value, scaled_error + folded), Store(unit))
         return cls(level, shifted, reciprocal, normal, reach)
 
     def narrow(self, u: Roundoffs) -> Standardised:
         """The steps with mean and root stored in the case's dtype."""
-        mean, root = (stored(x, u.output, u.floor) for x in (self.mean, self.root))
+        mean, root = (stored(x, u.results) for x in (self.mean, self.root))
         away = mean.error - self.mean.error
         relative = root.error - self.root.error
         shifted = Bounded(self.shifted.value, self.shifted.error + away)
@@ -177,12 +178,12 @@ class Norm(Node):
         if self.gain is not None:
             gain = self.gain.output
             error = out.error * magnitude(gain.value) + gain.error * out.size
-            out = stored(Bounded(out.value * gain.value, error), unit)
+            out = stored(Bounded(out.value * gain.value, error), Store(unit))
         if self.offset is not None:
             offset = self.offset.output
             error = out.error + offset.error + unit * magnitude(offset.value)
-            out = stored(Bounded(out.value + offset.value, error), unit)
-        return known(stored(out, u.output, u.floor))
+            out = stored(Bounded(out.value + offset.value, error), Store(unit))
+        return known(stored(out, u.results))
 
     def gradients(self, received: Bounded) -> Gradients:
         """dx, dg, db."""
@@ -193,11 +194,11 @@ class Norm(Node):
             n = sizes[..., 0].size
             sums = _sums(n, u) + (gamma(n, u.output) if "gain" in u.narrow_biases else 0.0)
             error = each.error.sum((0, 1)) + sums * sizes.sum((0, 1))
-            dg = known(stored(Bounded(each.value.sum((0, 1)), error), u.output, u.floor))
+            dg = known(stored(Bounded(each.value.sum((0, 1)), error), u.results))
             D = self._product(dy, self.gain.output)
         if self.offset is not None:
             db = bias_gradient(dy, u, "offset")
-        return known(stored(self.through(D), u.output, u.floor)), dg, db
+        return known(stored(self.through(D), u.results)), dg, db
 
     def tangent(self, *moved: Bounded | None) -> Bounded | None:
         u, normal, (x, gain, offset) = self.u, self.for_derivatives.normal, moved
@@ -207,8 +208,8 @@ class Norm(Node):
         by_gain = None if gain is None else self._product(normal, gain)
         if offset is not None:
             offset = offset.broadcast_to(normal.shape)
-        total = together([through, by_gain, offset], _unit(u))
-        return None if total is None else known(stored(total, u.output, u.floor))
+        total = together([through, by_gain, offset], Store(_unit(u)))
+        return None if total is None else known(stored(total, u.results))
 
     def through(self, D: Bounded) -> Bounded:
         """J D, (B, L, E), before the store."""
@@ -238,7 +239,7 @@ class Norm(Node):
         return perturbed(Bounded(exact.value, error))
 
     def _product(self, a: Bounded, b: Bounded) -> Bounded:
-        return stored(a * b, _unit(self.u), _floor(self.u))
+        return stored(a * b, Store(_unit(self.u), _floor(self.u)))
 
     def _mean(self, x: Bounded, sizes: np.ndarray) -> Bounded:
         """The mean over the axes, which keep size 1. Rounding of the sum is relative to `sizes`."""

@@ -11,7 +11,12 @@ from functools import cached_property
 
 import numpy as np
 
-from attention_conformance.references.rounding import Bounded, Roundoffs, stored
+from attention_conformance.references.rounding import (
+    Bounded,
+    Roundoffs,
+    Store,
+    stored,
+)
 from attention_conformance.references.tape import Gradients, Node
 from attention_conformance.suite.spec.operators.rotary import Rotation
 
@@ -46,14 +51,14 @@ class Rotated(Node):
             places = slice(0, half), slice(half, rotation.size)
         one, two = (x[..., place] for place in places)
         value, error = x.value.copy(), np.zeros(x.shape)
-        unit, floor = max(u.accumulate, u.score), u.score_floor
+        store = Store(max(u.accumulate, u.score), u.score_floor)
         for place, direct, across in (
             (places[0], one * cosine, two * sine * -1.0),
             (places[1], two * cosine, one * sine),
         ):
-            products = stored(direct, unit, floor), stored(across, unit, floor)
-            total = stored(products[0] + products[1], unit)
-            result = stored(total, u.output, u.floor)
+            products = stored(direct, store), stored(across, store)
+            total = stored(products[0] + products[1], Store(store.unit))
+            result = stored(total, u.results)
             value[..., place] = result.value
             error[..., place] = result.error
         return Bounded(value, error)

@@ -8,8 +8,8 @@ Bounds, in the notation of `references.rounding`; delta bounds an error:
 
     T        gamma_{D+2}(u_acc) |scale| sum_i |Q_i K_i|, and in a backward pass three stores like scores:
              the product, the scaling, and the scale itself, which weakly typed frameworks round to the
-             dtype. Two stores in a forward pass. Layers scale the query and store it before the
-             product: this adds u_o of |scale| sum_i |Q_i K_i|, to dQ and to every query in dK, too.
+             dtype. Two stores in a forward pass. Multi-head layers scale the query and store it before
+             the product: this adds u_o of |scale| sum_i |Q_i K_i|, to dQ and to every query in dK, too.
     dT       Times the scale, stored like a score, and narrowed before the products.
     dQ       sum_j delta dT |K| + gamma_{n+2}(u_acc) sum_j |dT K|, stored once (u_o). If running sums
              are stored after every block of keys, every store adds u_o sum_j |dT K|.
@@ -33,6 +33,7 @@ from attention_conformance.references.primitives.pairs import Pairs
 from attention_conformance.references.rounding import (
     Bounded,
     Roundoffs,
+    Store,
     gamma,
     magnitude,
     product,
@@ -104,7 +105,7 @@ class Scores(Node):
     """T (B, H, Lq, Lk) for query (B, H, Lq, D) and key (B, Hkv, Lk, D).
 
     - `learned`: the scale if it is an array, ().
-    - `scaled_query`: derivatives, too, scale the query and store it before the product.
+    - `scaled_query`: the query is scaled and stored before the product, in outputs and derivatives.
     """
 
     def __init__(
@@ -130,20 +131,24 @@ class Scores(Node):
         return self.pairs.seen(self.key.output)
 
     @cached_property
+    def read_query(self) -> Bounded:
+        """The query (B, H, Lq, D) as operand of the product."""
+        query = self.query.output
+        return stored(query, self.u.results) if self.scaled_query else query
+
+    @cached_property
     def output(self) -> Bounded:
-        u, query = self.u, stored(self.query.output, self.u.output)
+        u, query = self.u, self.read_query
         key = self.pairs.shown_slots(self.key.output)
         exact, depth = query @ key.swapped, query.shape[-1]
         products = self.factor * (query.size @ key.swapped.size)
         error = self.factor * exact.error + gamma(depth + 2, u.accumulate) * products
         error += depth * u.product_underflow
-        return stored(Bounded(exact.value * self.scale, error), 2 * u.score)
+        return stored(Bounded(exact.value * self.scale, error), Store(2 * u.score))
 
     @cached_property
     def recomputed(self) -> Bounded:
-        u, query = self.u, self.query.output
-        if self.scaled_query:
-            query = stored(query, u.output)
+        u, query = self.u, self.read_query
         scaled = product(query, self.seen.swapped, query.shape[-1], u) * self.scale
         return Bounded(
             scaled.value, scaled.error + 3 * u.score * np.abs(scaled.value).astype(float)
@@ -154,21 +159,20 @@ class Scores(Node):
         """r = Q K^T, stored, (B, H, Lq, Lk)."""
         query = self.query.output
         products = product(query, self.seen.swapped, query.shape[-1], self.u)
-        return stored(products, self.u.score, self.u.score_floor)
+        return stored(products, self.u.scores)
 
     def gradients(self, received: Bounded) -> Gradients:
         """dQ (B, H, Lq, D), dK (B, Hkv, Lk, D) and dscale, ()."""
-        u, query, dT = self.u, self.query.output, self._scaled(received)
+        u, dT = self.u, self._scaled(received)
         dQ = self.of_queries(dT)
         if u.gradient_blocks is not None:
             stores = -(-dT.shape[-1] // u.gradient_blocks[1])
             running = stores * (u.output * (dT.size @ self.seen.size) + u.floor)
             dQ = Bounded(dQ.value, dQ.error + running)
-        dQ = stored(dQ, u.output, u.floor)
+        dQ = stored(dQ, u.results)
         if self.scaled_query:
-            dQ = stored(dQ, u.output, u.floor)
-            query = stored(query, u.output, u.floor)
-        dK = by_keys(dT, query, self.pairs.rows_of_keys, self.key.shape[1], u)
+            dQ = stored(dQ, u.results)
+        dK = by_keys(dT, self.read_query, self.pairs.rows_of_keys, self.key.shape[1], u)
         return dQ, dK, None if self.learned is None else inner(received, self.products, 0, u)
 
     def of_queries(self, dT: Bounded) -> Bounded:
@@ -178,9 +182,9 @@ class Scores(Node):
     def _scaled(self, dT: Bounded) -> Bounded:
         """dT times the scale, as operand of the products with queries and keys."""
         u = self.u
-        dT = stored(dT * self.scale, 2 * u.score + 2 * u.accumulate, u.score_floor)
+        dT = stored(dT * self.scale, Store(2 * u.score + 2 * u.accumulate, u.score_floor))
         # Implementations narrow dT before or after the scaling.
-        dT = stored(dT, u.weight, u.weight_underflow * max(self.factor, 1.0))
+        dT = stored(dT, Store(u.weight, u.weight_underflow * max(self.factor, 1.0)))
         return self.pairs.attended(dT)
 
     def tangent(self, *moved: Bounded | None) -> Bounded | None:
@@ -189,16 +193,16 @@ class Scores(Node):
             None if query is None else self._moved(query, self.seen),
             None if key is None else self._moved(self.query.output, self.pairs.by_head(key)),
         ]
-        total = together(parts, u.score + u.accumulate, u.score_floor)
+        total = together(parts, u.scaled_scores)
         by_scale = None if scale is None else times(self.products, scale, u)
-        return together([total, by_scale], u.score, u.score_floor)
+        return together([total, by_scale], u.scores)
 
     def _moved(self, query: Bounded, key: Bounded) -> Bounded:
         u = self.u
         if self.scaled_query:
-            query = stored(query, u.output, u.floor)
+            query = stored(query, u.results)
         products = product(query, key.swapped, query.shape[-1], u) * self.scale
-        return stored(products, 2 * u.score + 2 * u.accumulate, 2 * u.score_floor)
+        return stored(products, Store(2 * u.score + 2 * u.accumulate, 2 * u.score_floor))
 
 
 def by_keys(a: Bounded, b: Bounded, summands: np.ndarray, heads: int, u: Roundoffs) -> Bounded:
@@ -209,7 +213,7 @@ def by_keys(a: Bounded, b: Bounded, summands: np.ndarray, heads: int, u: Roundof
     across, blocks = a.swapped, u.gradient_blocks
     B, H, rows, _ = a.shape
     group = H // max(heads, 1)
-    total = stored(product(across, b, summands, u), u.output, u.floor)
+    total = stored(product(across, b, summands, u), u.results)
     if group == 1 and blocks is None:
         return total
     split = total.reshape(B, heads, group, *total.shape[2:])
@@ -217,7 +221,7 @@ def by_keys(a: Bounded, b: Bounded, summands: np.ndarray, heads: int, u: Roundof
     if group > 1:
         added = summed(split, (2,), u)[:, :, 0]
         error = added.error + gamma(group * rows, u.accumulate) * whole
-        total = stored(Bounded(added.value, error), u.output, u.floor)
+        total = stored(Bounded(added.value, error), u.results)
     if blocks is not None:
         stores = group * -(-rows // blocks[0])
         total = Bounded(total.value, total.error + stores * (u.output * whole + u.floor))
@@ -226,12 +230,12 @@ def by_keys(a: Bounded, b: Bounded, summands: np.ndarray, heads: int, u: Roundof
 
 def times(x: Bounded, by: Bounded | np.ndarray | float | np.floating, u: Roundoffs) -> Bounded:
     """x times numbers, stored like a score."""
-    return stored(x * by, u.score + u.accumulate, u.floor)
+    return stored(x * by, Store(u.score + u.accumulate, u.floor))
 
 
 def inner(a: Bounded, b: Bounded, kept: int, u: Roundoffs) -> Bounded:
     """The sum of a b over all but the last `kept` axes, each product stored; shapes broadcast."""
-    each = stored(a * b, u.score + u.accumulate, u.score_floor)
+    each = stored(a * b, u.scaled_scores)
     axes = tuple(range(each.value.ndim - kept))
-    total = stored(summed(each, axes, u), u.output, u.floor)
+    total = stored(summed(each, axes, u), u.results)
     return Bounded(total.value.squeeze(axes), total.error.squeeze(axes))

@@ -281,7 +281,7 @@ def attend(
         reach=attended.astype(np.float64) @ v,
     )  # fmt: skip
     total += np.exp(2 * peak) * (weight @ value.error)
-    out = stored(Bounded(output, total), u.output, u.floor)
+    out = stored(Bounded(output, total), u.results)
     if empty_rows == "zeros":
         out = out.where(~empty)
     weights = Bounded(p, _weight_errors(weight, moved, attended, n, factor, u))

@@ -35,6 +35,7 @@ from attention_conformance.references.primitives.scores import inner, times
 from attention_conformance.references.rounding import (
     Bounded,
     Roundoffs,
+    Store,
     gamma,
     magnitude,
     stored,
@@ -69,17 +70,19 @@ class TanhScores(Node):
     @cached_property
     def pairs(self) -> Bounded:
         """x = Q + K for all pairs, stored, (B, Lq, Lk, U)."""
-        return stored(self.query.output[:, :, None] + self.key.output[:, None], self.u.output)
+        return stored(
+            self.query.output[:, :, None] + self.key.output[:, None], Store(self.u.output)
+        )
 
     @cached_property
     def hidden(self) -> Bounded:
         """h = tanh(a x), stored, (B, Lq, Lk, U)."""
         u, y = self.u, self.pairs
         if self.scale is not None:
-            y = stored(y * self.scale.output, u.output)
+            y = stored(y * self.scale.output, Store(u.output))
         h = np.tanh(y.value)
         error = np.minimum(y.error, 2.0) + 4 * u.accumulate * magnitude(h)
-        return stored(Bounded(h, error), u.score)
+        return stored(Bounded(h, error), Store(u.score))
 
     @cached_property
     def sums(self) -> Bounded:
@@ -91,14 +94,14 @@ class TanhScores(Node):
         """S = c r, stored, (B, Lq, Lk)."""
         if self.weight is None:
             return self.sums
-        return stored(self.sums * self.weight.output, self.u.score)
+        return stored(self.sums * self.weight.output, Store(self.u.score))
 
     def _weighted(self, x: Bounded, vector: Bounded) -> Bounded:
         """sum_u vector_u x_u over the last axis, products and sum stored like scores."""
         u, n, exact = self.u, vector.shape[0], x @ vector
         rounding = (gamma(n, u.accumulate) + u.score) * (x.size @ vector.size)
         error = exact.error + rounding + n * u.product_underflow
-        return stored(Bounded(exact.value, error), u.score)
+        return stored(Bounded(exact.value, error), Store(u.score))
 
     def gradients(self, received: Bounded) -> Gradients:
         """dQ, dK, dw, da and dc; None for an absent w, a or c."""
@@ -107,7 +110,7 @@ class TanhScores(Node):
         dh = dr[..., None] if self.vector is None else times(dr[..., None], self.factors, u)
         dy = times_slope(dh, self.hidden, u, u.score_floor)  # (B, Lq, Lk, U)
         dx = dy if self.scale is None else times(dy, self.scale.output, u)
-        sums = [stored(summed(dx, (axis,), u), u.output, u.floor) for axis in (2, 1)]
+        sums = [stored(summed(dx, (axis,), u), u.results) for axis in (2, 1)]
         return (
             sums[0][:, :, 0],
             sums[1][:, 0],
@@ -123,18 +126,18 @@ class TanhScores(Node):
             None if query is None else query[:, :, None].broadcast_to(everywhere),
             None if key is None else key[:, None].broadcast_to(everywhere),
         ]
-        dx = together(parts, u.output, u.floor)
+        dx = together(parts, u.results)
         if dx is not None and self.scale is not None:
             dx = times(dx, self.scale.output, u)
         by_scale = None if scale is None else times(self.pairs, scale, u)
-        dy = together([dx, by_scale], u.output, u.floor)
+        dy = together([dx, by_scale], u.results)
         dh = None if dy is None else times_slope(dy, self.hidden, u, u.score_floor)
         parts = [
             None if dh is None else self._weighted(dh, self.factors),
             None if vector is None else self._weighted(self.hidden, vector),
         ]
-        dr = together(parts, u.score, u.score_floor)
+        dr = together(parts, u.scores)
         if dr is not None and self.weight is not None:
             dr = times(dr, self.weight.output, u)
         by_weight = None if weight is None else times(self.sums, weight, u)
-        return together([dr, by_weight], u.score, u.score_floor)
+        return together([dr, by_weight], u.scores)

@@ -10,7 +10,14 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from attention_conformance.references.rounding import Bounded, Roundoffs, stored, summed, together
+from attention_conformance.references.rounding import (
+    Bounded,
+    Roundoffs,
+    Store,
+    stored,
+    summed,
+    together,
+)
 from attention_conformance.references.tape import Gradients, Node
 
 
@@ -21,8 +28,9 @@ class Times(Node):
     def __init__(self, u: Roundoffs, x: Node, factor: Node, unit: float | None = None) -> None:
         super().__init__(u, x, factor)
         self.x, self.factor = x, factor
-        self.unit = u.accumulate + u.output if unit is None else unit
-        self.floor = u.floor if unit is None else u.score_floor
+        self.store = (
+            Store(u.accumulate + u.output, u.floor) if unit is None else Store(unit, u.score_floor)
+        )
 
     @cached_property
     def output(self) -> Bounded:
@@ -37,7 +45,7 @@ class Times(Node):
         shape, factor = received.shape, self.factor.recomputed
         axes = tuple(n for n, size in enumerate(factor.shape) if size == 1 and shape[n] != 1)
         total = summed(self._times(received, self.x.recomputed), axes, self.u)
-        return self._times(received, factor), stored(total, self.u.output, self.u.floor)
+        return self._times(received, factor), stored(total, self.u.results)
 
     def tangent(self, *moved: Bounded | None) -> Bounded | None:
         x, factor = moved
@@ -45,7 +53,7 @@ class Times(Node):
             None if x is None else self._times(x, self.factor.recomputed),
             None if factor is None else self._times(self.x.recomputed, factor),
         ]
-        return together(parts, self.unit, self.floor)
+        return together(parts, self.store)
 
     def _times(self, x: Bounded, factor: Bounded) -> Bounded:
-        return stored(x * factor, self.unit, self.floor)
+        return stored(x * factor, self.store)

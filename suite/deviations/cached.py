@@ -15,29 +15,29 @@ from attention_conformance.suite.deviations.kernels.attention import Kernel
 from attention_conformance.suite.deviations.kernels.cached import (
     Array,
     Attended,
+    Cache,
     CachedKernel,
     CodedKernel,
-    Held,
 )
 from attention_conformance.suite.spec.dtypes import CODES, DTYPES, round_to
 from attention_conformance.suite.spec.operators.scripts import capacity
 
 
-def decoding(held: Held) -> bool:
+def decoding(cache: Cache) -> bool:
     """True for a step of one token."""
-    return held.count == 1
+    return cache.count == 1
 
 
 def ring_written_first(
-    right: CachedKernel, held: Held, query: Array, key: Array, value: Array
+    right: CachedKernel, cache: Cache, query: Array, key: Array, value: Array
 ) -> Array:
-    rows = right.rows(held, key.shape[2])
-    right.write(held, key, value)
-    return right.attend(held, Attended(query, held.key, held.value, rows, held.positions))
+    rows = right.rows(cache, key.shape[2])
+    right.write(cache, key, value)
+    return right.attend(cache, Attended(query, cache.key, cache.value, rows, cache.positions))
 
 
-def empty_slots_lowered(right: CachedKernel, held: Held, x: Attended) -> Array:
-    out, inputs = right.attend(held, x), held.inputs
+def empty_slots_lowered(right: CachedKernel, cache: Cache, x: Attended) -> Array:
+    out, inputs = right.attend(cache, x), cache.inputs
     large, heads = inputs.dtype.large, inputs.sizes.group
     empty = (np.abs(x.key) == large).all((1, 3))[:, None, None]
     scores = x.query @ np.repeat(x.key, heads, 1).swapaxes(2, 3) * inputs.effective_scale
@@ -45,15 +45,15 @@ def empty_slots_lowered(right: CachedKernel, held: Held, x: Attended) -> Array:
     return np.where(attended, large, out)
 
 
-def stale_after_reset(right: CachedKernel, state: Held, *samples: Rounded) -> Held:
+def stale_after_reset(right: CachedKernel, state: Cache, *samples: Rounded) -> Cache:
     state.totals[right.chosen(state, samples)] = 0
     return state
 
 
-def rollback(leaves: float) -> Callable[..., Held]:
+def rollback(leaves: float) -> Callable[..., Cache]:
     """The rollback that leaves as many tokens visible."""
 
-    def crop(right: CachedKernel, state: Held, count: int, *samples: Rounded) -> Held:
+    def crop(right: CachedKernel, state: Cache, count: int, *samples: Rounded) -> Cache:
         state.totals[right.chosen(state, samples)] -= count
         state.positions[state.positions >= state.totals[:, None] + leaves] = -1
         return state
@@ -68,62 +68,62 @@ class Unguarded(Kernel):
         return value
 
 
-def overflows_into_the_next(right: CachedKernel, held: Held, key: Array, value: Array) -> None:
-    samples, slots = held.positions.shape
-    places = held.totals[:, None] + np.arange(key.shape[2])
+def overflows_into_the_next(right: CachedKernel, cache: Cache, key: Array, value: Array) -> None:
+    samples, slots = cache.positions.shape
+    places = cache.totals[:, None] + np.arange(key.shape[2])
     flat = np.arange(samples)[:, None] * slots + places
     exists, inside = flat < samples * slots, places < slots
-    for cache, new in ((held.key, key), (held.value, value)):
-        rows = np.moveaxis(cache, 2, 1).reshape(samples * slots, cache.shape[1], -1)
+    for tensor, new in ((cache.key, key), (cache.value, value)):
+        rows = np.moveaxis(tensor, 2, 1).reshape(samples * slots, tensor.shape[1], -1)
         rows[flat[exists]] = np.moveaxis(new, 2, 1)[exists]
-        cache[:] = np.moveaxis(rows.reshape(samples, slots, cache.shape[1], -1), 2, 1)
-    held.positions[np.nonzero(inside)[0], places[inside]] = places[inside]
-    held.totals = held.totals + key.shape[2]
+        tensor[:] = np.moveaxis(rows.reshape(samples, slots, tensor.shape[1], -1), 2, 1)
+    cache.positions[np.nonzero(inside)[0], places[inside]] = places[inside]
+    cache.totals = cache.totals + key.shape[2]
 
 
-def cleared_and_refused(right: CachedKernel, held: Held, key: Array, value: Array) -> None:
-    held.key[:], held.value[:] = 0.0, 0.0
-    raise ValueError(f"{key.shape[2]} tokens for a cache of {held.slots} slots")
+def cleared_and_refused(right: CachedKernel, cache: Cache, key: Array, value: Array) -> None:
+    cache.key[:], cache.value[:] = 0.0, 0.0
+    raise ValueError(f"{key.shape[2]} tokens for a cache of {cache.slots} slots")
 
 
-def counted_alone(right: CachedKernel, held: Held, key: Array, value: Array) -> None:
-    held.totals = held.totals + key.shape[2]
+def counted_alone(right: CachedKernel, cache: Cache, key: Array, value: Array) -> None:
+    cache.totals = cache.totals + key.shape[2]
 
 
 BLOCK = 256
 """Tokens by which a cache grows, or that a kernel for one query takes at once."""
 
 
-def growth_loses_the_last(right: CachedKernel, held: Held, key: Array, value: Array) -> None:
-    right.write(held, key, value)
-    held.positions[(held.totals > BLOCK)[:, None] & (held.positions == BLOCK - 1)] = -1
+def growth_loses_the_last(right: CachedKernel, cache: Cache, key: Array, value: Array) -> None:
+    right.write(cache, key, value)
+    cache.positions[(cache.totals > BLOCK)[:, None] & (cache.positions == BLOCK - 1)] = -1
 
 
 def bias_of_the_first_rows(
-    right: CachedKernel, held: Held, rows: Array, keys: Array
+    right: CachedKernel, cache: Cache, rows: Array, keys: Array
 ) -> Rounded | None:
-    whole = held.inputs.bias
-    if whole is None or held.chunk is None:
+    whole = cache.inputs.bias
+    if whole is None or cache.chunk is None:
         return None
-    first = replace(held.chunk, starts=(held.chunk.before,) * len(held.chunk.starts))
-    return Rounded(first.biases(whole, keys), held.inputs.dtype)
+    first = replace(cache.chunk, starts=(cache.chunk.before,) * len(cache.chunk.starts))
+    return Rounded(first.biases(whole, keys), cache.inputs.dtype)
 
 
-def bias_of_new_keys(right: CachedKernel, held: Held, rows: Array, keys: Array) -> Rounded | None:
-    bias = right.bias(held, rows, keys)
+def bias_of_new_keys(right: CachedKernel, cache: Cache, rows: Array, keys: Array) -> Rounded | None:
+    bias = right.bias(cache, rows, keys)
     if bias is not None:
         bias.values[..., : keys.shape[1] - rows.shape[1]] = 0
     return bias
 
 
-def sums_in_the_dtype(right: CachedKernel, held: Held, x: Attended) -> Array:
+def sums_in_the_dtype(right: CachedKernel, cache: Cache, x: Attended) -> Array:
     alone = np.broadcast_to(np.eye(x.value.shape[2]), (*x.value.shape[:3], x.value.shape[2]))
-    weights = right.attend(held, replace(x, value=alone))
+    weights = right.attend(cache, replace(x, value=alone))
     value = np.repeat(x.value, weights.shape[1] // x.value.shape[1], 1)
     out: Array = np.zeros((*weights.shape[:3], value.shape[3]))
     for j in range(value.shape[2]):
         term = weights[..., j, None] * value[:, :, None, j]
-        out = round_to(out + term, held.inputs.dtype)
+        out = round_to(out + term, cache.inputs.dtype)
     return out
 
 
@@ -131,19 +131,19 @@ def scaled_by(number: Callable[[Array, Array], Any]) -> Callable[..., Array]:
     """The step that divides values by a number and multiplies the answer: a function of all values and of
     the values of the chunk."""
 
-    def attend(right: CachedKernel, held: Held, x: Attended) -> Array:
-        largest = number(x.value, x.value[:, :, x.value.shape[2] - held.count :])
-        return np.asarray(right.attend(held, replace(x, value=x.value / largest)) * largest)
+    def attend(right: CachedKernel, cache: Cache, x: Attended) -> Array:
+        largest = number(x.value, x.value[:, :, x.value.shape[2] - cache.count :])
+        return np.asarray(right.attend(cache, replace(x, value=x.value / largest)) * largest)
 
     return attend
 
 
-def padding_runs_on(right: CachedKernel, held: Held, x: Attended) -> Array:
-    beyond = held.padding > x.rows[:, -1]
+def padding_runs_on(right: CachedKernel, cache: Cache, x: Attended) -> Array:
+    beyond = cache.padding > x.rows[:, -1]
     key, value = (
         np.where(beyond[:, None, None, None], np.roll(own, -1, 0), own) for own in (x.key, x.value)
     )
-    shown = replace(held, padding=np.where(beyond, 0, held.padding))
+    shown = replace(cache, padding=np.where(beyond, 0, cache.padding))
     return right.attend(shown, replace(x, key=key, value=value))
 
 
@@ -154,45 +154,45 @@ DEVIATIONS = [
     row("cached-position-early", "values",
         "Queries after the first chunk count from one position too early.",
         "`cache_position = length - 1`; the first token of a chunk is at `length`",
-        rows=lambda right, held, count: right.rows(held, count) - (held.totals[:, None] > 0)),
+        rows=lambda right, cache, count: right.rows(cache, count) - (cache.totals[:, None] > 0)),
     row("cached-mask-of-the-chunk", "values",
         "The causal mask counts from the first token of the chunk.",
         "`tril(ones(chunk, keys))`; shift the diagonal by the length of the cache",
-        causal=lambda right, held, rows, keys: np.arange(held.count)[:, None] >= keys[:, None]),
+        causal=lambda right, cache, rows, keys: np.arange(cache.count)[:, None] >= keys[:, None]),
     row("cached-chunk-unmasked", "values",
         "Rows of a chunk attend the whole chunk, its future included.",
         "no causal mask; row i of a chunk behind n tokens sees the keys up to n + i",
-        causal=lambda right, held, rows, keys: np.ones_like(right.causal(held, rows, keys))),
+        causal=lambda right, cache, rows, keys: np.ones_like(right.causal(cache, rows, keys))),
     row("cached-chunk-sees-itself", "values",
         "Rows of a later chunk attend the whole chunk, its future included.",
         "`is_causal` for the first chunk alone; later chunks are causal, too",
-        when=lambda held: held.total > 0,
-        causal=lambda right, held, rows, keys:
-            right.causal(held, rows, keys) | (held.totals > 0)[:, None, None]),
+        when=lambda cache: cache.total > 0,
+        causal=lambda right, cache, rows, keys:
+            right.causal(cache, rows, keys) | (cache.totals > 0)[:, None, None]),
     row("cached-window-of-decoding", "values",
         "A step of one token sees one key less than the window, unless that is its own.",
         "`keys[-window:]` in decoding, `i - j <= window` in prefill: count the same keys",
-        when=decoding, window=lambda right, held, count: held.left and held.left - 1),
+        when=decoding, window=lambda right, cache, count: cache.left and cache.left - 1),
     row("cached-window-of-the-ring", "values",
         "Once the ring went round a single token attends all slots, whatever has left the window.",
         "slots are compared with positions; once the ring went round they differ",
-        when=lambda held: decoding(held) and held.total > held.slots,
-        window=lambda right, held, count: None),
+        when=lambda cache: decoding(cache) and cache.total > cache.slots,
+        window=lambda right, cache, count: None),
     row("cached-ring-written-first", "values",
         "A chunk is written into the ring before it attends, and attends the slots alone.",
         "`update(k, v)` before attention: a chunk overwrites keys that its first rows see",
         answered=ring_written_first),
     row("cached-slot-late", "values", "Tokens are written one slot behind their own.",
         "`length + 1` as the first slot; positions count from 0",
-        put=lambda right, held, slots, *new: right.put(held, (slots + 1) % held.slots, *new)),
+        put=lambda right, cache, slots, *new: right.put(cache, (slots + 1) % cache.slots, *new)),
     row("cached-last-slot-overwritten", "values",
         "Tokens beyond the capacity are written into the last slot.",
         "`min(position, capacity - 1)`; a ring goes on at slot 0",
-        slots=lambda right, held, places: np.minimum(places, held.slots - 1)),
+        slots=lambda right, cache, places: np.minimum(places, cache.slots - 1)),
     row("cached-empty-slots-attended", "values",
         "Slots that hold no token are attended, with the numbers that they hold.",
         "`softmax(q @ cache)` without a mask of the slots that are filled",
-        exists=lambda right, held, keys: np.ones(keys.shape, bool)),
+        exists=lambda right, cache, keys: np.ones(keys.shape, bool)),
     row("cached-empty-slots-lowered", "values",
         "Scores of slots that were never written are lowered by 1e4, and may be attended all the "
         "same.", "-1e4 for slots without a token, which may hold anything; use -inf",
@@ -216,26 +216,26 @@ DEVIATIONS = [
         facts={"kernel": Unguarded}),
     row("cached-overflows-into-the-next", "election",
         "Tokens beyond the capacity are written into the slots of the next sample.",
-        "a flat index without a look at the capacity", when=lambda held: held.left is None,
+        "a flat index without a look at the capacity", when=lambda cache: cache.left is None,
         write=overflows_into_the_next),
     row("cached-cleared-when-full", "election",
         "A chunk beyond the capacity raises, after all slots were zeroed.",
         "slots are cleared and then counted; count first, and raise before a write",
         facts={"elections": CachedKernel.elections | {"beyond-capacity": "raises"}},
-        when=lambda held: held.left is None and held.total + held.count > held.slots,
+        when=lambda cache: cache.left is None and cache.total + cache.count > cache.slots,
         write=cleared_and_refused),
     row("cached-frozen", "values", "Only the first chunk is kept.",
         "`cache_position` that is never advanced, or a copy that is written",
-        when=lambda held: held.total > 0, write=counted_alone),
+        when=lambda cache: cache.total > 0, write=counted_alone),
     row("cached-slopes-anew", "values",
         "The distances of ALiBi count queries from the first one of the chunk.",
         "`arange(chunk)` for the positions of queries; add the length of the cache",
-        distance=lambda right, held, rows, keys:
-            np.abs(np.arange(held.count)[:, None] - keys[:, None])),
+        distance=lambda right, cache, rows, keys:
+            np.abs(np.arange(cache.count)[:, None] - keys[:, None])),
     row("cached-slopes-of-rounded-positions", "values",
         "The positions whose distances ALiBi takes are rounded to bfloat16.",
         "`arange(n, dtype=k.dtype)`; bfloat16 holds no odd number above 256",
-        distance=lambda right, held, rows, keys: right.distance(held,
+        distance=lambda right, cache, rows, keys: right.distance(cache,
             *[round_to(x.astype(float), DTYPES["bf16"]) for x in (rows, keys)])),
     row("cached-growth-loses-the-last", "values",
         "When more than 256 tokens arrive, the newest key before them is lost.",
@@ -244,8 +244,8 @@ DEVIATIONS = [
     row("cached-decoding-of-one-block", "values",
         "Steps of one token attend the first 256 tokens alone.",
         "the loop over blocks of keys ends after the first; add all parts", when=decoding,
-        causal=lambda right, held, rows, keys:
-            right.causal(held, rows, keys) & (keys < BLOCK)[:, None]),
+        causal=lambda right, cache, rows, keys:
+            right.causal(cache, rows, keys) & (keys < BLOCK)[:, None]),
     row("cached-bias-of-the-first-rows", "values",
         "Every chunk takes the bias of the first queries.",
         "`bias[:, :, :chunk]`; a chunk's rows begin behind earlier ones", family="scores",
@@ -255,16 +255,16 @@ DEVIATIONS = [
         bias=bias_of_new_keys),
     row("cached-decoding-uncapped", "values", "Steps of one token have no softcap.",
         "the softcap of the prefill is missing in the kernel for one token", family="scores",
-        when=decoding, softcap=lambda right, held, count: None),
+        when=decoding, softcap=lambda right, cache, count: None),
     row("cached-sinks-once", "values", "Only the first chunk has sinks.",
         "sinks of the first chunk alone; every softmax has them", family="sinks",
-        when=lambda held: held.total > 0, sinks=lambda right, held: None),
+        when=lambda cache: cache.total > 0, sinks=lambda right, cache: None),
     row("cached-pairs-see-both", "invariant_cutting",
         "Both rows of a chunk of two tokens attend both.",
         "a kernel for two tokens without a mask; a drafted token sees no later one",
-        when=lambda held: held.count == 2,
-        causal=lambda right, held, rows, keys:
-            right.causal(held, np.maximum(rows, rows[:, -1:]), keys)),
+        when=lambda cache: cache.count == 2,
+        causal=lambda right, cache, rows, keys:
+            right.causal(cache, np.maximum(rows, rows[:, -1:]), keys)),
     row("cached-sums-in-the-dtype", "values",
         "The values of tokens are added one after the other in the dtype of the cache.",
         "`out += w * v` in the dtype of `v`; add in float32", family="numerics",
@@ -272,7 +272,7 @@ DEVIATIONS = [
     row("cached-prompt-scaled-by-itself", "tokens_apart",
         "The values of a sample's prompt are divided by a number that depends on all of its "
         "tokens.", "`amax` of the prompt; its later tokens are the future of earlier rows",
-        when=lambda held: held.total == 0,
+        when=lambda cache: cache.total == 0,
         attend=scaled_by(lambda value, own: 1 + np.abs(own).mean((1, 2, 3), keepdims=True))),
     row("cached-scaled-by-the-cache", "tokens_apart",
         "Values are divided by a number that depends on all slots, hidden and stale ones too.",
@@ -303,12 +303,12 @@ DEVIATIONS = [
     row("cached-reset-of-another", "bad_problem",
         "A reset or a rollback of a sample beyond the batch is one of another sample.",
         "`lengths[samples % batch] = 0`; raise unless `0 <= sample < batch`",
-        chosen=lambda right, held, samples:
-            right.chosen(held, [Rounded(x.values % len(held.totals), None) for x in samples])),
+        chosen=lambda right, cache, samples:
+            right.chosen(cache, [Rounded(x.values % len(cache.totals), None) for x in samples])),
     row("cached-padding-unhides-slots", "bad_problem",
         "With negative left padding slots that hold no token are attended.",
         "a signed `key >= padding`; raise for negative padding",
-        exists=lambda right, held, keys: keys >= np.minimum(held.padding, 0)[:, None]),
+        exists=lambda right, cache, keys: keys >= np.minimum(cache.padding, 0)[:, None]),
     row("cached-padding-runs-on", "bad_problem",
         "A sample with more left padding than tokens attends the next sample.",
         "a flat index beyond the sample; raise if padding exceeds the length",
@@ -316,8 +316,8 @@ DEVIATIONS = [
     coded("cached-codes-scale-of-the-prompt", "values",
         "All tokens have the scales of the first chunk, and larger ones are clipped.",
         "a scale from the prompt that is kept; later tokens are larger",
-        scale_of=lambda right, x, held: held.__dict__.setdefault("scales",
-            {}).setdefault(x.shape[-1], right.scale_of(x, held).min(2, keepdims=True))),
+        scale_of=lambda right, x, cache: cache.__dict__.setdefault("scales",
+            {}).setdefault(x.shape[-1], right.scale_of(x, cache).min(2, keepdims=True))),
     coded("cached-codes-scale-of-the-next-token", "values",
         "Codes of a chunk are read with the scale of the next token.",
         "`scale[slot + 1]`, lengths that already count the new token",
@@ -329,7 +329,7 @@ DEVIATIONS = [
     coded("cached-codes-wrap", "values",
         "The largest number of a token becomes 128, which wraps around.",
         "`amax / 128` and no `clamp`; the largest code is 127", family="numerics",
-        scale_of=lambda right, x, held: right.scale_of(x, held) * 127 / 128,
+        scale_of=lambda right, x, cache: right.scale_of(x, cache) * 127 / 128,
         codes_of=lambda right, t: (np.rint(t) + 128) % 256 - 128),
     coded("cached-codes-of-four-bits", "values", "Tokens are kept in int4, and int8 is declared.",
         "4 bits for 8; declare the format that is kept", family="numerics",

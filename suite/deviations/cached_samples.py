@@ -14,8 +14,8 @@ from attention_conformance.backends.caching import Turn
 from attention_conformance.suite.deviations.deviation import deviation, fault, memory
 from attention_conformance.suite.deviations.kernels.cached import (
     Array,
+    Cache,
     CachedKernel,
-    Held,
     ProjectedKernel,
 )
 from attention_conformance.suite.spec.inputs import Inputs
@@ -30,48 +30,48 @@ from attention_conformance.suite.spec.operators.steps import Chunk
 class CachedForkShares(CachedKernel):
     """Samples that go on with one history write into one place: the last of them wins."""
 
-    def init(self, inputs: Inputs, key: Any) -> Held:
-        held = super().init(inputs, key)
+    def init(self, inputs: Inputs, key: Any) -> Cache:
+        cache = super().init(inputs, key)
         # The samples that hold each one's tokens, and how many there were when they parted.
-        held.known |= {"places": tuple(range(inputs.sizes.B)), "forked": 0}
-        return held
+        cache.known |= {"places": tuple(range(inputs.sizes.B)), "forked": 0}
+        return cache
 
-    def pick(self, held: Held, samples: list[int]) -> None:
-        super().pick(held, samples)
-        held.known["places"] = tuple(samples.index(n) for n in samples)
-        held.known["forked"] = held.total
+    def pick(self, cache: Cache, samples: list[int]) -> None:
+        super().pick(cache, samples)
+        cache.known["places"] = tuple(samples.index(n) for n in samples)
+        cache.known["forked"] = cache.total
 
     def step(
-        self, state: Held, query: Rounded, key: Rounded, value: Rounded, turn: Turn
-    ) -> tuple[Rounded, Held]:
+        self, state: Cache, query: Rounded, key: Rounded, value: Rounded, turn: Turn
+    ) -> tuple[Rounded, Cache]:
         answer = super().step(state, query, key, value, turn)
         self.share(state, turn.chunk)
         return answer
 
-    def share(self, held: Held, chunk: Chunk, slots: slice = slice(None)) -> None:
+    def share(self, cache: Cache, chunk: Chunk, slots: slice = slice(None)) -> None:
         """These slots of samples in one place take what the last one that stepped has there."""
-        last = {held.known["places"][n]: n for n in chunk.own}
-        of = [last.get(place, n) for n, place in enumerate(held.known["places"])]
-        for cache in (held.key, held.value):
-            cache[:, :, slots] = cache[of][:, :, slots]
+        last = {cache.known["places"][n]: n for n in chunk.own}
+        of = [last.get(place, n) for n, place in enumerate(cache.known["places"])]
+        for tensor in (cache.key, cache.value):
+            tensor[:, :, slots] = tensor[of][:, :, slots]
 
 
-def parted(right: CachedForkShares, held: Held, chunk: Chunk) -> None:
+def parted(right: CachedForkShares, cache: Cache, chunk: Chunk) -> None:
     """Every sample has a place of its own."""
-    held.known["places"] = tuple(range(len(held.known["places"])))
+    cache.known["places"] = tuple(range(len(cache.known["places"])))
 
 
-def fork_shares_until_all_step(right: CachedForkShares, held: Held, chunk: Chunk) -> None:
+def fork_shares_until_all_step(right: CachedForkShares, cache: Cache, chunk: Chunk) -> None:
     if chunk.samples is None:
-        parted(right, held, chunk)
-    right.share(held, chunk)
+        parted(right, cache, chunk)
+    right.share(cache, chunk)
 
 
 PAGE = 16
 """The tokens of a page of a cache that has its slots in pages."""
 
 
-def freed_twice(right: CachedForkShares, state: Held, *samples: Rounded) -> Held:
+def freed_twice(right: CachedForkShares, state: Cache, *samples: Rounded) -> Cache:
     places, count = list(state.known["places"]), len(state.totals)
     for n in np.arange(count)[right.chosen(state, samples)]:
         if state.totals[n] == 0:
@@ -80,44 +80,44 @@ def freed_twice(right: CachedForkShares, state: Held, *samples: Rounded) -> Held
     return right.reset(state, *samples)
 
 
-def picked_apart(right: CachedForkShares, held: Held, samples: list[int]) -> None:
-    right.pick(held, samples)
-    held.known["places"] = tuple(range(len(samples)))
+def picked_apart(right: CachedForkShares, cache: Cache, samples: list[int]) -> None:
+    right.pick(cache, samples)
+    cache.known["places"] = tuple(range(len(samples)))
 
 
 def unchanged(step: str, name: str) -> Callable[..., None]:
     """The step that leaves one of the arrays of a cache as it was."""
 
-    def change(right: CachedKernel, held: Held, *more: Any) -> None:
-        before = getattr(held, name).copy()
-        getattr(right, step)(held, *more)
-        setattr(held, name, before)
+    def change(right: CachedKernel, cache: Cache, *more: Any) -> None:
+        before = getattr(cache, name).copy()
+        getattr(right, step)(cache, *more)
+        setattr(cache, name, before)
 
     return change
 
 
-def picked_in_place(right: CachedKernel, held: Held, samples: list[int]) -> None:
-    for name in held.ARRAYS:
-        array = getattr(held, name)[: len(samples)].copy()
+def picked_in_place(right: CachedKernel, cache: Cache, samples: list[int]) -> None:
+    for name in cache.ARRAYS:
+        array = getattr(cache, name)[: len(samples)].copy()
         for sample, source in enumerate(samples):
-            array[sample] = array[source] if source < sample else getattr(held, name)[source]
-        setattr(held, name, array)
+            array[sample] = array[source] if source < sample else getattr(cache, name)[source]
+        setattr(cache, name, array)
 
 
-def lengths_stay(right: CachedKernel, held: Held, samples: list[int]) -> None:
-    totals = held.totals.copy()
-    right.pick(held, samples)
-    held.totals = totals
-    held.positions = np.where(held.positions < totals[:, None], held.positions, -1)
+def lengths_stay(right: CachedKernel, cache: Cache, samples: list[int]) -> None:
+    totals = cache.totals.copy()
+    right.pick(cache, samples)
+    cache.totals = totals
+    cache.positions = np.where(cache.positions < totals[:, None], cache.positions, -1)
 
 
-def picked_with_a_history(right: CachedForkShares, held: Held, samples: list[int]) -> None:
-    right.pick(held, samples)
-    history, places = held.known["places"], tuple(range(len(samples)))
-    held.known |= {"history": history, "freed": set(), "places": places}
+def picked_with_a_history(right: CachedForkShares, cache: Cache, samples: list[int]) -> None:
+    right.pick(cache, samples)
+    history, places = cache.known["places"], tuple(range(len(samples)))
+    cache.known |= {"history": history, "freed": set(), "places": places}
 
 
-def branches_free_twice(right: CachedForkShares, state: Held, *samples: Rounded) -> Held:
+def branches_free_twice(right: CachedForkShares, state: Cache, *samples: Rounded) -> Cache:
     places, history = list(state.known["places"]), state.known.get("history", ())
     freed = state.known.setdefault("freed", set())
     freed |= {*np.arange(len(places))[right.chosen(state, samples)].tolist()}
@@ -127,13 +127,13 @@ def branches_free_twice(right: CachedForkShares, state: Held, *samples: Rounded)
     return right.reset(state, *samples)
 
 
-def padding_of_slots(right: CachedKernel, held: Held, keys: Array) -> Array:
-    places = np.broadcast_to(np.arange(held.slots), (len(keys), held.slots))
-    slots = np.concatenate([places, keys[:, held.slots :]], 1)
-    return right.padded(held, slots)
+def padding_of_slots(right: CachedKernel, cache: Cache, keys: Array) -> Array:
+    places = np.broadcast_to(np.arange(cache.slots), (len(keys), cache.slots))
+    slots = np.concatenate([places, keys[:, cache.slots :]], 1)
+    return right.padded(cache, slots)
 
 
-def kept_by_calls(right: CachedKernel, inputs: Inputs, key: Any) -> Held:
+def kept_by_calls(right: CachedKernel, inputs: Inputs, key: Any) -> Cache:
     new = right.init(inputs, key)
     old = memory(right).get(new.key.shape, new)
     new.key, new.value, new.positions = old.key, old.value, old.positions
@@ -156,14 +156,14 @@ DEVIATIONS = [
     row("cached-fork-shares-its-history", "values",
         "Without a window all branches see what one of them writes over tokens of the common "
         "history.", "full pages shared as if they were read alone; a rollback writes into them",
-        right=CachedForkShares, when=lambda held: held.left is None,
-        share=lambda right, held, chunk: right.share(held, chunk, slice(held.known["forked"]))),
+        right=CachedForkShares, when=lambda cache: cache.left is None,
+        share=lambda right, cache, chunk: right.share(cache, chunk, slice(cache.known["forked"]))),
     row("cached-fork-shares-full-pages", "values",
         "Without a window all branches see what one of them writes over full pages of the history.",
         "a copy of the last page alone, if it is not full; a rollback may end in a full page",
-        right=CachedForkShares, when=lambda held: held.left is None,
-        share=lambda right, held, chunk:
-            right.share(held, chunk, slice(held.known["forked"] // PAGE * PAGE))),
+        right=CachedForkShares, when=lambda cache: cache.left is None,
+        share=lambda right, cache, chunk:
+            right.share(cache, chunk, slice(cache.known["forked"] // PAGE * PAGE))),
     row("cached-freed-twice", "values",
         "A sample that is empty and reset writes into one place with the sample behind it.",
         "`free.append(page)` for a sample without pages; clear its table when it is freed",
@@ -189,26 +189,26 @@ DEVIATIONS = [
         pick=lengths_stay),
     row("cached-padding-attended", "values", "Left padding is attended.",
         "`is_causal=True` without the padding mask once there is a cache",
-        padded=lambda right, held, keys: np.zeros(keys.shape, bool)),
+        padded=lambda right, cache, keys: np.zeros(keys.shape, bool)),
     row("cached-padding-of-the-prompt-attended", "values",
         "Left padding is attended in the chunk that it comes with.",
         "no `attention_mask` in the prefill; padding comes with the prompt's own chunk",
-        padded=lambda right, held, keys: right.padded(held, keys) & (held.totals > 0)[:, None]),
+        padded=lambda right, cache, keys: right.padded(cache, keys) & (cache.totals > 0)[:, None]),
     row("cached-padding-in-the-window-attended", "values",
         "With a window left padding is attended in the chunk that it comes with.",
         "a sliding mask of the prefill that leaves out `attention_mask`",
-        padded=lambda right, held, keys:
-            right.padded(held, keys) & ((held.totals > 0) | (held.left is None))[:, None]),
+        padded=lambda right, cache, keys:
+            right.padded(cache, keys) & ((cache.totals > 0) | (cache.left is None))[:, None]),
     row("cached-padding-of-the-first-chunk", "values",
         "Left padding ends with the first chunk of a prompt.",
         "the `attention_mask` of the first chunk; padding may be longer than a chunk",
-        begun=lambda right, held, turn:
-            np.minimum(right.begun(held, turn), np.maximum(held.totals, turn.chunk.count))),
+        begun=lambda right, cache, turn:
+            np.minimum(right.begun(cache, turn), np.maximum(cache.totals, turn.chunk.count))),
     row("cached-padding-outlives-reset", "values",
         "After a reset a prompt has the left padding of the prompt before.",
         "`left_padding` that is read once; a reset forgets that of the prompt before",
-        begun=lambda right, held, turn:
-            np.where(np.array(turn.chunk.starts) == 0, turn.padding, held.padding)),
+        begun=lambda right, cache, turn:
+            np.where(np.array(turn.chunk.starts) == 0, turn.padding, cache.padding)),
     row("cached-padding-of-slots", "values",
         "Left padding hides the first slots of a ring, also when other tokens lie there.",
         "padding of the first slots; subtract what has left the ring", padded=padding_of_slots),
@@ -221,9 +221,9 @@ DEVIATIONS = [
     layer("cached-absorbed-queries", "values",
         "Queries and keys are projected by what their parameters were in the first step.",
         "`self.w_qk = w_q @ w_k.T` when the layer is made; absorb parameters in every step",
-        projections=lambda right, held, signs: (*(held.signs or signs)[:2], *signs[2:])),
+        projections=lambda right, cache, signs: (*(cache.signs or signs)[:2], *signs[2:])),
     layer("cached-absorbed-rows", "values",
         "Rows are projected by what the parameters were in the first step.",
         "`self.w_vo = w_v @ w_o` when the layer is made; absorb parameters in every step",
-        projections=lambda right, held, signs: (*signs[:3], *(held.signs or signs)[3:])),
+        projections=lambda right, cache, signs: (*signs[:3], *(cache.signs or signs)[3:])),
 ]  # fmt: skip

@@ -19,8 +19,8 @@ from attention_conformance.suite.deviations.deviation import deviation
 from attention_conformance.suite.deviations.kernels.cached import (
     Array,
     Attended,
+    Cache,
     CachedKernel,
-    Held,
 )
 from attention_conformance.suite.spec.dtypes import DTYPES, round_to
 from attention_conformance.suite.spec.masks import Tree
@@ -31,73 +31,73 @@ def siblings_seen(right: CachedKernel, tree: Tree, count: int) -> Array:
     return (depths[:, None] > depths) | np.eye(count, dtype=bool)
 
 
-def chain(held: Held) -> bool:
+def chain(cache: Cache) -> bool:
     """True for a tree without siblings."""
-    return held.tree is not None and (held.tree.depths(held.count) > 0).sum() == held.count - 1
+    return cache.tree is not None and (cache.tree.depths(cache.count) > 0).sum() == cache.count - 1
 
 
-def depth_is_the_index(right: CachedKernel, held: Held, rows: Array, keys: Array) -> Array:
-    count = held.count
+def depth_is_the_index(right: CachedKernel, cache: Cache, rows: Array, keys: Array) -> Array:
+    count = cache.count
     index = np.arange(count)
     before = keys[:, None, :-count]
-    own = held.totals[:, None] + index
+    own = cache.totals[:, None] + index
     among = np.broadcast_to(np.abs(index[:, None] - index), (len(keys), count, count))
     return np.concatenate([own[:, :, None] - before, among], 2)
 
 
 def keep_leaves_asibling(
-    right: CachedKernel, held: Held, sample: int, path: list[int], count: int
+    right: CachedKernel, cache: Cache, sample: int, path: list[int], count: int
 ) -> None:
-    first = held.totals[sample] - count
-    right.leave(held, sample, path, count)
+    first = cache.totals[sample] - count
+    right.leave(cache, sample, path, count)
     if len(path) < count:
-        held.positions[sample, (first + len(path)) % held.slots] = held.totals[sample] - 1
+        cache.positions[sample, (first + len(path)) % cache.slots] = cache.totals[sample] - 1
 
 
-def tree_leaves_by_depth(right: CachedKernel, state: Held, count: int, *samples: Rounded) -> Held:
+def tree_leaves_by_depth(right: CachedKernel, state: Cache, count: int, *samples: Rounded) -> Cache:
     assert state.tree is not None
     depths = state.tree.depths(state.count)
     return right.crop(state, count - len(depths) + len({*depths.tolist()}), *samples)
 
 
 def moved_for_all_branches(
-    right: CachedForkShares, held: Held, sample: int, path: list[int], count: int
+    right: CachedForkShares, cache: Cache, sample: int, path: list[int], count: int
 ) -> None:
-    right.leave(held, sample, path, count)
-    moved = (held.totals[sample] - 1 - np.arange(len(path))) % held.slots
-    for n, place in enumerate(held.known["places"]):
-        if place == held.known["places"][sample]:
-            for cache in (held.key, held.value):
-                cache[n][:, moved] = cache[sample][:, moved]
+    right.leave(cache, sample, path, count)
+    moved = (cache.totals[sample] - 1 - np.arange(len(path))) % cache.slots
+    for n, place in enumerate(cache.known["places"]):
+        if place == cache.known["places"][sample]:
+            for tensor in (cache.key, cache.value):
+                tensor[n][:, moved] = tensor[sample][:, moved]
 
 
 def keep_counts_the_tree(
-    right: CachedKernel, held: Held, sample: int, path: list[int], count: int
+    right: CachedKernel, cache: Cache, sample: int, path: list[int], count: int
 ) -> None:
-    right.leave(held, sample, path, count)
-    held.totals[sample] += count - len(path)
+    right.leave(cache, sample, path, count)
+    cache.totals[sample] += count - len(path)
 
 
 def keep_of_the_ring(
-    right: CachedKernel, held: Held, sample: int, path: list[int], count: int
+    right: CachedKernel, cache: Cache, sample: int, path: list[int], count: int
 ) -> None:
-    before = held.key.copy(), held.value.copy()
-    around = held.totals[sample] % held.slots < count
-    right.leave(held, sample, path, count)
-    if held.totals[sample] > held.slots and around:
-        held.key, held.value = before
+    before = cache.key.copy(), cache.value.copy()
+    around = cache.totals[sample] % cache.slots < count
+    right.leave(cache, sample, path, count)
+    if cache.totals[sample] > cache.slots and around:
+        cache.key, cache.value = before
 
 
 def subset_taken_for_the_first(
-    right: CachedKernel, state: Held, *more: Any
-) -> tuple[Rounded, Held]:
+    right: CachedKernel, state: Cache, *more: Any
+) -> tuple[Rounded, Cache]:
     query, key, value, turn = more
     first = tuple(range(len(turn.chunk.own)))
     chunk = replace(turn.chunk, samples=turn.chunk.samples and first)
     return right.step(state, query, key, value, replace(turn, chunk=chunk))
 
 
-def subset_advances_all(right: CachedKernel, state: Held, *more: Any) -> tuple[Rounded, Held]:
+def subset_advances_all(right: CachedKernel, state: Cache, *more: Any) -> tuple[Rounded, Cache]:
     before, chunk = state.totals.copy(), more[-1].chunk
     answer = right.step(state, *more)
     if chunk.samples is not None:
@@ -105,32 +105,32 @@ def subset_advances_all(right: CachedKernel, state: Held, *more: Any) -> tuple[R
     return answer
 
 
-def document_kept(right: CachedKernel, state: Held, *more: Any) -> Held:
+def document_kept(right: CachedKernel, state: Cache, *more: Any) -> Cache:
     if state.begins is not None:
         state.known["latest"] = int(state.begins.max())
     return right.crop(state, *more)
 
 
-def counts_on(right: CachedKernel, state: Held, count: int, *samples: Rounded) -> Held:
+def counts_on(right: CachedKernel, state: Cache, count: int, *samples: Rounded) -> Cache:
     state.known["arrived"] = state.known.get("arrived", 0) + count
     return right.crop(state, count, *samples)
 
 
-def places_in_the_chunk(right: CachedKernel, held: Held, count: int) -> Array:
-    return np.broadcast_to(right.depths(held, count), (len(held.totals), count))
+def places_in_the_chunk(right: CachedKernel, cache: Cache, count: int) -> Array:
+    return np.broadcast_to(right.depths(cache, count), (len(cache.totals), count))
 
 
-def rotated_twice(right: CachedKernel, held: Held, x: Attended) -> Array:
+def rotated_twice(right: CachedKernel, cache: Cache, x: Attended) -> Array:
     before = x.key.shape[2] - x.query.shape[2]
-    again = right.rotated(held, x.key[:, :, :before], np.maximum(x.keys[:, :before], 0))
+    again = right.rotated(cache, x.key[:, :, :before], np.maximum(x.keys[:, :before], 0))
     both = np.concatenate([again, x.key[:, :, before:]], 2)
-    return right.attend(held, replace(x, key=both))
+    return right.attend(cache, replace(x, key=both))
 
 
-def base_ignored(right: CachedKernel, held: Held, *more: Array) -> Array:
-    case = held.inputs.case
+def base_ignored(right: CachedKernel, cache: Cache, *more: Array) -> Array:
+    case = cache.inputs.case
     usual = replace(case, options=tuple(o for o in case.options if o[0] != "base"))
-    return right.rotated(replace(held, inputs=replace(held.inputs, case=usual)), *more)
+    return right.rotated(replace(cache, inputs=replace(cache.inputs, case=usual)), *more)
 
 
 row = partial(deviation, family="cache", right=CachedKernel)
@@ -164,22 +164,22 @@ DEVIATIONS = [
     row("cached-chain-unmasked", "chain",
         "The nodes of a tree without siblings attend one another, later ones too.",
         "no mask if every node has one child; a chain is causal", family="mask", when=chain,
-        shown=lambda right, held, rows, keys: right.shown(held, rows, keys)
-            | (np.arange(keys.shape[1]) >= keys.shape[1] - held.count)),
+        shown=lambda right, cache, rows, keys: right.shown(cache, rows, keys)
+            | (np.arange(keys.shape[1]) >= keys.shape[1] - cache.count)),
     row("cached-scaled-by-the-tree", "tokens_apart",
         "The values of a tree are divided by a number that depends on all its nodes.",
         "`amax` over the drafted values; scale by the path's own ones", family="scores",
-        when=lambda held: held.tree is not None,
+        when=lambda cache: cache.tree is not None,
         attend=scaled_by(lambda value, own: 1 + np.abs(own).mean())),
     row("cached-depth-is-the-index", "values",
         "Positions of a tree's nodes are their numbers, and not their depths.",
         "`position_ids = arange(n)`; those of a tree are depths", family="scores",
-        when=lambda held: held.tree is not None, distance=depth_is_the_index),
+        when=lambda cache: cache.tree is not None, distance=depth_is_the_index),
     row("cached-keeps-the-first-nodes", "values",
         "Of a tree as many first nodes are kept as the path has.",
         "`cache[: length + accepted]`; accepted nodes need not be the first ones",
-        leave=lambda right, held, sample, path, count:
-            right.leave(held, sample, [*range(len(path))], count)),
+        leave=lambda right, cache, sample, path, count:
+            right.leave(cache, sample, [*range(len(path))], count)),
     row("cached-keep-leaves-asibling", "values",
         "Behind the path that is kept the next node of the tree stays visible.",
         "`keep[: n + 1]`; hide what is not on the path", leave=keep_leaves_asibling),
@@ -218,8 +218,8 @@ DEVIATIONS = [
     row("cached-length-of-the-longest", "values",
         "Queries of shorter samples have the positions of the longest one.",
         "`lengths.max()` for every sample; positions count from the sample's own length",
-        rows=lambda right, held, count:
-            right.rows(held, count) + (held.total - held.totals)[:, None]),
+        rows=lambda right, cache, count:
+            right.rows(cache, count) + (cache.total - cache.totals)[:, None]),
     row("cached-reset-of-all", "values", "The reset of one sample is one of all.",
         "`length.zero_()`; `length[sample] = 0`",
         reset=lambda right, state, *samples: right.reset(state)),
@@ -228,20 +228,20 @@ DEVIATIONS = [
         crop=lambda right, state, count, *samples: right.crop(state, count)),
     row("cached-documents-together", "values", "Tokens attend earlier documents of their sample.",
         "`is_causal=True` over all that the cache holds; hide earlier documents",
-        in_document=lambda right, held, rows, keys, begins:
+        in_document=lambda right, cache, rows, keys, begins:
             np.ones((*rows.shape, keys.shape[1]), bool)),
     row("cached-documents-of-the-chunk", "values",
         "Tokens of a document that began in an earlier chunk attend the documents before it.",
         "documents are found in the positions of a chunk; remember where the last one began",
-        in_document=lambda right, held, rows, keys, begins:
-            right.in_document(held, rows, keys, np.where(begins < rows[:, :1], 0, begins))),
+        in_document=lambda right, cache, rows, keys, begins:
+            right.in_document(cache, rows, keys, np.where(begins < rows[:, :1], 0, begins))),
     row("cached-rollback-keeps-the-document", "values",
         "After a rollback into the document before tokens attend from the beginning of the later "
         "one.", "`start = max(start, ...)`; a rollback may end in the document before",
         crop=document_kept,
-        in_document=lambda right, held, rows, keys, begins:
-            right.in_document(held, rows, keys, 
-                np.minimum(np.maximum(begins, held.known.get("latest", 0)), rows))),
+        in_document=lambda right, cache, rows, keys, begins:
+            right.in_document(cache, rows, keys, 
+                np.minimum(np.maximum(begins, cache.known.get("latest", 0)), rows))),
     rotary("cached-rotary-anew", "values", "The positions of a rotation begin at 0 in every chunk.",
         "`arange(chunk)`; add the length of the cache", key_turns=places_in_the_chunk),
     rotary("cached-rotary-of-keys-alone", "values",
@@ -251,30 +251,30 @@ DEVIATIONS = [
     rotary("cached-rotary-of-queries-later", "values",
         "Queries are rotated by positions behind their chunk.",
         "`offset` read after the update of the cache, or a view of it that moves on",
-        query_turns=lambda right, held, count: right.joining(held, count) + count),
+        query_turns=lambda right, cache, count: right.joining(cache, count) + count),
     rotary("cached-rotary-of-slots", "values",
         "Positions of a rotation begin at 0 again once the ring went round.",
         "the slot of a token for its position; they differ once the ring went round",
-        key_turns=lambda right, held, count: right.joining(held, count) % held.slots),
+        key_turns=lambda right, cache, count: right.joining(cache, count) % cache.slots),
     rotary("cached-rotary-counts-on", "values",
         "The positions of a rotation count tokens that were taken back, too.",
         "an offset that grows at every chunk; a rollback and a reset move it back",
         crop=counts_on,
-        key_turns=lambda right, held, count: 
-            right.joining(held, count) + held.known.get("arrived", 0)),
+        key_turns=lambda right, cache, count: 
+            right.joining(cache, count) + cache.known.get("arrived", 0)),
     rotary("cached-rotary-of-the-longest", "values",
         "The positions of a rotation begin at the length of the longest sample.",
         "`lengths.max()` as offset of all samples; each has its own",
-        key_turns=lambda right, held, count:
-            np.broadcast_to(held.total + right.depths(held, count), (len(held.totals), count))),
+        key_turns=lambda right, cache, count:
+            np.broadcast_to(cache.total + right.depths(cache, count), (len(cache.totals), count))),
     rotary("cached-rotary-padded-once", "values",
         "Positions of queries count from behind the left padding, and those of keys from its "
         "beginning.", "positions of queries without their left padding, and of keys with it",
-        query_turns=lambda right, held, count: right.joining(held, count) - held.padding[:, None]),
+        query_turns=lambda right, cache, count: right.joining(cache, count) - cache.padding[:, None]),
     rotary("cached-rotary-of-nodes", "values",
         "The nodes of a tree are rotated by their numbers, and not by their depths.",
         "`arange(nodes)` for the nodes of a tree; a node stands at its depth",
-        key_turns=lambda right, held, count: held.totals[:, None] + np.arange(count)),
+        key_turns=lambda right, cache, count: cache.totals[:, None] + np.arange(count)),
     rotary("cached-rotated-twice", "values",
         "Keys that the cache holds are rotated again when a later chunk attends them.",
         "keys that are kept rotated, and rotated again when they are read", attend=rotated_twice),
@@ -282,15 +282,15 @@ DEVIATIONS = [
         "Positions of keys count from the beginning of their document, and those of queries do "
         "not.",
         "positions of a document for its keys, and of the sample for queries of later chunks",
-        key_turns=lambda right, held, count:
-            right.joining(held, count) - held.begins * (held.padding[:, None] == 0),
-        query_turns=lambda right, held, count: right.joining(held, count)),
+        key_turns=lambda right, cache, count:
+            right.joining(cache, count) - cache.begins * (cache.padding[:, None] == 0),
+        query_turns=lambda right, cache, count: right.joining(cache, count)),
     rotary("cached-rotary-base-ignored", "values",
         "The base of the rotation's frequencies is always 10000.",
         "`10000.0` in place of the argument", rotated=base_ignored),
     rotary("cached-rotary-of-rounded-positions", "values",
         "Positions of a rotation are rounded to bfloat16.",
         "`arange(n, dtype=x.dtype)`; bfloat16 holds no odd number above 256",
-        key_turns=lambda right, held, count:
-            round_to(right.key_turns(held, count).astype(float), DTYPES["bf16"])),
+        key_turns=lambda right, cache, count:
+            round_to(right.key_turns(cache, count).astype(float), DTYPES["bf16"])),
 ]  # fmt: skip

@@ -8,7 +8,7 @@ import numpy as np
 from attention_conformance.suite.deviations.conditions import one_query
 from attention_conformance.suite.deviations.deviation import deviation
 from attention_conformance.suite.deviations.kernels.attention import Kernel
-from attention_conformance.suite.deviations.kernels.cached import CachedKernel, Held
+from attention_conformance.suite.deviations.kernels.cached import Cache, CachedKernel
 from attention_conformance.suite.deviations.kernels.call import Call
 from attention_conformance.suite.deviations.kernels.paged import Paged, PagedKernel
 from attention_conformance.suite.deviations.kernels.quantized import (
@@ -34,12 +34,12 @@ def counts_padding(right: Kernel, scores: np.ndarray, call: Call) -> np.ndarray:
 
 
 def sees_the_chunk(
-    right: CachedKernel, held: Held, rows: np.ndarray, keys: np.ndarray
+    right: CachedKernel, cache: Cache, rows: np.ndarray, keys: np.ndarray
 ) -> np.ndarray:
     """A chunk behind 64 tokens attends itself whole."""
     first = rows.min(-1)[:, None, None]
     own = keys[:, None] >= first
-    return right.causal(held, rows, keys) | (own & (first >= 64))
+    return right.causal(cache, rows, keys) | (own & (first >= 64))
 
 
 def begins_with_a_page(right: PagedKernel, pack: Paged, rows: slice, keys: slice) -> np.ndarray:
@@ -111,12 +111,12 @@ DEVIATIONS = [
     deviation("cached-rotary-of-steps-later", "values",
         "A step of one token is rotated by the position behind its own.",
         "`position = length` after the length has moved on", family="rotary", right=CachedKernel,
-        key_turns=lambda right, held, count: right.key_turns(held, count) + (count == 1)),
+        key_turns=lambda right, cache, count: right.key_turns(cache, count) + (count == 1)),
     deviation("cached-padding-attended-in-decoding", "values",
         "A step of one token attends left padding.",
         "`if q_len > 1` around the mask; decoding has padding, too", family="mask",
         right=CachedKernel,
-        padded=lambda right, held, keys: right.padded(held, keys) & (held.count != 1)),
+        padded=lambda right, cache, keys: right.padded(cache, keys) & (cache.count != 1)),
     deviation("paged-window-begins-with-a-page", "values",
         "A window begins with the page that its first key lies in.",
         "whole pages before the window are left out, and the first page is not masked",

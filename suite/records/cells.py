@@ -97,6 +97,11 @@ class CellRecord:
                 raise ValueError(f"expected an error ratio from 0 on, got {ratio:g}")
 
     @property
+    def name(self) -> str:
+        """The implementation with its backend: "torch:sdpa"."""
+        return f"{self.backend}:{self.implementation}"
+
+    @property
     def key(self) -> tuple[str, str, str, str, str, str, int]:
         """The values of the fields `KEY`."""
         return _key(self)

@@ -108,7 +108,7 @@ def coverages(cells: Iterable[CellRecord], functions: Collection[str]) -> Iterat
     groups: dict[tuple[str, bool], list[CellRecord]] = {}
     for cell in cells:
         own = cell.implementation in functions
-        name = f"{cell.backend}:{cell.implementation}" if own else cell.backend
+        name = cell.name if own else cell.backend
         groups.setdefault((name, own), []).append(cell)
     for (name, own), found in groups.items():
         yield Coverage(name, tuple(found), own)

@@ -20,9 +20,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Literal
 
 import msgspec
@@ -64,19 +64,11 @@ STATES = {
 SCRIPTS = MANIFESTS.parent / "docs" / "findings" / "scripts"
 """The scripts of findings, NAME.py; an installed package has none."""
 
+KERAS = "keras"
+"""The manifest of Keras on every engine."""
+
 OWNERS = {"torch": "pytorch", "mlx-lm": "mlx"}
 """Owners of packages that have another name than their owner."""
-
-HEAD = """# Findings
-
-What the suite found in released software, the gravest first. Each finding has a script that shows it in
-the framework alone. A script prints what is expected and what it got, then `DEVIATES`, `fixed` or
-`not applicable here`. These pages are made from the manifests in `backends`:
-
-    attention-conformance findings --output=docs/findings
-
-Given result files, the command counts the cells that fail because of each finding.
-"""
 
 Contents = Mapping[str, tuple[Sequence["Finding"], Sequence[Expectation]]]
 """Findings and entries by manifest name."""
@@ -172,109 +164,72 @@ def manifests(folder: Path = MANIFESTS) -> dict[str, tuple[list[Finding], list[E
     return contents
 
 
+def fulfilled(
+    contents: Contents, backend: str, implementation: str, check: str, case: str, message: str
+) -> Expectation | None:
+    """The entry that a known cell fulfils: the one whose cause the message of the cell quotes."""
+    for name in (backend, KERAS):
+        for entry in contents.get(name, ((), ()))[1]:
+            if entry.cause in message and entry.matches(implementation, check, case):
+                return entry
+    return None
+
+
 def pages(contents: Contents, runs: Iterable[Run] = ()) -> dict[str, str]:
     """Pages in Markdown by name: "index", and a page for each owner of findings.
 
     A page shows the cells of `runs` that fail because of each finding.
     """
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
+    )  # fmt: skip
+    template = environment.get_template("findings.md.jinja")
     runs = list(runs)
     cells = [cell for run in runs for cell in run.cells if cell.status == "known"]
+    versions = {name: text for run in runs for name, text in run.header.versions.items()}
     findings = [finding for listed, _ in contents.values() for finding in listed]
     findings.sort(key=lambda finding: (list(SEVERITIES).index(finding.severity), finding.owner))
-    made = {"index": index(findings, runs)}
-    for owner in sorted({finding.owner for finding in findings}):
-        sections = [f"# Findings: {owner}\n"]
-        for finding in findings:
-            if finding.owner == owner:
-                cited = citing(finding, contents)
-                sections.append(description(finding, cited, _hit(cells, cited)))
-        made[owner] = "\n".join(sections)
+    owners = sorted({finding.owner for finding in findings})
+    index = {
+        "findings": findings, "owners": owners, "words": [*SEVERITIES.items(), *STATES.items()],
+        "versions": ", ".join(f"{name} {text}" for name, text in sorted(versions.items())),
+    }  # fmt: skip
+    made = {"index": template.render(owner="", **index)}
+    for owner in owners:
+        its = [(f, seen_in(f, contents, cells)) for f in findings if f.owner == owner]
+        made[owner] = template.render(owner=owner, findings=its, severities=SEVERITIES)
     return made
 
 
-def index(findings: Sequence[Finding], runs: Iterable[Run]) -> str:
-    """The first page: tables of findings, the meanings of their words, and the list of owners' pages."""
-    versions = {name: text for run in runs for name, text in run.header.versions.items()}
-    listed = ", ".join(f"{name} {text}" for name, text in sorted(versions.items()))
-    owners = sorted({finding.owner for finding in findings})
-    words = [f"- {word}: {text}" for word, text in (*SEVERITIES.items(), *STATES.items())]
-    lines = [
-        HEAD,
-        *([f"Records of {listed}.\n"] if listed else []),
-        table([finding for finding in findings if not finding.asks_nothing]),
-        "## By design, or for invalid calls only\n",
-        "A user whose calls are valid has nothing to do about these.\n",
-        table([finding for finding in findings if finding.asks_nothing]),
-        "## Severities and states\n",
-        "States upstream are those of November 2026.\n",
-        *words,
-        "\n```{toctree}\n:hidden:\n",
-        *owners,
-        "```\n",
-    ]
-    return "\n".join(lines)
-
-
-def table(findings: Iterable[Finding]) -> str:
-    """A table in Markdown with a row for each finding."""
-    rows = ["| finding | title | severity | upstream | versions | only on |", f"|{'---|' * 6}"]
-    for f in findings:
-        link, title = f"[{f.name}]({f.owner}.md#{f.name})", f.title.replace("|", " ")
-        values = link, title, f.severity, f.state, ", ".join(f.versions), f.where
-        rows.append(f"| {' | '.join(values)} |")
-    return "\n".join([*rows, ""])
-
-
-def citing(finding: Finding, contents: Contents) -> dict[str, list[Expectation]]:
-    """The entries that cite a finding, by manifest."""
-    return {
+def seen_in(finding: Finding, contents: Contents, cells: Iterable[CellRecord]) -> str:
+    """Where the suite sees a finding: implementations with the number of their known `cells`, checks and
+    cases of the entries that cite it."""
+    cited = {
         name: [e for e in entries if e.finding == finding.name]
         for name, (_, entries) in contents.items()
     }
-
-
-def _hit(cells: Iterable[CellRecord], cited: Mapping[str, Sequence[Expectation]]) -> dict[str, int]:
-    """The number of cells that match one of the entries, by implementation."""
-    counts: dict[str, int] = {}
-    for cell in cells:
-        entries = cited.get(cell.backend, ())
-        if any(e.matches(cell.implementation, cell.check, cell.case) for e in entries):
-            name = f"{cell.backend}:{cell.implementation}"
-            counts[name] = counts.get(name, 0) + 1
-    return counts
-
-
-def description(
-    finding: Finding,
-    cited: Mapping[str, Sequence[Expectation]],
-    counts: Mapping[str, int] = MappingProxyType({}),
-) -> str:
-    """A finding in Markdown.
-
-    `cited` are the entries that cite the finding. `counts` are its known cells by implementation.
-    """
-    where = finding.seen
-    entries = [(backend, e) for backend, listed in cited.items() for e in listed]
-    if entries:
-        checks = dict.fromkeys(c for _, e in entries for c in e.check)
-        cases = dict.fromkeys(c for _, e in entries for c in e.case)
-        of = ", ".join(f"{n} ({c} cell{'s' * (c != 1)})" for n, c in counts.items())
-        names = dict.fromkeys(f"{backend}:{n}" for backend, e in entries for n in e.implementation)
-        checked = "every check" if "*" in checks else f"check {', '.join(checks)}"
-        where = f"{of or ', '.join(names)}; {checked}; cases {', '.join(f'`{c}`' for c in cases)}"
-    lines = [
-        f"## {finding.name}\n",
-        f"**{finding.title}**\n",
-        f"{finding.text.strip()}\n",
-        f"- Severity: {finding.severity}, {SEVERITIES[finding.severity]}",
-        f"- Upstream: {finding.state}; {finding.issue}",
-        f"- Versions: {', '.join(finding.versions)}",
-        *([f"- Only on: {finding.where}"] if finding.where else []),
-        f"- Script: [{finding.name}.py](scripts/{finding.name}.py)\n",
-        f"```python\n{finding.reproduction}\n```\n",
-        f"<details><summary>Seen in</summary>\n\n{where}\n\n</details>\n",
-    ]
-    return "\n".join(lines)
+    entries = [e for listed in cited.values() for e in listed]
+    if not entries:
+        return finding.seen
+    hit = Counter(
+        cell.name
+        for cell in cells
+        if any(
+            e.matches(cell.implementation, cell.check, cell.case)
+            for e in cited.get(cell.backend, ())
+        )
+    )
+    counts = ", ".join(f"{n} ({c} cell{'s' * (c != 1)})" for n, c in hit.items())
+    names = dict.fromkeys(
+        f"{b}:{n}" for b, listed in cited.items() for e in listed for n in e.implementation
+    )
+    checks = dict.fromkeys(c for e in entries for c in e.check)
+    checked = "every check" if "*" in checks else f"check {', '.join(checks)}"
+    cases = dict.fromkeys(f"`{c}`" for e in entries for c in e.case)
+    return f"{counts or ', '.join(names)}; {checked}; cases {', '.join(cases)}"
 
 
 def report(finding: Finding) -> str:

@@ -19,18 +19,10 @@ import sys
 from collections import Counter
 from collections.abc import Collection, Hashable, Mapping
 from dataclasses import asdict, dataclass, field
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 from reprlib import repr as brief
-from typing import (
-    Annotated,
-    Any,
-    ClassVar,
-    Generic,
-    Protocol,
-    TextIO,
-    TypeVar,
-)
+from typing import Annotated, Any, ClassVar, Generic, Protocol, TextIO, TypeVar
 
 import msgspec
 
@@ -141,17 +133,16 @@ class FileSchema(Generic[H, R]):
         Raises NotARecordFile, OtherSchema, BrokenLine, DuplicateCell and TruncatedRun.
         """
         path = Path(path)
-        lines = _lines(path)
-        header = self._header(path, lines[0])
+        first, *lines = _lines(path)
+        header = self._header(path, first)
         records: list[R] = []
         remarks: list[Any] = []
         seen: set[tuple[Hashable, ...]] = set()
         complete = False
-        for place, line in enumerate(lines[1:], 2):
-            where, last = f"{path}: line {place}", place == len(lines)
-            record = self._quickly(line)
+        for place, line in enumerate(lines, 2):
+            where, last = f"{path}: line {place}", place == len(lines) + 1
             try:
-                entry, kind = ({}, self.name) if record else _entry(line)
+                kind = _NAMED.decode(line).record
             except (ValueError, RecursionError) as error:
                 if last and partial:
                     break
@@ -164,15 +155,14 @@ class FileSchema(Generic[H, R]):
                     f"{where} is not a record: expected a JSON object, got {error}; {CHANGED}"
                 ) from error
             if kind == self.name:
-                record = self._checked(
-                    where, record or _typed(where, entry, self.record, strict=False), seen
-                )
+                record = _decoded(where, line, self.record)
+                self._check(where, record, seen)
                 seen.add(record.key)
                 records.append(record)
             elif kind in self.remarks:
-                remarks.append(_typed(where, entry, self.remarks[kind]))
+                remarks.append(_decoded(where, line, self.remarks[kind]))
             elif kind == "footer" and last:
-                _check_totals(where, entry, records)
+                _check_totals(where, _decoded(where, line, _Footer).totals, records)
                 complete = True
             else:
                 raise BrokenLine(
@@ -194,46 +184,30 @@ class FileSchema(Generic[H, R]):
     def accepts(self, path: str | Path) -> bool:
         """Whether a file begins with a header of this schema, in any version."""
         try:
-            entry, kind = _entry(_lines(Path(path), first=True)[0])
+            named = _NAMED.decode(_lines(Path(path), first=True)[0])
         except (NotARecordFile, ValueError, RecursionError):
             return False
-        return kind == "header" and self.is_kind(entry.get("schema"))
+        return named.record == "header" and self.is_kind(named.schema)
 
     def _header(self, path: Path, line: str) -> H:
+        expected = f"{path}: expected a result file written by {self.origin}"
         try:
-            entry, kind = _entry(line)
+            named = _NAMED.decode(line)
         except (ValueError, RecursionError) as error:
+            raise NotARecordFile(f"{expected}; line 1 is no header") from error
+        if named.record != "header" or not self.is_kind(named.schema):
             raise NotARecordFile(
-                f"{path}: expected a result file written by {self.origin}; line 1 is no header"
-            ) from error
-        schema = entry.get("schema")
-        if kind != "header" or not self.is_kind(schema):
-            raise NotARecordFile(
-                f"{path}: expected a result file written by {self.origin}, whose line 1 is a header "
-                f"of schema {self.schema}; got {brief(kind)} of schema "
-                f"{brief(schema)}"
+                f"{expected}, whose line 1 is a header of schema {self.schema}; got "
+                f"{brief(named.record)} of schema {brief(named.schema)}"
             )
-        if str(schema) != self.schema:
+        if str(named.schema) != self.schema:
             raise OtherSchema(
-                f"{path}: expected schema {self.schema}, got {schema}: another "
-                "version of the suite wrote the file; run again, or read the file with that version"
+                f"{path}: expected schema {self.schema}, got {named.schema}: another version of the "
+                "suite wrote the file; run again, or read the file with that version"
             )
-        return _typed(f"{path}: line 1", entry, self.header)
+        return _decoded(f"{path}: line 1", line, self.header)
 
-    @cached_property
-    def _decoder(self) -> msgspec.json.Decoder[R]:
-        return msgspec.json.Decoder(self.record, strict=False)
-
-    def _quickly(self, line: str) -> R | None:
-        """The record of a line as `Writer` writes it; None for any other line."""
-        if not line.startswith(f'{{"record": "{self.name}", '):
-            return None
-        try:
-            return self._decoder.decode(line)
-        except (ValueError, RecursionError):
-            return None
-
-    def _checked(self, where: str, record: R, seen: Collection[tuple[Hashable, ...]]) -> R:
+    def _check(self, where: str, record: R, seen: Collection[tuple[Hashable, ...]]) -> None:
         if record.status not in self.statuses:
             raise BrokenLine(
                 f"{where}: unknown status {brief(record.status)}; valid: {', '.join(self.statuses)}; "
@@ -243,7 +217,6 @@ class FileSchema(Generic[H, R]):
             raise DuplicateCell(
                 f"{where}: {' '.join(map(str, record.key))} occurs twice; {CHANGED}"
             )
-        return record
 
 
 @dataclass(frozen=True)
@@ -257,8 +230,18 @@ class Content(Generic[H, R]):
     remarks: tuple[Any, ...] = ()
 
 
+class _Named(msgspec.Struct):
+    """The fields that say what a line is."""
+
+    record: Any
+    schema: Any = None
+
+
 class _Footer(msgspec.Struct):
     totals: dict[str, int]
+
+
+_NAMED = msgspec.json.Decoder(_Named)
 
 
 class Writer(Generic[H, R]):
@@ -332,30 +315,18 @@ def _standard_input() -> str:
     return sys.stdin.buffer.read().decode("utf-8-sig", errors="replace")
 
 
-_OBJECT = msgspec.json.Decoder(dict[str, Any])
-
-
-def _entry(line: str) -> tuple[dict[str, Any], Any]:
-    """The fields of a line and its kind of record. Raises ValueError and RecursionError."""
-    entry = _OBJECT.decode(line)
-    if "record" not in entry:
-        raise ValueError("an object without the field 'record'")
-    return entry, entry.pop("record")
-
-
 T = TypeVar("T")
 
 
-def _typed(where: str, entry: dict[str, Any], kind: type[T], strict: bool = True) -> T:
-    """The entry as this class; without `strict` texts may stand for numbers, as `_strict` writes them."""
+def _decoded(where: str, line: str, kind: type[T]) -> T:
+    """The line as this class, with texts for numbers as `_strict` writes them. Raises BrokenLine."""
     try:
-        return msgspec.convert(entry, kind, strict=strict)
+        return msgspec.json.decode(line, type=kind, strict=False)
     except (ValueError, RecursionError) as error:
         raise BrokenLine(f"{where}: {error}; {CHANGED}") from error
 
 
-def _check_totals(where: str, entry: dict[str, Any], records: list[R]) -> None:
-    said = _typed(where, entry, _Footer).totals
+def _check_totals(where: str, said: dict[str, int], records: list[R]) -> None:
     counted = Counter(record.status for record in records)
     if said != counted:
         raise BrokenLine(

@@ -38,6 +38,11 @@ class Origin:
     options: dict[str, Any] = field(default_factory=dict)
     started: str = ""
 
+    @property
+    def installed(self) -> str:
+        """The versions as one text: "torch 2.13.0, numpy 2.4.6"."""
+        return ", ".join(f"{name} {text}" for name, text in self.versions.items())
+
 
 def facts() -> dict[str, Any]:
     """Operating system, architecture, model, flags and number of CPUs, OMP_NUM_THREADS, and

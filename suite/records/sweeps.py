@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,8 +23,8 @@ Key = tuple[str, str, int]
 
 
 @dataclass(frozen=True)
-class SweptRun:
-    """One run of a sweep: its result files, one per shard, and the header of the first."""
+class Shards:
+    """The result files of one run, one per shard, and the header of the first."""
 
     header: Header
     paths: tuple[Path, ...]
@@ -33,16 +34,33 @@ class SweptRun:
         """Title, release and seed of the run."""
         return title_of(self.header), release_of(self.header), seed_of(self.header)
 
-    def load(self) -> Run:
-        """Read the run; it is not `complete` if shards are missing. Raises RecordError."""
-        parts = [load(path) for path in self.paths]
+    def load(self, partial: bool = False, lacking: bool = True) -> Run:
+        """Read the run; with `partial` also files without a footer. If `lacking`, shards may be missing,
+        and the run is then not `complete`. Raises RecordError."""
+        parts = [load(path, partial) for path in self.paths]
         if not self.header.shard:
             return parts[0]
         try:
             return merge(parts)
         except IncompleteShards:
+            if not lacking:
+                raise
             every = tuple(cell for part in parts for cell in part.cells)
-            return Run(replace(self.header, shard=""), every, str(self.paths[0]), complete=False)
+            told = tuple(one for part in parts for one in part.diagnoses)
+            whole = replace(self.header, shard="")
+            return Run(whole, every, str(self.paths[0]), complete=False, diagnoses=told)
+
+
+def shards(paths: Iterable[Path]) -> list[Shards]:
+    """The files by run; only their headers are read. Shards belong to one run if case lists, commits,
+    versions, release and seed are equal. Raises RecordError."""
+    runs: dict[object, list[tuple[Header, Path]]] = {}
+    for path in paths:
+        header = cells.FILE_SCHEMA.read_header(path)
+        identity = (header.digest, header.commit, header.dirty, str(header.versions), header.python)
+        one = (*Shards(header, (path,)).key, *identity) if header.shard else path
+        runs.setdefault(one, []).append((header, path))
+    return [Shards(of[0][0], tuple(path for _, path in of)) for of in runs.values()]
 
 
 def is_sweep(path: Path) -> bool:
@@ -56,19 +74,9 @@ def files(folder: Path) -> list[Path]:
     return sorted(folder.rglob("*.jsonl"))
 
 
-def runs(folder: Path) -> list[SweptRun]:
-    """The runs below a folder; only their headers are read.
-
-    Raises RecordError for a file that belongs to no run and no search.
-    """
-    shards: dict[object, list[tuple[Header, Path]]] = {}
-    for path in files(folder):
-        if not searches.FILE_SCHEMA.accepts(path):
-            header = cells.FILE_SCHEMA.read_header(path)
-            of_one_run = (header.digest, header.commit, header.dirty, str(header.versions))
-            one = (*SweptRun(header, (path,)).key, *of_one_run) if header.shard else path
-            shards.setdefault(one, []).append((header, path))
-    return [SweptRun(of[0][0], tuple(path for _, path in of)) for of in shards.values()]
+def runs(folder: Path) -> list[Shards]:
+    """The runs below a folder. Raises RecordError for a file that belongs to no run and no search."""
+    return shards(path for path in files(folder) if not searches.FILE_SCHEMA.accepts(path))
 
 
 def searched(folder: Path) -> list[SearchRun]:

@@ -4,15 +4,14 @@ commands     the command line: add_report_parser, add_diff_parser
 kinds        kinds of results, with their frames and their tables by name
 frames       result files -> DataFrames with documented columns: cells, runs, measurements, asv_results
 table        the declaration of a table: Table
-conformance  statuses, unsupported, conformance, accuracy, gradients, kernels, explained, only_here,
-             everywhere, failures, slowest
-semantics    elections, identification, invariance, layers
+conformance  statuses, unsupported, conformance, accuracy, gradients, kernels, explained, failures
+semantics    elections, identification, invariance, together
 speed        speed, speedup, exactness, cost_law, refused, samples; asv's tables
 explanation  why cells fail, with `separation`
 laws, plots  cost laws and plots of speed
-swept        frames of sweeps; `sweeps` has their tables, `sweep_diff` changes between two sweeps
-overview     the first screen of a page, drawn by page.js: implementations beside `topics`
-diff         changes between two runs: compare, new_failures, summary, header_changes
+swept        frames of sweeps; `sweeps` has their tables
+overview     the first screen of a page: implementations beside `topics`
+diff         changes between two runs or sweeps: difference, new_failures
 site         a folder of pages: the matrix, and a page for every implementation
 render       tables -> text, Markdown, CSV, Parquet or one HTML page: render
 badge        small pictures with verdict, precision and coverage of runs

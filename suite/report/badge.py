@@ -29,8 +29,9 @@ LETTER, MARGIN = 7, 10
 """Width of a letter and of the margins of a half, in pixels."""
 
 
-def right_half(runs: Sequence[Run]) -> tuple[str, str]:
-    """The verdict of all runs together and the text of the right half: "right, 503 of 777 judged".
+def badges(runs: Sequence[Run]) -> dict[str, str]:
+    """The SVG of every badge of all runs together: verdict with numbers ("attention"), verdict ("right"),
+    precision, and coverage.
 
     Raises RecordError if a filter left cells of a run out, or a run did not finish.
     """
@@ -38,9 +39,17 @@ def right_half(runs: Sequence[Run]) -> tuple[str, str]:
         if run.header.partial or not run.complete:
             raise RecordError(f"{run.source}: a badge needs a whole run, and this one is partial")
     totals = sum((run.totals for run in runs), Counter[str]())
-    cells = totals.total()
+    cells, judged = totals.total(), totals.total() - totals[UNSUPPORTED]
     verdict = word(totals, [reason for run in runs for reason in _shortfalls(run)]).lower()
-    return verdict, f"{verdict}, {cells - totals[UNSUPPORTED]} of {cells} judged"
+    share = percent(judged / cells) if cells else "0%"
+    return {
+        "attention": picture(
+            "attention", f"{verdict}, {judged} of {cells} judged", COLOURS[verdict]
+        ),
+        "right": picture("attention", verdict, COLOURS[verdict]),
+        "precision": picture("precision", precision(runs)),
+        "coverage": picture("coverage", f"{share} of {cells} cells"),
+    }
 
 
 def _shortfalls(run: Run) -> list[str]:
@@ -52,41 +61,28 @@ def _shortfalls(run: Run) -> list[str]:
 
 def precision(runs: Sequence[Run]) -> str:
     """The widest grade of the right answers to the check `VALUES`, by dtype: "f32 exact, bf16 fused"."""
-    widest: dict[str, str] = {}
+    grades: dict[str, list[str]] = {}
     for cell in (cell for run in runs for cell in run.cells):
         if cell.check == VALUES and cell.status == "pass" and cell.grade in GRADES:
-            known = widest.setdefault(cell.dtype, cell.grade)
-            widest[cell.dtype] = max(known, cell.grade, key=GRADES.index)
-    return (
-        ", ".join(f"{dtype} {widest[dtype]}" for dtype in DTYPES if dtype in widest)
-        or "not measured"
-    )
+            grades.setdefault(cell.dtype, []).append(cell.grade)
+    widest = {dtype: max(of, key=GRADES.index) for dtype, of in grades.items()}
+    named = [f"{dtype} {widest[dtype]}" for dtype in DTYPES if dtype in widest]
+    return ", ".join(named) or "not measured"
 
 
-def draw(runs: Sequence[Run], path: Path) -> None:
-    """Write the badge of all runs together, an SVG, to a new file.
+def draw(runs: Sequence[Run], path: Path | None, folder: Path | None) -> None:
+    """Write the badge "attention" to a new file, and the others as NAME.svg into a new or empty folder.
 
-    Raises FileExistsError if the file exists, and RecordError if a run is partial.
+    Raises FileExistsError if the file exists or the folder is not empty, and as `badges`.
     """
-    verdict, text = right_half(runs)
-    write_new(path, picture("attention", text, COLOURS[verdict]))
-
-
-def draw_all(runs: Sequence[Run], folder: Path) -> None:
-    """Write right.svg, precision.svg and coverage.svg, badges of all runs together, into a new or empty
-    folder. Raises as `draw`, FileExistsError if the folder is not empty."""
-    verdict, _ = right_half(runs)
-    totals = sum((run.totals for run in runs), Counter[str]())
-    cells = totals.total()
-    share = percent((cells - totals[UNSUPPORTED]) / cells) if cells else "0%"
-    badges = {
-        "right": picture("attention", verdict, COLOURS[verdict]),
-        "precision": picture("precision", precision(runs)),
-        "coverage": picture("coverage", f"{share} of {cells} cells"),
-    }
-    new_folder(folder)
-    for name, badge in badges.items():
-        write_new(folder / f"{name}.svg", badge)
+    made = badges(runs)
+    attention = made.pop("attention")
+    if path:
+        write_new(path, attention)
+    if folder:
+        new_folder(folder)
+        for name, badge in made.items():
+            write_new(folder / f"{name}.svg", badge)
 
 
 def picture(label: str, text: str, colour: str = FACT) -> str:

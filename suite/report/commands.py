@@ -13,17 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from attention_conformance.suite.flags import CommandOptions, option
-from attention_conformance.suite.records.cells import load
 from attention_conformance.suite.records.lines import RecordError
 from attention_conformance.suite.report import DATA_FORMATS, FORMATS, SITE
 from attention_conformance.suite.report.kinds import (
     CONFORMANCE,
-    FACTS,
     KINDS,
     SPEED,
     TABLES,
     Kind,
-    Request,
     kind_of,
     load_runs,
 )  # fmt: skip
@@ -168,46 +165,35 @@ def report(args: argparse.Namespace) -> int:
 
         if CONFORMANCE not in paths_of:
             raise RecordError(f"badges need {CONFORMANCE.name}, and none is given")
-        runs = load_runs(paths_of[CONFORMANCE], args.partial)
-        if args.badge:
-            badge.draw(runs, args.badge)
-        if args.badges:
-            badge.draw_all(runs, args.badges)
-    if args.format == SITE:
-        return _site(args, paths_of)
-    # Data formats include the rare tables.
-    chosen = args.table or (TABLES if args.format in DATA_FORMATS else None)
+        badge.draw(load_runs(paths_of[CONFORMANCE], args.partial), args.badge, args.badges)
+    if args.format == SITE and CONFORMANCE not in paths_of:
+        raise RecordError(f"--format=site needs {CONFORMANCE.name}, and none is given")
+    if args.format == SITE and args.table:
+        raise RecordError("--format=site chooses its tables itself: leave --table out")
+    # Data formats include the rare tables; a site makes its own.
+    every = {**dict.fromkeys(DATA_FORMATS, tuple(TABLES)), SITE: ()}
+    chosen = args.table or every.get(args.format)
     tables: dict[str, Any] = {}
     all_frames: dict[str, Any] = {}
     for kind, paths in paths_of.items():
-        frames = kind.read(paths, Request(args.partial, args.baseline))
+        frames = kind.read(paths, args.partial, args.baseline)
         all_frames |= frames
         tables |= kind.of(frames, chosen)
     if args.plots:
         from attention_conformance.suite.report.plots import draw
 
         draw(all_frames, args.plots)
+    if args.format == SITE:
+        from attention_conformance.suite.report import site
+
+        site.write(all_frames, CONFORMANCE.title, args.output)
+        return 0
     first = {}
     if args.format == "html" and not args.table:
         from attention_conformance.suite.report.overview import overview
 
         first = overview(all_frames, tables)
     render(tables, args.format, args.output, next(iter(paths_of)).title, first)
-    return 0
-
-
-def _site(args: argparse.Namespace, paths_of: dict[Kind, list[Path]]) -> int:
-    from attention_conformance.suite.report import site
-
-    if CONFORMANCE not in paths_of:
-        raise RecordError(f"--format=site needs {CONFORMANCE.name}, and none is given")
-    if args.table:
-        raise RecordError("--format=site chooses its tables itself: leave --table out")
-    frames: dict[str, Any] = {}
-    for kind in (CONFORMANCE, SPEED, FACTS):
-        if kind in paths_of:
-            frames |= kind.read(paths_of[kind], Request(args.partial, args.baseline))
-    site.write(frames, CONFORMANCE.title, args.output)
     return 0
 
 
@@ -229,27 +215,12 @@ def _by_kind(paths: list[Path]) -> dict[Kind, list[Path]]:
 @_guarded
 def diff(args: argparse.Namespace) -> int:
     """Run `diff`; returns the exit code."""
-    from attention_conformance.suite.report.diff import (
-        compare,
-        header_changes,
-        mapped,
-        new_failures,
-        summary,
-    )
+    from attention_conformance.suite.report.diff import difference, new_failures
     from attention_conformance.suite.report.render import render
-    from attention_conformance.suite.report.sweep_diff import difference, is_of_sweeps
 
     renames = dict(args.map)
     if len(renames) < len(args.map):
         raise RecordError("--map names the same old implementation twice; name it once")
-    if is_of_sweeps(args.old, args.new):
-        comparison = difference(args.old, args.new, renames, args.partial)
-        changes, headers = comparison.changes, comparison.headers
-        more = {} if comparison.alone.empty else {"alone": comparison.alone}
-    else:
-        old, new = (load(path, args.partial) for path in (args.old, args.new))
-        changes = compare(*(mapped(old, new, renames) if renames else (old, new)))
-        headers, more = header_changes(old, new), {}
-    tables = {"summary": summary(changes), "changes": changes, "headers": headers, **more}
+    tables = difference(args.old, args.new, renames, args.partial)
     render(tables, args.format, args.output, f"From {args.old} to {args.new}")
-    return 1 if new_failures(changes) else 0
+    return 1 if new_failures(tables["changes"]) else 0

@@ -29,7 +29,6 @@ FAILING = ("crash", "error", "fail", "known")
 UNSUPPORTED = "unsupported"
 """The status of cells that were not asked."""
 
-SLOWEST_CELLS = 20
 REASONS_NAMED = 3
 """The number of implementations that are named for one reason."""
 
@@ -269,17 +268,8 @@ DIAGNOSES = Table(
     over="diagnoses",
     columns={
         **BY_IMPLEMENTATION,
-        **same(
-            "sentence",
-            "explains",
-            "tried",
-            "contradicts",
-            "hint",
-            "family",
-            "origin",
-            "check",
-            "case",
-        ),
+        **same("sentence", "explains", "tried", "contradicts"),
+        **same("hint", "family", "origin", "check", "case"),
     },
 )
 
@@ -291,53 +281,27 @@ def failing_cells(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def _beside_others(cells: pd.DataFrame) -> pd.DataFrame:
-    """The failing cells, with numbers of implementations for the same check and case.
-
-    `supported`, `failing` and `passed` count implementations. With several seeds one failure counts as
-    failing.
-    """
+    """The failing cells, with numbers of implementations for the same check and case: those that fail
+    with any seed, and all that were asked."""
     wrong = failing_cells(cells)
     cells = cells[cells["case"].isin(wrong["case"])]
     asked, fails = cells["status"] != UNSUPPORTED, cells["status"].isin(FAILING)
-    each = grouped(cells.assign(supported=asked, failing=fails), ["check", "case", "label"])
-    outcomes = each[["supported", "failing"]].any().astype(int)
-    outcomes["passed"] = outcomes["supported"] - outcomes["failing"]
-    numbers = outcomes.groupby(["check", "case"]).sum().reset_index()
+    each = grouped(cells.assign(asked=asked, failing=fails), ["check", "case", "label"])
+    numbers = each[["failing", "asked"]].any().groupby(["check", "case"]).sum().reset_index()
     return wrong.merge(numbers, on=["check", "case"])
 
 
-_FAILURE = {**same("status"), **BY_IMPLEMENTATION, **same("check", "case", "kind", "error_ratio")}
-
-ONLY_HERE = Table(
-    "only_here",
-    "Cells that fail in exactly one implementation and pass in another.",
-    rows=lambda cells: _beside_others(cells).query("failing == 1 and passed > 0"),
-    columns={**_FAILURE, **same("passed", "message")},
-)
-
-
-EVERYWHERE = Table(
-    "everywhere",
-    "Cells that fail in every implementation that supports the case, at least two.",
-    rows=lambda cells: _beside_others(cells).query("failing == supported and failing > 1"),
-    by=same("check", "case"),
-    columns={"implementations": "failing", "kinds": distinct("kind"), **same("message")},
-)
-
 FAILURES = Table(
     "failures",
-    "Every cell with the status crash, error, fail or known.",
-    rows=failing_cells,
-    columns={**_FAILURE, **same("message")},
+    "Every cell with the status crash, error, fail or known, with the number of implementations that "
+    "fail in the same check and case, and of those that were asked.",
+    rows=_beside_others,
+    columns={
+        **same("status"),
+        **BY_IMPLEMENTATION,
+        **same("check", "case", "kind", "error_ratio", "failing", "asked", "message"),
+    },
 )
-
-SLOWEST = Table(
-    "slowest",
-    "The cells that took longest to judge.",
-    rows=lambda cells: cells.nlargest(SLOWEST_CELLS, "seconds"),
-    columns={**same("seconds"), **BY_IMPLEMENTATION, **same("check", "case", "status")},
-)
-
 
 HISTORY = Table(
     "history",

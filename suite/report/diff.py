@@ -1,17 +1,20 @@
-"""Changes between two runs, cell by cell, from their records.
+"""Changes between two runs or two sweeps, cell by cell, from their records.
 
-A cell can have several changes, of its status and of observed values. Each change is a row.
+A cell can have several changes, of its status and of observed values. Each change is a row. The runs of
+sweeps are paired by title, release and seed; if each sweep has only one release, the releases may differ.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 import pandas as pd
 
-from attention_conformance.suite.records.cells import KEY, CellRecord, Run
+from attention_conformance.suite.records.cells import KEY, CellRecord, Run, load
 from attention_conformance.suite.records.lines import RecordError
+from attention_conformance.suite.records.sweeps import Key, Shards, is_sweep, runs
 from attention_conformance.suite.report.frames import cells
 from attention_conformance.suite.spec.vocabulary import BROKEN, GRADES, INVARIANCE_GRADES
 
@@ -103,7 +106,75 @@ class UnknownImplementation(RecordError):
 
 
 class NothingInCommon(RecordError):
-    """The two runs have no common cell."""
+    """The two runs have no common cell, or the two sweeps no common run."""
+
+
+def difference(
+    old: Path, new: Path, renames: Mapping[str, str], partial: bool = False
+) -> dict[str, pd.DataFrame]:
+    """The tables of a comparison: `summary`, `changes`, `headers`, and `alone` if a sweep has runs that
+    the other one lacks.
+
+    `renames` maps implementations (`mapped`); runs of sweeps without these are skipped. Raises
+    RecordError if a path cannot be read, UnknownImplementation and NothingInCommon.
+    """
+    before, after = _paired(_runs(old, partial), _runs(new, partial))
+    both = [key for key in after if key in before]
+    if not both:
+        raise NothingInCommon(
+            f"{old} and {new} have no run in common: compare sweeps of the same backends, level, "
+            "mode and seeds"
+        )
+    changes, headers = [], []
+    for key in both:
+        pair = before[key](), after[key]()
+        try:
+            changes.append(compare(*(mapped(*pair, renames) if renames else pair)))
+        except UnknownImplementation:
+            if key == both[-1] and not changes:
+                raise
+        else:
+            headers.append(header_changes(*pair).assign(runs=_shown(key)))
+    every = pd.concat(changes, ignore_index=True).sort_values(
+        "change", key=lambda names: names.map([*CHANGES].index), kind="stable", ignore_index=True
+    )
+    alone = [(_shown(key), "old") for key in before if key not in after]
+    alone += [(_shown(key), "new") for key in after if key not in before]
+    named = {"alone": pd.DataFrame(alone, columns=["runs", "in"])} if alone else {}
+    fields = pd.concat(headers).groupby(["field", "old", "new"], sort=False)["runs"]
+    once = fields.agg(["size", "first"]).rename(columns={"size": "runs", "first": "one"})
+    once = once.reset_index() if len(both) > 1 else once[[]].reset_index()
+    return {"summary": summary(every), "changes": every, "headers": once, **named}
+
+
+Runs = dict[Key, Callable[[], Run]]
+"""A function that reads the run, by title, release and seed."""
+
+
+def _runs(path: Path, partial: bool) -> Runs:
+    """The runs of a sweep, or the run of a file."""
+    if is_sweep(path):
+        return {run.key: run.load for run in runs(path)}
+    run = load(path, partial)
+    return {Shards(run.header, (path,)).key: lambda: run}
+
+
+def _paired(before: Runs, after: Runs) -> tuple[Runs, Runs]:
+    """The runs with equal keys for those that are compared."""
+    if len(before) == len(after) == 1:
+        return dict(zip(after, before.values(), strict=True)), after
+    releases = [{release for _, release, _ in of} for of in (before, after)]
+    if all(len(names) == 1 for names in releases) and releases[0] != releases[1]:
+        before, after = (
+            {(title, "", seed): run for (title, _, seed), run in of.items()}
+            for of in (before, after)
+        )
+    return before, after
+
+
+def _shown(key: Key) -> str:
+    title, release, seed = key
+    return " ".join([title, *filter(None, [release]), f"seed {seed}"])
 
 
 def compare(old: Run, new: Run) -> pd.DataFrame:

@@ -63,15 +63,11 @@ def cells(loaded: Run | Sequence[Run]) -> pd.DataFrame:
     return frame.assign(label=_labels(frame))
 
 
-def _versions(header: Origin) -> str:
-    return ", ".join(f"{name} {text}" for name, text in header.versions.items())
-
-
 _OF_RUN: dict[str, Callable[[Run], str]] = {
     "source": lambda run: run.source,
     "started": lambda run: run.header.started,
     "digest": lambda run: run.header.digest,
-    "versions": lambda run: _versions(run.header),
+    "versions": lambda run: run.header.installed,
 }
 """The columns of `cells` that are equal in all cells of a run."""
 
@@ -107,10 +103,11 @@ def asked_again(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def newest_times(measurements: pd.DataFrame) -> pd.DataFrame:
-    """The newest of the measurements of the same."""
+    """The newest measurement of each of the same, with labels without sources."""
     order = measurements.sort_values("started", kind="stable")
     same = [*MEASURED, "case", "backend", "implementation"]
-    return measurements.loc[order.drop_duplicates(same, keep="last").sort_index().index]
+    newest = order.drop_duplicates(same, keep="last").sort_index()
+    return newest.assign(label=newest["backend"] + ":" + newest["implementation"])
 
 
 def _beyond(ratio: float | None) -> float | None:
@@ -218,15 +215,8 @@ def measurements(runs: Iterable[SpeedRun], baseline: str | None = None) -> pd.Da
     if not rows:
         raise RecordError("the speed records hold no measurement")
     frame = pd.DataFrame(rows)
-    figures = (
-        "seconds",
-        "share_of_gemm",
-        "share_of_copy",
-        "tokens_per_second",
-        "error_ratio",
-        "peak_bytes",
-        "first_call",
-    )
+    figures = ("seconds", "share_of_gemm", "share_of_copy", "tokens_per_second", "error_ratio",
+               "peak_bytes", "first_call")  # fmt: skip
     frame = frame.astype(dict.fromkeys(figures, "float64"))
     twice = frame.duplicated([*MEASURED, "case", "label"], keep=False)
     frame.loc[twice, "label"] += " [" + frame.loc[twice, "source"].map(lambda s: Path(s).stem) + "]"
@@ -265,15 +255,11 @@ def facts_of(runs: Iterable[FactsRun]) -> pd.DataFrame:
 
 def _measured(record: SpeedRecord) -> dict[str, Any]:
     low, high = np.quantile(record.samples, (0.25, 0.75)) if record.samples else (np.nan, np.nan)
-    return asdict(record) | {
-        "label": f"{record.backend}:{record.implementation}",
-        "seconds": record.seconds,
-        "low": float(low),
-        "high": float(high),
-        "share_of_gemm": record.share_of_gemm,
-        "share_of_copy": record.share_of_copy,
-        "tokens_per_second": record.tokens_per_second,
-    }
+    derived = ("seconds", "share_of_gemm", "share_of_copy", "tokens_per_second")
+    return {
+        **asdict(record), **{name: getattr(record, name) for name in derived},
+        "label": f"{record.backend}:{record.implementation}", "low": float(low), "high": float(high),
+    }  # fmt: skip
 
 
 def asv_results(folder: str | Path) -> pd.DataFrame:

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attention_conformance.suite.records import cells, facts
 from attention_conformance.suite.records import speed as times
-from attention_conformance.suite.records.cells import IncompleteShards, Run, load, merge
-from attention_conformance.suite.records.sweeps import is_sweep
+from attention_conformance.suite.records.cells import Run
+from attention_conformance.suite.records.sweeps import is_sweep, shards
 from attention_conformance.suite.report import conformance, semantics, speed, sweeps
 from attention_conformance.suite.report.table import Table
 
 if TYPE_CHECKING:
     import pandas as pd
-
-
-@dataclass(frozen=True)
-class Request:
-    """Options for reading: `partial` reads unfinished runs, too; `baseline` is for speed."""
-
-    partial: bool = False
-    baseline: str | None = None
 
 
 Frames = Mapping[str, Any]
@@ -35,14 +26,15 @@ Frames = Mapping[str, Any]
 class Kind:
     """One kind of results.
 
-    `accepts` says whether a path holds such results. `read` reads several paths, and raises RecordError
-    for an invalid one. `tables` are the tables by name, in order.
+    `accepts` says whether a path holds such results. `read` reads several paths, of unfinished runs, too,
+    if `partial`; it gets the baseline of speed, and raises RecordError for an invalid path. `tables` are
+    the tables by name, in order.
     """
 
     name: str
     title: str
     accepts: Callable[[Path], bool]
-    read: Callable[[list[Path], Request], Frames]
+    read: Callable[[list[Path], bool, str], Frames]
     tables: Mapping[str, Table]
 
     def of(self, frames: Frames, names: Collection[str] | None = None) -> dict[str, pd.DataFrame]:
@@ -56,28 +48,13 @@ def _named(*tables: Table) -> dict[str, Table]:
     return {table.name: table for table in tables}
 
 
-def load_runs(paths: list[Path], partial: bool = False) -> list[Run]:
-    """The runs of these files, with the shards of a run merged.
+def load_runs(paths: Iterable[Path], partial: bool = False) -> list[Run]:
+    """The runs of these files, with the shards of a run merged (`suite.records.sweeps.shards`).
 
-    Shards belong to one run if case lists, commits and versions are equal. With `partial`, files without
-    a footer and incomplete shards are separate runs. Raises RecordError if a file is invalid or shards
-    are missing.
+    With `partial`, files without a footer and incomplete shards are runs, too. Raises RecordError if a
+    file is invalid or shards are missing.
     """
-    groups: dict[str, list[Run]] = {}
-    for number, path in enumerate(paths):
-        run = load(path, partial)
-        h = run.header
-        identity = json.dumps([h.digest, h.commit, h.dirty, h.versions, h.python], sort_keys=True)
-        groups.setdefault(identity if h.shard else f"whole {number}", []).append(run)
-    runs: list[Run] = []
-    for group in groups.values():
-        try:
-            runs += [merge(group)] if group[0].header.shard else group
-        except IncompleteShards:
-            if not partial:
-                raise
-            runs += group
-    return runs
+    return [one.load(partial, partial) for one in shards(paths)]
 
 
 def frames_of(runs: Run | list[Run]) -> Frames:
@@ -93,33 +70,29 @@ def frames_of(runs: Run | list[Run]) -> Frames:
     }
 
 
-def _conformance(paths: list[Path], request: Request) -> Frames:
-    return frames_of(load_runs(paths, request.partial))
-
-
 CONFORMANCE = Kind(
     name="records of conformance",
     title="Attention conformance",
     accepts=cells.FILE_SCHEMA.accepts,
-    read=_conformance,
+    read=lambda paths, partial, baseline: frames_of(load_runs(paths, partial)),
     tables=_named(
         conformance.RUNS, conformance.DIAGNOSES, conformance.OF_STATUSES, conformance.OF_OPERATORS,
         conformance.OF_UNSUPPORTED, conformance.CONFORMANCE, semantics.TOGETHER,
         conformance.ACCURACY, conformance.LARGEST, conformance.DISTRIBUTION,
         conformance.OF_GRADIENTS, conformance.KERNELS,
-        semantics.ELECTIONS, semantics.INVARIANCE, semantics.LAYERS,
-        conformance.EXPLAINED, conformance.ONLY_HERE, conformance.EVERYWHERE, conformance.FAILURES,
-        conformance.SLOWEST, conformance.HISTORY, conformance.CHANGED, conformance.CELLS,
+        semantics.ELECTIONS, semantics.INVARIANCE,
+        conformance.EXPLAINED, conformance.FAILURES,
+        conformance.HISTORY, conformance.CHANGED, conformance.CELLS,
     ),
 )  # fmt: skip
 
 
-def _speed(paths: list[Path], request: Request) -> Frames:
+def _speed(paths: list[Path], partial: bool, baseline: str) -> Frames:
     from attention_conformance.suite.report.frames import measurements
 
-    runs = [times.load(path, request.partial) for path in paths]
+    runs = [times.load(path, partial) for path in paths]
     return {
-        "measurements": measurements(runs, request.baseline),
+        "measurements": measurements(runs, baseline),
         "timed": {run.source: run.header for run in runs},
     }
 
@@ -135,10 +108,10 @@ SPEED = Kind(
 )
 
 
-def _facts(paths: list[Path], request: Request) -> Frames:
+def _facts(paths: list[Path], partial: bool, baseline: str) -> Frames:
     from attention_conformance.suite.report.frames import facts_of
 
-    return {"facts": facts_of(facts.load(path, request.partial) for path in paths)}
+    return {"facts": facts_of(facts.load(path, partial) for path in paths)}
 
 
 FACTS = Kind(
@@ -150,7 +123,7 @@ FACTS = Kind(
 )
 
 
-def _asv(paths: list[Path], request: Request) -> Frames:
+def _asv(paths: list[Path], partial: bool, baseline: str) -> Frames:
     import pandas as pd
 
     from attention_conformance.suite.report.frames import asv_results
@@ -167,7 +140,7 @@ ASV = Kind(
 )
 
 
-def _sweeps(paths: list[Path], request: Request) -> Frames:
+def _sweeps(paths: list[Path], partial: bool, baseline: str) -> Frames:
     from attention_conformance.suite.report.swept import read
 
     return read(paths)
@@ -179,7 +152,7 @@ SWEEPS = Kind(
     accepts=is_sweep,
     read=_sweeps,
     tables=_named(
-        sweeps.SWEPT, sweeps.OF_RELEASES, sweeps.OF_SEEDS, sweeps.RATES, sweeps.FALSE_ALARMS,
+        sweeps.SWEPT, sweeps.OF_RELEASES, sweeps.OF_SEEDS, sweeps.RATES,
         sweeps.TIGHTNESS, sweeps.TIGHTNESS_OF_CHECKS, sweeps.FAILING, sweeps.SOME_SEEDS,
         sweeps.SEARCHES, sweeps.FOUND,
     ),

@@ -1,14 +1,15 @@
-"""The first screen of a page: implementations beside what people ask for, and what each entry opens.
+"""The first screen of a page: implementations beside topics, and what is known of each implementation.
 
-`overview` makes plain data of the frames (`suite.report.kinds.Frames`), and `page.js` draws them. Counts
-stand for passing cells; failing cells, the reasons of refusals and findings stand there one by one.
+`overview` makes plain values of the frames (`suite.report.kinds.Frames`), which page.html.jinja shows.
 """
 
 from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from types import MappingProxyType
 from typing import Any
 
@@ -16,8 +17,8 @@ import numpy as np
 import pandas as pd
 
 from attention_conformance.suite.records.cells import Header
-from attention_conformance.suite.records.expectations import Expectation, ExpectationError
-from attention_conformance.suite.records.findings import Finding, manifests
+from attention_conformance.suite.records.expectations import ExpectationError
+from attention_conformance.suite.records.findings import Contents, fulfilled, manifests
 from attention_conformance.suite.records.speed import TIMED
 from attention_conformance.suite.report.conformance import (
     ACCURACY,
@@ -27,18 +28,18 @@ from attention_conformance.suite.report.conformance import (
     failing_cells,
 )
 from attention_conformance.suite.report.frames import asked_again, latest, provenance
-from attention_conformance.suite.report.semantics import ELECTIONS
-from attention_conformance.suite.report.table import counted, distinct, extreme, grouped
-from attention_conformance.suite.report.topics import TOPICS
+from attention_conformance.suite.report.semantics import ELECTIONS, NOT_ASKED
+from attention_conformance.suite.report.table import counted, distinct, grouped
+from attention_conformance.suite.report.topics import ALL, TOPICS, members
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.operators import OPERATORS
-from attention_conformance.suite.spec.vocabulary import BROKEN
-
-REASONS = 5
-"""The number of reasons for unsupported cells in one entry."""
+from attention_conformance.suite.spec.vocabulary import BROKEN, STATUSES
 
 SENTENCES = 3
 """The number of wrong implementations that the page names at its top."""
+
+ByLabel = dict[Any, dict[Any, Any]]
+"""Entries by the label of an implementation, and by what they are of."""
 
 
 def overview(
@@ -46,119 +47,167 @@ def overview(
     tables: Mapping[str, pd.DataFrame] = MappingProxyType({}),
     newest: pd.DataFrame | None = None,
 ) -> dict[str, Any]:
-    """What the page draws, as plain data for JSON; {} if there are no judged cells. `tables` are those
-    of the frames that are made already, `newest` are the cells that `latest` takes from the runs.
+    """The first screen as plain values; {} if there are no judged cells. `tables` are those of
+    the frames that are made already, `newest` are the cells that `latest` takes from the runs.
 
-    - topics       name and text of the topics that some cell belongs to, "all" first
-    - rows         an implementation each: label, name, backend, whether it is a control, precision and
-                   gradients by dtype, median time by workload, answers to election questions, what it
-                   computes
-    - commands     the beginnings of commands that ask cells again
-    - counts       [row, topic, dtype, pass, fail, known, unsupported, the worst passing cell], where a
-                   cell is [command, check, case, error ratio, absolute error], or null
-    - failures     a failing cell each, with its row, topics, cell and cause
-    - reasons      {"row topic": [[reason, cells, one of the cells], ...]}, the most frequent reasons of
-                   refusals
-    - findings     {name: title, text, severity, issue, its state, reproduction} of the findings that
-                   failures cite
+    - topics       names of topics
+    - columns      the text of each column of the matrix by its name: topics, dtypes, speed
+    - choices      menus: name, text beside it, text of no choice, values
+    - answers      answers that can be searched for
+    - rows         an implementation each: label, name ("backend:implementation"), operator, grades by
+                   dtype, `shown` for the script, `tables` of texts by caption, and `items` by heading
     - sentences    what is right, what is wrong, and what changed
     - provenance   versions, machines and date
     """
     cells = frames.get("cells") if newest is None else newest
     if cells is None or cells.empty:
         return {}
-    places = {name: place for place, name in enumerate(OPERATORS)}
-    of = cells.assign(
-        # Records of another version may have other operators: last.
-        at=cells["operator"].map(places).fillna(len(places)),
-        framework=pd.factorize(cells["backend"])[0],
+    headers, cells = frames.get("headers", {}), cells.reset_index(drop=True)
+    topics, times = members(cells), _times(frames.get("measurements"))
+    dtypes = [name for name in DTYPES if (cells["dtype"] == name).any()]
+    best: dict[str, float] = {}
+    for workload, (_, middle, _) in (one for its in times.values() for one in its.items()):
+        best[workload] = min(best.get(workload, middle), middle)
+    verdicts, items = _verdicts(cells, topics), _items(cells, topics, headers)
+    accuracy, gradients, elected = (
+        tables[t.name] if t.name in tables else t.of(cells)
+        for t in (ACCURACY, OF_GRADIENTS, ELECTIONS)
     )
-    of = of.drop_duplicates("label").sort_values(["at", "framework"], kind="stable")
-    labels = [*of["label"]]
-    columns = ("features", "check", "operator", "group", "mode")
-    factors = {name: pd.factorize(cells[name]) for name in columns}
-    topics = {"all": np.full(len(cells), True)} | {t.name: t.of(factors) for t in TOPICS}
-    topics = {name: rows for name, rows in topics.items() if rows.any()}
-    texts = {t.name: t.text for t in TOPICS} | {"all": "every question"}
-    numbers, commands = pd.factorize(_commands(cells, frames.get("headers", {})))
-    cells = cells.assign(command=numbers)
-    every = np.column_stack([*topics.values()])
-    members = _members(cells, labels, every)
-    failures, findings = _failures(cells, labels, every)
+    told = _told(accuracy, gradients, elected, frames.get("facts")) | {TIMES: times}
+    controls = {name for header in headers.values() for name in header.controls}
+    operators = distinct("operator")(grouped(cells, ["label"]))
+    rows = []
+    for first in _in_order(cells).to_dict("records"):
+        label, name = first["label"], f"{first['backend']}:{first['implementation']}"
+        its = {caption: of.get(label, {}) for caption, of in told.items()}
+        answers = [f"{question}={answer}" for question, (answer,) in its[ANSWERS].items()]
+        middles = {workload: quartiles[1] for workload, quartiles in its[TIMES].items()}
+        ratios = [middle / best[workload] for workload, middle in middles.items()]
+        shown = {
+            "label": label,
+            "text": " ".join([label, operators[label], *answers]).lower(),
+            "backend": first["backend"],
+            "control": name in controls,
+            "verdicts": verdicts[label],
+            "keys": {dtype: of[1] for dtype, of in its[PRECISION].items() if of[1]},
+            "times": middles,
+            "slowness": statistics.median(ratios) if ratios else None,
+        }
+        of_topics = {
+            topic: [texts[""].partition(":")[0]] for topic, texts in verdicts[label].items()
+        }
+        rows.append(
+            {
+                "label": label, "name": name, "operator": operators[label], "page": "",
+                "grades": {dtype: figures[0] for dtype, figures in its[PRECISION].items()},
+                "shown": shown,
+                "tables": {c: of for c, of in ({VERDICTS: of_topics} | its).items() if of},
+                "items": {heading: of[label] for heading, of in items.items() if label in of},
+            }
+        )  # fmt: skip
+    labels = [row["label"] for row in rows]
+    of_topic = {t.name: t.text for t in (ALL, *TOPICS) if t.name in topics}
+    columns = of_topic | {dtype: f"precision grade in {dtype}" for dtype in dtypes}
+    columns |= {"speed": "time of a call, or the median of time / best time"} if best else {}
     return {
-        "topics": [{"name": name, "text": texts[name]} for name in topics],
-        "dtypes": [name for name in DTYPES if (cells["dtype"] == name).any()],
-        "rows": _rows(cells, labels, frames, tables),
-        "commands": [*commands],
-        "counts": _counts(cells, members),
-        "failures": failures,
-        "reasons": _reasons(cells, members),
-        "findings": findings,
+        "topics": [*of_topic],
+        "columns": columns,
+        "choices": [
+            ("framework", "framework", "every framework", [*cells["backend"].unique()]),
+            ("dtype", "dtype", "every dtype", dtypes),
+            ("workload", "speed in", "every workload", [*best]),
+            ("a", "compare", "none", labels),
+            ("b", "with", "none", labels),
+        ],
+        "answers": sorted(
+            {f"{name}={text}" for of in told[ANSWERS].values() for name, (text,) in of.items()}
+        ),
+        "rows": rows,
         "sentences": sentences(
             latest(frames["cells"]) if newest is None else newest,
             frames["cells"],
             frames["diagnoses"],
         ),
-        "provenance": provenance(frames.get("headers", {}).values()),
+        "provenance": provenance(headers.values()),
     }
 
 
-def _rows(
-    cells: pd.DataFrame, labels: Sequence[str], frames: Mapping[str, Any],
-    tables: Mapping[str, pd.DataFrame],
-) -> list[Any]:  # fmt: skip
-    first = cells.drop_duplicates("label").set_index("label")
-    controls = {name for h in frames.get("headers", {}).values() for name in h.controls}
-    precise, derived, answered = (
-        tables[t.name] if t.name in tables else t.of(cells)
-        for t in (ACCURACY, OF_GRADIENTS, ELECTIONS)
-    )
-    precision: dict[str, dict[str, list[Any]]] = {}
-    for row in precise.reset_index().to_dict("records"):
-        numbers = [_figure(row[name]) for name in ("median", "max", "rms")]
-        precision.setdefault(row["implementation"], {})[row["dtype"]] = [row["grade"], *numbers]
-    gradients: dict[str, dict[str, Any]] = {}
-    for row in derived.reset_index().to_dict("records"):
-        label, dtype = (row.pop(name) for name in BY_DTYPE)
-        ratios = {
-            f"{name} {dtype}": _figure(ratio)
-            for name, ratio in row.items()
-            if name not in ("numerics", "grade", "cells", "beyond") and ratio == ratio
-        }
-        gradients.setdefault(label, {}).update(ratios)
-    answers = answered.to_dict("index")
-    times = _times(frames.get("measurements"))
-    computed: dict[str, dict[str, str]] = {}
-    if "facts" in frames:
-        told = frames["facts"][["label", "fact", "answer"]].itertuples(index=False, name=None)
-        for name, fact, answer in told:
-            computed.setdefault(name, {})[fact] = answer
-    operators = distinct("operator")(grouped(cells, ["label"]))
-    rows = []
-    for label in labels:
-        name = f"{first['backend'][label]}:{first['implementation'][label]}"
-        elected = {q: a for q, a in answers.get(label, {}).items() if a not in ("", "-")}
-        its = computed.get(name, {})
-        rows.append(
-            {
-                "label": label,
-                "name": name,
-                "backend": first["backend"][label],
-                "operator": operators[label],
-                "control": name in controls,
-                "precision": precision.get(label, {}),
-                "gradients": gradients.get(label, {}),
-                "times": times.get(label, {}),
-                "elections": elected,
-                "computes": {fact: a for fact, a in its.items() if fact not in elected},
-            }
+def _in_order(cells: pd.DataFrame) -> pd.DataFrame:
+    """A cell of each implementation, by operator and backend. Operators of another version are last."""
+    places = {name: place for place, name in enumerate(OPERATORS)}
+    return (
+        cells.assign(
+            at=cells["operator"].map(places).fillna(len(places)),
+            framework=pd.factorize(cells["backend"])[0],
         )
-    return rows
+        .drop_duplicates("label")
+        .sort_values(["at", "framework"], kind="stable")
+    )
 
 
-def _times(measurements: pd.DataFrame | None) -> dict[str, dict[str, list[float]]]:
+def _verdicts(cells: pd.DataFrame, topics: pd.DataFrame) -> ByLabel:
+    """The verdict in words, by label, topic and dtype; "" for every dtype."""
+    topic, at = np.nonzero(topics.to_numpy().T)
+    rows = cells[["label", "dtype", "status"]].iloc[at].assign(topic=topics.columns[topic])
+    counts = counted("status", STATUSES)(grouped(rows, ["label", "topic", "dtype"]))
+    every = counts.groupby(["label", "topic"], sort=False).sum().assign(dtype="")
+    every = every.set_index("dtype", append=True)
+    verdicts: ByLabel = {}
+    for (label, name, dtype), numbers in (every.T.to_dict() | counts.T.to_dict()).items():
+        verdicts.setdefault(label, {}).setdefault(name, {})[dtype] = verdict(numbers)
+    return verdicts
+
+
+def verdict(counts: Mapping[Any, int]) -> str:
+    """The verdict of cells by status: wrong, known wrong, right or refused, with numbers."""
+    refused = counts[UNSUPPORTED]
+    judged = sum(counts[status] for status in STATUSES) - refused
+    if not judged:
+        return f"refused: {refused} cells"
+    wrong = any(counts[status] for status in BROKEN)
+    word = "wrong" if wrong else "known wrong" if counts["known"] else "right"
+    return f"{word}: {counts['pass']} of {judged} judged cells pass"
+
+
+VERDICTS = "verdicts"
+ANSWERS = "what it computes, and chooses where there is no single answer"
+PRECISION = "precision of outputs: grade; median, largest and rms error ratio"
+GRADIENTS = "error ratios of gradients: the largest of each operand"
+TIMES = "time of a call, ms: first quartile, median, third quartile"
+
+
+def _told(
+    accuracy: pd.DataFrame, derived: pd.DataFrame, elected: pd.DataFrame, facts: pd.DataFrame | None
+) -> dict[str, ByLabel]:
+    """Tables of implementations by caption: texts by label and name."""
+    answers: ByLabel = {}
+    for question in [] if facts is None else facts.to_dict("records"):
+        answers.setdefault(question["label"], {})[question["fact"]] = (question["answer"],)
+    for label, its in elected.to_dict("index").items():
+        answers.setdefault(label, {}).update(
+            {question: (text,) for question, text in its.items() if text not in ("", NOT_ASKED)}
+        )
+    precision: ByLabel = {}
+    for row in accuracy.reset_index().to_dict("records"):
+        texts = [row["grade"], *(_figure(row[name]) for name in ("median", "max", "rms"))]
+        if any(texts):
+            precision.setdefault(row["implementation"], {})[row["dtype"]] = texts
+    gradients: ByLabel = {}
+    others = {*BY_DTYPE, "numerics", "grade", "cells", "beyond"}
+    for row in derived.reset_index().to_dict("records"):
+        figures = {name: _figure(row[name]) for name in row if name not in others}
+        its = {f"{name} {row['dtype']}": [text] for name, text in figures.items() if text}
+        gradients.setdefault(row["implementation"], {}).update(its)
+    return {ANSWERS: answers, PRECISION: precision, GRADIENTS: gradients}
+
+
+def _figure(number: float | None) -> str:
+    return "" if number is None or math.isnan(number) else f"{number:.3g}"
+
+
+def _times(measurements: pd.DataFrame | None) -> ByLabel:
     """Quartiles of the time of a call in ms, [low, median, high], by label and workload."""
-    times: dict[str, dict[str, list[float]]] = {}
+    times: ByLabel = {}
     if measurements is not None:
         rows = measurements[
             measurements["status"].isin(TIMED) & ~measurements["swept"].astype(bool)
@@ -170,127 +219,103 @@ def _times(measurements: pd.DataFrame | None) -> dict[str, dict[str, list[float]
     return times
 
 
-def _members(cells: pd.DataFrame, labels: Sequence[str], topics: np.ndarray) -> pd.DataFrame:
-    """A row for every cell in every topic, by topic: the numbers of topic and implementation (`row`), the
-    dtype, message and error ratio, the place of the status in an entry of counts, the place `at` of the
-    cell."""
-    topic, at = np.nonzero(topics.T)
-    places = dict.fromkeys(BROKEN, 1) | {"pass": 0, "known": 2, UNSUPPORTED: 3}
-    columns = {
-        "row": cells["label"].map({label: number for number, label in enumerate(labels)}),
-        "dtype": cells["dtype"],
-        "place": cells["status"].map(places),
-        "message": cells["message"],
-        "ratio": cells["error_ratio"].fillna(-1.0),
-    }
-    return pd.DataFrame({name: column.to_numpy()[at] for name, column in columns.items()}).assign(
-        topic=topic, at=at
+FAILING_CELLS, FINDINGS = "failing cells", "findings behind them"
+LARGEST, REFUSED = "the largest error of a right cell, by dtype", "refused, by reason"
+
+
+def _items(
+    cells: pd.DataFrame, topics: pd.DataFrame, headers: Mapping[str, Header]
+) -> dict[str, dict[str, list[dict[str, Any]]]]:
+    """Cells and findings by heading and label: the text of a mark and its `status`, a summary, further
+    texts, a script or command, and the topics and the dtype that show the item ("": every dtype)."""
+    items: dict[str, dict[str, list[dict[str, Any]]]] = {}
+
+    def add(heading: str, at: int, shown: Iterable[str], **fields: Any) -> None:
+        cell = every[at]
+        item = {
+            "status": cell["status"], "mark": cell["status"], "summary": _described(cell),
+            "texts": [], "script": _command(cell, headers.get(cell["source"])),
+            "topics": ",".join(shown), "dtype": cell["dtype"], **fields,
+        }  # fmt: skip
+        items.setdefault(heading, {}).setdefault(cell["label"], []).append(item)
+
+    failing, worst, refused = failing_cells(cells), _worst(cells, topics), _refused(cells, topics)
+    places = sorted({*failing.index, *worst, *(at for at, _, _ in refused)})
+    every = dict(zip(places, cells.loc[places].to_dict("records"), strict=True))
+    contents: Contents = {}
+    with suppress(ExpectationError, OSError):  # manifests may be unreadable
+        contents = manifests()
+    findings = {finding.name: finding for listed, _ in contents.values() for finding in listed}
+    cited: dict[tuple[str, str], tuple[int, dict[str, None]]] = {}
+    for at, cell in ((at, every[at]) for at in failing.index):
+        shown = topics.columns[topics.to_numpy()[at]]
+        names = (cell[name] for name in ("backend", "implementation", "check", "case", "message"))
+        entry = fulfilled(contents, *names) if cell["status"] == "known" else None
+        finding = findings.get(cell["inherited"] or (entry.finding if entry else ""))
+        texts = [cell["message"], *([f"Cause: {entry.cause}. {entry.issue}"] if entry else [])]
+        if finding:
+            texts.append(f"Finding: {finding.name}")
+            _, its = cited.setdefault((cell["label"], finding.name), (at, {}))
+            its |= dict.fromkeys(shown)
+        add(FAILING_CELLS, at, shown, texts=texts)
+    for (_, name), (at, its) in cited.items():
+        one = findings[name]
+        add(
+            FINDINGS, at, its, mark=one.severity, summary=f"{name}: {one.title}", dtype="",
+            texts=[one.text, f"Upstream: {one.state}. {one.issue}"], script=one.reproduction,
+        )  # fmt: skip
+    for at, shown in worst.items():
+        add(LARGEST, at, shown, mark=every[at]["dtype"])
+    for at, size, shown in refused:
+        reason, mark = every[at]["message"], f"{size} cells"
+        texts = [_described(every[at])]
+        add(REFUSED, at, shown, mark=mark, summary=reason, texts=texts, dtype="")
+    return items
+
+
+def _worst(cells: pd.DataFrame, topics: pd.DataFrame) -> dict[int, list[str]]:
+    """Passing cells with the largest error of an implementation and dtype in a topic, with these
+    topics."""
+    topic, at = np.nonzero(topics.to_numpy().T)
+    rows = cells[["label", "dtype", "status", "error_ratio"]].iloc[at]
+    rows = rows.assign(topic=topics.columns[topic], at=at)[rows["status"].to_numpy() == "pass"]
+    rows = rows.sort_values("error_ratio", ascending=False, kind="stable")
+    worst: dict[int, list[str]] = {}
+    for place, name in (
+        rows.drop_duplicates(["label", "topic", "dtype"])[["at", "topic"]].to_numpy().tolist()
+    ):
+        worst.setdefault(place, []).append(name)
+    return worst
+
+
+def _refused(cells: pd.DataFrame, topics: pd.DataFrame) -> list[tuple[int, int, list[str]]]:
+    """A refused cell of every implementation and reason, the most frequent first, with the number of such
+    cells and the topics that have any."""
+    refused = cells[cells["status"] == UNSUPPORTED]
+    groups = refused.groupby(["label", "message"], sort=False).indices.values()
+    rows, names = refused.index.to_numpy(), topics.columns
+    of = topics.to_numpy()[rows]
+    found = [(int(rows[g[0]]), len(g), [*names[of[g].any(axis=0)]]) for g in groups]
+    return sorted(found, key=lambda one: -one[1])
+
+
+def _described(cell: Mapping[Any, Any]) -> str:
+    """Check and case of a cell, and how near the bound its largest error comes."""
+    ratio, error = (_figure(cell[name]) for name in ("error_ratio", "max_abs_error"))
+    errors = (f" {ratio} times its bound" if ratio else "") + (
+        f", |error| {error}" if error else ""
     )
+    return f"{cell['check']} {cell['case']}{errors}"
 
 
-def _counts(cells: pd.DataFrame, members: pd.DataFrame) -> list[list[Any]]:
-    one = ["row", "topic", "dtype"]
-    groups = grouped(members, one)
-    counts = counted("place", range(4))(groups)
-    passing = members.assign(ratio=members["ratio"].where(members["place"] == 0))
-    worst = extreme("at", "ratio", absent=-1)(grouped(passing, one))
-    places = sorted({*worst} - {-1})
-    shown = dict(zip(places, _cells(cells.iloc[places]), strict=True))
-    return [
-        [*key, *numbers, shown.get(at)]
-        for key, numbers, at in zip(counts.index, counts.to_numpy().tolist(), worst, strict=True)
-    ]
-
-
-def _cells(cells: pd.DataFrame) -> list[list[Any]]:
-    """Each cell as [command, check, case, error ratio, absolute error]."""
-    plain, figures = ["command", "check", "case"], ["error_ratio", "max_abs_error"]
-    return [
-        [*named, *map(_figure, numbers)]
-        for named, numbers in zip(
-            cells[plain].to_numpy().tolist(), cells[figures].to_numpy().tolist(), strict=True
-        )
-    ]
-
-
-def _figure(number: float | None) -> float | str | None:
-    """A number for JSON, which knows neither NaN nor infinity."""
-    if number is None or math.isnan(number):
-        return None
-    return "inf" if math.isinf(number) else float(f"{number:.3g}")
-
-
-def _failures(
-    cells: pd.DataFrame, labels: Sequence[str], topics: np.ndarray
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Failing cells, the gravest first, and the findings that they cite by name."""
-    failing = failing_cells(cells.assign(at=np.arange(len(cells))))
-    entries, findings = _manifest_entries()
-    found, cited = [], {}
-    for cell, its in zip(failing.to_dict("records"), _cells(failing), strict=True):
-        entry = _entry(cell, entries) if cell["status"] == "known" else None
-        name = cell["inherited"] or (entry.finding if entry else "")
-        if name in findings:
-            cited[name] = {
-                field: getattr(findings[name], field)
-                for field in ("title", "text", "issue", "reproduction", "severity", "state")
-            }
-        found.append(
-            {
-                "row": labels.index(cell["label"]),
-                "topics": np.flatnonzero(topics[cell["at"]]).tolist(),
-                **{k: cell[k] for k in ("status", "kind", "dtype", "message")},
-                "cell": its,
-                "cause": entry.cause if entry else "",
-                "issue": entry.issue if entry else "",
-                "finding": name if name in cited else "",
-            }
-        )
-    return found, cited
-
-
-def _manifest_entries() -> tuple[list[Expectation], dict[str, Finding]]:
-    """The expectations and the findings of all manifests; none where the manifests are not readable."""
-    try:
-        contents = manifests().values()
-    except (ExpectationError, OSError):
-        return [], {}
-    entries = [entry for _, known in contents for entry in known]
-    return entries, {finding.name: finding for findings, _ in contents for finding in findings}
-
-
-def _entry(cell: Mapping[Any, Any], entries: Sequence[Expectation]) -> Expectation | None:
-    """The entry that a known failure fulfils: the one whose cause the message of the cell quotes."""
-    names = cell["implementation"], cell["check"], cell["case"]
-    matching = (e for e in entries if e.cause in cell["message"] and e.matches(*names))
-    return next(matching, None)
-
-
-def _commands(cells: pd.DataFrame, headers: Mapping[str, Header]) -> pd.Series:
-    """The beginning of the command that asks each cell again; `-k TEST` follows."""
-
-    def words(source: str, backend: str, mode: str) -> str:
-        again = headers[source].again if source in headers else ()
-        modes = () if mode == "eager" else (f"--mode={mode}",)
-        return shlex.join(["pytest", "suite", f"--backend={backend}", *again, *modes])
-
-    named = cells[["source", "backend", "mode"]]
-    known = {key: words(*key) for key in named.drop_duplicates().itertuples(index=False, name=None)}
-    return pd.Series(
-        [known[key] for key in named.itertuples(index=False, name=None)], cells.index, dtype=object
+def _command(cell: Mapping[Any, Any], header: Header | None) -> str:
+    """The command that judges a cell again."""
+    again = () if header is None else header.again
+    modes = () if cell["mode"] == "eager" else (f"--mode={cell['mode']}",)
+    test = f"{cell['check']}[{cell['name']}/{cell['case']}]"
+    return shlex.join(
+        ["pytest", "suite", f"--backend={cell['backend']}", *again, *modes, "-k", test]
     )
-
-
-def _reasons(cells: pd.DataFrame, members: pd.DataFrame) -> dict[str, list[list[Any]]]:
-    refused = grouped(members[members["place"] == 3], ["row", "topic", "message"])
-    reasons = refused["at"].agg(["size", "first"]).reset_index()
-    reasons = reasons.sort_values("size", ascending=False, kind="stable")
-    most = reasons.groupby(["row", "topic"]).head(REASONS).sort_values("topic", kind="stable")
-    found: dict[str, list[list[Any]]] = {}
-    rows = most[["row", "topic", "message", "size"]].itertuples(index=False, name=None)
-    for (row, topic, reason, n), cell in zip(rows, _cells(cells.iloc[most["first"]]), strict=True):
-        found.setdefault(f"{row} {topic}", []).append([reason, n, cell])
-    return found
 
 
 def sentences(cells: pd.DataFrame, every: pd.DataFrame, diagnoses: pd.DataFrame) -> list[str]:

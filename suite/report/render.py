@@ -193,7 +193,7 @@ def _template() -> Any:
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.globals |= {"statuses": STATUSES, "styled": _styled}
+    environment.globals["styled"] = _styled
     text = Path(__file__).with_name("page.html.jinja").read_text("utf-8")
     return environment.from_string(text)
 
@@ -205,18 +205,16 @@ _CHANGES = {"new failure": "fail", "fixed": "pass", "gone": "known"}
 def _classes(column: str, value: Any, text: str) -> str:
     """The style classes of one entry; the template defines the styles."""
     classes = ["number"] if isinstance(value, (int, float)) else []
-    if column in ("reason", "sentence", "hint", "measured"):
-        classes.append("is-a-message")
-    elif column in ("message", "case", "check", "implementation", "field"):
-        classes.append(f"is-a-{column}")
+    if len(text) > 40:
+        classes.append("text")
     elif (column, text) == ("grade", "none") or (column in _LIMITS and value > _LIMITS[column]):
         classes.append("beyond")
     elif column in STATUSES:
-        classes += [f"is-{column}"] if text != "0" else ["zero"]
+        classes.append(column if text != "0" else "zero")
     elif text in STATUSES and column.endswith("status"):
-        classes.append(f"is-{text}")
+        classes.append(text)
     elif text in _CHANGES:
-        classes.append(f"is-{_CHANGES[text]}")
+        classes.append(_CHANGES[text])
     elif text in ("", "-"):
         classes.append("zero")
     return " ".join(classes)
@@ -236,7 +234,7 @@ def _styled(section: Section) -> Iterator[list[tuple[str, str]]]:
         for n, text in enumerate(texts[1:], 1):
             if section.name == "conformance" and "/" in text:
                 gravest = next((s for s in (*FAILING, UNSUPPORTED) if s in text), "pass")
-                classes[n] = f"is-{gravest}"
+                classes[n] = gravest
             elif beside and text not in (usual[n], "", "-"):
                 classes[n] += " differs"
         yield list(zip(texts, classes, strict=True))

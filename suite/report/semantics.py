@@ -1,5 +1,4 @@
-"""Tables of judged cells: elections, invariance of answers, differences of layers, and features that work
-together."""
+"""Tables of judged cells: elections, invariance of answers, and features that work together."""
 
 from __future__ import annotations
 
@@ -15,8 +14,6 @@ from attention_conformance.suite.report.table import (
     across,
     counted,
     first,
-    grouped,
-    same,
 )
 from attention_conformance.suite.spec.vocabulary import (
     INVARIANCE_GRADES,
@@ -145,67 +142,6 @@ INVARIANCE = Table(
     rows=_answered(f"check in {list(CHECKS_OF_INVARIANCE)}"),
     by=BY_IMPLEMENTATION,
     columns={"grades": across("check", partial(_answers, chosen=_worse), CHECKS_OF_INVARIANCE)},
-)
-
-_CAPABILITIES = {
-    "value-size": "Dv != D",
-    "average": "averaged weights",
-    "weights": "weights",
-    "squeezed": "no batch axis",
-}
-"""Features that some layers lack, with their names in the table."""
-
-_OF_LAYERS = {"average", "weights", "squeezed"}
-"""Features that only cases of layers have."""
-
-
-def _needing(features: set[str], cells: pd.DataFrame) -> pd.DataFrame:
-    """The cells of the check `VALUES` whose case needs one of these features."""
-    needing = cells["features"].map(lambda needed: not features.isdisjoint(needed)).astype(bool)
-    return cells[needing & (cells["check"] == VALUES)]
-
-
-def _layers(cells: pd.DataFrame) -> pd.DataFrame:
-    """The judged cells of layers, without checks of the consistency of elections.
-
-    An operator is a layer if a case needs weights, or an input without a batch axis.
-    """
-    cells = cells[cells["operator"].isin(_needing(_OF_LAYERS, cells)["operator"])]
-    judged = cells["label"].isin(cells["label"][cells["check"] == VALUES])
-    return _answered(f"question == '' or {PROBES}")(cells[judged])
-
-
-def _capabilities(groups: Groups) -> pd.DataFrame:
-    import pandas as pd
-
-    index = groups.size().index
-    columns = {
-        name: grouped(_needing({feature}, groups.obj), groups.keys)["status"].agg(_capability)
-        for feature, name in _CAPABILITIES.items()
-    }
-    return pd.DataFrame({n: of.reindex(index, fill_value="") for n, of in columns.items()}, index)
-
-
-def _capability(statuses: pd.Series) -> str:
-    """ "yes" if an answer is right, "no" if the layer is never asked, else the most frequent status."""
-    if (statuses == "pass").any():
-        return "yes"
-    others = statuses[statuses != UNSUPPORTED]
-    return "no" if others.empty else str(others.mode().iloc[0])
-
-
-def _questions(groups: Groups) -> pd.DataFrame:
-    asked = grouped(groups.obj[groups.obj["question"] != ""], groups.keys)
-    return across("question", _answers)(asked).reindex(groups.size().index, fill_value="")
-
-
-LAYERS = Table(
-    "layers",
-    "Differences of layers: fully masked rows and samples, the meaning of True in a mask, the causal "
-    "flag beside a mask, the returned weights while dropout is on, and supported features.",
-    rows=_layers,
-    by=BY_IMPLEMENTATION,
-    columns={**same("operator"), "answers": _questions, "capabilities": _capabilities},
 )
 
 

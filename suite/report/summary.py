@@ -9,12 +9,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from attention_conformance.suite.records.cells import CellRecord, Run
 from attention_conformance.suite.records.coverage import percent, scored, word
-from attention_conformance.suite.records.expectations import Expectation
-from attention_conformance.suite.records.findings import manifests
+from attention_conformance.suite.records.findings import Contents, fulfilled, manifests
 from attention_conformance.suite.report.conformance import (
     ACCURACY,
     FAILING,
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
 REASONS = 20
 """The number of reasons for unsupported cells that are shown."""
 
-KERAS = "keras"
-"""The manifest of Keras on every engine."""
-
 FINDINGS = 12
 """The number of findings of known failures that are shown."""
 
@@ -48,7 +45,7 @@ def verdict(run: Run, shortfalls: Sequence[str] = ()) -> str:
     """One line: the verdict (`word`) with the counts of cells, and the name of the implementation if
     there is one."""
     totals, cells = run.totals, len(run.cells)
-    names = {*map(_label, run.cells)}
+    names = {cell.name for cell in run.cells}
     of = f" of {names.pop()}" if len(names) == 1 else ""
     judged, broken = cells - totals[UNSUPPORTED], sum(totals[status] for status in BROKEN)
     score = scored(totals["pass"], judged, cells)
@@ -75,10 +72,6 @@ def facts(cells: Sequence[CellRecord], unavailable: Mapping[str, str]) -> list[s
     ]
 
 
-def _label(cell: CellRecord) -> str:
-    return f"{cell.backend}:{cell.implementation}"
-
-
 def _by(
     name: Callable[[CellRecord], str], cells: Iterable[CellRecord]
 ) -> dict[str, list[CellRecord]]:
@@ -92,7 +85,7 @@ def _by(
 def statuses(run: Run) -> list[str]:
     """Status counts as text, if there are several implementations: a row for each, those of the framework
     first. The textbook implementations without a failing cell are one line."""
-    groups = _by(_label, _framework_first(run).cells)
+    groups = _by(attrgetter("name"), _framework_first(run).cells)
     if len(groups) <= 1:
         return []
     textbook = [name for name in groups if name in run.header.controls]
@@ -114,7 +107,7 @@ def statuses(run: Run) -> list[str]:
 def _framework_first(run: Run) -> Run:
     """The run with the cells of textbook implementations last."""
     return replace(
-        run, cells=tuple(sorted(run.cells, key=lambda cell: _label(cell) in run.header.controls))
+        run, cells=tuple(sorted(run.cells, key=lambda cell: cell.name in run.header.controls))
     )
 
 
@@ -153,7 +146,7 @@ def tables(run: Run) -> list[str]:
 def reached(cells: Sequence[CellRecord]) -> list[str]:
     """The numerics class that outputs of an implementation reach by dtype, one line; [] if there are
     several implementations, or if an answer is beyond every class."""
-    labels = {*map(_label, cells)}
+    labels = {cell.name for cell in cells}
     outputs = [cell for cell in cells if cell.check == VALUES and cell.status != UNSUPPORTED]
     errors = [cell.error_ratio for cell in outputs if cell.error_ratio is not None]
     beyond = any(cell.kind == "non-finite" for cell in outputs)
@@ -161,7 +154,7 @@ def reached(cells: Sequence[CellRecord]) -> list[str]:
         return []
     graded = {
         dtype: widest(_grade(cell) for cell in of)
-        for dtype, of in _by(lambda cell: cell.dtype, outputs).items()
+        for dtype, of in _by(attrgetter("dtype"), outputs).items()
     }
     grades = ", ".join(f"{dtype} {grade}" for dtype, grade in graded.items() if grade)
     return [
@@ -181,9 +174,9 @@ def differing(cells: Sequence[CellRecord]) -> list[str]:
     operator that has any."""
     probes = [cell for cell in cells if cell.question and cell.check == ELECTION]
     lines = []
-    for of_operator in _by(lambda cell: cell.operator, probes).values():
-        for label, answers in _by(_label, of_operator).items():
-            questions = _by(lambda cell: cell.question, answers)
+    for of_operator in _by(attrgetter("operator"), probes).values():
+        for label, answers in _by(attrgetter("name"), of_operator).items():
+            questions = _by(attrgetter("question"), answers)
             said = ", ".join(
                 f"{question} {by_dtype({cell.dtype: _answer(cell) for cell in of})}"
                 for question, of in questions.items()
@@ -202,7 +195,7 @@ def _answer(cell: CellRecord) -> str:
 def refused(cells: Sequence[CellRecord]) -> list[str]:
     """The share of cells that were answered, a line for each user function that refused any."""
     lines = []
-    for label, of in _by(_label, cells).items():
+    for label, of in _by(attrgetter("name"), cells).items():
         count = sum(cell.kind == REFUSED for cell in of)
         judged = sum(cell.status != UNSUPPORTED for cell in of)
         if count:
@@ -216,7 +209,7 @@ def refused(cells: Sequence[CellRecord]) -> list[str]:
 def inherited(cells: Sequence[CellRecord]) -> list[str]:
     """The number of inherited failures by finding, a line for each user function that has any."""
     lines = []
-    for label, of in _by(_label, (cell for cell in cells if cell.inherited)).items():
+    for label, of in _by(attrgetter("name"), (cell for cell in cells if cell.inherited)).items():
         counts = Counter(cell.inherited for cell in of).most_common()
         findings = ", ".join(f"{name} {count}" for name, count in counts)
         lines.append(
@@ -233,15 +226,11 @@ def known(cells: Sequence[CellRecord]) -> list[str]:
         return []
     contents = manifests()
     titles = {f.name: f.title for findings, _ in contents.values() for f in findings}
-    entries = {
-        name: [entry for entry in listed if entry.finding and not entry.drawn]
-        for name, (_, listed) in contents.items()
-    }
-    named = _by(lambda cell: _finding(entries, cell), failures)
+    named = _by(lambda cell: _finding(contents, cell), failures)
     blocks = sorted(named.items(), key=lambda block: -len(block[1]))
     lines = [f"known failures: {len(failures)} cells, by finding (docs/findings):"]
     for name, block in blocks[:FINDINGS]:
-        labels = [*dict.fromkeys(map(_label, block))]
+        labels = [*dict.fromkeys(cell.name for cell in block)]
         who = labels[0] if len(labels) == 1 else f"{labels[0]} and {len(labels) - 1} more"
         said = f"{name}: {titles[name]}" if name in titles else name
         lines.append(f"  {len(block):4}  {said} ({who})")
@@ -253,11 +242,11 @@ def known(cells: Sequence[CellRecord]) -> list[str]:
     return lines
 
 
-def _finding(entries: Mapping[str, Sequence[Expectation]], cell: CellRecord) -> str:
-    """The name of the finding that an entry cites for a known cell, or the cause that its message ends
-    with. `entries` are those of each manifest."""
-    for entry in (*entries.get(cell.backend, ()), *entries.get(KERAS, ())):
-        named = entry.matches(cell.implementation, cell.check, cell.case)
-        if named and entry.kind == cell.kind:
-            return entry.finding
+def _finding(contents: Contents, cell: CellRecord) -> str:
+    """The name of the finding that the entry of a known cell cites, or the cause that its message ends
+    with."""
+    names = cell.backend, cell.implementation, cell.check, cell.case, cell.message
+    entry = fulfilled(contents, *names)
+    if entry and entry.finding:
+        return entry.finding
     return cell.message.rpartition(" [")[2].rpartition("; ")[0] or "expected by a manifest"

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from attention_conformance.suite.report.conformance import COUNTS, UNSUPPORTED
-from attention_conformance.suite.report.table import Entries, Groups, Table, distinct, same
+from attention_conformance.suite.report.table import Groups, Table, distinct, same
 from attention_conformance.suite.spec.vocabulary import BROKEN, VALUES
 
 if TYPE_CHECKING:
@@ -17,9 +16,6 @@ CONFIDENCE = 0.95
 
 QUANTILES = {"median": 0.5, "90%": 0.9, "99%": 0.99, "99.9%": 0.999, "99.99%": 0.9999, "max": 1.0}
 """The quantiles of error ratios by column."""
-
-CONTROLS = ("numpy",)
-"""Backends that are right by construction. If one fails, the suite is wrong."""
 
 BY_RELEASE = {"implementation": "label", "release": "release"}
 
@@ -61,7 +57,7 @@ def _with_failures(cells: pd.DataFrame) -> pd.DataFrame:
     return judged.assign(failed=status.isin(BROKEN), known=status == "known")
 
 
-def _rates(groups: Groups, unit: float = 1.0, name: str = "rate") -> pd.DataFrame:
+def _rates(groups: Groups) -> pd.DataFrame:
     """The rate of failures, and its exact interval (Clopper and Pearson 1934)."""
     import pandas as pd
     from scipy.stats import binomtest
@@ -73,42 +69,20 @@ def _rates(groups: Groups, unit: float = 1.0, name: str = "rate") -> pd.DataFram
         (test.statistic, float(end.low), float(end.high))
         for test, end in zip(tests, intervals, strict=True)
     ]
-    return unit * pd.DataFrame(rates, failed.index, [name, "low", "high"], dtype="float64")
+    return pd.DataFrame(rates, failed.index, ["rate", "low", "high"], dtype="float64")
 
 
 RATES = Table(
     "rates",
     "Rates of failures among judged cells, with exact 95 % intervals of independent draws. Known "
-    "failures are counted separately. Seeds of one case are not independent: if a fault depends on the "
-    "case, the intervals are too narrow.",
+    "failures are counted separately; a failure of a control is a false alarm of the suite. Seeds of "
+    "one case are not independent: if a fault depends on the case, the intervals are too narrow.",
     over="swept_cells",
     rows=_with_failures,
     by=BY_RELEASE,
     columns={
         "asked": ("case", "size"), "failed": ("failed", "sum"), "rates": _rates,
         "known": ("known", "sum"), "seeds": ("seed", "nunique"),
-    },
-)  # fmt: skip
-
-
-def _of_controls(cells: pd.DataFrame) -> pd.DataFrame:
-    """The judged cells of the controls, and all of them again under the name "all"."""
-    import pandas as pd
-
-    mine = _with_failures(cells[cells["backend"].isin(CONTROLS)])
-    return pd.concat([mine, mine.assign(label="all", release="")])
-
-
-FALSE_ALARMS = Table(
-    "false_alarms",
-    "Failures of the control per million cells, with exact 95 % intervals. If the control fails, the "
-    "suite is wrong.",
-    over="swept_cells",
-    rows=_of_controls,
-    by=BY_RELEASE,
-    columns={
-        "asked": ("case", "size"), "failed": ("failed", "sum"),
-        "rates": partial(_rates, unit=1e6, name="a_million"),
     },
 )  # fmt: skip
 
@@ -149,29 +123,17 @@ TIGHTNESS_OF_CHECKS = Table(
 )
 
 
-def _worst(**none: Any) -> Entries:
-    """Columns of the failure with the largest error ratio, or of the first failure if none has a ratio,
-    by the entries that stand there without a failure."""
-
-    def entries(groups: Groups) -> pd.DataFrame:
-        failed = groups.obj[groups.obj["status"].isin(BROKEN)]
-        place = failed["error_ratio"].fillna(-math.inf).sort_values(ascending=False, kind="stable")
-        worst = failed.loc[place.index].drop_duplicates(groups.keys).set_index(groups.keys)
-        found = worst[[*none]].reindex(groups.size().index)
-        return found.fillna({name: entry for name, entry in none.items() if entry == entry})
-
-    return entries
-
-
 FAILING = Table(
     "failing",
     "Failures by implementation, check and kind, the most frequent first, with the worst.",
     over="swept_cells",
-    rows=f"status in {BROKEN}",
+    rows=lambda cells: cells.query(f"status in {BROKEN}").sort_values(
+        "error_ratio", ascending=False, kind="stable"
+    ),
     by={"implementation": "label", **same("check", "kind", "release")},
     columns={
         "cells": ("case", "nunique"), "seeds": ("seed", "nunique"),
-        "worst": _worst(error_ratio=math.nan, case="", message=""),
+        **same("error_ratio", "case", "message"),
     },
     order="cells",
 )  # fmt: skip
@@ -180,7 +142,8 @@ FAILING = Table(
 def _of_some_seeds(cells: pd.DataFrame) -> pd.DataFrame:
     """Failures (also known ones) of cells that do not fail with every seed.
 
-    Cells that fail with few seeds come first, cells with only known failures last.
+    Cells that fail with few seeds come first, cells with only known failures last; of a cell the worst
+    failure comes first.
     """
     seeds = cells.groupby(["release", "label"])["seed"].transform("nunique")
     rows = cells.assign(of=seeds)[cells["status"].isin([*BROKEN, "known"])]
@@ -190,7 +153,8 @@ def _of_some_seeds(cells: pd.DataFrame) -> pd.DataFrame:
     some = (times < rows["of"]) & ((times > 0) | (every < rows["of"]))
     last = times.where(times > 0, math.inf)
     flags = {"failed": failed, "known": ~failed, "first": rows["seed"].where(failed)}
-    return rows.assign(times=last, **flags)[some].sort_values("times", kind="stable")
+    order = {"times": True, "known": True, "error_ratio": False}
+    return rows.assign(times=last, **flags)[some].sort_values([*order], ascending=[*order.values()])
 
 
 SOME_SEEDS = Table(
@@ -202,8 +166,7 @@ SOME_SEEDS = Table(
     by={**same("release", "check", "case"), "implementation": "label"},
     columns={
         "failed": ("failed", "sum"), "known": ("known", "sum"), "of": "of",
-        "worst": _worst(status="known", kind="", error_ratio=math.nan), "seed": ("first", "min"),
-        "message": _worst(message=""),
+        **same("status", "kind", "error_ratio"), "seed": ("first", "min"), **same("message"),
     },
 )  # fmt: skip
 

@@ -20,7 +20,7 @@ import pandas as pd
 
 from attention_conformance.suite.records.lines import RecordError
 from attention_conformance.suite.records.searches import FoundRecord, SearchHeader
-from attention_conformance.suite.records.sweeps import SweptRun, runs, searched, seed_of
+from attention_conformance.suite.records.sweeps import Shards, runs, searched, seed_of
 from attention_conformance.suite.report import frames
 
 CELLS = (
@@ -68,7 +68,7 @@ def read(folders: Iterable[Path]) -> dict[str, pd.DataFrame]:
     }
 
 
-def _taken(run: SweptRun) -> tuple[tuple[object, ...], pd.DataFrame]:
+def _taken(run: Shards) -> tuple[tuple[object, ...], pd.DataFrame]:
     """The row of a run, and the rows of its cells."""
     loaded = run.load()
     every = frames.cells(loaded)
@@ -79,7 +79,7 @@ def _taken(run: SweptRun) -> tuple[tuple[object, ...], pd.DataFrame]:
     title, release, seed = run.key
     whole = loaded.complete and len(cells) == run.header.cells
     hours = cells["seconds"].sum() / 3600
-    row = (*run.key, whole, len(cells), run.header.cells, hours, _listed(run.header.versions))
+    row = (*run.key, whole, len(cells), run.header.cells, hours, run.header.installed)
     return row, cells.assign(title=title, release=release, seed=seed)
 
 
@@ -92,13 +92,9 @@ def _searched(header: SearchHeader) -> dict[str, object]:
         "dtypes": " ".join(options.get("dtype", ())),
         "mode": options.get("mode", ""),
         "gradients": "yes" if options.get("gradients", True) else "no",
-        "versions": _listed(header.versions),
+        "versions": header.installed,
         "died": not header.statuses,
         "examples": header.examples,
         "core_hours": header.seconds / 3600,
         "statuses": header.statuses,
     }
-
-
-def _listed(versions: dict[str, str]) -> str:
-    return ", ".join(f"{name} {version}" for name, version in versions.items())

@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from attention_conformance.suite.spec.operators import OPERATORS
 
@@ -28,11 +29,11 @@ class Topic:
     checks: tuple[str, ...] = ()
     mode: str = ""
 
-    def of(self, cells: Mapping[str, tuple[np.ndarray, Any]]) -> np.ndarray:
-        """Whether each cell belongs to the topic, boolean. `cells` are columns after `pd.factorize`."""
+    def of(self, columns: Mapping[str, tuple[np.ndarray, Any]]) -> np.ndarray:
+        """Whether each cell belongs to the topic. `columns` are those of cells after `pd.factorize`."""
 
         def taken(column: str, condition: Callable[[Any], bool]) -> np.ndarray:
-            places, values = cells[column]
+            places, values = columns[column]
             return np.array([condition(value) for value in values], dtype=bool)[places]
 
         wanted = frozenset(self.features)
@@ -43,6 +44,14 @@ class Topic:
             | taken("operator", _DEFAULT.__contains__) & taken("group", self.groups.__contains__)
             | taken("mode", self.mode.__eq__)
         )
+
+
+def members(cells: pd.DataFrame) -> pd.DataFrame:
+    """A column for each topic that has cells, `ALL` first: whether each cell belongs to it."""
+    names = ("features", "check", "operator", "group", "mode")
+    columns = {name: pd.factorize(cells[name]) for name in names}
+    topics = {ALL.name: np.full(len(cells), True)} | {t.name: t.of(columns) for t in TOPICS}
+    return pd.DataFrame({n: rows for n, rows in topics.items() if rows.any()}, cells.index)
 
 
 _DEFAULT = tuple(name for name, operator in OPERATORS.items() if operator.is_default)
@@ -56,6 +65,8 @@ def _operators_by_topic() -> dict[tuple[str, str], list[str]]:
             topics.setdefault(operator.topic, []).append(name)
     return topics
 
+
+ALL = Topic("all", "every question")
 
 TOPICS = (
     Topic("plain", "no mask, bias or other feature", groups=("none",)),

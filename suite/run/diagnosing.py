@@ -110,14 +110,16 @@ def _is_asked(cell: CellRecord) -> bool:
 
 
 def _few(cells: Sequence[CellRecord]) -> list[CellRecord]:
-    """The failing cells, and passing cells of `VALUES` and of the checks that fail."""
+    """The failing cells, and passing cells of `VALUES` and of the checks that fail: first those with the
+    features that all failing ones have."""
     failing = [cell for cell in cells if _is_asked(cell)]
     checks = {VALUES, *(cell.check for cell in failing)}
     names = {cell.implementation for cell in failing}
     passing = [
         c for c in cells if c.status == "pass" and c.check in checks and c.implementation in names
     ]
-    passing.sort(key=lambda cell: cell.check != VALUES)
+    shared = set.intersection(*({*cell.features} for cell in failing)) if failing else set()
+    passing.sort(key=lambda cell: (cell.check != VALUES, not shared.issubset(cell.features)))
     return [*failing, *passing]
 
 

@@ -128,7 +128,7 @@ def suggestions(cells: Iterable[CellRecord], functions: Collection[str]) -> list
             case = Case.parse(cell.case)
         except ValueError:
             continue  # not a case: for example a malformed problem
-        name = f"{cell.backend}:{cell.implementation}"
+        name = cell.name
         if cell.status == "pass":
             answered.setdefault(name, set()).add(case)
         elif cell.kind in (REFUSED, "raised") and not case.operator.is_layer:

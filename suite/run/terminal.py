@@ -252,7 +252,7 @@ def failure_text(cell: CellRecord, node: str, options: Options) -> str:
     return printable(
         f"{cell.status}: {cell.kind}\n"
         f"  case   {cell.case}\n"
-        f"  check  {cell.check}, in {cell.backend}:{cell.implementation} "
+        f"  check  {cell.check}, in {cell.name} "
         f"({cell.mode}, {cell.device}, numerics {cell.numerics}){worst}\n"
         f"  {cell.message}\n"
         f"  again: {rerun_command(node, options)}"

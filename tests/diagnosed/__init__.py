@@ -4,8 +4,6 @@ expected    the type of an expectation, and the words for faults that several ke
 textbook    right attention in named stages
 rows        the type of a row: a stage of the textbook that differs, and the fault
 kernels     all kernels of the corpus
-running     judges one kernel in a child process, and reads its verdict, diagnoses and lines
-__main__    the table: `python -m tests.diagnosed`
 
 The rows are in `masks`, `scores`, `heads`, `tiles`, `precision`, `gradients` and `features`; `of_torch`,
 `of_jax` and `of_keras` make functions of them. Kernels that no row describes are in `own`, `layers` and

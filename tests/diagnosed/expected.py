@@ -1,21 +1,26 @@
 """What a right diagnosis says of a fault, and the words for it.
 
-All regular expressions of a fault must match somewhere in the sentence and the hint of a diagnosis, in
-any case of letters. They name the concept with the words that people have for it, not a sentence.
+All regular expressions of a fault must match somewhere in the first sentence of a diagnosis, in any case
+of letters. They name the concept with the words that people have for it, not a sentence.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).parent
 
 
 @dataclass(frozen=True)
 class Fault:
-    """Families a diagnosis may name, the likeliest first, and regular expressions that its text
-    must match."""
+    """Regular expressions that the text of a diagnosis must match."""
 
-    families: tuple[str, ...]
     patterns: tuple[str, ...]
+
+    def is_named(self, text: str) -> bool:
+        return all(re.search(pattern, text, re.IGNORECASE) for pattern in self.patterns)
 
 
 @dataclass(frozen=True)
@@ -29,9 +34,8 @@ class Kernel:
     like: str = ""
 
 
-def fault(families: str, *patterns: str) -> Fault:
-    """A fault of families with blanks between them."""
-    return Fault(tuple(families.split()), patterns)
+def fault(*patterns: str) -> Fault:
+    return Fault(patterns)
 
 
 def one(name: str, expected: Fault, like: str = "") -> Kernel:
@@ -57,7 +61,6 @@ MORE_IN_SUM = (
 )
 
 by_d = fault(
-    "scale",
     r"scal|divi",
     (
         r"^(?!.*(all heads|width)).*"
@@ -65,31 +68,24 @@ by_d = fault(
     ),
 )
 viewed = fault(
-    "heads layout",
     (
         r"reshape|view|transpos|permut|scrambl|\baxes|\baxis|mixed|mixes|(heads?.{0,40}(rows?|length|quer|position))|"
         r"order|rearrang"
     ),
 )
-mask_beside_flag = fault("mask", r"mask", IGNORED, r"flag|causal|both|together|beside")
-future_only = fault(
-    "mask", r"future|later|upper|triu|ahead|behind|j > i|k > q|opposite|invert|revers"
-)
+mask_beside_flag = fault(r"mask", IGNORED, r"flag|causal|both|together|beside")
+future_only = fault(r"future|later|upper|triu|ahead|behind|j > i|k > q|opposite|invert|revers")
 zero_score = fault(
-    "mask scores",
     (
         r"multipl|score.{0,30}(\b0\b|zero)|(\b0\b|zero).{0,30}(score|logit)|1e-9|exp\(0\)|logit.{0,30}(\b0\b|zero)|"
         r"product with the mask|factor"
     ),
 )
-no_maximum = fault("numerics softmax", r"overflow|maxim|\bmax\b|largest|exp\b")
-window_wider = fault(
-    "mask", r"window", r"one|wide|off[ -]by|\+ ?1|further|more|more than|reaches \d+ keys"
-)
-whole_width = fault("scale", r"scal|divi", r"width|all heads|H ?\*? ?D|model|embed|heads")
-one_more = fault("softmax", MORE_IN_SUM)
+no_maximum = fault(r"overflow|maxim|\bmax\b|largest|exp\b")
+window_wider = fault(r"window", r"one|wide|off[ -]by|\+ ?1|further|more|more than|reaches \d+ keys")
+whole_width = fault(r"scal|divi", r"width|all heads|H ?\*? ?D|model|embed|heads")
+one_more = fault(MORE_IN_SUM)
 halves_averaged = fault(
-    "softmax state numerics",
     r"tile|block|part|chunk|half|halves|split",
     r"normali|softmax|average|mean|separate|alone|own|sum|merge|weigh",
 )

@@ -60,19 +60,19 @@ ROWS = (
     # jsbaan/transformer-from-scratch#6
     row("heads_merged_by_view", viewed, handed=viewed_as_heads),
     # huggingface/candle#3703
-    row("keys_in_contiguous_memory", fault("layout", r"stride|contiguous|layout|view|memory|order"),
+    row("keys_in_contiguous_memory", fault(r"stride|contiguous|layout|view|memory|order"),
         operands=in_memory_order),
     row("scales_query_in_place",
-        fault("state", r"in[ -]?place|changes?|modif|overwrit|writes?|input|operand|untouched"),
+        fault(r"in[ -]?place|changes?|modif|overwrit|writes?|input|operand|untouched"),
         operands=scaled_in_place),
     row("one_buffer_for_all_answers",
-        fault("state contract", r"earlier|previous|first|buffer|alias|shar|reus",
+        fault(r"earlier|previous|first|buffer|alias|shar|reus",
               r"call|answer|output|result"), handed=in_one_buffer),
     # huggingface/pytorch-image-models#1978
-    row("dropout_stays_on", fault("dropout state", DROPOUT_ON), of="torch tf",
+    row("dropout_stays_on", fault(DROPOUT_ON), of="torch tf",
         dropped=lambda right, c, w: c.xp.drop(w, 0.1)),
     row("dropout_is_ignored", "rate-ignored", takes="dropout_p", dropped=lambda right, c, w: w),
     row("dropout_without_rescaling",
-        fault("dropout", r"rescal|divid|1 ?- ?(p|rate)|keep|scal|mean|kept"), takes="dropout_p",
+        fault(r"rescal|divid|1 ?- ?(p|rate)|keep|scal|mean|kept"), takes="dropout_p",
         dropped=lambda right, c, w: right.dropped(c, w) * (1 - c.dropout_p)),
 )  # fmt: skip

@@ -108,7 +108,7 @@ ROWS = (
     row("sees_future_only", future_only, causal=lambda right, c: c.keys > c.rows),
     # ml-explore/mlx#2967
     row("alignment_switches",
-        fault("mask", r"align|bottom-right|top-left|offset|max\(|last (query|key)|diagonal"),
+        fault(r"align|bottom-right|top-left|offset|max\(|last (query|key)|diagonal"),
         causal=lambda right, c: past(c, max(c.shape[3] - c.shape[2], 0))),
     # openxla/xla#11444
     row("multiplies_mask", "mask-multiplied", r"score of hidden keys is 0", of="torch tf",
@@ -116,36 +116,34 @@ ROWS = (
     row("hidden_by_1e_minus_9", zero_score, of="jax", hidden=filled(1e-9)),
     # huggingface/transformers#14859
     row("hidden_by_minus_10000",
-        fault("mask numerics scores",
-              r"-?1e4|10,?000|finite|not (minus|-) ?inf|lowest|constant|large negative|leak|-1e"),
+        fault(r"-?1e4|10,?000|finite|not (minus|-) ?inf|lowest|constant|large negative|leak|-1e"),
         hidden=added),
     # tensorflow/tensorflow#59657
     row("infinity_times_zero",
-        fault("numerics mask", r"float16|f16|overflow|NaN|-?1e9|0 ?(\*|times)|infinit|\binf\b"), of="tf",
+        fault(r"float16|f16|overflow|NaN|-?1e9|0 ?(\*|times)|infinit|\binf\b"), of="tf",
         mask=lambda right, c: None, biased=minus_a_billion),
     # huggingface/pytorch-image-models#2236
     row("masks_weights", "hidden-after-softmax", hidden=lambda right, c, s: s, weights=weights_masked),
     # lsdefine/attention-is-all-you-need-keras#36
     row("mask_of_another_sample", "sample-mask-tiled", mask=of_samples(lambda n, B, H: n % B)),
-    row("mask_of_another_order", fault("mask layout", r"sample|batch"),
+    row("mask_of_another_order", fault(r"sample|batch"),
         mask=of_samples(lambda n, B, H: (n % H * B + n // H) // H)),
     # pytorch/pytorch#107084
     row("float_mask_is_boolean",
-        fault("mask scores",
-              r"bool|non-?zero|not 0|float mask|bias.{0,40}(hid|mask|ignor|drop|lost|not added)|!= ?0"),
+        fault(r"bool|non-?zero|not 0|float mask|bias.{0,40}(hid|mask|ignor|drop|lost|not added)|!= ?0"),
         bias=lambda right, c: None if c.bias is None
         else c.xp.where(c.bias != 0, -c.xp.inf, c.bias)),
     row("float_mask_to_bool",
-        fault("mask scores", r"float|additive|bias|finite|numbers",
+        fault(r"float|additive|bias|finite|numbers",
               r"ignor|not added|bool|dropp?ed|lost|no effect|without"),
         bias=lambda right, c: None if c.bias is None
         else c.xp.where(c.bias > -1e4, 0.0, -c.xp.inf)),
     # vllm-project/vllm-omni#5865
     row("first_row_of_mask",
-        fault("mask heads", r"mask", r"first (row|query)|row 0|query 0|one row|same row|other rows"),
+        fault(r"mask", r"first (row|query)|row 0|query 0|one row|same row|other rows"),
         mask=lambda right, c: None if c.mask is None else c.mask[..., :1, :],
         bias=lambda right, c: None if c.bias is None else c.bias[..., :1, :]),
-    row("first_heads_mask", fault("mask heads", r"mask|bias", r"head"),
+    row("first_heads_mask", fault(r"mask|bias", r"head"),
         mask=lambda right, c: c.mask if c.mask is None or c.mask.ndim < 3 else c.mask[..., :1, :, :],
         bias=lambda right, c: c.bias if c.bias is None or c.bias.ndim < 3 else c.bias[..., :1, :, :]),
     # pytorch/pytorch#178588
@@ -153,15 +151,15 @@ ROWS = (
         mask=lambda right, c: None if c.is_causal else c.mask,
         bias=lambda right, c: None if c.is_causal else c.bias),
     # keras-team/keras#23038
-    row("flag_lost_beside_mask", fault("mask", r"causal|flag", IGNORED), of="tf",
+    row("flag_lost_beside_mask", fault(r"causal|flag", IGNORED), of="tf",
         causal=lambda right, c: past(c) if c.mask is None else None),
     row("causal_by_blocks", "causal-by-tiles", causal=lambda right, c: c.keys // 16 <= c.rows // 16),
     # invoke-ai/InvokeAI#7887
     row("triangle_begins_anew_per_chunk",
-        fault("mask tiles", r"causal|triangle", r"chunk|tile|block|\b16\b|offset|restart|anew|again"),
+        fault(r"causal|triangle", r"chunk|tile|block|\b16\b|offset|restart|anew|again"),
         causal=lambda right, c: c.keys <= c.rows % 16),
     row("triangle_only_when_square",
-        fault("mask", r"causal", r"length|square|L ?!= ?S|equal|differ|rectang"),
+        fault(r"causal", r"length|square|L ?!= ?S|equal|differ|rectang"),
         causal=lambda right, c: past(c) if c.shape[2] == c.shape[3] > 1 else None),
     # opendilab/DI-engine#333
     row("result_of_fill_is_lost", "mask-ignored", r"mask \S+ is ignored", mask=lambda right, c: None),
@@ -169,30 +167,30 @@ ROWS = (
     row("causal_flag_is_lost", "causal-no-effect", r"mask causal\S* is ignored",
         causal=lambda right, c: None),
     row("single_query_without_mask",
-        fault("mask shapes", r"mask", r"one query|single|T ?(=|==) ?1|length 1|decod|1 query|one row"),
+        fault(r"mask", r"one query|single|T ?(=|==) ?1|length 1|decod|1 query|one row"),
         of="tf", mask=lambda right, c: c.mask if c.shape[2] > 1 else None),
     # vllm-project/vllm-ascend#15503
     row("mask_table_too_narrow",
-        fault("mask shapes", r"mask", r"\b3[123]\b|width|behind|beyond|past|later keys|long"), of="jax",
+        fault(r"mask", r"\b3[123]\b|width|behind|beyond|past|later keys|long"), of="jax",
         mask=lambda right, c: None if c.mask is None else c.mask | (c.keys >= 32)),
     row("mask_remembered_by_its_shape",
-        fault("state mask", r"mask", r"call|cache|remember|earlier|first|previous|kept|stale|state"),
+        fault(r"mask", r"call|cache|remember|earlier|first|previous|kept|stale|state"),
         of="jax", mask=lambda right, c: None if c.mask is None
         else c.mask if c.xp.is_traced(c.mask) else memory(right).setdefault(c.mask.shape, c.mask)),
     row("mask_is_remembered",
-        fault("state mask", r"state|cache|remember|previous|earlier|last call|calls?|kept|stale"),
+        fault(r"state|cache|remember|previous|earlier|last call|calls?|kept|stale"),
         causal=remembered),
     row("adds_flag_to_mask",
-        fault("state mask", r"in[ -]?place|changes?|modif|overwrit|writes?|input|untouched"),
+        fault(r"in[ -]?place|changes?|modif|overwrit|writes?|input|untouched"),
         causal=written),
     # huggingface/transformers#39408
     row("window_one_wider", window_wider, takes="window", window=lambda right, c: None if c.window is None
         else sided(c, None if c.window[0] is None else c.window[0] + 1, c.window[1])),
     # sgl-project/sglang#24706
     row("window_without_its_left_side",
-        fault("mask", r"window", r"left|past|back|before|earlier|lower"), takes="window",
+        fault(r"window", r"left|past|back|before|earlier|lower"), takes="window",
         window=lambda right, c: None if c.window is None else sided(c, None, c.window[1])),
     # jax-ml/jax#32300
-    row("window_needs_a_mask", fault("mask", r"window", IGNORED), takes="local_window_size", of="jax",
+    row("window_needs_a_mask", fault(r"window", IGNORED), takes="local_window_size", of="jax",
         window=lambda right, c: None if c.mask is None else right.window(c)),
 )  # fmt: skip

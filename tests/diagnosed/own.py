@@ -9,8 +9,7 @@ from attention_conformance import claims
 
 
 def axes_of_another_library(query, key, value, scale=None):
-    """Written for (B, L, H, D), as flash-attention has it, and called with (B, H, L, D):
-    Dao-AILab/flash-attention#1391."""
+    """Written for (B, L, H, D), as flash-attention has it; a run finds its axes."""
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     q, k, v = (x.permute(0, 2, 1, 3) for x in (query, key, value))
     scores = torch.einsum("bhqd,bhkd->bhqk", q, k) * scale

@@ -33,21 +33,21 @@ def keys_in_8_bits(right: Any, c: Any) -> tuple[Any, Any, Any]:
 
 
 ROWS = (
-    row("bfloat16_inside", fault("numerics", BF16), operands=cast_to("bfloat16")),
+    row("bfloat16_inside", fault(BF16), operands=cast_to("bfloat16")),
     # jax-ml/jax#34114
-    row("doubles_become_singles", fault("numerics", r"float64|double", r"float32|single|precision"),
+    row("doubles_become_singles", fault(r"float64|double", r"float32|single|precision"),
         operands=cast_to("float32")),
-    row("half_precision_scores", fault("numerics", F16),
+    row("half_precision_scores", fault(F16),
         scores=lambda right, c: right.scores(c).half().to(c.query.dtype)),
     # huggingface/transformers#48459
-    row("softmax_in_float32", fault("numerics", r"float32|single|\bf32\b|24 bits"),
+    row("softmax_in_float32", fault(r"float32|single|\bf32\b|24 bits"),
         weights=lambda right, c, s: s.float().softmax(-1).to(s.dtype)),
-    row("weights_in_bfloat16", fault("numerics", BF16), of="torch tf",
+    row("weights_in_bfloat16", fault(BF16), of="torch tf",
         weights=lambda right, c, s: c.xp.cast(c.xp.cast(right.weights(c, s), "bfloat16"), s.dtype)),
     row("sums_in_16_bits",
-        fault("numerics", r"accumul|\bsum|add", r"16|half|working|case dtype|own dtype"),
+        fault(r"accumul|\bsum|add", r"16|half|working|case dtype|own dtype"),
         output=summed_in_16_bits),
     # thu-ml/SageAttention has this as a choice
-    row("eight_bit_keys", fault("numerics", r"8[ -]bit|int8|quant|float8|fp8|bits"),
+    row("eight_bit_keys", fault(r"8[ -]bit|int8|quant|float8|fp8|bits"),
         operands=keys_in_8_bits),
 )  # fmt: skip

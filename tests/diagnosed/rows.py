@@ -42,15 +42,15 @@ class Row:
 
 
 @functools.cache
-def sentences() -> dict[str, tuple[str, str]]:
-    """The family and the sentence of each deviation of the catalogue."""
-    return {one.name: (one.family, one.sentence) for one in all_faults()}
+def sentences() -> dict[str, str]:
+    """The sentence of each deviation of the catalogue."""
+    return {one.name: one.sentence for one in all_faults()}
 
 
 def named(deviation: str, measured: str = "") -> Fault:
     """What a right diagnosis says of a deviation: its sentence, or what matches `measured`."""
-    family, sentence = sentences()[deviation]
-    return Fault((family,), ("|".join(filter(None, [re.escape(sentence), measured])),))
+    sentence = re.escape(sentences()[deviation])
+    return Fault(("|".join(filter(None, [sentence, measured])),))
 
 
 def row(

@@ -109,7 +109,6 @@ def of_own_maximum(right: Any, c: Any, s: Any) -> Any:
 
 
 RESCALED = fault(
-    "softmax state numerics",
     r"rescal|correct|running max|online|factor|new maximum|inverse|maxim|chunk|block|tile",
 )
 ROWS = (
@@ -124,19 +123,19 @@ ROWS = (
     # Dao-AILab/flash-attention#2082
     row("maximum_begins_at_zero", "maximum-starts-at-zero", attended=online(start=0.0)),
     row("divides_by_last_tile",
-        fault("softmax state", r"\bsum|denominator|normali|divi|total", r"last|tile|block|part"),
+        fault(r"\bsum|denominator|normali|divi|total", r"last|tile|block|part"),
         weights=of_last_tile),
     # jax-ml/jax#27224
     row("last_tile_is_dropped", "last-tile-dropped", r"last \d+ of \d+ keys are never seen",
         visible=first_keys(16)),
     # flashinfer-ai/flashinfer#5090
     row("padded_keys_count",
-        fault("mask softmax layout state", r"pad|beyond|behind|past the end|lane|extra|partial|zero|of 0",
+        fault(r"pad|beyond|behind|past the end|lane|extra|partial|zero|of 0",
               r"key|score|tile|block"), weights=padded),
     row("splits_are_added", halves_averaged, attended=in_parts(alike)),
     # flashinfer-ai/flashinfer#4051
     row("merge_in_another_base",
-        fault("tiles softmax merge", r"merge|combin|part|half|halves|split|tile|block",
+        fault(r"merge|combin|part|half|halves|split|tile|block",
               r"weight|log|lse|base|share"),
         attended=in_parts(lambda lse: or_zeros(lse / math.log(2)))),
 )  # fmt: skip

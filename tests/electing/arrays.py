@@ -1,4 +1,4 @@
-"""The operations of the honest kernel, as NumPy, JAX, Keras and torch spell them."""
+"""The operations of the honest kernel, as NumPy and torch spell them."""
 
 from __future__ import annotations
 
@@ -62,37 +62,6 @@ class Arrays:
     def joined(self, x: Any, y: Any) -> Any:
         """Two arrays side by side along the last axis."""
         return self.xp.concatenate([x, y], axis=-1)
-
-
-class OfJax(Arrays):
-    def __init__(self) -> None:
-        import jax
-
-        super().__init__(jax.numpy)
-        self.jax = jax
-
-    def stopped(self, x: Any) -> Any:
-        return self.jax.lax.stop_gradient(x)
-
-    def exist(self, rows: Any) -> bool:
-        return isinstance(rows, self.jax.core.Tracer) or super().exist(rows)
-
-
-class OfKeras(Arrays):
-    def __init__(self) -> None:
-        import keras
-
-        super().__init__(keras.ops)
-        self.keras = keras
-
-    def named(self, x: Any) -> str:
-        return str(self.keras.backend.standardize_dtype(x.dtype))
-
-    def cast(self, x: Any, name: str) -> Any:
-        return self.xp.cast(x, name)
-
-    def stopped(self, x: Any) -> Any:
-        return self.xp.stop_gradient(x)
 
 
 class OfTorch(Arrays):

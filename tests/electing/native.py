@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ import torch
 from attention_conformance.backends._numpy import Rounded
 from attention_conformance.backends.declared import ATTENTION_FEATURES
 from attention_conformance.suite.deviations.kernels.attention import Call, Kernel
-from tests.electing.arrays import Arrays, OfJax, OfKeras, OfTorch
+from tests.electing.arrays import Arrays, OfTorch
 from tests.electing.kernel import Answers, Electing, Problem
 
 
@@ -37,52 +36,6 @@ def of_torch(answers: Answers) -> Callable[..., Any]:
         if attend.gives("lse-gradient", "raises"):
             log_sum_exp = log_sum_exp.detach()
         return (output, log_sum_exp) if lse else output
-
-    return function
-
-
-def of_jax(answers: Answers) -> Callable[..., Any]:
-    """A function with the signature of `jax.nn.dot_product_attention`, and the parameters beyond it."""
-    import jax.numpy as jnp
-
-    attend = Electing(OfJax(), answers)
-
-    def function(
-        query, key, value, bias=None, mask=None, *, scale=None, is_causal=False,
-        softcap=None, window=None, sinks=None, lse=False, alibi_slopes=None,
-    ):  # fmt: skip
-        operands = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))
-        problem = Problem(
-            *operands, attend.xp.named(query), mask=mask, bias=bias, causal=is_causal, scale=scale,
-            softcap=softcap, window=window, sinks=sinks, alibi_slopes=alibi_slopes,
-            called=("mask", "bias", "is_causal"),
-        )  # fmt: skip
-        output, log_sum_exp, _ = attend(problem)
-        output = jnp.swapaxes(output, 1, 2).astype(query.dtype)
-        return (output, jnp.swapaxes(log_sum_exp, 1, 2)) if lse else output
-
-    return function
-
-
-def of_keras(answers: Answers) -> Callable[..., Any]:
-    """A function with the signature of `keras.ops.dot_product_attention`, and parameters beyond it."""
-    from keras import ops
-
-    attend = Electing(OfKeras(), answers)
-
-    def function(
-        query, key, value, bias=None, mask=None, scale=None, is_causal=False,
-        softcap=None, window=None, sinks=None, lse=False, alibi_slopes=None,
-    ):  # fmt: skip
-        operands = (ops.swapaxes(x, 1, 2) for x in (query, key, value))
-        problem = Problem(
-            *operands, attend.xp.named(query), mask=mask, bias=bias, causal=is_causal, scale=scale,
-            softcap=softcap, window=window, sinks=sinks, alibi_slopes=alibi_slopes,
-            called=("mask", "bias", "is_causal"),
-        )  # fmt: skip
-        output, log_sum_exp, _ = attend(problem)
-        output = ops.cast(ops.swapaxes(output, 1, 2), query.dtype)
-        return (output, ops.swapaxes(log_sum_exp, 1, 2)) if lse else output
 
     return function
 
@@ -136,40 +89,6 @@ def layer_of_torch(answers: Answers) -> Callable[..., Any]:
         return ElectingLayer(attend, rate)
 
     return factory
-
-
-def packed_of_torch(answers: Answers) -> Callable[..., Any]:
-    """A function of packed attention, as `--like=packed` calls it: segment by segment, or all pairs at
-    once, where NaN in hidden values reaches all rows."""
-    at_once = answers["nan-in-other-segment"] == "others"
-    hidden = "leaks" if at_once else "blocked"
-    empty = answers.get("segment-without-keys", "zeros")
-    of_rows = {"nan-in-masked-value": hidden, "no-keys": empty, "fully-masked-row": empty}
-    attend = Electing(OfTorch(), answers | of_rows)
-
-    def function(query, key, value, cu_seqlens_q, cu_seqlens_k, causal=False, softmax_scale=None):
-        queries, keys = (pairwise(x.tolist()) for x in (cu_seqlens_q, cu_seqlens_k))
-        segments = [(slice(*q), slice(*k)) for q, k in zip(queries, keys, strict=True)]
-        arrays = [x.transpose(0, 1)[None] for x in (query, key, value)]
-        name = attend.xp.named(query)
-        if at_once:
-            mask = torch.zeros(len(query), len(key), dtype=torch.bool)
-            for q, k in segments:
-                block = mask[q, k]
-                last = block.shape[1] - block.shape[0]
-                offset = last if attend.gives("causal-alignment", "bottom-right") else 0
-                mask[q, k] = torch.ones_like(block).tril(offset) if causal else True
-            output = attend(Problem(*arrays, name, mask=mask, scale=softmax_scale))[0]
-        else:
-            problems = (
-                Problem(arrays[0][:, :, q], *(x[:, :, k] for x in arrays[1:]), name, causal=causal,
-                        scale=softmax_scale)
-                for q, k in segments
-            )  # fmt: skip
-            output = torch.cat([attend(problem)[0] for problem in problems], 2)
-        return output[0].transpose(0, 1).to(query.dtype)
-
-    return function
 
 
 class ElectingKernel(Kernel):

@@ -57,12 +57,6 @@ LAYER: Axes = {
 }
 """Layers of multi-head attention."""
 
-PACKED: Axes = {
-    "causal-alignment": ("top-left", "bottom-right"),
-    "nan-in-other-segment": ("nobody", "others"),
-    "segment-without-keys": ("zeros", "nan", "raises"),
-}
-"""Packed attention, whose alignment is a feature and no election."""
 
 NOBODY = {
     **{

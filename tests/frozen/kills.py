@@ -10,7 +10,7 @@ from functools import partial
 from attention_conformance.backends.registry import load
 from attention_conformance.suite.checks import all_checks
 from attention_conformance.suite.run.kill_table import kill
-from tests.frozen.part import Part, Texts, Wanted, one_in
+from tests.frozen.part import Part, Texts, Wanted
 
 
 def kills(level: str, wanted: Wanted) -> Texts:
@@ -27,6 +27,6 @@ def kills(level: str, wanted: Wanted) -> Texts:
 
 
 KILLS = [
-    Part("kills", "kills-smoke", partial(kills, "smoke"), quick=one_in(8)),
+    Part("kills", "kills-smoke", partial(kills, "smoke")),
     Part("kills", "kills-standard", partial(kills, "standard")),
 ]

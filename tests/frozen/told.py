@@ -40,8 +40,8 @@ from attention_conformance.suite.run.options import Options
 from attention_conformance.suite.run.plan import Plan
 from attention_conformance.suite.run.recorded import record
 from attention_conformance.suite.spec.vocabulary import BROKEN, GRADIENTS, VALUES
+from tests.diagnosed.expected import HERE, Kernel
 from tests.diagnosed.kernels import KERNELS
-from tests.diagnosed.running import HERE
 from tests.frozen.part import FOLDER, Part, Texts, Wanted
 
 FUNCTIONS = FOLDER.parent / "functions"
@@ -59,7 +59,6 @@ LIKE = {
     "own_classes.py:AdditiveWithoutTanh": "additive", "own_keras_classes.py": "self-attention",
     "own_keras_classes.py:MultiHeadAttention": "multi-head", "varlen.py": "packed",
     "coding.py:written": "quantized-write", "coding.py:cut_off": "quantized-write",
-    "coding.py:floats": "quantized-write",
     "paging.py:written": "paged-write", "paging.py:written_in_place": "paged-write",
     "paging.py:wraps": "paged-write",
 }  # fmt: skip
@@ -138,7 +137,12 @@ def plainly(text: str) -> str:
 def of_corpus(wanted: Wanted) -> Texts:
     """What the kernels of `tests/diagnosed` are told."""
     kernels = [one for one in KERNELS if wanted(one.name) and is_asked(one.name, one.backend)]
-    return {one.name: _of_file(HERE / one.name, one.backend, one.like) for one in kernels}
+    return {one.name: of_kernel(one) for one in kernels}
+
+
+def of_kernel(kernel: Kernel) -> str:
+    """What a kernel of `tests/diagnosed` is told."""
+    return _of_file(HERE / kernel.name, kernel.backend, kernel.like)
 
 
 def of_functions(wanted: Wanted) -> Texts:

@@ -114,4 +114,4 @@ def plainly(line: str, own: Path) -> str:
     return re.sub(decimals, lambda number: f"{float(number[0]):.2g}", line).rstrip()
 
 
-TRANSCRIPTS = Folder("transcripts", "transcripts", transcripts, quick=one_in(4))
+TRANSCRIPTS = Folder("transcripts", "transcripts", transcripts, quick=one_in(12))

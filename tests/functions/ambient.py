@@ -34,13 +34,6 @@ def in_autocast(query, key, value, attn_mask=None, is_causal=False, scale=None):
     return textbook(query, key, value, attn_mask, is_causal, scale)
 
 
-def in_coarse_autocast(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """Under autocast operands are rounded to four bits."""
-    if torch.is_autocast_enabled("cpu"):
-        query = query.to(torch.float8_e5m2).to(query.dtype)
-    return textbook(query, key, value, attn_mask, is_causal, scale)
-
-
 def mapped(query, key, value, attn_mask=None, is_causal=False, scale=None):
     """Under vmap every sample has the keys in reverse order, and the values not."""
     if torch._C._functorch.is_batchedtensor(query):
@@ -122,13 +115,6 @@ def refuses_autocast(query, key, value, attn_mask=None, is_causal=False, scale=N
     return textbook(query, key, value, attn_mask, is_causal, scale)
 
 
-def refuses_autocast_to_float16(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """Right: refuses autocast to float16, and takes bfloat16."""
-    if torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.float16:
-        raise RuntimeError("no float16")
-    return textbook(query, key, value, attn_mask, is_causal, scale)
-
-
 def refuses_another_default_dtype(query, key, value, attn_mask=None, is_causal=False, scale=None):
     """Right: raises if the default dtype is another one."""
     if torch.get_default_dtype() != torch.float32:
@@ -175,28 +161,11 @@ class Float32Inside(torch.autograd.Function):
         return moved @ key, moved.mT @ query, weights.mT @ cotangent, None, None, None
 
 
-class KeptOutput(Float32Inside):
-    """The same, which keeps the output as it returns it, in the dtype of the operands."""
-
-    @staticmethod
-    def forward(ctx, query, key, value, attn_mask, is_causal, scale):
-        out = Float32Inside.forward(ctx, query, key, value, attn_mask, is_causal, scale)
-        *kept, _, lse = ctx.to_save
-        ctx.save_for_backward(*kept, out.to(query.dtype), lse)
-        return out
-
-
 def float32_inside(query, key, value, attn_mask=None, is_causal=False, scale=None):
     """Right: float32 inside, and a backward pass of its own."""
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     out = Float32Inside.apply(query, key, value, attn_mask, is_causal, scale)
     return out.to(query.dtype)
-
-
-def kept_output(query, key, value, attn_mask=None, is_causal=False, scale=None):
-    """Right: float32 inside, and a backward pass that keeps the returned output."""
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    return KeptOutput.apply(query, key, value, attn_mask, is_causal, scale).to(query.dtype)
 
 
 def scaled_in_autocast(query, key, value, attn_mask=None, is_causal=False, scale=None):

@@ -77,46 +77,6 @@ def right(
     return F.scaled_dot_product_attention(query, *operands, mask, scale=scale, enable_gqa=True)
 
 
-def first_length(
-    query: Any, key_codes: Any, value_codes: Any, key_scale: Any, value_scale: Any,
-    causal: bool = False, scale: float | None = None, page_table: Any = None, key_lengths: Any = None,
-) -> Any:  # fmt: skip
-    if key_lengths is not None:
-        key_lengths = key_lengths[:1].expand(key_lengths.shape)
-    return right(
-        query, key_codes, value_codes, key_scale, value_scale, causal=causal, scale=scale,
-        page_table=page_table, key_lengths=key_lengths,
-    )  # fmt: skip
-
-
-def unrounded(
-    query: Any, key_codes: Any, value_codes: Any, key_scale: Any, value_scale: Any,
-    causal: bool = False, key: Any = None, value: Any = None,
-) -> Any:  # fmt: skip
-    if key is None:
-        return right(query, key_codes, value_codes, key_scale, value_scale, causal=causal)
-    codes = right(
-        query, key_codes, value_codes, key_scale, value_scale, causal=causal, key=key, value=value
-    )[1:]
-    scaled = zip(codes, (key_scale, value_scale), strict=True)
-    plain = [(x.to(scale.dtype) * scale).to(query.dtype) for x, scale in scaled]
-    for x, new in zip(plain, (key, value), strict=True):
-        x[:, :, -new.shape[2] :] = new
-    n = plain[0].shape[2]
-    mask = torch.ones(query.shape[2], n, dtype=torch.bool).tril(n - query.shape[2])
-    rows = F.scaled_dot_product_attention(query, *plain, mask if causal else None, enable_gqa=True)
-    return rows, *codes
-
-
-def one_scale(
-    query: Any, key_codes: Any, value_codes: Any, key_scale: Any, value_scale: Any,
-    causal: bool = False, scale: float | None = None,
-) -> Any:  # fmt: skip
-    return right(
-        query, key_codes, value_codes, key_scale, value_scale.mean(), causal=causal, scale=scale
-    )
-
-
 def symmetric(
     query: Any, key_codes: Any, value_codes: Any, key_scale: Any, value_scale: Any,
     key_zero: Any = None, value_zero: Any = None,
@@ -153,7 +113,3 @@ def cut_off(key: Any, value: Any, key_scale: Any, value_scale: Any) -> Any:
         (x.to(scale.dtype) / scale).clamp(-128, 127).to(torch.int8)
         for x, scale in ((key, key_scale), (value, value_scale))
     )
-
-
-def floats(key: Any, value: Any, key_scale: Any, value_scale: Any) -> Any:
-    return tuple((x / scale).round() for x, scale in ((key, key_scale), (value, value_scale)))

@@ -97,35 +97,8 @@ def without_the_table(
     )  # fmt: skip
 
 
-def first_length(
-    query: Any, query_rope: Any, latent: Any, key_rope: Any, w_uk: Any, w_uv: Any,
-    causal: bool = False, mask: Any = None, page_table: Any = None, key_lengths: Any = None,
-) -> Any:  # fmt: skip
-    if key_lengths is not None:
-        key_lengths = key_lengths[:1].expand(key_lengths.shape)
-    return absorbed(
-        query, query_rope, latent, key_rope, w_uk, w_uv, causal, mask,
-        page_table=page_table, key_lengths=key_lengths,
-    )  # fmt: skip
-
-
 def causal_alone(
     query: Any, query_rope: Any, latent: Any, key_rope: Any, w_uk: Any, w_uv: Any,
     causal: bool = False, scale: float | None = None,
 ) -> Any:  # fmt: skip
     return absorbed(query, query_rope, latent, key_rope, w_uk, w_uv, causal, None, scale)
-
-
-def scaled_by_the_latent(
-    query: Any, query_rope: Any, latent: Any, key_rope: Any, w_uk: Any, w_uv: Any,
-    causal: bool = False, mask: Any = None,
-) -> Any:  # fmt: skip
-    scale = (latent.shape[-1] + key_rope.shape[-1]) ** -0.5
-    return absorbed(query, query_rope, latent, key_rope, w_uk, w_uv, causal, mask, scale)
-
-
-def without_rotary(
-    query: Any, query_rope: Any, latent: Any, key_rope: Any, w_uk: Any, w_uv: Any,
-    causal: bool = False, mask: Any = None, scale: float | None = None,
-) -> Any:  # fmt: skip
-    return absorbed(query, 0 * query_rope, latent, key_rope, w_uk, w_uv, causal, mask, scale)

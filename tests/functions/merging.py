@@ -13,12 +13,6 @@ def right(outputs: Any, lse: Any) -> Any:
     return (weights[..., None] * outputs.to(lse.dtype)).sum(0).to(outputs.dtype), total
 
 
-def empty_is_nan(outputs: Any, lse: Any) -> Any:
-    weights = torch.softmax(lse, 0)
-    output = (weights[..., None] * outputs.to(lse.dtype)).sum(0)
-    return output.to(outputs.dtype), torch.logsumexp(lse, 0)
-
-
 def overflows(outputs: Any, lse: Any) -> Any:
     sizes = torch.exp(lse)
     total = sizes.sum(0)

@@ -54,11 +54,6 @@ def online(query, key, value, attn_mask=None, is_causal=False, scale=None, enabl
     return _tiled(query, key, value, attn_mask, is_causal, scale, lambda tiles: tiles)
 
 
-def reversed_keys(query, key, value, attn_mask=None, is_causal=False, scale=None, enable_gqa=False):
-    """An online softmax from the last tile to the first."""
-    return _tiled(query, key, value, attn_mask, is_causal, scale, lambda tiles: tiles[::-1])
-
-
 def _tiled(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, is_causal: bool,
     scale: float | None, order: Callable[[list[int]], list[int]],

@@ -57,18 +57,6 @@ def top_left(
     return attended(q, k, v, cu_seqlens_q, seqused_k, block_table, causal, first=True)
 
 
-def short(
-    q: Any,
-    k: Any,
-    v: Any,
-    cu_seqlens_q: Any,
-    seqused_k: Any,
-    block_table: Any,
-    causal: bool = False,
-) -> Any:
-    return attended(q, k, v, cu_seqlens_q, (seqused_k - 1).clamp(min=1), block_table, causal)
-
-
 def sixteen(
     q: Any, key_cache: Any, value_cache: Any, cu_seqlens_q: Any, seqused_k: Any, block_table: Any,
     causal: bool = False,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -48,27 +47,6 @@ def top_left(
     k, v = (x.repeat_interleave(group, 1) for x in (k, v))
     scores = torch.einsum("qhd,khd->hqk", q, k) / q.shape[-1] ** 0.5
     return torch.einsum("hqk,khv->qhv", scores.masked_fill(hidden, -torch.inf).softmax(-1), v)
-
-
-def of_the_longest(
-    q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, causal: bool = False
-) -> Any:
-    """Aligned at the last key of the longest segment, in all segments."""
-    last = int(cu_seqlens_k.diff().max() - cu_seqlens_q.diff().max())
-    edges = zip(*(x.tolist() for x in (cu_seqlens_q, cu_seqlens_k)), strict=True)
-    answers = []
-    for (a, c), (b, d) in pairwise(edges):
-        one, two, three = (x.transpose(0, 1)[None] for x in (q[a:b], k[c:d], v[c:d]))
-        shown = torch.ones(b - a, d - c, dtype=torch.bool).tril(last if causal else d)
-        answer = F.scaled_dot_product_attention(one, two, three, shown, enable_gqa=True)
-        answers.append(answer[0].transpose(0, 1))
-    return torch.cat(answers)
-
-
-def shifted(q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any) -> Any:
-    later = cu_seqlens_k.clone()
-    later[1:-1] += 1
-    return right(q, k, v, cu_seqlens_q, later)
 
 
 def misspelt(

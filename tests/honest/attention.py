@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,21 +25,6 @@ class OnlineTiles1(Online):
     """Online softmax, key by key: as many rescalings as there can be."""
 
     tile = 1
-
-
-class OnlineTiles64(Online):
-    """Online softmax, 64 keys at a time."""
-
-    tile = 64
-
-
-class ReversedKeys(Online):
-    """Online softmax from the last key to the first."""
-
-    tile = 5
-
-    def tiles(self, length: int) -> list[slice]:
-        return super().tiles(length)[::-1]
 
 
 class ExpBaseTwo(Online):
@@ -94,17 +78,6 @@ class AlibiBeforeTheScale(Kernel):
     def alibi(self, slopes: np.ndarray, call: Call) -> np.ndarray:
         bias = super().alibi(slopes, call)
         return np.zeros_like(bias) if self.at_once(call) else bias
-
-
-class AlibiBaseTwo(ExpBaseTwo):
-    """Slopes are multiplied by log2(e), like the scores."""
-
-    def at_once(self, call: Call) -> bool:
-        return super().at_once(replace(call, alibi_slopes=None))
-
-    def slopes(self, call: Call) -> np.ndarray:
-        slopes = super().slopes(call)
-        return slopes * call.work(math.log2(math.e)) if self.at_once(call) else slopes
 
 
 class WeightsByLogSumExp(Kernel):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,11 +12,11 @@ from attention_conformance.backends.declared import DeclaredRounding
 from attention_conformance.suite.deviations.kernels.attention import Eager
 from attention_conformance.suite.deviations.kernels.cached import (
     Attended,
+    Cache,
     CachedKernel,
     CodedKernel,
-    Held,
 )
-from attention_conformance.suite.spec.dtypes import CODES, DTYPES, round_to
+from attention_conformance.suite.spec.dtypes import CODES, DTYPES
 from attention_conformance.suite.spec.inputs import Inputs
 
 ONE_LENGTH = CachedKernel.features - {"subsets"}
@@ -28,31 +28,31 @@ class CachedConcatenated(CachedKernel):
     features = ONE_LENGTH
     elections = CachedKernel.elections | {"beyond-capacity": "grows"}
 
-    def init(self, inputs: Inputs, key: Any) -> Held:
+    def init(self, inputs: Inputs, key: Any) -> Cache:
         return self.cut(super().init(inputs, key), 0)
 
-    def cut(self, held: Held, total: int) -> Held:
+    def cut(self, cache: Cache, total: int) -> Cache:
         """The first tokens."""
-        held.key, held.value = held.key[:, :, :total], held.value[:, :, :total]
-        held.positions = held.positions[:, :total]
-        held.totals = 0 * held.totals + total
-        return held
+        cache.key, cache.value = cache.key[:, :, :total], cache.value[:, :, :total]
+        cache.positions = cache.positions[:, :total]
+        cache.totals = 0 * cache.totals + total
+        return cache
 
-    def write(self, held: Held, key: np.ndarray, value: np.ndarray) -> None:
-        new = self.joining(held, key.shape[2])
-        held.key = np.concatenate([held.key, key], 2)
-        held.value = np.concatenate([held.value, value], 2)
-        held.positions = np.concatenate([held.positions, new], 1)
-        held.totals = held.totals + key.shape[2]
+    def write(self, cache: Cache, key: np.ndarray, value: np.ndarray) -> None:
+        new = self.joining(cache, key.shape[2])
+        cache.key = np.concatenate([cache.key, key], 2)
+        cache.value = np.concatenate([cache.value, value], 2)
+        cache.positions = np.concatenate([cache.positions, new], 1)
+        cache.totals = cache.totals + key.shape[2]
 
-    def crop(self, state: Held, count: int, *samples: Rounded) -> Held:
+    def crop(self, state: Cache, count: int, *samples: Rounded) -> Cache:
         self.validate(state, count)
         return self.cut(state, state.total - count)
 
-    def reset(self, state: Held, *samples: Rounded) -> Held:
+    def reset(self, state: Cache, *samples: Rounded) -> Cache:
         return self.cut(state, 0)
 
-    def keep(self, state: Held, paths: Rounded, count: int, *samples: Rounded) -> Held:
+    def keep(self, state: Cache, paths: Rounded, count: int, *samples: Rounded) -> Cache:
         kept = super().keep(state, paths, count)
         return self.cut(kept, kept.total)
 
@@ -62,108 +62,10 @@ class CachedRaisesWhenFull(CachedKernel):
 
     elections = CachedKernel.elections | {"beyond-capacity": "raises"}
 
-    def write(self, held: Held, key: np.ndarray, value: np.ndarray) -> None:
-        if held.left is None and held.total + key.shape[2] > held.slots:
-            raise ValueError(f"{key.shape[2]} tokens for a cache of {held.slots} slots")
-        super().write(held, key, value)
-
-
-class CachedRolled(CachedKernel):
-    """The last tokens stand in order at the end of the slots, and move to the front at every chunk."""
-
-    features = ONE_LENGTH
-
-    def write(self, held: Held, key: np.ndarray, value: np.ndarray) -> None:
-        count = key.shape[2]
-        new = self.joining(held, count)
-        held.totals = held.totals + count
-        held.key = np.concatenate([held.key, key], 2)[:, :, -held.slots :]
-        held.value = np.concatenate([held.value, value], 2)[:, :, -held.slots :]
-        held.positions = np.concatenate([held.positions, new], 1)[:, -held.slots :]
-
-    def crop(self, state: Held, count: int, *samples: Rounded) -> Held:
-        self.validate(state, count)
-        state.totals = state.totals - count
-        state.key, state.value = (np.roll(x, count, 2) for x in (state.key, state.value))
-        state.positions = np.roll(state.positions, count, 1)
-        state.positions[:, :count] = -1
-        return state
-
-    def keep(self, state: Held, paths: Rounded, count: int, *samples: Rounded) -> Held:
-        nodes = [[*path] for path in paths.values]
-        hidden = count - len(nodes[0])
-        first, samples = state.slots - count, np.arange(len(nodes))[:, None]
-        order = np.array([[*range(first), *(first + node for node in path)] for path in nodes], int)
-        state.positions = state.positions[samples, order]
-        for name in ("key", "value"):
-            kept = np.moveaxis(getattr(state, name)[samples, :, order], 1, 2)
-            setattr(state, name, np.concatenate([getattr(state, name)[:, :, :hidden], kept], 2))
-        gone = np.full((len(nodes), hidden), -1)
-        state.positions = np.concatenate([gone, state.positions], 1)
-        state.totals = state.totals - hidden
-        return state
-
-
-class CachedWrittenFirst(CachedKernel):
-    """Without a ring tokens are written before the chunk attends, and the chunk attends slots alone."""
-
-    def answered(
-        self, held: Held, query: np.ndarray, key: np.ndarray, value: np.ndarray
-    ) -> np.ndarray:
-        rows = self.rows(held, key.shape[2])
-        if held.tree is not None or rows.max() >= held.slots:
-            return super().answered(held, query, key, value)
-        self.write(held, key, value)
-        return self.attend(held, Attended(query, held.key, held.value, rows, held.positions))
-
-
-@dataclass
-class HeldInPages(Held):
-    """Slots of two tokens a page: `pool` (pages, 2, Hkv, D + Dv), `table` (B, pages of a sample)."""
-
-    pool: list[np.ndarray] = field(default_factory=list)
-    table: list[list[int]] = field(default_factory=list)
-
-
-class CachedInPages(CachedKernel):
-    """Keys and values lie in pages of two tokens. Samples with one history share its pages, and a page is
-    copied before a token is written into it. All samples have one length."""
-
-    features = ONE_LENGTH - {"keep"}
-
-    def init(self, inputs: Inputs, key: Any) -> Held:
-        return HeldInPages(
-            **vars(super().init(inputs, key)), table=[[] for _ in range(inputs.sizes.B)]
-        )
-
-    def put(self, held: Held, slots: np.ndarray, key: np.ndarray, value: np.ndarray) -> None:
-        assert isinstance(held, HeldInPages)
-        tokens = np.concatenate([key, value], -1)
-        for sample, table in enumerate(held.table):
-            for n, slot in enumerate(slots[sample]):
-                page, place = divmod(int(slot), 2)
-                while len(table) <= page:
-                    table.append(len(held.pool))
-                    held.pool.append(np.zeros((2, *tokens.shape[1::2])))
-                held.pool.append(held.pool[table[page]].copy())
-                table[page] = len(held.pool) - 1
-                held.pool[-1][place] = tokens[sample, :, n]
-
-    def attend(self, held: Held, x: Attended) -> np.ndarray:
-        assert isinstance(held, HeldInPages)
-        key, value = x.key.copy(), x.value.copy()
-        for sample, table in enumerate(held.table):
-            if table:
-                flat = np.concatenate([held.pool[page] for page in table])[: held.slots]
-                own = flat.swapaxes(0, 1)
-                key[sample, :, : len(flat)] = own[..., : key.shape[-1]]
-                value[sample, :, : len(flat)] = own[..., key.shape[-1] :]
-        return super().attend(held, replace(x, key=key, value=value))
-
-    def pick(self, held: Held, samples: list[int]) -> None:
-        assert isinstance(held, HeldInPages)
-        super().pick(held, samples)
-        held.table = [list(held.table[n]) for n in samples]
+    def write(self, cache: Cache, key: np.ndarray, value: np.ndarray) -> None:
+        if cache.left is None and cache.total + key.shape[2] > cache.slots:
+            raise ValueError(f"{key.shape[2]} tokens for a cache of {cache.slots} slots")
+        super().write(cache, key, value)
 
 
 class CachedRotatedOnRead(CachedKernel):
@@ -171,24 +73,24 @@ class CachedRotatedOnRead(CachedKernel):
     left padding, and from the beginning of a document."""
 
     def turned(
-        self, held: Held, query: np.ndarray, key: np.ndarray
+        self, cache: Cache, query: np.ndarray, key: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         return query, key
 
-    def attend(self, held: Held, x: Attended) -> np.ndarray:
-        assert held.begins is not None
-        first = held.begins[:, :1]
-        query = self.rotated(held, x.query, x.rows - first)
-        key = self.rotated(held, x.key, x.keys - first)
-        return super().attend(held, replace(x, query=query, key=key))
+    def attend(self, cache: Cache, x: Attended) -> np.ndarray:
+        assert cache.begins is not None
+        first = cache.begins[:, :1]
+        query = self.rotated(cache, x.query, x.rows - first)
+        key = self.rotated(cache, x.key, x.keys - first)
+        return super().attend(cache, replace(x, query=query, key=key))
 
 
 class CachedPaddingUnanswered(CachedKernel):
     """Rows of left padding are not computed, and NaN stands there."""
 
-    def attend(self, held: Held, x: Attended) -> np.ndarray:
-        out = super().attend(held, x)
-        return np.where((x.rows < held.padding[:, None])[:, None, :, None], np.nan, out)
+    def attend(self, cache: Cache, x: Attended) -> np.ndarray:
+        out = super().attend(cache, x)
+        return np.where((x.rows < cache.padding[:, None])[:, None, :, None], np.nan, out)
 
 
 class CachedEager(CachedKernel):
@@ -198,71 +100,22 @@ class CachedEager(CachedKernel):
     kernel = Eager
 
 
-class CachedStepByStep(CachedKernel):
-    """Samples step one after the other, and the nodes of a tree are written as their paths go on."""
-
-    def answered(
-        self, held: Held, query: np.ndarray, key: np.ndarray, value: np.ndarray
-    ) -> np.ndarray:
-        own, chunk = [held.part([n]) for n in range(len(query))], held.chunk
-        assert chunk is not None
-        for part, sample, start in zip(own, chunk.own, chunk.starts, strict=True):
-            part.chunk = replace(chunk, samples=(sample,), starts=(start,))
-            if held.begins is not None:
-                part.begins = held.begins[[chunk.own.index(sample)]]
-        operands = zip(own, *(np.split(x, len(query)) for x in (query, key, value)), strict=True)
-        rows = [super(CachedStepByStep, self).answered(*each) for each in operands]
-        for n, part in enumerate(own):
-            held.merge(part, [n])
-        return np.concatenate(rows)
-
-
-class CachedTreeBranchByBranch(CachedKernel):
-    """Each node of a tree attends a sequence of its own: the cache and its path, without a mask."""
-
-    def answered(
-        self, held: Held, query: np.ndarray, key: np.ndarray, value: np.ndarray
-    ) -> np.ndarray:
-        if held.tree is None:
-            return super().answered(held, query, key, value)
-        count, rows = query.shape[2], []
-        joining, tree, chunk = self.joining(held, count), held.tree, held.chunk
-        begins = held.begins
-        assert chunk is not None
-        for node, path in enumerate(tree.paths(count)):
-            nodes = np.flatnonzero(path)
-            k, v = (
-                np.concatenate([old, new[:, :, nodes]], 2)
-                for old, new in ((held.key, key), (held.value, value))
-            )
-            keys = np.concatenate([held.positions, joining[:, nodes]], 1)
-            held.tree, of = None, slice(node, node + 1)
-            starts = tuple(start + node for start in chunk.starts)
-            held.chunk = replace(chunk, starts=starts, count=1)
-            held.begins = None if begins is None else begins[:, of]
-            x = Attended(query[:, :, of], k, v, joining[:, of], keys)
-            rows.append(self.attend(held, x))
-            held.tree, held.chunk, held.begins = tree, chunk, begins
-        self.write(held, key, value)
-        return np.concatenate(rows, 2)
-
-
 class CachedCodesOfOlderTokens(CodedKernel):
     """A chunk attends its own tokens as they came, and older ones as codes."""
 
     def answered(
-        self, held: Held, query: np.ndarray, key: np.ndarray, value: np.ndarray
+        self, cache: Cache, query: np.ndarray, key: np.ndarray, value: np.ndarray
     ) -> np.ndarray:
-        return CachedKernel.answered(self, held, query, key, value)
+        return CachedKernel.answered(self, cache, query, key, value)
 
-    def put(self, held: Held, slots: np.ndarray, key: np.ndarray, value: np.ndarray) -> None:
-        super().put(held, slots, self.kept(key, held), self.kept(value, held))
+    def put(self, cache: Cache, slots: np.ndarray, key: np.ndarray, value: np.ndarray) -> None:
+        super().put(cache, slots, self.kept(key, cache), self.kept(value, cache))
 
 
 class CachedCodesWithZeros(CodedKernel):
     """A token of a head has a zero point, and its codes reach from its least to its largest component."""
 
-    def kept(self, x: np.ndarray, held: Held) -> np.ndarray:
+    def kept(self, x: np.ndarray, cache: Cache) -> np.ndarray:
         least, largest = (f(x, axis=-1, keepdims=True) for f in (np.min, np.max))
         scale = np.maximum(largest, 0) - np.minimum(least, 0)
         scale = np.where(scale > 0, scale, 1) / 255
@@ -276,15 +129,3 @@ class CachedCodesInE4m3(CodedKernel):
 
     kept_in = CODES["e4m3"]
     rounding = DeclaredRounding(codes=dict.fromkeys(DTYPES, "e4m3"))
-
-
-class CachedCodesInInt4(CodedKernel):
-    """Tokens are kept in int4. Scales of tokens are stored in the dtype of the case."""
-
-    numerics = "eager"
-    kept_in = CODES["int4"]
-    rounding = DeclaredRounding(codes=dict.fromkeys(DTYPES, "int4"))
-
-    def scale_of(self, x: np.ndarray, held: Held) -> np.ndarray:
-        scale = super().scale_of(x, held)
-        return round_to(scale, held.inputs.dtype)

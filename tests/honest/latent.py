@@ -111,19 +111,3 @@ class LatentWhole(LatentKernel):
     """Unabsorbed in one pass: keys and values are formed in working precision, and not stored."""
 
     stores = ()
-
-
-class LatentHeadByHead(AbsorbedKernel):
-    """Absorbed head by head, with sums over latents from the last component on."""
-
-    def absorbed(self, x: Arrays, fmt: DType) -> np.ndarray:
-        heads = [
-            x["query"][:, h] @ np.ascontiguousarray(x["w_uk"][:, h].T)
-            for h in range(x["query"].shape[1])
-        ]
-        return self.held(np.stack(heads, 1), "queries", fmt)
-
-    def output(self, average: np.ndarray, x: Arrays, fmt: DType) -> np.ndarray:
-        average = self.held(average, "average", fmt)[..., ::-1]
-        heads = [average[:, h] @ x["w_uv"][::-1, h] for h in range(average.shape[1])]
-        return np.stack(heads, 1)

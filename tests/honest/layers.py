@@ -53,35 +53,6 @@ class LayerDividedScores(MultiHeadKernel):
         return query @ key.swapaxes(-1, -2) / call.work(math.sqrt(call.sizes.D))
 
 
-class LayerKeysFirst(LayerEager):
-    """key query^T, transposed."""
-
-    def scores(self, query: np.ndarray, key: np.ndarray, call: LayerCall) -> np.ndarray:
-        scaled = self.keep(query * call.work(self.factor(call)), "features", call)
-        swapped = np.ascontiguousarray(key) @ np.ascontiguousarray(scaled.swapaxes(-1, -2))
-        return self.keep(swapped.swapaxes(-1, -2), "scores", call)
-
-
-class LayerHeadByHead(LayerEager):
-    """A loop over the heads, each projected by its own kernel; outputs are concatenated."""
-
-    def projected(self, x: np.ndarray, name: str, call: LayerCall) -> np.ndarray:
-        kernel, bias = self.kernel(name, call), self.bias(name, call)
-        biases = None if bias is None else bias.reshape(kernel.shape[1:])
-        heads = []
-        for h in range(kernel.shape[1]):
-            y = self.keep(x @ np.ascontiguousarray(kernel[:, h]), "features", call)
-            heads.append(y if biases is None else self.keep(y + biases[h], "features", call))
-        return np.stack(heads, 1)
-
-    def attend(self, weights: np.ndarray, value: np.ndarray, call: LayerCall) -> np.ndarray:
-        heads = [weights[:, h] @ value[:, h] for h in range(weights.shape[1])]
-        return self.keep(np.stack(heads, 1), "features", call)
-
-    def merge(self, attended: np.ndarray, call: LayerCall) -> np.ndarray:
-        return np.concatenate([attended[:, h] for h in range(attended.shape[1])], -1)
-
-
 class LayerHeadsSummed(MultiHeadKernel):
     """Every head is projected to the output by its own kernel, and the outputs are summed."""
 
@@ -145,30 +116,6 @@ class LayerKeyBiasLeftOut(MultiHeadKernel):
 
     def bias(self, name: str, call: LayerCall) -> np.ndarray | None:
         return None if name == "key" else super().bias(name, call)
-
-
-class LayerGroupsTogether(LayerEager):
-    """Query heads of one group are rows of one product: keys and values are not repeated."""
-
-    def expand(self, x: np.ndarray, call: LayerCall) -> np.ndarray:
-        return x
-
-    def grouped(self, x: np.ndarray, call: LayerCall) -> np.ndarray:
-        """(B, H, L, n) -> (B, Hkv, H / Hkv L, n)."""
-        return x.reshape(x.shape[0], call.sizes.Hkv, -1, x.shape[-1])
-
-    def scores(self, query: np.ndarray, key: np.ndarray, call: LayerCall) -> np.ndarray:
-        s = call.sizes
-        return super().scores(self.grouped(query, call), key, call).reshape(s.B, s.H, s.Lq, s.Lk)
-
-    def visible(self, value: np.ndarray, scores: np.ndarray) -> np.ndarray:
-        together = scores.reshape(scores.shape[0], value.shape[1], -1, scores.shape[-1])
-        return super().visible(value, together)
-
-    def attend(self, weights: np.ndarray, value: np.ndarray, call: LayerCall) -> np.ndarray:
-        s = call.sizes
-        features = super().attend(self.grouped(weights, call), value, call)
-        return features.reshape(s.B, s.H, s.Lq, s.Dv)
 
 
 class LayerOnlineSoftmax(LayerFused):

@@ -24,19 +24,6 @@ class AdditiveEager(AdditiveKernel):
     stores = LayerEager.stores
 
 
-class AdditiveLoops(AdditiveEager):
-    """Additive attention with a loop over units: sums, tanh and products one by one."""
-
-    def scores(self, query: np.ndarray, key: np.ndarray, call: LayerCall) -> np.ndarray:
-        vector = self.vector(call)
-        total = np.zeros((*query.shape[:-1], key.shape[-2]), query.dtype)
-        for u in range(query.shape[-1]):
-            pairs = self.keep(query[..., u, None] + key[..., None, :, u], "features", call)
-            active = self.keep(np.tanh(pairs), "scores", call)
-            total += active if vector is None else self.keep(active * vector[u], "scores", call)
-        return self.keep(total, "scores", call)
-
-
 class AdditiveStepwise(AdditiveEager):
     """Additive attention, the steps of the softmax stored, too."""
 

@@ -45,19 +45,6 @@ class DroppingShared(Dropping):
         return super().pattern(shape[2:], rate, call)
 
 
-class DroppingByBlocks(Dropping):
-    """The pattern of every sample and head from a stream of its own, in blocks of two keys."""
-
-    def pattern(self, shape: tuple[int, ...], rate: float, call: Call) -> np.ndarray:
-        kept = np.empty(shape, bool)
-        for b, h in np.ndindex(*shape[:2]):
-            for start in range(0, shape[3], 2):
-                numbers = np.random.default_rng((call.seed, b, h, start))
-                block = kept[b, h, :, start : start + 2]
-                block[...] = numbers.random(block.shape) >= rate
-        return kept
-
-
 class DifferentiableBlocks(DifferentiableFused):
     """Running sums of gradients stored in the case's dtype after every 4 rows or keys."""
 
@@ -92,22 +79,6 @@ class MergeRunningSum(MergeKernel):
         base = np.where(np.isneginf(largest), lse.dtype.type(0), largest)
         divisor = np.where(total == 0, lse.dtype.type(1), total)
         return output / divisor[..., None], np.log(total) + base
-
-
-class MergeByLogistic(MergeKernel):
-    """Two parts by a logistic function of the difference of their log-sum-exps, in turn."""
-
-    def merged(
-        self, outputs: np.ndarray, lse: np.ndarray, fmt: DType
-    ) -> tuple[np.ndarray, np.ndarray]:
-        output, total = outputs[0], lse[0]
-        for o, one in zip(outputs[1:], lse[1:], strict=True):
-            neither = np.isneginf(total) & np.isneginf(one)
-            difference = np.where(neither, lse.dtype.type(0), one - total)
-            weight = 1 / (1 + np.exp(-difference))
-            output = output + weight[..., None] * (o - output)
-            total = np.where(neither, total, np.logaddexp(total, one))
-        return output, total
 
 
 class MergeOfFloat64(MergeKernel):
@@ -198,18 +169,6 @@ class PackedAllPairs(PackedKernel):
         weights = self.softmax(np.where(hidden, -np.inf, scores), pack)
         out: np.ndarray = (weights @ v).transpose(1, 0, 2)
         return out
-
-
-class PackedPadded(PackedKernel):
-    """Every segment is padded to the longest one; keys that are padding are hidden."""
-
-    def weights(self, pack: Pack, rows: slice, keys: slice) -> tuple[np.ndarray, np.ndarray]:
-        weights, value = super().weights(pack, rows, keys)
-        if not weights.size:
-            return weights, value
-        more = int(np.diff(pack.keys).max()) - weights.shape[-1]
-        wide = np.pad(weights, ((0, 0), (0, 0), (0, more)))
-        return wide, np.pad(value, ((0, 0), (0, more), (0, 0)))
 
 
 class PackedEager(PackedKernel):

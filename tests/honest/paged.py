@@ -67,17 +67,6 @@ class PagedWholeTables(PagedKernel):
         return out
 
 
-class PagedInPoolOrder(PagedKernel):
-    """Keys of a sample in the order of their slots in the pool, whatever the table says."""
-
-    def weights(self, pack: Pack, rows: slice, keys: slice) -> tuple[np.ndarray, np.ndarray]:
-        assert isinstance(pack, Paged)
-        order = np.argsort(pack.slots[keys], kind="stable")
-        scores, value = self.scores(pack, rows, keys)
-        hidden = np.where(self.allowed(pack, rows, keys), scores, -np.inf)
-        return self.softmax(hidden[..., order], pack), value[:, order]
-
-
 class PagedEager(PagedKernel):
     """Scores and weights are stored in the dtype of the case."""
 

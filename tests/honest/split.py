@@ -7,24 +7,9 @@ import numpy as np
 from attention_conformance.backends.declared import DeclaredRounding
 from attention_conformance.suite.deviations.kernels.cached import CachedKernel
 from attention_conformance.suite.deviations.kernels.paged import Paged
-from attention_conformance.suite.deviations.kernels.split import Part, SplitKernel
+from attention_conformance.suite.deviations.kernels.split import SplitKernel
 from attention_conformance.suite.deviations.kernels.variants import MergedChunks
 from attention_conformance.suite.spec.dtypes import DTYPES, round_to
-
-
-class SplitInTurn(SplitKernel):
-    """Five parts, each merged into those before it."""
-
-    count = 5
-
-    def merged(self, pack: Paged, parts: list[Part]) -> np.ndarray:
-        out, lse = parts[0]
-        for other, its in parts[1:]:
-            together = np.logaddexp(lse, its)
-            anchor = np.where(np.isneginf(together), 0, together)
-            old, new = np.exp(lse - anchor), np.exp(its - anchor)
-            out, lse = out * old[..., None] + other * new[..., None], together
-        return out
 
 
 class SplitStored(SplitKernel):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 FOLDER = Path(__file__).parent
 
@@ -51,158 +52,59 @@ class Row:
 BOOLEAN = ("masks=boolean",)
 TAKES_BOOLEANS = "takes boolean masks right"
 
+
+def row(
+    name: str, binding: str, *twins: tuple[str, str], file: str = "of_torch", **more: Any
+) -> Row:
+    """A function of a file, by default of PyTorch's."""
+    return Row(file, name, binding, twins, **more)
+
+
 ROWS = (
-    Row(
-        "of_torch",
-        "with_dropout",
-        "returns (output, weights)",
-        (("math.sqrt(query.size(-1))", "query.size(-1)"),),
-    ),
-    Row(
-        "of_torch",
-        "annotated",
-        "mask=attn_mask, masks boolean",
-        (
-            ("mask == 0", "mask != 0"),
-            ("return weights @ value, weights", "return weights @ value, scores"),
-        ),
-        BOOLEAN,
-        TAKES_BOOLEANS,
-    ),
-    Row(
-        "of_torch",
-        "for_booleans",
-        "masks boolean",
-        (("attn_mask == 0", "attn_mask != 0"),),
-        BOOLEAN,
-        TAKES_BOOLEANS,
-    ),
-    Row(
-        "of_torch",
-        "flash",
-        "axes (B, L, H, D), windows count from the last key",
-        (
-            ("distance > right", "distance >= right"),
-            ("x.repeat_interleave(group, dim=2)", "x.repeat(1, 1, group, 1)"),
-            ('"bhqk,bkhd->bqhd"', '"bhqk,bkhd->bhqd"'),
-            ("distance < -left", "distance <= -left"),
-        ),
-    ),
-    Row(
-        "of_torch",
-        "memory_efficient",
-        "attn_bias=bias, p=dropout, axes (B, L, H, D)",
-        (("scores + attn_bias", "scores + 2 * attn_bias"),),
-    ),
-    Row(
-        "of_torch",
-        "eager_attention_forward",
+    row("with_dropout", "returns (output, weights)", ("math.sqrt(query.size(-1))", "query.size(-1)")),
+    row("annotated", "mask=attn_mask, masks boolean", ("mask == 0", "mask != 0"),
+        ("return weights @ value, weights", "return weights @ value, scores"),
+        claims=BOOLEAN, advice=TAKES_BOOLEANS),
+    row("for_booleans", "masks boolean", ("attn_mask == 0", "attn_mask != 0"),
+        claims=BOOLEAN, advice=TAKES_BOOLEANS),
+    row("flash", "axes (B, L, H, D), windows count from the last key",
+        ("distance > right", "distance >= right"),
+        ("x.repeat_interleave(group, dim=2)", "x.repeat(1, 1, group, 1)"),
+        ('"bhqk,bkhd->bqhd"', '"bhqk,bkhd->bhqd"'), ("distance < -left", "distance <= -left")),
+    row("memory_efficient", "attn_bias=bias, p=dropout, axes (B, L, H, D)",
+        ("scores + attn_bias", "scores + 2 * attn_bias")),
+    row("eager_attention_forward",
         "output axes (B, L, H, D), masks additive, returns (output, weights)",
-        (
-            ("weights + attention_mask", "weights - attention_mask"),
-            ("output.transpose(1, 2).contiguous()", "output"),
-        ),
-        ("masks=additive",),
-        "are added to the scores",
-    ),
-    Row(
-        "of_torch",
-        "triton_tutorial",
-        "causal=is_causal, sm_scale=scale",
-        (("p * (dp - (do * o)", "p * (dp + (do * o)"),),
-        code="_Attention",
-    ),
-    Row(
-        "of_torch",
-        "sage",
-        "sm_scale=scale, return_lse=lse",
-        (
-            ("logsumexp(-1)", "logsumexp(-1) + 1"),
-            ('tensor_layout == "NHD"', 'tensor_layout == "HND"'),
-        ),
-    ),
-    Row(
-        "of_torch",
-        "single_prefill",
+        ("weights + attention_mask", "weights - attention_mask"),
+        ("output.transpose(1, 2).contiguous()", "output"),
+        claims=("masks=additive",), advice="are added to the scores"),
+    row("triton_tutorial", "causal=is_causal, sm_scale=scale",
+        ("p * (dp - (do * o)", "p * (dp + (do * o)"), code="_Attention"),
+    row("sage", "sm_scale=scale, return_lse=lse", ("logsumexp(-1)", "logsumexp(-1) + 1"),
+        ('tensor_layout == "NHD"', 'tensor_layout == "HND"')),
+    row("single_prefill",
         "axes (L, H, D), log-sum-exp to the base 2, windows count from the last key",
-        (
-            ("k.mT) * scale", "k.mT) * scale * 1.01"),
-            ("* math.log2(math.e)", "* 2"),
-            ("window_left - 1)", "window_left)"),
-        ),
-    ),
-    Row(
-        "of_torch",
-        "mlx_like",
-        "mask=attn_mask, grouped heads by their shapes",
-        (
-            ("scores.masked_fill(~mask", "scores.masked_fill(mask"),
-            ("repeat_interleave(group, dim=1)", "repeat(1, group, 1, 1)"),
-        ),
-    ),
-    Row(
-        "of_torch",
-        "instance",
-        "",
-        (("math.sqrt(Q.shape[-1])", "Q.shape[-1]"),),
-        code="Model",
-    ),
-    Row(
-        "of_torch",
-        "TwoMasks",
-        "no grouped heads",
-        (("padding_mask == 0", "padding_mask != 0"),),
-    ),
-    Row(
-        "of_torch",
-        "ScaledDotProductAttention",
+        ("k.mT) * scale", "k.mT) * scale * 1.01"), ("* math.log2(math.e)", "* 2"),
+        ("window_left - 1)", "window_left)")),
+    row("mlx_like", "mask=attn_mask, grouped heads by their shapes",
+        ("scores.masked_fill(~mask", "scores.masked_fill(mask"),
+        ("repeat_interleave(group, dim=1)", "repeat(1, group, 1, 1)")),
+    row("instance", "", ("math.sqrt(Q.shape[-1])", "Q.shape[-1]"), code="Model"),
+    row("TwoMasks", "no grouped heads", ("padding_mask == 0", "padding_mask != 0")),
+    row("ScaledDotProductAttention",
         "Q=query, K=key, V=value, mask=attn_mask, masks boolean, returns (output, weights)",
-        (("self.d_k**0.5", "self.d_v**0.5"),),
-        ("masks=boolean", "dtypes=f32,bf16,f64"),
-        TAKES_BOOLEANS,
-    ),
-    Row(
-        "of_torch",
-        "DotProductAttention",
-        "valid_lens=lengths, axes (B, L, D)",
-        (("places < valid_lens", "places <= valid_lens"),),
-    ),
-    Row(
-        "of_torch",
-        "Model",
-        "",
-        (("math.sqrt(Q.shape[-1])", "math.sqrt(Q.shape[1])"),),
-    ),
-    Row(
-        "of_jax",
-        "jitted",
-        "axes (B, H, L, D), no grouped heads",
-        (("jnp.where(mask", "jnp.where(~mask"),),
-    ),
-    Row(
-        "of_jax",
-        "flax_like",
-        "no grouped heads",
-        (("scores + bias", "scores - bias"),),
-    ),
-    Row(
-        "of_jax",
-        "one_sample",
-        "axes (L, D)",
-        (("jnp.tri(", "jnp.tri(k=1, *"),),
-    ),
-    Row(
-        "of_tf",
-        "scaled_dot_product_attention",
-        "masks binary_hides, returns (output, weights)",
-        (("-1e9", "-1e1"),),
-        ("masks=binary_hides", "dtypes=f32,bf16"),
-        "which hides a key",
-    ),
-    Row(
-        "of_tf",
-        "lengths_first",
-        "attention_mask=attn_mask, use_causal_mask=is_causal",
-        (("[:, None] >= tf", "[:, None] > tf"),),
-    ),
-)
+        ("self.d_k**0.5", "self.d_v**0.5"),
+        claims=("masks=boolean", "dtypes=f32,bf16,f64"), advice=TAKES_BOOLEANS),
+    row("DotProductAttention", "valid_lens=lengths, axes (B, L, D)",
+        ("places < valid_lens", "places <= valid_lens")),
+    row("Model", "", ("math.sqrt(Q.shape[-1])", "math.sqrt(Q.shape[1])")),
+    row("jitted", "axes (B, H, L, D), no grouped heads", ("jnp.where(mask", "jnp.where(~mask"),
+        file="of_jax"),
+    row("flax_like", "no grouped heads", ("scores + bias", "scores - bias"), file="of_jax"),
+    row("one_sample", "axes (L, D)", ("jnp.tri(", "jnp.tri(k=1, *"), file="of_jax"),
+    row("scaled_dot_product_attention", "masks binary_hides, returns (output, weights)",
+        ("-1e9", "-1e1"), file="of_tf", claims=("masks=binary_hides", "dtypes=f32,bf16"),
+        advice="which hides a key"),
+    row("lengths_first", "attention_mask=attn_mask, use_causal_mask=is_causal",
+        ("[:, None] >= tf", "[:, None] > tf"), file="of_tf"),
+)  # fmt: skip

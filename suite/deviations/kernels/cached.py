@@ -32,7 +32,7 @@ Array = np.ndarray
 
 
 @dataclass
-class Held:
+class Cache:
     """A cache of C slots.
 
     - `key` (B, Hkv, C, D), `value` (B, Hkv, C, Dv)
@@ -82,11 +82,11 @@ class Held:
         """The number of tokens of the longest sample."""
         return int(self.totals.max())
 
-    def part(self, samples: Sequence[int]) -> Held:
+    def part(self, samples: Sequence[int]) -> Cache:
         """Some of the samples, as copies."""
         return replace(self, **{name: getattr(self, name)[list(samples)] for name in self.ARRAYS})
 
-    def merge(self, part: Held, samples: Sequence[int]) -> None:
+    def merge(self, part: Cache, samples: Sequence[int]) -> None:
         """Take back some samples."""
         for name in self.ARRAYS:
             getattr(self, name)[list(samples)] = getattr(part, name)
@@ -116,13 +116,13 @@ class CachedKernel(Stated, Scripted):
         """Attention of one chunk."""
         return self.kernel(self.backend)
 
-    def init(self, inputs: Inputs, key: Any) -> Held:
+    def init(self, inputs: Inputs, key: Any) -> Cache:
         """An empty cache."""
         s, slots = inputs.sizes, self.room(inputs)
         padding = np.zeros(s.B, int)
         keys, values = (unwritten(inputs.case, s.B, s.Hkv, slots, n) for n in (s.D, s.Dv))
         positions, totals = np.full((s.B, slots), -1), np.zeros(s.B, int)
-        return Held(keys, values, positions, totals, padding, inputs)
+        return Cache(keys, values, positions, totals, padding, inputs)
 
     def room(self, inputs: Inputs) -> int:
         """The number of slots. Raises ValueError for less than one."""
@@ -132,152 +132,152 @@ class CachedKernel(Stated, Scripted):
         return slots
 
     def step(
-        self, state: Held, query: Rounded, key: Rounded, value: Rounded, turn: Turn
-    ) -> tuple[Rounded, Held]:
+        self, state: Cache, query: Rounded, key: Rounded, value: Rounded, turn: Turn
+    ) -> tuple[Rounded, Cache]:
         state.inputs = turn.inputs
-        fmt, samples, held = state.inputs.dtype, turn.chunk.samples, state
+        fmt, samples, cache = state.inputs.dtype, turn.chunk.samples, state
         if key.shape[:3] != value.shape[:3]:
             raise ValueError(f"keys {key.shape} and values {value.shape} do not fit")
         if samples is not None:
-            held = state.part(samples)
-        held.padding = self.begun(held, turn)
-        held.tree, held.chunk, held.begins = turn.chunk.tree, turn.chunk, turn.begins
-        rows = self.answered(held, *self.turned(held, query.values, key.values), value.values)
+            cache = state.part(samples)
+        cache.padding = self.begun(cache, turn)
+        cache.tree, cache.chunk, cache.begins = turn.chunk.tree, turn.chunk, turn.begins
+        rows = self.answered(cache, *self.turned(cache, query.values, key.values), value.values)
         if samples is not None:
-            state.merge(held, samples)
+            state.merge(cache, samples)
         return Rounded(round_to(rows, fmt), fmt), state
 
-    def begun(self, held: Held, turn: Turn) -> Array:
+    def begun(self, cache: Cache, turn: Turn) -> Array:
         """The left padding (B,): a chunk that begins a prompt says that of its samples."""
-        return np.where(held.totals == 0, turn.padding, held.padding)
+        return np.where(cache.totals == 0, turn.padding, cache.padding)
 
-    def reorder(self, state: Held, samples: Rounded) -> Held:
+    def reorder(self, state: Cache, samples: Rounded) -> Cache:
         self.pick(state, self.existing(state, samples.values))
         return state
 
-    def existing(self, held: Held, samples: Array) -> list[int]:
+    def existing(self, cache: Cache, samples: Array) -> list[int]:
         """The samples. Raises ValueError for samples that do not exist."""
-        if (samples < 0).any() or (samples >= len(held.totals)).any():
-            raise ValueError(f"samples {samples} of a batch of {len(held.totals)}")
+        if (samples < 0).any() or (samples >= len(cache.totals)).any():
+            raise ValueError(f"samples {samples} of a batch of {len(cache.totals)}")
         return [int(n) for n in samples]
 
     def concat(self, arrays: Sequence[Rounded], axis: int) -> Rounded:
         return Rounded(np.concatenate([x.values for x in arrays], axis), arrays[0].fmt)
 
-    def answered(self, held: Held, query: Array, key: Array, value: Array) -> Array:
+    def answered(self, cache: Cache, query: Array, key: Array, value: Array) -> Array:
         """The rows of a chunk, not yet rounded; its tokens are in the cache afterwards."""
-        rows = self.rows(held, key.shape[2])
-        keys = np.concatenate([held.positions, self.joining(held, key.shape[2])], 1)
-        k, v = np.concatenate([held.key, key], 2), np.concatenate([held.value, value], 2)
-        out = self.attend(held, Attended(query, k, v, rows, keys))
-        self.write(held, key, value)
+        rows = self.rows(cache, key.shape[2])
+        keys = np.concatenate([cache.positions, self.joining(cache, key.shape[2])], 1)
+        k, v = np.concatenate([cache.key, key], 2), np.concatenate([cache.value, value], 2)
+        out = self.attend(cache, Attended(query, k, v, rows, keys))
+        self.write(cache, key, value)
         return out
 
-    def turned(self, held: Held, query: Array, key: Array) -> tuple[Array, Array]:
+    def turned(self, cache: Cache, query: Array, key: Array) -> tuple[Array, Array]:
         """Queries and keys of a chunk as they attend and are kept: rotated if the call rotates."""
         count = key.shape[2]
         return (
-            self.rotated(held, query, self.query_turns(held, count)),
-            self.rotated(held, key, self.key_turns(held, count)),
+            self.rotated(cache, query, self.query_turns(cache, count)),
+            self.rotated(cache, key, self.key_turns(cache, count)),
         )
 
-    def rotated(self, held: Held, x: Array, positions: Array) -> Array:
+    def rotated(self, cache: Cache, x: Array, positions: Array) -> Array:
         """x (B, H, n, D) rotated by positions (B, n), rounded to the dtype of the case."""
-        turn, fmt = rotation(held.inputs.case), held.inputs.dtype
+        turn, fmt = rotation(cache.inputs.case), cache.inputs.dtype
         if turn is None:
             return x
         return round_to(
             RotaryKernel(self.backend).turned(Rotating(x, positions, turn, fmt, 0)), fmt
         )
 
-    def key_turns(self, held: Held, count: int) -> Array:
+    def key_turns(self, cache: Cache, count: int) -> Array:
         """The positions (B, count) by which a chunk's keys are rotated."""
-        return self.joining(held, count)
+        return self.joining(cache, count)
 
-    def query_turns(self, held: Held, count: int) -> Array:
+    def query_turns(self, cache: Cache, count: int) -> Array:
         """The positions (B, count) by which a chunk's queries are rotated."""
-        return self.key_turns(held, count)
+        return self.key_turns(cache, count)
 
-    def joining(self, held: Held, count: int) -> Array:
+    def joining(self, cache: Cache, count: int) -> Array:
         """The positions (B, count) of a chunk's tokens: those of a tree are depths."""
-        return held.totals[:, None] + self.depths(held, count)
+        return cache.totals[:, None] + self.depths(cache, count)
 
-    def depths(self, held: Held, count: int) -> Array:
-        return np.arange(count) if held.tree is None else held.tree.depths(count)
+    def depths(self, cache: Cache, count: int) -> Array:
+        return np.arange(count) if cache.tree is None else cache.tree.depths(count)
 
-    def rows(self, held: Held, count: int) -> Array:
+    def rows(self, cache: Cache, count: int) -> Array:
         """The positions (B, count) of a chunk's queries."""
-        return self.joining(held, count)
+        return self.joining(cache, count)
 
-    def write(self, held: Held, key: Array, value: Array) -> None:
+    def write(self, cache: Cache, key: Array, value: Array) -> None:
         """Put the last tokens of a chunk into their slots."""
-        count, samples = key.shape[2], np.arange(len(held.totals))[:, None]
-        new = self.joining(held, count)[:, -held.slots :]
-        slots = self.slots(held, (held.totals[:, None] + np.arange(count))[:, -held.slots :])
-        held.totals = held.totals + count
-        held.positions[samples, slots] = new
+        count, samples = key.shape[2], np.arange(len(cache.totals))[:, None]
+        new = self.joining(cache, count)[:, -cache.slots :]
+        slots = self.slots(cache, (cache.totals[:, None] + np.arange(count))[:, -cache.slots :])
+        cache.totals = cache.totals + count
+        cache.positions[samples, slots] = new
         kept = new.shape[1]
-        self.put(held, slots, key[:, :, count - kept :], value[:, :, count - kept :])
+        self.put(cache, slots, key[:, :, count - kept :], value[:, :, count - kept :])
 
-    def slots(self, held: Held, places: Array) -> Array:
-        return places % held.slots
+    def slots(self, cache: Cache, places: Array) -> Array:
+        return places % cache.slots
 
-    def put(self, held: Held, slots: Array, key: Array, value: Array) -> None:
+    def put(self, cache: Cache, slots: Array, key: Array, value: Array) -> None:
         samples = np.arange(len(slots))[:, None]
-        for cache, new in ((held.key, key), (held.value, value)):
-            cache[samples, :, slots] = np.moveaxis(new, 2, 1)
+        for tensor, new in ((cache.key, key), (cache.value, value)):
+            tensor[samples, :, slots] = np.moveaxis(new, 2, 1)
 
-    def attend(self, held: Held, x: Attended) -> Array:
+    def attend(self, cache: Cache, x: Attended) -> Array:
         """Plain attention."""
-        inputs, fmt, rows, keys = held.inputs, held.inputs.dtype, x.rows, x.keys
-        slopes, bias = inputs.arrays.get("alibi_slopes"), self.bias(held, rows, keys)
+        inputs, fmt, rows, keys = cache.inputs, cache.inputs.dtype, x.rows, x.keys
+        slopes, bias = inputs.arrays.get("alibi_slopes"), self.bias(cache, rows, keys)
         if slopes is not None:
-            distance = self.distance(held, rows, keys)[:, None]
+            distance = self.distance(cache, rows, keys)[:, None]
             bias = Rounded(-slopes[:, None, None] * distance, None)
-        sinks = self.sinks(held)
+        sinks = self.sinks(cache)
         q, k, v = (Rounded(array, fmt) for array in (x.query, x.key, x.value))
         call = Call(
-            q, k, v, Rounded(self.shown(held, rows, keys)[:, None], None), bias,
+            q, k, v, Rounded(self.shown(cache, rows, keys)[:, None], None), bias,
             sinks=None if sinks is None else Rounded(sinks, fmt),
-            scale=inputs.scale, softcap=self.softcap(held, rows.shape[1]),
+            scale=inputs.scale, softcap=self.softcap(cache, rows.shape[1]),
         )  # fmt: skip
         with np.errstate(all="ignore"):
             return self.plain.compute(call)
 
-    def bias(self, held: Held, rows: Array, keys: Array) -> Rounded | None:
+    def bias(self, cache: Cache, rows: Array, keys: Array) -> Rounded | None:
         """The bias (B, H, rows, keys) of a chunk."""
-        bias = held.inputs.bias
+        bias = cache.inputs.bias
         if bias is None:
             return None
-        assert held.chunk is not None
-        return Rounded(held.chunk.biases(bias, keys), held.inputs.dtype)
+        assert cache.chunk is not None
+        return Rounded(cache.chunk.biases(bias, keys), cache.inputs.dtype)
 
-    def distance(self, held: Held, rows: Array, keys: Array) -> Array:
+    def distance(self, cache: Cache, rows: Array, keys: Array) -> Array:
         return np.abs(rows[:, :, None] - keys[:, None])
 
-    def softcap(self, held: Held, count: int) -> float | None:
-        cap: float | None = held.inputs.case.option("softcap")
+    def softcap(self, cache: Cache, count: int) -> float | None:
+        cap: float | None = cache.inputs.case.option("softcap")
         return cap
 
-    def sinks(self, held: Held) -> Array | None:
+    def sinks(self, cache: Cache) -> Array | None:
         """The logits (H,) of sinks, or None."""
-        return held.inputs.arrays.get("sinks")
+        return cache.inputs.arrays.get("sinks")
 
-    def shown(self, held: Held, rows: Array, keys: Array) -> Array:
+    def shown(self, cache: Cache, rows: Array, keys: Array) -> Array:
         """The mask (B, rows, keys), True attends."""
-        shown = self.causal(held, rows, keys) & self.exists(held, keys)[:, None]
-        left = self.window(held, rows.shape[1])
+        shown = self.causal(cache, rows, keys) & self.exists(cache, keys)[:, None]
+        left = self.window(cache, rows.shape[1])
         if left is not None:
             shown = shown & (rows[:, :, None] - keys[:, None] <= left)
-        if held.tree is not None:
-            count, nodes = rows.shape[1], self.ancestry(held.tree, rows.shape[1])
+        if cache.tree is not None:
+            count, nodes = rows.shape[1], self.ancestry(cache.tree, rows.shape[1])
             before = np.ones((count, keys.shape[1] - count), bool)
             shown = shown & np.concatenate([before, nodes], 1)
-        if held.begins is not None and has_documents(held.inputs.case):
-            shown = shown & self.in_document(held, rows, keys, held.begins)
-        return np.asarray(shown & ~self.padded(held, keys)[:, None])
+        if cache.begins is not None and has_documents(cache.inputs.case):
+            shown = shown & self.in_document(cache, rows, keys, cache.begins)
+        return np.asarray(shown & ~self.padded(cache, keys)[:, None])
 
-    def in_document(self, held: Held, rows: Array, keys: Array, begins: Array) -> Array:
+    def in_document(self, cache: Cache, rows: Array, keys: Array, begins: Array) -> Array:
         """The keys (B, rows, keys) that are no tokens of earlier documents."""
         return keys[:, None] >= begins[:, :, None]
 
@@ -285,63 +285,63 @@ class CachedKernel(Stated, Scripted):
         """The nodes that each node attends; nodes are the last keys."""
         return tree.paths(count)
 
-    def causal(self, held: Held, rows: Array, keys: Array) -> Array:
+    def causal(self, cache: Cache, rows: Array, keys: Array) -> Array:
         return rows[:, :, None] >= keys[:, None]
 
-    def exists(self, held: Held, keys: Array) -> Array:
+    def exists(self, cache: Cache, keys: Array) -> Array:
         return keys >= 0
 
-    def window(self, held: Held, count: int) -> int | None:
+    def window(self, cache: Cache, count: int) -> int | None:
         """The keys that a row of a chunk of `count` rows attends before its own."""
-        return held.left
+        return cache.left
 
-    def padded(self, held: Held, keys: Array) -> Array:
+    def padded(self, cache: Cache, keys: Array) -> Array:
         """Keys that are left padding, boolean (B, keys)."""
-        return (keys >= 0) & (keys < held.padding[:, None])
+        return (keys >= 0) & (keys < cache.padding[:, None])
 
-    def crop(self, state: Held, count: int, *samples: Rounded) -> Held:
+    def crop(self, state: Cache, count: int, *samples: Rounded) -> Cache:
         own = self.chosen(state, samples)
         self.validate(state, count)
         state.totals[own] -= count
         state.positions[state.positions >= state.totals[:, None]] = -1
         return state
 
-    def validate(self, held: Held, count: int) -> None:
+    def validate(self, cache: Cache, count: int) -> None:
         """Raise ValueError for a rollback of more tokens than there are, or of a negative number."""
-        if not 0 <= count <= held.total:
-            raise ValueError(f"a rollback of {count} tokens, and there are {held.total}")
+        if not 0 <= count <= cache.total:
+            raise ValueError(f"a rollback of {count} tokens, and there are {cache.total}")
 
-    def chosen(self, held: Held, samples: Sequence[Rounded]) -> list[int] | slice:
+    def chosen(self, cache: Cache, samples: Sequence[Rounded]) -> list[int] | slice:
         """The index of the samples of an operation; all without an argument."""
-        return self.existing(held, samples[0].values) if samples else slice(None)
+        return self.existing(cache, samples[0].values) if samples else slice(None)
 
-    def reset(self, state: Held, *samples: Rounded) -> Held:
+    def reset(self, state: Cache, *samples: Rounded) -> Cache:
         own = self.chosen(state, samples)
         state.totals[own] = 0
         state.positions[own] = -1
         return state
 
-    def keep(self, state: Held, paths: Rounded, count: int, *samples: Rounded) -> Held:
+    def keep(self, state: Cache, paths: Rounded, count: int, *samples: Rounded) -> Cache:
         own = self.existing(state, samples[0].values) if samples else range(len(state.totals))
         for sample, path in zip(own, paths.values, strict=True):
             self.leave(state, sample, [int(node) for node in path if node >= 0], count)
         return state
 
-    def leave(self, held: Held, sample: int, path: list[int], count: int) -> None:
+    def leave(self, cache: Cache, sample: int, path: list[int], count: int) -> None:
         """The nodes of a path move to the front of the tree's slots."""
-        first = held.totals[sample] - count
+        first = cache.totals[sample] - count
         kept = np.arange(first, first + len(path))
-        nodes = np.arange(first, first + count) % held.slots
-        for cache in (held.key, held.value):
-            cache[sample][:, nodes[: len(path)]] = cache[sample][:, nodes[path]]
-        held.positions[sample, nodes] = -1
-        held.positions[sample, nodes[: len(path)]] = kept
-        held.totals[sample] = first + len(path)
+        nodes = np.arange(first, first + count) % cache.slots
+        for tensor in (cache.key, cache.value):
+            tensor[sample][:, nodes[: len(path)]] = tensor[sample][:, nodes[path]]
+        cache.positions[sample, nodes] = -1
+        cache.positions[sample, nodes[: len(path)]] = kept
+        cache.totals[sample] = first + len(path)
 
-    def pick(self, held: Held, samples: list[int]) -> None:
+    def pick(self, cache: Cache, samples: list[int]) -> None:
         """Sample n goes on with the history of sample `samples[n]`."""
-        for name in held.ARRAYS:
-            setattr(held, name, getattr(held, name)[samples])
+        for name in cache.ARRAYS:
+            setattr(cache, name, getattr(cache, name)[samples])
 
 
 class CodedKernel(CachedKernel):
@@ -351,16 +351,16 @@ class CodedKernel(CachedKernel):
     kept_in = CODES["int8"]
     rounding = DeclaredRounding(codes=dict.fromkeys(DTYPES, "int8"))
 
-    def answered(self, held: Held, query: Array, key: Array, value: Array) -> Array:
-        return super().answered(held, query, self.kept(key, held), self.kept(value, held))
+    def answered(self, cache: Cache, query: Array, key: Array, value: Array) -> Array:
+        return super().answered(cache, query, self.kept(key, cache), self.kept(value, cache))
 
-    def kept(self, x: Array, held: Held) -> Array:
+    def kept(self, x: Array, cache: Cache) -> Array:
         """Keys or values (B, Hkv, n, .) as their codes give them back."""
-        scale = self.scale_of(x, held)
+        scale = self.scale_of(x, cache)
         t = x / np.where(scale > 0, scale, 1)
         return np.asarray(self.codes_of(t) * self.read_scale(scale))
 
-    def scale_of(self, x: Array, held: Held) -> Array:
+    def scale_of(self, x: Array, cache: Cache) -> Array:
         """The scale (B, Hkv, n, 1) with which tokens are written."""
         return np.abs(x).max(-1, keepdims=True) / self.kept_in.max
 
@@ -376,21 +376,21 @@ class CodedKernel(CachedKernel):
 class ProjectedKernel(Projected, CachedKernel):
     """A layer whose projections are identities or their negatives."""
 
-    def project(self, state: Held, signs: Sequence[int]) -> Held:
+    def project(self, state: Cache, signs: Sequence[int]) -> Cache:
         state.signs = self.projections(state, signs)
         return state
 
-    def projections(self, held: Held, signs: Sequence[int]) -> Sequence[int]:
+    def projections(self, cache: Cache, signs: Sequence[int]) -> Sequence[int]:
         """The signs that the layer has, for those of its parameters."""
         return signs
 
     def layer_step(
-        self, state: Held, query: Rounded, key: Rounded, value: Rounded, turn: Turn
-    ) -> tuple[Rounded, Held]:
+        self, state: Cache, query: Rounded, key: Rounded, value: Rounded, turn: Turn
+    ) -> tuple[Rounded, Cache]:
         of_query, of_key, of_value, of_rows = state.signs
         q, k, v = (
             Rounded(sign * x.values, x.fmt)
             for sign, x in ((of_query, query), (of_key, key), (of_value, value))
         )
-        rows, held = CachedKernel.step(self, state, q, k, v, turn)
-        return Rounded(of_rows * rows.values, rows.fmt), held
+        rows, cache = CachedKernel.step(self, state, q, k, v, turn)
+        return Rounded(of_rows * rows.values, rows.fmt), cache

@@ -111,7 +111,7 @@ class LatentKernel(Differentiable):
         """The scales of tiles (B, Lk, tiles) for every component (B, Lk, R)."""
         return untiled(array, size)
 
-    def held(self, x: np.ndarray, what: str, fmt: DType) -> np.ndarray:
+    def narrowed(self, x: np.ndarray, what: str, fmt: DType) -> np.ndarray:
         """`x` as it is stored, in the case's dtype if `what` is among `stores`."""
         return round_to(x, fmt).astype(x.dtype) if what in self.stores else x
 
@@ -121,13 +121,13 @@ class LatentKernel(Differentiable):
 
     def keys(self, x: Arrays, fmt: DType) -> np.ndarray:
         """The keys that the products take, (B, H or 1, Lk, .)."""
-        key = self.held(np.einsum("bkr,rhd->bhkd", x["latent"], x["w_uk"]), "keys", fmt)
+        key = self.narrowed(np.einsum("bkr,rhd->bhkd", x["latent"], x["w_uk"]), "keys", fmt)
         rope = np.broadcast_to(x["key_rope"][:, None], (*key.shape[:3], x["key_rope"].shape[-1]))
         return np.concatenate([key, rope], -1)
 
     def values(self, x: Arrays, fmt: DType) -> np.ndarray:
         """What the weights average, (B, H or 1, Lk, .)."""
-        return self.held(np.einsum("bkr,rhv->bhkv", x["latent"], x["w_uv"]), "keys", fmt)
+        return self.narrowed(np.einsum("bkr,rhv->bhkv", x["latent"], x["w_uv"]), "keys", fmt)
 
     def output(self, average: np.ndarray, x: Arrays, fmt: DType) -> np.ndarray:
         """The output of the average (B, H, Lq, .)."""
@@ -167,7 +167,7 @@ class AbsorbedKernel(LatentKernel):
 
     def absorbed(self, x: Arrays, fmt: DType) -> np.ndarray:
         """The queries of latents, (B, H, Lq, R)."""
-        return self.held(np.einsum("bhqd,rhd->bhqr", x["query"], x["w_uk"]), "queries", fmt)
+        return self.narrowed(np.einsum("bhqd,rhd->bhqr", x["query"], x["w_uk"]), "queries", fmt)
 
     def queries(self, x: Arrays, fmt: DType) -> np.ndarray:
         return np.concatenate([self.absorbed(x, fmt), x["query_rope"]], -1)
@@ -179,7 +179,7 @@ class AbsorbedKernel(LatentKernel):
         return x["latent"][:, None]
 
     def output(self, average: np.ndarray, x: Arrays, fmt: DType) -> np.ndarray:
-        return np.einsum("bhqr,rhv->bhqv", self.held(average, "average", fmt), x["w_uv"])
+        return np.einsum("bhqr,rhv->bhqv", self.narrowed(average, "average", fmt), x["w_uv"])
 
     def gradients(self, x: Arrays, call: Call, cotangent: np.ndarray) -> dict[str, np.ndarray]:
         average, R = self.compute(call), x["latent"].shape[-1]

@@ -7,6 +7,6 @@
   `heads`, `precision`, `behaviour` and `gradients` are the questions about plain attention; `others`,
   `layers` and `packed` those about other operators
 - `evidence`: whether an implementation answers what a deviation answers, with the one threshold
-- `held`: measured sentences held against failing and passing cells
+- `conditions`: measured sentences compared with failing and passing cells
 - `facts`: what an implementation computes, without a verdict
 """

@@ -11,13 +11,14 @@ the cell if it fails the same check in the same way.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations, islice
 
 import numpy as np
 
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.check import Check
+from attention_conformance.suite.judge.diagnosis.conditions import only, separating
 from attention_conformance.suite.judge.diagnosis.evidence import (
     RETURNED,
     differs,
@@ -55,6 +56,9 @@ MORE = 36
 ALIKE = 1 / 16
 """The relative difference of the largest errors of two implementations with the same fault, which round
 differently: eight unit roundoffs of bfloat16."""
+
+MOST = 3
+"""The number of faults, contradicted by passing cells, that are tried under a condition."""
 
 PAIRED = 64
 """The number of different answers of faults that are paired."""
@@ -133,6 +137,7 @@ class _Matching:
         late: Callable[[], bool],
     ) -> None:
         self.failing, self.more, self.passing, self.late = [*failing], more, passing, late
+        self.contradicted: list[Matched] = []
 
     def _passes(self, cells: Sequence[Cell]) -> Iterator[Look]:
         """Looks at passing cells whose plain answers are right: some checks pass wrong ones."""
@@ -150,15 +155,15 @@ class _Matching:
             self._ask(known, look, number)
             if not any(number in entry.explains for entry in known):
                 self._ask(entries, look, number)
-        left = self._told_apart(entries)
+        left = self._by_numbers(entries)
         for number, look in enumerate(first):
             self._ask(left, look, number)
         if not left:
             left = [Matched(pair, {0}) for pair in self._pairs(faults, first[0])]
             for number, look in enumerate(first[1:], 1):
                 self._ask(left, look, number)
-            left = self._told_apart(left)
-        # What is left is little work, and no fault is named that was not held against passing cells.
+            left = self._by_numbers(left)
+        # What is left is little work, and no fault is named that was not compared with passing cells.
         left = self._uncontradicted(left, self._passes(self.passing[:BESIDE]))
         for number, look in enumerate(islice(self.more, BESIDE if left else 0), len(first)):
             self.failing.append(look)
@@ -166,7 +171,7 @@ class _Matching:
         left += self._of_rest(entries, left)
         if len({frozenset(entry.explains) for entry in left}) < len(left):
             left = self._uncontradicted(left, self._passes(self.passing[BESIDE:]))
-        return self._told(left)
+        return self._diagnoses(left) or self._conditioned()
 
     def _of_rest(self, entries: Sequence[Matched], left: Sequence[Matched]) -> list[Matched]:
         """The entries that explain failing cells that those which are left do not: another fault."""
@@ -174,10 +179,10 @@ class _Matching:
         others = [entry for entry in entries if entry not in left and not entry.explains]
         for number in sorted(numbers)[:REST]:
             self._ask(others, self.failing[number], number)
-        found = self._told_apart(entry for entry in others if entry.explains)
+        found = self._by_numbers(entry for entry in others if entry.explains)
         return self._uncontradicted(found, self._passes(self.passing[:BESIDE]))
 
-    def _told_apart(self, entries: Iterable[Matched]) -> list[Matched]:
+    def _by_numbers(self, entries: Iterable[Matched]) -> list[Matched]:
         """The entries that explain finite wrong elements; if no cell has such, those that explain NaN in
         some places of several cells."""
         finite = {n for n, look in enumerate(self.failing) if look.differs_in_numbers}
@@ -191,8 +196,23 @@ class _Matching:
     def _uncontradicted(self, left: list[Matched], passing: Iterable[Look]) -> list[Matched]:
         """The faults that answer as the implementation does in all these passing cells."""
         for look in passing:
-            left = [one for one in left if not differs(look, answered(one.one.kernel, look))]
+            against = [one for one in left if differs(look, answered(one.one.kernel, look))]
+            left = [one for one in left if one not in against]
+            self.contradicted += against
         return left
+
+    def _conditioned(self) -> list[Diagnosis]:
+        """The fault that explains most, said of what tells these cells from passing ones that contradict
+        it."""
+        for entry in sorted(self.contradicted, key=lambda entry: -len(entry.explains))[:MOST]:
+            passing = self._passes(self.passing[:BESIDE])
+            against = [x for x in passing if differs(x, answered(entry.one.kernel, x))]
+            explained = [self.failing[n] for n in sorted(entry.explains)]
+            where = separating(explained, against) if against else ""
+            if where and len(entry.explains) > len(entry.contradicts):
+                (found,) = self._diagnoses([entry])
+                return [replace(found, sentence=only(where, found.sentence))]
+        return []
 
     def _ask(self, entries: Iterable[Matched], look: Look, number: int) -> None:
         for entry in entries:
@@ -224,10 +244,10 @@ class _Matching:
                 found.append(pair)
         return found
 
-    def _told(self, left: list[Matched]) -> list[Diagnosis]:
+    def _diagnoses(self, left: list[Matched]) -> list[Diagnosis]:
         """The diagnoses of the faults that are left: each explains most of what the ones before leave. A
         fault that more cells contradict, which no fault explains, is told to nobody."""
-        told: list[Diagnosis] = []
+        diagnoses: list[Diagnosis] = []
         known = set().union(*(entry.explains for entry in left))
         left = [one for one in left if len(one.explains) >= len(one.contradicts - known)]
         rest = set().union(*(entry.explains for entry in left))
@@ -237,9 +257,9 @@ class _Matching:
             if not best.explains & rest:
                 break
             case = str(self.failing[min(best.explains)].cell.case.id)
-            told.append(_diagnosis(best.one, len(best.explains), tried, case))
+            diagnoses.append(_diagnosis(best.one, len(best.explains), tried, case))
             rest -= best.explains
-        return told
+        return diagnoses
 
 
 def _diagnosis(one: Kernelled, explains: int, tried: int, case: str) -> Diagnosis:

@@ -25,9 +25,9 @@ from attention_conformance.suite.judge.diagnosis.catalogue import (
     explained,
     wrong_looks,
 )
+from attention_conformance.suite.judge.diagnosis.conditions import alike
 from attention_conformance.suite.judge.diagnosis.evidence import Evidence
 from attention_conformance.suite.judge.diagnosis.finding import Diagnosis
-from attention_conformance.suite.judge.diagnosis.held import alike
 from attention_conformance.suite.judge.diagnosis.identify import identify
 from attention_conformance.suite.judge.diagnosis.instrument import clock
 from attention_conformance.suite.judge.diagnosis.weights import BROKEN
@@ -97,18 +97,18 @@ def diagnose(
     # If outputs are wrong, gradients and elections may be consequences: these explain nothing alone.
     aside = {"gradient"} if any(cell.check.name == VALUES for cell in failing) else set()
     aside |= {ELECTION} if failing else set()
-    told = joined(found, measured, bool(evidence.failing))
-    whole = bool(told) and told[0].explains == told[0].tried
-    told += [one for one in elected if not whole or NAN in one.case]
-    told.sort(key=lambda one: one.family in aside)
-    told = told or list(wrong_weights(failing))
-    told[1:] = [
+    diagnoses = joined(found, measured, bool(evidence.failing))
+    whole = bool(diagnoses) and diagnoses[0].explains == diagnoses[0].tried
+    diagnoses += [one for one in elected if not whole or NAN in one.case]
+    diagnoses.sort(key=lambda one: one.family in aside)
+    diagnoses = diagnoses or list(wrong_weights(failing))
+    diagnoses[1:] = [
         replace(one, sentence=f"{one.sentence[:-1]}; perhaps a consequence of 1.")
         if one.key in BROKEN
         else one
-        for one in told[1:]
+        for one in diagnoses[1:]
     ]
-    return told[:MOST] if told and told[0].family not in aside else []
+    return diagnoses[:MOST] if diagnoses and diagnoses[0].family not in aside else []
 
 
 def never_elected(failing: Iterable[Cell], beside: bool) -> Iterator[Diagnosis]:
@@ -118,7 +118,7 @@ def never_elected(failing: Iterable[Cell], beside: bool) -> Iterator[Diagnosis]:
     first = {cell.check.name: cell for cell in reversed(cells)}
     of_nan = [cell for cell in cells if NAN in cell.case.id and cell.dtype.name == "f32"]
     without_keys = [cell for cell in cells if NO_KEYS in cell.case.id][:1]
-    told: dict[str, Diagnosis] = {}
+    diagnoses: dict[str, Diagnosis] = {}
     for cell in (*first.values(), *of_nan, *without_keys) if beside else cells:
         verdict, sentence = judge(cell), ""
         what, hint = verdict.what.rstrip("."), verdict.advice
@@ -133,8 +133,8 @@ def never_elected(failing: Iterable[Cell], beside: bool) -> Iterator[Diagnosis]:
             hint = WITHOUT_KEYS.format(keys)
         if sentence:
             one = Diagnosis(sentence, hint, ELECTION, "measured", 1, 1, 0, cell.case.id)
-            told.setdefault(sentence, one)
-    yield from told.values()
+            diagnoses.setdefault(sentence, one)
+    yield from diagnoses.values()
 
 
 def wrong_weights(failing: Iterable[Cell]) -> Iterator[Diagnosis]:
@@ -169,18 +169,18 @@ def joined(
     checks, and come behind what is measured."""
     pictures = {one.family: one.picture for one in measured if one.picture}
     named = [replace(one, picture=pictures.get(one.family, "")) for one in found]
-    told: list[Diagnosis] = []
+    diagnoses: list[Diagnosis] = []
     for one in sorted([*named, *measured], key=partial(_place_of, answered)):
-        same = [other for other in told if other.family == one.family]
-        if one.sentence in {other.sentence for other in told}:
+        same = [other for other in diagnoses if other.family == one.family]
+        if one.sentence in {other.sentence for other in diagnoses}:
             continue
         if not same or (one.fault and all(other.fault for other in same)):
-            told.append(one)
+            diagnoses.append(one)
     return [
         one
-        for one in told
-        if (not one.fault or told[0].fault or not _is_enough(told[0], one))
-        and (not one.contradicts or told[0].contradicts)
+        for one in diagnoses
+        if (not one.fault or diagnoses[0].fault or not _is_enough(diagnoses[0], one))
+        and (not one.contradicts or diagnoses[0].contradicts)
     ]
 
 

@@ -76,10 +76,10 @@ def explains(look: Answered, answer: Arrays | None) -> bool:
         if not (near | look.unkeyed(name, other, limit)).all():
             return False
         wrong += int(look.wrong[name].sum())
-        told = look.wrong[name] & near & np.isfinite(got) & np.isfinite(want)
+        judged = look.wrong[name] & near & np.isfinite(got) & np.isfinite(want)
         unit = max(limit, np.finfo(float).tiny)
-        apart += float((((got - other)[told] / unit) ** 2).sum())
-        beside += float((((got - want)[told] / unit) ** 2).sum())
+        apart += float((((got - other)[judged] / unit) ** 2).sum())
+        beside += float((((got - want)[judged] / unit) ** 2).sum())
     return wrong > 0 and NEARER**2 * apart <= beside
 
 

@@ -26,9 +26,9 @@ from attention_conformance.suite.judge.diagnosis import (
     sums,
     weights,
 )
+from attention_conformance.suite.judge.diagnosis.conditions import conditioned
 from attention_conformance.suite.judge.diagnosis.evidence import Evidence
 from attention_conformance.suite.judge.diagnosis.finding import Diagnosis
-from attention_conformance.suite.judge.diagnosis.held import held
 from attention_conformance.suite.judge.diagnosis.instrument import Found, Instrument, Reading, plain
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.dtypes import DTYPES
@@ -54,11 +54,11 @@ def identify(
     """What is wrong with an implementation that fails `cases`, best first: what explains most of them.
 
     `backend` is the implementation's own. `seconds` is the processor time after which nothing more is
-    asked. `evidence` are cells against which formulas are held. Nothing is raised: a call that fails says
-    nothing.
+    asked. `evidence` are cells with which formulas are compared. Nothing is raised: a call that fails
+    says nothing.
     """
     tool = Instrument(implementation, seconds)
-    told: dict[str, tuple[Found, list[Case]]] = {}
+    findings: dict[str, tuple[Found, list[Case]]] = {}
     groups: dict[str, list[Case]] = {}
     with leaks.undone(implementation.backend):
         for case in sorted(cases, key=lambda case: (case.sizes.pairs, case.id)):
@@ -66,13 +66,13 @@ def identify(
             groups.setdefault(case.id if small is None else small.id, []).append(case)
         for group in list(groups.values())[:PROBLEMS]:
             for found in tool.trying(partial(problems, tool, group[0])) or ():
-                _, explained = told.setdefault(found.name, (found, []))
+                _, explained = findings.setdefault(found.name, (found, []))
                 explained += [case for case in group if case not in explained]
-        for found, case in _beside(tool, [f for f, _ in told.values()], [*groups.values()]):
-            told.setdefault(found.name, (found, [case]))
+        for found, case in _beside(tool, [f for f, _ in findings.values()], [*groups.values()]):
+            findings.setdefault(found.name, (found, [case]))
         beside, diagnoses = evidence or Evidence(), []
-        for measured, explained in told.values():
-            known = tool.trying(partial(held, beside, measured, explained))
+        for measured, explained in findings.values():
+            known = tool.trying(partial(conditioned, beside, measured, explained))
             found, like, against = known or (measured, explained, 0)
             counts = len(like), len(cases), against, like[0].id
             said = found.sentence, found.hint, found.family, "measured"
@@ -81,11 +81,11 @@ def identify(
 
 
 def _beside(
-    tool: Instrument, told: list[Found], groups: list[list[Case]]
+    tool: Instrument, findings: list[Found], groups: list[list[Case]]
 ) -> Iterator[tuple[Found, Case]]:
     """What is wrong with weights beside what small problems have told, each with a failing case: a second
     fault may need many keys, sizes of heads that differ, or a causal mask alone."""
-    families = {found.family for found in told}
+    families = {found.family for found in findings}
     if not families or families & {"state", "contract", "dropout"}:
         return
     first = groups[0][0]
@@ -110,70 +110,75 @@ def problems(tool: Instrument, case: Case) -> list[Found]:
     if not case.operator.is_default:
         return list(others.ask(tool, case))
     small = tool.small(case)
-    told = [found for one in tool.shrunk(case)[:1] for found in behaviour.ask(tool, small or one)]
-    if any(found.name == behaviour.VARIES for found in told) and small is not None:
-        return [f for f in tool.once(of_weights, small) if f.family == "dropout"] or told
+    findings = [
+        found for one in tool.shrunk(case)[:1] for found in behaviour.ask(tool, small or one)
+    ]
+    if any(found.name == behaviour.VARIES for found in findings) and small is not None:
+        return [f for f in tool.once(of_weights, small) if f.family == "dropout"] or findings
     if any(
-        found.family in ("state", "contract") and found.name != behaviour.WRITES for found in told
+        found.family in ("state", "contract") and found.name != behaviour.WRITES
+        for found in findings
     ):
-        return told
+        return findings
     if small is not None:
         inside = list(
             of_precision(tool, case.dtype.name, plain(small))
         )  # sets the unit of the others
         if any(found.name == precision.IGNORED for found in inside):
             return inside[:1]
-        told += tool.once(heads.ask, plain(small)) or all_weights(tool, small)
+        findings += tool.once(heads.ask, plain(small)) or all_weights(tool, small)
         # What is wrong with weights makes answers imprecise, too.
-        told += [f for f in inside if not told or precision.CLASSED not in f.name]
-        if not told:
-            told = tool.once(weights.ask_scores, small) or tool.once(
+        findings += [f for f in inside if not findings or precision.CLASSED not in f.name]
+        if not findings:
+            findings = tool.once(weights.ask_scores, small) or tool.once(
                 weights.ask_large, plain(small)
             )
-        if not told and case.dtype.is_half:
-            told = in_16_bits(tool, replace(small, dtype=case.dtype))
-        told = told or tool.once(others.ask_beside, small)
-        if not told:
+        if not findings and case.dtype.is_half:
+            findings = in_16_bits(tool, replace(small, dtype=case.dtype))
+        findings = findings or tool.once(others.ask_beside, small)
+        if not findings:
             asked = dict.fromkeys((plain(small), small))
-            told = [found for c in asked for found in tool.once(gradients.ask, c)]
-        if not told:
-            told = tool.once(gradients.ask_empty, small)
+            findings = [found for c in asked for found in tool.once(gradients.ask, c)]
+        if not findings:
+            findings = tool.once(gradients.ask_empty, small)
     # What hides nothing among few keys may hide whole blocks of keys.
-    few = [f for f in told if f.name == masks.ignored(case.mask)]
-    if not told or few:
+    few = [f for f in findings if f.name == masks.ignored(case.mask)]
+    if not findings or few:
         own = replace(case, dtype=DTYPES["f32"], recipe="normal")
         larger = all_weights(tool, own) if own != small else []
-        told = [f for f in told if f not in few or not larger] + larger
-    return told
+        findings = [f for f in findings if f not in few or not larger] + larger
+    return findings
 
 
 def in_16_bits(tool: Instrument, case: Case) -> list[Found]:
     """What is wrong with the weights of a case in 16 bits, whose weights in float32 are right."""
     only = f"In {case.dtype.long_name}, not in float32:"
-    told = [
+    findings = [
         replace(f, sentence=f"{only} {f.sentence}", key=f.name) for f in all_weights(tool, case)
     ]
-    if told and case.mask is not None and not tool.once(of_weights, plain(case)):
+    if findings and case.mask is not None and not tool.once(of_weights, plain(case)):
         hint = "`(1 - mask) * -1e9`: -1e9 is -inf in float16, and 0 * -inf is NaN"
-        told = [replace(f, hint=hint) if f.name == weights.BROKEN[0] else f for f in told]
-    return told
+        findings = [replace(f, hint=hint) if f.name == weights.BROKEN[0] else f for f in findings]
+    return findings
 
 
 def all_weights(tool: Instrument, case: Case) -> list[Found]:
     """What is wrong with the weights without mask and features, and then, of other families, with them:
     what is wrong without a mask is no fault of the mask. A mask is read if plain weights are."""
-    told = list(tool.once(of_weights, plain(case)))
-    if any(found.name == UNREAD or found.family == "layout" for found in told):
-        return [found for found in told if found.name != UNREAD]
-    families = {found.family for found in told}
-    told += [f for f in tool.once(of_weights, case) if f.family not in families]
-    told = [found for found in told if found.name != UNREAD]
-    if case.option("bias") != "none" and [f.family for f in told] == ["scale"]:
+    findings = list(tool.once(of_weights, plain(case)))
+    if any(found.name == UNREAD or found.family == "layout" for found in findings):
+        return [found for found in findings if found.name != UNREAD]
+    families = {found.family for found in findings}
+    findings += [f for f in tool.once(of_weights, case) if f.family not in families]
+    findings = [found for found in findings if found.name != UNREAD]
+    if case.option("bias") != "none" and [f.family for f in findings] == ["scale"]:
         without = case.with_options(bias="none")
         if tool.implementation.unsupported(without) is None and not all_weights(tool, without):
-            first, rest = told[0].sentence[0].lower(), told[0].sentence[1:]
-            told = [replace(told[0], sentence=f"Beside a bias {first}{rest}", key=told[0].name)]
-    return told
+            first, rest = findings[0].sentence[0].lower(), findings[0].sentence[1:]
+            findings = [
+                replace(findings[0], sentence=f"Beside a bias {first}{rest}", key=findings[0].name)
+            ]
+    return findings
 
 
 def of_precision(tool: Instrument, dtype: str, case: Case) -> Iterator[Found]:
@@ -193,19 +198,21 @@ def of_weights(tool: Instrument, case: Case) -> Iterator[Found]:
         yield from sums.too_large(reading)
         return
     asked = weights.ask(tool, reading), scale.ask(tool, reading)
-    told = [found for question in asked for found in question]
-    told = told or list(weights.ask_places(tool, reading)) or list(rearranged(tool, reading))
-    if not told and np.abs(reading.got - reading.want).max() > GROSS * reading.want.max():
-        told = [Found(UNREAD, "")]
-    yield from told
+    findings = [found for question in asked for found in question]
+    findings = (
+        findings or list(weights.ask_places(tool, reading)) or list(rearranged(tool, reading))
+    )
+    if not findings and np.abs(reading.got - reading.want).max() > GROSS * reading.want.max():
+        findings = [Found(UNREAD, "")]
+    yield from findings
 
 
 def rearranged(tool: Instrument, reading: Reading) -> Iterator[Found]:
     """The findings if weights make sense after heads and rows of the output are put in order."""
     for way in heads.INTERLEAVED:
         other = replace(reading, raw=way.undone(reading.raw))
-        told = list(scale.ask(tool, other))
-        if told:
+        findings = list(scale.ask(tool, other))
+        if findings:
             yield Found(way.sentence, "layout", way.hint)
-            yield from told
+            yield from findings
             return

@@ -12,6 +12,7 @@ from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.levels import Ask
 from attention_conformance.suite.spec.operator import Asks, Axes, Operator, Questions, Work, flag
 from attention_conformance.suite.spec.operators import layers
+from attention_conformance.suite.spec.operators.drawn import drawn
 from attention_conformance.suite.spec.operators.layers import (
     draw_parameters,
     draw_sequences,
@@ -62,6 +63,21 @@ def work(inputs: Inputs, direction: str) -> Work:
     return Work(flops * factor, moved_bytes(inputs) * passes)
 
 
+DRAWN = drawn(
+    "additive",
+    {
+        "sizes": (
+            "mha/b2h1q5k9d16v14/e12.10.14.14", "mha/b2h1q7k7d12/e12.12.12.12",
+            "mha/b2h1q5k9d16v14/e16.16.14.14", "mha/b1h1q3k33d64/e64.64.64.64",
+            "mha/b1h1q3k3d128/e128.128.128.128", "mha/b7h1q1k7d12/e12.12.12.12",
+        ),
+        "mask": ("pad", "none", "causal"),
+        "projections": ("", "identity", "identity/vector"),
+        "returned": ("", "head"),
+        "axis": ("", "single"),
+    },
+)  # fmt: skip
+
 ADDITIVE = Operator(
     name="additive",
     text="additive (Bahdanau) attention, scores w . tanh(W_q q + W_k k)",
@@ -80,13 +96,7 @@ ADDITIVE = Operator(
                 "additive/pad/mha/{dt}/b3h1q1k9d16v14/e12.10.14.14/single/head",
                 "additive/pad/mha/{dt}/b2h1q5k9d16v14/e16.16.14.14/identity/head",
             ),
-            Ask(
-                "additive/none/mha/{dt}/b2h1q5k9d16v14/e12.10.14.14",
-                "additive/pad/mha/{dt}/b2h1q5k9d16v14/e12.10.14.14/head",
-                "additive/causal/mha/{dt}/b2h1q7k7d12/e12.12.12.12/identity",
-                "additive/pad/mha/{dt}/b7h1q7k7d12/e12.12.12.12/identity",
-                since="standard",
-            ),
+            Ask(DRAWN, dtypes="array"),
         ),
         gradients=(
             Ask(

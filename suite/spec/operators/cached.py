@@ -71,8 +71,8 @@ from attention_conformance.suite.spec.operators.scripts import (
     capacity,
     differ,
     has_documents,
-    held,
     is_ring,
+    most_tokens,
     paddings,
     played,
     rotation,
@@ -192,7 +192,7 @@ def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> Map
         "ring": ring and left is not None,
         "overflow": ring and left is None,
         "window-rollback": left is not None
-        and (Keep in kinds or (Crop in kinds and held(case) > left + 1)),
+        and (Keep in kinds or (Crop in kinds and most_tokens(case) > left + 1)),
         "reset": Reset in kinds or case.option("used"),
         "rollback": Crop in kinds,
         "reorder": Pick in kinds,

@@ -8,6 +8,7 @@ from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.levels import Ask
 from attention_conformance.suite.spec.operator import Asks, Axes, Operator, Questions
 from attention_conformance.suite.spec.operators import layers
+from attention_conformance.suite.spec.operators.drawn import drawn
 from attention_conformance.suite.spec.operators.layers import (
     draw_sequences,
     one_head_outputs,
@@ -27,6 +28,19 @@ def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarra
     return arrays | {"concat_weight": np.array(0.75 + 0.25 * rng.random())} | scale
 
 
+DRAWN = drawn(
+    "concat",
+    {
+        "sizes": (
+            "mha/b2h1q5k9d8v6/e8.8.6.6", "mha/b2h1q7k7d12/e12.12.12.12", "mha/b1h1q3k65d8/e8.8.8.8",
+            "mha/b1h1q3k17d64/e64.64.64.64", "mha/b1h1q3k3d128/e128.128.128.128",
+        ),
+        "mask": ("pad", "none", "causal"),
+        "scale": ("", "unscaled"),
+        "returned": ("", "head"),
+    },
+)  # fmt: skip
+
 CONCAT = Operator(
     name="concat",
     text="concat attention as Keras reads it, scores c sum tanh(s (q + k))",
@@ -38,10 +52,8 @@ CONCAT = Operator(
     asks=Asks(
         plain="concat/none/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
         cases=(
-            Ask(
-                "concat/causal/mha/{dt}/b2h1q7k7d12/e12.12.12.12/unscaled",
-                "concat/pad/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6/head",
-            ),
+            Ask("concat/pad/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6/head"),
+            Ask(DRAWN, dtypes="array"),
         ),
         gradients=(
             Ask("concat/pad/mha/f32/b2h1q5k9d8v6/e8.8.6.6"),

@@ -8,6 +8,7 @@ from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.levels import Ask
 from attention_conformance.suite.spec.operator import Asks, Axes, Operator, Questions
 from attention_conformance.suite.spec.operators import layers
+from attention_conformance.suite.spec.operators.drawn import drawn
 from attention_conformance.suite.spec.operators.layers import (
     draw_sequences,
     one_head_outputs,
@@ -27,6 +28,19 @@ def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarra
     return arrays
 
 
+DRAWN = drawn(
+    "dot",
+    {
+        "sizes": (
+            "mha/b2h1q5k9d8v6/e8.8.6.6", "mha/b7h1q7k7d8/e8.8.8.8", "mha/b1h1q3k1025d8/e8.8.8.8",
+            "mha/b2h1q3k33d64/e64.64.64.64", "mha/b1h1q17k17d128/e128.128.128.128",
+        ),
+        "mask": ("pad", "none", "causal", "causal+pad"),
+        "scale": ("", "unscaled"),
+        "returned": ("", "head"),
+    },
+)  # fmt: skip
+
 DOT = Operator(
     name="dot",
     text="dot-product (Luong) attention, scores s q.k",
@@ -39,15 +53,11 @@ DOT = Operator(
         plain="dot/none/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
         cases=(
             Ask(
-                "dot/causal+pad/mha/{dt}/b7h1q7k7d8/e8.8.8.8",
                 "dot/pad/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6/unscaled/head",
+                # as many queries as samples, so that a mask of samples fits queries
+                "dot/pad/mha/{dt}/b7h1q7k7d8/e8.8.8.8",
             ),
-            Ask(
-                "dot/none/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
-                "dot/pad/mha/f32/b1h1q3k1025d8/e8.8.8.8",
-                "dot/pad/mha/bf16/b1h1q3k1025d8/e8.8.8.8",
-                since="standard",
-            ),
+            Ask(DRAWN, dtypes="array"),
         ),
         gradients=(
             Ask("dot/pad/mha/f32/b2h1q5k9d8v6/e8.8.6.6"),

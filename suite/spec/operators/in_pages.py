@@ -180,17 +180,17 @@ def drawn(draw: Draw, case: Case, rng: np.random.Generator, seed: int) -> dict[s
     at = slots_of(table, counts, n["s"], case.sizes.Lk)
     for name, x in list(arrays.items()):
         if is_pooled(of[name]):
-            held = at
+            placed = at
             if f"{NEW}{name}" in case.axes:
                 newest = np.arange(case.sizes.Lk) >= case.sizes.Lk - case.sizes.Lq
                 arrays[f"{NEW}{name}"] = np.compress(newest, x, of[name].index("k"))
-                held = np.where(newest, -1, at)
+                placed = np.where(newest, -1, at)
             tokens = in_front(x, of[name])
             of_codes, largest = name in case.operator.array_kinds.codes, np.abs(x).max(initial=0.0)
             large = min(largest, case.dtype_of(name).max) if of_codes else 64 * largest
             pool = np.full((n["p"] * n["s"], *tokens.shape[2:]), large)
             pool[::2] *= -1 if large and not name.endswith("scale") else 1
-            arrays[name] = put(case, pool_of(case, pool, of[name]), held, x, of[name])
+            arrays[name] = put(case, pool_of(case, pool, of[name]), placed, x, of[name])
     return {**arrays, "page_table": table.astype(np.float64), "key_lengths": counts.astype(float)}
 
 

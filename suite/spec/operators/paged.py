@@ -273,7 +273,7 @@ AXES_OF_CASES = {
         "mha/b11h4q11k52d8/seg1.1.1.1.1.1.1.1.1.1.1x3.5.2.9.1.4.8.6.7.2.5", "gqa2/b2h4q17k17d8/seg5.12",
         "mqa/b3h4q9k24d8v6/seg1.3.5x7.12.5", "gqa2/b2h4q8k16d8/seg3.5x7.9",
         "gqa4/b4h8q40k81d64/seg1.17.6.16x15.17.33.16", "gqa4/b2h16q2k80d128/seg1.1x33.47",
-        "gqa8/b2h32q5k40d80/seg1.4x15.25", "gqa2/b2h16q2k211d64/seg1.1x141.70",
+        "gqa8/b2h32q5k40d80/seg1.4x15.25", "gqa2/b2h16q6k216d64/seg5.1x146.70",
         "gqa2/b1h4q24k24d256/seg24",
     ),
     "pages": (

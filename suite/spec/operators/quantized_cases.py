@@ -13,6 +13,9 @@ PLAIN = "quantized/none/gqa2/{dt}/b2h4q3k17d8/perhead/causal"
 SMALL = "quantized/none/gqa2/{dt}/b2h4q3k17d8"
 DECODING = "quantized/none/gqa4/{dt}/b2h8q1k130d64"
 
+TILES = "quantized/none/mqa/{dt}/b1h4q1k9d320/pertile"
+"""More than two tiles, the last of which is shorter."""
+
 IN_PAGES = (
     f"{SMALL}/e4m3/pertoken/causal/page3",
     f"{SMALL}/pertoken/causal/writes/page4",
@@ -55,6 +58,7 @@ ASKS = Asks(
             dtypes="sixteen",
             since="standard",
         ),
+        Ask(f"{TILES}/causal", dtypes="float32"),
     ),
     gradients=(
         Ask(PLAIN, dtypes="float32"),

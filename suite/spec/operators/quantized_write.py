@@ -50,6 +50,8 @@ FEATURES = frozenset({*OF_CODES, *WORDS, "value-size", "inner-stride", "other-sh
 """Features of writing codes."""
 
 PLAIN = "quantized-write/none/mha/{dt}/b2h2q17k17d8/perhead"
+MANY = tuple(f"quantized-write/none/mha/f32/b1h8q16k16d128/{code}" for code in ("e4m3", "e5m2"))
+"""So many numbers that some lie near the middle of two codes."""
 WIDE = "quantized-write/none/mha/f32/b1h2q5k5d160v130/pertile"
 
 
@@ -105,7 +107,7 @@ QUANTIZED_WRITE = Operator(
     validate=validate_codes,
     asks=Asks(
         plain=PLAIN,
-        cases=(Ask(PLAIN, WIDE), Ask(DRAWN, dtypes="array")),
+        cases=(Ask(PLAIN, WIDE), Ask(DRAWN, dtypes="array"), Ask(*MANY, since="standard")),
     ),
     options=(*OPTIONS, flag("beyond", "beyond")),
     recipes=("normal", "large"),

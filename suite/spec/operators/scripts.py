@@ -28,7 +28,7 @@ SPARE = 2
 
 
 @dataclass(frozen=True)
-class Held:
+class Contents:
     """The tokens in a cache, in the order in which they joined it.
 
     - `samples`, `places`, `positions` (B, n): slot j of sample b holds token `places[b, j]` of sample
@@ -58,7 +58,7 @@ def actions(case: Case) -> tuple[Action, ...]:
     return tuple(action for action, _ in played(case, lenient=True))
 
 
-def played(case: Case, lenient: bool = False) -> tuple[tuple[Action, Held], ...]:
+def played(case: Case, lenient: bool = False) -> tuple[tuple[Action, Contents], ...]:
     """Each action of a script, and the cache after it; the arrays are read-only. Tokens that are in the
     cache before the script begins are a first chunk.
 
@@ -85,9 +85,9 @@ def _played(
     before: int,
     prompts: tuple[tuple[int, ...], ...],
     lenient: bool = False,
-) -> tuple[tuple[Action, Held], ...]:
-    B, history = len(prompts), list[tuple[Action, Held]]()
-    tokens, arrived = [np.zeros((4, 0), int)] * B, [0] * B  # the arrays of `Held`
+) -> tuple[tuple[Action, Contents], ...]:
+    B, history = len(prompts), list[tuple[Action, Contents]]()
+    tokens, arrived = [np.zeros((4, 0), int)] * B, [0] * B  # the arrays of `Contents`
     later = [iter(own) for own in prompts]
     padding = [next(own) for own in later]
     tree: Chunk | None = None  # the last chunk, while it is a tree of which no path is kept
@@ -139,7 +139,7 @@ def _played(
                     tokens[b] = tokens[b][:, [*range(first), *(first + node for node in path)]]
         if not isinstance(action, Pick):  # branches of a tree may keep paths of their own
             tree = action if isinstance(action, Chunk) and action.tree else None
-        history.append((action, Held(*_padded(tokens))))
+        history.append((action, Contents(*_padded(tokens))))
     expect(not any(x.shape[1] <= n > 0 for x, n in zip(tokens, padding, strict=True)), PADDED)
     return tuple(history)
 
@@ -187,7 +187,7 @@ def joined(parts: Sequence[tuple[Chunk, Any]], concat: Concat, axis: int = 2) ->
     return concat([concat(own, axis) for own in rows_of], 0)
 
 
-def held(case: Case) -> int:
+def most_tokens(case: Case) -> int:
     """The largest number of tokens of a sample in the cache, as if nothing left the window."""
     return max(after.positions.shape[1] for _, after in played(case, lenient=True))
 
@@ -231,7 +231,7 @@ def has_documents(case: Case) -> bool:
 def capacity(case: Case) -> int:
     """The number of slots of the cache."""
     given: int | None = case.option("capacity")
-    return held(case) + SPARE if given is None else given
+    return most_tokens(case) + SPARE if given is None else given
 
 
 def unwritten(case: Case, *shape: int) -> np.ndarray:
@@ -241,7 +241,7 @@ def unwritten(case: Case, *shape: int) -> np.ndarray:
 
 def is_ring(case: Case) -> bool:
     """True if there are fewer slots than tokens."""
-    return capacity(case) < held(case)
+    return capacity(case) < most_tokens(case)
 
 
 def freed(case: Case) -> np.ndarray:

@@ -18,8 +18,8 @@ from attention_conformance.suite.spec.operators.steps import Chunk
 class View:
     """What one chunk sees.
 
-    - `samples`, `places`, `positions` (b, n): the tokens as in `Held`, the chunk's own ones last, with
-      positions of -1 before shorter ones.
+    - `samples`, `places`, `positions` (b, n): the tokens as in `Contents`, the chunk's own ones last,
+      with positions of -1 before shorter ones.
     - `mask` (b, rows, n): True attends.
     """
 
@@ -76,18 +76,18 @@ class View:
 
 def views(case: Case) -> Iterator[View]:
     """What each chunk sees, in the order of the script."""
-    for action, held in played(case):
+    for action, contents in played(case):
         if isinstance(action, Chunk) and action.asked:
             own = np.array(action.own)
-            lengths = held.lengths[own]
+            lengths = contents.lengths[own]
             longest = int(lengths.max())
             back = np.arange(longest) - (longest - lengths)[:, None]  # the last token at the end
             samples, places, positions = (
                 x[own[:, None], np.maximum(back, 0)]
-                for x in (held.samples, held.places, held.positions)
+                for x in (contents.samples, contents.places, contents.positions)
             )
-            positions, newest = np.where(back < 0, -1, positions), held.newest(action)
-            rows = held.positions[newest], held.begins[newest]
+            positions, newest = np.where(back < 0, -1, positions), contents.newest(action)
+            rows = contents.positions[newest], contents.begins[newest]
             mask = allowed(case, *rows, positions, action.tree)
             yield View(samples, places, positions, mask, action)
 

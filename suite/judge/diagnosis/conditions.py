@@ -1,4 +1,4 @@
-"""Measured sentences held against cells: what their formulas predict, beside what was answered.
+"""Measured sentences compared with cells: what their formulas predict, and what was answered.
 
 If one property tells the cells that a sentence explains from those that contradict it, the sentence is
 said of this property alone.
@@ -27,8 +27,11 @@ NEEDED = {"bias": "a bias", "scale": "a given scale", "causal": "a causal mask"}
 ENOUGH = 4
 """The smallest number of cells on either side that make a size a property."""
 
+TILES = (128, 64, 32, 16)
+"""Numbers of keys, queries or components that kernels take at once."""
 
-def held(
+
+def conditioned(
     evidence: Evidence, found: Found, cases: Sequence[Case]
 ) -> tuple[Found, Sequence[Case], int]:
     """A finding with the property that it needs, the cases it explains, and the number of passing cells
@@ -43,12 +46,16 @@ def held(
         forms = {_form(look) for look in explained}
         against = [look for look in against if _form(look) in forms]
     cases = [look.inputs.case for look in explained] or cases
-    where = _told_apart(explained, against) if explained and against else ""
+    where = separating(explained, against) if explained and against else ""
     if where and where.removeprefix("with ") not in found.sentence.lower():
-        text = found.sentence
-        text = text if text[1].isupper() else text[0].lower() + text[1:]
-        found = replace(found, sentence=f"Only {where}: {text}")
+        found = replace(found, sentence=only(where, found.sentence))
     return found, cases, 0 if where else len(against)
+
+
+def only(where: str, sentence: str) -> str:
+    """A sentence, said of a property alone."""
+    text = sentence if sentence[1].isupper() else sentence[0].lower() + sentence[1:]
+    return f"Only {where}: {text}"
 
 
 def alike(cells: Iterable[Cell], cases: Sequence[Case]) -> list[Cell]:
@@ -135,7 +142,7 @@ def _properties(case: Case, needs: Iterable[str] = ()) -> Mapping[str, str]:
     }  # fmt: skip
 
 
-def _told_apart(explained: Sequence[Look], against: Sequence[Look]) -> str:
+def separating(explained: Sequence[Look], against: Sequence[Look]) -> str:
     """The properties that all cells explained have, and none that contradicts: at most two, which these
     cells do not tell apart; "" without one, and if one cell alone has several."""
     ours, theirs = ([look.inputs.case for look in looks] for looks in (explained, against))
@@ -157,13 +164,18 @@ def _told_apart(explained: Sequence[Look], against: Sequence[Look]) -> str:
 
 
 def _sizes_apart(ours: Sequence[Case], theirs: Sequence[Case]) -> Iterator[str]:
-    """The sizes from which on, or up to which, all of `ours` lie and none of `theirs`."""
+    """The tiles that divide a size of all of `ours` and of none of `theirs`; the sizes from which on, or
+    up to which, all of `ours` lie and none of `theirs`."""
     if min(len(ours), len(theirs)) < ENOUGH:
         return
     for name, word in (("Lk", "keys"), ("Lq", "queries"), ("D", "components")):
         inside, outside = (
             {getattr(case.sizes, name) for case in cases} for cases in (ours, theirs)
         )
+        for tile in TILES:
+            if not any(n % tile for n in inside) and all(n % tile for n in outside):
+                yield f"where {tile} divides the number of {word}"
+                break
         if min(inside) > max(outside):
             yield f"from {min(inside)} {word} on, not up to {max(outside)}"
         elif max(inside) < min(outside):

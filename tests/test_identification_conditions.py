@@ -1,10 +1,9 @@
-"""Measured sentences are held against cells: what they explain is counted, and passing cells count."""
+"""Measured sentences are compared with cells: what they explain is counted, and passing cells count."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from operator import eq, ne
 from typing import Any
 
 import pytest
@@ -14,10 +13,10 @@ torch = pytest.importorskip("torch")
 from attention_conformance.backends import registry  # noqa: E402
 from attention_conformance.suite.checks import all_checks  # noqa: E402
 from attention_conformance.suite.judge.cell import Cell  # noqa: E402
+from attention_conformance.suite.judge.diagnosis.conditions import alike, conditioned  # noqa: E402
 from attention_conformance.suite.judge.diagnosis.diagnose import diagnose  # noqa: E402
 from attention_conformance.suite.judge.diagnosis.evidence import Evidence  # noqa: E402
 from attention_conformance.suite.judge.diagnosis.finding import Diagnosis  # noqa: E402
-from attention_conformance.suite.judge.diagnosis.held import alike, held  # noqa: E402
 from attention_conformance.suite.judge.diagnosis.identify import identify  # noqa: E402
 from attention_conformance.suite.judge.diagnosis.instrument import Found, softmax  # noqa: E402
 from attention_conformance.suite.judge.diagnosis.look import Look  # noqa: E402
@@ -26,7 +25,6 @@ from attention_conformance.suite.spec.case import Case  # noqa: E402
 from tests.diagnosed import layers  # noqa: E402
 from tests.functions import of_torch  # noqa: E402
 from tests.test_identification import of  # noqa: E402
-from tests.test_identification_others import turned  # noqa: E402
 
 VALUES = all_checks()["values"]
 
@@ -88,67 +86,12 @@ def test_failing_cells_are_counted_whose_answers_a_formula_gives() -> None:
     assert one.case in PLAIN
 
 
-def test_a_scale_by_default_says_nothing_of_given_scales() -> None:
-    def unscaled(query, key, value, scale=None):
-        return of_torch.textbook(query, key, value, scale=1.0 if scale is None else scale)
-
-    cells = split(unscaled, *PLAIN, *(f"{case}/scale0.3" for case in PLAIN))
-    looks = [look for cell in cells[0] if (look := Look.of(cell)) is not None]
-    (one,) = identify(cells[0][0].implementation.backend, cells[0][0].implementation,
-                      [look.inputs.case for look in looks], 60, Evidence(looks, cells[1]))  # fmt: skip
-    assert one.sentence.startswith("The scale is 1, expected 0.354 = 1/sqrt(D).")
-    assert (one.explains, one.tried, one.contradicts) == (3, 3, 0)
-
-
-def test_a_property_is_said_that_passing_cells_lack() -> None:
-    for is_heeded, lengths, count in ((eq, "differ", 2), (ne, "are equal", 2)):
-        heeded = attention(right, lambda q, k, heeded=is_heeded: heeded(q.shape[2], k.shape[2]))
-        (one,) = told(heeded, *SQUARE, *ODD)
-        text = f"Only where the numbers of queries and keys {lengths}: the mask causal is ignored"
-        assert one.sentence.startswith(text)
-        assert (one.explains, one.tried, one.contradicts) == (count, count, 0)
-
-
-def test_a_mask_as_an_array_is_a_property() -> None:
-    def unscaled(query, key, value, attn_mask=None, is_causal=False):
-        scale = None if attn_mask is None else query.shape[-1] ** -1.0
-        return of_torch.textbook(query, key, value, attn_mask, is_causal, scale)
-
-    ids = [f"sdpa/{mask}/mha/f32/b2h3q9k9d8/dense" for mask in ("bool.b11k", "bool.bhqk")]
-    one, *_ = told(unscaled, *ids, *PLAIN, *SQUARE)
-    text = "Only with a mask as an array: the scale is 0.125 = 1/D"
-    assert one.sentence.startswith(text)
-    assert (one.explains, one.tried, one.contradicts) == (2, 2, 0)
-
-
-def test_masks_of_one_query_alone_are_ignored() -> None:
-    ids = [
-        f"sdpa/{mask}/mha/f32/b2h3q{q}k23d8/dense"
-        for mask in ("bool.b11k", "bool.bhqk")
-        for q in (1, 5)
-    ]
-    of_several = attention(right, mask_of=lambda q, mask: None if q.shape[2] == 1 else mask)
-    one, *_ = told(of_several, *ids)
-    assert one.sentence.startswith("Only with one query: the mask bool.")
-    assert one.contradicts == 0
-
-
 def test_what_passing_cells_contradict_without_a_property_falls_behind() -> None:
     ids = [f"sdpa/none/mha/f32/b2h3q9k{k}d8" for k in (5, 7, 6, 23, 24)]
     function = attention(lambda q, k: math.log2(math.e) if k.shape[2] % 2 else 1.0)
     one, *_ = told(function, *ids)
     assert "the scale" in one.sentence.lower()
     assert (one.explains, one.tried, one.contradicts) == (3, 3, 2)
-
-
-def test_problems_of_other_operators_are_held_against_cells() -> None:
-    def late_for_one(query, position):
-        return turned(query, position + (query.shape[2] == 1), to=torch.float64)
-
-    ids = [f"rotary/none/mha/f64/b{b}h3q{q}k1d16/at4097" for b in (2, 3) for q in (1, 17)]
-    (one,) = told(late_for_one, *ids, like="rotary")
-    assert one.sentence.startswith("Only with one query: position p is rotated as position p + 1")
-    assert (one.explains, one.tried, one.contradicts) == (2, 2, 0)
 
 
 def test_evidence_by_hand() -> None:
@@ -162,20 +105,24 @@ def test_evidence_by_hand() -> None:
         return softmax(2 * reading.scores, reading.seen)
 
     found = Found("Scores are doubled.", "scale", formula=twice)
-    assert held(Evidence(looks), found, [case]) == (found, [look.inputs.case for look in looks], 0)
-    said, _, against = held(Evidence(looks[:1], right_cells[2:]), found, [case])
+    assert conditioned(Evidence(looks), found, [case]) == (
+        found,
+        [look.inputs.case for look in looks],
+        0,
+    )
+    said, _, against = conditioned(Evidence(looks[:1], right_cells[2:]), found, [case])
     assert said.sentence.startswith("Only with several samples: scores are doubled.")
     assert against == 0
     # One cell alone that differs in two properties says nothing of either.
     double = Cell(VALUES, Case.parse("sdpa/none/mha/f64/b1h2q4k8d16"), of(of_torch.textbook))
-    assert held(Evidence(looks[:1], [double]), found, [case]) == (found, [case], 1)
-    assert held(Evidence(looks[:2], [double]), found, [case])[2] == 0
+    assert conditioned(Evidence(looks[:1], [double]), found, [case]) == (found, [case], 1)
+    assert conditioned(Evidence(looks[:2], [double]), found, [case])[2] == 0
     # The same case on both sides: no property is left, and the cell contradicts.
-    assert held(Evidence(looks[:1], right_cells[:1]), found, [case])[2] == 1
+    assert conditioned(Evidence(looks[:1], right_cells[:1]), found, [case])[2] == 1
     mute = Found("Scores are doubled.", "scale", formula=lambda reading: None)
-    assert held(Evidence(looks, right_cells), mute, [case]) == (mute, [case], 0)
+    assert conditioned(Evidence(looks, right_cells), mute, [case]) == (mute, [case], 0)
     halved = Found("Scores are halved.", "scale", formula=lambda r: softmax(r.scores / 2, r.seen))
-    assert held(Evidence(looks, right_cells[:2]), halved, [case])[1:] == ([case], 2)
+    assert conditioned(Evidence(looks, right_cells[:2]), halved, [case])[1:] == ([case], 2)
 
 
 def test_cells_are_sorted_by_likeness() -> None:
@@ -187,17 +134,34 @@ def test_cells_are_sorted_by_likeness() -> None:
     assert {cell.case.id for cell in first[-3:]} == set(PLAIN)
 
 
-def test_weights_of_layers_are_held_against_no_cell() -> None:
+def test_weights_of_layers_are_compared_with_no_cell() -> None:
     ids = ("multi-head/causal/mha/f32/b2h4q7k7d3/e12.12.12.12/self",)
     failing, _ = split(layers.SplitWithoutTranspose, *ids, like="multi-head")
     looks = [look for cell in failing if (look := Look.of(cell)) is not None]
     assert looks
     found = Found("Weights are equal.", "softmax", formula=lambda reading: reading.seen + 0.0)
     case = looks[0].inputs.case
-    assert held(Evidence(looks, failing), found, [case]) == (found, [case], 0)
+    assert conditioned(Evidence(looks, failing), found, [case]) == (found, [case], 0)
 
 
 def test_without_failures_nothing_is_said() -> None:
     judged = registry.load("torch")
     (sdpa,) = [one for one in judged.implementations() if one.name == "sdpa"]
     assert identify(judged, sdpa, []) == []
+
+
+def test_a_known_fault_of_some_sizes_is_said_of_these_alone() -> None:
+    def attention(query, key, value, attn_mask=None, is_causal=False, scale=None, sinks=None):
+        if sinks is None or key.shape[-2] % 64 == 0:
+            return of_torch.textbook(query, key, value, attn_mask, is_causal, scale)
+        scores = query @ key.mT * query.shape[-1] ** -0.5
+        sunk = sinks[None, :, None, None].expand(*scores.shape[:3], 1)
+        return torch.softmax(torch.cat([scores, sunk], -1), -1)[..., :-1] @ value
+
+    tiled = ("q5k64", "q7k64", "q9k64", "q64k64", "q3k128", "q2k192")
+    sizes = (*tiled, "q5k65", "q7k63", "q33k33", "q3k127", "q64k5")
+    cells = split(attention, *(f"sdpa/none/mha/f32/b2h3{one}d8/sinks" for one in sizes))
+    assert [len(part) for part in cells] == [6, 5]
+    implementation = cells[0][0].implementation
+    found, *_ = diagnose(implementation.backend, implementation, *cells)
+    assert found.sentence == "Only where 64 divides the number of keys: sinks have no effect."
