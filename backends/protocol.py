@@ -87,13 +87,24 @@ class Setting(NamedTuple):
     modes: Mapping[str, Ambient] = {}
 
 
+class ChildSettings(dict[str, Setting]):
+    """Settings of a child process that makes the calls of a backend; the child reads and writes them.
+    `begin` begins a cell there, and returns the function that restores them and says what changed."""
+
+    def __init__(
+        self, settings: Mapping[str, Setting], begin: Callable[[], Callable[[], list[str]]]
+    ) -> None:
+        super().__init__(settings)
+        self.begin = begin
+
+
 __all__ = [
     "ARRAYS", "AS_CLASS", "ATTENTION_FEATURES", "ENDS", "FORK_RETURNED", "LAYER_FEATURES",
     "LAYER_OUTPUTS", "OF_BACKENDS", "THROUGH", "Ambient", "Backend", "BackendUnavailable",
-    "BrokenFramework", "Compilers", "DeclarationError", "Declared", "DeclaredRounding", "Election",
-    "ForbiddenCall", "ForwardOnly", "Implementation", "Limits", "Memory", "NoKernel", "PreparedCall",
-    "ProcessDied", "Profiler", "Setting", "Step", "TimeOver", "UsageError", "checked_name", "end_fork",
-    "needed", "set_to",
+    "BrokenFramework", "ChildSettings", "Compilers", "DeclarationError", "Declared",
+    "DeclaredRounding", "Election", "ForbiddenCall", "ForwardOnly", "Implementation",
+    "Limits", "Memory", "NoKernel", "PreparedCall", "ProcessDied", "Profiler", "Setting",
+    "Step", "TimeOver", "UsageError", "checked_name", "end_fork", "needed", "set_to",
 ]  # fmt: skip
 
 

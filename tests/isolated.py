@@ -64,7 +64,7 @@ def attend_wrongly(query, key, value, is_causal=False, mask=None, bias=None, sca
     if key.shape[1] == 23:
         mask = None
     if query.shape[1] == 5:
-        raise KeyError("five")
+        raise ValueError("five \udc80")
     out = attend(query, key, value, is_causal, mask, bias, scale)
     if query.shape[1] == 17:
         query.values[..., :1] = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 import signal
 import socket
@@ -13,6 +14,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from msgspec import msgpack
 
 from attention_conformance.backends.implementation import Implementation
 from attention_conformance.backends.prepared import ProcessDied
@@ -23,7 +25,7 @@ from attention_conformance.suite.judge.judge import judge
 from attention_conformance.suite.records import cells as records
 from attention_conformance.suite.run.isolation import wire
 from attention_conformance.suite.run.isolation.link import Link
-from attention_conformance.suite.run.isolation.remote import RemoteFunction
+from attention_conformance.suite.run.isolation.remote import RemoteCalls
 from attention_conformance.suite.run.isolation.sandbox import Limits
 from attention_conformance.suite.run.options import Options
 from attention_conformance.suite.run.plan import Plan
@@ -168,7 +170,7 @@ def test_every_call_of_an_implementation_is_made_in_the_child() -> None:
         name for name, kind in returned.items() if re.search("PreparedCall|Callable|Mapping", kind)
     }
     assert {"prepare", "refusing", "paths", "refused", "broken_rules"} <= made
-    assert made <= vars(RemoteFunction).keys()
+    assert made <= vars(RemoteCalls).keys()
 
 
 STRIDED = """
@@ -239,14 +241,12 @@ def plan(function: str, isolate: bool = True, claim: tuple[str, ...] = ()) -> Pl
     )  # fmt: skip
 
 
-def test_a_sweep_that_is_no_answer_ends_the_child(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_end_of_a_cell_that_is_no_answer_ends_the_child(monkeypatch: pytest.MonkeyPatch) -> None:
     made = plan("attend")
     cell = made.cells(all_checks()["values"])[0]
     link: Link = made.functions[0].backend.link  # type: ignore[attr-defined]
     at = link.at
-    monkeypatch.setattr(
-        link, "at", lambda name, *rest: None if name == "sweep" else at(name, *rest)
-    )
+    monkeypatch.setattr(link, "at", lambda name, *rest: None if name == "end" else at(name, *rest))
     verdict = judge(cell, made.policy(cell))
     assert verdict.status == "crash"
     assert "it answered what is no answer" in verdict.message
@@ -294,16 +294,20 @@ def test_a_child_that_dies_or_hangs_costs_one_cell() -> None:
     assert not Path(link.limits.folder).exists()
 
 
+def held(**facts: Any) -> dict[str, Any]:
+    """An answer with an object of the child."""
+    return {"value": {"type": "Held", "number": 1, "kind": ["a", "b"]} | facts}
+
+
 @pytest.mark.parametrize(
     "answer",
     [
-        b"no JSON", b"[]", b"{}", b'{"value": {"pickle": "x"}, "read": []}',
-        b'{"value": {"handle": {"number": "1", "type": ["a", "b"]}}, "read": []}',
-        b'{"value": {"handle": {"number": 1, "type": ["a\\u001b[2J", "b"]}}, "read": []}',
-        b'{"value": {"handle": {"number": 1, "type": ["a", "b"], "array": true, "dtype": "float32", '
-        b'"device": "cpu", "shape": [-1]}}, "read": []}',
-        b'{"raised": {"kinds": [], "text": "x"}, "read": []}',
-        b"[" * 100_000,
+        b"no answer", msgpack.encode([]), pickle.dumps(print), b"\x91" * 100_000,
+        *map(msgpack.encode, (
+            {"value": {"pickle": "x"}}, {"value": {"type": "Call", "fields": {}}},
+            held(number="1"), held(kind=["a\x1b[2J", "b"]), held(shape=[-1]),
+            {"raised": {"type": "Error", "kinds": [], "text": "x"}},
+        )),
     ],
 )  # fmt: skip
 def test_what_no_child_says_ends_the_child(answer: bytes) -> None:
@@ -318,6 +322,13 @@ def test_what_no_child_says_ends_the_child(answer: bytes) -> None:
     assert link.dead
 
 
+@pytest.mark.parametrize("lengths", [(wire.MOST[0] + 1, 0), (0, wire.MOST[1] + 1)])
+def test_an_answer_that_is_too_long_is_refused_before_it_is_read(lengths: tuple[int, int]) -> None:
+    message = BytesIO(wire.HEAD.pack(*lengths))
+    with pytest.raises(wire.Garbled, match="an answer of"):
+        wire.receive(cast(Any, message))
+
+
 class Dead:
     """A process that was killed."""
 
@@ -330,9 +341,7 @@ class Dead:
 def test_no_error_of_a_child_interrupts_the_run() -> None:
     link = Link({}, Limits(""))
     for name in ("KeyboardInterrupt", "GeneratorExit", "BaseException", "TimeOver"):
-        error = link.error(
-            {"kinds": [["builtins", name]], "text": "stop", "declared": False, "inside": None}
-        )
+        error = link.error(wire.Error((("builtins", name),), "stop"))
         assert type(error).__name__ == name
         assert isinstance(error, Exception)
 

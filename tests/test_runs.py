@@ -43,64 +43,57 @@ def statuses(loaded: records.Run, keys: str = "k17") -> set[tuple[str, str]]:
     return {(c.status, c.kind) for c in loaded.cells if keys in c.case}
 
 
-@pytest.mark.parametrize("words", [(), ISOLATED])
-@pytest.mark.parametrize("act", ["skips", "ends_pytest"])
-def test_what_ends_a_test_is_a_failure_of_the_kernel(
-    tmp_path: Path, act: str, words: tuple[str, ...]
+DIES, HANGS, LOCKED = ("crash", "crash"), ("crash", "timeout"), ("-k", "bool.b11k or q17k9d8")
+RAISED = ("fail", "raised")
+NASTY = r"Nasty: \x1b[31mred\x00 \ud800 \x9b2J"
+THREAD = "a thread died of ValueError: raised in a thread"
+DESTRUCTOR = "Raises.__del__ raised ValueError: raised by a destructor"
+LIMIT = "the cell ran longer than 2 s"
+
+
+@pytest.mark.parametrize(
+    ("act", "words", "status", "message"),
+    [
+        *(("skips", words, RAISED, "Skipped: not today") for words in ((), ISOLATED)),
+        *(("ends_pytest", words, RAISED, "Exit: enough") for words in ((), ISOLATED)),
+        *(("thread", words, RAISED, THREAD) for words in ((), ("-W", "default"), ISOLATED)),
+        *(("destructor", words, RAISED, DESTRUCTOR) for words in ((), ("-W", "default"), ISOLATED)),
+        *(("nasty", (*words, "-v"), RAISED, NASTY) for words in ((), ISOLATED)),
+        ("leaves_in_c", ISOLATED, DIES, "the process that judged this cell died"),
+        ("hangs", ("--timeout=2", "-v"), HANGS, LIMIT),
+        ("hangs", ("--cell-timeout=2", *ISOLATED), HANGS, LIMIT),
+        ("holds_the_lock", ("--cell-timeout=1", *LOCKED, *ISOLATED), HANGS, "in hold_the_lock (unruly"),
+    ],
+)  # fmt: skip
+def test_what_a_kernel_does_to_its_process_is_in_its_records_alone(
+    tmp_path: Path, act: str, words: tuple[str, ...], status: tuple[str, str], message: str
 ) -> None:
+    """The cells that do nothing pass, the run is complete, and a terminal is not told to do anything."""
     out, loaded = judged(act, tmp_path / "r.jsonl", *words)
-    assert out.returncode == 1, out.stdout
-    assert statuses(loaded) == {("fail", "raised")}
+    assert out.returncode == 1, out.stdout + out.stderr
+    assert statuses(loaded) == {status}
     assert statuses(loaded, "k9") == {("pass", "")}
-
-
-def test_an_exit_in_plain_mode_is_seen_by_the_parent(tmp_path: Path) -> None:
-    for act, how in (("leaves", "ended with exit code 0"), ("aborts", "died of SIGABRT")):
-        out, loaded = judged(act, tmp_path / f"{act}.jsonl")
-        assert out.returncode == process.DIED, out.stdout + out.stderr
-        assert how in out.stderr
-        assert "k17d8" in out.stderr
-        assert "the run did not finish" in out.stderr
-        assert not loaded.complete
-
-
-def test_an_exit_in_a_worker_is_one_crash(tmp_path: Path) -> None:
-    out, loaded = judged("leaves_in_c", tmp_path / "r.jsonl", *ISOLATED)
-    assert out.returncode == 1
-    assert statuses(loaded) == {("crash", "crash")}
-    assert statuses(loaded, "k9") == {("pass", "")}
+    assert all(message in c.message for c in loaded.cells if "k17" in c.case)
     assert loaded.complete
+    assert not {"\x1b", "\x00", "\x9b"} & {*out.stdout, *out.stderr}
+    assert ("replacing crashed worker" in out.stdout) <= (status[0] == "crash")
+    assert "-v" not in words or message in out.stdout
 
 
-@pytest.mark.parametrize("words", [(), ISOLATED])
-def test_a_hang_in_python_costs_one_cell(tmp_path: Path, words: tuple[str, ...]) -> None:
-    limit = "--cell-timeout=2" if words else "--timeout=2"
-    out, loaded = judged("hangs", tmp_path / "r.jsonl", limit, *words, "-v")
-    assert out.returncode == 1
-    assert statuses(loaded) == {("crash", "timeout")}
-    assert {c.message for c in loaded.cells if c.status == "crash"} == {
-        "the cell ran longer than 2 s"
-    }
-    assert statuses(loaded, "k9") == {("pass", "")}
-    assert loaded.complete
-    assert "replacing crashed worker" not in out.stdout
-
-
-def test_a_hang_that_holds_the_lock_is_one_crash(tmp_path: Path) -> None:
-    words = (*ISOLATED, "--cell-timeout=1", "-k", "bool.b11k or q17k9d8")
-    out, loaded = judged("holds_the_lock", tmp_path / "r.jsonl", *words)
-    assert out.returncode == 1
-    assert statuses(loaded) == {("crash", "timeout")}
-    (message,) = {c.message for c in loaded.cells if c.status == "crash"}
-    assert "it ran too long, in hold_the_lock (unruly.py:" in message
-    assert statuses(loaded, "k9") == {("pass", "")}
-
-
-def test_a_hang_that_holds_the_lock_ends_a_plain_run(tmp_path: Path) -> None:
-    out, loaded = judged("holds_the_lock", tmp_path / "r.jsonl", "--cell-timeout=1")
-    assert out.returncode == process.DIED
-    assert "in hold_the_lock" in out.stderr
-    assert "the run did not finish" in out.stderr
+@pytest.mark.parametrize(
+    ("act", "how"),
+    [
+        ("leaves", "ended with exit code 0"), ("aborts", "died of SIGABRT"),
+        ("holds_the_lock", "in hold_the_lock"),
+    ],
+)  # fmt: skip
+def test_the_end_of_the_process_of_a_plain_run_is_seen_by_its_parent(
+    tmp_path: Path, act: str, how: str
+) -> None:
+    out, loaded = judged(act, tmp_path / "r.jsonl", "--cell-timeout=1")
+    assert out.returncode == process.DIED, out.stdout + out.stderr
+    for said in (how, "k17d8", "the run did not finish"):
+        assert said in out.stderr
     assert not loaded.complete
 
 
@@ -158,32 +151,6 @@ def test_usage_errors_of_workers_are_the_same_line(tmp_path: Path, words: tuple[
     assert plain.returncode == isolated.returncode == pytest.ExitCode.USAGE_ERROR
     assert usage(plain) == usage(isolated)
     assert "Traceback" not in isolated.stdout + plain.stdout
-
-
-@pytest.mark.parametrize(("act", "message"), [
-    ("thread", "a thread died of ValueError: raised in a thread"),
-    ("destructor", "Raises.__del__ raised ValueError: raised by a destructor"),
-])  # fmt: skip
-def test_what_dies_beside_a_call_is_in_its_record(tmp_path: Path, act: str, message: str) -> None:
-    for number, words in enumerate([(), ("-W", "default"), ISOLATED]):
-        out, loaded = judged(act, tmp_path / f"{number}.jsonl", *words)
-        assert out.returncode == 1
-        assert statuses(loaded) == {("fail", "raised")}
-        assert all(message in c.message for c in loaded.cells if "k17" in c.case)
-        assert statuses(loaded, "k9") == {("pass", "")}
-
-
-@pytest.mark.parametrize("words", [(), ISOLATED])
-def test_messages_hold_nothing_that_a_terminal_obeys(
-    tmp_path: Path, words: tuple[str, ...]
-) -> None:
-    out, loaded = judged("nasty", tmp_path / "r.jsonl", *words, "-v")
-    assert out.returncode == 1
-    assert statuses(loaded) == {("fail", "raised")}
-    shown = r"Nasty: \x1b[31mred\x00 \ud800 \x9b2J"
-    assert {c.message for c in loaded.cells if c.status == "fail"} == {shown}
-    assert shown in out.stdout
-    assert not {"\x1b", "\x00", "\x9b"} & {*out.stdout, *out.stderr}
 
 
 @pytest.mark.parametrize("words", [(), ISOLATED])

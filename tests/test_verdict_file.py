@@ -20,7 +20,7 @@ from attention_conformance.suite.records import cells as records
 from attention_conformance.suite.report import frames
 from attention_conformance.suite.run.options import DRAWN, SECRET, Options, seed
 from attention_conformance.suite.run.plan import Plan
-from attention_conformance.suite.run.signals import ONE_KEY
+from attention_conformance.suite.run.process import ONE_KEY
 from attention_conformance.suite.run.varied import varied
 from attention_conformance.suite.spec.case import Case
 from tests.test_isolation import plan

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.backends.protocol import FORK_RETURNED, Backend
+from attention_conformance.backends.protocol import FORK_RETURNED, Backend, ChildSettings
 from attention_conformance.suite.judge.process_settings import FORK_SECONDS, FORKS, PROCESS
 from attention_conformance.suite.judge.verdict import Verdict, text_of
 
@@ -44,7 +44,9 @@ class Settings:
 
     def __init__(self, backend: Backend) -> None:
         FORKS.clear()
-        self._settings = {**PROCESS, **backend.settings}
+        own = backend.settings
+        self._restore_child = own.begin() if isinstance(own, ChildSettings) else None
+        self._settings = {} if self._restore_child else {**PROCESS, **own}
         self._before = {name: setting.read() for name, setting in self._settings.items()}
         random.seed(0)
         np.random.seed(0)
@@ -52,7 +54,7 @@ class Settings:
 
     def restore(self) -> list[str]:
         """Restore all settings; returns the changes, for people."""
-        left = []
+        left = self._restore_child() if self._restore_child else []
         for name, setting in self._settings.items():
             before, now = self._before[name], setting.read()
             changes = _changes(name, before, now)

@@ -26,10 +26,10 @@ from attention_conformance.suite.judge.derivative import (
 )
 from attention_conformance.suite.judge.verdict import Deviation, Measured, NotApplicable
 from attention_conformance.suite.measure import protocol
-from attention_conformance.suite.measure.clock import clock_of
+from attention_conformance.suite.measure.clock import Rotation, clock_of
 from attention_conformance.suite.measure.own import OwnCode
 from attention_conformance.suite.measure.protocol import RefusedTime, UnsupportedCall
-from attention_conformance.suite.measure.seen import Seen, digest_of
+from attention_conformance.suite.measure.seen import Seen, digest_of, plain_copies
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.features import ARRAYS
 from attention_conformance.suite.spec.inputs import Inputs, draw, draw_cotangent
@@ -123,7 +123,7 @@ class TimedCall:
             first = protocol.now() - start
             others = [self._arguments(self._fresh(n)) for n in range(1, self._sets())]
             calls = [ready, *(self.step(arguments, cotangent) for arguments in others)]
-            self.calls = self.clock.rotation(calls)
+            self.calls = Rotation(calls)
             self.seen = [Seen[Reading](self.cell.seed + n) for n in range(len(calls))]
             again, _ = self.clock.timed(self.calls, 1)
             self.inner, settled, _ = protocol.warm(self._seconds, again)
@@ -186,16 +186,15 @@ class TimedCall:
     def look(self, out: Any) -> None:
         """Record an answer of the last call for `judge_seen`. Raises RefusedTime if the answer cannot be
         read."""
-        opened = self._attempt(lambda: self.clock.opened(out))
         self.seen[self.calls.turn].take(
-            self._attempt(lambda: digest_of(opened, self.backend)),
-            lambda: self._read(opened, self.cell.inputs, self.prepared),
+            self._attempt(lambda: digest_of(out, self.backend)),
+            lambda: self._read(out, self.cell.inputs, self.prepared),
         )
 
     def peak_bytes(self) -> int | None:
         """Peak bytes of a call as the framework counts them; None if the framework does not count."""
         with leaks.quiet():
-            return self.backend.profiler.peak_bytes(self.calls.function, self.prepared)
+            return self.backend.profiler.peak_bytes(self.calls, self.prepared)
 
     def kernels(self) -> str:
         """The framework's names of the kernels that ran; empty if the framework does not tell."""
@@ -270,7 +269,7 @@ class TimedCall:
         def trial() -> Any:
             at_once = self.clock.reading(called())
             later = read_later(last := called())
-            plain, last = self.clock.plain(last), called()
+            plain, last = plain_copies(last, self.backend), called()
             again = (self.clock.reading(plain) for _ in range(1, protocol.COPIES))
             readings.take(at_once, later, [read_later(plain), *again])
             return last
@@ -332,7 +331,7 @@ class TimedCall:
         def judge() -> None:
             prepared = replace(self.prepared, arguments=arguments)
             self.cell.measured = Measured()
-            read = self._read(self.clock.opened(out), inputs, prepared)
+            read = self._read(out, inputs, prepared)
             self._hold(read, inputs, number, " (fresh inputs)")
 
         return known, new, judge

@@ -20,8 +20,8 @@ from attention_conformance.backends.prepared import PreparedCall
 from attention_conformance.backends.profiler import Step
 from attention_conformance.backends.protocol import Backend
 from attention_conformance.suite.measure import protocol
-from attention_conformance.suite.measure.seen import arrays_of, plain_copies
-from attention_conformance.suite.run.isolation.link import Handle, Place
+from attention_conformance.suite.measure.seen import arrays_of
+from attention_conformance.suite.run.isolation.link import Place
 from attention_conformance.suite.run.isolation.remote import Remote
 from attention_conformance.suite.spec.dtypes import DType
 from attention_conformance.suite.spec.inputs import Inputs
@@ -33,20 +33,24 @@ TRIPS = 9
 """Number of empty samples of a child, before it imports the user's file."""
 
 
+@dataclass
 class Rotation:
-    """Calls in turn: a call of this object is a call of the next one."""
+    """Calls in turn: a call of this object is a call of the next one. `turn` is the number of the last.
 
-    def __init__(self, calls: Sequence[Callable[[], Any]]) -> None:
-        self.calls, self.turn = [*calls], 0
+    A child gets a copy with the calls that it holds. The turns of the process that judges count: only
+    then it knows which inputs an answer is to.
+    """
+
+    calls: Sequence[Callable[[], Any]]
+    turn: int = 0
 
     def __call__(self) -> Any:
-        self.turn = (self.turn + 1) % len(self.calls)
+        self.pass_by(1)
         return self.calls[self.turn]()
 
-    @property
-    def function(self) -> Callable[[], Any]:
-        """What a backend calls."""
-        return self
+    def pass_by(self, count: int) -> None:
+        """Count calls that were made elsewhere."""
+        self.turn = (self.turn + count) % len(self.calls)
 
 
 @dataclass
@@ -82,10 +86,6 @@ class Clock:
     def unsure(self) -> float:
         return 2 * self.trip
 
-    def rotation(self, calls: Sequence[Any]) -> Any:
-        """The calls in turn (see `Rotation`)."""
-        return Rotation(calls)
-
     def turned(self, inputs: Inputs, name: str, *call: Any) -> tuple[Any, Inputs]:
         """A call whose operand `name` is multiplied by signs that are drawn now, by the system's random
         numbers, and told as the call is made; and the inputs that it answers. `call` are the first fields
@@ -99,55 +99,15 @@ class Clock:
         return Turned(self.backend, *fields)
 
     def timed(self, call: Any, inner: int, slow: float = 0.0) -> tuple[float, Any]:
-        """The result of `protocol.timed`. The output is read by `opened`."""
+        """The result of `protocol.timed`."""
         return protocol.timed(call, self.backend.profiler.sync, inner, slow)
-
-    def opened(self, out: Any) -> Any:
-        """The arrays of an output."""
-        return out
-
-    def plain(self, out: Any) -> Any:
-        """New arrays with the values of an output. Raises what reading raises."""
-        return plain_copies(out, self.backend)
 
     def reading(self, out: Any) -> float:
         """Seconds of reading all arrays of an output."""
         start = protocol.now()
-        for array in arrays_of(self.opened(out), self.backend):
+        for array in arrays_of(out, self.backend):
             self.backend.to_numpy(array)
         return protocol.now() - start
-
-
-@dataclass
-class Held:
-    """An output that stays in the child until the parent asks for it."""
-
-    out: Any
-
-
-def timed_and_held(
-    call: Any, turn: int | None, sync: Callable[[Any], None], inner: int, slow: float
-) -> tuple[float, Held]:
-    """`protocol.timed` in the child; a rotation begins after its call number `turn`."""
-    if turn is not None:
-        call.turn = turn
-    seconds, out = protocol.timed(call, sync, inner, slow)
-    return seconds, Held(out)
-
-
-def held_plain(held: Held, backend: Backend) -> Held:
-    """`plain_copies` in the child."""
-    return Held(plain_copies(held.out, backend))
-
-
-@dataclass
-class RemoteRotation:
-    """A rotation in the child. The parent counts the turns: only then it knows which inputs an answer
-    is to."""
-
-    function: Handle
-    count: int
-    turn: int = 0
 
 
 class RemoteClock(Clock):
@@ -157,29 +117,18 @@ class RemoteClock(Clock):
         super().__init__(backend)
         self.link, self.trip = backend.link, trip
 
-    def rotation(self, calls: Sequence[Any]) -> Any:
-        return RemoteRotation(self.link.ask(Rotation, [*calls]), len(calls))
-
     def _turned(self, *fields: Any) -> Any:
         return self.link.ask(Turned, THERE, *fields)
 
     def timed(self, call: Any, inner: int, slow: float = 0.0) -> tuple[float, Any]:
         """The time is at least that of the answer, less an empty sample."""
-        rotates = isinstance(call, RemoteRotation)
-        target, turn = (call.function, call.turn) if rotates else (call, None)
         start = protocol.now()
-        said, held = self.link.ask(timed_and_held, target, turn, SYNC, inner, slow)
+        said, out = self.link.ask(protocol.timed, call, SYNC, inner, slow)
         waited = protocol.now() - start
         own = said * inner if type(said) is float and 0 <= said * inner <= waited else 0.0
-        if rotates:
-            call.turn = (call.turn + inner) % call.count
-        return max(own, waited - self.trip, protocol.LEAST) / max(inner, 1), held
-
-    def opened(self, out: Any) -> Any:
-        return self.link.ask(getattr, out, "out")
-
-    def plain(self, out: Any) -> Any:
-        return self.link.ask(held_plain, out, THERE)
+        if isinstance(call, Rotation):
+            call.pass_by(inner)
+        return max(own, waited - self.trip, protocol.LEAST) / max(inner, 1), out
 
 
 def clock_of(backend: Backend, trip: float) -> Clock:

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import subprocess
+import sys
+import tempfile
+import threading
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -9,7 +15,7 @@ from typing import Any, Self
 from attention_conformance.backends.threads import thread_variables
 from attention_conformance.suite.measure.worker import cpus_for
 from attention_conformance.suite.run.options import Options
-from attention_conformance.suite.run.process import ProcessEnded, RpcProcess
+from attention_conformance.suite.run.process import environment
 from attention_conformance.suite.spec.operator import Operator
 from attention_conformance.suite.spec.operators import OPERATORS
 
@@ -56,12 +62,14 @@ class Worker:
         self._start()
 
     def _start(self) -> None:
+        """Start the process, in which `suite.measure.worker` answers requests, one line of JSON each."""
+        self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
         try:
-            self._child = RpcProcess(
-                "attention_conformance.suite.measure.worker",
-                thread_variables(self.options.threads),
-                self.python,
-            )
+            self._process = subprocess.Popen(
+                [self.python or sys.executable, "-m", "attention_conformance.suite.measure.worker"],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True,
+                encoding="utf-8", env=environment(thread_variables(self.options.threads)),
+            )  # fmt: skip
         except OSError as error:
             raise WorkerFailure("usage", "", f"{self.python} cannot be started: {error}") from error
         request = {"backend": self.backend, "options": asdict(self.options), "cpus": self.cpus}
@@ -82,7 +90,7 @@ class Worker:
     @property
     def died(self) -> bool:
         """True if the process has ended."""
-        return self._child.ended
+        return self._process.poll() is not None
 
     def ask(self, **request: Any) -> dict[str, Any]:
         """The worker's answer. Raises WorkerFailure with the status that the worker reports, or "error"
@@ -90,26 +98,50 @@ class Worker:
         return self._answer(request, self.options.cell_timeout, request["do"])
 
     def _answer(self, request: dict[str, Any], seconds: float, do: str) -> dict[str, Any]:
-        try:
-            answer = self._child.ask(request, seconds)
-        except ProcessEnded as end:
-            if end.late:
-                raise WorkerFailure(
-                    "error",
-                    "timeout",
-                    f"the worker was ended: {do!r} took longer than {seconds:g} s",
-                ) from end
-            raise WorkerFailure(
-                "error", "crash", f"the worker ended with exit code {end.code}: {end.last}"
-            ) from end
-        if "failed" in answer:
-            ratio = answer.get("error_ratio")
-            raise WorkerFailure(answer["failed"], answer["kind"], answer["message"], ratio)
-        return answer
+        stdin, stdout, killed = self._process.stdin, self._process.stdout, list[float]()
+        assert stdin is not None
+        assert stdout is not None
+
+        def kill() -> None:
+            killed.append(seconds)
+            self._process.kill()
+
+        timer = threading.Timer(seconds, kill)
+        if seconds:
+            timer.start()
+        line = ""
+        with contextlib.suppress(BrokenPipeError):
+            stdin.write(json.dumps(request) + "\n")
+            stdin.flush()
+            line = stdout.readline()
+        timer.cancel()
+        if line:
+            answer = json.loads(line)
+            if "failed" in answer:
+                ratio = answer.get("error_ratio")
+                raise WorkerFailure(answer["failed"], answer["kind"], answer["message"], ratio)
+            return answer
+        code = self._process.wait()
+        if killed:
+            late = f"the worker was ended: {do!r} took longer than {seconds:g} s"
+            raise WorkerFailure("error", "timeout", late)
+        self._errors.seek(0)
+        last = (self._errors.read().strip().splitlines() or ["no message"])[-1]
+        raise WorkerFailure("error", "crash", f"the worker ended with exit code {code}: {last}")
 
     def end(self) -> None:
         """Close the process's standard input, and kill the process if it does not exit."""
-        self._child.end()
+        if self._process.stdin:
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.close()
+        try:
+            self._process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        if self._process.stdout:
+            self._process.stdout.close()
+        self._errors.close()
 
     def __enter__(self) -> Self:
         return self

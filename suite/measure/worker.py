@@ -1,12 +1,13 @@
 """The worker process that holds timed calls of one backend.
 
-`suite.measure.pool` starts this module as an `RpcProcess`, in this or another environment. Threads and
-CPUs are fixed before the framework is imported.
+`suite.measure.pool` starts this module, in this or another environment. A request is one line of JSON on
+standard input, and so is its answer. Threads and CPUs are fixed before the framework is imported.
 """
 
 from __future__ import annotations
 
 import gc
+import json
 import os
 import sys
 import traceback
@@ -19,7 +20,7 @@ from attention_conformance.backends.declared import THROUGH
 from attention_conformance.backends.threads import thread_variables
 from attention_conformance.suite.measure import protocol
 from attention_conformance.suite.run.options import Options
-from attention_conformance.suite.run.process import Fields, serve
+from attention_conformance.suite.run.process import Fields
 
 GEMM_SIZES = {"cpu": (512, 1024, 2048), "cuda": (2048, 4096, 8192)}
 """Rows of the square matrices whose products are timed; the fastest product is the limit."""
@@ -197,7 +198,9 @@ def pin(threads: int) -> None:
 
 
 def main() -> None:
-    """Answer requests until standard input ends."""
+    """Answer requests until standard input ends. The output of frameworks goes to standard error."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
     servers: list[Server] = []
 
     def answer(request: Fields) -> Fields:
@@ -209,7 +212,9 @@ def main() -> None:
         except Exception as error:
             return _failure(error)
 
-    serve(answer)
+    for line in sys.stdin:
+        answers.write(json.dumps(answer(json.loads(line))) + "\n")
+        answers.flush()
 
 
 def _failure(error: Exception) -> Fields:

@@ -176,13 +176,12 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     return True
 
 
-@pytest.hookimpl(hookwrapper=True)
+@pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> Any:
-    outcome = yield
-    report = outcome.get_result()
+    report = yield
     check: Check | None = CHECKS.get(getattr(item, "function", None))
     if check is None or call.when != "call":
-        return
+        return report
     cell_record = item.stash.get(RECORD, None)
     plan = _plan(item.config)
     if cell_record is None:
@@ -191,6 +190,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> Any:
         cell_record = crashed(check.name, name, "crash", printable(line), plan.options)
         report.outcome, report.longrepr = "failed", cell_record.message
     report.user_properties.append((PROPERTY, {"cell": asdict(cell_record), "run": _identity(plan)}))
+    return report
 
 
 @pytest.hookimpl(tryfirst=True)

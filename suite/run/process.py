@@ -8,7 +8,6 @@ code in that process survives this, so another process watches.
 - A `Board` is memory that outlives the process: the process writes there what it does.
 - `supervised` forks: the child does the work, the parent sees how the child ended.
 - `run_module` runs a command in a child to its end.
-- `RpcProcess` is a child that answers requests (`serve`), one line of JSON each.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import traceback
@@ -34,10 +32,16 @@ from typing import Any, NoReturn
 
 from attention_conformance.backends.protocol import TimeOver
 from attention_conformance.suite.records.machine import ROOT
-from attention_conformance.suite.run.signals import HANDED_ON, handled, interrupting
 
 Fields = dict[str, Any]
 """A request, an answer, or the facts on a board, as JSON objects."""
+
+HANDED_ON = (signal.SIGINT, signal.SIGTERM)
+"""Signals by which people end a run: a parent hands them on to the child that judges."""
+
+ONE_KEY = 0.5
+"""Seconds within which two interrupts are one. Ctrl-C reaches every process of a terminal, and a parent
+hands its own interrupt on to its child."""
 
 DIED = 1
 """The exit code of a supervised run whose child died."""
@@ -47,9 +51,6 @@ INTERRUPTED = 2
 
 SUITE_BROKE = 3
 """The exit code if the suite itself broke: pytest's."""
-
-PATIENCE = 10
-"""How many times a limit of processor time may pass on the clock."""
 
 YOUNG = 50_000
 """The number of new objects after which Python searches for cycles among them."""
@@ -127,34 +128,24 @@ def place_in(stacks: str) -> str:
 
 
 @contextlib.contextmanager
-def limited(seconds: float, what: str, processor: bool = False) -> Iterator[None]:
-    """A context that ends after `seconds`, 0 for never. With `processor` these are processor time of this
-    process, and at most `PATIENCE` times as many pass on the clock. Raises TimeOver, whose message names
-    `what`."""
+def limited(seconds: float, what: str) -> Iterator[None]:
+    """A context that ends after `seconds`, 0 for never. Raises TimeOver, whose message names `what`."""
     if not seconds:
         yield
         return
-    main = threading.current_thread() is threading.main_thread()
-    in_time = hasattr(signal, "setitimer") and main
-    ends = [time.process_time() + seconds, time.monotonic() + PATIENCE * seconds]
-
-    def wait(left: float) -> None:
-        # The watchdog needs no lock of the interpreter: a thread that holds the lock is ended, too.
-        faulthandler.dump_traceback_later(left + GRACE, exit=True, file=_STACKS[0])
-        if in_time:
-            signal.setitimer(signal.ITIMER_REAL, left)
 
     def over(*details: object) -> None:
-        left = ends[0] - time.process_time()
-        if processor and left > 0 and time.monotonic() < ends[1]:
-            wait(max(left, 0.01))  # a timer of 0 would never ring
-            return
         raise TimeOver(f"{what} ran longer than {seconds:g} s")
 
+    main = threading.current_thread() is threading.main_thread()
+    in_time = hasattr(signal, "setitimer") and main
     if not _STACKS:
         write_stacks()
     before = signal.signal(signal.SIGALRM, over) if in_time else None
-    wait(seconds)
+    # The watchdog needs no lock of the interpreter: a thread that holds the lock is ended, too.
+    faulthandler.dump_traceback_later(seconds + GRACE, exit=True, file=_STACKS[0])
+    if in_time:
+        signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
     finally:
@@ -181,6 +172,35 @@ def can_fork() -> bool:
     """True if this process can be forked: it has one thread, and no framework is imported."""
     imported = any(name in sys.modules for name in THREADED)
     return hasattr(os, "fork") and threading.active_count() == 1 and not imported
+
+
+@contextlib.contextmanager
+def handled(handlers: Mapping[signal.Signals, Callable[..., object]]) -> Iterator[None]:
+    """A context in which signals have other handlers."""
+    before = {one: signal.signal(one, handler) for one, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+
+
+def interrupting(leaving: Callable[[], object] = lambda: None) -> Callable[..., None]:
+    """A handler that raises KeyboardInterrupt at the first interrupt. At a later one it calls `leaving`,
+    and ends this process."""
+    times: list[float] = []
+
+    def interrupt(*details: object) -> None:
+        times.append(time.monotonic())
+        if len(times) == 1:
+            raise KeyboardInterrupt
+        if times[-1] - times[0] > ONE_KEY:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            with contextlib.suppress(Exception):
+                leaving()
+            signal.raise_signal(signal.SIGINT)
+
+    return interrupt
 
 
 def supervised(work: Callable[[Board], int], advice: str = "") -> tuple[int, Fields]:
@@ -291,103 +311,3 @@ def run_module(
         said, _ = child.communicate()
         return None, said
     return child.returncode, said
-
-
-class ProcessEnded(Exception):
-    """A child ended instead of answering.
-
-    `code` is its exit code (below 0: the number of a signal), `last` the last line of its standard
-    error. `late` is True if its parent killed the child at a time limit.
-    """
-
-    def __init__(self, code: int, last: str, late: bool) -> None:
-        super().__init__(f"the process ended with exit code {code}: {last}")
-        self.code, self.last, self.late = code, last, late
-
-
-class RpcProcess:
-    """A running child: a module that calls `serve`, in this interpreter or in another one.
-
-    The child inherits this process's environment; `variables` are set besides. Raises OSError if the
-    child cannot be started.
-    """
-
-    def __init__(self, module: str, variables: Mapping[str, str], python: str = "") -> None:
-        self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
-        self._process = subprocess.Popen(
-            [python or sys.executable, "-m", module],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            text=True,
-            encoding="utf-8",
-            env=environment(variables),
-        )
-
-    @property
-    def ended(self) -> bool:
-        """True if the child cannot answer any more."""
-        return self._process.poll() is not None
-
-    def ask(self, request: Fields, seconds: float = 0.0) -> Fields:
-        """The child's answer. A child that takes longer than `seconds`, 0 for no limit, is killed.
-
-        Raises ProcessEnded.
-        """
-        stdin, stdout = self._process.stdin, self._process.stdout
-        assert stdin is not None
-        assert stdout is not None
-        with _killed_after(seconds, self._process) as killed:
-            try:
-                stdin.write(json.dumps(request) + "\n")
-                stdin.flush()
-                line = stdout.readline()
-            except BrokenPipeError:
-                line = ""
-        if not line:
-            code = self._process.wait()
-            self._errors.seek(0)
-            last = (self._errors.read().strip().splitlines() or ["no message"])[-1]
-            raise ProcessEnded(code, last, killed.is_set())
-        return json.loads(line)
-
-    def end(self) -> None:
-        """Close the child's input, and kill the child if it does not end by itself."""
-        if self._process.stdin:
-            with contextlib.suppress(BrokenPipeError):
-                self._process.stdin.close()
-        try:
-            self._process.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        if self._process.stdout:
-            self._process.stdout.close()
-        self._errors.close()
-
-
-def serve(answer: Callable[[Fields], Fields]) -> None:
-    """Answer requests until standard input ends. The output of frameworks goes to standard error."""
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    for line in sys.stdin:
-        answers.write(json.dumps(answer(json.loads(line))) + "\n")
-        answers.flush()
-
-
-@contextlib.contextmanager
-def _killed_after(seconds: float, process: subprocess.Popen[str]) -> Iterator[threading.Event]:
-    """A context that kills a process after so many seconds, 0 for never. The event is set if it did."""
-    killed = threading.Event()
-
-    def kill() -> None:
-        killed.set()
-        process.kill()
-
-    timer = threading.Timer(seconds, kill)
-    if seconds:
-        timer.start()
-    try:
-        yield killed
-    finally:
-        timer.cancel()

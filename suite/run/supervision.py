@@ -28,15 +28,17 @@ from attention_conformance.suite.records.lines import RecordError
 from attention_conformance.suite.run.log import CELLS, RunLog, cell_of
 from attention_conformance.suite.run.options import NAMES, Options
 from attention_conformance.suite.run.process import (
+    HANDED_ON,
     INTERRUPTED,
     Board,
     Fields,
     can_fork,
+    handled,
+    interrupting,
     place_in,
     supervised,
 )
 from attention_conformance.suite.run.recorded import crashed
-from attention_conformance.suite.run.signals import HANDED_ON, handled, interrupting
 from attention_conformance.suite.run.verdict import Door, RunVerdict, of_run
 
 FROM_OUTSIDE = (*HANDED_ON, signal.SIGKILL)

@@ -19,12 +19,11 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
-from itertools import islice
 from types import MappingProxyType
 from typing import Any, BinaryIO
 from weakref import WeakValueDictionary
 
-import msgspec
+from msgspec import msgpack
 
 from attention_conformance.backends.prepared import (
     ForbiddenCall,
@@ -35,8 +34,7 @@ from attention_conformance.backends.prepared import (
 from attention_conformance.backends.registry import BackendUnavailable, UsageError
 from attention_conformance.suite.run.isolation import wire
 from attention_conformance.suite.run.isolation.sandbox import Limits
-from attention_conformance.suite.run.isolation.told import ToldBackend
-from attention_conformance.suite.run.isolation.wire import Garbled, checked, checked_name
+from attention_conformance.suite.run.isolation.told import Hello, ToldBackend
 from attention_conformance.suite.run.process import environment, how_it_ended
 from attention_conformance.suite.spec.dtypes import DType
 from attention_conformance.suite.spec.features import Feature
@@ -45,14 +43,10 @@ from attention_conformance.suite.spec.text import printable
 
 MODULE = "attention_conformance.suite.run.isolation.child"
 
+ANSWERS = msgpack.Decoder(wire.Answer)
+
 MOST_DEATHS = 20
 """The number of children that are started after their predecessor died."""
-
-MOST_TOGETHER = 16
-"""The greatest number of arrays that are read besides the one that is needed."""
-
-MOST_ERRORS = 8
-"""The greatest number of errors inside errors."""
 
 CACHES = ("TMPDIR", "XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "MPLCONFIGDIR")
 """Variables that name folders to write to."""
@@ -67,52 +61,28 @@ KINDS = (
 
 class Handle:
     """An object of the child. Its attributes are what the child says of the object; the class has the
-    name of the object's type."""
+    name of the object's type. A context is entered and left in the child."""
+
+    array = False
+    dtype = device = ""
+    shape: tuple[int, ...]
 
     def __init__(self, link: Link, number: int) -> None:
-        self.link, self.number, self.times = link, number, 0
-        self.generation = link.generation
-        self.claims: dict[str, Any] = {}
-        self.raw: tuple[int, bytes] | None = None
-
-    def __del__(self) -> None:
-        self.link.gone.append((self.generation, self.number, self.times))
+        self.link, self.number = link, number
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         return self.link.ask(self, *arguments, **keywords)
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.claims["shape"])
+    def __enter__(self) -> None:
+        self.link.at("enter", self)
+
+    def __exit__(self, *error: object) -> None:
+        with contextlib.suppress(ProcessDied):  # which may be what ended the context
+            self.link.at("leave", self)
 
 
 class Place(tuple):
     """An object of the child by its path from the child's host."""
-
-
-class Context:
-    """A context of the child, entered and left there."""
-
-    def __init__(self, link: Link, make: Any, *arguments: Any) -> None:
-        self.link, self.make, self.arguments = link, make, arguments
-
-    def __enter__(self) -> None:
-        self.number = self.link.at("enter", self.make, *self.arguments)
-
-    def __exit__(self, *error: object) -> None:
-        # What ended the context may be that the child died, which left it.
-        with contextlib.suppress(KeyError, ProcessDied):
-            self.link.at("leave", self.number)
-
-
-class Within:
-    """The context of a prepared call: each call makes a new one."""
-
-    def __init__(self, make: Handle) -> None:
-        self.make = make
-
-    def __call__(self) -> Context:
-        return Context(self.make.link, self.make)
 
 
 SHARED = {Operator: "operator", Feature: "feature", DType: "dtype"}
@@ -124,11 +94,9 @@ class Writer(pickle.Pickler):
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, Handle):
-            if value.generation != value.link.generation:
+            if value.link.handles.get(value.number) is not value:
                 raise ProcessDied("the process of the function died, and its arrays with it")
             return wire.found, ("handle", value.number)
-        if isinstance(value, Within):
-            return wire.found, ("handle", value.make.number)
         if type(value) is Place:
             return wire.found, ("path", tuple(value))
         if type(value) in SHARED:
@@ -153,11 +121,10 @@ class Link:
     def __init__(self, start: Mapping[str, Any], limits: Limits) -> None:
         self.start, self.limits = dict(start), limits
         self.kinds = {(kind.__module__, kind.__qualname__): kind for kind in KINDS}
-        self.generation = self.deaths = 0
-        self.gone: list[tuple[int, int, int]] = []
+        self.deaths = self.count = 0
+        self.open: tuple[str, ...] = ()
         self.handles: WeakValueDictionary[int, Handle] = WeakValueDictionary()
-        self.count, self.open = 0, list[str]()
-        self.loaded = False
+        self.loaded, self.raw = False, b""
         self._types: dict[tuple[str, str], type] = {}
         self._lock = threading.RLock()
         self._child: subprocess.Popen[bytes] | None = None
@@ -180,19 +147,16 @@ class Link:
         )  # fmt: skip
         others.close()
         self._channel = channel = wire.as_file(own)
-        self.generation += 1
-        self.handles, self.gone = WeakValueDictionary(), []
+        self.handles = WeakValueDictionary()
         with self.living():
             wire.send(channel, pickle.dumps(self.start))
-            said = wire.parsed(wire.receive(channel, (wire.MOST_JSON, 0))[0])
-            if "unavailable" not in said:
-                left = checked(said.get("open"), list, "what is open")
-                self.open = [printable(checked(one, str, "a sentence")) for one in left]
-                if not hasattr(self, "home"):
-                    self.at_home(msgspec.convert(said.get("home"), ToldBackend))
-                return
-        self.kill(True)
-        raise BackendUnavailable(printable(str(said["unavailable"])))
+            said = msgpack.decode(wire.receive(channel)[0], type=Hello)
+            self.open = tuple(map(printable, said.open))
+            if said.home is not None and not hasattr(self, "home"):
+                self.at_home(said.home)
+        if said.unavailable:
+            self.kill(True)
+            raise BackendUnavailable(printable(said.unavailable))
 
     def at_home(self, home: ToldBackend) -> None:
         """Take what a child says of the backend."""
@@ -218,51 +182,26 @@ class Link:
                 if self.loaded:
                     self.ask(Place(("load",)))
             main = threading.current_thread() is threading.main_thread()
-            gone = [(n, times) for age, n, times in self._let_go() if age == self.generation]
             text = io.BytesIO()
             Writer(text).dump((target, arguments, keywords))
-            rest = pickle.dumps((0 if main else threading.get_ident(), gone))
+            rest = pickle.dumps((0 if main else threading.get_ident(), [*self.handles]))
             with self.living():
                 assert self._channel is not None
                 wire.send(self._channel, text.getvalue(), rest)
-                most = (wire.MOST_JSON, wire.MOST_BYTES)
-                said, raw = wire.receive(self._channel, most)
                 self.count += 1
-                answer = wire.parsed(said)
-                value = error = None
-                if "raised" in answer:
-                    error = self.error(answer["raised"])
-                else:
-                    value = self.value(answer.get("value"))
-                    self._keep(checked(answer["read"], list, "what was read"), raw)
+                said, self.raw = wire.receive(self._channel)
+                answer = ANSWERS.decode(said)
+                error = None if answer.raised is None else self.error(answer.raised)
+                value = self.value(answer.value)
         if error is not None:
             raise error
         return value
 
     def read(self, handle: Handle) -> bytes:
-        """The values of an array. Those that the last answer brought are taken from there. Otherwise the
-        arrays that the child told of next are read, too: they are probably asked for next."""
-        if handle.raw is None or handle.raw[0] != self.count:
-            living = [*self.handles.values()]
-            later = (one for one in living if one.claims and one.number > handle.number)
-            self.at("read", handle, *islice(later, MOST_TOGETHER))
-        if handle.raw is None or handle.raw[0] != self.count:
-            self.kill(False)
-            raise ProcessDied("the process of the function died: it sent no values of an array")
-        return handle.raw[1]
-
-    def _keep(self, read: list[Any], raw: bytes) -> None:
-        """Give values to the handles of arrays: each has so many of the bytes."""
-        place = 0
-        for number, length in read:
-            handle = self.handles.get(number)
-            if handle is not None:
-                handle.raw = (self.count, raw[place : place + checked(length, int, "a length")])
-            place += length
-
-    def _let_go(self) -> list[tuple[int, int, int]]:
-        gone, self.gone = self.gone, []
-        return gone
+        """The values of an array."""
+        with self._lock:
+            self.at("read", handle)
+            return self.raw
 
     @contextlib.contextmanager
     def living(self) -> Iterator[None]:
@@ -306,72 +245,61 @@ class Link:
 
     # What the child answers.
 
-    def value(self, said: Any) -> Any:
+    def value(self, said: wire.Value) -> Any:
         """The value of an answer. Raises Garbled."""
-        if said is None or type(said) in (bool, int, float, str):
-            return said
-        ((kind, of),) = checked(said, dict, "a value").items()
-        if kind in ("tuple", "list"):
-            values = [self.value(one) for one in checked(of, list, kind)]
-            return tuple(values) if kind == "tuple" else values
-        if kind == "dict":
-            return {self.value(n): self.value(one) for n, one in checked(of, list, kind)}
-        if kind == "error":
-            return self.error(of)
-        if kind == "call":
-            return self.call(checked(of, dict, kind))
-        if kind == "handle":
-            return self.handle(checked(of, dict, kind))
-        raise Garbled(f"a value of the kind {kind!r}")
+        match said:
+            case str():
+                return printable(said)
+            case wire.Several():
+                values = [self.value(one) for one in said.values]
+                return values if said.is_list else tuple(values)
+            case wire.Pairs():
+                return {self.value(n): self.value(one) for n, one in said.values}
+            case wire.Error():
+                return self.error(said)
+            case wire.Call():
+                return self.call(said)
+            case wire.Held():
+                return self.handle(said)
+        return said
 
-    def handle(self, of: dict[str, Any]) -> Handle:
-        number = checked(of["number"], int, "a number")
-        known = self.handles.get(number)
+    def handle(self, said: wire.Held) -> Handle:
+        """The object that the child holds by this number, with what the child says of an array."""
+        known = self.handles.get(said.number)
         if known is None:
-            known = self.type_of(of["type"], Handle)(self, number)
-            self.handles[number] = known
-        known.times += 1
-        if "shape" in of:
-            known.claims = {
-                "array": checked(of["array"], bool, "a claim"),
-                "shape": wire.checked_shape(of["shape"]),
-                "dtype": checked_name(of["dtype"], "a dtype"),
-                "device": checked_name(of["device"], "a device"),
-            }
+            known = self.type_of(said.kind, Handle)(self, said.number)
+            self.handles[said.number] = known
+        if said.shape is not None:
+            known.array, known.dtype, known.device = said.array, said.dtype, said.device
+            known.shape = said.shape
         return known
 
-    def type_of(self, name: Any, base: type) -> type:
+    def type_of(self, name: tuple[str, str], base: type) -> type:
         """A subclass with the name that the child tells."""
-        module, qualname = (checked_name(one, "a type") for one in name)
-        if (module, qualname) not in self._types:
+        if name not in self._types:
+            module, qualname = name
             facts = {"__module__": module, "__qualname__": qualname}
-            self._types[module, qualname] = type(qualname.rpartition(".")[2], (base,), facts)
-        return self._types[module, qualname]
+            self._types[name] = type(qualname.rpartition(".")[2], (base,), facts)
+        return self._types[name]
 
-    def call(self, of: dict[str, Any]) -> PreparedCall:
-        facts = {name: self.value(one) for name, one in of.items()}
-        if (
-            not isinstance(facts["function"], Handle)
-            or type(facts.get("arguments", {})) is not dict
-        ):
-            raise Garbled("a call without a function")
-        if "within" in facts:
-            facts["within"] = Within(facts["within"])
-        return PreparedCall(**facts)
+    def call(self, said: wire.Call) -> PreparedCall:
+        """A call whose function, and whose context, are the child's."""
+        facts = {name: self.value(one) for name, one in said.fields.items()}
+        handles = (facts["function"], facts.get("within"))
+        if any(not isinstance(one, Handle | None) for one in handles):
+            raise wire.Garbled("a call without a function")
+        if type(facts.get("arguments", {})) is not dict:
+            raise wire.Garbled("a call without arguments")
+        return PreparedCall(**{name: one for name, one in facts.items() if one is not None})
 
-    def error(self, of: Any, depth: int = 0) -> BaseException:
+    def error(self, said: wire.Error) -> BaseException:
         """The error that the child tells of: an instance of the first known type, with the type's
         name."""
-        if depth > MOST_ERRORS:
-            raise Garbled("an endless error")
-        kinds = [tuple(one) for one in checked(of["kinds"], list, "the types of an error")]
-        text = checked(of["text"], str, "a text")
-        known = next((self.kinds[kind] for kind in kinds if kind in self.kinds), Exception)
+        known = next((self.kinds[kind] for kind in said.kinds if kind in self.kinds), Exception)
         if known is ForwardOnly:
-            return ForwardOnly(text, checked(of["declared"], bool, "a claim"))
-        module, qualname = (checked_name(one, "a type") for one in kinds[0])
-        facts = {"__module__": module, "__qualname__": qualname, "__str__": lambda error: text}
-        error = type(qualname.rpartition(".")[2], (known,), facts)(text)
-        inside = of["inside"]
-        error.inside = None if inside is None else self.error(inside, depth + 1)
+            return ForwardOnly(said.text, said.declared)
+        module, qualname = said.kinds[0]
+        facts = {"__module__": module, "__qualname__": qualname, "__str__": lambda error: said.text}
+        error = type(qualname.rpartition(".")[2], (known,), facts)(said.text)
+        error.inside = None if said.inside is None else self.error(said.inside)
         return error

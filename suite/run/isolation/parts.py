@@ -1,21 +1,24 @@
-"""Parts of a backend in the parent, whose calls the child makes: memory, compilers, profiler."""
+"""Parts of a backend in the parent, whose calls the child makes: memory, compilers, profiler.
+
+`asks` lists the methods that are the child's. Other methods are written out: their answers are facts that
+the child said before it imported the user's file, or are checked.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
-import numpy as np
+import msgspec
 
 from attention_conformance.backends.compilers import Compilers
 from attention_conformance.backends.memory import Memory
 from attention_conformance.backends.prepared import PreparedCall
-from attention_conformance.backends.profiler import Profiler, Step
+from attention_conformance.backends.profiler import Profiler
 from attention_conformance.backends.protocol import Backend
-from attention_conformance.suite.run.isolation.link import Context, Link, Place
-from attention_conformance.suite.run.isolation.wire import checked
-from attention_conformance.suite.spec.dtypes import DType
-from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.run.isolation.link import Link, Place
+
+Part = TypeVar("Part", bound=type)
 
 
 class Asking:
@@ -24,15 +27,30 @@ class Asking:
     link: Link
     place: tuple[str, ...]
 
-    def _place(self, name: str) -> Place:
-        """A method of the part."""
-        return Place((*self.place, name))
-
-    def _ask(self, name: str, *arguments: Any) -> Any:
+    def ask(self, name: str, *arguments: Any) -> Any:
         """Call a method of the part in the child."""
-        return self.link.ask(self._place(name), *arguments)
+        return self.link.ask(Place((*self.place, name)), *arguments)
+
+    def ask_plainly(self, kind: Any, name: str, *arguments: Any) -> Any:
+        """`ask` for plain data of a type. Raises msgspec.ValidationError for other answers."""
+        return msgspec.convert(self.ask(name, *arguments), kind)
 
 
+def asks(*names: str) -> Callable[[Part], Part]:
+    """Let the child answer the methods of these names."""
+
+    def asked(name: str) -> Callable[..., Any]:
+        return lambda part, *arguments: part.ask(name, *arguments)
+
+    def add(part: Part) -> Part:
+        for name in names:
+            setattr(part, name, asked(name))
+        return part
+
+    return add
+
+
+@asks("overwrite", "transpose", "view", "alias", "within", "operand")
 class RemoteMemory(Asking, Memory):
     """Memory of the child's arrays."""
 
@@ -42,26 +60,8 @@ class RemoteMemory(Asking, Memory):
         super().__init__(backend)
         self.link, self.has_strides = link, link.home.has_strides
 
-    def overwrite(self, array: Any, values: Any) -> bool:
-        return bool(self._ask("overwrite", array, values))
 
-    def transpose(self, array: Any, *axes: int) -> Any:
-        return self._ask("transpose", array, *axes)
-
-    def view(self, flat: Any, shape: Any, strides: Any, offset: int) -> Any:
-        return self._ask("view", flat, shape, strides, offset)
-
-    def alias(self, array: Any) -> Any:
-        return self._ask("alias", array)
-
-    def within(self, values: np.ndarray, dtype: DType | None, how: str) -> tuple[Any, Any]:
-        array, whole = self._ask("within", values, dtype, how)
-        return array, whole
-
-    def operand(self, values: np.ndarray, inputs: Inputs, axis_order: str) -> Any:
-        return self._ask("operand", values, inputs, axis_order)
-
-
+@asks("compiled", "recomputed", "gradient")
 class RemoteCompilers(Asking, Compilers):
     """Compilers of the child. Which of them a user's function goes through, and what it lacks in them, is
     what the child said before it imported the function."""
@@ -76,31 +76,20 @@ class RemoteCompilers(Asking, Compilers):
 
     def of(self, implementation: Any) -> tuple[str, ...]:
         if not implementation.declared.is_user_code:
-            return checked(self._ask("of", Place(implementation.place)), tuple, "compilers")
-        asked = self.link.home.lacking
-        return tuple(name for name in super().of(implementation) if name in asked)
-
-    def compiled(self, prepared: PreparedCall, compiler: str, batch: int) -> PreparedCall:
-        return self._ask("compiled", prepared, compiler, batch)
-
-    def recomputed(
-        self, prepared: PreparedCall, rate: float, compiler: str
-    ) -> dict[str, PreparedCall]:
-        return self._ask("recomputed", prepared, rate, compiler)
-
-    def gradient(self, prepared: PreparedCall, operand: str, cotangent: Any) -> PreparedCall:
-        return self._ask("gradient", prepared, operand, cotangent)
+            return self.ask_plainly(tuple[str, ...], "of", Place(implementation.place))
+        return tuple(n for n in super().of(implementation) if n in self.link.home.lacking)
 
     def lacking(self, implementation: Any, compiler: str) -> dict[str, str]:
         if implementation.declared.is_user_code:
             return self.link.home.lacking[compiler]
-        said = self._ask("lacking", Place(implementation.place), compiler)
-        return checked(said, dict, "what is lacking")
+        place = Place(implementation.place)
+        return self.ask_plainly(dict[str, str], "lacking", place, compiler)
 
     def raised_inside(self, error: BaseException) -> BaseException:
         return getattr(error, "inside", None) or error
 
 
+@asks("threads", "at_once", "step", "compilations")
 class RemoteProfiler(Asking, Profiler):
     """Threads and kernels of the child's calls."""
 
@@ -110,21 +99,8 @@ class RemoteProfiler(Asking, Profiler):
         super().__init__(backend)
         self.link, self.has_threads = link, link.home.has_threads
 
-    def threads(self, count: int) -> Any:
-        return Context(self.link, self._place("threads"), count)
-
-    def at_once(self, calls: Sequence[Sequence[PreparedCall]], rounds: int) -> list[list[Any]]:
-        return self._ask("at_once", calls, rounds)
-
     def kernels(self, prepared: PreparedCall) -> str:
-        return str(self._ask("kernels", prepared))
-
-    def step(self, prepared: PreparedCall, direction: str, wrt: Sequence[str]) -> Step:
-        return self._ask("step", prepared, direction, [*wrt])
-
-    def compilations(self, prepared: PreparedCall) -> int | None:
-        return self._ask("compilations", prepared)
+        return self.ask_plainly(str, "kernels", prepared)
 
     def peak_bytes(self, call: Any, prepared: PreparedCall) -> int | None:
-        said = self._ask("peak_bytes", call, prepared)
-        return None if said is None else checked(said, int, "a number of bytes")
+        return self.ask_plainly(int | None, "peak_bytes", call, prepared)

@@ -1,45 +1,42 @@
 """Backend and implementation in the parent, whose calls the child makes.
 
 `Remote` is a backend: arrays, calls and contexts are handles of the child, and facts about the framework
-are what the child says before it imports the user's file. `RemoteFunction` is the user's function as an
-implementation, and `RemoteNative` one of the framework's own. Checks and judge know none of them. This
-process never imports the framework.
+are what the child says before it imports the user's file. `remote_function` lets the child make the
+calls of the user's function, and `RemoteNative` is an implementation of the framework. Checks and judge
+know none of them. This process never imports the framework.
 """
 
 from __future__ import annotations
 
 import atexit
-import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from copy import copy
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from attention_conformance.backends import registry
 from attention_conformance.backends.claims import Claims
 from attention_conformance.backends.implementation import Implementation
 from attention_conformance.backends.prepared import PreparedCall, ProcessDied
-from attention_conformance.backends.protocol import Ambient, Backend, Setting
+from attention_conformance.backends.protocol import Ambient, Backend, ChildSettings, Setting
 from attention_conformance.backends.registry import UsageError
 from attention_conformance.backends.user.function import UserFunction
-from attention_conformance.backends.user.layer import UserLayer
 from attention_conformance.suite.judge import leaks
 from attention_conformance.suite.judge.verdict import Deviation, first_line
 from attention_conformance.suite.records.machine import ROOT
 from attention_conformance.suite.run.isolation import parts, wire
-from attention_conformance.suite.run.isolation.link import Context, Handle, Link, Place
+from attention_conformance.suite.run.isolation.link import Handle, Link, Place
 from attention_conformance.suite.run.isolation.sandbox import Limits
-from attention_conformance.suite.run.isolation.told import Signature, ToldLayer, ToldNative
-from attention_conformance.suite.run.isolation.wire import checked
+from attention_conformance.suite.run.isolation.told import Stub, ToldLayer, ToldNative
 from attention_conformance.suite.run.options import Options
-from attention_conformance.suite.spec.binding import Binding
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.catalogue import AnyCase
 from attention_conformance.suite.spec.claims import CLAIMS
@@ -49,34 +46,11 @@ from attention_conformance.suite.spec.operators import OPERATORS, computed_like
 from attention_conformance.suite.spec.text import printable
 from attention_conformance.suite.spec.vocabulary import OPERANDS, REGISTERED
 
-OF_USERS = ("binding", "binder", "axes", "native", "choices", "parameters_found")
-"""What trial calls find, or read, of a user's function or layer."""
-
 HIDDEN = ("attention_conformance.references",)
 """Packages that an untrusted child cannot read: it would find the right answers there."""
 
 
-class Told(str):
-    """The text of a setting's value, and the child's number of the value: equal values have one."""
-
-    number: int
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Told) and self.number == other.number
-
-    __hash__ = str.__hash__
-
-    @classmethod
-    def of(cls, said: Any) -> Any:
-        """The value, or the values by key, that the child tells. Raises Garbled."""
-        if type(said) is dict:
-            return {printable(n): cls.of(one) for n, one in said.items()}
-        number, text = checked(said, list, "a setting")
-        told = cls(checked(text, str, "a setting"))
-        told.number = checked(number, int, "a number")
-        return told
-
-
+@parts.asks("vjp", "pullback", "jvp")
 class Remote(parts.Asking, Backend):
     """A backend of the class `kind`, with a child that holds the arrays and makes the calls."""
 
@@ -87,19 +61,10 @@ class Remote(parts.Asking, Backend):
         self.name, self.native, self.rounding = self.home.name, self.home.native, self.home.rounding
         self.devices, self.device = kind.devices, link.start["device"]
         self.validation_errors = tuple(link.kinds[name] for name in self.home.validation_errors)
-        self.memory, self.compilers = (
-            parts.RemoteMemory(self, link),
-            parts.RemoteCompilers(self, link),
-        )
+        self.memory = parts.RemoteMemory(self, link)
+        self.compilers = parts.RemoteCompilers(self, link)
         self.profiler = parts.RemoteProfiler(self, link)
-        self._told: dict[str, Any] = {}
-        self._after_death, self._looked = False, -1
-        self._settings = {
-            name: Setting(
-                partial(self._read, name), partial(self._restore, name), self._modes(name)
-            )
-            for name in {**leaks.PROCESS, **self.home.modes}
-        }
+        self._ended = -1
 
     @cached_property
     def apart(self) -> Remote:
@@ -136,34 +101,21 @@ class Remote(parts.Asking, Backend):
         return self.kind.function(self, function, name, claims)
 
     def array(self, values: np.ndarray, dtype: DType | None) -> Any:
-        return self._ask("array", values, dtype)
+        return self.ask("array", values, dtype)
 
     def to_numpy(self, array: Any) -> np.ndarray:
-        return wire.from_bytes(self.link.read(array), array.claims["dtype"], array.shape)
+        raw = self.link.read(array)
+        with self.link.living():
+            return wire.from_bytes(raw, array.dtype, array.shape)
 
     def is_array(self, value: Any) -> bool:
-        return isinstance(value, Handle) and value.claims.get("array", False)
+        return isinstance(value, Handle) and value.array
 
     def dtype_name(self, array: Any) -> str:
-        return array.claims["dtype"]
+        return array.dtype
 
     def device_name(self, array: Any) -> str:
-        return array.claims["device"]
-
-    def vjp(
-        self, prepared: PreparedCall, wrt: Sequence[str], cotangent: Any
-    ) -> tuple[Any, dict[str, Any]]:
-        output, gradients = self._ask("vjp", prepared, [*wrt], cotangent)
-        return output, gradients
-
-    def pullback(
-        self, prepared: PreparedCall, wrt: Sequence[str]
-    ) -> tuple[Any, Callable[[Any], dict[str, Any]]]:
-        output, pull = self._ask("pullback", prepared, [*wrt])
-        return output, pull
-
-    def jvp(self, prepared: PreparedCall, tangents: Mapping[str, Any]) -> Any:
-        return self._ask("jvp", prepared, dict(tangents))
+        return array.device
 
     def load(
         self, text: str, said: Mapping[str, Any], like: str, untrusted: bool
@@ -175,128 +127,76 @@ class Remote(parts.Asking, Backend):
         name = text.rpartition(":")[2]
         try:
             facts = self.link.at("load")
-            own = {} if untrusted else self._claims(facts["claims"], text)
-            stub = Signature(facts["function"], facts["name"], facts["signature"])
-            methods = checked(facts["methods"], dict, "methods")
+            with self.link.living():
+                function = self.link.handle(facts.function)
+            own = {} if untrusted else self._claims(facts.claims, text)
+            stub = Stub(function, printable(facts.name), facts.parameters)
             kind = registry.OWN.get(computed_like(like)) if like else None
             for method in kind.method_names if kind else ():
-                if method in methods:
-                    setattr(stub, method, Signature(stub, method, methods[method]))
+                if method in facts.methods:
+                    setattr(stub, method, Stub(stub, method, facts.methods[method]))
             # Calls are watched in the child; here nothing is called.
             all_said = {**own, **said, "forbid": ()}
-            if facts["layer"] is None:
+            if facts.layer is None:
                 told, claims = registry.callable_implementation(
                     self, stub, name, all_said, like, text
                 )
             else:
-                stub.layer, claims = facts["layer"], Claims.of(stub, all_said, like)
+                stub.layer, claims = facts.layer, Claims.of(stub, all_said, like)
                 told = ToldLayer(self, stub, name, claims, like)
         except UsageError:
             raise
         except Exception as error:
             raise UsageError(f"function {text!r}: {printable(first_line(error))}") from error
         self.link.loaded = True
-        return RemoteFunction(self, told, checked(facts["registered"], bool, "a claim")), claims
+        remote_function(self, told, [REGISTERED] if facts.registered else [])
+        return told, claims
 
-    def _claims(self, said: str, text: str) -> dict[str, Any]:
-        own = json.loads(said)
+    def _claims(self, own: dict[str, Any], text: str) -> dict[str, Any]:
         folder = Path(text.rpartition(":")[0]).parent
         if "expect" in own:
             paths = [own["expect"]] if isinstance(own["expect"], str) else own["expect"]
             own["expect"] = [str(folder / path) for path in paths]
         return {name: value for name, value in own.items() if name in CLAIMS}
 
-    # Settings of the child's process and framework.
+    # The settings are the child's: it compares and restores them. Here are their modes.
 
-    @property
-    def settings(self) -> Mapping[str, Setting]:
-        return self._settings
+    @cached_property
+    def settings(self) -> ChildSettings:
+        def modes(name: str, told: Mapping[str, Any]) -> dict[str, Ambient]:
+            within = {mode: Place(("settings", name, "modes", mode, "within")) for mode in told}
+            return {
+                mode: Ambient(partial(self.link.ask, within[mode]), *told[mode]) for mode in told
+            }
 
-    def reseed(self, seed: int = 0) -> None:
-        if self.link.dead or self.link.count != self._looked:  # a sweep seeds, too
+        told = self.home.modes
+        settings = {n: Setting(_unread, _unread, modes(n, told[n])) for n in told}
+        return ChildSettings(settings, self._begin)
+
+    def _begin(self) -> Callable[[], list[str]]:
+        """Begin a cell, unless the end of the last one did. Returns what ends the cell."""
+        if self.link.dead or self.link.count != self._ended:
             self.link.at("begin")
+        return self._end
 
-    def _modes(self, name: str) -> dict[str, Ambient]:
-        place = ("settings", name, "modes")
-        return {
-            mode: Ambient(partial(Context, self.link, Place((*place, mode, "within"))), *facts)
-            for mode, facts in self.home.modes.get(name, {}).items()
-        }
-
-    def _read(self, name: str) -> Any:
-        """The value of a setting in the last sweep. The first setting begins a sweep."""
-        if name == next(iter(self._settings)):
-            self._look()
-        return self._told[name]
-
-    def _look(self) -> None:
-        """Read the settings that changed. None did if the child was asked nothing since the last look, or
-        died in this cell."""
-        link = self.link
-        if link.dead and link.generation and not self._after_death:
-            self._after_death = True
-            return
-        self._after_death = False
-        if link.dead:
-            self._told = {}
-        elif link.count == self._looked:
-            return
-        swept = link.at("sweep")
-        with link.living():
-            changed, died = swept
-            for event in died:
-                leaks.hear(printable(checked(event, str, "an event")))
-            self._told |= {name: Told.of(value) for name, value in changed.items()}
-        self._looked = link.count
-
-    def _restore(self, name: str, before: Any) -> None:
-        several = isinstance(before, dict)
-        numbers = {n: one.number for n, one in before.items()} if several else before.number
-        self.link.at("restore", name, numbers)
-        self._look()  # one write may restore what several settings read
+    def _end(self) -> list[str]:
+        if self.link.dead:  # in this cell, and its settings with it
+            return []
+        said = self.link.at("end")
+        with self.link.living():
+            left, died = msgspec.convert(said, tuple[list[str], list[str]])
+        for event in died:
+            leaks.hear(event)
+        self._ended = self.link.count
+        return left
 
 
-class RemoteFunction(parts.Asking, Implementation):
-    """The user's function in the child. `told` is the same function in this process, by its signature and
-    its claims: what the implementation declares, and how arguments are bound."""
+@parts.asks("timed", "refusing", "refused")
+class RemoteCalls(Implementation, parts.Asking):
+    """An implementation in this process, whose calls the child makes."""
 
     backend: Remote
     place: tuple[str, ...] = ("implementation",)
-
-    def __init__(self, backend: Remote, told: Implementation, registered: bool) -> None:
-        self.backend, self.link, self.name, self.told = backend, backend.link, told.name, told
-        self.operator, self.registered = told.operator, (REGISTERED,) if registered else ()
-        if told.beside is not None:
-            # A function that stands in for the framework's own attention is held to its answers.
-            self.beside = (backend.apart if told.declared.drop_in else backend).beside
-        self._take(told)
-
-    def _take(self, told: Any) -> None:
-        """Take the facts about the function, which hang on its binding, but for its registration."""
-        told.declared = told.declared.taking(*self.registered)
-        self.declared, self.axis_order = told.declared, told.axis_order
-        self.argument_names, self.remarks = told.argument_names, told.remarks
-        if isinstance(told, UserFunction):
-            self.rebind = self._rebind
-        for name in OF_USERS:
-            if hasattr(told, name):
-                setattr(self, name, getattr(told, name))
-
-    def _rebind(self, binding: Binding) -> None:
-        """As `UserFunction.rebind`, here and in the child; a new child begins with the binding."""
-        assert isinstance(self.told, UserFunction)
-        self.link.start["binding"] = asdict(binding)
-        self.link.at("rebind", asdict(binding))
-        self.told.rebind(binding)
-        self._take(self.told)
-
-    def choose(self, number: int, right: bool = True) -> None:
-        """As `UserLayer.choose`, here and in the child; a new child begins with the choice."""
-        self.link.start["choice"] = (number, right)
-        self._ask("choose", number, right)
-        assert isinstance(self.told, UserLayer)
-        self.told.choose(number, right)
-        self._take(self.told)
 
     @property
     def unwatched(self) -> Implementation:
@@ -305,45 +205,55 @@ class RemoteFunction(parts.Asking, Implementation):
         return other
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
-        return self._ask("prepare", inputs)
-
-    def timed(self, inputs: Inputs) -> PreparedCall:
-        return self._ask("timed", inputs)
-
-    def refusing(self, inputs: Inputs) -> PreparedCall | None:
-        return self._ask("refusing", inputs)
+        return self.ask("prepare", inputs)
 
     def differentiable(self, inputs: Inputs) -> PreparedCall:
-        return self._with_operands(self._ask("differentiable", inputs))
-
-    def _with_operands(self, prepared: PreparedCall) -> PreparedCall:
         """The call. Raises Deviation if an operand of plain attention is none of its arguments: no
         derivative by this operand would be asked."""
+        prepared = self.ask("differentiable", inputs)
         for name in OPERANDS if self.operator.is_default else ():
             if prepared.argument(name) not in prepared.arguments:
                 raise Deviation("no-gradient", f"the call has no argument for the {name}")
         return prepared
 
     def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
-        calls = self._ask("paths", inputs)
-        problems = self.told.problems(inputs) if isinstance(self.told, UserFunction) else {}
+        problems = self.problems(inputs) if isinstance(self, UserFunction) else {}
+        calls = self.ask("paths", inputs)
         return {n: replace(one, problem=problems.get(n)) for n, one in calls.items()}
 
-    def refused(self, inputs: Inputs) -> Mapping[str, Callable[[], Any]]:
-        return self._ask("refused", inputs)
-
     def broken_rules(self, inputs: Inputs) -> Mapping[str, str]:
-        said = checked(self._ask("broken_rules", inputs), dict, "rules")
-        return {printable(n): printable(checked(one, str, "a reason")) for n, one in said.items()}
-
-    def unsupported(self, case: AnyCase) -> str | None:
-        return self.told.unsupported(case)
-
-    def nearest_supported(self, case: AnyCase) -> Case | None:
-        return self.told.nearest_supported(case)
+        return self.ask_plainly(dict[str, str], "broken_rules", inputs)
 
 
-class RemoteNative(RemoteFunction):
+SETTLED = ("rebind", "choose")
+"""The methods by which trial calls settle how a function is called, or how a layer is read."""
+
+
+def remote_function(backend: Remote, told: Implementation, features: Iterable[str]) -> None:
+    """Let the child make the calls of a user's function. `told` is the function in this process, by its
+    signature and its claims: what it declares, and how arguments are bound. It has these `features`, too.
+    """
+
+    def both(own: Callable[..., None]) -> Callable[..., None]:
+        def settle(told: Any, *arguments: Any) -> None:
+            told.link.start["settled"][own.__name__] = arguments  # a new child begins so
+            told.ask(own.__name__, *arguments)
+            own(told, *arguments)
+            told.declared = told.declared.taking(*features)
+
+        return settle
+
+    kind = type(told)
+    settled = {name: both(getattr(kind, name)) for name in SETTLED if hasattr(kind, name)}
+    told.__class__ = type(kind.__name__, (RemoteCalls, kind), settled)
+    vars(told)["link"] = backend.link
+    told.declared = told.declared.taking(*features)
+    if told.beside is not None:
+        # A function that stands in for the framework's own attention is held to its answers.
+        told.beside = (backend.apart if told.declared.drop_in else backend).beside
+
+
+class RemoteNative(RemoteCalls):
     """An implementation of the framework in the child."""
 
     def __init__(self, backend: Remote, said: ToldNative, place: tuple[str, ...]) -> None:
@@ -359,11 +269,12 @@ class RemoteNative(RemoteFunction):
     def unsupported(self, case: AnyCase) -> str | None:
         if not isinstance(case, Case):
             return Implementation.unsupported(self, case)
-        said = self._ask("unsupported", case)
-        return None if said is None else printable(checked(said, str, "a reason"))
+        return self.ask_plainly(str | None, "unsupported", case)
 
-    def nearest_supported(self, case: AnyCase) -> Case | None:
-        return Implementation.nearest_supported(self, case)
+
+def _unread(*value: Any) -> None:
+    """Stands in for what reads and writes a setting: the child does."""
+    raise NotImplementedError
 
 
 def forbids_own(options: Options) -> bool:
@@ -385,7 +296,7 @@ def isolated(options: Options, text: str) -> Remote:
     start = {
         "backend": name, "device": options.device, "function": text,
         "said": options.claims, "like": options.like, "hidden": HIDDEN if options.untrusted else (),
-        "forbids_own": forbids_own(options), "binding": {}, "choice": (),
+        "forbids_own": forbids_own(options), "settled": {},
     }  # fmt: skip
     link = Link(start, limits)
     atexit.register(link.close)

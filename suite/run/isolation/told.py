@@ -5,17 +5,18 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, get_type_hints
+from typing import Any, cast, get_type_hints
 
 import msgspec
+from msgspec import Struct
 
 from attention_conformance.backends.binder import signature_of, signature_of_instances
 from attention_conformance.backends.declared import Declared, DeclaredRounding
 from attention_conformance.backends.limits import Limits
 from attention_conformance.backends.protocol import Backend, Implementation
 from attention_conformance.backends.user.layer import UserLayer
-from attention_conformance.backends.user.observing import MASKS, NO_MASK, TIES, Facts, ObservedLayer
-from attention_conformance.suite.run.isolation.wire import Garbled, checked, checked_name
+from attention_conformance.backends.user.observing import MASKS, NO_MASK, TIES, ObservedLayer
+from attention_conformance.suite.run.isolation import wire
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.text import printable
@@ -108,46 +109,56 @@ class ToldBackend:
         return msgspec.to_builtins(told, enc_hook=dict)
 
 
-def signature(function: Any, as_instances: bool = False) -> list[list[Any]] | None:
-    """Name, kind, and the default in a list (none without a default), of each parameter; None if nobody
-    can tell. With `as_instances` of the call of a class's instances. Of defaults that are not plain data
-    only their existence is told."""
+class Hello(Struct):
+    """The first message of a child: why its backend cannot be loaded, or the limits that this system does
+    not enforce, as sentences, and what the child says of its backend."""
+
+    unavailable: str = ""
+    open: tuple[str, ...] = ()
+    home: ToldBackend | None = None
+
+
+def parameters(function: Any, as_instances: bool = False) -> wire.Parameters:
+    """The parameters of a callable. With `as_instances` those of the call of a class's instances. Of
+    defaults that are not plain data only their existence is told."""
     try:
         read = signature_of_instances if as_instances else signature_of
-        parameters = read(function).parameters.values()
+        found = read(function).parameters.values()
     except (TypeError, ValueError):
         return None
     plain = (bool, int, float, str)
-    return [
-        [
-            p.name,
-            p.kind.name,
-            [p.default if type(p.default) in plain else None][: p.default is not p.empty],
-        ]
-        for p in parameters
-    ]
+
+    def default(p: inspect.Parameter) -> tuple[Any, ...]:
+        return () if p.default is p.empty else (p.default if type(p.default) in plain else None,)
+
+    return tuple((p.name, cast(wire.Kind, p.kind.name), default(p)) for p in found)
 
 
-class Signature:
-    """A function in this process that has a signature and a name, and is never called. `layer` is what
+def layer(seen: ObservedLayer) -> wire.Layer:
+    """What a child says of a user's layer."""
+    unread = tuple((tuple(sorted(names)), reason) for names, reason in seen.unread.items())
+    return wire.Layer(
+        parameters(seen.call), seen.switches, seen.takes_parameters, unread, seen.facts
+    )
+
+
+class Stub:
+    """A function in this process that has a signature and a name, and calls nothing here. `layer` is what
     the child says of a layer that the function makes."""
 
-    layer: Any = None
+    layer: wire.Layer
 
-    def __init__(self, function: Any, name: str, parameters: Any) -> None:
+    def __init__(self, function: Any, name: str, told: wire.Parameters) -> None:
         self._function = function
         self.__name__ = name
-        if parameters is not None:
-            kinds = inspect._ParameterKind.__members__
+        if told is not None:
+            kinds, none = inspect._ParameterKind.__members__, (inspect.Parameter.empty,)
             self.__signature__ = inspect.Signature(
                 [
-                    inspect.Parameter(
-                        checked_name(n, "a parameter"), kinds[checked_name(kind, "a kind")],
-                        default=next(iter(checked(default, list, "a default")), inspect.Parameter.empty),
-                    )
-                    for n, kind, default in parameters
+                    inspect.Parameter(name, kinds[kind], default=(default or none)[0])
+                    for name, kind, default in told
                 ]
-            )  # fmt: skip
+            )
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         return self._function(*arguments, **keywords)
@@ -157,35 +168,21 @@ class ToldLayer(UserLayer):
     """A user's layer in the child, by what the child says of it."""
 
     def observed(self, case: Case) -> ObservedLayer:
-        call, switches, takes_parameters, unread, facts = checked(
-            self.judged.layer, list, "a layer"
-        )
-        errors = {
-            frozenset(checked_name(n, "a parameter") for n in checked(names, list, "names")):
-                printable(checked(reason, str, "a reason"))
-            for names, reason in checked(unread, list, "errors")
-        }  # fmt: skip
+        told: wire.Layer = self.judged.layer
+        facts = told.facts
+        if (
+            facts.tie not in TIES
+            or facts.mask_kind not in (*MASKS, NO_MASK)
+            or facts.mask_axes not in (3, 4)
+            or {*facts.dtypes} - {*DTYPES}
+        ):
+            raise wire.Garbled("facts have unknown words")
         return ObservedLayer(
-            Signature(self.judged, "", call), checked(switches, bool, "a claim"),
-            checked(takes_parameters, bool, "a claim"), errors, told_facts(facts),
+            Stub(self.judged, "", told.call), told.switches, told.takes_parameters,
+            {frozenset(names): printable(reason) for names, reason in told.unread},
+            replace(
+                facts,
+                read=tuple(map(printable, facts.read)),
+                found=tuple(map(printable, facts.found)),
+            ),
         )  # fmt: skip
-
-
-def told_facts(said: Any) -> Facts:
-    """What the child says of how a layer is made and called. Raises Garbled."""
-    try:
-        facts = msgspec.convert(checked(said, dict, "facts"), Facts)
-    except msgspec.ValidationError as error:
-        raise Garbled(f"facts: {error}") from error
-    if (
-        facts.tie not in TIES
-        or facts.mask_kind not in (*MASKS, NO_MASK)
-        or facts.mask_axes not in (3, 4)
-        or {*facts.dtypes} - {*DTYPES}
-    ):
-        raise Garbled("facts have unknown words")
-    return replace(
-        facts,
-        read=tuple(checked_name(name, "a parameter") for name in facts.read),
-        found=tuple(map(printable, facts.found)),
-    )

@@ -1,27 +1,27 @@
 """Messages between the parent, which judges, and the child, which runs a user's function.
 
-The child trusts the parent: a request is a pickle. The parent trusts nothing: an answer is JSON and raw
-bytes. What stays in the child is answered as a *handle*, a number with claims about the object. The
-parent reads an array by its handle as bytes, whose number the claimed dtype and shape fix.
+The child trusts the parent: a request is a pickle. The parent trusts nothing: an answer is MessagePack,
+which is decoded as one of the types here or refused, and the values of an array that is read. Both are
+limited. An object that stays in the child is answered as `Held`, a number with claims about the object.
+Values are bytes, whose number the claimed dtype and shape fix.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import re
 import socket
 import struct
-from typing import Any, BinaryIO, cast
+from collections.abc import Sequence
+from typing import Annotated, Any, BinaryIO, Literal, cast
 
 import numpy as np
+from msgspec import Meta, Struct
 
+from attention_conformance.backends.user.observing import Facts
 from attention_conformance.suite.spec.dtypes import CODES, DTYPES
 
-MOST_JSON, MOST_BYTES = 1 << 26, 1 << 31
-"""The greatest sizes of the two parts of an answer."""
-
-MOST_AXES = 64
+MOST = 1 << 26, 1 << 31
+"""The greatest numbers of bytes of the two parts of an answer: many small objects, or one large one."""
 
 BUFFER = 1 << 16
 """The bytes that a process reads at once: most messages."""
@@ -35,8 +35,99 @@ CARRIERS = {
 """The NumPy dtypes of arrays on the wire, by the dtype of the array. bfloat16 travels as its bits, and
 floating-point codes as float32."""
 
-NAME = re.compile(r"[\w.<>\[\], ]{0,200}")
-"""The names of types, dtypes and devices that are taken from a child."""
+Name = Annotated[str, Meta(pattern=r"\A[\w.<>\[\], -]{0,200}\Z")]
+"""The name of a type, a dtype, a device or a parameter, in harmless letters."""
+
+Size = Annotated[int, Meta(ge=0, lt=1 << 40)]
+Shape = Annotated[tuple[Size, ...], Meta(max_length=64)]
+
+
+class Held(Struct, tag=True):
+    """An object that stays in the child: its number, and module and name of its type.
+
+    Of an array there is more: whether its type is exactly that of the framework's arrays, its dtype,
+    device and shape.
+    """
+
+    number: int
+    kind: tuple[Name, Name]
+    array: bool = False
+    dtype: Name = ""
+    device: Name = ""
+    shape: Shape | None = None
+
+
+class Error(Struct, tag=True):
+    """An error: module and name of its types, the nearest first, its text, `ForwardOnly.declared`, and
+    the error that a compiler wrapped."""
+
+    kinds: Annotated[tuple[tuple[Name, Name], ...], Meta(min_length=1)]
+    text: str
+    declared: bool = False
+    inside: Error | None = None
+
+
+class Several(Struct, tag=True):
+    """A tuple, or a list."""
+
+    values: tuple[Value, ...]
+    is_list: bool
+
+
+class Pairs(Struct, tag=True):
+    """The entries of a dictionary."""
+
+    values: tuple[tuple[Value, Value], ...]
+
+
+class Call(Struct, tag=True):
+    """The fields of a prepared call that differ from their defaults."""
+
+    fields: dict[str, Value]
+
+
+Kind = Literal[
+    "POSITIONAL_ONLY", "POSITIONAL_OR_KEYWORD", "VAR_POSITIONAL", "KEYWORD_ONLY", "VAR_KEYWORD"
+]
+Default = bool | int | float | str | None
+Parameters = (
+    tuple[tuple[Name, Kind, Annotated[tuple[Default, ...], Meta(max_length=1)]], ...] | None
+)
+"""Name, kind and default (none without a default) of each parameter of a callable; None if nobody can
+tell."""
+
+
+class Layer(Struct):
+    """What a user's layer shows (see `ObservedLayer`); `unread` are entries."""
+
+    call: Parameters
+    switches: bool
+    takes_parameters: bool
+    unread: tuple[tuple[tuple[Name, ...], str], ...]
+    facts: Facts
+
+
+class Loaded(Struct, tag=True):
+    """The user's function, its name and parameters, those of its methods, and its own claims.
+    `registered`: it is an operator of the framework. `layer`: what the layer shows that it makes."""
+
+    function: Held
+    name: str
+    parameters: Parameters
+    methods: dict[Name, Parameters]
+    registered: bool
+    layer: Layer | None
+    claims: dict[str, Any]
+
+
+Value = bool | int | float | str | Held | Error | Several | Pairs | Call | Loaded | None
+
+
+class Answer(Struct, forbid_unknown_fields=True):
+    """The answer to a request: a value, or the error that the request raised."""
+
+    value: Value = None
+    raised: Error | None = None
 
 
 class Garbled(Exception):
@@ -49,21 +140,20 @@ def as_file(end: socket.socket) -> BinaryIO:
         return cast(BinaryIO, end.makefile("rwb", BUFFER))
 
 
-def send(channel: BinaryIO, text: bytes, raw: bytes = b"") -> None:
+def send(channel: BinaryIO, first: bytes, second: bytes = b"") -> None:
     """Send a message of two parts."""
-    channel.write(HEAD.pack(len(text), len(raw)) + text + raw)
+    channel.write(HEAD.pack(len(first), len(second)) + first + second)
     channel.flush()
 
 
-def receive(
-    channel: BinaryIO, most: tuple[int, int] = (MOST_BYTES, MOST_BYTES)
-) -> tuple[bytes, bytes]:
-    """A message of two parts, each at most so long. Raises EOFError if the other process is gone, and
-    Garbled."""
-    text, raw = HEAD.unpack(_exactly(channel, HEAD.size))
-    if text > most[0] or raw > most[1]:
-        raise Garbled(f"an answer of {text} and {raw} bytes")
-    return _exactly(channel, text), _exactly(channel, raw)
+def receive(channel: BinaryIO, most: Sequence[int] = MOST) -> tuple[bytes, bytes]:
+    """A message of two parts, each of at most so many bytes. Raises EOFError if the other process is
+    gone, and Garbled."""
+    lengths = HEAD.unpack(_exactly(channel, HEAD.size))
+    if any(length > limit for length, limit in zip(lengths, most, strict=True)):
+        raise Garbled(f"an answer of {lengths[0]} and {lengths[1]} bytes")
+    first, second = (_exactly(channel, length) for length in lengths)
+    return first, second
 
 
 def _exactly(channel: BinaryIO, count: int) -> bytes:
@@ -79,7 +169,10 @@ def found(kind: str, name: Any) -> Any:
 
 
 def to_bytes(values: np.ndarray, dtype: str) -> bytes:
-    """The values of an array of `dtype` (long name), C-contiguous."""
+    """The values of an array of `dtype` (long name), C-contiguous. Raises TypeError for a dtype that does
+    not travel."""
+    if dtype not in CARRIERS:
+        raise TypeError(f"arrays of {dtype} are not read from another process")
     if dtype == "bfloat16":
         bits = np.ascontiguousarray(values, np.float32).view(np.uint32) >> 16
         return bits.astype(np.uint16).tobytes()
@@ -100,34 +193,3 @@ def from_bytes(raw: bytes, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
     if dtype == "bfloat16":
         values = (values.astype(np.uint32) << 16).view(np.float32)
     return values.astype(np.float64) if dtype.startswith(("float", "bfloat")) else values.copy()
-
-
-def checked(value: Any, kind: type, what: str) -> Any:
-    """A value of an answer. Raises Garbled unless its type is exactly `kind`."""
-    if type(value) is not kind:
-        raise Garbled(f"{what} is {type(value).__name__}, expected {kind.__name__}")
-    return value
-
-
-def checked_name(value: Any, what: str) -> str:
-    """A name of an answer, in harmless letters. Raises Garbled."""
-    text = checked(value, str, what)
-    if not NAME.fullmatch(text):
-        raise Garbled(f"{what} has unexpected letters")
-    return text
-
-
-def checked_shape(value: Any) -> tuple[int, ...]:
-    """A shape of an answer. Raises Garbled."""
-    sizes = checked(value, list, "a shape")
-    if len(sizes) > MOST_AXES or not all(type(n) is int and 0 <= n < 1 << 40 for n in sizes):
-        raise Garbled("a shape is no list of sizes")
-    return tuple(sizes)
-
-
-def parsed(text: bytes) -> dict[str, Any]:
-    """The first part of an answer. Raises Garbled."""
-    try:
-        return checked(json.loads(text), dict, "an answer")
-    except (ValueError, RecursionError) as error:
-        raise Garbled(f"an answer is no JSON: {error}") from error
