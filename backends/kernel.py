@@ -37,7 +37,14 @@ def written_out(
 
 def shown(arguments: Mapping[str, Any]) -> str:
     """Arguments as in a call."""
-    return ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+    return ", ".join(
+        f"{n}={getattr(value, '__name__', repr(value))}" for n, value in arguments.items()
+    )
+
+
+def given(arguments: Mapping[str, Any], inputs: Inputs) -> dict[str, Any]:
+    """Arguments for inputs: functions stand for what they make of these."""
+    return {name: x(inputs) if callable(x) else x for name, x in arguments.items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +73,8 @@ class Kernel:
     What is asked besides the cases:
 
     - `neutral`: values of parameters that change no answer (see `written_out`)
-    - `wrong`: arguments that the function must refuse (see `Implementation.refused`)
+    - `wrong`: arguments, or functions of inputs, that the function must refuse (see
+      `Implementation.refused`)
     - `paths(own, inputs, plain)`: see `Implementation`
 
     What is promised:
@@ -174,6 +182,6 @@ class FrameworkFunction(FromRow):
     def refused(self, inputs: Inputs) -> Mapping[str, Callable[[], Any]]:
         plain = self.plain(inputs)
         return {
-            shown(way): partial(plain.function, **{**plain.arguments, **way})
+            shown(way): partial(plain.function, **plain.arguments | given(way, inputs))
             for way in self.kernel.wrong
         }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from hashlib import sha256
 from typing import Any
 
@@ -23,6 +25,10 @@ from attention_conformance.backends.protocol import Implementation
 from attention_conformance.suite.spec.cache import Cache
 from attention_conformance.suite.spec.inputs import Inputs
 from attention_conformance.suite.spec.vocabulary import OPERANDS
+
+Shape = tuple[int, int, int, int]
+Axes = tuple[int | None, int | None]
+"""The numbers of samples and heads of a mask; None if all share one mask."""
 
 KEPT, SMALL = 128, 2**20
 """The number of block masks that are kept, and the largest number of query-key pairs of a kept mask."""
@@ -63,6 +69,97 @@ class Flex(Implementation):
         self._block_masks: Cache[Any] = Cache(KEPT)
 
     def prepare(self, inputs: Inputs) -> PreparedCall:
+        return self.call(inputs)
+
+    def paths(self, inputs: Inputs) -> Mapping[str, PreparedCall]:
+        calls: dict[str, PreparedCall] = {}
+        if inputs.dense_mask is not None:
+            calls["create_mask"] = self.call(inputs, self._created)
+            calls["blocks of (16, 32)"] = self.call(inputs, blocks={"BLOCK_SIZE": (16, 32)})
+            full = {"separate_full_blocks": False}
+            calls["separate_full_blocks=False"] = self.call(inputs, blocks=full)
+            calls["create_mask of a score_mod"] = self.call(inputs, self._created_of_scores)
+        if inputs.feature("lse") and inputs.feature("sinks") is None:
+            calls["return_lse"] = self.call(inputs, more={"return_lse": True})
+        dense = inputs.dense_mask
+        if dense is not None and rank4(dense).shape[0] == inputs.sizes.B > 1:
+            first = {n: getattr(inputs, n)[:1] for n in ("key", "value")}
+            same = {n: np.repeat(array, inputs.sizes.B, 0) for n, array in first.items()}
+            one = self.call(problem := inputs.replace(**same))
+            own = {n: one.arguments[n][:1] for n in first}
+            calls["keys of one sample"] = replace(
+                one, arguments=one.arguments | own, problem=problem
+            )
+        return calls
+
+    def refused(self, inputs: Inputs) -> Mapping[str, Callable[[], Any]]:
+        from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
+
+        s, device = inputs.sizes, self.backend.device
+        query, key, value = self.backend.memory.operands(inputs, "bhld")
+
+        def blocks(queries: int, keys: int) -> Any:
+            return create_block_mask(lambda b, h, i, j: i >= j, None, None, queries, keys, device)
+
+        both = {"return_lse": True, "return_aux": AuxRequest(lse=True)}
+        more = [x[:1].expand(s.B + 1, -1, -1, -1) for x in (key, value)]
+        changes: dict[str, dict[str, Any]] = {
+            "one key head without enable_gqa": {"key": key[:, :1], "value": value[:, :1]},
+            "heads that do not divide": {
+                "key": key[:, :2], "value": value[:, :2], "enable_gqa": True,
+            },
+            "more samples of keys": dict(zip(("key", "value"), more, strict=True)),
+            "more values than keys": {"key": key[:, :, 1:]},
+            "queries of another size": {"query": query[..., 1:]},
+            "return_lse beside return_aux": both,
+            "a block mask of fewer queries": {"block_mask": blocks(s.Lq - 1, s.Lk)},
+            "a block mask of fewer keys": {"block_mask": blocks(s.Lq, s.Lk - 1)},
+            "a block mask of more queries": {"block_mask": blocks(s.Lq + 1, s.Lk)},
+            "a block mask of more keys": {"block_mask": blocks(s.Lq, s.Lk + 1)},
+        }  # fmt: skip
+        own = {"query": query, "key": key, "value": value}
+        call = uncompiled(flex_attention)
+        return {name: partial(call, **own | change) for name, change in changes.items()}
+
+    def _created(
+        self, mask_mod: Callable[..., Any], axes: Axes, shape: Shape
+    ) -> Callable[..., Any]:
+        """A mask_mod that reads the array (B, H, Lq, Lk) that create_mask makes from a mask_mod."""
+        from torch.nn.attention.flex_attention import create_mask
+
+        batch, heads = axes
+        mask = create_mask(mask_mod, batch, heads, *shape[2:], device=self.backend.device)
+        mask = mask.expand(shape)
+
+        def as_written(b, h, i, j):
+            return mask[b, h, i, j]
+
+        return as_written
+
+    def _created_of_scores(
+        self, mask_mod: Callable[..., Any], axes: Axes, shape: Shape
+    ) -> Callable[..., Any]:
+        """The same from a score_mod, which masks by scores of minus infinity."""
+        where = self.backend.torch.where
+
+        def score_mod(score, b, h, i, j):
+            return where(mask_mod(b, h, i, j), score, -float("inf"))
+
+        return self._created(score_mod, axes, shape)
+
+    def call(
+        self,
+        inputs: Inputs,
+        rewritten: Callable[[Callable[..., Any], Axes, Shape], Callable[..., Any]] | None = None,
+        *,
+        blocks: Mapping[str, Any] | None = None,
+        more: Mapping[str, Any] | None = None,
+    ) -> PreparedCall:
+        """The call.
+
+        `rewritten` replaces the mask_mod, `blocks` are more arguments of create_block_mask, `more` those
+        of flex_attention.
+        """
         from torch.nn.attention.flex_attention import (
             AuxRequest,
             create_block_mask,
@@ -80,6 +177,8 @@ class Flex(Implementation):
         both = zip(leading, (s.B, s.H), strict=True)
         batch, heads = (None if size == 1 <= count else count for size, count in both)
         mask_mod: Any = None if full is None else _mask_mod_of(backend.array(full, None))
+        if mask_mod is not None and rewritten is not None:
+            mask_mod = rewritten(mask_mod, (batch, heads), shape)
         softcap, lse = inputs.feature("softcap"), inputs.feature("lse")
         if inputs.bias is not None:
             arguments["bias"] = backend.array(np.broadcast_to(inputs.bias, shape), inputs.dtype)
@@ -101,14 +200,18 @@ class Flex(Implementation):
         block_masks: list[Any] = []
 
         def block_mask() -> Any:
-            return create_block_mask(mask_mod, batch, heads, s.Lq, s.Lk, device=backend.device)
+            named = {"device": backend.device, **(blocks or {})}
+            created = create_block_mask(mask_mod, batch, heads, s.Lq, s.Lk, **named)
+            if blocks is not None:
+                _compare(created, np.asarray(full))
+            return created
 
         hidden = None if full is None else sha256(full.tobytes()).hexdigest()
 
         def ahead() -> None:
             if full is not None and not block_masks:
-                key = hidden if full.size <= SMALL else None
-                block_masks.append(self._kept(shape, key, block_mask))
+                common = full.size <= SMALL and rewritten is None and blocks is None
+                block_masks.append(self._kept(shape, hidden if common else None, block_mask))
 
         def call(bias: Any = None, sinks: Any = None, **arguments: Any) -> Any:
             traced = torch.compiler.is_compiling()
@@ -119,7 +222,9 @@ class Flex(Implementation):
             if bias is not None or softcap is not None:
                 arguments["score_mod"] = score_mod_of(bias)
             arrays = [bias, sinks, *(arguments[name] for name in OPERANDS)]
-            if lse or sinks is not None:
+            if more is not None:
+                arguments |= more
+            elif lse or sinks is not None:
                 arguments["return_aux"] = AuxRequest(lse=True)
             if traced or any(array is not None and array.requires_grad for array in arrays):
                 answer = flex_attention(**arguments)
@@ -132,7 +237,7 @@ class Flex(Implementation):
             if not lse:
                 return answer
             output, total = answer
-            return output, total.lse
+            return output, total.lse if more is None else total
 
         def sunk(output: Any, total: Any, sinks: Any) -> Any:
             # The keys' share of the weight of a row: exp(lse) / (exp(lse) + exp(sink)).
@@ -164,11 +269,25 @@ def _mask_mod_of(allowed: Any) -> Callable[..., Any]:
     return mask_mod
 
 
+def _compare(block_mask: Any, mask: np.ndarray) -> None:
+    """Raise RuntimeError if a block mask does not list the blocks of the mask (B, H, Lq, Lk).
+
+    The uncompiled operator does not read the list of blocks, so answers would not show a wrong list.
+    """
+    rows, keys = block_mask.BLOCK_SIZE
+    *leading, queries, count = mask.shape
+    padded = np.pad(mask, ((0, 0), (0, 0), (0, -queries % rows), (0, -count % keys)))
+    apart = padded.reshape(*leading, -(-queries // rows), rows, -(-count // keys), keys)
+    listed = np.broadcast_to(block_mask.to_dense().cpu().numpy() != 0, apart.any((3, 5)).shape)
+    if (listed != apart.any((3, 5))).any():
+        raise RuntimeError("the block mask lists other blocks than those of the mask")
+
+
 def looked_up(table: Any, *indices: Any) -> Any:
     """The entry `table[indices]` within a mask_mod or score_mod.
 
     Without compilation and gradients this calls the operator `aten.index`: brackets in a mod make an
-    autograd function, which takes 3 of the 4 ms of a call.
+    autograd function, which takes 3 of the 4 ms of a call. The paths of create_mask use brackets.
     """
     import torch
 

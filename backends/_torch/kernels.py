@@ -81,6 +81,13 @@ def causal_biases(inputs: Inputs) -> dict[str, dict[str, Any]]:
     return {name: {"attn_mask": causal_bias, "is_causal": False}}
 
 
+def upper_left(inputs: Inputs) -> Any:
+    """A causal mask as an object of torch.nn.attention.bias."""
+    from torch.nn.attention import bias
+
+    return bias.causal_upper_left(inputs.sizes.Lq, inputs.sizes.Lk)
+
+
 def paths(own: FrameworkFunction, inputs: Inputs, plain: PreparedCall) -> dict[str, PreparedCall]:
     """Calls with other forms of masks, and with parameters written out."""
     # One axis raises: the finding sdpa-mask-of-one-axis.
@@ -136,6 +143,7 @@ SDPA = Kernel(
     without_flag=without_flag,
     neutral={"dropout_p": 0.0},
     paths=paths,
+    wrong=({"attn_mask": upper_left, "is_causal": True},),
 )
 """torch chooses the kernel."""
 
@@ -164,6 +172,7 @@ def forced(name: str, kernel: str, declared: Declared = SDPA.declared, **more: A
         source=f"from torch.nn.attention import SDPBackend, sdpa_kernel\n\nfunction = {function}",
         within=partial(forcing, kernel),
         paths=written_out,
+        wrong=(),
         **more,
     )
 

@@ -90,6 +90,9 @@ def hidden_width(inputs: Inputs) -> int | None:
     return None if inputs.case.option("pre") is None else inputs.letters["o"]
 
 
+OF_DTYPES = ("dtype", "param_dtype")
+"""Names of parameters for a dtype."""
+
 UNITS = (
     "units hidden_size hidden_dim num_hiddens num_units n_units attention_dim attn_dim attention_size "
     "inner_dim out_dim output_dim d_out dim_out output_size out_features qkv_features"
@@ -151,7 +154,7 @@ CONSTRUCTOR: tuple[Named, ...] = (
     named("activation", '"relu" or "gelu", of an encoder', option("activation"), "gelu"),
     named("epsilon", "what a norm adds to the variance", option("epsilon")),
     named("qk_norm", "whether queries and keys are normalised", option("qk_norm"), "qk-norm"),
-    named("dtype param_dtype", "the name of the dtype", lambda inputs: inputs.dtype.long_name),
+    named(" ".join(OF_DTYPES), "the name of the dtype", lambda inputs: inputs.dtype.long_name),
     named("rngs", "the random numbers of Flax, `nnx.Rngs(0)`", lambda inputs: rngs),
 )  # fmt: skip
 """What a constructor's parameter is given, by its name."""
@@ -242,6 +245,8 @@ class Maker:
                 "call takes these arrays (docs/layers.md)"
             )
         table = factory_table([*names, *read], whole)
+        if is_module(factory):  # torch's are made, and then moved to the dtype
+            table = tuple(row for row in table if row.name not in OF_DTYPES)
         config: tuple[Parameter[Inputs], ...] = tuple(map(Parameter, configs))
         binder = Binder.of(factory, name, (*table, *config), (), "factory")
         if configs:
@@ -265,6 +270,11 @@ class Maker:
         direct = {*names_of(self.factory)}
         given = {n: filled(v) for n, v in self.binder.bind(inputs).items() if n in direct}
         return self.factory(**given, **{self.config: settings or self.settings(inputs)})
+
+
+def is_module(factory: Callable[..., Any]) -> bool:
+    """True for a class of torch's modules."""
+    return any(base.__module__.startswith("torch.nn") for base in getattr(factory, "__mro__", ()))
 
 
 def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter]:

@@ -344,7 +344,13 @@ class UserFunction(UserCallable):
         if self.maker is None:
             return self.called
         memory = self.backend.memory
-        instance = memory.made(partial(self.maker, inputs), inputs.dtype)
+        try:
+            instance = memory.made(partial(self.maker, inputs), inputs.dtype)
+        except (TypeError, ValueError) as error:
+            raise UsageError(
+                f"{self.name} cannot be made from sizes alone, {type(error).__name__}: {error}; of a "
+                "layer write what it is, --like=multi-head, --like=additive ... (docs/layers.md)"
+            ) from error
         if memory.parameters(instance):
             raise UsageError(
                 f"{self.name} has parameters that are learned: it is a layer, expected "
