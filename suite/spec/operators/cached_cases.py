@@ -63,6 +63,7 @@ DESIGNED = (
     "cached/none/mha/f32/b3h2q17k32d8/c1.pick001.reset.8.8/room16",
     # padded prompts: in a window, behind a fork and a reset
     f"{GROWN}/c1.3.1.3/pad5.0.12",
+    "cached/none/gqa2/f32/b3h4q9k9d8/c1.1.1.1.1.1.3/pad2.0.1",
     f"{GROWN}/c3.pick200.1.4/pad5.0.12",
     f"{SMALL}/c5.1.3/win3/room4/pad3.1",
     f"{SMALL}/c3.1.reset.3.2/pad0.2.2.1",
@@ -76,6 +77,8 @@ DESIGNED = (
     "cached/none/mha/f32/b1h2q5k300d8/c1.1.3/win20/rot.halves",
     "cached/none/mha/f32/b1h2q5k300d8/c1.1.3/slopes",
     "cached/none/mha/f32/b1h2q8k260d8/c4.back2.1.1.1.1",
+    # sums that a dtype loses
+    "cached/none/mha/f16/b1h2q5k300d8/c1.1.3/tiny",
 )
 """What smoke's few stories lack."""
 

@@ -295,10 +295,11 @@ DESIGNED = (
     "paged/none/gqa2/f32/b2h4q8k16d8/seg3.5x7.9/causal",
     "paged/none/gqa2/f32/b2h4q2k211d8/seg1.1x141.70/page64/causal",
     "paged/none/mha/f32/b3h4q9k24d8/seg1.3.5x7.12.5/hnd/causal",
+    "paged/none/gqa2/f32/b2h4q2k80d8/seg1.1x33.47/hnd/causal",
 )
 """What smoke's few rows lack: a common prefix, which is often attended apart; whole prompts alone, which
 are often attended without pages; a chunk behind a page; a split within a sample; as many heads as
-slots."""
+slots; decoding alone with heads first."""
 
 PAGED = Operator(
     name="paged",
