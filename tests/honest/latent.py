@@ -39,7 +39,7 @@ class LatentCodesStored(LatentKernel):
     def read(self, arrays: Mapping[str, Rounded]) -> Arrays:
         x, fmt = super().read(arrays), arrays["query"].fmt
         assert fmt is not None
-        return {**x, "latent": self.held(x["latent"], "latents", fmt)}
+        return {**x, "latent": self.narrowed(x["latent"], "latents", fmt)}
 
 
 class LatentCodesEager(AbsorbedKernel):
@@ -52,8 +52,8 @@ class LatentCodesEager(AbsorbedKernel):
         x, fmt = dict(super().read(arrays)), arrays["query"].fmt
         assert fmt is not None
         if "latent_scale" in x:
-            x["latent_scale"] = self.held(x["latent_scale"], "latents", fmt)
-            x["latent"] = self.held(self.decoded(x), "latents", fmt)
+            x["latent_scale"] = self.narrowed(x["latent_scale"], "latents", fmt)
+            x["latent"] = self.narrowed(self.decoded(x), "latents", fmt)
         return x
 
 

@@ -26,12 +26,12 @@ AXES = {
         "tree122.keep010", "back1of1.3of1.pick102.3of02", "tree112of1.resetof1.3of02",
     ),
     "after": ("1.3", "4", "1.1.1.1"),
-    "before": ("0", "12", "300"),
+    "before": ("0", "60", "300"),
     "window": (
         "", "win3", "win0", "win20", "win3/room8", "win0/room5", "win20/room26", "win3/room7",
         "room400",
     ),
-    "padding": ("", "pad2.0.1"),
+    "padding": ("", "pad2.0.1", "pad70.0.1"),
     "feature": (
         "", "slopes", "sinks", "cap2.0", "scale0.3", "scale0.0", "bias.1hqk", "bias.bhqk", "rot.halves",
         "rot.interleaved/base500000.0", "cap2.0/sinks/slopes/scale0.3",
@@ -51,7 +51,7 @@ def sizes_of(row: Row) -> str:
     return f"{kind}/b{SAMPLES}{heads}q{queries}k{keys}{width}/c{script}"
 
 
-DRAWN = drawn("cached", AXES, sizes_of, STORY)
+DRAWN = drawn("cached", AXES, sizes_of, STORY, more=[("before", "window", "padding")])
 
 SMALL = "cached/none/gqa2/f32/b2h4q9k9d8"
 GROWN = "cached/none/mha/f32/b3h2q8k20d8"
@@ -63,6 +63,7 @@ DESIGNED = (
     "cached/none/mha/f32/b3h2q17k32d8/c1.pick001.reset.8.8/room16",
     # padded prompts: in a window, behind a fork and a reset
     f"{GROWN}/c1.3.1.3/pad5.0.12",
+    "cached/none/gqa2/f32/b3h4q9k9d8/c1.1.1.1.1.1.3/pad2.0.1",
     f"{GROWN}/c3.pick200.1.4/pad5.0.12",
     f"{SMALL}/c5.1.3/win3/room4/pad3.1",
     f"{SMALL}/c3.1.reset.3.2/pad0.2.2.1",
@@ -76,6 +77,8 @@ DESIGNED = (
     "cached/none/mha/f32/b1h2q5k300d8/c1.1.3/win20/rot.halves",
     "cached/none/mha/f32/b1h2q5k300d8/c1.1.3/slopes",
     "cached/none/mha/f32/b1h2q8k260d8/c4.back2.1.1.1.1",
+    # sums that a dtype loses
+    "cached/none/mha/f16/b1h2q5k300d8/c1.1.3/tiny",
 )
 """What smoke's few stories lack."""
 

@@ -270,18 +270,19 @@ AXES_OF_CASES = {
     "sizes": (
         "gqa2/b3h4q9k24d8/seg1.3.5x7.12.5", "gqa2/b6h4q18k50d8/seg1.4.12.0.0.1x9.11.12.8.0.10",
         "gqa2/b5h4q5k57d8/seg1.1.1.1.1x17.8.16.1.15",
-        "mha/b11h4q11k52d8/seg1.1.1.1.1.1.1.1.1.1.1x3.5.2.9.1.4.8.6.7.2.5", "gqa2/b2h4q17k17d8/seg5.12",
+        "mha/b11h4q11k52d8/seg1.1.1.1.1.1.1.1.1.1.1x3.5.2.9.1.4.8.6.7.2.5", "gqa2/b2h4q88k88d16/seg40.48",
         "mqa/b3h4q9k24d8v6/seg1.3.5x7.12.5", "gqa2/b2h4q8k16d8/seg3.5x7.9",
         "gqa4/b4h8q40k81d64/seg1.17.6.16x15.17.33.16", "gqa4/b2h16q2k80d128/seg1.1x33.47",
-        "gqa8/b2h32q5k40d80/seg1.4x15.25", "gqa2/b2h16q6k216d64/seg5.1x146.70",
-        "gqa2/b1h4q24k24d256/seg24",
+        "gqa8/b2h32q5k185d80/seg1.4x150.35", "gqa2/b2h16q6k216d64/seg5.1x146.70",
+        "gqa2/b1h4q24k300d256/seg24x300",
     ),
     "pages": (
         "", "hnd", "page1", "page3/hnd", "page16", "page32/hnd", "page128", "page256/hnd", "shared",
+        "page16/shared",
         "page2/shared/hnd",
     ),
     "order": ("", "ascending"),
-    "window": ("causal", "", "causal/win3", "causal/win0", "causal/win32"),
+    "window": ("causal", "", "causal/win3", "causal/win0", "causal/win31"),
     "softcap": ("", "cap2.0"),
     "scale": ("", "scale0.3", "scale-0.2"),
     "recipe": ("", "large", "tiny"),
@@ -294,10 +295,11 @@ DESIGNED = (
     "paged/none/gqa2/f32/b2h4q8k16d8/seg3.5x7.9/causal",
     "paged/none/gqa2/f32/b2h4q2k211d8/seg1.1x141.70/page64/causal",
     "paged/none/mha/f32/b3h4q9k24d8/seg1.3.5x7.12.5/hnd/causal",
+    "paged/none/gqa2/f32/b2h4q2k80d8/seg1.1x33.47/hnd/causal",
 )
 """What smoke's few rows lack: a common prefix, which is often attended apart; whole prompts alone, which
 are often attended without pages; a chunk behind a page; a split within a sample; as many heads as
-slots."""
+slots; decoding alone with heads first."""
 
 PAGED = Operator(
     name="paged",

@@ -154,7 +154,7 @@ DRAWN = drawn(
             "mha/b2h2q15k15d12/seg6.9", "mha/b5h2q5k57d8/seg1.1.1.1.1x17.8.16.1.15",
             "mha/b3h2q9k24d12v20/seg1.3.5x7.12.5", "mha/b6h2q18k50d8/seg1.4.12.0.0.1x9.11.12.8.0.10",
             "mha/b4h1q40k81d64/seg1.17.6.16x15.17.33.16", "mha/b2h8q5k40d128/seg1.4x15.25",
-            "mha/b2h1q3k211d8/seg1.2x141.70",
+            "mha/b2h1q160k211d8/seg150.10x150.61",
         ),
         "pages": ("", "hnd", "page1", "page3/hnd", "page16", "page32/hnd", "page256"),
         "order": ("", "ascending"),

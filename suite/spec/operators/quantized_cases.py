@@ -35,7 +35,7 @@ AXES = {
     "alignment": ("", "causal"),
     "cache": (
         "", "writes", "page4", "page1", "page16", "page32/hnd", "page256", "page2/shared/hnd",
-        "writes/page4", "writes/page3/hnd", "writes/page16", "writes/page2/shared",
+        "writes/page4", "writes/page3/hnd", "writes/page32", "writes/page2/shared",
     ),
     "scale": ("", "scale0.3", "scale-0.2"),
     "recipe": ("", "large", "ties"),

@@ -263,6 +263,7 @@ ROTARY = Operator(
                 "rotary/none/mha/{dt}/b2h3q17k1d16/interleaved/at4097",
                 "rotary/none/mha/{dt}/b2h3q17k1d16/rot8/at100003",
                 "rotary/none/mha/f32/b2h3q17k1d16/yarn/at4097",
+                "rotary/none/mha/f32/b1h2q9k1d128/rot32",
                 dtypes="two",
                 since="standard",
             ),

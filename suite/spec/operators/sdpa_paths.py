@@ -141,7 +141,7 @@ BY_MASK = Covering(
     ],
 )
 RUN = (
-    "gqa4/b1h8q16k64d64", "gqa2/b1h4q9k33d128", "mha/b1h2q64k64d128", "gqa2/b1h4q32k64d256",
+    "gqa4/b1h8q16k64d64", "gqa2/b1h8q9k33d128", "mha/b1h2q64k64d128", "gqa2/b1h4q32k64d256",
     "gqa4/b2h8q5k48d80", "gqa8/b1h8q1k300d128", "mha/b2h3q1k257d64",
 )  # fmt: skip
 """Sizes that people run; the last two are decoding."""
@@ -187,7 +187,7 @@ def ids(direction: str, few: bool = False) -> list[str]:
 
 WINDOWS = tuple(f"win{keys - 1}.0" for keys in (1, 2, 7, 8, 9, 31, 32, 33, 63, 64, 65))
 NARROW = tuple(
-    f"sdpa/{mask}/mha/{{dt}}/b1h2q64k64d8" for mask in (*WINDOWS, "win0.x", "winx.0", "win1.1")
+    f"sdpa/{mask}/mha/{{dt}}/b1h2q128k128d8" for mask in (*WINDOWS, "win0.x", "winx.0", "win1.1")
 )
 """Windows near the sizes of tiles, or open at one end, at a length that tiles divide."""
 
@@ -214,5 +214,9 @@ FORWARD, BACKWARD = (
         Ask(*NARROW, dtypes="float32", since="standard", why="windows around the sizes of tiles"),
     )
     for way in ("forward", "backward")
+)
+BACKWARD = (
+    *BACKWARD,
+    Ask("sdpa/none/gqa2/f32/b1h4q16k32d128/bias.bhqk/cap2.0", since="standard", why="two at once"),
 )
 """Cases for values, and cases for derivatives."""
