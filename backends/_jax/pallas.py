@@ -184,4 +184,5 @@ SPLASH_REFERENCE = Kernel(
     ),
     calls=splash_definition,
     through=in_surroundings,
+    later=frozenset({"variations", "kernels"}),
 )  # fmt: skip
