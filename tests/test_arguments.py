@@ -31,4 +31,4 @@ def test_frameworks_refuse(backend: str) -> None:
                 theirs = "site-packages" in innermost.filename or compiled
                 assert theirs, (implementation.name, name, error.value)
                 count += 1
-    assert count > 10
+    assert count >= 8

@@ -106,8 +106,9 @@ def test_a_function_is_judged_on_what_it_claims() -> None:
     sizes = {case.sizes.D for case in passed if isinstance(case, Case)}
     assert {case.dtype.name for case in passed} == {"f16"}
     assert sizes == {64, 128} or sizes == {64}
-    reasons = {verdict.message for _, verdict in verdicts if verdict.status == "unsupported"}
-    assert "declares head sizes 64, 128, and 8 is none of them" in reasons
+    function = verdicts[0][0].implementation
+    reason = function.unsupported(Case.parse("sdpa/none/mha/f16/b2h3q5k7d8"))
+    assert reason == "declares head sizes 64, 128, and 8 is none of them"
     assert wrong(judged(plan("half_right", "faulty.py"), "values"))
 
 

@@ -14,13 +14,11 @@ from attention_conformance.backends.registry import UsageError, function_impleme
 from attention_conformance.backends.user.layer import UserLayer
 from attention_conformance.suite.checks import all_checks
 from attention_conformance.suite.judge.verdict import Verdict
-from attention_conformance.suite.report import frames, semantics
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.catalogue import cases
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.inputs import draw
 from attention_conformance.suite.spec.operators import OPERATORS
-from tests.rows import cell, run
 from tests.runtimes import of, verdict_of
 
 PLAIN = "multi-head/none/mha/f32/b2h4q7k7d3/e12.12.12.12/self"
@@ -242,38 +240,6 @@ def test_two_paddings_are_the_keys_that_are_valid_in_both() -> None:
     assert taken.valid is not None
     assert (taken.valid == (first & second)[:, 0, 0]).all()
     assert not taken.valid[-1].any()
-
-
-def test_the_table_of_layers_says_what_each_does() -> None:
-    elect = "elect/multi-head/mask-polarity/f32"
-    table = semantics.LAYERS.of(
-        frames.cells(
-            run(
-                cell("sdpa/none/mha/f32/b2h3q5k7d8"),
-                cell(
-                    elect,
-                    "torch:nn-mha",
-                    check="election",
-                    question="mask-polarity",
-                    observed="hides",
-                    operator="multi-head",
-                ),
-                cell(PLAIN, "torch:nn-mha", operator="multi-head", features=("batch", "weights")),
-                cell(
-                    "multi-head/none/mha/f32/b2h4q5k9d3v5/e10.11.13.7",
-                    "torch:nn-mha",
-                    "unsupported",
-                    message="splits",
-                    operator="multi-head",
-                    features=("batch", "value-size"),
-                ),
-            )
-        )
-    )
-    row = table.loc["torch:nn-mha"]
-    assert list(table.index) == ["torch:nn-mha"]
-    shown = ["operator", "mask-polarity", "Dv != D", "averaged weights", "weights"]
-    assert row[shown].tolist() == ["multi-head", "hides", "no", "", "yes"]
 
 
 def test_user_layers_are_built_once_where_they_keep_their_parameters(

@@ -7,7 +7,14 @@ import numpy as np
 import pytest
 from scipy.stats import f, norm
 
-from attention_conformance.references.rounding import Bounded, drawing, drawn, gamma, stored
+from attention_conformance.references.rounding import (
+    Bounded,
+    Store,
+    drawing,
+    drawn,
+    gamma,
+    stored,
+)
 from attention_conformance.suite.judge import monte_carlo
 from attention_conformance.suite.judge.monte_carlo import (
     DRAWS,
@@ -30,13 +37,13 @@ CASES = parsed(pattern.format(dt="bf16") for pattern in (*WIDE, *WIDE_LAYERS, CA
 
 def test_a_step_draws_within_its_bound_and_hands_on_no_error() -> None:
     x = Bounded(np.linspace(-2, 2, 1001), np.full(1001, 0.5))
-    assert stored(x, 0.25).error.max() == 0.5 + 0.25 * 2.5
+    assert stored(x, Store(0.25)).error.max() == 0.5 + 0.25 * 2.5
     with drawn(np.random.default_rng(0)):
         assert drawing()
-        y = stored(x, 0.25)
+        y = stored(x, Store(0.25))
     assert not drawing()
     assert not y.error.any()
-    off = np.abs(y.value - x.value) / stored(x, 0.25).error
+    off = np.abs(y.value - x.value) / stored(x, Store(0.25)).error
     assert 0.9 < off.max() <= 1
     assert abs(off.mean() - 0.5) < 0.05
 

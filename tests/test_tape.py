@@ -38,13 +38,15 @@ def leaf(array: np.ndarray, u: Roundoffs = U, name: str = "x") -> Leaf:
 
 
 @pytest.mark.parametrize("rows", ["zeros", "uniform"])
-@pytest.mark.parametrize(("dt", "numerics"), [("f64", "exact"), ("f32", "exact"), ("f32", "eager")])
+@pytest.mark.parametrize(
+    ("dt", "numerics"), [("f64", "exact"), ("f32", "exact"), ("f16", "fused"), ("bf16", "eager")]
+)
 @pytest.mark.parametrize("text", CASES)
 def test_a_composition_is_a_second_opinion_of_the_pass_by_blocks(
     text: str, dt: str, numerics: str, rows: str
 ) -> None:
-    """The composition lets the query be scaled and stored before the product, too: its bounds are as
-    large, and hardly larger."""
+    """Blocks of rows share their terms between numerics classes, and the composition has derivatives: their
+    bounds are alike."""
     inputs = draw(Case.parse(text.format(dt=dt)))
     sinks = inputs.feature("sinks")
     if sinks is not None:  # A head without a sink, whose rows without keys follow the election.
@@ -56,9 +58,9 @@ def test_a_composition_is_a_second_opinion_of_the_pass_by_blocks(
         composed = composition.output.output
     blocked = answer.arrays["output"]
     assert np.abs(composed.value - blocked.value).max() < 1e-15
-    # The pass by blocks sums its terms in float32 where cases are no float64.
-    assert (blocked.error <= composed.error * (1 + 1e-6)).all()
     judged = blocked.error > 0
+    # The pass by blocks counts a third stored score, also where nothing is added to the scaled one.
+    assert (blocked.error <= (2.5 if numerics == "eager" else 1.1) * composed.error).all()
     assert (composed.error[judged] <= 1.15 * blocked.error[judged]).all()
     assert composition.keys is not None
     assert np.array_equal(composition.keys, answer.keys)

@@ -96,4 +96,5 @@ def norms(engine: str) -> Iterator[Layer]:
         operator=BATCH_NORM,
         make=partial(norm, "BatchNormalization"),
         arguments=lambda own, inputs: {"training": inputs.training},
+        wrong=(),
     )

@@ -96,7 +96,7 @@ ADDITIVE = Operator(
                 "additive/pad/mha/{dt}/b3h1q1k9d16v14/e12.10.14.14/single/head",
                 "additive/pad/mha/{dt}/b2h1q5k9d16v14/e16.16.14.14/identity/head",
             ),
-            Ask(DRAWN, dtypes="array"),
+            Ask(DRAWN, dtypes="array", since="standard"),
         ),
         gradients=(
             Ask(

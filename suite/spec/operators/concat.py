@@ -52,8 +52,11 @@ CONCAT = Operator(
     asks=Asks(
         plain="concat/none/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
         cases=(
-            Ask("concat/pad/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6/head"),
-            Ask(DRAWN, dtypes="array"),
+            Ask(
+                "concat/causal/mha/{dt}/b2h1q7k7d12/e12.12.12.12/unscaled",
+                "concat/pad/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6/head",
+            ),
+            Ask(DRAWN, dtypes="array", since="standard"),
         ),
         gradients=(
             Ask("concat/pad/mha/f32/b2h1q5k9d8v6/e8.8.6.6"),

@@ -53,11 +53,11 @@ DOT = Operator(
         plain="dot/none/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
         cases=(
             Ask(
-                "dot/pad/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6/unscaled/head",
                 # as many queries as samples, so that a mask of samples fits queries
-                "dot/pad/mha/{dt}/b7h1q7k7d8/e8.8.8.8",
+                "dot/causal+pad/mha/{dt}/b7h1q7k7d8/e8.8.8.8",
+                "dot/pad/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6/unscaled/head",
             ),
-            Ask(DRAWN, dtypes="array"),
+            Ask(DRAWN, dtypes="array", since="standard"),
         ),
         gradients=(
             Ask("dot/pad/mha/f32/b2h1q5k9d8v6/e8.8.6.6"),

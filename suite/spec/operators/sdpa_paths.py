@@ -206,7 +206,7 @@ WHY = "classes of sizes, joined in threes with masks, direction and memory order
 
 RUNS = {"forward": (FEATURED, MASKED), "backward": (DERIVED,)}
 
-FORWARD, BACKWARD = (
+FORWARD, _DRAWN_BACKWARD = (
     (
         Ask(*RUNS[way], dtypes="array", since="standard", why="sizes that people run"),
         Ask(*SMOKE[way], partial(ids, way, few=True), why=WHY),
@@ -216,7 +216,7 @@ FORWARD, BACKWARD = (
     for way in ("forward", "backward")
 )
 BACKWARD = (
-    *BACKWARD,
+    *_DRAWN_BACKWARD,
     Ask("sdpa/none/gqa2/f32/b1h4q16k32d128/bias.bhqk/cap2.0", since="standard", why="two at once"),
 )
 """Cases for values, and cases for derivatives."""
