@@ -45,8 +45,8 @@ def leaf(array: np.ndarray, u: Roundoffs = U, name: str = "x") -> Leaf:
 def test_a_composition_is_a_second_opinion_of_the_pass_by_blocks(
     text: str, dt: str, numerics: str, rows: str
 ) -> None:
-    """Blocks of rows share their terms between numerics classes, and the composition has derivatives: their
-    bounds are alike."""
+    """Blocks of rows share their terms between numerics classes, the composition has derivatives; bounds
+    are alike."""
     inputs = draw(Case.parse(text.format(dt=dt)))
     sinks = inputs.feature("sinks")
     if sinks is not None:  # A head without a sink, whose rows without keys follow the election.

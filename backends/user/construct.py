@@ -246,7 +246,7 @@ class Maker:
             )
         table = factory_table([*names, *read], whole)
         if is_module(factory):  # torch's are made, and then moved to the dtype
-            table = tuple(row for row in table if row.name not in OF_DTYPES)
+            table = tuple(row for row in table if row.name not in {*OF_DTYPES} & {*names})
         config: tuple[Parameter[Inputs], ...] = tuple(map(Parameter, configs))
         binder = Binder.of(factory, name, (*table, *config), (), "factory")
         if configs:
