@@ -39,7 +39,8 @@ def leaf(array: np.ndarray, u: Roundoffs = U, name: str = "x") -> Leaf:
 
 @pytest.mark.parametrize("rows", ["zeros", "uniform"])
 @pytest.mark.parametrize(
-    ("dt", "numerics"), [("f64", "exact"), ("f32", "exact"), ("f16", "fused"), ("bf16", "eager")]
+    ("dt", "numerics"),
+    [("f64", "exact"), ("f32", "exact"), ("f32", "eager"), ("f16", "fused"), ("bf16", "eager")],
 )
 @pytest.mark.parametrize("text", CASES)
 def test_a_composition_is_a_second_opinion_of_the_pass_by_blocks(
@@ -59,8 +60,9 @@ def test_a_composition_is_a_second_opinion_of_the_pass_by_blocks(
     blocked = answer.arrays["output"]
     assert np.abs(composed.value - blocked.value).max() < 1e-15
     judged = blocked.error > 0
-    # The pass by blocks counts a third stored score, also where nothing is added to the scaled one.
-    assert (blocked.error <= (2.5 if numerics == "eager" else 1.1) * composed.error).all()
+    # The pass by blocks counts a third stored score, also where nothing is added to the scaled one;
+    # in bfloat16 stored scores are most of a bound.
+    assert (blocked.error <= (1.5 if dt == "bf16" else 1.1) * composed.error).all()
     assert (composed.error[judged] <= 1.15 * blocked.error[judged]).all()
     assert composition.keys is not None
     assert np.array_equal(composition.keys, answer.keys)

@@ -130,11 +130,14 @@ class Scores(Node):
         """The keys (B, H, Lk, D), zero if no row attends them."""
         return self.pairs.seen(self.key.output)
 
+    def as_operand(self, query: Bounded) -> Bounded:
+        """A query (B, H, Lq, D), or its tangent, as operand of the product."""
+        return stored(query, self.u.results) if self.scaled_query else query
+
     @cached_property
     def read_query(self) -> Bounded:
-        """The query (B, H, Lq, D) as operand of the product."""
-        query = self.query.output
-        return stored(query, self.u.results) if self.scaled_query else query
+        """The query (B, H, Lq, D) that the product takes."""
+        return self.as_operand(self.query.output)
 
     @cached_property
     def output(self) -> Bounded:
@@ -198,9 +201,7 @@ class Scores(Node):
         return together([total, by_scale], u.scores)
 
     def _moved(self, query: Bounded, key: Bounded) -> Bounded:
-        u = self.u
-        if self.scaled_query:
-            query = stored(query, u.results)
+        u, query = self.u, self.as_operand(query)
         products = product(query, key.swapped, query.shape[-1], u) * self.scale
         return stored(products, Store(2 * u.score + 2 * u.accumulate, 2 * u.score_floor))
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import combinations, islice
 
 import numpy as np
@@ -146,6 +147,11 @@ class _Matching:
             if look is not None and not look.is_wrong:
                 yield look
 
+    @cached_property
+    def near(self) -> list[Look]:
+        """Looks at the passing cells that are asked first."""
+        return [*self._passes(self.passing[:BESIDE])]
+
     def of(self, faults: Sequence[Kernelled]) -> list[Diagnosis]:
         """The diagnoses, best first."""
         first = [*self.failing]
@@ -164,7 +170,7 @@ class _Matching:
                 self._ask(left, look, number)
             left = self._by_numbers(left)
         # What is left is little work, and no fault is named that was not compared with passing cells.
-        left = self._uncontradicted(left, self._passes(self.passing[:BESIDE]))
+        left = self._uncontradicted(left, self.near)
         for number, look in enumerate(islice(self.more, BESIDE if left else 0), len(first)):
             self.failing.append(look)
             self._ask(left, look, number)
@@ -180,7 +186,7 @@ class _Matching:
         for number in sorted(numbers)[:REST]:
             self._ask(others, self.failing[number], number)
         found = self._by_numbers(entry for entry in others if entry.explains)
-        return self._uncontradicted(found, self._passes(self.passing[:BESIDE]))
+        return self._uncontradicted(found, self.near)
 
     def _by_numbers(self, entries: Iterable[Matched]) -> list[Matched]:
         """The entries that explain finite wrong elements; if no cell has such, those that explain NaN in
@@ -205,8 +211,7 @@ class _Matching:
         """The fault that explains most, said of what tells these cells from passing ones that contradict
         it."""
         for entry in sorted(self.contradicted, key=lambda entry: -len(entry.explains))[:MOST]:
-            passing = self._passes(self.passing[:BESIDE])
-            against = [x for x in passing if differs(x, answered(entry.one.kernel, x))]
+            against = [x for x in self.near if differs(x, answered(entry.one.kernel, x))]
             explained = [self.failing[n] for n in sorted(entry.explains)]
             where = separating(explained, against) if against else ""
             if where and len(entry.explains) > len(entry.contradicts):

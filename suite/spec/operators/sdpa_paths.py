@@ -206,17 +206,17 @@ WHY = "classes of sizes, joined in threes with masks, direction and memory order
 
 RUNS = {"forward": (FEATURED, MASKED), "backward": (DERIVED,)}
 
-FORWARD, _DRAWN_BACKWARD = (
+TOGETHER = {"forward": (), "backward": ("sdpa/none/gqa2/f32/b1h4q16k32d128/bias.bhqk/cap2.0",)}
+"""Two features at once, at a size that people run."""
+
+FORWARD, BACKWARD = (
     (
         Ask(*RUNS[way], dtypes="array", since="standard", why="sizes that people run"),
         Ask(*SMOKE[way], partial(ids, way, few=True), why=WHY),
         Ask(partial(ids, way), since="standard", why=WHY),
         Ask(*NARROW, dtypes="float32", since="standard", why="windows around the sizes of tiles"),
+        Ask(*TOGETHER[way], since="standard", why="two at once"),
     )
     for way in ("forward", "backward")
-)
-BACKWARD = (
-    *_DRAWN_BACKWARD,
-    Ask("sdpa/none/gqa2/f32/b1h4q16k32d128/bias.bhqk/cap2.0", since="standard", why="two at once"),
 )
 """Cases for values, and cases for derivatives."""
