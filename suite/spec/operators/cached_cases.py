@@ -31,7 +31,7 @@ AXES = {
         "", "win3", "win0", "win20", "win3/room8", "win0/room5", "win20/room26", "win3/room7",
         "room400",
     ),
-    "padding": ("", "pad2.0.1"),
+    "padding": ("", "pad2.0.1", "pad70.0.1"),
     "feature": (
         "", "slopes", "sinks", "cap2.0", "scale0.3", "scale0.0", "bias.1hqk", "bias.bhqk", "rot.halves",
         "rot.interleaved/base500000.0", "cap2.0/sinks/slopes/scale0.3",
@@ -64,7 +64,6 @@ DESIGNED = (
     # padded prompts: in a window, behind a fork and a reset
     f"{GROWN}/c1.3.1.3/pad5.0.12",
     "cached/none/gqa2/f32/b3h4q9k9d8/c1.1.1.1.1.1.3/pad2.0.1",
-    "cached/none/gqa2/f32/b3h4q9k309d8/c5.1.3/pad70.0.1",
     f"{GROWN}/c3.pick200.1.4/pad5.0.12",
     f"{SMALL}/c5.1.3/win3/room4/pad3.1",
     f"{SMALL}/c3.1.reset.3.2/pad0.2.2.1",

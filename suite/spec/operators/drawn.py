@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from itertools import combinations
+from itertools import chain, combinations
 
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.covering import Covering, Row, pairs_of
@@ -21,12 +21,12 @@ def drawn(
 ) -> Covering:
     """A covering array of the ids of an operator: of pairs, at full of triples.
 
-    The values of axes are tokens of ids, "" for none. The first values go with any others; of the
-    rest, tuples are drawn that some id is valid with. `sizes_of` makes the heads, the sizes and what
-    belongs to them of the axes `joined`, as in "gqa2/b2h4q3k17d8": a value of the axis `sizes` joins
-    lengths, heads and head sizes, so that a pair with it is a tuple of all of them. `left_out` says of
-    which values nothing is asked, though an id is valid. `more` are axes that are joined in threes at
-    standard, too.
+    The values of axes are tokens of ids, "" for none. A tuple of values is drawn if some id has it in
+    which all other axes, or all but one, have their first values. `sizes_of` makes the heads, the sizes
+    and what belongs to them of the axes `joined`, as in "gqa2/b2h4q3k17d8": a value of the axis `sizes`
+    joins lengths, heads and head sizes, so that a pair with it is a tuple of all of them. `left_out`
+    says of which values nothing is asked, though an id is valid. `more` are axes that are joined in
+    threes at standard, too.
     """
     axes = {"dtype": tuple(DTYPES), **axes}
     first: Row = {name: values[0] for name, values in axes.items()}
@@ -50,9 +50,8 @@ def drawn(
     def valid(row: Row) -> bool:
         if left_out(row):
             return False
-        if "sizes" in axes and "sizes" not in row:
-            return any(valid(row | {"sizes": sizes}) for sizes in axes["sizes"])
-        return id_of(text_of(row)) != ""
+        others = ({name: value} for name in axes if name not in row for value in axes[name])
+        return any(id_of(text_of(row | other)) for other in chain([{}], others))
 
     return Covering(
         axes,
