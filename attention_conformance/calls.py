@@ -228,11 +228,12 @@ class _Problem:
             forms.append(self.inputs.replace(mask_array=None, mask=self.flag, form="flag"))
         check = all_checks()[VALUES]
         try:
-            told = explained_call(check, forms, answer, oracle, clock(SECONDS))
+            diagnoses = explained_call(check, forms, answer, oracle, clock(SECONDS))
         except Exception:
             return ""
         lines = [
-            f"\n{one.sentence}" + (f"\n  in code: {one.hint}" if one.hint else "") for one in told
+            f"\n{one.sentence}" + (f"\n  in code: {one.hint}" if one.hint else "")
+            for one in diagnoses
         ]
         return "".join(lines)
 

@@ -16,7 +16,7 @@ from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.judge.judge import judge
 from attention_conformance.suite.records.cells import Run
 from attention_conformance.suite.records.coverage import shortfalls
-from attention_conformance.suite.run.diagnosing import tell
+from attention_conformance.suite.run.diagnosing import diagnose_run
 from attention_conformance.suite.run.loading import UserCode
 from attention_conformance.suite.run.options import Options
 from attention_conformance.suite.run.plan import Plan
@@ -84,10 +84,10 @@ def check_attention(
     head = header(plan.options, plan.identity(), partial=bool(checks or dtypes))
     names = [i.name for i in plan.functions]
     missing = shortfalls(judged, names, allow_refusals=plan.options.allow_refusals)
-    told = tell(plan, judged, None)
-    run = Run(head, judged, diagnoses=told.diagnoses)
-    advice = (*suggestions(judged, names), *together(judged, told.diagnoses, names))
-    report = Report(run, (*plan.notes, *told.notes, *advice), tuple(missing))
+    failures = diagnose_run(plan, judged, None)
+    run = Run(head, judged, diagnoses=failures.diagnoses)
+    advice = (*suggestions(judged, names), *together(judged, failures.diagnoses, names))
+    report = Report(run, (*plan.notes, *failures.notes, *advice), tuple(missing))
     if raises and not report.passed:
         raise AttentionFailure(report)
     return report

@@ -292,6 +292,6 @@ def run(arguments: argparse.Namespace) -> int:
         print(uncoloured(str(error)), file=sys.stderr)
         return USAGE
     except (OSError, KeyboardInterrupt) as error:
-        told = f"{type(error).__name__} {error}: the same command continues the sweep"
-        print(told, file=sys.stderr)
+        message = f"{type(error).__name__} {error}: the same command continues the sweep"
+        print(message, file=sys.stderr)
         return UNFINISHED

@@ -229,10 +229,10 @@ class PlanByHand:
         self.options = diagnosing.Options(("mine",), cell_timeout=0.0)
 
 
-def told_of(implementation: Implementation, folder: Path | None = None) -> remarks.Told:
+def told_of(implementation: Implementation, folder: Path | None = None) -> remarks.FailureReport:
     failing, passing = split(implementation)
     cells = [record_of(c, "fail") for c in failing] + [record_of(c, "pass") for c in passing]
-    return diagnosing.tell(PlanByHand(implementation), cells, folder)  # type: ignore[arg-type]
+    return diagnosing.diagnose_run(PlanByHand(implementation), cells, folder)  # type: ignore[arg-type]
 
 
 def test_a_run_is_told_its_diagnoses_and_a_smaller_case() -> None:
@@ -250,7 +250,7 @@ def test_the_smaller_case_is_of_the_first_group() -> None:
     empty = Cell(failing[0].check, Case.parse("sdpa/causal/mha/f32/b0h3q5k5d8"), implementation)
     cells = [record_of(c, "fail") for c in failing]
     cells.append(replace(record_of(empty, "fail"), kind="raised"))
-    said = diagnosing.tell(PlanByHand(implementation), cells, None)  # type: ignore[arg-type]
+    said = diagnosing.diagnose_run(PlanByHand(implementation), cells, None)  # type: ignore[arg-type]
     assert said.of == ("values", implementation.name, "value")
     assert Case.parse(said.smaller).sizes.B == 1
 

@@ -32,7 +32,7 @@ from attention_conformance.backends.user.adapted import Adapted, called_by
 from attention_conformance.backends.user.construct import Maker
 from attention_conformance.backends.user.given import value_of
 from attention_conformance.backends.user.signature import CallBinder, bind
-from attention_conformance.suite.spec.binding import ADDING, AXES, Binding, told
+from attention_conformance.suite.spec.binding import ADDING, AXES, Binding, described
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.catalogue import AnyCase
 from attention_conformance.suite.spec.features import FEATURES, Feature
@@ -188,7 +188,7 @@ class UserFunction(UserCallable):
             self.remarks = (passed, *self.remarks)
         names = {name: word for word, name in self.binder.operands.items()} | {**self.binder.bound}
         shown = self.binding if self.binder.pairs else self.binding.but(masks="")
-        says = told(shown, names)
+        says = described(shown, names)
         if says and (self.binder.bound or replace(self.binding, causal="") != Binding()):
             self.remarks = (f"binding: {says}", *self.remarks)
 

@@ -204,5 +204,5 @@ def merge(runs: list[Run]) -> Run:
             f"(shards given: {', '.join(run.header.shard or 'whole' for run in runs)})"
         )
     header = replace(first, cells=len(cells), shard="")
-    told = tuple(one for run in runs for one in run.diagnoses)
-    return Run(header, tuple(cells), "+".join(run.source for run in runs), diagnoses=told)
+    diagnoses = tuple(one for run in runs for one in run.diagnoses)
+    return Run(header, tuple(cells), "+".join(run.source for run in runs), diagnoses=diagnoses)

@@ -44,21 +44,21 @@ class DiagnosisRecord:
 
 
 @dataclass(frozen=True)
-class Told:
-    """What is said of a run.
+class FailureReport:
+    """What is said of the failures of a run.
 
-    `smaller` is a failing case that was made smaller from one of the group `of` (check, implementation
-    and kind), `script` the path of a script that shows it, "" without one.
+    `smaller` is a failing case that was made smaller from one of the `group` (check, implementation and
+    kind), `script` the path of a script that shows it, "" without one.
     """
 
     diagnoses: tuple[DiagnosisRecord, ...] = ()
     notes: tuple[str, ...] = ()
-    of: tuple[str, str, str] = ("", "", "")
+    group: tuple[str, str, str] = ("", "", "")
     smaller: str = ""
     script: str = ""
 
 
-NOTHING = Told()
+NO_REPORT = FailureReport()
 
 
 def group_order(check: str, kind: str, count: int) -> tuple[bool, int, int]:

@@ -345,9 +345,9 @@ def draft(
     numbers. Each cause is TODO, which `load` refuses until a person has verified the cause; the cause
     quotes the first of the `diagnoses` of its implementation.
     """
-    told: dict[str, str] = {}
+    sentences: dict[str, str] = {}
     for one in diagnoses:
-        told.setdefault(one.implementation, f"; the run says: {one.sentence}")
+        sentences.setdefault(one.implementation, f"; the run says: {one.sentence}")
     groups: dict[tuple[str, str, str, str], list[str]] = {}
     for cell in failures:
         key = (cell.implementation, cell.check, cell.kind, _pattern(cell.message))
@@ -360,7 +360,7 @@ def draft(
             "case": sorted(set(cases)),
             "kind": kind,
             "message": message,
-            "cause": f"TODO: verify, then one line{told.get(implementation, '')}",
+            "cause": f"TODO: verify, then one line{sentences.get(implementation, '')}",
             "issue": "TODO: a link, or: none found",
             "versions": requirement,
         }

@@ -46,9 +46,9 @@ class Shards:
             if not lacking:
                 raise
             every = tuple(cell for part in parts for cell in part.cells)
-            told = tuple(one for part in parts for one in part.diagnoses)
+            diagnoses = tuple(one for part in parts for one in part.diagnoses)
             whole = replace(self.header, shard="")
-            return Run(whole, every, str(self.paths[0]), complete=False, diagnoses=told)
+            return Run(whole, every, str(self.paths[0]), complete=False, diagnoses=diagnoses)
 
 
 def shards(paths: Iterable[Path]) -> list[Shards]:

@@ -73,13 +73,13 @@ def overview(
         tables[t.name] if t.name in tables else t.of(cells)
         for t in (ACCURACY, OF_GRADIENTS, ELECTIONS)
     )
-    told = _told(accuracy, gradients, elected, frames.get("facts")) | {TIMES: times}
+    tables_of = _small_tables(accuracy, gradients, elected, frames.get("facts")) | {TIMES: times}
     controls = {name for header in headers.values() for name in header.controls}
     operators = distinct("operator")(grouped(cells, ["label"]))
     rows = []
     for first in _in_order(cells).to_dict("records"):
         label, name = first["label"], f"{first['backend']}:{first['implementation']}"
-        its = {caption: of.get(label, {}) for caption, of in told.items()}
+        its = {caption: of.get(label, {}) for caption, of in tables_of.items()}
         answers = [f"{question}={answer}" for question, (answer,) in its[ANSWERS].items()]
         middles = {workload: quartiles[1] for workload, quartiles in its[TIMES].items()}
         ratios = [middle / best[workload] for workload, middle in middles.items()]
@@ -120,7 +120,7 @@ def overview(
             ("b", "with", "none", labels),
         ],
         "answers": sorted(
-            {f"{name}={text}" for of in told[ANSWERS].values() for name, (text,) in of.items()}
+            {f"{name}={text}" for of in tables_of[ANSWERS].values() for name, (text,) in of.items()}
         ),
         "rows": rows,
         "sentences": sentences(
@@ -176,7 +176,7 @@ GRADIENTS = "error ratios of gradients: the largest of each operand"
 TIMES = "time of a call, ms: first quartile, median, third quartile"
 
 
-def _told(
+def _small_tables(
     accuracy: pd.DataFrame, derived: pd.DataFrame, elected: pd.DataFrame, facts: pd.DataFrame | None
 ) -> dict[str, ByLabel]:
     """Tables of implementations by caption: texts by label and name."""
@@ -336,12 +336,12 @@ def sentences(cells: pd.DataFrame, every: pd.DataFrame, diagnoses: pd.DataFrame)
         most = known.value_counts()
         first = f"{most.index[0]}, {most.iloc[0]} of {len(known)} cells"
         sentences.append(f"{len(most)} have known failures, most of all {first}.")
-    told = diagnoses.drop_duplicates("label").set_index("label")["sentence"]
+    sentence_of = diagnoses.drop_duplicates("label").set_index("label")["sentence"]
     for label in wrong[:SENTENCES]:
         rows = cells[broken & (cells["label"] == label)]
         count = f"{len(rows)} {'cell fails' if len(rows) == 1 else 'cells fail'}."
         name = f"{rows['backend'].iloc[0]}:{rows['implementation'].iloc[0]}"
-        sentences.append(f"{label} is wrong: {told.get(name, count)}")
+        sentences.append(f"{label} is wrong: {sentence_of.get(name, count)}")
     if len(wrong) > SENTENCES:
         sentences.append(f"{len(wrong) - SENTENCES} more implementations are wrong.")
     return [*sentences, *_changes(every)]

@@ -66,8 +66,8 @@ def pages(frames: Mapping[str, Any], title: str) -> Iterator[tuple[str, str]]:
         label, name = row["label"], row["name"]
         shown = {table: _of(tables[table], {label, name}) for table in OF_PAGE}
         filled = {table: rows for table, rows in shown.items() if not rows.empty}
-        told = sentences(cells[label], every[name], frames["diagnoses"])
-        part = {**matrix, "rows": [row], "sentences": told, "choices": [], "answers": []}
+        lead = sentences(cells[label], every[name], frames["diagnoses"])
+        part = {**matrix, "rows": [row], "sentences": lead, "choices": [], "answers": []}
         yield paths[label], as_html(filled, label, part, "../index.html")
 
 

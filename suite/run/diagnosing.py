@@ -30,9 +30,9 @@ from attention_conformance.suite.judge.judge import Policy, judge
 from attention_conformance.suite.judge.verdict import Verdict, first_line
 from attention_conformance.suite.records.cells import CellRecord
 from attention_conformance.suite.records.diagnoses import (
-    NOTHING,
+    NO_REPORT,
     DiagnosisRecord,
-    Told,
+    FailureReport,
     group_order,
 )
 from attention_conformance.suite.run.loading import load_backend
@@ -73,36 +73,38 @@ DECLARED = ("stale-claim", "unexpected-pass", "no-raise", "forbidden")
 """Kinds of failures that are no wrong answers."""
 
 
-def tell(plan: Plan, cells: Sequence[CellRecord], folder: Path | None) -> Told:
+def diagnose_run(plan: Plan, cells: Sequence[CellRecord], folder: Path | None) -> FailureReport:
     """The diagnoses of the failures among `cells`, records of the plan, and the smaller case, whose
     script is written into `folder`. Nothing is broken off if cells have no time limit. Raises nothing but
     what ends the process."""
     try:
         with limited(HANGING if plan.options.cell_timeout else 0.0, "the diagnosis"):
-            return _told(plan, cells, folder)
+            return _diagnosed(plan, cells, folder)
     except (Exception, TimeOver) as error:
-        return Told(notes=(f"no diagnosis: {first_line(error)}",))
+        return FailureReport(notes=(f"no diagnosis: {first_line(error)}",))
 
 
-def tell_in_child(options: Options, cells: Sequence[CellRecord], folder: Path | None) -> Told:
-    """What `tell` says, in a child that loads the plan of these options."""
+def diagnose_in_child(
+    options: Options, cells: Sequence[CellRecord], folder: Path | None
+) -> FailureReport:
+    """What `diagnose_run` says, in a child that loads the plan of these options."""
     if not any(map(_is_asked, cells)):
-        return NOTHING
+        return NO_REPORT
     with TemporaryDirectory(prefix="attention-") as place:
-        path = Path(place) / "told"
+        path = Path(place) / "cells"
         path.write_bytes(pickle.dumps((sys.path, options, _few(cells), folder)))
         _, said = run_module([__name__, str(path)], Path.cwd(), {}, LOADING)
         try:
-            return msgspec.json.decode(path.read_bytes(), type=Told)
+            return msgspec.json.decode(path.read_bytes(), type=FailureReport)
         except msgspec.DecodeError:
             last = (said.strip().splitlines() or ["it says nothing"])[-1]
-            return Told(notes=(f"no diagnosis: {last}",))
+            return FailureReport(notes=(f"no diagnosis: {last}",))
 
 
 def _answer(path: Path) -> None:
     """Answer the request of a file there, which this process trusts; the answer is plain data."""
     sys.path[:], options, cells, folder = pickle.loads(path.read_bytes())
-    path.write_bytes(msgspec.json.encode(tell(Plan.make(options), cells, folder)))
+    path.write_bytes(msgspec.json.encode(diagnose_run(Plan.make(options), cells, folder)))
 
 
 def _is_asked(cell: CellRecord) -> bool:
@@ -123,27 +125,27 @@ def _few(cells: Sequence[CellRecord]) -> list[CellRecord]:
     return [*failing, *passing]
 
 
-def _told(plan: Plan, cells: Sequence[CellRecord], folder: Path | None) -> Told:
+def _diagnosed(plan: Plan, cells: Sequence[CellRecord], folder: Path | None) -> FailureReport:
     judged = [one.optimized or one for one in plan.functions] or plan.implementations
-    of = {(one.backend.name, one.name): one for one in judged}
-    few = [cell for cell in _few(cells) if (cell.backend, cell.implementation) in of]
+    by_name = {(one.backend.name, one.name): one for one in judged}
+    few = [cell for cell in _few(cells) if (cell.backend, cell.implementation) in by_name]
     counts = Counter((c.backend, c.implementation) for c in few if _is_asked(c))
-    first = [of[name] for name, _ in counts.most_common(IMPLEMENTATIONS)]
+    first = [by_name[name] for name, _ in counts.most_common(IMPLEMENTATIONS)]
     if not first:
-        return NOTHING
+        return NO_REPORT
     compiles = first[0].backend.compilers.compiles_shapes
     seconds = SECONDS * (COMPILING if compiles else 1)
     late = clock(seconds)
-    told, notes = [], []
+    diagnoses, notes = [], []
     for implementation in first:
         try:
-            told += _of_one(plan, implementation, few, (seconds - SHRINKING) / len(first))
+            diagnoses += _of_one(plan, implementation, few, (seconds - SHRINKING) / len(first))
         except ENDS:
             raise
         except Exception as error:
             notes.append(f"no diagnosis of {implementation}: {first_line(error)}")
     reduced = _reduced(plan, first[0], few, folder, late)
-    return replace(reduced, diagnoses=tuple(told), notes=(*notes, *reduced.notes))
+    return replace(reduced, diagnoses=tuple(diagnoses), notes=(*notes, *reduced.notes))
 
 
 def _cells(implementation: Implementation, records: Iterable[CellRecord]) -> list[Cell]:
@@ -163,7 +165,7 @@ def _of_one(
     failing = _cells(implementation, filter(_is_asked, records))
     passing = _cells(implementation, [r for r in records if r.status == "pass"][:PASSES])
     check_of = {cell.case.id: cell.check.name for cell in sorted(failing, key=place, reverse=True)}
-    told = []
+    found_records = []
     found = _advised(implementation, failing)
     if found:
         failing = [cell for cell in failing if not _is_about(cell, implementation)]
@@ -174,13 +176,13 @@ def _of_one(
         shared = {
             f.name: getattr(one, f.name) for f in fields(one) if f.name not in ("source", "key")
         }
-        told.append(
+        found_records.append(
             DiagnosisRecord(
                 implementation.backend.name, implementation.name, origin=one.source,
                 check=check_of.get(one.case, VALUES), **shared,
             )
         )  # fmt: skip
-    return told
+    return found_records
 
 
 def _advised(implementation: Implementation, failing: Sequence[Cell]) -> list[Diagnosis]:
@@ -233,7 +235,7 @@ def _of_state(
 def _reduced(
     plan: Plan, implementation: Implementation, records: Sequence[CellRecord], folder: Path | None,
     late: Any,
-) -> Told:  # fmt: skip
+) -> FailureReport:  # fmt: skip
     """The smallest failing case that was reached from the group that is listed first, with its script."""
     its = [r for r in records if _is_asked(r) and r.implementation == implementation.name]
     groups = Counter((r.check, r.kind) for r in its if r.check in SEARCHED)
@@ -241,7 +243,7 @@ def _reduced(
     searched = [r for r in its if (r.check, r.kind) == group]
     first = chosen(_cells(implementation, searched), 1)
     if not first or not isinstance(first[0].case, Case):
-        return NOTHING
+        return NO_REPORT
     cell, kind = first[0], searched[0].kind
     policy = Policy(limit=partial(limited, plan.options.cell_timeout, "the cell"))
     verdicts: dict[str, Verdict] = {}
@@ -254,17 +256,17 @@ def _reduced(
         return verdicts[case.id].status == "fail" and verdicts[case.id].kind == kind
 
     case = shrunk(first[0].case, fails)
-    told = Told(of=(cell.check.name, implementation.name, kind), smaller=case.id)
+    report = FailureReport(group=(cell.check.name, implementation.name, kind), smaller=case.id)
     verdict = verdicts.get(case.id)
     if folder is None or verdict is None:
-        return told
+        return report
     path = folder / f"{cell.check.name}-{implementation.name.replace('@', '-')}.py"
     try:
         text = script(Cell(cell.check, case, implementation, cell.seed), verdict)
         path.write_text(text, encoding="utf-8")
     except (NoScript, OSError):
-        return told
-    return replace(told, script=str(path))
+        return report
+    return replace(report, script=str(path))
 
 
 if __name__ == "__main__":

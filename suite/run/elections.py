@@ -124,12 +124,12 @@ def _elections(arguments: argparse.Namespace) -> int:
 def _asked_apart(names: Iterable[str]) -> Elected:
     """What several backends declare, each loaded in its own process. Raises UsageError if a process
     fails."""
-    told: dict[str, Any] = {}
+    elected: dict[str, Any] = {}
     for name in names:
         code, said = run_module(
             ["attention_conformance.suite", "elections", f"--backend={name}"], Path.cwd(), {}
         )
         if code:
             raise UsageError(f"`elections --backend={name}` fails (exit code {code}):\n{said}")
-        told |= json.loads(next(x for x in reversed(said.splitlines()) if x.startswith("{")))
-    return told
+        elected |= json.loads(next(x for x in reversed(said.splitlines()) if x.startswith("{")))
+    return elected

@@ -77,16 +77,16 @@ class LoadedBackend:
         return self.of_functions if implementation in self.functions else self.manifest
 
 
-Told = Callable[[str], object]
+OnDeath = Callable[[str], object]
 """Takes the sentence that is to be said if the process dies now."""
 
 
-def unheard(death: str) -> None:
+def ignore_death(death: str) -> None:
     """No process says how it died."""
 
 
 def load_backends(
-    options: Options, user: UserCode, told: Told
+    options: Options, user: UserCode, on_death: OnDeath
 ) -> tuple[list[LoadedBackend], dict[str, BackendUnavailable]]:
     """Import the frameworks, find the implementations that the options ask for, and try user functions
     out; returns besides those backends of "all" that cannot be loaded. Raises UsageError."""
@@ -97,7 +97,7 @@ def load_backends(
         try:
             with importing(options):
                 backend = None if options.isolates else registry.load(name, options.device)
-            loaded.append(load_backend(backend, options, user, told))
+            loaded.append(load_backend(backend, options, user, on_death))
         except BackendUnavailable as error:
             if name in by_name:
                 raise UsageError(f"backend {name} cannot be used: {error}") from error
@@ -123,7 +123,10 @@ def importing(options: Options) -> Iterator[None]:
 
 
 def load_backend(
-    backend: Backend | None, options: Options, user: UserCode = NO_CODE, told: Told = unheard
+    backend: Backend | None,
+    options: Options,
+    user: UserCode = NO_CODE,
+    on_death: OnDeath = ignore_death,
 ) -> LoadedBackend:
     """A backend's implementations, or instead of them the user functions, which are tried out. Isolated
     functions have backends of their own, and `backend` is not read. Raises UsageError, and
@@ -154,7 +157,7 @@ def load_backend(
                 function, files = user_function(asked, text, options, user)
             finally:
                 left = settings.restore()
-        try_out(text, function, options.cell_timeout, told)
+        try_out(text, function, options.cell_timeout, on_death)
         if isinstance(function, UserCallable) and isinstance(traced, UserCallable):
             function = function.quickly(traced)
         functions.append(function)
@@ -225,17 +228,17 @@ def _selected(loaded: Sequence[LoadedBackend], names: Sequence[str]) -> list[Loa
     ]  # fmt: skip
 
 
-def try_out(text: str, function: Implementation, seconds: float, told: Told) -> None:
+def try_out(text: str, function: Implementation, seconds: float, on_death: OnDeath) -> None:
     """Call the user function named by `text` on a few cases, for so many seconds each, and bind it as
     they show. Raises UsageError if the function cannot be judged."""
     who = f"function {text!r}"
 
     @contextmanager
     def calling(case: Case) -> Iterator[None]:
-        told(f"{who} killed the process in its trial call on {case.id}")
+        on_death(f"{who} killed the process in its trial call on {case.id}")
         with limited(seconds, f"its trial call on {case.id}"):
             yield
-        told("")
+        on_death("")
 
     reason = trial(function, calling, suggestion)
     if reason is not None:

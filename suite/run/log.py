@@ -19,7 +19,7 @@ from attention_conformance.suite.checks import all_checks
 from attention_conformance.suite.records import cells as records
 from attention_conformance.suite.records.cells import CellRecord
 from attention_conformance.suite.records.coverage import shortfalls
-from attention_conformance.suite.records.diagnoses import LINE, NOTHING
+from attention_conformance.suite.records.diagnoses import LINE, NO_REPORT
 from attention_conformance.suite.records.files import new_file, remove_empty
 from attention_conformance.suite.records.lines import RecordError, Writer
 from attention_conformance.suite.run.options import ALLOWS, NAMES, Options
@@ -74,7 +74,7 @@ class RunLog:
         self.failed_imports: list[str] = []
         self._notes: list[str] = []
         self.functions: list[str] = []
-        self.told = NOTHING
+        self.report = NO_REPORT
         self.terminal = Terminal(config, self)
         self._keys: dict[str, tuple] = {}
         self._cells: dict[tuple, CellRecord] = {}
@@ -98,7 +98,7 @@ class RunLog:
             *self._notes,
             *([ALLOWS] if called else []),
             *suggestions(self.cells, self.functions),
-            *together(self.cells, self.told.diagnoses, self.functions),
+            *together(self.cells, self.report.diagnoses, self.functions),
         ]
 
     @property
@@ -136,7 +136,7 @@ class RunLog:
         verdict = of_run(
             exit_code, self.cells, reasons, functions=tuple(self.functions), seed=self.options.seed,
             missing=len(self.missing), times=self.times,
-            diagnoses=tuple(one.sentence for one in self.told.diagnoses),
+            diagnoses=tuple(one.sentence for one in self.report.diagnoses),
         )  # fmt: skip
         if said := self.door.write(verdict):
             pytest.exit(said, int(pytest.ExitCode.INTERRUPTED))
@@ -224,19 +224,19 @@ class RunLog:
         workers, which have the backends, there is no `plan` here, and a child is asked."""
         if self.config.getoption("verbose") < -1 or not self.options.backend:
             return
-        from attention_conformance.suite.run.diagnosing import tell, tell_in_child
+        from attention_conformance.suite.run.diagnosing import diagnose_in_child, diagnose_run
 
         cache, folder = getattr(self.config, "cache", None), None
         if cache is not None:
             with suppress(OSError):  # a checkout that cannot be written to
                 folder = cache.mkdir("attention-failures")
         if plan is None:
-            self.told = tell_in_child(self.options, self.cells, folder)
+            self.report = diagnose_in_child(self.options, self.cells, folder)
         else:
-            self.told = tell(plan, self.cells, folder)
+            self.report = diagnose_run(plan, self.cells, folder)
         if self.writer:
             with self._writing():
-                for one in self.told.diagnoses:
+                for one in self.report.diagnoses:
                     self.writer.remark(LINE, one)
 
     def time(self) -> None:
@@ -264,7 +264,7 @@ class RunLog:
             again = records.writer(path.with_name(f"{path.name}.{os.getpid()}"), self.header)
             for cell in self.cells:
                 again.write(cell)
-            for one in self.told.diagnoses:
+            for one in self.report.diagnoses:
                 again.remark(LINE, one)
             again.close(finished)
             again.path.replace(path)

@@ -25,11 +25,11 @@ from attention_conformance.suite.records.expectations import Expectation
 from attention_conformance.suite.run.loading import (
     NO_CODE,
     LoadedBackend,
-    Told,
+    OnDeath,
     UserCode,
+    ignore_death,
     lacking_parameters,
     load_backends,
-    unheard,
 )
 from attention_conformance.suite.run.options import Options
 from attention_conformance.suite.run.process import limited
@@ -55,21 +55,19 @@ class Plan:
         cls,
         options: Options,
         user: UserCode = NO_CODE,
-        told: Told = unheard,
+        on_death: OnDeath = ignore_death,
     ) -> Plan:
-        """Import the frameworks, find the implementations, and try user functions out. `told` takes the
-        sentence that is to be said if the process dies now. Raises UsageError.
-        """
+        """Import the frameworks, find the implementations, and try user functions out. Raises UsageError."""
         options.check()
         try:
-            return cls._made(options, user, told)
+            return cls._made(options, user, on_death)
         except UsageError as error:
             hint = of_triton(error, options.backends, options.device)
             raise UsageError(f"{error}{hint}") from error
 
     @classmethod
-    def _made(cls, options: Options, user: UserCode, told: Told) -> Plan:
-        loaded, unavailable = load_backends(options, user, told)
+    def _made(cls, options: Options, user: UserCode, on_death: OnDeath) -> Plan:
+        loaded, unavailable = load_backends(options, user, on_death)
         if options.function:
             (one,) = loaded
             lacking = [lacking_parameters(function, options.level) for function in one.functions]

@@ -47,7 +47,7 @@ from attention_conformance.suite.run.supervision import (
     STACKS,
     Controller,
     InWorker,
-    teller,
+    death_reporter,
 )
 from attention_conformance.suite.run.supervision import pytest_cmdline_main as pytest_cmdline_main
 from attention_conformance.suite.run.terminal import failure_text
@@ -336,7 +336,7 @@ _STATE: dict[str, Any] = {}
 def _plan(config: pytest.Config) -> Plan:
     if "plan" not in _STATE:
         options = config.stash[OPTIONS]
-        _STATE["plan"] = _usage(lambda: Plan.make(options, told=teller(config)))
+        _STATE["plan"] = _usage(lambda: Plan.make(options, on_death=death_reporter(config)))
     return _STATE["plan"]
 
 

@@ -131,12 +131,12 @@ class Controller:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: object) -> None:
-        told = getattr(node, "workeroutput", {})
-        if USAGE in told:
-            self._log.say_verdict(int(pytest.ExitCode.USAGE_ERROR), told[USAGE])
-            raise pytest.UsageError(told[USAGE])
-        if IDENTITY in told:
-            self._log.begin(told[IDENTITY])
+        output = getattr(node, "workeroutput", {})
+        if USAGE in output:
+            self._log.say_verdict(int(pytest.ExitCode.USAGE_ERROR), output[USAGE])
+            raise pytest.UsageError(output[USAGE])
+        if IDENTITY in output:
+            self._log.begin(output[IDENTITY])
         if error and node.gateway.id not in self._begun:
             name, why = node.gateway.id, self.why(node)
             death = self._written(f"{name}.death") or (
@@ -157,7 +157,7 @@ class Controller:
         return file.read_text(errors="replace") if file.is_file() else ""
 
 
-def teller(config: pytest.Config) -> Callable[[str], object]:
+def death_reporter(config: pytest.Config) -> Callable[[str], object]:
     """Returns a function of a sentence that is said if this process dies, "" for none."""
     if BOARD in config.stash:
         return lambda death: config.stash[BOARD].say(death=death)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from attention_conformance.suite.records.cells import CellRecord, Run
-from attention_conformance.suite.records.diagnoses import NOTHING, DiagnosisRecord, Told
+from attention_conformance.suite.records.diagnoses import NO_REPORT, DiagnosisRecord, FailureReport
 from attention_conformance.suite.run.options import DRAWN, NAMES, Options
 from attention_conformance.suite.run.progress import EVERY, Progress
 from attention_conformance.suite.run.timing import line
@@ -98,10 +98,10 @@ class Terminal:
         above = summary.tables(run) if verbose else summary.statuses(run)
         yield from ("", *above, *([""] if above else []))
         yield summary.verdict(run, [*log.shortfalls(), *log.failures()])
-        yield from diagnoses.lines(log.told.diagnoses, self._again)
-        few = MOST_EXPLAINED if log.told.diagnoses else MOST
+        yield from diagnoses.lines(log.report.diagnoses, self._again)
+        few = MOST_EXPLAINED if log.report.diagnoses else MOST
         most = len(run.cells) if verbose else few
-        yield from Listing(run, log.nodes, log.options, most, verbose, log.told).explanation()
+        yield from Listing(run, log.nodes, log.options, most, verbose, log.report).explanation()
         yield from (
             "",
             *summary.facts(run.cells, log.unavailable),
@@ -129,7 +129,7 @@ class Terminal:
         if log.cells:
             listed = self._config.option.reportchars != REPORTED
             terminalreporter.stats["failed"] = self._failed if listed else self._others()
-        for text in filter(None, (*log.notes, *log.told.notes, log.silence)):
+        for text in filter(None, (*log.notes, *log.report.notes, log.silence)):
             terminalreporter.write_line(printable(text), yellow=True)
         for time in log.times:
             terminalreporter.write_line(printable(line(time)))
@@ -147,8 +147,8 @@ class Listing:
     """The failures of a run by group.
 
     `nodes` are the ids of the tests by the keys of their cells. `most` groups have lines of their own,
-    the first ones in full, with `verbose` all; only the first one, if `told` has a diagnosis. The smaller
-    case that `told` has stands in its group.
+    the first ones in full, with `verbose` all; only the first one, if `report` has a diagnosis. Its
+    smaller case stands in its group.
     """
 
     def __init__(
@@ -158,11 +158,11 @@ class Listing:
         options: Options,
         most: int = MOST,
         verbose: bool = False,
-        told: Told = NOTHING,
+        report: FailureReport = NO_REPORT,
     ) -> None:
         self._run, self._nodes, self._options, self._most = run, nodes, options, most
-        self._full = most if verbose else 1 if told.diagnoses else IN_FULL
-        self._told = told
+        self._full = most if verbose else 1 if report.diagnoses else IN_FULL
+        self._report = report
         self._groups = groups(run)
 
     def explanation(self) -> Iterator[str]:
@@ -171,11 +171,11 @@ class Listing:
 
     def _commands(self, cell: CellRecord) -> dict[str, str]:
         commands = {"again": rerun_command(self._nodes[cell.key], self._options)}
-        told = self._told
-        if told.smaller and told.of == (cell.check, cell.implementation, cell.kind):
-            commands["smaller"] = told.smaller
-            if told.script:
-                return commands | {"script": shlex.join(["python", told.script])}
+        report = self._report
+        if report.smaller and report.group == (cell.check, cell.implementation, cell.kind):
+            commands["smaller"] = report.smaller
+            if report.script:
+                return commands | {"script": shlex.join(["python", report.script])}
         if command := search_command(cell, self._options):
             commands["go on"] = command
         return commands

@@ -97,7 +97,7 @@ PHRASES: Mapping[str, Callable[[str], str]] = {
 """A binding for people, field by field."""
 
 
-def told(binding: Binding, names: Mapping[str, str]) -> str:
+def described(binding: Binding, names: Mapping[str, str]) -> str:
     """How a function is called, for people, in one line; `names` are its names and what they are
     given."""
     given = [f"{name}={word}" for name, word in names.items() if name != word]

@@ -5,6 +5,6 @@
 - `link`: the child process, requests, and what is taken from the answers.
 - `remote`: backend and implementation in the parent, whose calls the child makes.
 - `parts`: memory, compilers and profiler of that backend.
-- `told`: what the child says of the user's function.
+- `description`: what the child says of the user's function.
 - `sandbox`: the limits of the child.
 """

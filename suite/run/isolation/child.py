@@ -41,7 +41,12 @@ from attention_conformance.backends.user.layer import UserLayer
 from attention_conformance.suite.judge import leaks
 from attention_conformance.suite.judge.verdict import text_of
 from attention_conformance.suite.run.isolation import wire
-from attention_conformance.suite.run.isolation.told import Hello, ToldBackend, layer, parameters
+from attention_conformance.suite.run.isolation.description import (
+    BackendDescription,
+    Hello,
+    layer,
+    parameters,
+)
 from attention_conformance.suite.run.process import YOUNG
 from attention_conformance.suite.spec.dtypes import DTYPES
 from attention_conformance.suite.spec.features import FEATURES
@@ -63,7 +68,7 @@ class Host:
         self.natives = {i.name: i for i in registry.implementations(self.backend)}
         example = registry.example(self.backend)
         self.beside = None if example is None else example.beside
-        self.told = ToldBackend.of(self.backend, self.natives, example)
+        self.description = BackendDescription.of(self.backend, self.natives, example)
         self.exact = {type(self.backend.array(np.zeros((1,)), fmt)) for fmt in DTYPES.values()}
         self.objects: dict[int, Any] = {}
         self.numbers: dict[int, int] = {}
@@ -85,7 +90,7 @@ class Host:
             getattr(made, settle)(*arguments)
         methods = made.methods.items() if isinstance(made, UserCallable) else ()
         return wire.Loaded(
-            self.held(function), str(getattr(function, "__name__", "")),
+            self.reference(function), str(getattr(function, "__name__", "")),
             parameters(function, isinstance(function, type) and not like),
             {n: parameters(method) for n, method in methods},
             REGISTERED in made.declared.features,
@@ -131,38 +136,40 @@ class Host:
 
     # What is answered.
 
-    def shown(self, value: Any) -> wire.Value:
-        """A value as plain data, or as what is held here."""
+    def encoded(self, value: Any) -> wire.Value:
+        """A value as plain data, or as a reference to what stays here."""
         if value is None or type(value) in (bool, int, float, wire.Loaded):
             return value
         if type(value) is str:
             return printable(value)
         if type(value) in (tuple, list):
-            return wire.Several(tuple(map(self.shown, value)), type(value) is list)
+            return wire.Several(tuple(map(self.encoded, value)), type(value) is list)
         if type(value) is dict:
-            return wire.Pairs(tuple((self.shown(n), self.shown(one)) for n, one in value.items()))
+            return wire.Pairs(
+                tuple((self.encoded(n), self.encoded(one)) for n, one in value.items())
+            )
         if isinstance(value, BaseException):
             return self.error(value)
         if isinstance(value, PreparedCall):
             facts = vars(value).items()
-            shown = {n: self.shown(x) for n, x in facts if n not in UNSHOWN and x != PLAIN[n]}
-            return wire.Call(shown)
-        return self.held(value)
+            encoded = {n: self.encoded(x) for n, x in facts if n not in UNSHOWN and x != PLAIN[n]}
+            return wire.Call(encoded)
+        return self.reference(value)
 
-    def held(self, value: Any) -> wire.Held:
+    def reference(self, value: Any) -> wire.Reference:
         """An object that stays here, under its number, of an array with facts."""
         number = self.numbers.get(id(value))
         if number is None:
             self.last = number = self.last + 1
             self.objects[number], self.numbers[id(value)] = value, number
         kind = type(value)
-        held = wire.Held(number, (kind.__module__, kind.__qualname__))
+        reference = wire.Reference(number, (kind.__module__, kind.__qualname__))
         if self.backend.is_array(value):
             with contextlib.suppress(Exception):
-                held.dtype = self.backend.dtype_name(value)
-                held.device = self.backend.device_name(value)
-                held.shape, held.array = tuple(map(int, value.shape)), kind in self.exact
-        return held
+                reference.dtype = self.backend.dtype_name(value)
+                reference.device = self.backend.device_name(value)
+                reference.shape, reference.array = tuple(map(int, value.shape)), kind in self.exact
+        return reference
 
     def error(self, error: BaseException) -> wire.Error:
         """An error, with what a compiler wrapped."""
@@ -209,7 +216,7 @@ def answer(host: Host, text: bytes) -> wire.Answer:
     host.raw = b""
     try:
         target, arguments, keywords = Request(text, host).load()
-        return wire.Answer(host.shown(target(*arguments, **keywords)))
+        return wire.Answer(host.encoded(target(*arguments, **keywords)))
     except BaseException as error:
         return wire.Answer(raised=host.error(error))
 
@@ -251,7 +258,7 @@ def main() -> None:
         gc.freeze()
         gc.enable()
         gc.set_threshold(YOUNG)
-        wire.send(channel, msgpack.encode(Hello("", tuple(OPEN), host.told), enc_hook=dict))
+        wire.send(channel, msgpack.encode(Hello("", tuple(OPEN), host.description), enc_hook=dict))
         with contextlib.suppress(EOFError):
             serve(channel, host)
     os._exit(0)  # threads and exit handlers of the user's code have nobody to answer

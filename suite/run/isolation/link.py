@@ -33,8 +33,8 @@ from attention_conformance.backends.prepared import (
 )
 from attention_conformance.backends.registry import BackendUnavailable, UsageError
 from attention_conformance.suite.run.isolation import wire
+from attention_conformance.suite.run.isolation.description import BackendDescription, Hello
 from attention_conformance.suite.run.isolation.sandbox import Limits
-from attention_conformance.suite.run.isolation.told import Hello, ToldBackend
 from attention_conformance.suite.run.process import environment, how_it_ended
 from attention_conformance.suite.spec.dtypes import DType
 from attention_conformance.suite.spec.features import Feature
@@ -116,7 +116,7 @@ class Link:
     first child says of its backend.
     """
 
-    home: ToldBackend
+    home: BackendDescription
 
     def __init__(self, start: Mapping[str, Any], limits: Limits) -> None:
         self.start, self.limits = dict(start), limits
@@ -158,7 +158,7 @@ class Link:
             self.kill(True)
             raise BackendUnavailable(printable(said.unavailable))
 
-    def at_home(self, home: ToldBackend) -> None:
+    def at_home(self, home: BackendDescription) -> None:
         """Take what a child says of the backend."""
         self.home = home
         for name in home.validation_errors:
@@ -259,11 +259,11 @@ class Link:
                 return self.error(said)
             case wire.Call():
                 return self.call(said)
-            case wire.Held():
+            case wire.Reference():
                 return self.handle(said)
         return said
 
-    def handle(self, said: wire.Held) -> Handle:
+    def handle(self, said: wire.Reference) -> Handle:
         """The object that the child holds by this number, with what the child says of an array."""
         known = self.handles.get(said.number)
         if known is None:

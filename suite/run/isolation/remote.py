@@ -33,9 +33,13 @@ from attention_conformance.suite.judge import leaks
 from attention_conformance.suite.judge.verdict import Deviation, first_line
 from attention_conformance.suite.records.machine import ROOT
 from attention_conformance.suite.run.isolation import parts, wire
+from attention_conformance.suite.run.isolation.description import (
+    DescribedLayer,
+    ImplementationDescription,
+    Stub,
+)
 from attention_conformance.suite.run.isolation.link import Handle, Link, Place
 from attention_conformance.suite.run.isolation.sandbox import Limits
-from attention_conformance.suite.run.isolation.told import Stub, ToldLayer, ToldNative
 from attention_conformance.suite.run.options import Options
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.catalogue import AnyCase
@@ -138,19 +142,19 @@ class Remote(parts.Asking, Backend):
             # Calls are watched in the child; here nothing is called.
             all_said = {**own, **said, "forbid": ()}
             if facts.layer is None:
-                told, claims = registry.callable_implementation(
+                implementation, claims = registry.callable_implementation(
                     self, stub, name, all_said, like, text
                 )
             else:
                 stub.layer, claims = facts.layer, Claims.of(stub, all_said, like)
-                told = ToldLayer(self, stub, name, claims, like)
+                implementation = DescribedLayer(self, stub, name, claims, like)
         except UsageError:
             raise
         except Exception as error:
             raise UsageError(f"function {text!r}: {printable(first_line(error))}") from error
         self.link.loaded = True
-        remote_function(self, told, [REGISTERED] if facts.registered else [])
-        return told, claims
+        remote_function(self, implementation, [REGISTERED] if facts.registered else [])
+        return implementation, claims
 
     def _claims(self, own: dict[str, Any], text: str) -> dict[str, Any]:
         folder = Path(text.rpartition(":")[0]).parent
@@ -163,14 +167,15 @@ class Remote(parts.Asking, Backend):
 
     @cached_property
     def settings(self) -> ChildSettings:
-        def modes(name: str, told: Mapping[str, Any]) -> dict[str, Ambient]:
-            within = {mode: Place(("settings", name, "modes", mode, "within")) for mode in told}
+        def modes(name: str, values: Mapping[str, Any]) -> dict[str, Ambient]:
+            within = {mode: Place(("settings", name, "modes", mode, "within")) for mode in values}
             return {
-                mode: Ambient(partial(self.link.ask, within[mode]), *told[mode]) for mode in told
+                mode: Ambient(partial(self.link.ask, within[mode]), *values[mode])
+                for mode in values
             }
 
-        told = self.home.modes
-        settings = {n: Setting(_unread, _unread, modes(n, told[n])) for n in told}
+        home = self.home.modes
+        settings = {n: Setting(_unread, _unread, modes(n, home[n])) for n in home}
         return ChildSettings(settings, self._begin)
 
     def _begin(self) -> Callable[[], list[str]]:
@@ -229,34 +234,36 @@ SETTLED = ("rebind", "choose")
 """The methods by which trial calls settle how a function is called, or how a layer is read."""
 
 
-def remote_function(backend: Remote, told: Implementation, features: Iterable[str]) -> None:
-    """Let the child make the calls of a user's function. `told` is the function in this process, by its
+def remote_function(backend: Remote, function: Implementation, features: Iterable[str]) -> None:
+    """Let the child make the calls of a user's function. `function` is the one in this process, by its
     signature and its claims: what it declares, and how arguments are bound. It has these `features`, too.
     """
 
     def both(own: Callable[..., None]) -> Callable[..., None]:
-        def settle(told: Any, *arguments: Any) -> None:
-            told.link.start["settled"][own.__name__] = arguments  # a new child begins so
-            told.ask(own.__name__, *arguments)
-            own(told, *arguments)
-            told.declared = told.declared.taking(*features)
+        def settle(function: Any, *arguments: Any) -> None:
+            function.link.start["settled"][own.__name__] = arguments  # a new child begins so
+            function.ask(own.__name__, *arguments)
+            own(function, *arguments)
+            function.declared = function.declared.taking(*features)
 
         return settle
 
-    kind = type(told)
+    kind = type(function)
     settled = {name: both(getattr(kind, name)) for name in SETTLED if hasattr(kind, name)}
-    told.__class__ = type(kind.__name__, (RemoteCalls, kind), settled)
-    vars(told)["link"] = backend.link
-    told.declared = told.declared.taking(*features)
-    if told.beside is not None:
+    function.__class__ = type(kind.__name__, (RemoteCalls, kind), settled)
+    vars(function)["link"] = backend.link
+    function.declared = function.declared.taking(*features)
+    if function.beside is not None:
         # A function that stands in for the framework's own attention is held to its answers.
-        told.beside = (backend.apart if told.declared.drop_in else backend).beside
+        function.beside = (backend.apart if function.declared.drop_in else backend).beside
 
 
 class RemoteNative(RemoteCalls):
     """An implementation of the framework in the child."""
 
-    def __init__(self, backend: Remote, said: ToldNative, place: tuple[str, ...]) -> None:
+    def __init__(
+        self, backend: Remote, said: ImplementationDescription, place: tuple[str, ...]
+    ) -> None:
         self.link, self.place = backend.link, place
         self.operator, self.textbook = OPERATORS[said.operator], said.textbook
         self.axis_order, self._later = said.axis_order, said.later

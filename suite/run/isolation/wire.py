@@ -2,7 +2,7 @@
 
 The child trusts the parent: a request is a pickle. The parent trusts nothing: an answer is MessagePack,
 which is decoded as one of the types here or refused, and the values of an array that is read. Both are
-limited. An object that stays in the child is answered as `Held`, a number with claims about the object.
+limited. An object that stays in the child is answered as `Reference`, a number with claims.
 Values are bytes, whose number the claimed dtype and shape fix.
 """
 
@@ -42,7 +42,7 @@ Size = Annotated[int, Meta(ge=0, lt=1 << 40)]
 Shape = Annotated[tuple[Size, ...], Meta(max_length=64)]
 
 
-class Held(Struct, tag=True):
+class Reference(Struct, tag=True):
     """An object that stays in the child: its number, and module and name of its type.
 
     Of an array there is more: whether its type is exactly that of the framework's arrays, its dtype,
@@ -111,7 +111,7 @@ class Loaded(Struct, tag=True):
     """The user's function, its name and parameters, those of its methods, and its own claims.
     `registered`: it is an operator of the framework. `layer`: what the layer shows that it makes."""
 
-    function: Held
+    function: Reference
     name: str
     parameters: Parameters
     methods: dict[Name, Parameters]
@@ -120,7 +120,7 @@ class Loaded(Struct, tag=True):
     claims: dict[str, Any]
 
 
-Value = bool | int | float | str | Held | Error | Several | Pairs | Call | Loaded | None
+Value = bool | int | float | str | Reference | Error | Several | Pairs | Call | Loaded | None
 
 
 class Answer(Struct, forbid_unknown_fields=True):

@@ -26,7 +26,7 @@ KINDS = {**get_type_hints(Declared), "limits": dict[str, Limits]}
 
 
 @dataclass(frozen=True)
-class ToldNative:
+class ImplementationDescription:
     """An implementation of the framework; `plain` is its declaration as plain data."""
 
     name: str
@@ -37,7 +37,7 @@ class ToldNative:
     plain: dict[str, Any]
 
     @classmethod
-    def of(cls, native: Implementation) -> ToldNative:
+    def of(cls, native: Implementation) -> ImplementationDescription:
         """What a child says of an implementation."""
         limits = native.declared.limits
         by_dtype = limits if isinstance(limits, Mapping) else {"": limits}
@@ -54,7 +54,7 @@ class ToldNative:
 
 
 @dataclass(frozen=True)
-class ToldBackend:
+class BackendDescription:
     """What a child says of its backend before it imports the user's file.
 
     - `compilers`: names, timed ones, and those of layers (see `Compilers`)
@@ -79,8 +79,8 @@ class ToldBackend:
     ambient: dict[str, str]
     lacking: dict[str, dict[str, str]]
     modes: dict[str, dict[str, tuple[str, str, bool]]]
-    natives: tuple[ToldNative, ...]
-    beside: ToldNative | None
+    natives: tuple[ImplementationDescription, ...]
+    beside: ImplementationDescription | None
 
     @classmethod
     def of(
@@ -92,7 +92,7 @@ class ToldBackend:
             name: {} if example is None else through.lacking(example, name)
             for name in (through.names if example is None else through.of(example))
         }
-        told = cls(
+        description = cls(
             home.name, home.native, {n: str(text) for n, text in home.versions.items()},
             str(home.expectations), home.refusals, home.rounding,
             tuple((kind.__module__, kind.__qualname__) for kind in home.validation_errors),
@@ -103,10 +103,10 @@ class ToldBackend:
                 name: {mode: ambient[1:] for mode, ambient in setting.modes.items()}
                 for name, setting in home.settings.items()
             },
-            tuple(map(ToldNative.of, natives.values())),
-            None if beside is None else ToldNative.of(beside),
+            tuple(map(ImplementationDescription.of, natives.values())),
+            None if beside is None else ImplementationDescription.of(beside),
         )  # fmt: skip
-        return msgspec.to_builtins(told, enc_hook=dict)
+        return msgspec.to_builtins(description, enc_hook=dict)
 
 
 class Hello(Struct):
@@ -115,12 +115,12 @@ class Hello(Struct):
 
     unavailable: str = ""
     open: tuple[str, ...] = ()
-    home: ToldBackend | None = None
+    home: BackendDescription | None = None
 
 
 def parameters(function: Any, as_instances: bool = False) -> wire.Parameters:
     """The parameters of a callable. With `as_instances` those of the call of a class's instances. Of
-    defaults that are not plain data only their existence is told."""
+    defaults that are not plain data only their existence is said."""
     try:
         read = signature_of_instances if as_instances else signature_of
         found = read(function).parameters.values()
@@ -148,15 +148,15 @@ class Stub:
 
     layer: wire.Layer
 
-    def __init__(self, function: Any, name: str, told: wire.Parameters) -> None:
+    def __init__(self, function: Any, name: str, parameters: wire.Parameters) -> None:
         self._function = function
         self.__name__ = name
-        if told is not None:
+        if parameters is not None:
             kinds, none = inspect._ParameterKind.__members__, (inspect.Parameter.empty,)
             self.__signature__ = inspect.Signature(
                 [
                     inspect.Parameter(name, kinds[kind], default=(default or none)[0])
-                    for name, kind, default in told
+                    for name, kind, default in parameters
                 ]
             )
 
@@ -164,12 +164,12 @@ class Stub:
         return self._function(*arguments, **keywords)
 
 
-class ToldLayer(UserLayer):
+class DescribedLayer(UserLayer):
     """A user's layer in the child, by what the child says of it."""
 
     def observed(self, case: Case) -> ObservedLayer:
-        told: wire.Layer = self.judged.layer
-        facts = told.facts
+        description: wire.Layer = self.judged.layer
+        facts = description.facts
         if (
             facts.tie not in TIES
             or facts.mask_kind not in (*MASKS, NO_MASK)
@@ -178,8 +178,8 @@ class ToldLayer(UserLayer):
         ):
             raise wire.Garbled("facts have unknown words")
         return ObservedLayer(
-            Stub(self.judged, "", told.call), told.switches, told.takes_parameters,
-            {frozenset(names): printable(reason) for names, reason in told.unread},
+            Stub(self.judged, "", description.call), description.switches, description.takes_parameters,
+            {frozenset(names): printable(reason) for names, reason in description.unread},
             replace(
                 facts,
                 read=tuple(map(printable, facts.read)),
