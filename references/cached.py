@@ -116,11 +116,11 @@ def composed(problem: Problem, view: View) -> Bounded:
             turned(x, at, turn) for x, at in ((query, view.at), (attending, view.positions))
         )
     if u.codes:
-        kept = with_codes(attending.output, u)
+        read_back = with_codes(attending.output, u)
         if turn is not None:
             read = turned(Leaf(u, with_codes(Bounded.exact(key), u)), view.positions, turn).output
-            kept = Bounded(kept.value, np.maximum(kept.error, read.error))
-        attending = Leaf(u, kept)
+            read_back = Bounded(read_back.value, np.maximum(read_back.error, read.error))
+        attending = Leaf(u, read_back)
     values = Leaf(u, with_codes(Bounded.exact(value), u)) if u.codes else leaf(value)
     rows, keys = query.shape[2], key.shape[2]
     made = steps(view.features(inputs.features), rows, keys, precision_for(inputs.dtype))
@@ -142,8 +142,8 @@ def with_codes(x: Bounded, u: Roundoffs) -> Bounded:
     code = CODES[u.codes or ""]
     scale = x.size.max(-1, keepdims=True, initial=0.0) / code.max
     t = x.size / np.where(scale > 0, scale, 1)
-    kept = scale * code_error(t, 4 * u.score * t + u.score_floor, code)
-    return scaled(Bounded(x.value, x.error + kept), u)
+    read_back = scale * code_error(t, 4 * u.score * t + u.score_floor, code)
+    return scaled(Bounded(x.value, x.error + read_back), u)
 
 
 def compose(problem: Problem) -> Composition:

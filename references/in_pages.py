@@ -66,8 +66,8 @@ class InPages(Reference):
                 f"{NEW}{name}": np.zeros_like(inputs.arrays[f"{NEW}{name}"]) for name in names
             }
             after = stored(replace(inputs, arrays={**inputs.arrays, **zeros, **tangents})).arrays
-            kept = {name: after[name] for name in {*tangents, *names} if name in after}
-            return self.jvp(stored(inputs), kept, rounding, empty_rows)
+            stored_tangents = {name: after[name] for name in {*tangents, *names} if name in after}
+            return self.jvp(stored(inputs), stored_tangents, rounding, empty_rows)
         moved = gathered(replace(inputs, arrays={**inputs.arrays, **tangents})).arrays
         tangents = {name: moved[name] for name in tangents}
         return super().jvp(gathered(inputs), tangents, rounding, empty_rows)

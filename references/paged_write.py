@@ -25,17 +25,17 @@ class Written(Node):
         super().__init__(problem.u, cache, tokens)
         self.cache, self.tokens, self.case = cache, tokens, problem.inputs.case
         slots = problem.inputs.arrays["slot_mapping"].astype(int)
-        self.kept = slots >= 0
-        self.slots = slots[self.kept]
+        self.is_written = slots >= 0
+        self.slots = slots[self.is_written]
 
     @property
     def output(self) -> Bounded:
-        return self._put(self.cache.output, self.tokens.output[self.kept])
+        return self._put(self.cache.output, self.tokens.output[self.is_written])
 
     def gradients(self, received: Bounded) -> Gradients:
         value, error = (np.zeros(self.tokens.shape, part.dtype) for part in received.parts)
         for into, of in zip((value, error), received.parts, strict=True):
-            into[self.kept] = flat_slots(self.case, of)[self.slots]
+            into[self.is_written] = flat_slots(self.case, of)[self.slots]
         nothing = Bounded.exact(np.zeros((len(self.slots), *self.tokens.shape[1:]), value.dtype))
         return self._put(received, nothing), Bounded(value, error)
 
@@ -44,7 +44,7 @@ class Written(Node):
         dtype = self.cache.output.value.dtype
         cache = cache or Bounded.exact(np.zeros(self.cache.shape, dtype))
         tokens = tokens or Bounded.exact(np.zeros(self.tokens.shape, dtype))
-        return self._put(cache, tokens[self.kept])
+        return self._put(cache, tokens[self.is_written])
 
     def _put(self, cache: Bounded, tokens: Bounded) -> Bounded:
         parts = []

@@ -145,8 +145,12 @@ def sizes(problem: Problem, x: Leaf, name: str) -> np.ndarray:
 
 def by_row(pairs: Pairs, x: np.ndarray) -> np.ndarray:
     """The sums (B, H, Lq, .) of what rows attend, for (B, Hkv, Lk, .)."""
-    shown = np.ones(pairs.shape[2:]) if pairs.shown is None else pairs.shown.astype(np.float64)
-    return np.repeat(shown @ x, pairs.shape[1] // x.shape[1], 1)
+    output_mask = (
+        np.ones(pairs.shape[2:])
+        if pairs.output_mask is None
+        else pairs.output_mask.astype(np.float64)
+    )
+    return np.repeat(output_mask @ x, pairs.shape[1] // x.shape[1], 1)
 
 
 def operand(problem: Problem, name: str, summands: int) -> Leaf:

@@ -267,8 +267,8 @@ def _expect(arguments: argparse.Namespace) -> int:
         names = registry.modules(backend) or tuple(run.header.versions)
         versions = {n: v for n, v in run.header.versions.items() if n in names}
         mine = [c for c in failing if c.backend == backend]
-        told = [one for one in run.diagnoses if one.backend == backend]
-        text += f"# {backend}.toml\n\n{draft(mine, versions, told)}\n"
+        sentences = [one for one in run.diagnoses if one.backend == backend]
+        text += f"# {backend}.toml\n\n{draft(mine, versions, sentences)}\n"
     if arguments.output:
         try:
             write_new(arguments.output, text)

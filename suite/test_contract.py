@@ -42,33 +42,35 @@ def test_contract(cell: Cell) -> None:
     with keeping_arguments(backend, prepared, "the call"):
         first = cell.read(cell.call(prepared), inputs, prepared)
     # A kernel may reuse one output buffer, so the first output is copied.
-    kept = {name: array.copy() for name, array in first.arrays.items()}
+    values_before = {name: array.copy() for name, array in first.arrays.items()}
     for name, array in arrays.items():
         if attached(array) is not masks[name]:
             raise Deviation("mutated-input", f"the call changed the mask attached to {name}")
     second = cell.read(cell.call(prepared), inputs, prepared)
     if implementation.declared.deterministic:
         for name, array in second.arrays.items():
-            expect_bitwise(array, kept[name], "not-deterministic", f"a second call's {name}")
+            expect_bitwise(
+                array, values_before[name], "not-deterministic", f"a second call's {name}"
+            )
     if not implementation.declared.takes_parameters:
         return
     if inputs.parameters and implementation.declared.deterministic:
         fresh = cell.run(inputs)
         expect_bitwise(
-            fresh.values, kept["output"], "not-deterministic", "a fresh layer's first call"
+            fresh.values, values_before["output"], "not-deterministic", "a fresh layer's first call"
         )
     later = cell.prepare(other_values(inputs))
-    held = cell.call(later)
-    expect_kept(cell, prepared, first, kept["output"], "a later call")
-    del held
+    later_answers = cell.call(later)
+    expect_unchanged(cell, prepared, first, values_before["output"], "a later call")
+    del later_answers
 
 
-def expect_kept(
-    cell: Cell, prepared: PreparedCall, answer: Answer, kept: np.ndarray, what: str
+def expect_unchanged(
+    cell: Cell, prepared: PreparedCall, answer: Answer, values_before: np.ndarray, what: str
 ) -> None:
-    """An answer of the call, read again after `what`, still has the values `kept`."""
+    """An answer of the call, read again after `what`, still has the values `values_before`."""
     again = cell.read(answer.native, cell.inputs, prepared)
-    expect_bitwise(again.values, kept, "overwritten", f"an answer after {what}")
+    expect_bitwise(again.values, values_before, "overwritten", f"an answer after {what}")
 
 
 @check(cases.share("kept_answers"))
@@ -82,14 +84,14 @@ def test_kept_answers(cell: Cell) -> None:
         raise NotApplicable("the layer makes its own parameters")
     prepared = cell.prepare(inputs)
     first = cell.read(cell.call(prepared), inputs, prepared)
-    kept = first.values.copy()
+    values_before = first.values.copy()
     backend, later = cell.implementation.backend, cell.prepare(other_values(inputs))
     gone = parts(cell.call(prepared), prepared)["output"]
     before, alias = backend.to_numpy(gone).copy(), backend.memory.alias(gone)
     del gone
-    held = [cell.call(later) for _ in range(LATER)]
-    expect_kept(cell, prepared, first, kept, f"{len(held)} later calls")
-    what = f"a view of an answer, which is gone itself, after {len(held)} later calls"
+    later_answers = [cell.call(later) for _ in range(LATER)]
+    expect_unchanged(cell, prepared, first, values_before, f"{len(later_answers)} later calls")
+    what = f"a view of an answer, which is gone itself, after {len(later_answers)} later calls"
     expect_bitwise(backend.to_numpy(alias), before, "overwritten", what)
 
 
@@ -123,22 +125,22 @@ def test_own_memory(cell: Cell) -> None:
         raise NotApplicable("the layer makes its own parameters")
     prepared, later = cell.prepare(inputs), cell.prepare(other_values(inputs))
     written, first = cell.call(prepared), cell.read(cell.call(prepared), inputs, prepared)
-    kept = first.values.copy()
+    values_before = first.values.copy()
     count = MANY if inputs.sizes.Lq == 1 else SOME
-    held = [cell.call(later) for _ in range(count)]
-    expect_kept(cell, prepared, first, kept, f"{count} later calls")
+    later_answers = [cell.call(later) for _ in range(count)]
+    expect_unchanged(cell, prepared, first, values_before, f"{count} later calls")
     arrays = arrays_of(backend, prepared)
     changed = watched(backend, arrays)
     with suppress(Exception):  # arrays of inference mode, for example, cannot be written to
         backend.memory.overwrite(
-            parts(written, prepared)["output"], parts(held[0], later)["output"]
+            parts(written, prepared)["output"], parts(later_answers[0], later)["output"]
         )
     if names := changed():
         raise Deviation("overwritten", f"a write into an answer changed the argument {names[0]}")
-    expect_kept(cell, prepared, first, kept, "a write into another answer")
+    expect_unchanged(cell, prepared, first, values_before, "a write into another answer")
     for name, array in arrays.items():
         backend.memory.overwrite(array, later.arguments[name])
-    expect_kept(cell, prepared, first, kept, "writes into the arguments")
+    expect_unchanged(cell, prepared, first, values_before, "writes into the arguments")
 
 
 def other_values(inputs: Inputs) -> Inputs:

@@ -96,7 +96,7 @@ def expect_probable(n: int, p: float, count: int, what: str) -> None:
         raise Deviation("dropout", f"{message}; the chance of that is {chance:.1g}", where=(what,))
 
 
-def kept(
+def kept_weights(
     cell: Cell, inputs: Inputs, path: str = "", call: PreparedCall | None = None
 ) -> np.ndarray:
     """Which attended weights were kept, boolean (B, Lq, H, Lk).
@@ -160,7 +160,7 @@ def _expect(
 def test_dropout(cell: Cell) -> None:
     pattern, rate = cell.implementation.declared.dropout, RATE
     inputs = readable(cell.inputs, rate)
-    first = kept(cell, inputs)
+    first = kept_weights(cell, inputs)
     heads = first.shape[2]
     alone = first[:1, :, :1] if pattern == "shared" else first
     if pattern == "shared" and not (first == alone).all():
@@ -179,9 +179,9 @@ def test_dropout(cell: Cell) -> None:
     alike = rate**2 + (1 - rate) ** 2
     for what, (one, other) in pairs.items():
         expect_probable(one.size, alike, int((one == other).sum()), f"equal between two {what}")
-    if not np.array_equal(kept(cell, inputs), first):
+    if not np.array_equal(kept_weights(cell, inputs), first):
         raise Deviation("dropout", "the same seed gave another pattern")
-    if np.array_equal(kept(cell, inputs.replace(dropout_seed=1)), first):
+    if np.array_equal(kept_weights(cell, inputs.replace(dropout_seed=1)), first):
         raise Deviation("dropout", "another seed gave the same pattern")
     for masked in with_masks(cell, inputs):
         got = twice(cell.run(masked).values, masked)[:, :, :, 0]
@@ -202,7 +202,7 @@ def expect_dropping_paths(cell: Cell, inputs: Inputs) -> None:
     shared = cell.implementation.declared.dropout == "shared"
     one = (slice(1), slice(None), slice(1)) if shared else ...
     for name, prepared in cell.implementation.paths(inputs).items():
-        whole, of = kept(cell, inputs, name, prepared)[one], attended[one]
+        whole, of = kept_weights(cell, inputs, name, prepared)[one], attended[one]
         count = int(whole.sum())
         expect_probable(int(of.sum()), 1 - inputs.rate, count, f"weights kept by {name}")
 
@@ -246,7 +246,7 @@ def test_dropout_gradients(cell: Cell) -> None:
     """
     fmt, dO = cell.dtype, round_to(cell.cotangent, cell.dtype).astype(float)
     seen = readable(cell.inputs, RATE)
-    factor = kept(cell, seen).transpose(0, 2, 1, 3) / (1.0 - RATE)  # (B, H, Lq, Lk)
+    factor = kept_weights(cell, seen).transpose(0, 2, 1, 3) / (1.0 - RATE)  # (B, H, Lq, Lk)
     s = seen.sizes
     # Roundings: dot products, two sums over keys, one over queries, softmax, rescaling, scale, store.
     relative = gamma(s.Dv + 2 * s.Lk + s.Lq + 16, fmt.unit_roundoff)

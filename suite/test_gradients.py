@@ -168,12 +168,12 @@ def test_gradient_contract(cell: Cell) -> None:
     prepared, _ = asked_of(cell)
     shaped = native_cotangent(cell.cotangent, inputs, prepared)
     native = backend.memory.arranged(shaped, cell.dtype, "reversed")
-    kept = backend.to_numpy(native).copy()
+    values_before = backend.to_numpy(native).copy()
     plain = cell.attempt(lambda: prepared.output(prepared.arguments))
     cell.judge(read_output(cell, plain, inputs, prepared))
     with keeping_arguments(backend, prepared, "differentiation"):
         cell.attempt(lambda: backend.vjp(prepared, OPERANDS, native))
-    if not np.array_equal(backend.to_numpy(native), kept):
+    if not np.array_equal(backend.to_numpy(native), values_before):
         raise Deviation("mutated-input", "differentiation changed the cotangent")
 
 

@@ -85,8 +85,8 @@ def rows_of(array: np.ndarray, inputs: Inputs, rows: slice | np.ndarray) -> np.n
     return array[(slice(None),) * place + (rows,)]
 
 
-def renewed(inputs: Inputs, kept: np.ndarray, axis: str) -> Inputs:
-    """The inputs with negated values along `axis`, except at its indices `kept` (boolean).
+def renewed(inputs: Inputs, unchanged: np.ndarray, axis: str) -> Inputs:
+    """The inputs with negated values along `axis`, except at its indices `unchanged` (boolean).
 
     Applies to every array with this axis, except positions and lengths.
     """
@@ -96,7 +96,7 @@ def renewed(inputs: Inputs, kept: np.ndarray, axis: str) -> Inputs:
             continue
         place = inputs.axes(name).index(axis)
         shape = [-1 if n == place else 1 for n in range(inputs.arrays[name].ndim)]
-        arrays[name] = np.where(kept.reshape(shape), inputs.arrays[name], -inputs.arrays[name])
+        arrays[name] = np.where(unchanged.reshape(shape), inputs.arrays[name], -inputs.arrays[name])
     return inputs.replace(**arrays)
 
 

@@ -240,7 +240,7 @@ def test_a_run_is_told_its_diagnoses_and_a_smaller_case() -> None:
     said = told_of(implementation)
     assert said.notes == ()
     assert said.diagnoses[0].fault == "causal-sees-next"
-    assert said.of == ("values", implementation.name, "value")
+    assert said.group == ("values", implementation.name, "value")
     assert Case.parse(said.smaller).sizes.Lq == 1
 
 
@@ -251,7 +251,7 @@ def test_the_smaller_case_is_of_the_first_group() -> None:
     cells = [record_of(c, "fail") for c in failing]
     cells.append(replace(record_of(empty, "fail"), kind="raised"))
     said = diagnosing.diagnose_run(PlanByHand(implementation), cells, None)  # type: ignore[arg-type]
-    assert said.of == ("values", implementation.name, "value")
+    assert said.group == ("values", implementation.name, "value")
     assert Case.parse(said.smaller).sizes.B == 1
 
 
@@ -264,7 +264,7 @@ def test_an_exception_is_one_note(monkeypatch: pytest.MonkeyPatch) -> None:
     said = told_of(implementation)
     assert said.diagnoses == ()
     assert said.notes == ("no diagnosis of mine:causal-sees-next: RuntimeError: broken",)
-    monkeypatch.setattr(diagnosing, "_told", broken)
+    monkeypatch.setattr(diagnosing, "_diagnosed", broken)
     assert told_of(implementation).notes == ("no diagnosis: RuntimeError: broken",)
 
 

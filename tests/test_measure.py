@@ -147,9 +147,9 @@ def test_of_many_different_answers_a_random_few_are_kept() -> None:
         for answer in (*range(64), *range(64)):
             seen.take(answer, lambda answer=answer: answer)
         assert seen.counts == dict.fromkeys(range(64), 2)
-        assert len(seen.kept()) == KEPT
-        assert {count for count, _ in seen.kept()} == {2}
-        kept.update(answer for _, answer in seen.kept())
+        assert len(seen.answers()) == KEPT
+        assert {count for count, _ in seen.answers()} == {2}
+        kept.update(answer for _, answer in seen.answers())
     # 200 draws with probability 1/4 each: 50, and hardly ever more than five deviations of 6 from that.
     assert all(20 < kept[answer] < 80 for answer in range(64))
 

@@ -93,13 +93,13 @@ class Attend(Node):
     @cached_property
     def answer(self) -> Attended:
         """The output and weights of the forward pass, including the weights of the column."""
-        pairs, scores, shown = self.pairs, self.scores.output, self.pairs.shown
+        pairs, scores, output_mask = self.pairs, self.scores.output, self.pairs.output_mask
         value = pairs.shown_slots(self.value.output)
         if self.column is not None:
             scores, value = scores.beside(self.column.output, -1), _with_zeros(value)
-            full = np.broadcast_to(True if shown is None else shown, pairs.shape)
-            shown = np.concatenate([full, self._finite], -1)
-        return attend(scores, value, shown, self.u, pairs.rows, int(self.column is not None))
+            full = np.broadcast_to(True if output_mask is None else output_mask, pairs.shape)
+            output_mask = np.concatenate([full, self._finite], -1)
+        return attend(scores, value, output_mask, self.u, pairs.rows, int(self.column is not None))
 
     @property
     def output(self) -> Bounded:
@@ -293,8 +293,10 @@ class LogSumExp(Node):
     @cached_property
     def output(self) -> Bounded:
         u, pairs, scores = self.u, self.attend.pairs, self.attend.scores.output
-        shown = np.broadcast_to(True if pairs.shown is None else pairs.shown, pairs.shape)
-        softmax = Softmax.of(np.where(shown, scores.value, -np.inf))
+        output_mask = np.broadcast_to(
+            True if pairs.output_mask is None else pairs.output_mask, pairs.shape
+        )
+        softmax = Softmax.of(np.where(output_mask, scores.value, -np.inf))
         d = score_error(scores.error, softmax.distance, u)
         peak = np.where(softmax.weights > NEGLIGIBLE_WEIGHT, d, 0.0).max(-1, initial=0.0)
         largest = np.where(softmax.empty, 0, softmax.largest)[..., 0]

@@ -40,7 +40,7 @@ class Pairs:
         )  # fmt: skip
 
     @cached_property
-    def shown(self) -> np.ndarray | None:
+    def output_mask(self) -> np.ndarray | None:
         """Attended pairs of the output, broadcastable; None if all are."""
         if self.mask is None or self.bias_allows is None:
             return self.bias_allows if self.mask is None else self.mask
@@ -49,8 +49,8 @@ class Pairs:
     @cached_property
     def keys(self) -> np.ndarray:
         """Number of keys per row in the output, (B, H, Lq)."""
-        shown = True if self.shown is None else self.shown
-        return np.asarray(np.broadcast_to(shown, self.shape).sum(-1))
+        output_mask = True if self.output_mask is None else self.output_mask
+        return np.asarray(np.broadcast_to(output_mask, self.shape).sum(-1))
 
     @cached_property
     def equal_score_rows(self) -> np.ndarray:
@@ -82,10 +82,10 @@ class Pairs:
         """Like `by_head`, with zeros for keys or values that are not finite and that no row attends."""
         x = self.by_head(x)
         finite = np.isfinite(x.value).all(-1)
-        if self.shown is None or finite.all():
+        if self.output_mask is None or finite.all():
             return x
-        shown = np.broadcast_to(self.shown, self.shape).any(-2)
-        return x.where((finite | shown)[..., None])
+        output_mask = np.broadcast_to(self.output_mask, self.shape).any(-2)
+        return x.where((finite | output_mask)[..., None])
 
     def seen(self, x: Bounded) -> Bounded:
         """Like `by_head`, with zeros for keys or values that no row attends, because these may be NaN."""

@@ -234,9 +234,9 @@ def times(x: Bounded, by: Bounded | np.ndarray | float | np.floating, u: Roundof
     return stored(x * by, Store(u.score + u.accumulate, u.floor))
 
 
-def inner(a: Bounded, b: Bounded, kept: int, u: Roundoffs) -> Bounded:
-    """The sum of a b over all but the last `kept` axes, each product stored; shapes broadcast."""
+def inner(a: Bounded, b: Bounded, axes_left: int, u: Roundoffs) -> Bounded:
+    """The sum of a b over all but the last `axes_left` axes, each product stored; shapes broadcast."""
     each = stored(a * b, u.scaled_scores)
-    axes = tuple(range(each.value.ndim - kept))
+    axes = tuple(range(each.value.ndim - axes_left))
     total = stored(summed(each, axes, u), u.results)
     return Bounded(total.value.squeeze(axes), total.error.squeeze(axes))

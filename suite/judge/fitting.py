@@ -301,9 +301,9 @@ class Fitting:
     def attends(self, inputs: Inputs, dense: np.ndarray) -> bool:
         """True if exactly the keys of a mask (Lq, Lk) have weights, whatever the scale."""
         rows, calls = dense.any(-1), one_hot(inputs, MOST_CALLS)
-        for keys, shown in calls:
-            got = self.output(shown)
-            if got is None or got.shape != shown.full_shape("output"):
+        for keys, one_hots in calls:
+            got = self.output(one_hots)
+            if got is None or got.shape != one_hots.full_shape("output"):
                 return False
             seen = got[..., rows, : keys.stop - keys.start] > 0
             if (seen != dense[rows, keys]).any():

@@ -83,7 +83,7 @@ def _changes(name: str, before: Any, now: Any) -> list[str]:
     if now == before:
         return []
     if not isinstance(before, Mapping):
-        return [f"{name} at {shown(now)}, it was {shown(before)}"]
+        return [f"{name} at {readable(now)}, it was {readable(before)}"]
     return [
         change
         for key, value in before.items()
@@ -91,7 +91,7 @@ def _changes(name: str, before: Any, now: Any) -> list[str]:
     ]
 
 
-def shown(value: Any) -> str:
+def readable(value: Any) -> str:
     """A value for people, without the address of an object."""
     return re.sub(r" at 0x[0-9a-f]+", "", text_of(value))[:100]
 

@@ -176,7 +176,7 @@ class TimedCall:
             for number in dict.fromkeys((*recorded[:1], *part, *several)):
                 self.cell.measured = Measured()
                 seen = self.seen[number]
-                for count, reading in seen.kept():
+                for count, reading in seen.answers():
                     of = f" (in {count} of {seen.counts.total()} recorded calls)"
                     of = of if len(seen.counts) > 1 else ""
                     self._hold(reading, self._fresh(number), 0, of)

@@ -190,13 +190,13 @@ def side_by_side(records: Sequence[SpeedRecord]) -> Iterator[str]:
         }
         workloads = list(dict.fromkeys(workload for _, workload in cells))
         for first in range(0, len(workloads), BESIDE):
-            shown = workloads[first : first + BESIDE]
-            rows = dict.fromkeys(who for who, workload in cells if workload in shown)
-            table = [[f"ms {direction} {dtype}", *shown]]
+            columns = workloads[first : first + BESIDE]
+            rows = dict.fromkeys(who for who, workload in cells if workload in columns)
+            table = [[f"ms {direction} {dtype}", *columns]]
             table += [
-                [who, *(cells.get((who, workload), "") for workload in shown)] for who in rows
+                [who, *(cells.get((who, workload), "") for workload in columns)] for who in rows
             ]
-            yield from ("", *aligned(table, [False, *(True for _ in shown)]))
+            yield from ("", *aligned(table, [False, *(True for _ in columns)]))
     yield ""
 
 

@@ -44,7 +44,7 @@ class Seen(Generic[T]):
             del self._kept[list(self._kept)[place]]
         self._kept[digest] = read()
 
-    def kept(self) -> list[tuple[int, T]]:
+    def answers(self) -> list[tuple[int, T]]:
         """The count and the values of each kept answer."""
         return [(self.counts[digest], values) for digest, values in self._kept.items()]
 

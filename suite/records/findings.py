@@ -236,10 +236,10 @@ def report(finding: Finding) -> str:
     """A report to post upstream, with what the script prints here; "" if it prints no deviation."""
     command = [sys.executable, "-c", finding.reproduction]
     done = subprocess.run(command, capture_output=True, text=True)
-    shown = done.stdout.strip() if done.returncode >= 0 else f"{done.stdout}(the process ends)"
-    if done.returncode >= 0 and not shown.endswith("DEVIATES"):
+    printed = done.stdout.strip() if done.returncode >= 0 else f"{done.stdout}(the process ends)"
+    if done.returncode >= 0 and not printed.endswith("DEVIATES"):
         return ""
-    blocks = f"```python\n{finding.reproduction}\n```\n\nIt prints:\n\n```\n{shown}\n```\n"
+    blocks = f"```python\n{finding.reproduction}\n```\n\nIt prints:\n\n```\n{printed}\n```\n"
     versions = ", ".join(finding.versions)
     return f"# {finding.title}\n\n{finding.text}\n\nVersions: {versions}\n\n{blocks}"
 

@@ -117,11 +117,11 @@ def _beyond(ratio: float | None) -> float | None:
 
 def _labels(cells: pd.DataFrame) -> pd.Series:
     name = cells["name"]
-    shown = cells[["mode", "device"]].assign(source=_short(cells["source"]))
+    details = cells[["mode", "device"]].assign(source=_short(cells["source"]))
     label = name
-    for column in shown:
-        varies = shown[column].groupby(name).transform("nunique") > 1
-        label = label.where(~varies, label + " [" + shown[column].astype(str) + "]")
+    for column in details:
+        varies = details[column].groupby(name).transform("nunique") > 1
+        label = label.where(~varies, label + " [" + details[column].astype(str) + "]")
     return label
 
 
@@ -224,9 +224,11 @@ def measurements(runs: Iterable[SpeedRun], baseline: str | None = None) -> pd.Da
     labels = list(dict.fromkeys(timed["label"]))
     if baseline and baseline not in labels:
         raise RecordError(f"unknown baseline {baseline!r}; timed: {', '.join(labels)}")
-    held = timed[timed["label"] == baseline] if baseline else timed
-    held = held.sort_values("label", key=lambda names: names.map(labels.index), kind="stable")
-    base = held.groupby([*MEASURED])["seconds"].first()
+    of_baseline = timed[timed["label"] == baseline] if baseline else timed
+    of_baseline = of_baseline.sort_values(
+        "label", key=lambda names: names.map(labels.index), kind="stable"
+    )
+    base = of_baseline.groupby([*MEASURED])["seconds"].first()
     seconds = base.reindex(pd.MultiIndex.from_frame(frame[[*MEASURED]])).to_numpy()
     return frame.assign(speedup=seconds / frame["seconds"])
 

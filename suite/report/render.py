@@ -179,9 +179,11 @@ def as_html(
     """One self-contained page: the first screen (`suite.report.overview`), and all tables, with coloured
     statuses and counts. The page of one implementation links the page of all, `home`."""
     script = Path(__file__).with_name("page.js").read_text("utf-8")
-    shown = list(sections(tables))
+    listed = list(sections(tables))
     return (
-        _template().render(title=title, sections=shown, overview=overview, script=script, home=home)
+        _template().render(
+            title=title, sections=listed, overview=overview, script=script, home=home
+        )
         + "\n"
     )
 

@@ -64,8 +64,8 @@ def pages(frames: Mapping[str, Any], title: str) -> Iterator[tuple[str, str]]:
     every = dict(iter(frames["cells"].groupby("name", sort=False)))
     for row in matrix["rows"]:
         label, name = row["label"], row["name"]
-        shown = {table: _of(tables[table], {label, name}) for table in OF_PAGE}
-        filled = {table: rows for table, rows in shown.items() if not rows.empty}
+        of_page = {table: _of(tables[table], {label, name}) for table in OF_PAGE}
+        filled = {table: rows for table, rows in of_page.items() if not rows.empty}
         lead = sentences(cells[label], every[name], frames["diagnoses"])
         part = {**matrix, "rows": [row], "sentences": lead, "choices": [], "answers": []}
         yield paths[label], as_html(filled, label, part, "../index.html")

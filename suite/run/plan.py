@@ -57,7 +57,7 @@ class Plan:
         user: UserCode = NO_CODE,
         on_death: OnDeath = ignore_death,
     ) -> Plan:
-        """Import the frameworks, find the implementations, and try user functions out. Raises UsageError."""
+        """Import the frameworks, find implementations, and try user functions out. Raises UsageError."""
         options.check()
         try:
             return cls._made(options, user, on_death)

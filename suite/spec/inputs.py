@@ -361,10 +361,10 @@ def draw(case: Case, seed: int = 0) -> Inputs:
 
     The arrays are read-only, because implementations share them.
     """
-    rng, told = generator(case.id, seed), told_seed(seed)
-    arrays = case.operator.draw(case, rng, told)
+    rng, given_seed = generator(case.id, seed), told_seed(seed)
+    arrays = case.operator.draw(case, rng, given_seed)
     lowest = -float(case.dtype_of("bias").max)
-    bias = draw_bias(case.option("bias") or "none", rng, case.sizes, told, lowest)
+    bias = draw_bias(case.option("bias") or "none", rng, case.sizes, given_seed, lowest)
     if bias is not None:
         arrays["bias"] = bias
     rounded = {
@@ -375,7 +375,7 @@ def draw(case: Case, seed: int = 0) -> Inputs:
     }
     for array in rounded.values():
         array.flags.writeable = False
-    return Inputs(case, rounded, case.sizes, seed=told)
+    return Inputs(case, rounded, case.sizes, seed=given_seed)
 
 
 def draw_cotangent(case: Case, seed: int = 0, name: str = "") -> np.ndarray:

@@ -303,9 +303,9 @@ class Boolean(Mask):
             row_open = (uniform(ix.seed + 211, b, h, q) >= 0.25) & ~first
         if self.axes == "bhq1":
             return row_open & np.ones(np.broadcast_shapes(b.shape, h.shape, q.shape), bool)
-        kept = uniform(ix.seed + 307, b, h, q, k) < 0.6
+        drawn = uniform(ix.seed + 307, b, h, q, k) < 0.6
         anchor = np.floor(uniform(ix.seed + 401, b, h, q) * ix.sizes.Lk)
-        return row_open & (kept | (k == anchor))
+        return row_open & (drawn | (k == anchor))
 
 
 _ATOMS: tuple[tuple[str, Callable[[re.Match[str]], Mask]], ...] = (

@@ -205,12 +205,12 @@ def _subnormal(p: Probe) -> str:
         raise Deviation("election", "subnormal values raised")
     # A quarter of the smallest normal number has few bits left: weights that do not sum to one
     # exactly move it. A kernel with tiles may flush in some of its products, and lose a part.
-    kept, flushed = np.abs(got - quarter) <= quarter / 4, (got >= 0) & (got <= quarter)
-    if (kept | flushed).all():
-        return "kept" if kept.all() else "flushed"
+    unflushed, flushed = np.abs(got - quarter) <= quarter / 4, (got >= 0) & (got <= quarter)
+    if (unflushed | flushed).all():
+        return "kept" if unflushed.all() else "flushed"
     raise Deviation(
         "election",
-        f"values of {quarter:g} give {got[~kept & ~flushed][:3]}, and neither them nor a part of them",
+        f"values of {quarter:g} give {got[~(unflushed | flushed)][:3]}, and neither it nor a part of it",
     )
 
 

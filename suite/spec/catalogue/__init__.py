@@ -60,8 +60,8 @@ class Selection:
                 others = (case for case in self(at) if case not in smoke_cases)
                 chosen += one_in(share.again, smoke)
                 chosen += one_in(share.others, others, layers=share.layers)
-            kept, reason = {*chosen}, f"share {name}: {share.why}"
-            return {c: f"{why}; {reason}" for c, why in self.why(level).items() if c in kept}
+            asked, reason = {*chosen}, f"share {name}: {share.why}"
+            return {c: f"{why}; {reason}" for c, why in self.why(level).items() if c in asked}
 
         return Selection(select)
 
@@ -210,7 +210,7 @@ def replaced(case: AnyCase, among: Iterable[AnyCase]) -> Case | None:
     """The case of `among` in whose place this case is asked if limits of a function exclude that case
     (`Implementation.nearest_supported`); None if there is none. Of several the most similar one."""
 
-    def kept(one: Case) -> dict[str, Any]:
+    def unlimited(one: Case) -> dict[str, Any]:
         return {name: fact for name, fact in one.facts.items() if name not in _LIMITED}
 
     def similar(one: Case) -> int:
@@ -220,7 +220,7 @@ def replaced(case: AnyCase, among: Iterable[AnyCase]) -> Case | None:
     if not isinstance(case, Case):
         return None
     others = (c for c in among if isinstance(c, Case) and c.operator is case.operator)
-    return max((c for c in others if kept(c) == kept(case)), key=similar, default=None)
+    return max((c for c in others if unlimited(c) == unlimited(case)), key=similar, default=None)
 
 
 __all__ = [

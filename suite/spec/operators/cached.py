@@ -176,8 +176,8 @@ def choose(inputs: Inputs, order: Sequence[int] | np.ndarray) -> Inputs:
         n: x[order] if inputs.axes(n)[0] == "b" and len(x) > 1 else x
         for n, x in inputs.arrays.items()
     }
-    kept = tuple((name, value) for name, value in options.items() if value is not None)
-    other = replace(case, sizes=sizes, options=kept)
+    given_options = tuple((name, value) for name, value in options.items() if value is not None)
+    other = replace(case, sizes=sizes, options=given_options)
     return replace(inputs, case=other, arrays=arrays, sizes=sizes)
 
 

@@ -149,8 +149,10 @@ def page_counts(case: Case) -> tuple[np.ndarray, int]:
     """The number of pages of each sample, (B,), and how many of them are shared: full ones, into which no
     sample writes."""
     counts, size = lengths(case), case.option("page_size")
-    kept = int(counts.min(initial=case.sizes.Lk)) - (case.sizes.Lq if case.option("writes") else 0)
-    return -(-counts // size), kept // size if case.option("shared") else 0
+    before_writing = int(counts.min(initial=case.sizes.Lk)) - (
+        case.sizes.Lq if case.option("writes") else 0
+    )
+    return -(-counts // size), before_writing // size if case.option("shared") else 0
 
 
 def validate(case: Case) -> None:

@@ -112,8 +112,8 @@ def parts(case: Case) -> Iterator[tuple[slice, slice, np.ndarray]]:
 def hidden_pairs(case: Case) -> np.ndarray:
     """Hidden pairs, boolean (Lq, Lk): pairs of two segments, and pairs that the alignment hides."""
     hidden = np.ones((case.sizes.Lq, case.sizes.Lk), bool)
-    for rows, keys, shown in parts(case):
-        hidden[rows, keys] = ~shown
+    for rows, keys, attended in parts(case):
+        hidden[rows, keys] = ~attended
     return hidden
 
 

@@ -112,8 +112,8 @@ def samples(inputs: Inputs) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
     """Of each sample: its queries, its slots in the order of its keys as numbers page * S + slot, and its
     mask (queries, keys), True attends."""
     case, size = inputs.case, inputs.case.option("page_size")
-    for (rows, keys, shown), pages in zip(parts(case), inputs.arrays["page_table"], strict=True):
-        yield rows, numbers(pages, size, keys.stop - keys.start), shown
+    for (rows, keys, attended), pages in zip(parts(case), inputs.arrays["page_table"], strict=True):
+        yield rows, numbers(pages, size, keys.stop - keys.start), attended
 
 
 def parts(case: Case) -> Iterator[tuple[slice, slice, np.ndarray]]:
@@ -126,10 +126,12 @@ def allowed(case: Case, queries: int, keys: int) -> np.ndarray:
     """The mask of one sample, boolean (queries, keys), True attends."""
     if case.option("alignment") == "all":
         return allowed_pairs(queries, keys, "all")
-    shown = allowed_pairs(queries, keys, "causalbr")
+    attended = allowed_pairs(queries, keys, "causalbr")
     left = case.option("left")
     return (
-        shown if left is None else shown & ~np.tri(queries, keys, keys - queries - left - 1, bool)
+        attended
+        if left is None
+        else attended & ~np.tri(queries, keys, keys - queries - left - 1, bool)
     )
 
 

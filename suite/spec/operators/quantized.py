@@ -231,8 +231,8 @@ def allowed(inputs: Inputs) -> np.ndarray | None:
     own, s = in_pages.masked(inputs).mask_array, inputs.sizes
     if inputs.case.option("alignment") == "all":
         return own
-    shown = allowed_pairs(s.Lq, s.Lk, "causalbr")[None, None]
-    return shown if own is None else shown & own
+    attended = allowed_pairs(s.Lq, s.Lk, "causalbr")[None, None]
+    return attended if own is None else attended & own
 
 
 def work(inputs: Inputs, direction: str) -> Work:

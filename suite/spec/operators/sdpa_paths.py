@@ -179,9 +179,9 @@ def ids(direction: str, few: bool = False) -> list[str]:
     """The ids of one direction: "forward" for values, "backward" for gradients. `few`: a selection with
     every class."""
     classes = [row for row in BY_MASK.rows if row["direction"] == direction]
-    kept = each_value(classes) if few else classes
+    asked = each_value(classes) if few else classes
     members = with_members(BY_MASK.rows, CLASSES, "mask")
-    rows = [row for of, row in zip(BY_MASK.rows, members, strict=True) if of in kept]
+    rows = [row for of, row in zip(BY_MASK.rows, members, strict=True) if of in asked]
     return [id_of(row) for row in rows]
 
 

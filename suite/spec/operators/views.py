@@ -100,13 +100,13 @@ def allowed(
     keys. Of a tree the last keys are the nodes."""
     keys = np.atleast_2d(keys)
     behind, left = rows[:, :, None] - keys[:, None], case.option("left")
-    shown = (behind >= 0) & (keys >= 0)[:, None]
+    attends = (behind >= 0) & (keys >= 0)[:, None]
     if left is not None:
-        shown &= behind <= left
+        attends &= behind <= left
     if tree is not None:
         count = rows.shape[1]
-        shown[:, :, keys.shape[1] - count :] &= tree.paths(count)
-    return np.asarray(shown & (keys[:, None] >= begins[:, :, None]))
+        attends[:, :, keys.shape[1] - count :] &= tree.paths(count)
+    return np.asarray(attends & (keys[:, None] >= begins[:, :, None]))
 
 
 def pairs(case: Case) -> np.ndarray:
