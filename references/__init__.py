@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from attention_conformance.suite.spec.operator import Operator
 
 
-def of(operator: Operator) -> Reference:
+def find(operator: Operator) -> Reference:
     """The reference of an operator."""
     module = import_module(f"attention_conformance.references.{operator.module}")
     return cast("Reference", module.reference)

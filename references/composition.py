@@ -116,10 +116,10 @@ class Reference:
     @np.errstate(all="ignore")
     def vjp(
         self, inputs: Inputs, cotangent: np.ndarray, rounding: Roundoffs,
-        empty_rows: str = "zeros", of: str = "output",
+        empty_rows: str = "zeros", output: str = "output",
     ) -> Outputs:  # fmt: skip
         """Gradients of all differentiable arrays, in their shapes, for a cotangent of the output named
-        `of`.
+        `output`.
 
         With one tensor as query, key and value, the gradient "query" is the sum of all three.
         `empty_rows` says how derivatives treat fully masked rows
@@ -127,7 +127,7 @@ class Reference:
         Raises ValueError for an unknown `empty_rows`, and NoExtendedPrecision.
         """
         composition = self._differentiable(inputs, rounding, empty_rows)
-        end = composition.output if of == "output" else composition.beside[of]
+        end = composition.output if output == "output" else composition.beside[output]
         u = self.roundoffs(inputs, rounding)
         received = narrowed(wide(inputs, {"cotangent": cotangent})["cotangent"], u)
         gradients = backward(end, received)

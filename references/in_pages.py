@@ -45,14 +45,14 @@ class InPages(Reference):
 
     def vjp(
         self, inputs: Inputs, cotangent: np.ndarray, rounding: Roundoffs,
-        empty_rows: str = "zeros", of: str = "output",
+        empty_rows: str = "zeros", output: str = "output",
     ) -> Outputs:  # fmt: skip
         """As `Reference.vjp`; gradients of pools have their shapes. Slots in which a call stores tokens
         have none."""
         if stores(inputs.case):
-            after = self.vjp(stored(inputs), cotangent, rounding, empty_rows, of)
+            after = self.vjp(stored(inputs), cotangent, rounding, empty_rows, output)
             return of_new_tokens(inputs, after)
-        found = super().vjp(gathered(inputs), cotangent, rounding, empty_rows, of)
+        found = super().vjp(gathered(inputs), cotangent, rounding, empty_rows, output)
         return added(inputs, found, flat(inputs.case).axes, rounding)
 
     def jvp(
@@ -79,10 +79,10 @@ def pooled(inputs: Inputs, found: Outputs, axes: Mapping[str, str]) -> Outputs:
         return found
     arrays, at, case = dict(found.arrays), slots(inputs), inputs.case
     for name, x in found.arrays.items():
-        if is_pooled(of := axes[name]):
+        if is_pooled(array_axes := axes[name]):
             pool = inputs.arrays[name.replace("_output", "_codes")].astype(x.value.dtype)
-            value = put(case, pool, at, x.value, of)
-            arrays[name] = Bounded(value, put(case, np.zeros(pool.shape), at, x.error, of))
+            value = put(case, pool, at, x.value, array_axes)
+            arrays[name] = Bounded(value, put(case, np.zeros(pool.shape), at, x.error, array_axes))
     return replace(found, arrays=arrays)
 
 
@@ -107,15 +107,17 @@ def added(inputs: Inputs, found: Outputs, axes: Mapping[str, str], u: Roundoffs)
     owners = np.zeros(inputs.letters["p"] * inputs.letters["s"])
     np.add.at(owners, at[at >= 0], 1)
     for name, x in found.arrays.items():
-        if is_pooled(of := axes[name]):
+        if is_pooled(array_axes := axes[name]):
             parts = []
             for part in (x.value, x.error, x.size):
-                tokens = in_front(part, of)
+                tokens = in_front(part, array_axes)
                 sums = np.zeros((len(owners), *tokens.shape[2:]), tokens.dtype)
                 np.add.at(sums, at[at >= 0], tokens[at >= 0])
                 parts.append(sums)
             value, error, size = parts
             stores = np.maximum(owners - 1, 0).reshape(-1, *[1] * (size.ndim - 1))
             error = error + stores * (u.output * size + u.floor)
-            arrays[name] = Bounded(pool_of(case, value, of), pool_of(case, error, of))
+            arrays[name] = Bounded(
+                pool_of(case, value, array_axes), pool_of(case, error, array_axes)
+            )
     return replace(found, arrays=arrays)

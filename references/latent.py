@@ -92,10 +92,10 @@ class _Latent(InPages):
 
     def vjp(
         self, inputs: Inputs, cotangent: np.ndarray, rounding: Roundoffs,
-        empty_rows: str = "zeros", of: str = "output",
+        empty_rows: str = "zeros", output: str = "output",
     ) -> Outputs:  # fmt: skip
         """Gradients of all arrays, as `Reference.vjp`."""
-        more = {"empty_rows": empty_rows, "of": of}
+        more = {"empty_rows": empty_rows, "output": output}
         return self.either(super().vjp, rounding, inputs, cotangent, **more)
 
     def jvp(

@@ -102,7 +102,7 @@ def test_gradient_of_lse(cell: Cell) -> None:
     cotangent = np.where(cell.inputs.fully_masked_rows, 0.0, cell.cotangent[..., 0])
     prepared, native = cell.attempt(lambda: vjp_of_lse(cell.implementation, cell.inputs, cotangent))
     gradients = read_gradients(cell, native, cell.inputs, prepared, ("query", "key"))
-    judge_gradients(cell, gradients, cotangent=cotangent, of="lse")
+    judge_gradients(cell, gradients, cotangent=cotangent, output="lse")
 
 
 ALONE = (

@@ -109,7 +109,7 @@ def along(inputs: Inputs, direction: dict[str, np.ndarray], step: np.longdouble)
 def slope(inputs: Inputs, direction: dict[str, np.ndarray], empty_rows: str) -> np.ndarray:
     """How the output moves, by central differences."""
     above, below = (
-        references.of(inputs.operator)
+        references.find(inputs.operator)
         .forward(along(inputs, direction, sign * STEP), NO_ROUNDING, empty_rows)
         .arrays["output"]
         .value
@@ -122,7 +122,7 @@ def slope(inputs: Inputs, direction: dict[str, np.ndarray], empty_rows: str) -> 
 def test_gradients_are_central_differences(text: str, empty_rows: str) -> None:
     inputs = draw(Case.parse(text))
     cotangent = draw_cotangent(inputs.case)
-    gradients = references.of(inputs.operator).vjp(inputs, cotangent, NO_ROUNDING, empty_rows)
+    gradients = references.find(inputs.operator).vjp(inputs, cotangent, NO_ROUNDING, empty_rows)
     assert set(gradients.arrays) >= set(differentiable(inputs))
     rng = np.random.default_rng(0)
     for name in differentiable(inputs):
@@ -143,7 +143,7 @@ def test_tangents_are_central_differences(text: str, empty_rows: str) -> None:
     whole = directions(inputs)
     for names in (list(whole), *([name] for name in whole)):
         moving = {name: whole[name] for name in names}
-        tangent = references.of(inputs.operator).jvp(inputs, moving, NO_ROUNDING, empty_rows)
+        tangent = references.find(inputs.operator).jvp(inputs, moving, NO_ROUNDING, empty_rows)
         got = tangent.arrays["output"]
         assert not got.error.any()
         assert got.shape == inputs.full_shape("output")
@@ -156,7 +156,7 @@ def test_tangents_are_the_other_side_of_gradients(text: str, empty_rows: str) ->
     """<cotangent, J t> = <J^T cotangent, t>, in extended precision."""
     inputs = draw(Case.parse(text))
     cotangent, moving = draw_cotangent(inputs.case), directions(inputs)
-    reference = references.of(inputs.operator)
+    reference = references.find(inputs.operator)
     gradients = reference.vjp(inputs, cotangent, NO_ROUNDING, empty_rows)
     tangent = reference.jvp(inputs, moving, NO_ROUNDING, empty_rows)
     left = (cotangent * tangent.arrays["output"].value).sum()
@@ -171,7 +171,7 @@ def test_tangents_are_the_other_side_of_gradients(text: str, empty_rows: str) ->
 def test_bounds_grow_with_the_class(text: str, dt: str) -> None:
     """Who rounds more is allowed more, element by element, in every gradient and in the tangent."""
     inputs = draw(Case.parse(text.replace("f64", dt)))
-    reference, cotangent = references.of(inputs.operator), draw_cotangent(inputs.case)
+    reference, cotangent = references.find(inputs.operator), draw_cotangent(inputs.case)
     before: dict[str, np.ndarray] = {}
     for numerics in ("exact", "fused", "eager", "stepwise", "working"):
         u = roundoffs(numerics, inputs.dtype)
@@ -190,7 +190,7 @@ def test_bounds_hold_where_the_chain_is_computed_in_float32(
 ) -> None:
     """The references' own steps with float32 values: an implementation of the class `exact`."""
     inputs = draw(Case.parse(text.replace("f64", "f32")))
-    reference, u = references.of(inputs.operator), roundoffs("exact", inputs.dtype)
+    reference, u = references.find(inputs.operator), roundoffs("exact", inputs.dtype)
     calls = {
         "vjp": functools.partial(reference.vjp, inputs, draw_cotangent(inputs.case), u),
         "jvp": functools.partial(reference.jvp, inputs, directions(inputs), u),

@@ -19,7 +19,7 @@ from attention_conformance.suite.spec.inputs import draw, draw_cotangent
 def test_what_a_norm_declares_widens_its_bounds() -> None:
     inputs = draw(Case.parse("layer-norm/none/mha/bf16/b4h1q3k3d8/e8.8.8.8/self"))
     u, cotangent = roundoffs("exact", inputs.dtype), draw_cotangent(inputs.case)
-    reference = references.of(inputs.operator)
+    reference = references.find(inputs.operator)
 
     def bounds(**declared: Any) -> dict[str, Bounded]:
         arrays = dict(reference.vjp(inputs, cotangent, replace(u, **declared)).arrays)
@@ -43,7 +43,9 @@ def test_what_a_projection_declares_widens_its_bounds() -> None:
     u, cotangent = roundoffs("exact", inputs.dtype), draw_cotangent(inputs.case)
 
     def bounds(**declared: Any) -> dict[str, Bounded]:
-        return references.of(inputs.operator).vjp(inputs, cotangent, replace(u, **declared)).arrays
+        return (
+            references.find(inputs.operator).vjp(inputs, cotangent, replace(u, **declared)).arrays
+        )
 
     plain, narrow = bounds(), bounds(narrow_biases=("key_bias", "output_bias"))
     changed = {n for n, x in narrow.items() if not np.array_equal(x.error, plain[n].error)}
@@ -63,7 +65,7 @@ def test_what_a_projection_declares_widens_its_bounds() -> None:
 def test_one_tensor_receives_the_sum_of_all_three(text: str) -> None:
     inputs = draw(Case.parse(text))
     assert inputs.self_attention
-    cotangent, reference = draw_cotangent(inputs.case), references.of(inputs.operator)
+    cotangent, reference = draw_cotangent(inputs.case), references.find(inputs.operator)
     u = roundoffs("eager", inputs.dtype)
     one = reference.vjp(inputs, cotangent, u).arrays
     parts = reference.vjp(inputs.replace(self_attention=False), cotangent, u).arrays
@@ -85,4 +87,4 @@ def test_one_tensor_receives_the_sum_of_all_three(text: str) -> None:
 def test_statistics_do_not_move() -> None:
     inputs = draw(Case.parse("batch-norm/none/mha/f32/b2h1q3k3d5/e5.5.5.5/self"))
     with pytest.raises(ValueError, match="mean is a constant of batch-norm"):
-        references.of(inputs.operator).jvp(inputs, {"mean": inputs.arrays["mean"]}, NO_ROUNDING)
+        references.find(inputs.operator).jvp(inputs, {"mean": inputs.arrays["mean"]}, NO_ROUNDING)

@@ -30,7 +30,7 @@ from attention_conformance.suite.spec.vocabulary import NUMERICS
 def bounded(inputs: Inputs, numerics: str = "exact") -> dict[str, Bounded]:
     """What the layer returns, in float64 or wider, with the bounds of a class."""
     u = roundoffs(numerics, inputs.dtype)
-    return references.of(inputs.operator).forward(inputs, u).arrays
+    return references.find(inputs.operator).forward(inputs, u).arrays
 
 
 def test_statistics_that_training_leaves_are_known_up_to_their_roundings() -> None:
@@ -102,7 +102,7 @@ def test_bounds_hold_when_every_step_is_rounded(numerics: str, dt: str, seed: in
 def test_rows_without_keys_as_elected(election: str) -> None:
     x = draw(Case.parse("dot/padempty/mha/f32/b2h1q5k9d8v6/e8.8.6.6/head"))
     u = roundoffs("eager", x.dtype)
-    outputs = references.of(x.operator).forward(x, u, election)
+    outputs = references.find(x.operator).forward(x, u, election)
     output, weights = outputs.arrays["output"], outputs.arrays["weights"]
     assert (outputs.keys[-1] == 0).all()
     assert outputs.empty[-1].all()

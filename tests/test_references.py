@@ -217,7 +217,7 @@ def test_shapes_that_do_not_fit_are_refused(change: dict, hint: str) -> None:
 def test_float64_references_are_in_extended_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     for text in ("sdpa/none/mha/f64/b1h2q5k7d8", "dot/none/mha/f64/b2h1q3k4d4v3/e4.4.3.3"):
         inputs = draw(Case.parse(text))
-        outputs = references.of(inputs.operator).forward(inputs, NO_ROUNDING)
+        outputs = references.find(inputs.operator).forward(inputs, NO_ROUNDING)
         assert outputs.arrays["output"].value.dtype == np.longdouble
     monkeypatch.setattr(rounding.np, "longdouble", np.float64)
     with pytest.raises(NoExtendedPrecision, match="longdouble"):
@@ -256,7 +256,7 @@ def test_unknown_row_elections_are_refused(name: str) -> None:
     operator = OPERATORS[name]
     inputs = draw(of_operator(operator, gradient_cases, "smoke")[0])
     cotangent = np.zeros(inputs.full_shape("output"))
-    reference = references.of(operator)
+    reference = references.find(operator)
     with pytest.raises(ValueError, match=r"zeros, nan, uniform, got .scores."):
         reference.forward(inputs, NO_ROUNDING, "scores")
     with pytest.raises(ValueError, match=r"zeros, uniform, scores, got .nan."):

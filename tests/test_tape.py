@@ -52,7 +52,7 @@ def test_a_composition_is_a_second_opinion_of_the_pass_by_blocks(
     sinks = inputs.feature("sinks")
     if sinks is not None:  # A head without a sink, whose rows without keys follow the election.
         inputs = inputs.replace(sinks=np.where(np.arange(len(sinks)), sinks, -np.inf))
-    u, reference = roundoffs(numerics, inputs.dtype), references.of(inputs.operator)
+    u, reference = roundoffs(numerics, inputs.dtype), references.find(inputs.operator)
     answer = reference.forward(inputs, u, rows)
     with np.errstate(all="ignore"):
         composition = reference.compose(Problem(inputs, u, rows, "zeros"))
@@ -75,7 +75,7 @@ def test_a_constant_in_the_keys_widens_bounds_and_moves_no_value() -> None:
     first = (np.arange(7) == 0)[:, None] & (np.arange(4) == 0)
     inputs = inputs.replace(key=np.where(first, 0.0, inputs.key))
     cotangent, u = draw_cotangent(inputs.case), roundoffs("exact", inputs.dtype)
-    reference, centred = references.of(inputs.operator), replace(u, centred_keys=True)
+    reference, centred = references.find(inputs.operator), replace(u, centred_keys=True)
     for plain, wide in (
         (reference.forward(inputs, u), reference.forward(inputs, centred)),
         (reference.vjp(inputs, cotangent, u), reference.vjp(inputs, cotangent, centred)),
@@ -106,7 +106,7 @@ def test_gradients_that_meet_are_added_up_and_stored() -> None:
 def test_every_operator_has_a_reference_whose_exact_arithmetic_is_exact() -> None:
     """Codes are the exception: the value lies between two of them."""
     for operator in OPERATORS.values():
-        reference = references.of(operator)
+        reference = references.find(operator)
         case = of_operator(operator, cases, "smoke")[0]
         outputs = reference.forward(draw(case), NO_ROUNDING)
         assert set(outputs.arrays) == set(operator.outputs(case))

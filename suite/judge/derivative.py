@@ -145,9 +145,9 @@ def judge_gradients(
     gradients: Mapping[str, np.ndarray],
     inputs: Inputs | None = None,
     cotangent: np.ndarray | None = None,
-    of: str = "output",
+    output: str = "output",
 ) -> None:
-    """Compare gradients of the output called `of` with the oracle. Raises Deviation "value" or
+    """Compare gradients of the output called `output` with the oracle. Raises Deviation "value" or
     "non-finite".
 
     If NaN is elected for fully masked rows, the gradients that such NaN reaches are left out: those of
@@ -164,7 +164,7 @@ def judge_gradients(
 
     def oracle(numerics: str) -> Oracle:
         rounding = replace(cell.rounding, numerics=numerics)
-        return Oracle.vjp(oracle_inputs, cotangent, rounding, mode, of)
+        return Oracle.vjp(oracle_inputs, cotangent, rounding, mode, output)
 
     def limit(name: str, numerics: str) -> np.ndarray:
         return oracle(numerics).bound(name)

@@ -56,7 +56,7 @@ _DIRECTIONS: Cache[dict[str, np.ndarray]] = Cache(128)
 
 def forward_drawn(inputs: Inputs, u: Roundoffs) -> RoundingSamples:
     """Samples of the output with random roundings of size `u`."""
-    reference = references.of(inputs.operator).forward
+    reference = references.find(inputs.operator).forward
     return _drawn(inputs, "forward", lambda u: reference(inputs, u), u, ("output",))["output"]
 
 
@@ -64,15 +64,15 @@ def gradients_drawn(
     inputs: Inputs, cotangent: np.ndarray, u: Roundoffs
 ) -> dict[str, RoundingSamples]:
     """Samples of the gradients for a cotangent of the output, likewise."""
-    reference = references.of(inputs.operator).vjp
-    of = ("vjp", cotangent.tobytes())
-    return _drawn(inputs, of, lambda u: reference(inputs, cotangent, u), u)
+    reference = references.find(inputs.operator).vjp
+    which = ("vjp", cotangent.tobytes())
+    return _drawn(inputs, which, lambda u: reference(inputs, cotangent, u), u)
 
 
 def directions(inputs: Inputs) -> dict[str, np.ndarray]:
     """The JVP of the output along each array itself, by array: the change of the output if the whole
     array is scaled."""
-    reference = references.of(inputs.operator)
+    reference = references.find(inputs.operator)
     names = [name for name in inputs.arrays if name not in inputs.operator.array_kinds.constants]
 
     def moved() -> dict[str, np.ndarray]:
@@ -83,10 +83,10 @@ def directions(inputs: Inputs) -> dict[str, np.ndarray]:
 
 
 def _drawn(
-    inputs: Inputs, of: Hashable, reference: Callable[[Roundoffs], Outputs], u: Roundoffs,
+    inputs: Inputs, which: Hashable, reference: Callable[[Roundoffs], Outputs], u: Roundoffs,
     names: tuple[str, ...] = (),
 ) -> dict[str, RoundingSamples]:  # fmt: skip
-    """Samples of a reference, by array; `of` distinguishes references of the same inputs."""
+    """Samples of a reference, by array; `which` says which reference of the same inputs it is."""
 
     def compute() -> dict[str, RoundingSamples]:
         exact = reference(NO_ROUNDING).arrays
@@ -101,7 +101,7 @@ def _drawn(
             for name, errors in passes.items()
         }
 
-    return _CACHE.get((inputs.digest, of, u), compute)
+    return _CACHE.get((inputs.digest, which, u), compute)
 
 
 @dataclass

@@ -75,21 +75,21 @@ class Oracle:
         """The oracle of the outputs. Raises HarnessError if the machine cannot judge float64."""
         mode = "uniform" if rows == "uniform" else "zeros"
         u = rounding.roundoffs(inputs)
-        reference = references.of(inputs.operator).forward
+        reference = references.find(inputs.operator).forward
         outputs = _cached(("forward", inputs.digest, u, mode), lambda: reference(inputs, u, mode))
         return cls(outputs, inputs, rounding, rows)
 
     @classmethod
     def vjp(
         cls, inputs: Inputs, cotangent: np.ndarray, rounding: Rounding, mode: str = "zeros",
-        of: str = "output",
+        output: str = "output",
     ) -> Oracle:  # fmt: skip
-        """The oracle of gradients for a cotangent of the output called `of`. `mode` is the mode of fully
-        masked rows in the backward pass (see the reference)."""
+        """The oracle of gradients for a cotangent of the output called `output`. `mode` is the mode of
+        fully masked rows in the backward pass (see the reference)."""
         u = rounding.roundoffs(inputs, backward=True)
-        reference = references.of(inputs.operator).vjp
-        beside = {} if of == "output" else {"of": of}
-        key = ("vjp", inputs.digest, cotangent.tobytes(), u, mode, of)
+        reference = references.find(inputs.operator).vjp
+        beside = {} if output == "output" else {"output": output}
+        key = ("vjp", inputs.digest, cotangent.tobytes(), u, mode, output)
         outputs = _cached(key, lambda: reference(inputs, cotangent, u, mode, **beside))
         return cls(outputs, inputs, rounding)
 
@@ -103,7 +103,7 @@ class Oracle:
     ) -> Oracle:
         """The oracle of the JVP of the output for `tangents`."""
         u = rounding.roundoffs(inputs, backward=True)
-        reference = references.of(inputs.operator).jvp
+        reference = references.find(inputs.operator).jvp
         key = ("jvp", inputs.digest, *((n, t.tobytes()) for n, t in tangents.items()), u, mode)
         return cls(_cached(key, lambda: reference(inputs, tangents, u, mode)), inputs, rounding)
 
@@ -122,7 +122,7 @@ class Oracle:
     def given(self, arrays: Mapping[str, np.ndarray]) -> Oracle:
         """The oracle of the output beside the other outputs of an answer, such as codes that a call
         writes and attends; itself, if the output depends on no other output."""
-        inputs = references.of(self.inputs.operator).given(self.inputs, arrays)
+        inputs = references.find(self.inputs.operator).given(self.inputs, arrays)
         if inputs is self.inputs:
             return self
         return Oracle.forward(inputs, self.rounding, self.rows)

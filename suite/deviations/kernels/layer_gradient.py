@@ -44,7 +44,7 @@ class Differentiated(LayerKernel):
     def gradients(self, arrays: Arrays, cotangent: np.ndarray, inputs: Inputs) -> Arrays:
         """Gradients by argument, float64."""
         values = inputs.replace(**{name: arrays[name] for name in inputs.arrays if name in arrays})
-        reference = references.of(inputs.operator)
+        reference = references.find(inputs.operator)
         outputs = reference.vjp(values, cotangent, NO_ROUNDING, self.empty_rows)
         return {name: gradient.value for name, gradient in outputs.arrays.items()}
 

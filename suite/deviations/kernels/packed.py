@@ -147,5 +147,7 @@ class PackedKernel(Stated):
         self, arrays: dict[str, np.ndarray], cotangent: np.ndarray, inputs: Inputs
     ) -> dict[str, np.ndarray]:
         """Gradients of query, key and value, those of the reference in float64."""
-        outputs = references.of(self.operator).vjp(inputs.replace(**arrays), cotangent, NO_ROUNDING)
+        outputs = references.find(self.operator).vjp(
+            inputs.replace(**arrays), cotangent, NO_ROUNDING
+        )
         return {name: gradient.value for name, gradient in outputs.arrays.items()}

@@ -63,53 +63,53 @@ def flat(case: Case) -> Case:
     return case.with_options(**plain, **({"writes": False} if stores(case) else {}))
 
 
-def is_pooled(of: str) -> bool:
+def is_pooled(array_axes: str) -> bool:
     """True for the axes of an array that pages hold: those of samples and keys."""
-    return {"b", "k"} <= {*of}
+    return {"b", "k"} <= {*array_axes}
 
 
-def pooled(case: Case, of: str) -> str:
+def pooled(case: Case, array_axes: str) -> str:
     """The axes of a pool for the axes of its array."""
-    if not is_pooled(of):
-        return of
-    place = "pgs" if heads_first(case, of) else "ps"
-    return place + "".join(letter for letter in of if letter not in ("b", "k", *place))
+    if not is_pooled(array_axes):
+        return array_axes
+    place = "pgs" if heads_first(case, array_axes) else "ps"
+    return place + "".join(letter for letter in array_axes if letter not in ("b", "k", *place))
 
 
-def heads_first(case: Case, of: str) -> bool:
+def heads_first(case: Case, array_axes: str) -> bool:
     """True if heads stand before slots in the pool of an array with these axes."""
-    return case.option("layout") == "hnd" and "g" in of
+    return case.option("layout") == "hnd" and "g" in array_axes
 
 
-def slots_first(case: Case, pool: np.ndarray, of: str = "g") -> np.ndarray:
+def slots_first(case: Case, pool: np.ndarray, array_axes: str = "g") -> np.ndarray:
     """A pool as (P, S, ...), for the axes of its array. Its own inverse."""
-    return pool.swapaxes(1, 2) if heads_first(case, of) else pool
+    return pool.swapaxes(1, 2) if heads_first(case, array_axes) else pool
 
 
-def flat_slots(case: Case, pool: np.ndarray, of: str = "g") -> np.ndarray:
+def flat_slots(case: Case, pool: np.ndarray, array_axes: str = "g") -> np.ndarray:
     """All slots (P * S, ...) of a pool, for the axes of its array."""
-    paged = slots_first(case, pool, of)
+    paged = slots_first(case, pool, array_axes)
     return paged.reshape(-1, *paged.shape[2:])
 
 
-def pool_of(case: Case, slots: np.ndarray, of: str = "g") -> np.ndarray:
+def pool_of(case: Case, slots: np.ndarray, array_axes: str = "g") -> np.ndarray:
     """A pool of the case with these slots (P * S, ...), for the axes of its array."""
     size = case.option("page_size")
     paged = slots.reshape(len(slots) // size, size, *slots.shape[1:])
-    return np.ascontiguousarray(slots_first(case, paged, of))
+    return np.ascontiguousarray(slots_first(case, paged, array_axes))
 
 
-def outputs(case: Case, of: Axes) -> Axes:
+def outputs(case: Case, array_axes: Axes) -> Axes:
     """The axes of a case's outputs, with pools if it has pages."""
     if case.option("page_size") is None:
-        return of
-    return {name: pooled(case, letters) for name, letters in of.items()}
+        return array_axes
+    return {name: pooled(case, letters) for name, letters in array_axes.items()}
 
 
-def axes(case: Case, of: Axes) -> Axes:
+def axes(case: Case, array_axes: Axes) -> Axes:
     """The axes of a case's arrays, with pools and their table if it has pages."""
     table = {} if case.option("page_size") is None else {"page_table": "bt", "key_lengths": "b"}
-    return {**outputs(case, of), **table}
+    return {**outputs(case, array_axes), **table}
 
 
 def needs(case: Case) -> Mapping[str, bool]:
@@ -176,23 +176,25 @@ def drawn(draw: Draw, case: Case, rng: np.random.Generator, seed: int) -> dict[s
     last keys."""
     if case.option("page_size") is None:
         return draw(case, rng, seed)
-    arrays, of, n = draw(flat(case), rng, seed), flat(case).axes, letters(case)
+    arrays, array_axes, n = draw(flat(case), rng, seed), flat(case).axes, letters(case)
     counts, (pages, shared) = lengths(case), page_counts(case)
     table = draw_table(pages, n, owned_pages(n["p"], rng), rng, shared)
     at = slots_of(table, counts, n["s"], case.sizes.Lk)
     for name, x in list(arrays.items()):
-        if is_pooled(of[name]):
+        if is_pooled(array_axes[name]):
             placed = at
             if f"{NEW}{name}" in case.axes:
                 newest = np.arange(case.sizes.Lk) >= case.sizes.Lk - case.sizes.Lq
-                arrays[f"{NEW}{name}"] = np.compress(newest, x, of[name].index("k"))
+                arrays[f"{NEW}{name}"] = np.compress(newest, x, array_axes[name].index("k"))
                 placed = np.where(newest, -1, at)
-            tokens = in_front(x, of[name])
+            tokens = in_front(x, array_axes[name])
             of_codes, largest = name in case.operator.array_kinds.codes, np.abs(x).max(initial=0.0)
             large = min(largest, case.dtype_of(name).max) if of_codes else 64 * largest
             pool = np.full((n["p"] * n["s"], *tokens.shape[2:]), large)
             pool[::2] *= -1 if large and not name.endswith("scale") else 1
-            arrays[name] = put(case, pool_of(case, pool, of[name]), placed, x, of[name])
+            arrays[name] = put(
+                case, pool_of(case, pool, array_axes[name]), placed, x, array_axes[name]
+            )
     return {**arrays, "page_table": table.astype(np.float64), "key_lengths": counts.astype(float)}
 
 
@@ -249,23 +251,23 @@ def readable(at: np.ndarray) -> np.ndarray:
     return np.where(at < 0, at.max(1, keepdims=True, initial=0), at)
 
 
-def in_front(x: np.ndarray, of: str) -> np.ndarray:
-    """An array with the axes `of`, with samples and keys as its first axes."""
-    return np.moveaxis(x, (of.index("b"), of.index("k")), (0, 1))
+def in_front(x: np.ndarray, array_axes: str) -> np.ndarray:
+    """An array with the axes `array_axes`, with samples and keys as its first axes."""
+    return np.moveaxis(x, (array_axes.index("b"), array_axes.index("k")), (0, 1))
 
 
-def taken(case: Case, pool: np.ndarray, at: np.ndarray, of: str) -> np.ndarray:
-    """The tokens in the slots `at` (B, Lk) of a pool of the case, with the axes `of`."""
-    tokens = flat_slots(case, pool, of)[readable(at)]
-    return np.moveaxis(tokens, (0, 1), (of.index("b"), of.index("k")))
+def taken(case: Case, pool: np.ndarray, at: np.ndarray, array_axes: str) -> np.ndarray:
+    """The tokens in the slots `at` (B, Lk) of a pool of the case, with the axes `array_axes`."""
+    tokens = flat_slots(case, pool, array_axes)[readable(at)]
+    return np.moveaxis(tokens, (0, 1), (array_axes.index("b"), array_axes.index("k")))
 
 
-def put(case: Case, pool: np.ndarray, at: np.ndarray, x: np.ndarray, of: str) -> np.ndarray:
-    """A copy of a pool of the case, with tokens (axes `of`) in the slots `at` (B, Lk) that are not
-    negative. Of several tokens for a slot the last one stays."""
-    copy = slots_first(case, pool, of).copy()
-    copy.reshape(-1, *copy.shape[2:])[at[at >= 0]] = in_front(x, of)[at >= 0]
-    return np.ascontiguousarray(slots_first(case, copy, of))
+def put(case: Case, pool: np.ndarray, at: np.ndarray, x: np.ndarray, array_axes: str) -> np.ndarray:
+    """A copy of a pool of the case, with tokens (axes `array_axes`) in the slots `at` (B, Lk) that are
+    not negative. Of several tokens for a slot the last one stays."""
+    copy = slots_first(case, pool, array_axes).copy()
+    copy.reshape(-1, *copy.shape[2:])[at[at >= 0]] = in_front(x, array_axes)[at >= 0]
+    return np.ascontiguousarray(slots_first(case, copy, array_axes))
 
 
 def stores(case: Case) -> tuple[str, ...]:
@@ -276,10 +278,10 @@ def stores(case: Case) -> tuple[str, ...]:
 
 def stored(inputs: Inputs) -> Inputs:
     """The inputs after new tokens are stored in their slots."""
-    case, names, of = inputs.case, stores(inputs.case), flat(inputs.case).axes
+    case, names, array_axes = inputs.case, stores(inputs.case), flat(inputs.case).axes
     at = slots(inputs)[:, -inputs.sizes.Lq :]
     pools = {
-        name: put(case, inputs.arrays[name], at, inputs.arrays[f"{NEW}{name}"], of[name])
+        name: put(case, inputs.arrays[name], at, inputs.arrays[f"{NEW}{name}"], array_axes[name])
         for name in names
     }
     return inputs.replace(writes=False, **pools, **{f"{NEW}{name}": None for name in names})
@@ -287,7 +289,11 @@ def stored(inputs: Inputs) -> Inputs:
 
 def pools(inputs: Inputs) -> dict[str, str]:
     """The axes of the arrays that are pools, by name."""
-    return {name: of for name, of in inputs.case.axes.items() if {"p", "s"} <= {*of}}
+    return {
+        name: array_axes
+        for name, array_axes in inputs.case.axes.items()
+        if {"p", "s"} <= {*array_axes}
+    }
 
 
 def read_entries(inputs: Inputs) -> np.ndarray:
@@ -312,13 +318,13 @@ def filled(inputs: Inputs, slots: np.ndarray, number: Any, key: Any = None) -> I
     Arrays have the axes of their pools.
     """
     arrays = {}
-    for name, of in pools(inputs).items():
+    for name, array_axes in pools(inputs).items():
         new = number if key is None or not name.startswith("key") else key
         fmt = inputs.case.dtype_of(name)
         if isinstance(fmt, Code):
             finite = np.clip(np.nan_to_num(new, nan=fmt.max), -fmt.max, fmt.max)
             new = np.where(np.isfinite(new) | fmt.is_whole, finite, np.nan)
-        where = slots.reshape([inputs.letters[x] if x in "ps" else 1 for x in of])
+        where = slots.reshape([inputs.letters[x] if x in "ps" else 1 for x in array_axes])
         arrays[name] = round_to(np.where(where, new, inputs.arrays[name]), fmt)
     return inputs.replace(**arrays)
 
