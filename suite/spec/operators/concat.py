@@ -13,6 +13,7 @@ from attention_conformance.suite.spec.operators.layers import (
     draw_sequences,
     one_head_outputs,
     options,
+    scaled_gradients,
 )
 
 
@@ -58,22 +59,7 @@ CONCAT = Operator(
             ),
             Ask(DRAWN, dtypes="array", since="standard"),
         ),
-        gradients=(
-            Ask("concat/pad/mha/f32/b2h1q5k9d8v6/e8.8.6.6"),
-            Ask(
-                "concat/pad/mha/bf16/b2h1q5k9d8v6/e8.8.6.6",
-                "concat/padempty/mha/f32/b2h1q5k9d8v6/e8.8.6.6",
-                since="standard",
-            ),
-            Ask(
-                "concat/none/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6/unscaled",
-                "concat/none/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
-                "concat/padempty/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6/unscaled",
-                "concat/padempty/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
-                dtypes="rest",
-                since="full",
-            ),
-        ),
+        gradients=scaled_gradients("concat"),
     ),
     options=options("without_scale", "unscaled"),
     questions=Questions(

@@ -13,6 +13,7 @@ from attention_conformance.suite.spec.operators.layers import (
     draw_sequences,
     one_head_outputs,
     options,
+    scaled_gradients,
 )
 
 
@@ -59,22 +60,7 @@ DOT = Operator(
             ),
             Ask(DRAWN, dtypes="array", since="standard"),
         ),
-        gradients=(
-            Ask("dot/pad/mha/f32/b2h1q5k9d8v6/e8.8.6.6"),
-            Ask(
-                "dot/pad/mha/bf16/b2h1q5k9d8v6/e8.8.6.6",
-                "dot/padempty/mha/f32/b2h1q5k9d8v6/e8.8.6.6",
-                since="standard",
-            ),
-            Ask(
-                "dot/none/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6/unscaled",
-                "dot/none/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
-                "dot/padempty/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6/unscaled",
-                "dot/padempty/mha/{dt}/b2h1q5k9d8v6/e8.8.6.6",
-                dtypes="rest",
-                since="full",
-            ),
-        ),
+        gradients=scaled_gradients("dot"),
         compiled=(Ask("dot/pad/mha/f32/b7h1q7k7d8/e8.8.8.8", since="standard"),),
     ),
     options=options("without_scale", "unscaled"),

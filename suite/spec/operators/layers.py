@@ -15,6 +15,7 @@ import numpy as np
 
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.inputs import Inputs
+from attention_conformance.suite.spec.levels import Ask
 from attention_conformance.suite.spec.operator import Axes, Option, Work, choice, flag
 from attention_conformance.suite.spec.sizes import Sizes
 from attention_conformance.suite.spec.vocabulary import BIASES, RETURNED
@@ -145,6 +146,27 @@ def needs(case: Case, arrays: Collection[str], sizes: Sizes, widths: Any) -> dic
 def one_head_outputs(axis: str) -> Callable[[Case], Axes]:
     """The outputs of a layer of one head whose output has the features `axis`."""
     return lambda case: {"output": f"bq{axis}", **WEIGHTS_OF_ONE_HEAD[case.option("returned")]}
+
+
+def scaled_gradients(operator: str) -> tuple[Ask, ...]:
+    """The gradients of a layer of one head with a learned scale, or without."""
+    sizes = "b2h1q5k9d8v6/e8.8.6.6"
+    return (
+        Ask(f"{operator}/pad/mha/f32/{sizes}"),
+        Ask(
+            f"{operator}/pad/mha/bf16/{sizes}",
+            f"{operator}/padempty/mha/f32/{sizes}",
+            since="standard",
+        ),
+        Ask(
+            f"{operator}/none/mha/{{dt}}/{sizes}/unscaled",
+            f"{operator}/none/mha/{{dt}}/{sizes}",
+            f"{operator}/padempty/mha/{{dt}}/{sizes}/unscaled",
+            f"{operator}/padempty/mha/{{dt}}/{sizes}",
+            dtypes="rest",
+            since="full",
+        ),
+    )
 
 
 def moved_bytes(inputs: Inputs) -> int:
