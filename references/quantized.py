@@ -144,7 +144,7 @@ def sizes(problem: Problem, x: Leaf, name: str) -> np.ndarray:
 
 
 def by_row(pairs: Pairs, x: np.ndarray) -> np.ndarray:
-    """The sums (B, H, Lq, .) of what rows attend, for (B, Hkv, Lk, .)."""
+    """For each row (B, H, Lq, .) the sum of `x` (B, Hkv, Lk, .) over the keys that it attends."""
     output_mask = (
         np.ones(pairs.shape[2:])
         if pairs.output_mask is None

@@ -127,5 +127,5 @@ def bias_gradient(dy: Bounded, u: Roundoffs, name: str) -> Bounded:
 
 
 def _over_samples(each: Bounded, u: Roundoffs) -> Bounded:
-    """The sum over the first axis of parts stored in the case's dtype."""
+    """The sum over the first axis; each part is first stored in the case's dtype."""
     return summed(stored(each, u.results), (0,), u)[0]

@@ -195,11 +195,12 @@ class Cell:
         """The answer to an election question: the declared one, or else the observed one."""
         return elections.elected(question, self.implementation, self.dtype)
 
-    def rows(self, inputs: Inputs) -> str:
-        """The elected value of the fully masked rows of `inputs`.
+    def elected_rows(self, inputs: Inputs) -> str:
+        """The elected value of the fully masked rows of `inputs`: "zeros" if there are none, "unread"
+        (not judged) if the operator packs samples.
 
-        Raises NotApplicable if no reference computes the elected value, or if two kinds of such rows
-        have different values.
+        Raises NotApplicable if the implementation elects to raise, or if two kinds of such rows have
+        different values.
         """
         if not inputs.has_empty_rows:
             return "zeros"
@@ -231,7 +232,7 @@ class Cell:
         if not inputs.has_empty_rows:
             return inputs.attends
         try:
-            blind = self.rows(inputs) in ("zeros", "nan")
+            blind = self.elected_rows(inputs) in ("zeros", "nan")
         except NotApplicable:
             blind = False
         return inputs.attends if blind else inputs.attends | inputs.fully_masked_rows[..., None]
@@ -249,7 +250,7 @@ class Cell:
             # A path whose operands are widened answers as in the wider dtype.
             other = Cell(self.check, inputs.case, self.implementation, self.seed)
             return other.oracle(inputs, numerics)
-        oracle = Oracle.forward(inputs, self.rounding, self.rows(inputs))
+        oracle = Oracle.forward(inputs, self.rounding, self.elected_rows(inputs))
         return oracle if numerics is None else oracle.in_class(numerics)
 
     def bound(self, inputs: Inputs) -> np.ndarray:

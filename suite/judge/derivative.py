@@ -126,7 +126,7 @@ def elected_gradient(cell: Cell, inputs: Inputs) -> str:
         raise NotApplicable(
             f"elects {gradient} and {others[0]} for cotangents of two kinds of rows"
         )
-    rows = cell.rows(inputs)
+    rows = cell.elected_rows(inputs)
     if inputs.operator.is_layer and "nan" in (gradient, rows):
         raise NotApplicable("elects NaN for rows without keys, which reaches every parameter")
     elections.backward_mode(gradient, rows)
@@ -137,7 +137,7 @@ def mode_of(cell: Cell, inputs: Inputs) -> str:
     """The mode of fully masked rows in the reference's backward pass."""
     if not inputs.has_empty_rows:
         return "zeros"
-    return elections.backward_mode(elected_gradient(cell, inputs), cell.rows(inputs))
+    return elections.backward_mode(elected_gradient(cell, inputs), cell.elected_rows(inputs))
 
 
 def judge_gradients(

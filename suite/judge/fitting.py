@@ -120,7 +120,8 @@ class Fitting:
         return swap_heads_and_length(values, prepared) if values.ndim == 4 else None
 
     def output(self, inputs: Inputs) -> np.ndarray | None:
-        """The values of the output for the inputs; None if there are none."""
+        """The values (B, H, L, D) of what the function returns for the inputs; None if it raises, or
+        returns no array with four axes."""
         answer = self.called(inputs)
         if answer is None:
             return None

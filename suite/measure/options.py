@@ -91,7 +91,8 @@ class BenchOptions(Options):
 
     @property
     def workloads(self) -> list[Workload]:
-        """The workloads, each once. Raises UsageError with the valid names."""
+        """The workloads that `workload` names (default: all), each once. Raises UsageError for an unknown
+        name."""
         try:
             every = [w for text in self.workload or ("all",) for w in named(text)]
         except ValueError as error:

@@ -38,8 +38,8 @@ def law(coefficients: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 def cost_law(swept: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
     """A row per implementation, direction and dtype with at least `LENGTHS` lengths.
 
-    Columns are the coefficients with 95 % intervals by the bootstrap over raw samples, and the largest
-    relative misfit. `swept` are rows of `suite.report.frames.measurements`.
+    Columns are the coefficients of T(L) = a + b L + c L^2 with 95 % intervals (a bootstrap over raw
+    samples), and the largest relative misfit. `swept` are rows of `suite.report.frames.measurements`.
     """
     rows: list[dict[str, Any]] = []
     for key, block in swept.groupby(["label", "direction", "dtype"], sort=False):

@@ -90,8 +90,8 @@ class RunLog:
 
     @property
     def notes(self) -> list[str]:
-        """The notes of the plan, what allows forbidden calls that were made, and the claims that errors
-        suggest."""
+        """The notes of the plan; the option that allows forbidden calls, if any were made; the claims
+        that errors suggest, one by one; and what failures and diagnoses suggest together, a line."""
         by_default = self.options.untrusted and not self.options.forbid
         called = by_default and any(cell.kind == "forbidden" for cell in self.cells)
         return [
@@ -270,8 +270,8 @@ class RunLog:
             again.path.replace(path)
 
     @property
-    def _answers(self) -> bool:
-        """True if a cell passed. In a shard an expected failure counts, too."""
+    def _has_passed(self) -> bool:
+        """True if any cell passed. In a shard a known failure is enough, too."""
         enough = {"pass", "known"} if self.options.shard else {"pass"}
         return any(cell.status in enough for cell in self._cells.values())
 
@@ -290,7 +290,7 @@ class RunLog:
         reasons = [f"{name} is {self.unavailable[name]}" for name in self.failed_imports]
         if any(cell.status in BROKEN for cell in self._cells.values()):
             reasons.append(FAILED)
-        if self._owes_answers and not self._answers:
+        if self._owes_answers and not self._has_passed:
             reasons.append("no cell passed")
         if self.missing:
             reasons.append(

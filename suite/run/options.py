@@ -107,15 +107,15 @@ ALLOWS = f"--untrusted fails a call of the framework's own attention; --forbid={
 SECRET = "secret"
 """The value of --seed that draws a seed, which nobody knows before the run."""
 
-DRAWN: set[int] = set()
-"""The seeds that this process drew."""
+SECRET_SEEDS: set[int] = set()
+"""The seeds that this process drew for --seed=secret."""
 
 
 def seed(text: str) -> int:
     """The seed that an option says, or a new one of 64 bits for "secret". Raises ArgumentTypeError."""
     if text == SECRET:
         drawn = secrets.randbits(64)
-        DRAWN.add(drawn)
+        SECRET_SEEDS.add(drawn)
         return drawn
     with suppress(ValueError):
         if 0 <= int(text) < 2**64:

@@ -36,7 +36,7 @@ from attention_conformance.suite.records.coverage import NOT_JUDGED_ENOUGH
 from attention_conformance.suite.records.machine import ROOT
 from attention_conformance.suite.run import jax_caches
 from attention_conformance.suite.run.log import RunLog, cell_of, filtered
-from attention_conformance.suite.run.options import DRAWN, NAMES, OUTSIDE, SECRET, Options
+from attention_conformance.suite.run.options import NAMES, OUTSIDE, SECRET, SECRET_SEEDS, Options
 from attention_conformance.suite.run.plan import Plan
 from attention_conformance.suite.run.process import YOUNG, orphaned, write_stacks
 from attention_conformance.suite.run.recorded import cell_name, crashed, record
@@ -120,7 +120,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     function = f", function {', '.join(options.function)}" if options.function else ""
     line = (
         f"attention: {', '.join(options.backends)} on {options.device}{function}, level "
-        f"{options.level}, seed {SECRET if options.seed in DRAWN else options.seed}; {_versions_line()}"
+        f"{options.level}, seed {SECRET if options.seed in SECRET_SEEDS else options.seed}; {_versions_line()}"
     )
     return [printable(line)]
 

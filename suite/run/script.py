@@ -80,7 +80,7 @@ def _call(cell: Cell, prepared: PreparedCall, asked: list[str], dialect: Dialect
 
 def _assertion(cell: Cell, prepared: PreparedCall, asked: list[str]) -> str:
     """The statement that asserts the output, and gradients if they are asked."""
-    inputs, rows = cell.inputs, cell.rows(cell.inputs)
+    inputs, rows = cell.inputs, cell.elected_rows(cell.inputs)
     known = {**inputs.arrays, "mask": inputs.dense_mask, "scale": inputs.scale, **inputs.features}
     words = {n: repr(x) for n, x in known.items() if isinstance(x, float)}
     arrays = {n: a for n, a in known.items() if isinstance(a, np.ndarray) and n not in OPERANDS}

@@ -173,7 +173,8 @@ def terminated(*details: object) -> None:
 
 
 class InWorker:
-    """Hooks of a worker."""
+    """Hooks of pytest in a worker of pytest-xdist: they sort cells, and hand usage errors to the main
+    process."""
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Sort cells so that neighbours share work: pytest-xdist hands each worker runs of neighbours.

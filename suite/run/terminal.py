@@ -18,7 +18,7 @@ import pytest
 
 from attention_conformance.suite.records.cells import CellRecord, Run
 from attention_conformance.suite.records.diagnoses import NO_REPORT, DiagnosisRecord, FailureReport
-from attention_conformance.suite.run.options import DRAWN, NAMES, Options
+from attention_conformance.suite.run.options import NAMES, SECRET_SEEDS, Options
 from attention_conformance.suite.run.progress import EVERY, Progress
 from attention_conformance.suite.run.timing import line
 from attention_conformance.suite.spec.text import printable
@@ -137,8 +137,8 @@ class Terminal:
             terminalreporter.write_line(printable(f"not judged enough: {text}"), red=True)
         for text in (reason for reason in log.failures() if reason != FAILED):
             terminalreporter.write_line(f"{printable(text)}: the run fails", red=True)
-        if log.options.seed in DRAWN:
-            terminalreporter.write_line(f"drawn, and now known: --seed={log.options.seed}")
+        if log.options.seed in SECRET_SEEDS:
+            terminalreporter.write_line(f"--seed=secret drew this seed: --seed={log.options.seed}")
         if log.writer and log.results:
             terminalreporter.write_line(printable(f"records: {log.results}"))
 

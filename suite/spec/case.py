@@ -26,7 +26,7 @@ from attention_conformance.suite.spec.dtypes import CODES, DType, dtype
 from attention_conformance.suite.spec.ids import PLACES
 from attention_conformance.suite.spec.masks import Mask, parse_mask, part_features
 from attention_conformance.suite.spec.operator import LETTERS, Axes, Operator, Option, choice
-from attention_conformance.suite.spec.recipes import RECIPES, power_of_4
+from attention_conformance.suite.spec.recipes import RECIPES, checked_power_of_4
 from attention_conformance.suite.spec.sizes import Sizes
 from attention_conformance.suite.spec.vocabulary import AXIS_ORDERS, FORMS, VARIED_FORMS
 
@@ -120,7 +120,7 @@ class Case:
             )
         self.operator.validate(self)
         if self.recipe == "level":
-            power_of_4(self.sizes.D + self.letters.get("e", 0))
+            checked_power_of_4(self.sizes.D + self.letters.get("e", 0))
 
     @classmethod
     def of(

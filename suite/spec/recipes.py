@@ -92,9 +92,9 @@ def level(
     scores are near 1024, or 128 in bfloat16.
 
     Such scores, their products and sums are numbers of the dtype, so that no store of them rounds. A
-    log-sum-exp of them is none, and must be kept in float32. Raises ValueError as `power_of_4` does.
+    log-sum-exp of them is none, and must be kept in float32. Raises ValueError as `checked_power_of_4` does.
     """
-    root, size = math.isqrt(power_of_4(depth)), 128.0 if fmt.name == "bf16" else 1024.0
+    root, size = math.isqrt(checked_power_of_4(depth)), 128.0 if fmt.name == "bf16" else 1024.0
     read = rng.permuted(np.broadcast_to(np.arange(query.shape[-1]), query.shape), axis=-1) < 2
     query[...] = 512 / size * read
     key[...] = size * root / 512 * rng.integers(-1, 2, key.shape)
@@ -111,8 +111,9 @@ def _level(rng: np.random.Generator, s: Sizes, fmt: DType) -> Operands:
     return q, k, v / 4 + rising(s.Lk)
 
 
-def power_of_4(depth: int) -> int:
-    """The size of a query, whose scale is a power of two. Raises ValueError for other sizes."""
+def checked_power_of_4(depth: int) -> int:
+    """Returns `depth`, the size of a query. Raises ValueError if it is no power of 4: then its scale
+    1 / sqrt(depth) is no power of two."""
     if depth.bit_count() != 1 or depth.bit_length() % 2 == 0:
         raise ValueError(
             f"scores are whole numbers if a query has 1, 4, 16, ... components, got {depth}"

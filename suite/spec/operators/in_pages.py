@@ -247,7 +247,7 @@ def slots(inputs: Inputs) -> np.ndarray:
 
 
 def readable(at: np.ndarray) -> np.ndarray:
-    """Slots of `slots_of`, with a slot of the sample in front of its first key."""
+    """The slots of `slots_of`, where every -1 is now a slot of its sample, or 0: all can be read."""
     return np.where(at < 0, at.max(1, keepdims=True, initial=0), at)
 
 

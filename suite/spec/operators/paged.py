@@ -248,8 +248,8 @@ def work(inputs: Inputs, direction: str) -> Work:
 
 
 def completed(sizes: Sizes, numbers: Sequence[int]) -> tuple[Sizes, Mapping[str, Any]]:
-    """Random samples. Numbers are read as pairs of queries and further keys; a last one alone counts the
-    queries of a prompt."""
+    """Sizes and segments of a random case. Two numbers make a sample: its queries, and the keys that it
+    has beyond its queries. A last number alone is a prompt: as many keys as queries."""
     pairs = [
         *zip(numbers[::2], numbers[1::2], strict=False),
         *([(numbers[-1], 0)] * (len(numbers) % 2)),

@@ -182,7 +182,7 @@ def axes(case: Case) -> Axes:
 
 
 def draw(case: Case, rng: np.random.Generator, seed: int) -> dict[str, np.ndarray]:
-    """Unit normals; positions in order, or random with repetitions."""
+    """Queries of unit normals. Positions in order; with `gathered` random, with repetitions."""
     s, first = case.sizes, case.option("offset")
     query = rng.standard_normal((s.B, s.H, s.Lq, s.D))
     if case.option("gathered"):
