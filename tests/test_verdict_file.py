@@ -18,7 +18,7 @@ from attention_conformance.suite.checks import all_checks
 from attention_conformance.suite.judge.cell import Cell
 from attention_conformance.suite.records import cells as records
 from attention_conformance.suite.report import frames
-from attention_conformance.suite.run.options import DRAWN, SECRET, Options, seed
+from attention_conformance.suite.run.options import SECRET, SECRET_SEEDS, Options, seed
 from attention_conformance.suite.run.plan import Plan
 from attention_conformance.suite.run.process import ONE_KEY
 from attention_conformance.suite.run.varied import varied
@@ -58,7 +58,7 @@ def test_a_secret_seed_has_64_bits() -> None:
     drawn = [seed(SECRET) for _ in range(64)]
     assert len({*drawn}) == 64
     assert min(drawn) < 2**62 < 2**63 < max(drawn) < 2**64
-    DRAWN.difference_update(drawn)
+    SECRET_SEEDS.difference_update(drawn)
 
 
 def test_records_and_workers_have_the_greatest_seed(tmp_path: Path) -> None:

@@ -118,9 +118,10 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     if not options.backend:
         return []
     function = f", function {', '.join(options.function)}" if options.function else ""
+    seed = SECRET if options.seed in SECRET_SEEDS else options.seed
     line = (
         f"attention: {', '.join(options.backends)} on {options.device}{function}, level "
-        f"{options.level}, seed {SECRET if options.seed in SECRET_SEEDS else options.seed}; {_versions_line()}"
+        f"{options.level}, seed {seed}; {_versions_line()}"
     )
     return [printable(line)]
 

@@ -92,7 +92,8 @@ def level(
     scores are near 1024, or 128 in bfloat16.
 
     Such scores, their products and sums are numbers of the dtype, so that no store of them rounds. A
-    log-sum-exp of them is none, and must be kept in float32. Raises ValueError as `checked_power_of_4` does.
+    log-sum-exp of them is none, and must be kept in float32. Raises ValueError as
+    `checked_power_of_4` does.
     """
     root, size = math.isqrt(checked_power_of_4(depth)), 128.0 if fmt.name == "bf16" else 1024.0
     read = rng.permuted(np.broadcast_to(np.arange(query.shape[-1]), query.shape), axis=-1) < 2
