@@ -357,6 +357,10 @@ def test_what_judges_nothing_needs_no_backend(words: tuple[str, ...]) -> None:
     assert out.returncode == 0, out.stdout[-2000:] + out.stderr
 
 
+def test_results_need_a_backend() -> None:
+    assert "need a --backend" in run("suite/test_values.py", "--results=x.jsonl").stderr
+
+
 def test_steps_say_what_comes_next_and_what_is_left() -> None:
     clock, said = Clock(), list[str]()
     steps = Steps(3, said.append, clock)
