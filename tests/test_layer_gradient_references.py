@@ -50,38 +50,6 @@ def test_what_a_projection_declares_widens_its_bounds() -> None:
     assert changed == {"key_bias", "output_bias"}
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "multi-head/causal/gqa2/f32/b2h4q5k5d3/e6.6.6.6/self",
-        "additive/causal/mha/f32/b2h1q5k5d3v6/e6.6.6.6/self",
-        "additive/pad/mha/f32/b2h1q5k5d6/e6.6.6.6/identity/self",
-        "concat/pad/mha/f32/b2h1q5k5d6/e6.6.6.6/self",
-        "dot/causal/mha/f32/b2h1q5k5d6/e6.6.6.6/self",
-    ],
-)
-def test_one_tensor_receives_the_sum_of_all_three(text: str) -> None:
-    inputs = draw(Case.parse(text))
-    assert inputs.self_attention
-    cotangent, reference = draw_cotangent(inputs.case), references.of(inputs.operator)
-    u = roundoffs("eager", inputs.dtype)
-    one = reference.vjp(inputs, cotangent, u).arrays
-    parts = reference.vjp(inputs.replace(self_attention=False), cotangent, u).arrays
-    assert "key" not in one
-    assert "value" not in one
-    whole = [parts[name] for name in ("query", "key", "value")]
-    assert np.abs(one["query"].value - sum(part.value for part in whole)).max() < 1e-14
-    assert (one["query"].error >= sum(part.error for part in whole)).all()
-    tangents = {"query": inputs.query[::-1]}
-    moved = reference.jvp(inputs, tangents, u).arrays["output"]
-    apart = reference.jvp(
-        inputs.replace(self_attention=False),
-        dict.fromkeys(("query", "key", "value"), tangents["query"]),
-        u,
-    ).arrays["output"]
-    assert np.array_equal(moved.value, apart.value)
-
-
 def test_statistics_do_not_move() -> None:
     inputs = draw(Case.parse("batch-norm/none/mha/f32/b2h1q3k3d5/e5.5.5.5/self"))
     with pytest.raises(ValueError, match="mean is a constant of batch-norm"):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from attention_conformance.backends import registry
@@ -73,22 +71,3 @@ def test_parameters_with_other_values_than_their_defaults_are_noted() -> None:
     }
     assert unpassed("", defaults(flip), passed[f"{here}:flip"]) == ["sign"]
     assert unpassed("", ["by"], passed[f"{here}:Store.grow"]) == [""]
-
-
-def test_a_function_without_python_code_is_noted() -> None:
-    torch = pytest.importorskip("torch")
-    name, passed = "torch.nn.functional.scaled_dot_product_attention", dict[str, set[str]]()
-    with watched([name], passed):
-        x = torch.ones(1, 1, 2, 2)
-        torch.nn.functional.scaled_dot_product_attention(x, x, value=x, scale=1.0, is_causal=False)
-    assert passed == {name: {CALLED, "query", "key", "value", "scale"}}
-    assert "is_causal" in defaults(torch.nn.functional.scaled_dot_product_attention)
-
-
-def test_parts_of_other_backends_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parameters, "PAGE", page := tmp_path / "parameters.md")
-    page.write_text("# Parameters\n\n## tf\n\nkept\n\n## jax\n\nold\n")
-    monkeypatch.setattr(parameters, "passed_by", lambda backend, level: {})
-    monkeypatch.setattr(parameters, "part", lambda backend, *more: f"## {backend}\n\nnew\n")
-    parameters.main(["jax"])
-    assert page.read_text().endswith("## jax\n\nnew\n\n## tf\n\nkept\n")
