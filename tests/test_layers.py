@@ -5,13 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from attention_conformance.backends.masks import LayerMasks, full
+from attention_conformance.backends.masks import LayerMasks
 from attention_conformance.backends.protocol import Implementation
 from attention_conformance.backends.registry import UsageError, function_implementation, load
-from attention_conformance.backends.user.layer import UserLayer
 from attention_conformance.suite.checks import all_checks
 from attention_conformance.suite.judge.verdict import Verdict
 from attention_conformance.suite.spec.case import Case
@@ -215,21 +213,6 @@ def test_paths_name_what_is_wrong(torch_backend: Any, monkeypatch: pytest.Monkey
     assert "paths (doubled): " in verdict.message
 
 
-def test_masks_are_divided_into_what_layers_take() -> None:
-    x = draw(Case.parse(PADDED))
-    taken = LayerMasks.of(x)
-    assert taken.causal
-    assert taken.valid is not None
-    assert taken.valid.shape == (2, 7)
-    assert taken.rest is None
-    rest = LayerMasks.of(x, causal=False, lengths=False).rest
-    assert rest is not None
-    assert np.array_equal(np.broadcast_to(full(rest, x), x.attends.shape), x.attends)
-    per_head = draw(Case.parse("multi-head/bool.bhqk/mha/f32/b2h4q7k7d3/e12.12.12.12/self/dense"))
-    with pytest.raises(ValueError, match="differs between heads"):
-        full(per_head.dense_mask, per_head, heads=False)
-
-
 def test_two_paddings_are_the_keys_that_are_valid_in_both() -> None:
     x = draw(Case.parse("dot/pad+causal+padempty/mha/f32/b9h1q35k3d6/e6.6.6.6"))
     taken = LayerMasks.of(x)
@@ -240,15 +223,6 @@ def test_two_paddings_are_the_keys_that_are_valid_in_both() -> None:
     assert taken.valid is not None
     assert (taken.valid == (first & second)[:, 0, 0]).all()
     assert not taken.valid[-1].any()
-
-
-def test_user_layers_are_built_once_where_they_keep_their_parameters(
-    torch_backend: Any, own: Path
-) -> None:
-    free = user_layer(torch_backend, own, "Free")
-    assert isinstance(free, UserLayer)
-    x = draw(Case.parse(PLAIN))
-    assert free.build(x) is free.build(x)
 
 
 def layer_dtypes(level: str) -> dict[tuple[Any, ...], set[str]]:
