@@ -29,6 +29,7 @@ from attention_conformance.suite.run.plan import Plan
 from attention_conformance.suite.spec.case import Case
 from attention_conformance.suite.spec.catalogue import find
 from attention_conformance.suite.spec.inputs import draw
+from tests.processes import python
 from tests.runtimes import of
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -150,11 +151,7 @@ def test_a_framework_that_fails_to_import_says_why(tmp_path: Path) -> None:
         "try:\n    load('torch')\n"
         "except BackendUnavailable as error:\n    print('reason:', error)\n"
     )
-    out = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=ROOT, capture_output=True, text=True,
-        env={"PYTHONPATH": f"{tmp_path}:{ROOT}", "PATH": "/usr/bin:/bin"},
-    )  # fmt: skip
+    out = python("-c", program, env={"PYTHONPATH": f"{tmp_path}:{ROOT}"})
     assert "failed to import: OSError: libcudart is missing" in out.stdout, out.stderr
 
 

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
-from tests.shown import ROOT
+from tests.processes import python
 from tests.studies.costs import PARTS
 
 
 def test_the_table_has_every_operator_that_is_asked() -> None:
     command = ["--backend=numpy", "--level=smoke", "--operator", "merge", "paged-write"]
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.studies.costs", *command],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+    done = python("-m", "tests.studies.costs", *command, check=True)
     heads, _, *rows = [
         [word.strip() for word in line.strip("|").split("|")]
         for line in done.stdout.splitlines()
