@@ -7,31 +7,15 @@ import pytest
 from attention_conformance.backends import registry
 from tests.studies import parameters
 from tests.studies.parameters import (
-    CALLED,
     defaults,
     functions,
     reason,
     recorded,
     unpassed,
-    watched,
 )
 from tests.studies.subjects import REASONS, SUBJECTS
 
 RECORDED = recorded(parameters.PAGE.read_text(encoding="utf-8"))
-
-
-def flip(x: int, /, sign: int = -1, *, bias: int = 0) -> int:
-    return sign * x + bias
-
-
-class Store:
-    def __init__(self, size: int = 3) -> None:
-        self.size = size
-
-    def grow(self, by: int = 1) -> None:
-        self.size += by
-
-    def _hidden(self) -> None: ...
 
 
 @pytest.mark.parametrize("backend", SUBJECTS)
@@ -55,19 +39,3 @@ def test_each_parameter_is_passed_or_has_a_reason(backend: str) -> None:
 def test_each_reason_stands_on_the_page() -> None:
     page = parameters.PAGE.read_text(encoding="utf-8")
     assert [why for why in REASONS.values() if f"| {why} |" not in page] == []
-
-
-def test_parameters_with_other_values_than_their_defaults_are_noted() -> None:
-    passed: dict[str, set[str]] = {}
-    here = __name__
-    with watched([f"{here}:flip", f"{here}:Store"], passed):
-        flip(1, bias=0)
-        flip(1, bias=2)
-        Store(5)
-    assert passed == {
-        f"{here}:flip": {CALLED, "x", "bias"},
-        f"{here}:Store": {CALLED, "size"},
-        f"{here}:Store.grow": set(),
-    }
-    assert unpassed("", defaults(flip), passed[f"{here}:flip"]) == ["sign"]
-    assert unpassed("", ["by"], passed[f"{here}:Store.grow"]) == [""]
